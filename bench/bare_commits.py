@@ -13,8 +13,8 @@ from typing import Any, Final, cast
 
 from bench.commit_loads import Run, fact
 from bench.held_tasks import HeldTask
-from services.checkpoint.committing import commit_batch
-from services.checkpoint.prepared import PreparedCommit, prepare
+from services.checkpoint.commit.committing import commit_batch
+from services.checkpoint.commit.prepared import PreparedCommit, prepare
 from services.checkpoint.prices import PriceList
 from services.checkpoint.queries import prepare_connection
 from tenure.runtime.postgres import Connection, Pool

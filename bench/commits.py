@@ -17,9 +17,9 @@ from bench.figures import Section, over
 from bench.held_tasks import HeldTask, TaskMaker
 from bench.options import ROUNDS, Options
 from services.worker.ledger_client import LedgerClient
-from tenure.runtime.duties import Duties
 from tenure.runtime.postgres import connection as pool_connection
-from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.process import Duties
+from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.signing import Verifier
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
@@ -141,23 +141,28 @@ def _section(rounds: _Rounds) -> Section:
     section = Section("Durable commits of 5 KB", HOW)
     bare = rounds.per_second("bare")
     section.add_rounds("bare Postgres", bare, "/s")
-    for variant, told in (("frames", f"{WRITERS} writers, frames"), ("unary", f"{WRITERS} writers, unary calls")):
+    for variant, description in (
+        ("frames", f"{WRITERS} writers, frames"),
+        ("unary", f"{WRITERS} writers, unary calls"),
+    ):
         rates = rounds.per_second(variant)
-        section.add_rounds(told, rates, "/s", bound=over(LEAST_PER_SECOND) if variant == "frames" else None)
+        section.add_rounds(description, rates, "/s", bound=over(LEAST_PER_SECOND) if variant == "frames" else None)
         shares = [100 * rate / base for rate, base in zip(rates, bare, strict=True)]
-        section.add_rounds(f"{told}: share of bare", shares, "%")
-        _add_details(section, told, variant, rounds)
+        section.add_rounds(f"{description}: share of bare", shares, "%")
+        _add_details(section, description, variant, rounds)
     for rate in RATES:
-        told = f"{rate:,} arrivals/s, frames"
-        section.add_latencies(told, [value for run in rounds.runs[str(rate)] for value in run.latencies])
-        _add_details(section, told, str(rate), rounds, with_latencies=False)
+        description = f"{rate:,} arrivals/s, frames"
+        section.add_latencies(description, [value for run in rounds.runs[str(rate)] for value in run.latencies])
+        _add_details(section, description, str(rate), rounds, with_latencies=False)
     return section
 
 
-def _add_details(section: Section, told: str, variant: str, rounds: _Rounds, *, with_latencies: bool = True) -> None:
+def _add_details(
+    section: Section, description: str, variant: str, rounds: _Rounds, *, with_latencies: bool = True
+) -> None:
     if with_latencies:
-        section.add_latencies(told, [value for run in rounds.runs[variant] for value in run.latencies])
-    section.add_rounds(f"{told}: commits a batch", rounds.batches[variant], "")
+        section.add_latencies(description, [value for run in rounds.runs[variant] for value in run.latencies])
+    section.add_rounds(f"{description}: commits a batch", rounds.batches[variant], "")
     for name in ("checkpoint", "client", "Postgres"):
         values = [one[name] for one in rounds.cpu[variant] if name in one]
-        section.add_rounds(f"{told}: CPU of {name}", values, "µs a commit")
+        section.add_rounds(f"{description}: CPU of {name}", values, "µs a commit")

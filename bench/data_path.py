@@ -9,14 +9,11 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final, Self
 
+from devstack.options import Layout, StackAddresses, StackOptions, choose_address, environment_of
+from devstack.postgres_process import PostgresProcess
+from devstack.service_process import ServiceProcess
+from devstack.stores import open_postgres
 from services.checkpoint.queries import SCHEMA
-from tenure.dev.postgres_process import PostgresProcess
-from tenure.dev.stack.addresses import choose_address
-from tenure.dev.stack.environments import Places, environment_of
-from tenure.dev.stack.layout import Layout
-from tenure.dev.stack.options import StackOptions
-from tenure.dev.stack.service import ServiceProcess
-from tenure.dev.stack.stores import open_postgres
 from tenure.runtime.postgres import Pool, PoolOptions, open_pool
 from tenure.runtime.signing import Signer
 
@@ -67,7 +64,7 @@ class DataPath:
 
     async def _start(self, kind: str, options: StackOptions, opening: AsyncExitStack) -> None:
         address = choose_address(kind, usual=False, avoid={service.address for service in self.services.values()})
-        environment = environment_of(kind, kind, address, options, self.layout, Places(postgres_dsn=self.dsn))
+        environment = environment_of(kind, kind, address, options, self.layout, StackAddresses(postgres_dsn=self.dsn))
         service = ServiceProcess(kind, f"services.{kind}", address, environment, self.layout.logs / f"{kind}.log")
         self.services[kind] = service
         opening.push_async_callback(service.drain)

@@ -11,11 +11,10 @@ from typing import Any, Final
 
 import uuid_utils
 
-from tenure.domain.epochs import compose_epoch
-from tenure.domain.token import TASK_PREFIX, Claims
-from tenure.runtime.rpc_channel import TenureChannel
+from tenure.domain.fencing import TASK_PREFIX, Claims, compose_epoch
+from tenure.runtime.request_context import DEFAULT_TENANT
+from tenure.runtime.rpc_client import TenureChannel
 from tenure.runtime.signing import Signer
-from tenure.runtime.tenancy import DEFAULT_TENANT
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, token_pb2
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub

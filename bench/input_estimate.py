@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from services.worker.estimate import InputEstimate
-from tenure.dev.simulator.tokens import count_text
+from devstack.simulator.tokens import count_text
+from services.worker.context_window import InputEstimate
 
 SIZE: Final = 20_000
 TEXTS: Final = {

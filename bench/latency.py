@@ -12,8 +12,8 @@ from typing import Any, Final
 from bench.figures import Section, at_most
 from bench.followed_task import submitted
 from bench.options import Options
+from devstack import ServiceProcess, Stack, StackOptions
 from tenure.client import Client
-from tenure.dev.stack import ServiceProcess, Stack, StackOptions
 from tenure.v1 import admin_service_pb2 as admin
 
 TASKS_AT_ONCE: Final = 4

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from tenure.dev.etcd_binary import EtcdMissingError, etcd_version, find_etcd
-from tenure.dev.postgres_binaries import find_postgres_binaries
-from tenure.dev.postgres_errors import EmbeddedPostgresError
+from devstack.etcd import EtcdMissingError, etcd_version, find_etcd
+from devstack.postgres_cluster import EmbeddedPostgresError, find_postgres_binaries
 
 _SYNCS = 50
 _PAGE = b"\0" * 8192

@@ -14,7 +14,7 @@ from tenure.domain.entries import ToolIntent, ToolOutcome
 from tenure.domain.tools import Outcome, call_id
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
-from tenure.wire.entries import new_entry
+from tenure.wire.ledger import new_entry
 
 ANSWER_BYTES: Final = 2400
 OUTPUT_TOKENS: Final = 800

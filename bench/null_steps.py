@@ -18,8 +18,8 @@ from bench.null_agent import ANSWER_BYTES, NullAgent
 from bench.options import ROUNDS, Options
 from services.worker.ledger_client import LedgerClient
 from services.worker.tools_client import ToolsClient
-from tenure.runtime.duties import Duties
-from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.process import Duties
+from tenure.runtime.rpc_client import open_channel
 
 AGENTS: Final = 32
 STEPS: Final = 10

@@ -19,12 +19,11 @@ from typing import Any, Final
 import services.tools.sandbox
 from bench.data_path import DataPath
 from services.tools.sandbox import Sandbox, SandboxLimits, SandboxSettings
-from services.tools.sandbox.toolchain import find_bubblewrap, find_interpreter
-from tenure.domain.epochs import compose_epoch
-from tenure.domain.token import TASK_PREFIX, Claims
+from services.tools.sandbox.detection import find_bubblewrap, find_interpreter
+from tenure.domain.fencing import TASK_PREFIX, Claims, compose_epoch
 from tenure.domain.tools import call_id
-from tenure.runtime.rpc_channel import open_channel
-from tenure.runtime.tenancy import DEFAULT_TENANT
+from tenure.runtime.request_context import DEFAULT_TENANT
+from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import token_pb2
 from tenure.v1 import tool_service_pb2 as pb
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub

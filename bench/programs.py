@@ -69,8 +69,8 @@ async def _busy(starts: Starts, rounds: int) -> Section:
         section.add_latencies(name, seconds)
     for name in (COLD, WARM):
         _add_ratios(section, name, samples[name], samples[BARE_BUBBLEWRAP])
-    found = starts.warm.warm_runs - found_before
-    section.add("found a sandbox waiting", 100 * found / (rounds * IN_A_ROW), "%")
+    warm_runs = starts.warm.warm_runs - found_before
+    section.add("found a sandbox waiting", 100 * warm_runs / (rounds * IN_A_ROW), "%")
     return section
 
 

@@ -16,9 +16,9 @@ from bench.figures import Section
 from bench.held_tasks import HeldTask, TaskMaker
 from bench.options import ROUNDS, Options
 from services.worker.ledger_client import LedgerClient
-from tenure.runtime.duties import Duties
 from tenure.runtime.postgres import connection as pool_connection
-from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.process import Duties
+from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
 
@@ -78,10 +78,10 @@ async def _spend(commit: Commit, tasks: list[HeldTask], seconds: float) -> Run:
     run, began = Run(), perf_counter()
 
     async def work(task: HeldTask) -> None:
-        while (asked := perf_counter()) - began < seconds:
+        while (started_at := perf_counter()) - began < seconds:
             response = await commit(task.commit([], reserve=_reserve(task.step)))
             assert response.reserve.HasField("granted"), response.reserve.denied.reason
-            run.latencies.append(perf_counter() - asked)
+            run.latencies.append(perf_counter() - started_at)
             task.acknowledged(response)
             task.acknowledged(await commit(task.commit([_answer(task.step)])))
             task.step += 1

@@ -13,14 +13,14 @@ from bench.data_path import DataPath
 from bench.figures import Section
 from bench.held_tasks import HeldTask, TaskMaker
 from bench.options import Options
-from services.checkpoint.clearing import Clearing
-from services.checkpoint.pruning import TaskPruner
 from services.checkpoint.queries import SCHEMA, SESSION_SETTINGS
+from services.checkpoint.retention.clearing import PrunedRowCleaner
+from services.checkpoint.retention.pruning import TaskPruner
 from services.worker.ledger_client import LedgerClient
-from tenure.runtime.duties import Duties
 from tenure.runtime.postgres import Connection, Pool, PoolOptions, in_transaction, open_pool
 from tenure.runtime.postgres import connection as pool_connection
-from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.process import Duties
+from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 
@@ -106,7 +106,7 @@ async def _copies(commit: Commit, template: HeldTask, pool: Pool, count: int) ->
 
 async def _beside(section: Section, pool: Pool, load: Callable[[float], Awaitable[Run]]) -> None:
     """Commits for as long as there is something to prune, both as busy as the service would be."""
-    pruner, clearing, began = TaskPruner(pool, 0.001), Clearing(pool, 0.001), perf_counter()
+    pruner, clearing, began = TaskPruner(pool, 0.001), PrunedRowCleaner(pool, 0.001), perf_counter()
     async with Duties() as duties:
         duties.start("prune", pruner.run)
         duties.start("clear", clearing.run)

@@ -10,10 +10,10 @@ from typing import Any, Final
 from bench.cpu import CpuMeter
 from bench.figures import Section
 from bench.options import Options
-from services.checkpoint.kinds import KINDS
+from devstack import Stack, StackOptions
+from services.checkpoint.entries import KINDS
 from services.checkpoint.queries import SCHEMA
 from tenure.client import Client
-from tenure.dev.stack import Stack, StackOptions
 from tenure.runtime.postgres import Pool, PoolOptions, open_pool
 from tenure.runtime.postgres import connection as pool_connection
 from tenure.v1 import task_pb2
@@ -119,24 +119,24 @@ async def measure_worker_steps(options: Options) -> Section:
         for workers, watched in ((1, False), (1, True), (2, False)):
             if workers > len(stack.workers):
                 await stack.add_worker().wait_ready()
-            told = f"{workers} worker{'s' if workers > 1 else ''}{', each task waited for' if watched else ''}"
-            options.tell(f"steps: {told}")
-            _add(section, told, await bench.wave(seconds, watched=watched))
+            description = f"{workers} worker{'s' if workers > 1 else ''}{', each task waited for' if watched else ''}"
+            options.tell(f"steps: {description}")
+            _add(section, description, await bench.wave(seconds, watched=watched))
     return section
 
 
-def _add(section: Section, told: str, wave: _Wave) -> None:
-    section.add(f"{told}: steps", wave.per_second, "/s")
-    section.add_latencies(f"{told}: a step", wave.latencies)
+def _add(section: Section, description: str, wave: _Wave) -> None:
+    section.add(f"{description}: steps", wave.per_second, "/s")
+    section.add_latencies(f"{description}: a step", wave.latencies)
     for name, value in wave.cpu.items():
-        section.add(f"{told}: CPU of {name}", value, "µs a step")
+        section.add(f"{description}: CPU of {name}", value, "µs a step")
 
 
 def _pids(stack: Stack) -> dict[str, int]:
     """Every process, the workers as one name each."""
-    found = {child.name: child.pid for child in stack.children()}
+    pids = {child.name: child.pid for child in stack.children()}
     if stack.postgres is not None and stack.postgres.pid is not None:
-        found["Postgres"] = stack.postgres.pid
+        pids["Postgres"] = stack.postgres.pid
     if stack.etcd is not None:
-        found["etcd"] = stack.etcd.pid
-    return found
+        pids["etcd"] = stack.etcd.pid
+    return pids

@@ -66,7 +66,7 @@ class Session:
                 if stream is not former:
                     stream.cancel()
                 failures += 1
-                print(f"detached: {told(broken.exceptions[0])}", flush=True)
+                print(f"detached: {describe_error(broken.exceptions[0])}", flush=True)
             await asyncio.sleep(random.uniform(0.05, 0.1) * min(2**failures, 20))
 
     async def trusted(self) -> None:
@@ -86,7 +86,7 @@ class Session:
             await self._tell(self._stream, release=release)
             await self._tell(self._stream, slots=pb.Slots(free_slots=self._free(), grants_read=self._grants_read))
         except BROKEN as broken:
-            print(f"{held.grant.task_id} could not be given back: {told(broken)}", flush=True)
+            print(f"{held.grant.task_id} could not be given back: {describe_error(broken)}", flush=True)
 
     async def drain(self) -> None:
         """Takes no more and lets go of everything: a task may be left at any point, its next owner resumes it."""
@@ -99,7 +99,7 @@ class Session:
                 await self.give_back(held, "WORKER_DRAINED")
             await self._stream.done_writing()
         except BROKEN as broken:
-            print(f"the coordinator could not be told: {told(broken)}", flush=True)
+            print(f"the coordinator could not be told: {describe_error(broken)}", flush=True)
 
     async def _attach(self, stream: Any) -> None:
         sent_at = time.monotonic()
@@ -209,7 +209,7 @@ def seconds(duration: Any) -> float:
     return float(duration.ToNanoseconds() / 1e9)
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """In a line."""
     words = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
     return f"{type(error).__name__} {words or ''}"

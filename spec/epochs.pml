@@ -4,7 +4,7 @@
  *
  * One task, NG claims, NR coordinators. Etcd is put back at most once (SAME: every earlier state of this etcd may come
  * back) or replaced by an empty one (EMPTY). Other tasks' claims move the revision too (NOISE).
- * An epoch is generation * G + create_revision; code: tenure/domain/epochs.py compose_epoch
+ * An epoch is generation * G + create_revision; code: tenure/domain/fencing.py compose_epoch
  *
  * Mutations:  M_REGISTER    the token is signed without the ledger's word     M_COMPARE   registering compares no epoch
  *             M_CLAIM_ID    an equal epoch opens whatever its claim           M_GENERATION  claims compare no generation
@@ -88,7 +88,7 @@ proctype Coordinator() {
      /* etcd is ahead because the ledger was raised after it was read; code: services/coordinator/generation.py Generation._was_raised_between */
      :: d_step { seen > g && lgen != g -> g = 0; e = 0; r = 0; seen = 0 }
      :: d_step { (seen < g || (seen > g && lgen == g) || (seen == g && g * G + r < e)) && lgen <= NL ->
-          /* code: services/coordinator/generation.py is_half_raised; services/checkpoint/epochs.py, by compare-and-set */
+          /* code: services/coordinator/generation.py is_half_raised; services/checkpoint/grants.py, by compare-and-set */
           if :: HALF_RAISED -> target = g
              :: else -> target = (g > seen -> g : seen) + 1;
                 if :: lgen == g -> lgen = target; printf("ledger: generation %d\n", target) :: else -> target = lgen fi fi;
@@ -106,7 +106,7 @@ proctype Coordinator() {
   /* ---- claim: key absent, generation as settled -> put; code: services/coordinator/lease_store/claim_keys.py */
   :: d_step { !doubt && key == 0 && nclaim < NG && SAME_GENERATION -> rev++; nclaim++; id = nclaim; key = id; key_rev = rev; key_gen = g;
        e = g * G + rev; printf("coordinator %d: claim %d, epoch %d.%d\n", _pid, id, g, rev) };
-     /* ---- register, then sign; code: services/checkpoint/sql/queries.sql register_grants, services/coordinator/granting.py Granting._grant */
+     /* ---- register, then sign; code: services/checkpoint/sql/queries.sql register_grants, services/coordinator/claims/granting.py ClaimGranter._grant */
      if
 #ifdef M_REGISTER
      :: d_step { granted = e; gclaim = id; if :: e > highest -> highest = e :: else fi; hand_out(id, e) }
@@ -119,7 +119,7 @@ proctype Coordinator() {
      fi;
      d_step { id = 0; e = 0 }
   :: d_step { !doubt && egen != g -> doubt = 1 }      /* noticed within a second; code: Generation.watch_over */
-  /* ---- a key whose claim is not the registered one; code: services/coordinator/reconcile.py Reconciliation._delete_unworked */
+  /* ---- a key whose claim is not the registered one; code: services/coordinator/claims/reconcile.py Reconciliation._delete_unworked */
   :: d_step { key && key != gclaim && id == 0 && nclaim < NG -> key = 0; key_rev = 0; key_gen = 0; rev++; printf("reconcile: an unregistered key is deleted\n") }
   od
 }

@@ -29,7 +29,7 @@ bit  broken[NR + 1], sent[NR + 1], deleted[NR + 1];
 active proctype Worker() {
   byte i;
   do
-  /* code: services/coordinator/attaching.py; services/coordinator/lease_store/session_keys.py */
+  /* code: services/coordinator/sessions/session_attach.py; services/coordinator/lease_store/session_keys.py */
   :: alive && !lost && at == 0 && mod < NA && (!begun || key) ->
      if :: i = 1 :: i = NR fi;
      d_step { if :: alive && at == 0 && (!begun || key) -> mod++; key = mod; begun = 1; put[i] = mod; broken[i] = 0; sent[i] = 0; deleted[i] = 0; at = i; sent_from = 0;
@@ -42,13 +42,13 @@ active proctype Worker() {
        lost = 1 }
   /* the stream breaks, or a renewal stays unanswered; code: services/worker/session.py */
   :: d_step { at -> broken[at] = 1; at = 0; printf("the stream breaks\n") }
-  /* drain, old age; code: services/coordinator/session_stream.py SessionStream._send_away */
+  /* drain, old age; code: services/coordinator/sessions/session_stream.py SessionStreamClient._send_away */
   :: d_step { alive && at && mod < NA -> sent[at] = 1; broken[at] = 1; sent_from = at; at = 0; printf("sent away\n") }
   :: d_step { alive -> alive = 0; if :: at -> broken[at] = 1 :: else fi; at = 0; sent_from = 0; printf("the worker dies\n") }
   od
 }
 
-/* code: services/coordinator/takeover.py */
+/* code: services/coordinator/sessions/session_attach.py */
 proctype Coordinator(byte i) {
   do
 #ifdef M_ANNOUNCE

@@ -143,11 +143,11 @@
 
 byte rev, holder;                       /* etcd: the newest claim's epoch; the epoch in the claim key, 0: none */
 bit  gone[NE+1];                        /* the key of that claim is known to be gone */
-byte st, opened, granted, number, seq;  /* the task's row; code: tenure/domain/admission.py FenceRow */
-bit  holds, cancel;                     /* cancel: a pending ending; code: tenure/domain/endings.py Ending */
+byte st, opened, granted, number, seq;  /* the task's row; code: tenure/domain/admission.py ToolFenceRow */
+bit  holds, cancel;                     /* cancel: a pending ending; code: tenure/domain/close_out.py PendingEnding */
 byte last_k, intents, done, notrun;
 byte app[NE+1];                         /* ghost: which commits of an epoch were applied */
-byte tfence; bit closed;                /* tools; code: services/tools/calls/accept_rules.py FenceRow */
+byte tfence; bit closed;                /* tools; code: services/tools/calls/accept_rules.py ToolFenceRow */
 byte rec[NC+1], att[NC+1], rep[NC+1];   /* a call's record: state, attempt, the epoch that authorised it */
 bit  begun[NC+1];                       /* an attempt that was given up may have had its effect */
 byte runner[(NC+1)*(NA+1)];             /* runners, by call and attempt */
@@ -238,7 +238,7 @@ inline send_commit(e, kd, mask, nots) {
   mview[ix(e, nm[e])] = view[e]; nm[e]++; pc[e] = WAITC
 }
 
-/* code: services/checkpoint/finishing.py carry_out_ending; tenure/domain/endings.py follow_up */
+/* code: services/checkpoint/commit/close_out.py carry_out_ending; tenure/domain/close_out.py follow_up */
 inline follow_up() {
   if :: cancel && st != RUNNING && !TERMINAL(st) && OPEN == 0 -> st = CANCELLED; nterm++; waits = 0
      :: cancel && st == WAITING && OPEN != 0 -> st = QUEUED; waits = 0
@@ -289,7 +289,7 @@ inline acknowledged(e) {             /* the worker reads "OK" */
      :: else -> drop(e) fi
 }
 
-/* code: services/checkpoint/committing.py; a Commit that arrives, however late */
+/* code: services/checkpoint/commit/committing.py; a Commit that arrives, however late */
 #define DELIVER(k) \
   :: d_step { AWAITS(e, k) && ACCEPTS(e, k) -> apply(e, k); \
        printf("ledger: commit %d of epoch %d accepted and answered (kind %d, calls %d)\n", k, e, mkind[ix(e, k)], mmask[ix(e, k)]); acknowledged(e) } \
@@ -319,7 +319,7 @@ inline acknowledged(e) {             /* the worker reads "OK" */
 #endif
 inline raise_tools(e) { if :: e > tfence -> tfence = e; closed = 0 :: else fi }
 
-/* What a word does to a call in doubt. code: tenure/domain/in_doubt.py take_word */
+/* What a word does to a call in doubt. code: tenure/domain/in_doubt.py record_resolution */
 #define DECIDES(c) (rec[c] == R_DOUBT)
 #ifdef M_SAME_ATTEMPT
 #define NEXT_ATTEMPT(c) if :: DECIDES(c) && att[c] -> skip :: else -> att[c]++ fi
@@ -377,7 +377,7 @@ inline answer(e, c) {
 #define AGAIN_ANYWAY(c) (0)
 #endif
 
-/* code: services/tools/calls/accept_rules.py admit decide; services/tools/calls/accept.py Accepting (fence and record: one transaction) */
+/* code: services/tools/calls/accept_rules.py admit decide; services/tools/calls/accept.py AcceptBatch (fence and record: one transaction) */
 #define EXECUTE(c) \
   :: d_step { ARRIVES(e, c) && (rec[c] == R_NONE || AGAIN_ANYWAY(c)) -> raise_tools(e); hand_over(e, c) } \
   :: d_step { ARRIVES(e, c) && rec[c] == R_ACCEPTED && (e > rep[c] || (WANTS(e, c) && !LIVE_RUN(c))) && att[c] < NA -> raise_tools(e); hand_over(e, c) } \
@@ -390,7 +390,7 @@ inline answer(e, c) {
   :: d_step { (sent_x[e] & BIT(c)) && !TOOL_OK(e) && WANTS(e, c) -> printf("tools: Execute of epoch %d: STALE_EPOCH\n", e); drop(e) } \
   :: d_step { WANTS(e, c) && !(sent_x[e] & BIT(c)) -> sent_x[e] = sent_x[e] | BIT(c); printf("worker %d: sends Execute(call %d)\n", e, c) }
 
-/* What the closed fence tells of open calls, as outcomes. code: tenure/domain/endings.py outcomes_of_ended_calls */
+/* What the closed fence tells of open calls, as outcomes. code: tenure/domain/close_out.py outcomes_of_ended_calls */
 #define NEVER_RAN(c) (rec[c] == R_NONE || rec[c] == R_NOT_RUN || rec[c] == R_ACCEPTED)
 #ifdef M_BEGUN
 #define CALLED_OFF(c) R_NOT_RUN
@@ -401,7 +401,7 @@ inline read_standing(e) {
   gnot[e] = 0; c = 1;
   do :: c <= NC -> if :: (todo[e] & BIT(c)) && NEVER_RAN(c) -> gnot[e] = gnot[e] | BIT(c) :: else fi; c++ :: else -> break od; c = 0
 }
-/* code: services/tools/calls/closing.py Closing._raise; services/tools/sql/queries.sql call_off settle_dead */
+/* code: services/tools/calls/closing.py FenceCloser._raise; services/tools/sql/queries.sql call_off settle_dead */
 inline close_fence(e) {
 #ifndef M_END_UNFENCED
   raise_tools(e); closed = 1; c = 1;
@@ -426,7 +426,7 @@ proctype Grant(byte e) {
   /* code: services/checkpoint/sql/queries.sql register_grants */
   :: d_step { pc[e] == CLAIMED && e > granted -> granted = e; pc[e] = GRANTED; printf("ledger: epoch %d registered\n", e) }
   :: d_step { pc[e] == CLAIMED && e <= granted -> drop(e) }
-  /* code: tenure/domain/admission.py decide_open; services/checkpoint/opening.py open_task */
+  /* code: tenure/domain/admission.py decide_open; services/checkpoint/commit/opening.py open_task */
   :: d_step { pc[e] == GRANTED && MAY_OPEN(e) ->
 #ifndef M_OPEN_FENCE
        if :: !AGAIN(e) -> opened = e; number = 0; seq++; holds = 1 :: else -> holds = 1 fi;
@@ -447,7 +447,7 @@ proctype Grant(byte e) {
        printf("worker %d: the model wants calls 1 and 2 at once\n", e); send_commit(e, K_INTENT, BIT(1) | BIT(2), 0) }
 #endif
   :: d_step { pc[e] == THINK && !ender[e] && nm[e] < NM -> printf("worker %d: done\n", e); send_commit(e, K_SUCCEED, 0, 0) }
-  /* code: services/worker/drain.py */
+  /* code: services/worker/supervisor.py */
   :: d_step { (pc[e] == THINK || pc[e] == CALLS) && !ender[e] && nm[e] < NM && e < NE && ny < NY -> ny++; send_commit(e, K_YIELD, 0, 0) }
   :: d_step { (pc[e] == THINK || pc[e] == CALLS || pc[e] == CLOSED) && nm[e] == NM -> drop(e) }   /* the bound is reached */
   DELIVER(0) DELIVER(1)
@@ -475,7 +475,7 @@ proctype Grant(byte e) {
   :: d_step { pc[e] == CALLS && !ender[e] && gdoubt[e] && nm[e] < NM -> send_commit(e, K_WAIT, gdoubt[e], 0) }
 
   /* an ending: the owner's own (budget, policy, a cancel it heard of) or a coordinator's.
-     code: services/worker/close_out.py; services/coordinator/ending.py Ender._close_out */
+     code: services/worker/transitions.py; services/coordinator/claims/close_out.py CloseOutRunner._close_out */
   :: d_step { (pc[e] == CALLS || pc[e] == THINK) && (ender[e] || cancel || pc[e] == CALLS) && TOOL_OK(e) && nm[e] < NM -> close_fence(e);
        pc[e] = CLOSED; got[e] = 0; gnot[e] = 0; gdoubt[e] = 0 }
   :: d_step { (pc[e] == CALLS || pc[e] == THINK) && ender[e] && !TOOL_OK(e) -> drop(e) }
@@ -515,7 +515,7 @@ proctype Grant(byte e) {
   :: d_step { runner[ax(c, a)] != A_NONE && nx < NX -> nx++; runner[ax(c, a)] = A_NONE; printf("tools: runner of call %d attempt %d dies\n", c, a) }
 /* An effect elsewhere is another's: it comes, once for each request, while the runner waits, or after its death; or never,
    when the request is lost or refused. The runner waits for the answer until it is lost, or the runner is stopped.
-   code: services/tools/sending.py Delivery; services/tools/calls/effects.py Effect._stopped */
+   code: services/tools/sending.py ReplyDelivery; services/tools/calls/effects.py ToolEffect._stopped */
 #define SENDING(a) \
   :: d_step { runner[ax(c, a)] == A_MARK && ELSEWHERE(c) -> runner[ax(c, a)] = A_SENT; away[ax(c, a)]++; \
        printf("tools: call %d attempt %d is sent\n", c, a) } \
@@ -585,7 +585,7 @@ proctype Call(byte c) {
 #else
 #define LOST(x) (gone[x] && holds && opened == x && st == RUNNING)
 #endif
-/* code: services/checkpoint/requeue.py requeue_lost */
+/* code: services/checkpoint/queue/requeue.py requeue_lost */
 #define REQUEUE(x) \
   :: d_step { LOST(x) && rev < NE -> OWNER_RULE(x); holds = 0; st = QUEUED; seq++; follow_up(); printf("ledger: the claim of epoch %d is gone, requeued\n", x) }
 #ifdef P_OWNER
@@ -596,7 +596,7 @@ proctype Call(byte c) {
 
 /* A person looks, and says what became of a call that the task waits for. Whoever says that it did not happen does not lie
    about what is there to be seen; that its runner is gone is proven, or his word, and that may be a mistake.
-   code: tenure/domain/in_doubt.py decide_word; services/checkpoint/resolving.py take_word */
+   code: tenure/domain/in_doubt.py decide_resolution; services/checkpoint/commit/draft.py record_resolution */
 #define WORD(c) \
   :: d_step { st == WAITING && (waits & BIT(c)) && nd < ND -> say(c, W_SETTLE); printf("person: call %d is settled\n", c) } \
   :: d_step { st == WAITING && (waits & BIT(c)) && nd < ND && eff[c] == 0 && GONE(c) -> say(c, W_AGAIN); printf("person: call %d did not happen\n", c) } \
@@ -617,7 +617,7 @@ active proctype World() {
   :: d_step { holder && rev < NE -> gone[holder] = 1; holder = 0; printf("etcd: the claim key is deleted\n") }
   /* code: services/coordinator/lease_store/claim_keys.py; an offer may be old, so any state can be claimed */
   :: d_step { !holder && rev < NE && !TERMINAL(st) && !cancel && st != WAITING -> rev++; holder = rev; pc[rev] = CLAIMED; printf("etcd: claim, epoch %d for a worker\n", rev) }
-  /* code: services/coordinator/ending.py Ender._claim */
+  /* code: services/coordinator/claims/close_out.py CloseOutRunner._claim */
   :: d_step { !holder && rev < NE && !TERMINAL(st) && cancel && st != WAITING -> rev++; holder = rev; pc[rev] = CLAIMED; ender[rev] = 1; printf("etcd: claim, epoch %d to end the task\n", rev) }
   REQUEUE(1)
 #if NE > 2
@@ -626,7 +626,7 @@ active proctype World() {
 #if NE > 3
   REQUEUE(3)
 #endif
-  /* a person: persisted first, that is the acknowledgement; code: services/checkpoint/foreign.py */
+  /* a person: persisted first, that is the acknowledgement; code: services/checkpoint/commit/external_entries.py */
   :: d_step { ncan < NCAN && !TERMINAL(st) -> ncan++; cancel = 1; printf("person: cancel\n"); follow_up() }
   od
 }

@@ -29,7 +29,7 @@ def busy_tools(directory: Path | None, threads: Executor) -> list[Tool]:
 
 async def _run(directory: Path, run: RunTool, context: CallContext, arguments: Arguments) -> ToolAnswer:
     if (directory / BEFORE).exists():
-        context.vouch_unsent()
+        context.mark_not_sent()
         raise _busy()
     answer = await run(context, arguments)
     if (directory / AFTER).exists():

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from services.checkpoint.missing import was_pruned
-from services.checkpoint.queries import QUERIES, fetch_all, ledger_connection
-from services.checkpoint.reads import place_of
-from tenure.domain.budget import TokenUsage
+from services.checkpoint.commit.draft import clean
+from services.checkpoint.commit.prepared import task_of
+from services.checkpoint.commit.task_row import lock_tasks
+from services.checkpoint.not_found import task_not_found, was_pruned
+from services.checkpoint.queries import (
+    QUERIES,
+    USAGE_REPORTS,
+    fetch_all,
+    fetch_one,
+    in_ledger_transaction,
+    ledger_connection,
+)
+from services.checkpoint.reads import position_of
+from tenure.domain.budget import Prices, TokenUsage, cost
+from tenure.domain.fencing import Fence
+from tenure.domain.lost_model_calls import RecordedModelCall, decide_report
+from tenure.runtime import metrics
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2
-from tenure.wire.task import usage_to_wire
-from tenure.wire.times import timestamp
+from tenure.wire.common import timestamp
+from tenure.wire.task import prices_to_domain, usage_to_domain, usage_to_wire
 
 if TYPE_CHECKING:
-    from tenure.runtime.postgres import Pool
+    from tenure.domain.fencing import Claims
+    from tenure.runtime.postgres import Connection, Pool
 
 DEFAULT_BILLS: Final = 200
 
@@ -30,7 +44,7 @@ async def list_bills(pool: Pool, tenant: str, request: pb.ListBillsRequest) -> p
     }
     async with ledger_connection(pool) as connection:
         if not await was_pruned(connection, tenant, request.task_id):
-            await place_of(connection, tenant, request.task_id)
+            await position_of(connection, tenant, request.task_id)
         rows = await fetch_all(connection, QUERIES.page_of_bills, parameters)
     return pb.ListBillsResponse(bills=map(_bill, rows[:page_size]), more=len(rows) > page_size)
 
@@ -52,3 +66,73 @@ def _bill(row: tuple[Any, ...]) -> ledger_pb2.Bill:
         unpriced=unpriced,
         estimated_usage=None if estimated[0] is None else usage_to_wire(TokenUsage(*estimated)),
     )
+
+
+# What a lost model call used after all, said by the worker that made it: its bill and its budget change, nothing
+# else.
+
+
+class _Attempt(NamedTuple):
+    """As it was reserved."""
+
+    made_under: Fence
+    reserved_tokens: int
+    reserved_nano_usd: int
+    prices: Prices | None
+
+
+async def report_usage(pool: Pool, claims: Claims, request: pb.ReportUsageRequest) -> None:
+    """Bill what is reported, once. Raises NotFound, WrongState, InvalidRequest; then nothing has changed."""
+    task_id = task_of(claims)
+    usage = usage_to_domain(request.usage)
+    place = {"task_id": task_id, "step": request.step, "attempt_number": request.attempt_number}
+
+    async def work(connection: Connection) -> None:
+        tasks, _ = await lock_tasks(connection, [task_id])
+        row = tasks.get(task_id)
+        if row is None or row.tenant != claims.tenant:
+            raise await task_not_found(connection, claims.tenant, task_id)
+        attempt = await _find_attempt(connection, place)
+        call = None if attempt is None else await _find_call(connection, place, attempt)
+        nano_usd = 0 if attempt is None else cost(attempt.prices, usage)
+        if not decide_report(call, claims.fence, usage, nano_usd):
+            return
+        report = {
+            "holder": clean(claims.holder),
+            "locked_at": row.locked_at,
+            "provider_request_id": clean(request.provider_request_id),
+            "nano_usd": nano_usd,
+            **_counts(usage),
+        }
+        await connection.execute(USAGE_REPORTS.keep_report, {**place, **report})
+        await connection.execute(USAGE_REPORTS.correct, place)
+        metrics.count("tenure_usage_reports_total")
+
+    await in_ledger_transaction(pool, work)
+
+
+async def _find_attempt(connection: Connection, place: dict[str, Any]) -> _Attempt | None:
+    """The newest of its number: a fork's copies were made elsewhere, and have no epoch."""
+    for epoch, claim_id, body in await fetch_all(connection, USAGE_REPORTS.find_attempts, place):
+        attempt = ledger_pb2.EntryBody.FromString(body).model_attempt
+        if attempt.attempt_number == place["attempt_number"]:
+            prices = prices_to_domain(attempt.prices)
+            return _Attempt(Fence(epoch, claim_id), attempt.reserved_tokens, attempt.reserved_nano_usd, prices)
+    return None
+
+
+async def _find_call(connection: Connection, place: dict[str, Any], attempt: _Attempt) -> RecordedModelCall:
+    bill = await fetch_one(connection, USAGE_REPORTS.find_bill, place)
+    if bill is None:
+        return RecordedModelCall(*attempt[:3])
+    is_lost, is_reported = bill[:2]
+    return RecordedModelCall(*attempt[:3], is_settled=True, is_lost=is_lost, is_reported=is_reported)
+
+
+def _counts(usage: TokenUsage) -> dict[str, int]:
+    return {
+        "input_tokens": usage.input_tokens,
+        "output_tokens": usage.output_tokens,
+        "cache_creation_input_tokens": usage.cache_creation_input_tokens,
+        "cache_read_input_tokens": usage.cache_read_input_tokens,
+    }

@@ -6,12 +6,33 @@ from typing import TYPE_CHECKING, Any, Final
 
 from services.checkpoint.queries import QUERIES, fetch_all
 from tenure.v1 import ledger_pb2
-from tenure.wire.times import timestamp
+from tenure.wire.common import timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tenure.runtime.postgres import Connection
+
+
+# Kinds of entries: the field numbers of EntryBody's oneof, in the database too.
+
+KINDS: Final[dict[str, int]] = {field.name: field.number for field in ledger_pb2.EntryBody.DESCRIPTOR.fields}
+
+WRITTEN_BY_OWNERS: Final = frozenset(
+    {
+        "tools_defined",
+        "model_failure",
+        "assistant_message",
+        "tool_intent",
+        "tool_outcome",
+        "user_message",
+        "control_step",
+        "control_failure",
+        "result_rejected",
+        "compaction",
+    }
+)
+"""What a Commit may hold. All other kinds are the ledger's own: it writes them when it does what they say."""
 
 PAGE_BYTES: Final = 900_000
 """Bodies of one page together. Envelopes come on top; a page stays under 1 MiB unless one entry alone is larger."""

@@ -9,47 +9,44 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from services.checkpoint.change_feed import adopt_feed
-from services.checkpoint.change_pruning import ChangePruner
-from services.checkpoint.change_watching import ChangeWatching
-from services.checkpoint.clearing import Clearing
-from services.checkpoint.committer import LedgerCommitter, commit_batcher
-from services.checkpoint.families import Families
-from services.checkpoint.hub import Hub
-from services.checkpoint.prepared_forks import PreparedForks
-from services.checkpoint.price_file import load_prices
-from services.checkpoint.pruning import TaskPruner
+from services.checkpoint.commit.committer import LedgerCommitter, commit_batcher
+from services.checkpoint.commit.refused_writes import Refusals
+from services.checkpoint.prices import load_prices
 from services.checkpoint.queries import MIGRATIONS, SCHEMA, SESSION_SETTINGS
-from services.checkpoint.queue_depth import QueueDepths
-from services.checkpoint.refusals import Refusals
-from services.checkpoint.replicas import Replicas
+from services.checkpoint.queue.depth import QueueDepths
+from services.checkpoint.queue.sweeps import Sweeper
+from services.checkpoint.retention.clearing import PrunedRowCleaner
+from services.checkpoint.retention.pruning import TaskPruner
 from services.checkpoint.schedules.servicer import ScheduleServicer
 from services.checkpoint.schedules.sweeping import ScheduleSweeper
-from services.checkpoint.servicer import CheckpointServicer, Ledger
-from services.checkpoint.source_defaults import load_source_defaults
-from services.checkpoint.sweeps import Sweeper
+from services.checkpoint.servicer import CheckpointServicer, LedgerDependencies
+from services.checkpoint.submit.forking import PreparedForks
+from services.checkpoint.submit.source_defaults import load_source_defaults
 from services.checkpoint.task_defaults import TaskDefaults
-from services.checkpoint.tenants.calls import LimitedTenants
-from services.checkpoint.tenants.servicer import TenantServicer
-from services.checkpoint.tenants.store import adopt_defaults
-from services.checkpoint.watching import Watching
-from services.checkpoint.webhooks.dispatching import WebhookDispatcher
+from services.checkpoint.tenants.quotas import LimitedTenants
+from services.checkpoint.tenants.servicer import TenantServicer, adopt_defaults
+from services.checkpoint.waits.sub_agent_events import SubAgentEvents
+from services.checkpoint.watch.change_feed import ChangePruner, adopt_feed
+from services.checkpoint.watch.change_stream import ChangeStream
+from services.checkpoint.watch.hub import Hub
+from services.checkpoint.watch.notifications import ReplicaNotifications
+from services.checkpoint.watch.task_stream import EntryWatch
+from services.checkpoint.webhooks.sender_lease import WebhookDispatcher
+from services.checkpoint.webhooks.sending import PREFIX as WEBHOOK_PREFIX
+from services.checkpoint.webhooks.sending import WebhookSettings
 from services.checkpoint.webhooks.servicer import WebhookServicer
-from services.checkpoint.webhooks.settings import PREFIX as WEBHOOK_PREFIX
-from services.checkpoint.webhooks.settings import WebhookSettings
-from tenure.domain.addresses import Networks
+from tenure.domain.budget import MOST_NANO_USD, NANO_USD
 from tenure.domain.caps import CapDefaults
-from tenure.domain.money import MOST_NANO_USD, NANO_USD
+from tenure.domain.outbound import Networks
 from tenure.domain.task import DEFAULT_MAX_USD
-from tenure.runtime.duties import Duties, NoLimit
-from tenure.runtime.migrations import migrate
 from tenure.runtime.postgres import Pool, PoolOptions, open_pool, startup_guard
-from tenure.runtime.process import Process
+from tenure.runtime.process import Duties, NoLimit, Process
 from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.schema_checks import SchemaChecks
 from tenure.runtime.service import CommonSettings, run_service, serve
 from tenure.runtime.settings import Address, Secret, group, setting
 from tenure.runtime.signing import Verifier
+from tenure.runtime.sql import migrate
 from tenure.v1.checkpoint_service_pb2_grpc import add_CheckpointServiceServicer_to_server
 from tenure.v1.schedule_service_pb2_grpc import add_ScheduleServiceServicer_to_server
 from tenure.v1.tenant_service_pb2_grpc import add_TenantServiceServicer_to_server
@@ -68,7 +65,7 @@ UNTIL_THE_END: Final = NoLimit("it waits for the end of the process, and for not
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class CheckpointSettings:
     """How this process runs."""
 
     listen: Address = setting("where to serve", default=Address("127.0.0.1:8472"))
@@ -104,12 +101,12 @@ class Settings:
         return CapDefaults(self.default_model, round(self.default_max_usd * NANO_USD))
 
 
-async def compose(process: Process, settings: Settings) -> None:
+async def compose(process: Process, settings: CheckpointSettings) -> None:
     """Serve until told to stop."""
     await serve(process, await assemble(process, settings))
 
 
-async def assemble(process: Process, settings: Settings) -> RpcServer:
+async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
     """Open everything in the order of dependency; what is left is to open the server."""
     verifier = Verifier(settings.verifying_keys_file)
     prices = load_prices(settings.prices_file)
@@ -120,7 +117,7 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     await startup_guard(pool, allow_unsafe=settings.allow_unsafe_postgres)
     await adopt_feed(pool)
     hub = Hub()
-    replicas = Replicas(settings.postgres_dsn, pool, hub)
+    replicas = ReplicaNotifications(settings.postgres_dsn, pool, hub)
     refusals = Refusals(pool)
     limited = LimitedTenants(pool)
     await adopt_defaults(pool, defaults.sources.tenant_quotas)
@@ -140,8 +137,8 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     _sweep(duties, sweeper)
     schedules_due = ScheduleSweeper(pool, replicas.announce, settings.sweep_interval_seconds, defaults)
     duties.start("schedules", schedules_due.run, silence_seconds=SWEEP_SILENCE_SECONDS)
-    families = Families(pool, replicas.announce, hub.families, settings.sweep_interval_seconds)
-    duties.start("families", families.run, silence_seconds=SWEEP_SILENCE_SECONDS)
+    sub_agent_events = SubAgentEvents(pool, replicas.announce, hub.sub_agent_events, settings.sweep_interval_seconds)
+    duties.start("families", sub_agent_events.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("prepared forks", PreparedForks(pool).run, silence_seconds=SWEEP_SILENCE_SECONDS)
     networks, kept_seconds = Networks(settings.webhook.allowed_networks), settings.change_retention_seconds
     webhooks = WebhookDispatcher(pool, networks, settings.webhook, settings.sweep_interval_seconds, kept_seconds)
@@ -150,10 +147,10 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     server = RpcServer(
         settings.listen, validate=validate, examine=SchemaChecks(schemas_in).examine, stopping=process.stopping
     )
-    watching, changes = Watching(pool, hub), ChangeWatching(pool, hub)
+    watching, changes = EntryWatch(pool, hub), ChangeStream(pool, hub)
     depths = QueueDepths(pool)
     duties.start("queue depths", depths.run, silence_seconds=SWEEP_SILENCE_SECONDS)
-    ledger = Ledger(
+    ledger = LedgerDependencies(
         pool, verifier, batcher, watching, changes, refusals, replicas.announce, server.stopping, defaults, depths
     )
     server.add("tenure.v1.CheckpointService", add_CheckpointServiceServicer_to_server, CheckpointServicer(ledger))
@@ -179,13 +176,13 @@ def _sweep(duties: Duties, sweeper: Sweeper) -> None:
     duties.start("old signals", sweeper.run_forgetting, silence_seconds=SWEEP_SILENCE_SECONDS)
 
 
-def _retain(duties: Duties, pool: Pool, settings: Settings) -> None:
+def _retain(duties: Duties, pool: Pool, settings: CheckpointSettings) -> None:
     """What is kept for a time, and then goes."""
     changes, kept_seconds = ChangePruner(pool, settings.change_retention_seconds), settings.task_retention_seconds
     duties.start("prune changes", changes.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     if kept_seconds:
         duties.start("prune tasks", TaskPruner(pool, kept_seconds).run, silence_seconds=SWEEP_SILENCE_SECONDS)
-    clearing = Clearing(pool, kept_seconds)
+    clearing = PrunedRowCleaner(pool, kept_seconds)
     duties.start("clear pruned tasks", clearing.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("retention lag", clearing.run_lag, silence_seconds=SWEEP_SILENCE_SECONDS)
 
@@ -196,11 +193,13 @@ async def _close_when(stopping: asyncio.Event, hub: Hub) -> None:
     hub.close()
 
 
-async def migrate_only(_process: Process, settings: Settings) -> None:
+async def migrate_only(_process: Process, settings: CheckpointSettings) -> None:
     """Bring the database up to date."""
     await migrate(settings.postgres_dsn, MIGRATIONS)
 
 
 def main() -> int:
     """The exit code."""
-    return run_service(NAME, Settings, os.environ, compose, arguments=sys.argv[1:], commands={"migrate": migrate_only})
+    return run_service(
+        NAME, CheckpointSettings, os.environ, compose, arguments=sys.argv[1:], commands={"migrate": migrate_only}
+    )

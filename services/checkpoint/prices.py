@@ -6,15 +6,27 @@ the prices that it is settled by.
 
 from __future__ import annotations
 
+import tomllib
 from datetime import UTC, datetime, time
 from decimal import ROUND_CEILING, Decimal
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from genai_prices.data_snapshot import get_snapshot
 from genai_prices.types import TieredPrices
 
-from tenure.domain.money import NANO_USD, Prices, Rates, Tier
+from tenure.domain.budget import (
+    NANO_USD,
+    Prices,
+    Rates,
+    Tier,
+    nano_usd_of,
+)
+from tenure.runtime.settings import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,10 +53,10 @@ class PriceList:
 @lru_cache(maxsize=1024)
 def _listed(model: str, day: date) -> Prices | None:
     """The package's, as of the beginning of a day. Free of charge is a price, too."""
-    found = _provider().find_model(model)
-    if found is None:
+    result = _provider().find_model(model)
+    if result is None:
         return None
-    price = found.get_prices(datetime.combine(day, time(), UTC))
+    price = result.get_prices(datetime.combine(day, time(), UTC))
     if price.input_mtok is None or price.output_mtok is None:
         return None
     rates = (price.input_mtok, price.output_mtok, price.cache_write_mtok, price.cache_read_mtok)
@@ -72,3 +84,87 @@ def _rate(price: Price, start: int) -> int | None:
     if isinstance(price, TieredPrices):
         price = next((tier.price for tier in reversed(price.tiers) if tier.start <= start and start), price.base)
     return None if price is None else int((price * NANO_USD).to_integral_value(ROUND_CEILING))
+
+
+# What the installation says that models cost, in a file of its own:
+
+TABLE: Final = "models"
+MOST_USD: Final = 1000
+"""For a million tokens. So sums stay inside an int64."""
+
+_RATES: Final = ("input", "output", "cache_write", "cache_read")
+_NEEDED: Final = frozenset({"input", "output"})
+
+
+def load_prices(path: Path | None) -> PriceList:
+    """Raises ConfigurationError with all that is wrong in the file."""
+    if path is None:
+        return PriceList()
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError([f"{path}: {error}"]) from None
+    return read_prices(document, str(path))
+
+
+def read_prices(document: Mapping[str, Any], name: str) -> PriceList:
+    """From a file's content, its fractions as Decimal; `name` is told with what is wrong. ConfigurationError."""
+    problems = [f"{name}: there is only [{TABLE}.<model>], no {key!r}" for key in document if key != TABLE]
+    tables = document.get(TABLE, {})
+    if not isinstance(tables, dict):
+        raise ConfigurationError([f"{name}: {TABLE} must be tables, [{TABLE}.<model>]"])
+    own: dict[str, Prices] = {}
+    for model, table in tables.items():
+        result = list(_problems(table))
+        problems += [f"{name}: {TABLE}.{model}: {problem}" for problem in result]
+        if not result:
+            tiers = [Tier(tier["above_input_tokens"], _read_rates(tier)) for tier in table.get("tiers", [])]
+            own[model] = Prices((Tier(0, _read_rates(table)), *tiers))
+    if problems:
+        raise ConfigurationError(problems)
+    return PriceList(own)
+
+
+def _problems(table: Any) -> Iterator[str]:
+    if not isinstance(table, dict):
+        yield "must be a table"
+        return
+    yield from _problems_of_rates(table, "tiers")
+    tiers = table.get("tiers", [])
+    if not isinstance(tiers, list) or not all(isinstance(tier, dict) for tier in tiers):
+        yield f"tiers must be tables, [[{TABLE}.<model>.tiers]]"
+        return
+    before = 0
+    for number, tier in enumerate(tiers, 1):
+        yield from (f"tier {number}: {problem}" for problem in _problems_of_rates(tier, "above_input_tokens"))
+        above = tier.get("above_input_tokens")
+        if not _is_number(above) or isinstance(above, Decimal) or above <= before:
+            yield f"tier {number}: above_input_tokens must be a number of tokens, above {before}"
+            return
+        before = above
+
+
+def _problems_of_rates(table: Mapping[str, Any], other: str) -> Iterator[str]:
+    known = {*_RATES, other}
+    yield from (f"there is no {key!r}, only {', '.join(sorted(known))}" for key in table if key not in known)
+    yield from (f"{key} is missing" for key in sorted(_NEEDED - table.keys()))
+    for key in _RATES:
+        value = table.get(key, 0)
+        if not _is_number(value) or not 0 <= value <= MOST_USD:
+            yield f"{key} must be 0 to {MOST_USD} dollars for a million tokens"
+        elif nano_usd_of(Decimal(value)) is None:
+            yield f"{key} must have nine decimals at most"
+
+
+def _is_number(value: Any) -> bool:
+    is_decimal = isinstance(value, Decimal) and value.is_finite()
+    return is_decimal or (isinstance(value, int) and not isinstance(value, bool))
+
+
+def _read_rates(table: Mapping[str, Any]) -> Rates:
+    input_, output, written, read = (nano_usd_of(Decimal(table.get(key, table["input"]))) for key in _RATES)
+    assert input_ is not None, "checked before"
+    assert output is not None, "checked before"
+    assert written is not None, "checked before"
+    assert read is not None, "checked before"
+    return Rates(input_, output, written, read)

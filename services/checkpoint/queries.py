@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from psycopg.types.numeric import Int8BinaryDumper
 
-from services.checkpoint.arrays import register_columns
+from services.checkpoint.sql_arrays import register_columns
 from tenure.domain.errors import InvalidRequest
-from tenure.runtime.migrations import Migrations
 from tenure.runtime.postgres import connection, in_transaction
-from tenure.runtime.queries import Queries
+from tenure.runtime.sql import Migrations, Queries
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

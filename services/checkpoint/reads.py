@@ -7,19 +7,151 @@ import binascii
 import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from services.checkpoint.commit.draft import calls_in_doubt
+from services.checkpoint.commit.task_row import shown_wait
 from services.checkpoint.entries import read_page
-from services.checkpoint.missing import missing
+from services.checkpoint.not_found import task_not_found
 from services.checkpoint.queries import FORKS, QUERIES, fetch_all, fetch_one, ledger_connection
-from services.checkpoint.snapshots import read_task, read_tasks
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tenure.v1 import task_pb2
-from tenure.wire.enums import STATES
+from tenure.v1 import ledger_pb2, task_pb2
+from tenure.wire.common import STATES, optional_timestamp, timestamp
+from tenure.wire.tool import calls_in_doubt_to_wire
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
     from tenure.runtime.postgres import Connection, Pool
-    from tenure.v1 import ledger_pb2
+
+
+# Tasks as callers see them: the snapshot row, with the spec from the first entry and the root's budget.
+
+
+class _Snapshot(NamedTuple):
+    """The columns of the statement `tasks_by_id`, in its order."""
+
+    task_id: str
+    tenant: str
+    submitted: bytes
+    state: str
+    reason: str
+    message: str
+    attempt: int
+    epoch: int
+    owner: str
+    step: int
+    sequence: int
+    input_tokens: int
+    output_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    max_tokens: int
+    used_tokens: int
+    reserved_tokens: int
+    result: bytes
+    claim_count: int
+    ending_state: str
+    parent_task_id: str | None
+    root_task_id: str
+    created_at: datetime
+    updated_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    next_retry_at: datetime | None
+    deadline_at: datetime
+    wait: bytes
+    forked_from_task_id: str | None
+    forked_from_sequence: int | None
+    result_json: bytes
+    own_nano_usd: int
+    max_nano_usd: int
+    used_nano_usd: int
+    reserved_nano_usd: int
+    unpriced_calls: int
+    depth: int
+    spawn_call_id: str
+    spawn_index: int
+    calls_in_doubt: list[str]
+
+    def task(self) -> task_pb2.Task:
+        state = TaskState(self.state)
+        return task_pb2.Task(
+            task_id=self.task_id,
+            tenant=self.tenant,
+            spec=ledger_pb2.EntryBody.FromString(self.submitted).submitted.spec,
+            state=STATES.to_wire(state),
+            reason=self.reason,
+            message=self.message,
+            attempt=self.attempt,
+            epoch=self.epoch,
+            owner=self.owner,
+            step=self.step,
+            sequence=self.sequence,
+            usage=self._usage(),
+            budget=self._budget(),
+            result=self.result.decode(),
+            claim_count=self.claim_count,
+            cancel_requested=bool(self.ending_state) and state not in TERMINAL,
+            parent_task_id=self.parent_task_id or "",
+            root_task_id=self.root_task_id,
+            create_time=timestamp(self.created_at),
+            update_time=timestamp(self.updated_at),
+            start_time=optional_timestamp(self.started_at),
+            end_time=optional_timestamp(self.ended_at),
+            next_retry_time=optional_timestamp(self.next_retry_at),
+            deadline_time=timestamp(self.deadline_at),
+            wait=shown_wait(self.wait),
+            forked_from=self._forked_from(),
+            result_json=self.result_json.decode(),
+            depth=self.depth,
+            spawn_call_id=self.spawn_call_id,
+            spawn_index=self.spawn_index,
+            used_nano_usd=self.own_nano_usd,
+            calls_in_doubt=calls_in_doubt_to_wire(calls_in_doubt(self.calls_in_doubt)),
+        )
+
+    def _budget(self) -> task_pb2.BudgetStatus:
+        return task_pb2.BudgetStatus(
+            max_tokens=self.max_tokens,
+            used_tokens=self.used_tokens,
+            reserved_tokens=self.reserved_tokens,
+            max_nano_usd=self.max_nano_usd,
+            used_nano_usd=self.used_nano_usd,
+            reserved_nano_usd=self.reserved_nano_usd,
+            unpriced_calls=self.unpriced_calls,
+        )
+
+    def _forked_from(self) -> task_pb2.ForkedFrom | None:
+        if self.forked_from_task_id is None:
+            return None
+        return task_pb2.ForkedFrom(task_id=self.forked_from_task_id, sequence=self.forked_from_sequence or 0)
+
+    def _usage(self) -> task_pb2.TokenUsage:
+        return task_pb2.TokenUsage(
+            input_tokens=self.input_tokens,
+            output_tokens=self.output_tokens,
+            cache_creation_input_tokens=self.cache_creation_input_tokens,
+            cache_read_input_tokens=self.cache_read_input_tokens,
+        )
+
+
+async def read_tasks(connection: Connection, tenant: str, task_ids: Sequence[str]) -> list[task_pb2.Task]:
+    """The tenant's tasks among these, in this order."""
+    rows: list[tuple[Any, ...]] = await fetch_all(
+        connection, QUERIES.tasks_by_id, {"task_ids": list(task_ids), "tenant": tenant}
+    )
+    return [_Snapshot(*columns).task() for columns in rows]
+
+
+async def read_task(connection: Connection, tenant: str, task_id: str) -> task_pb2.Task:
+    """The task. NotFound also when it is another tenant's: the two are not told apart."""
+    tasks = await read_tasks(connection, tenant, [task_id])
+    if not tasks:
+        raise await task_not_found(connection, tenant, task_id)
+    return tasks[0]
+
 
 DEFAULT_TASKS: Final = 50
 DEFAULT_ENTRIES: Final = 200
@@ -29,7 +161,7 @@ _NEWEST: Final = ("infinity", "ffffffff-ffff-ffff-ffff-ffffffffffff")
 _SOONEST: Final = ("-infinity", "00000000-0000-0000-0000-000000000000")
 
 
-class Place(NamedTuple):
+class LedgerPosition(NamedTuple):
     """Where a task's ledger ends."""
 
     sequence: int
@@ -88,7 +220,7 @@ async def _tasks_that_fit(connection: Connection, tenant: str, task_ids: list[st
 async def list_entries(pool: Pool, tenant: str, request: pb.ListEntriesRequest) -> pb.ListEntriesResponse:
     """A page, oldest first. Raises NotFound."""
     async with ledger_connection(pool) as connection:
-        place = await place_of(connection, tenant, request.task_id)
+        place = await position_of(connection, tenant, request.task_id)
         entries = await read_page(
             connection,
             request.task_id,
@@ -98,26 +230,28 @@ async def list_entries(pool: Pool, tenant: str, request: pb.ListEntriesRequest) 
             page_bytes=LIST_BYTES // 2,
         )
         if not entries and request.after_sequence < place.sequence:  # it was there a moment ago: pruned meanwhile
-            raise await missing(connection, tenant, request.task_id)
+            raise await task_not_found(connection, tenant, request.task_id)
     more = bool(entries) and entries[-1].sequence < place.sequence
     return pb.ListEntriesResponse(entries=entries, more=more)
 
 
-async def entries_after(pool: Pool, tenant: str, task_id: str, after: int) -> tuple[Place, list[ledger_pb2.Entry]]:
+async def entries_after(
+    pool: Pool, tenant: str, task_id: str, after: int
+) -> tuple[LedgerPosition, list[ledger_pb2.Entry]]:
     """Where the ledger ends, and the next page after a sequence. Raises NotFound."""
     async with ledger_connection(pool) as connection:
-        place = await place_of(connection, tenant, task_id)
+        place = await position_of(connection, tenant, task_id)
         if place.sequence <= after:
             return place, []
         return place, await read_page(connection, task_id, after=after, until=place.sequence)
 
 
-async def place_of(connection: Connection, tenant: str, task_id: str) -> Place:
+async def position_of(connection: Connection, tenant: str, task_id: str) -> LedgerPosition:
     """Raises NotFound, also for another tenant's task."""
-    found = await fetch_one(connection, QUERIES.task_place, {"task_id": task_id, "tenant": tenant})
-    if found is None:
-        raise await missing(connection, tenant, task_id)
-    return Place(found[0], TaskState(found[1]) in TERMINAL)
+    row = await fetch_one(connection, QUERIES.task_place, {"task_id": task_id, "tenant": tenant})
+    if row is None:
+        raise await task_not_found(connection, tenant, task_id)
+    return LedgerPosition(row[0], TaskState(row[1]) in TERMINAL)
 
 
 def filter_parameters(wanted: task_pb2.TaskFilter) -> dict[str, Any]:

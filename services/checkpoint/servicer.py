@@ -10,31 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from services.checkpoint import (
-    aging,
-    bills,
-    create,
-    doubt_waits,
-    doubts,
-    epochs,
-    foreign,
-    forgetting,
-    forking,
-    lease_grants,
-    opening,
-    pruning,
-    queue,
-    reads,
-    refusals,
-    requeue,
-    signals,
-    usage_reports,
-)
-from services.checkpoint.frames import CommitFrames
-from services.checkpoint.offering import Offering
-from services.checkpoint.prepared import prepare
+from services.checkpoint import bills, grants, reads
+from services.checkpoint.commit import external_entries, opening, refused_writes
+from services.checkpoint.commit.commit_stream import CommitFrames
+from services.checkpoint.commit.prepared import prepare
+from services.checkpoint.queue import depth, queue, requeue
+from services.checkpoint.queue.offering import Offering
+from services.checkpoint.retention import clearing, pruning
+from services.checkpoint.submit import create, forking
+from services.checkpoint.waits import in_doubt, signals
 from tenure.domain.errors import StaleEpoch
-from tenure.runtime.tenancy import current_tenant
+from tenure.runtime.request_context import current_tenant
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2_grpc
 from tenure.wire.token import check_token
@@ -42,12 +28,12 @@ from tenure.wire.token import check_token
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from services.checkpoint.announcement import Announcement
-    from services.checkpoint.change_watching import ChangeWatching
-    from services.checkpoint.prepared import PreparedCommit
-    from services.checkpoint.queue_depth import QueueDepths
+    from services.checkpoint.commit.prepared import PreparedCommit
+    from services.checkpoint.queue.depth import QueueDepths
     from services.checkpoint.task_defaults import TaskDefaults
-    from services.checkpoint.watching import Watching
+    from services.checkpoint.watch.announcement import Announcement
+    from services.checkpoint.watch.change_stream import ChangeStream
+    from services.checkpoint.watch.task_stream import EntryWatch
     from tenure.runtime.batching import Answer, Batcher
     from tenure.runtime.postgres import Pool
     from tenure.runtime.signing import Verifier
@@ -56,15 +42,15 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class LedgerDependencies:
     """What the methods need of the process."""
 
     pool: Pool
     verifier: Verifier
     batcher: Batcher[PreparedCommit, pb.CommitResponse]
-    watching: Watching
-    changes: ChangeWatching
-    refusals: refusals.Refusals
+    watching: EntryWatch
+    changes: ChangeStream
+    refusals: refused_writes.Refusals
     announce: Callable[[Announcement], None]
     stopping: asyncio.Event
     defaults: TaskDefaults
@@ -74,7 +60,7 @@ class Ledger:
 class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
     """See protos/tenure/v1/checkpoint_service.proto for what each method promises."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: LedgerDependencies) -> None:
         self._ledger = ledger
         self._offering = Offering()
 
@@ -172,7 +158,7 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         return pb.InspectClaimsResponse(verdicts=await queue.inspect_claims(self._ledger.pool, request.claims))
 
     async def ListAging(self, request: pb.ListAgingRequest, context: Context) -> pb.ListAgingResponse:
-        return await aging.list_aging(self._ledger.pool, current_tenant(), request)
+        return await depth.list_aging(self._ledger.pool, current_tenant(), request)
 
     async def ListRunning(self, request: pb.ListRunningRequest, context: Context) -> pb.ListRunningResponse:
         return pb.ListRunningResponse(running=await queue.list_running(self._ledger.pool, request))
@@ -181,7 +167,7 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         return pb.ListEndingsResponse(endings=await queue.list_endings(self._ledger.pool, request))
 
     async def AppendForeign(self, request: pb.AppendForeignRequest, context: Context) -> pb.AppendForeignResponse:
-        appended = await foreign.append_foreign(self._ledger.pool, current_tenant(), request)
+        appended = await external_entries.append_external_entry(self._ledger.pool, current_tenant(), request)
         self._ledger.announce(appended.announcement)
         return pb.AppendForeignResponse(task=appended.task)
 
@@ -191,27 +177,27 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         return pb.SendSignalResponse(task=sent.task)
 
     async def GetEpochs(self, request: pb.GetEpochsRequest, context: Context) -> pb.GetEpochsResponse:
-        generation, highest_epoch = await epochs.get_epochs(self._ledger.pool)
+        generation, highest_epoch = await grants.get_epochs(self._ledger.pool)
         return pb.GetEpochsResponse(generation=generation, highest_epoch=highest_epoch)
 
     async def RaiseGeneration(self, request: pb.RaiseGenerationRequest, context: Context) -> pb.RaiseGenerationResponse:
-        generation = await epochs.raise_generation(self._ledger.pool, request.expected, request.reason)
+        generation = await grants.raise_generation(self._ledger.pool, request.expected, request.reason)
         return pb.RaiseGenerationResponse(generation=generation)
 
     async def GetLeaseGrant(self, request: pb.GetLeaseGrantRequest, context: Context) -> pb.GetLeaseGrantResponse:
-        return await lease_grants.get_lease_grant(self._ledger.pool, current_tenant(), request.resource)
+        return await grants.get_lease_grant(self._ledger.pool, current_tenant(), request.resource)
 
     async def RegisterLease(self, request: pb.RegisterLeaseRequest, context: Context) -> pb.RegisterLeaseResponse:
-        return await lease_grants.register_lease(self._ledger.pool, current_tenant(), request.grant)
+        return await grants.register_lease(self._ledger.pool, current_tenant(), request.grant)
 
     async def NoteLeaseRelease(
         self, request: pb.NoteLeaseReleaseRequest, context: Context
     ) -> pb.NoteLeaseReleaseResponse:
-        await lease_grants.note_lease_release(self._ledger.pool, current_tenant(), request)
+        await grants.record_lease_release(self._ledger.pool, current_tenant(), request)
         return pb.NoteLeaseReleaseResponse()
 
     async def InspectLeases(self, request: pb.InspectLeasesRequest, context: Context) -> pb.InspectLeasesResponse:
-        registered = await lease_grants.inspect_leases(self._ledger.pool, request.claims)
+        registered = await grants.inspect_leases(self._ledger.pool, request.claims)
         return pb.InspectLeasesResponse(registered_claim_ids=registered)
 
     async def ListBills(self, request: pb.ListBillsRequest, context: Context) -> pb.ListBillsResponse:
@@ -219,13 +205,13 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
 
     async def ReportUsage(self, request: pb.ReportUsageRequest, context: Context) -> pb.ReportUsageResponse:
         claims = check_token(self._ledger.verifier, request.token)
-        await usage_reports.report_usage(self._ledger.pool, claims, request)
+        await bills.report_usage(self._ledger.pool, claims, request)
         return pb.ReportUsageResponse()
 
     async def ListRefusedWrites(
         self, request: pb.ListRefusedWritesRequest, context: Context
     ) -> pb.ListRefusedWritesResponse:
-        refused = await refusals.list_refusals(self._ledger.pool, current_tenant(), request.task_id)
+        refused = await refused_writes.list_refusals(self._ledger.pool, current_tenant(), request.task_id)
         return pb.ListRefusedWritesResponse(refused_writes=refused)
 
     async def PruneTasks(
@@ -234,19 +220,19 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         return await pruning.prune_for_operator(self._ledger.pool, current_tenant(), request)
 
     async def ListPrunings(self, request: pb.ListPruningsRequest, context: Context) -> pb.ListPruningsResponse:
-        return pb.ListPruningsResponse(prunings=await forgetting.list_prunings(self._ledger.pool, request.limit))
+        return pb.ListPruningsResponse(prunings=await clearing.list_prunings(self._ledger.pool, request.limit))
 
     async def NoteForgotten(self, request: pb.NoteForgottenRequest, context: Context) -> pb.NoteForgottenResponse:
-        await forgetting.note_forgotten(self._ledger.pool, request.task_ids)
+        await clearing.record_forgotten(self._ledger.pool, request.task_ids)
         return pb.NoteForgottenResponse()
 
     async def ListDoubtWaits(self, request: pb.ListDoubtWaitsRequest, context: Context) -> pb.ListDoubtWaitsResponse:
-        return pb.ListDoubtWaitsResponse(waits=await doubt_waits.list_doubt_waits(self._ledger.pool, request.limit))
+        return pb.ListDoubtWaitsResponse(waits=await in_doubt.list_in_doubt_waits(self._ledger.pool, request.limit))
 
     async def ListDoubts(self, request: pb.ListDoubtsRequest, context: Context) -> pb.ListDoubtsResponse:
-        return await doubts.list_doubts(self._ledger.pool, current_tenant(), request)
+        return await in_doubt.list_calls_in_doubt(self._ledger.pool, current_tenant(), request)
 
     async def RequeueSettled(self, request: pb.RequeueSettledRequest, context: Context) -> pb.RequeueSettledResponse:
-        task_ids, announcement = await doubt_waits.requeue_settled(self._ledger.pool, request.settled)
+        task_ids, announcement = await in_doubt.requeue_settled(self._ledger.pool, request.settled)
         self._ledger.announce(announcement)
         return pb.RequeueSettledResponse(task_ids=task_ids)

@@ -2,7 +2,7 @@
 
 import sys
 
-from tenure.runtime.importing import imports_kept
+from tenure.runtime.fast_start import imports_kept
 
 with imports_kept():
     from services.coordinator.main import main

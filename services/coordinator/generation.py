@@ -26,20 +26,25 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from services.coordinator.claims.lost_claims import LostClaim, LostClaims
 from services.coordinator.lease_store import ETCD_OUT_OF_SPACE, ETCD_UNAVAILABLE
-from services.coordinator.losses import Losses, LostClaim
-from tenure.domain.epochs import FIRST_GENERATION, compose_epoch, describe_epoch, split_epoch
 from tenure.domain.errors import TenureError, Unavailable
+from tenure.domain.fencing import (
+    FIRST_GENERATION,
+    compose_epoch,
+    describe_epoch,
+    split_epoch,
+)
 from tenure.domain.states import Reason
 from tenure.runtime import metrics
-from tenure.runtime.duties import note_progress
-from tenure.runtime.failpoint import failpoint
-from tenure.runtime.status import PeerFailed
+from tenure.runtime.failpoints import failpoint
+from tenure.runtime.process import note_progress
+from tenure.runtime.rpc_status import PeerFailed
 
 if TYPE_CHECKING:
     from services.coordinator.lease_store import HeldSession, LeaseStore
     from services.coordinator.lease_store.generation_key import EtcdGeneration
-    from services.coordinator.ledger import Ledger
+    from services.coordinator.ledger_client import LedgerClient
     from tenure.v1 import checkpoint_service_pb2 as pb
 
 _log: Final = logging.getLogger(__name__)
@@ -65,7 +70,7 @@ class Generation:
     """The generation this replica works in. While it is in doubt nothing is granted and no session begins."""
 
     def __init__(
-        self, store: LeaseStore, ledger: Ledger, losses: Losses, on_health: Callable[[bool], Awaitable[None]]
+        self, store: LeaseStore, ledger: LedgerClient, losses: LostClaims, on_health: Callable[[bool], Awaitable[None]]
     ) -> None:
         self._store = store
         self._ledger = ledger
@@ -190,8 +195,8 @@ class Generation:
 
     def _why_raise(self, ledger: pb.GetEpochsResponse, etcd: EtcdGeneration) -> str | None:
         if etcd.generation != ledger.generation:
-            told = "none" if etcd.generation is None else etcd.generation
-            return f"etcd is at generation {told}, the ledger at {ledger.generation}"
+            etcd_generation = "none" if etcd.generation is None else etcd.generation
+            return f"etcd is at generation {etcd_generation}, the ledger at {ledger.generation}"
         if compose_epoch(etcd.generation, etcd.revision) < ledger.highest_epoch:
             return f"etcd is at revision {etcd.revision}, epoch {describe_epoch(ledger.highest_epoch)} was granted"
         if ledger.generation <= self._lost_life:
@@ -235,8 +240,8 @@ class Generation:
     async def _clear_older(self, generation: int) -> None:
         """Claims first: a claim that goes alone is requeued by who deleted it, so that the reason is told truly."""
         await self._store.leases.delete_older(generation)
-        found = await self._store.claims.list_all()
-        claims = [each for each in found.values() if each.record.generation < generation]
+        result = await self._store.claims.list_all()
+        claims = [each for each in result.values() if each.record.generation < generation]
         sessions = [each for each in await self._store.sessions.list_all() if each.record.generation < generation]
         if not claims and not sessions:
             return

@@ -8,34 +8,28 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 from uuid import uuid4
 
-from services.coordinator.attaching import Attaching
-from services.coordinator.dispatch import Dispatch
-from services.coordinator.doubt_waits import DoubtWaits
-from services.coordinator.ending import Ender
-from services.coordinator.endings import Endings
+from services.coordinator.claims.close_out import CloseOutRunner, PendingEndings
+from services.coordinator.claims.dispatch import Dispatch
+from services.coordinator.claims.granting import ClaimGranter, Issuer
+from services.coordinator.claims.key_watch import KeyWatch
+from services.coordinator.claims.lost_claims import ClaimReleases, LostClaims
+from services.coordinator.claims.queue_watch import QueueListener
+from services.coordinator.claims.reconcile import Reconciliation
+from services.coordinator.claims.stuck_claims import StuckClaims
 from services.coordinator.generation import Generation
-from services.coordinator.granting import Granting
-from services.coordinator.hints import Hints
-from services.coordinator.issuing import Issuer
+from services.coordinator.in_doubt_waits import InDoubtWaits
 from services.coordinator.lease_store import open_lease_store
-from services.coordinator.leases.composition import lease_service
-from services.coordinator.ledger import WATCH_SECONDS, Ledger
-from services.coordinator.losses import Losses
-from services.coordinator.operating import Operating
-from services.coordinator.own_session import OwnSession
-from services.coordinator.prunings import Prunings
-from services.coordinator.reconcile import Reconciliation
-from services.coordinator.releases import Releases
+from services.coordinator.leases.servicer import lease_service
+from services.coordinator.ledger_client import WATCH_SECONDS, LedgerClient
+from services.coordinator.operator_requests import OperatorRequests
+from services.coordinator.pruned_tasks import PrunedTasks
 from services.coordinator.servicer import CoordinatorServicer
-from services.coordinator.sessions import Sessions
-from services.coordinator.settings import Settings
-from services.coordinator.stalled import Stalled
-from services.coordinator.takeover import Takeover
-from services.coordinator.tool_fence import ToolFence
-from services.coordinator.vanishing import Vanishing
-from tenure.runtime.duties import Duties
-from tenure.runtime.process import Process
-from tenure.runtime.rpc_channel import open_channel
+from services.coordinator.sessions.own_session import OwnSession
+from services.coordinator.sessions.session_attach import SessionAttach, Sessions, Takeover
+from services.coordinator.settings import CoordinatorSettings
+from services.coordinator.tools_client import ToolsClient
+from tenure.runtime.process import Duties, Process
+from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.rpc_options import ServerLimits
 from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.service import instance_id, run_service, serve
@@ -64,12 +58,12 @@ GENERATION_SILENCE_SECONDS: Final = 300.0
 LIMITS = ServerLimits(max_connection_age_seconds=20 * 24 * 3600.0)
 
 
-async def compose(process: Process, settings: Settings) -> None:
+async def compose(process: Process, settings: CoordinatorSettings) -> None:
     """Everything, served until the process is to end."""
     await serve(process, await assemble(process, settings))
 
 
-async def assemble(process: Process, settings: Settings) -> RpcServer:
+async def assemble(process: Process, settings: CoordinatorSettings) -> RpcServer:
     """Clients, then what is known in memory, then the duties: what closes first needs what closes later."""
     coordinator_id = settings.id or f"{instance_id()}-{uuid4().hex[:6]}"
     timing = settings.timing()
@@ -82,15 +76,15 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
         )
     )
     checkpoint = await process.open(open_channel(settings.checkpoint_address))
-    ledger = Ledger(checkpoint)
-    tool_fence = ToolFence(await process.open(open_channel(settings.tools_address)))
+    ledger = LedgerClient(checkpoint)
+    tool_fence = ToolsClient(await process.open(open_channel(settings.tools_address)))
     issuer = Issuer(settings.signing_key_file, settings.verifying_keys_file)
     server = RpcServer(settings.listen, validate=validate, stopping=process.stopping, limits=LIMITS)
 
     sessions = Sessions()
-    losses = Losses(store, ledger)
+    losses = LostClaims(store, ledger)
     generation = Generation(store, ledger, losses, server_health(server))
-    granting = Granting(store, ledger, losses, issuer, generation)
+    granting = ClaimGranter(store, ledger, losses, issuer, generation)
     dispatch = Dispatch(ledger, sessions, granting, generation, process.stopping)
     losses.on_requeued(dispatch.on_queued)
 
@@ -99,15 +93,15 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     deletions.start("claim deletions", losses.run, silence_seconds=SILENCE_SECONDS)
     own_session = await process.open(OwnSession(coordinator_id, store, generation, timing))
     duties = await process.open(Duties())
-    ender = Ender(store, ledger, tool_fence, losses, issuer, generation, own_session)
-    endings = Endings(ledger, sessions, ender, grace_seconds=settings.cancel_grace_seconds)
-    operating = Operating(store, sessions, losses)
+    ender = CloseOutRunner(store, ledger, tool_fence, losses, issuer, generation, own_session)
+    endings = PendingEndings(ledger, sessions, ender, grace_seconds=settings.cancel_grace_seconds)
+    operating = OperatorRequests(store, sessions, losses)
     interval_seconds = settings.reconcile_interval_seconds
     reconciliation = Reconciliation(store, ledger, sessions, losses, interval_seconds, timing, operating)
-    vanishing = Vanishing(coordinator_id, store, sessions, losses, generation, operating)
-    releases = await process.open(Releases(store, losses))
+    vanishing = KeyWatch(coordinator_id, store, sessions, losses, generation, operating)
+    releases = await process.open(ClaimReleases(store, losses))
     takeover = await process.open(Takeover(store, timing.reconnect_grace_seconds))
-    attaching = Attaching(coordinator_id, store, generation, sessions, timing)
+    attaching = SessionAttach(coordinator_id, store, generation, sessions, timing)
     servicer = CoordinatorServicer(
         store, sessions, attaching, takeover, dispatch, releases, issuer, operating, process.stopping
     )
@@ -118,15 +112,15 @@ async def assemble(process: Process, settings: Settings) -> RpcServer:
     duties.start("generation", generation.watch_over, silence_seconds=GENERATION_SILENCE_SECONDS)
     duties.start("vanishing", vanishing.run, silence_seconds=SILENCE_SECONDS)
     duties.start("dispatch", dispatch.run, may_end=True, silence_seconds=SILENCE_SECONDS)
-    hints = Hints(ledger, dispatch.on_queued, endings.on_cancels)
+    hints = QueueListener(ledger, dispatch.on_queued, endings.on_cancels)
     duties.start("hints", hints.run, silence_seconds=HINTS_SILENCE_SECONDS)
-    duties.start("stalled", Stalled(sessions, losses).run, silence_seconds=SILENCE_SECONDS)
+    duties.start("stalled", StuckClaims(sessions, losses).run, silence_seconds=SILENCE_SECONDS)
     duties.start("reconciliation", reconciliation.run, silence_seconds=LISTS_SILENCE_SECONDS)
     duties.start("own session", own_session.run, silence_seconds=SILENCE_SECONDS)
     duties.start("endings", endings.run, silence_seconds=TOOLS_SILENCE_SECONDS)
-    prunings = Prunings(ledger, tool_fence, issuer, coordinator_id)
+    prunings = PrunedTasks(ledger, tool_fence, issuer, coordinator_id)
     duties.start("prunings", prunings.run, silence_seconds=TOOLS_SILENCE_SECONDS)
-    duties.start("doubt waits", DoubtWaits(ledger, tool_fence).run, silence_seconds=TOOLS_SILENCE_SECONDS)
+    duties.start("doubt waits", InDoubtWaits(ledger, tool_fence).run, silence_seconds=TOOLS_SILENCE_SECONDS)
     duties.start("signing key", issuer.follow_rotation, silence_seconds=SILENCE_SECONDS)
     duties.start("unregistered leases", sweeping.run, silence_seconds=LISTS_SILENCE_SECONDS)
     await generation.first_look()
@@ -145,4 +139,4 @@ def server_health(server: RpcServer) -> Callable[[bool], Awaitable[None]]:
 
 def main() -> int:
     """The exit code."""
-    return run_service("coordinator", Settings, os.environ, compose, arguments=sys.argv[1:])
+    return run_service("coordinator", CoordinatorSettings, os.environ, compose, arguments=sys.argv[1:])

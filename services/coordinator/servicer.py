@@ -6,22 +6,20 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Final
 
-from services.coordinator.listings import list_claims, list_workers
-from services.coordinator.session_stream import NOTHING_TAKEN, Ending, SessionStream
+from services.coordinator.operator_requests import list_claims, list_workers
+from services.coordinator.sessions.session_stream import NOTHING_TAKEN, SessionStreamServer, StreamEnd
 from tenure.domain.errors import InvalidRequest
 from tenure.runtime.rpc_server import draining
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceServicer
 
 if TYPE_CHECKING:
-    from services.coordinator.attaching import Attaching
-    from services.coordinator.dispatch import Dispatch
-    from services.coordinator.issuing import Issuer
+    from services.coordinator.claims.dispatch import Dispatch
+    from services.coordinator.claims.granting import Issuer
+    from services.coordinator.claims.lost_claims import ClaimReleases
     from services.coordinator.lease_store import LeaseStore
-    from services.coordinator.operating import Operating
-    from services.coordinator.releases import Releases
-    from services.coordinator.sessions import Sessions
-    from services.coordinator.takeover import Takeover
+    from services.coordinator.operator_requests import OperatorRequests
+    from services.coordinator.sessions.session_attach import SessionAttach, Sessions, Takeover
 
 _HELLO_SECONDS: Final = 10.0
 
@@ -33,12 +31,12 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         self,
         store: LeaseStore,
         sessions: Sessions,
-        attaching: Attaching,
+        attaching: SessionAttach,
         takeover: Takeover,
         dispatch: Dispatch,
-        releases: Releases,
+        releases: ClaimReleases,
         issuer: Issuer,
-        operating: Operating,
+        operating: OperatorRequests,
         stopping: asyncio.Event,
     ) -> None:
         self._operating = operating
@@ -58,14 +56,14 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         if self._stopping.is_set():
             raise draining()
         session = await self._attaching.attach(await _hello(request_iterator))
-        stream = SessionStream(session, self._store, self._issuer, self._releases, self._dispatch, self._stopping)
+        stream = SessionStreamServer(session, self._store, self._issuer, self._releases, self._dispatch, self._stopping)
         try:
             self._dispatch.on_queued()
             await stream.serve(request_iterator, context)
         finally:
             self._sessions.detach(session)
             if stream.ending not in NOTHING_TAKEN:
-                self._takeover.begin(session, announced=stream.ending is Ending.GOODBYE)
+                self._takeover.begin(session, announced=stream.ending is StreamEnd.GOODBYE)
 
     async def ListWorkers(self, _request: Any, _context: Any) -> pb.CoordinatorServiceListWorkersResponse:
         """Live sessions."""

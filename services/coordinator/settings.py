@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.coordinator.session import Timing
+from services.coordinator.sessions.session import Timing
 from tenure.runtime.service import CommonSettings
 from tenure.runtime.settings import Address, group, setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class CoordinatorSettings:
     """TENURE_COORDINATOR_…"""
 
     listen: Address = setting("where to serve", default=Address("127.0.0.1:8471"))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from services.gateway.doubts import list_in_doubt, what_is_said
+from services.gateway.in_doubt import list_in_doubt, operator_request_of
 from services.gateway.peers import Peers, patiently, read_task
 from services.gateway.tasks import caller, new_id
-from tenure.domain.epochs import describe_epoch
 from tenure.domain.errors import Unavailable, WrongState
+from tenure.domain.fencing import describe_epoch
 from tenure.domain.states import Reason
 from tenure.v1 import admin_service_pb2 as api
 from tenure.v1 import checkpoint_service_pb2 as ledger
@@ -17,8 +17,7 @@ from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.v1.admin_service_pb2_grpc import AdminServiceServicer
-from tenure.wire.enums import state_name
-from tenure.wire.times import seconds
+from tenure.wire.common import seconds, state_name
 
 
 class AdminServicer(AdminServiceServicer):
@@ -35,23 +34,25 @@ class AdminServicer(AdminServiceServicer):
     async def ResolveInDoubtCall(
         self, request: api.ResolveInDoubtCallRequest, _context: Any
     ) -> api.ResolveInDoubtCallResponse:
-        asked = await what_is_said(self._peers, request)
-        return api.ResolveInDoubtCallResponse(task=await self._intervene(request.task_id, request.request_id, asked))
+        operator_request = await operator_request_of(self._peers, request)
+        return api.ResolveInDoubtCallResponse(
+            task=await self._intervene(request.task_id, request.request_id, operator_request)
+        )
 
     async def ListWorkers(self, _request: api.ListWorkersRequest, _context: Any) -> api.ListWorkersResponse:
-        asked = coordinator.CoordinatorServiceListWorkersRequest()
-        listed = await patiently(lambda: self._peers.coordinator.ListWorkers(asked))
+        request = coordinator.CoordinatorServiceListWorkersRequest()
+        listed = await patiently(lambda: self._peers.coordinator.ListWorkers(request))
         return api.ListWorkersResponse(workers=listed.workers)
 
     async def ListClaims(self, request: api.ListClaimsRequest, _context: Any) -> api.ListClaimsResponse:
-        asked = coordinator.CoordinatorServiceListClaimsRequest(task_id=request.task_id)
-        listed = await patiently(lambda: self._peers.coordinator.ListClaims(asked))
+        coordinator_request = coordinator.CoordinatorServiceListClaimsRequest(task_id=request.task_id)
+        listed = await patiently(lambda: self._peers.coordinator.ListClaims(coordinator_request))
         return api.ListClaimsResponse(claims=listed.claims)
 
     async def ListRefusals(self, request: api.ListRefusalsRequest, _context: Any) -> api.ListRefusalsResponse:
         """The ledger is asked first: it knows whose task it is, the tools know only tasks that called them."""
-        asked = ledger.ListRefusedWritesRequest(task_id=request.task_id)
-        writes = await patiently(lambda: self._peers.checkpoint.ListRefusedWrites(asked))
+        ledger_request = ledger.ListRefusedWritesRequest(task_id=request.task_id)
+        writes = await patiently(lambda: self._peers.checkpoint.ListRefusedWrites(ledger_request))
         of_tools = tools.ListRefusedCallsRequest(task_id=request.task_id)
         calls = await patiently(lambda: self._peers.tools.ListRefusedCalls(of_tools))
         return api.ListRefusalsResponse(ledger=writes.refused_writes, tools=calls.refused_calls)
@@ -85,55 +86,63 @@ class AdminServicer(AdminServiceServicer):
         requeue = ledger_pb2.OperatorRequest.Requeue(
             extra_tokens=request.extra_tokens, extra_steps=request.extra_steps, extra_nano_usd=request.extra_nano_usd
         )
-        asked = ledger_pb2.OperatorRequest(reason=request.reason, requeue=requeue)
-        return api.RequeueTaskResponse(task=await self._intervene(request.task_id, request.request_id, asked))
+        operator_request = ledger_pb2.OperatorRequest(reason=request.reason, requeue=requeue)
+        return api.RequeueTaskResponse(
+            task=await self._intervene(request.task_id, request.request_id, operator_request)
+        )
 
     async def GrantBudget(self, request: api.GrantBudgetRequest, _context: Any) -> api.GrantBudgetResponse:
         grant = ledger_pb2.OperatorRequest.GrantBudget(
             extra_tokens=request.extra_tokens, extra_nano_usd=request.extra_nano_usd
         )
-        asked = ledger_pb2.OperatorRequest(reason=request.reason, grant_budget=grant)
-        return api.GrantBudgetResponse(task=await self._intervene(request.task_id, request.request_id, asked))
+        operator_request = ledger_pb2.OperatorRequest(reason=request.reason, grant_budget=grant)
+        return api.GrantBudgetResponse(
+            task=await self._intervene(request.task_id, request.request_id, operator_request)
+        )
 
     async def CloseOutTask(self, request: api.CloseOutTaskRequest, _context: Any) -> api.CloseOutTaskResponse:
         close_out = ledger_pb2.OperatorRequest.CloseOut(to_state=request.to_state, result=request.result)
-        asked = ledger_pb2.OperatorRequest(reason=request.reason, close_out=close_out)
-        return api.CloseOutTaskResponse(task=await self._intervene(request.task_id, request.request_id, asked))
+        operator_request = ledger_pb2.OperatorRequest(reason=request.reason, close_out=close_out)
+        return api.CloseOutTaskResponse(
+            task=await self._intervene(request.task_id, request.request_id, operator_request)
+        )
 
     async def TransferTask(self, request: api.TransferTaskRequest, _context: Any) -> api.TransferTaskResponse:
         """The ledger says under which epoch it is held, and then what came of it: only that claim is taken away."""
         task = await read_task(self._peers, request.task_id)
         epoch = request.epoch or task.epoch
         if is_held(task, epoch):
-            asked = coordinator.CoordinatorServiceTransferTaskRequest(
+            coordinator_request = coordinator.CoordinatorServiceTransferTaskRequest(
                 task_id=request.task_id,
                 epoch=epoch,
                 actor=caller(),
                 reason=request.reason,
                 to_worker_id=request.to_worker_id,
             )
-            await patiently(lambda: self._peers.coordinator.TransferTask(asked))
-        elif not was_taken(task, epoch):
-            raise not_running(task)
+            await patiently(lambda: self._peers.coordinator.TransferTask(coordinator_request))
+        elif not transferred(task, epoch):
+            raise task_not_running(task)
         task = await read_task(self._peers, request.task_id)
         if is_held(task, epoch):  # its claim is gone from etcd, which the ledger does not know yet
             raise still_held(task)
         return api.TransferTaskResponse(task=task)
 
     async def DrainWorker(self, request: api.DrainWorkerRequest, _context: Any) -> api.DrainWorkerResponse:
-        asked = coordinator.CoordinatorServiceDrainWorkerRequest(
+        coordinator_request = coordinator.CoordinatorServiceDrainWorkerRequest(
             worker_id=request.worker_id, actor=caller(), reason=request.reason
         )
-        told = await patiently(lambda: self._peers.coordinator.DrainWorker(asked))
-        return api.DrainWorkerResponse(workers=told.workers)
+        response = await patiently(lambda: self._peers.coordinator.DrainWorker(coordinator_request))
+        return api.DrainWorkerResponse(workers=response.workers)
 
     async def ListQueues(self, _request: api.ListQueuesRequest, _context: Any) -> api.ListQueuesResponse:
-        asked = ledger.CheckpointServiceListQueuesRequest()
-        return api.ListQueuesResponse(queues=(await patiently(lambda: self._peers.checkpoint.ListQueues(asked))).queues)
+        request = ledger.CheckpointServiceListQueuesRequest()
+        return api.ListQueuesResponse(
+            queues=(await patiently(lambda: self._peers.checkpoint.ListQueues(request))).queues
+        )
 
     async def ListToolSources(self, _request: api.ListToolSourcesRequest, _context: Any) -> api.ListToolSourcesResponse:
-        told = await patiently(lambda: self._peers.tools.ListSources(tools.ListSourcesRequest()))
-        return api.ListToolSourcesResponse(instance=told.instance, sources=told.sources)
+        response = await patiently(lambda: self._peers.tools.ListSources(tools.ListSourcesRequest()))
+        return api.ListToolSourcesResponse(instance=response.instance, sources=response.sources)
 
     async def ListTools(
         self, _request: api.AdminServiceListToolsRequest, _context: Any
@@ -142,14 +151,14 @@ class AdminServicer(AdminServiceServicer):
         return api.AdminServiceListToolsResponse(instance=answer.instance, tools=answer.tools)
 
     async def ListAgingTasks(self, request: api.ListAgingTasksRequest, _context: Any) -> api.ListAgingTasksResponse:
-        asked = ledger.ListAgingRequest(
+        ledger_request = ledger.ListAgingRequest(
             view=request.view,
             states=request.states,
             idle=request.idle if request.HasField("idle") else None,
             page_size=request.page_size,
             page_token=request.page_token,
         )
-        page = await patiently(lambda: self._peers.checkpoint.ListAging(asked))
+        page = await patiently(lambda: self._peers.checkpoint.ListAging(ledger_request))
         try:
             claims = await self._claims_of(page.tasks)
         except Unavailable:
@@ -162,27 +171,29 @@ class AdminServicer(AdminServiceServicer):
 
     async def PruneTasks(self, request: api.PruneTasksRequest, _context: Any) -> api.PruneTasksResponse:
         """The ledger does it and writes down who asked, and why."""
-        asked = ledger.CheckpointServicePruneTasksRequest(
+        ledger_request = ledger.CheckpointServicePruneTasksRequest(
             reason=request.reason, actor=caller(), dry_run=request.dry_run, limit=request.limit
         )
         if request.WhichOneof("which") == "task_id":
-            asked.task_id = request.task_id
+            ledger_request.task_id = request.task_id
         else:
-            asked.ended_before.CopyFrom(request.ended_before)
-        told = await patiently(lambda: self._peers.checkpoint.PruneTasks(asked))
-        return api.PruneTasksResponse(task_ids=told.task_ids, more=told.more)
+            ledger_request.ended_before.CopyFrom(request.ended_before)
+        response = await patiently(lambda: self._peers.checkpoint.PruneTasks(ledger_request))
+        return api.PruneTasksResponse(task_ids=response.task_ids, more=response.more)
 
     async def _claims_of(self, tasks: Sequence[task_pb2.AgingTask]) -> list[coordinator.Claim]:
         """Of all tasks in one question, if any of these is held at all."""
         if not any(task.owner for task in tasks):
             return []
-        asked = coordinator.CoordinatorServiceListClaimsRequest()
-        return list((await patiently(lambda: self._peers.coordinator.ListClaims(asked))).claims)
+        request = coordinator.CoordinatorServiceListClaimsRequest()
+        return list((await patiently(lambda: self._peers.coordinator.ListClaims(request))).claims)
 
-    async def _intervene(self, task_id: str, request_id: str, asked: ledger_pb2.OperatorRequest) -> task_pb2.Task:
+    async def _intervene(
+        self, task_id: str, request_id: str, operator_request: ledger_pb2.OperatorRequest
+    ) -> task_pb2.Task:
         """Recorded is acknowledged, as with a cancel: what is left to do is found in the ledger by those who do it."""
         fact = ledger.AppendForeignRequest(
-            task_id=task_id, request_id=request_id or new_id(), actor=caller(), operator_request=asked
+            task_id=task_id, request_id=request_id or new_id(), actor=caller(), operator_request=operator_request
         )
         return (await patiently(lambda: self._peers.checkpoint.AppendForeign(fact))).task
 
@@ -192,17 +203,17 @@ def aging_with_leases(
 ) -> list[api.ListAgingTasksResponse.Aging]:
     """Each with what is left of its claim; those whose lease is well are left out where that was asked for."""
     left = {(claim.task_id, claim.epoch): claim.remaining for claim in claims or ()}
-    found = []
+    results = []
     for task in tasks:
         remaining = left.get((task.task_id, task.epoch)) if task.owner else None
         well = remaining is not None and seconds(remaining) >= seconds(request.lease_below)
         if request.HasField("lease_below") and claims is not None and (well or not task.owner):
             continue
-        found.append(api.ListAgingTasksResponse.Aging(task=task, lease_remaining=remaining))
-    return found
+        results.append(api.ListAgingTasksResponse.Aging(task=task, lease_remaining=remaining))
+    return results
 
 
-def was_taken(task: task_pb2.Task, epoch: int) -> bool:
+def transferred(task: task_pb2.Task, epoch: int) -> bool:
     """Whether the claim of this epoch was taken away before: the request is a repeat."""
     return task.epoch > epoch or (task.epoch == epoch and task.reason == Reason.OPERATOR_TRANSFER)
 
@@ -222,7 +233,7 @@ def still_held(task: task_pb2.Task) -> Unavailable:
     )
 
 
-def not_running(task: task_pb2.Task) -> WrongState:
+def task_not_running(task: task_pb2.Task) -> WrongState:
     """Nobody holds it, so it cannot be taken from anybody."""
     state = state_name(task.state)
     return WrongState(f"the task is {state}: no worker holds it", metadata={"state": state})

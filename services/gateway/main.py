@@ -7,13 +7,10 @@ import sys
 from dataclasses import dataclass
 
 from services.gateway.admin import AdminServicer
-from services.gateway.leases import LeaseServicer
-from services.gateway.live import LiveText
+from services.gateway.forwarding import LeaseForwarder, ScheduleForwarder, TenantForwarder, WebhookForwarder
 from services.gateway.peers import Peers
-from services.gateway.schedules import ScheduleServicer
 from services.gateway.tasks import TaskServicer
-from services.gateway.tenants import TenantServicer
-from services.gateway.webhooks import WebhookServicer
+from services.gateway.watch import LiveTextRelay
 from tenure.runtime.process import Process
 from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.schema_checks import SchemaChecks
@@ -29,7 +26,7 @@ from tenure.validators import schemas_in, validate
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class GatewaySettings:
     """TENURE_GATEWAY_…"""
 
     listen: Address = setting("where to serve", default=Address("127.0.0.1:8470"))
@@ -41,24 +38,24 @@ class Settings:
     common: CommonSettings = group(CommonSettings)
 
 
-async def compose(process: Process, settings: Settings) -> None:
+async def compose(process: Process, settings: GatewaySettings) -> None:
     """Channels first, then the server on them."""
     peers = await process.open(Peers(settings.checkpoint_address, settings.coordinator_address, settings.tools_address))
-    live = await process.open(LiveText(peers))
+    live = await process.open(LiveTextRelay(peers))
     examine = SchemaChecks(schemas_in).examine
     server = RpcServer(settings.listen, validate=validate, examine=examine, stopping=process.stopping)
     tasks = TaskServicer(peers, live, server.stopping, settings.heartbeat_seconds)
     server.add("tenure.v1.TaskService", add_TaskServiceServicer_to_server, tasks)
     server.add("tenure.v1.AdminService", add_AdminServiceServicer_to_server, AdminServicer(peers))
-    leases = LeaseServicer(peers, server.stopping)
+    leases = LeaseForwarder(peers, server.stopping)
     server.add("tenure.v1.LeaseService", add_LeaseServiceServicer_to_server, leases)
-    server.add("tenure.v1.ScheduleService", add_ScheduleServiceServicer_to_server, ScheduleServicer(peers))
-    tenants = TenantServicer(peers, settings.operator_tenants)
+    server.add("tenure.v1.ScheduleService", add_ScheduleServiceServicer_to_server, ScheduleForwarder(peers))
+    tenants = TenantForwarder(peers, settings.operator_tenants)
     server.add("tenure.v1.TenantService", add_TenantServiceServicer_to_server, tenants)
-    server.add("tenure.v1.WebhookService", add_WebhookServiceServicer_to_server, WebhookServicer(peers))
+    server.add("tenure.v1.WebhookService", add_WebhookServiceServicer_to_server, WebhookForwarder(peers))
     await serve(process, server)
 
 
 def main() -> int:
     """The exit code."""
-    return run_service("gateway", Settings, os.environ, compose, arguments=sys.argv[1:])
+    return run_service("gateway", GatewaySettings, os.environ, compose, arguments=sys.argv[1:])

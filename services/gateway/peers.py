@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 from tenure.domain.errors import TryLater, Unavailable
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime.retrying import retrying
-from tenure.runtime.rpc_calls import PEER
-from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.rpc_client import PEER, open_channel
 from tenure.v1 import task_pb2
 from tenure.v1.checkpoint_service_pb2 import CheckpointServiceGetTaskRequest
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
@@ -87,8 +86,8 @@ async def patiently(call: Callable[[], Awaitable[T]]) -> T:
 
 async def read_task(peers: Peers, task_id: str) -> task_pb2.Task:
     """As it is in the ledger now. Raises NotFound, Unavailable."""
-    asked = CheckpointServiceGetTaskRequest(task_id=task_id)
-    return (await patiently(lambda: peers.checkpoint.GetTask(asked))).task
+    request = CheckpointServiceGetTaskRequest(task_id=task_id)
+    return (await patiently(lambda: peers.checkpoint.GetTask(request))).task
 
 
 def out_of_reach(error: TryLater) -> Unavailable:

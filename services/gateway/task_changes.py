@@ -30,13 +30,13 @@ async def follow_changes(
 
     Raises InvalidRequest and OutOfRange as they come, and Unavailable when the ledger does not answer at the beginning.
     """
-    asked = ledger.WatchChangesRequest(filter=request.filter, after_cursor=request.after_cursor)
+    ledger_request = ledger.WatchChangesRequest(filter=request.filter, after_cursor=request.after_cursor)
     failures, begun = 0, False
     while True:
         try:
-            async for answer in peers.checkpoint.WatchChanges(asked):
+            async for answer in peers.checkpoint.WatchChanges(ledger_request):
                 failures, begun = 0, True
-                asked.after_cursor = answer.cursor
+                ledger_request.after_cursor = answer.cursor
                 yield answer
             failures += 1  # ended in order: a replica that drains
         except TryLater as error:
@@ -46,7 +46,7 @@ async def follow_changes(
         await asyncio.sleep(RECONNECT.wait_seconds(failures, random.random()))
 
 
-class TasksWatch:
+class WatchTasksStream:
     """One watcher. Inside `async with`, `events` goes on until it is closed, and raises Unavailable when we drain."""
 
     def __init__(self, peers: Peers, request: api.WatchTasksRequest, stopping: asyncio.Event) -> None:

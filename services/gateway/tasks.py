@@ -3,27 +3,131 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any, Final
 
 import uuid_utils
 
-from services.gateway.explaining import explain_task
-from services.gateway.files import list_files, read_file
-from services.gateway.forking import fork_task
-from services.gateway.live import LiveText
-from services.gateway.peers import Peers, patiently, read_task
-from services.gateway.task_changes import TasksWatch
+from services.gateway.explain import explain_task
+from services.gateway.peers import Peers, out_of_reach, patiently, read_task
+from services.gateway.task_changes import WatchTasksStream
 from services.gateway.tool_names import check_names_of_fork, check_tool_names
-from services.gateway.waiting import wait_for_end
-from services.gateway.watching import Watch
-from tenure.runtime.tenancy import current_tenant
+from services.gateway.watch import LiveTextRelay, WatchTaskStream, follow_entries
+from tenure.domain.errors import Unavailable
+from tenure.domain.states import is_terminal
+from tenure.runtime.request_context import current_tenant
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
+from tenure.v1 import tool_service_pb2 as tools
 from tenure.v1.task_service_pb2_grpc import TaskServiceServicer
-from tenure.wire.times import seconds
+from tenure.wire.common import STATES, seconds
+
+# ForkTask: the id first, then the files under it, then the task that may run.
+
+COPY_TIMEOUT_SECONDS: Final = 120.0
+
+
+async def fork_task(
+    peers: Peers, request: ledger.CheckpointServiceForkTaskRequest, *, with_files: bool
+) -> api.ForkTaskResponse:
+    """Raises what the ledger says, and WrongState (WORKSPACE_LIMIT, WORKSPACE_UNREADABLE) of files."""
+    if not with_files:
+        return api.ForkTaskResponse(task=(await patiently(lambda: peers.checkpoint.ForkTask(request))).task)
+    prepare = ledger.PrepareForkRequest(fork=request)
+    prepared = await patiently(lambda: peers.checkpoint.PrepareFork(prepare))
+    if prepared.WhichOneof("result") == "task":
+        return api.ForkTaskResponse(task=prepared.task)
+    copy = tools.CopyFilesRequest(from_task_id=request.task_id, task_id=prepared.prepared_task_id)
+    done = await patiently(lambda: peers.tools.CopyFiles(copy, timeout=COPY_TIMEOUT_SECONDS))
+    fork = ledger.CheckpointServiceForkTaskRequest()
+    fork.CopyFrom(request)
+    fork.prepared_task_id = prepared.prepared_task_id
+    task = (await patiently(lambda: peers.checkpoint.ForkTask(fork))).task
+    made_now = task.task_id == prepared.prepared_task_id and done.HasField("copied")
+    return api.ForkTaskResponse(task=task, copied=done.copied if made_now else None)
+
+
+# Tasks' files: the ledger says whose a task is, the tools have what is in its workspace.
+
+READ_TIMEOUT_SECONDS: Final = 600.0
+"""Of one stream: a reader that is slower goes on with another."""
+
+
+async def list_files(peers: Peers, request: api.ListFilesRequest) -> api.ListFilesResponse:
+    """A page. Raises NotFound, WrongState, InvalidRequest."""
+    if not request.page_token:
+        await read_task(peers, request.task_id)
+    tools_request = tools.ToolServiceListFilesRequest(
+        task_id=request.task_id, path=request.path, page_size=request.page_size, page_token=request.page_token
+    )
+    page = await patiently(lambda: peers.tools.ListFiles(tools_request))
+    usage = page.usage if page.HasField("usage") else None
+    return api.ListFilesResponse(files=page.files, next_page_token=page.next_page_token, usage=usage)
+
+
+async def read_file(peers: Peers, request: api.ReadFileRequest) -> AsyncGenerator[api.ReadFileResponse, None]:
+    """A file, part by part. Raises NotFound, WrongState, InvalidRequest, OutOfRange, LimitReached, Unavailable."""
+    await read_task(peers, request.task_id)
+    tools_request = tools.ToolServiceReadFileRequest(
+        task_id=request.task_id, path=request.path, offset=request.offset, version=request.version
+    )
+    call = peers.tools.ReadFile(tools_request, timeout=READ_TIMEOUT_SECONDS)
+    try:
+        async with aclosing(_parts(call)) as parts:
+            async for part in parts:
+                yield part
+    except Unavailable as error:
+        raise out_of_reach(error) from error
+    finally:
+        call.cancel()
+
+
+async def _parts(call: object) -> AsyncGenerator[api.ReadFileResponse, None]:
+    async for part in call:  # type: ignore[attr-defined]  # grpcio types its calls by wrong names
+        if part.WhichOneof("part") == "header":
+            yield api.ReadFileResponse(header=part.header)
+        else:
+            yield api.ReadFileResponse(content=part.content)
+
+
+# WaitTask: sleeps on the ledger's stream, which tells it of the end alone, instead of asking again and again.
+
+
+async def wait_for_end(
+    peers: Peers, task_id: str, timeout_seconds: float, stopping: asyncio.Event
+) -> api.WaitTaskResponse:
+    """Returns when the task has ended, the time is over or we drain: then with `ended` false, to be asked again."""
+    task = await read_task(peers, task_id)
+    if not _ended(task):
+        await _until_closed(peers, task, timeout_seconds, stopping)
+        task = await read_task(peers, task_id)
+    return api.WaitTaskResponse(task=task, ended=_ended(task))
+
+
+async def _until_closed(peers: Peers, task: task_pb2.Task, timeout_seconds: float, stopping: asyncio.Event) -> None:
+    closed = asyncio.create_task(_closed(peers, task.task_id, task.sequence))
+    drained = asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait({closed, drained}, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+        if closed.done():
+            closed.result()
+    finally:
+        closed.cancel()
+        drained.cancel()
+        await asyncio.gather(closed, drained, return_exceptions=True)
+
+
+async def _closed(peers: Peers, task_id: str, after_sequence: int) -> None:
+    async with aclosing(follow_entries(peers, task_id, after_sequence, closing_only=True)) as pages:
+        async for _page in pages:
+            pass
+
+
+def _ended(task: task_pb2.Task) -> bool:
+    return is_terminal(STATES.to_domain(task.state))
+
 
 DEFAULT_WAIT_SECONDS: Final = 30.0
 
@@ -31,7 +135,7 @@ DEFAULT_WAIT_SECONDS: Final = 30.0
 class TaskServicer(TaskServiceServicer):
     """Holds nothing but its peers. `stopping` ends streams when the process drains."""
 
-    def __init__(self, peers: Peers, live: LiveText, stopping: asyncio.Event, heartbeat_seconds: float) -> None:
+    def __init__(self, peers: Peers, live: LiveTextRelay, stopping: asyncio.Event, heartbeat_seconds: float) -> None:
         self._peers, self._live, self._stopping = peers, live, stopping
         self._heartbeat_seconds = heartbeat_seconds
 
@@ -50,22 +154,22 @@ class TaskServicer(TaskServiceServicer):
         return await wait_for_end(self._peers, request.task_id, timeout, self._stopping)
 
     async def ListTasks(self, request: api.ListTasksRequest, _context: Any) -> api.ListTasksResponse:
-        asked = ledger.CheckpointServiceListTasksRequest(
+        ledger_request = ledger.CheckpointServiceListTasksRequest(
             filter=request.filter, page_size=request.page_size, page_token=request.page_token, order=request.order
         )
-        page = await patiently(lambda: self._peers.checkpoint.ListTasks(asked))
+        page = await patiently(lambda: self._peers.checkpoint.ListTasks(ledger_request))
         return api.ListTasksResponse(tasks=page.tasks, next_page_token=page.next_page_token)
 
     async def ListTaskEntries(self, request: api.ListTaskEntriesRequest, _context: Any) -> api.ListTaskEntriesResponse:
-        asked = ledger.ListEntriesRequest(
+        ledger_request = ledger.ListEntriesRequest(
             task_id=request.task_id, after_sequence=request.after_sequence, page_size=request.page_size
         )
-        page = await patiently(lambda: self._peers.checkpoint.ListEntries(asked))
+        page = await patiently(lambda: self._peers.checkpoint.ListEntries(ledger_request))
         return api.ListTaskEntriesResponse(entries=page.entries, more=page.more)
 
     async def WatchTask(self, request: api.WatchTaskRequest, _context: Any) -> AsyncIterator[api.WatchTaskResponse]:
         async with (
-            Watch(self._peers, self._live, request, self._stopping) as watch,
+            WatchTaskStream(self._peers, self._live, request, self._stopping) as watch,
             aclosing(watch.events(self._heartbeat_seconds)) as events,
         ):
             async for event in events:
@@ -73,7 +177,7 @@ class TaskServicer(TaskServiceServicer):
 
     async def WatchTasks(self, request: api.WatchTasksRequest, _context: Any) -> AsyncIterator[api.WatchTasksResponse]:
         async with (
-            TasksWatch(self._peers, request, self._stopping) as watch,
+            WatchTasksStream(self._peers, request, self._stopping) as watch,
             aclosing(watch.events(self._heartbeat_seconds)) as events,
         ):
             async for event in events:
@@ -120,7 +224,7 @@ class TaskServicer(TaskServiceServicer):
 
     async def ForkTask(self, request: api.ForkTaskRequest, _context: Any) -> api.ForkTaskResponse:
         await check_names_of_fork(self._peers, request.task_id, request.overrides)
-        asked = ledger.CheckpointServiceForkTaskRequest(
+        ledger_request = ledger.CheckpointServiceForkTaskRequest(
             request_id=request.request_id or new_id(),
             task_id=request.task_id,
             message=request.message,
@@ -128,8 +232,8 @@ class TaskServicer(TaskServiceServicer):
             actor=caller(),
         )
         if (point := request.WhichOneof("point")) is not None:
-            setattr(asked, point, getattr(request, point))
-        return await fork_task(self._peers, asked, with_files=not request.without_files)
+            setattr(ledger_request, point, getattr(request, point))
+        return await fork_task(self._peers, ledger_request, with_files=not request.without_files)
 
     async def ListFiles(self, request: api.ListFilesRequest, _context: Any) -> api.ListFilesResponse:
         return await list_files(self._peers, request)

@@ -14,11 +14,11 @@ from typing import Any, Final
 import yaml
 from pydantic import AliasChoices, Field, ValidationError, model_validator
 
-from services.tools.config_section import Section
 from services.tools.http_fetch.settings import HttpFetchSettings
 from services.tools.http_tools.settings import HttpTools
 from services.tools.mcp.settings import McpServers
 from services.tools.providers.settings import Providers
+from services.tools.sources import Section
 from services.tools.web_search.settings import WebSearchSettings
 from tenure.runtime.settings import ConfigurationError
 
@@ -53,7 +53,7 @@ def read_config(path: Path | None, environment: Mapping[str, str]) -> ToolsConfi
     try:
         return ToolsConfig.model_validate({} if content is None else content)
     except ValidationError as error:
-        raise ConfigurationError([f"{path}: {_told(problem)}" for problem in error.errors()]) from error
+        raise ConfigurationError([f"{path}: {_describe(problem)}" for problem in error.errors()]) from error
 
 
 def _parsed(path: Path) -> Any:
@@ -88,7 +88,7 @@ def _expanded(value: Any, place: str, environment: Mapping[str, str], missing: l
     return _VARIABLE.sub(fill, value)
 
 
-def _told(problem: Any) -> str:
+def _describe(problem: Any) -> str:
     place = ""
     for part in problem["loc"]:
         place = _inside(place, part)

@@ -13,35 +13,32 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from services.tools.calls.closing import Closing, ClosingTimes
-from services.tools.calls.executing import Executor
-from services.tools.calls.finish import finish_batcher
-from services.tools.calls.following import Follower
-from services.tools.calls.forgetting import Forgetting
-from services.tools.calls.running import Runner, RunnerLimits, Writers
-from services.tools.calls.runs import Runs, Stop
-from services.tools.calls.start import start_batcher
+from services.tools.calls.closing import CallForgetter, ClosingTimes, FenceCloser
+from services.tools.calls.executing import Executor, RemoteCallFollower
+from services.tools.calls.running import CallWriters, Runner, RunnerLimits
+from services.tools.calls.runs import RunningCalls, StopReason
+from services.tools.calls.start_and_finish import finish_batcher, start_batcher
 from services.tools.config import read_config
 from services.tools.output import OutputKeeper
 from services.tools.programs import open_sandbox, refusing_server, show_sandbox
-from services.tools.registry import Registry
+from services.tools.registry import ToolRegistry
 from services.tools.runners.identity import own_identity
-from services.tools.runners.liveness import LifeTimes, Liveness, Who
-from services.tools.runners.proof import FormerLives, Proving
+from services.tools.runners.liveness import Liveness, LivenessTimes, RunnerName
+from services.tools.runners.proof import DeathProver, FormerLives
 from services.tools.sandbox import SandboxEscaped, SandboxUnavailable
 from services.tools.servicer import SERVICE, ToolServicer
-from services.tools.settings import Settings
+from services.tools.settings import ToolsSettings
 from services.tools.statements import MIGRATIONS, SCHEMA, SESSION_SETTINGS
-from services.tools.toolbox import lanes_of, lasting_places, open_file_requests, open_toolbox, threads
+from services.tools.toolbox import lanes_of, long_running_slots, open_file_requests, open_toolbox, threads
 from services.tools.workspace.directories import Workspaces
 from services.tools.workspace.sweep import WorkspaceSweep
-from tenure.runtime.duties import Duties
-from tenure.runtime.kept_connection import KeptConnection
-from tenure.runtime.migrations import migrate
+from tenure.runtime.dedicated_connection import DedicatedConnection
 from tenure.runtime.postgres import Pool, PoolOptions, open_pool, startup_guard
+from tenure.runtime.process import Duties
 from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.service import instance_id, run_service, serve
 from tenure.runtime.signing import Verifier
+from tenure.runtime.sql import migrate
 from tenure.v1.tool_service_pb2_grpc import add_ToolServiceServicer_to_server
 from tenure.validators import validate
 
@@ -50,7 +47,7 @@ if TYPE_CHECKING:
 
     from tenure.runtime.process import Process
 
-    Command = Callable[[Process, Settings], Awaitable[None]]
+    Command = Callable[[Process, ToolsSettings], Awaitable[None]]
 RENEWAL_SILENCE_SECONDS: Final = 60.0
 """A renewal that Postgres does not answer ends by the deadline of its connection."""
 
@@ -66,27 +63,29 @@ def main() -> int:
     composing = partial(compose, environment=os.environ)
     checking = partial(check_config, environment=os.environ)
     commands: dict[str, Command] = {"migrate": migrate_only, "config": checking, "sandbox": show_sandbox}
-    return run_service("tools", Settings, os.environ, composing, arguments=sys.argv[1:], commands=commands)
+    return run_service("tools", ToolsSettings, os.environ, composing, arguments=sys.argv[1:], commands=commands)
 
 
-async def migrate_only(_process: Process, settings: Settings) -> None:
+async def migrate_only(_process: Process, settings: ToolsSettings) -> None:
     """Bring the database up to date."""
     await migrate(settings.postgres_dsn, MIGRATIONS)
 
 
-async def check_config(process: Process, settings: Settings, environment: Mapping[str, str]) -> None:
+async def check_config(process: Process, settings: ToolsSettings, environment: Mapping[str, str]) -> None:
     """All tools are put together, as they are for serving, and nobody is linked to. Raises ConfigurationError."""
     config = read_config(settings.config_file, environment)
-    lasting_places(settings, config)
+    long_running_slots(settings, config)
     alone = config.model_copy(update={"mcp_servers": {}, "providers": {}})
-    await open_toolbox(process, settings, alone, SandboxUnavailable("it is not looked for"), Runs(), environment)
+    await open_toolbox(
+        process, settings, alone, SandboxUnavailable("it is not looked for"), RunningCalls(), environment
+    )
 
 
-async def compose(process: Process, settings: Settings, environment: Mapping[str, str]) -> None:
+async def compose(process: Process, settings: ToolsSettings, environment: Mapping[str, str]) -> None:
     """Everything, in the order of dependency. `environment`: what the config file's `${NAME}` stand for."""
     config = read_config(settings.config_file, environment)
     try:
-        sandbox = await open_sandbox(process, settings, lasting_places(settings, config))
+        sandbox = await open_sandbox(process, settings, long_running_slots(settings, config))
     except SandboxEscaped as escaped:
         await serve(process, refusing_server(settings, escaped, process))
         return
@@ -101,7 +100,7 @@ async def compose(process: Process, settings: Settings, environment: Mapping[str
     )
     await startup_guard(pool, allow_unsafe=settings.allow_unsafe_postgres)
     verifier = Verifier(settings.verifying_keys_file)
-    runs = Runs()
+    runs = RunningCalls()
     registry = await open_toolbox(process, settings, config, sandbox, runs, environment)
     server = await _service(process, settings, pool, registry, runs, lanes_of(settings, config), verifier)
     await serve(process, server)
@@ -109,38 +108,38 @@ async def compose(process: Process, settings: Settings, environment: Mapping[str
 
 async def _service(
     process: Process,
-    settings: Settings,
+    settings: ToolsSettings,
     pool: Pool,
-    registry: Registry,
-    runs: Runs,
+    registry: ToolRegistry,
+    runs: RunningCalls,
     lanes: Mapping[str, int],
     verifier: Verifier,
 ) -> RpcServer:
     """The writers first, then the life they write under, then who runs, then who accepts."""
     limits = RunnerLimits(lanes, settings.max_accepted, settings.drain_seconds)
     keeper = OutputKeeper(Workspaces(settings.workspace_root), settings.workspace_bounds)
-    times = LifeTimes(
+    times = LivenessTimes(
         settings.runner_ttl_seconds, settings.runner_renew_interval_seconds, settings.runner_margin_seconds
     )
     kept = PoolOptions(settings=SESSION_SETTINGS)
     living, accepting, starting, finishing = [
-        await process.open(KeptConnection(settings.postgres_dsn, service="tools", schema=SCHEMA, options=kept))
+        await process.open(DedicatedConnection(settings.postgres_dsn, service="tools", schema=SCHEMA, options=kept))
         for _ in range(4)
     ]
-    who, former = Who(instance_id(), own_identity(settings.machine_id)), FormerLives(runs.unfinished)
-    liveness = await process.open(Liveness(living, who, times, former, partial(runs.stop_all, Stop.LAPSED)))
+    who, former = RunnerName(instance_id(), own_identity(settings.machine_id)), FormerLives(runs.unfinished)
+    liveness = await process.open(Liveness(living, who, times, former, partial(runs.stop_all, StopReason.LAPSED)))
     starts, finishes = start_batcher(starting, liveness), finish_batcher(finishing)
-    runner = Runner(pool, runs, liveness, Writers(starts, finishes), keeper, limits)
-    follower = Follower(pool)
+    runner = Runner(pool, runs, liveness, CallWriters(starts, finishes), keeper, limits)
+    follower = RemoteCallFollower(pool)
     executor = Executor(accepting, liveness, runner, follower)
-    closing = Closing(pool, runs, ClosingTimes(wait_seconds=settings.close_wait_seconds))
+    closing = FenceCloser(pool, runs, ClosingTimes(wait_seconds=settings.close_wait_seconds))
     removal_thread = await process.open(threads("removal", 1))
     sweep = WorkspaceSweep(pool, settings.workspace_root, removal_thread, settings.workspace_sweep_interval_seconds)
     duties = await process.open(Duties())
     duties.start("sweep workspaces", sweep.run, silence_seconds=REMOVAL_SILENCE_SECONDS)
     duties.start("renew runner", liveness.renew, silence_seconds=RENEWAL_SILENCE_SECONDS)
     duties.start("watch trust window", liveness.watch, silence_seconds=SILENCE_SECONDS)
-    duties.start("prove runners gone", Proving(pool, former, who.identity).run, silence_seconds=SILENCE_SECONDS)
+    duties.start("prove runners gone", DeathProver(pool, former, who.identity).run, silence_seconds=SILENCE_SECONDS)
     for name, batcher in (("accepts", executor.accepts), ("starts", starts), ("finishes", finishes)):
         duties.start(f"write {name}", batcher.run, silence_seconds=SILENCE_SECONDS)
     duties.start("follow calls elsewhere", follower.poll, silence_seconds=SILENCE_SECONDS)
@@ -155,7 +154,7 @@ async def _service(
             registry,
             executor,
             closing,
-            Forgetting(pool, closing, sweep),
+            CallForgetter(pool, closing, sweep),
             await open_file_requests(process, settings),
             pool,
             server.stopping,

@@ -10,10 +10,10 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
-from services.tools.tool import ToolFailed
+from services.tools.tool import ToolFailure
 from services.tools.workspace.bounds import Bounds
 from services.tools.workspace.directories import TEMPORARY, Workspaces, entered, write_file
-from tenure.domain.shown import encode
+from tenure.domain.truncation import encode
 
 _log: Final = logging.getLogger(__name__)
 DIRECTORY: Final = "outputs"
@@ -26,7 +26,7 @@ _LONGEST_MARKER: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class BoundedOutput:
     """What the model reads; `path`: the workspace's file with all of it, "" for none."""
 
     content: str
@@ -40,22 +40,22 @@ class OutputKeeper:
     def __init__(self, workspaces: Workspaces, bounds: Bounds) -> None:
         self._workspaces, self._bounds = workspaces, bounds
 
-    def show(self, content: str, limit_bytes: int, tenant: str, task_id: str, name: str) -> Shown:
+    def show(self, content: str, limit_bytes: int, tenant: str, task_id: str, name: str) -> BoundedOutput:
         """The content as valid text of about `limit_bytes` at most. Whether it can be kept decides nothing else."""
         encoded = encode(content)
         if len(encoded) <= limit_bytes:
-            return Shown(encoded.decode())
+            return BoundedOutput(encoded.decode())
         path = f"{DIRECTORY}/{name}.txt"
         try:
             self.keep(encoded, tenant, task_id, path)
-        except (OSError, ToolFailed) as error:
+        except (OSError, ToolFailure) as error:
             _log.warning("a long output was not kept: %s", error, extra={"output": name})
-            return Shown(shorten(encoded, limit_bytes, _NOT_KEPT), truncated=True)
+            return BoundedOutput(shorten(encoded, limit_bytes, _NOT_KEPT), truncated=True)
         kept = f"All of it is in the workspace's file {path}; read_file shows any part of it."
         if len(encoded) > MOST_KEPT_BYTES:
             first = f"The first {MOST_KEPT_BYTES} bytes"
             kept = kept.replace("All of it is", f"{first} are")
-        return Shown(shorten(encoded, limit_bytes, kept), truncated=True, path=path)
+        return BoundedOutput(shorten(encoded, limit_bytes, kept), truncated=True, path=path)
 
     def keep(self, content: bytes, tenant: str, task_id: str, path: str) -> None:
         """What of it is kept at all, as a file of the workspace's directory `DIRECTORY`. Raises OSError, ToolFailed."""

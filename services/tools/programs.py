@@ -18,7 +18,7 @@ from tenure.runtime.settings import ConfigurationError
 from tenure.v1.tool_service_pb2_grpc import add_ToolServiceServicer_to_server
 
 if TYPE_CHECKING:
-    from services.tools.settings import Settings
+    from services.tools.settings import ToolsSettings
     from tenure.runtime.process import Process
 
 _log: Final = logging.getLogger(__name__)
@@ -28,11 +28,11 @@ LOCKS: Final = ".sandboxes"
 _ADVICE: Final = "mend what is named here, then start the service again (docs/sandbox.md)"
 
 
-def sandbox_settings(settings: Settings, lasting: int = 0) -> SandboxSettings:
+def sandbox_settings(settings: ToolsSettings, long_running: int = 0) -> SandboxSettings:
     """Of the service's settings those that the sandbox has. `lasting`: how many programs may stay in it at once."""
     return SandboxSettings(
         slots=settings.sandbox_slots,
-        lasting=lasting,
+        long_running=long_running,
         warm=settings.sandbox_warm,
         first_uid=settings.sandbox_first_uid,
         locks=settings.workspace_root / LOCKS,
@@ -41,16 +41,16 @@ def sandbox_settings(settings: Settings, lasting: int = 0) -> SandboxSettings:
     )
 
 
-async def open_sandbox(process: Process, settings: Settings, lasting: int) -> Sandbox | SandboxUnavailable:
+async def open_sandbox(process: Process, settings: ToolsSettings, long_running: int) -> Sandbox | SandboxUnavailable:
     """A machine without a sandbox still serves the other tools. Raises SandboxEscaped."""
     try:
-        return await process.open(await Sandbox.open(sandbox_settings(settings, lasting)))
+        return await process.open(await Sandbox.open(sandbox_settings(settings, long_running)))
     except SandboxUnavailable as unavailable:
         _log.warning("execute_python will not run anything: %s", unavailable)
         return unavailable
 
 
-async def show_sandbox(_process: Process, settings: Settings) -> None:
+async def show_sandbox(_process: Process, settings: ToolsSettings) -> None:
     """The command `sandbox`: what is there, what is weaker, and whether it holds. Raises ConfigurationError."""
     try:
         async with await Sandbox.open(sandbox_settings(settings)) as sandbox:
@@ -66,7 +66,7 @@ def describe(detection: Detection) -> str:
     return "".join(f"{line}\n" for line in [*lines, "holds    every probe that tried to get out was kept in"])
 
 
-def refusing_server(settings: Settings, escaped: SandboxEscaped, process: Process) -> RpcServer:
+def refusing_server(settings: ToolsSettings, escaped: SandboxEscaped, process: Process) -> RpcServer:
     """Answers that it does not serve, and why, whatever it is asked."""
     _log.error("NOT SERVING: %s; %s", escaped, _ADVICE, extra={"escapes": escaped.escapes})
     server = RpcServer(settings.listen, stopping=process.stopping, serving=False)

@@ -14,11 +14,11 @@ from math import inf
 from time import monotonic
 from typing import Final
 
-from services.tools.schemas import Arguments, Schema, parse_arguments, shortened, strangers_schema
+from services.tools.schemas import Arguments, Schema, parse_arguments, shortened, untrusted_schema
 from services.tools.source_facts import SourceFacts
 from services.tools.tool import Tool
 from tenure.domain.errors import Unavailable
-from tenure.domain.token import Claims
+from tenure.domain.fencing import Claims
 from tenure.domain.tool_names import UnknownTool, unknown_tools
 from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition, ToolSourceKind
 
@@ -92,7 +92,7 @@ def _size(tool: Tool) -> int:
     return len(definition.name) + len(definition.description) + len(definition.input_schema_json)
 
 
-class Registry:
+class ToolRegistry:
     """Tools by name, their schemas compiled once. Raises ValueError when a built-in tool cannot be taken.
 
     `facts`: of what has the tools.
@@ -118,7 +118,7 @@ class Registry:
         """
         self._expected.pop(source, None)
         self._came.set()
-        compiled = Schema if source == BUILT_IN else strangers_schema
+        compiled = Schema if source == BUILT_IN else untrusted_schema
         kept = {name: entry for name, entry in self._entries.items() if entry.source != source}
         room = _Room.left_by(kept.values(), of_source=inf if source == BUILT_IN else MOST_CHARACTERS_OF_A_SOURCE)
         problems: list[str] = []
@@ -214,8 +214,8 @@ class Registry:
             return _invalid(f"There is no tool named {_shown(name)}. {self._offer(claims)}")
         if self._clock() - expected.since < PATIENCE_SECONDS:
             raise Unavailable("what has this tool is not reached yet", reason="TOOL_UNREACHED", retry_after_seconds=1.0)
-        told = f"{_shown(name)} cannot be reached just now: nothing was done. {self._offer(claims)}"
-        return Outcome(OutcomeStatus.FAILED, told, detail="UNREACHABLE")
+        message = f"{_shown(name)} cannot be reached just now: nothing was done. {self._offer(claims)}"
+        return Outcome(OutcomeStatus.FAILED, message, detail="UNREACHABLE")
 
     def _offer(self, claims: Claims) -> str:
         names = ", ".join(definition.name for definition in self.definitions(claims))

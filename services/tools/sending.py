@@ -10,13 +10,74 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from services.tools.tool import CallContext, RunnerStopped, ToolAnswer, ToolFailed, ToolInDoubt
+import httpcore2
+
+from services.tools.tool import CallContext, RunnerStopped, ToolAnswer, ToolFailure, ToolInDoubt
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.tools import EffectClass, OutcomeStatus
+from tenure.runtime.outbound_http import AddressRefused, BadEncoding, Unresolved
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+# What an HTTP status says of a request that must not be carried out twice: one rule for everything asked over HTTP.
+
+_ASKED_ELSEWHERE: Final = frozenset((307, 308))
+"""Redirects that have to be followed with the same request: it was not carried out here. A 303 says that it was."""
+
+_SLOW: Final = frozenset((408, 499))
+"""By the letter the request did not arrive as a whole; proxies say so, too, of a server that they gave up on."""
+
+_NOT_SUPPORTED: Final = frozenset((501, 505))
+
+
+def leaves_open(status: int) -> bool:
+    """Whether it is open if the request was, or will be, carried out. `status`: a final one."""
+    if 200 <= status < 300 or status in _ASKED_ELSEWHERE or status in _NOT_SUPPORTED:
+        return False
+    return status in _SLOW or not 400 <= status < 500
+
+
+# Failures of requests to the outside, as outcomes that the model reads.
+
+
+def failure_answer(error: Exception, who: str, timeout_seconds: float) -> ToolFailure:
+    """Of what a request raises; `who` begins the sentence, as in "The search service"."""
+    match error:
+        case AddressRefused():
+            return ToolFailure(f"{who} is at a {error.kind} address: nothing was sent there.", "ADDRESS_REFUSED")
+        case Unresolved():
+            return ToolFailure(f"{who} cannot be found: its name has no address.", "UNRESOLVED")
+        case TimeoutError() | httpcore2.TimeoutException():
+            return ToolFailure(f"{who} did not answer within {timeout_seconds:g} s.", "TIMEOUT")
+        case BadEncoding():
+            return ToolFailure(f"{who} cannot be read: {error}.", "ENCODING_REFUSED")
+        case httpcore2.ProtocolError():
+            return ToolFailure(f"{who} does not speak HTTP as it should.", "BAD_ANSWER")
+        case httpcore2.ConnectError():
+            return _not_connected(error, who)
+    return ToolFailure(f"{who} was asked, and the connection was lost before the whole answer came.", "CONNECTION_LOST")
+
+
+def _not_connected(error: httpcore2.ConnectError, who: str) -> ToolFailure:
+    for cause in _causes(error):
+        if isinstance(cause, ssl.SSLError):
+            reason = getattr(cause, "verify_message", "") or getattr(cause, "reason", "") or "TLS failed"
+            return ToolFailure(f"{who} cannot be trusted: {reason}. Nothing was sent there.", "TLS_FAILED")
+    return ToolFailure(f"{who} cannot be reached.", "UNREACHABLE")
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
 
 _log: Final = logging.getLogger(__name__)
 AGAIN: Final = RetryPolicy(max_attempts=5, initial_seconds=0.2, factor=2.0, cap_seconds=2.0)
@@ -55,7 +116,7 @@ class AskedToWaitError(Exception):
 
 
 @dataclass(slots=True)
-class Sending:
+class SendAttempt:
     """One sending: how long it may take, and whether it is out. Who sends calls `go_out` right before."""
 
     ends_at: float
@@ -73,11 +134,11 @@ class Sending:
         return max(0.0, self.ends_at - _now())
 
 
-Send = Callable[[Sending], Awaitable[ToolAnswer]]
+Send = Callable[[SendAttempt], Awaitable[ToolAnswer]]
 """Raises NotSentError, AnswerLostError and AskedToWaitError."""
 
 
-class Delivery:
+class CallDelivery:
     """One call, sent until there is an answer, within its time. `connect_seconds`: until it counts as unreachable."""
 
     def __init__(self, who: str, effect_class: EffectClass, context: CallContext, connect_seconds: float) -> None:
@@ -85,7 +146,7 @@ class Delivery:
         self._timeout_seconds = context.timeout_seconds
         self._ends_at = _now() + context.timeout_seconds
         self._reached_until = min(self._ends_at, _now() + connect_seconds)
-        self._vouch_unsent, self._check_may_begin = context.vouch_unsent, context.check_may_begin
+        self._vouch_unsent, self._check_may_begin = context.mark_not_sent, context.check_may_begin
         self._failures = self._lost = 0
         self._sending = self._next_sending()
         self._was_refused = False
@@ -114,7 +175,7 @@ class Delivery:
                 wait_seconds = self._after_unsent(error)
             except AnswerLostError as error:
                 wait_seconds = self._after_loss(error)
-            except (ToolFailed, ToolInDoubt, RunnerStopped):
+            except (ToolFailure, ToolInDoubt, RunnerStopped):
                 raise
             except AskedToWaitError as error:
                 self._was_refused = True
@@ -129,8 +190,8 @@ class Delivery:
             self._sending.is_out = False
             await asyncio.sleep(wait_seconds)
 
-    def _next_sending(self) -> Sending:
-        return Sending(self._ends_at, self._check_may_begin, sent_before=self._lost > 0)
+    def _next_sending(self) -> SendAttempt:
+        return SendAttempt(self._ends_at, self._check_may_begin, sent_before=self._lost > 0)
 
     @property
     def _may_have_begun(self) -> bool:
@@ -142,7 +203,7 @@ class Delivery:
         wait_seconds = self._next_wait_seconds()
         if self._lost or _now() + wait_seconds < self._reached_until:
             return wait_seconds
-        raise ToolFailed(f"{self._who} cannot be reached: {error}. Nothing was done.", UNREACHABLE) from error
+        raise ToolFailure(f"{self._who} cannot be reached: {error}. Nothing was done.", UNREACHABLE) from error
 
     def _after_loss(self, error: AnswerLostError) -> float:
         self._lost += 1
@@ -156,26 +217,26 @@ class Delivery:
         return AGAIN.wait_seconds(self._failures, random.random())
 
     def _out_of_time(self) -> ToolAnswer:
-        words = f"{self._who} gave no answer within {self._timeout_seconds:g} s"
+        text = f"{self._who} gave no answer within {self._timeout_seconds:g} s"
         if not self._may_have_begun:
-            told = f"{words}: the call was not sent, nothing was done."
-            return ToolAnswer(told, OutcomeStatus.TIMED_OUT, UNREACHABLE)
+            message = f"{text}: the call was not sent, nothing was done."
+            return ToolAnswer(message, OutcomeStatus.TIMED_OUT, UNREACHABLE)
         return no_answer_in_time(self._who, self._effect_class, self._timeout_seconds)
 
 
 def no_answer_in_time(who: str, effect_class: EffectClass, timeout_seconds: float) -> ToolAnswer:
     """The answer to a call that was sent. Raises ToolInDoubt for one that must not be sent twice."""
-    words = f"{who} gave no answer within {timeout_seconds:g} s"
+    message = f"{who} gave no answer within {timeout_seconds:g} s"
     if not effect_class.may_run_again:
-        raise ToolInDoubt(f"{words}, and was asked to stop.")
+        raise ToolInDoubt(f"{message}, and was asked to stop.")
     pure = effect_class is EffectClass.PURE
-    return ToolAnswer(f"{words}." if pure else f"{words}. {_HAPPENED}", OutcomeStatus.TIMED_OUT, TIMEOUT)
+    return ToolAnswer(f"{message}." if pure else f"{message}. {_HAPPENED}", OutcomeStatus.TIMED_OUT, TIMEOUT)
 
 
-def stale(who: str, said: str = "") -> ToolAnswer:
+def stale(who: str, text: str = "") -> ToolAnswer:
     """The answer of one that fences its own writes, and has seen a later claim of the task."""
-    words = f"{who} refused the call: a later claim of this task has been there. Nothing was done."
-    return ToolAnswer(f"{words} It says: {said}" if said else words, OutcomeStatus.FAILED, STALE_EPOCH)
+    message = f"{who} refused the call: a later claim of this task has been there. Nothing was done."
+    return ToolAnswer(f"{message} It says: {text}" if text else message, OutcomeStatus.FAILED, STALE_EPOCH)
 
 
 def _now() -> float:

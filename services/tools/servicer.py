@@ -10,34 +10,29 @@ from typing import Any, Final
 from uuid import UUID
 
 from services.tools.calls.answers import execute_response, fence_response, refused_write
-from services.tools.calls.closing import Closing
-from services.tools.calls.doubts import list_in_doubt
-from services.tools.calls.executing import Executor, Request
-from services.tools.calls.forgetting import Forgetting
-from services.tools.calls.frames import ExecuteFrames
-from services.tools.calls.records import Asked, CallKey, CallStanding
-from services.tools.calls.refusals import list_refusals
+from services.tools.calls.audit_log import list_calls, list_refusals
+from services.tools.calls.closing import CallForgetter, FenceCloser
+from services.tools.calls.execute_stream import ExecuteFrames
+from services.tools.calls.executing import ExecuteJob, Executor
+from services.tools.calls.in_doubt import list_in_doubt
+from services.tools.calls.records import CallKey, CallRequest, CallSummary
 from services.tools.calls.runs import Event
-from services.tools.calls.trails import list_calls
-from services.tools.registry import Registry
-from services.tools.tool import Tool, Work
-from services.tools.workspace.answers import copy_response, list_response, read_response
-from services.tools.workspace.requests import FileRequests
+from services.tools.registry import ToolRegistry
+from services.tools.tool import Tool, ToolWork
+from services.tools.workspace.requests import FileRequests, copy_response, list_response, read_response
 from tenure.domain.errors import PermissionDenied
-from tenure.domain.token import Claims
+from tenure.domain.fencing import Claims
 from tenure.domain.tools import EffectClass, Outcome
 from tenure.runtime.postgres import Pool
+from tenure.runtime.request_context import current_tenant, traceparent
 from tenure.runtime.service import instance_id
 from tenure.runtime.signing import Verifier
-from tenure.runtime.tenancy import current_tenant
-from tenure.runtime.trace_context import traceparent
 from tenure.v1 import token_pb2, tool_pb2, tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceServicer
 from tenure.validators import validate
-from tenure.wire.in_doubt import resolution_to_domain
-from tenure.wire.times import seconds
+from tenure.wire.common import seconds
 from tenure.wire.token import check_token
-from tenure.wire.tools import tool_to_wire
+from tenure.wire.tool import resolution_to_domain, tool_to_wire
 
 _log: Final = logging.getLogger(__name__)
 SERVICE: Final = "tenure.v1.ToolService"
@@ -49,10 +44,10 @@ class ToolServicer(ToolServiceServicer):
     def __init__(
         self,
         verifier: Verifier,
-        registry: Registry,
+        registry: ToolRegistry,
         executor: Executor,
-        closing: Closing,
-        forgetting: Forgetting,
+        closing: FenceCloser,
+        forgetting: CallForgetter,
         files: FileRequests,
         pool: Pool,
         stopping: asyncio.Event,
@@ -60,7 +55,7 @@ class ToolServicer(ToolServiceServicer):
         self._verifier, self._registry, self._executor = verifier, registry, executor
         self._closing, self._forgetting = closing, forgetting
         self._files, self._pool, self._stopping = files, pool, stopping
-        self._fencing: set[asyncio.Task[list[CallStanding]]] = set()
+        self._fencing: set[asyncio.Task[list[CallSummary]]] = set()
 
     async def ListTools(
         self, request: tool_service_pb2.ListToolsRequest, _context: Any
@@ -76,10 +71,10 @@ class ToolServicer(ToolServiceServicer):
     ) -> tool_service_pb2.CheckToolNamesResponse:
         """For whoever submits a task: a mistake in a name is best said before any model was called."""
         unknown = self._registry.unknown(request.names, current_tenant())
-        told = [
+        unknown_tools = [
             tool_service_pb2.CheckToolNamesResponse.UnknownTool(name=one.name, nearest=one.nearest) for one in unknown
         ]
-        return tool_service_pb2.CheckToolNamesResponse(unknown=told)
+        return tool_service_pb2.CheckToolNamesResponse(unknown=unknown_tools)
 
     async def ListSources(
         self, _request: tool_service_pb2.ListSourcesRequest, _context: Any
@@ -157,15 +152,15 @@ class ToolServicer(ToolServiceServicer):
         self, request: tool_service_pb2.ToolServiceListFilesRequest, _context: Any
     ) -> tool_service_pb2.ToolServiceListFilesResponse:
         """What is in the workspace of the asking tenant's task."""
-        asked = str(UUID(request.task_id)), request.path, request.page_token, request.page_size
-        return list_response(await self._files.list(current_tenant(), *asked), self._files.bounds)
+        arguments = str(UUID(request.task_id)), request.path, request.page_token, request.page_size
+        return list_response(await self._files.list(current_tenant(), *arguments), self._files.bounds)
 
     async def ReadFile(
         self, request: tool_service_pb2.ToolServiceReadFileRequest, _context: Any
     ) -> AsyncIterator[tool_service_pb2.ToolServiceReadFileResponse]:
         """One file of it."""
-        asked = str(UUID(request.task_id)), request.path, request.offset, request.version
-        async with aclosing(self._files.read(current_tenant(), *asked)) as parts:
+        arguments = str(UUID(request.task_id)), request.path, request.offset, request.version
+        async with aclosing(self._files.read(current_tenant(), *arguments)) as parts:
             async for part in parts:
                 yield read_response(request.path, part)
 
@@ -181,12 +176,12 @@ class ToolServicer(ToolServiceServicer):
             async for event in events:
                 yield event
 
-    def _request(self, request: tool_service_pb2.ExecuteRequest) -> Request:
+    def _request(self, request: tool_service_pb2.ExecuteRequest) -> ExecuteJob:
         claims, task_id = self._check(request.token)
         judged = self._registry.judge(claims, request.tool, request.arguments_json)
         clear = judged if isinstance(judged, Outcome) else None
         tool = self._registry.find(request.tool)
-        asked = Asked(
+        call_request = CallRequest(
             key=CallKey(task_id, request.call_id),
             claims=claims,
             tool=request.tool.replace("\0", "\ufffd"),  # whatever a model may call a tool: a text column takes no NUL
@@ -200,10 +195,10 @@ class ToolServicer(ToolServiceServicer):
             acts_elsewhere=tool is not None and tool.acts_elsewhere,
         )
         if tool is None or isinstance(judged, Outcome):
-            return Request(asked, None)
-        return Request(asked, Work(tool, judged, request.token.SerializeToString()))
+            return ExecuteJob(call_request, None)
+        return ExecuteJob(call_request, ToolWork(tool, judged, request.token.SerializeToString()))
 
-    def _fenced(self, fencing: asyncio.Task[list[CallStanding]]) -> None:
+    def _fenced(self, fencing: asyncio.Task[list[CallSummary]]) -> None:
         self._fencing.discard(fencing)
         if not fencing.cancelled() and (error := fencing.exception()) is not None:
             _log.debug("a fence was not raised", exc_info=error)  # told to the caller, if there still is one

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class ToolsSettings:
     """TENURE_TOOLS_…"""
 
     listen: Address = setting("where to serve", default=Address("127.0.0.1:8473"))

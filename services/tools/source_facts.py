@@ -14,8 +14,7 @@ from typing import Final
 from tenure.domain.tools import ToolSourceKind
 from tenure.runtime import metrics
 from tenure.v1 import tool_pb2
-from tenure.wire.enums import TOOL_SOURCES
-from tenure.wire.times import timestamp
+from tenure.wire.common import TOOL_SOURCES, timestamp
 
 MOST_PROBLEMS: Final = 20
 LONGEST_SENTENCE: Final = 200
@@ -101,8 +100,8 @@ class SourceFacts:
         self, name: str, kind: ToolSourceKind, tenants: frozenset[str] | None = None, secrets: Iterable[str] = ()
     ) -> SourceFact:
         """One that is set up; not linked to yet, if it is one to link to. `tenants` None: everybody may know of it."""
-        words = {word for secret in secrets for word in (secret, *re.split(r"[\s=]+", secret))}
-        kept = frozenset(word for word in words if len(word) >= SHORTEST_SECRET)
+        message = {word for secret in secrets for word in (secret, *re.split(r"[\s=]+", secret))}
+        kept = frozenset(word for word in message if len(word) >= SHORTEST_SECRET)
         fact = SourceFact(name, kind, tenants, kept, self._now)
         self._facts.append(fact)
         return fact

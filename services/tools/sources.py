@@ -6,11 +6,22 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, Field, SecretStr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 
 from services.tools.registry import BUILT_IN, SEPARATOR
 from tenure.domain.tools import USUAL_OUTPUT_BYTES, EffectClass, ToolDefinition
 from tenure.validators import MIN_OUTPUT_BYTES, TOOL_NAME
+
+# What all parts of the config file have in common. Apart from the file's own model, which is made of the parts.
+
+
+class Section(BaseModel):
+    """Nothing unknown in it, and nothing changes it later. What is wrong with it is told without its content: there may
+    be secrets in it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False, hide_input_in_errors=True)
+
 
 MOST_TOOLS: Final = 256
 MOST_DESCRIPTION_CHARACTERS: Final = 16 * 1024

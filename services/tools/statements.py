@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tenure.runtime.migrations import Migrations
-from tenure.runtime.queries import Queries
+from tenure.runtime.sql import Migrations, Queries
 
 SCHEMA: Final = "tools"
 QUERIES: Final = Queries.load("services.tools")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from tenure.domain.tools import OutcomeStatus, ProgramUsage, ToolDefinition
+from tenure.domain.tools import EffectClass, OutcomeStatus, ProgramUsage, ToolDefinition
 
 GENERAL_LANE: Final = "general"
 _Result = TypeVar("_Result")
@@ -24,7 +25,7 @@ class CallContext:
     A tool that acts elsewhere asks `check_may_begin` right before it sends anything, because until then it may have
     waited for a connection, or slept: it raises when this runner may begin no effect any more, and is passed on; it is
     told whether the call was sent before, because only of one that was not it is certain that nothing was done. And it
-    says `vouch_unsent` while it ends without an answer: it asked nobody for its effect, and never will.
+    says `mark_not_sent` while it ends without an answer: it asked nobody for its effect, and never will.
     """
 
     tenant: str
@@ -38,7 +39,7 @@ class CallContext:
     report_usage: Callable[[ProgramUsage], None] = lambda _usage: None
     timeout_seconds: float = 30.0
     check_may_begin: Callable[[bool], None] = lambda _sent_before: None
-    vouch_unsent: Callable[[], None] = lambda: None
+    mark_not_sent: Callable[[], None] = lambda: None
 
     @property
     def provider_headers(self) -> dict[str, str]:
@@ -56,7 +57,7 @@ class ToolAnswer:
     truncated: bool = False
 
 
-class ToolFailed(Exception):  # noqa: N818  what the tool says to the model, no error of the service
+class ToolFailure(Exception):  # noqa: N818  what the tool says to the model, no error of the service
     """The tool cannot do what was asked; the text is for the model."""
 
     def __init__(self, message: str, detail: str = "") -> None:
@@ -111,7 +112,7 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ToolWork:
     """What a call that is let in is to be run with: its tool as it was then, which may be replaced meanwhile."""
 
     tool: Tool
@@ -137,3 +138,33 @@ async def past_return(work: Awaitable[_Result]) -> _Result:
         except Exception:  # noqa: BLE001  it is raised to the caller by result()
             break
     return doing.result()
+
+
+# A short way to write down a tool's definition.
+
+
+def define(
+    name: str,
+    effect_class: EffectClass,
+    description: str,
+    properties: dict[str, Any],
+    *,
+    required: tuple[str, ...] = (),
+    timeout_seconds: float = 30.0,
+    output_limit_bytes: int = 64 * 1024,
+) -> ToolDefinition:
+    """A definition whose arguments are an object with these properties and no others."""
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+    return ToolDefinition(
+        name=name,
+        description=description,
+        input_schema_json=json.dumps(schema),
+        effect_class=effect_class,
+        timeout_seconds=timeout_seconds,
+        output_limit_bytes=output_limit_bytes,
+    )

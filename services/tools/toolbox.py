@@ -14,21 +14,19 @@ from services.tools.builtin.files import file_tools
 from services.tools.builtin.python import PYTHON_LANE, python_tools
 from services.tools.builtin.records import record_tools
 from services.tools.builtin.waiting import waiting_tools
-from services.tools.calls.runs import Runs
-from services.tools.http_fetch.fetching import FETCHES_AT_ONCE, Fetcher
-from services.tools.http_fetch.tool import FETCH_LANE, fetch_tools
-from services.tools.http_tools.calling import lane_of as lane_of_http_tool
-from services.tools.http_tools.opening import open_http_tools
+from services.tools.calls.runs import RunningCalls
+from services.tools.http_fetch.fetch import FETCH_LANE, FETCHES_AT_ONCE, Fetcher, fetch_tools
+from services.tools.http_tools.http_tool import lane_of as lane_of_http_tool
+from services.tools.http_tools.http_tool import open_http_tools
 from services.tools.mcp.settings import lane_of_server
 from services.tools.output import OutputKeeper
-from services.tools.providers.calling import lane_of as lane_of_provider
-from services.tools.providers.opening import open_providers
-from services.tools.registry import Registry
+from services.tools.providers.provider import lane_of as lane_of_provider
+from services.tools.providers.provider import open_providers
+from services.tools.registry import ToolRegistry
 from services.tools.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
 from services.tools.tool import GENERAL_LANE
-from services.tools.web_search.asking import SEARCHES_AT_ONCE, Searcher
+from services.tools.web_search.search import SEARCH_LANE, SEARCHES_AT_ONCE, Searcher, search_tools
 from services.tools.web_search.settings import WebSearchSettings
-from services.tools.web_search.tool import SEARCH_LANE, search_tools
 from services.tools.workspace.directories import Workspaces
 from services.tools.workspace.requests import FileRequests
 from tenure.runtime.settings import ConfigurationError
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from services.tools.config import ToolsConfig
-    from services.tools.settings import Settings
+    from services.tools.settings import ToolsSettings
     from tenure.runtime.process import Process
 
 _PROGRAM_OUTPUT_BYTES: Final = 1024 * 1024  # of each stream; the model is shown less, all of it is in the workspace
@@ -53,12 +51,12 @@ _MOST_PLACES: Final = 1024  # replicas on one host are given so many uids each
 
 async def open_toolbox(
     process: Process,
-    settings: Settings,
+    settings: ToolsSettings,
     config: ToolsConfig,
     sandbox: Sandbox | SandboxUnavailable,
-    runs: Runs,
+    runs: RunningCalls,
     environment: Mapping[str, str],
-) -> Registry:
+) -> ToolRegistry:
     """All tools: the built-in ones at once, those of the config file as soon as what has them is reached."""
     workspaces = Workspaces(settings.workspace_root)
     limits = SandboxLimits(
@@ -69,7 +67,7 @@ async def open_toolbox(
         output_bytes=_PROGRAM_OUTPUT_BYTES,
     )
     record_threads = await process.open(threads("records", _RECORD_THREADS))
-    registry = Registry(
+    registry = ToolRegistry(
         [
             *python_tools(sandbox, workspaces, limits),
             *file_tools(workspaces, settings.workspace_bounds),
@@ -82,18 +80,18 @@ async def open_toolbox(
     await open_http_tools(process, config.http_tools, registry)
     if config.mcp_servers:
         # The protocol's package takes half a second and its memory: for those who use it.
-        from services.tools.mcp.sources import Host, open_mcp_servers
+        from services.tools.mcp.sources import McpHost, open_mcp_servers
 
         keeper = OutputKeeper(workspaces, settings.workspace_bounds)
         limits = replace(limits, processes=_SERVER_PROCESSES, open_files=_SERVER_OPEN_FILES)
         answer_threads = await process.open(threads("parts of answers", _ANSWER_THREADS))
-        host = Host(registry, keeper, answer_threads, runs, sandbox, workspaces, limits, environment)
+        host = McpHost(registry, keeper, answer_threads, runs, sandbox, workspaces, limits, environment)
         await open_mcp_servers(process, config.mcp_servers, host)
     await open_providers(process, config.providers, registry)
     return registry
 
 
-def lasting_places(settings: Settings, config: ToolsConfig) -> int:
+def long_running_slots(settings: ToolsSettings, config: ToolsConfig) -> int:
     """How many sandboxed servers there may be at once, with one of each that is only asked for its tools."""
     places = sum(server.max_servers + 1 for server in config.mcp_servers.values() if server.sandbox)
     if settings.sandbox_slots + places > _MOST_PLACES:
@@ -102,7 +100,7 @@ def lasting_places(settings: Settings, config: ToolsConfig) -> int:
     return places
 
 
-def lanes_of(settings: Settings, config: ToolsConfig) -> dict[str, int]:
+def lanes_of(settings: ToolsSettings, config: ToolsConfig) -> dict[str, int]:
     """How many calls run at once, by lane."""
     lanes = {
         GENERAL_LANE: settings.max_running,
@@ -115,7 +113,7 @@ def lanes_of(settings: Settings, config: ToolsConfig) -> dict[str, int]:
     return lanes | {lane_of_http_tool(name): tool.max_calls for name, tool in config.http_tools.items()}
 
 
-async def _searcher(process: Process, settings: Settings, config: ToolsConfig) -> Searcher | None:
+async def _searcher(process: Process, settings: ToolsSettings, config: ToolsConfig) -> Searcher | None:
     """Of the config file's section; without one, of the short form for an endpoint of ours."""
     chosen = config.web_search
     if settings.search_url and chosen is None:
@@ -126,7 +124,7 @@ async def _searcher(process: Process, settings: Settings, config: ToolsConfig) -
     return await process.open(Searcher.open(chosen)) if chosen else None
 
 
-async def open_file_requests(process: Process, settings: Settings) -> FileRequests:
+async def open_file_requests(process: Process, settings: ToolsSettings) -> FileRequests:
     """What people ask about tasks' files."""
     reading = await process.open(threads("files", _FILE_THREADS))
     copying = await process.open(threads("copies", _COPY_THREADS))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from services.worker.holdings import Holding
+from services.worker.held_claims import HeldTask
 from services.worker.interrupts import Interruption
 from services.worker.ledger_client import LedgerClient
 from tenure.domain import entries as facts
@@ -19,19 +19,16 @@ from tenure.domain.fold import ResumePoint, fold
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.sub_agents import SPAWN_SUB_AGENTS
 from tenure.runtime import semconv
+from tenure.runtime.request_context import traceparent
 from tenure.runtime.retrying import retrying
-from tenure.runtime.status import PeerFailed
+from tenure.runtime.rpc_status import PeerFailed
 from tenure.runtime.telemetry import link, span
-from tenure.runtime.trace_context import traceparent
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tenure.wire.entries import new_entry
-from tenure.wire.enums import STATES
-from tenure.wire.in_doubt import calls_in_doubt_to_wire
-from tenure.wire.opened import read_entries
-from tenure.wire.portions import portions
-from tenure.wire.task import prices_to_domain
-from tenure.wire.times import duration, seconds
-from tenure.wire.waits import wait_to_wire
+from tenure.wire.checkpoint_service import portions
+from tenure.wire.common import STATES, duration, seconds
+from tenure.wire.ledger import new_entry, read_entries
+from tenure.wire.task import prices_to_domain, wait_to_wire
+from tenure.wire.tool import calls_in_doubt_to_wire
 
 _log: Final = logging.getLogger(__name__)
 TRIES: Final = RetryPolicy(max_attempts=3, initial_seconds=1.0, factor=2.0, cap_seconds=5.0)
@@ -56,9 +53,9 @@ class _Written:
 class ClaimLedger:
     """Every method may raise Fenced (drop the task at once) and, after `TRIES`, TryLater (let it go)."""
 
-    def __init__(self, client: LedgerClient, holding: Holding) -> None:
+    def __init__(self, client: LedgerClient, held_task: HeldTask) -> None:
         self._client = client
-        self._holding = holding
+        self._held_task = held_task
         self._commit_number = 1
         self.point = ResumePoint()
 
@@ -66,16 +63,16 @@ class ClaimLedger:
         """Takes the task over and folds its history; repeatable, which reads everything anew."""
 
         async def attempt() -> None:
-            opened = await self._client.open(self._holding.token)
+            opened = await self._client.open(self._held_task.token)
             self._commit_number = opened.next_commit_number
             self.point = fold(opened.entries)
             if opened.task.cancel_requested:
-                self._holding.interrupts.request(Interruption.END)
+                self._held_task.interrupts.request(Interruption.END)
 
         with span("open", self._attributes()) as opening:
             await retrying(attempt, TRIES, on=(TryLater, PeerFailed))
             opening.set_attribute(semconv.SEQUENCE, self.point.sequence)
-        self._holding.progress.sequence = self.point.sequence
+        self._held_task.progress.sequence = self.point.sequence
         link(self.point.parent_trace)
         _log.info("task opened", extra={"sequence": self.point.sequence})
 
@@ -107,9 +104,9 @@ class ClaimLedger:
         self._commit_number += 1
         if written.transition is None:
             self._fold_in(written, response)
-        self._holding.progress.sequence = response.sequence
+        self._held_task.progress.sequence = response.sequence
         if response.cancel_requested:
-            self._holding.interrupts.request(Interruption.END)
+            self._held_task.interrupts.request(Interruption.END)
         return response
 
     async def _send(self, written: _Written) -> pb.CommitResponse:
@@ -129,7 +126,7 @@ class ClaimLedger:
 
     async def _catch_up(self) -> None:
         """Folds in what others appended since the last commit."""
-        task_id, more = self._holding.task_id, True
+        task_id, more = self._held_task.task_id, True
         while more:
             read = partial(self._client.entries_after, task_id, self.point.sequence)
             entries, more = await retrying(read, TRIES, on=(TryLater, PeerFailed))
@@ -137,14 +134,14 @@ class ClaimLedger:
                 self.point.apply(entry)
 
     def _attributes(self) -> dict[str, str | int]:
-        claims = self._holding.claims
+        claims = self._held_task.claims
         return {semconv.TASK_ID: claims.task_id, semconv.EPOCH: claims.epoch, semconv.STEP: self.point.step}
 
     def _request(self, written: _Written) -> pb.CommitRequest:
         """The same object is sent again after a failure: its number and id are what makes a repeat harmless."""
         reserve, transition = written.reserve, written.transition
         return pb.CommitRequest(
-            token=self._holding.token,
+            token=self._held_task.token,
             commit_id=str(uuid.uuid4()),
             commit_number=self._commit_number,
             known_sequence=self.point.sequence,

@@ -8,7 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from enum import IntEnum
+from time import monotonic
 from typing import Any, TypeVar
+
+from tenure.domain.fencing import TrustWindow
+from tenure.runtime.failpoints import failpoint_enabled
 
 _Result = TypeVar("_Result")
 
@@ -80,3 +84,68 @@ class Interrupts:
     async def sleep(self, seconds: float) -> None:
         """Waits, unless interrupted."""
         await self.guard(asyncio.sleep(seconds))
+
+
+# The clock of a step: interrupts what takes too long.
+
+
+class StepClock:
+    """Interrupts the work when a step takes too long. One step at a time, under one claim: a successor begins anew."""
+
+    def __init__(self, interrupts: Interrupts) -> None:
+        self._interrupts = interrupts
+        self._step = 0
+        self._alarm: asyncio.TimerHandle | None = None
+
+    def begin(self, step: int, limit_seconds: float | None) -> None:
+        """The step before is over. Begun again, a step goes on; None: it is not timed."""
+        if step == self._step:
+            return
+        self.stop()
+        self._step = step
+        if limit_seconds is not None:
+            message = f"step {step} took longer than {limit_seconds:g} s"
+            loop = asyncio.get_running_loop()
+            self._alarm = loop.call_later(limit_seconds, self._interrupts.request, Interruption.LATE, message)
+
+    def stop(self) -> None:
+        """The step is over. An alarm that nobody has met yet came too late itself."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm, self._step = None, 0
+        self._interrupts.withdraw(Interruption.LATE)
+
+
+# The gate before everything new: open while the trust window is.
+
+
+class TrustGate:
+    """Closed until the first answered renewal, and again whenever none was answered for too long."""
+
+    def __init__(self) -> None:
+        self._window: TrustWindow | None = None
+        self._renewed = asyncio.Event()
+
+    def begin(self, sent_at: float, ttl_seconds: float) -> None:
+        """A new session began, asked for at this monotonic moment."""
+        self._window = TrustWindow(sent_at, ttl_seconds)
+        self._renewed.set()
+
+    def renew(self, sent_at: float) -> None:
+        """The renewal sent at this moment was answered."""
+        assert self._window is not None, "no session yet"
+        self._window = self._window.renewed(sent_at)
+        self._renewed.set()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something new may be started now."""
+        if failpoint_enabled("worker.ignore_trust_window"):
+            return True
+        return self._window is not None and self._window.is_open(monotonic())
+
+    async def wait_open(self) -> None:
+        """Waits for a renewal while the window is closed."""
+        while not self.is_open:
+            self._renewed.clear()
+            await self._renewed.wait()

@@ -9,17 +9,17 @@ from typing import Any, Final
 
 import grpc
 
-from services.worker.frames import FrameClient, FrameShape, Tagged
+from services.worker.frame_client import FrameClient, FrameShape, Tagged
 from tenure.domain.entries import Entry
 from tenure.domain.errors import Unavailable
-from tenure.domain.lost_calls import HeardCall
-from tenure.runtime.rpc_channel import TenureChannel
-from tenure.runtime.status import OUTCOME_UNKNOWN
+from tenure.domain.lost_model_calls import ReportedCall
+from tenure.runtime.rpc_client import TenureChannel
+from tenure.runtime.rpc_status import OUTCOME_UNKNOWN
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2_grpc as grpc_pb
 from tenure.v1 import token_pb2
-from tenure.wire.opened import Opened, read_entries, read_opened
-from tenure.wire.refusal import refusal_to_domain
+from tenure.wire.common import refusal_to_domain
+from tenure.wire.ledger import OpenedTask, read_entries, read_opened
 from tenure.wire.task import usage_to_wire
 
 COMMIT_TIMEOUT_SECONDS: Final = 10.0
@@ -46,7 +46,7 @@ class LedgerClient:
         """False while its stream is broken and no connection stands."""
         return not self._frames.is_broken or self._channel.get_state() is grpc.ChannelConnectivity.READY
 
-    async def open(self, token: token_pb2.FencingToken) -> Opened:
+    async def open(self, token: token_pb2.FencingToken) -> OpenedTask:
         """Takes the task over. Repeatable under the same claim. WrongState when it cannot be opened."""
         return await read_opened(self._stub.Open(pb.OpenRequest(token=token), timeout=OPEN_TIMEOUT_SECONDS))
 
@@ -79,7 +79,7 @@ class LedgerClient:
         page = await self._stub.ListEntries(request, timeout=OPEN_TIMEOUT_SECONDS)
         return read_entries(page.entries), page.more
 
-    async def report_usage(self, token: token_pb2.FencingToken, call: HeardCall, provider_request_id: str) -> None:
+    async def report_usage(self, token: token_pb2.FencingToken, call: ReportedCall, provider_request_id: str) -> None:
         """Says what a call used that was settled as lost; a stale token will do. Repeatable."""
         request = pb.ReportUsageRequest(
             token=token,

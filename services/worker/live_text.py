@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 MOST_CHARACTERS_PER_DELTA: Final = 65_536
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """A part of one block's text; `offset` in characters."""
 
     step: int
@@ -21,7 +21,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(slots=True)
-class Cursor:
+class LiveCursor:
     """Where one reader is: how much it has of each block of which call."""
 
     call: int = 0
@@ -65,13 +65,13 @@ class LiveText:
         self._closed = True
         self._tell()
 
-    def cursor(self) -> Cursor:
+    def cursor(self) -> LiveCursor:
         """A new reader's place: at the beginning of an unfinished answer, else behind the finished one."""
         if not self._finished:
-            return Cursor(self._call)
-        return Cursor(self._call, {block: len(self._text(block)) for block in self._blocks})
+            return LiveCursor(self._call)
+        return LiveCursor(self._call, {block: len(self._text(block)) for block in self._blocks})
 
-    def since(self, cursor: Cursor) -> Iterator[Piece]:
+    def since(self, cursor: LiveCursor) -> Iterator[TextPiece]:
         """What the reader has not had yet; moves its cursor along."""
         if cursor.call != self._call:
             cursor.call, cursor.offsets = self._call, {}
@@ -80,15 +80,15 @@ class LiveText:
             while (offset := cursor.offsets.get(block, 0)) < len(text):
                 piece = text[offset : offset + MOST_CHARACTERS_PER_DELTA]
                 cursor.offsets[block] = offset + len(piece)
-                yield Piece(self._step, self._attempt_number, block, offset, piece)
+                yield TextPiece(self._step, self._attempt_number, block, offset, piece)
 
-    async def wait_changed(self, cursor: Cursor) -> None:
+    async def wait_changed(self, cursor: LiveCursor) -> None:
         """Waits until there is something for this reader, or the end."""
         while not self._closed and not self._has_more(cursor):
             self._changed.clear()
             await self._changed.wait()
 
-    def _has_more(self, cursor: Cursor) -> bool:
+    def _has_more(self, cursor: LiveCursor) -> bool:
         if cursor.call != self._call:
             return bool(self._blocks)
         return any(cursor.offsets.get(block, 0) < len(self._text(block)) for block in self._blocks)

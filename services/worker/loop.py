@@ -10,19 +10,17 @@ from collections.abc import Sequence
 from typing import Final
 
 from services.worker.claim_ledger import ClaimLedger, Fact
-from services.worker.close_out import leave
-from services.worker.holdings import Holding
-from services.worker.interrupts import Interrupted, Interruption
-from services.worker.leaving import after_calls, after_interruption
-from services.worker.parts import Parts
-from services.worker.room import window_for
-from services.worker.step_clock import StepClock
+from services.worker.context_window import window_for
+from services.worker.dependencies import Dependencies
+from services.worker.held_claims import HeldTask
+from services.worker.interrupts import Interrupted, Interruption, StepClock
 from services.worker.tool_step import ToolStep
+from services.worker.transitions import after_calls, after_interruption, leave
 from tenure.domain import entries as facts
+from tenure.domain.close_out import UNREAD_MESSAGES
 from tenure.domain.compaction import Window
 from tenure.domain.errors import SequenceConflict, WrongState
 from tenure.domain.fold import ResumePoint
-from tenure.domain.messages import UNREAD_MESSAGES
 from tenure.domain.requeue import UNREAD_GRANT
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import ReleaseReason
@@ -31,7 +29,7 @@ from tenure.domain.tools import ToolDefinition
 from tenure.domain.turn import ExecuteTools
 from tenure.domain.waiting_calls import move_to_wait, wait_of
 from tenure.domain.waits import Wait
-from tenure.runtime.failpoint import failpoint
+from tenure.runtime.failpoints import failpoint
 from tenure.runtime.retrying import retrying
 
 _log: Final = logging.getLogger(__name__)
@@ -45,18 +43,18 @@ class Loop:
     _tools: ToolStep
     _window: Window
 
-    def __init__(self, parts: Parts, holding: Holding) -> None:
-        self._parts, self._holding = parts, holding
-        self._ledger = ClaimLedger(parts.ledger, holding)
+    def __init__(self, dependencies: Dependencies, held_task: HeldTask) -> None:
+        self._dependencies, self._held_task = dependencies, held_task
+        self._ledger = ClaimLedger(dependencies.ledger, held_task)
         self._pending: list[Fact] = []
-        self._clock = StepClock(holding.interrupts)
+        self._clock = StepClock(held_task.interrupts)
 
     async def run(self) -> ReleaseReason:
         """Works until the task is left."""
         try:
             return await self._run()
         except BaseException:
-            self._tell_of_unsettled_call()
+            self._report_unsettled_call()
             raise
         finally:
             self._clock.stop()
@@ -78,11 +76,11 @@ class Loop:
                 if refusal.reason not in {UNREAD_MESSAGES, UNREAD_GRANT}:
                     raise
                 _log.info("something came meanwhile that changes how the task ends", extra={"why": str(refusal)})
-            self._tell_of_unsettled_call()
+            self._report_unsettled_call()
             await self._ledger.open()
         raise SequenceConflict(f"{MOST_CONFLICTS} conflicts under one claim")
 
-    def _tell_of_unsettled_call(self) -> None:
+    def _report_unsettled_call(self) -> None:
         """The ledger is about to settle by what it heard a call that we know all of."""
 
     async def _work(self) -> ReleaseReason:
@@ -91,8 +89,8 @@ class Loop:
 
     def _begin(self) -> None:
         """After an Open: nothing is pending."""
-        self._window = window_for(self._spec, self._parts.defaults)
-        self._tools = ToolStep(self._parts, self._holding, self._ledger, self._spec.policy, self._window)
+        self._window = window_for(self._spec, self._dependencies.defaults)
+        self._tools = ToolStep(self._dependencies, self._held_task, self._ledger, self._spec.policy, self._window)
         self._pending = []
 
     @property
@@ -112,7 +110,7 @@ class Loop:
         """The tools as they are at the first Open go into the ledger; a resumed task keeps them."""
         tools = self._point.tools
         if tools is None:
-            defined = await self._holding.interrupts.guard(self._list_tools())
+            defined = await self._held_task.interrupts.guard(self._list_tools())
             if defined.unknown_names:
                 _log.warning("the task allows tools that there are not", extra={"tools": list(defined.unknown_names)})
             self._pending.append((0, defined))
@@ -122,18 +120,18 @@ class Loop:
 
     async def _list_tools(self) -> facts.ToolsDefined:
         async def ask() -> facts.ToolsDefined:
-            await self._parts.trust.wait_open()
-            return await self._parts.tools.list_tools(self._holding.token)
+            await self._dependencies.trust.wait_open()
+            return await self._dependencies.tools.list_tools(self._held_task.token)
 
         return await retrying(ask, LIST_TOOLS_TRIES)
 
     async def _wait_trusted(self) -> None:
         """Nothing new begins outside of the trust window; what is known is written down all the same."""
-        if self._parts.trust.is_open:
+        if self._dependencies.trust.is_open:
             return
         await self._ledger.append(self._pending)
         self._pending = []
-        await self._holding.interrupts.guard(self._parts.trust.wait_open())
+        await self._held_task.interrupts.guard(self._dependencies.trust.wait_open())
 
     async def _execute_calls(self, move: ExecuteTools) -> facts.Transition | None:
         """Runs them; their outcomes are pending then. A transition: how the task is left for what they came to."""
@@ -159,7 +157,7 @@ class Loop:
         """Interrupted: one commit with all that is known leaves the task, as it is to be left."""
         transition = after_interruption(self._point, self._spec.policy, interrupted)
         self._settle_open_attempt()
-        await leave(self._parts, self._holding, self._ledger, self._pending, transition)
+        await leave(self._dependencies, self._held_task, self._ledger, self._pending, transition)
         return ReleaseReason.WORKER_DRAINED if interrupted.kind is Interruption.DRAIN else ReleaseReason.CLOSED
 
     def _settle_open_attempt(self) -> None:

@@ -12,26 +12,23 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from services.worker.attendance import SERVICE, Attendance
 from services.worker.control.functions import load_functions
-from services.worker.drain import drain
-from services.worker.frames import SILENCE_SECONDS as STREAM_SILENCE_SECONDS
-from services.worker.holdings import Holdings
+from services.worker.dependencies import Dependencies, ModelDefaults
+from services.worker.frame_client import SILENCE_SECONDS as STREAM_SILENCE_SECONDS
+from services.worker.health import SERVICE, AttachmentHealth
+from services.worker.held_claims import HeldTasks
+from services.worker.interrupts import TrustGate
 from services.worker.ledger_client import REPORT_TIMEOUT_SECONDS, LedgerClient
-from services.worker.live import LiveServicer
+from services.worker.live_server import LiveServicer
 from services.worker.model import ModelClient
-from services.worker.parts import ModelDefaults, Parts
-from services.worker.rests import Rests
-from services.worker.session import SILENCE_SECONDS, Session, WorkerIdentity
-from services.worker.supervisor import Supervisor
+from services.worker.session import SILENCE_SECONDS, WorkerIdentity, WorkerSession
+from services.worker.supervisor import CrashBackoff, Supervisor, drain
 from services.worker.tools_client import ToolsClient
-from services.worker.trust_gate import TrustGate
 from services.worker.usage_reports import UsageReports
-from tenure.domain.places import NO_PLACES, Places, Reserved
+from tenure.domain.slots import NO_SLOTS, ReservedSlots, Slots
 from tenure.domain.task import CONTROL_LOOP, DEFAULT_LOOP, DEFAULT_MODEL, Priority, offered_loop
-from tenure.runtime.duties import Duties
-from tenure.runtime.process import Process
-from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.process import Duties, Process
+from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.service import CommonSettings, run_service
 from tenure.runtime.settings import Address, Secret, group, setting
@@ -47,7 +44,7 @@ NO_KEY: Final = "none"  # an endpoint of one's own may want no key; the library 
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProviderSettings:
+class ModelProviderSettings:
     """The provider's own variables."""
 
     api_key: Secret = setting("the provider's key", default=Secret(""), variable="ANTHROPIC_API_KEY")
@@ -55,7 +52,7 @@ class ProviderSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class WorkerSettings:
     """TENURE_WORKER_…"""
 
     id: str = setting("unique among live workers (default: host-pid-random)", default="")
@@ -86,7 +83,7 @@ class Settings:
         "how many tokens of a prompt may be estimated here without asking", default=8192, minimum=0
     )
     drain_seconds: float = setting("to give tasks back at the end", default=5.0, minimum=0.0)
-    provider: ProviderSettings = group(ProviderSettings)
+    provider: ModelProviderSettings = group(ModelProviderSettings)
     common: CommonSettings = group(CommonSettings)
 
     def problems(self) -> Iterator[str]:
@@ -119,33 +116,37 @@ class Settings:
         return WorkerIdentity(worker_id, self.queues, loops, self.advertise or f"{host}:{port}", tiers)
 
 
-async def compose(process: Process, settings: Settings) -> None:
+async def compose(process: Process, settings: WorkerSettings) -> None:
     """Clients, the server of live text, then the session, which brings tasks. Draining comes before all closing."""
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # else a line for every call, which the ledger has anyway
-    holdings, trust, rests = Holdings(), TrustGate(), Rests()
+    held_tasks, trust, rests = HeldTasks(), TrustGate(), CrashBackoff()
     duties = await process.open(Duties())
-    parts = await _open_parts(process, settings, trust, duties)
-    server = await _serve_live_text(process, settings, holdings)
+    dependencies = await _open_dependencies(process, settings, trust, duties)
+    server = await _serve_live_text(process, settings, held_tasks)
 
-    reserved = Reserved(settings.reserved_slots_high, settings.reserved_slots_normal)
+    reserved = ReservedSlots(settings.reserved_slots_high, settings.reserved_slots_normal)
 
-    def places() -> Places:
-        if process.stopping.is_set() or not parts.in_reach:
-            return NO_PLACES
-        return reserved.places(settings.slots - rests.count(), holdings.by_tier())
+    def places() -> Slots:
+        if process.stopping.is_set() or not dependencies.in_reach:
+            return NO_SLOTS
+        return reserved.slots(settings.slots - rests.count(), held_tasks.by_tier())
 
     addresses = settings.coordinator_addresses
-    session = Session(addresses, settings.identity(server.port, parts.functions), holdings, trust, places)
-    supervisor = await process.open(Supervisor(parts, holdings, rests, session.release, settings.slots))
+    session = WorkerSession(
+        addresses, settings.identity(server.port, dependencies.functions), held_tasks, trust, places
+    )
+    supervisor = await process.open(Supervisor(dependencies, held_tasks, rests, session.release, settings.slots))
     duties.start("session", lambda: session.run(supervisor.take), may_end=True, silence_seconds=SILENCE_SECONDS)
     duties.start(
-        "attendance", Attendance(server.health, lambda: session.is_attached).run, silence_seconds=SILENCE_SECONDS
+        "attendance", AttachmentHealth(server.health, lambda: session.is_attached).run, silence_seconds=SILENCE_SECONDS
     )
     await process.run_until_stopped()
-    await drain(session, holdings, settings.drain_seconds)
+    await drain(session, held_tasks, settings.drain_seconds)
 
 
-async def _open_parts(process: Process, settings: Settings, trust: TrustGate, duties: Duties) -> Parts:
+async def _open_dependencies(
+    process: Process, settings: WorkerSettings, trust: TrustGate, duties: Duties
+) -> Dependencies:
     """What all tasks share; its streams run as duties."""
     functions = load_functions(settings.control_modules)
     ledger = LedgerClient(await process.open(open_channel(settings.checkpoint_address)))
@@ -167,13 +168,13 @@ async def _open_parts(process: Process, settings: Settings, trust: TrustGate, du
     )
     reports = UsageReports(ledger)
     duties.start("usage reports", reports.run, silence_seconds=REPORTS_SILENCE_SECONDS)
-    return Parts(ledger, tools, model, trust, defaults, reports, functions)
+    return Dependencies(ledger, tools, model, trust, defaults, reports, functions)
 
 
-async def _serve_live_text(process: Process, settings: Settings, holdings: Holdings) -> RpcServer:
+async def _serve_live_text(process: Process, settings: WorkerSettings, held_tasks: HeldTasks) -> RpcServer:
     """The server, bound to its port."""
     server = RpcServer(settings.listen, validate=validate, grace_seconds=LIVE_GRACE_SECONDS)
-    server.add(SERVICE, add_WorkerServiceServicer_to_server, LiveServicer(holdings))
+    server.add(SERVICE, add_WorkerServiceServicer_to_server, LiveServicer(held_tasks))
     await process.open(server)
     _log.info("listening", extra={"address": server.address})
     return server
@@ -181,4 +182,4 @@ async def _serve_live_text(process: Process, settings: Settings, holdings: Holdi
 
 def main() -> int:
     """The exit code."""
-    return run_service("worker", Settings, os.environ, compose, arguments=sys.argv[1:])
+    return run_service("worker", WorkerSettings, os.environ, compose, arguments=sys.argv[1:])

@@ -14,20 +14,65 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Final, Self, cast
+from typing import Any, Final, NamedTuple, Self, cast
 
 import anthropic
 import httpx2
 
-from services.worker.answer_fold import MOST_TOKENS, AnswerFold
-from services.worker.event_stream import ErrorEvent, Event, EventStream, MalformedAnswer, shown
-from services.worker.prompt_cache import Prompt, marked
+from services.worker.model_stream import (
+    MOST_TOKENS,
+    AnswerFold,
+    ErrorEvent,
+    Event,
+    EventStream,
+    MalformedAnswer,
+    shown,
+)
 from tenure.domain.budget import TokenUsage
 from tenure.domain.conversation import Message
 from tenure.domain.entries import ContentBlock
-from tenure.domain.failures import RETRYABLE, FailureClass, class_of_status
-from tenure.domain.strict_json import escaped, strict_json
+from tenure.domain.retry import RETRYABLE, FailureClass, class_of_status
+from tenure.domain.tool_arguments import escaped, strict_json
 from tenure.runtime import metrics
+
+# Which parts of a prompt the provider is asked to keep, so that the next request reads them at a tenth of the
+# price.
+
+LEAST_TOKENS: Final = 1024
+"""The provider keeps no prefix that is shorter, whatever the model. The limit of marks, four, is never reached."""
+
+_MARK: Final = {"type": "ephemeral"}
+_MARKED_MESSAGES: Final = 2
+
+
+class Prompt(NamedTuple):
+    """What the model reads. `system` "": there is none."""
+
+    system: str | list[dict[str, Any]]
+    tools: Sequence[Mapping[str, Any]]
+    messages: Sequence[Message]
+
+
+def marked(prompt: Prompt) -> Prompt:
+    """The same prompt with its marks. Nothing given is changed, and what is not marked is not copied."""
+    system, tools, messages = prompt
+    if isinstance(system, str) and system:
+        system = [{"type": "text", "text": system, "cache_control": _MARK}]
+    elif tools:
+        tools = [*tools[:-1], {**tools[-1], "cache_control": _MARK}]
+    ends = [index for index, message in enumerate(messages) if message["role"] == "user"][-_MARKED_MESSAGES:]
+    marked_messages = list(messages)
+    for index in ends:
+        marked_messages[index] = _with_mark(messages[index])
+    return Prompt(system, tools, marked_messages)
+
+
+def _with_mark(message: Message) -> Message:
+    """A user's message: its last block is a text or a tool's result, both of which can be marked."""
+    content: Any = message["content"]
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return {**message, "content": [*blocks[:-1], {**blocks[-1], "cache_control": _MARK}]}
+
 
 _log: Final = logging.getLogger(__name__)
 
@@ -122,7 +167,7 @@ class ModelCallFailed(Exception):  # noqa: N818  what happened, told in the word
 class ModelCall:
     """What is heard of a call while it runs; to be read whenever it is cut short.
 
-    `was_taken`: the provider answered the request with a success.
+    `transferred`: the provider answered the request with a success.
     """
 
     on_text: Callable[[int, str], None]
@@ -137,7 +182,7 @@ class ModelCall:
         """What it is billed so far."""
         return self.fold.usage()
 
-    def hear(self, chunk: bytes) -> None:
+    def observe(self, chunk: bytes) -> None:
         """Takes the next bytes of the stream. Raises MalformedAnswer and ErrorEvent; not once the answer is whole."""
         for event in self.stream.feed(chunk):
             self._hear_event(event)
@@ -256,7 +301,7 @@ class ModelClient:
             call.request_id = _id(response.headers.get("request-id", ""))
             chunks = response.iter_bytes()
             async for chunk in chunks:
-                call.hear(chunk)
+                call.observe(chunk)
                 if call.fold.stopped:
                     await _read_to_the_end(chunks)
                     return
@@ -315,10 +360,10 @@ def _refused_in_stream(error: ErrorEvent) -> ModelCallFailed:
 
 def _error_of(body: object) -> tuple[str, str]:
     """(type, message) of the provider's error object; "" for what it does not say."""
-    said = body.get("error") if isinstance(body, dict) else None
-    if not isinstance(said, dict):
+    text = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(text, dict):
         return "", ""
-    kind, message = said.get("type"), said.get("message")
+    kind, message = text.get("type"), text.get("message")
     return kind if isinstance(kind, str) else "", message if isinstance(message, str) else ""
 
 
@@ -354,9 +399,9 @@ def _date(text: str) -> datetime | None:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-def _id(told: str) -> str:
+def _id(message: str) -> str:
     """The provider's id of a request, as far as it is one."""
-    return escaped(told, _MOST_ID_CHARACTERS)
+    return escaped(message, _MOST_ID_CHARACTERS)
 
 
 def _words(error: BaseException) -> str:

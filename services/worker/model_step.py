@@ -8,36 +8,106 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from services.worker.answer_facts import (
-    answer_facts,
-    billed,
-    failure_fact,
-    interrupted_call,
-    no_summary,
-    summary_facts,
-    too_large,
-)
 from services.worker.claim_ledger import ClaimLedger, Fact, size_bytes
-from services.worker.estimate import with_margin
-from services.worker.holdings import Holding
+from services.worker.context_window import ContextWindow, with_margin
+from services.worker.dependencies import Dependencies
+from services.worker.held_claims import HeldTask
 from services.worker.interrupts import Interrupted
 from services.worker.model import ModelAnswer, ModelCall, ModelCallFailed, ModelRequest
-from services.worker.parts import Parts
-from services.worker.room import Room
 from tenure.domain import entries as facts
-from tenure.domain.budget import Denied, ReserveRequest
-from tenure.domain.compaction import Window
+from tenure.domain.budget import Denied, ReserveRequest, TokenUsage
+from tenure.domain.compaction import SUMMARY_SYSTEM, Window
 from tenure.domain.conversation import Message, text_of, with_own_ids
-from tenure.domain.lost_calls import HeardCall
-from tenure.domain.results import system_prompt
-from tenure.domain.summary import SUMMARY_SYSTEM
+from tenure.domain.lost_model_calls import ReportedCall
+from tenure.domain.result_schema import system_prompt
+from tenure.domain.retry import FailureClass
 from tenure.domain.task import TaskSpec
-from tenure.domain.tools import ToolDefinition
+from tenure.domain.tools import ToolDefinition, call_id
 from tenure.domain.turn import CallModel
 from tenure.runtime import metrics, semconv
-from tenure.runtime.failpoint import failpoint
+from tenure.runtime.failpoints import failpoint
 from tenure.runtime.telemetry import span
-from tenure.wire.portions import is_one_portion
+from tenure.wire.checkpoint_service import MOST_BYTES, MOST_ENTRIES, is_one_portion
+
+# What a model call comes to in the ledger: its answer with an intent for each tool call, or how it failed.
+
+
+def interrupted_call(attempt: facts.ModelAttempt, reported: ModelCall | None) -> facts.ModelFailure:
+    """Settles an attempt that was broken off by us, or never sent (`heard` None), with what is known of its bill."""
+    failure = ModelCallFailed(FailureClass.INTERRUPTED, "the worker broke the call off")
+    if reported is not None:
+        failure.usage, failure.request_id = reported.usage, reported.request_id
+    return failure_fact(attempt, failure)
+
+
+def billed(attempt: facts.ModelAttempt, usage: TokenUsage) -> TokenUsage:
+    """What the provider said, and the whole input as it was set aside if it never counted that: no prompt is empty."""
+    return usage if usage.total > usage.output_tokens else replace(usage, input_tokens=attempt.input_tokens)
+
+
+def failure_fact(attempt: facts.ModelAttempt, error: ModelCallFailed) -> facts.ModelFailure:
+    return facts.ModelFailure(
+        attempt_number=attempt.attempt_number,
+        error_class=error.error_class.value,
+        message=error.message,
+        retryable=error.retryable,
+        status_code=error.status_code,
+        retry_after_seconds=error.retry_after_seconds,
+        usage=billed(attempt, error.usage) if error.was_answered else error.usage,
+        provider_request_id=error.request_id,
+    )
+
+
+def too_large(answer: ModelAnswer, own: Sequence[Fact]) -> ModelCallFailed:
+    """An answer and the intents of its calls are committed at once, or a crash between two commits would lose some."""
+    message = f"the answer has {len(own) - 1} tool calls and takes {sum(map(size_bytes, own))} bytes in the ledger"
+    most = f"one answer may have {MOST_ENTRIES - 1} calls and {MOST_BYTES} bytes"
+    return _unusable(FailureClass.ANSWER_TOO_LARGE, f"{message}; {most}", answer)
+
+
+def no_summary(answer: ModelAnswer) -> ModelCallFailed:
+    return _unusable(FailureClass.NO_SUMMARY, f"asked for a summary, it stopped: {answer.stop_reason}", answer)
+
+
+def _unusable(error_class: FailureClass, message: str, answer: ModelAnswer) -> ModelCallFailed:
+    failure = ModelCallFailed(error_class, message)
+    failure.usage, failure.request_id = answer.usage, answer.request_id
+    return failure
+
+
+def summary_facts(step: int, attempt: facts.ModelAttempt, answer: ModelAnswer) -> list[Fact]:
+    """The answer, and that it stands for the conversation from now on; in one commit."""
+    message = tuple(block for block in answer.content if block.get("type") == "text")
+    summary = facts.Summary(attempt.summary_through_step, text_of(message))
+    return [(step, _message(attempt, replace(answer, content=message))), (step, facts.Compaction(summary))]
+
+
+def answer_facts(step: int, attempt: facts.ModelAttempt, answer: ModelAnswer) -> list[Fact]:
+    """The answer, and an intent for each call in it, to be written before any tool runs."""
+    uses = [block for block in answer.content if block.get("type") == "tool_use"]
+    intents = [
+        facts.ToolIntent(
+            call_id=call_id(step, index),
+            tool_use_id=block["id"],
+            tool=block["name"],
+            arguments_json=json.dumps(block["input"], ensure_ascii=False, separators=(",", ":")),
+        )
+        for index, block in enumerate(uses)
+    ]
+    return [(step, _message(attempt, answer)), *((step, intent) for intent in intents)]
+
+
+def _message(attempt: facts.ModelAttempt, answer: ModelAnswer) -> facts.AssistantMessage:
+    return facts.AssistantMessage(
+        attempt_number=attempt.attempt_number,
+        content=answer.content,
+        stop_reason=answer.stop_reason,
+        usage=answer.usage,
+        model=answer.model,
+        provider_request_id=answer.request_id,
+        latency_seconds=answer.latency_seconds,
+    )
+
 
 _log: Final = logging.getLogger(__name__)
 MIN_OUTPUT_TOKENS: Final = 256
@@ -47,13 +117,15 @@ MIN_OUTPUT_TOKENS: Final = 256
 class ModelStep:
     """The model calls of one task, under one claim."""
 
-    def __init__(self, parts: Parts, holding: Holding, ledger: ClaimLedger, spec: TaskSpec, window: Window) -> None:
-        self._parts, self._holding, self._ledger, self._window = parts, holding, ledger, window
-        self._model = spec.agent.model or parts.defaults.model
+    def __init__(
+        self, dependencies: Dependencies, held_task: HeldTask, ledger: ClaimLedger, spec: TaskSpec, window: Window
+    ) -> None:
+        self._dependencies, self._held_task, self._ledger, self._window = dependencies, held_task, ledger, window
+        self._model = spec.agent.model or dependencies.defaults.model
         self._system = system_prompt(spec.agent.system, spec.result_schema_json)
-        self._timeout_seconds = spec.policy.timeouts.model_call.after_seconds or parts.model.timeout_seconds
+        self._timeout_seconds = spec.policy.timeouts.model_call.after_seconds or dependencies.model.timeout_seconds
         self._tools: list[dict[str, Any]] = []
-        self.room = Room(ledger, window, self._system)
+        self.context_window = ContextWindow(ledger, window, self._system)
         self.interrupted_call: facts.ModelFailure | None = None
         self._foreseen = 0
         self._counted: tuple[ModelRequest, int | None] | None = None
@@ -62,11 +134,11 @@ class ModelStep:
     def use_tools(self, tools: Sequence[ToolDefinition]) -> None:
         """The definitions as the task keeps them."""
         self._tools = [_tool_to_provider(tool) for tool in tools]
-        self.room = Room(self._ledger, self._window, self._system, self._tools)
+        self.context_window = ContextWindow(self._ledger, self._window, self._system, self._tools)
 
     async def reserve(self, move: CallModel, pending: Sequence[Fact], to_come: Message | None) -> Denied | None:
         """Commits `pending` and sets the call's tokens aside. None: granted, call it."""
-        output_tokens = self.room.output_tokens(move)
+        output_tokens = self.context_window.output_tokens(move)
         input_tokens = await self._input_tokens(move, to_come)
         request = ReserveRequest(
             step=move.step,
@@ -82,21 +154,21 @@ class ModelStep:
 
     async def _input_tokens(self, move: CallModel, to_come: Message | None) -> int:
         """What the input takes at most: our own bound, or what the provider counts if too much of ours is a guess."""
-        self._foreseen = self.room.upper_bound(move, to_come)
-        if self.room.guessed(move, to_come) <= self._parts.defaults.count_tokens_above:
+        self._foreseen = self.context_window.upper_bound(move, to_come)
+        if self.context_window.guessed(move, to_come) <= self._dependencies.defaults.count_tokens_above:
             return self._foreseen
-        asked = self._prompt(move, to_come)
-        if self._counted is None or self._counted[0] != asked:  # asked again when others' reservations were in the way
-            counted = await self._holding.interrupts.guard(self._parts.model.count(asked))
-            self._counted = asked, counted
+        prompt = self._prompt(move, to_come)
+        if self._counted is None or self._counted[0] != prompt:  # asked again when others' reservations were in the way
+            counted = await self._held_task.interrupts.guard(self._dependencies.model.count(prompt))
+            self._counted = prompt, counted
         counted = self._counted[1]
         return self._foreseen if counted is None else with_margin(counted)
 
     def _prompt(self, move: CallModel, to_come: Message | None) -> ModelRequest:
         """What will be sent, for counting."""
         if move.summary_through_step:
-            asked = self.room.summary_messages(move.summary_through_step)
-            return ModelRequest(self._model, asked, 0, SUMMARY_SYSTEM)
+            summary_request = self.context_window.summary_messages(move.summary_through_step)
+            return ModelRequest(self._model, summary_request, 0, SUMMARY_SYSTEM)
         messages = [*self._ledger.point.messages, *(() if to_come is None else (to_come,))]
         return ModelRequest(self._model, messages, 0, self._system, self._tools)
 
@@ -108,19 +180,19 @@ class ModelStep:
         attempt = self._ledger.point.open_attempt
         assert attempt is not None, "nothing is reserved"
         step = self._ledger.point.step
-        show = _show_nothing if attempt.summary_through_step else self._holding.live.append
-        progress = self._holding.progress
-        heard = ModelCall(on_text=show, on_usage=progress.hear_call)
-        self._newest = attempt, step, heard
-        progress.begin_call(step, attempt.attempt_number, lambda: heard.usage)
-        self._holding.live.begin(step, attempt.attempt_number)
+        show = _show_nothing if attempt.summary_through_step else self._held_task.live.append
+        progress = self._held_task.progress
+        reported = ModelCall(on_text=show, on_usage=progress.on_model_call_progress)
+        self._newest = attempt, step, reported
+        progress.begin_call(step, attempt.attempt_number, lambda: reported.usage)
+        self._held_task.live.begin(step, attempt.attempt_number)
         # A model may think for minutes before its first word, and the call has a bound of its own.
         progress.announce_backoff(self._timeout_seconds)
         try:
             await failpoint("worker.before_model")
             with span(f"{semconv.CHAT} {attempt.model}", self._attributes(attempt, step)) as chat:
-                answer = await self._holding.interrupts.guard(
-                    self._parts.model.answer(self._request(attempt, step), heard)
+                answer = await self._held_task.interrupts.guard(
+                    self._dependencies.model.answer(self._request(attempt, step), reported)
                 )
                 chat.set_attributes(_answer_attributes(answer))
         except ModelCallFailed as error:
@@ -128,10 +200,10 @@ class ModelStep:
             _log.warning("a model call failed", extra={"step": step, "why": str(error)})
             return failure_fact(attempt, error)
         except Interrupted:
-            self.interrupted_call = interrupted_call(attempt, heard)
+            self.interrupted_call = interrupted_call(attempt, reported)
             raise
         finally:
-            self._holding.live.finish()
+            self._held_task.live.finish()
             progress.announce_backoff(0)
         await failpoint("worker.after_model")
         answer = replace(answer, usage=billed(attempt, answer.usage))
@@ -148,22 +220,22 @@ class ModelStep:
         return None
 
     @property
-    def unsettled(self) -> tuple[HeardCall, str] | None:
+    def unsettled(self) -> tuple[ReportedCall, str] | None:
         """What the newest call is billed, with the provider's id of it, if the ledger took no end of it from us."""
         if self._newest is None:
             return None
         attempt, step, call = self._newest
         if self._ledger.point.open_attempt is not attempt or not call.usage.total:
             return None
-        return HeardCall(step, attempt.attempt_number, call.usage), call.request_id
+        return ReportedCall(step, attempt.attempt_number, call.usage), call.request_id
 
     def _request(self, attempt: facts.ModelAttempt, step: int) -> ModelRequest:
         """Words that slipped in between estimate and commit are paid for out of the output."""
-        name = f"{self._holding.task_id}/{step}/{attempt.attempt_number}"
+        name = f"{self._held_task.task_id}/{step}/{attempt.attempt_number}"
         if attempt.summary_through_step:
-            asked = self.room.summary_messages(attempt.summary_through_step)
-            return ModelRequest(attempt.model, asked, attempt.max_output_tokens, SUMMARY_SYSTEM, attempt=name)
-        unforeseen = max(0, self.room.upper_bound(CallModel(step, attempt.attempt_number)) - self._foreseen)
+            summary_request = self.context_window.summary_messages(attempt.summary_through_step)
+            return ModelRequest(attempt.model, summary_request, attempt.max_output_tokens, SUMMARY_SYSTEM, attempt=name)
+        unforeseen = max(0, self.context_window.upper_bound(CallModel(step, attempt.attempt_number)) - self._foreseen)
         return ModelRequest(
             model=attempt.model,
             messages=self._ledger.point.messages,
@@ -172,7 +244,7 @@ class ModelStep:
             tools=self._tools,
             attempt=name,
             timeout_seconds=self._timeout_seconds,
-            is_repeated_soon=self.room.is_worth_keeping(),
+            is_repeated_soon=self.context_window.is_worth_keeping(),
         )
 
     def _attributes(self, attempt: facts.ModelAttempt, step: int) -> dict[str, Any]:
@@ -181,7 +253,7 @@ class ModelStep:
             semconv.PROVIDER_NAME: semconv.PROVIDER_ANTHROPIC,
             semconv.REQUEST_MODEL: attempt.model,
             semconv.REQUEST_MAX_TOKENS: attempt.max_output_tokens,
-            semconv.CONVERSATION_ID: self._holding.task_id,
+            semconv.CONVERSATION_ID: self._held_task.task_id,
             semconv.STEP: step,
         }
 

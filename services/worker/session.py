@@ -21,24 +21,22 @@ from typing import Any, Final, NamedTuple
 
 import grpc
 
-from services.worker.holdings import Holding, Holdings
-from services.worker.interrupts import Interruption
-from services.worker.session_stream import Detached, SessionStream, ToSay
-from services.worker.trust_gate import TrustGate
+from services.worker.held_claims import HeldTask, HeldTasks
+from services.worker.interrupts import Interruption, TrustGate
+from services.worker.session_stream import AttachmentLost, PendingUpdates, SessionStreamClient
 from tenure.domain.errors import Refused, TenureError, Unavailable
-from tenure.domain.places import Places
 from tenure.domain.retry import RetryPolicy
+from tenure.domain.slots import Slots
 from tenure.domain.states import ReleaseReason
 from tenure.domain.task import Priority
 from tenure.runtime import metrics
-from tenure.runtime.duties import heed_cancellation, note_progress
-from tenure.runtime.rpc_channel import open_channel
-from tenure.runtime.status import PeerFailed
+from tenure.runtime.process import heed_cancellation, note_progress
+from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.rpc_status import PeerFailed
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import coordinator_service_pb2_grpc as grpc_pb
-from tenure.wire.enums import PRIORITIES
-from tenure.wire.places import lower_tiers
-from tenure.wire.times import seconds
+from tenure.wire.common import PRIORITIES, seconds
+from tenure.wire.coordinator_service import lower_tiers
 
 _log: Final = logging.getLogger(__name__)
 ATTACH_TIMEOUT_SECONDS: Final = 2.0
@@ -69,38 +67,38 @@ class _Attached(NamedTuple):
     call_interval_seconds: float
 
 
-class Session:
+class WorkerSession:
     """Keeps the session for as long as `run`, an endless duty, runs. `take` is called with every grant."""
 
     def __init__(
         self,
         addresses: Sequence[str],
         identity: WorkerIdentity,
-        holdings: Holdings,
+        held_tasks: HeldTasks,
         trust: TrustGate,
-        places: Callable[[], Places],
+        slots: Callable[[], Slots],
     ) -> None:
         self._addresses = random.sample(list(addresses), len(addresses))
         self._identity = identity
-        self._holdings = holdings
+        self._held_tasks = held_tasks
         self._trust = trust
-        self._to_say = ToSay(places)
+        self._updates = PendingUpdates(slots)
         self._session_id = ""
         self._failures = 0
         self._attached: _Attached | None = None
         self._former = AsyncExitStack()
         self._leaving = False
         self._left = asyncio.Event()
-        self._take: Callable[[Holding], None] | None = None
+        self._take: Callable[[HeldTask], None] | None = None
 
-    async def run(self, take: Callable[[Holding], None]) -> None:
+    async def run(self, take: Callable[[HeldTask], None]) -> None:
         """Attaches, and again whenever the stream breaks, until goodbye was said. May be run again after any end."""
         self._take, self._attached = take, None
         try:
             while not self._leaving:
                 try:
                     await self._one_attachment()
-                except (TenureError, PeerFailed, Detached) as error:
+                except (TenureError, PeerFailed, AttachmentLost) as error:
                     self._lose_attachment(error)
                 heed_cancellation()
                 note_progress()
@@ -115,61 +113,61 @@ class Session:
         """Whether a coordinator has taken this worker in, and its stream stands."""
         return self._attached is not None
 
-    def release(self, holding: Holding, reason: ReleaseReason) -> None:
+    def release(self, held_task: HeldTask, reason: ReleaseReason) -> None:
         """Gives a claim back."""
-        claims = holding.claims
-        self._to_say.releases.append(pb.Release(task_id=claims.task_id, claim_id=claims.claim_id, reason=reason))
-        self.tell_slots()
+        claims = held_task.claims
+        self._updates.releases.append(pb.Release(task_id=claims.task_id, claim_id=claims.claim_id, reason=reason))
+        self.report_slots()
 
-    def tell_slots(self) -> None:
+    def report_slots(self) -> None:
         """There is room for another number of tasks now."""
-        self._to_say.slots_changed = True
+        self._updates.slots_changed = True
         self._speak()
 
     def drain(self) -> None:
         """No more tasks, please."""
-        self._to_say.draining = True
+        self._updates.draining = True
         self._speak()
 
-    async def say_goodbye(self) -> None:
+    async def end_session(self) -> None:
         """Everything that is to be said is said, and the coordinator has read it; gives up after a moment."""
         try:
             async with asyncio.timeout(GOODBYE_TIMEOUT_SECONDS):
-                await self._to_say.all_said.wait()
+                await self._updates.all_sent.wait()
                 self._leaving = True
                 if self._attached is not None:
                     await self._attached.call.done_writing()
                     await self._left.wait()
         except TimeoutError:
-            _log.warning("the coordinator could not be told everything", extra={"left": len(self._to_say.releases)})
+            _log.warning("the coordinator could not be told everything", extra={"left": len(self._updates.releases)})
 
-    def hear_grant(self, grant: pb.Grant) -> None:
+    def on_grant(self, grant: pb.Grant) -> None:
         """A task to work on."""
         assert self._take is not None, "grants come while `run` runs"
-        holding = Holding.of_grant(grant)
-        if self._to_say.draining:
-            self.release(holding, ReleaseReason.WORKER_DRAINED)
+        held_task = HeldTask.of_grant(grant)
+        if self._updates.draining:
+            self.release(held_task, ReleaseReason.WORKER_DRAINED)
         else:
-            self._take(holding)
+            self._take(held_task)
 
-    def hear_revoke(self, revoke: pb.Revoke) -> None:
+    def on_revoke(self, revoke: pb.Revoke) -> None:
         """A claim is lost."""
         _log.warning("a claim was revoked", extra={"task": revoke.task_id, "why": revoke.reason})
-        self._holdings.drop_claims({revoke.claim_id})
+        self._held_tasks.drop_claims({revoke.claim_id})
 
-    def hear_cancel(self, notice: pb.CancelNotice) -> None:
+    def on_cancel(self, notice: pb.CancelNotice) -> None:
         """The task's end was asked for."""
-        holding = self._holdings.get(notice.task_id)
-        if holding is not None:
-            holding.interrupts.request(Interruption.END)
+        held_task = self._held_tasks.get(notice.task_id)
+        if held_task is not None:
+            held_task.interrupts.request(Interruption.END)
 
-    def hear_drain(self, notice: pb.DrainNotice) -> None:
+    def on_drain(self, notice: pb.DrainNotice) -> None:
         """An operator wants us to give all back and take no more. The session goes on: we are there, and idle."""
-        if not self._to_say.draining:
-            _log.warning("told to drain", extra={"why": notice.message, "tasks": len(self._holdings)})
+        if not self._updates.draining:
+            _log.warning("told to drain", extra={"why": notice.message, "tasks": len(self._held_tasks)})
         self.drain()
-        for holding in self._holdings:
-            holding.interrupts.request(Interruption.DRAIN, notice.message)
+        for held_task in self._held_tasks:
+            held_task.interrupts.request(Interruption.DRAIN, notice.message)
 
     async def _one_attachment(self) -> None:
         """Serves one stream to its break. Its resources go to `_former`, freed once the next attachment stands."""
@@ -188,8 +186,8 @@ class Session:
         _log.info("attached", extra={"coordinator": address, "session": self._session_id})
         self._failures = 0
         self._attached = attached
-        self._to_say.begin()
-        stream = SessionStream(call, self._holdings, self._trust, self._to_say, self)
+        self._updates.begin()
+        stream = SessionStreamClient(call, self._held_tasks, self._trust, self._updates, self)
         await stream.serve(attached.renew_interval_seconds, attached.call_interval_seconds)
 
     async def _attach(self, call: Any) -> _Attached:
@@ -199,7 +197,7 @@ class Session:
                 await call.write(pb.SessionRequest(hello=self._hello()))
                 answer = await call.read()
         except TimeoutError:
-            raise Detached(f"Hello was not answered within {ATTACH_TIMEOUT_SECONDS:g} s") from None
+            raise AttachmentLost(f"Hello was not answered within {ATTACH_TIMEOUT_SECONDS:g} s") from None
         if answer is grpc.aio.EOF or not answer.HasField("welcome"):
             raise Unavailable("no Welcome came", reason="STREAM_ENDED")
         welcome = answer.welcome
@@ -207,17 +205,17 @@ class Session:
             # Only a new lease lives from our asking on; an old one may be about to end until a renewal is answered.
             self._trust.begin(sent_at, seconds(welcome.ttl))
         self._session_id = welcome.session_id
-        self._holdings.drop_claims(set(welcome.lost_claim_ids))
+        self._held_tasks.drop_claims(set(welcome.lost_claim_ids))
         return _Attached(call, seconds(welcome.renew_interval), seconds(welcome.call_interval))
 
     def _hello(self) -> pb.Hello:
-        places = self._to_say.places()
+        slots = self._updates.slots()
         return pb.Hello(
             worker_id=self._identity.worker_id,
             session_id=self._session_id,
-            holdings=self._holdings.to_wire(),
-            free_slots=places.any,
-            lower_tiers=lower_tiers(places),
+            holdings=self._held_tasks.to_wire(),
+            free_slots=slots.any,
+            lower_tiers=lower_tiers(slots),
             queues=self._identity.queues,
             priorities=map(PRIORITIES.to_wire, self._identity.tiers),
             loops=self._identity.loops,
@@ -231,18 +229,18 @@ class Session:
         was_attached = self._attached is not None
         facts = {"coordinator": self._addresses[0], "failures": self._failures, "why": str(error)}
         _log.warning("detached" if was_attached else "could not attach", extra=facts)
-        if self._attached is None or not isinstance(error, Detached):
+        if self._attached is None or not isinstance(error, AttachmentLost):
             self._failures += 1
         if self._attached is None and isinstance(error, Refused) and self._session_id:
             # This session is not to be had back: its claims are gone, begin anew.
             self._session_id = ""
-            self._holdings.drop_claims({holding.claims.claim_id for holding in self._holdings})
+            self._held_tasks.drop_claims({held_task.claims.claim_id for held_task in self._held_tasks})
         self._attached = None
         self._addresses.append(self._addresses.pop(0))
 
     def _speak(self) -> None:
-        self._to_say.all_said.clear()
-        self._to_say.something.set()
+        self._updates.all_sent.clear()
+        self._updates.something.set()
 
 
 async def _close(resources: AsyncExitStack) -> None:

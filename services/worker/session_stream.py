@@ -15,63 +15,63 @@ from typing import Any, Never, Protocol
 
 import grpc
 
-from services.worker.holdings import Holdings
-from services.worker.trust_gate import TrustGate
+from services.worker.held_claims import HeldTasks
+from services.worker.interrupts import TrustGate
 from tenure.domain.errors import Unavailable
-from tenure.domain.places import Places
-from tenure.runtime.duties import note_progress
+from tenure.domain.slots import Slots
+from tenure.runtime.process import note_progress
 from tenure.runtime.task_group import TaskGroup
 from tenure.v1 import coordinator_service_pb2 as pb
-from tenure.wire.places import lower_tiers
+from tenure.wire.coordinator_service import lower_tiers
 
 
-class Detached(Exception):  # noqa: N818  a reason to attach elsewhere, not an error
+class AttachmentLost(Exception):  # noqa: N818  a reason to attach elsewhere, not an error
     """The attachment is over; the session and its claims are not."""
 
 
-class Hears(Protocol):
+class SessionEvents(Protocol):
     """Who acts on what the coordinator says."""
 
-    def hear_grant(self, grant: pb.Grant) -> None: ...
+    def on_grant(self, grant: pb.Grant) -> None: ...
 
-    def hear_revoke(self, revoke: pb.Revoke) -> None: ...
+    def on_revoke(self, revoke: pb.Revoke) -> None: ...
 
-    def hear_cancel(self, notice: pb.CancelNotice) -> None: ...
+    def on_cancel(self, notice: pb.CancelNotice) -> None: ...
 
-    def hear_drain(self, notice: pb.DrainNotice) -> None: ...
+    def on_drain(self, notice: pb.DrainNotice) -> None: ...
 
 
 @dataclass(slots=True)
-class ToSay:
+class PendingUpdates:
     """What the worker has to say, apart from renewals; outlives attachments.
 
     `grants_read` counts those of the present attachment: the coordinator takes off what it sent and we had not read.
     """
 
-    places: Callable[[], Places]
+    slots: Callable[[], Slots]
     grants_read: int = 0
     releases: deque[pb.Release] = field(default_factory=deque)
     slots_changed: bool = False
     draining: bool = False
-    drain_said: bool = False
+    drain_sent: bool = False
     something: asyncio.Event = field(default_factory=asyncio.Event)
-    all_said: asyncio.Event = field(default_factory=asyncio.Event)
+    all_sent: asyncio.Event = field(default_factory=asyncio.Event)
 
     def begin(self) -> None:
         """A new attachment: its coordinator was told nothing yet."""
-        self.drain_said = False
+        self.drain_sent = False
         self.grants_read = 0
 
     def next(self) -> pb.SessionRequest | None:
         """The next message. It counts as said only by `said`, so that a broken write loses nothing."""
-        if self.draining and not self.drain_said:
+        if self.draining and not self.drain_sent:
             return pb.SessionRequest(drain=pb.Drain())
         if self.releases:
             return pb.SessionRequest(release=self.releases[0])
         if self.slots_changed and not self.draining:
-            places = self.places()
-            lower = lower_tiers(places)
-            slots = pb.Slots(free_slots=places.any, lower_tiers=lower, grants_read=self.grants_read)
+            free_slots = self.slots()
+            lower = lower_tiers(free_slots)
+            slots = pb.Slots(free_slots=free_slots.any, lower_tiers=lower, grants_read=self.grants_read)
             return pb.SessionRequest(slots=slots)
         return None
 
@@ -79,19 +79,21 @@ class ToSay:
         """The message was written."""
         match message.WhichOneof("message"):
             case "drain":
-                self.drain_said = True
+                self.drain_sent = True
             case "release":
                 self.releases.popleft()
             case "slots":
                 self.slots_changed = False
 
 
-class SessionStream:
+class SessionStreamClient:
     """Renews, says and hears until it breaks. Only the writing task writes: gRPC wants one at a time."""
 
-    def __init__(self, call: Any, holdings: Holdings, trust: TrustGate, to_say: ToSay, hears: Hears) -> None:
-        self._call, self._holdings, self._trust = call, holdings, trust
-        self._to_say, self._hears = to_say, hears
+    def __init__(
+        self, call: Any, held_tasks: HeldTasks, trust: TrustGate, to_say: PendingUpdates, hears: SessionEvents
+    ) -> None:
+        self._call, self._held_tasks, self._trust = call, held_tasks, trust
+        self._updates, self._hears = to_say, hears
         self._renew: pb.Renew | None = None
         self._calls_are_due = False
         self._sent_at: dict[int, float] = {}
@@ -117,29 +119,29 @@ class SessionStream:
             sent_at = monotonic()
             self._sent_at = {number: sent_at}
             self._answered.clear()
-            places = self._to_say.places()
+            slots = self._updates.slots()
             self._renew = pb.Renew(
                 renew_number=number,
-                holdings=self._holdings.to_wire(),
-                free_slots=places.any,
-                lower_tiers=lower_tiers(places),
-                grants_read=self._to_say.grants_read,
+                holdings=self._held_tasks.to_wire(),
+                free_slots=slots.any,
+                lower_tiers=lower_tiers(slots),
+                grants_read=self._updates.grants_read,
             )
-            self._to_say.something.set()
+            self._updates.something.set()
             try:
                 async with asyncio.timeout(interval_seconds):
                     await self._answered.wait()
             except TimeoutError:
-                raise Detached(f"renewal {number} was not answered within {interval_seconds:g} s") from None
+                raise AttachmentLost(f"renewal {number} was not answered within {interval_seconds:g} s") from None
             await asyncio.sleep(max(0.0, sent_at + interval_seconds - monotonic()))
 
     async def _keep_telling_of_calls(self, interval_seconds: float) -> Never:
         """The first words of a call at once, so that its input is known exactly; then now and then."""
         while True:
-            await self._holdings.calls_went_on.wait()
-            self._holdings.calls_went_on.clear()
+            await self._held_tasks.calls_went_on.wait()
+            self._held_tasks.calls_went_on.clear()
             self._calls_are_due = True
-            self._to_say.something.set()
+            self._updates.something.set()
             await asyncio.sleep(interval_seconds)
 
     async def _write(self) -> Never:
@@ -147,44 +149,44 @@ class SessionStream:
             while (message := self._next()) is not None:
                 await self._call.write(message)
                 self._said(message)
-            self._to_say.all_said.set()
-            await self._to_say.something.wait()
-            self._to_say.something.clear()
+            self._updates.all_sent.set()
+            await self._updates.something.wait()
+            self._updates.something.clear()
 
     def _next(self) -> pb.SessionRequest | None:
         if self._renew is not None:
             return pb.SessionRequest(renew=self._renew)
         if self._calls_are_due:
             self._calls_are_due = False
-            if told := self._holdings.take_calls():
-                return pb.SessionRequest(calls_heard=pb.CallsHeard(holdings=told))
-        return self._to_say.next()
+            if calls := self._held_tasks.take_calls():
+                return pb.SessionRequest(calls_heard=pb.CallsHeard(holdings=calls))
+        return self._updates.next()
 
     def _said(self, message: pb.SessionRequest) -> None:
         if message.HasField("renew"):
             self._renew = None
         elif not message.HasField("calls_heard"):
-            self._to_say.said(message)
+            self._updates.said(message)
 
     async def _read(self) -> Never:
         while (message := await self._call.read()) is not grpc.aio.EOF:
             match message.WhichOneof("message"):
                 case "renewed":
-                    self._hear_renewed(message.renewed)
+                    self._on_renewed(message.renewed)
                 case "grant":
-                    self._to_say.grants_read += 1
-                    self._hears.hear_grant(message.grant)
+                    self._updates.grants_read += 1
+                    self._hears.on_grant(message.grant)
                 case "revoke":
-                    self._hears.hear_revoke(message.revoke)
+                    self._hears.on_revoke(message.revoke)
                 case "cancel":
-                    self._hears.hear_cancel(message.cancel)
+                    self._hears.on_cancel(message.cancel)
                 case "drain":
-                    self._hears.hear_drain(message.drain)
+                    self._hears.on_drain(message.drain)
                 case "goaway":
-                    raise Detached("the coordinator drains")
+                    raise AttachmentLost("the coordinator drains")
         raise Unavailable("the coordinator ended the session's stream", reason="STREAM_ENDED")
 
-    def _hear_renewed(self, renewed: pb.Renewed) -> None:
+    def _on_renewed(self, renewed: pb.Renewed) -> None:
         sent_at = self._sent_at.get(renewed.renew_number)
         if sent_at is None:
             return
@@ -192,4 +194,4 @@ class SessionStream:
         self._trust.renew(sent_at)
         self._answered.set()
         for token in renewed.tokens:
-            self._holdings.replace_token(token)
+            self._held_tasks.replace_token(token)

@@ -10,34 +10,31 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.worker.after_failure import after_failure
-from services.worker.answer_facts import interrupted_call
+from services.worker.budget_wait import leave_until_budget, wait_for_budget
 from services.worker.claim_ledger import Fact
-from services.worker.close_out import leave
-from services.worker.leaving import late_call
 from services.worker.loop import Loop
-from services.worker.model_step import ModelStep
-from services.worker.no_room import leave_until_room, wait_for_room
+from services.worker.model_step import ModelStep, interrupted_call
+from services.worker.transitions import after_failure, late_call, leave
 from services.worker.usage_reports import UsageReport
 from tenure.domain import entries as facts
 from tenure.domain.budget import Denied
-from tenure.domain.compaction import AskSummary, OutOfRoom
+from tenure.domain.compaction import AskSummary, WindowExhausted
 from tenure.domain.conversation import Message, result_of
 from tenure.domain.entries import ToolIntent
-from tenure.domain.states import NO_ROOM_YET, Reason, ReleaseReason, TaskState
+from tenure.domain.states import BUDGET_WAIT_REASONS, Reason, ReleaseReason, TaskState
 from tenure.domain.turn import (
-    NUDGE,
+    CONTINUE_PROMPT,
     CallModel,
     CloseOut,
-    Correct,
+    ContinueTruncated,
+    CorrectAnswer,
     ExecuteTools,
-    JudgeAnswer,
-    Nudge,
-    after_judgement,
+    ValidateResult,
+    after_validation,
     next_move,
 )
 from tenure.runtime import metrics
-from tenure.runtime.failpoint import failpoint
+from tenure.runtime.failpoints import failpoint
 from tenure.runtime.schema_process import judge_apart
 
 
@@ -50,16 +47,16 @@ class TaskLoop(Loop):
         self._begin()
         self._model.use_tools(await self._define_tools())
         while True:
-            self._holding.interrupts.check()
+            self._held_task.interrupts.check()
             transition = await self._one_move()
             if transition is not None:
-                await leave(self._parts, self._holding, self._ledger, self._pending, transition)
+                await leave(self._dependencies, self._held_task, self._ledger, self._pending, transition)
                 return ReleaseReason.CLOSED
 
     def _begin(self) -> None:
         """After an Open: nothing is pending, and no attempt is open."""
         super()._begin()
-        self._model = ModelStep(self._parts, self._holding, self._ledger, self._spec, self._window)
+        self._model = ModelStep(self._dependencies, self._held_task, self._ledger, self._spec, self._window)
 
     async def _one_move(self) -> facts.Transition | None:
         """Does what comes next; a transition is how the task is to be left."""
@@ -68,29 +65,29 @@ class TaskLoop(Loop):
                 return await self._call_model(move)
             case ExecuteTools() as move:
                 return await self._execute(move)
-            case Nudge(step=step):
-                self._pending.append((step, facts.UserMessage(NUDGE)))
+            case ContinueTruncated(step=step):
+                self._pending.append((step, facts.UserMessage(CONTINUE_PROMPT)))
                 return await self._call_model(CallModel(step + 1, 1))
-            case JudgeAnswer() as move:
-                return await self._judge(move)
+            case ValidateResult() as move:
+                return await self._validate_result(move)
             case CloseOut() as end:
                 return _transition(end)
 
     async def _call_model(self, move: CallModel) -> facts.Transition | None:
-        if self._model.room.is_short(move, self._to_come()):
+        if self._model.context_window.is_short(move, self._to_come()):
             made = await self._make_room(move)
             if not isinstance(made, CallModel):
                 return made
             move = made
         self._time(move.step)
         denied = await self._reserve(move)
-        self._holding.interrupts.check()  # what looks like a limit may be the end that was asked for
-        if denied is not None and denied.reason in NO_ROOM_YET:
-            return leave_until_room(denied)
+        self._held_task.interrupts.check()  # what looks like a limit may be the end that was asked for
+        if denied is not None and denied.reason in BUDGET_WAIT_REASONS:
+            return leave_until_budget(denied)
         if denied is not None:
             return facts.Transition(denied.ends_as, denied.reason, denied.message, self._point.last_text)
         await failpoint("worker.after_reserve")
-        await self._holding.interrupts.guard(self._parts.trust.wait_open())
+        await self._held_task.interrupts.guard(self._dependencies.trust.wait_open())
         failure = await self._model.call()
         if failure is not None:
             return await self._after_failure(failure)
@@ -98,11 +95,11 @@ class TaskLoop(Loop):
             self._clock.stop()
         return None
 
-    async def _judge(self, move: JudgeAnswer) -> facts.Transition | None:
+    async def _validate_result(self, move: ValidateResult) -> facts.Transition | None:
         """The answer is in the ledger: whoever comes after us judges it alike."""
-        judgement = await self._holding.interrupts.guard(judge_apart(move.schema_json, move.text))
-        match after_judgement(self._point, judgement):
-            case Correct(step=step, rejected=rejected):
+        judgement = await self._held_task.interrupts.guard(judge_apart(move.schema_json, move.text))
+        match after_validation(self._point, judgement):
+            case CorrectAnswer(step=step, rejected=rejected):
                 metrics.count("tenure_worker_results_rejected_total")
                 await failpoint("worker.before_correction")
                 self._pending.append((step, rejected))
@@ -114,13 +111,13 @@ class TaskLoop(Loop):
         """The call that comes next: `move`, or one for a summary. None: the conversation is shorter now; look again."""
         await self._ledger.append(self._pending)
         self._pending = []
-        match self._model.room.make(move):
+        match self._model.context_window.make(move):
             case facts.ClearedResults() as cleared:
                 await self._ledger.append([(self._point.step, facts.Compaction(cleared))])
                 return None
             case AskSummary(through_step=through_step):
                 return CallModel(self._point.step + 1, 1, through_step)
-            case OutOfRoom(why=why):
+            case WindowExhausted(why=why):
                 return facts.Transition(TaskState.FAILED, Reason.CONTEXT_WINDOW_EXCEEDED, why, self._point.last_text)
             case None:
                 return move
@@ -131,7 +128,7 @@ class TaskLoop(Loop):
         for waits in itertools.count():
             denied = await self._model.reserve(move, self._pending, self._to_come())
             self._pending = []
-            wait_seconds = None if denied is None else wait_for_room(denied, waits, random.random())
+            wait_seconds = None if denied is None else wait_for_budget(denied, waits, random.random())
             if wait_seconds is None:
                 return denied
             await self._back_off(wait_seconds)
@@ -168,16 +165,18 @@ class TaskLoop(Loop):
             settled = self._model.interrupted_call or interrupted_call(attempt, None)
             self._pending.append((self._point.step, settled))
 
-    def _tell_of_unsettled_call(self) -> None:
+    def _report_unsettled_call(self) -> None:
         model: ModelStep | None = getattr(self, "_model", None)  # none before the task was opened
         if model is None or (call := model.unsettled) is None:
             return
-        heard, request_id = call
-        self._parts.reports.note(UsageReport(self._holding.token, self._holding.task_id, heard, request_id))
+        reported, request_id = call
+        self._dependencies.reports.note(
+            UsageReport(self._held_task.token, self._held_task.task_id, reported, request_id)
+        )
 
     async def _back_off(self, wait_seconds: float) -> None:
-        self._holding.progress.announce_backoff(wait_seconds)
-        await self._holding.interrupts.sleep(wait_seconds)
+        self._held_task.progress.announce_backoff(wait_seconds)
+        await self._held_task.interrupts.sleep(wait_seconds)
 
     def _to_come(self) -> Message | None:
         """The user message that the next attempt will send, as far as it is known before the commit."""

@@ -10,8 +10,8 @@ from time import monotonic
 from typing import Final
 
 from services.worker.claim_ledger import ClaimLedger, Fact
-from services.worker.holdings import Holding
-from services.worker.parts import Parts
+from services.worker.dependencies import Dependencies
+from services.worker.held_claims import HeldTask
 from services.worker.tools_client import CallLimits
 from tenure.domain.compaction import Window
 from tenure.domain.entries import ToolIntent, ToolOutcome
@@ -21,7 +21,7 @@ from tenure.domain.retry import RetryPolicy
 from tenure.domain.task import InDoubtPolicy, TaskPolicy
 from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition
 from tenure.runtime import semconv
-from tenure.runtime.failpoint import failpoint, failpoint_enabled
+from tenure.runtime.failpoints import failpoint, failpoint_enabled
 from tenure.runtime.telemetry import span
 from tenure.validators import MIN_OUTPUT_BYTES
 
@@ -39,7 +39,7 @@ worker for stuck, and counts its death: an outage must not look like a task that
 
 
 @dataclass(slots=True)
-class Unusual:
+class ToolStepProblems:
     """Calls of a step that its model may not be all there is to: a person must settle them, or they took too long."""
 
     in_doubt: list[tuple[ToolIntent, Outcome]] = field(default_factory=list)
@@ -49,8 +49,15 @@ class Unusual:
 class ToolStep:
     """`uncommitted` has the outcomes that no commit took along yet, also after an interruption."""
 
-    def __init__(self, parts: Parts, holding: Holding, ledger: ClaimLedger, policy: TaskPolicy, window: Window) -> None:
-        self._parts, self._holding, self._ledger, self._policy = parts, holding, ledger, policy.on_in_doubt
+    def __init__(
+        self, dependencies: Dependencies, held_task: HeldTask, ledger: ClaimLedger, policy: TaskPolicy, window: Window
+    ) -> None:
+        self._dependencies, self._held_task, self._ledger, self._policy = (
+            dependencies,
+            held_task,
+            ledger,
+            policy.on_in_doubt,
+        )
         self._limit_seconds = policy.timeouts.tool_call.after_seconds
         self._tools: Mapping[str, ToolDefinition] = {}
         self._window = window
@@ -61,18 +68,18 @@ class ToolStep:
         """The definitions as the task keeps them: how long a call may take."""
         self._tools = {tool.name: tool for tool in tools}
 
-    async def run(self, step: int, intents: Sequence[ToolIntent]) -> Unusual:
+    async def run(self, step: int, intents: Sequence[ToolIntent]) -> ToolStepProblems:
         """Runs all of them; returns those that may be no matter of the model's alone.
 
         Interrupted: stops waiting. What runs goes on, and is joined by whoever executes it again.
         """
-        unusual = Unusual()
+        unusual = ToolStepProblems()
         self._output_limit_bytes = max(MIN_OUTPUT_BYTES, self._window.result_bytes // max(1, len(intents)))
         running = {asyncio.create_task(self._execute(intent)): intent for intent in intents}
         commit_at: float | None = None
         try:
             while running:
-                for call in await self._holding.interrupts.guard(_first_done(running, commit_at)):
+                for call in await self._held_task.interrupts.guard(_first_done(running, commit_at)):
                     intent, outcome = running.pop(call), call.result()
                     if is_unsettled(outcome) and self._policy is InDoubtPolicy.WAIT_FOR_PERSON:
                         unusual.in_doubt.append((intent, outcome))
@@ -110,7 +117,7 @@ class ToolStep:
         }
         with span(f"{semconv.EXECUTE_TOOL} {intent.tool}", attributes) as executing:
             try:
-                outcome = await self._ask_patiently(intent, limits)
+                outcome = await self._execute_with_retries(intent, limits)
             except InvalidRequest as refusal:  # the model's own doing, for example arguments beyond all bounds
                 outcome = Outcome(OutcomeStatus.INVALID_ARGUMENTS, refusal.message)
             except Fenced as refusal:
@@ -121,21 +128,21 @@ class ToolStep:
                 executing.set_attribute(semconv.ERROR_TYPE, outcome.status.value)
             return outcome
 
-    async def _ask_patiently(self, intent: ToolIntent, limits: CallLimits) -> Outcome:
+    async def _execute_with_retries(self, intent: ToolIntent, limits: CallLimits) -> Outcome:
         """The outcome, asked for again and again. Raises TryLater once nothing was heard of the call for too long."""
-        progress = self._holding.progress
+        progress = self._held_task.progress
         heard_at, failures = monotonic(), 0
 
         def hear() -> None:
             nonlocal heard_at
             heard_at = monotonic()
-            progress.hear_tool()
+            progress.on_tool_progress()
 
         while True:
-            await self._parts.trust.wait_open()
+            await self._dependencies.trust.wait_open()
             try:
-                return await self._parts.tools.execute(
-                    self._holding.token, intent, hear, limits, self._ledger.point.resolutions.get(intent.call_id)
+                return await self._dependencies.tools.execute(
+                    self._held_task.token, intent, hear, limits, self._ledger.point.resolutions.get(intent.call_id)
                 )
             except TryLater as error:
                 failures += 1

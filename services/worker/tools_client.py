@@ -9,21 +9,19 @@ from typing import Any, Final
 
 import grpc
 
-from services.worker.frames import FrameClient, FrameShape, Tagged
+from services.worker.frame_client import FrameClient, FrameShape, Tagged
 from tenure.domain.entries import ToolIntent, ToolsDefined
 from tenure.domain.errors import Unavailable
 from tenure.domain.in_doubt import Resolution
-from tenure.domain.tools import CallStandings, Outcome
-from tenure.runtime.rpc_channel import TenureChannel
-from tenure.runtime.status import OUTCOME_UNKNOWN
-from tenure.runtime.trace_context import traceparent
+from tenure.domain.tools import CallStatuses, Outcome
+from tenure.runtime.request_context import traceparent
+from tenure.runtime.rpc_client import TenureChannel
+from tenure.runtime.rpc_status import OUTCOME_UNKNOWN
 from tenure.v1 import token_pb2
 from tenure.v1 import tool_service_pb2 as pb
 from tenure.v1 import tool_service_pb2_grpc as grpc_pb
-from tenure.wire.in_doubt import resolution_to_wire
-from tenure.wire.refusal import refusal_to_domain
-from tenure.wire.times import duration
-from tenure.wire.tools import outcome_to_domain, standings_to_domain, tool_to_domain
+from tenure.wire.common import duration, refusal_to_domain
+from tenure.wire.tool import call_statuses_to_domain, outcome_to_domain, resolution_to_wire, tool_to_domain
 
 UNARY_TIMEOUT_SECONDS: Final = 10.0
 
@@ -61,10 +59,10 @@ class ToolsClient:
         answer = await self._stub.ListTools(pb.ListToolsRequest(token=token), timeout=UNARY_TIMEOUT_SECONDS)
         return ToolsDefined(tuple(tool_to_domain(tool) for tool in answer.tools), tuple(answer.unknown_names))
 
-    async def fence(self, token: token_pb2.FencingToken, *, close: bool) -> CallStandings:
+    async def fence(self, token: token_pb2.FencingToken, *, close: bool) -> CallStatuses:
         """Raises the fence; with `close` nothing of this task starts or runs any more. Repeatable."""
         answer = await self._stub.Fence(pb.FenceRequest(token=token, close=close), timeout=UNARY_TIMEOUT_SECONDS)
-        return standings_to_domain(answer.calls)
+        return call_statuses_to_domain(answer.calls)
 
     async def execute(
         self,

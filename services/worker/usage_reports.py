@@ -14,10 +14,10 @@ from typing import Final, Never
 
 from services.worker.ledger_client import LedgerClient
 from tenure.domain.errors import TenureError, TryLater
-from tenure.domain.lost_calls import ATTEMPT_OPEN, ATTEMPT_SETTLED, HeardCall
+from tenure.domain.lost_model_calls import ATTEMPT_OPEN, ATTEMPT_SETTLED, ReportedCall
 from tenure.runtime import metrics
-from tenure.runtime.duties import note_progress, rest, resting
-from tenure.runtime.status import PeerFailed
+from tenure.runtime.process import note_progress, rest, resting
+from tenure.runtime.rpc_status import PeerFailed
 from tenure.v1 import token_pb2
 
 _log: Final = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class UsageReport:
 
     token: token_pb2.FencingToken
     task_id: str
-    call: HeardCall
+    call: ReportedCall
     provider_request_id: str
     noted_at: float = field(default_factory=monotonic)
 

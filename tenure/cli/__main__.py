@@ -1,6 +1,6 @@
 """`tenure`, and `python -m tenure.cli`."""
 
-from tenure.runtime.importing import imports_kept
+from tenure.runtime.fast_start import imports_kept
 
 with imports_kept():
     from tenure.cli.main import main

@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 import click
 from rich.text import Text
 
+from tenure.cli.formatting import harmless, short_id
 from tenure.cli.output import echo
-from tenure.cli.words import harmless, short_id
 from tenure.client import Client
 from tenure.domain.errors import Refused
 from tenure.domain.waits import ALLOW, DENY, EDIT
@@ -37,7 +37,11 @@ def wait_text(wait: task_pb2.Wait) -> str:
     lines = [f"wait {wait.wait_id}"]
     if wait.tool:
         lines += [f"  call       {wait.tool}", f"  arguments  {_arguments(wait.arguments_json)}"]
-    lines += [f"  {name:<9}  {said}" for name, said in (("question", wait.question), ("context", wait.context)) if said]
+    lines += [
+        f"  {name:<9}  {message}"
+        for name, message in (("question", wait.question), ("context", wait.context))
+        if message
+    ]
     return harmless("\n".join(lines))
 
 
@@ -98,33 +102,33 @@ def said_in(wait: task_pb2.Wait, line: str) -> Said | None:
 async def ask_person(client: Client, task_id: str, wait: task_pb2.Wait) -> None:
     """Asks in the terminal until the wait has an answer. Returns, too, when somebody else's answer came first."""
     echo(wait_text(wait), err=True)
-    said: Said | None = None
-    while said is None:
+    message: Said | None = None
+    while message is None:
         echo(harmless(question_of(wait)), nl=False, err=True)
         line = await read_line()
         if not line:
             echo("", err=True)
             return
         edits = wait.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL and line.strip().lower() in {"e", EDIT}
-        said = _edited(wait) if edits else said_in(wait, line)
+        message = _edited(wait) if edits else said_in(wait, line)
     try:
-        await send_answer(client, task_id, wait, said)
+        await send_answer(client, task_id, wait, message)
     except Refused as error:
         echo(f"not taken: {error.message}", err=True)
 
 
 async def send_answer(
-    client: Client, task_id: str, wait: task_pb2.Wait, said: Said, *, comment: str = "", request_id: str = ""
+    client: Client, task_id: str, wait: task_pb2.Wait, message: Said, *, comment: str = "", request_id: str = ""
 ) -> task_pb2.Task:
     """Answers exactly the wait, and the call, that was shown."""
     return await client.resume(
         task_id,
         wait.wait_id,
-        decision=said.decision,
-        reply=said.reply,
+        decision=message.decision,
+        reply=message.reply,
         call_digest=wait.call_digest,
         comment=comment,
-        edited_arguments_json=said.edited_arguments_json,
+        edited_arguments_json=message.edited_arguments_json,
         request_id=request_id,
     )
 

@@ -12,10 +12,10 @@ import click
 from google.protobuf.message import Message
 from rich.console import Console
 
+from devstack.data_dir import read_addresses
 from tenure.cli.output import echo, json_line
 from tenure.client import Client
-from tenure.dev.dev_file import read_addresses
-from tenure.wire.json_form import to_dict
+from tenure.wire.common import to_dict
 
 T = TypeVar("T")
 
@@ -55,10 +55,10 @@ class Context:
         echo(json_line(value))
 
 
-def find_gateway(asked: str | None, data_dir: Path) -> str:
+def find_gateway(address: str | None, data_dir: Path) -> str:
     """The address given, else that of the stack running on this folder, else the usual one."""
-    if asked:
-        return asked
+    if address:
+        return address
     running = read_addresses(data_dir)
     return running["gateway"] if running and "gateway" in running else DEFAULT_ADDRESS
 

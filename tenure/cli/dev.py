@@ -5,23 +5,159 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import signal
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 import click
+from rich.console import Group, RenderableType
 from rich.status import Status
+from rich.table import Table
+from rich.text import Text
 
-from tenure.cli.context import Context, pass_context
-from tenure.cli.exits import Exit
+from devstack.child_process import fact_of, warnings_of
+from devstack.simulator.scenario import model_of
+from tenure.cli.context import DEFAULT_DATA_DIR, Context, pass_context
+from tenure.cli.exit_codes import Exit
 from tenure.cli.output import echo
 from tenure.cli.parameters import REPLICAS
 
-if TYPE_CHECKING:  # what starts processes is loaded when something is to be started, not for `tenure list`
-    from tenure.dev.stack import Stack, StackOptions
+if TYPE_CHECKING:
+    from devstack import Stack, StackOptions
+    from devstack.stores import Store
+
+
+# The one screen of `tenure dev`: what runs where, and what to do with it.
+
+FIRST_GOAL: Final = "Compare our competitors' prices"
+ROLES: Final = {
+    "gateway": "the public API: gRPC, with reflection",
+    "coordinator": "leases and fencing tokens",
+    "checkpoint": "the work ledger",
+    "tools": "runs tools, in a sandbox",
+}
+TOOLS_LOGGER: Final = "services.tools.programs"
+SANDBOX_LOGGER: Final = "services.tools.sandbox.sandbox"
+UNSAFE_ETCD: Final = re.compile(r"3\.5\.[0-2]$")
+"""These releases can corrupt data in a crash (etcd's own advice: do not run them in production)."""
+
+
+def screen_of(stack: Stack, context: Context) -> RenderableType:
+    """Everything somebody wants to know who sees this for the first time."""
+    data = context.path_of(stack.layout.data_dir)
+    return Group(
+        Text.assemble("\n", ("Tenure runs here.", "bold green"), f" Its data is in {data}\n"),
+        _running(stack),
+        Text(""),
+        *_warnings(stack),
+        _places(stack, context),
+        Text(""),
+        _advice(stack),
+        Text(""),
+    )
+
+
+def command_prefix(stack: Stack) -> str:
+    """How the command is called so that it finds this stack from the folder where it was started."""
+    usual = DEFAULT_DATA_DIR.resolve() == stack.layout.data_dir
+    name = command_name(sys.argv[0])
+    return name if usual else f"{name} --data {stack.options.data_dir}"
+
+
+def command_name(started_as: str) -> str:
+    """What to type: `tenure` where the shell finds this very one, its path otherwise."""
+    own, program = Path(started_as).absolute(), shutil.which("tenure")
+    if own.name != "tenure" or (program is not None and Path(program).absolute() == own):
+        return "tenure"
+    return str(own.relative_to(Path.cwd())) if own.is_relative_to(Path.cwd()) else str(own)
+
+
+def _running(stack: Stack) -> Table:
+    table = _grid()
+    for kind, role in ROLES.items():
+        for replica in stack.replicas(kind):
+            table.add_row(replica.name, replica.address, role if replica.name == kind else "another of them")
+    for worker in stack.workers:
+        table.add_row(worker.name, worker.address, f"carries out up to {stack.options.slots} tasks at once")
+    table.add_row("sandbox", "", _sandbox_words(stack))
+    table.add_row("model", stack.model_url, _model_words(stack))
+    for name, store in stack.stores.items():
+        table.add_row(name, _store_address(store), _store_words(store))
+    return table
+
+
+def _sandbox_words(stack: Stack) -> str | Text:
+    """Which cgroups bound agents' programs; the reasons for having none are among the warnings."""
+    limits = fact_of(stack.services["tools"].log(), SANDBOX_LOGGER, "limits")
+    return f"holds ({limits})" if limits else Text("programs cannot be run here", "yellow")
+
+
+def _model_words(stack: Stack) -> Text:
+    if stack.options.scenario_files:
+        models = ", ".join(model_of(file) for file in stack.options.scenario_files)
+        return Text(
+            f"SIMULATED by your scenarios: {models}; tasks that name no model: {stack.options.default_model}", "yellow"
+        )
+    if stack.options.model_is_simulated:
+        return Text("SIMULATED, one scenario whatever the goal; set ANTHROPIC_API_KEY for a real one", "yellow")
+    return Text(f"real{f', {stack.options.model}' if stack.options.model else ''}; web_search is simulated")
+
+
+def _store_words(store: Store) -> str:
+    return f"{store.version}, {'embedded' if store.embedded else 'yours'}"
+
+
+def _store_address(store: Store) -> str:
+    """Without the password."""
+    if "://" not in store.where:
+        return store.where if "=" not in store.where else "as --postgres says"
+    parts = urlsplit(store.where)
+    return f"{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}{parts.path}"
+
+
+def _warnings(stack: Stack) -> list[RenderableType]:
+    """An etcd that is not for production, a machine without a sandbox."""
+    warnings = warnings_of(stack.services["tools"].log(), TOOLS_LOGGER)
+    release = stack.stores["etcd"].version
+    if UNSAFE_ETCD.match(release):
+        warnings.insert(0, f"etcd {release} is for development only: a crash can corrupt its data (docs/etcd.md)")
+    table = _grid()
+    for one in warnings:
+        table.add_row("warning", Text(one, "yellow"))
+    return [table, Text("")] if warnings else []
+
+
+def _places(stack: Stack, context: Context) -> Table:
+    layout = stack.layout
+    table = _grid()
+    table.add_row("logs", str(context.path_of(layout.logs)), "one file for each process")
+    table.add_row("records", str(context.path_of(layout.records)), "what append_record wrote: the outside world")
+    table.add_row("workspaces", str(context.path_of(layout.workspaces)), "the files of each task")
+    if stack.options.model_is_simulated:
+        table.add_row("model calls", str(context.path_of(layout.model_log)), "what the simulator billed")
+    return table
+
+
+def _advice(stack: Stack) -> Table:
+    tenure = command_prefix(stack)
+    table = _grid()
+    table.add_row("first task", Text(f'{tenure} submit "{FIRST_GOAL}" --watch', "bold"))
+    table.add_row("look", f"{tenure} list · explain TASK · tools sources · --help")
+    table.add_row("stop", "Ctrl-C")
+    return table
+
+
+def _grid() -> Table:
+    table = Table.grid(padding=(0, 2, 0, 2), pad_edge=True)
+    table.add_column(style="dim", no_wrap=True)
+    return table
+
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PASSED_ON: Final = (
@@ -76,30 +212,30 @@ NOT_PROXIED: Final = "127.0.0.1,localhost"
     help="How long the simulated model takes for a turn.",
 )
 @pass_context
-def dev(context: Context, /, data: Path | None, latency_ms: int, **asked: Any) -> None:
+def dev(context: Context, /, data: Path | None, latency_ms: int, **fields: Any) -> None:
     """Run the whole stack here until Ctrl-C: etcd, Postgres, the services, and a model.
 
     The model is a simulator unless ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL is set. What is in the data folder is found
     again by the next start.
     """
-    from tenure.dev.stack import StackError
+    from devstack import StackError
 
-    options = stack_options(context, data, latency_ms, **asked)
+    options = stack_options(context, data, latency_ms, **fields)
     try:
-        code = asyncio.run(Session(context, options).run())
+        code = asyncio.run(DevSession(context, options).run())
     except StackError as error:
         echo(f"tenure: {error}", err=True)
         code = Exit.REFUSED
     raise SystemExit(code)
 
 
-def stack_options(context: Context, data: Path | None, latency_ms: int, **asked: Any) -> StackOptions:
+def stack_options(context: Context, data: Path | None, latency_ms: int, **fields: Any) -> StackOptions:
     """The stack that the command line describes. Raises UsageError for options that exclude each other."""
-    from tenure.dev.stack import StackOptions
+    from devstack import StackOptions
 
-    if asked["etcd_endpoints"] and asked["etcd_binary"]:
+    if fields["etcd_endpoints"] and fields["etcd_binary"]:
         raise click.UsageError("--etcd is an etcd that runs, --etcd-binary one to run: give one of them")
-    if asked["postgres_dsn"] and asked["postgres_binaries"]:
+    if fields["postgres_dsn"] and fields["postgres_binaries"]:
         raise click.UsageError("--postgres is a server that runs, --postgres-binaries one to run: give one of them")
     options = StackOptions(
         data_dir=data or context.data_dir,
@@ -109,9 +245,9 @@ def stack_options(context: Context, data: Path | None, latency_ms: int, **asked:
         model_latency_ms=latency_ms,
         environment={
             "*": passed_on(context.environment),
-            "tools": named_in(asked["tools_config"], context.environment),
+            "tools": named_in(fields["tools_config"], context.environment),
         },
-        **asked,
+        **fields,
     )
     if options.scenario_files and not options.model_is_simulated:
         raise click.UsageError(
@@ -137,11 +273,11 @@ def named_in(tools_config: Path | None, environment: Mapping[str, str]) -> dict[
     return {name: environment[name] for name in names if name in environment}
 
 
-class Session:
+class DevSession:
     """One run of the stack, from the first word on the screen to the last."""
 
     def __init__(self, context: Context, options: StackOptions) -> None:
-        from tenure.dev.stack import Stack
+        from devstack import Stack
 
         self._context, self._console = context, context.console
         self._status = Status("", console=self._console)
@@ -172,7 +308,7 @@ class Session:
 
     async def _until_stopped(self) -> None:
         """What dies meanwhile is reported and started again."""
-        from tenure.dev.stack.supervisor import keep_running
+        from devstack.supervisor import keep_running
 
         keeping = asyncio.create_task(keep_running(self._stack, self._report))
         stopping = asyncio.create_task(self._stopping.wait())
@@ -194,7 +330,6 @@ class Session:
             self._starting.cancel()
 
     def _show(self) -> None:
-        from tenure.cli.dev_screen import screen_of
 
         self._status.stop()
         if self._context.as_json:

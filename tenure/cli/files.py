@@ -10,10 +10,9 @@ import click
 from rich.text import Text
 
 from tenure.cli.context import Context, pass_context
+from tenure.cli.formatting import ago, bytes_text, make_table, printable
 from tenure.cli.output import echo
 from tenure.cli.parameters import find_task, task_argument
-from tenure.cli.tables import make_table
-from tenure.cli.words import ago, bytes_text, printable
 from tenure.client import Client
 from tenure.v1 import workspace_pb2
 

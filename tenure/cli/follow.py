@@ -10,14 +10,21 @@ import click
 from rich.text import Text
 
 from tenure.cli.context import Context, pass_context
-from tenure.cli.facts import goal_text
+from tenure.cli.entry_lines import goal_text
+from tenure.cli.formatting import (
+    budget_text,
+    clock,
+    one_line,
+    short_id,
+    state_style,
+    summary,
+)
 from tenure.cli.output import echo
 from tenure.cli.parameters import LABEL
-from tenure.cli.words import budget_text, clock, one_line, short_id, state_style, summary
 from tenure.client import Client
 from tenure.domain.states import Reason, TaskState
 from tenure.v1 import task_pb2
-from tenure.wire.enums import STATES, state_name
+from tenure.wire.common import STATES, state_name
 
 _STATE_WIDTH = max(len(state) for state in TaskState)
 _SILENCE_SECONDS: Final = 3.0
@@ -67,25 +74,25 @@ def _line(context: Context, change: task_pb2.TaskChange) -> Text:
     state = state_name(change.state)
     head = f"{clock(change.change_time)}  {short_id(change.task_id)}  "
     shown = f"{state:<{_STATE_WIDTH}}  "
-    told = one_line(_told(change), max(20, context.console.width - len(head) - len(shown) - 1))
-    return Text.assemble((head, "dim"), (shown, state_style(state)), told)
+    text = one_line(_describe(change), max(20, context.console.width - len(head) - len(shown) - 1))
+    return Text.assemble((head, "dim"), (shown, state_style(state)), text)
 
 
-def _told(change: task_pb2.TaskChange) -> str:
+def _describe(change: task_pb2.TaskChange) -> str:
     """What is worth saying of this change; the goal tells the tasks apart."""
     task = change.task
     state = TaskState(state_name(change.state))
     if change.reason == Reason.BUDGET_WARNING:
-        said = f"most of its budget is used: {budget_text(task.budget)}"
+        text = f"most of its budget is used: {budget_text(task.budget)}"
     elif change.reason == Reason.QUOTA_WARNING:
-        said = "its tenant is near one of its caps: tenure tenants get"
+        text = "its tenant is near one of its caps: tenure tenants get"
     elif change.cancel_requested:
-        said = f"is to end ({change.reason})"
+        text = f"is to end ({change.reason})"
     elif state is TaskState.RUNNING:
-        said = f"on {task.owner}" if task.owner else "on a worker"
+        text = f"on {task.owner}" if task.owner else "on a worker"
     elif state is TaskState.SUCCEEDED:
-        said = summary(task)
+        text = summary(task)
     else:
-        words = task.message if task.sequence == change.sequence else ""  # else they are of a later change
-        said = f"{change.reason}{f': {words}' if words else ''}"
-    return f"{said} · {goal_text(task.spec)}"
+        message = task.message if task.sequence == change.sequence else ""  # else they are of a later change
+        text = f"{change.reason}{f': {message}' if message else ''}"
+    return f"{text} · {goal_text(task.spec)}"

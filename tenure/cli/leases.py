@@ -11,16 +11,21 @@ from contextlib import aclosing
 import click
 
 from tenure.cli.context import Context, pass_context
+from tenure.cli.formatting import (
+    ago,
+    clock,
+    harmless,
+    make_table,
+    seconds_text,
+)
 from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION
-from tenure.cli.tables import make_table
-from tenure.cli.words import ago, clock, harmless, seconds_text
 from tenure.client import Client
 from tenure.client.leases import HeldLease
-from tenure.domain.epochs import describe_epoch
 from tenure.domain.errors import NotFound
+from tenure.domain.fencing import describe_epoch
 from tenure.v1 import lease_service_pb2 as pb
-from tenure.wire.times import duration, seconds
+from tenure.wire.common import duration, seconds
 
 _epoch = click.option("--epoch", type=int, help="Only if this is still its epoch. Default: whoever holds it now.")
 _reason = click.option("--reason", required=True, help="Why; it is kept, and shown to the next holder.")
@@ -38,14 +43,14 @@ def list_leases(context: Context, prefix: str) -> None:
     """Show live leases, or those whose names begin with PREFIX."""
 
     async def work(client: Client) -> None:
-        found = [lease async for lease in client.list_leases(prefix)]
+        leases = [lease async for lease in client.list_leases(prefix)]
         if context.as_json:
-            for lease in found:
+            for lease in leases:
                 context.emit(lease)
-        elif not found:
+        elif not leases:
             echo("nothing is held", err=True)
         else:
-            _show(context, found)
+            _show(context, leases)
 
     context.run(work)
 
@@ -104,10 +109,10 @@ def acquire(context: Context, resource: str, holder: str, ttl: float, hold: bool
             async with HeldLease(client.leases, resource, holder=holder, ttl_seconds=ttl) as held:
                 _tell(context, held.info)
                 await asyncio.Event().wait()
-        asked = pb.AcquireLeaseRequest(
+        request = pb.AcquireLeaseRequest(
             resource=resource, holder=holder, ttl=duration(ttl), request_id=str(uuid.uuid4())
         )
-        _tell(context, (await client.leases.AcquireLease(asked)).lease)
+        _tell(context, (await client.leases.AcquireLease(request)).lease)
 
     context.run(work)
 
@@ -144,12 +149,12 @@ def transfer(context: Context, resource: str, holder: str, epoch: int | None, re
     """Hand RESOURCE over to HOLDER, who has to acquire it under that name before it runs out."""
 
     async def work(client: Client) -> None:
-        asked = pb.TransferLeaseRequest(
+        request = pb.TransferLeaseRequest(
             lease=await _meant(client, resource, epoch), holder=holder, reason=reason, request_id=str(uuid.uuid4())
         )
         if ttl is not None:
-            asked.ttl.CopyFrom(duration(ttl))
-        _tell(context, (await client.leases.TransferLease(asked)).lease)
+            request.ttl.CopyFrom(duration(ttl))
+        _tell(context, (await client.leases.TransferLease(request)).lease)
 
     context.run(work)
 
@@ -165,8 +170,8 @@ def keys(context: Context) -> None:
             if context.as_json:
                 context.emit(key)
             else:
-                told = "signs now" if key.active else "retired"
-                echo(f"{key.key_id}  {base64.b64encode(key.public_key).decode()}  {told}")
+                message = "signs now" if key.active else "retired"
+                echo(f"{key.key_id}  {base64.b64encode(key.public_key).decode()}  {message}")
 
     context.run(work)
 
@@ -197,9 +202,9 @@ def _say(event: pb.LeaseEvent) -> str:
     return f"{event.revision}  {at}{lease.resource} {what}, epoch {describe_epoch(lease.epoch)}"
 
 
-def _show(context: Context, found: Iterable[pb.Lease]) -> None:
+def _show(context: Context, leases: Iterable[pb.Lease]) -> None:
     table = make_table("RESOURCE", "HOLDER", "EPOCH", "REASON", "SINCE", "LEFT", "TTL")
-    for lease in found:
+    for lease in leases:
         table.add_row(
             lease.resource,
             lease.holder,

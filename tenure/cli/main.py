@@ -12,32 +12,33 @@ import click
 
 from tenure.cli.admin import admin
 from tenure.cli.context import DEFAULT_ADDRESS, DEFAULT_DATA_DIR, Context, find_gateway
-from tenure.cli.converse import fork, send
 from tenure.cli.demo.command import demo
 from tenure.cli.dev import dev
-from tenure.cli.exits import HELP, Exit, exit_of_error, explain
-from tenure.cli.explain import explain as explain_task
+from tenure.cli.exit_codes import (
+    HELP,
+    Exit,
+    exit_of_error,
+    explain,
+)
 from tenure.cli.files import files
-from tenure.cli.finish import cancel, wait
 from tenure.cli.follow import follow
 from tenure.cli.keys import keys
 from tenure.cli.leases import leases
-from tenure.cli.operate import claims, refusals, workers
 from tenure.cli.output import echo, make_console
-from tenure.cli.queues import queues
 from tenure.cli.schedules import schedules
-from tenure.cli.show import entries, get, list_tasks
+from tenure.cli.send_and_fork import fork, send
 from tenure.cli.submit import submit
-from tenure.cli.tenants import tenants
+from tenure.cli.tasks import cancel, entries, get, list_tasks, tree, wait
+from tenure.cli.tasks import explain as explain_task
+from tenure.cli.tenants import tenants, usage
 from tenure.cli.tools import tools
-from tenure.cli.tree import tree
-from tenure.cli.usage import usage
 from tenure.cli.waits import resume, signal, waits
 from tenure.cli.watch import watch
 from tenure.cli.webhooks import webhooks
+from tenure.cli.workers import claims, queues, refusals, workers
 from tenure.domain.errors import TenureError
-from tenure.runtime.rpc_channel import target_of
-from tenure.runtime.status import PeerFailed
+from tenure.runtime.rpc_client import target_of
+from tenure.runtime.rpc_status import PeerFailed
 
 
 class Group(click.Group):
@@ -103,9 +104,9 @@ def cli(ctx: click.Context, address: str | None, tenant: str, as_json: bool, is_
 def add_common_options(command: click.Command) -> None:
     """Gives the command, and all below it, the options that `tenure` itself takes before the verb: --json and -v."""
     flags = {flag for parameter in command.params for flag in parameter.opts}
-    for flags_of_one, callback, told in _COMMON:
+    for flags_of_one, callback, item in _COMMON:
         if not flags & set(flags_of_one):
-            option = click.Option(flags_of_one, is_flag=True, expose_value=False, callback=callback, help=told)
+            option = click.Option(flags_of_one, is_flag=True, expose_value=False, callback=callback, help=item)
             command.params.append(option)
     if isinstance(command, click.Group):
         for below in command.commands.values():

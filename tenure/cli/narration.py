@@ -12,10 +12,13 @@ from typing import Final, NamedTuple
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from tenure.cli.facts import answer_text, describe, outcome_name, unknown_tools
-from tenure.cli.results import result_of, result_shown
-from tenure.cli.watched import WatchedTask
-from tenure.cli.words import (
+from tenure.cli.entry_lines import (
+    answer_text,
+    describe,
+    outcome_name,
+    unknown_tools,
+)
+from tenure.cli.formatting import (
     arguments_text,
     clock,
     count_text,
@@ -28,12 +31,13 @@ from tenure.cli.words import (
     summary,
     usage_text,
 )
-from tenure.domain.epochs import describe_epoch
+from tenure.cli.tasks import result_of, result_shown
+from tenure.cli.watch_state import WatchedTask
 from tenure.domain.explain import TO_SETTLE
+from tenure.domain.fencing import describe_epoch
 from tenure.domain.states import Reason, TaskState
 from tenure.v1 import ledger_pb2, live_pb2, task_pb2, tool_pb2
-from tenure.wire.enums import state_name
-from tenure.wire.times import seconds
+from tenure.wire.common import seconds, state_name
 
 Lines = Iterator[RenderableType]
 
@@ -63,7 +67,7 @@ class Narrator:
     def tell(self, entry: ledger_pb2.Entry) -> Lines:
         """Takes the entry in, and gives the lines that it is worth."""
         before = Holder(self.task.owner, self.task.epoch)
-        asked = self.task.attempt
+        attempt_before = self.task.attempt
         self.task.apply(entry)
         kind = entry.body.WhichOneof("body")
         if kind != "transition":
@@ -76,7 +80,7 @@ class Narrator:
                 yield from self._take_later()
             case "assistant_message":
                 self.task.live.discard()
-                if asked is not None and asked.summary_through_step:
+                if attempt_before is not None and attempt_before.summary_through_step:
                     yield from self._summary(entry.step, entry.body.assistant_message)
                 else:
                     yield from self._answer(entry.step, entry.body.assistant_message)
@@ -187,9 +191,9 @@ class Narrator:
     def _answer(self, step: int, fact: ledger_pb2.AssistantMessage) -> Lines:
         yield from self._flush()
         stop = _STOP_WORDS.get(fact.stop_reason, f" · {fact.stop_reason}")
-        told = f"  {seconds_text(seconds(fact.latency))} · {usage_text(fact.usage)}{stop}"
+        message = f"  {seconds_text(seconds(fact.latency))} · {usage_text(fact.usage)}{stop}"
         yield Text("")
-        yield Text.assemble((f"Step {step}", "bold"), (told, "dim"))
+        yield Text.assemble((f"Step {step}", "bold"), (message, "dim"))
         self._held = answer_text(fact.content_json)
         if fact.stop_reason not in _LAST_WORDS:
             yield from self._flush()
@@ -205,9 +209,9 @@ class Narrator:
     def _summary(self, step: int, fact: ledger_pb2.AssistantMessage) -> Lines:
         """No words of the agent's: what it says comes with the entry that follows."""
         yield from self._flush()
-        told = f"  {seconds_text(seconds(fact.latency))} · {usage_text(fact.usage)} · a summary of the conversation"
+        message = f"  {seconds_text(seconds(fact.latency))} · {usage_text(fact.usage)} · a summary of the conversation"
         yield Text("")
-        yield Text.assemble((f"Step {step}", "bold"), (told, "dim"))
+        yield Text.assemble((f"Step {step}", "bold"), (message, "dim"))
 
     def _call(self, body: ledger_pb2.EntryBody) -> Lines:
         """On a terminal calls under way are drawn below, so a call is told once, with its outcome."""
@@ -224,8 +228,8 @@ class Narrator:
             f"{_status_text(outcome, status)}  {seconds_text(seconds(outcome.duration))}{f' · {used}' if used else ''}"
         )
         yield self._line(f"  {mark} ", call, "default", mark_style=style, tail=tail)
-        if said := first_line(outcome.content, self._width - 6):
-            yield self._line("    ", said, "dim")
+        if message := first_line(outcome.content, self._width - 6):
+            yield self._line("    ", message, "dim")
 
     def _discarded(self) -> Text:
         return self._line("  ", "the unfinished text is discarded", "yellow")

@@ -13,7 +13,7 @@ import click
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from tenure.cli.words import harmless
+from tenure.cli.formatting import harmless
 
 _JSON_ESCAPES: Final = {
     code: f"\\u{code:04x}"

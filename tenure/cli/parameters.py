@@ -10,10 +10,10 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from tenure.cli.words import distinct_ids
+from tenure.cli.formatting import distinct_ids
 from tenure.client import Client
+from tenure.domain.budget import MOST_NANO_USD, nano_usd_of
 from tenure.domain.errors import InvalidRequest, NotFound
-from tenure.domain.money import MOST_NANO_USD, nano_usd_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -92,14 +92,14 @@ class ReplicasType(click.ParamType[dict[str, int]]):
     name = "replicas"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, int]:
-        from tenure.dev.stack.options import REPLICATED  # loaded by the one command that starts processes
+        from devstack.options import REPLICATED  # loaded by the one command that starts processes
 
         if isinstance(value, dict):
             return value
         text = str(value).strip()
-        told = ",".join(f"{kind}={text}" for kind in REPLICATED) if text.isdecimal() else text
+        pairs = ",".join(f"{kind}={text}" for kind in REPLICATED) if text.isdecimal() else text
         replicas: dict[str, int] = {}
-        for part in told.split(","):
+        for part in pairs.split(","):
             kind, _, count = part.partition("=")
             if kind.strip() not in REPLICATED or not count.strip().isdecimal() or not 1 <= int(count) <= MOST_REPLICAS:
                 self.fail(f"{part!r}: write a number, or for example coordinator=2,tools=3", param, ctx)
@@ -116,21 +116,23 @@ REPLICAS: Final = ReplicasType()
 task_argument = click.argument("task", metavar="TASK")
 
 
-async def find_task(client: Client, told: str) -> str:
+async def find_task(client: Client, message: str) -> str:
     """The id that `told` is, or begins. NotFound when no task's begins so, InvalidRequest when several do."""
-    prefix = told.strip().lower()
+    prefix = message.strip().lower()
     if _is_whole(prefix):
         return str(uuid.UUID(prefix))
-    found: list[str] = []
+    task_ids: list[str] = []
     if re.fullmatch(r"[0-9a-f-]+", prefix):
         listed = client.list_tasks(limit=SEARCHED_TASKS)
-        found = [task.task_id async for task in listed if task.task_id.startswith(prefix)]
-    if len(found) > 1:
-        named = ", ".join(distinct_ids(found[:NAMED_AT_MOST]).values()) + (", …" if len(found) > NAMED_AT_MOST else "")
-        raise InvalidRequest(f"{told} is the beginning of {len(found)} tasks, give more of one: {named}")
-    if not found:
-        raise NotFound(f"no task among the newest {SEARCHED_TASKS:,} begins with {told}")
-    return found[0]
+        task_ids = [task.task_id async for task in listed if task.task_id.startswith(prefix)]
+    if len(task_ids) > 1:
+        named = ", ".join(distinct_ids(task_ids[:NAMED_AT_MOST]).values()) + (
+            ", …" if len(task_ids) > NAMED_AT_MOST else ""
+        )
+        raise InvalidRequest(f"{message} is the beginning of {len(task_ids)} tasks, give more of one: {named}")
+    if not task_ids:
+        raise NotFound(f"no task among the newest {SEARCHED_TASKS:,} begins with {message}")
+    return task_ids[0]
 
 
 def _is_whole(text: str) -> bool:

@@ -2,25 +2,275 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import Any, Final
+from zoneinfo import ZoneInfo
 
 import click
 import uuid_utils
+from click.core import ParameterSource
+from google.protobuf.field_mask_pb2 import FieldMask
+from google.protobuf.timestamp_pb2 import Timestamp
+from rich.table import Table
+from rich.text import Text
 
 from tenure.cli.context import Context, pass_context
+from tenure.cli.entry_lines import goal_text
+from tenure.cli.formatting import (
+    ago,
+    count_text,
+    make_table,
+    one_line,
+    seconds_text,
+    short_id,
+    state_style,
+)
 from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION
-from tenure.cli.schedules_shown import OVERLAPS, show_all, show_schedule, when_text
-from tenure.cli.schedules_typed import MOMENT, spec_of, timestamp_in
-from tenure.cli.schedules_updated import update
 from tenure.cli.submit import request_of, submit
-from tenure.cli.words import one_line, short_id
 from tenure.client import Client
 from tenure.domain.errors import NotFound
+from tenure.domain.schedules import OverlapPolicy, RunOutcome
 from tenure.v1 import schedule_service_pb2 as pb
-from tenure.wire.schedules import OVERLAP_POLICIES
-from tenure.wire.times import duration
+from tenure.v1 import task_pb2
+from tenure.v1 import task_service_pb2 as api
+from tenure.wire.common import OVERLAP_POLICIES, RUN_OUTCOMES, duration, moment, seconds, state_name, timestamp
+
+# Schedules as they are typed: moments in a zone, and what a task of one is.
+
+MOMENT: Final = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"])
+
+
+def spec_of(request: api.SubmitTaskRequest) -> task_pb2.TaskSpec:
+    """What the two have in common has the same names. The source is the schedule's."""
+    request.ClearField("source")
+    spec = task_pb2.TaskSpec()
+    for field, value in request.ListFields():
+        if field.name == "labels":
+            spec.labels.update(value)
+        elif field.message_type is not None:
+            getattr(spec, field.name).CopyFrom(value)
+        else:
+            setattr(spec, field.name, value)
+    return spec
+
+
+def timestamp_in(zone: str, moment: datetime | None) -> Timestamp | None:
+    """What a clock of that zone shows. BadParameter for a zone that is none."""
+    if moment is None:
+        return None
+    try:
+        return timestamp(moment.replace(tzinfo=ZoneInfo(zone)).astimezone(UTC))
+    except (LookupError, ValueError, OSError):
+        raise click.BadParameter(f"{zone} is no IANA time zone", param_hint="--zone") from None
+
+
+# Schedules on the screen.
+
+OVERLAPS: Final = {policy.value.lower().replace("_", "-"): policy for policy in OverlapPolicy}
+
+
+def when_text(due: Timestamp, zone: str) -> str:
+    """`Mon 2026-11-23 07:00 Europe/Berlin`, as the schedule reads it."""
+    if not due.seconds:
+        return "never again"
+    try:
+        local = moment(due).astimezone(ZoneInfo(zone))
+    except (LookupError, ValueError, OSError):  # data of time zones differ between machines
+        local, zone = moment(due), "UTC"
+    return f"{local:%a %Y-%m-%d %H:%M} {zone}"
+
+
+def _overlap(schedule: pb.Schedule) -> str:
+    policy = OVERLAP_POLICIES.to_domain(schedule.overlap_policy)
+    return next(word for word, known in OVERLAPS.items() if known is policy)
+
+
+def _next(schedule: pb.Schedule) -> Text:
+    if schedule.paused:
+        return Text("paused", "yellow")
+    return Text(when_text(schedule.next_due_time, schedule.time_zone), "red" if schedule.problem else "")
+
+
+def show_all(context: Context, schedules: Iterable[pb.Schedule]) -> None:
+    """A line each."""
+    table = make_table("NAME", "CRON", "NEXT", "OVERLAP", "RAN", "SKIPPED", "GOAL")
+    for column in (4, 5):
+        table.columns[column].justify = "right"
+    table.columns[6].no_wrap, table.columns[6].overflow = True, "ellipsis"
+    for one in schedules:
+        counts = f"{one.started_runs:,}", f"{one.skipped_runs + one.failed_runs:,}"
+        table.add_row(one.name, one.cron, _next(one), _overlap(one), *counts, one_line(goal_text(one.spec), 120))
+    context.console.print(table)
+
+
+def show_schedule(context: Context, response: pb.GetScheduleResponse) -> None:
+    """One, and what became of its due times."""
+    schedule = response.schedule
+    paused = f"{one_line(schedule.pause_reason, 200)} ({schedule.pause_actor})" if schedule.paused else ""
+    failed = f", {schedule.failed_runs:,} failed" if schedule.failed_runs else ""
+    waiting = f", {schedule.waiting_runs:,} waiting" if schedule.waiting_runs else ""
+    rows: list[tuple[str, str | Text]] = [
+        ("schedule", f"{schedule.name} · {schedule.schedule_id} · revision {schedule.revision}"),
+        ("cron", f"{schedule.cron} · {schedule.time_zone}"),
+        ("next", _next(schedule)),
+        ("paused", paused),
+        ("problem", Text(schedule.problem, "red") if schedule.problem else ""),
+        ("from", when_text(schedule.start_time, schedule.time_zone) if schedule.HasField("start_time") else ""),
+        ("until", when_text(schedule.end_time, schedule.time_zone) if schedule.HasField("end_time") else ""),
+        ("overlap", _overlap(schedule)),
+        ("catch up", f"what is at most {seconds_text(seconds(schedule.catch_up_window))} late"),
+        ("runs", f"{count_text(schedule.started_runs, 'task')}, {schedule.skipped_runs:,} skipped{failed}{waiting}"),
+        ("goal", one_line(goal_text(schedule.spec), 4 * context.console.width)),
+        ("model", schedule.spec.agent.model),
+    ]
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in rows:
+        if value:
+            grid.add_row(name, value)
+    context.console.print(grid)
+    if response.runs:
+        context.console.print()
+        _show_runs(context, response)
+
+
+def _show_runs(context: Context, response: pb.GetScheduleResponse) -> None:
+    table = make_table("DUE", "OUTCOME", "TASK", "STATE", "DECIDED", "WHY")
+    for run in response.runs:
+        outcome = RUN_OUTCOMES.to_domain(run.outcome)
+        manual = run.source_run_id.startswith("trigger/")
+        due = "triggered" if manual else when_text(run.due_time, response.schedule.time_zone).rpartition(" ")[0]
+        message = f"{outcome}, {run.due_times:,} of them" if run.due_times > 1 else outcome.value
+        state = state_name(run.task_state)
+        style = "default" if outcome is RunOutcome.STARTED else "red" if outcome is RunOutcome.FAILED else "yellow"
+        why = f"{run.reason}: {run.message}" if run.message else run.reason
+        table.add_row(
+            due,
+            Text(message, style),
+            run.task_id or "-",
+            Text(state or "-", state_style(state)),
+            ago(run.record_time),
+            one_line(why, 200),
+        )
+    context.console.print(table)
+
+
+# `tenure schedules update`: what it takes, and which part of a schedule each of its options changes.
+
+PARTS: Final = {
+    "goal": "goal",
+    "function": "control.function",
+    "given": "control.input_json",
+    "model": "agent.model",
+    "system": "agent.system",
+    "tools": "agent.tools",
+    "no_tools": "agent.tools",
+    "approve_tools": "agent.approve_tools",
+    "max_output_tokens": "agent.max_output_tokens",
+    "loop": "agent.loop",
+    "max_tokens": "limits.max_tokens",
+    "max_cost": "limits.max_nano_usd",
+    "no_max_cost": "limits.no_money_cap",
+    "max_steps": "limits.max_steps",
+    "timeout": "limits.timeout",
+    "priority": "priority",
+    "queue": "queue",
+    "labels": "labels",
+    "retries": "policy.retry",
+    "phase_timeouts": "policy.timeouts",
+    "on_in_doubt": "policy.on_in_doubt",
+    "on_lease_lost": "policy.on_lease_lost",
+    "result_schema": "result_schema_json",
+    "result_corrections": "policy.max_result_corrections",
+}
+"""Of the options that say what a task is, and of the spec."""
+
+CAPS: Final = frozenset({PARTS["max_cost"], PARTS["no_max_cost"]})
+
+
+@click.command(short_help="Change SCHEDULE.")
+@click.argument("schedule", metavar="SCHEDULE")
+@click.option("--goal", default=None, help="Another goal.")
+@click.option("--cron", default=None, help="When it comes due.")
+@click.option("--zone", default=None, help="Where that is read, for example Europe/Berlin.")
+@click.option("--overlap", type=click.Choice(list(OVERLAPS)), default=None, help="When a task of it has not ended.")
+@click.option("--catch-up", type=DURATION, default=None, help="How late one may be, 1m to 744h.")
+@click.option("--from", "start", type=MOMENT, default=None, help="Not before, in the schedule's zone.")
+@click.option("--until", "end", type=MOMENT, default=None, help="Not after, in the schedule's zone.")
+@click.option("--no-from", is_flag=True, help="No bound at its beginning any more.")
+@click.option("--no-until", is_flag=True, help="No bound at its end any more.")
+@pass_context
+@click.pass_context
+def update(command: click.Context, context: Context, /, schedule: str, **options: Any) -> None:
+    """Change SCHEDULE from now on. What is not given stays as it is.
+
+    The options of `tenure submit` say what its tasks are. When somebody else changes it at the same moment, one of the
+    two is told so and changes nothing.
+    """
+    given = {name for name in options if command.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    if not given:
+        raise click.UsageError("say what is to be otherwise")
+    changed = {name: options[name] for name in given}
+
+    async def work(client: Client) -> None:
+        schedule_value = (await client.get_schedule(schedule, 1)).schedule
+        updated = await client.update_schedule(update_request(schedule_value, changed))
+        if context.as_json:
+            context.emit(updated)
+        else:
+            due = "is paused" if updated.paused else f"comes due {when_text(updated.next_due_time, updated.time_zone)}"
+            echo(f"{updated.name} {due}")
+
+    context.run(work)
+
+
+update.params.extend(option for option in submit.params if option.name in PARTS and option.name != "goal")
+
+
+def update_request(schedule: pb.Schedule, changed: dict[str, Any]) -> pb.UpdateScheduleRequest:
+    """What was told, of the schedule as it was found. UsageError for what cannot be said together."""
+    zone = changed.get("zone") or schedule.time_zone
+    request = pb.UpdateScheduleRequest(
+        schedule=schedule.schedule_id,
+        expected_revision=schedule.revision,
+        cron=changed.get("cron"),
+        time_zone=changed.get("zone"),
+        catch_up_window=duration(changed["catch_up"]) if "catch_up" in changed else None,
+        start_time=timestamp_in(zone, _bound(changed, "start", "no_from")),
+        end_time=timestamp_in(zone, _bound(changed, "end", "no_until")),
+        clear_start_time="no_from" in changed,
+        clear_end_time="no_until" in changed,
+    )
+    if "overlap" in changed:
+        request.overlap_policy = OVERLAP_POLICIES.to_wire(OVERLAPS[changed["overlap"]])
+    parts = changed.keys() & PARTS.keys()
+    if parts:
+        request.spec.CopyFrom(_spec(schedule.spec, {name: changed[name] for name in parts}))
+    return request
+
+
+def _bound(changed: dict[str, Any], name: str, none: str) -> datetime | None:
+    if name in changed and none in changed:
+        raise click.UsageError("a bound cannot be set and taken away")
+    bound: datetime | None = changed.get(name)
+    return bound
+
+
+def _spec(result: task_pb2.TaskSpec, changed: dict[str, Any]) -> task_pb2.TaskSpec:
+    """As it was found, with the parts that were told; these are replaced, not merged."""
+    spec, options = task_pb2.TaskSpec(), dict(changed)
+    spec.CopyFrom(result)
+    if result.HasField("control"):
+        options.setdefault("function", result.control.function)
+    new_spec = spec_of(request_of(options.pop("goal", result.goal), **options))
+    paths = {PARTS[name] for name in changed}
+    paths |= CAPS if paths & CAPS else set()  # setting one of them unsets the other
+    FieldMask(paths=sorted(paths)).MergeMessage(new_spec, spec, replace_message_field=True, replace_repeated_field=True)
+    return spec
+
 
 _NOT_OF_A_SCHEDULE: Final = frozenset({"goal", "watched", "request_id"})
 
@@ -62,7 +312,7 @@ def create(
     **options: Any,
 ) -> None:
     """Submit GOAL whenever CRON says so; `-` reads it from standard input. The options of `tenure submit` say how."""
-    asked = pb.CreateScheduleRequest(
+    request = pb.CreateScheduleRequest(
         name=name,
         spec=spec_of(request_of(goal, **options)),
         cron=cron,
@@ -74,7 +324,7 @@ def create(
     )
 
     async def work(client: Client) -> None:
-        made = await client.create_schedule(asked)
+        made = await client.create_schedule(request)
         if context.as_json:
             context.emit(made)
             return
@@ -94,14 +344,14 @@ def list_schedules(context: Context) -> None:
     """Show all schedules, by name."""
 
     async def work(client: Client) -> None:
-        found = [schedule async for schedule in client.list_schedules()]
+        schedules = [schedule async for schedule in client.list_schedules()]
         if context.as_json:
-            for schedule in found:
+            for schedule in schedules:
                 context.emit(schedule)
-        elif not found:
+        elif not schedules:
             echo('no schedules; create one: tenure schedules create NAME "GOAL" --cron "0 7 * * *"', err=True)
         else:
-            show_all(context, found)
+            show_all(context, schedules)
 
     context.run(work)
 
@@ -114,11 +364,11 @@ def get(context: Context, schedule: str, runs: int) -> None:
     """Show SCHEDULE, when it comes due next, and what became of its due times."""
 
     async def work(client: Client) -> None:
-        found = await client.get_schedule(schedule, runs)
+        result = await client.get_schedule(schedule, runs)
         if context.as_json:
-            context.emit(found)
+            context.emit(result)
         else:
-            show_schedule(context, found)
+            show_schedule(context, result)
 
     context.run(work)
 
@@ -131,8 +381,8 @@ def pause(context: Context, schedule: str, reason: str) -> None:
     """Let nothing of SCHEDULE come due. Tasks that run go on."""
 
     async def work(client: Client) -> None:
-        asked = pb.PauseScheduleRequest(schedule=schedule, reason=reason)
-        paused = (await client.schedules.PauseSchedule(asked)).schedule
+        request = pb.PauseScheduleRequest(schedule=schedule, reason=reason)
+        paused = (await client.schedules.PauseSchedule(request)).schedule
         _tell(context, paused, f"{paused.name} is paused: {one_line(paused.pause_reason, 200)}")
 
     context.run(work)
@@ -159,8 +409,8 @@ def trigger(context: Context, schedule: str, request_id: str) -> None:
     """Create a task of SCHEDULE now, also when it is paused, and print the task's id."""
 
     async def work(client: Client) -> None:
-        asked = pb.TriggerScheduleRequest(schedule=schedule, request_id=request_id or str(uuid_utils.uuid7()))
-        task = (await client.schedules.TriggerSchedule(asked)).task
+        request = pb.TriggerScheduleRequest(schedule=schedule, request_id=request_id or str(uuid_utils.uuid7()))
+        task = (await client.schedules.TriggerSchedule(request)).task
         if context.as_json:
             context.emit(task)
             return
@@ -187,8 +437,8 @@ def delete(context: Context, schedule: str) -> None:
     context.run(work)
 
 
-def _tell(context: Context, schedule: pb.Schedule, words: str) -> None:
+def _tell(context: Context, schedule: pb.Schedule, message: str) -> None:
     if context.as_json:
         context.emit(schedule)
     else:
-        echo(words)
+        echo(message)

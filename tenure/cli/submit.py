@@ -3,23 +3,81 @@
 from __future__ import annotations
 
 import sys
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import click
 
 from tenure.cli.context import Context, pass_context
-from tenure.cli.exits import Exit
+from tenure.cli.exit_codes import Exit
+from tenure.cli.formatting import (
+    caps_text,
+    model_text,
+    money_cap_text,
+    short_id,
+)
 from tenure.cli.output import echo
 from tenure.cli.parameters import DOLLARS, DURATION, LABEL, NAMES
-from tenure.cli.results import result_schema_option
-from tenure.cli.timing import MOMENT, PHASE_TIMEOUT, start_time_of
+from tenure.cli.tasks import result_schema_option
 from tenure.cli.watch import watch_task
-from tenure.cli.words import caps_text, model_text, money_cap_text, short_id
 from tenure.client import Client
+from tenure.domain.timeouts import Phase, TimeoutAction
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
-from tenure.wire.times import duration, timestamp
+from tenure.wire.common import TIMEOUT_ACTIONS, duration, timestamp
+
+# When a task is to start and how long its phases may take, as people type it.
+
+_PHASES = {phase.field.replace("_", "-"): phase for phase in Phase}
+_ACTIONS = {action.value.lower().replace("_", "-"): action for action in TimeoutAction}
+
+
+class MomentType(click.ParamType[datetime]):
+    """`2026-11-23T07:00`, in the zone of this machine unless it says another: `2026-11-23T07:00+01:00`, `…Z`."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        try:
+            return datetime.fromisoformat(str(value).strip()).astimezone(UTC)
+        except (ValueError, OverflowError, OSError):
+            self.fail(f"{value!r} is no time; write for example 2026-11-23T07:00 or 2026-11-23T07:00Z", param, ctx)
+
+
+class PhaseTimeoutType(click.ParamType[tuple[str, task_pb2.PhaseTimeout]]):
+    """`queued=10m`, `queued=10m:retry`, `tool-call=:fail`."""
+
+    name = "phase=duration:action"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, task_pb2.PhaseTimeout]:
+        if isinstance(value, tuple):
+            return value
+        name, _, text = str(value).partition("=")
+        after, _, action = text.partition(":")
+        if name not in _PHASES:
+            self.fail(f"{name!r} is no phase; there are {', '.join(_PHASES)}", param, ctx)
+        if (action and action not in _ACTIONS) or not (after or action):
+            self.fail(f"write {name}=DURATION, or {name}=DURATION:ACTION with {', '.join(_ACTIONS)}", param, ctx)
+        timeout = task_pb2.PhaseTimeout(after=duration(DURATION.convert(after, param, ctx)) if after else None)
+        if action:
+            timeout.action = TIMEOUT_ACTIONS.to_wire(_ACTIONS[action])
+        return _PHASES[name].field, timeout
+
+
+MOMENT = MomentType()
+PHASE_TIMEOUT = PhaseTimeoutType()
+
+
+def start_time_of(start_at: datetime | None, start_in: float | None) -> datetime | None:
+    """UsageError when both are given; None: at once."""
+    if start_at is not None and start_in is not None:
+        raise click.UsageError("--start-at and --start-in cannot be given together")
+    return start_at if start_in is None else datetime.now(UTC) + timedelta(seconds=start_in)
+
 
 PRIORITIES: Final = {
     "high": task_pb2.PRIORITY_HIGH,
@@ -199,8 +257,8 @@ def request_of(
     )
 
 
-def _text(said: str) -> str:
-    return sys.stdin.read().strip() if said == "-" else said
+def _text(message: str) -> str:
+    return sys.stdin.read().strip() if message == "-" else message
 
 
 def _source(function: str, conversation: str) -> task_pb2.SourceKind.ValueType:

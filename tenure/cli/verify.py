@@ -12,18 +12,17 @@ from typing import Final
 import click
 from rich.console import Console
 
-from tenure.audit.collect import COLLECTED, collect_each
-from tenure.audit.invariants import INVARIANTS
-from tenure.audit.task_history import split
-from tenure.audit.verify import Examination, Report, Violation
+from checker.check import INVARIANTS
+from checker.collect import COLLECTED, collect_each
+from checker.history import split
+from checker.verify import Examination, Report, Violation
 from tenure.cli.context import Context, pass_context
-from tenure.cli.exits import Exit
+from tenure.cli.exit_codes import Exit
+from tenure.cli.formatting import count_text, make_table
 from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION, find_task
-from tenure.cli.tables import make_table
-from tenure.cli.words import count_text
 from tenure.client import Client
-from tenure.wire.times import unix_seconds
+from tenure.wire.common import unix_seconds
 
 CLOCK_SLACK_SECONDS: Final = 5.0
 """By how much the clocks of services may differ from their databases' before it is taken for a fault."""
@@ -70,7 +69,7 @@ def verify(context: Context, tasks: tuple[str, ...], since: float | None, limit:
 async def _examine(context: Context, client: Client, task_ids: AsyncGenerator[str], *, skip_pruned: bool) -> Report:
     """Task by task, each violation told as it is found: a long check is read while it goes on."""
     examination = Examination(COLLECTED)
-    told: set[Violation] = set()
+    shown: set[Violation] = set()
     console = Console(quiet=True) if context.as_json else context.console
     with console.status("reading tasks") as status:  # for people at a terminal; a pipe never sees it
         async with aclosing(task_ids):
@@ -78,19 +77,19 @@ async def _examine(context: Context, client: Client, task_ids: AsyncGenerator[st
                 async with aclosing(collect_each(client, some, skip_pruned=skip_pruned)) as histories:
                     async for history in histories:
                         for task in split(replace(history, clock_slack_seconds=CLOCK_SLACK_SECONDS)):
-                            found = examination.add(task)
-                            told.update(found)
-                            _show(context, found)
+                            violations = examination.add(task)
+                            shown.update(violations)
+                            _show(context, violations)
                         status.update(f"checked {count_text(examination.tasks, 'task')}")
     report = examination.report()
-    _show(context, [violation for violation in report.violations if violation not in told])
+    _show(context, [violation for violation in report.violations if violation not in shown])
     return report
 
 
 async def _chosen(client: Client, named: Sequence[str], since: float | None, limit: int) -> AsyncGenerator[str]:
     """The tasks that were named, or the newest."""
-    for told in named:
-        yield await find_task(client, told)
+    for prefix in named:
+        yield await find_task(client, prefix)
     if named:
         return
     oldest = 0.0 if since is None else time.time() - since

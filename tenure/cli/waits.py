@@ -14,28 +14,27 @@ from rich.text import Text
 
 from tenure.cli.answering import decision_of, is_interactive, wait_text
 from tenure.cli.context import Context, pass_context
-from tenure.cli.output import echo
-from tenure.cli.parameters import find_task, task_argument
-from tenure.cli.tables import make_table
-from tenure.cli.words import (
+from tenure.cli.formatting import (
     ago,
     arguments_text,
     count_text,
     distinct_ids,
     harmless,
+    make_table,
     one_line,
     seconds_text,
     short_id,
     why,
 )
+from tenure.cli.output import echo
+from tenure.cli.parameters import find_task, task_argument
 from tenure.client import Client
 from tenure.domain.errors import WrongState
 from tenure.domain.explain import TO_SETTLE
 from tenure.domain.states import Reason
 from tenure.domain.waits import EDIT, call_digest
 from tenure.v1 import task_pb2
-from tenure.wire.enums import state_name
-from tenure.wire.times import unix_seconds
+from tenure.wire.common import state_name, unix_seconds
 
 WAITING = (task_pb2.TASK_STATE_WAITING_USER, task_pb2.TASK_STATE_WAITING_EXTERNAL)
 MOST_WAITS = 10_000
@@ -50,11 +49,11 @@ def waits(context: Context, external: bool, limit: int) -> None:
     wanted = task_pb2.TaskFilter(states=WAITING if external else WAITING[:1])
 
     async def work(client: Client) -> None:
-        found = client.list_tasks(wanted, limit=limit, order=task_pb2.TASK_ORDER_WAIT_DEADLINE)
+        tasks = client.list_tasks(wanted, limit=limit, order=task_pb2.TASK_ORDER_WAIT_DEADLINE)
         if context.as_json:
-            async for task in found:
+            async for task in tasks:
                 context.emit(task)
-        elif listed := [task async for task in found]:
+        elif listed := [task async for task in tasks]:
             _show_waits(context, listed)
         else:
             echo("nobody is waited for", err=True)
@@ -64,8 +63,8 @@ def waits(context: Context, external: bool, limit: int) -> None:
 
 @click.command(short_help="Answer what TASK waits for.")
 @task_argument
-@click.option("--approve", "said", flag_value="approve", help="Yes: approve, or allow the tool's call.")
-@click.option("--deny", "said", flag_value="deny", help="No; --comment tells the agent why.")
+@click.option("--approve", "message", flag_value="approve", help="Yes: approve, or allow the tool's call.")
+@click.option("--deny", "message", flag_value="deny", help="No; --comment tells the agent why.")
 @click.option("--option", default=None, metavar="X", help="One of the options that `tenure get TASK` shows.")
 @click.option("--reply", default=None, metavar="TEXT", help="An answer in your own words.")
 @click.option("--edit", default=None, metavar="JSON", help="Allow the tool's call with these arguments.")
@@ -77,14 +76,14 @@ def waits(context: Context, external: bool, limit: int) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask in a terminal; needs --wait.")
 @click.option("--request-id", default="", help="The same id and the same answer are one answer, however often sent.")
 @pass_context
-def resume(context: Context, /, task: str, said: str | None, yes: bool, wait_id: str, **options: Any) -> None:
+def resume(context: Context, /, task: str, message: str | None, yes: bool, wait_id: str, **options: Any) -> None:
     """Answer what TASK waits for. A wait takes one answer: who comes second is told so.
 
     Shows what is answered. In a terminal it asks before it sends the answer; elsewhere --wait is needed, so that nobody
     approves what they have not seen.
     """
-    given = Given(said, **options)
-    if sum(one is not None for one in (said, given.option, given.reply, given.edit)) != 1:
+    given = Given(message, **options)
+    if sum(one is not None for one in (message, given.option, given.reply, given.edit)) != 1:
         raise click.UsageError("give one of --approve, --deny, --option, --reply and --edit")
     if not wait_id and (yes or not is_interactive()):
         raise click.UsageError("say which wait you answer: --wait ID; `tenure waits` shows it")
@@ -221,9 +220,9 @@ def _show_waits(context: Context, listed: Sequence[task_pb2.Task]) -> None:
     table = make_table("TASK", "WAIT", "SINCE", "DEADLINE", "WAITS FOR", "OPTIONS")
     for task in listed:
         wait = task.wait
-        asked = _awaited(wait) or task.message
+        question = _awaited(wait) or task.message
         if wait.tool:
-            asked = f"{wait.tool} {arguments_text(wait.arguments_json)}"
+            question = f"{wait.tool} {arguments_text(wait.arguments_json)}"
         is_for_others = bool(wait.correlation_id) or wait.kind == task_pb2.WAIT_KIND_SUB_AGENTS
         options = ", ".join(wait.options) or ("" if is_for_others else "a reply")
         table.add_row(
@@ -231,7 +230,7 @@ def _show_waits(context: Context, listed: Sequence[task_pb2.Task]) -> None:
             wait.wait_id or "-",
             ago(_since(task)),
             _left(wait) if task.HasField("wait") else "-",
-            Text(one_line(asked or state_name(task.state), max(40, context.console.width))),
+            Text(one_line(question or state_name(task.state), max(40, context.console.width))),
             Text(one_line(options if task.HasField("wait") else _elsewhere(task), 60)),
         )
     context.console.print(table)

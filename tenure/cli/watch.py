@@ -3,23 +3,151 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from typing import Final
 
 import click
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
+from rich.text import Text
 
 from tenure.cli.answering import FOR_PEOPLE, answer_lines, ask_person, is_interactive
 from tenure.cli.context import Context, pass_context
-from tenure.cli.exits import Exit, exit_of_task
+from tenure.cli.exit_codes import Exit, exit_of_task
+from tenure.cli.formatting import (
+    arguments_text,
+    budget_text,
+    harmless,
+    one_line,
+    seconds_text,
+    short_id,
+)
 from tenure.cli.narration import Narrator
 from tenure.cli.output import echo
 from tenure.cli.parameters import find_task, task_argument
-from tenure.cli.screen import Screen
-from tenure.cli.watched import WatchedTask
-from tenure.cli.words import short_id
+from tenure.cli.watch_state import WatchedTask
 from tenure.client import Client
+from tenure.domain.fencing import describe_epoch
+from tenure.domain.states import TaskState
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
+
+# The live view of one task: settled lines scroll away, below them stands what is under way.
+
+FRAME_SECONDS: Final = 0.1
+SPINNER: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+MAX_CALLS: Final = 8
+
+
+class Screen:
+    """Without a terminal only the settled lines."""
+
+    def __init__(self, console: Console, task_id: str, task: WatchedTask) -> None:
+        self._console, self._task_id, self._task = console, task_id, task
+        self._is_paused = False
+        self._live = Live(
+            console=console, auto_refresh=False, transient=True, get_renderable=self._under_way, redirect_stderr=False
+        )
+
+    def say(self, lines: Iterable[RenderableType]) -> None:
+        """Settled lines, above what is under way."""
+        for line in lines:
+            if not self._console.is_terminal:
+                self._console.print(line, soft_wrap=True)
+            elif isinstance(line, Text):
+                self._console.print(line, no_wrap=True, overflow="ellipsis")
+            else:
+                self._console.print(line)
+
+    @asynccontextmanager
+    async def drawn(self) -> AsyncIterator[None]:
+        """Draws what is under way, inside the block, some times a second."""
+        if not self._console.is_terminal:
+            yield
+            return
+        with self._live:
+            drawing = asyncio.create_task(self._draw())
+            try:
+                yield
+            finally:
+                drawing.cancel()
+                await asyncio.gather(drawing, return_exceptions=True)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Draws nothing inside the block: a person types there."""
+        self._live.stop()
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+            self._live.start()
+
+    async def _draw(self) -> None:
+        while True:
+            if not self._is_paused:
+                self._live.refresh()
+            await asyncio.sleep(FRAME_SECONDS)
+
+    def _under_way(self) -> RenderableType:
+        task, now = self._task, time.time()
+        if task.ended:
+            return Text("")
+        parts: list[RenderableType] = [Text(""), *(self._busy(what, since, now) for what, since in self._doing())]
+        if task.live.text:
+            parts.append(Tail(harmless(task.live.text), max(3, self._console.height // 2)))
+        return Group(*parts, Text(""), *self._budget(), self._footer())
+
+    def _doing(self) -> list[tuple[str, float]]:
+        """What is being waited for, and since when."""
+        task = self._task
+        if task.calls:
+            calls = list(task.calls.values())
+            shown = [(f"{call.intent.tool} {arguments_text(call.intent.arguments_json)}", call.since) for call in calls]
+            return shown[:MAX_CALLS]
+        if task.state is TaskState.RUNNING and task.attempt is not None:
+            attempt = f", attempt {task.attempt.attempt_number}" if task.attempt.attempt_number > 1 else ""
+            return [(f"Step {task.step} · {task.attempt.model}{attempt}", task.asked_at)]
+        if task.state is TaskState.QUEUED:
+            return [("waits for a worker", task.changed_at)]
+        return [(f"{task.state}", task.changed_at)]
+
+    def _busy(self, what: str, since: float, now: float) -> Text:
+        frame = SPINNER[int(now / FRAME_SECONDS) % len(SPINNER)]
+        lasted = f"  {seconds_text(max(0.0, now - since))}" if since else ""
+        return Text.assemble(
+            (f"  {frame} ", "cyan"), one_line(what, self._console.width - 6 - len(lasted)), (lasted, "dim")
+        )
+
+    def _budget(self) -> list[Text]:
+        """What the whole tree has used, as far as it is known."""
+        budget = self._task.budget
+        return [] if budget is None else [Text(f"  {one_line(budget_text(budget), self._console.width - 3)}", "dim")]
+
+    def _footer(self) -> Text:
+        task = self._task
+        holder = f" on {task.owner} · epoch {describe_epoch(task.epoch)}" if task.state is TaskState.RUNNING else ""
+        message = f"{short_id(self._task_id)} · {task.state}{holder} · Ctrl-C stops watching, the task goes on"
+        return Text(f"  {one_line(message, self._console.width - 3)}", "dim")
+
+
+class Tail:
+    """The last lines of a text, as many as there is room for."""
+
+    def __init__(self, text: str, height: int) -> None:
+        self._text, self._height = text, height
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Wrapped to the width, indented."""
+        width = max(20, options.max_width - 4)
+        # A screen's worth from the end is enough to wrap: an answer may be long, and this is done ten times a second.
+        shown = Text(self._text[-width * (self._height + 1) :].strip("\n"))
+        for line in shown.wrap(console, width)[-self._height :]:
+            line.rstrip()
+            yield Text.assemble("  ", line)
 
 
 @click.command()

@@ -2,22 +2,130 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
 from typing import Any, Final
 
 import click
+from rich.table import Table
+from rich.text import Text
 
 from tenure.cli.context import Context, pass_context
+from tenure.cli.formatting import (
+    ago,
+    count_text,
+    make_table,
+    one_line,
+    seconds_text,
+)
 from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION, LABEL
-from tenure.cli.webhooks_shown import show_all, show_deliveries, show_webhook
-from tenure.cli.words import count_text, one_line
 from tenure.client import Client
 from tenure.domain.errors import NotFound, WrongState
 from tenure.domain.webhooks import DeliveryState, unknown_events
 from tenure.v1 import task_pb2
 from tenure.v1 import webhook_service_pb2 as pb
-from tenure.wire.times import duration
-from tenure.wire.webhooks import DELIVERY_STATES
+from tenure.wire.common import duration, moment, unix_seconds
+from tenure.wire.webhook_service import DELIVERY_STATES, GAP_REASONS
+
+# Webhooks on the screen.
+
+_RECENT_SECONDS: Final = 24 * 3600.0
+"""So long after what was missed it is the first thing to be said of a webhook."""
+_STYLES: Final = {DeliveryState.DELIVERED: "green", DeliveryState.PENDING: "yellow", DeliveryState.DEAD: "red"}
+
+
+def show_all(context: Context, webhooks: Iterable[pb.Webhook]) -> None:
+    """A line each."""
+    table = make_table("NAME", "STATE", "PENDING", "DEAD", "RECEIVED", "LAST", "URL")
+    for column in (2, 3, 4):
+        table.columns[column].justify = "right"
+    for one in webhooks:
+        counts = f"{one.pending_deliveries:,}", f"{one.dead_deliveries:,}", f"{one.delivered:,}"
+        table.add_row(one.name, _state(one), *counts, ago(one.last_delivered_time), one_line(one.url, 120))
+    context.console.print(table)
+
+
+def _state(webhook: pb.Webhook) -> Text:
+    if webhook.paused:
+        return Text(f"paused ({webhook.pause_code})", "yellow")
+    if any(time.time() - unix_seconds(gap.to_time) < _RECENT_SECONDS for gap in webhook.gaps):
+        return Text("missed changes", "red")
+    return Text("failing", "red") if webhook.problem else Text("well", "green")
+
+
+def show_webhook(context: Context, webhook: pb.Webhook) -> None:
+    """One, with what it missed."""
+    paused = f"{webhook.pause_code}: {one_line(webhook.pause_reason, 200)} ({webhook.pause_actor})"
+    wanted = webhook.filter
+    tasks = [f"{key}={value}" for key, value in sorted(wanted.labels.items())]
+    tasks += [f"queue {wanted.queue}"] if wanted.queue else []
+    overlap = f"signs too until {moment(webhook.old_secret_until_time):%Y-%m-%d %H:%M} UTC"
+    rows: list[tuple[str, str | Text]] = [
+        ("webhook", f"{webhook.name} · {webhook.webhook_id}"),
+        ("url", webhook.url),
+        ("events", ", ".join(webhook.event_types) or "ends, waits and warnings"),
+        ("tasks", ", ".join(tasks)),
+        ("state", _state(webhook)),
+        ("paused", paused if webhook.paused else ""),
+        ("problem", Text(one_line(webhook.problem, 300), "red") if webhook.problem else ""),
+        ("received", f"{webhook.delivered:,}, the last {ago(webhook.last_delivered_time)}"),
+        ("pending", f"{webhook.pending_deliveries:,}"),
+        ("dead", count_text(webhook.dead_deliveries, "letter") if webhook.dead_deliveries else ""),
+        ("old secret", overlap if webhook.HasField("old_secret_until_time") else ""),
+        *[("missed", Text(_gap(gap), "red")) for gap in webhook.gaps],
+    ]
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in rows:
+        if value:
+            grid.add_row(name, value)
+    context.console.print(grid)
+
+
+def _gap(gap: pb.WebhookGap) -> str:
+    try:
+        reason = GAP_REASONS.to_domain(gap.reason).value
+    except ValueError:
+        reason = f"REASON_{gap.reason}"
+    span = f"{moment(gap.from_time):%Y-%m-%d %H:%M:%S} to {moment(gap.to_time):%Y-%m-%d %H:%M:%S} UTC"
+    return f"maybe changes from {span}: {reason}"
+
+
+def show_deliveries(context: Context, deliveries: Iterable[pb.WebhookDelivery]) -> None:
+    """A line each, the newest first."""
+    table = make_table("DELIVERY", "EVENT", "TASK", "STATE", "TRIES", "WRITTEN", "NEXT", "WHY")
+    table.columns[4].justify = "right"
+    for one in deliveries:
+        state, style = _delivery_state(one)
+        table.add_row(
+            one.delivery_id,
+            one.event_type,
+            one.task_id or "-",
+            Text(state, style),
+            f"{one.attempts}",
+            ago(one.create_time),
+            _next(one),
+            one_line(one.last_error, 120),
+        )
+    context.console.print(table)
+
+
+def _delivery_state(delivery: pb.WebhookDelivery) -> tuple[str, str]:
+    try:
+        state = DELIVERY_STATES.to_domain(delivery.state)
+    except ValueError:
+        return f"STATE_{delivery.state}", "default"
+    return state.value, _STYLES[state]
+
+
+def _next(delivery: pb.WebhookDelivery) -> str:
+    if delivery.HasField("next_attempt_time"):
+        left = unix_seconds(delivery.next_attempt_time) - time.time()
+        return f"in {seconds_text(left)}" if left > 0 else "now"
+    return "-" if delivery.HasField("end_time") else "behind another"
+
 
 _STATES: Final = {state.value.lower(): state for state in DeliveryState}
 
@@ -57,10 +165,10 @@ def create(
 ) -> None:
     """Tell URL what happens to tasks from now on. Its secret is printed once: receivers check signatures by it."""
     wanted = task_pb2.TaskFilter(labels=dict(labels), queue=queue)
-    asked = pb.CreateWebhookRequest(name=name, url=url, event_types=events, filter=wanted, secret=secret)
+    request = pb.CreateWebhookRequest(name=name, url=url, event_types=events, filter=wanted, secret=secret)
 
     async def work(client: Client) -> None:
-        made = await client.create_webhook(asked)
+        made = await client.create_webhook(request)
         for unknown in unknown_events(events):
             echo(f"note: nothing is called {unknown} yet", err=True)
         if context.as_json:
@@ -78,14 +186,14 @@ def list_webhooks(context: Context) -> None:
     """Show all webhooks, by name."""
 
     async def work(client: Client) -> None:
-        found = [webhook async for webhook in client.list_webhooks()]
+        webhooks = [webhook async for webhook in client.list_webhooks()]
         if context.as_json:
-            for webhook in found:
+            for webhook in webhooks:
                 context.emit(webhook)
-        elif not found:
+        elif not webhooks:
             echo("no webhooks; create one: tenure webhooks create NAME URL", err=True)
         else:
-            show_all(context, found)
+            show_all(context, webhooks)
 
     context.run(work)
 
@@ -97,11 +205,11 @@ def get(context: Context, webhook: str) -> None:
     """Show WEBHOOK, how it does, and what it missed."""
 
     async def work(client: Client) -> None:
-        found = await client.get_webhook(webhook)
+        result = await client.get_webhook(webhook)
         if context.as_json:
-            context.emit(found)
+            context.emit(result)
         else:
-            show_webhook(context, found)
+            show_webhook(context, result)
 
     context.run(work)
 
@@ -114,8 +222,8 @@ def pause(context: Context, webhook: str, reason: str) -> None:
     """Send nothing to WEBHOOK. What happens meanwhile is told when it goes on, while changes are kept."""
 
     async def work(client: Client) -> None:
-        asked = pb.PauseWebhookRequest(webhook=webhook, reason=reason)
-        paused = (await client.webhooks.PauseWebhook(asked)).webhook
+        request = pb.PauseWebhookRequest(webhook=webhook, reason=reason)
+        paused = (await client.webhooks.PauseWebhook(request)).webhook
         _tell(context, paused, f"{paused.name} is paused: {one_line(paused.pause_reason, 200)}")
 
     context.run(work)
@@ -143,12 +251,12 @@ def resume(context: Context, webhook: str) -> None:
 @pass_context
 def rotate(context: Context, webhook: str, secret: str, overlap: float | None) -> None:
     """Sign with another secret, printed once, and for a while with the old one beside it."""
-    asked = pb.RotateWebhookSecretRequest(
+    request = pb.RotateWebhookSecretRequest(
         webhook=webhook, secret=secret, overlap=None if overlap is None else duration(overlap)
     )
 
     async def work(client: Client) -> None:
-        rotated = await client.rotate_secret(asked)
+        rotated = await client.rotate_secret(request)
         if context.as_json:
             context.emit(rotated)
         else:
@@ -203,14 +311,14 @@ def deliveries(context: Context, webhook: str, states: tuple[str, ...], limit: i
     wanted = [DELIVERY_STATES.to_wire(_STATES[state]) for state in states]
 
     async def work(client: Client) -> None:
-        found = [one async for one in client.list_deliveries(webhook, wanted, limit=limit)]
+        listed = [one async for one in client.list_deliveries(webhook, wanted, limit=limit)]
         if context.as_json:
-            for one in found:
+            for one in listed:
                 context.emit(one)
-        elif not found:
+        elif not listed:
             echo("no deliveries", err=True)
         else:
-            show_deliveries(context, found)
+            show_deliveries(context, listed)
 
     context.run(work)
 
@@ -262,8 +370,8 @@ def _tell_count(context: Context, done: str, count: int, delivery_id: str) -> No
         echo(f"{count_text(count, 'dead letter')} {done}")
 
 
-def _tell(context: Context, webhook: pb.Webhook, words: str) -> None:
+def _tell(context: Context, webhook: pb.Webhook, message: str) -> None:
     if context.as_json:
         context.emit(webhook)
     else:
-        echo(words)
+        echo(message)

@@ -9,20 +9,15 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 import uuid_utils
 from google.protobuf.message import Message
 
-from tenure.client.contact import Contact
-from tenure.client.doubts import DoubtCalls
-from tenure.client.files import FileCalls
-from tenure.client.interventions import InterventionCalls
-from tenure.client.lease_calls import LeaseCalls
-from tenure.client.prunings import PruneCalls
-from tenure.client.schedules import ScheduleCalls
-from tenure.client.tenants import TenantCalls
-from tenure.client.waits import WaitCalls
-from tenure.client.webhooks import WebhookCalls
+from tenure.client.admin_calls import InDoubtCalls, InterventionCalls, PruneCalls
+from tenure.client.leases import LeaseCalls
+from tenure.client.reconnect import StreamReconnect
+from tenure.client.service_calls import ScheduleCalls, TenantCalls, WebhookCalls
+from tenure.client.task_calls import FileCalls, WaitCalls
 from tenure.domain.errors import TryLater
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime.retrying import retrying
-from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
@@ -32,7 +27,7 @@ from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
 from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
 from tenure.v1.webhook_service_pb2_grpc import WebhookServiceStub
-from tenure.wire.times import duration
+from tenure.wire.common import duration
 
 if TYPE_CHECKING:  # these exist for type checkers only
     from tenure.v1.admin_service_pb2_grpc import AdminServiceAsyncStub
@@ -56,7 +51,7 @@ LIST_PAGE: Final = 500
 
 
 class Client(
-    DoubtCalls,
+    InDoubtCalls,
     FileCalls,
     InterventionCalls,
     LeaseCalls,
@@ -94,12 +89,12 @@ class Client(
 
     async def submit(self, goal: str, *, request: api.SubmitTaskRequest | None = None) -> task_pb2.Task:
         """Submits `goal`, with the rest taken from `request`. One task, also when the call had to be repeated."""
-        asked = api.SubmitTaskRequest()
+        task_request = api.SubmitTaskRequest()
         if request is not None:
-            asked.CopyFrom(request)
-        asked.goal = goal
-        asked.request_id = asked.request_id or str(uuid_utils.uuid7())
-        return (await self._patiently(self.tasks.SubmitTask, asked)).task
+            task_request.CopyFrom(request)
+        task_request.goal = goal
+        task_request.request_id = task_request.request_id or str(uuid_utils.uuid7())
+        return (await self._patiently(self.tasks.SubmitTask, task_request)).task
 
     async def get(self, task_id: str) -> task_pb2.Task:
         """The task as it stands."""
@@ -109,12 +104,12 @@ class Client(
         """The task once it has ended; TimeoutError when it has not by then. None: as long as it takes."""
         ends_at = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         await self.get(task_id)
-        contact = Contact()
+        contact = StreamReconnect()
         while True:
             left = ONE_WAIT_SECONDS if ends_at is None else min(ONE_WAIT_SECONDS, ends_at - time.monotonic())
-            asked = api.WaitTaskRequest(task_id=task_id, timeout=duration(max(left, 0.0)))
+            request = api.WaitTaskRequest(task_id=task_id, timeout=duration(max(left, 0.0)))
             try:
-                answer = await self.tasks.WaitTask(asked, timeout=ONE_WAIT_SECONDS + CALL_TIMEOUT_SECONDS)
+                answer = await self.tasks.WaitTask(request, timeout=ONE_WAIT_SECONDS + CALL_TIMEOUT_SECONDS)
                 contact.made()
                 if answer.ended:
                     return answer.task
@@ -134,8 +129,8 @@ class Client(
         token = ""
         while limit > 0:
             page_size = min(LIST_PAGE, limit)
-            asked = api.ListTasksRequest(filter=task_filter, page_size=page_size, page_token=token, order=order)
-            page = await self._patiently(self.tasks.ListTasks, asked)
+            request = api.ListTasksRequest(filter=task_filter, page_size=page_size, page_token=token, order=order)
+            page = await self._patiently(self.tasks.ListTasks, request)
             for task in page.tasks:
                 yield task
             limit -= len(page.tasks)
@@ -147,8 +142,8 @@ class Client(
         """The entries so far, oldest first."""
         more = True
         while more:
-            asked = api.ListTaskEntriesRequest(task_id=task_id, after_sequence=after_sequence)
-            page = await self._patiently(self.tasks.ListTaskEntries, asked)
+            request = api.ListTaskEntriesRequest(task_id=task_id, after_sequence=after_sequence)
+            page = await self._patiently(self.tasks.ListTaskEntries, request)
             for entry in page.entries:
                 yield entry
                 after_sequence = entry.sequence
@@ -159,11 +154,11 @@ class Client(
     ) -> AsyncGenerator[api.WatchTaskResponse]:
         """Events until the task ends. A broken stream is resumed: no entry is missed or repeated."""
         await self.get(task_id)
-        contact = Contact()
+        contact = StreamReconnect()
         while True:
-            asked = api.WatchTaskRequest(task_id=task_id, after_sequence=after_sequence, live=live)
+            request = api.WatchTaskRequest(task_id=task_id, after_sequence=after_sequence, live=live)
             try:
-                async for event in self.tasks.WatchTask(asked):
+                async for event in self.tasks.WatchTask(request):
                     contact.made()
                     if event.HasField("entry"):
                         after_sequence = event.entry.sequence
@@ -181,11 +176,11 @@ class Client(
         A broken stream is resumed: no change is missed or repeated. Keep the last event's `cursor` to go on later.
         Raises OutOfRange (CURSOR_EXPIRED): list the tasks, and watch from now.
         """
-        contact = Contact()
+        contact = StreamReconnect()
         while True:
-            asked = api.WatchTasksRequest(filter=task_filter, after_cursor=after_cursor)
+            request = api.WatchTasksRequest(filter=task_filter, after_cursor=after_cursor)
             try:
-                async for event in self.tasks.WatchTasks(asked):
+                async for event in self.tasks.WatchTasks(request):
                     contact.made()
                     after_cursor = event.cursor
                     yield event
@@ -194,24 +189,24 @@ class Client(
 
     async def cancel(self, task_id: str, reason: str = "") -> task_pb2.Task:
         """Asks for the end; the answer means that the request is recorded."""
-        asked = api.CancelTaskRequest(task_id=task_id, reason=reason)
-        return (await self._patiently(self.tasks.CancelTask, asked)).task
+        request = api.CancelTaskRequest(task_id=task_id, reason=reason)
+        return (await self._patiently(self.tasks.CancelTask, request)).task
 
     async def fork(self, request: api.ForkTaskRequest) -> task_pb2.Task:
         """A new task from another's history, with a copy of its files, once.
 
         Raises WrongState (NO_FORK_POINT, NOTHING_TO_DO, FORK_TOO_LARGE, WORKSPACE_LIMIT, WORKSPACE_UNREADABLE).
         """
-        asked = api.ForkTaskRequest()
-        asked.CopyFrom(request)
-        asked.request_id = asked.request_id or str(uuid_utils.uuid7())
-        return (await self._patiently(self.tasks.ForkTask, asked, FORK_TIMEOUT_SECONDS)).task
+        task_request = api.ForkTaskRequest()
+        task_request.CopyFrom(request)
+        task_request.request_id = task_request.request_id or str(uuid_utils.uuid7())
+        return (await self._patiently(self.tasks.ForkTask, task_request, FORK_TIMEOUT_SECONDS)).task
 
     async def send(self, task_id: str, text: str, *, request_id: str = "") -> task_pb2.Task:
         """Says something to a live task's agent, once. WrongState when nobody would read it any more."""
         request_id = request_id or str(uuid_utils.uuid7())
-        asked = api.SendMessageRequest(task_id=task_id, request_id=request_id, text=text)
-        return (await self._patiently(self.tasks.SendMessage, asked)).task
+        request = api.SendMessageRequest(task_id=task_id, request_id=request_id, text=text)
+        return (await self._patiently(self.tasks.SendMessage, request)).task
 
     async def workers(self) -> admin.ListWorkersResponse:
         """Who is there to work."""
@@ -236,18 +231,18 @@ class Client(
     async def transfer(self, task_id: str, reason: str, to_worker_id: str = "") -> task_pb2.Task:
         """Take a running task from its worker, once, so that it goes on elsewhere. Raises WrongState, NotFound."""
         epoch = (await self.get(task_id)).epoch
-        asked = admin.TransferTaskRequest(task_id=task_id, reason=reason, to_worker_id=to_worker_id, epoch=epoch)
-        return (await self._patiently(self.admin.TransferTask, asked)).task
+        request = admin.TransferTaskRequest(task_id=task_id, reason=reason, to_worker_id=to_worker_id, epoch=epoch)
+        return (await self._patiently(self.admin.TransferTask, request)).task
 
     async def aging(self, request: admin.ListAgingTasksRequest) -> AsyncGenerator[admin.ListAgingTasksResponse]:
         """Tasks that have not ended, page by page."""
-        asked = admin.ListAgingTasksRequest()
-        asked.CopyFrom(request)
+        admin_request = admin.ListAgingTasksRequest()
+        admin_request.CopyFrom(request)
         while True:
-            page = await self._patiently(self.admin.ListAgingTasks, asked)
+            page = await self._patiently(self.admin.ListAgingTasks, admin_request)
             yield page
-            asked.page_token = page.next_page_token
-            if not asked.page_token:
+            admin_request.page_token = page.next_page_token
+            if not admin_request.page_token:
                 return
 
     async def explain(self, task_id: str) -> api.ExplainTaskResponse:
@@ -256,8 +251,8 @@ class Client(
 
     async def drain(self, worker_id: str, reason: str) -> admin.DrainWorkerResponse:
         """Tell a worker to give back all it holds and take no more, until it is started anew. Raises NotFound."""
-        asked = admin.DrainWorkerRequest(worker_id=worker_id, reason=reason)
-        return await self._patiently(self.admin.DrainWorker, asked)
+        request = admin.DrainWorkerRequest(worker_id=worker_id, reason=reason)
+        return await self._patiently(self.admin.DrainWorker, request)
 
     async def refusals(self, task_id: str) -> admin.ListRefusalsResponse:
         """What the fences refused to stale holders of the task."""
@@ -265,20 +260,20 @@ class Client(
 
     async def bills(self, task_id: str) -> AsyncGenerator[ledger_pb2.Bill]:
         """What the task's model attempts were billed, by step and attempt."""
-        more, asked = True, admin.AdminServiceListBillsRequest(task_id=task_id)
+        more, request = True, admin.AdminServiceListBillsRequest(task_id=task_id)
         while more:
-            page = await self._patiently(self.admin.ListBills, asked)
+            page = await self._patiently(self.admin.ListBills, request)
             for bill in page.bills:
                 yield bill
-                asked.after_step, asked.after_attempt_number = bill.step, bill.attempt_number
+                request.after_step, request.after_attempt_number = bill.step, bill.attempt_number
             more = page.more
 
     async def calls(self, task_id: str) -> AsyncGenerator[admin.AdminServiceListCallsResponse]:
         """The tools' records of the task's calls, page by page; the fence comes with each."""
         more, after = True, ""
         while more:
-            asked = admin.AdminServiceListCallsRequest(task_id=task_id, after_call_id=after)
-            page = await self._patiently(self.admin.ListCalls, asked)
+            request = admin.AdminServiceListCallsRequest(task_id=task_id, after_call_id=after)
+            page = await self._patiently(self.admin.ListCalls, request)
             yield page
             more = page.more
             after = page.calls[-1].record.call_id if page.calls else after

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Final
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from tenure.domain.epochs import Fence
 from tenure.domain.errors import PermissionDenied, StaleEpoch, Unauthenticated, Unavailable
-from tenure.domain.token import Claims
+from tenure.domain.fencing import Claims, Fence
 from tenure.v1 import lease_service_pb2 as pb
 from tenure.wire.token import read_claims
 

@@ -50,8 +50,8 @@ def failure_of(error: BaseException) -> ControlFailure:
     """
     if isinstance(error, StepFailed):
         return error.failure
-    told = getattr(error, "retryable", None)
-    retryable = told if isinstance(told, bool) else isinstance(error, ConnectionError | TimeoutError)
+    message = getattr(error, "retryable", None)
+    retryable = message if isinstance(message, bool) else isinstance(error, ConnectionError | TimeoutError)
     after = getattr(error, "retry_after_seconds", None)
     return ControlFailure(
         error_class=_text(type(error).__name__, MOST_CLASS_CHARACTERS),

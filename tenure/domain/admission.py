@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from tenure.domain.epochs import Fence, describe_epoch
 from tenure.domain.errors import SequenceConflict, StaleEpoch, TenureError, WrongState
+from tenure.domain.fencing import Fence, describe_epoch
 from tenure.domain.states import TaskState
 
 

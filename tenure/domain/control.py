@@ -25,7 +25,7 @@ class Diverged(Exception):  # noqa: N818  what was found out; `divergence` says 
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class FunctionToolCall:
     """A call of a tool that a function asks for."""
 
     tool: str
@@ -42,21 +42,23 @@ def recorded_step(point: ResumePoint, step: int, name: str) -> ControlStep | Non
     return None
 
 
-def missing_calls(point: ResumePoint, step: int, calls: Sequence[Call]) -> list[ToolIntent]:
+def missing_calls(point: ResumePoint, step: int, calls: Sequence[FunctionToolCall]) -> list[ToolIntent]:
     """The intents that are still to be written: all, none, or the rest where a commit was cut in between. Diverged."""
     wanted = [ToolIntent(call_id(step, index), "", call.tool, call.arguments_json) for index, call in enumerate(calls)]
     known = list(_recorded_calls(point, step))
-    same = all(_is_same(point, had, asked) for had, asked in zip(known, wanted, strict=False))
+    same = all(_is_same(point, had, requested) for had, requested in zip(known, wanted, strict=False))
     may_add = step > point.step or (step == point.step and bool(known))
     if not same or len(known) > len(wanted) or (len(known) < len(wanted) and not may_add):
-        asked = ", ".join(call.tool for call in calls)
-        raise Diverged(f"step {step} is {_recorded(point, step)} by the record, the function calls {asked}")
+        requested = ", ".join(call.tool for call in calls)
+        raise Diverged(f"step {step} is {_recorded(point, step)} by the record, the function calls {requested}")
     return wanted[len(known) :]
 
 
-def _is_same(point: ResumePoint, had: ToolIntent, asked: ToolIntent) -> bool:
+def _is_same(point: ResumePoint, had: ToolIntent, wanted_intent: ToolIntent) -> bool:
     """A person may have changed the arguments of a call that needed leave."""
-    return had.tool == asked.tool and (had.arguments_json == asked.arguments_json or had.call_id in point.edited_calls)
+    return had.tool == wanted_intent.tool and (
+        had.arguments_json == wanted_intent.arguments_json or had.call_id in point.edited_calls
+    )
 
 
 def _recorded_calls(point: ResumePoint, step: int) -> Iterator[ToolIntent]:
@@ -96,14 +98,14 @@ def divergence(why: Diverged) -> Transition:
 
 def after_function_failure(failure: ControlFailure, retries: int, policy: RetryPolicy, *, luck: float) -> Transition:
     """`retries`: how often the task was scheduled again since its last new step; `luck` in [0, 1)."""
-    told = f"{failure.error_class}: {failure.message}"
+    message = f"{failure.error_class}: {failure.message}"
     if not failure.retryable:
-        return Transition(TaskState.FAILED, Reason.FUNCTION_FAILED, told)
+        return Transition(TaskState.FAILED, Reason.FUNCTION_FAILED, message)
     if policy.exhausted(retries):
-        return Transition(TaskState.FAILED, Reason.FUNCTION_FAILED, f"{told} (after {retries} retries of the task)")
+        return Transition(TaskState.FAILED, Reason.FUNCTION_FAILED, f"{message} (after {retries} retries of the task)")
     delay = policy.wait_seconds(retries + 1, luck, failure.retry_after_seconds)
     delay = min(delay, MOST_RETRY_SECONDS)
-    return Transition(TaskState.RETRY_SCHEDULED, Reason.FUNCTION_FAILED, told, retry_delay_seconds=delay)
+    return Transition(TaskState.RETRY_SCHEDULED, Reason.FUNCTION_FAILED, message, retry_delay_seconds=delay)
 
 
 def _recorded(point: ResumePoint, step: int) -> str:

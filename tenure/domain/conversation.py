@@ -23,7 +23,7 @@ _TOOL_USE_ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,128}\Z")
 SUMMARY_HEAD: Final = "The conversation so far had become too long. This summary stands for it:"
 
 
-class Result(NamedTuple):
+class ToolResult(NamedTuple):
     """A tool's result in the conversation, with the step of its call, and what may come in its place."""
 
     step: int
@@ -45,7 +45,7 @@ class Conversation:
 
     goal: str = ""
     messages: list[Message] = field(default_factory=list)
-    results: list[Result] = field(default_factory=list)
+    results: list[ToolResult] = field(default_factory=list)
     answered_step: int = 0
     changes: int = 0
     expected_tokens: int = 0
@@ -53,7 +53,7 @@ class Conversation:
     _steps: list[int] = field(default_factory=list)
     _unread: list[str] = field(default_factory=list)
 
-    def tell(self, results: Iterable[Result], texts: Iterable[str]) -> None:
+    def tell(self, results: Iterable[ToolResult], texts: Iterable[str]) -> None:
         """One user message with all that came since the newest answer; none when nothing came."""
         results, texts = list(results), list(texts)
         content = [*(result.block for result in results), *map(text_block, texts)]
@@ -118,7 +118,7 @@ def text_block(text: str) -> ContentBlock:
     return {"type": "text", "text": text}
 
 
-def result_of(intent: ToolIntent, outcome: Outcome) -> Result:
+def result_of(intent: ToolIntent, outcome: Outcome) -> ToolResult:
     """What the model reads of a call that ended."""
     block = {
         "type": "tool_result",
@@ -128,7 +128,7 @@ def result_of(intent: ToolIntent, outcome: Outcome) -> Result:
     }
     whole = f" All of it is in the workspace's file {outcome.output_path}." if outcome.output_path else ""
     removed = f"[The result of this call was removed to make room.{whole}]"
-    return Result(int(intent.call_id.partition(".")[0]), block, removed)
+    return ToolResult(int(intent.call_id.partition(".")[0]), block, removed)
 
 
 def with_own_ids(content: Iterable[ContentBlock], messages: Iterable[Message], step: int) -> tuple[ContentBlock, ...]:

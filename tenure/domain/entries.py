@@ -5,15 +5,36 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tenure.domain.budget import BudgetWarning, TokenUsage
+from tenure.domain.budget import BudgetWarning, Prices, TokenUsage
 from tenure.domain.in_doubt import CallInDoubt, ResolveCall
-from tenure.domain.money import Prices
 from tenure.domain.quotas import QuotaWarning
-from tenure.domain.spawned import SpawnedBy, SubAgentsSpawned
 from tenure.domain.states import TaskState
 from tenure.domain.task import TaskSpec
 from tenure.domain.tools import Outcome, ToolDefinition
 from tenure.domain.waits import Wait, WaitAnswerKind, WaitKind
+
+# What ledgers say of sub-agents: where one comes from, and what a call spawned. The rules are in sub_agents.py.
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnedBy:
+    """The call that spawned a sub-agent, and which of its goals this is. `traceparent` "": the parent had no trace."""
+
+    task_id: str
+    call_id: str
+    index: int
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SubAgentsSpawned:
+    """The sub-agents of a call, in the order of its goals. `tools` None: all of the tenant's."""
+
+    call_id: str
+    task_ids: tuple[str, ...]
+    max_tokens: int
+    tools: tuple[str, ...] | None = None
+
 
 ContentBlock = dict[str, Any]
 """A provider's content block, as JSON: {"type": "text", "text": ...}, {"type": "tool_use", ...} and others."""
@@ -163,7 +184,7 @@ class GrantBudget:
 
 
 @dataclass(frozen=True, slots=True)
-class CloseOut:
+class OperatorCloseOut:
     """The end. `result` "": the agent's last words."""
 
     to_state: TaskState
@@ -175,7 +196,7 @@ class OperatorRequest:
     """An operator intervened. What came of it is the transition that follows."""
 
     reason: str
-    act: Requeue | CloseOut | GrantBudget | ResolveCall
+    act: Requeue | OperatorCloseOut | GrantBudget | ResolveCall
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,8 +80,8 @@ class InvalidRequest(Refused):
         metadata: Mapping[str, str] | None = None,
     ) -> None:
         self.violations = tuple(FieldViolation(*violation) for violation in violations)
-        told = "; ".join(f"{field}: {description}" for field, description in self.violations)
-        super().__init__(message or told or "invalid request", reason=reason, metadata=metadata)
+        sentence = "; ".join(f"{field}: {description}" for field, description in self.violations)
+        super().__init__(message or sentence or "invalid request", reason=reason, metadata=metadata)
 
 
 class NotFound(Refused):
@@ -148,9 +148,9 @@ class StaleEpoch(Fenced):
         metadata: Mapping[str, str] | None = None,
     ) -> None:
         epochs = {"presented": presented, "current": current}
-        told = {name: str(epoch) for name, epoch in epochs.items() if epoch is not None}
+        reported = {name: str(epoch) for name, epoch in epochs.items() if epoch is not None}
         text = message or f"epoch {presented} is fenced, the current one is {current}"
-        super().__init__(text, reason=reason, metadata={**(metadata or {}), **told})
+        super().__init__(text, reason=reason, metadata={**(metadata or {}), **reported})
 
     @property
     def presented(self) -> int | None:
@@ -180,7 +180,7 @@ class SequenceConflict(Fenced):
 class TryLater(TenureError):  # noqa: N818  read as `except TryLater`: what was answered, not what went wrong
     """The same request may succeed later, not before `retry_after_seconds` if that is told.
 
-    Raised by Tenure itself: nothing was done. For a call that broke on its way see `tenure.runtime.status`.
+    Raised by Tenure itself: nothing was done. For a call that broke on its way see `tenure.runtime.rpc_status`.
     """
 
     def __init__(

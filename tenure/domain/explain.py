@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tenure.domain.budget import Budget
-from tenure.domain.epochs import describe_epoch
-from tenure.domain.failures import FailureClass
-from tenure.domain.money import money_text
+from tenure.domain.budget import Budget, money_text
+from tenure.domain.fencing import describe_epoch
+from tenure.domain.retry import FailureClass
 from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState
 from tenure.domain.task import offered_function
 
@@ -133,15 +132,17 @@ def explain(facts: Facts) -> list[str]:
 
 def _where(facts: Facts) -> str:
     why = REASONS.get(facts.reason, facts.reason)
-    told = f"{facts.state} for {span(facts.since_move)}, attempt {facts.attempt}, after step {facts.step}"
+    message = f"{facts.state} for {span(facts.since_move)}, attempt {facts.attempt}, after step {facts.step}"
     if facts.state is TaskState.RUNNING:
         return f"RUNNING on {facts.owner} for {span(facts.since_move)}, epoch {describe_epoch(facts.epoch)}"
     if facts.state in TERMINAL:
-        told = f"Ended as {facts.state} {span(facts.since_move)} ago, attempt {facts.attempt}, after step {facts.step}"
+        message = (
+            f"Ended as {facts.state} {span(facts.since_move)} ago, attempt {facts.attempt}, after step {facts.step}"
+        )
     if facts.state is TaskState.SUCCEEDED:
-        return told
-    said = "" if facts.reason == Reason.TOOL_IN_DOUBT and facts.calls else facts.message  # its calls are listed below
-    return f"{told}{f': {why}' if why else ''}{f' ({said})' if said else ''}"
+        return message
+    text = "" if facts.reason == Reason.TOOL_IN_DOUBT and facts.calls else facts.message  # its calls are listed below
+    return f"{message}{f': {why}' if why else ''}{f' ({text})' if text else ''}"
 
 
 def _standing(facts: Facts) -> Iterator[str]:
@@ -196,14 +197,14 @@ def _workers(facts: Facts) -> str:
 def _calls(facts: Facts) -> Iterator[str]:
     if not facts.calls:
         return
-    told = [
+    lines = [
         f"{call.call_id} {call.tool} ({call.standing or 'not begun at the tools'})"
         if facts.tools_answered
         else f"{call.call_id} {call.tool}"
         for call in facts.calls
     ]
     unknown = "" if facts.tools_answered else "; the tools do not answer, so nothing more is known"
-    yield f"Calls without an outcome: {_names(told)}{unknown}"
+    yield f"Calls without an outcome: {_names(lines)}{unknown}"
 
 
 def _budget(facts: Facts) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, NamedTuple
 
-from tenure.domain.places import Places
+from tenure.domain.slots import Slots
 from tenure.domain.task import Priority
 
 UNBOUNDED: Final = 2**31
@@ -48,7 +48,7 @@ class Load:
     most: int = UNBOUNDED
 
 
-def share(waiting: Iterable[Waiting], loads: Mapping[str, Load], places: Places) -> list[Line]:
+def share(waiting: Iterable[Waiting], loads: Mapping[str, Load], slots: Slots) -> list[Line]:
     """The line that each place goes to, in the order of serving. No line comes up more often than it has tasks."""
     by_tier: dict[Priority, list[Waiting]] = {}
     for each in waiting:
@@ -57,8 +57,8 @@ def share(waiting: Iterable[Waiting], loads: Mapping[str, Load], places: Places)
     taken: Counter[str] = Counter()
     for tier in sorted(by_tier):
         served = _serve(by_tier[tier], loads, taken)
-        while places.of(tier) and (line := next(served, None)) is not None:
-            places = places.after(tier)
+        while slots.of(tier) and (line := next(served, None)) is not None:
+            slots = slots.after(tier)
             given.append(line)
             taken[line.tenant] += 1
     return given

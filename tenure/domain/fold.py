@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tenure.domain.conversation import Conversation, Message, Result, result_of, text_block, text_of
+from tenure.domain.conversation import Conversation, Message, ToolResult, result_of, text_block, text_of
 from tenure.domain.entries import (
     PROMPT_TOO_LONG,
     AssistantMessage,
@@ -35,7 +35,7 @@ from tenure.domain.entries import (
     WaitResolution,
 )
 from tenure.domain.in_doubt import Resolution, ResolveCall
-from tenure.domain.states import NO_ROOM_YET, TERMINAL, TaskState
+from tenure.domain.states import BUDGET_WAIT_REASONS, TERMINAL, TaskState
 from tenure.domain.task import TaskSpec
 from tenure.domain.timeouts import TIMEOUT_REASONS
 from tenure.domain.tools import Outcome, ToolDefinition
@@ -104,7 +104,7 @@ class ResumePoint:
         return list(self.open_calls.values())
 
     @property
-    def has_pending_words(self) -> bool:
+    def has_unread_messages(self) -> bool:
         """Whether there are words the model has not been sent yet."""
         return bool(self._texts)
 
@@ -119,7 +119,7 @@ class ResumePoint:
         return [*(result.block for result in self.pending_results), *map(text_block, self._texts)]
 
     @property
-    def pending_results(self) -> list[Result]:
+    def pending_results(self) -> list[ToolResult]:
         """The results among them."""
         return [result_of(one, self.outcomes[call]) for call, one in self.intents.items() if call in self.outcomes]
 
@@ -185,7 +185,7 @@ class ResumePoint:
         self.state = body.to_state
         if body.to_state is TaskState.RETRY_SCHEDULED:
             is_late = body.reason in TIMEOUT_REASONS  # an answer between two of these makes the phase no shorter
-            is_failure = not is_late and body.reason not in NO_ROOM_YET  # waiting for room uses up no patience
+            is_failure = not is_late and body.reason not in BUDGET_WAIT_REASONS  # waiting for room uses up no patience
             self.retries, self.timeout_retries = self.retries + is_failure, self.timeout_retries + is_late
             self.failures.clear()
 
@@ -221,8 +221,8 @@ class ResumePoint:
             self.edited_calls.add(body.call_id)
             edited = replace(intent, arguments_json=body.edited_arguments_json)
             self.intents[body.call_id] = self.open_calls[body.call_id] = edited
-            told = f"A person changed the arguments of {intent.tool} before it was run: {body.edited_arguments_json}"
-            self._texts.append(f"{told}\n{body.comment}".strip())
+            message = f"A person changed the arguments of {intent.tool} before it was run: {body.edited_arguments_json}"
+            self._texts.append(f"{message}\n{body.comment}".strip())
         elif body.comment:
             self._texts.append(f"A person allowed {intent.tool} and says: {body.comment}")
 

@@ -38,7 +38,7 @@ _GOES_ON: Final = frozenset({"max_tokens", "pause_turn", "refusal", "model_conte
 """Why an answer stopped that is not the last word: it is continued, or asked for again."""
 
 
-class Piece(NamedTuple):
+class ForkPiece(NamedTuple):
     """An entry of the other task, without its body."""
 
     sequence: int
@@ -47,7 +47,7 @@ class Piece(NamedTuple):
     size_bytes: int = 0
 
 
-def fork_points(ledger: Sequence[Piece]) -> list[int]:
+def fork_points(ledger: Sequence[ForkPiece]) -> list[int]:
     """The sequences after which the history can be cut, ascending. The first entry always is one."""
     points: list[int] = []
     open_calls, is_asking = 0, False
@@ -61,7 +61,7 @@ def fork_points(ledger: Sequence[Piece]) -> list[int]:
 
 
 def choose_point(
-    ledger: Sequence[Piece], *, at_sequence: int | None = None, step: int | None = None
+    ledger: Sequence[ForkPiece], *, at_sequence: int | None = None, step: int | None = None
 ) -> int | TenureError:
     """Where to cut; gives the refusal back. Without a wish: as late as possible."""
     points = fork_points(ledger)
@@ -76,40 +76,40 @@ def choose_point(
     return points[bisect_left(points, begun) - 1]
 
 
-def pieces_to_copy(ledger: Iterable[Piece], point: int, *, with_tools: bool) -> list[Piece]:
+def pieces_to_copy(ledger: Iterable[ForkPiece], point: int, *, with_tools: bool) -> list[ForkPiece]:
     """What a fork takes over, in order. Of model calls only those that gave an answer."""
-    kept: list[Piece] = []
-    asked: Piece | None = None
+    kept: list[ForkPiece] = []
+    wanted: ForkPiece | None = None
     for piece in ledger:
         if piece.sequence > point:
             break
         if piece.kind in _MODEL_CALL:
-            if piece.kind == "assistant_message" and asked is not None:
-                kept += [asked, piece]
-            asked = piece if piece.kind == "model_attempt" else None
+            if piece.kind == "assistant_message" and wanted is not None:
+                kept += [wanted, piece]
+            wanted = piece if piece.kind == "model_attempt" else None
         elif piece.kind in COPIED and (with_tools or piece.kind != "tools_defined"):
             kept.append(piece)
     return sorted(kept)
 
 
-def ends_with_answer(kept: Sequence[Piece]) -> bool:
+def ends_with_answer(kept: Sequence[ForkPiece]) -> bool:
     """Whether the agent has spoken last."""
     spoken = next((piece for piece in reversed(kept) if piece.kind not in {"tools_defined", "model_attempt"}), None)
     return spoken is not None and spoken.kind == "assistant_message"
 
 
-def is_last_word(stop_reason: str) -> bool:
+def is_final_answer(stop_reason: str) -> bool:
     """Whether an answer that stopped so ends the task, as far as nobody says more."""
     return stop_reason not in _GOES_ON
 
 
-def _is_summary(ledger: Sequence[Piece], index: int) -> bool:
+def _is_summary(ledger: Sequence[ForkPiece], index: int) -> bool:
     """Whether the entry is an answer that means something only with the compaction after it."""
     after = ledger[index + 1] if index + 1 < len(ledger) else None
     return after is not None and (ledger[index].kind, after.kind) == ("assistant_message", "compaction")
 
 
-def _announce_calls(ledger: Sequence[Piece]) -> list[bool]:
+def _announce_calls(ledger: Sequence[ForkPiece]) -> list[bool]:
     """Of each entry whether intents of the answer before are still to come: they may be in another commit."""
     announced: list[bool] = []
     step_to_come: int | None = None
@@ -127,9 +127,10 @@ def _no_fork_point(points: Sequence[int], at_sequence: int) -> WrongState:
     near = {"before": str(points[place - 1])}  # the first entry is a point, and nothing is asked for before it
     if place < len(points):
         near["after"] = str(points[place])
-    told = " or ".join(f"{name} it {sequence}" for name, sequence in near.items())
+    message = " or ".join(f"{name} it {sequence}" for name, sequence in near.items())
     return WrongState(
-        f"the history cannot be cut at {at_sequence}: a call has no outcome there, or the model is being asked; {told}",
+        f"the history cannot be cut at {at_sequence}: a call has no outcome there, or the model is being asked; "
+        f"{message}",
         reason="NO_FORK_POINT",
         metadata=near,
     )

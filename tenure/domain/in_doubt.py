@@ -8,13 +8,13 @@ is about one attempt; a doubt that comes anew needs a new word.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from tenure.domain.errors import WrongState
 from tenure.domain.states import TERMINAL, Reason, TaskState
-from tenure.domain.tools import IN_DOUBT, Outcome, OutcomeStatus
+from tenure.domain.tools import IN_DOUBT, CallState, Outcome, OutcomeStatus
 
 NOT_IN_DOUBT: Final = "NOT_IN_DOUBT"
 OTHER_ATTEMPT: Final = "OTHER_ATTEMPT"
@@ -79,12 +79,12 @@ class Resolution:
     actor: str
 
 
-def decide_word(
+def decide_resolution(
     state: TaskState,
     reason: str,
     open_calls: Sequence[str],
     waited_for: Sequence[CallInDoubt],
-    asked: ResolveCall,
+    resolution: ResolveCall,
 ) -> tuple[CallInDoubt, ...] | WrongState:
     """The calls that the task still waits for once the word is recorded, or the refusal.
 
@@ -100,24 +100,24 @@ def decide_word(
             metadata={"state": state.value},
         )
     candidates = waited_for or [CallInDoubt(call_id, 0) for call_id in open_calls]
-    found = next((call for call in candidates if call.call_id == asked.call_id), None)
-    if found is None:
+    match = next((call for call in candidates if call.call_id == resolution.call_id), None)
+    if match is None:
         return WrongState(
-            f"the task waits for no word on call {asked.call_id}, or has it already",
+            f"the task waits for no word on call {resolution.call_id}, or has it already",
             reason=NOT_IN_DOUBT,
-            metadata={"state": state.value, "call_id": asked.call_id},
+            metadata={"state": state.value, "call_id": resolution.call_id},
         )
-    if found.call_attempt not in {0, asked.call_attempt}:
+    if match.call_attempt not in {0, resolution.call_attempt}:
         return WrongState(
-            f"it is attempt {found.call_attempt} of call {asked.call_id} that is in doubt",
+            f"it is attempt {match.call_attempt} of call {resolution.call_id} that is in doubt",
             reason=OTHER_ATTEMPT,
-            metadata={"call_attempt": str(found.call_attempt)},
+            metadata={"call_attempt": str(match.call_attempt)},
         )
-    return tuple(call for call in waited_for if call != found)
+    return tuple(call for call in waited_for if call != match)
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class SettledByResolution:
     """The call has ended with this."""
 
     outcome: Outcome
@@ -130,7 +130,9 @@ class RunAgain:
     call_attempt: int
 
 
-def take_word(resolution: Resolution, doubted_attempt: int, *, runner_gone: bool) -> Settled | RunAgain | None:
+def apply_resolution(
+    resolution: Resolution, doubted_attempt: int, *, runner_gone: bool
+) -> SettledByResolution | RunAgain | None:
     """What the word does to a call of which this attempt is in doubt; None: nothing, it stays in doubt.
 
     `runner_gone`: it is proven by now that nothing of the attempt's runner will ever begin or go on.
@@ -139,13 +141,13 @@ def take_word(resolution: Resolution, doubted_attempt: int, *, runner_gone: bool
         return None
     match resolution.decision:
         case Happened(result):
-            told = result or f"{resolution.actor} found that this call happened: {resolution.reason}"
-            outcome = Outcome(OutcomeStatus.SUCCEEDED, told, detail=HAPPENED, call_attempt=doubted_attempt + 1)
-            return Settled(outcome)
+            message = result or f"{resolution.actor} found that this call happened: {resolution.reason}"
+            outcome = Outcome(OutcomeStatus.SUCCEEDED, message, detail=HAPPENED, call_attempt=doubted_attempt + 1)
+            return SettledByResolution(outcome)
         case Abandon():
-            told = f"{IN_DOUBT.content} {resolution.actor} gave it up: {resolution.reason}"
-            outcome = Outcome(OutcomeStatus.IN_DOUBT, told, detail=ABANDONED, call_attempt=doubted_attempt + 1)
-            return Settled(outcome)
+            message = f"{IN_DOUBT.content} {resolution.actor} gave it up: {resolution.reason}"
+            outcome = Outcome(OutcomeStatus.IN_DOUBT, message, detail=ABANDONED, call_attempt=doubted_attempt + 1)
+            return SettledByResolution(outcome)
         case DidNotHappen(by_word, by_proof):
             return RunAgain(doubted_attempt + 1) if by_word or (by_proof and runner_gone) else None
 
@@ -163,3 +165,28 @@ def is_unsettled(outcome: Outcome) -> bool:
 
 
 _CARE: Final = "It must not simply be repeated; find out first whether its effect is there."
+
+
+# Whether a task that waits for a word on calls in doubt still has to: pure.
+
+
+class AttemptStatus(NamedTuple):
+    """A call as the tools have it."""
+
+    state: CallState
+    call_attempt: int
+
+
+def nothing_in_doubt(waited_for: Sequence[CallInDoubt], statuses: Mapping[str, AttemptStatus]) -> bool:
+    """Whether the tools know by now what became of each of these: its outcome came late, its effect turned out never to
+    have begun, or another attempt of it is in doubt. A call that they know nothing of says nothing.
+    """
+    return bool(waited_for) and all(_is_known(call, statuses.get(call.call_id)) for call in waited_for)
+
+
+def _is_known(call: CallInDoubt, status: AttemptStatus | None) -> bool:
+    if status is None:
+        return False
+    if status.state is CallState.IN_DOUBT:
+        return status.call_attempt > call.call_attempt > 0
+    return status.state in {CallState.FINISHED, CallState.NOT_RUN}

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tenure.domain.budget import usd
 from tenure.domain.errors import LimitReached
-from tenure.domain.money import usd
 from tenure.domain.states import Reason
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class QuotaUse:
         """Whether the soft cap is reached."""
         return self.used * 100 >= self.quota.most * SOFT_PERCENT
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """For people."""
         return _WORDS[self.quota.kind].format(used=self._amount(self.used), most=self._amount(self.quota.most))
 
@@ -128,7 +128,7 @@ class QuotaUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartDecision:
     """When a submitted task may start, in seconds from now, and what it waits for; 0 and "": at once."""
 
     after_seconds: float = 0.0
@@ -159,7 +159,7 @@ def use_of_running(quota: Quota, running: int) -> QuotaUse:
     return QuotaUse(quota, running, RUNNING_RETRY_SECONDS if running >= quota.most else 0.0)
 
 
-def start_of(tenant: str, uses: Mapping[QuotaKind, QuotaUse], *, may_refuse: bool = True) -> Start:
+def start_of(tenant: str, uses: Mapping[QuotaKind, QuotaUse], *, may_refuse: bool = True) -> StartDecision:
     """When a task that is submitted now may start. Raises LimitReached (TENANT_QUOTA) where the policy says so.
 
     What nobody is there to be told of (a schedule's run) is not refused but put off.
@@ -171,9 +171,11 @@ def start_of(tenant: str, uses: Mapping[QuotaKind, QuotaUse], *, may_refuse: boo
     # The offers hold back what is beyond the running tasks: a task may start the moment that another one ends.
     delaying = [use for use in reached if use.quota.kind is not QuotaKind.RUNNING_TASKS]
     if not delaying:
-        return Start()
+        return StartDecision()
     longest = max(delaying, key=held_seconds)
-    return Start(held_seconds(longest), f"tenant {tenant} has used {longest.told()}: it starts once there is room")
+    return StartDecision(
+        held_seconds(longest), f"tenant {tenant} has used {longest.describe()}: it starts once there is room"
+    )
 
 
 def held_seconds(use: QuotaUse) -> float:
@@ -192,7 +194,7 @@ def wait_of_call(uses: Mapping[QuotaKind, QuotaUse]) -> QuotaUse | None:
 def refusal(tenant: str, use: QuotaUse) -> LimitReached:
     """What whoever asks for more is told."""
     return LimitReached(
-        f"tenant {tenant} has used {use.told()}",
+        f"tenant {tenant} has used {use.describe()}",
         retry_after_seconds=use.room_after_seconds,
         reason=Reason.TENANT_QUOTA,
         metadata={

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from tenure.domain.strict_json import depth_of, strict_json
+from tenure.domain.entries import ResultRejected
+from tenure.domain.errors import InvalidRequest, TenureError
+from tenure.domain.states import TaskState
+from tenure.domain.tool_arguments import depth_of, strict_json
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator
@@ -34,7 +37,7 @@ _FENCE: Final = re.compile(r"^```[a-zA-Z]*[ \t]*\n(.*?)^```[ \t]*$", re.MULTILIN
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class ResultValidation:
     """What an answer is worth: the result as JSON, or why it is none."""
 
     result_json: str = ""
@@ -69,22 +72,24 @@ def problem_of_schema(schema_json: str) -> str:
     return ""
 
 
-def judge(schema_json: str, answer: str) -> Judgement:
+def validate_result(schema_json: str, answer: str) -> ResultValidation:
     """Whether an answer is a result. Taken is JSON alone, or in the one fenced block that there is among words."""
-    told = _json_in(answer)
-    if len(told.encode()) > MAX_RESULT_BYTES:
-        return Judgement(violations=(f"the answer has more than {MAX_RESULT_BYTES} bytes",))
+    text = _json_in(answer)
+    if len(text.encode()) > MAX_RESULT_BYTES:
+        return ResultValidation(violations=(f"the answer has more than {MAX_RESULT_BYTES} bytes",))
     try:
-        value = strict_json(told)
+        value = strict_json(text)
     except ValueError as error:
-        return Judgement(violations=(f"the answer is no JSON: {error}",))
+        return ResultValidation(violations=(f"the answer is no JSON: {error}",))
     except RecursionError:
-        return Judgement(violations=("the answer nests too deeply",))
+        return ResultValidation(violations=("the answer nests too deeply",))
     try:
         violations = tuple(_violations(_validator(json.loads(schema_json)), value))
     except RecursionError:
-        return Judgement(violations=("the answer cannot be compared with the schema: one of the two nests too deeply",))
-    return Judgement(violations=violations) if violations else Judgement(told)
+        return ResultValidation(
+            violations=("the answer cannot be compared with the schema: one of the two nests too deeply",)
+        )
+    return ResultValidation(violations=violations) if violations else ResultValidation(text)
 
 
 def _json_in(answer: str) -> str:
@@ -96,8 +101,8 @@ def _violations(validator: Draft202012Validator, value: Any) -> Iterator[str]:
     """The first few: a long list of wrong items has as many."""
     errors = list(islice(validator.iter_errors(value), MOST_VIOLATIONS + 1))
     for error in errors[:MOST_VIOLATIONS]:
-        told = f"{error.json_path}: {error.message}".encode(errors="replace").decode()
-        yield told if len(told) <= LONGEST_VIOLATION else f"{told[:LONGEST_VIOLATION]} …"
+        message = f"{error.json_path}: {error.message}".encode(errors="replace").decode()
+        yield message if len(message) <= LONGEST_VIOLATION else f"{message[:LONGEST_VIOLATION]} …"
     if len(errors) > MOST_VIOLATIONS:
         yield "and more"
 
@@ -187,3 +192,36 @@ def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:
         elif isinstance(part, dict):
             yield from part.items()
             waiting += [value for name, value in part.items() if name not in _DATA]
+
+
+# What the `messages` loop makes of a final answer whose task says what its result must be.
+
+_INSTRUCTIONS: Final = """\
+When you are done, your final answer is read by a program. It must be one JSON value that fits the JSON Schema below, \
+and nothing else: no words before or after it. Until then speak and use your tools as you like.
+
+{schema}"""
+
+
+def system_prompt(system: str, result_schema_json: str) -> str:
+    """The system prompt of a task, from its first model call on."""
+    if not result_schema_json:
+        return system
+    instructions = _INSTRUCTIONS.format(schema=result_schema_json)
+    return f"{system}\n\n{instructions}" if system else instructions
+
+
+def rejection(violations: Sequence[str]) -> ResultRejected:
+    """What the ledger keeps, and the model reads, when an answer did not fit."""
+    listed = "\n".join(f"- {violation}" for violation in violations)
+    message = f"Your final answer does not fit the JSON Schema that your result must have:\n{listed}\n"
+    instruction = "Answer again with one JSON value that fits it, and nothing else."
+    return ResultRejected(f"{message}{instruction}", tuple(violations))
+
+
+def refuse_success(to_state: TaskState, *, has_schema: bool, is_to_end: bool, result_json: str) -> TenureError | None:
+    """Tasks whose result has a schema, and only they, succeed with JSON. `is_to_end`: another ending comes first."""
+    if to_state is not TaskState.SUCCEEDED or is_to_end or has_schema == bool(result_json):
+        return None
+    message = "must be set: the task has a result_schema_json" if has_schema else "the task has no result_schema_json"
+    return InvalidRequest(violations=[("transition.result_json", message)])

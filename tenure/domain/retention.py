@@ -17,7 +17,7 @@ class Portion(NamedTuple):
     entries_left: int
 
 
-def kept_in_words(seconds: float) -> str:
+def retention_text(seconds: float) -> str:
     """`30 days`: in the largest unit of which it has two or more."""
     for unit, length_seconds in _UNITS:
         if seconds >= 2 * length_seconds:

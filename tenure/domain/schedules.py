@@ -64,8 +64,8 @@ class Times:
         """The first due time later than `moment`, in UTC and whole seconds; None when there is none left."""
         if self.starts_at is not None:
             moment = max(moment, self.starts_at - timedelta(microseconds=1))
-        found = _next_match(self.cron, self.zone, moment)
-        return None if found is None or (self.ends_at is not None and found > self.ends_at) else found
+        due = _next_match(self.cron, self.zone, moment)
+        return None if due is None or (self.ends_at is not None and due > self.ends_at) else due
 
     def until(self, first: datetime, now: datetime) -> Iterator[datetime]:
         """The due times from `first`, which is one, up to `now`."""
@@ -202,8 +202,8 @@ def _plan_queueing(waiting: Sequence[datetime], due: Sequence[datetime], *, is_a
 def _missed(due: Sequence[datetime], now: datetime, catch_up_seconds: float) -> tuple[Missed, ...]:
     late = [one for one in due if _is_late(one, now, catch_up_seconds)]
     too_many = due[len(late) :]
-    told = ((RunReason.MISSED, late), (RunReason.CATCH_UP_LIMIT, too_many))
-    return tuple(Missed(reason, len(some), some[-1]) for reason, some in told if some)
+    groups = ((RunReason.MISSED, late), (RunReason.CATCH_UP_LIMIT, too_many))
+    return tuple(Missed(reason, len(some), some[-1]) for reason, some in groups if some)
 
 
 def _is_late(due: datetime, now: datetime, catch_up_seconds: float) -> bool:
@@ -213,7 +213,7 @@ def _is_late(due: datetime, now: datetime, catch_up_seconds: float) -> bool:
 def _next_match(cron: str, zone: tzinfo, moment: datetime) -> datetime | None:
     """The library steps through the days of the calendar, so what it finds within a change of clocks may be past."""
     for match in CronSim(cron, moment.astimezone(zone)):
-        found = match.astimezone(UTC)
-        if found > moment:
-            return found
+        due = match.astimezone(UTC)
+        if due > moment:
+            return due
     return None

@@ -86,7 +86,7 @@ class Reason:
     RESULT_INVALID = "RESULT_INVALID"
 
 
-NO_ROOM_YET: Final = frozenset({Reason.TENANT_QUOTA, Reason.BUDGET_BUSY})
+BUDGET_WAIT_REASONS: Final = frozenset({Reason.TENANT_QUOTA, Reason.BUDGET_BUSY})
 """Why a model call may have to wait through nobody's fault: a task put off for one of these uses up no retry."""
 
 

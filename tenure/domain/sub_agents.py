@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 from uuid import UUID, uuid5
 
-from tenure.domain.arguments import Arguments
 from tenure.domain.budget import Budget
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.domain.task import DEFAULT_LOOP, MAX_TIMEOUT_SECONDS, MOST_FAN_OUT, TaskSpec
+from tenure.domain.tool_arguments import Arguments
 from tenure.domain.tool_names import unknown_tool_text, unknown_tools
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.domain.waits import WaitKind, default_timeout_seconds
@@ -37,7 +37,7 @@ STOPPED: Final = Outcome(
 
 
 @dataclass(frozen=True, slots=True)
-class Spawn:
+class SpawnRequest:
     """What a call asks for. `tools` None: the parent's; `max_tokens` 0: an equal share of what is left."""
 
     goals: tuple[str, ...]
@@ -97,10 +97,10 @@ class SubAgent:
         return self.state in TERMINAL
 
 
-def read_spawn(arguments_json: str) -> Spawn:
-    """Raises Unfit."""
+def read_spawn(arguments_json: str) -> SpawnRequest:
+    """Raises InvalidArguments."""
     given = Arguments(arguments_json)
-    spawn = Spawn(
+    spawn = SpawnRequest(
         goals=given.texts("goals", MOST_FAN_OUT, MAX_GOAL_CHARACTERS),
         tools=given.names("tools", MAX_TOOLS),
         max_tokens=given.count("max_tokens", MOST_TOKENS),
@@ -121,26 +121,26 @@ def sub_agent_id(parent_task_id: str, call_id: str, index: int) -> str:
     return str(uuid5(UUID(parent_task_id), f"{call_id}/{index}"))
 
 
-def decide_spawn(asked: Spawn, parent: Parent) -> Share | Outcome:
+def decide_spawn(spawn_request: SpawnRequest, parent: Parent) -> Share | Outcome:
     """What each gets; or the call's outcome, in words for the model: a refused spawn fails no task."""
-    refusal = _refuse_tree(asked, parent) or _refuse_tools(asked, parent)
+    refusal = _refuse_tree(spawn_request, parent) or _refuse_tools(spawn_request, parent)
     if refusal:
         return Outcome(OutcomeStatus.NOT_ALLOWED, f"No sub-agents were begun: {refusal}.")
-    count, left = len(asked.goals), parent.tokens_left
-    share = asked.max_tokens or left // (count + 1)
+    count, left = len(spawn_request.goals), parent.tokens_left
+    share = spawn_request.max_tokens or left // (count + 1)
     if share < 1 or count * share > left:
         each = f"{count} times {share:,} tokens are more" if share > 0 else f"{count} sub-agents need more"
-        told = f"No sub-agents were begun: {each} than the {max(0, left):,} that are left."
-        return Outcome(OutcomeStatus.NOT_ALLOWED, told)
+        message = f"No sub-agents were begun: {each} than the {max(0, left):,} that are left."
+        return Outcome(OutcomeStatus.NOT_ALLOWED, message)
     money = parent.nano_usd_left
     if money is not None and money // (count + 1) < 1:
         return Outcome(OutcomeStatus.NOT_ALLOWED, "No sub-agents were begun: no money is left for them.")
-    tools = parent.spec.agent.tools if asked.tools is None else asked.tools
+    tools = parent.spec.agent.tools if spawn_request.tools is None else spawn_request.tools
     return Share(share, tools, 0 if money is None else money // (count + 1))
 
 
-def _refuse_tree(asked: Spawn, parent: Parent) -> str:
-    limits, count = parent.spec.policy.sub_agents, len(asked.goals)
+def _refuse_tree(spawn_request: SpawnRequest, parent: Parent) -> str:
+    limits, count = parent.spec.policy.sub_agents, len(spawn_request.goals)
     if parent.is_to_end:
         return "the task is to end"
     if parent.depth >= limits.max_depth:
@@ -152,16 +152,16 @@ def _refuse_tree(asked: Spawn, parent: Parent) -> str:
     return ""
 
 
-def _refuse_tools(asked: Spawn, parent: Parent) -> str:
+def _refuse_tools(spawn_request: SpawnRequest, parent: Parent) -> str:
     """Never wider than the parent's, and no names of no tool. What tools another loop has only that loop knows."""
     own = parent.spec.agent.tools
-    if asked.tools is None:
+    if spawn_request.tools is None:
         return ""
-    if wider := sorted(set(asked.tools) - set(asked.tools if own is None else own)):
+    if wider := sorted(set(spawn_request.tools) - set(spawn_request.tools if own is None else own)):
         return f"they cannot have tools that you do not have: {', '.join(wider)[:MOST_TOLD_CHARACTERS]}"
     if parent.tools_defined is None or parent.spec.agent.loop != DEFAULT_LOOP:
         return ""
-    unknown = unknown_tools(asked.tools, parent.tools_defined)
+    unknown = unknown_tools(spawn_request.tools, parent.tools_defined)
     return "; ".join(unknown_tool_text(*one) for one in unknown)[:MOST_TOLD_CHARACTERS]
 
 
@@ -191,23 +191,23 @@ def outcome_of_sub_agents(sub_agents: Sequence[SubAgent]) -> Outcome:
     if not sub_agents:
         return Outcome(OutcomeStatus.FAILED, "This call has no sub-agents.")
     most_bytes = MOST_RESULT_BYTES // len(sub_agents)
-    told = [_told(one, most_bytes) for one in sub_agents]
-    content = json.dumps({"sub_agents": told}, ensure_ascii=False)
-    return Outcome(OutcomeStatus.SUCCEEDED, content, truncated=any("cut_at_bytes" in one for one in told))
+    reports = [_report(one, most_bytes) for one in sub_agents]
+    content = json.dumps({"sub_agents": reports}, ensure_ascii=False)
+    return Outcome(OutcomeStatus.SUCCEEDED, content, truncated=any("cut_at_bytes" in one for one in reports))
 
 
-def _told(one: SubAgent, most_bytes: int) -> dict[str, Any]:
-    told: dict[str, Any] = {"task_id": one.task_id, "state": one.state.value}
+def _report(one: SubAgent, most_bytes: int) -> dict[str, Any]:
+    report: dict[str, Any] = {"task_id": one.task_id, "state": one.state.value}
     text = _cut(one.result, most_bytes)
     if one.state is TaskState.SUCCEEDED:
-        told["result"] = text
+        report["result"] = text
     else:
-        told["result"] = _marker(one)
+        report["result"] = _marker(one)
         if text and one.has_ended:
-            told["partial_result"] = text
+            report["partial_result"] = text
     if len(text) < len(one.result):
-        told["cut_at_bytes"] = most_bytes
-    return told
+        report["cut_at_bytes"] = most_bytes
+    return report
 
 
 def _marker(one: SubAgent) -> str:

@@ -96,8 +96,8 @@ class Timeouts:
     task: PhaseTimeout = PhaseTimeout()
 
     def of(self, phase: Phase) -> PhaseTimeout:
-        told: PhaseTimeout = getattr(self, phase.field)
-        return told
+        timeout: PhaseTimeout = getattr(self, phase.field)
+        return timeout
 
     def action(self, phase: Phase) -> TimeoutAction:
         """What happens when this phase takes too long. Of a wait see `action_of_wait`."""
@@ -106,8 +106,8 @@ class Timeouts:
 
     def action_of_wait(self, at_deadline: WaitDeadlinePolicy) -> TimeoutAction:
         """The task's policy, and without one the word of whoever began the wait."""
-        asked = TimeoutAction.GO_ON if at_deadline is WaitDeadlinePolicy.GO_ON else TimeoutAction.TIME_OUT
-        return self.wait.action or asked
+        wait_action = TimeoutAction.GO_ON if at_deadline is WaitDeadlinePolicy.GO_ON else TimeoutAction.TIME_OUT
+        return self.wait.action or wait_action
 
     def wait_seconds(self, kind: WaitKind, asked_seconds: float) -> float:
         """How long a wait lasts for which `asked_seconds` were asked; 0: nothing was said."""
@@ -133,7 +133,7 @@ def longest_seconds(phase: Phase) -> float:
 
 
 def after_timeout(
-    phase: Phase, action: TimeoutAction, retry: RetryPolicy, retries: int, *, told: str, luck: float
+    phase: Phase, action: TimeoutAction, retry: RetryPolicy, retries: int, *, detail: str, luck: float
 ) -> TimeoutMove | None:
     """What follows; None: the task goes on as it does. `retries`: how often timeouts led to one in this attempt.
 
@@ -144,10 +144,10 @@ def after_timeout(
         case TimeoutAction.GO_ON:
             return None
         case TimeoutAction.FAIL:
-            return TimeoutMove(TaskState.FAILED, reason, told)
+            return TimeoutMove(TaskState.FAILED, reason, detail)
         case TimeoutAction.TIME_OUT:
-            return TimeoutMove(TaskState.TIMED_OUT, reason, told)
+            return TimeoutMove(TaskState.TIMED_OUT, reason, detail)
         case TimeoutAction.RETRY if retry.exhausted(retries):
-            return TimeoutMove(TaskState.FAILED, reason, f"{told} (after {retries} retries of the task)")
+            return TimeoutMove(TaskState.FAILED, reason, f"{detail} (after {retries} retries of the task)")
         case TimeoutAction.RETRY:
-            return TimeoutMove(TaskState.RETRY_SCHEDULED, reason, told, retry.wait_seconds(retries + 1, luck))
+            return TimeoutMove(TaskState.RETRY_SCHEDULED, reason, detail, retry.wait_seconds(retries + 1, luck))

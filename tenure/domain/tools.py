@@ -95,7 +95,7 @@ class Outcome:
         return self.status is not OutcomeStatus.SUCCEEDED
 
 
-class Standing(NamedTuple):
+class CallStatus(NamedTuple):
     """How a call stands at the tool service. `outcome`: there when it is FINISHED; `call_attempt` 0: it never came."""
 
     state: CallState
@@ -103,7 +103,7 @@ class Standing(NamedTuple):
     call_attempt: int = 0
 
 
-CallStandings = Mapping[str, Standing]
+CallStatuses = Mapping[str, CallStatus]
 """How the calls of a task stand, by call_id."""
 
 NOT_RUN = Outcome(OutcomeStatus.NOT_RUN, "This call was not run: the task was ended first.")

@@ -11,15 +11,14 @@ from typing import Final
 from tenure.domain.compaction import MOST_OVERFLOWS
 from tenure.domain.entries import ResultRejected, ToolIntent
 from tenure.domain.fold import ResumePoint
-from tenure.domain.result_schema import Judgement
-from tenure.domain.results import rejection
+from tenure.domain.result_schema import ResultValidation, rejection
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.waiting_calls import asks
 
 MAX_TRUNCATIONS: Final = 3
 """Answers in a row cut at the output limit before the task fails: a model that never finishes would go on for ever."""
 
-NUDGE: Final = "Your last message was cut off at the output limit. Go on exactly where it stopped."
+CONTINUE_PROMPT: Final = "Your last message was cut off at the output limit. Go on exactly where it stopped."
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class ExecuteTools:
 
 
 @dataclass(frozen=True, slots=True)
-class Nudge:
+class ContinueTruncated:
     """The answer was cut: tell the model to go on, then call it."""
 
     step: int
@@ -59,8 +58,8 @@ class CloseOut:
 
 
 @dataclass(frozen=True, slots=True)
-class JudgeAnswer:
-    """A last word that must fit the result's schema: `after_judgement` says what follows."""
+class ValidateResult:
+    """A last word that must fit the result's schema: `after_validation` says what follows."""
 
     step: int
     schema_json: str
@@ -68,14 +67,14 @@ class JudgeAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Correct:
+class CorrectAnswer:
     """The answer is no result: tell the model, then call it."""
 
     step: int
     rejected: ResultRejected
 
 
-NextMove = CallModel | ExecuteTools | Nudge | JudgeAnswer | CloseOut
+NextMove = CallModel | ExecuteTools | ContinueTruncated | ValidateResult | CloseOut
 
 
 def next_move(point: ResumePoint) -> NextMove:
@@ -109,10 +108,10 @@ def _after_answer(point: ResumePoint, stop_reason: str) -> NextMove:
     match stop_reason:
         case "pause_turn":
             return CallModel(point.step + 1, 1)
-        case "max_tokens" if point.has_pending_words:
+        case "max_tokens" if point.has_unread_messages:
             return CallModel(point.step + 1, 1)
         case "max_tokens" if point.truncations < MAX_TRUNCATIONS:
-            return Nudge(point.step)
+            return ContinueTruncated(point.step)
         case "max_tokens":
             return _failed(point, Reason.MODEL_TRUNCATED, f"{MAX_TRUNCATIONS} answers in a row were cut off")
         case "refusal":
@@ -121,27 +120,27 @@ def _after_answer(point: ResumePoint, stop_reason: str) -> NextMove:
             return CallModel(point.step + 1, 1)
         case "model_context_window_exceeded":
             return _failed(point, Reason.CONTEXT_WINDOW_EXCEEDED, "the conversation no longer fits the model")
-        case _ if point.has_pending_words:  # somebody said something meanwhile: the answer is not the last word
+        case _ if point.has_unread_messages:  # somebody said something meanwhile: the answer is not the last word
             return CallModel(point.step + 1, 1)
         case _:
-            return _after_last_word(point)
+            return _after_final_answer(point)
 
 
-def after_judgement(point: ResumePoint, judgement: Judgement) -> CloseOut | Correct:
-    """What follows from a JudgeAnswer: the end, or another try, of which there are only so many."""
+def after_validation(point: ResumePoint, judgement: ResultValidation) -> CloseOut | CorrectAnswer:
+    """What follows from a ValidateResult: the end, or another try, of which there are only so many."""
     assert point.spec is not None, "a ledger begins with the spec"
     if not judgement.violations:
         return CloseOut(TaskState.SUCCEEDED, Reason.FINAL_ANSWER, "", point.last_text, judgement.result_json)
     if point.corrections < point.spec.policy.max_result_corrections:
-        return Correct(point.step, rejection(judgement.violations))
-    told = f"the last answer does not fit the result's schema, after {point.corrections} corrections: "
-    return _failed(point, Reason.RESULT_INVALID, told + "; ".join(judgement.violations))
+        return CorrectAnswer(point.step, rejection(judgement.violations))
+    message = f"the last answer does not fit the result's schema, after {point.corrections} corrections: "
+    return _failed(point, Reason.RESULT_INVALID, message + "; ".join(judgement.violations))
 
 
-def _after_last_word(point: ResumePoint) -> NextMove:
+def _after_final_answer(point: ResumePoint) -> NextMove:
     schema_json = point.spec.result_schema_json if point.spec is not None else ""
     if schema_json:
-        return JudgeAnswer(point.step, schema_json, point.answer_text)
+        return ValidateResult(point.step, schema_json, point.answer_text)
     return CloseOut(TaskState.SUCCEEDED, Reason.FINAL_ANSWER, "", point.last_text)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from tenure.domain.arguments import Arguments, Unfit, unfit
 from tenure.domain.entries import ToolIntent, Transition
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.sub_agents import SPAWN_SUB_AGENTS, read_spawn
+from tenure.domain.tool_arguments import Arguments, InvalidArguments, unfit
 from tenure.domain.tools import Outcome
 from tenure.domain.waits import (
     MAX_APPROVED_ARGUMENT_BYTES,
@@ -67,17 +67,17 @@ def wait_of(intent: ToolIntent, approve_tools: Collection[str] = (), allowed: Co
         if kind is WaitKind.SUB_AGENTS:
             return _wait_for_sub_agents(intent)
         return _wait(kind, intent.call_id, Arguments(intent.arguments_json))
-    except Unfit as why:
+    except InvalidArguments as why:
         return unfit(f"The arguments do not fit {intent.tool}: {why}.")
 
 
 def move_to_wait(wait: Wait) -> Transition:
     """How the task is left for it."""
     to_state = TaskState.WAITING_USER if wait.is_for_person else TaskState.WAITING_EXTERNAL
-    told = wait.question or f"waits for the event {wait.correlation_id}"
+    message = wait.question or f"waits for the event {wait.correlation_id}"
     if wait.kind is WaitKind.SUB_AGENTS:
-        told = "waits for its sub-agents"
-    return Transition(to_state, _REASONS[wait.kind], told, wait=wait)
+        message = "waits for its sub-agents"
+    return Transition(to_state, _REASONS[wait.kind], message, wait=wait)
 
 
 def _wait_for_leave(intent: ToolIntent) -> Wait | Outcome:

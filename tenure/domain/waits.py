@@ -185,8 +185,8 @@ def _refuse_edit(wait: Wait, answer: WaitAnswer) -> InvalidRequest | None:
     return None if isinstance(arguments, dict) else _invalid("edited_arguments_json", "must be a JSON object")
 
 
-def _invalid(field: str, told: str) -> InvalidRequest:
-    return InvalidRequest(violations=[(field, told)])
+def _invalid(field: str, description: str) -> InvalidRequest:
+    return InvalidRequest(violations=[(field, description)])
 
 
 def leaves_call_open(kind: WaitKind, answer_kind: WaitAnswerKind, answer: str) -> bool:
@@ -201,10 +201,10 @@ def outcome_of_answer(wait: Wait, answer: WaitAnswer, *, actor: str, at: str) ->
     if wait.kind is WaitKind.TOOL_APPROVAL:
         return Outcome(OutcomeStatus.NOT_ALLOWED, _denial(wait, answer, actor, at))
     if answer.kind is WaitAnswerKind.NO_ANSWER:
-        told = {"answer": "no answer", "question": wait.question or wait.correlation_id, "gave_up_at": at}
-        return Outcome(OutcomeStatus.TIMED_OUT, _text(told))
-    told = {_NAMES[answer.kind]: _value(answer), "answered_by": actor, "answered_at": at}
-    return Outcome(OutcomeStatus.SUCCEEDED, _text(told | ({"comment": answer.comment} if answer.comment else {})))
+        content = {"answer": "no answer", "question": wait.question or wait.correlation_id, "gave_up_at": at}
+        return Outcome(OutcomeStatus.TIMED_OUT, _to_json(content))
+    content = {_NAMES[answer.kind]: _value(answer), "answered_by": actor, "answered_at": at}
+    return Outcome(OutcomeStatus.SUCCEEDED, _to_json(content | ({"comment": answer.comment} if answer.comment else {})))
 
 
 _NAMES: Final = {
@@ -226,5 +226,5 @@ def _denial(wait: Wait, answer: WaitAnswer, actor: str, at: str) -> str:
     return f"This call of {wait.tool} was not run: {actor} denied it at {at}{why}"
 
 
-def _text(told: dict[str, Any]) -> str:
-    return json.dumps(told, ensure_ascii=False)
+def _to_json(content: dict[str, Any]) -> str:
+    return json.dumps(content, ensure_ascii=False)

@@ -108,8 +108,8 @@ def wants(patterns: Sequence[str], event: str) -> bool:
 
 def body_of(event: str, moment: datetime, data: dict[str, Any], most_bytes: int = MOST_BODY_BYTES) -> str:
     """The JSON that is sent and signed. Of a task too large for it the long texts are cut, the longest first."""
-    told = {"type": event, "timestamp": moment.astimezone(UTC).isoformat().replace("+00:00", "Z"), "data": data}
-    text = _compact(told)
+    payload = {"type": event, "timestamp": moment.astimezone(UTC).isoformat().replace("+00:00", "Z"), "data": data}
+    text = _compact(payload)
     if len(text.encode()) <= most_bytes:
         return text
     cut: list[str] = []
@@ -119,11 +119,11 @@ def body_of(event: str, moment: datetime, data: dict[str, Any], most_bytes: int 
             break
         if _cut(data, path, excess + 200):
             cut.append(".".join(("task", *path)))
-        text = _compact({**told, "truncated": sorted(cut)})
+        text = _compact({**payload, "truncated": sorted(cut)})
     if len(text.encode()) > most_bytes:
         # Arguments, labels and waits can be long too: then the receiver asks for the task by its id.
         data.pop("task", None)
-        text = _compact({**told, "truncated": ["task"]})
+        text = _compact({**payload, "truncated": ["task"]})
     return text
 
 
@@ -153,7 +153,7 @@ def _compact(value: dict[str, Any]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WebhookResponse:
     """What came of one attempt: a status, or 0 and why there was none."""
 
     status: int = 0
@@ -166,7 +166,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DeliveryVerdict:
     """What becomes of the delivery. `wait_seconds`: until the next attempt, when it stays PENDING."""
 
     state: DeliveryState
@@ -175,20 +175,24 @@ class Verdict:
     pause_code: str = ""
 
 
-def judge(answer: Answer, attempts: int, luck: float, policy: RetryPolicy = RETRY) -> Verdict:
+def decide_delivery(
+    answer: WebhookResponse, attempts: int, luck: float, policy: RetryPolicy = RETRY
+) -> DeliveryVerdict:
     """After the attempt numbered `attempts`; `luck` in [0, 1) is the caller's dice.
 
     What an overloaded endpoint asks for (429, 503 with Retry-After) holds back all that is sent there.
     """
     if answer.received:
-        return Verdict(DeliveryState.DELIVERED)
+        return DeliveryVerdict(DeliveryState.DELIVERED)
     if answer.status == _GONE:
-        return Verdict(DeliveryState.PENDING, pause_code=PauseCode.GONE)
+        return DeliveryVerdict(DeliveryState.PENDING, pause_code=PauseCode.GONE)
     if attempts >= policy.max_attempts:
-        return Verdict(DeliveryState.DEAD)
-    asked = min(answer.retry_after_seconds or 0.0, LONGEST_RETRY_AFTER_SECONDS)
-    wait = policy.wait_seconds(attempts, luck, asked)
-    return Verdict(DeliveryState.PENDING, wait, hold_seconds=asked if answer.status in {429, 503} else 0.0)
+        return DeliveryVerdict(DeliveryState.DEAD)
+    retry_after = min(answer.retry_after_seconds or 0.0, LONGEST_RETRY_AFTER_SECONDS)
+    wait = policy.wait_seconds(attempts, luck, retry_after)
+    return DeliveryVerdict(
+        DeliveryState.PENDING, wait, hold_seconds=retry_after if answer.status in {429, 503} else 0.0
+    )
 
 
 def retry_after_seconds(text: str, now: datetime) -> float | None:

@@ -25,8 +25,8 @@ from typing import Final, Generic, TypeVar
 from tenure.domain.errors import LimitReached, TenureError, TryLater, Unavailable
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime import metrics
-from tenure.runtime.duties import note_progress, resting
-from tenure.runtime.status import LOCK_TIMEOUT, OUTCOME_UNKNOWN
+from tenure.runtime.process import note_progress, resting
+from tenure.runtime.rpc_status import LOCK_TIMEOUT, OUTCOME_UNKNOWN
 
 _log: Final = logging.getLogger(__name__)
 AGAIN: Final = RetryPolicy(initial_seconds=0.02, factor=2.0, cap_seconds=1.0)

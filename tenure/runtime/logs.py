@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from opentelemetry import trace
 
-from tenure.runtime.tenancy import DEFAULT_TENANT, current_tenant
+from tenure.runtime.request_context import DEFAULT_TENANT, current_tenant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

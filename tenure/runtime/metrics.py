@@ -62,7 +62,7 @@ class Histogram:
 _Series = TypeVar("_Series", Cell, Histogram)
 
 
-class Registry:
+class MetricRegistry:
     """All series of a process. `on_new_name` is told of each new name once, also of those that were there before."""
 
     def __init__(self) -> None:
@@ -94,11 +94,11 @@ class Registry:
 
     def cells(self, name: str) -> list[tuple[dict[str, str], Cell]]:
         """The cells of one name, with their labels."""
-        return [(dict(key), found) for key, found in list(self._cells.get(name, {}).items())]
+        return [(dict(key), cell) for key, cell in list(self._cells.get(name, {}).items())]
 
     def histograms(self, name: str) -> list[tuple[dict[str, str], Histogram]]:
         """The histograms of one name, with their labels."""
-        return [(dict(key), found) for key, found in list(self._histograms.get(name, {}).items())]
+        return [(dict(key), histogram) for key, histogram in list(self._histograms.get(name, {}).items())]
 
     def is_histogram(self, name: str) -> bool:
         """Whether the name is a histogram's."""
@@ -134,7 +134,7 @@ def _key(labels: dict[str, str]) -> LabelSet:
     return tuple(sorted(labels.items()))
 
 
-REGISTRY: Final = Registry()
+REGISTRY: Final = MetricRegistry()
 cell = REGISTRY.cell
 histogram = REGISTRY.histogram
 read = REGISTRY.read

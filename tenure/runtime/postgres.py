@@ -2,7 +2,7 @@
 
 Every connection is in autocommit, prepares each statement at its first use, plans it once, answers in binary and gives
 up after bounded times. Errors of psycopg become domain errors where the cause lies outside of our statements
-(`tenure.runtime.postgres_errors`); any other one is a bug and stays what it is.
+(`tenure.runtime.postgres`); any other one is a bug and stays what it is.
 
     async with open_pool(settings.database, schema="ledger") as pool:
         async with connection(pool) as postgres:
@@ -12,24 +12,140 @@ up after bounded times. Errors of psycopg become domain errors where the cause l
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import socket
 import sys
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
+import psycopg_pool
 from psycopg.pq import Format
+from psycopg.rows import TupleRow
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
+from tenure.domain.errors import InvalidRequest, LimitReached, TenureError, Unavailable
 from tenure.domain.retry import RetryPolicy
-from tenure.runtime.postgres_errors import TransactionConflict, domain_errors
-from tenure.runtime.postgres_waits import WAIT_MARGIN_SECONDS, BoundedConnection
+from tenure.runtime.process import note_progress
 from tenure.runtime.retrying import retrying
+from tenure.runtime.rpc_status import LOCK_TIMEOUT, OUTCOME_UNKNOWN
 from tenure.runtime.settings import ConfigurationError, Secret
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+
+# What an error of Postgres means to us: psycopg's exceptions by SQLSTATE, as domain errors.
+
+
+class TransactionConflict(Unavailable):
+    """Postgres undid the transaction for the sake of another one: nothing was done, and it may be run again at once."""
+
+    default_reason = "TRANSACTION_CONFLICT"
+
+
+# SQLSTATE → reason. In all of these the statement was refused or rolled back: nothing was done.
+_NOTHING_DONE: Final = {
+    "25006": "READ_ONLY",  # a standby, or a primary about to be one
+    "53100": "STORAGE_FULL",
+    "53200": "OUT_OF_MEMORY",
+    "53300": "TOO_MANY_CONNECTIONS",
+    "55P03": LOCK_TIMEOUT,
+    "57014": "STATEMENT_TIMEOUT",
+    "57P03": "STARTING_UP",
+}
+_CONFLICTS: Final = frozenset(("40001", "40P01"))
+# The server ended the connection; a commit on its way may or may not have been the last thing it did.
+_CONNECTION_ENDED: Final = frozenset(("57P01", "57P02", "57P05", "25P03", "25P04"))
+
+
+# What Postgres cannot keep in a text, such as a NUL.
+_UNFIT_TEXT: Final = (psycopg.errors.CharacterNotInRepertoire, psycopg.errors.UntranslatableCharacter)
+
+
+@contextmanager
+def domain_errors() -> Iterator[None]:
+    """Around anything that talks to Postgres: raises what `to_domain` makes of psycopg's errors."""
+    try:
+        yield
+    except psycopg.Error as error:
+        translated = to_domain(error)
+        if translated is None:
+            raise
+        raise translated from error
+
+
+def to_domain(error: psycopg.Error) -> TenureError | None:
+    """The domain error, or None when the statement itself is at fault: that is a bug of ours."""
+    state = error.sqlstate
+    if isinstance(error, _UNFIT_TEXT):
+        return InvalidRequest("a text holds characters that cannot be kept", reason="INVALID_TEXT")
+    if isinstance(error, psycopg_pool.TooManyRequests):
+        return LimitReached("too many wait for a connection to Postgres", reason="POOL_FULL")
+    if isinstance(error, (psycopg_pool.PoolTimeout, psycopg_pool.PoolClosed)):
+        return Unavailable("no connection to Postgres in time", reason="POSTGRES_UNAVAILABLE")
+    if state in _CONFLICTS:
+        return TransactionConflict(str(error))
+    if state in _NOTHING_DONE:
+        return Unavailable(_first_line(error), reason=_NOTHING_DONE[state])
+    if state is None and isinstance(error, psycopg.errors.ConnectionTimeout):
+        return Unavailable("Postgres does not answer", reason="POSTGRES_UNAVAILABLE")
+    lost = state in _CONNECTION_ENDED or (state or "").startswith("08")
+    if lost or (state is None and isinstance(error, psycopg.OperationalError)):
+        return Unavailable(
+            "the connection to Postgres was lost", reason="POSTGRES_UNAVAILABLE", metadata=OUTCOME_UNKNOWN
+        )
+    if isinstance(error, psycopg.OperationalError):
+        return Unavailable(_first_line(error), reason="POSTGRES_UNAVAILABLE")
+    return None
+
+
+def _first_line(error: psycopg.Error) -> str:
+    """Without the context, which quotes our statements."""
+    return str(error).partition("\n")[0]
+
+
+# Connections to Postgres on which nothing is waited for without end.
+
+WAIT_MARGIN_SECONDS: Final = 10.0
+LISTEN_SECONDS: Final = 10.0
+"""After so long without a notification it is asked whether Postgres still answers."""
+
+
+class BoundedConnection(psycopg.AsyncConnection[TupleRow]):
+    """Its socket is shut down when Postgres says nothing for too long: whoever waits gets psycopg's OperationalError.
+
+    Not a timeout of asyncio: psycopg takes up to ten seconds more to cancel a statement that is not answered.
+    """
+
+    longest_wait_seconds: float = 10.0 + WAIT_MARGIN_SECONDS
+
+    async def wait(self, *args: Any, **options: Any) -> Any:
+        """As psycopg's, by which everything here waits for Postgres; but not for ever."""
+        cutting = asyncio.get_running_loop().call_later(self.longest_wait_seconds, self._cut)
+        try:
+            return await super().wait(*args, **options)
+        finally:
+            cutting.cancel()
+
+    def _cut(self) -> None:
+        # An error means that it is broken already, which is what is wanted.
+        with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(self.pgconn.socket)) as line:
+            line.shutdown(socket.SHUT_RDWR)
+
+
+async def notifications(connection: BoundedConnection) -> AsyncGenerator[psycopg.Notify, None]:
+    """What is notified, for ever. Raises psycopg's OperationalError when Postgres does not answer any more."""
+    while True:
+        note_progress()
+        async for notification in connection.notifies(timeout=LISTEN_SECONDS):
+            yield notification
+            note_progress()
+        await connection.execute("select 1")
+
 
 Connection = BoundedConnection
 Pool = AsyncConnectionPool[Connection]
@@ -204,13 +320,13 @@ async def startup_guard(pool: Pool, *, allow_unsafe: bool = False) -> None:
         rows = await (
             await postgres.execute("select name, setting from pg_settings where name = any(%b)", (names,))
         ).fetchall()
-    found: dict[str, str] = dict(rows)
+    settings: dict[str, str] = dict(rows)
     problems = [
         f"Postgres runs with {name}=off: a crash would lose committed entries; turn it on"
         for name in ("fsync", "synchronous_commit", "full_page_writes")
-        if found[name] == "off" and not allow_unsafe
+        if settings[name] == "off" and not allow_unsafe
     ]
-    if int(found["server_version_num"]) < OLDEST_VERSION:
-        problems.append(f"Postgres is {found['server_version']}: 14 or newer is needed")
+    if int(settings["server_version_num"]) < OLDEST_VERSION:
+        problems.append(f"Postgres is {settings['server_version']}: 14 or newer is needed")
     if problems:
         raise ConfigurationError(problems)

@@ -37,8 +37,8 @@ async def retrying(
             return await operation()
         except on as error:
             failures += 1
-            asked = error.retry_after_seconds if isinstance(error, TryLater) else None
-            if policy.exhausted(failures) or (asked or 0.0) > longest_seconds:
+            retry_after = error.retry_after_seconds if isinstance(error, TryLater) else None
+            if policy.exhausted(failures) or (retry_after or 0.0) > longest_seconds:
                 raise
-            wait_seconds = policy.wait_seconds(failures, luck(), asked)
+            wait_seconds = policy.wait_seconds(failures, luck(), retry_after)
         await asyncio.sleep(wait_seconds)

@@ -23,9 +23,8 @@ from google.protobuf.message import DecodeError
 
 from tenure.domain.errors import InvalidRequest, TenureError
 from tenure.runtime import metrics
-from tenure.runtime.status import code_of, to_status
-from tenure.runtime.tenancy import set_tenant, tenant_from
-from tenure.runtime.trace_context import continue_trace
+from tenure.runtime.request_context import continue_trace, set_tenant, tenant_from
+from tenure.runtime.rpc_status import code_of, to_status
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -207,7 +206,7 @@ class _Method:
                 set_tenant(tenant_from(metadata))
                 continue_trace(metadata)
             yield
-            code = _code_told(context)
+            code = _code_of_context(context)
         except (asyncio.CancelledError, GeneratorExit):
             code = grpc.StatusCode.CANCELLED
             raise
@@ -217,7 +216,7 @@ class _Method:
                 raise asyncio.CancelledError from error  # nobody is left to be told
             await context.abort_with_status(to_status(error))
         except grpc.aio.AbortError:
-            code = _code_told(context)
+            code = _code_of_context(context)
             raise
         except Exception as error:
             code = _code_of_bug(context, error)
@@ -262,7 +261,7 @@ def _code_of_bug(context: Context, error: Exception) -> grpc.StatusCode:
     return grpc.StatusCode.CANCELLED if gone else grpc.StatusCode.INTERNAL
 
 
-def _code_told(context: Context) -> grpc.StatusCode:
+def _code_of_context(context: Context) -> grpc.StatusCode:
     """What the handler itself set or aborted with; gRPC keeps it as a number, and 0 for nothing."""
-    told: Any = context.code()
-    return told if isinstance(told, grpc.StatusCode) else _CODE_BY_NUMBER.get(told or 0, grpc.StatusCode.UNKNOWN)
+    code: Any = context.code()
+    return code if isinstance(code, grpc.StatusCode) else _CODE_BY_NUMBER.get(code or 0, grpc.StatusCode.UNKNOWN)

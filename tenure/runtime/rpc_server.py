@@ -13,18 +13,77 @@ import logging
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import grpc
-from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 from grpc_reflection.v1alpha._async import ReflectionServicer
 
-from tenure.domain.errors import Unavailable
-from tenure.runtime.rpc_health import SERVICE_NAME as HEALTH
-from tenure.runtime.rpc_health import Health
+from tenure.domain.errors import NotFound, Unavailable
 from tenure.runtime.rpc_interceptor import ErrorInterceptor, accept_everything, examine_nothing
 from tenure.runtime.rpc_options import Keepalive, ServerLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+
+# `grpc.health.v1`: per service and for the whole server (""). Watchers end when the server drains.
+
+SERVICE_NAME = "grpc.health.v1.Health"
+_Response = health_pb2.HealthCheckResponse
+
+
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated without types
+    """What `Check`, `List` and `Watch` answer. Starts with nothing known but "" = NOT_SERVING."""
+
+    def __init__(self) -> None:
+        self._serving: dict[str, bool] = {"": False}
+        self._changed = asyncio.Condition()
+        self._draining = False
+
+    async def set_serving(self, service: str, serving: bool) -> None:
+        """Say whether one service answers; without effect once the server drains."""
+        async with self._changed:
+            if not self._draining:
+                self._serving[service] = serving
+                self._changed.notify_all()
+
+    async def drain(self) -> None:
+        """Everything is NOT_SERVING from now on, and watchers are told so and ended."""
+        async with self._changed:
+            self._draining = True
+            self._serving = dict.fromkeys(self._serving, False)
+            self._changed.notify_all()
+
+    async def Check(self, request: Any, _context: Any) -> Any:  # noqa: N802  the name on the wire
+        """One service's status; NOT_FOUND for one this server does not have."""
+        if request.service not in self._serving:
+            raise NotFound(f"no service {request.service!r} here")
+        return _Response(status=self._status(request.service))
+
+    async def List(self, _request: Any, _context: Any) -> Any:  # noqa: N802  the name on the wire
+        """All services' statuses."""
+        statuses = {service: _Response(status=self._status(service)) for service in self._serving}
+        return health_pb2.HealthListResponse(statuses=statuses)
+
+    async def Watch(self, request: Any, _context: Any) -> AsyncIterator[Any]:  # noqa: N802  the name on the wire
+        """The status now and at every change."""
+        last_status = None
+        while not (self._draining and last_status is not None):
+            status = await self._next_status(request.service, last_status)
+            if status != last_status:
+                yield _Response(status=status)
+            last_status = status
+
+    async def _next_status(self, service: str, last_status: Any) -> Any:
+        """The status once it is another one than the watcher was told, or the server drains."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._draining or self._status(service) != last_status)
+            return self._status(service)
+
+    def _status(self, service: str) -> Any:
+        if service not in self._serving:
+            return _Response.SERVICE_UNKNOWN
+        return _Response.SERVING if self._serving[service] else _Response.NOT_SERVING
+
 
 _log: Final = logging.getLogger(__name__)
 _Servicer = TypeVar("_Servicer")
@@ -87,7 +146,7 @@ class RpcServer:
             self._add_reflection()
         self._port = self._bind()
         await self._server.start()
-        for service in ("", HEALTH, *self._services):
+        for service in ("", SERVICE_NAME, *self._services):
             await self.health.set_serving(service, serving=self._serving)
         verdict = "serving" if self._serving else "not serving"
         _log.info(verdict, extra={"address": self.address, "services": self._services})
@@ -116,7 +175,7 @@ class RpcServer:
 
     def _add_reflection(self) -> None:
         """v1alpha is what the package serves and older grpcurls ask for; v1 has the same bytes under another name."""
-        servicer = ReflectionServicer((*self._services, HEALTH, reflection.SERVICE_NAME, REFLECTION_V1))
+        servicer = ReflectionServicer((*self._services, SERVICE_NAME, reflection.SERVICE_NAME, REFLECTION_V1))
         handler = grpc.stream_stream_rpc_method_handler(
             servicer.ServerReflectionInfo,
             request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,

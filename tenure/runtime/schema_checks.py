@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from tenure.domain.errors import FieldViolation, InvalidRequest, LimitReached
 from tenure.runtime import metrics
+from tenure.runtime.request_context import current_tenant
 from tenure.runtime.schema_process import check_apart
-from tenure.runtime.tenancy import current_tenant
 
 MAX_AT_ONCE: Final = 2
 MAX_PER_TENANT: Final = 8

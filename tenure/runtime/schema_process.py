@@ -15,7 +15,7 @@ import sys
 from typing import Any, Final
 
 from tenure.domain.errors import Unavailable
-from tenure.domain.result_schema import Judgement, judge, problem_of_schema
+from tenure.domain.result_schema import ResultValidation, problem_of_schema, validate_result
 
 JUDGE_CPU_SECONDS: Final = 10
 """Processor time for one answer: one that needs more is never finished, however fast the machine is."""
@@ -35,13 +35,15 @@ _NICENESS: Final = 10
 _COMMAND: Final = (sys.executable, "-P", "-m", "tenure.runtime.schema_process")
 
 
-async def judge_apart(schema_json: str, answer: str, *, cpu_seconds: int = JUDGE_CPU_SECONDS) -> Judgement:
-    """As tenure.domain.result_schema.judge. Raises Unavailable (JUDGING_TIMEOUT) when the machine is too busy."""
+async def judge_apart(schema_json: str, answer: str, *, cpu_seconds: int = JUDGE_CPU_SECONDS) -> ResultValidation:
+    """As tenure.domain.result_schema.validate_result. Raises Unavailable (JUDGING_TIMEOUT) when the machine is too
+    busy.
+    """
     reply = await _run([cpu_seconds, schema_json, answer])
     if reply is None:
-        return Judgement(violations=(TOO_COSTLY_ANSWER,))
+        return ResultValidation(violations=(TOO_COSTLY_ANSWER,))
     result_json, violations = reply
-    return Judgement(result_json, tuple(violations))
+    return ResultValidation(result_json, tuple(violations))
 
 
 async def check_apart(schema_json: str, *, cpu_seconds: int = CHECK_CPU_SECONDS) -> str:
@@ -88,7 +90,7 @@ def main() -> None:
 def _reply(schema_json: str, answer: str | None) -> Any:
     if answer is None:
         return problem_of_schema(schema_json)
-    judgement = judge(schema_json, answer)
+    judgement = validate_result(schema_json, answer)
     return [judgement.result_json, judgement.violations]
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Final, Protocol, TextIO, TypeVar
 
-from tenure.runtime import failpoint
+from tenure.runtime import failpoints as failpoint
 from tenure.runtime.logs import FORMATS, configure_logs
 from tenure.runtime.process import ExitCode, Process, run
 from tenure.runtime.rpc_server import RpcServer
@@ -61,14 +61,14 @@ def run_service(
     `arguments` none: `compose`. One of `commands`: that, instead of serving. --help tells the variables.
     """
     prefix = f"{SHARED_PREFIX}{name.upper()}_"
-    asked = " ".join(arguments)
-    if asked in {"-h", "--help"}:
+    command = " ".join(arguments)
+    if command in {"-h", "--help"}:
         _say(f"{_usage(name, commands)}\n\nIts environment:\n{describe(settings_type, prefix=prefix)}")
         return ExitCode.OK
-    if asked and asked not in commands:
+    if command and command not in commands:
         _say(_usage(name, commands), to=sys.stderr)
         return ExitCode.CONFIGURATION
-    work = commands[asked] if asked else compose
+    work = commands[command] if command else compose
 
     async def main(process: Process) -> None:
         settings = load(settings_type, environment, prefix=prefix)
@@ -81,8 +81,8 @@ def run_service(
 
 
 def _usage(name: str, commands: Mapping[str, Any]) -> str:
-    words = "".join(f" | {command}" for command in commands)
-    return f"usage: python -m services.{name} [--help{words}]"
+    message = "".join(f" | {command}" for command in commands)
+    return f"usage: python -m services.{name} [--help{message}]"
 
 
 def _say(text: str, to: TextIO | None = None) -> None:

@@ -8,19 +8,57 @@ from __future__ import annotations
 import base64
 import json
 import logging
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from time import monotonic
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from tenure.domain.errors import Unauthenticated, Unavailable
-from tenure.runtime.digest_cache import DigestCache
 from tenure.runtime.settings import ConfigurationError
+
+# A cache whose size does not depend on its keys: a token may be 16 KB, and a replica meets tens of thousands.
+
+_Value = TypeVar("_Value")
+MAX_ENTRIES: Final = 65_536
+
+
+class DigestCache(Generic[_Value]):
+    """Values by the SHA-256 of their keys, the oldest dropped first. Keys are sequences of byte strings."""
+
+    def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
+        self._max_entries = max_entries
+        self._values: OrderedDict[bytes, _Value] = OrderedDict()
+
+    def get(self, *key: bytes) -> _Value | None:
+        """The value, or None."""
+        return self._values.get(_digest(key))
+
+    def put(self, value: _Value, *key: bytes) -> None:
+        """Keep the value under this key."""
+        self._values[_digest(key)] = value
+        if len(self._values) > self._max_entries:
+            self._values.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._values.clear()
+
+
+def _digest(key: tuple[bytes, ...]) -> bytes:
+    """Lengths go in, so that no two keys give the same bytes."""
+    digest = sha256()
+    for part in key:
+        digest.update(len(part).to_bytes(8))
+        digest.update(part)
+    return digest.digest()
+
 
 LOOK_SECONDS: Final = 5.0
 _log: Final = logging.getLogger(__name__)
@@ -52,8 +90,8 @@ class Signer:
             stored = json.loads(path.read_text())
             return cls(stored["key_id"], Ed25519PrivateKey.from_private_bytes(base64.b64decode(stored["private_key"])))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            told = f"{path} is no signing key of Tenure ({error}); make one with `tenure keys create`"
-            raise KeyFileError([told]) from error
+            message = f"{path} is no signing key of Tenure ({error}); make one with `tenure keys create`"
+            raise KeyFileError([message]) from error
 
     def sign(self, claims: bytes) -> SignedBytes:
         return SignedBytes(claims, self.key_id, self._key.sign(claims))

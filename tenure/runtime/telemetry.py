@@ -16,16 +16,71 @@ from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import trace
+from opentelemetry.metrics import CallbackOptions, Observation
+from opentelemetry.sdk.metrics import MeterProvider
 
-from tenure.runtime.metrics_export import MetricsExport
-from tenure.runtime.trace_context import Exporting, context_of
+from tenure.runtime.metrics import BUCKETS_SECONDS, REGISTRY, MetricRegistry
+from tenure.runtime.request_context import Exporting, context_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
     from opentelemetry.sdk.metrics.export import MetricReader
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace.export import SpanExporter
+
+
+# The registry's numbers as OpenTelemetry instruments, read when the reader asks and never before.
+
+
+class MetricsExport:
+    """Observes every name of a registry, those that appear later too, until closed."""
+
+    def __init__(self, resource: Resource, reader: MetricReader, registry: MetricRegistry = REGISTRY) -> None:
+        self._registry = registry
+        self._provider = MeterProvider(metric_readers=[reader], resource=resource)
+        self._meter = self._provider.get_meter("tenure")
+        registry.on_new_name(self._observe)
+
+    def close(self) -> None:
+        """Export once more and end. Blocks while the exporter does."""
+        self._registry.forget(self._observe)
+        self._provider.shutdown()
+
+    def _observe(self, name: str) -> None:
+        if self._registry.is_histogram(name):
+            self._observe_histogram(name)
+        elif name.endswith("_total"):
+            self._meter.create_observable_counter(name, [self._reading_cells(name)])
+        else:
+            self._meter.create_observable_gauge(name, [self._reading_cells(name)])
+
+    def _reading_cells(self, name: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        def read(_options: CallbackOptions) -> Iterable[Observation]:
+            return [Observation(cell.value, labels) for labels, cell in self._registry.cells(name)]
+
+        return read
+
+    def _observe_histogram(self, name: str) -> None:
+        """Observable histograms do not exist, so it goes out as Prometheus writes one: buckets, sum and count."""
+
+        def buckets(_options: CallbackOptions) -> Iterable[Observation]:
+            for labels, histogram in self._registry.histograms(name):
+                below = 0
+                for bound, count in zip((*BUCKETS_SECONDS, "+Inf"), histogram.counts, strict=True):
+                    below += count
+                    yield Observation(below, {**labels, "le": str(bound)})
+
+        def total(_options: CallbackOptions) -> Iterable[Observation]:
+            return [Observation(histogram.total, labels) for labels, histogram in self._registry.histograms(name)]
+
+        def count(_options: CallbackOptions) -> Iterable[Observation]:
+            return [Observation(histogram.count, labels) for labels, histogram in self._registry.histograms(name)]
+
+        self._meter.create_observable_counter(f"{name}_bucket", [buckets])
+        self._meter.create_observable_counter(f"{name}_sum", [total], unit="s")
+        self._meter.create_observable_counter(f"{name}_count", [count])
+
 
 ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
 TRACES_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
@@ -48,7 +103,7 @@ def span(
 ) -> AbstractContextManager[trace.Span]:
     """A span around the block, child of the one around it. Without an exporter it costs one comparison.
 
-    `parent`: the `traceparent` of the span whose child it is instead, for work that another task was asked for.
+    `parent`: the `traceparent` of the span whose child it is instead, for work that another task was protocol for.
     """
     if Exporting.tracer is None:
         return nullcontext(trace.INVALID_SPAN)
@@ -57,9 +112,9 @@ def span(
 
 def link(traceparent: str) -> None:
     """Links the current span to that one, of another trace. "" or a text that is none: nothing happens."""
-    if Exporting.tracer is None or (told := context_of(traceparent)) is None:
+    if Exporting.tracer is None or (parent := context_of(traceparent)) is None:
         return
-    other = trace.get_current_span(told).get_span_context()
+    other = trace.get_current_span(parent).get_span_context()
     if other.is_valid:
         trace.get_current_span().add_link(other)
 
@@ -74,7 +129,7 @@ async def telemetry(
         yield
         return
     if (protocol := environment.get(PROTOCOL, "")) not in {"", "grpc"}:
-        _log.warning("telemetry is exported by OTLP over gRPC only", extra={"asked": protocol})
+        _log.warning("telemetry is exported by OTLP over gRPC only", extra={"protocol": protocol})
     # Imported here: half a second that only a process that exports should pay.
     from opentelemetry.sdk.resources import Resource
 

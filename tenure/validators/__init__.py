@@ -3,9 +3,10 @@
 One hook of the server's interceptor calls `validate` for every request. A frame of a stream is checked for its own
 bounds only: what is inside is checked one by one by the service, so that one bad commit harms no neighbour.
 
-gateway.py, checkpoint.py, tools.py, sessions.py, leases.py, operators.py, in_doubt.py, waits.py, schedules.py,
-tenants.py, webhooks.py, providers.py   one table of checks each
-specs.py, control.py   what a task may be        fields.py   what several services have        limits.py   the numbers
+task_service.py, checkpoint_service.py, tool_service.py, coordinator_service.py, lease_service.py, admin_service.py,
+admin_service.py, task_service.py, schedule_service.py,
+tenant_service.py, webhook_service.py, tool_provider_service.py   one table of checks each
+task.py, task.py   what a task may be        common.py   what several services have        common.py   the numbers
 """
 
 from __future__ import annotations
@@ -16,20 +17,18 @@ from google.protobuf.message import Message
 
 from tenure.domain.errors import InvalidRequest
 from tenure.validators import (
-    checkpoint,
-    gateway,
-    in_doubt,
-    leases,
-    operators,
-    providers,
-    schedules,
-    sessions,
-    tenants,
-    tools,
-    waits,
-    webhooks,
+    admin_service,
+    checkpoint_service,
+    coordinator_service,
+    lease_service,
+    schedule_service,
+    task_service,
+    tenant_service,
+    tool_provider_service,
+    tool_service,
+    webhook_service,
 )
-from tenure.validators.limits import (
+from tenure.validators.common import (
     CALL_ID,
     FUNCTION_NAME,
     MAX_ARGUMENT_BYTES,
@@ -54,9 +53,10 @@ from tenure.validators.limits import (
     TOOL_NAME,
     WORKER_ID,
     WORKER_ID_RULE,
+    Check,
+    Violations,
 )
-from tenure.validators.result_schemas import schemas_in
-from tenure.validators.violations import Check, Violations
+from tenure.validators.task import schemas_in
 
 __all__ = [
     "CALL_ID",
@@ -88,18 +88,16 @@ __all__ = [
 ]
 
 _CHECKS: Final[dict[type, Check]] = {
-    **gateway.CHECKS,
-    **checkpoint.CHECKS,
-    **tools.CHECKS,
-    **schedules.CHECKS,
-    **sessions.CHECKS,
-    **leases.CHECKS,
-    **operators.CHECKS,
-    **providers.CHECKS,
-    **in_doubt.CHECKS,
-    **tenants.CHECKS,
-    **waits.CHECKS,
-    **webhooks.CHECKS,
+    **task_service.CHECKS,
+    **checkpoint_service.CHECKS,
+    **tool_service.CHECKS,
+    **schedule_service.CHECKS,
+    **coordinator_service.CHECKS,
+    **lease_service.CHECKS,
+    **admin_service.CHECKS,
+    **tool_provider_service.CHECKS,
+    **tenant_service.CHECKS,
+    **webhook_service.CHECKS,
 }
 
 

@@ -1,7 +1,7 @@
 """Protobuf ↔ domain, and nothing else: no rule, no I/O. The only library code that reads tenure.v1 for the services.
 
-enums.py   states, priorities, classes        task.py     specs, usage, budgets
-tools.py   definitions, outcomes, calls       entries.py  the ledger's facts
-token.py   claims and fencing tokens          refusal.py  errors inside frames
-opened.py  the answer to Open                 portions.py facts cut to what one commit takes
+common.py   states, priorities, classes        task.py     specs, usage, budgets
+tool.py   definitions, outcomes, calls       ledger.py  the ledger's facts
+token.py   claims and fencing tokens          common.py  errors inside frames
+ledger.py  the answer to Open                 checkpoint_service.py facts cut to what one commit takes
 """

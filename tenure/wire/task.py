@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from tenure.domain.budget import Budget, TokenUsage
-from tenure.domain.lost_calls import HeardCall
-from tenure.domain.money import Prices, Rates, Tier
+from tenure.domain.budget import Budget, Prices, Rates, Tier, TokenUsage
+from tenure.domain.entries import WaitResolution
+from tenure.domain.lost_model_calls import ReportedCall
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.task import (
     CONTROL_LOOP,
@@ -25,10 +25,118 @@ from tenure.domain.task import (
     TaskPolicy,
     TaskSpec,
 )
+from tenure.domain.timeouts import Phase, PhaseTimeout, Timeouts
+from tenure.domain.waits import Wait
 from tenure.v1 import ledger_pb2, task_pb2
-from tenure.wire.enums import IN_DOUBT, LEASE_LOST, MONEY_CAPS, PRIORITIES, SOURCES
-from tenure.wire.timeouts import timeouts_to_domain, timeouts_to_wire
-from tenure.wire.times import duration, moment, seconds, timestamp
+from tenure.wire.common import (
+    IN_DOUBT,
+    LEASE_LOST,
+    MONEY_CAPS,
+    PRIORITIES,
+    SOURCES,
+    TIMEOUT_ACTIONS,
+    WAIT_ANSWERS,
+    WAIT_DEADLINES,
+    WAIT_KINDS,
+    duration,
+    moment,
+    seconds,
+    timestamp,
+)
+
+# Timeouts by phase. What is absent stays absent: defaults belong to the phase, and some to a service's settings.
+
+
+def timeouts_to_domain(message: task_pb2.Timeouts) -> Timeouts:
+    return Timeouts(**{field.name: _phase_to_domain(phase_message) for field, phase_message in message.ListFields()})
+
+
+def timeouts_to_wire(timeouts: Timeouts) -> task_pb2.Timeouts | None:
+    """None when nothing is told."""
+    if timeouts == Timeouts():
+        return None
+    by_field = {phase.field: timeouts.of(phase) for phase in Phase}
+    return task_pb2.Timeouts(**{field: _phase_to_wire(one) for field, one in by_field.items() if one != PhaseTimeout()})
+
+
+def _phase_to_domain(message: task_pb2.PhaseTimeout) -> PhaseTimeout:
+    """An action of a newer peer that is not known here counts as the phase's default."""
+    return PhaseTimeout(seconds(message.after) or None, TIMEOUT_ACTIONS.find(message.action))
+
+
+def _phase_to_wire(timeout: PhaseTimeout) -> task_pb2.PhaseTimeout:
+    action = task_pb2.TIMEOUT_ACTION_UNSPECIFIED
+    if timeout.action is not None:
+        action = TIMEOUT_ACTIONS.to_wire(timeout.action)
+    after = None if timeout.after_seconds is None else duration(timeout.after_seconds)
+    return task_pb2.PhaseTimeout(after=after, action=action)
+
+
+# Waits and their answers. Times of a wait are the ledger's alone: the rules do not know them.
+
+
+def wait_to_domain(wait: task_pb2.Wait) -> Wait:
+    """ValueError for a kind that this version does not know."""
+    return Wait(
+        kind=WAIT_KINDS.to_domain(wait.kind),
+        call_id=wait.call_id,
+        question=wait.question,
+        options=tuple(wait.options),
+        context=wait.context,
+        reference=wait.reference,
+        correlation_id=wait.correlation_id,
+        at_deadline=WAIT_DEADLINES.to_domain(wait.at_deadline),
+        tool=wait.tool,
+        arguments_json=wait.arguments_json,
+        wait_id=wait.wait_id,
+        sub_agents=tuple(wait.sub_agent_task_ids),
+    )
+
+
+def wait_to_wire(wait: Wait) -> task_pb2.Wait:
+    return task_pb2.Wait(
+        wait_id=wait.wait_id,
+        kind=WAIT_KINDS.to_wire(wait.kind),
+        call_id=wait.call_id,
+        question=wait.question,
+        options=wait.options,
+        context=wait.context,
+        reference=wait.reference,
+        correlation_id=wait.correlation_id,
+        at_deadline=WAIT_DEADLINES.to_wire(wait.at_deadline),
+        tool=wait.tool,
+        arguments_json=wait.arguments_json,
+        sub_agent_task_ids=wait.sub_agents,
+        call_digest=wait.call_digest,
+    )
+
+
+def resolution_to_domain(message: ledger_pb2.WaitResolution) -> WaitResolution:
+    return WaitResolution(
+        wait_id=message.wait_id,
+        call_id=message.call_id,
+        wait_kind=WAIT_KINDS.to_domain(message.wait_kind),
+        answer_kind=WAIT_ANSWERS.to_domain(message.answer_kind),
+        answer=message.answer,
+        comment=message.comment,
+        edited_arguments_json=message.edited_arguments_json,
+        extra_budget_tokens=message.extra_budget_tokens,
+        request_id=message.request_id,
+    )
+
+
+def resolution_to_wire(fact: WaitResolution) -> ledger_pb2.WaitResolution:
+    return ledger_pb2.WaitResolution(
+        wait_id=fact.wait_id,
+        call_id=fact.call_id,
+        wait_kind=WAIT_KINDS.to_wire(fact.wait_kind),
+        answer_kind=WAIT_ANSWERS.to_wire(fact.answer_kind),
+        answer=fact.answer,
+        comment=fact.comment,
+        edited_arguments_json=fact.edited_arguments_json,
+        extra_budget_tokens=fact.extra_budget_tokens,
+        request_id=fact.request_id,
+    )
 
 
 def spec_to_domain(spec: task_pb2.TaskSpec) -> TaskSpec:
@@ -137,12 +245,14 @@ def usage_to_wire(usage: TokenUsage) -> task_pb2.TokenUsage:
     )
 
 
-def heard_call_to_domain(heard: ledger_pb2.HeardCall) -> HeardCall:
-    return HeardCall(heard.step, heard.attempt_number, usage_to_domain(heard.usage))
+def reported_call_to_domain(reported: ledger_pb2.HeardCall) -> ReportedCall:
+    return ReportedCall(reported.step, reported.attempt_number, usage_to_domain(reported.usage))
 
 
-def heard_call_to_wire(heard: HeardCall) -> ledger_pb2.HeardCall:
-    return ledger_pb2.HeardCall(step=heard.step, attempt_number=heard.attempt_number, usage=usage_to_wire(heard.usage))
+def reported_call_to_wire(reported: ReportedCall) -> ledger_pb2.HeardCall:
+    return ledger_pb2.HeardCall(
+        step=reported.step, attempt_number=reported.attempt_number, usage=usage_to_wire(reported.usage)
+    )
 
 
 def budget_to_wire(budget: Budget) -> task_pb2.BudgetStatus:

@@ -7,11 +7,11 @@ from datetime import datetime
 from google.protobuf.message import DecodeError
 
 from tenure.domain.errors import Unauthenticated
-from tenure.domain.token import Claims
+from tenure.domain.fencing import Claims
 from tenure.runtime.signing import SignedBytes, Signer, Verifier
 from tenure.v1 import token_pb2
+from tenure.wire.common import timestamp
 from tenure.wire.task import allowlist_to_wire
-from tenure.wire.times import timestamp
 
 
 def sign_claims(signer: Signer, claims: Claims, issued_at: datetime) -> token_pb2.FencingToken:

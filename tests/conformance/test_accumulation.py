@@ -12,22 +12,24 @@ from typing import Any
 
 import pytest
 
-from services.checkpoint import change_feed, clearing, sweeps
-from services.checkpoint.change_pruning import CHANGES_A_BATCH, LEFTOVERS_A_BATCH, ChangePruner
-from services.checkpoint.clearing import Clearing
-from services.checkpoint.pruning import TASKS_A_BATCH, TaskPruner
 from services.checkpoint.queries import SCHEMA as LEDGER
 from services.checkpoint.queries import SESSION_SETTINGS
+from services.checkpoint.queue import sweeps
+from services.checkpoint.retention import clearing
+from services.checkpoint.retention.clearing import PrunedRowCleaner
+from services.checkpoint.retention.pruning import TASKS_A_BATCH, TaskPruner
+from services.checkpoint.watch import change_feed
+from services.checkpoint.watch.change_feed import CHANGES_A_BATCH, LEFTOVERS_A_BATCH, ChangePruner
 from services.tools.statements import MIGRATIONS as TOOLS_MIGRATIONS
 from services.tools.statements import SCHEMA as TOOLS
 from services.tools.statements import SESSION_SETTINGS as TOOLS_SETTINGS
 from tenure.runtime.postgres import Connection, PoolOptions, configure_session, open_pool
-from tenure.runtime.queries import Queries
+from tenure.runtime.sql import Queries
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tests.bulk_rows import NEW_TASK, multiply, scans_in_plan
+from tests.conformance.bulk_rows import NEW_TASK, multiply, scans_in_plan
 from tests.conformance.test_ledger_retention import ended
-from tests.fix_checkpoint import TIMEOUT_SECONDS, words
-from tests.patience import PATIENCE_SECONDS
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, words
+from tests.support.patience import PATIENCE_SECONDS
 
 TASKS = int(os.environ.get("TENURE_BULK_TASKS", "20000"))
 STATEMENT_SECONDS = 2.0
@@ -151,7 +153,7 @@ async def _sweep_once(pool: Any) -> None:
         assert not await sweep(pool)
     assert 0 < await ChangePruner(pool, 3600.0).prune_once() <= CHANGES_A_BATCH
     assert await TaskPruner(pool, 3600.0).prune_once() == TASKS_A_BATCH
-    assert await Clearing(pool, 3600.0).clear_once() > 0
+    assert await PrunedRowCleaner(pool, 3600.0).clear_once() > 0
 
 
 async def _adopt(grown: Any, pool: Any) -> None:

@@ -18,24 +18,29 @@ from typing import Any, NamedTuple
 import psycopg
 import pytest
 
+from devstack.etcd import EtcdProcess
 from services.checkpoint.queries import MIGRATIONS
-from services.checkpoint.webhooks.settings import WebhookSettings
+from services.checkpoint.webhooks.sending import WebhookSettings
+from services.coordinator.etcd.client import EtcdClient
 from services.coordinator.lease_store import ClaimRecord, LeaseStore, SessionRecord
-from services.coordinator.lease_store.claim_keys import Claimed, NewClaim
-from tenure.dev.etcd_process import EtcdProcess
+from services.coordinator.lease_store.claim_keys import ClaimResult, NewClaim
 from tenure.domain.errors import TenureError
-from tenure.runtime.etcd.client import EtcdClient
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import coordinator_service_pb2, tool_service_pb2
 from tenure.v1 import webhook_service_pb2 as webhook_pb
 from tenure.wire.token import read_claims, sign_claims
-from tests.fix_checkpoint import Checkpoint, MakeCheckpoint, Owner, words
-from tests.fix_coordinator import Fleet, make_fleet
-from tests.fix_tools import Grants, StartTools, execute_request
-from tests.fix_tools import Owner as ToolOwner
-from tests.fix_webhooks import Receiver, Reply
-from tests.hooks import HERE, Hooks
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.conformance.webhook_client import HERE, WebhookClient
+from tests.support.fix_checkpoint import (
+    Checkpoint,
+    MakeCheckpoint,
+    Owner,
+    words,
+)
+from tests.support.fix_coordinator import Fleet, make_fleet
+from tests.support.fix_tools import Grants, StartTools, execute_request
+from tests.support.fix_tools import Owner as ToolOwner
+from tests.support.fix_webhooks import Receiver, Reply
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 pytestmark = pytest.mark.server
 GOOD = 6
@@ -123,7 +128,9 @@ async def claims(world: World, poison: str) -> Ends:
         "old generation": lambda: claim(generation=2),
     }
     await store.claims.claim_many([taken])
-    made: list[Claimed] = await store.claims.claim_many(with_poison([claim() for _ in range(GOOD)], poisons[poison]()))
+    made: list[ClaimResult] = await store.claims.claim_many(
+        with_poison([claim() for _ in range(GOOD)], poisons[poison]())
+    )
     return [DONE if each.held is not None else str(each.refusal and each.refusal.name) for each in made]
 
 
@@ -344,7 +351,7 @@ async def _bad_call(world: World, tools: Any, owner: ToolOwner, poison: str) -> 
 
 async def deliveries(world: World, poison: str) -> Ends:
     receiver: Receiver = await world.webhook_receiver()
-    hooks = Hooks(await world.checkpoint(webhook=WebhookSettings(**{**HERE, "max_attempts": 1})))
+    hooks = WebhookClient(await world.checkpoint(webhook=WebhookSettings(**{**HERE, "max_attempts": 1})))
     bad_goal = "poison"
     reply = {"refused": Reply(400), "fails": Reply(500), "endless answer": Reply(500, body=b"\x00\xff" * 500_000)}
 

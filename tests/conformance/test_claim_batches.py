@@ -8,14 +8,14 @@ from uuid import uuid4
 
 import pytest
 
+from devstack.etcd import EtcdProcess
+from services.coordinator.etcd.calls import EtcdUnavailable
+from services.coordinator.etcd.client import EtcdClient
+from services.coordinator.etcd.transactions import Txn, TxnResult
 from services.coordinator.lease_store import ClaimRecord, HeldSession, LeaseStore, SessionRecord
-from services.coordinator.lease_store.claim_keys import MAX_BATCH, Claimed, NewClaim, Refusal
-from tenure.dev.etcd_process import EtcdProcess
+from services.coordinator.lease_store.claim_keys import MAX_BATCH, ClaimRefusal, ClaimResult, NewClaim
 from tenure.domain.errors import Unavailable
-from tenure.runtime.etcd.client import EtcdClient
-from tenure.runtime.etcd.errors import EtcdUnavailable
-from tenure.runtime.etcd.transactions import Txn, TxnResult
-from tests.patience import CALL_SECONDS
+from tests.support.patience import CALL_SECONDS
 
 pytestmark = pytest.mark.server
 GENERATION = 1
@@ -62,7 +62,7 @@ def new_claim(session: HeldSession, tools: tuple[str, ...] = ()) -> NewClaim:
     return NewClaim(str(uuid4()), record, session)
 
 
-def refusals(made: list[Claimed]) -> list[Refusal | None]:
+def refusals(made: list[ClaimResult]) -> list[ClaimRefusal | None]:
     return [each.refusal for each in made]
 
 
@@ -81,7 +81,7 @@ async def test_a_claim_too_large_for_etcd_is_refused_alone(etcd: EtcdThatStops) 
     session = await session_of(store)
     too_large = new_claim(session, tuple("x" * 60 for _ in range(30_000)))
     made = await store.claims.claim_many([new_claim(session), too_large, new_claim(session)])
-    assert refusals(made) == [None, Refusal.TOO_LARGE, None]
+    assert refusals(made) == [None, ClaimRefusal.TOO_LARGE, None]
 
 
 async def test_what_etcd_did_not_answer_for_is_told_from_what_was_claimed(etcd: EtcdThatStops) -> None:
@@ -93,7 +93,7 @@ async def test_what_etcd_did_not_answer_for_is_told_from_what_was_claimed(etcd: 
     etcd.answers = 3
     made = await store.claims.claim_many(wanted)
     etcd.answers = None
-    assert refusals(made) == [None, Refusal.SESSION_GONE, Refusal.NOT_SENT, Refusal.NOT_SENT]
+    assert refusals(made) == [None, ClaimRefusal.SESSION_GONE, ClaimRefusal.NOT_SENT, ClaimRefusal.NOT_SENT]
     in_etcd = await store.claims.find_many(each.task_id for each in wanted)
     assert list(in_etcd) == [wanted[0].task_id]
 

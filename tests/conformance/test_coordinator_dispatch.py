@@ -6,9 +6,9 @@ import asyncio
 
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tests.fix_coordinator import WAITED_FOR, Fleet
-from tests.patience import PATIENCE_SECONDS
-from tests.scripted_worker import ScriptedWorker
+from tests.support.fix_coordinator import WAITED_FOR, Fleet
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.scripted_worker import ScriptedWorker
 
 
 async def test_two_replicas_never_grant_a_task_twice(fleet: Fleet):
@@ -30,7 +30,7 @@ async def test_a_worker_gets_only_what_it_serves_and_only_as_much_as_it_can_take
     grants = await mine.next_grants(2)
     assert {grant.task_id for grant in grants} < wanted
     await mine.succeed(grants[0])
-    await mine.tell_slots(1)
+    await mine.report_slots(1)
     last = await mine.next_grant()
     assert {last.task_id} | {grant.task_id for grant in grants} == wanted
     assert (await fleet.task(others)).state == task_pb2.TASK_STATE_QUEUED

@@ -10,14 +10,14 @@ import pytest
 
 from tenure.domain.entries import ToolIntent
 from tenure.domain.errors import StaleEpoch
-from tenure.domain.token import Claims
+from tenure.domain.fencing import Claims
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
-from tenure.wire.entries import new_entry
+from tenure.wire.ledger import new_entry
 from tenure.wire.token import read_claims
-from tests.fix_coordinator import Fleet, epoch_of
-from tests.fix_tools import Outside, Owner, StartTools
-from tests.patience import PATIENCE_SECONDS
+from tests.support.fix_coordinator import Fleet, epoch_of
+from tests.support.fix_tools import Outside, Owner, StartTools
+from tests.support.patience import PATIENCE_SECONDS
 
 CANCELLED, QUEUED = task_pb2.TASK_STATE_CANCELLED, task_pb2.TASK_STATE_QUEUED
 LINE = '{"file": "a", "line": "x"}'

@@ -6,13 +6,13 @@ import asyncio
 
 import psycopg
 
-from tenure.runtime.tenancy import set_tenant
+from tenure.runtime.request_context import set_tenant
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.wire.token import read_claims
-from tests.fix_coordinator import Fleet
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.fix_coordinator import Fleet
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 HIGH, LOW = task_pb2.PRIORITY_HIGH, task_pb2.PRIORITY_LOW
 

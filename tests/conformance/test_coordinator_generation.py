@@ -7,18 +7,18 @@ import shutil
 
 import pytest
 
-from tenure.dev.etcd_process import EtcdProcess
-from tenure.domain.epochs import split_epoch
+from devstack.etcd import EtcdProcess
+from services.coordinator.etcd.client import EtcdClient
 from tenure.domain.errors import Unavailable
-from tenure.runtime.etcd.client import EtcdClient
-from tenure.runtime.rpc_channel import open_channel
+from tenure.domain.fencing import split_epoch
+from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.v1 import task_pb2
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
-from tests.fix_coordinator import Fleet, epoch_of
-from tests.fix_etcd import paused
-from tests.owners import health_becomes
-from tests.patience import CALL_SECONDS
+from tests.support.claim_tracker import health_becomes
+from tests.support.fix_coordinator import Fleet, epoch_of
+from tests.support.fix_etcd import paused
+from tests.support.patience import CALL_SECONDS
 
 RUNNING = task_pb2.TASK_STATE_RUNNING
 

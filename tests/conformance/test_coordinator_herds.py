@@ -7,17 +7,17 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from services.coordinator.etcd.client import EtcdClient
 from services.coordinator.lease_store import ClaimRecord, LeaseStore
 from services.coordinator.lease_store.claim_keys import MAX_BATCH, NewClaim
-from tenure.runtime.etcd.client import EtcdClient
 from tenure.runtime.signing import write_key_pair
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.wire.token import read_claims
-from tests.fix_coordinator import Fleet, epoch_of
-from tests.patience import PATIENCE_SECONDS
+from tests.support.fix_coordinator import Fleet, epoch_of
+from tests.support.patience import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
-    from tests.scripted_worker import ScriptedWorker
+    from tests.support.scripted_worker import ScriptedWorker
 
 MOST_HELD = 10_000
 MESSAGE_BYTES = 4 * 1024 * 1024

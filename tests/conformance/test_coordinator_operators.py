@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 import pytest
 
 from tenure.domain.errors import NotFound, StaleEpoch, Unavailable
-from tenure.domain.token import Claims
-from tenure.runtime.rpc_channel import open_channel
+from tenure.domain.fencing import Claims
+from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.signing import Signer
 from tenure.v1 import admin_service_pb2 as api
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
@@ -18,8 +18,8 @@ from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from tenure.wire.token import sign_claims
-from tests.fix_coordinator import Fleet, epoch_of
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.fix_coordinator import Fleet, epoch_of
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 QUEUED, RUNNING = task_pb2.TASK_STATE_QUEUED, task_pb2.TASK_STATE_RUNNING
 
@@ -113,8 +113,8 @@ async def test_a_transfer_is_no_death(fleet: Fleet):
 async def test_a_worker_is_told_to_drain_wherever_it_is_attached_and_granted_nothing_more(fleet: Fleet):
     replica, other = await fleet.coordinator(), await fleet.coordinator()
     owner, task_id, grant = await held(fleet, replica, slots=4, worker_id="tired")
-    [told] = await drain(other, "tired")
-    assert (told.worker_id, told.draining) == ("tired", True)
+    [response] = await drain(other, "tired")
+    assert (response.worker_id, response.draining) == ("tired", True)
     assert (await owner.hears("drain")).message == "olga drains the worker: new kernel"
     waiting = await fleet.submit()
     await owner.commit(grant, 1, transition={"to_state": QUEUED, "reason": "WORKER_DRAINED"})

@@ -8,10 +8,10 @@ from itertools import count
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tests.fix_coordinator import Fleet
-from tests.patience import PATIENCE_SECONDS
-from tests.scripted_worker import ScriptedWorker
-from tests.service_process import ServiceProcess
+from tests.support.fix_coordinator import Fleet
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.scripted_worker import ScriptedWorker
+from tests.support.service_process import ServiceProcess
 
 FAILED, SUCCEEDED = task_pb2.TASK_STATE_FAILED, task_pb2.TASK_STATE_SUCCEEDED
 STEP_SECONDS = 1.0

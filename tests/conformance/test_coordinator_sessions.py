@@ -12,8 +12,8 @@ from tenure.domain.states import ReleaseReason
 from tenure.runtime.signing import write_key_pair
 from tenure.v1 import task_pb2
 from tenure.wire.token import read_claims
-from tests.fix_coordinator import SHORT, Fleet, epoch_of
-from tests.patience import PATIENCE_SECONDS
+from tests.support.fix_coordinator import SHORT, Fleet, epoch_of
+from tests.support.patience import PATIENCE_SECONDS
 
 RUNNING, QUEUED, SUCCEEDED = (
     task_pb2.TASK_STATE_RUNNING,
@@ -152,7 +152,7 @@ async def test_a_task_that_its_worker_lets_go_of_is_another_workers_and_the_ledg
     grant = await worker.next_grant()
     await worker.open(grant)
     other = await fleet.worker(replica)
-    await worker.tell_slots(0)
+    await worker.report_slots(0)
     await worker.release(grant, reason)
     again = await other.next_grant()
     assert again.task_id == task_id

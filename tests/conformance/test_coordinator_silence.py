@@ -11,13 +11,13 @@ import pytest
 
 from tenure.domain.errors import StaleEpoch, TenureError
 from tenure.v1 import task_pb2
-from tests.fix_coordinator import SHORT, Fleet, epoch_of
-from tests.patience import PATIENCE_SECONDS
+from tests.support.fix_coordinator import SHORT, Fleet, epoch_of
+from tests.support.patience import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
-    from tenure.dev.etcd_process import EtcdProcess
-    from tests.scripted_worker import ScriptedWorker
-    from tests.service_process import ServiceProcess
+    from devstack.etcd import EtcdProcess
+    from tests.support.scripted_worker import ScriptedWorker
+    from tests.support.service_process import ServiceProcess
 
 SUCCEEDED = {"to_state": task_pb2.TASK_STATE_SUCCEEDED, "reason": "FINAL_ANSWER"}
 

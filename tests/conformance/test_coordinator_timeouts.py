@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tenure.v1 import task_pb2
-from tests.fix_coordinator import Fleet
+from tests.support.fix_coordinator import Fleet
 
 FAIL = task_pb2.TIMEOUT_ACTION_FAIL
 RETRY = task_pb2.TIMEOUT_ACTION_RETRY
@@ -12,13 +12,13 @@ RETRY_SCHEDULED = task_pb2.TASK_STATE_RETRY_SCHEDULED
 
 
 def policy(action: task_pb2.TimeoutAction.ValueType, **phases: int) -> task_pb2.TaskPolicy:
-    told = task_pb2.TaskPolicy()
-    told.retry.initial_backoff.FromSeconds(3600)
+    task_policy = task_pb2.TaskPolicy()
+    task_policy.retry.initial_backoff.FromSeconds(3600)
     for name, after_seconds in phases.items():
-        phase = getattr(told.timeouts, name)
+        phase = getattr(task_policy.timeouts, name)
         phase.after.FromSeconds(after_seconds)
         phase.action = action
-    return told
+    return task_policy
 
 
 async def test_a_task_that_its_worker_names_and_never_opens_is_left_as_its_policy_says(fleet: Fleet):

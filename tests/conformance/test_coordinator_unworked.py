@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from services.coordinator.etcd.calls import EtcdUnclear
+from services.coordinator.etcd.client import EtcdClient
+from services.coordinator.etcd.transactions import Txn, TxnResult
 from services.coordinator.lease_store import ClaimRecord, LeaseStore
-from services.coordinator.lease_store.claim_keys import NewClaim, Refusal
-from tenure.runtime.etcd.client import EtcdClient
-from tenure.runtime.etcd.errors import EtcdUnclear
-from tenure.runtime.etcd.transactions import Txn, TxnResult
+from services.coordinator.lease_store.claim_keys import ClaimRefusal, NewClaim
 from tenure.v1 import task_pb2
-from tests.fix_coordinator import WAITED_FOR, Fleet, epoch_of
-from tests.patience import PATIENCE_SECONDS
+from tests.support.fix_coordinator import WAITED_FOR, Fleet, epoch_of
+from tests.support.patience import PATIENCE_SECONDS
 
 SUCCEEDED = {"to_state": task_pb2.TASK_STATE_SUCCEEDED, "reason": "FINAL_ANSWER"}
 
@@ -66,7 +66,7 @@ async def test_a_replica_that_drains_grants_nothing_over_the_streams_it_has_sent
             await asyncio.sleep(0.02)
     stopping = asyncio.create_task(first.stop())
     await worker.hears("goaway")
-    await other.tell_slots(1)
+    await other.report_slots(1)
     grant = await other.next_grant()  # given back at once, not found by somebody much later
     assert grant.task_id == task_id
     assert await stopping == 0
@@ -123,7 +123,7 @@ async def test_a_claim_of_nobody_is_deleted_and_its_task_goes_on(fleet: Fleet):
     async with lease_store(fleet) as (_, store):
         [claimed] = await store.claims.claim_many([await new_claim(store, task_id, worker.session_id)])
     assert claimed.held is not None
-    await worker.tell_slots(1)
+    await worker.report_slots(1)
     grant = await worker.next_grant()
     assert grant.task_id == task_id
     assert grant.claim_id != claimed.held.record.claim_id
@@ -151,7 +151,7 @@ async def test_a_claim_whose_answer_was_lost_is_found_by_its_id_and_is_mine(
         [others] = await store.claims.claim_many([await new_claim(store, task_id, worker.session_id)])
     assert mine.held is not None
     assert mine.held.record == wanted.record
-    assert (others.held, others.refusal, others.holder) == (None, Refusal.TAKEN, mine.held)
+    assert (others.held, others.refusal, others.holder) == (None, ClaimRefusal.TAKEN, mine.held)
 
 
 async def test_a_claim_of_which_nothing_is_found_is_unclear_and_not_lost(fleet: Fleet, monkeypatch: pytest.MonkeyPatch):
@@ -167,7 +167,7 @@ async def test_a_claim_of_which_nothing_is_found_is_unclear_and_not_lost(fleet: 
 
         monkeypatch.setattr(etcd, "txn", nowhere)
         [claimed] = await store.claims.claim_many([wanted])
-    assert (claimed.held, claimed.refusal) == (None, Refusal.UNCLEAR)
+    assert (claimed.held, claimed.refusal) == (None, ClaimRefusal.UNCLEAR)
 
 
 @asynccontextmanager

@@ -6,18 +6,22 @@ import asyncio
 
 import pytest
 
-from services.coordinator import doubt_waits
-from services.coordinator.doubt_waits import DoubtWaits
-from services.coordinator.ledger import Ledger
-from services.coordinator.tool_fence import ToolFence
-from tenure.domain.doubt_waits import CallStanding, nothing_in_doubt
-from tenure.domain.in_doubt import CallInDoubt
+from services.coordinator import in_doubt_waits
+from services.coordinator.in_doubt_waits import InDoubtWaits
+from services.coordinator.ledger_client import LedgerClient
+from services.coordinator.tools_client import ToolsClient
+from tenure.domain.in_doubt import AttemptStatus, CallInDoubt, nothing_in_doubt
 from tenure.domain.tools import CallState, OutcomeStatus
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
-from tests.fix_checkpoint import TIMEOUT_SECONDS, answer, entry, reserve
-from tests.fix_tools import appear
-from tests.patience import PATIENCE_SECONDS
+from tests.support.fix_checkpoint import (
+    TIMEOUT_SECONDS,
+    answer,
+    entry,
+    reserve,
+)
+from tests.support.fix_tools import appear
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.server
 UNSAFE = "append_record_unsafe"
@@ -57,8 +61,8 @@ async def test_each_wait_is_told_to_one_coordinator_and_again_after_a_while(chec
     replica = await checkpoint()
     owners = [await waiting(replica, (("1.0", 1), ("1.1", 2))) for _ in range(4)]
     shares = await asyncio.gather(*(told_of(replica, 2) for _ in range(3)))
-    told = [task_id for share in shares for task_id in share]
-    assert sorted(told) == sorted({owner.task.task_id for owner in owners})
+    seen = [task_id for share in shares for task_id in share]
+    assert sorted(seen) == sorted({owner.task.task_id for owner in owners})
     one = next(wait for share in shares for wait in share.values())  # whoever asks last may get none
     assert one.tenant == "default"
     assert [(call.call_id, call.call_attempt) for call in one.calls] == [("1.0", 1), ("1.1", 2)]
@@ -86,19 +90,19 @@ async def test_only_the_wait_that_was_seen_is_ended_and_only_once(checkpoint):
 
 def test_a_task_goes_on_only_once_nothing_that_it_waits_for_is_in_doubt():
     one, two = CallInDoubt("1.0", 1), CallInDoubt("1.1", 2)
-    finished, doubted = CallStanding(CallState.FINISHED, 1), CallStanding(CallState.IN_DOUBT, 2)
+    finished, doubted = AttemptStatus(CallState.FINISHED, 1), AttemptStatus(CallState.IN_DOUBT, 2)
     assert nothing_in_doubt([one], {"1.0": finished})
-    assert nothing_in_doubt([one], {"1.0": CallStanding(CallState.NOT_RUN, 2)})
+    assert nothing_in_doubt([one], {"1.0": AttemptStatus(CallState.NOT_RUN, 2)})
     assert nothing_in_doubt([one], {"1.0": doubted})  # of another attempt than it waits for
     assert not nothing_in_doubt([one, two], {"1.0": finished, "1.1": doubted})
     assert not nothing_in_doubt([CallInDoubt("1.0", 0)], {"1.0": doubted})
     assert not nothing_in_doubt([one], {})
     assert not nothing_in_doubt([], {})
-    assert not nothing_in_doubt([one], {"1.0": CallStanding(CallState.STARTED, 2)})
+    assert not nothing_in_doubt([one], {"1.0": AttemptStatus(CallState.STARTED, 2)})
 
 
 async def test_a_late_outcome_has_its_task_go_on(checkpoint, tool_service, grants, outside, tmp_path, monkeypatch):
-    monkeypatch.setattr(doubt_waits, "_POLL_SECONDS", 0.1)
+    monkeypatch.setattr(in_doubt_waits, "_POLL_SECONDS", 0.1)
     frozen = await tool_service(failpoints=f"tools.after_effect=touch({tmp_path}/there)->freeze")
     replica = await checkpoint()
     late, lost = await waiting(replica), await waiting(replica)
@@ -112,7 +116,7 @@ async def test_a_late_outcome_has_its_task_go_on(checkpoint, tool_service, grant
     for owner, file in ((late, "a"), (lost, "b")):
         outcome = await tools.outcome(grants.claim(owner.task.task_id, epoch=11), "1.0", UNSAFE, file=file, line="x")
         assert outcome.status is OutcomeStatus.IN_DOUBT
-    sweeps = [DoubtWaits(Ledger(replica.channel), ToolFence(tools.channel)) for _ in range(2)]
+    sweeps = [InDoubtWaits(LedgerClient(replica.channel), ToolsClient(tools.channel)) for _ in range(2)]
     duties = [asyncio.create_task(sweep.run()) for sweep in sweeps]
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):

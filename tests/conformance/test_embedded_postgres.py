@@ -15,10 +15,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tenure.dev.postgres_account import account_for
-from tenure.dev.postgres_errors import DataDirectoryRefused, PostgresMissing, PostgresStartFailed
-from tenure.dev.postgres_process import PostgresProcess
-from tests.patience import PATIENCE_SECONDS
+from devstack.postgres_cluster import DataDirectoryRefused, PostgresMissing, PostgresStartFailed, account_for
+from devstack.postgres_process import PostgresProcess
+from tests.support.patience import PATIENCE_SECONDS
 
 REPOSITORY = Path(__file__).parents[2]
 AS_ROOT = os.geteuid() == 0
@@ -26,7 +25,7 @@ AS_ROOT = os.geteuid() == 0
 START_AND_SAY_WHO = """
 import sys
 from pathlib import Path
-from tenure.dev.postgres_process import PostgresProcess
+from devstack.postgres_process import PostgresProcess
 postgres = PostgresProcess(Path(sys.argv[1])).start()
 print(postgres.pid, postgres.dsn(), flush=True)
 sys.stdin.read()
@@ -68,8 +67,10 @@ def start_elsewhere(directory, account=None):
 
 def test_it_is_durable_and_listens_on_loopback_only(postgres):
     wanted = {"fsync": "on", "synchronous_commit": "on", "listen_addresses": "127.0.0.1", "max_wal_size": "4GB"}
-    found = dict(query(postgres, "select name, current_setting(name) from pg_settings where name = any(%s)", [*wanted]))
-    assert found == wanted
+    values = dict(
+        query(postgres, "select name, current_setting(name) from pg_settings where name = any(%s)", [*wanted])
+    )
+    assert values == wanted
     assert query(postgres, "show server_version") == [(postgres.version,)]
 
 

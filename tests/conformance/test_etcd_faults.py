@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tenure.dev.etcd_start import free_ports
-from tenure.runtime.etcd.client import EtcdClient
-from tenure.runtime.etcd.errors import EtcdUnavailable, EtcdUnclear
-from tenure.runtime.etcd.watch import Changes
-from tests.fix_etcd import paused
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+from devstack.etcd import free_ports
+from services.coordinator.etcd.calls import EtcdUnavailable, EtcdUnclear
+from services.coordinator.etcd.client import EtcdClient
+from services.coordinator.etcd.watch import KeyChanges
+from tests.support.fix_etcd import paused
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 if TYPE_CHECKING:
-    from tenure.dev.etcd_process import EtcdProcess
-    from tests.fix_etcd import EtcdSpace
+    from devstack.etcd import EtcdProcess
+    from tests.support.fix_etcd import EtcdSpace
 
 
 async def test_a_write_that_a_frozen_etcd_does_not_answer_is_unclear(own_etcd: EtcdProcess) -> None:
@@ -95,7 +95,7 @@ async def test_a_lost_leader_costs_seconds_and_no_change(etcd_cluster: list[Etcd
         start = await client.revision() + 1
         async with asyncio.timeout(PATIENCE_SECONDS), aclosing(client.watch(b"/", start)) as watch:
             await client.put(b"/k", b"before", lease=lease.id)
-            assert isinstance(await anext(watch), Changes)
+            assert isinstance(await anext(watch), KeyChanges)
             getattr(leader, fault)()
             while True:
                 try:
@@ -105,7 +105,7 @@ async def test_a_lost_leader_costs_seconds_and_no_change(etcd_cluster: list[Etcd
                     continue  # each one takes until its deadline or a refused connection; the test has its own
             seen = 0
             async for item in watch:
-                seen = item.revision if isinstance(item, Changes) else seen
+                seen = item.revision if isinstance(item, KeyChanges) else seen
                 if seen == after.revision:
                     break
             assert await client.keep_alive(lease.id, timeout_seconds=CALL_SECONDS) == 30

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import grpc.aio
 import pytest
 
-from tenure.runtime.etcd import stubs, transactions
-from tenure.runtime.etcd.calls import MAX_REQUEST_BYTES
-from tenure.runtime.etcd.client import EtcdClient
-from tenure.runtime.etcd.errors import EtcdRefused, EtcdUnavailable, LeaseExpired
-from tenure.runtime.etcd.transactions import (
+from services.coordinator.etcd import stubs, transactions
+from services.coordinator.etcd.calls import MAX_REQUEST_BYTES, EtcdRefused, EtcdUnavailable, LeaseExpired
+from services.coordinator.etcd.client import EtcdClient
+from services.coordinator.etcd.transactions import (
     MAX_TXN_OPS,
     Delete,
     Get,
@@ -24,11 +23,11 @@ from tenure.runtime.etcd.transactions import (
     present,
     value_is,
 )
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 if TYPE_CHECKING:
-    from tenure.dev.etcd_process import EtcdProcess
-    from tests.fix_etcd import EtcdSpace
+    from devstack.etcd import EtcdProcess
+    from tests.support.fix_etcd import EtcdSpace
 
 
 def _claim(key: bytes, lease: int = 0) -> Txn:
@@ -51,8 +50,8 @@ async def test_nested_claims_succeed_and_fail_apart_and_share_one_revision(etcd:
     assert [each.succeeded for each in result.nested] == [False, True, True]
     (holder,) = result.nested[0].key_values
     assert holder.create_revision == first.revision < result.revision
-    found = await etcd.client.get_many([taken, free, other])
-    assert found[free].create_revision == found[other].create_revision == result.revision
+    response = await etcd.client.get_many([taken, free, other])
+    assert response[free].create_revision == response[other].create_revision == result.revision
     assert [each.revision for each in result.nested] == [result.revision] * 3
 
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tenure.runtime.etcd.client import EtcdClient
-from tenure.runtime.etcd.errors import EtcdUnavailable, EtcdUnclear, LeaseExpired
-from tenure.runtime.etcd.transactions import Put, Txn
-from tenure.runtime.etcd.watch import Changes
-from tests.fix_etcd import paused, restarted
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+from services.coordinator.etcd.calls import EtcdUnavailable, EtcdUnclear, LeaseExpired
+from services.coordinator.etcd.client import EtcdClient
+from services.coordinator.etcd.transactions import Put, Txn
+from services.coordinator.etcd.watch import KeyChanges
+from tests.support.fix_etcd import paused, restarted
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 if TYPE_CHECKING:
-    from tenure.dev.etcd_process import EtcdProcess
-    from tests.fix_etcd import EtcdSpace
+    from devstack.etcd import EtcdProcess
+    from tests.support.fix_etcd import EtcdSpace
 
 
 async def test_a_keepalive_answers_with_the_ttl(etcd: EtcdSpace) -> None:
@@ -62,7 +62,7 @@ async def test_all_keys_of_a_revoked_lease_vanish_in_one_revision(etcd: EtcdSpac
     async with aclosing(etcd.client.watch(etcd.prefix, put.revision + 1)) as watch:
         await etcd.client.revoke(lease.id)
         item = await anext(watch)
-    assert isinstance(item, Changes)
+    assert isinstance(item, KeyChanges)
     assert {change.key_value.key for change in item.changes if change.deleted} == keys
     assert {change.key_value.mod_revision for change in item.changes} == {put.revision + 1}
 
@@ -72,7 +72,7 @@ async def test_a_lease_nobody_renews_expires_with_its_keys(etcd: EtcdSpace) -> N
     put = await etcd.client.put(etcd.key("k"), b"", lease=lease.id)
     async with asyncio.timeout(PATIENCE_SECONDS), aclosing(etcd.client.watch(etcd.prefix, put.revision + 1)) as watch:
         item = await anext(watch)
-    assert isinstance(item, Changes)
+    assert isinstance(item, KeyChanges)
     assert item.changes[0].deleted
     with pytest.raises(LeaseExpired):
         await etcd.client.keep_alive(lease.id)

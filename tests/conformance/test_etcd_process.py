@@ -13,17 +13,25 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tenure.dev import die_with_parent
-from tenure.dev.etcd_binary import EtcdMissingError, etcd_version, find_etcd
-from tenure.dev.etcd_process import EtcdProcess, EtcdStartError, PortTakenError
-from tenure.dev.etcd_start import plan_members, running_etcd, start_etcd
-from tenure.runtime.etcd.client import EtcdClient
-from tests.patience import PATIENCE_SECONDS
+from devstack import die_with_parent
+from devstack.etcd import (
+    EtcdMissingError,
+    EtcdProcess,
+    EtcdStartError,
+    PortTakenError,
+    etcd_version,
+    find_etcd,
+    plan_members,
+    running_etcd,
+    start_etcd,
+)
+from services.coordinator.etcd.client import EtcdClient
+from tests.support.patience import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.fix_etcd import EtcdSpace
+    from tests.support.fix_etcd import EtcdSpace
 
 
 def _is_running(pid: int) -> bool:
@@ -101,7 +109,7 @@ def test_a_port_that_is_taken_is_told_apart(etcd_process: EtcdProcess, tmp_path:
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
 def test_etcd_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
     program = (
-        "import pathlib, signal, sys; from tenure.dev.etcd_start import start_etcd;"
+        "import pathlib, signal, sys; from devstack.etcd import start_etcd;"
         "process = start_etcd(pathlib.Path(sys.argv[1])); print(process.pid, flush=True); signal.pause()"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE) as parent:

@@ -13,12 +13,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tenure.dev.etcd_binary import find_etcd
-from tenure.dev.etcd_process import EtcdProcess
-from tenure.dev.etcd_start import free_ports, plan_members
-from tenure.runtime.etcd.client import EtcdClient
-from tenure.runtime.etcd.endpoints import TlsIdentity
-from tenure.runtime.etcd.errors import EtcdUnavailable
+from devstack.etcd import EtcdProcess, find_etcd, free_ports, plan_members
+from services.coordinator.etcd.calls import EtcdUnavailable
+from services.coordinator.etcd.client import EtcdClient
+from services.coordinator.etcd.endpoints import TlsIdentity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

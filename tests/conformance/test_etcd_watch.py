@@ -9,41 +9,45 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tenure.dev.etcd_process import EtcdProcess
-from tenure.dev.etcd_start import free_ports
-from tenure.runtime.etcd import stubs
-from tenure.runtime.etcd.client import EtcdClient
-from tenure.runtime.etcd.transactions import Put, Txn
-from tenure.runtime.etcd.watch import Changes, Reconnected, Resync, ResyncReason
-from tenure.runtime.etcd.watch_stream import WatchPatience
-from tests.fix_etcd import paused, restarted
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+from devstack.etcd import EtcdProcess, free_ports
+from services.coordinator.etcd import stubs
+from services.coordinator.etcd.client import EtcdClient
+from services.coordinator.etcd.transactions import Put, Txn
+from services.coordinator.etcd.watch import (
+    KeyChanges,
+    Resync,
+    ResyncReason,
+    WatchPatience,
+    WatchReconnected,
+)
+from tests.support.fix_etcd import paused, restarted
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from tenure.runtime.etcd.watch import WatchItem
-    from tests.fix_etcd import EtcdSpace
+    from services.coordinator.etcd.watch import WatchItem
+    from tests.support.fix_etcd import EtcdSpace
 
 _IMPATIENT = WatchPatience(idle_seconds=0.3, answer_seconds=0.3)
 
 
-async def _next_changes(watch: AsyncIterator[WatchItem]) -> Changes:
+async def _next_changes(watch: AsyncIterator[WatchItem]) -> KeyChanges:
     """The next changes, over however many reconnections."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         async for item in watch:
-            if isinstance(item, Changes):
+            if isinstance(item, KeyChanges):
                 return item
-            assert isinstance(item, Reconnected)
+            assert isinstance(item, WatchReconnected)
     raise AssertionError("the watch ended")
 
 
 async def _values(watch: AsyncIterator[WatchItem], count: int) -> list[bytes]:
-    found: list[bytes] = []
-    while len(found) < count:
-        found += [change.key_value.value for change in (await _next_changes(watch)).changes]
-    return found
+    byteses: list[bytes] = []
+    while len(byteses) < count:
+        byteses += [change.key_value.value for change in (await _next_changes(watch)).changes]
+    return byteses
 
 
 async def test_a_watch_tells_puts_and_deletes_in_order_with_what_was_before(etcd: EtcdSpace) -> None:
@@ -118,9 +122,9 @@ async def test_a_reconnected_watch_says_so(own_etcd: EtcdProcess) -> None:
         aclosing(client.watch(b"/", 2)) as watch,
     ):
         put = await client.put(b"/k", b"0")
-        assert isinstance(await anext(watch), Changes)
+        assert isinstance(await anext(watch), KeyChanges)
         await restarted(own_etcd)
-        assert await anext(watch) == Reconnected(put.revision)
+        assert await anext(watch) == WatchReconnected(put.revision)
 
 
 async def test_compaction_while_a_watch_is_cut_off_makes_it_resync(own_etcd: EtcdProcess) -> None:
@@ -130,7 +134,7 @@ async def test_compaction_while_a_watch_is_cut_off_makes_it_resync(own_etcd: Etc
         aclosing(client.watch(b"/", 2)) as watch,
     ):
         await client.put(b"/k", b"0")
-        assert isinstance(await anext(watch), Changes)
+        assert isinstance(await anext(watch), KeyChanges)
         await restarted(own_etcd)
         async with EtcdClient([own_etcd.endpoint]) as fresh:
             for _ in range(3):
@@ -139,7 +143,7 @@ async def test_compaction_while_a_watch_is_cut_off_makes_it_resync(own_etcd: Etc
                 stubs.CompactionRequest(revision=last.revision), timeout=CALL_SECONDS
             )
         items = [item async for item in watch]
-        assert items == [Reconnected(last.revision), Resync(ResyncReason.COMPACTED, last.revision)]
+        assert items == [WatchReconnected(last.revision), Resync(ResyncReason.COMPACTED, last.revision)]
 
 
 async def _replace(etcd: EtcdProcess, data_dir: Path, **changes: object) -> EtcdProcess:
@@ -200,7 +204,7 @@ async def test_an_idle_watch_stays_on_its_stream(etcd_process: EtcdProcess, capl
             assert not done
             await client.put(b"/idle/k", b"1")
             item = await waiting
-    assert isinstance(item, Changes)
+    assert isinstance(item, KeyChanges)
     assert "lost" not in caplog.text
 
 

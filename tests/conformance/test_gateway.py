@@ -13,9 +13,9 @@ from tenure.domain.errors import AlreadyExists, InvalidRequest, NotFound, OutOfR
 from tenure.runtime import metrics
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
-from tests.fix_checkpoint import kinds, words
-from tests.fix_gateway import NOBODYS, TIMEOUT_SECONDS
-from tests.patience import PATIENCE_SECONDS
+from tests.support.fix_checkpoint import kinds, words
+from tests.support.fix_gateway import NOBODYS, TIMEOUT_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 
 async def watch(stub: Any, task_id: str, after: int = 0) -> AsyncGenerator[api.WatchTaskResponse, None]:
@@ -48,8 +48,8 @@ async def test_a_watch_is_resumed_after_any_entry_without_gap_or_repeat(checkpoi
     await owner.end()
     stub, last = await gateway(replica.address), (await replica.get(owner.task.task_id)).sequence
     for after in range(last + 1):
-        told = await entries(watch(stub, owner.task.task_id, after))
-        assert [entry.sequence for entry in told] == list(range(after + 1, last + 1))
+        response = await entries(watch(stub, owner.task.task_id, after))
+        assert [entry.sequence for entry in response] == list(range(after + 1, last + 1))
 
 
 async def test_a_cursor_beyond_the_newest_entry_has_expired(checkpoint, gateway):
@@ -139,7 +139,7 @@ async def test_what_is_not_the_tenants_is_not_there(checkpoint, gateway):
     task = await replica.create()
     stub = await gateway(replica.address, tenant="somebody-else")
     for task_id in (task.task_id, NOBODYS):
-        for asked in (
+        for request in (
             stub.GetTask(api.GetTaskRequest(task_id=task_id)),
             stub.WaitTask(api.WaitTaskRequest(task_id=task_id)),
             stub.ListTaskEntries(api.ListTaskEntriesRequest(task_id=task_id)),
@@ -147,7 +147,7 @@ async def test_what_is_not_the_tenants_is_not_there(checkpoint, gateway):
             anext(watch(stub, task_id)),
         ):
             with pytest.raises(NotFound):
-                await asked
+                await request
     assert not (await stub.ListTasks(api.ListTasksRequest())).tasks
 
 
@@ -174,7 +174,7 @@ async def test_a_task_that_ended_otherwise_names_its_state_to_who_cancels_it(che
 
 async def test_every_method_refuses_what_breaks_its_constraints(checkpoint, gateway):
     stub = await gateway((await checkpoint()).address)
-    for asked, field in (
+    for request, field in (
         (stub.SubmitTask(api.SubmitTaskRequest()), "goal"),
         (stub.WaitTask(api.WaitTaskRequest(task_id=NOBODYS, timeout=Duration(seconds=601))), "timeout"),
         (stub.ListTasks(api.ListTasksRequest(page_size=501)), "page_size"),
@@ -183,19 +183,19 @@ async def test_every_method_refuses_what_breaks_its_constraints(checkpoint, gate
         (anext(watch(stub, NOBODYS, after=-1)), "after_sequence"),
     ):
         with pytest.raises(InvalidRequest) as refused:
-            await asked
+            await request
         assert field in {violation.field for violation in refused.value.violations}
 
 
 async def test_without_a_ledger_every_method_says_when_to_come_again_and_not_where_it_is(gateway, unused_tcp_port):
     stub = await gateway(f"127.0.0.1:{unused_tcp_port}")
-    for asked in (
+    for request in (
         stub.SubmitTask(api.SubmitTaskRequest(goal="a")),
         stub.GetTask(api.GetTaskRequest(task_id=NOBODYS)),
         stub.ListTasks(api.ListTasksRequest()),
         anext(watch(stub, NOBODYS)),
     ):
         with pytest.raises(Unavailable) as refused:
-            await asked
+            await request
         assert refused.value.retry_after_seconds
         assert str(unused_tcp_port) not in refused.value.message

@@ -10,8 +10,8 @@ from tenure.domain.errors import InvalidRequest, NotFound, StaleEpoch, Unavailab
 from tenure.v1 import admin_service_pb2 as api
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as tasks
-from tests.fix_checkpoint import words
-from tests.fix_gateway import NOBODYS, TIMEOUT_SECONDS
+from tests.support.fix_checkpoint import words
+from tests.support.fix_gateway import NOBODYS, TIMEOUT_SECONDS
 
 
 async def test_refusals_of_the_ledger_and_of_the_tools_are_listed_together(checkpoint, tool_service, grants, gateway):
@@ -46,13 +46,13 @@ async def test_without_coordinators_or_tools_operators_are_told_to_come_again(ch
     replica = await checkpoint()
     task = await replica.create()
     admin = (await gateway(replica.address)).admin
-    for asked in (
+    for request in (
         admin.ListWorkers(api.ListWorkersRequest()),
         admin.ListClaims(api.ListClaimsRequest()),
         admin.ListRefusals(api.ListRefusalsRequest(task_id=task.task_id)),
     ):
         with pytest.raises(Unavailable) as refused:
-            await asked
+            await request
         assert refused.value.retry_after_seconds
         assert "127.0.0.1" not in refused.value.message
 
@@ -62,8 +62,8 @@ async def test_a_task_is_explained_without_coordinators_and_tools_and_the_lines_
     queued = (await replica.create()).task_id
     running = await replica.claim((await replica.create()).task_id)
     stub = await gateway(replica.address)
-    told = await stub.ExplainTask(tasks.ExplainTaskRequest(task_id=queued))
-    assert "No coordinator answers, so nothing is known of workers" in told.lines
+    explain_task = await stub.ExplainTask(tasks.ExplainTaskRequest(task_id=queued))
+    assert "No coordinator answers, so nothing is known of workers" in explain_task.lines
     text = "\n".join((await stub.ExplainTask(tasks.ExplainTaskRequest(task_id=running.task.task_id))).lines)
     assert "nothing is known of its lease" in text
     assert "Nothing is known of refused writes" in text

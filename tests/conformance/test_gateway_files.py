@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from services.checkpoint.prepared_forks import PreparedForks
 from services.checkpoint.queries import SCHEMA
+from services.checkpoint.submit.forking import PreparedForks
 from tenure.client import Client
 from tenure.domain.errors import InvalidRequest, NotFound, Unavailable, WrongState
-from tenure.domain.token import Claims
+from tenure.domain.fencing import Claims
 from tenure.runtime.postgres import PoolOptions, open_pool
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import task_pb2, tool_service_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.token import sign_claims
-from tests.fix_checkpoint import answer, reserve
-from tests.fix_gateway import NOBODYS
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.fix_checkpoint import answer, reserve
+from tests.support.fix_gateway import NOBODYS
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 
 @pytest.fixture
@@ -181,10 +181,10 @@ async def test_what_cannot_be_copied_is_no_fork(checkpoint, tool_service, gatewa
 async def test_files_of_a_fork_that_never_came_to_be_are_handed_to_the_forgetters(world):
     """The gateway died between the copy and the fork: nobody asks again."""
     world.write("file")
-    asked = ledger.CheckpointServiceForkTaskRequest(
+    request = ledger.CheckpointServiceForkTaskRequest(
         request_id="r-1", task_id=world.task_id, actor="tenant/default", overrides=task_pb2.ForkOverrides()
     )
-    prepare = ledger.PrepareForkRequest(fork=asked)
+    prepare = ledger.PrepareForkRequest(fork=request)
     prepared = (await world.replica.stub.PrepareFork(prepare, timeout=CALL_SECONDS)).prepared_task_id
     again = await world.replica.stub.PrepareFork(prepare, timeout=CALL_SECONDS)
     assert again.prepared_task_id == prepared
@@ -194,9 +194,9 @@ async def test_files_of_a_fork_that_never_came_to_be_are_handed_to_the_forgetter
         assert await PreparedForks(pool, kept_seconds=0.0).give_up_once() == 1
     offered = await world.replica.stub.ListPrunings(ledger.ListPruningsRequest(limit=10), timeout=CALL_SECONDS)
     assert [(one.task_id, one.epoch) for one in offered.prunings] == [(prepared, 0)]
-    asked.prepared_task_id = prepared
+    request.prepared_task_id = prepared
     with pytest.raises(Unavailable) as late:
-        await world.replica.stub.ForkTask(asked, timeout=CALL_SECONDS)
+        await world.replica.stub.ForkTask(request, timeout=CALL_SECONDS)
     assert late.value.reason == "FORK_NOT_PREPARED"
     assert (await world.fork("r-1")).task.task_id != prepared
 

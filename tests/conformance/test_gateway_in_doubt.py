@@ -12,9 +12,9 @@ from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import admin_service_pb2 as api
 from tenure.v1 import task_pb2, tool_pb2
 from tests.conformance.test_doubt_waits import UNSAFE, waiting
-from tests.fix_gateway import NOBODYS
-from tests.fix_tools import appear
-from tests.patience import PATIENCE_SECONDS
+from tests.support.fix_gateway import NOBODYS
+from tests.support.fix_tools import appear
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = [
     pytest.mark.server,
@@ -40,12 +40,12 @@ DID_NOT_HAPPEN = Decision(did_not_happen=Decision.DidNotHappen())
 
 
 def word(task_id, decision, call_attempt=1, call_id="1.0", **more):
-    asked = {"task_id": task_id, "call_id": call_id, "call_attempt": call_attempt, "reason": "I looked", **more}
-    return api.ResolveInDoubtCallRequest(decision=decision, **asked)
+    parameters = {"task_id": task_id, "call_id": call_id, "call_attempt": call_attempt, "reason": "I looked", **more}
+    return api.ResolveInDoubtCallRequest(decision=decision, **parameters)
 
 
-async def listed(stub, **asked):
-    request = api.AdminServiceListInDoubtCallsRequest(**asked)
+async def listed(stub, **options):
+    request = api.AdminServiceListInDoubtCallsRequest(**options)
     return [one async for one in pages(stub, request)]
 
 
@@ -77,14 +77,14 @@ async def test_words_go_into_the_ledger_but_none_that_could_make_a_call_happen_t
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not [one for one in await listed(stub) if one.call.runner_gone]:
             await asyncio.sleep(0.05)
-    found = {one.call.task_id: one for one in await listed(stub, page_size=1)}
-    assert set(found) == {asleep.task.task_id, gone.task.task_id}
-    assert all(one.resolvable and one.task_reason == "TOOL_IN_DOUBT" for one in found.values())
+    values = {one.call.task_id: one for one in await listed(stub, page_size=1)}
+    assert set(values) == {asleep.task.task_id, gone.task.task_id}
+    assert all(one.resolvable and one.task_reason == "TOOL_IN_DOUBT" for one in values.values())
     await check_sleeping(stub, replica, asleep)
     await check_gone(stub, replica, gone)
     assert not await listed(stub)
     all_of_them = {one.call.task_id: one for one in await listed(stub, all=True)}
-    assert set(all_of_them) == set(found)
+    assert set(all_of_them) == set(values)
     assert not any(one.resolvable for one in all_of_them.values())
     assert outside.lines("a") == []
 
@@ -97,8 +97,11 @@ async def check_sleeping(stub, replica, owner):
     assert "is not proven gone" in refused.value.message
     assert (await replica.get(owner.task.task_id)).state == task_pb2.TASK_STATE_WAITING_USER
     by_word = Decision(did_not_happen=Decision.DidNotHappen(runner_is_gone=True, runner_proven_gone=True))
-    told = await stub.admin.ResolveInDoubtCall(word(owner.task.task_id, by_word))
-    assert (told.task.state, told.task.reason) == (task_pb2.TASK_STATE_QUEUED, "CALL_RESOLVED")
+    resolve_in_doubt_call = await stub.admin.ResolveInDoubtCall(word(owner.task.task_id, by_word))
+    assert (resolve_in_doubt_call.task.state, resolve_in_doubt_call.task.reason) == (
+        task_pb2.TASK_STATE_QUEUED,
+        "CALL_RESOLVED",
+    )
     assert not (await recorded(replica, owner)).did_not_happen.runner_proven_gone, "what a caller says is no proof"
     with pytest.raises(WrongState) as refused:
         await stub.admin.ResolveInDoubtCall(word(owner.task.task_id, DID_NOT_HAPPEN))
@@ -109,8 +112,8 @@ async def check_gone(stub, replica, owner):
     """Its runner is proven gone; the word is taken once, however often it is sent."""
     request = word(owner.task.task_id, DID_NOT_HAPPEN, request_id="once")
     for _ in range(2):
-        told = await stub.admin.ResolveInDoubtCall(request)
-        assert told.task.state == task_pb2.TASK_STATE_QUEUED
+        resolve_in_doubt_call = await stub.admin.ResolveInDoubtCall(request)
+        assert resolve_in_doubt_call.task.state == task_pb2.TASK_STATE_QUEUED
     assert (await recorded(replica, owner)).did_not_happen.runner_proven_gone
     with pytest.raises(WrongState) as refused:
         await stub.admin.ResolveInDoubtCall(word(owner.task.task_id, DID_NOT_HAPPEN))
@@ -122,12 +125,12 @@ async def test_calls_in_doubt_of_others_are_not_there_and_a_word_names_its_attem
     task_id = (await waiting(replica)).task.task_id
     mine = await gateway(replica.address, tools=tools.address)
     others = await gateway(replica.address, tools=tools.address, tenant="somebody-else")
-    for asked in (NOBODYS, task_id):
+    for request in (NOBODYS, task_id):
         with pytest.raises(NotFound):
-            await listed(others, task_id=asked)
+            await listed(others, task_id=request)
         for decision in (DID_NOT_HAPPEN, Decision(abandon=Decision.Abandon())):
             with pytest.raises(NotFound):
-                await others.admin.ResolveInDoubtCall(word(asked, decision))
+                await others.admin.ResolveInDoubtCall(word(request, decision))
     with pytest.raises(WrongState) as refused:
         await mine.admin.ResolveInDoubtCall(word(task_id, DID_NOT_HAPPEN, call_attempt=7))
     assert refused.value.reason == "OTHER_ATTEMPT"
@@ -150,8 +153,8 @@ async def test_doubts_that_nobody_can_settle_any_more_are_not_looked_through_for
     await tools_database(OPEN_DOUBTS, *map(list, zip(*waited_for, strict=True)))
     stub = await gateway(replica.address, tools=tools.address)
     for page_size in (1, 2, 5, 50):
-        found = [(one.call.task_id, one.call.call_id) for one in await full_pages(stub, page_size, len(waited_for))]
-        assert found == waited_for
+        results = [(one.call.task_id, one.call.call_id) for one in await full_pages(stub, page_size, len(waited_for))]
+        assert results == waited_for
     assert len(await listed(stub, all=True, page_size=100)) == 206
     assert await listed(stub, task_id=owners[1].task.task_id) == [
         one for one in await listed(stub) if one.call.task_id == owners[1].task.task_id
@@ -160,12 +163,12 @@ async def test_doubts_that_nobody_can_settle_any_more_are_not_looked_through_for
 
 async def full_pages(stub, page_size, most):
     """All calls; no page is short but the last."""
-    found, request = [], api.AdminServiceListInDoubtCallsRequest(page_size=page_size)
+    results, request = [], api.AdminServiceListInDoubtCallsRequest(page_size=page_size)
     for _ in range(most + 1):
         page = await stub.admin.ListInDoubtCalls(request)
-        found += page.calls
+        results += page.calls
         if not page.next_page_token:
-            return found
+            return results
         assert len(page.calls) == page_size
         request.page_token = page.next_page_token
     raise AssertionError("there is always another page")

@@ -9,22 +9,22 @@ from uuid import uuid4
 
 import pytest
 
+from services.coordinator.claims.lost_claims import LostClaims
+from services.coordinator.etcd.client import EtcdClient
 from services.coordinator.generation import Generation
 from services.coordinator.lease_store import ClaimRecord, HeldClaim, HeldSession, LeaseStore, SessionRecord
 from services.coordinator.lease_store.claim_keys import MAX_BATCH, NewClaim
-from services.coordinator.ledger import Ledger
-from services.coordinator.losses import Losses
+from services.coordinator.ledger_client import LedgerClient
 from tenure.domain.errors import Unavailable
-from tenure.runtime.duties import Duties
-from tenure.runtime.etcd.client import EtcdClient
-from tests.etcd_lives import put_back, write_on
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tenure.runtime.process import Duties
+from tests.support.etcd_restore import put_back, write_on
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from tenure.dev.etcd_process import EtcdProcess
-    from tests.fix_checkpoint import Checkpoint, MakeCheckpoint
+    from devstack.etcd import EtcdProcess
+    from tests.support.fix_checkpoint import Checkpoint, MakeCheckpoint
 
 KEY = b"/tenure/generation"
 
@@ -44,8 +44,8 @@ async def watched_over(client: EtcdClient, replica: Checkpoint) -> AsyncIterator
     async def on_health(serving: bool) -> None:
         pass
 
-    store, ledger = LeaseStore(client), Ledger(replica.channel)
-    losses = Losses(store, ledger)
+    store, ledger = LeaseStore(client), LedgerClient(replica.channel)
+    losses = LostClaims(store, ledger)
     made = Generation(store, ledger, losses, on_health)
     async with Duties() as duties:
         duties.start("claim deletions", losses.run)
@@ -94,13 +94,13 @@ def _record(session: HeldSession) -> ClaimRecord:
 
 
 @pytest.mark.parametrize(
-    ("found", "settles_at"), [(None, 2), (b"0", 2), (b"1", 1), (b"7", 8)], ids=["absent", "lower", "same", "higher"]
+    ("expected", "settles_at"), [(None, 2), (b"0", 2), (b"1", 1), (b"7", 8)], ids=["absent", "lower", "same", "higher"]
 )
 async def test_etcd_and_ledger_come_to_one_generation_above_both(
-    client: EtcdClient, checkpoint: MakeCheckpoint, found: bytes | None, settles_at: int
+    client: EtcdClient, checkpoint: MakeCheckpoint, expected: bytes | None, settles_at: int
 ) -> None:
-    if found is not None:
-        await client.put(KEY, found)
+    if expected is not None:
+        await client.put(KEY, expected)
     async with watched_over(client, await checkpoint()) as generation:
         assert await generation.settled(PATIENCE_SECONDS) == settles_at
     held = await client.get(KEY)
@@ -138,15 +138,15 @@ async def test_a_doubt_that_comes_while_older_claims_are_cleared_is_not_forgotte
     """Between the reading of the generation and its adoption somebody learned that this life is over, too."""
     await client.put(KEY, b"1")
     doubted: list[Generation] = []
-    requeue = Losses.requeue
+    requeue = LostClaims.requeue
 
-    async def learns_more(self: Losses, lost: object) -> None:
+    async def learns_more(self: LostClaims, lost: object) -> None:
         if not doubted:
             doubted.append(generation)
             generation.doubt(lost_life=2)
         await requeue(self, lost)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Losses, "requeue", learns_more)
+    monkeypatch.setattr(LostClaims, "requeue", learns_more)
     await claim(client, 1, 1)
     await client.put(KEY, b"0")
     async with watched_over(client, await checkpoint()) as generation:

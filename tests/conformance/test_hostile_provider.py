@@ -17,27 +17,27 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from services.worker.answer_facts import answer_facts, billed, failure_fact
-from services.worker.answer_fold import MOST_CONTENT_BYTES, MOST_TOKENS
+from devstack.simulator.hostile import hostile_answer
+from devstack.simulator.request_checks import check_create
+from devstack.simulator.simulator import ModelSimulator
 from services.worker.claim_ledger import size_bytes
 from services.worker.model import MOST_FAILURE_CHARACTERS, ModelCall, ModelCallFailed, ModelClient, ModelRequest
-from tenure.dev.simulator.hostile import hostile_answer
-from tenure.dev.simulator.simulator import ModelSimulator
-from tenure.dev.simulator.validation import check_create
+from services.worker.model_step import answer_facts, billed, failure_fact
+from services.worker.model_stream import MOST_CONTENT_BYTES, MOST_TOKENS
 from tenure.domain import entries as facts
 from tenure.domain.conversation import with_own_ids
-from tenure.domain.failures import FailureClass
 from tenure.domain.fold import ResumePoint
+from tenure.domain.retry import FailureClass
 from tenure.domain.states import TaskState
-from tenure.domain.strict_json import strict_json
 from tenure.domain.task import TaskSpec
+from tenure.domain.tool_arguments import strict_json
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.domain.turn import CallModel, next_move
 from tenure.v1 import ledger_pb2, live_pb2
-from tenure.wire.entries import entry_to_domain, new_entry
-from tenure.wire.portions import is_one_portion
+from tenure.wire.checkpoint_service import is_one_portion
+from tenure.wire.ledger import entry_to_domain, new_entry
 from tenure.wire.task import usage_to_wire
-from tests.patience import CALL_SECONDS
+from tests.support.patience import CALL_SECONDS
 
 ANSWERS = int(os.environ.get("TENURE_HOSTILE_ANSWERS", "1000"))
 ATTEMPT = facts.ModelAttempt(1, "sim-hostile", 1000, 4096, 5096)

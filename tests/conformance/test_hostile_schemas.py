@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tenure.domain.errors import InvalidRequest
-from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
-from tests.patience import CALL_SECONDS
+from tests.support.patience import CALL_SECONDS
 
 WIDE_CLASS = "[!-\uffff]"
 CALLS = 60

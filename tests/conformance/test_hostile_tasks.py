@@ -11,9 +11,9 @@ import os
 import uuid
 from collections import Counter
 
-from services.checkpoint.foreign_facts import MOST_ENTRIES as MOST_FOREIGN_ENTRIES
-from services.worker.answer_fold import MOST_TOKENS
-from tenure.dev.simulator.hostile import call_of, stream_of, written
+from devstack.simulator.hostile import call_of, stream_of, written
+from services.checkpoint.commit.external_entries import MOST_ENTRIES as MOST_FOREIGN_ENTRIES
+from services.worker.model_stream import MOST_TOKENS
 from tenure.domain import entries as facts
 from tenure.domain.fold import fold
 from tenure.domain.retry import RetryPolicy
@@ -22,9 +22,9 @@ from tenure.domain.task import TaskPolicy
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tenure.wire.enums import state_name
-from tenure.wire.portions import MOST_ENTRIES
-from tests.patience import CALL_SECONDS
+from tenure.wire.checkpoint_service import MOST_ENTRIES
+from tenure.wire.common import state_name
+from tests.support.patience import CALL_SECONDS
 
 TASKS = int(os.environ.get("TENURE_HOSTILE_TASKS", "24"))
 AT_ONCE = TaskPolicy(retry=RetryPolicy(max_attempts=0))

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tenure.domain.tools import OutcomeStatus
-from tests.certificates import issue
-from tests.dialling import Dialler, knowing
-from tests.fetches import PUBLIC, world
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
-from tests.strangers import Stranger, never, page
+from tests.conformance.http_fetcher import PUBLIC, world
+from tests.support.certificates import issue
+from tests.support.dialling import Dialler, knowing
+from tests.support.http_stub import HttpStub, never, page
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 FRONT = "http://front.example/"
 
@@ -173,7 +173,7 @@ class TestBounds:
     async def test_a_cancelled_fetch_gives_up_its_connection(self):
         async with world(never) as here:
             fetching = asyncio.create_task(here.fetch(FRONT))
-            await here.front.asked()
+            await here.front.until_requested()
             fetching.cancel()
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await here.front.left.wait()
@@ -230,7 +230,7 @@ class TestService:
     async def test_with_a_section_it_fetches_what_that_allows_and_nothing_inside_unless_it_says_so(
         self, tool_service, grants, tmp_path
     ):
-        async with Stranger(lambda _: page("inside")) as inside:
+        async with HttpStub(lambda _: page("inside")) as inside:
             allow = [{"host": "127.0.0.1", "ports": [inside.port]}]
             section = {"allow": allow, "timeout_seconds": CALL_SECONDS}
             (tmp_path / "no.yaml").write_text(json.dumps({"http_fetch": section}))

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.tools.http_fetch.fetching import Fetcher
+from services.tools.http_fetch.fetch import Fetcher
 from services.tools.http_fetch.settings import HttpFetchSettings
-from services.tools.tool import ToolFailed
-from tenure.domain.addresses import Networks
-from tenure.runtime.checked_network import CheckedBackend
-from tests.dialling import Dialler, answering, knowing
-from tests.fetches import PUBLIC, world
-from tests.strangers import page
+from services.tools.tool import ToolFailure
+from tenure.domain.outbound import Networks
+from tenure.runtime.outbound_http import CheckedNetworkBackend
+from tests.conformance.http_fetcher import PUBLIC, world
+from tests.support.dialling import Dialler, answering, knowing
+from tests.support.http_stub import page
 
 INSIDE = [
     ("127.0.0.1", "loopback"),
@@ -151,8 +151,8 @@ async def test_a_name_that_answers_differently_a_moment_later_leads_nowhere_else
     """The connection goes to the address that was judged: there is no second answer to be had between the two."""
     answers: list[Sequence[str]] = [[PUBLIC], ["127.0.0.1"], [PUBLIC]]
     async with world() as here:
-        told = await here.fetch("http://front.example/", answering(answers))
-        assert told.content.endswith("hello")
+        response = await here.fetch("http://front.example/", answering(answers))
+        assert response.content.endswith("hello")
         assert here.dialler.dialled == [(PUBLIC, 80)]
         failed = await here.refused("http://front.example/", answering(answers))
     assert failed.detail == "ADDRESS_REFUSED"
@@ -197,12 +197,12 @@ async def test_whatever_is_asked_for_no_host_but_the_listed_one_is_ever_looked_u
         looked_up.append(host)
         return [PUBLIC]
 
-    backend = CheckedBackend(Networks(), "http_fetch", resolve=resolve, dialer=dialler)
+    backend = CheckedNetworkBackend(Networks(), "http_fetch", resolve=resolve, dialer=dialler)
     async with Fetcher.open(
         HttpFetchSettings.model_validate({"allow": ["front.example"]}), ThreadPoolExecutor(1), backend
     ) as fetcher:
         for url in (text, f"http://{text}", f"http://front.example{text}"):
-            with pytest.raises(ToolFailed):
+            with pytest.raises(ToolFailure):
                 await fetcher.fetch(url)
     assert set(looked_up) <= {"front.example"}
     assert set(dialler.dialled) <= {(PUBLIC, 80), (PUBLIC, 443)}

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from services.tools.http_tools.calling import MOST_ANSWER_BYTES, HttpTool
+from services.tools.http_tools.http_tool import MOST_ANSWER_BYTES, HttpTool
 from services.tools.http_tools.settings import HttpToolSettings
-from services.tools.tool import CallContext, ToolAnswer, ToolFailed, ToolInDoubt
+from services.tools.tool import CallContext, ToolAnswer, ToolFailure, ToolInDoubt
 from tenure.domain.tools import EffectClass, OutcomeStatus
-from tests.certificates import issue
-from tests.patience import CALL_SECONDS
-from tests.scripted_http import answer, scripted_http
+from tests.support.certificates import issue
+from tests.support.patience import CALL_SECONDS
+from tests.support.scripted_http import answer, scripted_http
 
 DONE, FAILED = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED
 REPEATABLE = [EffectClass.PURE, EffectClass.IDEMPOTENT, EffectClass.KEYED]
@@ -38,17 +38,17 @@ async def test_arguments_are_the_body_and_the_headers_say_whose_call_it_is():
     async with scripted_http(answer(200, '{"ok": true}', content_type="application/json")) as http:
         done = await call(f"{http.url}/notes", {"text": "é"}, headers={"Authorization": "Bearer x"}, send_token=True)
     assert (done.status, done.content) == (DONE, '{"ok": true}')
-    (asked,) = http.asked
-    assert (asked.line, json.loads(asked.body)) == ("POST /notes HTTP/1.1", {"text": "é"})
-    told = {"authorization": "Bearer x", "idempotency-key": "t/1.0", "x-fencing-epoch": "7"}
-    told |= {"x-fencing-token": base64.b64encode(b"token").decode(), "content-type": "application/json"}
-    assert told.items() <= asked.headers.items()
+    (request,) = http.requests
+    assert (request.line, json.loads(request.body)) == ("POST /notes HTTP/1.1", {"text": "é"})
+    values = {"authorization": "Bearer x", "idempotency-key": "t/1.0", "x-fencing-epoch": "7"}
+    values |= {"x-fencing-token": base64.b64encode(b"token").decode(), "content-type": "application/json"}
+    assert values.items() <= request.headers.items()
 
 
 async def test_the_token_is_sent_to_those_only_who_are_to_have_it():
     async with scripted_http(answer(200)) as http:
         await call(http.url, {})
-    assert "x-fencing-token" not in http.asked[0].headers
+    assert "x-fencing-token" not in http.requests[0].headers
 
 
 async def test_arguments_in_the_url_stay_the_piece_they_are():
@@ -56,19 +56,19 @@ async def test_arguments_in_the_url_stay_the_piece_they_are():
         arguments = {"id": "a b/ü?x=1&y#z", "tags": ["p&q", 2], "flag": True, "none": None}
         await call(f"{http.url}/customers/{{id}}?v=1", arguments, method="GET", input_schema=ID)
     path = "/customers/a%20b%2F%C3%BC%3Fx%3D1%26y%23z?v=1&tags=p%26q&tags=2&flag=true"
-    assert (http.asked[0].line, http.asked[0].body) == (f"GET {path} HTTP/1.1", b"")
+    assert (http.requests[0].line, http.requests[0].body) == (f"GET {path} HTTP/1.1", b"")
 
 
 @pytest.mark.parametrize("value", ["..", ".", "", "../../admin", "a/../b", "..\\b"])
 async def test_an_argument_that_leads_to_another_path_is_refused(value):
     async with scripted_http(answer(200)) as http:
-        with pytest.raises(ToolFailed, match="cannot be put into"):
+        with pytest.raises(ToolFailure, match="cannot be put into"):
             await call(f"{http.url}/customers/{{id}}", {"id": value}, input_schema=ID)
-    assert http.asked == []
+    assert http.requests == []
 
 
 @pytest.mark.parametrize(
-    ("raw", "detail", "told"),
+    ("raw", "detail", "expected"),
     [
         (answer(404, "no such customer"), "HTTP_404", "The server of crm answered HTTP 404: no such customer"),
         (answer(501, "what?"), "HTTP_501", "The server of crm answered HTTP 501: what?"),
@@ -82,12 +82,12 @@ async def test_an_argument_that_leads_to_another_path_is_refused(value):
     ],
 )
 @pytest.mark.parametrize("effect_class", [EffectClass.KEYED, EffectClass.UNSAFE])
-async def test_a_refusal_is_an_answer(raw, detail, told, effect_class):
+async def test_a_refusal_is_an_answer(raw, detail, expected, effect_class):
     async with scripted_http(raw) as http:
         refused = await call(http.url, {}, effect_class=effect_class)
     assert (refused.status, refused.detail) == (FAILED, detail)
-    assert told in refused.content
-    assert len(http.asked) == 1
+    assert expected in refused.content
+    assert len(http.requests) == 1
 
 
 @pytest.mark.parametrize("status", [302, 303, 500])
@@ -95,7 +95,7 @@ async def test_a_refusal_is_an_answer(raw, detail, told, effect_class):
 async def test_what_leaves_it_open_is_an_answer_where_that_does_not_matter(status, effect_class):
     async with scripted_http(answer(status, "bug")) as http:
         refused = await call(http.url, {}, effect_class=effect_class)
-    assert (refused.status, refused.detail, len(http.asked)) == (FAILED, f"HTTP_{status}", 1)
+    assert (refused.status, refused.detail, len(http.requests)) == (FAILED, f"HTTP_{status}", 1)
 
 
 @pytest.mark.parametrize("effect_class", REPEATABLE)
@@ -104,8 +104,8 @@ async def test_what_may_be_repeated_is_sent_again_with_the_same_key(effect_class
     async with scripted_http(first, answer(200, "done")) as http:
         done = await call(http.url, {"a": 1}, effect_class=effect_class)
     assert (done.status, done.content) == (DONE, "done")
-    assert [one.headers["idempotency-key"] for one in http.asked] == ["t/1.0", "t/1.0"]
-    assert http.asked[0].body == http.asked[1].body
+    assert [one.headers["idempotency-key"] for one in http.requests] == ["t/1.0", "t/1.0"]
+    assert http.requests[0].body == http.requests[1].body
 
 
 CUT_OFF = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\nconnection: close\r\n\r\nx"
@@ -116,7 +116,7 @@ async def test_an_unsafe_call_whose_answer_is_lost_is_in_doubt_and_sent_once(los
     async with scripted_http(lost) as http:
         with pytest.raises(ToolInDoubt, match="its answer was lost"):
             await call(http.url, {}, effect_class="UNSAFE")
-    assert len(http.asked) == 1
+    assert len(http.requests) == 1
 
 
 @pytest.mark.parametrize("headers", [{}, {"retry_after": "0"}])
@@ -125,33 +125,33 @@ async def test_an_unsafe_call_is_in_doubt_unless_the_status_says_that_it_was_not
     async with scripted_http(answer(status, "half of it is done", **headers)) as http:
         with pytest.raises(ToolInDoubt, match=f"leaves open whether that was done: HTTP {status}: half of it"):
             await call(http.url, {}, effect_class="UNSAFE")
-    assert len(http.asked) == 1
+    assert len(http.requests) == 1
 
 
 async def test_an_unsafe_call_that_came_too_often_was_not_carried_out():
     async with scripted_http(answer(429, "busy", retry_after="0")) as http:
-        told = await call(http.url, {}, effect_class="UNSAFE")
-    assert (told.status, told.detail, len(http.asked)) == (FAILED, "HTTP_429", 1)
+        response = await call(http.url, {}, effect_class="UNSAFE")
+    assert (response.status, response.detail, len(http.requests)) == (FAILED, "HTTP_429", 1)
 
 
 async def test_nobody_waits_longer_than_the_call_may_take():
     async with scripted_http(answer(503, "busy", retry_after="3600")) as http:
-        told = await call(http.url, {})
-    assert (told.status, told.detail, len(http.asked)) == (FAILED, "HTTP_503", 1)
+        response = await call(http.url, {})
+    assert (response.status, response.detail, len(http.requests)) == (FAILED, "HTTP_503", 1)
 
 
 async def test_a_call_that_always_breaks_is_not_sent_for_ever():
     async with scripted_http(None) as http:
         with pytest.raises(ToolInDoubt, match="its answer was lost"):
             await call(http.url, {}, effect_class="KEYED")
-    assert len(http.asked) == 5
+    assert len(http.requests) == 5
 
 
 @pytest.mark.parametrize("effect_class", [EffectClass.KEYED, EffectClass.UNSAFE])
 async def test_a_server_that_is_not_there_was_asked_for_nothing(effect_class):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    with pytest.raises(ToolFailed, match="Nothing was done") as failed:
+    with pytest.raises(ToolFailure, match="Nothing was done") as failed:
         await call(f"http://127.0.0.1:{port}/", {}, effect_class=effect_class, connect_seconds=0.2)
     assert failed.value.detail == "UNREACHABLE"
 
@@ -175,7 +175,7 @@ async def test_what_is_too_long_is_cut_while_it_is_read():
 
 
 @pytest.mark.parametrize(
-    ("raw", "told"),
+    ("raw", "expected"),
     [
         (answer(200, "é".encode("latin-1"), content_type="text/plain; charset=iso-8859-1"), "é"),
         (answer(200, b"\xff", content_type="text/plain; charset=utf-7"), "�"),
@@ -184,21 +184,21 @@ async def test_what_is_too_long_is_cut_while_it_is_read():
         (answer(204), ""),
     ],
 )
-async def test_what_is_no_text_is_described(raw, told):
+async def test_what_is_no_text_is_described(raw, expected):
     async with scripted_http(raw) as http:
-        assert (await call(http.url, {})).content == told
+        assert (await call(http.url, {})).content == expected
 
 
 async def test_private_addresses_are_the_operators_to_forbid():
     async with scripted_http(answer(200)) as http:
-        with pytest.raises(ToolFailed) as refused:
+        with pytest.raises(ToolFailure) as refused:
             await call(http.url, {}, allow_private=False)
     assert refused.value.detail == "ADDRESS_REFUSED"
-    assert http.asked == []
+    assert http.requests == []
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "expected"),
     [
         ({"url": "http://{id}.example/", "input_schema": ID}, "not in its host"),
         ({"url": "http://crm.example/{id}"}, "which input_schema has to require"),
@@ -211,8 +211,8 @@ async def test_private_addresses_are_the_operators_to_forbid():
         ({"url": "http://crm.example/", "input_schema": {"$ref": "http://127.0.0.1/"}}, "another document"),
     ],
 )
-def test_a_tool_that_cannot_work_is_a_mistake_of_the_file(fields, told):
-    with pytest.raises(ValueError, match=told):
+def test_a_tool_that_cannot_work_is_a_mistake_of_the_file(fields, expected):
+    with pytest.raises(ValueError, match=expected):
         HttpToolSettings(**{"description": "d", **fields})
 
 
@@ -223,10 +223,10 @@ async def test_the_tool_service_has_it_and_records_its_doubts(tool_service, gran
         owner = grants.claim(epoch=12)
         assert (await tools.outcome(owner, "1.0", "crm_note", text="x")).content == "noted"
         assert (await tools.outcome(owner, "1.1", "crm_note", text="x")).status is OutcomeStatus.IN_DOUBT
-        told = await tools.outcome(grants.claim(tenant="other"), "1.0", "crm_note", text="x")
-        assert told.status is OutcomeStatus.INVALID_ARGUMENTS
-    assert [one.headers["idempotency-key"] for one in http.asked] == [f"{owner.task_id}/1.0", f"{owner.task_id}/1.1"]
-    assert {one.headers["x-fencing-epoch"] for one in http.asked} == {"12"}
+        response = await tools.outcome(grants.claim(tenant="other"), "1.0", "crm_note", text="x")
+        assert response.status is OutcomeStatus.INVALID_ARGUMENTS
+    assert [one.headers["idempotency-key"] for one in http.requests] == [f"{owner.task_id}/1.0", f"{owner.task_id}/1.1"]
+    assert {one.headers["x-fencing-epoch"] for one in http.requests} == {"12"}
 
 
 async def test_an_answer_that_nobody_can_take_leaves_an_unsafe_call_in_doubt(monkeypatch):
@@ -235,7 +235,7 @@ async def test_an_answer_that_nobody_can_take_leaves_an_unsafe_call_in_doubt(mon
     def fails(*_asked):
         raise KeyError("a bug")
 
-    monkeypatch.setattr("services.tools.http_tools.calling.read_response", fails)
+    monkeypatch.setattr("services.tools.http_tools.http_tool.read_response", fails)
     async with scripted_http(answer(200)) as http:
         with pytest.raises(ToolInDoubt, match="KeyError"):
             await call(http.url, {}, effect_class="UNSAFE")
@@ -252,6 +252,6 @@ async def test_a_server_has_to_be_who_it_says_it_is(host, tmp_path):
         if host == "127.0.0.1":
             assert (await call(http.url, {}, ca_file=authority_file)).content == "done"
         else:
-            with pytest.raises(ToolFailed, match="Nothing was done"):
+            with pytest.raises(ToolFailure, match="Nothing was done"):
                 await call(http.url, {}, ca_file=authority_file, connect_seconds=0.2)
-    assert len(http.asked) == (host == "127.0.0.1")
+    assert len(http.requests) == (host == "127.0.0.1")

@@ -17,19 +17,19 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from pydantic import SecretStr
 
-from services.tools.calls.effects import Effect, NeverBegan
-from services.tools.calls.records import Asked, CallKey
-from services.tools.calls.runs import Runs, Stop
-from services.tools.http_tools.calling import HttpTool
+from services.tools.calls.effects import NeverBegan, ToolEffect
+from services.tools.calls.records import CallKey, CallRequest
+from services.tools.calls.runs import RunningCalls, StopReason
+from services.tools.http_tools.http_tool import HttpTool
 from services.tools.http_tools.settings import HttpToolSettings
 from services.tools.sending import TELLING_SECONDS
-from services.tools.tool import CallContext, Tool, ToolAnswer, ToolFailed, ToolInDoubt
-from tenure.domain.token import Claims
+from services.tools.tool import CallContext, Tool, ToolAnswer, ToolFailure, ToolInDoubt
+from tenure.domain.fencing import Claims
 from tenure.domain.tools import EffectClass, OutcomeStatus
-from tests.begins import Begins
-from tests.certificates import issue
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
-from tests.scripted_http import ScriptedHttp, answer, scripted_http
+from tests.support.certificates import issue
+from tests.support.fake_may_begin import Begins
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.scripted_http import ScriptedHttp, answer, scripted_http
 
 KEYED, UNSAFE = EffectClass.KEYED, EffectClass.UNSAFE
 NOT_TLS = b"\x17\x03\x03\x00\x20" + bytes(32)
@@ -62,9 +62,9 @@ async def test_a_server_that_says_nothing_is_given_up_in_time(effect_class, pass
             with pytest.raises(ToolInDoubt, match="no answer within 60 s"):
                 await calling
         else:
-            told = await calling
-            assert (told.status, told.detail) == (OutcomeStatus.TIMED_OUT, "TIMEOUT")
-    assert len(http.asked) == 1
+            value = await calling
+            assert (value.status, value.detail) == (OutcomeStatus.TIMED_OUT, "TIMEOUT")
+    assert len(http.requests) == 1
 
 
 @pytest.mark.parametrize("effect_class", [KEYED, UNSAFE])
@@ -73,9 +73,11 @@ async def test_a_process_that_stood_still_at_the_end_of_a_call_leaves_an_unsafe_
 ):
     """Then the tool is stopped by its own time and by the service's at once, and can say nothing itself."""
     key = CallKey(uuid.uuid4(), "1.0")
-    asked = Asked(key, Claims(f"tasks/{key.task_id}", "default", 10, "claim", "worker"), "crm", effect_class, b"{}")
+    request = CallRequest(
+        key, Claims(f"tasks/{key.task_id}", "default", 10, "claim", "worker"), "crm", effect_class, b"{}"
+    )
     async with scripted_http(hangs=True) as http, http_tool(http.url, effect_class) as tool:
-        effect = Effect(Runs().add(asked, 1), tool, {}, context(), Begins())
+        effect = ToolEffect(RunningCalls().add(request, 1), tool, {}, context(), Begins())
         carrying = asyncio.create_task(effect.carry_out(lambda _effect: None))
         await heard(http)
         pass_seconds(CALL_SECONDS + 2 * TELLING_SECONDS)
@@ -88,12 +90,12 @@ async def test_a_process_that_stood_still_at_the_end_of_a_call_leaves_an_unsafe_
 
 async def test_an_unsafe_call_that_is_stopped_here_goes_on_at_its_server_for_all_anybody_knows():
     key = CallKey(uuid.uuid4(), "1.0")
-    asked = Asked(key, Claims(f"tasks/{key.task_id}", "default", 10, "claim", "worker"), "crm", UNSAFE, b"{}")
-    run = Runs().add(asked, 1)
+    request = CallRequest(key, Claims(f"tasks/{key.task_id}", "default", 10, "claim", "worker"), "crm", UNSAFE, b"{}")
+    run = RunningCalls().add(request, 1)
     async with scripted_http(hangs=True) as http, http_tool(http.url, UNSAFE) as tool:
-        carrying = asyncio.create_task(Effect(run, tool, {}, context(), Begins()).carry_out(lambda _effect: None))
+        carrying = asyncio.create_task(ToolEffect(run, tool, {}, context(), Begins()).carry_out(lambda _effect: None))
         await heard(http)
-        run.request_stop(Stop.CLOSED)
+        run.request_stop(StopReason.CLOSED)
         with pytest.raises(ToolInDoubt, match="was asked to stop"):
             await carrying
 
@@ -102,8 +104,8 @@ async def test_a_runner_that_may_begin_nothing_any_more_sends_nothing_though_it_
     vouch = Mock()
     async with scripted_http(answer(200, "paid")) as http, http_tool(http.url, UNSAFE) as tool:
         with pytest.raises(NeverBegan):
-            await tool.run(replace(context(), check_may_begin=Mock(side_effect=NeverBegan), vouch_unsent=vouch), {})
-    assert (http.connections, http.asked) == (1, [])
+            await tool.run(replace(context(), check_may_begin=Mock(side_effect=NeverBegan), mark_not_sent=vouch), {})
+    assert (http.connections, http.requests) == (1, [])
     vouch.assert_called_once_with()
 
 
@@ -123,15 +125,15 @@ async def test_what_is_no_request_was_not_sent():
     async with scripted_http(answer(200)) as http:
         headers = {"X-Key": SecretStr("a blank at the end ")}
         async with http_tool(http.url, UNSAFE, headers=headers, connect_seconds=0.05) as tool:
-            with pytest.raises(ToolFailed, match="Nothing was done"):
+            with pytest.raises(ToolFailure, match="Nothing was done"):
                 await tool.run(context(), {})
-    assert http.asked == []
+    assert http.requests == []
 
 
 async def test_an_address_is_asked_for_as_it_is_written():
     async with scripted_http(answer(200)) as http, http_tool(f"{http.url}/a;v=2/b;w=1?q=1", UNSAFE) as tool:
         await tool.run(context(), {})
-    assert http.asked[0].line == "POST /a;v=2/b;w=1?q=1 HTTP/1.1"
+    assert http.requests[0].line == "POST /a;v=2/b;w=1?q=1 HTTP/1.1"
 
 
 async def test_a_header_of_blanks_holds_up_nothing():
@@ -151,7 +153,7 @@ async def test_tls_that_breaks_in_the_middle_of_an_answer_is_a_lost_answer(effec
     ca_file = tmp_path / "ca.pem"
     ca_file.write_bytes(authority.certificate.public_bytes(serialization.Encoding.PEM))
     async with (
-        breaking(begun, authority, tmp_path) as (port, asked),
+        breaking(begun, authority, tmp_path) as (port, wanted),
         http_tool(f"https://127.0.0.1:{port}/", effect_class, ca_file=ca_file) as tool,
     ):
         if effect_class is UNSAFE:
@@ -159,19 +161,19 @@ async def test_tls_that_breaks_in_the_middle_of_an_answer_is_a_lost_answer(effec
                 await tool.run(context(), {})
         else:
             assert await tool.run(context(), {}) == ToolAnswer("done")
-    assert len(asked) == (1 if effect_class is UNSAFE else 2)
+    assert len(wanted) == (1 if effect_class is UNSAFE else 2)
 
 
 @asynccontextmanager
 async def breaking(begun: bytes, authority: Any, folder: Path) -> AsyncIterator[tuple[int, list[bytes]]]:
     """A server whose first answer ends in what is no TLS; its port, and what it was asked."""
-    asked: list[bytes] = []
+    byteses: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append(await reader.readuntil(b"{}"))
-        writer.write(begun if len(asked) == 1 else answer(200, "done"))
+        byteses.append(await reader.readuntil(b"{}"))
+        writer.write(begun if len(byteses) == 1 else answer(200, "done"))
         await writer.drain()
-        if len(asked) == 1:
+        if len(byteses) == 1:
             os.write(writer.get_extra_info("socket").fileno(), NOT_TLS)
             await reader.read()
         writer.close()
@@ -179,6 +181,6 @@ async def breaking(begun: bytes, authority: Any, folder: Path) -> AsyncIterator[
     context = issue("127.0.0.1", ("127.0.0.1",), authority).server(folder)
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
     try:
-        yield server.sockets[0].getsockname()[1], asked
+        yield server.sockets[0].getsockname()[1], byteses
     finally:
         server.close()

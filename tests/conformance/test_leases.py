@@ -20,15 +20,15 @@ from tenure.domain.errors import (
     StaleEpoch,
     Unauthenticated,
 )
-from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import lease_service_pb2 as pb
 from tenure.v1 import token_pb2
-from tenure.wire.times import duration, seconds
+from tenure.wire.common import duration, seconds
 from tenure.wire.token import read_claims
-from tests.fix_coordinator import Fleet
-from tests.fix_leases import TIMEOUT_SECONDS, Leases, reference
-from tests.patience import PATIENCE_SECONDS
+from tests.support.fix_coordinator import Fleet
+from tests.support.fix_leases import TIMEOUT_SECONDS, Leases, reference
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module")]
 
@@ -56,8 +56,8 @@ async def test_a_held_lease_is_refused_with_its_holder_and_the_time_it_has_left(
 
 
 async def test_of_many_who_acquire_at_once_one_gets_it(leases: Leases):
-    asked = (leases.at(number % 2).acquire("contended", f"holder-{number}") for number in range(12))
-    answers = await asyncio.gather(*asked, return_exceptions=True)
+    requests = (leases.at(number % 2).acquire("contended", f"holder-{number}") for number in range(12))
+    answers = await asyncio.gather(*requests, return_exceptions=True)
     (won,) = [answer for answer in answers if isinstance(answer, pb.Lease)]
     assert all(isinstance(answer, LeaseHeld) for answer in answers if answer is not won)
     assert (await leases.get("contended")).holder == won.holder
@@ -233,8 +233,8 @@ async def test_who_a_lease_was_transferred_to_acquires_it_under_an_epoch_of_its_
 
 async def test_transfers_at_the_same_moment_make_one_holder(leases: Leases):
     lease = await leases.acquire("a", "one")
-    asked = (leases.at(number % 2).transfer(f"holder-{number}", token=lease.token) for number in range(6))
-    answers = await asyncio.gather(*asked, return_exceptions=True)
+    requests = (leases.at(number % 2).transfer(f"holder-{number}", token=lease.token) for number in range(6))
+    answers = await asyncio.gather(*requests, return_exceptions=True)
     (moved,) = [answer for answer in answers if isinstance(answer, pb.Lease)]
     assert all(isinstance(answer, StaleEpoch) for answer in answers if answer is not moved)
     assert (await leases.get("a")).claim_id == moved.claim_id

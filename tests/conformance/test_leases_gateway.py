@@ -15,16 +15,16 @@ import pytest
 import pytest_asyncio
 from click.testing import CliRunner, Result
 
-from tenure.cli.exits import Exit
+from tenure.cli.exit_codes import Exit
 from tenure.cli.main import cli
 from tenure.client import Client
 from tenure.domain.errors import LeaseHeld, OutOfRange, Unavailable
-from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import lease_service_pb2 as pb
 from tenure.wire.token import read_claims
-from tests.fix_leases import Leases
-from tests.patience import PATIENCE_SECONDS
-from tests.service_process import ServiceProcess
+from tests.support.fix_leases import Leases
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.service_process import ServiceProcess
 
 pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module")]
 _tenants = itertools.count(1)

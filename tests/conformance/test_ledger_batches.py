@@ -7,15 +7,15 @@ from typing import Any
 import psycopg
 import pytest
 
-from services.checkpoint import committer
-from services.checkpoint.committer import commit_batcher
-from services.checkpoint.prepared import prepare
+from services.checkpoint.commit import committer
+from services.checkpoint.commit.committer import commit_batcher
+from services.checkpoint.commit.prepared import prepare
 from tenure.domain.errors import InvalidRequest, LimitReached, NotFound, StaleEpoch, Unavailable
 from tenure.runtime.batching import BatchLimits
 from tenure.runtime.signing import Verifier
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tests.fix_checkpoint import TIMEOUT_SECONDS, words
-from tests.patience import PATIENCE_SECONDS
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, words
+from tests.support.patience import PATIENCE_SECONDS
 
 
 class HeldCommitter:
@@ -130,18 +130,18 @@ async def test_a_commit_that_postgres_will_not_take_harms_no_neighbour(checkpoin
 
 async def in_one_frame(replica, requests):
     """The results of commits sent in one frame, in their order."""
-    from tenure.wire.refusal import refusal_to_domain
+    from tenure.wire.common import refusal_to_domain
 
     tagged = [pb.TaggedCommit(tag=tag, commit=request) for tag, request in enumerate(requests)]
-    found = {}
+    values = {}
     call = replica.stub.CommitStream(timeout=TIMEOUT_SECONDS)
     await call.write(pb.CommitStreamRequest(commits=tagged))
     await call.done_writing()
     async for frame in call:
         for result in frame.results:
             refused = result.HasField("refusal")
-            found[result.tag] = refusal_to_domain(result.refusal) if refused else result.response
-    return [found[tag] for tag in range(len(requests))]
+            values[result.tag] = refusal_to_domain(result.refusal) if refused else result.response
+    return [values[tag] for tag in range(len(requests))]
 
 
 async def test_a_batch_locks_its_rows_in_the_order_of_their_ids_whatever_order_they_came_in(checkpoint):

@@ -13,9 +13,9 @@ from services.checkpoint.tenants.rows import TENANTS
 from tenure.domain.errors import NotFound
 from tenure.v1 import admin_service_pb2 as api
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tests.fix_checkpoint import answer, reserve
-from tests.fix_gateway import NOBODYS
-from tests.patience import CALL_SECONDS
+from tests.support.fix_checkpoint import answer, reserve
+from tests.support.fix_gateway import NOBODYS
+from tests.support.patience import CALL_SECONDS
 
 
 async def listed(replica, task_id, step=0, attempt_number=0, page_size=0):
@@ -69,9 +69,9 @@ async def test_a_bill_is_told_to_its_own_tenant_only(checkpoint, gateway):
     mine, others = await gateway(replica.address), await gateway(replica.address, tenant="somebody-else")
     [bill] = (await mine.admin.ListBills(api.AdminServiceListBillsRequest(task_id=task_id))).bills
     assert bill.usage.output_tokens + bill.usage.input_tokens > 0
-    for reader, asked in ((others, task_id), (mine, NOBODYS)):
+    for reader, request in ((others, task_id), (mine, NOBODYS)):
         with pytest.raises(NotFound):
-            await reader.admin.ListBills(api.AdminServiceListBillsRequest(task_id=asked))
+            await reader.admin.ListBills(api.AdminServiceListBillsRequest(task_id=request))
 
 
 DAY = datetime(2026, 2, 1, tzinfo=UTC)
@@ -113,6 +113,6 @@ async def test_a_query_of_bills_reads_them_by_one_index(checkpoint, statement, p
         await postgres.execute("analyze ledger.token_usage")
         await postgres.execute("set search_path to ledger")
         plan = await (await postgres.execute(b"explain " + statement, parameters)).fetchall()
-    told = "\n".join(line for (line,) in plan)
-    assert set(re.findall(r"token_usage_\w+", told)) == {index}, told
-    assert "Seq Scan on token_usage" not in told, told
+    text = "\n".join(line for (line,) in plan)
+    assert set(re.findall(r"token_usage_\w+", text)) == {index}, text
+    assert "Seq Scan on token_usage" not in text, text

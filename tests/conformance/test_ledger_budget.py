@@ -5,7 +5,12 @@ import asyncio
 import pytest
 
 from tenure.v1 import task_pb2
-from tests.fix_checkpoint import answer, kinds, reserve, words
+from tests.support.fix_checkpoint import (
+    answer,
+    kinds,
+    reserve,
+    words,
+)
 
 CAP = 10_000
 RESERVERS = 50
@@ -58,16 +63,16 @@ async def test_a_reserve_is_clamped_to_what_is_left(checkpoint):
 
 
 @pytest.mark.parametrize(
-    ("limits", "asked", "reason"),
+    ("limits", "expected", "reason"),
     [
         (task_pb2.Limits(max_tokens=100), reserve(input_tokens=100, least=1), "TOKEN_LIMIT"),
         (task_pb2.Limits(max_steps=1), reserve(step=2), "STEP_LIMIT"),
     ],
 )
-async def test_a_denied_reserve_does_not_fail_the_commit_it_travels_with(checkpoint, limits, asked, reason):
+async def test_a_denied_reserve_does_not_fail_the_commit_it_travels_with(checkpoint, limits, expected, reason):
     replica = await checkpoint()
     owner = await replica.claim((await replica.create(limits=limits)).task_id)
-    response = await owner.commit(words(), reserve=asked)
+    response = await owner.commit(words(), reserve=expected)
     assert response.reserve.denied.reason == reason
     assert kinds(await replica.entries(owner.task.task_id))[-1] == "user_message"
     assert response.budget.reserved_tokens == 0

@@ -8,16 +8,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from services.checkpoint.change_cursor import Cursor
-from services.checkpoint.change_feed import adopt_feed
-from services.checkpoint.change_pruning import ChangePruner
 from services.checkpoint.queries import SCHEMA, SESSION_SETTINGS
+from services.checkpoint.watch.change_feed import ChangeCursor, ChangePruner, adopt_feed
 from tenure.domain.errors import InvalidRequest, OutOfRange, Unavailable
 from tenure.runtime.postgres import PoolOptions, open_pool
-from tenure.runtime.tenancy import as_tenant
+from tenure.runtime.request_context import as_tenant
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tests.fix_checkpoint import TIMEOUT_SECONDS, words
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, words
 
 
 async def follow(replica, cursor="", **wanted):
@@ -33,7 +31,7 @@ async def now(replica):
         return (await anext(answers)).cursor
 
 
-async def told(replica, cursor, count, **wanted):
+async def read_changes(replica, cursor, count, **wanted):
     """The next `count` changes after a cursor, each with its own."""
     items = []
     async with asyncio.timeout(TIMEOUT_SECONDS), aclosing(follow(replica, cursor, **wanted)) as answers:
@@ -69,7 +67,7 @@ async def test_each_change_of_state_is_told_once_with_the_task_and_steps_are_not
     for _ in range(5):
         await owner.commit(words())
     await owner.end()
-    items = await told(replica, cursor, 3)
+    items = await read_changes(replica, cursor, 3)
     assert moves(items) == ["QUEUED", "RUNNING", "SUCCEEDED"]
     assert [one.change.reason for one in items] == ["SUBMITTED", "OPENED", "FINAL_ANSWER"]
     assert [one.change.sequence for one in items] == [2, 3, 9]
@@ -83,7 +81,7 @@ async def test_a_request_to_end_is_a_change_of_a_running_task(checkpoint):
     owner = await replica.claim((await replica.create()).task_id)
     await replica.cancel(owner.task.task_id)
     await owner.end()
-    items = await told(replica, cursor, 4)
+    items = await read_changes(replica, cursor, 4)
     assert moves(items) == ["QUEUED", "RUNNING", "RUNNING", "CANCELLED"]
     assert [one.change.cancel_requested for one in items] == [False, False, True, False]
 
@@ -95,7 +93,7 @@ async def test_several_moves_of_one_transaction_are_one_change(checkpoint):
     await replica.claim(task.task_id)
     cursor = await now(replica)
     await replica.claim(task.task_id, holder="worker-2")
-    items = await told(replica, cursor, 1)
+    items = await read_changes(replica, cursor, 1)
     assert [(one.change.task.owner, one.change.task.claim_count) for one in items] == [("worker-2", 2)]
 
 
@@ -105,9 +103,9 @@ async def test_after_each_change_its_cursor_goes_on_behind_it_at_any_replica(che
     cursor = await now(replica)
     for _ in range(4):
         await replica.create()
-    items = await told(replica, cursor, 4)
+    items = await read_changes(replica, cursor, 4)
     for number, item in enumerate(items[:-1]):
-        assert keys(await told(other, item.cursor, 3 - number)) == keys(items[number + 1 :])
+        assert keys(await read_changes(other, item.cursor, 3 - number)) == keys(items[number + 1 :])
 
 
 async def test_only_tasks_that_fit_the_filter_are_told_and_only_the_tenants(checkpoint):
@@ -120,13 +118,13 @@ async def test_only_tasks_that_fit_the_filter_are_told_and_only_the_tenants(chec
     with as_tenant("other"):
         await replica.stub.CreateTask(request, timeout=TIMEOUT_SECONDS)
     last = await replica.create(labels={"team": "a"})
-    assert moves(await told(replica, cursor, 3, labels={"team": "a"}), mine.task_id) == ["QUEUED", "CANCELLED"]
-    assert keys(await told(replica, cursor, 2, labels={"team": "a"}, queue="q")) == [
+    assert moves(await read_changes(replica, cursor, 3, labels={"team": "a"}), mine.task_id) == ["QUEUED", "CANCELLED"]
+    assert keys(await read_changes(replica, cursor, 2, labels={"team": "a"}, queue="q")) == [
         (mine.task_id, 2),
         (mine.task_id, 4),
     ]
-    assert keys(await told(replica, cursor, 1, states=["TASK_STATE_CANCELLED"])) == [(mine.task_id, 4)]
-    assert keys(await told(replica, cursor, 1, root_task_id=last.task_id)) == [(last.task_id, 2)]
+    assert keys(await read_changes(replica, cursor, 1, states=["TASK_STATE_CANCELLED"])) == [(mine.task_id, 4)]
+    assert keys(await read_changes(replica, cursor, 1, root_task_id=last.task_id)) == [(last.task_id, 2)]
 
 
 async def test_an_idle_stream_tells_its_cursor_so_that_it_does_not_grow_old(checkpoint):
@@ -153,7 +151,7 @@ async def test_a_long_transaction_makes_the_feed_wait_and_skip_nothing(checkpoin
     cursor = await now(replica)
     async with open_transaction(replica.dsn) as slow:
         after = [(await replica.create()).task_id for _ in range(3)]
-        waiting = asyncio.create_task(told(replica, cursor, 4))
+        waiting = asyncio.create_task(read_changes(replica, cursor, 4))
         await slow.execute(
             "insert into ledger.changes (xid, tenant, task_id, sequence, state, reason, cancel_requested, changed_at) "
             "select pg_current_xact_id(), tenant, task_id, 1, state, reason, false, now() from ledger.tasks limit 1"
@@ -185,7 +183,7 @@ async def test_a_tasks_changes_keep_their_order_when_transactions_do_not(checkpo
         await replica.cancel(third)
         await holding.rollback()
     await older
-    theirs = [one for one in await told(replica, cursor, 4) if one.change.task_id == third]
+    theirs = [one for one in await read_changes(replica, cursor, 4) if one.change.task_id == third]
     assert moves(theirs) == ["RUNNING", "CANCELLED"]
     xids = await replica.query("select distinct xid from ledger.changes where task_id = %s and sequence > 3", third)
     assert len(xids) == 1, "the older transaction's change was not put behind the younger one's"
@@ -204,7 +202,7 @@ async def test_a_tasks_number_from_another_cluster_holds_nothing_back(checkpoint
     cursor = await now(replica)
     await replica.query("update ledger.tasks set change_xid = '4611686018427387904'")
     await owner.end()
-    assert moves(await told(replica, cursor, 1)) == ["SUCCEEDED"]
+    assert moves(await read_changes(replica, cursor, 1)) == ["SUCCEEDED"]
 
 
 async def prune(replica, kept_seconds, times=1):
@@ -221,20 +219,20 @@ async def test_a_cursor_whose_changes_were_pruned_is_refused_and_later_ones_are_
     await replica.query("update ledger.changes set changed_at = now() - interval '1 hour'")
     assert await prune(replica, 60.0) == [1]
     with pytest.raises(OutOfRange) as refused:
-        await told(replica, old, 1)
+        await read_changes(replica, old, 1)
     assert refused.value.reason == "CURSOR_EXPIRED"
     fresh = await replica.create()
-    assert keys(await told(replica, first.cursor, 1)) == [(fresh.task_id, 2)]
+    assert keys(await read_changes(replica, first.cursor, 1)) == [(fresh.task_id, 2)]
 
 
 async def told_after(replica, cursor, task):
-    (item,) = await told(replica, cursor, 1)
+    (item,) = await read_changes(replica, cursor, 1)
     assert item.change.task_id == task.task_id
     return item
 
 
 async def test_pruning_takes_the_oldest_in_bounded_batches_and_waits_for_no_commit(checkpoint, monkeypatch):
-    monkeypatch.setattr("services.checkpoint.change_pruning.CHANGES_A_BATCH", 4)
+    monkeypatch.setattr("services.checkpoint.watch.change_feed.CHANGES_A_BATCH", 4)
     replica = await checkpoint()
     for _ in range(10):
         await replica.create()
@@ -249,15 +247,15 @@ async def test_a_cursor_that_is_none_of_ours_is_refused(checkpoint):
     replica = await checkpoint()
     for text in ("nonsense", "~", base64.urlsafe_b64encode(b"1 x 5").decode(), "a" * 201):
         with pytest.raises(InvalidRequest):
-            await told(replica, text, 1)
+            await read_changes(replica, text, 1)
 
 
 async def test_a_cursor_of_another_ledger_or_from_its_future_is_refused(checkpoint):
     replica = await checkpoint()
-    cursor = Cursor.decoded(await now(replica))
+    cursor = ChangeCursor.decoded(await now(replica))
     for strange in (cursor._replace(feed_id="00000000-0000-0000-0000-000000000000"), cursor._replace(xid=2**62)):
         with pytest.raises(OutOfRange) as refused:
-            await told(replica, strange.encoded(), 1)
+            await read_changes(replica, strange.encoded(), 1)
         assert refused.value.reason == "CURSOR_EXPIRED"
 
 
@@ -268,14 +266,14 @@ async def test_a_ledger_that_was_copied_to_another_cluster_begins_a_new_feed(che
     await replica.query("update ledger.change_feed set cluster = cluster + 1")
     copied = await checkpoint(dsn=replica.dsn)
     with pytest.raises(OutOfRange):
-        await told(copied, cursor, 1)
+        await read_changes(copied, cursor, 1)
     begun = await now(copied)
     task = await copied.create()
-    assert keys(await told(copied, begun, 1)) == [(task.task_id, 2)]
+    assert keys(await read_changes(copied, begun, 1)) == [(task.task_id, 2)]
 
 
 async def test_what_is_left_over_of_a_former_feed_is_read_by_nobody_and_goes_in_batches(checkpoint, monkeypatch):
-    monkeypatch.setattr("services.checkpoint.change_pruning.LEFTOVERS_A_BATCH", 2)
+    monkeypatch.setattr("services.checkpoint.watch.change_feed.LEFTOVERS_A_BATCH", 2)
     replica = await checkpoint()
     for _ in range(4):
         await replica.create()
@@ -290,14 +288,14 @@ async def test_what_is_left_over_of_a_former_feed_is_read_by_nobody_and_goes_in_
             " xid = case when mod(position, 2) = 0 then xid else pg_current_xact_id() end where tenant <> ''"
         )
         task = await replica.create()
-        assert keys(await told(replica, begun, 1)) == [(task.task_id, 2)]
+        assert keys(await read_changes(replica, begun, 1)) == [(task.task_id, 2)]
         pruner = ChangePruner(pool, 60.0)
         assert await pruner.prune_once() == 0
         assert len(await written(replica)) == 6
         walked = [await pruner.clear_leftovers_once() for _ in range(4)]
         assert walked == [2, 2, 2, 0]
         assert await written(replica) == [(task.task_id, 2)]
-        assert keys(await told(replica, begun, 1)) == [(task.task_id, 2)]
+        assert keys(await read_changes(replica, begun, 1)) == [(task.task_id, 2)]
         await replica.query("update ledger.changes set changed_at = now() - interval '1 hour'")
         assert [await pruner.clear_leftovers_once(), await pruner.prune_once()] == [0, 1]
 
@@ -324,7 +322,7 @@ async def test_a_draining_server_ends_the_stream_and_another_goes_on(checkpoint)
                 pass
     assert refused.value.reason == "DRAINING"
     task = await other.create()
-    assert keys(await told(other, cursor, 1)) == [(task.task_id, 2)]
+    assert keys(await read_changes(other, cursor, 1)) == [(task.task_id, 2)]
 
 
 async def test_a_slow_reader_holds_up_nobody_and_loses_nothing(checkpoint):
@@ -334,7 +332,7 @@ async def test_a_slow_reader_holds_up_nobody_and_loses_nothing(checkpoint):
         cursor = (await anext(slow)).cursor
         for _ in range(40):
             await replica.create(goal="x" * 200_000)
-        assert len(await told(replica, cursor, 40)) == 40
+        assert len(await read_changes(replica, cursor, 40)) == 40
         seen: list[Any] = []
         async with asyncio.timeout(TIMEOUT_SECONDS):
             while len(seen) < 40:

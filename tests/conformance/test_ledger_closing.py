@@ -9,7 +9,7 @@ import pytest
 from tenure.domain.errors import NotFound, OutOfRange, Unavailable
 from tenure.runtime import metrics
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tests.fix_checkpoint import TIMEOUT_SECONDS, words
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, words
 
 NOBODYS = "00000000-0000-7000-8000-000000000000"
 CLOSED = [pb.WatchEntriesResponse(closed=True)]
@@ -20,7 +20,7 @@ def closing(replica, task_id, after=0):
     return replica.stub.WatchEntries(request, timeout=TIMEOUT_SECONDS)
 
 
-async def told(stream):
+async def read_all(stream):
     """All that a stream brings to its end."""
     answers = []
     while (answer := await stream.read()) is not grpc.aio.EOF:
@@ -31,7 +31,7 @@ async def told(stream):
 async def listening(replica, task_id):
     """What a stream will bring that has begun to listen."""
     reads = metrics.read("tenure_watch_reads_total")
-    answer = asyncio.ensure_future(told(closing(replica, task_id)))
+    answer = asyncio.ensure_future(read_all(closing(replica, task_id)))
     async with asyncio.timeout(TIMEOUT_SECONDS):
         while metrics.read("tenure_watch_reads_total") == reads:
             await asyncio.sleep(0.01)
@@ -55,7 +55,7 @@ async def test_an_ended_task_is_closed_at_once_after_whatever_sequence(checkpoin
     replica = await checkpoint()
     task = await replica.cancel((await replica.create()).task_id)
     for after in (0, 1, task.sequence):
-        assert await told(closing(replica, task.task_id, after)) == CLOSED
+        assert await read_all(closing(replica, task.task_id, after)) == CLOSED
 
 
 async def test_it_hears_of_an_end_at_another_replica(checkpoint):

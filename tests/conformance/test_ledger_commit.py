@@ -8,7 +8,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from services.checkpoint.foreign_facts import MOST_ENTRIES as MOST_FOREIGN_ENTRIES
+from services.checkpoint.commit.external_entries import MOST_ENTRIES as MOST_FOREIGN_ENTRIES
 from tenure.domain.errors import (
     TOO_MUCH_APPENDED,
     InvalidRequest,
@@ -22,8 +22,15 @@ from tenure.runtime.signing import Signer
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.wire.token import sign_claims
-from tests.fix_checkpoint import TIMEOUT_SECONDS, answer, entry, kinds, reserve, words
-from tests.patience import PATIENCE_SECONDS
+from tests.support.fix_checkpoint import (
+    TIMEOUT_SECONDS,
+    answer,
+    entry,
+    kinds,
+    reserve,
+    words,
+)
+from tests.support.patience import PATIENCE_SECONDS
 
 
 def intent(call_id="1.0", step=1):
@@ -174,9 +181,9 @@ async def test_facts_of_others_come_back_with_the_next_commit_only(checkpoint):
     replica, owner = await started(checkpoint)
     assert not (await owner.commit(words())).foreign_entries
     await replica.say(owner.task.task_id, "look here")
-    told = (await owner.commit(words())).foreign_entries
-    assert [one.body.user_message.text for one in told] == ["look here"]
-    assert told[0].actor == "alice"
+    foreign_entries = (await owner.commit(words())).foreign_entries
+    assert [one.body.user_message.text for one in foreign_entries] == ["look here"]
+    assert foreign_entries[0].actor == "alice"
     assert not (await owner.commit(words())).foreign_entries
 
 
@@ -209,9 +216,9 @@ async def test_a_token_of_another_resource_than_a_task_opens_and_writes_nothing(
     replica, owner = await started(checkpoint)
     claims = replace(owner.claims, resource="leases/backup")
     token = sign_claims(Signer.load(replica.keys / "signing.json"), claims, datetime.now(UTC))
-    for asked in (replica.open(token, claims), owner.commit(words(), token=token)):
+    for request in (replica.open(token, claims), owner.commit(words(), token=token)):
         with pytest.raises(PermissionDenied) as refused:
-            await asked
+            await request
         assert refused.value.reason == "WRONG_RESOURCE"
     await owner.commit(words())
 

@@ -3,7 +3,7 @@
 import statistics
 
 from tenure.v1 import task_pb2
-from tests.fix_checkpoint import answer, reserve, words
+from tests.support.fix_checkpoint import answer, reserve, words
 
 STEPS = 300
 

@@ -7,11 +7,11 @@ from uuid import uuid4
 import pytest
 
 from tenure.domain.errors import AlreadyExists, InvalidRequest, NotFound
-from tenure.runtime.tenancy import set_tenant
+from tenure.runtime.request_context import set_tenant
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.wire.task import spec_to_domain, spec_to_wire
-from tests.fix_checkpoint import TIMEOUT_SECONDS, kinds
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, kinds
 
 
 async def test_a_new_task_is_queued_and_its_ledger_begins_with_the_goal(checkpoint):
@@ -112,15 +112,15 @@ async def list_tasks(replica, page_token="", page_size=0, **wanted):
 async def test_lists_are_newest_first_and_pages_neither_skip_nor_repeat(checkpoint):
     replica = await checkpoint()
     made = [(await replica.create(goal=f"{n}")).task_id for n in range(7)]
-    found, token = [], ""
+    results, token = [], ""
     while True:
         page = await list_tasks(replica, token, page_size=3)
-        found += [task.task_id for task in page.tasks]
+        results += [task.task_id for task in page.tasks]
         token = page.next_page_token
         if not token:
             break
         await replica.create(goal="later than the first page")
-    assert found == made[::-1]
+    assert results == made[::-1]
 
 
 async def test_lists_are_filtered_by_state_label_and_queue(checkpoint):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tenure.runtime import metrics
-from tenure.runtime.duties import Duties, NoLimit
-from tests.fix_checkpoint import MakeCheckpoint
+from tenure.runtime.process import Duties, NoLimit
+from tests.support.fix_checkpoint import MakeCheckpoint
 
 pytestmark = pytest.mark.server
 

@@ -8,8 +8,15 @@ from google.protobuf.duration_pb2 import Duration
 from tenure.domain.errors import AlreadyExists, WrongState
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
-from tests.fix_checkpoint import TIMEOUT_SECONDS, answer, entry, kinds, reserve, words
-from tests.patience import PATIENCE_SECONDS
+from tests.support.fix_checkpoint import (
+    TIMEOUT_SECONDS,
+    answer,
+    entry,
+    kinds,
+    reserve,
+    words,
+)
+from tests.support.patience import PATIENCE_SECONDS
 
 CANCELLED = task_pb2.TASK_STATE_CANCELLED
 TIMED_OUT = task_pb2.TASK_STATE_TIMED_OUT
@@ -114,8 +121,8 @@ async def test_a_running_task_is_listed_for_ending_after_the_grace_only_and_once
     owner = await replica.claim((await replica.create()).task_id)
     await replica.cancel(owner.task.task_id)
     assert await endings(replica, grace_seconds=30) == []
-    found = await asyncio.gather(*[endings(side) for side in (replica, other) for _ in range(4)])
-    assert sum(len(one) for one in found) == 1
+    results = await asyncio.gather(*[endings(side) for side in (replica, other) for _ in range(4)])
+    assert sum(len(one) for one in results) == 1
 
 
 async def test_an_owner_that_dies_with_a_cancel_pending_leaves_a_cancelled_task(checkpoint):

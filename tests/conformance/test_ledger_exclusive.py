@@ -8,7 +8,7 @@ import pytest
 from tenure.domain.errors import AlreadyExists, InvalidRequest
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
-from tests.fix_checkpoint import TIMEOUT_SECONDS, answer, reserve
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, answer, reserve
 
 
 def talk(source_id="c-1", exclusive=True, kind=task_pb2.SOURCE_KIND_CONVERSATION):

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from services.checkpoint.offering import Offering, Wanted
 from services.checkpoint.queries import QUEUE, prepare_connection
+from services.checkpoint.queue.offering import Offering, OfferRequest
 from tenure.domain.errors import WrongState
-from tenure.domain.places import Places
+from tenure.domain.slots import Slots
 from tenure.domain.task import Priority
 from tenure.runtime.postgres import Connection
-from tenure.runtime.tenancy import set_tenant
+from tenure.runtime.request_context import set_tenant
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tests.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint
-from tests.patience import PATIENCE_SECONDS
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint
+from tests.support.patience import PATIENCE_SECONDS
 
 HIGH, NORMAL, LOW = task_pb2.PRIORITY_HIGH, task_pb2.PRIORITY_NORMAL, task_pb2.PRIORITY_LOW
 
@@ -130,12 +130,12 @@ async def test_offers_of_many_coordinators_at_once_are_disjoint_and_fair(checkpo
         await fill(postgres, "big", 1000, older_seconds=60)
         for number in range(5):
             await fill(postgres, f"small-{number}", 2)
-    asked = [
+    requests = [
         offers(side, limit=4, reserve_duration=Duration(seconds=60)) for side in (replica, other) for _ in range(6)
     ]
-    found = [offer for some in await asyncio.gather(*asked) for offer in some]
-    assert len(found) == len({offer.task_id for offer in found}) == 48
-    assert {tenant: count for tenant, count in Counter(tenants(found)).items() if tenant != "big"} == {
+    results = [offer for some in await asyncio.gather(*requests) for offer in some]
+    assert len(results) == len({offer.task_id for offer in results}) == 48
+    assert {tenant: count for tenant, count in Counter(tenants(results)).items() if tenant != "big"} == {
         f"small-{number}": 2 for number in range(5)
     }
 
@@ -153,7 +153,7 @@ async def test_who_asks_while_another_takes_the_last_of_a_tenant_is_offered_anot
 async def test_with_more_tenants_than_one_look_takes_in_each_has_its_turn_and_tiers_stay_tiers(checkpoint):
     replica = await checkpoint()
     offering = Offering(most_tenants=3)
-    wanted = Wanted(["default"], ["messages"], list(Priority), [], 2**31, 60.0)
+    wanted = OfferRequest(["default"], ["messages"], list(Priority), [], 2**31, 60.0)
     served: list[str] = []
     async with await connect(replica, prepared=False) as postgres:
         for number in range(10):
@@ -161,9 +161,9 @@ async def test_with_more_tenants_than_one_look_takes_in_each_has_its_turn_and_ti
         await fill(postgres, "t9-urgent", 1, tier=1)
     async with await connect(replica) as postgres:
         for _ in range(7):
-            served += [task.tenant for task in await offering.offer(postgres, wanted, Places.open_to_all(3))]
+            served += [task.tenant for task in await offering.offer(postgres, wanted, Slots.open_to_all(3))]
             await postgres.commit()
-        assert await offering.offer(postgres, wanted, Places.open_to_all(3)) == []
+        assert await offering.offer(postgres, wanted, Slots.open_to_all(3)) == []
     assert served[0] == "t9-urgent"
     assert Counter(served) == {"t9-urgent": 1, **{f"t{number}": 2 for number in range(10)}}
     assert len(set(served[:10])) >= 9
@@ -173,17 +173,17 @@ async def test_a_tier_that_shrinks_below_one_look_is_looked_at_once(checkpoint):
     """It was left in the middle: what is there now ends before the place where the next look begins."""
     replica = await checkpoint()
     offering = Offering(most_tenants=3)
-    wanted = Wanted(["default"], ["messages"], list(Priority), [], 2**31, 60.0)
+    wanted = OfferRequest(["default"], ["messages"], list(Priority), [], 2**31, 60.0)
     async with await connect(replica, prepared=False) as postgres:
         for number in range(5):
             await fill(postgres, f"t{number}", 4, tier=3)
         await postgres.execute(b"update tasks set priority = 1 where request_id = '1'")
     async with await connect(replica) as postgres, asyncio.timeout(PATIENCE_SECONDS):
-        first = await offering.offer(postgres, wanted, Places.open_to_all(3))
+        first = await offering.offer(postgres, wanted, Slots.open_to_all(3))
         await postgres.commit()
         assert [(task.tenant, task.priority) for task in first] == [("t0", 1), ("t1", 1), ("t2", 1)]
         await postgres.execute(b"update tasks set queue = 'elsewhere' where priority = 1 and tenant > 't2'")
-        second = await offering.offer(postgres, wanted, Places.open_to_all(5))
+        second = await offering.offer(postgres, wanted, Slots.open_to_all(5))
         await postgres.commit()
     assert [task.priority for task in second] == [3] * 5
 
@@ -199,8 +199,8 @@ async def test_workers_of_other_queues_do_not_move_ones_place_in_a_tier(checkpoi
     served: set[str] = set()
     async with await connect(replica) as postgres:
         for queue in "abab":
-            wanted = Wanted([queue], ["messages"], list(Priority), [], 2**31, 60.0)
-            served |= {task.tenant for task in await offering.offer(postgres, wanted, Places.open_to_all(3))}
+            wanted = OfferRequest([queue], ["messages"], list(Priority), [], 2**31, 60.0)
+            served |= {task.tenant for task in await offering.offer(postgres, wanted, Slots.open_to_all(3))}
             await postgres.commit()
     assert served == {f"{name}{number}" for name in "ab" for number in range(4)}
 
@@ -210,8 +210,8 @@ async def test_places_that_are_kept_for_higher_tiers_are_not_filled_by_lower_one
     for tier in (LOW, LOW, LOW, NORMAL, NORMAL, HIGH):
         await replica.create(priority=tier)
     lower = task_pb2.LowerTiers(below_high=3, below_normal=1)
-    found = await offers(replica, limit=5, lower_tiers=lower, reserve_duration=Duration(seconds=60))
-    assert [offer.priority for offer in found] == [HIGH, NORMAL, NORMAL, LOW]
+    result = await offers(replica, limit=5, lower_tiers=lower, reserve_duration=Duration(seconds=60))
+    assert [offer.priority for offer in result] == [HIGH, NORMAL, NORMAL, LOW]
     assert [offer.priority for offer in await offers(replica, limit=5)] == [LOW, LOW]
 
 
@@ -378,7 +378,7 @@ async def test_what_has_ended_costs_offers_and_depths_nothing(checkpoint):
             (QUEUE.streams, {"queues": [], "loops": [], "most": 10}),
         ):
             plan = await (await postgres.execute(b"explain " + statement, parameters)).fetchall()
-            told = "\n".join(line for (line,) in plan)
-            used = set(re.findall(r"(?:using|Bitmap Index Scan on) (tasks_\w+)", told))
-            assert used - {"tasks_pkey"} <= {"tasks_queue", "tasks_offered", "tasks_held"}, told
-            assert "Seq Scan on tasks" not in told
+            text = "\n".join(line for (line,) in plan)
+            used = set(re.findall(r"(?:using|Bitmap Index Scan on) (tasks_\w+)", text))
+            assert used - {"tasks_pkey"} <= {"tasks_queue", "tasks_offered", "tasks_held"}, text
+            assert "Seq Scan on tasks" not in text

@@ -6,25 +6,30 @@ import signal
 import psycopg
 import pytest
 
-from services.checkpoint.main import Settings, assemble
+from services.checkpoint.main import CheckpointSettings, assemble
 from services.checkpoint.queries import MIGRATIONS
-from services.checkpoint.webhooks.settings import WebhookSettings
+from services.checkpoint.webhooks.sending import WebhookSettings
 from tenure.domain.errors import Unavailable
-from tenure.runtime import failpoint
-from tenure.runtime.migrations import migrate
+from tenure.runtime import failpoints
 from tenure.runtime.process import Process
 from tenure.runtime.service import CommonSettings
 from tenure.runtime.settings import Address, ConfigurationError, Secret
+from tenure.runtime.sql import migrate
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tests.fix_checkpoint import TIMEOUT_SECONDS, kinds, reserve, words
-from tests.patience import PATIENCE_SECONDS
+from tests.support.fix_checkpoint import (
+    TIMEOUT_SECONDS,
+    kinds,
+    reserve,
+    words,
+)
+from tests.support.patience import PATIENCE_SECONDS
 
 
 @pytest.fixture
 def armed():
     """Failpoints of this process."""
-    yield failpoint.arm
-    failpoint.disarm()
+    yield failpoints.arm
+    failpoints.disarm()
 
 
 async def test_a_kill_between_commit_and_answer_loses_nothing_and_repeats_nothing(checkpoint_process, checkpoint):
@@ -147,10 +152,10 @@ async def test_an_unsafe_postgres_is_refused_at_start_unless_allowed(fresh_datab
     wanted = settings_for(dsn, signing_keys)
     refused = Process()
     with pytest.raises(ConfigurationError):
-        await assemble(refused, Settings(**wanted))
+        await assemble(refused, CheckpointSettings(**wanted))
     await refused.close()
     allowed = Process()
-    await assemble(allowed, Settings(**wanted, allow_unsafe_postgres=True))
+    await assemble(allowed, CheckpointSettings(**wanted, allow_unsafe_postgres=True))
     await allowed.close()
 
 
@@ -168,8 +173,8 @@ async def test_an_old_schema_is_refused_unless_it_may_be_migrated(fresh_database
     wanted = settings_for(await fresh_database(), signing_keys)
     refused = Process()
     with pytest.raises(ConfigurationError):
-        await assemble(refused, Settings(**wanted))
+        await assemble(refused, CheckpointSettings(**wanted))
     await refused.close()
     allowed = Process()
-    await assemble(allowed, Settings(**wanted, migrate="auto"))
+    await assemble(allowed, CheckpointSettings(**wanted, migrate="auto"))
     await allowed.close()

@@ -10,11 +10,17 @@ from tenure.domain import entries as facts
 from tenure.domain.errors import AlreadyExists, InvalidRequest, NotFound, WrongState
 from tenure.domain.fold import fold
 from tenure.domain.turn import CallModel, CloseOut, ExecuteTools, next_move
-from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2_grpc, ledger_pb2, task_pb2, tool_pb2
-from tenure.wire.entries import entries_to_domain
-from tests.fix_checkpoint import TIMEOUT_SECONDS, answer, entry, kinds, reserve
+from tenure.wire.ledger import entries_to_domain
+from tests.support.fix_checkpoint import (
+    TIMEOUT_SECONDS,
+    answer,
+    entry,
+    kinds,
+    reserve,
+)
 
 QUEUED = task_pb2.TASK_STATE_QUEUED
 COPIED = ["tools_defined", "model_attempt", "assistant_message", "tool_intent", "tool_outcome"]
@@ -214,12 +220,12 @@ async def test_forks_are_listed_by_the_task_they_came_from(checkpoint):
     second = await fork(replica, task_id, "f-2", message="two")
     third = await fork(replica, second.task_id, "f-3")
     listing = pb.CheckpointServiceListTasksRequest(filter=task_pb2.TaskFilter(forked_from_task_id=task_id), page_size=1)
-    found: list[Any] = []
-    while not found or listing.page_token:
+    results: list[Any] = []
+    while not results or listing.page_token:
         page = await replica.stub.ListTasks(listing, timeout=TIMEOUT_SECONDS)
-        found += [task.task_id for task in page.tasks]
+        results += [task.task_id for task in page.tasks]
         listing.page_token = page.next_page_token
-    assert found == [second.task_id, first.task_id]
+    assert results == [second.task_id, first.task_id]
     assert third.forked_from.task_id == second.task_id
     assert kinds(await replica.entries(third.task_id)).count("forked") == 1
 

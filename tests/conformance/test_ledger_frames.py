@@ -11,12 +11,12 @@ import pytest
 from services.worker.ledger_client import LedgerClient
 from tenure.domain.errors import InvalidRequest, StaleEpoch, Unavailable
 from tenure.runtime import metrics
-from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.validators import MAX_COMMIT_BYTES, MAX_FRAME_BYTES
-from tenure.wire.refusal import refusal_to_domain
-from tests.fix_checkpoint import TIMEOUT_SECONDS, words
-from tests.patience import PATIENCE_SECONDS
+from tenure.wire.common import refusal_to_domain
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, words
+from tests.support.patience import PATIENCE_SECONDS
 
 
 async def owners_of(checkpoint, count, stopping=None):
@@ -32,21 +32,21 @@ def frame(*requests, first_tag=0):
 
 
 async def results(call, count):
-    found: dict[Any, Any] = {}
-    while len(found) < count:
+    values: dict[Any, Any] = {}
+    while len(values) < count:
         for result in (await call.read()).results:
-            assert result.tag not in found
-            found[result.tag] = result
-    return found
+            assert result.tag not in values
+            values[result.tag] = result
+    return values
 
 
 async def test_every_commit_of_a_frame_is_answered_under_its_tag(checkpoint):
     replica, owners = await owners_of(checkpoint, 20)
     call = replica.stub.CommitStream(timeout=TIMEOUT_SECONDS)
     await call.write(frame(*[owner.request(words()) for owner in owners]))
-    found = await results(call, 20)
-    assert sorted(found) == list(range(20))
-    assert all(result.response.sequence == 4 for result in found.values())
+    match = await results(call, 20)
+    assert sorted(match) == list(range(20))
+    assert all(result.response.sequence == 4 for result in match.values())
     await call.done_writing()
     assert await call.read() is grpc.aio.EOF
 
@@ -61,10 +61,10 @@ async def test_a_refusal_is_a_result_and_the_stream_goes_on(checkpoint):
         owner.request(words()),
     ]
     await call.write(frame(*requests))
-    found = await results(call, 3)
-    assert isinstance(refusal_to_domain(found[0].refusal), StaleEpoch)
-    assert isinstance(refusal_to_domain(found[1].refusal), InvalidRequest)
-    assert found[2].response.sequence == 4
+    result = await results(call, 3)
+    assert isinstance(refusal_to_domain(result[0].refusal), StaleEpoch)
+    assert isinstance(refusal_to_domain(result[1].refusal), InvalidRequest)
+    assert result[2].response.sequence == 4
     call.cancel()
 
 
@@ -107,8 +107,8 @@ async def test_a_reader_that_does_not_read_holds_up_nobody_else(checkpoint):
     for number in range(1, 4):
         await quick.write(frame(owners[39].request(words(), commit_number=number)))
         assert (await results(quick, 1))[0].response.sequence == 3 + number
-    found = await results(deaf, 39)
-    assert all(len(result.response.foreign_entries) == 1 for result in found.values())
+    match = await results(deaf, 39)
+    assert all(len(result.response.foreign_entries) == 1 for result in match.values())
     deaf.cancel()
     quick.cancel()
 

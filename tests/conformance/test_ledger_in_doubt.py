@@ -12,9 +12,9 @@ from tenure.domain.fold import fold
 from tenure.domain.in_doubt import DidNotHappen, Happened, Resolution
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
-from tenure.wire.entries import entries_to_domain
-from tenure.wire.in_doubt import decision_to_wire
-from tests.fix_checkpoint import TIMEOUT_SECONDS, entry, kinds
+from tenure.wire.ledger import entries_to_domain
+from tenure.wire.tool import decision_to_wire
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, entry, kinds
 
 pytestmark = pytest.mark.server
 QUEUED, WAITING_USER = task_pb2.TASK_STATE_QUEUED, task_pb2.TASK_STATE_WAITING_USER
@@ -36,11 +36,11 @@ def move(calls, **fields):
 async def waiting(replica, *calls, intents=("1.0",)):
     """A task that waits for a word on these calls."""
     owner = await replica.claim((await replica.create()).task_id)
-    asked = [
+    requests = [
         entry(1, tool_intent=ledger_pb2.ToolIntent(call_id=call_id, tool="pay", arguments_json="{}"))
         for call_id in intents
     ]
-    await owner.commit(*asked, transition=move(calls))
+    await owner.commit(*requests, transition=move(calls))
     return await replica.get(owner.task.task_id)
 
 
@@ -89,12 +89,12 @@ async def test_of_two_operators_at_once_one_is_heard(checkpoint):
     other = await checkpoint(dsn=replica.dsn)
     for _ in range(4):
         task = await waiting(replica, *in_doubt(_1_0=1))
-        told = await asyncio.gather(
+        results = await asyncio.gather(
             say(replica, task, actor="olga"),
             say(other, task, DidNotHappen(True), actor="otto"),
             return_exceptions=True,
         )
-        (refused,) = (one for one in told if isinstance(one, Exception))
+        (refused,) = (one for one in results if isinstance(one, Exception))
         assert isinstance(refused, WrongState)
         assert (refused.reason, refused.metadata["state"]) == ("NOT_IN_DOUBT", "QUEUED")
         assert kinds(await replica.entries(task.task_id)).count("operator_request") == 1

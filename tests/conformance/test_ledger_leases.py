@@ -10,7 +10,7 @@ import pytest
 
 from tenure.domain.errors import InvalidRequest
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tests.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint
 
 pytestmark = pytest.mark.server
 GENERATION = 1 << 40
@@ -114,8 +114,8 @@ async def test_claims_are_known_by_tenant_resource_and_claim(checkpoint):
     replica = await checkpoint()
     mine, other = str(uuid4()), str(uuid4())
     await register(replica, 10, claim_id=mine)
-    asked = [("default", "a", mine), ("default", "a", other), ("default", "b", mine), ("acme", "a", mine)]
-    claims = [pb.InspectLeasesRequest.Claim(tenant=t, resource=r, claim_id=c) for t, r, c in asked]
+    requests = [("default", "a", mine), ("default", "a", other), ("default", "b", mine), ("acme", "a", mine)]
+    claims = [pb.InspectLeasesRequest.Claim(tenant=t, resource=r, claim_id=c) for t, r, c in requests]
     answer = await replica.stub.InspectLeases(pb.InspectLeasesRequest(claims=claims[1:]), timeout=TIMEOUT_SECONDS)
     assert list(answer.registered_claim_ids) == []
     answer = await replica.stub.InspectLeases(pb.InspectLeasesRequest(claims=claims[:1]), timeout=TIMEOUT_SECONDS)

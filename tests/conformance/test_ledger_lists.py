@@ -12,7 +12,7 @@ from tenure.runtime.postgres import Connection
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tests.conformance.test_ledger_waits import waiting
-from tests.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint
 
 BY_DEADLINE = task_pb2.TASK_ORDER_WAIT_DEADLINE
 IN_DOUBT = pb.Transition(to_state=task_pb2.TASK_STATE_WAITING_USER, reason="TOOL_IN_DOUBT")
@@ -74,7 +74,7 @@ NOBODY = "00000000-0000-0000-0000-000000000000"
 async def test_each_list_comes_in_the_order_of_its_index(checkpoint, statement, index, place):
     replica = await checkpoint()
     await waiting(replica)
-    asked = {
+    parameters = {
         "tenant": "default",
         "place": place,
         "place_task_id": NOBODY,
@@ -89,7 +89,7 @@ async def test_each_list_comes_in_the_order_of_its_index(checkpoint, statement, 
         await postgres.execute("set search_path to ledger")
         await postgres.execute("set enable_seqscan to off")  # as in the service
         prepare_connection(postgres)
-        plan = await (await postgres.execute(b"explain " + statement, asked)).fetchall()
-    told = "\n".join(line for (line,) in plan)
-    assert f"Index Scan using {index}" in told, told
-    assert ("Sort" in told, "Seq Scan" in told) == (False, False), told
+        plan = await (await postgres.execute(b"explain " + statement, parameters)).fetchall()
+    text = "\n".join(line for (line,) in plan)
+    assert f"Index Scan using {index}" in text, text
+    assert ("Sort" in text, "Seq Scan" in text) == (False, False), text

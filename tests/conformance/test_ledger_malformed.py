@@ -8,7 +8,7 @@ import pytest
 
 from tenure.domain.errors import InvalidRequest
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
-from tests.fix_checkpoint import entry, reserve, words
+from tests.support.fix_checkpoint import entry, reserve, words
 
 
 def said(content_json: str) -> ledger_pb2.NewEntry:

@@ -5,12 +5,17 @@ import asyncio
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
+from tenure.domain.close_out import MOST_FACTS
 from tenure.domain.errors import InvalidRequest, WrongState
-from tenure.domain.messages import MOST_FACTS
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tests.fix_checkpoint import answer, kinds, reserve, words
-from tests.patience import PATIENCE_SECONDS
+from tests.support.fix_checkpoint import (
+    answer,
+    kinds,
+    reserve,
+    words,
+)
+from tests.support.patience import PATIENCE_SECONDS
 
 SUCCEEDED = task_pb2.TASK_STATE_SUCCEEDED
 QUEUED = task_pb2.TASK_STATE_QUEUED
@@ -25,8 +30,8 @@ async def test_a_message_to_a_waiting_task_is_in_its_history_when_it_goes_on(che
     replica, owner = await started(checkpoint)
     retry = pb.Transition(to_state=task_pb2.TASK_STATE_RETRY_SCHEDULED, reason="R", retry_delay=Duration(nanos=1000))
     await owner.commit(transition=retry)
-    told = await replica.say(owner.task.task_id, "look here")
-    assert told.sequence > owner.known_sequence
+    response = await replica.say(owner.task.task_id, "look here")
+    assert response.sequence > owner.known_sequence
     async with asyncio.timeout(PATIENCE_SECONDS):
         while (await replica.get(owner.task.task_id)).state != QUEUED:
             await asyncio.sleep(0.01)
@@ -38,10 +43,10 @@ async def test_a_task_does_not_succeed_past_words_that_its_owner_has_not_seen(ch
     replica, owner = await started(checkpoint)
     await owner.commit(reserve=reserve())
     await owner.commit(answer())
-    told = await replica.say(owner.task.task_id, "one thing more")
+    response = await replica.say(owner.task.task_id, "one thing more")
     with pytest.raises(WrongState) as refused:
         await owner.end()
-    assert (refused.value.reason, refused.value.metadata) == ("UNREAD_MESSAGES", {"sequence": str(told.sequence)})
+    assert (refused.value.reason, refused.value.metadata) == ("UNREAD_MESSAGES", {"sequence": str(response.sequence)})
     assert (await replica.get(owner.task.task_id)).state == task_pb2.TASK_STATE_RUNNING
     again = await replica.open(owner.token, owner.claims)
     assert (again.entries[-1].body.user_message.text, again.next_number) == ("one thing more", owner.next_number)
@@ -73,8 +78,8 @@ async def test_a_cancel_comes_before_unread_words(checkpoint):
 @pytest.mark.parametrize("state", ["SUCCEEDED", "FAILED"])
 async def test_words_after_the_end_are_refused_and_told_of_the_fork(checkpoint, state):
     replica, owner = await started(checkpoint)
-    told = await replica.say(owner.task.task_id, "in time", "m-1")
-    owner.known_sequence = told.sequence
+    response = await replica.say(owner.task.task_id, "in time", "m-1")
+    owner.known_sequence = response.sequence
     await owner.end(task_pb2.TaskState.Value(f"TASK_STATE_{state}"))
     with pytest.raises(WrongState, match="ForkTask") as refused:
         await replica.say(owner.task.task_id, "too late")

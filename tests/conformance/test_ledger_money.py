@@ -11,7 +11,14 @@ import pytest
 from tenure.domain.errors import AlreadyExists, BudgetExhausted, InvalidRequest, WrongState
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
-from tests.fix_checkpoint import TIMEOUT_SECONDS, answer, entry, kinds, reserve, words
+from tests.support.fix_checkpoint import (
+    TIMEOUT_SECONDS,
+    answer,
+    entry,
+    kinds,
+    reserve,
+    words,
+)
 
 pytestmark = pytest.mark.server
 OPUS = "claude-opus-4-8"
@@ -78,10 +85,10 @@ async def test_the_cap_in_money_ends_and_a_siblings_call_makes_wait(checkpoint):
     replica = await checkpoint()
     root, child = await tree(replica, limits=limits(200 * WRITTEN + 40 * OUTPUT))
     await root.commit(reserve=reserve(input_tokens=150, output=40, model=OPUS))
-    asked = reserve(input_tokens=100, output=100, least=10, model=OPUS)
-    assert (await child.commit(reserve=asked)).reserve.denied.reason == "BUDGET_BUSY"
+    wanted = reserve(input_tokens=100, output=100, least=10, model=OPUS)
+    assert (await child.commit(reserve=wanted)).reserve.denied.reason == "BUDGET_BUSY"
     await root.commit(used(output_tokens=40))
-    assert (await child.commit(reserve=asked)).reserve.HasField("granted")
+    assert (await child.commit(reserve=wanted)).reserve.HasField("granted")
     await child.commit(used(input_tokens=100, output_tokens=10))
     denied = (await child.commit(words(), reserve=reserve(step=2, input_tokens=100, least=20, model=OPUS))).reserve
     assert denied.denied.reason == "MONEY_LIMIT"
@@ -142,8 +149,8 @@ async def test_a_cap_that_grows_short_is_warned_of_once_and_again_after_a_grant(
     seen = []
     for step, tokens in enumerate((799, 1, 50), 1):
         await owner.commit(reserve=reserve(step=step, input_tokens=1, output=900, model=OPUS))
-        told = await owner.commit(used(step, input_tokens=tokens))
-        seen.append([one.body.budget_warning.limit for one in told.foreign_entries])
+        response = await owner.commit(used(step, input_tokens=tokens))
+        seen.append([one.body.budget_warning.limit for one in response.foreign_entries])
     assert seen == [[], ["TOKEN_LIMIT"], []]
     await grant(replica, owner.task.task_id, tokens=50)
     for step in (4, 5):

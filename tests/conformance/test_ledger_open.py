@@ -9,8 +9,14 @@ from tenure.domain.errors import NotFound, SequenceConflict, StaleEpoch, Unauthe
 from tenure.domain.fold import fold
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2, token_pb2
-from tenure.wire.entries import entries_to_domain
-from tests.fix_checkpoint import TIMEOUT_SECONDS, answer, kinds, reserve, words
+from tenure.wire.ledger import entries_to_domain
+from tests.support.fix_checkpoint import (
+    TIMEOUT_SECONDS,
+    answer,
+    kinds,
+    reserve,
+    words,
+)
 
 
 async def test_open_runs_the_task_under_the_claim_and_gives_its_history(checkpoint):

@@ -14,8 +14,15 @@ from tenure.domain.turn import CallModel, next_move
 from tenure.runtime.postgres import Connection
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
-from tenure.wire.entries import entries_to_domain
-from tests.fix_checkpoint import TIMEOUT_SECONDS, answer, entry, kinds, reserve, words
+from tenure.wire.ledger import entries_to_domain
+from tests.support.fix_checkpoint import (
+    TIMEOUT_SECONDS,
+    answer,
+    entry,
+    kinds,
+    reserve,
+    words,
+)
 
 pytestmark = pytest.mark.server
 QUEUED, RUNNING, FAILED = task_pb2.TASK_STATE_QUEUED, task_pb2.TASK_STATE_RUNNING, task_pb2.TASK_STATE_FAILED
@@ -68,9 +75,9 @@ async def test_an_ended_task_begins_its_next_attempt(checkpoint, state):
     )
     assert (task.result, task.HasField("end_time"), task.cancel_requested) == ("", False, False)
     assert (task.step, task.usage, task.budget.used_tokens) == (before.step, before.usage, before.budget.used_tokens)
-    *_, asked, moved = await replica.entries(task.task_id)
-    assert kinds([asked, moved]) == ["operator_request", f"{state}>QUEUED"]
-    assert [(one.attempt, one.actor, one.epoch) for one in (asked, moved)] == [(2, "olga", 0)] * 2
+    *_, wanted, moved = await replica.entries(task.task_id)
+    assert kinds([wanted, moved]) == ["operator_request", f"{state}>QUEUED"]
+    assert [(one.attempt, one.actor, one.epoch) for one in (wanted, moved)] == [(2, "olga", 0)] * 2
 
 
 async def test_the_next_attempt_goes_on_from_the_history_and_is_held_by_a_higher_epoch_only(checkpoint):
@@ -187,8 +194,8 @@ async def test_a_queued_task_is_closed_out_at_once_in_the_operators_words(checkp
     replica = await checkpoint()
     task_id = (await replica.create()).task_id
     task = await close_out(replica, task_id, reason="superseded", result="see ticket 7")
-    told = (task.state, task.reason, task.message, task.result)
-    assert told == (FAILED, "OPERATOR_CLOSE_OUT", "superseded", "see ticket 7")
+    seen = (task.state, task.reason, task.message, task.result)
+    assert seen == (FAILED, "OPERATOR_CLOSE_OUT", "superseded", "see ticket 7")
     entries = await replica.entries(task_id)
     assert kinds(entries)[-2:] == ["operator_request", "QUEUED>FAILED"]
     assert entries[-1].actor == "olga"
@@ -227,9 +234,9 @@ async def test_a_close_out_comes_too_late_after_the_end_and_knows_three_ends(che
         await close_out(replica, task.task_id, reason="")
 
 
-async def aging(replica, **asked):
+async def aging(replica, **options):
     """(page of ids, token)"""
-    page = await replica.stub.ListAging(pb.ListAgingRequest(**asked), timeout=TIMEOUT_SECONDS)
+    page = await replica.stub.ListAging(pb.ListAgingRequest(**options), timeout=TIMEOUT_SECONDS)
     return [task.task_id for task in page.tasks], page.next_page_token
 
 
@@ -275,12 +282,12 @@ async def test_each_view_has_its_index(checkpoint, statement, index, parameters)
     replica = await checkpoint()
     await replica.create()
     nobody = "00000000-0000-0000-0000-000000000000"
-    asked = {"tenant": "default", "after_task_id": nobody, "limit": 10, **parameters}
+    values = {"tenant": "default", "after_task_id": nobody, "limit": 10, **parameters}
     async with await Connection.connect(replica.dsn, autocommit=True) as postgres:
         await postgres.execute("set search_path to ledger")
         await postgres.execute("set enable_seqscan to off")  # as in the service
         prepare_connection(postgres)
-        plan = await (await postgres.execute(b"explain " + getattr(QUERIES, statement), asked)).fetchall()
-    told = "\n".join(line for (line,) in plan)
-    assert f"Index Scan using {index}" in told, told
-    assert "Seq Scan" not in told
+        plan = await (await postgres.execute(b"explain " + getattr(QUERIES, statement), values)).fetchall()
+    text = "\n".join(line for (line,) in plan)
+    assert f"Index Scan using {index}" in text, text
+    assert "Seq Scan" not in text

@@ -7,12 +7,12 @@ import psycopg
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from tenure.domain.epochs import MAX_GENERATION, MAX_REVISION, compose_epoch
 from tenure.domain.errors import WrongState
+from tenure.domain.fencing import MAX_GENERATION, MAX_REVISION, compose_epoch
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tests.fix_checkpoint import TIMEOUT_SECONDS, kinds, reserve
-from tests.patience import PATIENCE_SECONDS
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, kinds, reserve
+from tests.support.patience import PATIENCE_SECONDS
 
 
 async def offers(replica, limit=10, **fields):
@@ -38,10 +38,10 @@ async def test_offers_come_by_priority_then_begun_ones_then_age(checkpoint):
     high = await replica.create(priority=task_pb2.PRIORITY_HIGH)
     begun = await replica.claim((await replica.create()).task_id)
     await replica.requeue(begun)
-    found = await offers(replica)
+    result = await offers(replica)
     wanted = [high, begun.task, first, second, low]
-    assert [offer.task_id for offer in found] == [task.task_id for task in wanted]
-    assert (found[1].previous_epoch, found[1].reason) == (begun.claims.epoch, "LEASE_EXPIRED")
+    assert [offer.task_id for offer in result] == [task.task_id for task in wanted]
+    assert (result[1].previous_epoch, result[1].reason) == (begun.claims.epoch, "LEASE_EXPIRED")
 
 
 async def test_offers_are_disjoint_among_coordinators(checkpoint):
@@ -49,9 +49,9 @@ async def test_offers_are_disjoint_among_coordinators(checkpoint):
     other = await checkpoint(dsn=replica.dsn)
     made = {(await replica.create()).task_id for _ in range(30)}
     kept = Duration(seconds=60)
-    asked = [offers(side, limit=7, reserve_duration=kept) for side in (replica, other) for _ in range(4)]
-    found = await asyncio.gather(*asked)
-    ids = [offer.task_id for some in found for offer in some]
+    requests = [offers(side, limit=7, reserve_duration=kept) for side in (replica, other) for _ in range(4)]
+    results = await asyncio.gather(*requests)
+    ids = [offer.task_id for some in results for offer in some]
     assert len(ids) == len(set(ids))
     rest = [offer.task_id for offer in await offers(replica, limit=30)]
     assert sorted(ids + rest) == sorted(made)
@@ -63,8 +63,8 @@ async def test_who_asks_while_another_looks_at_the_head_of_the_queue_is_offered_
     made = [(await replica.create()).task_id for _ in range(6)]
     async with await psycopg.AsyncConnection.connect(replica.dsn) as another:  # another coordinator, in its transaction
         await another.execute("select from ledger.tasks where task_id = any(%s::uuid[]) for no key update", (made[:3],))
-        found = await offers(replica, limit=3, queues=queues)
-    assert [offer.task_id for offer in found] == made[3:]
+        result = await offers(replica, limit=3, queues=queues)
+    assert [offer.task_id for offer in result] == made[3:]
 
 
 async def test_suspects_are_marked_and_left_out_for_those_who_have_one(checkpoint):
@@ -109,9 +109,9 @@ async def test_offers_are_chosen_by_queue_priority_and_loop(checkpoint):
     special = await replica.create(queue="gpu", agent=task_pb2.AgentSpec(loop="mine"), priority=task_pb2.PRIORITY_HIGH)
 
     async def ids(**fields):
-        found = [offer.task_id for offer in await offers(replica, **fields)]
+        results = [offer.task_id for offer in await offers(replica, **fields)]
         await replica.query("update ledger.tasks set offered_until = null")
-        return found
+        return results
 
     assert await ids(queues=["default"]) == [plain.task_id]
     assert await ids(queues=["gpu", "default"]) == [special.task_id, plain.task_id]
@@ -179,13 +179,13 @@ async def test_what_the_ledger_knows_of_claims(checkpoint):
     owner = await replica.claim((await replica.create()).task_id)
     queued = await replica.create()
     _, granted = await replica.grant(queued.task_id)
-    asked = [
+    requests = [
         (owner.task.task_id, owner.claims.claim_id),
         (queued.task_id, granted.claim_id),
         (queued.task_id, "unknown"),
         (str(uuid4()), "x"),
     ]
-    claims = [pb.InspectClaimsRequest.Claim(task_id=task_id, claim_id=claim_id) for task_id, claim_id in asked]
+    claims = [pb.InspectClaimsRequest.Claim(task_id=task_id, claim_id=claim_id) for task_id, claim_id in requests]
     answer = await replica.stub.InspectClaims(pb.InspectClaimsRequest(claims=claims), timeout=TIMEOUT_SECONDS)
     assert [(one.registered, one.state, one.running) for one in answer.verdicts] == [
         (True, task_pb2.TASK_STATE_RUNNING, True),
@@ -199,15 +199,15 @@ async def test_running_tasks_are_listed_in_pages_by_id(checkpoint):
     replica = await checkpoint()
     owners = [await replica.claim((await replica.create()).task_id) for _ in range(5)]
     await replica.create()
-    found, after = [], ""
+    results, after = [], ""
     while True:
         request = pb.ListRunningRequest(page_size=2, after_task_id=after)
         page = (await replica.stub.ListRunning(request, timeout=TIMEOUT_SECONDS)).running
-        found += [(one.task_id, one.claim_id) for one in page]
+        results += [(one.task_id, one.claim_id) for one in page]
         if len(page) < 2:
             break
         after = page[-1].task_id
-    assert found == sorted((owner.task.task_id, owner.claims.claim_id) for owner in owners)
+    assert results == sorted((owner.task.task_id, owner.claims.claim_id) for owner in owners)
 
 
 async def raise_generation(replica, expected):

@@ -11,13 +11,13 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc import error_details_pb2, status_pb2
 
 from tenure.domain.errors import LimitReached, Unavailable, WrongState
-from tenure.runtime.tenancy import as_tenant
+from tenure.runtime.request_context import as_tenant
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.v1 import tenant_service_pb2 as tenants
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
-from tests.fix_checkpoint import answer, kinds, reserve
+from tests.support.fix_checkpoint import answer, kinds, reserve
 
 PATIENCE_SECONDS = 60.0
 RUNNING, SUBMITS = tenants.QUOTA_KIND_RUNNING_TASKS, tenants.QUOTA_KIND_SUBMITS_PER_MINUTE
@@ -27,13 +27,15 @@ REFUSE, DELAY = tenants.QUOTA_POLICY_REFUSE, tenants.QUOTA_POLICY_DELAY
 
 async def limit(replica, kind, most, policy=REFUSE):
     quota = tenants.Quota(kind=kind, most=most, policy=policy)
-    asked = tenants.UpdateTenantLimitsRequest(quotas=[quota], reason="a test", actor="tester")
-    return (await TenantServiceStub(replica.channel).UpdateTenantLimits(asked, timeout=PATIENCE_SECONDS)).tenant
+    request = tenants.UpdateTenantLimitsRequest(quotas=[quota], reason="a test", actor="tester")
+    return (await TenantServiceStub(replica.channel).UpdateTenantLimits(request, timeout=PATIENCE_SECONDS)).tenant
 
 
 async def use_of(replica, kind):
-    told = await TenantServiceStub(replica.channel).GetTenant(tenants.GetTenantRequest(), timeout=PATIENCE_SECONDS)
-    return told.tenant.quotas[kind - 1]
+    get_tenant = await TenantServiceStub(replica.channel).GetTenant(
+        tenants.GetTenantRequest(), timeout=PATIENCE_SECONDS
+    )
+    return get_tenant.tenant.quotas[kind - 1]
 
 
 async def until_heeded(owner, denied):
@@ -57,9 +59,9 @@ async def spend(owner, tokens, step=1):
 
 @contextmanager
 def refused():
-    with pytest.raises(LimitReached) as told:
-        yield told
-    assert told.value.reason == "TENANT_QUOTA"
+    with pytest.raises(LimitReached) as refusal:
+        yield refusal
+    assert refusal.value.reason == "TENANT_QUOTA"
 
 
 async def test_beyond_its_rate_a_tenant_is_refused_with_all_that_a_client_needs(checkpoint):
@@ -74,10 +76,10 @@ async def test_beyond_its_rate_a_tenant_is_refused_with_all_that_a_client_needs(
     assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     trailers = dict(error.value.trailing_metadata())
     details = status_pb2.Status.FromString(trailers["grpc-status-details-bin"]).details
-    found = {detail.TypeName().rpartition(".")[2]: detail for detail in details}
+    values = {detail.TypeName().rpartition(".")[2]: detail for detail in details}
     info, quota, retry = error_details_pb2.ErrorInfo(), error_details_pb2.QuotaFailure(), error_details_pb2.RetryInfo()
     for name, message in (("ErrorInfo", info), ("QuotaFailure", quota), ("RetryInfo", retry)):
-        assert found[name].Unpack(message)
+        assert values[name].Unpack(message)
     assert (info.reason, info.metadata["quota"], info.metadata["most"]) == ("TENANT_QUOTA", "SUBMITS_PER_MINUTE", "2")
     assert quota.violations[0].subject == "tenants/default"
     assert 0 < retry.retry_delay.seconds <= 61
@@ -109,8 +111,8 @@ async def test_many_at_once_on_two_replicas_never_pass_the_rate(checkpoint):
     replica = await checkpoint()
     other = await checkpoint(dsn=replica.dsn)
     await limit(replica, SUBMITS, 5)
-    asked = [decided(side, f"r-{n}") for n in range(10) for side in (replica, other)]
-    answers = await asyncio.gather(*asked, return_exceptions=True)
+    requests = [decided(side, f"r-{n}") for n in range(10) for side in (replica, other)]
+    answers = await asyncio.gather(*requests, return_exceptions=True)
     made = {task.task_id for task in answers if isinstance(task, task_pb2.Task)}
     assert len(made) == 5
     assert [one for one in answers if not isinstance(one, task_pb2.Task | LimitReached)] == []
@@ -132,8 +134,8 @@ async def test_by_the_other_policy_it_is_accepted_and_starts_later(checkpoint):
 
 
 async def offers(replica):
-    asked = pb.ListClaimableRequest(queues=["default"], limit=10)
-    return (await replica.stub.ListClaimable(asked, timeout=PATIENCE_SECONDS)).offers
+    request = pb.ListClaimableRequest(queues=["default"], limit=10)
+    return (await replica.stub.ListClaimable(request, timeout=PATIENCE_SECONDS)).offers
 
 
 async def test_one_tenants_quota_is_nothing_to_another(checkpoint):
@@ -176,9 +178,9 @@ async def test_at_its_money_a_day_no_further_call_is_made_and_the_one_in_flight_
     assert denied.reason == "TENANT_QUOTA"
     assert "tenant default has used $0.0025 of $0.0020 a day" in denied.message
     assert 0 < denied.retry_after.ToSeconds() <= 300
-    with refused() as told:
+    with refused() as response:
         await replica.create()
-    assert (told.value.metadata["quota"], told.value.metadata["most"]) == ("MONEY_PER_DAY", "2000000")
+    assert (response.value.metadata["quota"], response.value.metadata["most"]) == ("MONEY_PER_DAY", "2000000")
     with as_tenant("other"):
         await replica.create()
     await limit(replica, MONEY, 3_000_000)
@@ -224,8 +226,8 @@ async def test_a_raised_cap_starts_nothing_before_the_start_that_was_asked_for(c
     tomorrow = Timestamp(seconds=int(time.time()) + 86_400)
     task = await replica.create(start_time=tomorrow)
     await limit(replica, TOKENS, 10**9, DELAY)
-    asked = "select extract(epoch from starts_at)::bigint from ledger.tasks where task_id = %s"
-    assert await replica.query(asked, task.task_id) == [(tomorrow.seconds,)]
+    text = "select extract(epoch from starts_at)::bigint from ledger.tasks where task_id = %s"
+    assert await replica.query(text, task.task_id) == [(tomorrow.seconds,)]
 
 
 async def test_the_soft_cap_is_told_once_by_the_task_that_met_it(checkpoint):
@@ -237,8 +239,8 @@ async def test_the_soft_cap_is_told_once_by_the_task_that_met_it(checkpoint):
     await replica.create()
     assert len(await replica.query("select sequence from ledger.entries where kind = 19")) == 1
     assert (await use_of(replica, TOKENS)).HasField("warn_time")
-    told = await replica.query("select task_id::text, state from ledger.changes where reason = 'QUOTA_WARNING'")
-    assert told == [(owner.task.task_id, "RUNNING")]
+    response = await replica.query("select task_id::text, state from ledger.changes where reason = 'QUOTA_WARNING'")
+    assert response == [(owner.task.task_id, "RUNNING")]
 
 
 async def until_warned(replica, owner):
@@ -247,10 +249,10 @@ async def until_warned(replica, owner):
             if "quota_warning" in kinds(await replica.entries(owner.task.task_id)):
                 return
             response = await owner.commit(reserve=reserve(step=step, input_tokens=10, output=10))
-            told = [entry for entry in response.foreign_entries if entry.body.HasField("quota_warning")]
+            entries = [entry for entry in response.foreign_entries if entry.body.HasField("quota_warning")]
             await owner.commit(answer(step=step, tokens=1))
-            if told:
-                assert told[0].body.quota_warning.most == 1000
+            if entries:
+                assert entries[0].body.quota_warning.most == 1000
             await asyncio.sleep(0.2)
 
 
@@ -268,15 +270,15 @@ async def test_two_who_update_the_same_tenant_do_not_overwrite_each_other(checkp
     replica = await checkpoint()
     stub = TenantServiceStub(replica.channel)
     first = await limit(replica, SUBMITS, 5)
-    asked = tenants.UpdateTenantLimitsRequest(
+    request = tenants.UpdateTenantLimitsRequest(
         quotas=[tenants.Quota(kind=SUBMITS, most=6)], expected_revision=first.revision, reason="more", actor="a"
     )
-    second = (await stub.UpdateTenantLimits(asked, timeout=PATIENCE_SECONDS)).tenant
+    second = (await stub.UpdateTenantLimits(request, timeout=PATIENCE_SECONDS)).tenant
     assert second.revision == first.revision + 1
-    assert (await stub.UpdateTenantLimits(asked, timeout=PATIENCE_SECONDS)).tenant == second  # a repeat
-    asked.quotas[0].most = 7
+    assert (await stub.UpdateTenantLimits(request, timeout=PATIENCE_SECONDS)).tenant == second  # a repeat
+    request.quotas[0].most = 7
     with pytest.raises(WrongState) as changed:
-        await stub.UpdateTenantLimits(asked, timeout=PATIENCE_SECONDS)
+        await stub.UpdateTenantLimits(request, timeout=PATIENCE_SECONDS)
     assert changed.value.reason == "TENANT_CHANGED"
 
 
@@ -288,10 +290,12 @@ async def test_a_tenant_without_quotas_of_its_own_follows_the_defaults(checkpoin
     )
     with as_tenant("new"):
         await replica.create()
-        told = await use_of(replica, SUBMITS)
-        assert (told.quota.most, told.is_default, told.used) == (9, True, 1)
+        response = await use_of(replica, SUBMITS)
+        assert (response.quota.most, response.is_default, response.used) == (9, True, 1)
         await limit(replica, SUBMITS, 3)
         assert not (await use_of(replica, SUBMITS)).is_default
         follow = tenants.UpdateTenantLimitsRequest(follow_defaults=[SUBMITS], reason="back", actor="a")
-        told = (await TenantServiceStub(replica.channel).UpdateTenantLimits(follow, timeout=PATIENCE_SECONDS)).tenant
-        assert (told.quotas[1].quota.most, told.quotas[1].is_default) == (9, True)
+        response = (
+            await TenantServiceStub(replica.channel).UpdateTenantLimits(follow, timeout=PATIENCE_SECONDS)
+        ).tenant
+        assert (response.quotas[1].quota.most, response.quotas[1].is_default) == (9, True)

@@ -8,7 +8,7 @@ import pytest
 from tenure.domain.errors import InvalidRequest, WrongState
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
-from tests.fix_checkpoint import TIMEOUT_SECONDS, answer, entry
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, answer, entry
 
 SCHEMA = '{"type": "object", "required": ["price"]}'
 SUCCEEDED, CANCELLED = task_pb2.TASK_STATE_SUCCEEDED, task_pb2.TASK_STATE_CANCELLED

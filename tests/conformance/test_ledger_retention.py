@@ -9,20 +9,26 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from services.checkpoint import clearing, pruning, queries
-from services.checkpoint.clearing import Clearing
-from services.checkpoint.pruning import TaskPruner
+from services.checkpoint import queries
 from services.checkpoint.queries import RETENTION, SCHEMA, SESSION_SETTINGS
+from services.checkpoint.retention import clearing, pruning
+from services.checkpoint.retention.clearing import PrunedRowCleaner
+from services.checkpoint.retention.pruning import TaskPruner
 from tenure.domain.errors import NotFound, StaleEpoch, WrongState
 from tenure.runtime.postgres import PoolOptions, open_pool
-from tenure.runtime.tenancy import as_tenant
+from tenure.runtime.request_context import as_tenant
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, schedule_service_pb2, task_pb2
 from tenure.v1 import tenant_service_pb2 as tenants
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
 from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
-from tenure.wire.times import timestamp
-from tests.fix_checkpoint import TIMEOUT_SECONDS, answer, reserve, words
+from tenure.wire.common import timestamp
+from tests.support.fix_checkpoint import (
+    TIMEOUT_SECONDS,
+    answer,
+    reserve,
+    words,
+)
 
 KEPT = {"token_usage", "prunings", "changes"}
 """What may still name a task that was pruned: its bills, the note of it, and the feed, which has a time of its own."""
@@ -45,7 +51,7 @@ async def pool_of(replica):
 async def prune(replica, kept_seconds=0.0, *, clear=True):
     """All that is due; how many tasks went."""
     async with pool_of(replica) as pool:
-        pruner, cleaner, pruned = TaskPruner(pool, kept_seconds), Clearing(pool, kept_seconds), 0
+        pruner, cleaner, pruned = TaskPruner(pool, kept_seconds), PrunedRowCleaner(pool, kept_seconds), 0
         while some := await pruner.prune_once():
             pruned += some
         while clear and await cleaner.clear_once():
@@ -161,9 +167,11 @@ async def test_who_asks_for_a_pruned_task_is_told_that_it_was_one(checkpoint):
             timeout=TIMEOUT_SECONDS,
         ),
     ):
-        with pytest.raises(NotFound, match=r"was pruned on .* by checkpoint: ended tasks are kept for 30 days") as told:
+        with pytest.raises(
+            NotFound, match=r"was pruned on .* by checkpoint: ended tasks are kept for 30 days"
+        ) as refusal:
             await asking
-        assert told.value.reason == "TASK_PRUNED"
+        assert refusal.value.reason == "TASK_PRUNED"
     with as_tenant("somebody-else"), pytest.raises(NotFound, match="there is no task"):
         await replica.get(task_id)
 
@@ -232,7 +240,7 @@ async def test_batches_are_bounded_and_wait_for_no_commit(checkpoint, monkeypatc
     async with await psycopg.AsyncConnection.connect(replica.dsn) as busy, pool_of(replica) as pool:
         await busy.execute("select from ledger.tasks where task_id = %s for update", (running.task_id,))
         await busy.execute("select from ledger.budgets for update")
-        pruner, cleaner = TaskPruner(pool, 0.0), Clearing(pool, 0.0)
+        pruner, cleaner = TaskPruner(pool, 0.0), PrunedRowCleaner(pool, 0.0)
         async with asyncio.timeout(TIMEOUT_SECONDS):
             assert [await pruner.prune_once() for _ in range(3)] == [4, 2, 0]
             first = await cleaner.clear_once()
@@ -373,8 +381,8 @@ async def explained(replica, statement, **parameters):
     async with await psycopg.AsyncConnection.connect(replica.dsn, autocommit=True) as postgres:
         await postgres.execute("set search_path to ledger; set enable_seqscan to off")
         cursor = await postgres.execute(b"explain (format json, analyze) " + statement, parameters)
-        ((found,),) = await cursor.fetchall()
-        return (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
+        ((rows,),) = await cursor.fetchall()
+        return (json.loads(rows) if isinstance(rows, str) else rows)[0]["Plan"]
 
 
 def nodes(plan):
@@ -400,10 +408,10 @@ async def test_an_operator_sees_what_would_go_and_then_says_why_it_went(checkpoi
     first, second = [(await ended(replica)).task.task_id for _ in range(2)]
     kept, living = (await ended(replica, labels={"tenure.retention": "keep"})).task.task_id, await replica.create()
     in_an_hour = timestamp(datetime.now(UTC) + timedelta(hours=1))
-    told = await as_operator(replica, ended_before=in_an_hour, dry_run=True)
-    assert (set(told.task_ids), told.more, await is_there(replica, first)) == ({first, second}, False, True)
-    told = await as_operator(replica, ended_before=in_an_hour, limit=1)
-    assert (list(told.task_ids), told.more) == ([first], True)
+    response = await as_operator(replica, ended_before=in_an_hour, dry_run=True)
+    assert (set(response.task_ids), response.more, await is_there(replica, first)) == ({first, second}, False, True)
+    response = await as_operator(replica, ended_before=in_an_hour, limit=1)
+    assert (list(response.task_ids), response.more) == ([first], True)
     with pytest.raises(NotFound, match="by alice: asked to"):
         await replica.get(first)
     assert (await as_operator(replica, task_id=first)).task_ids == [first], "a repeat is answered as the first time"
@@ -448,8 +456,8 @@ async def test_a_schedule_goes_on_after_the_task_of_its_run_is_pruned(checkpoint
     task_id = (await schedules.TriggerSchedule(trigger, timeout=TIMEOUT_SECONDS)).task.task_id
     await replica.cancel(task_id)
     assert await prune(replica) == 1
-    asked = schedule_service_pb2.GetScheduleRequest(schedule="yearly")
-    (run,) = (await schedules.GetSchedule(asked, timeout=TIMEOUT_SECONDS)).runs
+    request = schedule_service_pb2.GetScheduleRequest(schedule="yearly")
+    (run,) = (await schedules.GetSchedule(request, timeout=TIMEOUT_SECONDS)).runs
     assert (run.task_id, run.task_state) == (task_id, task_pb2.TASK_STATE_UNSPECIFIED)
     again = schedule_service_pb2.TriggerScheduleRequest(schedule="yearly", request_id="two")
     assert (await schedules.TriggerSchedule(again, timeout=TIMEOUT_SECONDS)).task.task_id != task_id
@@ -472,13 +480,13 @@ async def test_the_feed_of_changes_goes_on_past_tasks_that_were_pruned(checkpoin
     gone = (await ended(replica)).task.task_id
     await prune(replica)
     stays = await replica.create()
-    told = []
+    seen = []
     async with aclosing(follow(replica, cursor)) as answers:
         async for answer in answers:
-            told += [item.change.task_id for item in answer.items]
-            if stays.task_id in told:
+            seen += [item.change.task_id for item in answer.items]
+            if stays.task_id in seen:
                 break
-    assert gone not in told
+    assert gone not in seen
 
 
 async def follow(replica, cursor=""):

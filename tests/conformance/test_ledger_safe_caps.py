@@ -10,7 +10,12 @@ from tenure.domain.errors import AlreadyExists, InvalidRequest
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, schedule_service_pb2, task_pb2
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
-from tests.fix_checkpoint import TIMEOUT_SECONDS, answer, entry, reserve
+from tests.support.fix_checkpoint import (
+    TIMEOUT_SECONDS,
+    answer,
+    entry,
+    reserve,
+)
 
 pytestmark = pytest.mark.server
 OPUS, UNPRICED = "claude-opus-4-8", "nobodys"

@@ -6,11 +6,12 @@ from uuid import uuid4
 
 import pytest
 
-from services.checkpoint import signals, sweeps
+from services.checkpoint.queue import sweeps
+from services.checkpoint.waits import signals
 from tenure.domain.errors import AlreadyExists, LimitReached
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
-from tests.fix_checkpoint import TIMEOUT_SECONDS, entry, kinds
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, entry, kinds
 
 QUEUED = task_pb2.TASK_STATE_QUEUED
 WAITING_EXTERNAL = task_pb2.TASK_STATE_WAITING_EXTERNAL
@@ -19,8 +20,8 @@ WAITING_EXTERNAL = task_pb2.TASK_STATE_WAITING_EXTERNAL
 async def begun(replica, correlation_id):
     """An owner that is about to wait."""
     owner = await replica.claim((await replica.create()).task_id)
-    told = ledger_pb2.ToolIntent(call_id="1.0", tool_use_id="u", tool="wait_external", arguments_json="{}")
-    await owner.commit(entry(1, tool_intent=told))
+    intent = ledger_pb2.ToolIntent(call_id="1.0", tool_use_id="u", tool="wait_external", arguments_json="{}")
+    await owner.commit(entry(1, tool_intent=intent))
     wait = task_pb2.Wait(kind=task_pb2.WAIT_KIND_EVENT, call_id="1.0", correlation_id=correlation_id)
     return owner, pb.Transition(to_state=WAITING_EXTERNAL, reason="EVENT_AWAITED", wait=wait)
 
@@ -40,9 +41,9 @@ async def send(replica, correlation_id, payload="{}", request_id=""):
 
 async def payload_of(replica, task_id):
     """What the task's call came to; one outcome at most."""
-    told = [one.body.tool_outcome for one in await replica.entries(task_id) if one.body.HasField("tool_outcome")]
-    assert len(told) <= 1
-    return json.loads(told[0].outcome.content)["payload"] if told else None
+    seen = [one.body.tool_outcome for one in await replica.entries(task_id) if one.body.HasField("tool_outcome")]
+    assert len(seen) <= 1
+    return json.loads(seen[0].outcome.content)["payload"] if seen else None
 
 
 async def test_an_event_wakes_the_task_that_waits_for_it(checkpoint):

@@ -10,9 +10,15 @@ from tenure.domain.errors import InvalidRequest
 from tenure.domain.fold import fold
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
-from tenure.wire.entries import entries_to_domain
-from tenure.wire.times import duration, moment
-from tests.fix_checkpoint import TIMEOUT_SECONDS, answer, entry, kinds, reserve
+from tenure.wire.common import duration, moment
+from tenure.wire.ledger import entries_to_domain
+from tests.support.fix_checkpoint import (
+    TIMEOUT_SECONDS,
+    answer,
+    entry,
+    kinds,
+    reserve,
+)
 
 QUEUED = task_pb2.TASK_STATE_QUEUED
 RUNNING = task_pb2.TASK_STATE_RUNNING
@@ -25,16 +31,16 @@ SPAWN = "spawn_sub_agents"
 
 def call(goals=("a", "b"), call_id="1.0", **more):
     arguments = json.dumps({"goals": list(goals), **more})
-    told = ledger_pb2.ToolIntent(call_id=call_id, tool_use_id=f"use-{call_id}", tool=SPAWN, arguments_json=arguments)
-    return entry(int(call_id.split(".", maxsplit=1)[0]), tool_intent=told)
+    intent = ledger_pb2.ToolIntent(call_id=call_id, tool_use_id=f"use-{call_id}", tool=SPAWN, arguments_json=arguments)
+    return entry(int(call_id.split(".", maxsplit=1)[0]), tool_intent=intent)
 
 
 def wait(call_id="1.0", timeout_seconds=3600.0):
-    told = task_pb2.Wait(
+    wait = task_pb2.Wait(
         kind=task_pb2.WAIT_KIND_SUB_AGENTS, call_id=call_id, at_deadline=task_pb2.WAIT_DEADLINE_POLICY_GO_ON
     )
     return pb.Transition(
-        to_state=WAITING, reason="SUB_AGENTS_AWAITED", wait=told, wait_timeout=duration(timeout_seconds)
+        to_state=WAITING, reason="SUB_AGENTS_AWAITED", wait=wait, wait_timeout=duration(timeout_seconds)
     )
 
 
@@ -71,8 +77,8 @@ async def finish(replica, task_id, result="done", state=SUCCEEDED, reason="FINAL
 async def outcome_of(replica, task_id):
     """The one outcome of the parent's call."""
     entries = await replica.entries(task_id)
-    (told,) = [one.body.tool_outcome for one in entries if one.body.HasField("tool_outcome")]
-    return told.outcome
+    (entry,) = [one.body.tool_outcome for one in entries if one.body.HasField("tool_outcome")]
+    return entry.outcome
 
 
 async def results(replica, task_id):
@@ -115,8 +121,8 @@ async def test_the_last_sub_agent_wakes_its_parent_with_the_results_in_order(che
     woken = await in_state(replica, parent.task_id, QUEUED)
     assert woken.reason == "WAIT_RESOLVED"
     assert await results(replica, parent.task_id) == ["one", "[failed: MODEL_REJECTED: it broke]", "three"]
-    told = json.loads((await outcome_of(replica, parent.task_id)).content)["sub_agents"][1]
-    assert (told["task_id"], told["partial_result"]) == (second, "half")
+    entry = json.loads((await outcome_of(replica, parent.task_id)).content)["sub_agents"][1]
+    assert (entry["task_id"], entry["partial_result"]) == (second, "half")
     entries = await replica.entries(parent.task_id)
     assert kinds(entries)[-3:] == ["wait_resolution", "tool_outcome", "WAITING_EXTERNAL>QUEUED"]
     owner = await replica.claim(parent.task_id)
@@ -152,7 +158,7 @@ async def test_a_commit_that_is_sent_again_spawns_once_and_is_answered_alike(che
 
 
 @pytest.mark.parametrize(
-    ("facts", "spec", "told"),
+    ("facts", "spec", "expected"),
     [
         ({"goals": ["x"] * 9}, {}, "one call may begin 8 at most"),
         ({"goals": []}, {}, "goals must be"),
@@ -164,12 +170,12 @@ async def test_a_commit_that_is_sent_again_spawns_once_and_is_answered_alike(che
         ({"goals": ["a", "b"]}, {"policy": {"sub_agents": {"max_living": 2}}}, "over 2"),
     ],
 )
-async def test_a_spawn_that_is_refused_is_an_outcome_and_fails_no_task(checkpoint, facts, spec, told):
+async def test_a_spawn_that_is_refused_is_an_outcome_and_fails_no_task(checkpoint, facts, spec, expected):
     replica = await checkpoint()
     owner, response = await spawner(replica, call(**facts), **spec)
     (added,) = response.foreign_entries
     outcome = added.body.tool_outcome.outcome
-    assert told in outcome.content
+    assert expected in outcome.content
     assert outcome.status in {tool_pb2.OUTCOME_STATUS_NOT_ALLOWED, tool_pb2.OUTCOME_STATUS_INVALID_ARGUMENTS}
     assert (await replica.get(owner.task.task_id)).state == RUNNING
     assert await replica.query("select count(*) from ledger.tasks") == [(1,)]
@@ -215,12 +221,12 @@ async def test_a_call_that_needs_leave_spawns_when_it_has_it(checkpoint):
     replica = await checkpoint()
     owner, response = await spawner(replica, agent={"approve_tools": [SPAWN]})
     assert not response.foreign_entries
-    asked = task_pb2.Wait(
+    wait_wanted = task_pb2.Wait(
         kind=task_pb2.WAIT_KIND_TOOL_APPROVAL, call_id="1.0", options=["allow", "deny", "edit"], tool=SPAWN,
         arguments_json=json.dumps({"goals": ["a", "b"]}),
     )  # fmt: skip
     user = task_pb2.TASK_STATE_WAITING_USER
-    await owner.commit(transition=pb.Transition(to_state=user, reason="TOOL_NEEDS_APPROVAL", wait=asked))
+    await owner.commit(transition=pb.Transition(to_state=user, reason="TOOL_NEEDS_APPROVAL", wait=wait_wanted))
     parent = await replica.get(owner.task.task_id)
     said = pb.WaitAnswer(
         wait_id=parent.wait.wait_id,
@@ -246,8 +252,8 @@ async def test_an_approvers_tokens_raise_a_sub_agents_own_cap_with_its_roots(che
     child = await replica.claim(task_id)
     cap = child.task.spec.limits.max_tokens
     await child.commit(reserve=reserve())
-    asked = entry(1, tool_intent=ledger_pb2.ToolIntent(call_id="1.0", tool_use_id="u", tool="request_approval"))
-    await child.commit(answer(tokens=10), asked)
+    wanted = entry(1, tool_intent=ledger_pb2.ToolIntent(call_id="1.0", tool_use_id="u", tool="request_approval"))
+    await child.commit(answer(tokens=10), wanted)
     large = reserve(step=2, input_tokens=cap)
     assert (await child.commit(reserve=large)).reserve.denied.reason == "TOKEN_LIMIT"
     approval = task_pb2.Wait(kind=task_pb2.WAIT_KIND_APPROVAL, call_id="1.0", options=["approve", "deny"])
@@ -316,8 +322,8 @@ async def test_a_sub_agent_that_an_operator_requeues_outlives_its_call_but_not_i
     (child,) = parent.wait.sub_agent_task_ids
     await finish(replica, child, state=FAILED, reason="MODEL_REJECTED")
     owner = await replica.claim((await in_state(replica, parent.task_id, QUEUED)).task_id)
-    asked = ledger_pb2.OperatorRequest(reason="again", requeue=ledger_pb2.OperatorRequest.Requeue())
-    request = pb.AppendForeignRequest(task_id=child, request_id="r-1", actor="bob", operator_request=asked)
+    inner_request = ledger_pb2.OperatorRequest(reason="again", requeue=ledger_pb2.OperatorRequest.Requeue())
+    request = pb.AppendForeignRequest(task_id=child, request_id="r-1", actor="bob", operator_request=inner_request)
     await replica.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)
     await replica.requeue(owner)
     await told_all(replica)
@@ -366,8 +372,8 @@ async def test_trees_that_end_at_once_by_their_last_the_deadline_and_a_cancel_wa
     for number, parent in enumerate(parents):
         task = await in_state(replica, parent.task_id, QUEUED, CANCELLED)
         assert task.state == CANCELLED or number % 3 != 1
-        told = kinds(await replica.entries(parent.task_id))
-        assert told.count("tool_outcome") == 1
-        assert told.count("wait_resolution") == (task.state == QUEUED or "wait_resolution" in told)
+        response = kinds(await replica.entries(parent.task_id))
+        assert response.count("tool_outcome") == 1
+        assert response.count("wait_resolution") == (task.state == QUEUED or "wait_resolution" in response)
     counted = await replica.query("select deadlocks from pg_stat_database where datname = current_database()")
     assert counted == [(0,)]

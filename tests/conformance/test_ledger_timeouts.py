@@ -9,11 +9,16 @@ from tenure.domain.errors import WrongState
 from tenure.domain.fold import fold
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
-from tenure.wire.entries import entries_to_domain
-from tenure.wire.enums import state_name
-from tenure.wire.times import duration, moment, timestamp
-from tests.fix_checkpoint import TIMEOUT_SECONDS, answer, entry, kinds, reserve
-from tests.patience import PATIENCE_SECONDS
+from tenure.wire.common import duration, moment, state_name, timestamp
+from tenure.wire.ledger import entries_to_domain
+from tests.support.fix_checkpoint import (
+    TIMEOUT_SECONDS,
+    answer,
+    entry,
+    kinds,
+    reserve,
+)
+from tests.support.patience import PATIENCE_SECONDS
 
 WAITING_USER = task_pb2.TASK_STATE_WAITING_USER
 QUEUED = task_pb2.TASK_STATE_QUEUED
@@ -23,14 +28,14 @@ ENDS = {"FAIL": "FAILED", "TIME_OUT": "TIMED_OUT", "RETRY": "RETRY_SCHEDULED"}
 
 
 def policy(action="", after=None, *, phase="queued", retry_seconds=3600.0, retries=3):
-    told = task_pb2.TaskPolicy()
-    told.retry.max_attempts = retries
-    told.retry.initial_backoff.CopyFrom(duration(retry_seconds))
-    timeout = getattr(told.timeouts, phase)
+    task_policy = task_pb2.TaskPolicy()
+    task_policy.retry.max_attempts = retries
+    task_policy.retry.initial_backoff.CopyFrom(duration(retry_seconds))
+    timeout = getattr(task_policy.timeouts, phase)
     timeout.action = task_pb2.TimeoutAction.Value(f"TIMEOUT_ACTION_{action or 'UNSPECIFIED'}")
     if after is not None:
         timeout.after.CopyFrom(duration(after))
-    return told
+    return task_policy
 
 
 async def task_where(replica, task_id, holds):
@@ -161,9 +166,9 @@ async def test_a_claim_that_is_not_the_granted_one_any_more_moves_nothing(checkp
 
 async def test_offers_carry_the_tasks_own_patience(checkpoint):
     replica = await checkpoint()
-    told = policy("RETRY", 7.0, phase="start")
-    told.timeouts.progress.after.CopyFrom(duration(9.0))
-    await replica.create(policy=told)
+    response = policy("RETRY", 7.0, phase="start")
+    response.timeouts.progress.after.CopyFrom(duration(9.0))
+    await replica.create(policy=response)
     await replica.create()
     answered = await replica.stub.ListClaimable(pb.ListClaimableRequest(limit=10), timeout=TIMEOUT_SECONDS)
     own, none = answered.offers

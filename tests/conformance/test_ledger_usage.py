@@ -7,10 +7,10 @@ import psycopg
 import pytest
 
 from services.checkpoint.tenants.rows import TENANTS
-from tenure.runtime.tenancy import as_tenant
+from tenure.runtime.request_context import as_tenant
 from tenure.v1 import tenant_service_pb2 as pb
 from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
-from tests.patience import CALL_SECONDS
+from tests.support.patience import CALL_SECONDS
 
 ROOT = "00000000-0000-7000-8000-{:012x}"
 TENANTS_COUNT, ROOTS, BILLS = 20, 500, 40_000
@@ -62,14 +62,14 @@ async def test_sums_by_every_key_are_those_of_the_bills(billed):
 async def test_pages_of_sums_join_without_gap_or_repeat(billed):
     fields = {"group_by": pb.USAGE_GROUPING_ROOT, **since(days=30)}
     whole = [one.key for one in (await sums(billed, "t-3", page_size=1000, **fields)).sums]
-    found, token = [], ""
+    results, token = [], ""
     while True:
         page = await sums(billed, "t-3", page_size=10, page_token=token, **fields)
-        found += [one.key for one in page.sums]
+        results += [one.key for one in page.sums]
         token = page.next_page_token
         if not token:
             break
-    assert found == whole
+    assert results == whole
 
 
 async def test_a_span_has_what_was_settled_in_it_and_a_root_what_it_ever_was(billed):
@@ -117,8 +117,8 @@ async def indexes(replica, statement, **parameters):
     async with await psycopg.AsyncConnection.connect(replica.dsn, autocommit=True) as postgres:
         await postgres.execute("set search_path to ledger; set enable_seqscan to off")
         cursor = await postgres.execute(b"explain (format json, analyze) " + statement, parameters)
-        ((found,),) = await cursor.fetchall()
-    plan = (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
+        ((rows,),) = await cursor.fetchall()
+    plan = (json.loads(rows) if isinstance(rows, str) else rows)[0]["Plan"]
     assert not [node for node in nodes(plan) if node["Node Type"] == "Seq Scan"]
     return [node["Index Name"] for node in nodes(plan) if "Index Name" in node]
 

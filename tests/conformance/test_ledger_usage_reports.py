@@ -11,7 +11,7 @@ import pytest
 from tenure.domain.errors import InvalidRequest, NotFound, Unauthenticated, WrongState
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
-from tests.fix_checkpoint import TIMEOUT_SECONDS, answer, reserve
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, answer, reserve
 
 PRICED = "claude-sonnet-4-5"
 USED = {
@@ -42,9 +42,9 @@ async def calling(replica, *, output=100):
     """An owner with a model call in flight."""
     task_id = (await replica.create()).task_id
     owner = await replica.claim(task_id)
-    asked = reserve(input_tokens=100, output=output)
-    asked.model = PRICED
-    await owner.commit(reserve=asked)
+    wanted = reserve(input_tokens=100, output=output)
+    wanted.model = PRICED
+    await owner.commit(reserve=wanted)
     return owner
 
 

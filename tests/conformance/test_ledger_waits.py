@@ -12,9 +12,15 @@ from tenure.domain.fold import fold
 from tenure.domain.waits import call_digest
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
-from tenure.wire.entries import entries_to_domain
-from tenure.wire.times import duration, moment
-from tests.fix_checkpoint import TIMEOUT_SECONDS, answer, entry, kinds, reserve
+from tenure.wire.common import duration, moment
+from tenure.wire.ledger import entries_to_domain
+from tests.support.fix_checkpoint import (
+    TIMEOUT_SECONDS,
+    answer,
+    entry,
+    kinds,
+    reserve,
+)
 
 QUEUED = task_pb2.TASK_STATE_QUEUED
 WAITING_USER = task_pb2.TASK_STATE_WAITING_USER
@@ -23,13 +29,13 @@ CANCELLED = task_pb2.TASK_STATE_CANCELLED
 
 
 def intent(call_id="1.0", tool="request_approval"):
-    told = ledger_pb2.ToolIntent(call_id=call_id, tool_use_id=f"use-{call_id}", tool=tool, arguments_json='{"a": 1}')
-    return entry(1, tool_intent=told)
+    intent = ledger_pb2.ToolIntent(call_id=call_id, tool_use_id=f"use-{call_id}", tool=tool, arguments_json='{"a": 1}')
+    return entry(1, tool_intent=intent)
 
 
 def approval(call_id="1.0", **fields):
-    told = {"kind": task_pb2.WAIT_KIND_APPROVAL, "question": "Ship it?", "options": ["approve", "deny"]}
-    return task_pb2.Wait(call_id=call_id, **{**told, **fields})
+    values = {"kind": task_pb2.WAIT_KIND_APPROVAL, "question": "Ship it?", "options": ["approve", "deny"]}
+    return task_pb2.Wait(call_id=call_id, **{**values, **fields})
 
 
 def leave_of_a_person(call_id="1.0"):
@@ -97,9 +103,9 @@ async def test_an_answer_becomes_the_calls_outcome_with_who_and_when_and_queues_
     entries = await replica.entries(task.task_id)
     assert kinds(entries)[-3:] == ["wait_resolution", "tool_outcome", "WAITING_USER>QUEUED"]
     assert {one.actor for one in entries[-3:]} == {"bob"}
-    told = json.loads(entries[-2].body.tool_outcome.outcome.content)
-    assert (told["decision"], told["comment"], told["answered_by"]) == ("approve", "go ahead", "bob")
-    assert told["answered_at"].startswith("20")
+    decoded = json.loads(entries[-2].body.tool_outcome.outcome.content)
+    assert (decoded["decision"], decoded["comment"], decoded["answered_by"]) == ("approve", "go ahead", "bob")
+    assert decoded["answered_at"].startswith("20")
     owner = await replica.claim(task.task_id)
     point = fold(entries_to_domain(owner.entries))
     assert point.open_intents == []
@@ -220,8 +226,8 @@ async def test_answers_that_race_with_the_deadline_resolve_the_wait_once(checkpo
 
     await asyncio.gather(*(answered(task, 0.15 + number * 0.02) for number, task in enumerate(tasks)))
     for task in tasks:
-        told = kinds(await replica.entries((await in_state(replica, task.task_id, QUEUED)).task_id))
-        assert told.count("wait_resolution") == told.count("tool_outcome") == 1
+        response = kinds(await replica.entries((await in_state(replica, task.task_id, QUEUED)).task_id))
+        assert response.count("wait_resolution") == response.count("tool_outcome") == 1
 
 
 async def test_a_waiting_task_is_cancelled_at_once_though_its_call_is_open(checkpoint):
@@ -263,8 +269,8 @@ async def test_the_tasks_clock_stands_still_while_it_waits_for_a_person_however_
         owner = await replica.claim(task.task_id)
         await owner.commit(reserve=reserve(step=step))
         call = f"{step}.0"
-        asked = ledger_pb2.ToolIntent(call_id=call, tool_use_id=call, tool="ask_user", arguments_json="{}")
-        await owner.commit(answer(step=step), entry(step, tool_intent=asked), transition=move(approval(call)))
+        intent = ledger_pb2.ToolIntent(call_id=call, tool_use_id=call, tool="ask_user", arguments_json="{}")
+        await owner.commit(answer(step=step), entry(step, tool_intent=intent), transition=move(approval(call)))
         task = await replica.get(task.task_id)
 
 

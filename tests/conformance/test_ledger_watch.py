@@ -9,11 +9,11 @@ import pytest
 from services.checkpoint.queries import MIGRATIONS
 from tenure.domain.errors import NotFound, OutOfRange, Unavailable
 from tenure.runtime import metrics
-from tenure.runtime.migrations import migrate
+from tenure.runtime.sql import migrate
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tests.fix_checkpoint import TIMEOUT_SECONDS, kinds, words
-from tests.patience import PATIENCE_SECONDS
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, kinds, words
+from tests.support.patience import PATIENCE_SECONDS
 
 
 async def watch(replica, task_id, after=0):

@@ -9,14 +9,18 @@ import pytest
 
 from tenure.domain.in_doubt import DidNotHappen, Resolution
 from tenure.domain.tools import OutcomeStatus
-from tenure.runtime.tenancy import as_tenant
+from tenure.runtime.request_context import as_tenant
 from tenure.v1 import tool_pb2, tool_service_pb2
-from tenure.wire.in_doubt import resolution_to_wire
-from tenure.wire.tools import outcome_to_domain
-from tests.fix_mcp import Configure, McpServers, offered
-from tests.fix_tools import Grants, StartTools, appear, execute_request
-from tests.http_mcp_server import http_mcp_server
-from tests.patience import CALL_SECONDS
+from tenure.wire.tool import outcome_to_domain, resolution_to_wire
+from tests.support.fix_mcp import Configure, McpServers, offered
+from tests.support.fix_tools import (
+    Grants,
+    StartTools,
+    appear,
+    execute_request,
+)
+from tests.support.http_mcp_server import http_mcp_server
+from tests.support.patience import CALL_SECONDS
 
 
 def an_error(own_id: Any) -> dict[str, Any]:
@@ -67,14 +71,16 @@ async def test_a_runner_s_end_proves_nothing_of_what_its_server_works_on(
     assert await tools_database("select ended_at is not null from runners") == [(True,)]
 
     again = await tool_service()
-    asked = tool_service_pb2.ListInDoubtCallsRequest(task_id=owner.task_id)
+    inner_request = tool_service_pb2.ListInDoubtCallsRequest(task_id=owner.task_id)
     with as_tenant("default"):
-        (listed,) = (await again.stub.ListInDoubtCalls(asked, timeout=CALL_SECONDS)).calls
+        (listed,) = (await again.stub.ListInDoubtCalls(inner_request, timeout=CALL_SECONDS)).calls
     assert (listed.runner_gone, listed.acts_elsewhere) == (False, True)
     assert "was asked to stop" in listed.note
     successor = grants.claim(owner.task_id, epoch=owner.epoch + 1)
     request = execute_request(successor, "1.0", "bank__wait", '{"file": "waits"}')
     word = Resolution(1, DidNotHappen(runner_proven_gone=True), "I looked", "olga")
     request.resolution.CopyFrom(resolution_to_wire(word))
-    told = outcome_to_domain([event async for event in again.stub.Execute(request, timeout=CALL_SECONDS)][-1].outcome)
-    assert (told.status, told.call_attempt) == (OutcomeStatus.IN_DOUBT, 1)
+    response = outcome_to_domain(
+        [event async for event in again.stub.Execute(request, timeout=CALL_SECONDS)][-1].outcome
+    )
+    assert (response.status, response.call_attempt) == (OutcomeStatus.IN_DOUBT, 1)

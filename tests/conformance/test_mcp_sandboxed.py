@@ -7,9 +7,14 @@ import json
 from pathlib import Path
 
 from tenure.domain.tools import OutcomeStatus
-from tests.fix_mcp import Configure, McpServers, offered, programs
-from tests.fix_tools import Grants, Outside, StartTools
-from tests.patience import PATIENCE_SECONDS
+from tests.support.fix_mcp import (
+    Configure,
+    McpServers,
+    offered,
+    programs,
+)
+from tests.support.fix_tools import Grants, Outside, StartTools
+from tests.support.patience import PATIENCE_SECONDS
 
 
 async def counted(node: Path, expected: int) -> None:

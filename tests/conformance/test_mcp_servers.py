@@ -9,9 +9,15 @@ from pathlib import Path
 
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_pb2
-from tests.fix_mcp import Configure, McpServers, offered
-from tests.fix_tools import TENANT, Grants, Outside, StartTools, listed_sources
-from tests.patience import PATIENCE_SECONDS
+from tests.support.fix_mcp import Configure, McpServers, offered
+from tests.support.fix_tools import (
+    TENANT,
+    Grants,
+    Outside,
+    StartTools,
+    listed_sources,
+)
+from tests.support.patience import PATIENCE_SECONDS
 
 
 async def test_a_program_s_tools_are_called_and_their_hints_are_classes(
@@ -25,20 +31,20 @@ async def test_a_program_s_tools_are_called_and_their_hints_are_classes(
     )
     tools, owner = await tool_service(config_file=config), grants.claim()
 
-    found = await offered(tools, owner, "files__.*") | await offered(tools, owner, "memory__.*")
+    match = await offered(tools, owner, "files__.*") | await offered(tools, owner, "memory__.*")
 
-    classes = {name: tool_pb2.EffectClass.Name(tool.effect_class) for name, tool in found.items()}
+    classes = {name: tool_pb2.EffectClass.Name(tool.effect_class) for name, tool in match.items()}
     assert classes["files__read_text_file"] == "EFFECT_CLASS_PURE"
     assert classes["files__write_file"] == "EFFECT_CLASS_IDEMPOTENT"
     assert classes["files__edit_file"] == "EFFECT_CLASS_UNSAFE"
     assert classes["memory__create_entities"] == "EFFECT_CLASS_KEYED"
-    assert "path" in json.loads(found["files__write_file"].input_schema_json)["properties"]
-    assert found["files__write_file"].description
+    assert "path" in json.loads(match["files__write_file"].input_schema_json)["properties"]
+    assert match["files__write_file"].description
 
     sources = await listed_sources(tools)
     assert sources["memory"].kind == tool_pb2.TOOL_SOURCE_KIND_MCP
     assert sources["memory"].linked
-    assert sources["memory"].tools == len([name for name in found if name.startswith("memory__")])
+    assert sources["memory"].tools == len([name for name in match if name.startswith("memory__")])
     assert list(sources["memory"].problems) == ["'create' is named in the config file, and there is no such tool"]
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not (broken := (await listed_sources(tools))["broken"]).last_error:
@@ -62,8 +68,8 @@ async def test_every_kind_of_answer_is_told_over_either_transport(
         config = tools_config(web={"url": f"http://127.0.0.1:{port}/mcp"}, pipe=mcp_servers.everything())
         tools, owner = await tool_service(config_file=config), grants.claim()
         assert (await offered(tools, owner, "web__.*")).keys() >= {"web__echo", "web__get-tiny-image"}
-        found = await offered(tools, owner, "pipe__.*")
-        assert not any("sampling" in name or "elicitation" in name for name in found)  # for clients that offer it
+        result = await offered(tools, owner, "pipe__.*")
+        assert not any("sampling" in name or "elicitation" in name for name in result)  # for clients that offer it
         for step, server in ((1, "web"), (2, "pipe")):
             image = await tools.outcome(owner, f"{step}.0", f"{server}__get-tiny-image")
             weather = await tools.outcome(owner, f"{step}.1", f"{server}__get-structured-content", location="Chicago")
@@ -110,14 +116,14 @@ async def test_a_program_has_the_environment_of_its_settings_and_only_allowed_to
     settings = {"env": {"GIVEN": "yes"}, "cwd": str(tmp_path / "here"), "allow": ["look", "ask", "meta"]}
     config = tools_config(odd=mcp_servers.scripted(str(tmp_path), **settings))
     tools, owner = await tool_service(config_file=config), grants.claim()
-    found = await offered(tools, owner, "odd__.*")
+    result = await offered(tools, owner, "odd__.*")
 
     looked = json.loads((await tools.outcome(owner, "1.0", "odd__look", port=1, paths=[])).content)
-    asked = await tools.outcome(owner, "1.1", "odd__ask")
+    wanted = await tools.outcome(owner, "1.1", "odd__ask")
     refused = await tools.outcome(owner, "1.2", "odd__die", file="a")
 
-    assert {name for name in found if name.startswith("odd__")} == {"odd__look", "odd__ask", "odd__meta"}
+    assert {name for name in result if name.startswith("odd__")} == {"odd__look", "odd__ask", "odd__meta"}
     assert set(looked["environment"]) - {"LC_CTYPE"} == {"PATH", "GIVEN"}
     assert looked["cwd"] == str(tmp_path / "here")
-    assert json.loads(asked.content)["code"] < 0  # no model of ours for a server
+    assert json.loads(wanted.content)["code"] < 0  # no model of ours for a server
     assert refused.status is OutcomeStatus.INVALID_ARGUMENTS

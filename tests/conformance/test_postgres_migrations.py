@@ -8,9 +8,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from tenure.runtime.migrations import Migrations, migrate
-from tenure.runtime.queries import Queries
 from tenure.runtime.settings import ConfigurationError
+from tenure.runtime.sql import Migrations, Queries, migrate
 
 FIRST = ("0001_tasks.sql", "create table tasks (id int); create index on tasks (id); -- 100 % of them")
 SECOND = ("0002_more.sql", "alter table tasks add column state text")

@@ -10,15 +10,23 @@ import psycopg
 import psycopg.conninfo
 import pytest
 
-from tenure.dev.postgres_process import PostgresProcess
+from devstack.postgres_process import PostgresProcess
 from tenure.domain import errors
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime import postgres as postgres_module
-from tenure.runtime import postgres_waits
-from tenure.runtime.postgres import PoolOptions, connection, in_transaction, open_pool, startup_guard, transaction
-from tenure.runtime.postgres_errors import TransactionConflict, domain_errors
+from tenure.runtime import postgres as postgres_waits
+from tenure.runtime.postgres import (
+    PoolOptions,
+    TransactionConflict,
+    connection,
+    domain_errors,
+    in_transaction,
+    open_pool,
+    startup_guard,
+    transaction,
+)
 from tenure.runtime.settings import ConfigurationError, Secret
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 SMALL = PoolOptions(min_size=1, max_size=4, acquire_timeout_seconds=CALL_SECONDS)
 
@@ -132,7 +140,7 @@ async def test_a_statement_of_a_server_that_fell_silent_ends(falling_silent, mon
             with pytest.raises(errors.Unavailable) as caught, domain_errors():
                 await postgres.execute("select 1")
         assert (caught.value.reason, caught.value.metadata) == ("POSTGRES_UNAVAILABLE", {"outcome": "unknown"})
-        proxy.hear()
+        proxy.observe()
         assert await one(pool, "select 1") == 1
 
 
@@ -337,5 +345,5 @@ async def test_what_was_asked_of_a_silent_server_is_answered_when_it_hears_again
         asking = asyncio.create_task(one(pool, "select 2"))
         done, _ = await asyncio.wait([asking], timeout=0.2)
         assert not done
-        proxy.hear()
+        proxy.observe()
         assert await asking == 2

@@ -18,20 +18,19 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from services.tools.calls.effects import Effect, NeverBegan
-from services.tools.calls.records import Asked, CallKey
-from services.tools.calls.runs import Runs, Stop
+from services.tools.calls.effects import NeverBegan, ToolEffect
+from services.tools.calls.records import CallKey, CallRequest
+from services.tools.calls.runs import RunningCalls, StopReason
 from services.tools.config import ToolsConfig
-from services.tools.providers.calling import Caller
-from services.tools.providers.provider import Provider
+from services.tools.providers.provider import Caller, Provider
 from services.tools.providers.settings import ProviderSettings
-from services.tools.registry import Registry
+from services.tools.registry import ToolRegistry
 from services.tools.tool import CallContext, ToolAnswer, ToolInDoubt
 from tenure.domain.errors import StaleEpoch
-from tenure.domain.token import Claims
+from tenure.domain.fencing import Claims
 from tenure.domain.tools import EffectClass, OutcomeStatus, ToolDefinition
-from tenure.runtime.rpc_channel import open_channel
-from tenure.runtime.status import to_status
+from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.rpc_status import to_status
 from tenure.v1 import tool_pb2
 from tenure.v1 import tool_provider_service_pb2 as pb
 from tenure.v1.tool_provider_service_pb2_grpc import (
@@ -39,9 +38,9 @@ from tenure.v1.tool_provider_service_pb2_grpc import (
     add_ToolProviderServiceServicer_to_server,
 )
 from tenure.validators import validate
-from tests.begins import Begins
-from tests.certificates import issue
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.certificates import issue
+from tests.support.fake_may_begin import Begins
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 DONE, FAILED = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED
 TASK = "00000000-0000-7000-8000-000000000000"
@@ -53,7 +52,7 @@ class Scripted(ToolProviderServiceServicer):
 
     def __init__(self, *answering: Answering) -> None:
         self.answering = answering
-        self.asked: list[pb.CallToolRequest] = []
+        self.requests: list[pb.CallToolRequest] = []
         self.metadata: dict[str, Any] = {}
         self.tools = [tool_pb2.ToolDefinition(name="t", input_schema_json="{}")]
         self.cancelled = asyncio.Event()
@@ -62,10 +61,10 @@ class Scripted(ToolProviderServiceServicer):
         return pb.DescribeToolsResponse(tools=self.tools)
 
     async def CallTool(self, request: pb.CallToolRequest, context: Any) -> AsyncIterator[pb.CallToolResponse]:
-        self.asked.append(request)
+        self.requests.append(request)
         self.metadata = dict(context.invocation_metadata())
         try:
-            async for response in self.answering[min(len(self.asked), len(self.answering)) - 1](request, context):
+            async for response in self.answering[min(len(self.requests), len(self.answering)) - 1](request, context):
                 yield response
         except asyncio.CancelledError:
             self.cancelled.set()
@@ -138,27 +137,30 @@ def context(emit: Callable[[str], None] = lambda _text: None, timeout_seconds: f
 
 
 async def called(
-    scripted: Scripted, effect_class: EffectClass = EffectClass.KEYED, told: CallContext | None = None, **fields: Any
+    scripted: Scripted,
+    effect_class: EffectClass = EffectClass.KEYED,
+    call_context: CallContext | None = None,
+    **fields: Any,
 ) -> ToolAnswer:
     async with serving(scripted) as address:
         settings = ProviderSettings(address=address, **fields)
         async with open_channel(address) as channel, Caller("shop", settings, channel) as caller:
             tool = caller.tool("t", ToolDefinition("shop__t", "", "{}", effect_class))
-            return await tool.run(told or context(), {"half": "\ud800", "é": 1})
+            return await tool.run(call_context or context(), {"half": "\ud800", "é": 1})
 
 
 async def test_a_call_is_within_the_contract_and_its_output_is_shown():
     scripted = Scripted(outcome(pb.PROVIDER_STATUS_SUCCEEDED, "done", "FINE"))
     shown: list[Any] = []
-    answer = await called(scripted, told=context(shown.append), bearer_token="secret", headers={"x-shop": "1"})
+    answer = await called(scripted, call_context=context(shown.append), bearer_token="secret", headers={"x-shop": "1"})
     assert (answer.status, answer.content, answer.detail, shown) == (DONE, "done", "FINE", ["on its way"])
-    (request,) = scripted.asked
+    (request,) = scripted.requests
     validate(request)
     assert (request.tool, request.epoch, request.tenant) == ("t", 7, "acme")
     assert request.arguments_json == '{"half": "\\ud800", "\\u00e9": 1}'
     assert not request.HasField("token")
-    told = {"idempotency-key": f"{TASK}/1.0", "x-fencing-epoch": "7", "authorization": "Bearer secret", "x-shop": "1"}
-    assert told.items() <= scripted.metadata.items()
+    values = {"idempotency-key": f"{TASK}/1.0", "x-fencing-epoch": "7", "authorization": "Bearer secret", "x-shop": "1"}
+    assert values.items() <= scripted.metadata.items()
     assert scripted.metadata["x-tenure-tenant"] == "acme"
 
 
@@ -182,7 +184,7 @@ async def test_a_call_is_within_the_contract_and_its_output_is_shown():
 async def test_a_refusal_is_an_answer_whatever_the_class(answering, detail, words, effect_class):
     scripted = Scripted(answering)
     answer = await called(scripted, effect_class)
-    assert (answer.status, answer.detail, len(scripted.asked)) == (FAILED, detail, 1)
+    assert (answer.status, answer.detail, len(scripted.requests)) == (FAILED, detail, 1)
     assert words in answer.content
 
 
@@ -197,7 +199,7 @@ async def test_a_refusal_is_an_answer_whatever_the_class(answering, detail, word
 async def test_what_may_be_repeated_is_sent_again_with_the_same_key(first):
     scripted = Scripted(first, GOOD)
     assert (await called(scripted)).content == "done"
-    assert [one.idempotency_key for one in scripted.asked] == [f"{TASK}/1.0"] * 2
+    assert [one.idempotency_key for one in scripted.requests] == [f"{TASK}/1.0"] * 2
 
 
 @pytest.mark.parametrize(
@@ -216,23 +218,23 @@ async def test_an_unsafe_call_that_ended_in_the_dark_is_in_doubt_and_sent_once(a
     scripted = Scripted(answering)
     with pytest.raises(ToolInDoubt, match="The provider shop was asked, and its answer was lost"):
         await called(scripted, EffectClass.UNSAFE)
-    assert len(scripted.asked) == 1
+    assert len(scripted.requests) == 1
 
 
 async def test_an_unsafe_call_that_is_stopped_here_goes_on_at_its_provider_for_all_anybody_knows():
     key = CallKey(UUID(TASK), "1.0")
-    asked = Asked(key, Claims(f"tasks/{TASK}", "acme", 7, "c", "w"), "shop__t", EffectClass.UNSAFE, b"{}")
-    scripted, run = Scripted(never), Runs().add(asked, 1)
+    request = CallRequest(key, Claims(f"tasks/{TASK}", "acme", 7, "c", "w"), "shop__t", EffectClass.UNSAFE, b"{}")
+    scripted, run = Scripted(never), RunningCalls().add(request, 1)
     async with (
         serving(scripted) as address,
         open_channel(address) as channel,
         Caller("shop", ProviderSettings(address=address), channel) as caller,
     ):
         tool = caller.tool("t", ToolDefinition("shop__t", "", "{}", EffectClass.UNSAFE))
-        effect = Effect(run, tool, {}, context(), Begins())
+        effect = ToolEffect(run, tool, {}, context(), Begins())
         carrying = asyncio.create_task(effect.carry_out(lambda _effect: None))
-        await _until(lambda: len(scripted.asked) == 1)
-        run.request_stop(Stop.CLOSED)
+        await _until(lambda: len(scripted.requests) == 1)
+        run.request_stop(StopReason.CLOSED)
         with pytest.raises(ToolInDoubt, match="was asked to stop"):
             await carrying
 
@@ -247,7 +249,7 @@ async def test_a_runner_that_may_begin_nothing_any_more_asks_no_provider():
         tool = caller.tool("t", ToolDefinition("shop__t", "", "{}", EffectClass.UNSAFE))
         with pytest.raises(NeverBegan):
             await tool.run(replace(context(), check_may_begin=Mock(side_effect=NeverBegan)), {})
-    assert scripted.asked == []
+    assert scripted.requests == []
 
 
 @pytest.mark.parametrize("answering", [ends(grpc.StatusCode.INTERNAL), nothing, too_much, too_much_metadata])
@@ -255,14 +257,14 @@ async def test_a_provider_with_a_bug_is_not_asked_again(answering):
     scripted = Scripted(answering)
     with pytest.raises(ToolInDoubt):
         await called(scripted)
-    assert len(scripted.asked) == 1
+    assert len(scripted.requests) == 1
 
 
 async def test_a_call_that_breaks_every_time_is_not_sent_for_ever():
     scripted = Scripted(ends(grpc.StatusCode.UNAVAILABLE))
     with pytest.raises(ToolInDoubt):
         await called(scripted)
-    assert len(scripted.asked) == 5
+    assert len(scripted.requests) == 5
 
 
 async def test_a_stale_epoch_after_a_lost_answer_does_not_say_that_nothing_was_done():
@@ -280,21 +282,21 @@ async def test_a_call_that_is_stopped_or_out_of_time_is_cancelled_at_the_provide
     ):
         tool = caller.tool("t", ToolDefinition("shop__t", "", "{}", EffectClass.KEYED))
         calling = asyncio.ensure_future(tool.run(context(), {}))
-        await _until(lambda: len(scripted.asked) == 1)
+        await _until(lambda: len(scripted.requests) == 1)
         pass_seconds(CALL_SECONDS)
         answer = await calling
         assert (answer.status, answer.detail) == (OutcomeStatus.TIMED_OUT, "TIMEOUT")
         await asyncio.wait_for(scripted.cancelled.wait(), PATIENCE_SECONDS)
         scripted.cancelled.clear()
         calling = asyncio.ensure_future(tool.run(context(), {}))
-        await _until(lambda: len(scripted.asked) == 2)
+        await _until(lambda: len(scripted.requests) == 2)
         calling.cancel()
         await asyncio.wait({calling})
         await asyncio.wait_for(scripted.cancelled.wait(), PATIENCE_SECONDS)
 
 
 async def test_its_tools_are_taken_as_it_describes_them_again_and_again(caplog):
-    scripted, registry = Scripted(GOOD), Registry([])
+    scripted, registry = Scripted(GOOD), ToolRegistry([])
     scripted.tools += [
         tool_pb2.ToolDefinition(name="a b", input_schema_json="{}"),
         tool_pb2.ToolDefinition(name="schema", input_schema_json="["),
@@ -331,7 +333,7 @@ async def test_a_provider_may_want_to_know_who_calls_and_be_known_itself(tmp_pat
         ({"ca_file": tmp_path / "ca.pem"}, False),
         (None, False),
     ):
-        registry = Registry([])
+        registry = ToolRegistry([])
         async with serving(Scripted(GOOD), credentials) as address:
             settings = ProviderSettings(address=address, tls=tls, connect_seconds=60 if reached else 0.3)
             async with Provider("shop", settings, registry) as provider:
@@ -343,7 +345,7 @@ async def test_a_provider_may_want_to_know_who_calls_and_be_known_itself(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "expected"),
     [
         ({"address": "nowhere"}, "no host:port"),
         ({"address": "a:1,b:2"}, "must be IPs"),
@@ -356,8 +358,8 @@ async def test_a_provider_may_want_to_know_who_calls_and_be_known_itself(tmp_pat
         ({"tenants": ["No Such"]}, "should match pattern"),
     ],
 )
-def test_a_provider_that_cannot_be_called_is_a_mistake_of_the_file(fields, told):
-    with pytest.raises(ValueError, match=told):
+def test_a_provider_that_cannot_be_called_is_a_mistake_of_the_file(fields, expected):
+    with pytest.raises(ValueError, match=expected):
         ProviderSettings(**{"address": "127.0.0.1:1", **fields})
 
 
@@ -370,7 +372,7 @@ def test_the_name_of_a_source_leaves_room_for_its_tools_and_is_its_own():
         ToolsConfig.model_validate({"providers": {"shop": provider}, "mcp_servers": {"shop": server}})
 
 
-def classes(registry: Registry) -> dict[str, str]:
+def classes(registry: ToolRegistry) -> dict[str, str]:
     definitions = registry.definitions(Claims("tasks/t", "default", 1, "c", "w"))
     return {definition.name: definition.effect_class.value for definition in definitions}
 

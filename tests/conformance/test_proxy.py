@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 
 @asynccontextmanager
@@ -49,7 +49,7 @@ async def test_deaf_keeps_connections_and_passes_nothing(tcp_proxy):
             done, _ = await asyncio.wait([reading], timeout=0.1)
             assert not done
             assert proxy.connection_count == 1
-            proxy.hear()
+            proxy.observe()
             assert await reading == b"hello"
 
 

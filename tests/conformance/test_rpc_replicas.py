@@ -16,11 +16,11 @@ import pytest
 from tenure.domain.errors import Unavailable
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime.retrying import retrying
-from tenure.runtime.rpc_channel import TenureChannel, open_channel
+from tenure.runtime.rpc_client import TenureChannel, open_channel
 from tenure.runtime.rpc_options import Keepalive, ServerLimits
 from tenure.runtime.rpc_server import RpcServer
-from tests.fix_proxy import MakeProxy, TcpProxy
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.fix_proxy import MakeProxy, TcpProxy
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 QUICK = Keepalive(interval_seconds=1.0, timeout_seconds=2.0)
 """Long enough that a peer on a busy machine is not taken for a frozen one."""
@@ -85,8 +85,8 @@ async def two_replicas(tcp_proxy: MakeProxy) -> AsyncIterator[Replicas]:
         for replica in both:
             await opened.enter_async_context(replica.server)
             replica.proxy = await tcp_proxy("127.0.0.1", replica.server.port)
-        told = ",".join(replica.proxy.address for replica in both)
-        channel = await opened.enter_async_context(open_channel(told, keepalive=QUICK))
+        text = ",".join(replica.proxy.address for replica in both)
+        channel = await opened.enter_async_context(open_channel(text, keepalive=QUICK))
         replicas = Replicas(both, channel)
         await replicas.until_all_answer()
         yield replicas

@@ -16,13 +16,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from tenure.domain import errors
 from tenure.runtime import metrics
-from tenure.runtime.rpc_channel import TenureChannel, open_channel, target_of
+from tenure.runtime.request_context import as_tenant, current_tenant, traceparent
+from tenure.runtime.rpc_client import TenureChannel, open_channel, target_of
 from tenure.runtime.rpc_server import RpcServer, draining
-from tenure.runtime.status import PeerFailed
+from tenure.runtime.rpc_status import PeerFailed
 from tenure.runtime.telemetry import exporting, span
-from tenure.runtime.tenancy import as_tenant, current_tenant
-from tenure.runtime.trace_context import traceparent
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 SERVICE = "tenure.test.Echo"
 ARITIES = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")

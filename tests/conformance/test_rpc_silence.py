@@ -9,10 +9,10 @@ import grpc
 import pytest
 
 from tenure.domain import errors
-from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.rpc_options import Keepalive, ServerLimits
 from tenure.runtime.rpc_server import RpcServer
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 QUICK = Keepalive(interval_seconds=1.0, timeout_seconds=0.5)
 

@@ -12,14 +12,14 @@ from uuid import uuid4
 import pytest
 
 from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached, NotFound, WrongState
-from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import schedule_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.v1 import tenant_service_pb2 as tenants
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
 from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
-from tests.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint
-from tests.patience import PATIENCE_SECONDS
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.server
 
@@ -309,8 +309,8 @@ class TestQuotas:
     async def limit(self, replica: Checkpoint, policy: tenants.QuotaPolicy.ValueType) -> None:
         """One submit a minute."""
         quota = tenants.Quota(kind=tenants.QUOTA_KIND_SUBMITS_PER_MINUTE, most=1, policy=policy)
-        asked = tenants.UpdateTenantLimitsRequest(quotas=[quota], reason="their plan", actor="olga")
-        await TenantServiceStub(replica.channel).UpdateTenantLimits(asked, timeout=TIMEOUT_SECONDS)
+        request = tenants.UpdateTenantLimitsRequest(quotas=[quota], reason="their plan", actor="olga")
+        await TenantServiceStub(replica.channel).UpdateTenantLimits(request, timeout=TIMEOUT_SECONDS)
 
 
 class TestUpdates:
@@ -329,10 +329,10 @@ class TestUpdates:
         assert (bounded.next_due_time.ToDatetime().hour, bounded.HasField("end_time")) == (7, True)
         assert not (await schedules.update(clear_end_time=True)).HasField("end_time")
         repeated = await schedules.create(time_zone="Europe/Berlin", catch_up_window={"seconds": 600})
-        found = (await schedules.get("nightly")).schedule
-        for each in (repeated, found):
+        schedule = (await schedules.get("nightly")).schedule
+        for each in (repeated, schedule):
             each.ClearField("update_time")  # the look for due times that an update brings forward may come in between
-        assert repeated == found
+        assert repeated == schedule
 
     async def test_of_two_updates_of_one_revision_one_is_refused_and_a_repeat_is_answered(self, schedules):
         await schedules.create()
@@ -463,9 +463,9 @@ class TestVerbs:
         assert (await schedules.trigger(schedule.schedule_id, "r1")).task_id == first.task_id
         assert (await schedules.trigger("nightly", "r2")).task_id != first.task_id
         assert first.spec.source.source_run_id == "trigger/r1"
-        found = await schedules.get("nightly")
-        assert found.schedule.started_runs == 2
-        assert {run.source_run_id for run in found.runs} == {"trigger/r1", "trigger/r2"}
+        result = await schedules.get("nightly")
+        assert result.schedule.started_runs == 2
+        assert {run.source_run_id for run in result.runs} == {"trigger/r1", "trigger/r2"}
 
     async def test_a_due_time_finds_a_triggered_task_running(self, schedules):
         schedule = await schedules.create()

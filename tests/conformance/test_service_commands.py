@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from tests.patience import PATIENCE_SECONDS
-from tests.service_process import REPOSITORY
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.service_process import REPOSITORY
 
 SERVICES = ("gateway", "coordinator", "checkpoint", "tools", "worker")
 NEEDED = {
@@ -40,25 +40,25 @@ async def run(name: str, *arguments: str, **variables: str) -> tuple[int | None,
 @pytest.mark.parametrize("name", SERVICES)
 async def test_all_that_is_missing_unknown_or_malformed_is_told_at_once(name):
     prefix = f"TENURE_{name.upper()}_"
-    code, _, told = await run(name, **{f"{prefix}LISTEN": "nowhere", f"{prefix}LISTENS": "x", "TENURE_LOG_LEVEL": "x"})
+    code, _, text = await run(name, **{f"{prefix}LISTEN": "nowhere", f"{prefix}LISTENS": "x", "TENURE_LOG_LEVEL": "x"})
     assert code == 2
-    assert "Traceback" not in told
-    assert f"{prefix}LISTENS is not a setting (did you mean {prefix}LISTEN?)" in told
-    assert f"{prefix}LISTEN must" in told
-    assert "TENURE_LOG_LEVEL must be one of" in told
+    assert "Traceback" not in text
+    assert f"{prefix}LISTENS is not a setting (did you mean {prefix}LISTEN?)" in text
+    assert f"{prefix}LISTEN must" in text
+    assert "TENURE_LOG_LEVEL must be one of" in text
     for needed in NEEDED[name]:
-        assert f"{prefix}{needed} is missing" in told
+        assert f"{prefix}{needed} is missing" in text
 
 
 @pytest.mark.parametrize("name", SERVICES)
 async def test_help_tells_every_variable_and_an_unknown_word_starts_nothing(name):
-    code, told, _ = await run(name, "--help")
+    code, text, _ = await run(name, "--help")
     assert code == 0
     for variable in (f"TENURE_{name.upper()}_LISTEN", "TENURE_LOG_FORMAT"):
-        assert variable in told
-    code, _, told = await run(name, "migrat")
-    assert (code, told) == (2, f"{told.splitlines()[0]}\n")
-    assert told.startswith(f"usage: python -m services.{name}")
+        assert variable in text
+    code, _, text = await run(name, "migrat")
+    assert (code, text) == (2, f"{text.splitlines()[0]}\n")
+    assert text.startswith(f"usage: python -m services.{name}")
 
 
 @pytest.mark.parametrize("name", ["coordinator", "tools", "checkpoint"])
@@ -71,10 +71,10 @@ async def test_a_key_file_that_is_none_is_told_in_a_sentence(name, fresh_databas
         "SIGNING_KEY_FILE": str(tmp_path / "keys.json") if name == "coordinator" else "",
         "VERIFYING_KEYS_FILE": str(tmp_path / "keys.json"),
     }
-    code, _, told = await run(name, **{f"TENURE_{name.upper()}_{key}": value for key, value in given.items() if value})
+    code, _, text = await run(name, **{f"TENURE_{name.upper()}_{key}": value for key, value in given.items() if value})
     assert code == 2
-    assert f"{tmp_path}/keys.json" in told
-    assert "Traceback" not in told
+    assert f"{tmp_path}/keys.json" in text
+    assert "Traceback" not in text
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "tools"])
@@ -85,28 +85,28 @@ async def test_migrate_brings_the_database_up_to_date_and_ends(name, fresh_datab
         **({"WORKSPACE_ROOT": str(tmp_path)} if name == "tools" else {}),
     }
     variables = {f"TENURE_{name.upper()}_{key}": value for key, value in given.items()}
-    code, _, told = await run(name, **variables)
-    assert (code, "let one process migrate first" in told) == (2, True)
+    code, _, text = await run(name, **variables)
+    assert (code, "let one process migrate first" in text) == (2, True)
     files = list((REPOSITORY / "services" / name / "sql" / "migrations").glob("*.sql"))
     for migrations in (len(files), 0):
-        code, _, told = await run(name, "migrate", **variables)
-        assert (code, told.count('"message": "migrated"')) == (0, migrations)
+        code, _, text = await run(name, "migrate", **variables)
+        assert (code, text.count('"message": "migrated"')) == (0, migrations)
 
 
 async def test_queues_that_no_coordinator_takes_are_told_at_the_start():
     for queues in ("two words", ",".join(f"q{number}" for number in range(65))):
-        code, _, told = await run("worker", ANTHROPIC_API_KEY="k", TENURE_WORKER_QUEUES=queues)
+        code, _, text = await run("worker", ANTHROPIC_API_KEY="k", TENURE_WORKER_QUEUES=queues)
         assert code == 2
-        assert "TENURE_WORKER_QUEUES: at most 64 names" in told
+        assert "TENURE_WORKER_QUEUES: at most 64 names" in text
 
 
 async def test_a_worker_offers_no_loop_that_it_does_not_know():
-    code, _, told = await run("worker", ANTHROPIC_API_KEY="k", TENURE_WORKER_LOOPS="messages,mine")
-    assert (code, "knows no loop 'mine'" in told) == (2, True)
+    code, _, text = await run("worker", ANTHROPIC_API_KEY="k", TENURE_WORKER_LOOPS="messages,mine")
+    assert (code, "knows no loop 'mine'" in text) == (2, True)
 
 
 @pytest.mark.parametrize(
-    ("content", "code", "told"),
+    ("content", "code", "expected"),
     [
         ({"web_search": {"provider": "brave", "api_key": "k"}}, 0, ""),  # counts more than the variable
         ({"providers": {"it": {"address": "nowhere"}}}, 2, "providers.it"),
@@ -114,11 +114,11 @@ async def test_a_worker_offers_no_loop_that_it_does_not_know():
         ({"http_tools": {"read_file": {"url": "http://a/", "description": "d"}}}, 2, "http_tools.read_file"),
     ],
 )
-async def test_the_file_of_tools_can_be_looked_at_without_anything_else(tmp_path, content, code, told):
+async def test_the_file_of_tools_can_be_looked_at_without_anything_else(tmp_path, content, code, expected):
     file = tmp_path / "tools.json"
     file.write_text(json.dumps(content))
     needed = {"POSTGRES_DSN": "nowhere", "VERIFYING_KEYS_FILE": "none", "WORKSPACE_ROOT": str(tmp_path)}
     given = {**needed, "CONFIG_FILE": str(file), "SEARCH_URL": "http://127.0.0.1:1/"}
     ended, _, said = await run("tools", "config", **{f"TENURE_TOOLS_{name}": value for name, value in given.items()})
-    assert (ended, told in said) == (code, True)
+    assert (ended, expected in said) == (code, True)
     assert "Traceback" not in said

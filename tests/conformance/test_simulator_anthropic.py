@@ -15,8 +15,8 @@ import anthropic
 import httpx2
 import pytest
 
-from tests.fix_simulator import REPOSITORY, running_simulator
-from tests.patience import PATIENCE_SECONDS
+from tests.support.fix_simulator import REPOSITORY, running_simulator
+from tests.support.patience import PATIENCE_SECONDS
 
 GOAL: list[dict[str, Any]] = [{"role": "user", "content": "Research our competitor's pricing."}]
 TOOLS = [{"name": name, "input_schema": {"type": "object"}} for name in ("write_file", "execute_python", "web_search")]
@@ -360,7 +360,7 @@ def test_a_stopped_simulator_has_logged_what_it_cut(tmp_path):
 
 def test_the_simulator_says_which_scenario_is_wrong(tmp_path):
     (tmp_path / "mine.yaml").write_text("- text: fine\n- words: not fine")
-    command = [sys.executable, "-m", "tenure.dev.simulator", "--scenarios", str(tmp_path)]
+    command = [sys.executable, "-m", "devstack.simulator", "--scenarios", str(tmp_path)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, cwd=REPOSITORY, check=False
     )
@@ -390,7 +390,7 @@ def test_search_answers_the_same_question_the_same_way(simulator):
 
 
 def test_the_search_runs_alone_too():
-    command = [sys.executable, "-m", "tenure.dev.search_stub"]
+    command = [sys.executable, "-m", "devstack.search_stub"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as process:
         assert process.stdout is not None
         url = process.stdout.readline().split()[-1]

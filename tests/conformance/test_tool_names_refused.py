@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tenure.domain.errors import InvalidRequest
-from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import schedule_service_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
-from tests.patience import CALL_SECONDS
+from tests.support.patience import CALL_SECONDS
 
 MISTAKEN, RIGHT = (task_pb2.ToolAllowlist(names=[name]) for name in ("raed_file", "read_file"))
 HINT = "there is no tool 'raed_file'; did you mean read_file"

@@ -12,9 +12,9 @@ import pytest
 from tenure.domain.errors import Unavailable
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.v1 import tool_pb2, tool_service_pb2
-from tenure.wire.tools import outcome_to_domain
-from tests.fix_tools import execute_request, listed_sources, offered
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tenure.wire.tool import outcome_to_domain
+from tests.support.fix_tools import execute_request, listed_sources, offered
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 DONE, FAILED, DOUBT = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.IN_DOUBT
 MOVE, COUNT, READ, SHIP = "stock__move_stock", "stock__count_stock", "stock__read_stock", "stock__ship"
@@ -110,7 +110,7 @@ async def test_what_arrives_after_a_takeover_is_refused_by_the_providers_own_tab
     taken_over = grants.claim(owner.task_id, epoch=11)
     for call_id, amount in (("1.0", 1), ("2.0", 2)):
         assert (await new.outcome(taken_over, call_id, COUNT, item="tea", amount=amount)).status is DONE
-    way.hear()
+    way.observe()
     late = await provider.tells(lambda line: line.get("epoch") == "10")
     assert late["status"] == "PROVIDER_STATUS_STALE_EPOCH"
     assert provider.rows("select amount from stock") == [(2,)]

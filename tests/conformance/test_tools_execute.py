@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 import pytest
 
 from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached, PermissionDenied, Unauthenticated
-from tenure.domain.token import Claims
+from tenure.domain.fencing import Claims
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_service_pb2
 from tenure.wire.token import sign_claims
-from tests.fix_tools import Owner, execute_request
-from tests.patience import CALL_SECONDS
+from tests.support.fix_tools import Owner, execute_request
+from tests.support.patience import CALL_SECONDS
 
 ALL_TOOLS = [
     "append_record",
@@ -56,8 +56,8 @@ async def test_repeats_of_a_running_call_join_it(tool_service, grants, outside):
     tools = await tool_service()
     owner = grants.claim()
     arguments = {"file": "a", "line": "x", "delay_ms": 300}
-    asked = [tools.events(owner, "1.0", "append_record_unsafe", **arguments) for _ in range(8)]
-    answers = await asyncio.gather(*asked)
+    requests = [tools.events(owner, "1.0", "append_record_unsafe", **arguments) for _ in range(8)]
+    answers = await asyncio.gather(*requests)
     assert len({events[-1].outcome.SerializeToString() for events in answers}) == 1
     assert sum(not events[0].started.joined for events in answers) == 1
     assert len(outside.lines("a")) == 1
@@ -154,12 +154,12 @@ async def test_a_token_of_another_resource_than_a_task_calls_nothing(tool_servic
     tools = await tool_service()
     claims = Claims("leases/backup", "default", 10, str(uuid.uuid4()), "worker-1")
     owner = Owner("backup", 10, sign_claims(grants.signer, claims, datetime.now(UTC)))
-    for asked in (
+    for request in (
         tools.outcome(owner, "1.0", "append_record", file="a", line="x"),
         tools.fence(owner),
     ):
         with pytest.raises(PermissionDenied) as refused:
-            await asked
+            await request
         assert refused.value.reason == "WRONG_RESOURCE"
     assert outside.lines("a") == []
 

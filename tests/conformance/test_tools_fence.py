@@ -11,8 +11,8 @@ import pytest
 from tenure.domain.errors import StaleEpoch, Unavailable
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_pb2, tool_service_pb2
-from tests.fix_tools import appear, execute_request
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.fix_tools import appear, execute_request
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 SLOW_PROGRAM = "import time\nprint('begun', flush=True)\ntime.sleep(60)"
 

@@ -10,7 +10,7 @@ import pytest
 from tenure.domain.errors import StaleEpoch, Unavailable
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_service_pb2
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 SLOW_PROGRAM = "import time\nprint('begun', flush=True)\ntime.sleep(60)"
 

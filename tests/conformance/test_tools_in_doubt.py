@@ -8,29 +8,29 @@ import uuid
 import grpc
 import pytest
 
-from services.tools.calls.closing import Closing
+from services.tools.calls.closing import FenceCloser
 from services.tools.calls.records import CallKey
-from services.tools.calls.runs import Runs
-from services.tools.calls.start import Start, withdraw_start
+from services.tools.calls.runs import RunningCalls
+from services.tools.calls.start_and_finish import StartMark, withdraw_start
 from services.tools.runners.identity import own_identity
 from services.tools.statements import SCHEMA
 from tenure.domain.errors import InvalidRequest, Unavailable
-from tenure.domain.token import TASK_PREFIX, Claims
+from tenure.domain.fencing import TASK_PREFIX, Claims
 from tenure.domain.tools import OutcomeStatus
 from tenure.runtime import metrics
 from tenure.runtime.postgres import open_pool
-from tenure.runtime.tenancy import as_tenant
+from tenure.runtime.request_context import as_tenant
 from tenure.v1 import tool_pb2
 from tenure.v1 import tool_service_pb2 as pb
-from tests.fix_tools import appear
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.fix_tools import appear
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 UNSAFE = "append_record_unsafe"
 
 
-async def listed(tools, tenant="default", **asked):
+async def listed(tools, tenant="default", **options):
     with as_tenant(tenant):
-        return await tools.stub.ListInDoubtCalls(pb.ListInDoubtCallsRequest(**asked), timeout=CALL_SECONDS)
+        return await tools.stub.ListInDoubtCalls(pb.ListInDoubtCallsRequest(**options), timeout=CALL_SECONDS)
 
 
 async def test_calls_in_doubt_are_listed_to_their_tenant_with_what_a_person_needs_to_know(tool_service, grants):
@@ -115,9 +115,9 @@ async def test_every_way_into_doubt_is_counted(tools_dsn, tools_database):
     async with open_pool(tools_dsn, service="tools", schema=SCHEMA) as pool:
         claims = Claims(f"{TASK_PREFIX}{task_id}", "default", 10, "claim", "worker")
         for _ in range(2):
-            await Closing(pool, Runs()).fence(claims, task_id, close=True)
+            await FenceCloser(pool, RunningCalls()).fence(claims, task_id, close=True)
             assert counted.value == before + 2
         await tools_database("update calls set state = 'STARTED', doubted_at = null where call_id = '1.0'")
         for _ in range(2):
-            await withdraw_start(pool, Start(CallKey(task_id, "1.0"), 1))
+            await withdraw_start(pool, StartMark(CallKey(task_id, "1.0"), 1))
             assert counted.value == before + 3

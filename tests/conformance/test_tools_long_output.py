@@ -7,9 +7,9 @@ import json
 import pytest
 
 from tenure.domain.tools import Outcome, OutcomeStatus
-from tenure.wire.tools import outcome_to_domain
-from tests.fix_tools import execute_request
-from tests.patience import CALL_SECONDS
+from tenure.wire.tool import outcome_to_domain
+from tests.support.fix_tools import execute_request
+from tests.support.patience import CALL_SECONDS
 
 LINES = "".join(f"line {number}: ü\n" for number in range(8000))
 PROGRAM = "for number in range(8000): print(f'line {number}: ü')"

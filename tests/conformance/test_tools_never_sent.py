@@ -10,8 +10,8 @@ from typing import Any
 
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_pb2
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
-from tests.scripted_http import answer, scripted_http
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.scripted_http import answer, scripted_http
 
 FOR_EVER = {"connect_seconds": 60, "timeout_seconds": CALL_SECONDS}
 
@@ -83,4 +83,4 @@ async def test_a_call_that_a_service_in_its_orderly_end_had_not_sent_is_run_by_t
         tools = await tool_service(config_file=tools_sections(http_tools=shop(http.url)))
         outcome = await tools.outcome(owner, "1.0", "pay")
         assert (outcome.status, outcome.content, outcome.call_attempt) == (OutcomeStatus.SUCCEEDED, "paid", 3)
-        assert len(http.asked) == 1
+        assert len(http.requests) == 1

@@ -12,9 +12,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tenure.domain.errors import Unavailable
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_service_pb2
-from tenure.wire.tools import outcome_to_domain
-from tests.fix_tools import execute_request
-from tests.patience import CALL_SECONDS
+from tenure.wire.tool import outcome_to_domain
+from tests.support.fix_tools import execute_request
+from tests.support.patience import CALL_SECONDS
 
 _Status = health_pb2.HealthCheckResponse
 SERVICE = "tenure.v1.ToolService"
@@ -59,9 +59,9 @@ async def test_a_service_whose_sandbox_leaks_serves_nothing_and_says_why(tool_se
     with pytest.raises(Unavailable) as refused_call:
         await tools.outcome(grants.claim(), "1.0", "list_files")
     (line,) = [line for line in tools.log if line["level"] == "ERROR"]
-    for told in (refused.value.message, refused_call.value.message, line["message"]):
-        assert "a program inside it read the host's /etc/passwd" in told
-        assert "start the service again" in told
+    for expected in (refused.value.message, refused_call.value.message, line["message"]):
+        assert "a program inside it read the host's /etc/passwd" in expected
+        assert "start the service again" in expected
     assert refused.value.reason == "SANDBOX_ESCAPED"
     assert await tools.terminate() == 0
 
@@ -119,8 +119,8 @@ async def test_a_call_that_the_next_owner_joined_is_that_owners_to_cancel(tool_s
     call = tools.begin(first, "1.0", "execute_python", code=SLOW_PROGRAM)
     await tools.started(first)
     second = grants.claim(first.task_id, epoch=11)
-    asked = execute_request(second, "1.0", "execute_python", json.dumps({"code": SLOW_PROGRAM}))
-    events = tools.stub.Execute(asked, timeout=CALL_SECONDS)
+    wanted = execute_request(second, "1.0", "execute_python", json.dumps({"code": SLOW_PROGRAM}))
+    events = tools.stub.Execute(wanted, timeout=CALL_SECONDS)
     assert (await anext(aiter(events))).started.joined
     await tools.fence(second, close=True)
     outcome = await call

@@ -10,29 +10,26 @@ from pathlib import Path
 
 import pytest
 
-from services.tools.builtin.definitions import define
 from services.tools.calls import running
-from services.tools.calls.executing import Executor, Request
-from services.tools.calls.finish import finish_batcher
-from services.tools.calls.following import Follower
-from services.tools.calls.records import Asked, CallKey
-from services.tools.calls.running import Runner, RunnerLimits, Writers
-from services.tools.calls.runs import Runs
-from services.tools.calls.start import start_batcher
+from services.tools.calls.executing import ExecuteJob, Executor, RemoteCallFollower
+from services.tools.calls.records import CallKey, CallRequest
+from services.tools.calls.running import CallWriters, Runner, RunnerLimits
+from services.tools.calls.runs import RunningCalls
+from services.tools.calls.start_and_finish import finish_batcher, start_batcher
 from services.tools.output import OutputKeeper
-from services.tools.runners.liveness import LifeTimes, Liveness, Who
+from services.tools.runners.liveness import Liveness, LivenessTimes, RunnerName
 from services.tools.runners.proof import FormerLives
 from services.tools.statements import SCHEMA
-from services.tools.tool import GENERAL_LANE, Tool, ToolAnswer, ToolInDoubt, Work
+from services.tools.tool import GENERAL_LANE, Tool, ToolAnswer, ToolInDoubt, ToolWork, define
 from services.tools.workspace.bounds import Bounds
 from services.tools.workspace.directories import Workspaces
+from tenure.domain.fencing import TASK_PREFIX, Claims
 from tenure.domain.in_doubt import DidNotHappen, Happened, Resolution
-from tenure.domain.token import TASK_PREFIX, Claims
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
 from tenure.runtime import metrics
-from tenure.runtime.duties import Duties
-from tenure.runtime.kept_connection import KeptConnection
+from tenure.runtime.dedicated_connection import DedicatedConnection
 from tenure.runtime.postgres import open_pool
+from tenure.runtime.process import Duties
 
 LOST = "The bank was asked\0, and the connection broke."
 
@@ -62,16 +59,19 @@ async def executor(tools_dsn: str, tmp_path: Path) -> AsyncIterator[Executor]:
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(open_pool(tools_dsn, service="tools", schema=SCHEMA))
         living, accepting, starting, finishing = [
-            await stack.enter_async_context(KeptConnection(tools_dsn, service="tools", schema=SCHEMA)) for _ in range(4)
+            await stack.enter_async_context(DedicatedConnection(tools_dsn, service="tools", schema=SCHEMA))
+            for _ in range(4)
         ]
-        runs = Runs()
-        life = Liveness(living, Who("here"), LifeTimes(ttl_seconds=600), FormerLives(runs.unfinished), no_lapse)
+        runs = RunningCalls()
+        life = Liveness(
+            living, RunnerName("here"), LivenessTimes(ttl_seconds=600), FormerLives(runs.unfinished), no_lapse
+        )
         liveness = await stack.enter_async_context(life)
         starts, finishes = start_batcher(starting, liveness), finish_batcher(finishing)
         keeper = OutputKeeper(Workspaces(tmp_path), Bounds(10**6, 100))
         limits = RunnerLimits({GENERAL_LANE: 4})
-        runner = Runner(pool, runs, liveness, Writers(starts, finishes), keeper, limits)
-        made = Executor(accepting, liveness, runner, Follower(pool))
+        runner = Runner(pool, runs, liveness, CallWriters(starts, finishes), keeper, limits)
+        made = Executor(accepting, liveness, runner, RemoteCallFollower(pool))
         duties = await stack.enter_async_context(Duties())
         for name, batcher in (("accepts", made.accepts), ("starts", starts), ("finishes", finishes)):
             duties.start(name, batcher.run)
@@ -83,15 +83,15 @@ async def no_lapse() -> None:
     """The life of a test is long enough."""
 
 
-def request(bank: Bank, effect_class: EffectClass = EffectClass.UNSAFE) -> Request:
+def request(bank: Bank, effect_class: EffectClass = EffectClass.UNSAFE) -> ExecuteJob:
     task_id = uuid.uuid4()
     claims = Claims(f"{TASK_PREFIX}{task_id}", "default", 10, "claim", "worker")
-    asked = Asked(CallKey(task_id, "1.0"), claims, "pay", effect_class, b"{}")
-    return Request(asked, Work(Tool(define("pay", effect_class, "pays", {}), bank.pay), {}))
+    request = CallRequest(CallKey(task_id, "1.0"), claims, "pay", effect_class, b"{}")
+    return ExecuteJob(request, ToolWork(Tool(define("pay", effect_class, "pays", {}), bank.pay), {}))
 
 
-async def outcome_of(executor: Executor, asking: Request, word: Resolution | None = None) -> Outcome:
-    asking = Request(replace(asking.asked, resolution=word), asking.work)
+async def outcome_of(executor: Executor, asking: ExecuteJob, word: Resolution | None = None) -> Outcome:
+    asking = ExecuteJob(replace(asking.request, resolution=word), asking.work)
     *_, last = [event async for event in executor.execute(asking)]
     assert isinstance(last, Outcome)
     return last
@@ -122,9 +122,9 @@ async def test_an_unsafe_call_whose_tool_does_not_know_is_in_doubt_for_everybody
 async def test_what_the_tool_did_not_know_a_person_may(executor, bank):
     asking = request(bank)
     await outcome_of(executor, asking)
-    told = await outcome_of(executor, asking, Resolution(1, Happened("receipt 7"), "I looked", "olga"))
-    assert (told.status, told.content, told.call_attempt) == (OutcomeStatus.SUCCEEDED, "receipt 7", 2)
-    assert await outcome_of(executor, asking) == told
+    response = await outcome_of(executor, asking, Resolution(1, Happened("receipt 7"), "I looked", "olga"))
+    assert (response.status, response.content, response.call_attempt) == (OutcomeStatus.SUCCEEDED, "receipt 7", 2)
+    assert await outcome_of(executor, asking) == response
     assert bank.payments == 1
 
 
@@ -140,18 +140,18 @@ async def test_a_word_on_a_call_whose_record_was_lost_is_taken_as_if_it_were_the
     kept = "select state, call_attempt, begun_before, doubted_at is not null from calls where task_id = "
     settled, doubted, again = request(bank), request(bank), request(bank)
 
-    told = await outcome_of(executor, settled, Resolution(2, Happened("receipt 7"), "I looked", "olga"))
-    assert (told.status, told.content, told.call_attempt) == (OutcomeStatus.SUCCEEDED, "receipt 7", 3)
+    response = await outcome_of(executor, settled, Resolution(2, Happened("receipt 7"), "I looked", "olga"))
+    assert (response.status, response.content, response.call_attempt) == (OutcomeStatus.SUCCEEDED, "receipt 7", 3)
     unproven = Resolution(2, DidNotHappen(runner_proven_gone=True), "I looked", "olga")
     counted = metrics.cell("tenure_calls_in_doubt_total")
     before = counted.value
     waits = await outcome_of(executor, doubted, unproven)
     assert counted.value == before + 1
     assert (waits.status, waits.call_attempt, bank.payments) == (OutcomeStatus.IN_DOUBT, 2, 0)
-    assert await tools_database(f"{kept}'{doubted.asked.key.task_id}'") == [("IN_DOUBT", 2, False, True)]
+    assert await tools_database(f"{kept}'{doubted.request.key.task_id}'") == [("IN_DOUBT", 2, False, True)]
     paid = await outcome_of(executor, again, Resolution(2, DidNotHappen(True), "I looked", "olga"))
     assert (paid.content, paid.call_attempt, bank.payments) == ("paid", 3, 1)
-    assert await tools_database(f"{kept}'{again.asked.key.task_id}'") == [("FINISHED", 3, True, False)]
+    assert await tools_database(f"{kept}'{again.request.key.task_id}'") == [("FINISHED", 3, True, False)]
 
 
 @pytest.mark.parametrize("elsewhere", [(True, False), (False, True)])
@@ -161,7 +161,7 @@ async def test_a_call_of_which_any_attempt_acted_elsewhere_is_proven_by_no_end_o
     """Its tool may have come from a provider, and be one of the service's own by now."""
     asking = request(bank)
     for call_attempt, acts_elsewhere in enumerate(elsewhere, 1):
-        one = Request(replace(asking.asked, acts_elsewhere=acts_elsewhere), asking.work)
+        one = ExecuteJob(replace(asking.request, acts_elsewhere=acts_elsewhere), asking.work)
         again = Resolution(call_attempt - 1, DidNotHappen(True), "I looked", "olga") if call_attempt > 1 else None
         assert (await outcome_of(executor, one, again)).call_attempt == call_attempt
     assert await tools_database("select call_attempt, acts_elsewhere from calls") == [(2, True)]

@@ -11,15 +11,21 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from services.tools.config import read_config
-from services.tools.tool import CallContext, ToolFailed
-from services.tools.web_search.asking import MOST_EXCERPT_CHARACTERS, Searcher
+from services.tools.tool import CallContext, ToolFailure
+from services.tools.web_search.search import MOST_EXCERPT_CHARACTERS, Searcher, search_tools
 from services.tools.web_search.settings import WebSearchSettings
-from services.tools.web_search.tool import search_tools
 from tenure.domain.tools import OutcomeStatus
 from tenure.runtime.settings import ConfigurationError
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
-from tests.search_answers import BRAVE, KEY, PLAIN, SEARXNG, SERPER, TAVILY
-from tests.strangers import Stranger, never, page
+from tests.conformance.search_answers import (
+    BRAVE,
+    KEY,
+    PLAIN,
+    SEARXNG,
+    SERPER,
+    TAVILY,
+)
+from tests.support.http_stub import HttpStub, never, page
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 CONTEXT = CallContext("default", "task", "1.0", "task/1.0", 7, print)
 
@@ -38,7 +44,7 @@ async def search(stranger, provider="brave", *, settings=None, **arguments):
 
 
 async def failure(stranger, provider="brave", **settings):
-    with pytest.raises(ToolFailed) as failed:
+    with pytest.raises(ToolFailure) as failed:
         await search(stranger, provider, settings=settings)
     assert KEY not in failed.value.message + str(failed.value.__cause__)
     return failed.value
@@ -46,9 +52,9 @@ async def failure(stranger, provider="brave", **settings):
 
 class TestFormats:
     async def test_brave_is_asked_with_its_token_and_its_marks_are_taken_out(self):
-        async with Stranger(lambda _: answered(BRAVE)) as stranger:
-            told = await search(stranger, "brave", num_results=2)
-        assert told == (
+        async with HttpStub(lambda _: answered(BRAVE)) as stranger:
+            match = await search(stranger, "brave", num_results=2)
+        assert match == (
             "1. Brave Search & friends\n   https://search.brave.com/\n   Search the web privately 'now'.\n"
             "2. Search engine\n   https://en.wikipedia.org/wiki/Search_engine\n   A search engine is a software system."
         )
@@ -58,9 +64,9 @@ class TestFormats:
         assert (seen.headers["x-subscription-token"], seen.headers["accept"]) == (KEY, "application/json")
 
     async def test_tavily_is_posted_to_with_a_bearer_token(self):
-        async with Stranger(lambda _: answered(TAVILY)) as stranger:
-            told = await search(stranger, "tavily")
-        assert told.splitlines()[:3] == [
+        async with HttpStub(lambda _: answered(TAVILY)) as stranger:
+            match = await search(stranger, "tavily")
+        assert match.splitlines()[:3] == [
             "1. Lionel Messi Facts | Britannica",
             "   https://www.britannica.com/facts/Lionel-Messi",
             "   Lionel Messi, an Argentine footballer.",
@@ -71,17 +77,17 @@ class TestFormats:
         assert seen.headers["content-type"] == "application/json"
 
     async def test_serper_is_posted_to_with_its_key(self):
-        async with Stranger(lambda _: answered(SERPER)) as stranger:
-            told = await search(stranger, "serper", num_results=1)
-        assert told == "1. Apple\n   https://www.apple.com/\n   Discover the innovative world of Apple."
+        async with HttpStub(lambda _: answered(SERPER)) as stranger:
+            match = await search(stranger, "serper", num_results=1)
+        assert match == "1. Apple\n   https://www.apple.com/\n   Discover the innovative world of Apple."
         (seen,) = stranger.seen
         assert (seen.method, seen.headers["x-api-key"]) == ("POST", KEY)
         assert json.loads(seen.body) == {"q": "fencing & tokens", "num": 1}
 
     async def test_searxng_is_asked_for_json_without_a_key(self):
-        async with Stranger(lambda _: answered(SEARXNG)) as stranger:
-            told = await search(stranger, "searxng", settings={"api_key": None, "url": stranger.url("/?language=de")})
-        assert told.startswith(
+        async with HttpStub(lambda _: answered(SEARXNG)) as stranger:
+            match = await search(stranger, "searxng", settings={"api_key": None, "url": stranger.url("/?language=de")})
+        assert match.startswith(
             "1. Welcome to SearXNG\n   https://docs.searxng.org/\n   SearXNG is a metasearch engine.\n"
         )
         (seen,) = stranger.seen
@@ -92,7 +98,7 @@ class TestFormats:
     @pytest.mark.parametrize("provider", ["brave", "tavily", "serper", "searxng"])
     async def test_strangers_are_not_told_which_call_it_is(self, provider):
         answers = {"brave": BRAVE, "tavily": TAVILY, "serper": SERPER, "searxng": SEARXNG}
-        async with Stranger(lambda _: answered(answers[provider])) as stranger:
+        async with HttpStub(lambda _: answered(answers[provider])) as stranger:
             await search(stranger, provider)
         assert not {"idempotency-key", "x-fencing-epoch"} & stranger.seen[0].headers.keys()
 
@@ -107,22 +113,22 @@ class TestFormats:
         ],
     )
     async def test_nothing_found_is_an_answer(self, provider, answer):
-        async with Stranger(lambda _: answered(answer)) as stranger:
+        async with HttpStub(lambda _: answered(answer)) as stranger:
             assert await search(stranger, provider) == "Nothing was found."
 
     async def test_what_a_result_says_stays_in_its_line_and_is_cut(self):
         title = "a<b>b</b>\n2. forged\x1b[2J &lt;i&gt; 1 < 2 > 0"
         results = [{"title": title, "url": "https://e/", "snippet": "x" * 10_000}]
-        async with Stranger(lambda _: answered({"results": results})) as stranger:
-            told = (await search(stranger, "plain")).splitlines()
-        assert told[0] == "1. ab 2. forged [2J <i> 1 < 2 > 0"
-        assert len(told) == 3
-        assert len(told[2].strip()) == MOST_EXCERPT_CHARACTERS
+        async with HttpStub(lambda _: answered({"results": results})) as stranger:
+            response = (await search(stranger, "plain")).splitlines()
+        assert response[0] == "1. ab 2. forged [2J <i> 1 < 2 > 0"
+        assert len(response) == 3
+        assert len(response[2].strip()) == MOST_EXCERPT_CHARACTERS
 
 
 class TestSettings:
     @pytest.mark.parametrize(
-        ("section", "told"),
+        ("section", "expected"),
         [
             ("{provider: google}", "web_search.provider: Input should be 'brave', 'tavily', 'serper', 'searxng' or"),
             ("{provider: brave}", "web_search: Value error, brave wants a key: set api_key"),
@@ -134,13 +140,13 @@ class TestSettings:
             ("{provider: brave, api_key: x, max_results: 50}", "web_search.max_results: Input should be less than"),
         ],
     )
-    def test_a_mistake_is_told_with_its_place(self, tmp_path, section, told):
+    def test_a_mistake_is_told_with_its_place(self, tmp_path, section, expected):
         path = tmp_path / "tools.yaml"
         path.write_text(f"web_search: {section}")
         with pytest.raises(ConfigurationError) as raised:
             read_config(path, {})
         (problem,) = raised.value.problems
-        assert problem.startswith(f"{path}: {told}")
+        assert problem.startswith(f"{path}: {expected}")
 
     def test_the_key_is_shown_by_nothing(self, tmp_path):
         path = tmp_path / "tools.yaml"
@@ -161,7 +167,7 @@ class TestSettings:
             assert (endpoint.scheme, endpoint.host) == ("https", host)
 
     async def test_a_process_asks_whom_its_file_names_and_keeps_the_key_to_itself(self, tool_service, grants, tmp_path):
-        async with Stranger(lambda _: answered({"message": KEY}, "401 Unauthorized")) as stranger:
+        async with HttpStub(lambda _: answered({"message": KEY}, "401 Unauthorized")) as stranger:
             path = tmp_path / "tools.yaml"
             section = {"provider": "brave", "url": stranger.url(), "api_key": KEY, "allow_private": True}
             section["timeout_seconds"] = CALL_SECONDS
@@ -177,7 +183,7 @@ class TestRefusals:
     @pytest.mark.parametrize("status", ["401 Unauthorized", "403 Forbidden"])
     async def test_a_refused_key_is_told_and_logged_without_the_key(self, status, caplog):
         caplog.set_level(logging.DEBUG)
-        async with Stranger(lambda _: answered({"message": f"{KEY} is no key"}, status)) as stranger:
+        async with HttpStub(lambda _: answered({"message": f"{KEY} is no key"}, status)) as stranger:
             failed = await failure(stranger)
         assert failed.detail == "KEY_REFUSED"
         assert len(stranger.seen) == 1
@@ -185,28 +191,28 @@ class TestRefusals:
         assert KEY not in caplog.text
 
     async def test_an_instance_that_forbids_json_is_told_as_that(self):
-        async with Stranger(lambda _: page("", "403 Forbidden")) as stranger:
+        async with HttpStub(lambda _: page("", "403 Forbidden")) as stranger:
             failed = await failure(stranger, "searxng", api_key=None)
         assert failed.detail == "HTTP_403"
         assert "search.formats" in failed.message
 
     async def test_a_busy_service_is_asked_again_when_it_says(self):
         answers = [answered({}, "429 Too Many Requests", retry_after="0"), answered({}, "503 x"), answered(PLAIN)]
-        async with Stranger(lambda _: answers.pop(0)) as stranger:
-            told = await search(stranger, "plain")
-        assert told.startswith("1. T0")
+        async with HttpStub(lambda _: answers.pop(0)) as stranger:
+            match = await search(stranger, "plain")
+        assert match.startswith("1. T0")
         assert len(stranger.seen) == 3
 
     async def test_a_service_that_asks_for_more_time_than_there_is_is_left_alone(self):
-        async with Stranger(lambda _: answered({}, "429 Too Many Requests", retry_after="3600")) as stranger:
+        async with HttpStub(lambda _: answered({}, "429 Too Many Requests", retry_after="3600")) as stranger:
             failed = await failure(stranger)
         assert (failed.detail, len(stranger.seen)) == ("HTTP_429", 1)
         assert "3600 s" in failed.message
 
     async def test_a_redirect_is_followed_nowhere(self):
-        async with Stranger(lambda _: answered(BRAVE)) as other:
+        async with HttpStub(lambda _: answered(BRAVE)) as other:
             there = other.url()
-            async with Stranger(lambda _: page("", "302 Found", location=there)) as stranger:
+            async with HttpStub(lambda _: page("", "302 Found", location=there)) as stranger:
                 assert (await failure(stranger)).detail == "HTTP_302"
             assert other.connections == 0
 
@@ -230,30 +236,30 @@ class TestRefusals:
         ],
     )
     async def test_a_bad_answer_is_an_outcome(self, answer, detail):
-        async with Stranger(lambda _: answer) as stranger:
+        async with HttpStub(lambda _: answer) as stranger:
             assert (await failure(stranger)).detail == detail
 
     async def test_a_packed_answer_is_read(self):
-        async with Stranger(
+        async with HttpStub(
             lambda _: answered(gzip.compress(json.dumps(PLAIN).encode()), content_encoding="gzip")
         ) as s:
             assert (await search(s, "plain")).startswith("1. T0")
 
     async def test_a_service_that_says_nothing_is_given_up(self):
-        async with Stranger(never) as stranger:
+        async with HttpStub(never) as stranger:
             assert (await failure(stranger, timeout_seconds=0.3)).detail == "TIMEOUT"
 
     async def test_a_cancelled_search_gives_up_its_connection(self):
-        async with Stranger(never) as stranger:
+        async with HttpStub(never) as stranger:
             searching = asyncio.create_task(search(stranger))
-            await stranger.asked()
+            await stranger.until_requested()
             searching.cancel()
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await stranger.left.wait()
             assert searching.cancelled()
 
     async def test_a_service_inside_is_not_reached_unless_that_is_allowed(self):
-        async with Stranger(lambda _: answered(BRAVE)) as stranger:
+        async with HttpStub(lambda _: answered(BRAVE)) as stranger:
             inside = stranger.url("/search").replace("http:", "https:")
             assert (await failure(stranger, url=inside, allow_private=False)).detail == "ADDRESS_REFUSED"
             assert stranger.connections == 0

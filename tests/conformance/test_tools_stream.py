@@ -11,9 +11,9 @@ import pytest
 
 from tenure.domain.errors import StaleEpoch, Unavailable
 from tenure.v1 import tool_pb2, tool_service_pb2
-from tenure.wire.refusal import refusal_to_domain
-from tests.fix_tools import execute_request
-from tests.patience import PATIENCE_SECONDS
+from tenure.wire.common import refusal_to_domain
+from tests.support.fix_tools import execute_request
+from tests.support.patience import PATIENCE_SECONDS
 
 
 class Stream:
@@ -32,13 +32,13 @@ class Stream:
 
     async def endings(self, count: int) -> list[Any]:
         """The next outcomes and refusals, in the order of their arrival."""
-        found: list[Any] = []
+        results: list[Any] = []
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while len(found) < count:
+            while len(results) < count:
                 frame = await self.call.read()
                 assert frame is not grpc.aio.EOF
-                found += [event for event in frame.events if event.WhichOneof("event") in {"outcome", "refusal"}]
-        return found
+                results += [event for event in frame.events if event.WhichOneof("event") in {"outcome", "refusal"}]
+        return results
 
 
 async def test_a_slow_tool_does_not_delay_a_fast_one(tool_service, grants, outside):

@@ -6,14 +6,14 @@ import hashlib
 
 import pytest
 
-from tenure.audit.from_wire import calls_and_fence
-from tenure.audit.tool_hashes import arguments_hash, outcome_hash
+from checker.collect import calls_and_fence
+from checker.reading import arguments_hash, outcome_hash
 from tenure.domain.errors import NotFound
 from tenure.domain.tools import CallState, EffectClass, OutcomeStatus
 from tenure.v1 import admin_service_pb2 as api
 from tenure.v1 import tool_service_pb2
-from tests.fix_gateway import NOBODYS
-from tests.patience import CALL_SECONDS
+from tests.support.fix_gateway import NOBODYS
+from tests.support.patience import CALL_SECONDS
 
 
 async def listed(tools, owner, after="", page_size=0):
@@ -93,6 +93,6 @@ async def test_operators_read_them_through_the_gateway_of_their_own_tasks_only(
     assert [call.record.call_id for call in answer.calls] == ["1.0"]
     assert answer.fence.epoch == 10
     others = await gateway(replica.address, tools=tools.address, tenant="somebody-else")
-    for reader, asked in ((others, task_id), (stub, NOBODYS)):
+    for reader, wanted in ((others, task_id), (stub, NOBODYS)):
         with pytest.raises(NotFound):
-            await reader.admin.ListCalls(api.AdminServiceListCallsRequest(task_id=asked))
+            await reader.admin.ListCalls(api.AdminServiceListCallsRequest(task_id=wanted))

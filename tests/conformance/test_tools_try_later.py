@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from services.tools.calls.effects import MOST_ATTEMPTS
-from services.tools.calls.finish import Finish
+from services.tools.calls.start_and_finish import OutcomeMark
 from tenure.domain.errors import LimitReached
 from tenure.domain.tools import EffectClass, OutcomeStatus
 from tenure.runtime.batching import Batcher
 from tenure.v1 import tool_pb2
 from tests import busy_tools
 from tests.conformance.test_tools_say_doubt import bank, executor, outcome_of, request  # noqa: F401
-from tests.fix_tools import Outside
+from tests.support.fix_tools import Outside
 
 UNSAFE, KEYED = "append_record_unsafe", "append_record"
 LINE = {"file": "a", "line": "x"}
@@ -113,10 +113,10 @@ async def test_a_refusal_between_the_mark_and_the_effect_takes_the_mark_back(too
 async def test_an_outcome_waits_for_room_to_be_recorded(executor, bank, monkeypatch):  # noqa: F811
     """As after an outage of the database, when many outcomes wait."""
     submit = Batcher.submit
-    refusals: list[Finish] = []
+    refusals: list[OutcomeMark] = []
 
     async def full_at_first(batcher, item):
-        if isinstance(item, Finish) and len(refusals) < 2:
+        if isinstance(item, OutcomeMark) and len(refusals) < 2:
             refusals.append(item)
             raise LimitReached("too many finishes wait", retry_after_seconds=0.01)
         return await submit(batcher, item)

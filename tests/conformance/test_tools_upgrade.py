@@ -7,8 +7,8 @@ import asyncio
 import psycopg
 
 from services.tools.statements import MIGRATIONS, SCHEMA
-from tenure.runtime.migrations import Migrations, migrate
-from tests.patience import PATIENCE_SECONDS
+from tenure.runtime.sql import Migrations, migrate
+from tests.support.patience import PATIENCE_SECONDS
 
 RELEASED = 3
 """Migrations that replicas from before know."""

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tenure.domain.tools import OutcomeStatus
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 # When the program's interpreter was started, in seconds since the machine was.
 PROGRAM = """
@@ -20,10 +20,10 @@ print(started)
 
 
 async def _is_older_than_its_call(tools, owner, number: int) -> bool:
-    asked = time.clock_gettime(time.CLOCK_BOOTTIME)
+    wanted = time.clock_gettime(time.CLOCK_BOOTTIME)
     outcome = await tools.outcome(owner, f"{number}.0", "execute_python", code=PROGRAM)
     assert outcome.status is OutcomeStatus.SUCCEEDED
-    return float(outcome.content) < asked
+    return float(outcome.content) < wanted
 
 
 async def test_a_program_begins_in_a_sandbox_that_was_there_before_the_call(

@@ -7,25 +7,30 @@ from itertools import pairwise
 
 import pytest
 
-from services.checkpoint.webhooks.settings import WebhookSettings
+from services.checkpoint.webhooks.sending import WebhookSettings
 from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached, NotFound
 from tenure.domain.waits import call_digest
-from tenure.runtime.tenancy import as_tenant
+from tenure.runtime.request_context import as_tenant
 from tenure.v1 import checkpoint_service_pb2 as checkpoint_pb
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import webhook_service_pb2 as pb
-from tenure.wire.times import duration
-from tenure.wire.webhooks import new_secret
-from tests.fix_checkpoint import TIMEOUT_SECONDS, answer, entry, reserve
-from tests.fix_webhooks import Receiver, Reply
-from tests.hooks import HERE, Hooks, types
+from tenure.wire.common import duration
+from tenure.wire.webhook_service import new_secret
+from tests.conformance.webhook_client import HERE, WebhookClient, types
+from tests.support.fix_checkpoint import (
+    TIMEOUT_SECONDS,
+    answer,
+    entry,
+    reserve,
+)
+from tests.support.fix_webhooks import Receiver, Reply
 
 pytestmark = pytest.mark.server
 
 
 @pytest.fixture
-async def hooks(checkpoint) -> Hooks:
-    return Hooks(await checkpoint(webhook=WebhookSettings(**HERE)))
+async def hooks(checkpoint) -> WebhookClient:
+    return WebhookClient(await checkpoint(webhook=WebhookSettings(**HERE)))
 
 
 @pytest.fixture
@@ -38,16 +43,16 @@ class TestDelivery:
     async def test_an_end_is_told_signed_with_the_task_in_the_contracts_names(self, hooks, receiver):
         await hooks.create(receiver)
         task_id = await hooks.finish(goal="find out")
-        (told,) = await receiver.until(1)
-        assert (told.type, told.valid) == ("task.succeeded", 1)
-        assert told.headers["content-type"] == "application/json"
-        assert told.data["task_id"] == told.data["task"]["task_id"] == task_id
-        assert told.data["task"]["spec"]["goal"] == "find out"
-        assert (told.data["state"], told.data["reason"]) == ("TASK_STATE_SUCCEEDED", "FINAL_ANSWER")
-        found = await hooks.until(lambda hook: hook.delivered == 1)
-        assert (found.pending_deliveries, found.dead_deliveries, found.problem) == (0, 0, "")
+        (webhook,) = await receiver.until(1)
+        assert (webhook.type, webhook.valid) == ("task.succeeded", 1)
+        assert webhook.headers["content-type"] == "application/json"
+        assert webhook.data["task_id"] == webhook.data["task"]["task_id"] == task_id
+        assert webhook.data["task"]["spec"]["goal"] == "find out"
+        assert (webhook.data["state"], webhook.data["reason"]) == ("TASK_STATE_SUCCEEDED", "FINAL_ANSWER")
+        result = await hooks.until(lambda hook: hook.delivered == 1)
+        assert (result.pending_deliveries, result.dead_deliveries, result.problem) == (0, 0, "")
         (delivery,) = await hooks.deliveries()
-        assert (delivery.delivery_id, delivery.attempts, delivery.last_status_code) == (told.webhook_id, 1, 200)
+        assert (delivery.delivery_id, delivery.attempts, delivery.last_status_code) == (webhook.webhook_id, 1, 200)
 
     async def test_a_wait_for_leave_carries_what_its_answer_has_to_repeat(self, hooks, receiver):
         """A receiver can answer by the delivery alone: the wait's id, and the digest of the call it decides on."""
@@ -110,7 +115,7 @@ class TestDelivery:
         replies = [Reply(307, (("location", receiver.url),)), Reply(after=never.wait()), Reply(200)]
         receiver.answer = lambda _delivery: replies.pop(0) if replies else Reply()
         settings = WebhookSettings(**{**HERE, "request_timeout_seconds": 1.0})
-        hooks = Hooks(await checkpoint(webhook=settings))
+        hooks = WebhookClient(await checkpoint(webhook=settings))
         await hooks.create(receiver)
         await hooks.finish()
         await receiver.until(1)
@@ -121,13 +126,13 @@ class TestDelivery:
         assert delivery.attempts >= 3
 
     async def test_of_an_answer_no_more_than_its_beginning_is_read(self, checkpoint, receiver):
-        hooks = Hooks(await checkpoint(webhook=WebhookSettings(**{**HERE, "max_attempts": 1})))
+        hooks = WebhookClient(await checkpoint(webhook=WebhookSettings(**{**HERE, "max_attempts": 1})))
         receiver.answer = lambda _delivery: Reply(500, body=b"no\n\x00" * 1_000_000)
         await hooks.create(receiver)
         await hooks.finish()
-        found = await hooks.until(lambda hook: hook.dead_deliveries == 1)
-        assert found.problem.startswith("HTTP 500: no no no")
-        assert len(found.problem) <= 300
+        webhook = await hooks.until(lambda hook: hook.dead_deliveries == 1)
+        assert webhook.problem.startswith("HTTP 500: no no no")
+        assert len(webhook.problem) <= 300
         receiver.answer = lambda _delivery: Reply(200, body=b"yes" * 1_000_000)
         await hooks.finish()
         assert (await hooks.until(lambda hook: hook.delivered)).problem == ""
@@ -137,7 +142,7 @@ class TestOrder:
     async def test_a_tasks_deliveries_keep_their_order_whatever_fails_and_whoever_sends(self, checkpoint, receiver):
         """Three replicas; every second attempt is refused."""
         settings = WebhookSettings(**{**HERE, "max_attempts": 100})
-        hooks = Hooks(await checkpoint(webhook=settings))
+        hooks = WebhookClient(await checkpoint(webhook=settings))
         for _ in range(2):
             await checkpoint(dsn=hooks.replica.dsn, webhook=settings)
         receiver.answer = lambda _delivery: Reply(500 if len(receiver.came) % 2 else 200)
@@ -179,7 +184,7 @@ class TestOrder:
 
     async def test_what_waits_is_bounded_and_the_feed_keeps_the_rest(self, checkpoint, receiver):
         settings = WebhookSettings(**{**HERE, "max_pending": 1, "max_attempts": 100})
-        hooks = Hooks(await checkpoint(webhook=settings))
+        hooks = WebhookClient(await checkpoint(webhook=settings))
         healthy = asyncio.Event()
         receiver.answer = lambda _delivery: Reply(200 if healthy.is_set() else 500)
         await hooks.create(receiver)
@@ -212,7 +217,7 @@ class TestMethods:
             await hooks.call("ListWebhookDeliveries", made.webhook_id)
 
     async def test_a_name_is_one_webhook_and_a_tenant_has_a_bounded_number(self, checkpoint):
-        hooks = Hooks(await checkpoint(webhook=WebhookSettings(max_per_tenant=1)))
+        hooks = WebhookClient(await checkpoint(webhook=WebhookSettings(max_per_tenant=1)))
         secret = new_secret()
         made = await hooks.create(secret=secret)
         assert await hooks.create(secret=secret) == made
@@ -226,7 +231,7 @@ class TestMethods:
         "host", ["127.0.0.1", "localhost", "[::1]", "169.254.169.254", "10.0.0.1", "[::ffff:10.0.0.1]"]
     )
     async def test_nothing_that_is_not_public_is_reached_unless_it_is_allowed(self, checkpoint, host):
-        hooks = Hooks(await checkpoint())
+        hooks = WebhookClient(await checkpoint())
         with pytest.raises(InvalidRequest, match="public"):
             await hooks.create(url=f"http://{host}:8080/")
 
@@ -234,9 +239,9 @@ class TestMethods:
         self, checkpoint, receiver
     ):
         """A number of the old kind is no address to look at, and the resolver leads it to the loopback."""
-        hooks = Hooks(await checkpoint(webhook=WebhookSettings(max_attempts=1)))
+        hooks = WebhookClient(await checkpoint(webhook=WebhookSettings(max_attempts=1)))
         await hooks.create(url=receiver.url.replace("127.0.0.1", "2130706433"))
         await hooks.call("TestWebhook")
-        found = await hooks.until(lambda hook: hook.dead_deliveries == 1)
-        assert "four decimal parts" in found.problem
+        webhook = await hooks.until(lambda hook: hook.dead_deliveries == 1)
+        assert "four decimal parts" in webhook.problem
         assert receiver.came == []

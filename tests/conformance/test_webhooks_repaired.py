@@ -7,18 +7,18 @@ import signal
 
 import pytest
 
-from services.checkpoint.change_cursor import Cursor
 from services.checkpoint.queries import SCHEMA
-from services.checkpoint.webhooks.reading import Place, read_on
-from services.checkpoint.webhooks.settings import WebhookSettings
+from services.checkpoint.watch.change_feed import ChangeCursor
+from services.checkpoint.webhooks.feed_reader import SenderLeaseKey, read_on
+from services.checkpoint.webhooks.sending import WebhookSettings
 from tenure.domain.errors import NotFound, WrongState
 from tenure.runtime.postgres import open_pool
 from tenure.v1 import task_pb2
 from tenure.v1 import webhook_service_pb2 as pb
-from tenure.wire.webhooks import new_secret
-from tests.fix_checkpoint import TIMEOUT_SECONDS
-from tests.fix_webhooks import Receiver, Reply
-from tests.hooks import HERE, Hooks, types
+from tenure.wire.webhook_service import new_secret
+from tests.conformance.webhook_client import HERE, WebhookClient, types
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS
+from tests.support.fix_webhooks import Receiver, Reply
 
 pytestmark = pytest.mark.server
 
@@ -31,8 +31,8 @@ SHORT_TURNS = {
 
 
 @pytest.fixture
-async def hooks(checkpoint) -> Hooks:
-    return Hooks(await checkpoint(webhook=WebhookSettings(**HERE)))
+async def hooks(checkpoint) -> WebhookClient:
+    return WebhookClient(await checkpoint(webhook=WebhookSettings(**HERE)))
 
 
 @pytest.fixture
@@ -44,12 +44,12 @@ async def receiver(webhook_receiver) -> Receiver:
 class TestDeadLetters:
     async def test_after_the_last_failure_it_is_a_dead_letter_and_can_be_replayed_in_order(self, checkpoint, receiver):
         settings = WebhookSettings(**{**HERE, "max_attempts": 2})
-        hooks = Hooks(await checkpoint(webhook=settings))
+        hooks = WebhookClient(await checkpoint(webhook=settings))
         receiver.answer = lambda _delivery: Reply(500, body=b"out of paper")
         await hooks.create(receiver, event_types=["task.queued", "task.succeeded"])
         task_id = await hooks.finish()
-        found = await hooks.until(lambda hook: hook.dead_deliveries == 2)
-        assert "out of paper" in found.problem
+        webhook = await hooks.until(lambda hook: hook.dead_deliveries == 2)
+        assert "out of paper" in webhook.problem
         newest, oldest = await hooks.deliveries(DEAD)
         assert (newest.event_type, oldest.event_type) == ("task.succeeded", "task.queued")
         assert (oldest.attempts, oldest.last_status_code, oldest.last_error) == (2, 500, "HTTP 500: out of paper")
@@ -68,7 +68,7 @@ class TestDeadLetters:
         await hooks.counts_are_those_of_the_deliveries()
 
     async def test_replaying_all_keeps_each_tasks_order(self, checkpoint, receiver):
-        hooks = Hooks(await checkpoint(webhook=WebhookSettings(**{**HERE, "max_attempts": 1})))
+        hooks = WebhookClient(await checkpoint(webhook=WebhookSettings(**{**HERE, "max_attempts": 1})))
         receiver.answer = lambda _delivery: Reply(500)
         await hooks.create(receiver, event_types=["task.*"])
         task_ids = [await hooks.finish() for _ in range(4)]
@@ -80,12 +80,12 @@ class TestDeadLetters:
             assert types(receiver.took, task_id) == ["task.queued", "task.running", "task.succeeded"]
 
     async def test_a_replayed_letter_comes_before_what_is_pending_of_its_task(self, checkpoint, receiver):
-        hooks = Hooks(await checkpoint(webhook=WebhookSettings(**{**HERE, "max_attempts": 1})))
+        hooks = WebhookClient(await checkpoint(webhook=WebhookSettings(**{**HERE, "max_attempts": 1})))
         receiver.answer = lambda delivery: Reply(410 if delivery.type == "task.succeeded" else 500)
         await hooks.create(receiver, event_types=["task.queued", "task.succeeded"])
         await hooks.finish()
-        found = await hooks.until(lambda hook: hook.paused)
-        assert (found.pending_deliveries, found.dead_deliveries) == (1, 1)
+        webhook = await hooks.until(lambda hook: hook.paused)
+        assert (webhook.pending_deliveries, webhook.dead_deliveries) == (1, 1)
         assert (await hooks.call("ReplayWebhookDeliveries")).replayed == 1
         receiver.answer = lambda _delivery: Reply()
         await hooks.call("ResumeWebhook")
@@ -94,13 +94,13 @@ class TestDeadLetters:
         await hooks.counts_are_those_of_the_deliveries()
 
     async def test_too_many_dead_letters_pause_the_webhook_and_they_can_be_discarded(self, checkpoint, receiver):
-        hooks = Hooks(await checkpoint(webhook=WebhookSettings(**{**HERE, "max_attempts": 1, "max_dead": 2})))
+        hooks = WebhookClient(await checkpoint(webhook=WebhookSettings(**{**HERE, "max_attempts": 1, "max_dead": 2})))
         receiver.answer = lambda _delivery: Reply(500)
         await hooks.create(receiver)
         await hooks.finish()
         await hooks.finish()
-        found = await hooks.until(lambda hook: hook.paused)
-        assert (found.pause_code, found.dead_deliveries) == ("DEAD_LETTERS_FULL", 2)
+        webhook = await hooks.until(lambda hook: hook.paused)
+        assert (webhook.pause_code, webhook.dead_deliveries) == ("DEAD_LETTERS_FULL", 2)
         one = (await hooks.deliveries(DEAD))[0].delivery_id
         assert (await hooks.call("DiscardWebhookDeliveries", delivery_id=one)).remaining == 1
         assert (await hooks.call("DiscardWebhookDeliveries")).discarded == 1
@@ -144,8 +144,8 @@ class TestStops:
         receiver.answer = lambda _delivery: Reply(410)
         await hooks.create(receiver)
         await hooks.finish()
-        found = await hooks.until(lambda hook: hook.paused)
-        assert (found.pause_code, found.pending_deliveries) == ("GONE", 1)
+        webhook = await hooks.until(lambda hook: hook.paused)
+        assert (webhook.pause_code, webhook.pending_deliveries) == ("GONE", 1)
         with pytest.raises(WrongState, match="paused"):
             await hooks.call("TestWebhook")
         receiver.answer = lambda _delivery: Reply()
@@ -167,8 +167,8 @@ class TestStops:
         task_id = await hooks.finish()
         await hooks.replica.query("delete from ledger.tasks where task_id = %s", task_id)
         await hooks.call("ResumeWebhook")
-        (told,) = await receiver.until(1)
-        assert (told.type, told.task_id, "task" in told.data) == ("task.succeeded", task_id, False)
+        (delivery,) = await receiver.until(1)
+        assert (delivery.type, delivery.task_id, "task" in delivery.data) == ("task.succeeded", task_id, False)
 
     async def test_an_endpoint_that_asks_for_time_is_left_alone(self, hooks, receiver):
         """Its Retry-After holds back everything that is sent there; going on by hand ends the wait."""
@@ -177,8 +177,8 @@ class TestStops:
         await hooks.finish()
         await hooks.until(lambda hook: hook.problem)
         other = await hooks.finish()
-        found = await hooks.until(lambda hook: hook.pending_deliveries == 2 or hook.delivered)
-        assert (found.delivered, len(receiver.came)) == (0, 1)
+        webhook = await hooks.until(lambda hook: hook.pending_deliveries == 2 or hook.delivered)
+        assert (webhook.delivered, len(receiver.came)) == (0, 1)
         (waits,) = [one for one in await hooks.deliveries(PENDING) if one.attempts]
         assert waits.next_attempt_time.seconds - waits.last_attempt_time.seconds >= 3599
         receiver.answer = lambda _delivery: Reply()
@@ -231,7 +231,7 @@ class TestTurns:
     ):
         """It is killed at the failpoint; the next one sends the same again, with the same id."""
         doomed = await checkpoint_process(failpoints="checkpoint.after_delivery=1#kill9", environment=SHORT_TURNS)
-        hooks = Hooks(doomed.replica)
+        hooks = WebhookClient(doomed.replica)
         await hooks.create(receiver)
         task_id = await hooks.finish()
         await doomed.wait_until_dead()
@@ -245,18 +245,18 @@ class TestTurns:
     ):
         """It is frozen with a receipt in its hand. The other one sends the same again, and goes on."""
         sleeper = await checkpoint_process(failpoints="checkpoint.after_delivery=1#freeze", environment=SHORT_TURNS)
-        hooks = Hooks(sleeper.replica)
+        hooks = WebhookClient(sleeper.replica)
         await hooks.create(receiver)
         await hooks.finish()
         await receiver.until(1)
         other = await checkpoint_process(dsn=sleeper.replica.dsn, environment=SHORT_TURNS)
-        hooks = Hooks(other.replica)
+        hooks = WebhookClient(other.replica)
         try:
             first, second = (await receiver.until(2))[:2]
             before = await hooks.until(lambda hook: hook.delivered == 1)
         finally:
             sleeper.process.send_signal(signal.SIGCONT)
-        await Hooks(sleeper.replica).get()
+        await WebhookClient(sleeper.replica).get()
         task_id = await hooks.finish()
         await receiver.until(1, lambda one: one.task_id == task_id)
         after = await hooks.until(lambda hook: hook.delivered == 2)
@@ -266,7 +266,7 @@ class TestTurns:
 
     async def test_a_turn_that_another_took_over_writes_nothing_more(self, checkpoint, receiver):
         """As one that slept with an answer in its hand: the cursor, the counts and the delivery stay the other's."""
-        hooks = Hooks(await checkpoint(webhook=WebhookSettings(**HERE)))
+        hooks = WebhookClient(await checkpoint(webhook=WebhookSettings(**HERE)))
         gate = asyncio.Event()
         receiver.answer = lambda _delivery: Reply(200 if gate.is_set() else 500, after=gate.wait())
         await hooks.create(receiver)
@@ -289,13 +289,18 @@ class TestTurns:
         statement = "select feed_id::text, xid::text::bigint, position, turn from ledger.webhooks"
         ((*place, turn),) = await hooks.replica.query(statement)
         async with open_pool(hooks.replica.dsn, schema=SCHEMA) as pool:
-            stale, held = Place(webhook.webhook_id, "default", turn - 1), Place(webhook.webhook_id, "default", turn)
+            stale, held = (
+                SenderLeaseKey(webhook.webhook_id, "default", turn - 1),
+                SenderLeaseKey(webhook.webhook_id, "default", turn),
+            )
             wanted = task_pb2.TaskFilter()
-            assert not await read_on(pool, stale, [], wanted, Cursor(*place))
+            assert not await read_on(pool, stale, [], wanted, ChangeCursor(*place))
             assert await hooks.deliveries() == []
-            await read_on(pool, held, [], wanted, Cursor(*place))
+            await read_on(pool, held, [], wanted, ChangeCursor(*place))
             ((*moved, _),) = await hooks.replica.query(statement)
-            await read_on(pool, held, [], wanted, Cursor(*place))  # as one that did not notice that it had done so
+            await read_on(
+                pool, held, [], wanted, ChangeCursor(*place)
+            )  # as one that did not notice that it had done so
         assert moved > place
         assert await hooks.replica.query(statement) == [(*moved, turn)]
         assert [one.event_type for one in await hooks.deliveries()] == ["task.succeeded"]

@@ -7,8 +7,8 @@ from typing import Final
 
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
-from tenure.wire.enums import state_name
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tenure.wire.common import state_name
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 TASKS: Final = 2
 KILLS: Final = 3

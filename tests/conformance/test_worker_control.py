@@ -11,23 +11,23 @@ from typing import Any
 
 import pytest
 
-from tenure.dev.stack import Stack
-from tenure.dev.stack.errors import ServiceDied
-from tenure.dev.stack.service import ServiceProcess
+from devstack import Stack
+from devstack.child_process import ServiceDied
+from devstack.service_process import ServiceProcess
 from tenure.domain import entries as facts
+from tenure.domain.entries import SubAgentsSpawned
 from tenure.domain.retry import RetryPolicy
-from tenure.domain.spawned import SubAgentsSpawned
 from tenure.domain.states import TaskState
 from tenure.domain.task import AgentSpec, ControlWork, Limits, TaskPolicy, TaskSpec
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tenure.wire.enums import state_name
+from tenure.wire.common import state_name
 from tenure.wire.task import spec_to_wire
-from tests.fix_simulator import REPOSITORY
-from tests.fix_worker import WorkerBench
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.fix_simulator import REPOSITORY
+from tests.support.fix_worker import WorkerBench
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
-MODULE = "tests.control_functions"
+MODULE = "tests.support.control_functions"
 SOON = TaskPolicy(retry=RetryPolicy(max_attempts=2, initial_seconds=0.01, factor=1.0, cap_seconds=0.01))
 EFFECTS = ["keyed", "last", "total 6"]
 
@@ -146,8 +146,8 @@ async def test_a_function_has_sub_agents_once_whoever_resumes_it_and_goes_on_wit
     assert state_name(task.state) == TaskState.SUCCEEDED, task.message
     [spawned] = await functions.bench.bodies(task_id, SubAgentsSpawned)
     tree = pb.CheckpointServiceListTasksRequest(filter=task_pb2.TaskFilter(root_task_id=task_id))
-    found = (await functions.bench.ledger.ListTasks(tree, timeout=CALL_SECONDS)).tasks
-    assert {one.task_id for one in found} == {task_id, *spawned.task_ids}
+    tasks = (await functions.bench.ledger.ListTasks(tree, timeout=CALL_SECONDS)).tasks
+    assert {one.task_id for one in tasks} == {task_id, *spawned.task_ids}
     below = [await functions.bench.task(one) for one in spawned.task_ids]
     assert [(one.spec.goal, one.spec.agent.loop) for one in below] == [(goal, "messages") for goal in goals]
     assert json.loads(task.result) == [one.result for one in below]
@@ -229,7 +229,7 @@ async def test_a_function_that_changed_fails_by_name(functions: Functions) -> No
 
 
 @pytest.mark.parametrize(
-    ("given", "state", "told"),
+    ("given", "state", "expected"),
     [
         ({"any": ["JSON", None]}, TaskState.SUCCEEDED, ""),
         ("no JSON", TaskState.FAILED, "TypeError"),
@@ -241,12 +241,12 @@ async def test_a_function_that_changed_fails_by_name(functions: Functions) -> No
     ids=str,
 )
 async def test_what_a_function_returns_is_kept_or_refused(
-    functions: Functions, given: Any, state: TaskState, told: str
+    functions: Functions, given: Any, state: TaskState, expected: str
 ) -> None:
     task_id = await functions.submit("returning", given, limits=Limits(max_steps=4))
     task = await functions.bench.ended(task_id)
     assert state_name(task.state) == state, task.message
-    assert told in task.message
+    assert expected in task.message
     if state is TaskState.SUCCEEDED:
         assert json.loads(task.result) == given
 

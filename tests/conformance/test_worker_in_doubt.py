@@ -5,17 +5,17 @@ from __future__ import annotations
 import uuid
 from contextlib import suppress
 
-from tenure.dev.stack.errors import ServiceDied
+from devstack.child_process import ServiceDied
 from tenure.domain import entries as facts
 from tenure.domain.in_doubt import Abandon, Decision, DidNotHappen, Happened, ResolveCall
 from tenure.domain.states import TaskState
 from tenure.domain.task import InDoubtPolicy
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tenure.wire.enums import state_name
-from tenure.wire.operators import operator_request_to_wire
+from tenure.wire.common import state_name
+from tenure.wire.ledger import operator_request_to_wire
 from tests.conformance.test_worker_outages import in_doubt
-from tests.patience import CALL_SECONDS
+from tests.support.patience import CALL_SECONDS
 
 WAIT = InDoubtPolicy.WAIT_FOR_PERSON
 
@@ -25,17 +25,17 @@ async def say(bench, task_id: str, decision: Decision) -> None:
     task = await bench.in_state(task_id, TaskState.WAITING_USER)
     (doubted,) = task.calls_in_doubt
     word = ResolveCall(doubted.call_id, doubted.call_attempt, decision)
-    asked = operator_request_to_wire(facts.OperatorRequest("I looked", word))
+    wanted = operator_request_to_wire(facts.OperatorRequest("I looked", word))
     request = pb.AppendForeignRequest(
-        task_id=task_id, request_id=str(uuid.uuid4()), actor="olga", operator_request=asked
+        task_id=task_id, request_id=str(uuid.uuid4()), actor="olga", operator_request=wanted
     )
     await bench.ledger.AppendForeign(request, timeout=CALL_SECONDS)
 
 
 async def outcome_at_the_end(bench, task_id: str):
     assert state_name((await bench.ended(task_id)).state) == "SUCCEEDED"
-    (told,) = await bench.bodies(task_id, facts.ToolOutcome)
-    return told.outcome
+    (response,) = await bench.bodies(task_id, facts.ToolOutcome)
+    return response.outcome
 
 
 async def test_what_did_not_happen_is_run_once_though_worker_after_worker_dies_with_the_word(bench):
@@ -77,5 +77,5 @@ async def test_a_word_that_was_given_is_kept_though_the_task_is_ended_before_any
     await say(bench, task_id, Happened("paid, receipt 7"))
     await bench.cancel(task_id)
     assert state_name((await bench.ended(task_id)).state) == "CANCELLED"
-    (told,) = await bench.bodies(task_id, facts.ToolOutcome)
-    assert (told.outcome.status, told.outcome.content) == (OutcomeStatus.SUCCEEDED, "paid, receipt 7")
+    (response,) = await bench.bodies(task_id, facts.ToolOutcome)
+    assert (response.outcome.status, response.outcome.content) == (OutcomeStatus.SUCCEEDED, "paid, receipt 7")

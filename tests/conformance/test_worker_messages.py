@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from tenure.domain import entries as facts
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 
 async def test_words_that_come_after_the_last_answer_are_answered(bench, tmp_path):

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from services.worker.estimate import InputEstimate
+from services.worker.context_window import InputEstimate
 from services.worker.model import ModelCall, ModelCallFailed, ModelClient, ModelRequest
 from tenure.domain.conversation import text_of
-from tests.fix_simulator import running_simulator
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.fix_simulator import running_simulator
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 GOAL = [{"role": "user", "content": [{"type": "text", "text": "Research our competitor's pricing."}]}]
 TOOLS = [

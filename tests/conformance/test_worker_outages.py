@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 
-from tenure.dev.stack.addresses import choose_address
-from tenure.dev.stack.service import ServiceProcess
+from devstack.options import choose_address
+from devstack.service_process import ServiceProcess
 from tenure.domain import entries as facts
 from tenure.domain.states import TaskState
 from tenure.domain.task import InDoubtPolicy, TaskPolicy
 from tenure.domain.tools import OutcomeStatus
-from tenure.wire.enums import state_name
-from tests.patience import PATIENCE_SECONDS
+from tenure.wire.common import state_name
+from tests.support.patience import PATIENCE_SECONDS
 
 TTL_SECONDS = 5.0
 PACED_EFFECTS = sorted(str(number) for number in range(6))

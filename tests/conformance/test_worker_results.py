@@ -7,12 +7,12 @@ import json
 from tenure.domain import entries as facts
 from tenure.domain.task import TaskPolicy
 from tenure.runtime.schema_process import judge_apart
-from tenure.wire.enums import state_name
+from tenure.wire.common import state_name
 
 SCHEMA = json.dumps({"type": "object", "properties": {"price": {"type": "integer"}}, "required": ["price"]})
 
 
-async def told(bench, task_id):
+async def rejections_of(bench, task_id):
     """What the agent was told, and at which step."""
     return [
         (entry.step, entry.body.violations)
@@ -29,7 +29,7 @@ async def test_an_answer_that_is_no_result_is_corrected_until_it_is_one(bench):
     task = await bench.ended(task_id)
     assert (state_name(task.state), task.reason, task.result_json) == ("SUCCEEDED", "FINAL_ANSWER", '{"price": 3}')
     assert task.result == '```json\n{"price": 3}\n```'
-    first, second = await told(bench, task_id)
+    first, second = await rejections_of(bench, task_id)
     assert (first[0], "is no JSON" in first[1][0]) == (1, True)
     assert second == (2, ("$.price: 'three' is not of type 'integer'",))
     knows = (await bench.bodies(task_id, facts.ModelAttempt))[0]
@@ -52,11 +52,11 @@ async def test_a_death_between_an_answer_and_its_correction_costs_nothing(bench)
     victim = await bench.start_worker(failpoints="worker.before_correction=1#kill9")
     task_id = await bench.submit("sim-worker-shaped", result_schema_json=SCHEMA)
     assert await bench.died(victim) != 0
-    assert await told(bench, task_id) == []
+    assert await rejections_of(bench, task_id) == []
     await bench.start_worker()
     task = await bench.ended(task_id)
     assert (state_name(task.state), task.result_json) == ("SUCCEEDED", '{"price": 3}')
-    assert [step for step, _ in await told(bench, task_id)] == [1, 2]
+    assert [step for step, _ in await rejections_of(bench, task_id)] == [1, 2]
     answers = [entry.step for entry in await bench.entries(task_id) if isinstance(entry.body, facts.AssistantMessage)]
     assert (answers, len(bench.model_calls(task_id))) == ([1, 2, 3], 3)
 

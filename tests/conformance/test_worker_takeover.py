@@ -10,7 +10,7 @@ import pytest
 
 from tenure.domain import entries as facts
 from tenure.domain.states import TaskState
-from tenure.wire.enums import state_name
+from tenure.wire.common import state_name
 from tests.conformance.test_worker_tasks import EFFECTS, the_answers_of_a_whole_run
 
 # Where, how many model calls a whole run of four steps then takes at most, and which scenario gets there.

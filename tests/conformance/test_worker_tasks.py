@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from services.worker.estimate import with_margin
+from services.worker.context_window import with_margin
 from tenure.domain import entries as facts
 from tenure.domain.budget import TokenUsage
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import TaskState
 from tenure.domain.task import Limits, TaskPolicy
 from tenure.domain.tools import OutcomeStatus
-from tenure.wire.enums import state_name
+from tenure.wire.common import state_name
 from tenure.wire.task import usage_to_domain
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 COUNTS = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 EFFECTS = sorted(f"{kind} {number}" for kind in ("keyed", "once") for number in (1, 2, 3))

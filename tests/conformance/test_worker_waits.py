@@ -8,9 +8,9 @@ from tenure.domain import entries as facts
 from tenure.domain.states import TaskState
 from tenure.domain.task import AgentSpec, TaskSpec
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tenure.wire.enums import state_name
+from tenure.wire.common import state_name
 from tenure.wire.task import spec_to_wire
-from tests.patience import CALL_SECONDS
+from tests.support.patience import CALL_SECONDS
 
 
 async def submit(bench, model, **agent):

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tenure.domain.errors import InvalidRequest, NotFound, OutOfRange, WrongState
-from tenure.runtime.tenancy import as_tenant
+from tenure.runtime.request_context import as_tenant
 from tenure.v1 import tool_service_pb2 as pb
 from tenure.v1 import workspace_pb2
-from tests.patience import CALL_SECONDS
+from tests.support.patience import CALL_SECONDS
 
 KINDS = {
     workspace_pb2.FILE_KIND_FILE: "file",
@@ -52,8 +52,8 @@ async def test_everything_is_listed_once_whatever_the_pages(tool_service, worksp
         (workspace / path).write_text(path)
     (workspace / "link").symlink_to("/etc/passwd")
     os.mkfifo(workspace / "pipe")
-    found = await listed(tools, workspace.name)
-    seen = [(file.path, KINDS[file.kind]) for file in found]
+    result = await listed(tools, workspace.name)
+    seen = [(file.path, KINDS[file.kind]) for file in result]
     assert seen == [
         ("a", "directory"),
         ("a/1", "file"),
@@ -69,10 +69,10 @@ async def test_everything_is_listed_once_whatever_the_pages(tool_service, worksp
         ("pipe", "other"),
         ("z", "file"),
     ]
-    assert next(file.link_target for file in found if file.path == "link") == "/etc/passwd"
-    assert next(file.size_bytes for file in found if file.path == "b/deep/er/file") == 14
+    assert next(file.link_target for file in result if file.path == "link") == "/etc/passwd"
+    assert next(file.size_bytes for file in result if file.path == "b/deep/er/file") == 14
     for page_size in (1, 2, 5):
-        assert await listed(tools, workspace.name, page_size=page_size) == found
+        assert await listed(tools, workspace.name, page_size=page_size) == result
     assert [file.path for file in await listed(tools, workspace.name, "b/deep", page_size=1)] == ["er", "er/file"]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tenure.domain.tools import OutcomeStatus
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only a service that is root has uids to agree on"),
@@ -51,8 +51,8 @@ async def test_programs_of_a_task_in_two_replicas_read_and_change_each_others_fi
     await appears(outside.workspace(stranger) / "here")
     assert outside.workspace(stranger).stat().st_uid != outside.workspace(owner).stat().st_uid
     second = other.begin(owner, "1.1", "execute_python", code=MEET.format(mine="two", theirs="one"))
-    told = [(outcome.status, outcome.content) for outcome in await asyncio.gather(first, second)]
-    assert told == [(OutcomeStatus.SUCCEEDED, "from two"), (OutcomeStatus.SUCCEEDED, "from one")]
+    seen = [(outcome.status, outcome.content) for outcome in await asyncio.gather(first, second)]
+    assert seen == [(OutcomeStatus.SUCCEEDED, "from two"), (OutcomeStatus.SUCCEEDED, "from one")]
     owners = {path.lstat().st_uid for path in [outside.workspace(owner), *outside.workspace(owner).rglob("*")]}
     assert len(owners) == 1
     (outside.workspace(stranger) / "go").touch()

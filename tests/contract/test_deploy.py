@@ -23,7 +23,7 @@ def compose() -> dict[str, Any]:
 
 def settings_type(service: str) -> type[Any]:
     """A service's Settings, wherever its main.py has them from."""
-    value: type[Any] = importlib.import_module(f"services.{service}.main").Settings
+    value: type[Any] = getattr(importlib.import_module(f"services.{service}.main"), f"{service.capitalize()}Settings")
     return value
 
 
@@ -58,5 +58,5 @@ def test_the_image_runs_as_nobody_special() -> None:
 
 def test_the_services_run_as_the_user_that_the_keys_are_given_to() -> None:
     users = re.findall(r"--uid (\d+)|^USER (\d+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
-    told = re.findall(r"chown -R (\d+) deploy/keys", (DEPLOY / "compose.yaml").read_text())
-    assert {uid for pair in users for uid in pair if uid} == set(told)
+    matches = re.findall(r"chown -R (\d+) deploy/keys", (DEPLOY / "compose.yaml").read_text())
+    assert {uid for pair in users for uid in pair if uid} == set(matches)

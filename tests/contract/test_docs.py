@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from devstack.simulator.scenario import ScenarioLibrary
 from tenure.cli.main import cli
-from tenure.dev.simulator.library import ScenarioLibrary
 
 ROOT = Path(__file__).parents[2]
 DOCS = ("README.md", "ARCHITECTURE.md")

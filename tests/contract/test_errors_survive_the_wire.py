@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.domain import errors
-from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.rpc_server import RpcServer
-from tenure.runtime.status import from_plain, to_plain
-from tests.patience import CALL_SECONDS
+from tenure.runtime.rpc_status import from_plain, to_plain
+from tests.support.patience import CALL_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,8 +83,8 @@ async def test_an_error_of_any_size_arrives_with_its_reason(raised):
 
 
 def test_what_utf_8_cannot_hold_is_replaced():
-    told = from_plain(*to_plain(errors.NotFound("half of \ud83d", metadata={"name": "\udc00"})))
-    assert told.message == "half of ?"
+    response = from_plain(*to_plain(errors.NotFound("half of \ud83d", metadata={"name": "\udc00"})))
+    assert response.message == "half of ?"
 
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)

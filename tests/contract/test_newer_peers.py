@@ -16,11 +16,10 @@ from tenure.domain.errors import Unavailable
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, task_service_pb2, tool_pb2
 from tenure.validators import validate
-from tenure.wire.entries import body_to_wire
-from tenure.wire.enums import state_name
-from tenure.wire.opened import read_entries
+from tenure.wire.common import state_name
+from tenure.wire.ledger import body_to_wire, read_entries
 from tenure.wire.task import spec_to_domain, spec_to_wire
-from tenure.wire.tools import outcome_to_domain, standings_to_domain, tool_to_domain
+from tenure.wire.tool import call_statuses_to_domain, outcome_to_domain, tool_to_domain
 from tests.unit.test_wire import BODIES, SPEC
 
 AnyMessage = TypeVar("AnyMessage", bound=Message)
@@ -31,10 +30,10 @@ UNKNOWN_FIELD = b"\xfa\xff\x07\x05newer"
 
 def newer(message: AnyMessage) -> AnyMessage:
     """The same with a field that we do not know in it and in all its parts, and values of enums likewise."""
-    told = type(message)()
-    told.CopyFrom(message)
-    _make_newer(told)
-    return told
+    response = type(message)()
+    response.CopyFrom(message)
+    _make_newer(response)
+    return response
 
 
 def _make_newer(message: Message) -> None:
@@ -70,7 +69,7 @@ def test_a_spec_with_unknown_choices_takes_the_defaults():
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: type(body).__name__)
 def test_a_fact_is_read_or_left_to_a_newer_version(body):
     entry = newer(ledger_pb2.Entry(sequence=1, body=body_to_wire(body)))
-    closes = isinstance(body, facts.OperatorRequest) and isinstance(body.act, facts.CloseOut)
+    closes = isinstance(body, facts.OperatorRequest) and isinstance(body.act, facts.OperatorCloseOut)
     if closes or isinstance(body, facts.Transition | facts.WaitResolution):  # we could not tell what follows
         with pytest.raises(Unavailable) as refused:
             read_entries([entry])
@@ -88,7 +87,7 @@ def test_a_tool_or_an_outcome_of_an_unknown_kind_is_taken_for_the_worst():
 
 def test_calls_that_stand_in_an_unknown_way_are_asked_for_later():
     with pytest.raises(Unavailable) as refused:
-        standings_to_domain([newer(tool_pb2.CallRecord(call_id="1.0"))])
+        call_statuses_to_domain([newer(tool_pb2.CallRecord(call_id="1.0"))])
     assert refused.value.reason == "NEWER_TOOLS"
 
 

@@ -20,5 +20,5 @@ def test_every_abuse_is_told_in_its_familys_row(family: str) -> None:
 
 def test_every_class_of_result_is_explained() -> None:
     section = TEXT.partition("## How a program ended")[2].partition("\n## ")[0]
-    told = {line.split("`")[1] for line in section.splitlines() if line.startswith("| `")}
-    assert told == {*SandboxStatus, "FENCED"}
+    names = {line.split("`")[1] for line in section.splitlines() if line.startswith("| `")}
+    assert names == {*SandboxStatus, "FENCED"}

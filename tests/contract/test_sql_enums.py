@@ -5,9 +5,9 @@ import re
 import psycopg
 import pytest
 
-from services.checkpoint.kinds import KINDS
+from services.checkpoint.commit.task_row import BudgetRow, TaskRow
+from services.checkpoint.entries import KINDS
 from services.checkpoint.queries import MIGRATIONS, QUERIES
-from services.checkpoint.rows import BudgetRow, TaskRow
 from tenure.domain.schedules import OverlapPolicy, RunOutcome
 from tenure.domain.states import MOVES, TERMINAL, TaskState
 from tenure.domain.task import LeaseLostPolicy, Priority
@@ -42,8 +42,8 @@ async def test_the_states_are_the_domains(ledger):
 
 
 async def test_the_moves_are_the_domains(ledger):
-    found = set(await rows(ledger, "select from_state, to_state from moves"))
-    assert found == {(state.value, target.value) for state, targets in MOVES.items() for target in targets}
+    names = set(await rows(ledger, "select from_state, to_state from moves"))
+    assert names == {(state.value, target.value) for state, targets in MOVES.items() for target in targets}
 
 
 async def test_the_policies_and_priorities_are_the_domains(ledger):
@@ -115,13 +115,13 @@ async def insert_task(postgres):
 
 async def test_every_partition_keeps_bodies_as_they_are(ledger):
     """The default would compress each body, which was measured to take most of a commit's time."""
-    found = await rows(
+    result = await rows(
         ledger,
         "select c.relname, a.attstorage::text from pg_attribute a join pg_class c on c.oid = a.attrelid "
         "join pg_inherits i on i.inhrelid = c.oid where a.attname = 'body' and i.inhparent = 'entries'::regclass",
     )
-    assert len(found) == 16
-    assert {storage for _, storage in found} == {"e"}
+    assert len(result) == 16
+    assert {storage for _, storage in result} == {"e"}
 
 
 async def test_no_index_covers_a_column_that_a_step_changes(ledger):

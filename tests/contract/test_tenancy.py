@@ -53,12 +53,12 @@ def test_no_request_has_a_field_for_a_tenant() -> None:
 
 def calls_of(name: str) -> set[str]:
     """The files in which a function of this name is called."""
-    found = set()
+    names = set()
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == name:
-                found.add(path.relative_to(ROOT).as_posix())
-    return found
+                names.add(path.relative_to(ROOT).as_posix())
+    return names
 
 
 def test_metadata_is_read_for_a_tenant_in_one_interceptor_only() -> None:
@@ -68,7 +68,7 @@ def test_metadata_is_read_for_a_tenant_in_one_interceptor_only() -> None:
         for path in SOURCES
         if "x-tenure-tenant" in path.read_text(encoding="utf-8") or "TENANT_KEY" in path.read_text(encoding="utf-8")
     }
-    assert naming == {"tenure/runtime/tenancy.py", "tenure/runtime/rpc_calls.py"}
+    assert naming == {"tenure/runtime/request_context.py", "tenure/runtime/rpc_client.py"}
 
 
 def test_every_server_has_that_interceptor() -> None:
@@ -84,12 +84,12 @@ def test_every_server_has_that_interceptor() -> None:
 def test_work_takes_another_tenant_on_only_where_nobody_asked_or_an_operator_has_leave() -> None:
     """A task's tenant as its ledger or its signed grant tells it, and the gateway's operators."""
     assert calls_of("set_tenant") | calls_of("as_tenant") == {
-        "tenure/runtime/tenancy.py",
+        "tenure/runtime/request_context.py",
         "tenure/runtime/rpc_interceptor.py",
-        "services/coordinator/doubt_waits.py",
-        "services/coordinator/endings.py",
-        "services/coordinator/prunings.py",
-        "services/tools/providers/calling.py",
+        "services/coordinator/in_doubt_waits.py",
+        "services/coordinator/claims/close_out.py",
+        "services/coordinator/pruned_tasks.py",
+        "services/tools/providers/provider.py",
         "services/worker/supervisor.py",
-        "services/gateway/tenants.py",
+        "services/gateway/forwarding.py",
     }

@@ -9,14 +9,13 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MOST_LINES = 400
+MOST_LINES = 600
 # These poll in threads of their own, for what tells nobody when it is ready: processes that start, locks of files.
 MAY_SLEEP = {
     "services/tools/builtin/records.py",
-    "services/tools/sandbox/sharing.py",
-    "tenure/dev/etcd_process.py",
-    "tenure/dev/postgres_process.py",
-    "tenure/dev/postgres_server.py",
+    "services/tools/sandbox/uid_locks.py",
+    "devstack/etcd.py",
+    "devstack/postgres_process.py",
 }
 MAY_READ_THE_ENVIRONMENT = {"tenure/cli/main.py"}
 
@@ -24,7 +23,9 @@ MAY_READ_THE_ENVIRONMENT = {"tenure/cli/main.py"}
 @cache
 def sources() -> dict[str, ast.Module]:
     """What we wrote, by path; the generated code is left out."""
-    paths = [path for root in ("tenure", "services") for path in sorted((ROOT / root).rglob("*.py"))]
+    paths = [
+        path for root in ("tenure", "services", "devstack", "checker") for path in sorted((ROOT / root).rglob("*.py"))
+    ]
     names = {str(path.relative_to(ROOT)): path for path in paths if path.parent != ROOT / "tenure" / "v1"}
     assert len(names) > 100
     return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in names.items()}

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tenure.domain.epochs import compose_epoch
-from tenure.domain.token import Claims
+from tenure.domain.fencing import Claims, compose_epoch
 from tenure.runtime.signing import Signer, Verifier, write_key_pair
 from tenure.wire.token import sign_claims
-from tests.patience import CALL_SECONDS
+from tests.support.patience import CALL_SECONDS
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "verify_token.mjs"
 EPOCH = compose_epoch(2**22 + 1, 2**40 - 3)  # no double holds it
@@ -28,8 +27,8 @@ def files(tmp_path: Path, node: Path) -> dict[str, Path]:
     write_key_pair(tmp_path / "new.json", public, "new")
     claims = Claims("leases/tables/ü", "acme", EPOCH, "0b0e", "holder-1", tools=("a", "b"))
     token = sign_claims(Signer.load(tmp_path / "new.json"), claims, datetime.now(UTC))
-    told = Verifier(public).public_keys().items()
-    lines = [json.dumps({"key_id": key_id, "public_key": base64.b64encode(key).decode()}) for key_id, key in told]
+    response = Verifier(public).public_keys().items()
+    lines = [json.dumps({"key_id": key_id, "public_key": base64.b64encode(key).decode()}) for key_id, key in response]
     (tmp_path / "keys.jsonl").write_text("\n".join(lines))
     (tmp_path / "token").write_text(base64.b64encode(token.SerializeToString()).decode())
     return {"keys": tmp_path / "keys.jsonl", "token": tmp_path / "token", "node": node}

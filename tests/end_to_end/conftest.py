@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 import yaml
 
+from devstack import Stack, StackOptions
 from tenure.client import Client
-from tenure.dev.stack import Stack, StackOptions
 from tests.end_to_end.installation import Installation
 from tests.end_to_end.mending import cancel_all, mend
 from tests.end_to_end.scenarios import PRICES, SCENARIOS

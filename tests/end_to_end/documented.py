@@ -22,16 +22,16 @@ from pathlib import Path
 
 from rich.console import Console
 
+from devstack import Stack, StackOptions
 from tenure.cli.context import Context
 from tenure.cli.dev import dev, stack_options
 from tenure.cli.main import main
 from tenure.client import Client
-from tenure.dev.stack import Stack, StackOptions
-from tenure.runtime.tenancy import DEFAULT_TENANT
+from tenure.runtime.request_context import DEFAULT_TENANT
 from tenure.v1 import task_pb2
-from tenure.wire.enums import state_name
+from tenure.wire.common import state_name
 from tests.end_to_end.installation import Installation
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
 PIECE = re.compile(r"^```console\n(?P<console>.*?)^```$|^<!-- first: (?P<first>.*?) -->$", re.MULTILINE | re.DOTALL)
@@ -94,13 +94,13 @@ def steps_of(page: str) -> list[Step]:
 
 def with_outputs(page: str, outputs: list[str]) -> str:
     """The page with these outputs instead of its own."""
-    told = iter(outputs)
+    response = iter(outputs)
 
     def written(piece: re.Match[str]) -> str:
         if piece["first"]:
             return piece[0]
         lines = re.findall(r"^\$ .*$", piece["console"], re.MULTILINE)
-        return "```console\n" + "".join(f"{line}\n{next(told)}" for line in lines) + "```"
+        return "```console\n" + "".join(f"{line}\n{next(response)}" for line in lines) + "```"
 
     return PIECE.sub(written, page)
 

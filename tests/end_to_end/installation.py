@@ -12,13 +12,13 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+from devstack import Stack
+from devstack.service_process import ServiceProcess
 from tenure.client import Client
-from tenure.dev.stack import Stack
-from tenure.dev.stack.service import ServiceProcess
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
-from tenure.wire.enums import state_name
-from tests.patience import PATIENCE_SECONDS
+from tenure.wire.common import state_name
+from tests.support.patience import PATIENCE_SECONDS
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from typing import Final
 from tenure.domain.errors import WrongState
 from tenure.v1 import task_pb2
 from tests.end_to_end.installation import Installation
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 POLL_SECONDS: Final = 0.05
 UNDER_WAY: Final = (

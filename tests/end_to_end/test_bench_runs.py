@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench.__main__ import NAMES
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]

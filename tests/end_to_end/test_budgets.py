@@ -7,7 +7,7 @@ import pytest
 from tenure.v1 import task_pb2
 from tests.end_to_end.command import Done, tenure
 from tests.end_to_end.installation import Installation, check_whole
-from tests.fix_webhooks import MakeReceiver
+from tests.support.fix_webhooks import MakeReceiver
 
 pytestmark = pytest.mark.server
 NANO_USD_A_TOKEN = 10**6
@@ -35,8 +35,8 @@ async def test_a_task_whose_money_is_used_up_keeps_what_it_has_and_goes_on_when_
     spent = stopped.usage.output_tokens * NANO_USD_A_TOKEN
     assert 0.8 * CAP <= spent <= CAP
     assert (stopped.used_nano_usd, stopped.budget.used_nano_usd, stopped.budget.reserved_nano_usd) == (spent, spent, 0)
-    (told,) = await receiver.until(1)
-    assert (told.type, told.task_id, told.valid) == ("task.budget_warning", task_id, 1)
+    (delivery,) = await receiver.until(1)
+    assert (delivery.type, delivery.task_id, delivery.valid) == ("task.budget_warning", task_id, 1)
     [warning] = [entry for entry in await installation.entries(task_id) if entry.body.HasField("budget_warning")]
     assert (warning.body.budget_warning.limit, warning.actor) == ("MONEY_LIMIT", "checkpoint")
     assert "of $0.3100" in (await run("get", task_id)).out

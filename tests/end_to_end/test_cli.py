@@ -8,10 +8,10 @@ import uuid
 
 import pytest
 
-from tenure.cli.exits import Exit
-from tenure.wire.enums import state_name
+from tenure.cli.exit_codes import Exit
+from tenure.wire.common import state_name
 from tests.end_to_end.command import Done, next_value, start, started, tenure
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.server
 
@@ -169,8 +169,8 @@ async def test_what_cannot_be_is_3_in_one_sentence(run):
 
 async def test_a_task_is_found_by_the_beginning_of_its_id_unless_several_begin_so(run):
     first, second = await submitted(run), await submitted(run)
-    (found,) = (await run("--json", "get", second[:18])).values
-    assert found["task_id"] == second
+    (item,) = (await run("--json", "get", second[:18])).values
+    assert item["task_id"] == second
     both = await run("get", first[:2])
     assert both.code == Exit.REFUSED
     assert f"{first[:2]} is the beginning of " in both.err
@@ -203,8 +203,8 @@ async def test_get_says_how_a_task_stands(run):
     task_id = await submitted(run)
     await run("wait", task_id)
     shown = (await run("get", task_id)).out
-    for told in (task_id, "SUCCEEDED", "find out", "1 step, opened 1 time", "Hello! I am a simulated model."):
-        assert told in shown
+    for expected in (task_id, "SUCCEEDED", "find out", "1 step, opened 1 time", "Hello! I am a simulated model."):
+        assert expected in shown
 
 
 async def test_entries_are_the_whole_ledger_in_order(run):

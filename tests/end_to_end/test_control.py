@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from tenure.audit.verify import verify
-from tenure.cli.exits import Exit
-from tenure.dev.stack import Stack
-from tenure.dev.stack.child import ChildProcess
+from checker.verify import verify
+from devstack import Stack
+from devstack.child_process import ChildProcess
+from tenure.cli.exit_codes import Exit
 from tenure.domain.errors import WrongState
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.end_to_end.command import tenure
 from tests.end_to_end.installation import Installation, check_whole
 from tests.end_to_end.test_verify import recorded
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 REPOSITORY = Path(__file__).parents[2]
 SUCCEEDED = task_pb2.TASK_STATE_SUCCEEDED
@@ -48,7 +48,7 @@ class Workers:
         environment = {
             "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'examples'}",
             "TENURE_WORKER_LOOPS": "control",
-            "TENURE_WORKER_CONTROL_MODULES": "month_end,tests.control_functions",
+            "TENURE_WORKER_CONTROL_MODULES": "month_end,tests.support.control_functions",
             "TENURE_WORKER_QUEUES": self.queue,
             "TENURE_WORKER_COORDINATOR_ADDRESSES": addresses["coordinator"],
             "TENURE_WORKER_CHECKPOINT_ADDRESS": addresses["checkpoint"],
@@ -119,8 +119,8 @@ async def test_the_example_at_the_command_line(installation: Installation, worke
     """Nobody has the function, then somebody does; a fork answers from the record."""
     address = installation.stack.gateway_address
     given = json.dumps({"month": "2026-10", "books": workers.queue})
-    asked = ("submit", "--function", "month_end", "--input", given, "--queue", workers.queue)
-    task_id = (await tenure(*asked, address=address)).out.strip()
+    requests = ("submit", "--function", "month_end", "--input", given, "--queue", workers.queue)
+    task_id = (await tenure(*requests, address=address)).out.strip()
     assert "and the function month_end" in (await tenure("explain", task_id, address=address)).out
     await workers.start()
     watched = await tenure("watch", task_id, address=address)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import slowness_now
+from tests.support.patience import slowness_now
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
@@ -46,20 +46,20 @@ def test_a_task_survives_a_frozen_and_a_killed_worker_and_the_stale_one_is_refus
     run = subprocess.run(
         [*COMMAND, "--data", str(data_dir)], capture_output=True, text=True, timeout=WHOLE_SECONDS, check=False
     )
-    told = json.loads(run.stdout.splitlines()[-1])
-    assert run.returncode == (1 if told["broken"] else 0), run.stderr
-    assert set(told["broken"]) <= IN_TIME, run.stderr
-    assert told["trouble"] == ""
-    assert told["task_state"] == "SUCCEEDED"
-    assert told["steps"] == 9
-    assert told["takeovers"] == 2
-    assert told["effects"] == told["effects_expected"] == 9
-    assert told["stale_refused_ledger"] >= 1
-    assert told["stale_refused_tools"] >= 1
-    assert 0 <= told["model_calls_repeated"] <= told["takeovers"]
+    decoded = json.loads(run.stdout.splitlines()[-1])
+    assert run.returncode == (1 if decoded["broken"] else 0), run.stderr
+    assert set(decoded["broken"]) <= IN_TIME, run.stderr
+    assert decoded["trouble"] == ""
+    assert decoded["task_state"] == "SUCCEEDED"
+    assert decoded["steps"] == 9
+    assert decoded["takeovers"] == 2
+    assert decoded["effects"] == decoded["effects_expected"] == 9
+    assert decoded["stale_refused_ledger"] >= 1
+    assert decoded["stale_refused_tools"] >= 1
+    assert 0 <= decoded["model_calls_repeated"] <= decoded["takeovers"]
     longest_seconds = 10 * slowness_now()
-    assert 0 < told["resume_seconds_kill"] <= longest_seconds
-    assert 0 < told["resume_seconds_freeze"] <= longest_seconds
+    assert 0 < decoded["resume_seconds_kill"] <= longest_seconds
+    assert 0 < decoded["resume_seconds_freeze"] <= longest_seconds
     assert processes_of(data_dir) == set()
 
 

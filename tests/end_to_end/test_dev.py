@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tenure.cli.exits import Exit
+from devstack.data_dir import read_addresses
+from tenure.cli.exit_codes import Exit
 from tenure.client import Client
-from tenure.dev.dev_file import read_addresses
 from tests.end_to_end.command import next_value, start, started, tenure
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
@@ -78,7 +78,7 @@ async def test_its_screen_says_what_runs_where_and_what_to_do(tmp_path):
         assert addresses is not None
         for name in ("gateway", "coordinator", "checkpoint", "tools", "worker-1", "model"):
             assert addresses[name] in screen
-        for told in (
+        for expected in (
             "SIMULATED",
             "embedded",
             "for development only",
@@ -87,7 +87,7 @@ async def test_its_screen_says_what_runs_where_and_what_to_do(tmp_path):
             "--watch",
             "sandbox",
         ):
-            assert told in screen
+            assert expected in screen
         from_its_folder = await start("workers", cwd=tmp_path)
         out, _ = await from_its_folder.communicate()
         assert b"worker-1" in out
@@ -136,7 +136,7 @@ def _resolves_below(link: Path, folder: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (("--data", "{file}"), "cannot be the data folder: File exists; name another with --data"),
         (("--etcd-binary", "{file}"), "is not an executable file"),
@@ -144,14 +144,14 @@ def _resolves_below(link: Path, folder: Path) -> bool:
         (("--postgres", "postgresql://127.0.0.1:1/x"), "does not take us in"),
     ],
 )
-async def test_what_cannot_start_says_why_in_a_sentence(tmp_path, arguments, told):
+async def test_what_cannot_start_says_why_in_a_sentence(tmp_path, arguments, expected):
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     filled = [argument.format(file=tmp_path / "file", folder=tmp_path / "folder") for argument in arguments]
     at_data = [] if "--data" in filled else ["--data", str(tmp_path / "data")]
     refused = await tenure("--json", "dev", *filled, *at_data)
     assert refused.code == Exit.REFUSED
-    assert told in refused.err.splitlines()[-1]
+    assert expected in refused.err.splitlines()[-1]
     assert refused.out == ""
 
 

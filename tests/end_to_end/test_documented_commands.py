@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.dev.stack import StackOptions
+from devstack import StackOptions
 from tests.end_to_end.documented import PAGE, Terminal, normal, options_of_dev, plain_dev, steps_of
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]

@@ -15,8 +15,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.fix_coordinator import Fleet
-from tests.patience import PATIENCE_SECONDS
+from tests.support.fix_coordinator import Fleet
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.server
 SCRIPT = Path(__file__).parents[2] / "examples" / "fenced_table" / "fenced_table.py"
@@ -34,7 +34,7 @@ async def writer(holder: str, address: str, dsn: str) -> AsyncIterator[Process]:
         await process.communicate()
 
 
-async def told(process: Process) -> dict[str, Any]:
+async def read_line(process: Process) -> dict[str, Any]:
     """The next line it prints."""
     assert process.stdout is not None
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -54,21 +54,21 @@ async def test_a_write_of_a_frozen_holder_that_arrives_late_is_refused(fleet: Fl
     dsn, coordinator = await fresh_database(), await fleet.coordinator()
     async with AsyncExitStack() as stack:
         anna = await stack.enter_async_context(writer("anna", coordinator.address, dsn))
-        first = await told(anna)
+        first = await read_line(anna)
         assert first["after"] == "FIRST"
         ask(anna, "bolts 40")
-        assert (await told(anna))["wrote"] == "bolts"
+        assert (await read_line(anna))["wrote"] == "bolts"
 
         anna.send_signal(signal.SIGSTOP)
         ask(anna, "bolts 41")  # it is on its way already
         bert = await stack.enter_async_context(writer("bert", coordinator.address, dsn))
-        second = await told(bert)
+        second = await read_line(bert)
         assert (second["after"], second["epoch"] > first["epoch"]) == ("LEASE_EXPIRED", True)
         ask(bert, "bolts 30")
-        assert (await told(bert))["wrote"] == "bolts"
+        assert (await read_line(bert))["wrote"] == "bolts"
 
         anna.send_signal(signal.SIGCONT)
-        assert await told(anna) == {"holder": "anna", "refused": "bolts", "epoch": first["epoch"]}
+        assert await read_line(anna) == {"holder": "anna", "refused": "bolts", "epoch": first["epoch"]}
     assert await amount_of(dsn, "bolts") == 30
 
 

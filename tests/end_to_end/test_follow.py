@@ -9,22 +9,22 @@ from typing import Any
 
 import pytest
 
-from tenure.cli.exits import Exit
+from tenure.cli.exit_codes import Exit
 from tenure.v1 import task_pb2
 from tests.end_to_end.command import next_value, started, tenure
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.server
 
 
 async def changes(process, count: int):
     """The next lines that tell of changes."""
-    found: list[Any] = []
-    while len(found) < count:
+    results: list[Any] = []
+    while len(results) < count:
         value = await next_value(process)
         if "change" in value:
-            found.append(value)
-    return found
+            results.append(value)
+    return results
 
 
 async def test_each_change_of_every_task_is_a_line_and_a_cursor_goes_on_behind_it(installation):
@@ -100,6 +100,6 @@ async def test_the_client_goes_on_through_restarts_of_ledger_and_gateway(own_ins
         await watching
     entries = await own_installation.entries(task_id)
     moved = [entry.sequence for entry in entries if entry.body.HasField("transition")]
-    told = [sequence for changed, sequence in seen if changed == task_id]
-    assert told == sorted(set(told))
-    assert set(moved) >= set(told) >= {moved[0], moved[-1]}
+    results = [sequence for changed, sequence in seen if changed == task_id]
+    assert results == sorted(set(results))
+    assert set(moved) >= set(results) >= {moved[0], moved[-1]}

@@ -7,7 +7,7 @@ import uuid
 import pytest
 import pytest_asyncio
 
-from tenure.audit.verify import examine
+from checker.verify import examine
 from tenure.domain.errors import AlreadyExists, WrongState
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
@@ -98,8 +98,8 @@ async def test_the_command_sends_forks_and_shows_where_a_task_comes_from(install
     assert fork_id in (await run("get", task_id)).out.replace("\n", "")
     assert [task["task_id"] for task in (await run("--json", "list", "--forks-of", task_id)).values] == [fork_id]
     assert "goes on from" in (await run("watch", fork_id)).out
-    told = (await run("entries", fork_id)).out
-    assert f"goes on from {task_id[:8]}" in told
+    out = (await run("entries", fork_id)).out
+    assert f"goes on from {task_id[:8]}" in out
     waiting = await installation.submit("sim-hello", queue="nobody-serves-this")
     sent = await run("send", waiting, "when you are there")
     assert (sent.code, "will read it" in sent.out) == (0, True)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.installation import Installation
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 TASKS = "tenure.v1.TaskService"
 SCRIPTS = Path(sys.executable).parent

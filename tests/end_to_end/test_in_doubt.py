@@ -9,7 +9,7 @@ from pathlib import Path
 from tenure.v1 import task_pb2, tool_pb2
 from tests.end_to_end.command import tenure
 from tests.end_to_end.installation import Installation, check_whole
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 LINE = "at most once"
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tenure.audit.verify import examine
-from tenure.dev.stack.service import ServiceProcess
+from checker.verify import examine
+from devstack.service_process import ServiceProcess
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.end_to_end.installation import Installation, check_whole
@@ -21,8 +21,8 @@ TOOLS = ("read_file", "write_file")
 
 def ways(entries: list[ledger_pb2.Entry]) -> list[str]:
     """How the conversation was made shorter, in order."""
-    found = (entry.body.compaction for entry in entries if entry.body.HasField("compaction"))
-    return [compaction.WhichOneof("how") or "" for compaction in found]
+    results = (entry.body.compaction for entry in entries if entry.body.HasField("compaction"))
+    return [compaction.WhichOneof("how") or "" for compaction in results]
 
 
 def check_calls(installation: Installation, task_id: str) -> dict[str, list[dict[str, Any]]]:
@@ -60,9 +60,9 @@ async def test_a_long_task_is_cleared_then_summarised_whoever_holds_it_and_howev
         assert (task.state, task.claim_count) == (SUCCEEDED, 2)
         assert task.result.startswith("All is read.")
         check_whole(entries)
-        found = ways(entries)
-        assert found[0] == "cleared_results"
-        assert "summary" in found
+        result = ways(entries)
+        assert result[0] == "cleared_results"
+        assert "summary" in result
         check_repeated_summary(entries, check_calls(installation, task_id))
         await check_forks(installation, task_id, entries)
     finally:
@@ -74,8 +74,8 @@ async def test_a_long_task_is_cleared_then_summarised_whoever_holds_it_and_howev
 def check_repeated_summary(entries: list[ledger_pb2.Entry], calls: dict[str, list[dict[str, Any]]]) -> None:
     """One call was lost, the first for a summary, and the successor asked for the very same."""
     (lost,) = [entry for entry in entries if entry.body.HasField("attempt_lost")]
-    asked = [entry.body.model_attempt for entry in entries if entry.step == lost.step][:1]
-    assert asked[0].summary_through_step > 0
+    wanted = [entry.body.model_attempt for entry in entries if entry.step == lost.step][:1]
+    assert wanted[0].summary_through_step > 0
     first, again = calls[str(lost.step)]
     assert first["prompt_hash"] == again["prompt_hash"]
     assert sum(map(len, calls.values())) == len(calls) + 1
@@ -85,8 +85,8 @@ async def check_forks(installation: Installation, task_id: str, entries: list[le
     """One goes on where the first summary was made, one after the end: both from the shorter conversation."""
     summary = next(entry for entry in entries if entry.body.compaction.WhichOneof("how") == "summary")
     after = await installation.client.fork(api.ForkTaskRequest(task_id=task_id, at_sequence=summary.sequence))
-    asked = api.ForkTaskRequest(task_id=task_id, message="and now?")
-    continued = await installation.client.fork(asked)
+    request = api.ForkTaskRequest(task_id=task_id, message="and now?")
+    continued = await installation.client.fork(request)
     for forked in (after.task_id, continued.task_id):
         assert (await installation.ended(forked)).state == SUCCEEDED
         check_whole(await installation.entries(forked))
@@ -109,8 +109,8 @@ async def test_a_window_that_is_smaller_than_was_thought_is_met_by_a_summary(
     assert (task.state, task.result) == (SUCCEEDED, "All steps are done.")
     check_whole(entries)
     bodies = [entry.body for entry in entries]
-    told = {*(body.model_failure.error_class for body in bodies), *(b.assistant_message.stop_reason for b in bodies)}
-    assert told & {"PROMPT_TOO_LONG", "model_context_window_exceeded"}
+    names = {*(body.model_failure.error_class for body in bodies), *(b.assistant_message.stop_reason for b in bodies)}
+    assert names & {"PROMPT_TOO_LONG", "model_context_window_exceeded"}
     assert ways(entries) == ["summary"]
     assert examine(await recorded(installation, task_id)).violations == ()
 

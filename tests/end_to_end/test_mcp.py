@@ -11,8 +11,8 @@ import pytest
 
 from tenure.v1 import task_pb2
 from tests.end_to_end.installation import Installation, check_whole
-from tests.fix_mcp import McpServers
-from tests.patience import PATIENCE_SECONDS
+from tests.support.fix_mcp import McpServers
+from tests.support.patience import PATIENCE_SECONDS
 
 
 @pytest.fixture

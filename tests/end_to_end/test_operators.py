@@ -11,7 +11,7 @@ from tenure.domain.errors import WrongState
 from tenure.v1 import task_pb2
 from tests.end_to_end.command import tenure
 from tests.end_to_end.installation import Installation, answers, check_whole
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 CANCELLED, FAILED, SUCCEEDED = (
     task_pb2.TASK_STATE_CANCELLED,
@@ -39,9 +39,9 @@ async def test_a_cancelled_task_goes_on_where_it_stopped_when_an_operator_requeu
     effects = installation.effects(file)
     assert len(effects) == len(set(effects))
     assert set(effects) <= {f"keyed {number}" for number in range(1, 6)}
-    [asked] = [entry for entry in entries if entry.body.HasField("operator_request")]
-    assert (asked.actor, asked.attempt) == ("tenant/default", 2)
-    assert asked.body.operator_request.reason == "it was cancelled by mistake"
+    [request] = [entry for entry in entries if entry.body.HasField("operator_request")]
+    assert (request.actor, request.attempt) == ("tenant/default", 2)
+    assert request.body.operator_request.reason == "it was cancelled by mistake"
 
 
 async def test_a_task_that_ran_into_a_limit_goes_on_with_more(installation: Installation) -> None:
@@ -67,8 +67,8 @@ async def test_a_running_task_is_closed_out_with_the_operators_state_and_result(
     )  # fmt: skip
     assert (done.code, "will end as FAILED" in done.out) == (0, True)
     ended = await installation.ended(task_id)
-    told = (ended.state, ended.reason, ended.message, ended.result)
-    assert told == (FAILED, "OPERATOR_CLOSE_OUT", "superseded", "see ticket 7")
+    seen = (ended.state, ended.reason, ended.message, ended.result)
+    assert seen == (FAILED, "OPERATOR_CLOSE_OUT", "superseded", "see ticket 7")
     check_whole(await installation.entries(task_id))
     with pytest.raises(WrongState):
         await installation.client.close_out(task_id, FAILED, "once more")
@@ -201,11 +201,11 @@ async def test_an_operator_prunes_an_ended_task_and_says_why(installation: Insta
     task_id = await installation.submit("sim-hello")
     await installation.ended(task_id)
     why = ("--reason", "its owner asked for it")
-    told = await tenure("admin", "prune", task_id, *why, "--dry-run", address=address)
-    assert (told.code, "would go" in told.out) == (0, True)
-    told = await tenure("--json", "admin", "prune", "--older-than", "10d", *why, address=address)
-    assert (told.code, told.values) == (0, [])
-    told = await tenure("--json", "admin", "prune", task_id, *why, address=address)
-    assert told.values == [{"task_id": task_id, "pruned": True}]
-    told = await tenure("get", task_id, address=address)
-    assert (told.code, "by tenant/default: its owner asked for it" in told.err) == (3, True)
+    response = await tenure("admin", "prune", task_id, *why, "--dry-run", address=address)
+    assert (response.code, "would go" in response.out) == (0, True)
+    response = await tenure("--json", "admin", "prune", "--older-than", "10d", *why, address=address)
+    assert (response.code, response.values) == (0, [])
+    response = await tenure("--json", "admin", "prune", task_id, *why, address=address)
+    assert response.values == [{"task_id": task_id, "pruned": True}]
+    response = await tenure("get", task_id, address=address)
+    assert (response.code, "by tenant/default: its owner asked for it" in response.err) == (3, True)

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tenure.dev.stack import Stack
-from tenure.dev.stack.child import ChildProcess
+from devstack import Stack
+from devstack.child_process import ChildProcess
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.end_to_end.installation import Installation, check_whole
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LINES = [f"line {number}" for number in range(1, 5)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tenure.dev.stack.child import ChildProcess
+from devstack.child_process import ChildProcess
 from tenure.v1 import task_pb2
 from tests.end_to_end.command import tenure
 from tests.end_to_end.installation import Installation
@@ -49,8 +49,8 @@ async def pool(installation: Installation) -> AsyncIterator[str]:
 
 
 async def depth(installation: Installation, queue: str) -> list[dict[str, Any]]:
-    told = await tenure("--json", "queues", address=installation.stack.gateway_address)
-    return [one for one in told.values if one["queue"] == queue]
+    response = await tenure("--json", "queues", address=installation.stack.gateway_address)
+    return [one for one in response.values if one["queue"] == queue]
 
 
 async def test_a_batch_load_leaves_the_slot_that_is_kept_for_interactive_work(installation: Installation, pool: str):
@@ -62,9 +62,9 @@ async def test_a_batch_load_leaves_the_slot_that_is_kept_for_interactive_work(in
         assert ended.state == task_pb2.TASK_STATE_SUCCEEDED
         states = [(await installation.client.get(task_id)).state for task_id in batch]
         assert states.count(task_pb2.TASK_STATE_RUNNING) == 1
-        (told,) = await depth(installation, pool)
-        assert (told["priority"], int(told["queued"])) == ("PRIORITY_LOW", 2)
-        assert "oldest_queue_time" in told
+        (response,) = await depth(installation, pool)
+        assert (response["priority"], int(response["queued"])) == ("PRIORITY_LOW", 2)
+        assert "oldest_queue_time" in response
     finally:
         for task_id in batch:
             await installation.client.cancel(task_id, "the test is over")

@@ -17,9 +17,9 @@ import grpc
 import pytest
 import pytest_asyncio
 
+from devstack import ServiceProcess, Stack
 from tenure.client import Client
-from tenure.dev.stack import ServiceProcess, Stack
-from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
@@ -31,8 +31,8 @@ from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tests.end_to_end.conftest import options
 from tests.end_to_end.installation import Installation, check_whole
 from tests.end_to_end.test_takeover import EFFECTS
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
-from tests.scripted_worker import ScriptedWorker
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.scripted_worker import ScriptedWorker
 
 KINDS: Final = ("gateway", "coordinator", "checkpoint", "tools")
 KEYED_EFFECTS: Final = sorted(f"keyed {number}" for number in range(1, 6))
@@ -142,9 +142,9 @@ async def test_a_watch_at_one_checkpoint_tells_what_another_commits(install: Rep
     task_id = await install.submit("sim-e2e-keyed-paced", file)
     async with AsyncExitStack() as opened:
         channels = [await opened.enter_async_context(open_channel(one.address)) for one in install.both("checkpoint")]
-        told = await asyncio.gather(*(entries_told(channel, task_id) for channel in channels))
-    assert told[0] == told[1]
-    check_whole(told[0])
+        results = await asyncio.gather(*(entries_told(channel, task_id) for channel in channels))
+    assert results[0] == results[1]
+    check_whole(results[0])
 
 
 async def entries_told(channel: Any, task_id: str) -> list[ledger_pb2.Entry]:
@@ -165,9 +165,9 @@ async def test_watches_at_both_gateways_lose_nothing_while_each_checkpoint_crash
             await install.until(task_id, "tool_outcome", partial(is_of_step, step + 1))
             await checkpoint.restart()
         await install.one_ended(task_id, file, EFFECTS)
-        told = await asyncio.gather(*watches)
-    assert all(one == told[0] for one in told)
-    check_whole(told[0])
+        results = await asyncio.gather(*watches)
+    assert all(one == results[0] for one in results)
+    check_whole(results[0])
 
 
 def is_of_step(step: int, entry: ledger_pb2.Entry) -> bool:
@@ -241,8 +241,8 @@ async def test_one_replica_of_every_service_may_freeze(install: Replicated) -> N
         service.freeze()
     try:
         await all_ended(install, tasks, KEYED_EFFECTS)
-        for told in await asyncio.gather(*watches):
-            check_whole(told)
+        for expected in await asyncio.gather(*watches):
+            check_whole(expected)
     finally:
         for service in frozen:
             service.wake()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tenure.audit.verify import examine
-from tenure.cli.exits import Exit
+from checker.verify import examine
+from tenure.cli.exit_codes import Exit
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.end_to_end.command import tenure
@@ -21,11 +21,11 @@ async def test_a_result_of_a_shape_is_asked_for_corrected_and_handed_to_a_progra
 ) -> None:
     address, schema = installation.stack.gateway_address, tmp_path / "schema.json"
     schema.write_text('{"type": "objekt"}')
-    asked = ("submit", "count", "--model", "sim-e2e-shaped", "--result-schema", str(schema))
-    refused = await tenure(*asked, address=address)
+    requests = ("submit", "count", "--model", "sim-e2e-shaped", "--result-schema", str(schema))
+    refused = await tenure(*requests, address=address)
     assert (refused.code, "result_schema_json" in refused.err) == (Exit.REFUSED, True)
     schema.write_text(json.dumps(SCHEMA))
-    task_id = (await tenure(*asked, address=address)).out.strip()
+    task_id = (await tenure(*requests, address=address)).out.strip()
     done = await tenure("wait", task_id, address=address)
     assert (done.code, json.loads(done.out)) == (Exit.OK, {"lines": 1})
     task, entries = await installation.client.get(task_id), await installation.entries(task_id)
@@ -36,7 +36,7 @@ async def test_a_result_of_a_shape_is_asked_for_corrected_and_handed_to_a_progra
     assert ("must fit" in shown, '"lines": 1' in shown) == (True, True)
     assert "the answer is no result: the answer is no JSON" in (await tenure("watch", task_id, address=address)).out
     assert "$: 'lines' is a required property" in (await tenure("entries", task_id, address=address)).out
-    few = (*asked, "--result-corrections", "0", "--watch")
+    few = (*requests, "--result-corrections", "0", "--watch")
     failed = await tenure(*few, address=address)
     assert (failed.code, "RESULT_INVALID" in failed.out) == (Exit.TASK_FAILED, True)
     assert examine(await recorded(installation, task_id)).violations == ()

@@ -12,11 +12,11 @@ from typing import Any
 import psycopg
 import pytest
 
+from devstack import Stack
 from tenure.client import Client
-from tenure.dev.stack import Stack
 from tenure.domain.errors import NotFound, StaleEpoch
-from tenure.domain.token import Claims
-from tenure.runtime.rpc_channel import open_channel
+from tenure.domain.fencing import Claims
+from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.signing import Signer
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
@@ -27,7 +27,7 @@ from tenure.wire.token import sign_claims
 from tests.end_to_end.command import tenure
 from tests.end_to_end.conftest import options
 from tests.end_to_end.installation import Installation
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 KEPT_SECONDS = 1.0
 
@@ -84,8 +84,8 @@ async def test_a_finished_task_goes_with_its_calls_and_files_and_its_zombie_is_r
             await asyncio.sleep(0.05)
     assert [bill async for bill in client.bills(task_id)], "the bills stay"
     await check_refused(stack, task_id, claim.epoch, claim.claim_id)
-    told = await tenure("get", task_id, address=stack.gateway_address)
-    assert (told.code != 0, "was pruned on" in told.err) == (True, True)
+    response = await tenure("get", task_id, address=stack.gateway_address)
+    assert (response.code != 0, "was pruned on" in response.err) == (True, True)
 
 
 async def check_refused(stack: Stack, task_id: str, epoch: int, claim_id: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tenure.cli.exits import Exit
+from tenure.cli.exit_codes import Exit
 from tests.end_to_end.command import next_value, started, tenure
 
 PAGE = Path(__file__).parents[2] / "docs" / "scenarios.md"

@@ -10,17 +10,17 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tenure.cli.exits import Exit
+from devstack import Stack
+from tenure.cli.exit_codes import Exit
 from tenure.client import Client
-from tenure.dev.stack import Stack
 from tenure.v1 import schedule_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tenure.wire.times import moment
+from tenure.wire.common import moment
 from tests.end_to_end.command import Done, tenure
 from tests.end_to_end.conftest import options
 from tests.end_to_end.installation import Installation
-from tests.patience import PATIENCE_SECONDS
-from tests.shifted_clocks import Clocks
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.shifted_clocks import Clocks
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
@@ -36,8 +36,8 @@ def clocks(tmp_path: Path) -> Clocks:
 @pytest.fixture
 async def small(tmp_path: Path, clocks: Clocks) -> AsyncIterator[Installation]:
     """Two ledgers, one worker; every kind of service has a wall clock that can be set."""
-    asked = options(tmp_path, workers=1, replicas={"checkpoint": 2}, environment=clocks.environment())
-    async with Stack(asked) as stack, Client(stack.gateway_address) as client:
+    wanted = options(tmp_path, workers=1, replicas={"checkpoint": 2}, environment=clocks.environment())
+    async with Stack(wanted) as stack, Client(stack.gateway_address) as client:
         yield Installation(stack, client)
 
 
@@ -45,8 +45,8 @@ async def started(install: Installation, name: str, count: int) -> list[pb.Sched
     """Its runs that have tasks, oldest first, once there are so many."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
-            found = await install.client.get_schedule(name, 100)
-            runs = [run for run in reversed(found.runs) if run.task_id]
+            schedule = await install.client.get_schedule(name, 100)
+            runs = [run for run in reversed(schedule.runs) if run.task_id]
             if len(runs) >= count:
                 return runs
             await asyncio.sleep(0.1)
@@ -62,8 +62,8 @@ async def brought_forward(install: Installation, schedule: pb.Schedule) -> datet
     )
     due = moment(schedule.next_due_time)
     async with await psycopg.AsyncConnection.connect(install.stack.postgres_dsn, autocommit=True) as postgres:
-        found = await (await postgres.execute(forward, (schedule.name, due))).fetchone()
-    return found[0] if found else due
+        row = await (await postgres.execute(forward, (schedule.name, due))).fetchone()
+    return row[0] if row else due
 
 
 async def test_a_due_time_without_a_ledger_is_made_up_for_once_and_no_hosts_clock_counts(
@@ -123,8 +123,8 @@ async def test_the_command_creates_shows_pauses_triggers_and_deletes(installatio
     assert "moving house" in shown
     assert task_id in shown
     assert "SUCCEEDED" in shown
-    (found,) = (await run("--json", "schedules", "get", "yearly")).values
-    assert (found["schedule"]["paused"], found["runs"][0]["task_id"]) == (True, task_id)
+    (item,) = (await run("--json", "schedules", "get", "yearly")).values
+    assert (item["schedule"]["paused"], item["runs"][0]["task_id"]) == (True, task_id)
     assert "07:30 Europe/Berlin" in (await run("schedules", "resume", "yearly")).out
 
     update = ("schedules", "update", "yearly", "--goal", "say goodbye", "--zone", "UTC", "--label", "team=day")

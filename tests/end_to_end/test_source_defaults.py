@@ -9,17 +9,17 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from devstack import Stack
 from tenure.client import Client
-from tenure.dev.stack import Stack
 from tenure.domain.task import SourceKind
 from tenure.v1 import schedule_service_pb2 as schedules
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
-from tenure.wire.times import duration, moment, seconds
+from tenure.wire.common import duration, moment, seconds
 from tests.end_to_end.command import tenure
 from tests.end_to_end.installation import Installation
-from tests.patience import CALL_SECONDS
-from tests.service_process import ServiceProcess
+from tests.support.patience import CALL_SECONDS
+from tests.support.service_process import ServiceProcess
 
 FILE = """
 [defaults.conversation]
@@ -92,8 +92,8 @@ async def submit(client: Client, gateway: str, source: str) -> task_pb2.Task:
             return await client.submit("go", request=api.SubmitTaskRequest(queue=QUEUE, source=asks))
         case "scheduler":
             spec = task_pb2.TaskSpec(goal="go", queue=QUEUE)
-            asked = schedules.CreateScheduleRequest(name=f"yearly-{uuid.uuid4().hex}", spec=spec, cron="0 0 1 1 *")
-            made = await client.create_schedule(asked)
+            request = schedules.CreateScheduleRequest(name=f"yearly-{uuid.uuid4().hex}", spec=spec, cron="0 0 1 1 *")
+            made = await client.create_schedule(request)
             run = schedules.TriggerScheduleRequest(schedule=made.schedule_id)
             return (await client.schedules.TriggerSchedule(run, timeout=CALL_SECONDS)).task
         case "control":

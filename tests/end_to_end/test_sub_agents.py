@@ -21,18 +21,18 @@ async def test_a_tree_of_agents_comes_to_one_answer(installation: Installation) 
     root = await installation.submit("sim-by-goal", "teams at work")
     ended = await installation.ended(root)
     assert ended.state == SUCCEEDED
-    found = await tree_of(installation, root)
-    assert [one.depth for one in found] == [0, 1, 1, 2, 2]
-    assert {one.state for one in found} == {SUCCEEDED}
+    result = await tree_of(installation, root)
+    assert [one.depth for one in result] == [0, 1, 1, 2, 2]
+    assert {one.state for one in result} == {SUCCEEDED}
     entries = await installation.entries(root)
     check_whole(entries)
     (outcome,) = [one.body.tool_outcome.outcome for one in entries if one.body.HasField("tool_outcome")]
-    told = json.loads(outcome.content)["sub_agents"]
-    assert "They said" in told[0]["result"]
-    used = sum(len(installation.model_calls(one.task_id)) for one in found)
+    entry = json.loads(outcome.content)["sub_agents"]
+    assert "They said" in entry[0]["result"]
+    used = sum(len(installation.model_calls(one.task_id)) for one in result)
     assert used == 7  # two of each parent, one of each of the others
-    shown = await tenure("tree", found[-1].task_id, address=installation.stack.gateway_address)
-    assert all(one.task_id[:13] in shown.out for one in found)
+    shown = await tenure("tree", result[-1].task_id, address=installation.stack.gateway_address)
+    assert all(one.task_id[:13] in shown.out for one in result)
 
 
 async def test_a_cancel_stops_all_agents_below(installation: Installation) -> None:

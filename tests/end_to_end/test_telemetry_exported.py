@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from devstack import Stack
 from tenure.client import Client
-from tenure.dev.stack import Stack
 from tenure.v1 import task_pb2
 from tests.end_to_end.conftest import options
 from tests.end_to_end.installation import Installation
-from tests.fix_collector import Collector
+from tests.support.fix_collector import Collector
 
 
 async def test_claims_model_calls_tools_and_commits_are_spans(collector: Collector, tmp_path: Path) -> None:
@@ -33,10 +33,10 @@ async def test_claims_model_calls_tools_and_commits_are_spans(collector: Collect
         chats = [span for span in collector.spans if span.attributes.get("gen_ai.operation.name") == "chat"]
         assert len(chats) == len(installation.model_calls(task.task_id))
         call = {"gen_ai.tool.call.id": "1.0"}
-        asked = await collector.span("execute_tool write_file", service="tenure-worker", **call)
+        wanted = await collector.span("execute_tool write_file", service="tenure-worker", **call)
         run = await collector.span("execute_tool write_file", service="tenure-tools", **call)
-        assert (run.trace_id, run.parent_id) == (asked.trace_id, asked.span_id)
-        assert asked.trace_id == agent.trace_id
+        assert (run.trace_id, run.parent_id) == (wanted.trace_id, wanted.span_id)
+        assert wanted.trace_id == agent.trace_id
         await check_links(installation, collector)
     assert {"tenure_grants_total", "tenure_batched_items_total", "tenure_tool_calls_total"} <= collector.metrics
 

@@ -13,7 +13,7 @@ from tenure.v1 import task_pb2
 from tenure.v1 import tenant_service_pb2 as pb
 from tests.end_to_end.command import tenure
 from tests.end_to_end.installation import Installation
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 
 def quota(kind: pb.QuotaKind.ValueType, most: int, policy: pb.QuotaPolicy.ValueType) -> pb.Quota:
@@ -22,8 +22,8 @@ def quota(kind: pb.QuotaKind.ValueType, most: int, policy: pb.QuotaPolicy.ValueT
 
 async def set_quotas(install: Installation, tenant: str, *quotas: pb.Quota) -> pb.Tenant:
     """As an operator."""
-    asked = pb.UpdateTenantLimitsRequest(tenant=tenant, quotas=quotas, reason="a test")
-    return await install.client.update_tenant_limits(asked)
+    request = pb.UpdateTenantLimitsRequest(tenant=tenant, quotas=quotas, reason="a test")
+    return await install.client.update_tenant_limits(request)
 
 
 async def test_a_tenants_cap_refuses_its_submits_and_nobody_elses(installation: Installation) -> None:
@@ -45,9 +45,9 @@ async def test_a_tenants_cap_refuses_its_submits_and_nobody_elses(installation: 
             )
     assert name in {tenant.tenant async for tenant in installation.client.list_tenants()}
     await installation.submit("sim-hello")
-    told = await tenure("--tenant", name, "submit", "again", address=installation.stack.gateway_address)
-    assert told.code == 4
-    assert "1 of 1 submits a minute" in told.err
+    response = await tenure("--tenant", name, "submit", "again", address=installation.stack.gateway_address)
+    assert response.code == 4
+    assert "1 of 1 submits a minute" in response.err
 
 
 async def test_at_its_tokens_a_running_task_waits_for_the_cap_to_be_raised_and_then_succeeds(
@@ -70,8 +70,8 @@ async def test_at_its_tokens_a_running_task_waits_for_the_cap_to_be_raised_and_t
         assert (await client.wait(second, PATIENCE_SECONDS)).state == task_pb2.TASK_STATE_SUCCEEDED
         sums = [one async for one in client.usage(pb.GetTenantUsageRequest(group_by=pb.USAGE_GROUPING_ROOT))]
         assert {one.key for one in sums} == {first, second}
-        told = (await client.get_tenant()).quotas[pb.QUOTA_KIND_TOKENS_PER_HOUR - 1]
-    assert told.used == sum(
+        entry = (await client.get_tenant()).quotas[pb.QUOTA_KIND_TOKENS_PER_HOUR - 1]
+    assert entry.used == sum(
         one.usage.input_tokens
         + one.usage.output_tokens
         + one.usage.cache_creation_input_tokens

@@ -7,10 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tenure.cli.exits import Exit
+from tenure.cli.exit_codes import Exit
 from tenure.v1 import ledger_pb2, task_pb2
-from tenure.wire.enums import state_name
-from tenure.wire.times import timestamp
+from tenure.wire.common import state_name, timestamp
 from tests.end_to_end.command import tenure
 from tests.end_to_end.installation import Installation, check_whole
 
@@ -24,19 +23,19 @@ ACTIONS = {
 
 def policy(phase: str, action: task_pb2.TimeoutAction.ValueType, after_seconds: int = 1) -> task_pb2.TaskPolicy:
     """The phase takes a second at most, and is tried again once, at once."""
-    told = task_pb2.TaskPolicy()
-    told.retry.max_attempts = 1
-    told.retry.initial_backoff.FromMilliseconds(1)
-    timeout = getattr(told.timeouts, phase)
+    task_policy = task_pb2.TaskPolicy()
+    task_policy.retry.max_attempts = 1
+    task_policy.retry.initial_backoff.FromMilliseconds(1)
+    timeout = getattr(task_policy.timeouts, phase)
     timeout.action = action
     if after_seconds:
         timeout.after.FromSeconds(after_seconds)
-    return told
+    return task_policy
 
 
 def moves(entries: list[ledger_pb2.Entry]) -> list[tuple[str, str]]:
-    told = (entry.body.transition for entry in entries if entry.body.HasField("transition"))
-    return [(state_name(move.to_state), move.reason) for move in told]
+    seen = (entry.body.transition for entry in entries if entry.body.HasField("transition"))
+    return [(state_name(move.to_state), move.reason) for move in seen]
 
 
 @pytest.mark.parametrize(
@@ -66,8 +65,8 @@ async def test_a_phase_that_takes_too_long_ends_in_its_reason_by_policy(
 async def test_a_tool_that_takes_too_long_is_stopped_and_the_task_ends_with_its_outcome(
     installation: Installation,
 ) -> None:
-    told = policy("tool_call", task_pb2.TIMEOUT_ACTION_FAIL)
-    task_id = await installation.submit("sim-e2e-slow-tool", "late", policy=told)
+    response = policy("tool_call", task_pb2.TIMEOUT_ACTION_FAIL)
+    task_id = await installation.submit("sim-e2e-slow-tool", "late", policy=response)
     ended = await installation.ended(task_id)
     assert (state_name(ended.state), ended.reason) == ("FAILED", "TOOL_TIMEOUT")
     entries = await installation.entries(task_id)
@@ -77,22 +76,22 @@ async def test_a_tool_that_takes_too_long_is_stopped_and_the_task_ends_with_its_
 
 
 async def test_a_tool_that_takes_too_long_is_by_default_a_matter_of_the_model(installation: Installation) -> None:
-    told = policy("tool_call", task_pb2.TIMEOUT_ACTION_UNSPECIFIED)
-    ended = await installation.ended(await installation.submit("sim-e2e-slow-tool", "late", policy=told))
+    response = policy("tool_call", task_pb2.TIMEOUT_ACTION_UNSPECIFIED)
+    ended = await installation.ended(await installation.submit("sim-e2e-slow-tool", "late", policy=response))
     assert state_name(ended.state) == "SUCCEEDED"
 
 
 async def test_a_model_that_keeps_failing_is_tried_then_scheduled_then_the_end_with_its_class(
     installation: Installation,
 ) -> None:
-    told = policy("task", task_pb2.TIMEOUT_ACTION_FAIL, after_seconds=0)
-    task_id = await installation.submit("sim-e2e-forbidden", policy=told)
+    response = policy("task", task_pb2.TIMEOUT_ACTION_FAIL, after_seconds=0)
+    task_id = await installation.submit("sim-e2e-forbidden", policy=response)
     refused = await installation.ended(task_id)
     assert (state_name(refused.state), refused.reason) == ("FAILED", "MODEL_REJECTED")
     entries = await installation.entries(task_id)
     assert entries[-1].body.transition.error_class == "PERMISSION"
     assert len(installation.model_calls(task_id)) == 1  # nothing is gained by asking again
-    limited = await installation.submit("sim-e2e-limited", policy=told)
+    limited = await installation.submit("sim-e2e-limited", policy=response)
     scheduled = await installation.in_state(limited, "RETRY_SCHEDULED")
     assert (scheduled.reason, scheduled.HasField("next_retry_time")) == ("MODEL_RATE_LIMITED", True)
     address = installation.stack.gateway_address
@@ -130,7 +129,7 @@ async def test_a_task_that_is_put_off_is_shown_so_and_can_be_cancelled(installat
 
 
 async def test_timeouts_are_asked_for_on_the_command_line(installation: Installation) -> None:
-    asked = ("submit", "wait", "--queue", NOBODYS, "--phase-timeout", "queued=1s:fail")
-    submitted = await tenure(*asked, address=installation.stack.gateway_address)
+    requests = ("submit", "wait", "--queue", NOBODYS, "--phase-timeout", "queued=1s:fail")
+    submitted = await tenure(*requests, address=installation.stack.gateway_address)
     ended = await installation.ended(submitted.out.strip())
     assert (state_name(ended.state), ended.reason) == ("FAILED", "QUEUED_TOO_LONG")

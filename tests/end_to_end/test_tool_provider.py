@@ -12,7 +12,7 @@ import pytest
 from tenure.domain.in_doubt import Happened
 from tenure.v1 import task_pb2, tool_pb2
 from tests.end_to_end.installation import Installation, check_whole
-from tests.fix_provider import NodeProvider, StartProvider
+from tests.support.fix_provider import NodeProvider, StartProvider
 
 
 @pytest.fixture

@@ -14,14 +14,14 @@ from typing import Final
 
 import pytest
 
-from tenure.audit.verify import examine
-from tenure.dev.stack import ServiceProcess
+from checker.verify import examine
+from devstack import ServiceProcess
 from tenure.domain.errors import WrongState
 from tenure.v1 import ledger_pb2, task_pb2
 from tests.end_to_end.installation import Installation, check_whole
 from tests.end_to_end.test_sub_agents import tree_of
 from tests.end_to_end.test_verify import recorded
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.server
 NANO_USD_A_TOKEN: Final = 10**6
@@ -179,15 +179,15 @@ def check_spawned_once(entries: list[ledger_pb2.Entry], below: list[task_pb2.Tas
 
 
 def check_told(entries: list[ledger_pb2.Entry], parent: task_pb2.Task, below: list[task_pb2.Task]) -> None:
-    (told,) = [
+    (response,) = [
         entry.body.tool_outcome.outcome.content
         for entry in entries
         if entry.body.HasField("tool_outcome") and entry.body.tool_outcome.call_id == below[0].spawn_call_id
     ]
-    results = {one["task_id"]: one["result"] for one in json.loads(told)["sub_agents"]}
+    results = {one["task_id"]: one["result"] for one in json.loads(response)["sub_agents"]}
     others = {COST_EXCEEDED: "[cost_exceeded]", CANCELLED: "[timeout]"}
     assert results == {one.task_id: others.get(one.state, one.result) for one in below}
-    assert parent.state != SUCCEEDED or parent.result == told
+    assert parent.state != SUCCEEDED or parent.result == response
 
 
 def effects(install: Installation, root: task_pb2.Task) -> list[str]:

@@ -9,11 +9,10 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-from tenure.audit.collect import collect_tasks
-from tenure.audit.files import read_effects, read_model_calls
-from tenure.audit.history import History
-from tenure.audit.verify import examine
-from tenure.cli.exits import Exit
+from checker.collect import collect_tasks, read_effects, read_model_calls
+from checker.history import History
+from checker.verify import examine
+from tenure.cli.exit_codes import Exit
 from tenure.v1 import task_pb2
 from tests.end_to_end.command import Done, tenure
 from tests.end_to_end.installation import Installation
@@ -90,8 +89,8 @@ async def test_a_hand_in_the_tables_is_told_with_task_rule_and_place(installatio
     *violations, summary = done.values
     assert {each["task_id"] for each in violations} == {task_id}
     assert {"I3", "I4", "I5", "I15"} <= {each["invariant"] for each in violations}
-    [told] = [each["message"] for each in violations if each["invariant"] == "I3"]
-    assert told.startswith("entry 6 (")
+    [entry] = [each["message"] for each in violations if each["invariant"] == "I3"]
+    assert entry.startswith("entry 6 (")
     assert (summary["tasks"], summary["violations"]) == (2, len(violations))
     assert {check["invariant"] for check in summary["checks"] if check["why_not"]} >= {"I1", "I29"}
     newest = await verify(install, "admin", "verify", "--since", "1h", "--limit", "2")

@@ -8,7 +8,7 @@ import uuid
 
 import pytest
 
-from tenure.cli.exits import Exit
+from tenure.cli.exit_codes import Exit
 from tenure.domain.errors import WrongState
 from tenure.v1 import ledger_pb2, task_pb2
 from tests.end_to_end.command import tenure
@@ -41,9 +41,9 @@ async def test_a_person_approves_and_the_agent_reads_who_and_when(installation: 
     ended = await installation.ended(task_id)
     assert ended.state == SUCCEEDED
     (content,) = await outcomes(installation, task_id)
-    told = json.loads(content)
-    assert told["answered_by"] == "tenant/default"
-    assert told["decision"] in ended.result  # the model was sent the answer, and repeats it
+    decoded = json.loads(content)
+    assert decoded["answered_by"] == "tenant/default"
+    assert decoded["decision"] in ended.result  # the model was sent the answer, and repeats it
     assert len(installation.model_calls(task_id)) == calls + 1
     check_whole(await installation.entries(task_id))
 

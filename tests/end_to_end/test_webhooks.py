@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from tenure.cli.exits import Exit
+from tenure.cli.exit_codes import Exit
 from tests.end_to_end.command import Done, tenure
 from tests.end_to_end.installation import Installation
-from tests.fix_webhooks import MakeReceiver, Reply
+from tests.support.fix_webhooks import MakeReceiver, Reply
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 

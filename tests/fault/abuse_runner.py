@@ -105,8 +105,8 @@ async def main(family: str, directory: str, warm: str) -> None:
     os.environ["SECRET_DSN"] = "postgres://secret"
     async with await Sandbox.open(SandboxSettings(slots=6, warm=int(warm))) as sandbox:
         complaints = await contain(sandbox, FAMILIES[family], Path(directory))
-        told = {"uid": os.geteuid(), "complaints": complaints, "limits": sandbox.detection.cgroups.describe()}
-    sys.stdout.write(json.dumps(told))
+        values = {"uid": os.geteuid(), "complaints": complaints, "limits": sandbox.detection.cgroups.describe()}
+    sys.stdout.write(json.dumps(values))
 
 
 if __name__ == "__main__":

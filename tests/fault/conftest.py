@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from tests.fault.suite.installation import Installation, Size, attended, installation
-from tests.store_folder import store_folder
+from tests.support.store_folder import store_folder
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

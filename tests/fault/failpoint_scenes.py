@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Final
 
-from tenure.runtime.failpoint_names import FAILPOINTS
+from tenure.runtime.failpoints import FAILPOINTS
 from tests.fault.suite.faults import arm
 from tests.fault.suite.installation import Installation
 from tests.fault.suite.prunes import HURRIED
@@ -131,13 +131,13 @@ SCENES: Final = {
 
 def rounds(*, of_work: bool) -> list[tuple[str, ...]]:
     """All failpoints, those of one scene together, at most one of each service: they die in the same trial."""
-    found: list[tuple[str, ...]] = []
+    items: list[tuple[str, ...]] = []
     for scene in dict.fromkeys([WORK, *SCENES.values()]):
         if (scene is WORK) is of_work:
             names = [name for name in FAILPOINTS if SCENES.get(name, WORK) is scene]
             columns = [[name for name in names if name.startswith(f"{service}.")] for service in VICTIMS]
-            found += [tuple(filter(None, row)) for row in zip_longest(*columns)]
-    return found
+            items += [tuple(filter(None, row)) for row in zip_longest(*columns)]
+    return items
 
 
 async def check_deaths_at(install: Installation, failpoints: Sequence[str]) -> None:

@@ -16,26 +16,34 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from tenure.audit.collect import collect_tasks
-from tenure.audit.files import read_effects
-from tenure.audit.history import Answer, History, Method, Operation
+from checker.collect import collect_tasks, read_effects
+from checker.history import (
+    History,
+    Method,
+    Operation,
+    OperationResult,
+)
 from tenure.client import Client
 from tenure.domain.in_doubt import CallInDoubt, Decision, Resolution
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.tools import Outcome
-from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2, tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
-from tenure.wire.enums import STATES
-from tenure.wire.in_doubt import calls_in_doubt_to_wire, resolution_to_wire
-from tenure.wire.tools import outcome_to_domain, outcome_to_wire
+from tenure.wire.common import STATES
+from tenure.wire.tool import calls_in_doubt_to_wire, outcome_to_domain, outcome_to_wire, resolution_to_wire
 from tests.fault.mutants.catalogue import MUTATIONS
 from tests.fault.mutants.lifting import lift
-from tests.fault.remembered import RememberedLedger, without_overlap
-from tests.fix_checkpoint import Checkpoint, Owner, entry, reserve
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
-from tests.service_process import ServiceProcess
+from tests.fault.recording_stub import RememberedLedger, without_overlap
+from tests.support.fix_checkpoint import (
+    Checkpoint,
+    Owner,
+    entry,
+    reserve,
+)
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.service_process import ServiceProcess
 
 TOOL, CALL = "append_record_unsafe", "1.0"
 
@@ -122,7 +130,7 @@ class Arena:
         task_id = owner.task.task_id
         await self.auditor.resolve_call(task_id, CALL, call_attempt, decision, "I looked")
         known: dict[str, Any] = {"task_id": task_id, "call_id": CALL, "call_attempt": call_attempt}
-        said = Operation(client="olga", method=Method.RESOLVE, answer=Answer.OK, **known)
+        said = Operation(client="olga", method=Method.RESOLVE, answer=OperationResult.OK, **known)
         self.remembered.operations.append(said)
         return Resolution(call_attempt, decision, "I looked", "olga")
 

@@ -14,11 +14,16 @@ from tenure.domain.states import TaskState
 from tenure.domain.tools import NOT_RUN
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2, tool_pb2
-from tests.fault import word_scenarios
+from tests.fault import resolution_scenarios
 from tests.fault.mutation_bench import Arena
-from tests.fix_checkpoint import Owner, answer, reserve, words
-from tests.fix_tools import appear
-from tests.patience import CALL_SECONDS
+from tests.support.fix_checkpoint import (
+    Owner,
+    answer,
+    reserve,
+    words,
+)
+from tests.support.fix_tools import appear
+from tests.support.patience import CALL_SECONDS
 
 REFUSED = suppress(TenureError)
 """What a stale caller hears. With the guard gone it hears nothing, and what follows may be refused instead."""
@@ -232,7 +237,7 @@ async def a_call_is_answered(arena: Arena) -> None:
 
 
 SCENARIOS: dict[str, Callable[[Arena], Awaitable[None]]] = {
-    **word_scenarios.SCENARIOS,
+    **resolution_scenarios.SCENARIOS,
     "ledger_fence": a_fenced_owner_commits,
     "ledger_claim_id": another_claim_of_the_same_epoch_commits,
     "open_lower_epoch": a_lower_epoch_opens,
@@ -258,4 +263,4 @@ SCENARIOS: dict[str, Callable[[Arena], Awaitable[None]]] = {
     "call_in_doubt": the_call_of_a_dead_runner_is_asked_for_again,
 }
 HELD = {"tools": "tools.after_accept=touch({folder}/accepted)->wait({folder}/go-on)"}
-FAILPOINTS = {"call_started": HELD, "call_off": HELD, **word_scenarios.FAILPOINTS}
+FAILPOINTS = {"call_started": HELD, "call_off": HELD, **resolution_scenarios.FAILPOINTS}

@@ -20,7 +20,7 @@ from pathlib import Path
 import services.tools.sandbox
 from services.tools.sandbox.cgroups import Cgroups
 from tenure.runtime import task_group
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 PACKAGE = Path(services.tools.sandbox.__file__).parent
 TESTS = Path(__file__).parents[1]

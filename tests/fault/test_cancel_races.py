@@ -16,10 +16,10 @@ from tenure.domain import entries as facts
 from tenure.domain.errors import WrongState
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.domain.tools import OutcomeStatus
-from tenure.wire.enums import state_name
+from tenure.wire.common import state_name
 from tests.fault.test_zombies import logged, stands_still
-from tests.fix_worker import WorkerBench
-from tests.patience import PATIENCE_SECONDS
+from tests.support.fix_worker import WorkerBench
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.server
 
@@ -103,13 +103,13 @@ async def test_a_program_is_dead_when_the_cancel_of_its_task_is_committed(bench:
 
 def programs_of(task_id: str) -> list[int]:
     """The processes that see the task's files as a mount of their own; sandboxes that wait for a program see none."""
-    found = []
+    results = []
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             with suppress(OSError):
                 if task_id in (process / "mountinfo").read_text():
-                    found.append(int(process.name))
-    return found
+                    results.append(int(process.name))
+    return results
 
 
 async def test_a_cancel_while_the_owner_sleeps_is_carried_out_for_it_and_its_call_comes_too_late(

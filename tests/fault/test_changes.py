@@ -12,12 +12,12 @@ import pytest
 from services.checkpoint.queries import MIGRATIONS
 from tenure.client import Client
 from tenure.domain.errors import TryLater
-from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tests.fix_checkpoint import Checkpoint, words
-from tests.patience import PATIENCE_SECONDS
-from tests.service_process import ServiceProcess
+from tests.support.fix_checkpoint import Checkpoint, words
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.service_process import ServiceProcess
 
 WRITERS = 16
 TASKS_A_WRITER = 6

@@ -16,16 +16,14 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tenure.dev.stack import StackOptions
-from tenure.dev.stack.database import ensure_database
-from tenure.dev.stack.stack import (
-    Stack,
-)
+from devstack import StackOptions
+from devstack.stack import Stack
+from devstack.stores import ensure_database
 from tenure.domain import entries as facts
 from tenure.domain.task import Limits
-from tenure.wire.enums import state_name
-from tests.parted import check_whole, logged
-from tests.shifted_clocks import KINDS, Clocks
+from tenure.wire.common import state_name
+from tests.support.partition import check_whole, logged
+from tests.support.shifted_clocks import KINDS, Clocks
 
 HOUR = 3600.0
 PACED_STEPS = 6

@@ -8,22 +8,27 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from devstack.etcd import start_etcd
 from services.checkpoint.queries import MIGRATIONS
-from tenure.dev.etcd_start import start_etcd
-from tenure.domain.epochs import split_epoch
+from services.coordinator.etcd.client import EtcdClient
 from tenure.domain.errors import Unavailable
-from tenure.runtime.etcd.client import EtcdClient
-from tests.etcd_space import QUOTA, compact, fill, make_space
-from tests.fix_coordinator import SHORT, make_fleet
-from tests.fix_etcd import restarted
-from tests.owners import Owners, health_becomes
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
-from tests.scripted_worker import ScriptedWorker
+from tenure.domain.fencing import split_epoch
+from tests.fault.etcd_space import (
+    QUOTA,
+    compact,
+    fill,
+    make_space,
+)
+from tests.support.claim_tracker import Owners, health_becomes
+from tests.support.fix_coordinator import SHORT, make_fleet
+from tests.support.fix_etcd import restarted
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.scripted_worker import ScriptedWorker
 
 if TYPE_CHECKING:
-    from tenure.dev.etcd_process import EtcdProcess
-    from tests.fix_coordinator import Fleet
-    from tests.fix_proxy import MakeProxy
+    from devstack.etcd import EtcdProcess
+    from tests.support.fix_coordinator import Fleet
+    from tests.support.fix_proxy import MakeProxy
 
 CLAIMS = b"/tenure/claims/"
 
@@ -113,8 +118,8 @@ async def test_out_of_space_nothing_is_granted_what_runs_goes_on_and_space_bring
             await owners.of([running])
             await fill(client)
             await health_becomes(replica, serving=False)
-            told = await replica.logged("nothing is granted until etcd and the ledger answer")
-            assert "etcdctl alarm disarm" in told["error"]
+            response = await replica.logged("nothing is granted until etcd and the ledger answer")
+            assert "etcdctl alarm disarm" in response["error"]
             waiting = await fleet.submit()
             late = fleet.keep(ScriptedWorker(replica.address, fleet.ledger, worker_id="late"))
             with pytest.raises(Unavailable) as refused:

@@ -6,8 +6,8 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 from tenure.domain import entries as facts
-from tenure.wire.enums import state_name
-from tests.parted import at, check_whole, recorded
+from tenure.wire.common import state_name
+from tests.support.partition import at, check_whole, recorded
 
 TTL_SECONDS = 5.0
 AWAY_SECONDS = 9.0

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from services.coordinator.etcd.calls import EtcdUnavailable, EtcdUnclear
+from services.coordinator.etcd.client import EtcdClient
 from tenure.domain.errors import Unavailable
-from tenure.runtime.etcd.client import EtcdClient
-from tenure.runtime.etcd.errors import EtcdUnavailable, EtcdUnclear
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
-from tests.fix_coordinator import SHORT
-from tests.owners import Owners, health_becomes
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
-from tests.scripted_worker import ScriptedWorker
+from tests.support.claim_tracker import Owners, health_becomes
+from tests.support.fix_coordinator import SHORT
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.scripted_worker import ScriptedWorker
 
 if TYPE_CHECKING:
-    from tests.fix_coordinator import Fleet
-    from tests.fix_etcd_cluster import EtcdCluster
+    from tests.support.fix_coordinator import Fleet
+    from tests.support.fix_etcd_cluster import EtcdCluster
 
 # A new leader is elected after some two seconds, and a lost renewal costs an interval.
 PATIENT = {"ttl_seconds": "10", "renew_interval_seconds": "1"}

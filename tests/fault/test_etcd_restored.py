@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tenure.domain.epochs import split_epoch
+from services.coordinator.etcd.client import EtcdClient
 from tenure.domain.errors import StaleEpoch
-from tenure.runtime.etcd.client import EtcdClient
-from tests import ledger_lives
-from tests.etcd_lives import back_up, put_back, write_on
+from tenure.domain.fencing import split_epoch
+from tests.fault import ledger_restore
 from tests.fault.test_zombies import stands_still
-from tests.fix_coordinator import SHORT
-from tests.owners import Owned, Owners, health_becomes
-from tests.patience import PATIENCE_SECONDS
+from tests.support.claim_tracker import Owned, Owners, health_becomes
+from tests.support.etcd_restore import back_up, put_back, write_on
+from tests.support.fix_coordinator import SHORT
+from tests.support.patience import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tenure.dev.etcd_process import EtcdProcess
-    from tests.fix_coordinator import Fleet
-    from tests.service_process import ServiceProcess
+    from devstack.etcd import EtcdProcess
+    from tests.support.fix_coordinator import Fleet
+    from tests.support.service_process import ServiceProcess
 
 GENERATION = b"/tenure/generation"
 
@@ -192,12 +192,12 @@ async def test_a_ledger_put_back_behind_etcd_is_given_a_generation_above_both(
         await owners.add(first, slots=4)
         task_id = await own_fleet.submit()
         await owners.of([task_id])
-        backup = await ledger_lives.back_up(own_fleet)
+        backup = await ledger_restore.back_up(own_fleet)
         await put_back(own_etcd, None)
         await owners.add(await own_fleet.coordinator(**SHORT), slots=4)
         await owners.of([task_id], times=2)
         lost = owners.newest(task_id)
-        await ledger_lives.put_back(own_fleet, backup)
+        await ledger_restore.put_back(own_fleet, backup)
         await check_recovered(own_fleet, owners, lost, generation=_life(lost) + 1)
 
 
@@ -207,9 +207,9 @@ def _life(owned: Owned) -> int:
 
 async def _generation(etcd: EtcdProcess) -> int:
     async with EtcdClient([etcd.endpoint]) as client:
-        found = await client.get(GENERATION)
-    assert found is not None
-    return int(found.value)
+        response = await client.get(GENERATION)
+    assert response is not None
+    return int(response.value)
 
 
 async def _raised_above(replica: ServiceProcess, generation: int) -> None:

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from devstack.etcd import EtcdProcess, start_etcd
+from devstack.postgres_process import PostgresProcess
+from services.coordinator.etcd import stubs
+from services.coordinator.etcd.client import EtcdClient
 from tenure.client.leases import HeldLease
 from tenure.client.verification import TokenVerifier
-from tenure.dev.etcd_process import EtcdProcess
-from tenure.dev.etcd_start import start_etcd
-from tenure.dev.postgres_process import PostgresProcess
-from tenure.domain.epochs import split_epoch
 from tenure.domain.errors import (
     LeaseHeld,
     NotFound,
@@ -31,16 +31,15 @@ from tenure.domain.errors import (
     Unauthenticated,
     Unavailable,
 )
-from tenure.runtime.etcd import stubs
-from tenure.runtime.etcd.client import EtcdClient
-from tenure.runtime.rpc_channel import open_channel
+from tenure.domain.fencing import split_epoch
+from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.signing import write_key_pair
 from tenure.v1 import lease_service_pb2 as pb
-from tests.fix_coordinator import Fleet, make_fleet
-from tests.fix_etcd import paused
-from tests.fix_leases import Leases, new_ledger
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
-from tests.service_process import ServiceProcess
+from tests.support.fix_coordinator import Fleet, make_fleet
+from tests.support.fix_etcd import paused
+from tests.support.fix_leases import Leases, new_ledger
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.service_process import ServiceProcess
 
 pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module")]
 QUICK = {"start_timeout_seconds": "1.5", "reconcile_interval_seconds": "0.5"}

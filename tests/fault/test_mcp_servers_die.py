@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.v1 import tool_pb2
-from tests.fix_mcp import (
+from tests.support.fix_mcp import (
     Configure,
     McpServers,
     definitions,
@@ -22,7 +22,7 @@ from tests.fix_mcp import (
     processes,
     withdrawn,
 )
-from tests.fix_tools import Grants, StartTools, appear
+from tests.support.fix_tools import Grants, StartTools, appear
 
 
 async def test_a_call_whose_server_dies_is_sent_again_with_its_key_or_in_doubt_by_its_class(
@@ -144,9 +144,9 @@ async def test_tools_follow_their_server_s_list(
 ) -> None:
     config = tools_config(odd=mcp_servers.scripted(str(tmp_path)))
     tools, owner = await tool_service(config_file=config), grants.claim()
-    found = await offered(tools, owner, "odd__rename")
-    assert "odd__progress" in found
-    assert not {"odd__fetched_schema", "odd__no name for models!"} & found.keys()
+    result = await offered(tools, owner, "odd__rename")
+    assert "odd__progress" in result
+    assert not {"odd__fetched_schema", "odd__no name for models!"} & result.keys()
     left_out = [line["message"] for line in tools.log if "a tool of an MCP server" in line["message"]]
     assert any("fetched_schema" in line and "another document" in line for line in left_out)
     assert any("no name for models" in line for line in left_out)

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tenure.audit.verify import verify
-from tenure.dev.postgres_process import PostgresProcess
-from tenure.dev.stack.database import ensure_database
+from checker.verify import verify
+from devstack.postgres_process import PostgresProcess
+from devstack.stores import ensure_database
 from tests.fault.mutants.catalogue import MUTATIONS
 from tests.fault.mutation_bench import MutationBench
 from tests.fault.mutation_scenarios import FAILPOINTS, SCENARIOS

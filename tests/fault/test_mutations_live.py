@@ -9,14 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from tenure.audit.collect import collect_tasks
-from tenure.audit.files import read_effects
-from tenure.audit.history import History
-from tenure.audit.verify import verify
+from checker.collect import collect_tasks, read_effects
+from checker.history import History
+from checker.verify import verify
 from tenure.client import Client
 from tests.fault.mutants.catalogue import MUTATIONS
-from tests.fix_coordinator import Fleet
-from tests.fix_worker import WorkerBench
+from tests.support.fix_coordinator import Fleet
+from tests.support.fix_worker import WorkerBench
 
 pytestmark = pytest.mark.server
 
@@ -37,8 +36,8 @@ async def test_a_tool_called_before_its_intent_was_committed_is_noticed(bench: W
     await bench.died(worker)
     await bench.cancel(task_id)
     await bench.ended(task_id)
-    found = {each.invariant for each in verify(await history(bench, task_id))}
-    assert found & set(MUTATIONS[mutation].invariants) if mutation else not found
+    names = {each.invariant for each in verify(await history(bench, task_id))}
+    assert names & set(MUTATIONS[mutation].invariants) if mutation else not names
 
 
 @pytest.mark.parametrize("mutation", ["", "session_end_is_conditional"])

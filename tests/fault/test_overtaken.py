@@ -19,15 +19,15 @@ from typing import Final
 import pytest
 
 from tenure.domain.errors import TenureError
-from tenure.runtime.failpoint_names import FAILPOINTS
-from tenure.wire.entries import entries_to_domain
+from tenure.runtime.failpoints import FAILPOINTS
+from tenure.wire.ledger import entries_to_domain
 from tests.fault import failpoint_scenes as scenes
 from tests.fault.suite.between import Action, Between, first_action
 from tests.fault.suite.installation import Installation
 from tests.fault.suite.operator_laws import undone
 from tests.fault.suite.schedule import Mode, PlannedFault, Schedule
 from tests.fault.suite.trial import Trial
-from tests.patience import slowness_now
+from tests.support.patience import slowness_now
 
 pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 

@@ -7,11 +7,19 @@ from datetime import UTC, datetime
 import pytest
 
 from tenure.domain import entries as facts
+from tenure.domain.fencing import DEFAULT_MARGIN_SECONDS
 from tenure.domain.states import TaskState
-from tenure.domain.trust import DEFAULT_MARGIN_SECONDS
-from tenure.wire.enums import state_name
-from tests.fix_proxy import Lost
-from tests.parted import at, check_whole, logged, model_calls, openings, placed_worker, recorded
+from tenure.wire.common import state_name
+from tests.support.fix_proxy import Lost
+from tests.support.partition import (
+    at,
+    check_whole,
+    logged,
+    model_calls,
+    openings,
+    placed_worker,
+    recorded,
+)
 
 
 @pytest.mark.parametrize("zombie", [False, True], ids=["obedient", "zombie"])

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.fix_network import CHOICE, Network, reason_for_proxies
-from tests.fix_proxy import Lost
-from tests.patience import PATIENCE_SECONDS
+from tests.support.fix_network import CHOICE, Network, reason_for_proxies
+from tests.support.fix_proxy import Lost
+from tests.support.patience import PATIENCE_SECONDS
 
 CLIENT = """
 import socket, sys

@@ -12,9 +12,15 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from tenure.domain import entries as facts
-from tenure.wire.enums import state_name
-from tests.fix_proxy import Lost
-from tests.parted import check_whole, logged, model_calls, placed_service, placed_worker
+from tenure.wire.common import state_name
+from tests.support.fix_proxy import Lost
+from tests.support.partition import (
+    check_whole,
+    logged,
+    model_calls,
+    placed_service,
+    placed_worker,
+)
 
 STANDSTILL_SECONDS = 8.0
 """Six steps take less, but for the time in which a silent Postgres is given up."""

@@ -7,13 +7,13 @@ import uuid
 
 from tenure.domain import entries as facts
 from tenure.domain.errors import Unavailable
-from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
-from tenure.wire.enums import state_name
-from tests.fix_proxy import Lost
-from tests.parted import check_whole, logged, placed_service
-from tests.patience import PATIENCE_SECONDS
+from tenure.wire.common import state_name
+from tests.support.fix_proxy import Lost
+from tests.support.partition import check_whole, logged, placed_service
+from tests.support.patience import PATIENCE_SECONDS
 
 CALL_SECONDS = 10.0
 

@@ -15,7 +15,7 @@ from services.tools.sandbox import Detection, Sandbox, SandboxEscaped, SandboxLi
 from services.tools.sandbox import command as command_module
 from services.tools.sandbox.cgroups import Cgroups
 from services.tools.sandbox.launcher import LANDLOCK_FOR_SIGNALS, landlock_version
-from services.tools.sandbox.supervision import Program
+from services.tools.sandbox.supervision import SandboxedProgram
 from tests.fault.abuse_runner import contain
 from tests.fault.abuses import FAMILIES, Abuse
 from tests.fault.ordinary_user import UID, delegated_cgroups, place_of_an_ordinary_user, run_as_an_ordinary_user
@@ -54,10 +54,10 @@ def test_abuses_are_contained_for_an_ordinary_user(
         run = ("-m", "tests.fault.abuse_runner", family, str(directory), str(warm))
         done = run_as_an_ordinary_user(users_place, *run, joins=joins)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert (told["uid"], told["complaints"]) == (UID, [])
+    decoded = json.loads(done.stdout)
+    assert (decoded["uid"], decoded["complaints"]) == (UID, [])
     of_root = sandbox_detection.cgroups.describe()
-    assert told["limits"] == (of_root if groups == "delegated cgroups" else "no cgroup can be made")
+    assert decoded["limits"] == (of_root if groups == "delegated cgroups" else "no cgroup can be made")
 
 
 async def test_an_abuse_that_is_not_contained_is_complained_about(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def _real_root(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def _change(monkeypatch: pytest.MonkeyPatch, weaken: Callable[[Program], Program]) -> None:
+def _change(monkeypatch: pytest.MonkeyPatch, weaken: Callable[[SandboxedProgram], SandboxedProgram]) -> None:
     real = Sandbox._program
     monkeypatch.setattr(Sandbox, "_program", lambda *given: weaken(real(*given)))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from services.tools.sandbox import Detection, Sandbox, SandboxLimits, SandboxSettings, SandboxStatus
-from tests.fix_sandbox import SLOTS
+from tests.support.fix_sandbox import SLOTS
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 

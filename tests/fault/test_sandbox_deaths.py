@@ -17,10 +17,8 @@ import pytest
 
 import services.tools.sandbox
 from services.tools.sandbox import Detection, SandboxSettings
-from services.tools.sandbox.identity import instance_name
-from services.tools.sandbox.placement import Stage
-from services.tools.sandbox.procfs import children_of
-from services.tools.sandbox.sweep import sweep
+from services.tools.sandbox.placement import Stage, sweep
+from services.tools.sandbox.procfs import children_of, instance_name
 from tests.fault.ordinary_user import (
     UID,
     environment_of,
@@ -28,7 +26,7 @@ from tests.fault.ordinary_user import (
     python_of_an_ordinary_user,
     run_as_an_ordinary_user,
 )
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -80,15 +78,15 @@ async def service_with_a_run(
 
 
 def processes_of(*uids: int) -> list[str]:
-    found = []
+    results = []
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
             text = status.read_text()
         except (FileNotFoundError, ProcessLookupError):
             continue
         if any(f"\nUid:\t{uid}\t" in text for uid in uids) and "\nState:\tZ" not in text:
-            found.append(text.split("\n", 1)[0])
-    return found
+            results.append(text.split("\n", 1)[0])
+    return results
 
 
 def things_of(pid: int, detection: Detection) -> set[Path]:
@@ -207,22 +205,22 @@ def test_an_ordinary_user_gets_a_sandbox_and_is_told_what_is_weaker(sandbox_dete
     with place_of_an_ordinary_user() as place:
         done = run_as_an_ordinary_user(place, "-c", ORDINARY_SERVICE, str(warm))
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["uid"] == UID
-    assert told["results"] == {
+    decoded = json.loads(done.stdout)
+    assert decoded["uid"] == UID
+    assert decoded["results"] == {
         "fine": ["OK", "65534\n"],
         "memory": ["OUT_OF_MEMORY", ""],
         "processes": ["TOO_MANY_PROCESSES", ""],
         "time": ["TIMEOUT", ""],
     }
-    assert told["kept"] == "x"
+    assert decoded["kept"] == "x"
     # The probe when it opens, and all but the first program, whose limits are news.
-    assert told["warm_runs"] >= (4 if warm else 0)
-    assert [sentence for sentence in told["weaker"] if "this service's own uid" in sentence]
-    if not [sentence for sentence in told["weaker"] if "no cgroup" in sentence]:
-        assert told["strict"] == "opened"
+    assert decoded["warm_runs"] >= (4 if warm else 0)
+    assert [sentence for sentence in decoded["weaker"] if "this service's own uid" in sentence]
+    if not [sentence for sentence in decoded["weaker"] if "no cgroup" in sentence]:
+        assert decoded["strict"] == "opened"
     else:
-        assert "cgroups are required by the settings" in told["strict"]
+        assert "cgroups are required by the settings" in decoded["strict"]
     assert not processes_of(UID)
 
 

@@ -8,11 +8,11 @@ import pytest
 import pytest_asyncio
 
 from tests.fault.suite.installation import Installation, Size, attended, installation
-from tests.fault.suite.report import told
+from tests.fault.suite.report import lines_of
 from tests.fault.suite.scenarios import UNSAFE
 from tests.fault.suite.schedule import Manner, Mode, plan
 from tests.fault.suite.trial import Trial
-from tests.store_folder import store_folder
+from tests.support.store_folder import store_folder
 
 pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
@@ -45,5 +45,5 @@ async def test_these_seeds_meet_the_guards(replicated: Installation) -> None:
 async def test_no_seed_breaks_a_promise(replicated: Installation, seed: int) -> None:
     schedule = plan(seed, replicated.shape)
     verdict = await Trial(replicated, schedule).run()
-    assert not verdict.violations, "\n".join(told(verdict))
+    assert not verdict.violations, "\n".join(lines_of(verdict))
     assert verdict.injected.total() == len(schedule.faults)

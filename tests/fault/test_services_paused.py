@@ -8,9 +8,9 @@ import time
 import pytest
 
 from tenure.domain import entries as facts
-from tenure.wire.enums import state_name
-from tests.parted import check_whole, logged
-from tests.patience import PATIENCE_SECONDS
+from tenure.wire.common import state_name
+from tests.support.partition import check_whole, logged
+from tests.support.patience import PATIENCE_SECONDS
 
 AWAY_SECONDS = 9.0
 """A lease lasts 5 s."""

@@ -12,17 +12,15 @@ import psycopg
 import pytest
 import pytest_asyncio
 
-from tenure.dev.postgres_process import PostgresProcess
-from tenure.dev.stack import StackOptions
-from tenure.dev.stack.stack import (
-    Stack,
-)
+from devstack import StackOptions
+from devstack.postgres_process import PostgresProcess
+from devstack.stack import Stack
 from tenure.domain import entries as facts
-from tenure.wire.enums import state_name
-from tests.acknowledged import acknowledged_writes
-from tests.parted import check_whole, logged
-from tests.patience import PATIENCE_SECONDS
-from tests.small_disk import SmallDisk
+from tenure.wire.common import state_name
+from tests.fault.acknowledged import acknowledged_writes
+from tests.support.partition import check_whole, logged
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.small_disk import SmallDisk
 
 RECOVERY_SECONDS = 45.0
 """Some 5 on a machine with nothing else to do."""

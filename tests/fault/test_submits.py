@@ -9,11 +9,11 @@ import uuid
 import pytest
 
 from tenure.domain.errors import AlreadyExists, Unavailable
-from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
-from tests.fix_proxy import Lost
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.fix_proxy import Lost
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 REPEATS = 20
 

@@ -9,8 +9,8 @@ import pytest
 from services.tools.statements import MIGRATIONS
 from tenure.domain.errors import Unavailable
 from tenure.domain.tools import OutcomeStatus
-from tenure.runtime.migrations import migrate
-from tests.patience import PATIENCE_SECONDS
+from tenure.runtime.sql import migrate
+from tests.support.patience import PATIENCE_SECONDS
 
 UNSAFE = "append_record_unsafe"
 

@@ -10,8 +10,8 @@ import pytest
 from tenure.domain.errors import StaleEpoch, TenureError
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_pb2
-from tests.fix_tools import appear
-from tests.patience import PATIENCE_SECONDS
+from tests.support.fix_tools import appear
+from tests.support.patience import PATIENCE_SECONDS
 
 UNSAFE = "append_record_unsafe"
 
@@ -34,8 +34,8 @@ async def test_a_frozen_runner_woken_after_a_close_starts_nothing(
     await appear(tmp_path / "there")
     ending = grants.claim(owner.task_id, epoch=11)
     calls = await (await tool_service()).fence(ending, close=True)
-    told = {"after_accept": tool_pb2.CALL_STATE_NOT_RUN, "before_effect": tool_pb2.CALL_STATE_IN_DOUBT}
-    assert calls["1.0"].state == told[moment]
+    values = {"after_accept": tool_pb2.CALL_STATE_NOT_RUN, "before_effect": tool_pb2.CALL_STATE_IN_DOUBT}
+    assert calls["1.0"].state == values[moment]
     frozen.thaw()
     with pytest.raises(TenureError):
         await call

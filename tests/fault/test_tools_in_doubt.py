@@ -14,10 +14,9 @@ from tenure.domain.errors import TenureError, Unavailable
 from tenure.domain.in_doubt import Abandon, DidNotHappen, Happened, Resolution
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_pb2
-from tenure.wire.in_doubt import resolution_to_wire
-from tenure.wire.tools import outcome_to_domain
-from tests.fix_tools import appear, execute_request
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tenure.wire.tool import outcome_to_domain, resolution_to_wire
+from tests.support.fix_tools import appear, execute_request
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 UNSAFE = "append_record_unsafe"
 ARGUMENTS = {"file": "a", "line": "x"}
@@ -159,10 +158,10 @@ async def test_a_late_outcome_that_came_before_the_word_counts_more(
 async def test_words_that_race_at_two_replicas_are_decided_once(tool_service, grants, outside, tools_database):
     tools, owner = await in_doubt(tool_service, grants)
     other = await tool_service()
-    told = await asyncio.gather(
+    results = await asyncio.gather(
         *(resolve(replica, owner, decision) for replica in (tools, other) for decision in (GONE, GONE, GONE))
     )
-    assert {(outcome.status, outcome.call_attempt) for outcome in told} == {(DONE, told[0].call_attempt)}
+    assert {(outcome.status, outcome.call_attempt) for outcome in results} == {(DONE, results[0].call_attempt)}
     assert len(outside.lines("a")) == 1
 
 

@@ -14,8 +14,8 @@ import pytest
 from tenure.domain.errors import Unavailable
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_pb2, tool_service_pb2
-from tests.fix_tools import execute_request
-from tests.patience import PATIENCE_SECONDS
+from tests.support.fix_tools import execute_request
+from tests.support.patience import PATIENCE_SECONDS
 
 KEYED, UNSAFE = "append_record", "append_record_unsafe"
 DONE, DOUBT = OutcomeStatus.SUCCEEDED, OutcomeStatus.IN_DOUBT
@@ -204,7 +204,7 @@ def framed(tag, owner, call_id, tool, arguments):
 
 def programs_of(pid):
     """The processes right below the service that are bubblewrap."""
-    found = []
+    results = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -213,5 +213,5 @@ def programs_of(pid):
             except (FileNotFoundError, ProcessLookupError):
                 continue
             if int(stat[1]) == pid and b"bwrap" in command.split(b"\0")[0]:
-                found.append(int(entry.name))
-    return found
+                results.append(int(entry.name))
+    return results

@@ -9,15 +9,15 @@ from functools import partial
 
 import pytest
 
-from services.tools.calls.runs import Runs, Stop
+from services.tools.calls.runs import RunningCalls, StopReason
 from services.tools.runners.identity import own_identity, uptime_seconds
-from services.tools.runners.liveness import LifeTimes, Liveness, Who
-from services.tools.runners.proof import FormerLives, Proving
+from services.tools.runners.liveness import Liveness, LivenessTimes, RunnerName
+from services.tools.runners.proof import DeathProver, FormerLives
 from services.tools.statements import SCHEMA
 from tenure.domain.tools import OutcomeStatus
-from tenure.runtime.kept_connection import KeptConnection
+from tenure.runtime.dedicated_connection import DedicatedConnection
 from tenure.runtime.postgres import open_pool
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.skipif(own_identity() is None, reason="only Linux tells which process is which")
 UNSAFE = "append_record_unsafe"
@@ -89,7 +89,7 @@ async def test_an_orderly_end_is_proof(tool_service, grants, outside, lives):
 
 
 async def test_an_effect_that_does_not_stop_keeps_its_life_unproven(tools_dsn, tools_database):
-    runs, released = Runs(), asyncio.Event()
+    runs, released = RunningCalls(), asyncio.Event()
 
     async def stubborn():
         while not released.is_set():
@@ -101,13 +101,15 @@ async def test_an_effect_that_does_not_stop_keeps_its_life_unproven(tools_dsn, t
     async def ended():
         return [row[0] for row in await tools_database("select ended_at is not null from runners order by runner_id")]
 
-    times, identity = LifeTimes(ttl_seconds=300.0), own_identity()
+    times, identity = LivenessTimes(ttl_seconds=300.0), own_identity()
     async with (
-        KeptConnection(tools_dsn, service="tools", schema=SCHEMA) as kept,
+        DedicatedConnection(tools_dsn, service="tools", schema=SCHEMA) as kept,
         open_pool(tools_dsn, service="tools", schema=SCHEMA) as pool,
     ):
         former = FormerLives(runs.unfinished)
-        liveness = Liveness(kept, Who("here-1", identity), times, former, partial(runs.stop_all, Stop.LAPSED))
+        liveness = Liveness(
+            kept, RunnerName("here-1", identity), times, former, partial(runs.stop_all, StopReason.LAPSED)
+        )
         async with liveness, asyncio.timeout(PATIENCE_SECONDS):
             effect = asyncio.create_task(stubborn())
             runs.hold(effect)
@@ -116,11 +118,11 @@ async def test_an_effect_that_does_not_stop_keeps_its_life_unproven(tools_dsn, t
             while len(await ended()) < 2:
                 await asyncio.sleep(0.02)
             effect.cancel()
-            await Proving(pool, former, identity).prove()
+            await DeathProver(pool, former, identity).prove()
             assert await ended() == [False, False]
             released.set()
             await effect
-            await Proving(pool, former, identity).prove()
+            await DeathProver(pool, former, identity).prove()
             assert await ended() == [True, False]
             renewing.cancel()
     assert await ended() == [True, True]
@@ -154,11 +156,11 @@ async def test_a_machine_that_was_started_anew_proves_its_runners_gone_and_forge
     async with asyncio.timeout(PATIENCE_SECONDS):
         while len(tools.logged("runner is proven gone")) < 2:
             await asyncio.sleep(0.05)
-    found = dict(await tools_database("select instance, ended_at is not null from runners where boot_id like 'an%%'"))
+    values = dict(await tools_database("select instance, ended_at is not null from runners where boot_id like 'an%%'"))
     kept = {"gone": True, "a clone": False, "elsewhere": False, "long ago and in doubt": True}
     if uptime + 3600 > 7 * 86_400:  # as long ago as what is forgotten
         kept = {"long ago and in doubt": True} | ({"a clone": False} if uptime / 2 < 7 * 86_400 else {})
-    assert found == kept
+    assert values == kept
 
 
 async def test_a_machine_nobody_named_is_taken_for_no_other_and_a_copy_of_a_running_one_for_another(

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from tenure.domain.errors import OutOfRange, Unavailable
-from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
-from tests.fix_checkpoint import kinds, words
-from tests.patience import PATIENCE_SECONDS
+from tests.support.fix_checkpoint import kinds, words
+from tests.support.patience import PATIENCE_SECONDS
 
 SLOW_READERS = 40
 COMMITS = 80

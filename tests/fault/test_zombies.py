@@ -10,17 +10,17 @@ from typing import Protocol
 import pytest
 import pytest_asyncio
 
-from tenure.dev.postgres_process import PostgresProcess
-from tenure.dev.stack import Stack, StackOptions
-from tenure.dev.stack.database import ensure_database
-from tenure.dev.stack.service import ServiceProcess
+from devstack import Stack, StackOptions
+from devstack.postgres_process import PostgresProcess
+from devstack.service_process import ServiceProcess
+from devstack.stores import ensure_database
 from tenure.domain import entries as facts
-from tenure.domain.deaths import CRASH_LOOP_DEATHS
+from tenure.domain.crash_loop import CRASH_LOOP_DEATHS
 from tenure.domain.states import Reason, TaskState
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tenure.wire.enums import state_name
-from tests.fix_worker import WorkerBench
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tenure.wire.common import state_name
+from tests.support.fix_worker import WorkerBench
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 pytestmark = pytest.mark.server
 

@@ -13,12 +13,12 @@ import pytest
 
 from tenure.domain import entries as facts
 from tenure.domain.tools import EffectClass, OutcomeStatus
-from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import token_pb2, tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tests.fault.test_zombies import check_done, logged, refused, stands_still, worker_stack
-from tests.fix_worker import WorkerBench
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.fix_worker import WorkerBench
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 __all__ = ["worker_stack"]  # the fixture: leases short enough to outwait them
 
@@ -37,9 +37,9 @@ async def refused_calls(bench: WorkerBench, task_id: str, count: int) -> Sequenc
     request = tool_service_pb2.ListRefusedCallsRequest(task_id=task_id)
     async with open_channel(bench.stack.services["tools"].address) as tools, asyncio.timeout(PATIENCE_SECONDS):
         stub = ToolServiceStub(tools)
-        while len(found := (await stub.ListRefusedCalls(request, timeout=CALL_SECONDS)).refused_calls) < count:
+        while len(refused_calls := (await stub.ListRefusedCalls(request, timeout=CALL_SECONDS)).refused_calls) < count:
             await asyncio.sleep(0.05)
-    return found
+    return refused_calls
 
 
 def written(bench: WorkerBench, task_id: str) -> tuple[int, int, str]:

@@ -17,10 +17,10 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
-from tenure.runtime.status import DOMAIN
-from tenure.runtime.tenancy import TENANT_KEY
+from tenure.runtime.request_context import TENANT_KEY
+from tenure.runtime.rpc_status import DOMAIN
 from tests.fuzz.methods import Method
-from tests.patience import CALL_SECONDS
+from tests.support.patience import CALL_SECONDS
 
 WATCHED_SECONDS: Final = 0.25
 """How long a call is watched that has no end of its own."""

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tenure.dev.postgres_process import PostgresProcess
-from tenure.dev.stack.database import ensure_database
+from devstack.postgres_process import PostgresProcess
+from devstack.stores import ensure_database
 from tests.fuzz.world import World, open_world
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from services.checkpoint.kinds import WRITTEN_BY_OWNERS
+from services.checkpoint.entries import WRITTEN_BY_OWNERS
 from tenure.domain.errors import TenureError
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import checkpoint_service_pb2 as pb
@@ -20,7 +20,7 @@ from tests.fuzz.calling import Answer, Code, call, check_answer
 from tests.fuzz.messages import messages, type_of
 from tests.fuzz.methods import method_named
 from tests.fuzz.world import Owner, World
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 COMMIT = method_named("checkpoint-CheckpointService.Commit")
 OPEN = method_named("checkpoint-CheckpointService.Open")

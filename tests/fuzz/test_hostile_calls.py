@@ -15,7 +15,7 @@ from tests.fuzz.hostile import INT64, TEXTS
 from tests.fuzz.methods import method_named
 from tests.fuzz.profile import examples
 from tests.fuzz.world import Owner, World
-from tests.patience import CALL_SECONDS
+from tests.support.patience import CALL_SECONDS
 
 pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(3600)]
 

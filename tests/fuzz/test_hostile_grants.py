@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.runtime.retrying import retrying
-from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tests.fix_leases import Leases
 from tests.fuzz.calling import call, check_answer
 from tests.fuzz.hostile import INT64
 from tests.fuzz.messages import messages
 from tests.fuzz.methods import method_named
 from tests.fuzz.profile import examples
 from tests.fuzz.world import CONTROL, World
-from tests.patience import AGAIN
+from tests.support.fix_leases import Leases
+from tests.support.patience import AGAIN
 
 pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(3600)]
 

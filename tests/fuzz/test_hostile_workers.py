@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.domain.errors import TenureError
-from tenure.runtime.status import PeerFailed
+from tenure.runtime.rpc_status import PeerFailed
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import coordinator_service_pb2 as pb
 from tests.fuzz.calling import call, check_answer
@@ -19,7 +19,7 @@ from tests.fuzz.messages import messages, type_of
 from tests.fuzz.methods import method_named
 from tests.fuzz.profile import examples
 from tests.fuzz.world import World
-from tests.scripted_worker import ScriptedWorker
+from tests.support.scripted_worker import ScriptedWorker
 
 pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(3600)]
 

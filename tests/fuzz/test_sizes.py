@@ -13,18 +13,18 @@ from typing import Any, Final
 import pytest
 
 from tenure.domain.errors import InvalidRequest, SequenceConflict
-from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.v1 import ledger_pb2, schedule_service_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
-from tenure.validators import limits
+from tenure.validators import common
 from tests.fuzz.calling import FUZZED, Code, call, check_answer
 from tests.fuzz.methods import method_named
 from tests.fuzz.world import Owner, World
-from tests.patience import CALL_SECONDS, PATIENCE_SECONDS
-from tests.scripted_worker import ScriptedWorker
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.scripted_worker import ScriptedWorker
 
 pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
@@ -41,16 +41,16 @@ def _spec(**fields: Any) -> dict[str, Any]:
 
 
 BOUNDED: Final[dict[str, tuple[int, Any]]] = {
-    "goal": (limits.MAX_GOAL_BYTES, lambda size: _spec(goal="x" * size)),
-    "system": (limits.MAX_SYSTEM_BYTES, lambda size: _spec(agent=task_pb2.AgentSpec(system="x" * size))),
-    "labels": (limits.MAX_LABELS, lambda size: _spec(labels={f"key-{n}": "v" for n in range(size)})),
+    "goal": (common.MAX_GOAL_BYTES, lambda size: _spec(goal="x" * size)),
+    "system": (common.MAX_SYSTEM_BYTES, lambda size: _spec(agent=task_pb2.AgentSpec(system="x" * size))),
+    "labels": (common.MAX_LABELS, lambda size: _spec(labels={f"key-{n}": "v" for n in range(size)})),
     "label": (200, lambda size: _spec(labels={"key": "\u20ac" * size})),
     "approve_tools": (
-        limits.MAX_APPROVE_TOOLS,
+        common.MAX_APPROVE_TOOLS,
         lambda size: _spec(agent=task_pb2.AgentSpec(approve_tools=[f"tool-{n:058d}" for n in range(size)])),
     ),
     "input_json": (
-        limits.MAX_CONTROL_JSON_BYTES,
+        common.MAX_CONTROL_JSON_BYTES,
         lambda size: _spec(control=task_pb2.ControlWork(function="f", input_json='"' + "x" * (size - 2) + '"')),
     ),
     "request_id": (128, lambda size: _spec(request_id=uuid.uuid4().hex + "\u20ac" * (size - 32))),
@@ -88,10 +88,10 @@ async def test_the_largest_tasks_and_schedules_can_be_listed(world: World) -> No
     """A dozen of them is more than a message of gRPC holds, and a page may have 500."""
     queue = f"large-{uuid.uuid4().hex[:8]}"
     spec = _spec(
-        goal="x" * limits.MAX_GOAL_BYTES,
-        agent=task_pb2.AgentSpec(system="y" * limits.MAX_SYSTEM_BYTES),
+        goal="x" * common.MAX_GOAL_BYTES,
+        agent=task_pb2.AgentSpec(system="y" * common.MAX_SYSTEM_BYTES),
         result_schema_json=SCHEMA % ("z" * 14_000),
-        labels={f"key-{n}": "\u20ac" * 200 for n in range(limits.MAX_LABELS)},
+        labels={f"key-{n}": "\u20ac" * 200 for n in range(common.MAX_LABELS)},
     )
     taken = await asyncio.gather(*(_submitted(world, queue, spec) for _ in range(12)))
     owner = await _granted(world, queue, len(taken))
@@ -109,10 +109,10 @@ async def test_the_largest_commits_can_be_read_again(world: World, beyond: int) 
     owner = await world.owned()
     for _ in range(6):
         request = _commit(owner, ledger_pb2.UserMessage(text=""))
-        fill = limits.MAX_COMMIT_BYTES + beyond - request.ByteSize()
+        fill = common.MAX_COMMIT_BYTES + beyond - request.ByteSize()
         request.entries[0].body.user_message.text = "x" * fill
-        while request.ByteSize() > limits.MAX_COMMIT_BYTES + beyond:
-            fill -= request.ByteSize() - limits.MAX_COMMIT_BYTES - beyond
+        while request.ByteSize() > common.MAX_COMMIT_BYTES + beyond:
+            fill -= request.ByteSize() - common.MAX_COMMIT_BYTES - beyond
             request.entries[0].body.user_message.text = "x" * fill
         answer = await call(world.bare["checkpoint"], COMMIT, [request])
         check_answer(COMMIT, [request], answer)
@@ -130,7 +130,7 @@ async def test_many_long_words_from_others_do_not_lose_a_commit(world: World) ->
     """They come with the commit's answer, which is one message; too many of them make the owner open again."""
     owner = await world.owned()
     for _ in range(20):
-        words = api.SendMessageRequest(task_id=owner.task_id, text="x" * limits.MAX_GOAL_BYTES)
+        words = api.SendMessageRequest(task_id=owner.task_id, text="x" * common.MAX_GOAL_BYTES)
         await world.tasks.SendMessage(words, timeout=CALL_SECONDS)
     for _ in range(3):
         request = _commit(owner, ledger_pb2.UserMessage(text="mine"))
@@ -148,7 +148,7 @@ async def test_many_long_words_from_others_do_not_lose_a_commit(world: World) ->
     raise AssertionError("no commit was taken")
 
 
-@pytest.mark.parametrize("size", [limits.MAX_FRAME_BYTES - 1, limits.MAX_FRAME_BYTES, limits.MAX_FRAME_BYTES + 1])
+@pytest.mark.parametrize("size", [common.MAX_FRAME_BYTES - 1, common.MAX_FRAME_BYTES, common.MAX_FRAME_BYTES + 1])
 async def test_a_frame_is_answered_whatever_its_size_is(world: World, size: int) -> None:
     """What is in it is refused one by one: the tokens are nobody's."""
     frame = ledger_pb.CommitStreamRequest()
@@ -160,7 +160,7 @@ async def test_a_frame_is_answered_whatever_its_size_is(world: World, size: int)
         last.traceparent = "x" * (len(last.traceparent) + size - frame.ByteSize())
     answer = await call(world.bare["checkpoint"], COMMITS, [frame], seconds=CALL_SECONDS)
     check_answer(COMMITS, [frame], answer)
-    if size <= limits.MAX_FRAME_BYTES:
+    if size <= common.MAX_FRAME_BYTES:
         assert answer.code is Code.OK, answer
         assert sum(len(one.results) for one in answer.messages) == len(frame.commits)
 
@@ -176,12 +176,12 @@ async def test_a_request_as_large_as_grpc_takes_is_refused_with_a_reason(world: 
     assert answer.code in (Code.INVALID_ARGUMENT, Code.RESOURCE_EXHAUSTED)
 
 
-@pytest.mark.parametrize("count", [limits.MAX_HOLDINGS, limits.MAX_HOLDINGS + 1])
+@pytest.mark.parametrize("count", [common.MAX_HOLDINGS, common.MAX_HOLDINGS + 1])
 async def test_a_hello_with_the_most_holdings_is_answered(world: World, count: int) -> None:
     holdings = [coordinator_pb.Holding(task_id=str(uuid.uuid4()), claim_id=str(uuid.uuid4())) for _ in range(count)]
     hello = coordinator_pb.Hello(worker_id="fuzz-decoy", queues=["none"], holdings=holdings)
     async with asyncio.timeout(PATIENCE_SECONDS):
-        if count > limits.MAX_HOLDINGS:
+        if count > common.MAX_HOLDINGS:
             sent = [coordinator_pb.SessionRequest(hello=hello)]
             answer = await call(world.bare["coordinator"], SESSION, sent, seconds=CALL_SECONDS)
             assert answer.code is Code.INVALID_ARGUMENT, answer
@@ -223,13 +223,13 @@ async def _all_are_done(world: World, queue: str, task_ids: list[str], **hello: 
 
 async def _listed(world: World, queue: str) -> set[str]:
     """By pages as large as they may be."""
-    found, token = set[str](), ""
+    result, token = set[str](), ""
     while True:
         request = api.ListTasksRequest(filter=task_pb2.TaskFilter(queue=queue), page_size=500, page_token=token)
         page = await world.tasks.ListTasks(request, timeout=CALL_SECONDS)
-        found |= {task.task_id for task in page.tasks}
+        result |= {task.task_id for task in page.tasks}
         if not (token := page.next_page_token):
-            return found
+            return result
 
 
 async def _changes_are_seen(world: World, queue: str, task_ids: set[str]) -> None:
@@ -255,14 +255,14 @@ async def _schedules_are_listed(world: World, spec: dict[str, Any]) -> None:
                 name=f"large-{number}", cron="0 7 * * *", spec=task_pb2.TaskSpec(**spec)
             )
             await stub.CreateSchedule(request, timeout=CALL_SECONDS)
-        found, token = set[str](), ""
+        result, token = set[str](), ""
         while True:
-            asked = schedule_service_pb2.ListSchedulesRequest(page_size=500, page_token=token)
-            page = await stub.ListSchedules(asked, timeout=CALL_SECONDS)
-            found |= {one.name for one in page.schedules}
+            inner_request = schedule_service_pb2.ListSchedulesRequest(page_size=500, page_token=token)
+            page = await stub.ListSchedules(inner_request, timeout=CALL_SECONDS)
+            result |= {one.name for one in page.schedules}
             if not (token := page.next_page_token):
                 break
-    assert found >= {f"large-{number}" for number in range(12)}
+    assert result >= {f"large-{number}" for number in range(12)}
 
 
 def _commit(owner: Owner, words: ledger_pb2.UserMessage) -> ledger_pb.CommitRequest:

@@ -19,10 +19,10 @@ from typing import Any, Final
 import grpc
 from hypothesis import strategies as st
 
-from tenure.dev.stack import Stack, StackOptions
+from devstack import Stack, StackOptions
 from tenure.domain.errors import LimitReached, Refused
 from tenure.runtime.retrying import retrying
-from tenure.runtime.rpc_channel import TenureChannel, open_channel
+from tenure.runtime.rpc_client import TenureChannel, open_channel
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.v1 import ledger_pb2, task_pb2, token_pb2
@@ -34,8 +34,8 @@ from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
 from tests.fault.suite.judging import EXPECTED_ERRORS
 from tests.fuzz.calling import FUZZED, Tally
 from tests.fuzz.messages import Known
-from tests.patience import AGAIN, CALL_SECONDS, PATIENCE_SECONDS
-from tests.scripted_worker import ScriptedWorker
+from tests.support.patience import AGAIN, CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.scripted_worker import ScriptedWorker
 
 CONTROL: Final = "control"
 """Tenant and queue of the tasks that must be done whatever the others sent."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from tests.fix_checkpoint import Checkpoint
+    from tests.support.fix_checkpoint import Checkpoint
 
 # The tasks of a root change their open attempts under the lock of its budget: what a transaction reads of them at its
 # end is what stands then.
@@ -68,9 +68,9 @@ async def watch_budgets(replica: Checkpoint) -> None:
 
 async def versions(replica: Checkpoint, root_task_id: str) -> list[Version]:
     """All that a root's budget ever was, in order."""
-    found = await replica.query(
+    result = await replica.query(
         "select max_tokens, used_tokens, reserved_tokens, beyond_tokens from watch.versions"
         " where root_task_id = %s order by number",
         root_task_id,
     )
-    return [Version(*columns) for columns in found]
+    return [Version(*columns) for columns in result]

@@ -7,10 +7,10 @@ from typing import Any
 
 from tenure.domain.admission import CommitVerdict, FenceRow, OpenVerdict, decide_commit, decide_open
 from tenure.domain.budget import Budget
-from tenure.domain.endings import Ending, follow_up, refuse_early_end
+from tenure.domain.close_out import PendingEnding, follow_up, refuse_early_end
 from tenure.domain.entries import Requeue
-from tenure.domain.epochs import Fence
 from tenure.domain.errors import TenureError, WrongState
+from tenure.domain.fencing import Fence
 from tenure.domain.requeue import decide_requeue
 from tenure.domain.states import TERMINAL, WAITING, TaskState, check_move
 
@@ -29,7 +29,7 @@ class Expected:
     commits: int = 0
     calls: tuple[str, ...] = ()
     waiting_call: str = ""
-    ending: Ending | None = None
+    ending: PendingEnding | None = None
     claims: list[Any] = field(default_factory=list)
 
     def fence(self, granted=NOBODY):

@@ -16,7 +16,13 @@ from typing import Any, TypeVar
 from tenure.domain.errors import StaleEpoch, TryLater
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
-from tests.fix_checkpoint import Checkpoint, Owner, answer, entry, reserve
+from tests.support.fix_checkpoint import (
+    Checkpoint,
+    Owner,
+    answer,
+    entry,
+    reserve,
+)
 
 T = TypeVar("T")
 
@@ -58,19 +64,19 @@ class Spender:
 
     async def ask_for_a_call(self, *entries: ledger_pb2.NewEntry) -> bool:
         """Reserves, in a commit with these facts."""
-        asked = reserve(
+        wanted = reserve(
             step=self.step + 1,
             attempt=self.attempt,
             input_tokens=self.luck.randint(20, 200),
             output=self.luck.randint(50, 400),
             least=self.luck.randint(1, 50),
         )
-        response = await self.commit(*entries, reserve=asked)
+        response = await self.commit(*entries, reserve=wanted)
         if response.reserve.HasField("denied"):
             self.met[response.reserve.denied.reason] += 1
             return False
         self.met["granted"] += 1
-        self.met["clamped"] += response.reserve.granted.max_output_tokens < asked.max_output_tokens
+        self.met["clamped"] += response.reserve.granted.max_output_tokens < wanted.max_output_tokens
         self.granted = response.reserve.granted.reserved_tokens
         self.step += 1
         return True
@@ -95,8 +101,8 @@ class Spender:
         self.attempt = 1
 
     async def is_answered_as_the_next_begins(self) -> None:
-        told, self.attempt = self._answer(), 1
-        if await self.ask_for_a_call(told):
+        response, self.attempt = self._answer(), 1
+        if await self.ask_for_a_call(response):
             await self.end_the_call()
 
     async def fails_and_is_tried_again(self) -> None:

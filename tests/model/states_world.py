@@ -17,27 +17,27 @@ from uuid import uuid4
 import psycopg
 from psycopg import conninfo
 
-from services.checkpoint import sweeps
-from services.checkpoint.committing import commit_batch
-from services.checkpoint.create import create_task
-from services.checkpoint.foreign import append_foreign
-from services.checkpoint.opening import open_task
-from services.checkpoint.prepared import prepare
+from services.checkpoint.commit.committing import commit_batch
+from services.checkpoint.commit.external_entries import append_external_entry
+from services.checkpoint.commit.opening import open_task
+from services.checkpoint.commit.prepared import prepare
 from services.checkpoint.prices import PriceList
 from services.checkpoint.queries import SCHEMA, SESSION_SETTINGS, in_ledger_transaction
-from services.checkpoint.queue import register_grants
-from services.checkpoint.requeue import requeue_lost
-from services.checkpoint.signals import send_signal
+from services.checkpoint.queue import sweeps
+from services.checkpoint.queue.queue import register_grants
+from services.checkpoint.queue.requeue import requeue_lost
+from services.checkpoint.submit.create import create_task
 from services.checkpoint.task_defaults import TaskDefaults
+from services.checkpoint.waits.signals import send_signal
+from tenure.domain.fencing import Claims
 from tenure.domain.fold import fold
 from tenure.domain.states import TERMINAL, TaskState
-from tenure.domain.token import Claims
 from tenure.runtime.postgres import PoolOptions, open_pool
 from tenure.runtime.signing import Signer, Verifier
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
-from tenure.wire.entries import entries_to_domain
-from tenure.wire.enums import STATES
+from tenure.wire.common import STATES
+from tenure.wire.ledger import entries_to_domain
 from tenure.wire.token import sign_claims
 
 TENANT = "default"
@@ -105,7 +105,7 @@ class World:
 
     async def append(self, task_id, **fact):
         request = pb.AppendForeignRequest(task_id=task_id, request_id=str(uuid4()), actor="alice", **fact)
-        await append_foreign(self.pool, TENANT, request)
+        await append_external_entry(self.pool, TENANT, request)
 
     async def signal(self, name):
         request = pb.SendSignalRequest(correlation_id=name, request_id=str(uuid4()), payload_json="1", actor="bob")
@@ -159,10 +159,10 @@ class World:
         """One statement by hand."""
         await self.by_hand.execute(statement.encode(), parameters)
 
-    async def move(self, task_id, current, target, *, told, begins_attempt):
+    async def move(self, task_id, current, target, *, expected, begins_attempt):
         """A move by hand, as well-formed as its author can make it: the row says all that its new state asks for."""
         async with self.by_hand.transaction():
-            if told:
+            if expected:
                 await self._tell(task_id, current, target)
             attempt = ", attempt = attempt + 1, result = ''" if begins_attempt else ""
             await self.execute(f"update ledger.tasks set {dress(target)}{attempt} where task_id = %s", task_id)

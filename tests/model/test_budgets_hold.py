@@ -12,9 +12,14 @@ from typing import Final
 
 import pytest
 
-from tenure.audit.from_wire import bill, budget_row, ledger_entry, task_row
-from tenure.audit.history import History
-from tenure.audit.verify import verify
+from checker.collect import (
+    bill,
+    budget_row,
+    ledger_entry,
+    task_row,
+)
+from checker.history import History
+from checker.verify import verify
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tests.model.budget_watch import versions, watch_budgets
@@ -100,7 +105,7 @@ async def told_by(replica, task_ids):
 
 
 async def bills_of(replica, task_id):
-    asked = pb.ListBillsRequest(task_id=task_id, page_size=1000)
-    listed = await replica.stub.ListBills(asked, timeout=PATIENCE_SECONDS)
+    request = pb.ListBillsRequest(task_id=task_id, page_size=1000)
+    listed = await replica.stub.ListBills(request, timeout=PATIENCE_SECONDS)
     assert not listed.more
     return listed.bills

@@ -17,9 +17,14 @@ from tenure.domain.fold import fold
 from tenure.domain.states import MOVES, TERMINAL, TaskState
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
-from tenure.wire.entries import entries_to_domain
-from tenure.wire.enums import STATES
-from tests.fix_checkpoint import answer, entry, reserve, words
+from tenure.wire.common import STATES
+from tenure.wire.ledger import entries_to_domain
+from tests.support.fix_checkpoint import (
+    answer,
+    entry,
+    reserve,
+    words,
+)
 
 TERMINAL_NUMBERS = [STATES.to_wire(state) for state in TERMINAL]
 CAP = 2_000

@@ -17,12 +17,12 @@ _PLACE = re.compile(r"((?:tenure|services)/[\w/]+\.(?:py|sql))((?: \w+(?:\.\w+)?
 
 def places() -> list[tuple[str, str]]:
     """Every `code:` of the models: a file, and a name in it or none."""
-    found = []
+    results = []
     for model in sorted(SPEC.glob("*.pml")):
         for said in re.findall(r"code: ([^\n]*)", model.read_text()):
             for path, names in _PLACE.findall(said):
-                found += [(path, name) for name in names.split() or [""]]
-    return found
+                results += [(path, name) for name in names.split() or [""]]
+    return results
 
 
 @pytest.mark.parametrize(("path", "name"), sorted(set(places())))

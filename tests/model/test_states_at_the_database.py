@@ -19,17 +19,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from services.checkpoint.queries import MIGRATIONS
-from tenure.domain.endings import Ending
-from tenure.domain.epochs import Fence
+from tenure.domain.close_out import PendingEnding
 from tenure.domain.errors import TenureError, WrongState
+from tenure.domain.fencing import Fence
 from tenure.domain.states import MOVES, TERMINAL, WAITING, TaskState, check_move
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
-from tenure.wire.enums import STATES
-from tests.fix_checkpoint import entry, words
+from tenure.wire.common import STATES
 from tests.model.expected_task import NOBODY, Expected
 from tests.model.hand_written import OF_ANY_TASK, OF_ENDED_TASKS, OF_OTHER_TABLES, OF_TASKS_THAT_NOBODY_HOLDS
 from tests.model.states_world import open_world, service_role
+from tests.support.fix_checkpoint import entry, words
 
 pytestmark = pytest.mark.server
 HISTORIES = int(os.environ.get("STATE_HISTORIES", "12"))
@@ -94,12 +94,12 @@ class OneTask(RuleBasedStateMachine):
         """What the rules say of it is what the ledger does."""
         expected = self.outcome(predict)
         before = self.run(self.seen())
-        found: tuple[Any, type[TenureError] | None]
+        values: tuple[Any, type[TenureError] | None]
         try:
-            found = self.run(work), None
+            values = self.run(work), None
         except TenureError as refusal:
-            found = None, type(refusal)
-        assert found == expected
+            values = None, type(refusal)
+        assert values == expected
         after = self.run(self.seen())
         if expected[1] is not None:
             assert after == before
@@ -191,7 +191,7 @@ class OneTask(RuleBasedStateMachine):
     def cancel(self):
         fact = ledger_pb2.CancelRequest(reason="enough")
         self.check(
-            lambda: self.task.cancel(Ending(TaskState.CANCELLED, "", "", "")),
+            lambda: self.task.cancel(PendingEnding(TaskState.CANCELLED, "", "", "")),
             self.world.append(self.task.task_id, cancel_request=fact),
         )
 
@@ -199,7 +199,7 @@ class OneTask(RuleBasedStateMachine):
     def close_out(self, to):
         act = ledger_pb2.OperatorRequest.CloseOut(to_state=STATES.to_wire(to))
         self.check(
-            lambda: self.task.ask_end(Ending(to, "", "", "")),
+            lambda: self.task.ask_end(PendingEnding(to, "", "", "")),
             self.world.append(
                 self.task.task_id, operator_request=ledger_pb2.OperatorRequest(reason="so", close_out=act)
             ),
@@ -207,8 +207,8 @@ class OneTask(RuleBasedStateMachine):
 
     @rule()
     def requeue(self):
-        asked = ledger_pb2.OperatorRequest(reason="so", requeue=ledger_pb2.OperatorRequest.Requeue())
-        self.check(self.task.requeue, self.world.append(self.task.task_id, operator_request=asked))
+        request = ledger_pb2.OperatorRequest(reason="so", requeue=ledger_pb2.OperatorRequest.Requeue())
+        self.check(self.task.requeue, self.world.append(self.task.task_id, operator_request=request))
 
     @precondition(lambda self: self.task.state in WAITING or self.task.state in TERMINAL)
     @rule()
@@ -230,7 +230,7 @@ class OneTask(RuleBasedStateMachine):
 
     @rule(what=st.sampled_from(["next_retry_at", "wait_deadline_at", "deadline_at"]))
     def expire(self, what):
-        timed_out = Ending(TaskState.TIMED_OUT, "", "", "")
+        timed_out = PendingEnding(TaskState.TIMED_OUT, "", "", "")
         row, _ = self.run(self.seen())
         if row[what] is None:
             return
@@ -242,25 +242,25 @@ class OneTask(RuleBasedStateMachine):
         self.check(predict[what], self.world.expire(self.task.task_id, what))
         self.run(self.world.execute("update ledger.tasks set deadline_at = now() + interval '1 day'"))
 
-    @rule(luck=st.integers(0, 99), told=st.sampled_from([True, True, True, False]))
-    def move_by_hand(self, luck, told):
+    @rule(luck=st.integers(0, 99), expected=st.sampled_from([True, True, True, False]))
+    def move_by_hand(self, luck, expected):
         """Every other one is a move of the table."""
         others = sorted(set(TaskState) - {self.task.state})
         choice = sorted(MOVES[self.task.state]) or others if luck % 2 else others
         to = choice[luck // 2 % len(choice)]
         before, task = self.run(self.seen()), self.task
         work = self.world.move(
-            task.task_id, task.state, to, told=told, begins_attempt=task.state in TERMINAL and to not in TERMINAL
+            task.task_id, task.state, to, told=expected, begins_attempt=task.state in TERMINAL and to not in TERMINAL
         )
         try:
             self.run(work)
         except REFUSED:
             assert self.run(self.seen()) == before
-            if told:
+            if expected:
                 assert self.outcome(lambda: task.move_by_hand(to, NOBODY))[1] is not None
             return
         row, point = self.run(self.seen())
-        assert told
+        assert expected
         task.move_by_hand(to, Fence(row["epoch"], row["claim_id"]))
         self.agree(row, point)
 

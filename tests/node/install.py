@@ -28,8 +28,8 @@ NPM: Final = (
 
 def reason_of(errors: str) -> str:
     """Why the registry was not reached, as npm names it. Empty: that is not what went wrong."""
-    found = _UNREACHABLE.search(errors)
-    return found[1] if found else ""
+    match = _UNREACHABLE.search(errors)
+    return match[1] if match else ""
 
 
 def install(npm: str, *, or_skip: bool) -> int:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tenure.audit import history as seen
-from tenure.audit.verify import verify
+from checker import history as seen
+from checker.verify import verify
 from tests.unit.audit_story import Story, taken_over
 
 Change = Callable[[Story], seen.History | None]

@@ -11,9 +11,9 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tenure.audit import history as seen
-from tenure.audit.checks.budgets import raise_of
-from tenure.audit.tool_hashes import arguments_hash, outcome_hash
+from checker import history as seen
+from checker.checks.budgets import raise_of
+from checker.reading import arguments_hash, outcome_hash
 from tenure.domain import entries as facts
 from tenure.domain.budget import Budget, TokenUsage
 from tenure.domain.fold import fold
@@ -38,13 +38,13 @@ class Story:
     request_id: str = "request-1"
     entries: list[seen.LedgerEntry] = field(default_factory=list)
     grants: list[seen.Grant] = field(default_factory=list)
-    refusals: list[seen.Refusal] = field(default_factory=list)
-    calls: dict[str, seen.Call] = field(default_factory=dict)
-    effects: list[seen.Effect] = field(default_factory=list)
-    model_calls: list[seen.ModelCall] = field(default_factory=list)
+    refusals: list[seen.RefusalRecord] = field(default_factory=list)
+    calls: dict[str, seen.CallRecord] = field(default_factory=dict)
+    effects: list[seen.ObservedEffect] = field(default_factory=list)
+    model_calls: list[seen.BilledModelCall] = field(default_factory=list)
     bills: list[seen.Bill] = field(default_factory=list)
     operations: list[seen.Operation] = field(default_factory=list)
-    fence: seen.ToolFence | None = None
+    fence: seen.ToolFenceRecord | None = None
     state: TaskState = TaskState.QUEUED
     step: int = 0
     task_attempt: int = 1
@@ -81,7 +81,7 @@ class Story:
 
     def operation(self, method: seen.Method, **fields: Any) -> None:
         moment = float(len(self.operations))
-        values = {"client": CLIENT, "tenant": self.tenant, "task_id": self.task_id, "answer": seen.Answer.OK}
+        values = {"client": CLIENT, "tenant": self.tenant, "task_id": self.task_id, "answer": seen.OperationResult.OK}
         times = {"invoked_monotonic": moment, "returned_monotonic": moment + 0.5}
         self.operations.append(seen.Operation(method=method, **{**values, **times, **fields}))
 
@@ -123,7 +123,7 @@ class Story:
     def lose_attempt(self, number: int = 1) -> None:
         """The model was asked, and nobody heard the answer."""
         self.model_calls.append(
-            seen.ModelCall(
+            seen.BilledModelCall(
                 task_id=self.task_id,
                 step=self.step,
                 attempt_number=number,
@@ -145,7 +145,7 @@ class Story:
         uses = [{"type": "tool_use", "id": f"use-{self.step}-{n}", "name": t, "input": {}} for n, t in enumerate(tools)]
         content: tuple[dict[str, Any], ...] = ({"type": "text", "text": f"Step {self.step}."}, *uses)
         self.model_calls.append(
-            seen.ModelCall(
+            seen.BilledModelCall(
                 task_id=self.task_id,
                 step=self.step,
                 attempt_number=number,
@@ -170,7 +170,7 @@ class Story:
         if self.fence is None or self.fence.epoch < self.holder.epoch:
             self.raise_fence()
         outcome = Outcome(status, f"{name} is done")
-        self.calls[name] = seen.Call(
+        self.calls[name] = seen.CallRecord(
             task_id=self.task_id,
             call_id=name,
             tool=intent.tool,
@@ -188,11 +188,13 @@ class Story:
         )
         if intent.tool.startswith("append_record"):
             place = f"records.jsonl:{len(self.effects) + 1}"
-            self.effects.append(seen.Effect(task_id=self.task_id, call_id=name, epoch=self.holder.epoch, place=place))
+            self.effects.append(
+                seen.ObservedEffect(task_id=self.task_id, call_id=name, epoch=self.holder.epoch, place=place)
+            )
         return outcome
 
     def raise_fence(self, *, close: bool = False) -> None:
-        self.fence = seen.ToolFence(
+        self.fence = seen.ToolFenceRecord(
             task_id=self.task_id,
             epoch=self.holder.epoch,
             claim_id=self.holder.claim_id,
@@ -208,7 +210,7 @@ class Story:
         self.now += 1.0
         current = self.fence.epoch if guard is seen.Guard.TOOLS and self.fence else self.holder.epoch
         self.refusals.append(
-            seen.Refusal(
+            seen.RefusalRecord(
                 guard=guard,
                 task_id=self.task_id,
                 method=method,
@@ -236,11 +238,11 @@ class Story:
         self.entry(facts.OperatorRequest("once more", act), owned=False, actor="olga")
         self.move(TaskState.QUEUED, reason, owned=False)
 
-    def row(self) -> seen.TaskRow:
+    def row(self) -> seen.TaskSnapshot:
         usage = sum((bill.usage for bill in self.bills), start=TokenUsage())
         opened = [e for e in self.entries if e.epoch]
         ends = [e.body for e in self.entries if isinstance(e.body, facts.Transition)]
-        return seen.TaskRow(
+        return seen.TaskSnapshot(
             task_id=self.task_id,
             tenant=self.tenant,
             state=self.state,
@@ -255,21 +257,21 @@ class Story:
             granted=self.holder.fence if self.grants else None,
         )
 
-    def budget(self) -> seen.BudgetRow:
+    def budget(self) -> seen.BudgetSnapshot:
         point = fold(facts.Entry(e.sequence, e.step, e.body) for e in self.entries if e.body is not None)
         reserved = point.open_attempt.reserved_tokens if point.open_attempt else 0
         used = sum(bill.usage.total for bill in self.bills)
         goals = (entry.body for entry in self.entries if isinstance(entry.body, facts.Submitted))
         cap = sum(goal.spec.limits.max_tokens for goal in goals)
         cap += sum(raise_of(entry.body).tokens for entry in self.entries)
-        return seen.BudgetRow(root_task_id=self.task_id, budget=Budget(cap, used, reserved))
+        return seen.BudgetSnapshot(root_task_id=self.task_id, budget=Budget(cap, used, reserved))
 
     def streams(self) -> tuple[seen.Subscription, ...]:
         """One from the beginning to the end, one that went on in the middle."""
-        told = [seen.Delivered(e.sequence, e.body_hash, e.recorded_at - OFFSET + 0.1) for e in self.entries]
-        whole = seen.Subscription(client=CLIENT, task_id=self.task_id, delivered=tuple(told), ended=True)
+        delivereds = [seen.Delivered(e.sequence, e.body_hash, e.recorded_at - OFFSET + 0.1) for e in self.entries]
+        whole = seen.Subscription(client=CLIENT, task_id=self.task_id, delivered=tuple(delivereds), ended=True)
         rest = seen.Subscription(
-            client="client-2", task_id=self.task_id, after_sequence=3, delivered=tuple(told[3:]), ended=True
+            client="client-2", task_id=self.task_id, after_sequence=3, delivered=tuple(delivereds[3:]), ended=True
         )
         return (whole, rest)
 
@@ -385,13 +387,13 @@ def cancelled_again() -> Story:
     """Requeued after a cancel; the next attempt is cancelled as well, and again after a close-out that came between."""
     story = cancelled()
     story.requeue()
-    out = facts.CloseOut(TaskState.FAILED)
-    for asked in (
+    out = facts.OperatorCloseOut(TaskState.FAILED)
+    for request in (
         facts.CancelRequest("enough again"),
         facts.OperatorRequest("as failed", out),
         facts.CancelRequest("as cancelled"),
     ):
-        story.entry(asked, owned=False, actor=CLIENT)
+        story.entry(request, owned=False, actor=CLIENT)
     story.operation(seen.Method.CANCEL)
     story.move(TaskState.CANCELLED, Reason.CANCEL_REQUESTED, owned=False)
     return story

@@ -6,9 +6,9 @@ import itertools
 import json
 from typing import Any
 
-from tenure.domain.epochs import compose_epoch
+from tenure.domain.fencing import compose_epoch
 from tenure.v1 import ledger_pb2, live_pb2, task_pb2, tool_pb2
-from tenure.wire.times import duration
+from tenure.wire.common import duration
 
 FIRST, SECOND = compose_epoch(1, 42), compose_epoch(1, 97)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.domain.addresses import EVERYWHERE, Networks
+from tenure.domain.outbound import EVERYWHERE, Networks
 
 
 @pytest.mark.parametrize(

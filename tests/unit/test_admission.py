@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tenure.domain.admission import CommitVerdict, FenceRow, OpenVerdict, decide_commit, decide_open
-from tenure.domain.epochs import Fence
 from tenure.domain.errors import SequenceConflict, StaleEpoch, WrongState
+from tenure.domain.fencing import Fence
 from tenure.domain.states import TERMINAL, TaskState
 
 NONE, OLD, NEW = Fence(0, ""), Fence(7, "old"), Fence(9, "new")

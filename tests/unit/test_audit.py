@@ -10,13 +10,25 @@ from pathlib import Path
 
 import pytest
 
-from tenure.audit import checks
-from tenure.audit.coverage import SOMETIMES, Coverage, failpoints
-from tenure.audit.files import read_effects, read_model_calls
-from tenure.audit.history import Call, History, LedgerEntry
-from tenure.audit.invariants import INVARIANTS
-from tenure.audit.task_history import FLAGS, SOURCES, collected_in, split
-from tenure.audit.verify import MOST_OF_A_CHECK, Examination, examine, verify
+from checker import checks
+from checker.check import INVARIANTS
+from checker.collect import read_effects, read_model_calls
+from checker.coverage import SOMETIMES, Coverage, failpoints
+from checker.history import (
+    FLAGS,
+    SOURCES,
+    CallRecord,
+    History,
+    LedgerEntry,
+    collected_in,
+    split,
+)
+from checker.verify import (
+    MOST_OF_A_CHECK,
+    Examination,
+    examine,
+    verify,
+)
 from tenure.domain.budget import TokenUsage
 from tenure.domain.tools import CallState
 from tests.unit.audit_faults import joined
@@ -30,7 +42,9 @@ def test_every_invariant_is_checked_or_says_who_answers_for_it() -> None:
 
 
 def test_every_module_of_checks_is_run() -> None:
-    modules = [import_module(f"{checks.__name__}.{found.name}") for found in pkgutil.iter_modules(checks.__path__)]
+    modules = [
+        import_module(f"{checks.__name__}.{violation.name}") for violation in pkgutil.iter_modules(checks.__path__)
+    ]
     assert {check for module in modules for check in module.CHECKS} == set(checks.CHECKS)
     assert len({(check.invariant, check.says) for check in checks.CHECKS}) == len(checks.CHECKS)
 
@@ -66,9 +80,9 @@ def test_a_check_tells_a_bounded_number_of_one_task() -> None:
     entries = tuple(
         LedgerEntry(task_id=TASK, sequence=2 * number, body=story.entries[1].body) for number in range(1, 100)
     )
-    found = [each.message for each in verify(History(entries=entries)) if each.invariant == "I7"]
-    assert len(found) == MOST_OF_A_CHECK + 1
-    assert found[-1] == f"… and {100 - MOST_OF_A_CHECK} more like these"
+    results = [each.message for each in verify(History(entries=entries)) if each.invariant == "I7"]
+    assert len(results) == MOST_OF_A_CHECK + 1
+    assert results[-1] == f"… and {100 - MOST_OF_A_CHECK} more like these"
 
 
 def test_task_by_task_comes_to_the_same_as_all_at_once() -> None:
@@ -119,7 +133,7 @@ def test_coverage_counts_only_what_is_in_its_list() -> None:
     assert coverage.missing(["call in doubt", "call run again", "call not run", "stream resumed"]) == []
 
 
-def _call(history: History) -> Call:
+def _call(history: History) -> CallRecord:
     assert history.calls
     return history.calls[0]
 

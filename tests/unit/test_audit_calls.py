@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tenure.audit import history as seen
-from tenure.audit.tool_hashes import outcome_hash
+from checker import history as seen
+from checker.reading import outcome_hash
 from tenure.domain import entries as facts
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import AgentSpec

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tenure.audit import history as seen
-from tenure.audit.verify import verify
+from checker import history as seen
+from checker.verify import verify
 from tenure.domain import entries as facts
-from tenure.domain.epochs import Fence
+from tenure.domain.fencing import Fence
 from tenure.domain.states import TaskState
 from tests.unit.audit_faults import PARAMETERS, Change, check_fault, fault, joined, record
 from tests.unit.audit_story import CLIENT, OFFSET, Story, cancelled, taken_over
@@ -193,9 +193,9 @@ FAULTS = [
 
 
 def test_a_gap_that_the_server_told_of_is_none() -> None:
-    told = stream(lambda events: (*events[:3], replace(events[7], resync=True), *events[8:]))(taken_over())
-    assert told is not None
-    assert verify(told) == []
+    response = stream(lambda events: (*events[:3], replace(events[7], resync=True), *events[8:]))(taken_over())
+    assert response is not None
+    assert verify(response) == []
 
 
 @pytest.mark.parametrize(PARAMETERS, FAULTS)

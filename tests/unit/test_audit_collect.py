@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from tenure.audit.collect import collect_each, collect_task
-from tenure.audit.tool_hashes import arguments_hash, outcome_hash
-from tenure.audit.verify import verify
+from checker.collect import collect_each, collect_task
+from checker.reading import arguments_hash, outcome_hash
+from checker.verify import verify
 from tenure.domain.errors import NotFound
 from tenure.domain.task import Limits
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
-from tenure.wire.tools import outcome_to_wire
+from tenure.wire.tool import outcome_to_wire
 
 TASK = "018f0000-0000-7000-8000-000000000001"
 DONE = Outcome(OutcomeStatus.SUCCEEDED, "done")
@@ -116,7 +116,7 @@ class Pruning(Moving):
 async def test_a_task_that_is_pruned_meanwhile_is_left_out_unless_it_was_named() -> None:
     records = [record("1.0", tool_pb2.CALL_STATE_FINISHED)]
     gone, client = TASK.replace("1", "2"), Pruning(*[records] * 4)
-    found = [each async for each in collect_each(client, [gone, TASK], skip_pruned=True)]  # type: ignore[arg-type]
-    assert [each.tasks[0].task_id for each in found if each.tasks] == [TASK]
+    results = [each async for each in collect_each(client, [gone, TASK], skip_pruned=True)]  # type: ignore[arg-type]
+    assert [each.tasks[0].task_id for each in results if each.tasks] == [TASK]
     with pytest.raises(NotFound):
         [each async for each in collect_each(client, [gone])]  # type: ignore[arg-type]  # it has what is asked

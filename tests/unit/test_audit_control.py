@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tenure.audit.verify import examine
+from checker.verify import examine
 from tenure.domain import entries as facts
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import ControlWork, TaskSpec
@@ -27,7 +27,7 @@ def ended(*steps: tuple[int, str], owned: bool = True) -> Story:
 
 
 def broken(story: Story) -> set[str]:
-    return {found.invariant for found in examine(ledgers(story)).violations}
+    return {violation.invariant for violation in examine(ledgers(story)).violations}
 
 
 def test_a_function_with_its_steps_breaks_no_rule() -> None:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from tenure.audit import history as seen
+from checker import history as seen
 from tenure.domain import entries as facts
-from tenure.domain.epochs import Fence, compose_epoch
+from tenure.domain.fencing import Fence, compose_epoch
 from tenure.domain.states import Reason, TaskState
 from tests.unit.audit_faults import PARAMETERS, check_fault, entry, fault, first, record, renumber
 from tests.unit.audit_story import Story, hash_of
@@ -27,8 +27,8 @@ def a_number_comes_again(story: Story) -> seen.History:
     again = replace(story.grants[0], claim_id="of-another-life", life=1)
     story.grants.append(again)
     history = story.history()
-    told = seen.GenerationChange(revision=1, generation=1, life=1)
-    return replace(history, generations=(*(history.generations or ()), told))
+    generation_change = seen.GenerationChange(revision=1, generation=1, life=1)
+    return replace(history, generations=(*(history.generations or ()), generation_change))
 
 
 def a_claim_of_an_older_generation(story: Story) -> seen.History:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tenure.audit.history import History, LedgerEntry
-from tenure.audit.verify import examine
+from checker.history import History, LedgerEntry
+from checker.verify import examine
 from tenure.domain import entries as facts
 from tenure.domain.states import Reason, TaskState
 from tests.unit.audit_story import TASK, Story, hash_of, taken_over
@@ -59,7 +59,7 @@ def ledgers(*stories: Story) -> History:
 
 
 def violations(*stories: Story) -> list[tuple[str, str]]:
-    return [(found.invariant, found.task_id) for found in examine(ledgers(*stories)).violations]
+    return [(violation.invariant, violation.task_id) for violation in examine(ledgers(*stories)).violations]
 
 
 def copied_entry(story: Story, kind: type) -> int:
@@ -92,8 +92,8 @@ def test_a_copied_entry_with_a_claim_is_found() -> None:
 def test_a_copy_that_does_not_end_where_the_fork_begins_is_found() -> None:
     other = taken_over()
     fork = fork_of(other)
-    told: Any = fork.entries[1].body
-    bend(fork, 1, body=replace(told, copied_entries=told.copied_entries - 1))
+    body: Any = fork.entries[1].body
+    bend(fork, 1, body=replace(body, copied_entries=body.copied_entries - 1))
     assert ("I36", FORK) in violations(other, fork)
 
 

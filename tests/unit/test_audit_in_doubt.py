@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tenure.audit import history as seen
-from tenure.audit.tool_hashes import outcome_hash
-from tenure.audit.verify import examine
+from checker import history as seen
+from checker.reading import outcome_hash
+from checker.verify import examine
 from tenure.domain import entries as facts
 from tenure.domain.in_doubt import ABANDONED, Abandon, CallInDoubt, Decision, DidNotHappen, Happened, ResolveCall
 from tenure.domain.states import Reason, TaskState
@@ -98,7 +98,9 @@ def run_again() -> Story:
     story = doubted()
     say(story, DidNotHappen(runner_is_gone=True))
     epoch = story.holder.epoch
-    story.effects.append(seen.Effect(task_id=story.task_id, call_id="1.0", epoch=epoch, place="records.jsonl:2"))
+    story.effects.append(
+        seen.ObservedEffect(task_id=story.task_id, call_id="1.0", epoch=epoch, place="records.jsonl:2")
+    )
     return go_on(story, Outcome(OutcomeStatus.SUCCEEDED, "done", call_attempt=2))
 
 
@@ -140,9 +142,9 @@ def decided_on_since(story: Story) -> None:
 
 def same_attempt(story: Story) -> None:
     index = first(story, facts.ToolOutcome)
-    told: Any = story.entries[index].body
+    body: Any = story.entries[index].body
     story.entries[index] = replace(
-        story.entries[index], body=replace(told, outcome=replace(told.outcome, call_attempt=1))
+        story.entries[index], body=replace(body, outcome=replace(body.outcome, call_attempt=1))
     )
 
 
@@ -172,9 +174,9 @@ def outcome(**changes: Any):
     """The ledger tells the outcome otherwise."""
 
     def change(story: Story) -> None:
-        told = story.entries[first(story, facts.ToolOutcome)].body
-        assert isinstance(told, facts.ToolOutcome)
-        body(facts.ToolOutcome, outcome=replace(told.outcome, **changes))(story)
+        body_value = story.entries[first(story, facts.ToolOutcome)].body
+        assert isinstance(body_value, facts.ToolOutcome)
+        body(facts.ToolOutcome, outcome=replace(body_value.outcome, **changes))(story)
 
     return change
 

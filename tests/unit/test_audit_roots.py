@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from tenure.audit import history as seen
-from tenure.audit.task_history import collected_in, split
-from tenure.audit.verify import Examination, Violation, verify
+from checker import history as seen
+from checker.history import collected_in, split
+from checker.verify import Examination, Violation, verify
 from tenure.domain import entries as facts
-from tenure.domain.budget import Budget, TokenUsage
-from tenure.domain.money import Prices, Rates
+from tenure.domain.budget import Budget, Prices, Rates, TokenUsage
 from tests.unit.audit_story import ANSWER_USAGE, LOST_USAGE, Story
 
 SET_ASIDE, USED = 150, ANSWER_USAGE.total
@@ -31,11 +30,11 @@ class Family:
             self.tell(who, "submit")
             self.tell(who, "claim")
 
-    def tell(self, who: int, what: str, *told: Any, **more: Any) -> None:
+    def tell(self, who: int, what: str, *arguments: Any, **more: Any) -> None:
         """The next that happens: later than all before, whoever it happens to."""
         member = self.members[who]
         member.now = self.now
-        getattr(member, what)(*told, **more)
+        getattr(member, what)(*arguments, **more)
         self.now = member.now
 
     def ask(self, *who: int) -> None:
@@ -57,12 +56,12 @@ class Family:
                 tasks=(self._row(member),),
                 entries=tuple(map(self._with_its_cap, member.entries)),
                 bills=tuple(replace(bill, root_task_id=root_id) for bill in member.bills),
-                budgets=(seen.BudgetRow(root_task_id=root_id, budget=budget),),
+                budgets=(seen.BudgetSnapshot(root_task_id=root_id, budget=budget),),
             )
             for member in self.members
         ]
 
-    def _row(self, member: Story) -> seen.TaskRow:
+    def _row(self, member: Story) -> seen.TaskSnapshot:
         cost = sum(bill.nano_usd for bill in member.bills)
         return replace(member.row(), root_task_id=self.members[ROOT].task_id, used_nano_usd=cost)
 
@@ -74,11 +73,11 @@ class Family:
         return replace(entry, body=replace(entry.body, spec=replace(spec, limits=limits)))
 
 
-def told(family: Family, **row: int) -> list[str]:
+def violation_texts(family: Family, **row: int) -> list[str]:
     """What the checker says of budgets."""
-    found = violations(family, **row)
-    assert {each.invariant for each in found} <= {"I17"}
-    return [each.message for each in found]
+    result = violations(family, **row)
+    assert {each.invariant for each in result} <= {"I17"}
+    return [each.message for each in result]
 
 
 def invariants(family: Family, **row: int) -> set[str]:
@@ -95,9 +94,9 @@ def violations(family: Family, **row: int) -> list[Violation]:
     for part in parts:
         for task in split(part):
             examination.add(task)
-    found = verify(whole)
-    assert list(examination.report().violations) == found
-    return found
+    result = verify(whole)
+    assert list(examination.report().violations) == result
+    return result
 
 
 def all_at_once(cap: int) -> Family:
@@ -108,11 +107,11 @@ def all_at_once(cap: int) -> Family:
 
 
 def test_what_is_set_aside_at_once_fits_under_the_cap() -> None:
-    assert told(all_at_once(3 * SET_ASIDE)) == []
+    assert violation_texts(all_at_once(3 * SET_ASIDE)) == []
 
 
 def test_a_moment_beyond_the_cap_is_noticed_though_all_was_used_within_it() -> None:
-    [message] = told(all_at_once(3 * SET_ASIDE - 1))
+    [message] = violation_texts(all_at_once(3 * SET_ASIDE - 1))
     assert f"the budget had 0 used and {3 * SET_ASIDE} set aside of {3 * SET_ASIDE - 1}" in message
 
 
@@ -130,7 +129,7 @@ def test_what_one_has_settled_is_free_for_another() -> None:
     for who in (ROOT, FIRST, SECOND):
         family.ask(who)
         family.answer(who)
-    assert told(family) == []
+    assert violation_texts(family) == []
 
 
 def test_a_bill_beyond_what_was_set_aside_may_pass_the_cap() -> None:
@@ -141,7 +140,7 @@ def test_a_bill_beyond_what_was_set_aside_may_pass_the_cap() -> None:
     family.tell(FIRST, "entry", facts.ModelFailure(1, "SERVER_ERROR", "", True, usage=usage))
     for who in (ROOT, FIRST, SECOND):
         family.tell(who, "end")
-    assert told(family) == []
+    assert violation_texts(family) == []
 
 
 def test_another_call_after_such_a_bill_is_noticed() -> None:
@@ -154,7 +153,7 @@ def test_another_call_after_such_a_bill_is_noticed() -> None:
     family.answer(FIRST)
     for who in (ROOT, SECOND):
         family.tell(who, "end")
-    assert any("5 of that were beyond what was set aside" in message for message in told(family))
+    assert any("5 of that were beyond what was set aside" in message for message in violation_texts(family))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +165,7 @@ def test_another_call_after_such_a_bill_is_noticed() -> None:
     ],
 )
 def test_a_row_that_is_not_what_the_entries_of_all_come_to_is_noticed(row: dict[str, int], says: str) -> None:
-    [message] = told(all_at_once(3 * SET_ASIDE), **row)
+    [message] = violation_texts(all_at_once(3 * SET_ASIDE), **row)
     assert says in message
 
 
@@ -176,7 +175,7 @@ def test_what_is_not_known_of_a_task_that_goes_on_is_no_violation() -> None:
     family.ask(FIRST)
     family.ask(ROOT, SECOND)
     family.answer(ROOT, SECOND)
-    assert told(family, used_tokens=2 * USED + 10) == []
+    assert violation_texts(family, used_tokens=2 * USED + 10) == []
 
 
 PRICES = Prices.flat(Rates(2 * 10**9, 10 * 10**9, 3 * 10**9, 10**8))
@@ -198,7 +197,7 @@ def priced(family: Family) -> Family:
 def money(family: Family, nano_usd: int, **row: int) -> list[str]:
     """What the checker says of a tree that has a cap in money."""
     family.max_nano_usd = nano_usd
-    return told(family, **{"max_nano_usd": nano_usd, "used_nano_usd": 3 * USED_NANO_USD, **row})
+    return violation_texts(family, **{"max_nano_usd": nano_usd, "used_nano_usd": 3 * USED_NANO_USD, **row})
 
 
 def test_money_set_aside_at_once_fits_under_its_cap() -> None:
@@ -232,5 +231,5 @@ def test_what_a_lost_calls_worker_says_later_is_on_the_bill_and_in_the_budget_an
     [bill] = family.members[FIRST].bills
     later = TokenUsage(estimate.input_tokens, estimate.output_tokens + 30)
     family.members[FIRST].bills = [replace(bill, usage=later, estimate=estimate)]
-    assert told(family) == []
-    assert told(family, used_tokens=3 * estimate.total) != []
+    assert violation_texts(family) == []
+    assert violation_texts(family, used_tokens=3 * estimate.total) != []

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from tenure.audit import history as seen
-from tenure.audit.verify import Violation, verify
+from checker import history as seen
+from checker.verify import Violation, verify
 from tenure.domain import entries as facts
 from tenure.domain.budget import Budget, TokenUsage
-from tenure.domain.spawned import SpawnedBy, SubAgentsSpawned
+from tenure.domain.entries import SpawnedBy, SubAgentsSpawned
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.sub_agents import SPAWN_SUB_AGENTS, sub_agent_id
 from tenure.domain.task import Limits, TaskSpec
@@ -53,10 +53,10 @@ class Tree:
         self.tell(child, "move", TaskState.QUEUED, Reason.SPAWNED, owned=False)
         self.tell(child, "claim")
 
-    def tell(self, story: Story, what: str, *told: Any, **more: Any) -> None:
+    def tell(self, story: Story, what: str, *arguments: Any, **more: Any) -> None:
         """The next that happens: later than all before, whoever it happens to."""
         story.now = self.now
-        getattr(story, what)(*told, **more)
+        getattr(story, what)(*arguments, **more)
         self.now = story.now
 
     def leave(self) -> None:
@@ -95,7 +95,7 @@ class Tree:
         return seen.History(
             tasks=tuple(replace(story.row(), root_task_id=TASK) for story in stories),
             entries=tuple(entry for story in stories for entry in story.entries),
-            budgets=(seen.BudgetRow(root_task_id=TASK, budget=Budget(CAP, used, 0)),),
+            budgets=(seen.BudgetSnapshot(root_task_id=TASK, budget=Budget(CAP, used, 0)),),
             bills=tuple(bills),
             settled=settled,
         )
@@ -182,17 +182,17 @@ def woken_early(tree: Tree) -> None:
 def test_a_spoiled_tree_is_told(spoil: Callable[[Tree], None], invariant: str, says: str) -> None:
     tree = ended()
     spoil(tree)
-    told = violations(tree, settled=False)
-    found = [violation.message for violation in told if violation.invariant == invariant]
-    assert any(says in message for message in found), "\n".join(map(str, told))
-    assert {violation.invariant for violation in told} == {invariant}, "\n".join(map(str, told))
+    response = violations(tree, settled=False)
+    results = [violation.message for violation in response if violation.invariant == invariant]
+    assert any(says in message for message in results), "\n".join(map(str, response))
+    assert {violation.invariant for violation in response} == {invariant}, "\n".join(map(str, response))
 
 
 def test_a_root_that_waits_though_all_have_ended_is_told() -> None:
     tree = waiting()
     tree.finish(1)
-    [told] = [violation for violation in violations(tree) if violation.invariant == "I39"]
-    assert (told.task_id, "still waits for call 1.0" in told.message) == (TASK, True)
+    [entry] = [violation for violation in violations(tree) if violation.invariant == "I39"]
+    assert (entry.task_id, "still waits for call 1.0" in entry.message) == (TASK, True)
 
 
 def left_behind(*, task_attempt: int = 1) -> list[str]:
@@ -201,7 +201,11 @@ def left_behind(*, task_attempt: int = 1) -> list[str]:
     tree.wake()
     tree.end()
     tree.children[1].task_attempt = task_attempt
-    return [told.task_id for told in violations(tree) if told.invariant == "I39" and "lives on" in told.message]
+    return [
+        expected.task_id
+        for expected in violations(tree)
+        if expected.invariant == "I39" and "lives on" in expected.message
+    ]
 
 
 def test_a_sub_agent_that_is_left_behind_is_told() -> None:
@@ -222,4 +226,4 @@ def test_of_a_root_whose_sub_agents_were_not_collected_nothing_is_wrong() -> Non
     }
     assert verify(replace(whole, **alone)) == []
     unborn = [entry for entry in alone["entries"] if not isinstance(entry.body, SubAgentsSpawned)]
-    assert {told.invariant for told in verify(replace(whole, **{**alone, "entries": tuple(unborn)}))} >= {"I17"}
+    assert {expected.invariant for expected in verify(replace(whole, **{**alone, "entries": tuple(unborn)}))} >= {"I17"}

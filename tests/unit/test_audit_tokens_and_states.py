@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tenure.audit import history as seen
+from checker import history as seen
 from tenure.domain import entries as facts
 from tenure.domain.budget import Budget, TokenUsage
 from tenure.domain.states import TaskState

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tenure.audit.tool_hashes import arguments_hash
-from tenure.audit.verify import examine
+from checker.reading import arguments_hash
+from checker.verify import examine
 from tenure.domain import entries as facts
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.tools import Outcome, OutcomeStatus
@@ -40,7 +40,7 @@ def resume(story: Story) -> None:
     story.claim("worker-2")
 
 
-def asked() -> Story:
+def story_of_a_question() -> Story:
     """A person is asked and answers, with tokens besides; another worker ends the task."""
     story = Story()
     story.submit()
@@ -77,7 +77,7 @@ def allowed() -> Story:
     return story
 
 
-@pytest.mark.parametrize("story", [asked, allowed])
+@pytest.mark.parametrize("story", [story_of_a_question, allowed])
 def test_a_task_that_waited_passes_every_check(story) -> None:
     report = examine(story().history())
     assert (report.violations, report.not_run) == ((), ())
@@ -125,12 +125,16 @@ def executed(story: Story) -> None:
 @pytest.mark.parametrize(
     PARAMETERS,
     [
-        fault("I37", "a second answer", answered_twice, "answers w7 again", asked),
-        fault("I37", "an answer after the wait", answered_late, "does not wait for", asked),
+        fault("I37", "a second answer", answered_twice, "answers w7 again", story_of_a_question),
+        fault("I37", "an answer after the wait", answered_late, "does not wait for", story_of_a_question),
         fault("I37", "a call before its leave", before_leave, "was made before", allowed),
         fault("I13 I37", "a call without leave", without_leave, "nobody gave leave", allowed),
         fault(
-            "I5 I15", "a call settled that nobody waits for", body(facts.Transition, 2, wait=OTHER), "only an", asked
+            "I5 I15",
+            "a call settled that nobody waits for",
+            body(facts.Transition, 2, wait=OTHER),
+            "only an",
+            story_of_a_question,
         ),
     ],
 )
@@ -139,6 +143,6 @@ def test_a_spoiled_wait_is_told(story, change, invariants, says, seen_by_clients
 
 
 def test_a_call_that_waited_and_was_executed_is_told() -> None:
-    story = asked()
+    story = story_of_a_question()
     executed(story)
     assert any("was handed to the tools" in each.message for each in examine(story.history()).violations)

@@ -9,7 +9,7 @@ import pytest
 
 from tenure.domain.errors import LimitReached, NotFound, Unavailable
 from tenure.runtime.batching import Batcher, BatchLimits
-from tenure.runtime.status import OUTCOME_UNKNOWN
+from tenure.runtime.rpc_status import OUTCOME_UNKNOWN
 
 
 class Store:

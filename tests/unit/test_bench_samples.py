@@ -22,9 +22,9 @@ def test_the_99th_of_few_samples_is_the_worst_of_them():
 
 @given(numbers, st.floats(min_value=0, max_value=1))
 def test_at_least_the_share_of_all_is_not_above_the_percentile(values, share):
-    found = percentile(values, share)
-    assert found in values
-    assert sum(value <= found for value in values) >= share * len(values)
+    result = percentile(values, share)
+    assert result in values
+    assert sum(value <= result for value in values) >= share * len(values)
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])

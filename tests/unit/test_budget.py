@@ -12,12 +12,15 @@ from tenure.domain.budget import (
     Budget,
     Denied,
     Granted,
+    Prices,
+    Rates,
     ReserveRequest,
+    Tier,
     TokenUsage,
+    cost,
     decide_reserve,
     due_warnings,
 )
-from tenure.domain.money import Prices, Rates, Tier, cost
 from tenure.domain.states import TaskState
 
 REQUEST = ReserveRequest(
@@ -123,10 +126,10 @@ def test_neither_tokens_nor_money_ever_pass_a_cap_of_the_root_or_of_a_task(
     open_calls: dict[int, tuple[int, Granted]] = {}
     for task, input_tokens, output_tokens, percents, settles in calls:
         if task not in open_calls:
-            asked = replace(REQUEST, input_tokens=input_tokens, max_output_tokens=output_tokens + 10)
-            granted = decide_reserve((root, own[task]), asked, prices, 10)
+            wanted = replace(REQUEST, input_tokens=input_tokens, max_output_tokens=output_tokens + 10)
+            granted = decide_reserve((root, own[task]), wanted, prices, 10)
             if isinstance(granted, Granted):
-                assert REQUEST.min_output_tokens <= granted.max_output_tokens <= asked.max_output_tokens
+                assert REQUEST.min_output_tokens <= granted.max_output_tokens <= wanted.max_output_tokens
                 open_calls[task] = (input_tokens, granted)
                 root = set_aside(root, granted.reserved_tokens, granted.reserved_nano_usd)
         if settles and task in open_calls:

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from services.checkpoint.change_cursor import Cursor
-from services.gateway.task_changes import TasksWatch
+from services.checkpoint.watch.change_feed import ChangeCursor
+from services.gateway.task_changes import WatchTasksStream
 from tenure.domain.errors import InvalidRequest, OutOfRange, Unavailable
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 BEAT_SECONDS = 0.05
 
@@ -34,10 +34,10 @@ class ScriptedLedger:
 
     def __init__(self, *streams: list[Any]) -> None:
         self.streams = list(streams)
-        self.asked: list[str] = []
+        self.cursors_requested: list[str] = []
 
     async def WatchChanges(self, request: ledger.WatchChangesRequest) -> AsyncIterator[ledger.WatchChangesResponse]:
-        self.asked.append(request.after_cursor)
+        self.cursors_requested.append(request.after_cursor)
         for one in self.streams.pop(0):
             if isinstance(one, Exception):
                 raise one
@@ -51,17 +51,17 @@ async def events(
     """The first `count`, as (kind, cursor)."""
     peers: Any = SimpleNamespace(checkpoint=script)
     request = api.WatchTasksRequest(after_cursor=cursor)
-    found: list[Any] = []
+    values: list[Any] = []
     async with (
         asyncio.timeout(PATIENCE_SECONDS),
-        TasksWatch(peers, request, stopping or asyncio.Event()) as watch,
-        aclosing(watch.events(BEAT_SECONDS)) as told,
+        WatchTasksStream(peers, request, stopping or asyncio.Event()) as watch,
+        aclosing(watch.events(BEAT_SECONDS)) as response,
     ):
-        async for event in told:
-            found.append((event.WhichOneof("event"), event.cursor))
-            if len(found) == count:
-                return found
-    return found
+        async for event in response:
+            values.append((event.WhichOneof("event"), event.cursor))
+            if len(values) == count:
+                return values
+    return values
 
 
 async def test_the_first_event_is_a_heartbeat_with_the_cursor_to_list_after() -> None:
@@ -78,9 +78,9 @@ async def test_a_broken_stream_goes_on_behind_what_was_taken_over() -> None:
     script = ScriptedLedger(
         [answer("begin"), answer("first", 1), Unavailable("gone")], [answer("first"), answer("second", 2)]
     )
-    found = await events(script, 40)
-    assert [one for one in found if one[0] == "change"] == [("change", "after 1"), ("change", "after 2")]
-    assert script.asked == ["", "first"]
+    result = await events(script, 40)
+    assert [one for one in result if one[0] == "change"] == [("change", "after 1"), ("change", "after 2")]
+    assert script.cursors_requested == ["", "first"]
 
 
 async def test_a_ledger_that_never_answers_is_told_to_who_begins() -> None:
@@ -103,12 +103,12 @@ async def test_a_draining_gateway_ends_the_stream() -> None:
 
 
 def test_a_cursor_is_read_as_it_was_written() -> None:
-    cursor = Cursor("8b077652-1111-4111-8111-111111111111", 2**60, 7)
-    assert Cursor.decoded(cursor.encoded()) == cursor
+    cursor = ChangeCursor("8b077652-1111-4111-8111-111111111111", 2**60, 7)
+    assert ChangeCursor.decoded(cursor.encoded()) == cursor
     assert len(cursor.encoded()) <= 200
 
 
 @pytest.mark.parametrize("text", ["", "x", "MSBhIGI", "MiBhIDEgMQ", "MSBhIC0xIDE", "é"])
 def test_what_is_no_cursor_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest):
-        Cursor.decoded(text)
+        ChangeCursor.decoded(text)

@@ -8,15 +8,20 @@ from typing import Any
 import httpcore2
 import pytest
 
-from tenure.domain.addresses import Networks
-from tenure.runtime import checked_network
-from tenure.runtime.checked_network import AddressRefused, CheckedBackend, Unresolved, _share_seconds
-from tests.dialling import Dialler, answering
-from tests.patience import PATIENCE_SECONDS
+from tenure.domain.outbound import Networks
+from tenure.runtime import outbound_http
+from tenure.runtime.outbound_http import (
+    AddressRefused,
+    CheckedNetworkBackend,
+    Unresolved,
+    _share_seconds,
+)
+from tests.support.dialling import Dialler, answering
+from tests.support.patience import PATIENCE_SECONDS
 
 
 def backend(dialler, answers, allowed=()):
-    return CheckedBackend(Networks(allowed), "tests", resolve=answering(answers), dialer=dialler)
+    return CheckedNetworkBackend(Networks(allowed), "tests", resolve=answering(answers), dialer=dialler)
 
 
 async def test_a_name_is_resolved_once_and_its_judged_address_is_dialled():
@@ -60,7 +65,7 @@ async def test_a_name_without_address_and_sockets_of_the_machine_lead_nowhere():
 
 async def test_the_machines_resolver_is_asked_for_real_names():
     """A number of the old kind is a name to us, and the machine's resolver leads it to the loopback."""
-    checked = CheckedBackend(Networks(), "tests", dialer=Dialler())
+    checked = CheckedNetworkBackend(Networks(), "tests", dialer=Dialler())
     with pytest.raises(AddressRefused, match=r"127\.0\.0\.1"):
         await checked.connect_tcp("2130706433", 80)
     with pytest.raises(Unresolved):
@@ -82,7 +87,7 @@ class Silent(Dialler):
 
 
 async def test_an_address_where_nobody_answers_leaves_the_others_their_time(monkeypatch):
-    monkeypatch.setattr(checked_network, "ADDRESS_SECONDS", 0.1)
+    monkeypatch.setattr(outbound_http, "ADDRESS_SECONDS", 0.1)
     dialler = Silent()
     async with asyncio.timeout(PATIENCE_SECONDS):
         await backend(dialler, [["2606:4700::1", "93.184.216.34"]]).connect_tcp("a.example", 80)
@@ -93,7 +98,7 @@ async def test_the_time_for_a_connection_is_for_all_of_it():
     async def never(_host: str, _port: int) -> Any:
         await asyncio.Event().wait()
 
-    checked = CheckedBackend(Networks(), "tests", resolve=never)
+    checked = CheckedNetworkBackend(Networks(), "tests", resolve=never)
     async with asyncio.timeout(PATIENCE_SECONDS):
         with pytest.raises(httpcore2.ConnectTimeout):
             await checked.connect_tcp("a.example", 80, 0.1)

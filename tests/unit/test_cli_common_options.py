@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from tenure.cli.context import Context, pass_context
-from tenure.cli.facts import describe
+from tenure.cli.entry_lines import describe
+from tenure.cli.formatting import budget_text
 from tenure.cli.main import add_common_options, cli
-from tenure.cli.words import budget_text
-from tenure.domain.money import money_text
+from tenure.domain.budget import money_text
 from tenure.v1 import ledger_pb2, task_pb2
 
 

@@ -9,15 +9,14 @@ import click
 import pytest
 from rich.console import Console
 
-from tenure.cli.doubts_shown import doubts_text, show_doubt
-from tenure.cli.facts import describe
-from tenure.cli.tools import _attempt, _decision, _doubted_attempt
+from tenure.cli.entry_lines import describe
+from tenure.cli.tools import _attempt, _decision, _doubted_attempt, in_doubt_text, show_call_in_doubt
 from tenure.client import Client
 from tenure.domain.errors import NotFound
 from tenure.domain.in_doubt import Abandon, DidNotHappen, Happened
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
-from tenure.wire.in_doubt import decision_to_wire
+from tenure.wire.tool import decision_to_wire
 
 TASK_ID = "01a203af-0c62-7000-8000-000000000000"
 WAITING_USER = task_pb2.TASK_STATE_WAITING_USER
@@ -26,7 +25,7 @@ WAITING_USER = task_pb2.TASK_STATE_WAITING_USER
 def shown(
     *, resolvable: bool = True, state: task_pb2.TaskState.ValueType = WAITING_USER, width: int = 200, **call: object
 ) -> str:
-    told: dict[str, object] = {
+    values: dict[str, object] = {
         "task_id": TASK_ID,
         "call_id": "2.1",
         "tool": "pay",
@@ -38,12 +37,12 @@ def shown(
     reason = "TOOL_IN_DOUBT" if resolvable else "CALL_RESOLVED"
     console = Console(file=io.StringIO(), width=width)
     listed = admin.AdminServiceListInDoubtCallsResponse.Listed(
-        call=tool_pb2.InDoubtCall(**{**told, **call}),  # type: ignore[arg-type]  # any of its fields
+        call=tool_pb2.InDoubtCall(**{**values, **call}),  # type: ignore[arg-type]  # any of its fields
         task_state=state,
         task_reason=reason if state else "",
         resolvable=resolvable,
     )
-    show_doubt(console, listed)
+    show_call_in_doubt(console, listed)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -98,8 +97,8 @@ def test_what_a_tool_says_moves_no_cursor_and_forges_no_colour() -> None:
 def test_a_task_that_waits_points_to_its_calls() -> None:
     calls = [tool_pb2.CallInDoubt(call_id="2.1", call_attempt=1)]
     waiting = task_pb2.Task(task_id=TASK_ID, state=WAITING_USER, reason="TOOL_IN_DOUBT", calls_in_doubt=calls)
-    assert doubts_text(waiting) == "2.1: tenure tools in-doubt --task 01a203af-0c62"
-    assert not doubts_text(task_pb2.Task(task_id=TASK_ID, state=WAITING_USER, reason="APPROVAL_REQUESTED"))
+    assert in_doubt_text(waiting) == "2.1: tenure tools in-doubt --task 01a203af-0c62"
+    assert not in_doubt_text(task_pb2.Task(task_id=TASK_ID, state=WAITING_USER, reason="APPROVAL_REQUESTED"))
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,15 @@ import grpc
 import pytest
 from click.testing import CliRunner
 
-from tenure.cli.exits import Exit, exit_of_error, exit_of_task, explain
+from tenure.cli.exit_codes import (
+    Exit,
+    exit_of_error,
+    exit_of_task,
+    explain,
+)
 from tenure.cli.main import cli
 from tenure.domain import errors
-from tenure.runtime.status import PeerFailed
+from tenure.runtime.rpc_status import PeerFailed
 from tenure.v1 import task_pb2
 
 
@@ -43,8 +48,8 @@ def test_only_success_is_a_yes():
 
 
 def test_every_exit_code_is_in_the_help():
-    told = {int(code) for code in re.findall(r"^\s*(\d+)  ", run("--help").output, re.MULTILINE)}
-    assert told == {code.value for code in Exit}
+    names = {int(code) for code in re.findall(r"^\s*(\d+)  ", run("--help").output, re.MULTILINE)}
+    assert names == {code.value for code in Exit}
 
 
 def test_all_violations_are_told_in_one_sentence():
@@ -65,7 +70,7 @@ def test_nothing_that_answers_is_4_and_says_what_starts_a_stack():
 
 def test_a_follower_whom_nothing_answers_hears_so_while_it_is_tried_again(monkeypatch):
     monkeypatch.setattr("tenure.cli.follow._SILENCE_SECONDS", 0.0)
-    monkeypatch.setattr("tenure.client.contact.RECONNECT_SECONDS", 0.0)
+    monkeypatch.setattr("tenure.client.reconnect.RECONNECT_SECONDS", 0.0)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         result = run("--address", f"127.0.0.1:{closed.getsockname()[1]}", "follow")

@@ -9,11 +9,9 @@ import pytest
 from rich.console import Console
 
 from tenure.cli.context import Context
-from tenure.cli.finish import _say_ended
 from tenure.cli.leases import _say
 from tenure.cli.output import make_console
-from tenure.cli.results import result_shown
-from tenure.cli.show import _show_task
+from tenure.cli.tasks import _say_ended, _show_task, result_shown
 from tenure.v1 import lease_service_pb2, task_pb2
 
 HOSTILE = "Go on?\x1b]0;title\x07\x1b[2J\x1b[1;1H\x9b32mSUCCEEDED [green]really[/green]"

@@ -7,12 +7,12 @@ import io
 import pytest
 from rich.console import Console
 
-from tenure.cli.facts import describe
+from tenure.cli.entry_lines import describe
 from tenure.cli.narration import Narrator
-from tenure.cli.screen import Screen
-from tenure.cli.watched import WatchedTask
+from tenure.cli.watch import Screen
+from tenure.cli.watch_state import WatchedTask
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
-from tenure.wire.times import duration
+from tenure.wire.common import duration
 from tests.unit.cli_entries import SECOND, Ledger, piece
 
 
@@ -74,8 +74,8 @@ def test_a_call_is_told_with_its_outcome_its_time_and_its_first_line(teller, led
 def test_a_program_is_told_with_what_it_used(teller, ledger):
     counted = tool_pb2.ProgramUsage(wall_time=duration(0.5), cpu_time=duration(0.25), peak_memory_bytes=12 << 20)
     for call_id, usage in (("1.0", counted), ("1.1", tool_pb2.ProgramUsage(wall_time=duration(0.5)))):
-        told = ledger.outcome(call_id, "1", usage=usage)
-        teller.tell(ledger.intent(call_id, "execute_python", code="x"), told)
+        response = ledger.outcome(call_id, "1", usage=usage)
+        teller.tell(ledger.intent(call_id, "execute_python", code="x"), response)
     assert "0.2 s · 0.2 s CPU, 12 MiB\n" in teller.seen
     assert 'code="x"  0.2 s\n' in teller.seen
 
@@ -116,8 +116,8 @@ def test_arguments_are_cut_to_the_width(ledger):
 
 
 def test_a_pipe_is_told_of_a_call_when_it_begins_and_a_terminal_draws_it(ledger):
-    for terminal, told in ((False, True), (True, False)):
-        assert ("→ web_search" in Teller(terminal=terminal).tell(ledger.intent("1.0", "web_search")).seen) is told
+    for terminal, expected in ((False, True), (True, False)):
+        assert ("→ web_search" in Teller(terminal=terminal).tell(ledger.intent("1.0", "web_search")).seen) is expected
 
 
 def test_text_is_wrapped_on_a_terminal_and_whole_in_a_pipe(ledger):
@@ -211,8 +211,8 @@ def test_what_a_takeover_cost_is_told_after_the_takeover(teller, ledger):
     lost = ledger_pb2.AttemptLost(attempt_number=1, usage=task_pb2.TokenUsage(input_tokens=900, output_tokens=12))
     teller.tell(ledger.queued(), ledger.opened(), ledger.attempt(1)).tell_text(piece("I was sayi", 0))
     teller.tell(ledger.entry(1, attempt_lost=lost), ledger.lost())
-    told = ["no longer holds the task", "the unfinished text is discarded", "was lost, billed as 900 tokens in, 12 out"]
-    places = [teller.seen.index(words) for words in told]
+    seen = ["no longer holds the task", "the unfinished text is discarded", "was lost, billed as 900 tokens in, 12 out"]
+    places = [teller.seen.index(words) for words in seen]
     assert places == sorted(places)
 
 

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 import tenure.cli
+from tenure.cli.formatting import make_grid, make_table
 from tenure.cli.output import SafeConsole, echo, json_line
-from tenure.cli.tables import make_grid, make_table
 
 HOSTILE = "a\x1b]0;owned\x07b\x9b2Jc\x7f\u202ed\u2066e\rf\x00"
 ACTS_ON_A_TERMINAL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -65,11 +65,11 @@ def test_every_command_prints_through_one_place() -> None:
     """Besides the demo, which prints only its own words, and binary output, which is the file asked for."""
     package = Path(tenure.cli.__file__).parent
     bypass = re.compile(r"click\.(echo|secho)\(|\bprint\((?!.*file=)|\bConsole\((?!quiet=True)")
-    found = [
+    lines = [
         f"{path.name}:{number}"
         for path in sorted(package.glob("*.py"))
         if path.name not in PLACES_THAT_PRINT
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if bypass.search(line) and "console.print(" not in line
     ]
-    assert found == []
+    assert lines == []

@@ -7,7 +7,7 @@ from datetime import datetime
 import click
 import pytest
 
-from tenure.cli.schedules_updated import PARTS, update, update_request
+from tenure.cli.schedules import PARTS, update, update_request
 from tenure.cli.submit import submit
 from tenure.v1 import schedule_service_pb2 as pb
 from tenure.v1 import task_pb2
@@ -41,8 +41,8 @@ def test_a_part_of_the_task_is_replaced_and_the_others_are_as_they_were_found() 
 
 
 def test_a_function_is_given_something_else() -> None:
-    found = pb.Schedule(spec=task_pb2.TaskSpec(control=task_pb2.ControlWork(function="month_end", input_json="{}")))
-    spec = update_request(found, {"given": "[]", "queue": "night"}).spec
+    schedule = pb.Schedule(spec=task_pb2.TaskSpec(control=task_pb2.ControlWork(function="month_end", input_json="{}")))
+    spec = update_request(schedule, {"given": "[]", "queue": "night"}).spec
     assert (spec.control, spec.queue) == (task_pb2.ControlWork(function="month_end", input_json="[]"), "night")
 
 
@@ -56,13 +56,13 @@ def test_none_and_the_default_can_be_asked_for() -> None:
 def test_a_cap_in_money_takes_the_place_of_none_and_none_of_a_cap() -> None:
     none = update_request(FOUND, {"no_max_cost": True}).spec
     assert (none.limits.max_nano_usd, none.limits.no_money_cap) == (0, True)
-    found = pb.Schedule()
-    found.CopyFrom(FOUND)
-    found.spec.CopyFrom(none)
-    capped = update_request(found, {"max_cost": 5}).spec
+    schedule = pb.Schedule()
+    schedule.CopyFrom(FOUND)
+    schedule.spec.CopyFrom(none)
+    capped = update_request(schedule, {"max_cost": 5}).spec
     assert (capped.limits.max_nano_usd, capped.limits.no_money_cap) == (5, False)
-    found.spec.CopyFrom(capped)
-    assert update_request(found, {"no_max_cost": True}).spec == none
+    schedule.spec.CopyFrom(capped)
+    assert update_request(schedule, {"no_max_cost": True}).spec == none
 
 
 def test_a_bound_is_read_in_the_schedules_zone_or_taken_away() -> None:

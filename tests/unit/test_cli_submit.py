@@ -8,11 +8,10 @@ from functools import partial
 import click
 import pytest
 
-from tenure.cli.converse import fork_request
-from tenure.cli.submit import request_of
-from tenure.cli.timing import MOMENT, PHASE_TIMEOUT
+from tenure.cli.send_and_fork import fork_request
+from tenure.cli.submit import MOMENT, PHASE_TIMEOUT, request_of
 from tenure.v1 import task_pb2
-from tenure.wire.times import duration
+from tenure.wire.common import duration
 
 
 def test_what_is_not_said_is_left_to_the_service() -> None:
@@ -100,8 +99,8 @@ def test_a_time_without_a_zone_is_of_this_machine() -> None:
 
 
 def test_phases_are_timed_by_name_with_a_duration_an_action_or_both() -> None:
-    told = [PHASE_TIMEOUT.convert(text, None, None) for text in ("queued=10m:retry", "tool-call=:fail", "step=90s")]
-    timeouts = request_of("go", phase_timeouts=tuple(told)).policy.timeouts
+    seen = [PHASE_TIMEOUT.convert(text, None, None) for text in ("queued=10m:retry", "tool-call=:fail", "step=90s")]
+    timeouts = request_of("go", phase_timeouts=tuple(seen)).policy.timeouts
     assert (timeouts.queued.after.seconds, timeouts.queued.action) == (600, task_pb2.TIMEOUT_ACTION_RETRY)
     assert timeouts.tool_call == task_pb2.PhaseTimeout(action=task_pb2.TIMEOUT_ACTION_FAIL)
     assert timeouts.step == task_pb2.PhaseTimeout(after=duration(90.0))

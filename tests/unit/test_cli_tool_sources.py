@@ -10,9 +10,9 @@ from pathlib import Path
 from rich.console import Console
 
 from tenure.cli.context import Context
-from tenure.cli.tool_sources import _show
+from tenure.cli.tools import _show
 from tenure.v1 import tool_pb2
-from tenure.wire.times import timestamp
+from tenure.wire.common import timestamp
 
 
 def shown(*sources: tool_pb2.ToolSource) -> list[str]:

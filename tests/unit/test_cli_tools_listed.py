@@ -9,9 +9,9 @@ from pathlib import Path
 from rich.console import Console
 
 from tenure.cli.context import Context
-from tenure.cli.facts import describe
-from tenure.cli.show import _show_entries
-from tenure.cli.tools_listed import _show_table, _show_tool, _unknown
+from tenure.cli.entry_lines import describe
+from tenure.cli.tasks import _show_entries
+from tenure.cli.tools import _show_table, _show_tool, _unknown
 from tenure.v1 import ledger_pb2, tool_pb2
 
 LONG = "crm__" + "a_very_long_name_of_a_tool_" * 2

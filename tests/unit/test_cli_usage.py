@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tenure.cli.usage import cost_text
+from tenure.cli.tenants import cost_text
 from tenure.v1 import tenant_service_pb2 as pb
 
 

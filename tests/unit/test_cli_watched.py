@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tenure.cli.watched import MAX_TEXT, LiveText, WatchedTask
+from tenure.cli.watch_state import MAX_TEXT, LiveTextView, WatchedTask
 from tenure.domain.states import TaskState
 from tests.unit.cli_entries import FIRST, SECOND, Ledger, piece
 
@@ -15,28 +15,28 @@ def watched(*entries):
 
 
 def test_pieces_become_one_text():
-    live = LiveText()
+    live = LiveTextView()
     for part in (piece("Hello ", 0), piece("world", 6)):
         assert not live.apply(part)
     assert live.text == "Hello world"
 
 
 def test_a_piece_that_comes_again_after_a_broken_stream_is_not_said_twice():
-    live = LiveText()
+    live = LiveTextView()
     for part in (piece("Hello ", 0), piece("world", 6), piece("Hello world, again", 0), piece("Hello", 0)):
         live.apply(part)
     assert live.text == "Hello world, again"
 
 
 def test_a_gap_in_the_pieces_is_shown():
-    live = LiveText()
+    live = LiveTextView()
     live.apply(piece("Hello ", 0))
     live.apply(piece("end", 100))
     assert live.text == "Hello …end"
 
 
 def test_a_new_block_is_a_new_paragraph():
-    live = LiveText()
+    live = LiveTextView()
     live.apply(piece("one", 0))
     live.apply(piece("two", 0, block=1))
     live.apply(piece("late", 3, block=0))
@@ -45,14 +45,14 @@ def test_a_new_block_is_a_new_paragraph():
 
 def test_a_later_attempt_a_later_step_and_a_higher_epoch_each_throw_unfinished_text_away():
     for later in (piece("B", 0, attempt=2), piece("B", 0, step=2), piece("B", 0, epoch=SECOND)):
-        live = LiveText()
+        live = LiveTextView()
         live.apply(piece("A", 0))
         assert live.apply(later)
         assert live.text == "B"
 
 
 def test_text_of_an_earlier_attempt_or_a_fenced_owner_is_ignored():
-    live = LiveText()
+    live = LiveTextView()
     live.apply(piece("new", 0, epoch=SECOND, attempt=2))
     for stale in (piece("old", 3, epoch=FIRST, attempt=9), piece("old", 3, epoch=SECOND, attempt=1)):
         assert not live.apply(stale)
@@ -60,7 +60,7 @@ def test_text_of_an_earlier_attempt_or_a_fenced_owner_is_ignored():
 
 
 def test_unfinished_text_is_bounded():
-    live = LiveText()
+    live = LiveTextView()
     for number in range(4):
         live.apply(piece("x" * MAX_TEXT, number * MAX_TEXT))
     assert len(live.text) == MAX_TEXT

@@ -8,9 +8,9 @@ import click
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from tenure.cli import words
+from tenure.cli import formatting
+from tenure.cli.formatting import distinct_ids
 from tenure.cli.parameters import DURATION, LABEL, NAMES
-from tenure.cli.words import distinct_ids
 from tenure.v1 import task_pb2
 
 
@@ -55,7 +55,7 @@ def test_an_empty_list_of_tools_is_not_taken_for_all_tools():
     ],
 )
 def test_durations_are_said_in_two_figures_and_never_as_sixty_of_a_unit(seconds, said):
-    assert words.seconds_text(seconds) == said
+    assert formatting.seconds_text(seconds) == said
 
 
 @pytest.mark.parametrize(
@@ -64,11 +64,11 @@ def test_durations_are_said_in_two_figures_and_never_as_sixty_of_a_unit(seconds,
 def test_long_ago_is_said_in_one_unit(passed, said):
     moment = Timestamp()
     moment.FromNanoseconds(time.time_ns() - passed * 1_000_000_000)
-    assert words.ago(moment) == said
+    assert formatting.ago(moment) == said
 
 
 def test_what_never_was_is_a_dash():
-    assert words.ago(Timestamp()) == "-"
+    assert formatting.ago(Timestamp()) == "-"
 
 
 def test_ids_are_as_long_as_tells_them_apart():
@@ -82,37 +82,37 @@ def test_the_tokens_of_a_task_are_the_sum_of_the_four():
     usage = task_pb2.TokenUsage(
         input_tokens=1000, output_tokens=200, cache_creation_input_tokens=30, cache_read_input_tokens=4
     )
-    assert words.tokens_total(usage) == 1234
-    assert words.usage_text(usage) == "1,034 tokens in (4 from the cache, 0 %), 200 out"
+    assert formatting.tokens_total(usage) == 1234
+    assert formatting.usage_text(usage) == "1,034 tokens in (4 from the cache, 0 %), 200 out"
 
 
 def test_a_line_is_cut_with_an_ellipsis_and_whitespace_flattened():
-    assert words.one_line("a\n  b\tc", 10) == "a b c"
-    assert words.one_line("x" * 11, 10) == "x" * 9 + "…"
+    assert formatting.one_line("a\n  b\tc", 10) == "a b c"
+    assert formatting.one_line("x" * 11, 10) == "x" * 9 + "…"
 
 
 def test_the_first_line_tells_how_many_follow():
-    assert words.first_line("\n\nfirst\nsecond\n\nthird\n", 80) == "first (+2 lines)"
-    assert words.first_line("", 80) == ""
+    assert formatting.first_line("\n\nfirst\nsecond\n\nthird\n", 80) == "first (+2 lines)"
+    assert formatting.first_line("", 80) == ""
 
 
 def test_arguments_are_said_by_name_and_stay_as_they_came_when_they_are_no_object():
-    assert words.arguments_text('{"path": "ü.txt", "n": 5}') == 'path="ü.txt" n=5'
-    assert words.arguments_text('{"code": "a\\nb"}') == 'code="a↵b"'
-    assert words.arguments_text("[1, 2]") == "[1, 2]"
-    assert words.arguments_text("{not json") == "{not json"
+    assert formatting.arguments_text('{"path": "ü.txt", "n": 5}') == 'path="ü.txt" n=5'
+    assert formatting.arguments_text('{"code": "a\\nb"}') == 'code="a↵b"'
+    assert formatting.arguments_text("[1, 2]") == "[1, 2]"
+    assert formatting.arguments_text("{not json") == "{not json"
 
 
 HOSTILE = "\0\x1b]0;title\x07\x1b[2J\x9b31mred\r\nsecond\rline \u202egnp.exe"
 
 
 def test_what_programs_print_does_nothing_to_a_terminal():
-    shown = words.harmless(HOSTILE)
+    shown = formatting.harmless(HOSTILE)
     assert shown == "\\x00\\x1b]0;title\\x07\\x1b[2J\\x9b31mred\nsecond\\rline \\u202egnp.exe"
-    assert words.harmless("tab\there, ünïcode, 👩‍💻\n") == "tab\there, ünïcode, 👩‍💻\n"
-    assert words.why(task_pb2.TASK_STATE_FAILED, "", HOSTILE) == f"FAILED: {shown}"
-    for told in (words.one_line(HOSTILE, 500), words.first_line(HOSTILE, 500)):
-        assert all(one.isprintable() for one in told)
+    assert formatting.harmless("tab\there, ünïcode, 👩‍💻\n") == "tab\there, ünïcode, 👩‍💻\n"
+    assert formatting.why(task_pb2.TASK_STATE_FAILED, "", HOSTILE) == f"FAILED: {shown}"
+    for expected in (formatting.one_line(HOSTILE, 500), formatting.first_line(HOSTILE, 500)):
+        assert all(one.isprintable() for one in expected)
 
 
 @pytest.mark.parametrize(
@@ -136,5 +136,5 @@ def test_what_programs_print_does_nothing_to_a_terminal():
 def test_the_reason_of_a_cap_in_money_and_of_its_absence_is_shown(model, nano_usd, money_cap, expected):
     limits = task_pb2.Limits(max_nano_usd=nano_usd, money_cap=money_cap)
     spec = task_pb2.TaskSpec(agent=task_pb2.AgentSpec(model=model), limits=limits)
-    assert words.money_cap_text(spec) == expected
-    assert words.model_text(spec) == (model or "the worker's default model")
+    assert formatting.money_cap_text(spec) == expected
+    assert formatting.model_text(spec) == (model or "the worker's default model")

@@ -16,11 +16,11 @@ class Gateway:
     """Answers unless it is away, and counts how often it was asked."""
 
     def __init__(self) -> None:
-        self.away, self.asked = False, 0
+        self.away, self.request_count = False, 0
 
     async def get_task(self, request: api.GetTaskRequest, timeout: float) -> api.GetTaskResponse:
         assert timeout > 0
-        self.asked += 1
+        self.request_count += 1
         if self.away:
             raise Unavailable("connection refused")
         return api.GetTaskResponse(task=task_pb2.Task(task_id=request.task_id))
@@ -35,10 +35,10 @@ async def gateway(monkeypatch: pytest.MonkeyPatch) -> Gateway:
 
 
 async def asked_in_vain(client: Client, gateway: Gateway) -> int:
-    gateway.away, gateway.asked = True, 0
+    gateway.away, gateway.request_count = True, 0
     with pytest.raises(Unavailable):
         await client.get("a-task")
-    return gateway.asked
+    return gateway.request_count
 
 
 async def test_a_gateway_that_has_answered_is_looked_for_longer(gateway: Gateway, monkeypatch: pytest.MonkeyPatch):

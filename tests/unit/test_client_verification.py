@@ -8,9 +8,8 @@ from typing import Any, cast
 import pytest
 
 from tenure.client.verification import TokenVerifier, raise_fence
-from tenure.domain.epochs import Fence
 from tenure.domain.errors import StaleEpoch, Unauthenticated, Unavailable
-from tenure.domain.token import Claims
+from tenure.domain.fencing import Claims, Fence
 from tenure.runtime.signing import Signer, write_key_pair
 from tenure.v1 import lease_service_pb2 as pb
 from tenure.wire.token import sign_claims
@@ -23,12 +22,12 @@ class Keys:
 
     def __init__(self) -> None:
         self.known: list[Signer] = []
-        self.asked = 0
+        self.request_count = 0
         self.away = False
 
     async def ListSigningKeys(self, _request: pb.ListSigningKeysRequest, timeout: float) -> pb.ListSigningKeysResponse:
         assert timeout > 0
-        self.asked += 1
+        self.request_count += 1
         if self.away:
             raise Unavailable("nobody answers")
         keys = [pb.SigningKey(key_id=one.key_id, public_key=one.public_key_bytes()) for one in self.known]
@@ -51,7 +50,7 @@ async def test_a_known_key_is_not_asked_for_again(signer):
     verifier = TokenVerifier(cast("Any", keys))
     for _ in range(3):
         assert await verifier.verify(token_of(signer), resource="leases/a") == CLAIMS
-    assert keys.asked == 1
+    assert keys.request_count == 1
 
 
 async def test_an_unknown_key_is_asked_for_but_not_with_every_forgery(signer):
@@ -60,7 +59,7 @@ async def test_an_unknown_key_is_asked_for_but_not_with_every_forgery(signer):
     for _ in range(5):
         with pytest.raises(Unauthenticated):
             await verifier.verify(token_of(signer), resource="leases/a")
-    assert keys.asked == 1
+    assert keys.request_count == 1
 
 
 async def test_while_nobody_answers_the_known_keys_go_on_and_others_have_to_wait(signer):

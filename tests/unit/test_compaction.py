@@ -9,13 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenure.dev.simulator.conversation import check_conversation
+from devstack.simulator.request_checks import check_conversation
 from tenure.domain import entries as facts
 from tenure.domain.budget import TokenUsage
-from tenure.domain.compaction import KEPT_STEPS, AskSummary, OutOfRoom, Window, make_room, window_of
+from tenure.domain.compaction import (
+    KEPT_STEPS,
+    SUMMARY_REQUEST,
+    AskSummary,
+    Window,
+    WindowExhausted,
+    next_compaction,
+    shortened,
+    summary_messages,
+    summary_output_tokens,
+    window_of,
+)
 from tenure.domain.fold import ResumePoint, fold
 from tenure.domain.states import TaskState
-from tenure.domain.summary import SUMMARY_REQUEST, shortened, summary_messages, summary_output_tokens
 from tenure.domain.task import TaskSpec
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.domain.turn import CallModel, CloseOut, next_move
@@ -79,7 +89,7 @@ def results(messages: list[dict[str, Any]]) -> list[str]:
     return [block["content"] for message in messages for block in message["content"] if block["type"] == "tool_result"]
 
 
-def told(turns: int, result: str = BIG) -> Story:
+def story_of_turns(turns: int, result: str = BIG) -> Story:
     story = Story()
     for _ in range(turns):
         story.turn(result)
@@ -87,12 +97,12 @@ def told(turns: int, result: str = BIG) -> Story:
 
 
 def test_nothing_is_done_while_there_is_room() -> None:
-    assert make_room(told(9).point, WINDOW.near, WINDOW) is None
+    assert next_compaction(story_of_turns(9).point, WINDOW.near, WINDOW) is None
 
 
 def test_old_results_are_cleared_first_and_the_newest_stay() -> None:
-    story = told(6)
-    cleared = make_room(story.point, FULL, WINDOW)
+    story = story_of_turns(6)
+    cleared = next_compaction(story.point, FULL, WINDOW)
     assert isinstance(cleared, facts.ClearedResults)
     assert (cleared.through_step, cleared.results, cleared.input_tokens_before) == (6 - KEPT_STEPS, 3, FULL)
     assert cleared.input_tokens_after < FULL - 3 * len(BIG) // 5
@@ -111,18 +121,18 @@ def test_a_cleared_result_says_where_all_of_it_is() -> None:
 
 
 def test_results_that_save_little_are_left_and_the_conversation_is_summarised() -> None:
-    assert make_room(told(6, "short").point, FULL, WINDOW) == AskSummary(5)
+    assert next_compaction(story_of_turns(6, "short").point, FULL, WINDOW) == AskSummary(5)
 
 
 def test_what_was_cleared_is_not_cleared_again() -> None:
-    story = told(6)
+    story = story_of_turns(6)
     story.say(facts.Compaction(facts.ClearedResults(3, 3, FULL, FULL)))
-    assert isinstance(make_room(story.point, FULL, WINDOW), AskSummary)
+    assert isinstance(next_compaction(story.point, FULL, WINDOW), AskSummary)
 
 
 def test_the_newest_turn_is_kept_beside_the_summary_if_it_is_small() -> None:
-    story = told(2, "short")
-    assert make_room(story.point, FULL, WINDOW) == AskSummary(1)
+    story = story_of_turns(2, "short")
+    assert next_compaction(story.point, FULL, WINDOW) == AskSummary(1)
     story.summarise(1)
     sent = story.sent()
     assert [message["role"] for message in sent] == ["user", "assistant", "user"]
@@ -133,10 +143,10 @@ def test_the_newest_turn_is_kept_beside_the_summary_if_it_is_small() -> None:
 
 
 def test_a_large_newest_turn_goes_into_the_summary_with_its_results() -> None:
-    story = told(2)
-    assert make_room(story.point, FULL, WINDOW) == AskSummary(2)
-    asked = summary_messages(story.point, 2, 100_000)[0]["content"][0]["text"]
-    assert asked.count(BIG.strip()) == 2
+    story = story_of_turns(2)
+    assert next_compaction(story.point, FULL, WINDOW) == AskSummary(2)
+    wanted = summary_messages(story.point, 2, 100_000)[0]["content"][0]["text"]
+    assert wanted.count(BIG.strip()) == 2
     story.summarise(2)
     assert story.sent()[0]["content"][0] == text(GOAL)
     assert [message["role"] for message in story.sent()] == ["user"]
@@ -144,15 +154,15 @@ def test_a_large_newest_turn_goes_into_the_summary_with_its_results() -> None:
 
 
 def test_after_a_summary_the_model_has_its_turn_whatever_is_left() -> None:
-    story = told(2)
+    story = story_of_turns(2)
     story.summarise(2)
-    assert make_room(story.point, FULL, WINDOW) is None
+    assert next_compaction(story.point, FULL, WINDOW) is None
     story.turn(BIG)
-    assert make_room(story.point, FULL, WINDOW) == AskSummary(4)
+    assert next_compaction(story.point, FULL, WINDOW) == AskSummary(4)
 
 
 def test_words_that_the_model_has_not_read_outlive_a_summary() -> None:
-    story = told(2)
+    story = story_of_turns(2)
     story.say(facts.UserMessage("hurry"))
     story.summarise(2)
     story.say(facts.UserMessage("really"))
@@ -160,64 +170,64 @@ def test_words_that_the_model_has_not_read_outlive_a_summary() -> None:
 
 
 def test_words_of_a_call_that_was_never_answered_outlive_a_summary() -> None:
-    story = told(2)
+    story = story_of_turns(2)
     story.say(facts.UserMessage("hurry"))
     story.ask()
     story.say(facts.ModelFailure(1, facts.PROMPT_TOO_LONG, "prompt is too long", retryable=False))
-    assert make_room(story.point, 0, WINDOW) == AskSummary(2)
+    assert next_compaction(story.point, 0, WINDOW) == AskSummary(2)
     story.summarise(2)
     assert story.sent()[-1]["content"] == [text("hurry")]
 
 
 def test_a_summary_that_was_lost_is_asked_for_again() -> None:
-    story = told(2)
+    story = story_of_turns(2)
     story.ask(2)
     story.say(facts.AttemptLost(1, TokenUsage(10, 0)))
     assert next_move(story.point) == CallModel(3, 2, summary_through_step=2)
 
 
 def test_a_prompt_that_stays_too_long_fails_the_task() -> None:
-    story = told(2)
+    story = story_of_turns(2)
     refused = facts.ModelFailure(1, facts.PROMPT_TOO_LONG, "prompt is too long", retryable=False)
     story.ask()
     story.say(refused)
     story.summarise(2)
-    assert make_room(story.point, 0, WINDOW) is None
+    assert next_compaction(story.point, 0, WINDOW) is None
     story.ask()
     story.say(refused)
-    assert isinstance(make_room(story.point, 0, WINDOW), OutOfRoom)
+    assert isinstance(next_compaction(story.point, 0, WINDOW), WindowExhausted)
 
 
 def test_a_goal_that_does_not_fit_cannot_be_made_shorter() -> None:
     story = Story()
     story.ask()
     story.say(facts.ModelFailure(1, facts.PROMPT_TOO_LONG, "prompt is too long", retryable=False))
-    assert isinstance(make_room(story.point, 0, WINDOW), OutOfRoom)
+    assert isinstance(next_compaction(story.point, 0, WINDOW), WindowExhausted)
     cut = Story()
     cut.turn(None, stop="model_context_window_exceeded")
-    assert isinstance(make_room(cut.point, 0, WINDOW), OutOfRoom)
+    assert isinstance(next_compaction(cut.point, 0, WINDOW), WindowExhausted)
 
 
 def test_an_answer_that_the_window_cut_off_leads_to_a_summary_without_it() -> None:
-    story = told(2, "short")
+    story = story_of_turns(2, "short")
     story.turn(None, stop="model_context_window_exceeded")
-    assert make_room(story.point, 0, WINDOW) == AskSummary(3)
+    assert next_compaction(story.point, 0, WINDOW) == AskSummary(3)
     story.summarise(3)
     assert (next_move(story.point), story.point.must_shorten) == (CallModel(5, 1), False)
     assert [message["role"] for message in story.sent()] == ["user"]
 
 
 def test_a_paused_answer_is_never_summarised_away() -> None:
-    story = told(3)
+    story = story_of_turns(3)
     story.turn(None, stop="pause_turn")
-    assert make_room(story.point, FULL, WINDOW) == AskSummary(3)
+    assert next_compaction(story.point, FULL, WINDOW) == AskSummary(3)
     only = Story()
     only.turn(None, stop="pause_turn")
-    assert make_room(only.point, FULL, WINDOW) is None
+    assert next_compaction(only.point, FULL, WINDOW) is None
 
 
 def test_a_summary_is_no_last_word() -> None:
-    story = told(1)
+    story = story_of_turns(1)
     story.summarise(1, "the summary")
     assert story.point.last_text == "turn 1"
     story.turn(None)
@@ -244,11 +254,11 @@ def test_a_shortened_text_keeps_to_its_size(words: str, most_bytes: int) -> None
 
 @pytest.mark.parametrize("most_bytes", [2_000, 10_000, 1_000_000])
 def test_the_request_for_a_summary_keeps_to_its_size_and_ends_with_what_is_wanted(most_bytes: int) -> None:
-    (message,) = summary_messages(told(20).point, 20, most_bytes)
-    asked = message["content"][0]["text"]
-    assert len(asked.encode()) <= most_bytes
-    assert (GOAL in asked, asked.endswith(SUMMARY_REQUEST)) == (True, True)
-    assert "hm" not in asked.split()
+    (message,) = summary_messages(story_of_turns(20).point, 20, most_bytes)
+    wanted = message["content"][0]["text"]
+    assert len(wanted.encode()) <= most_bytes
+    assert (GOAL in wanted, wanted.endswith(SUMMARY_REQUEST)) == (True, True)
+    assert "hm" not in wanted.split()
 
 
 def test_a_summary_leaves_most_of_a_small_window_to_the_work() -> None:
@@ -277,12 +287,12 @@ def test_whatever_is_made_shorter_the_conversation_is_one_that_the_provider_take
         if words:
             story.say(facts.UserMessage("hurry"))
         for _ in range(3):
-            made = make_room(story.point, expected, WINDOW)
+            made = next_compaction(story.point, expected, WINDOW)
             if isinstance(made, facts.ClearedResults):
                 story.say(facts.Compaction(made))
             elif isinstance(made, AskSummary):
                 story.summarise(made.through_step)
-        if isinstance(make_room(story.point, expected, WINDOW), OutOfRoom):
+        if isinstance(next_compaction(story.point, expected, WINDOW), WindowExhausted):
             return
         _check_sendable(story)
     in_pieces = ResumePoint()

@@ -7,8 +7,8 @@ import pytest
 from tenure.control import StepFailed, TryAgain
 from tenure.control.failures import failure_of
 from tenure.domain.control import (
-    Call,
     Diverged,
+    FunctionToolCall,
     after_function_failure,
     check_end,
     missing_calls,
@@ -71,7 +71,7 @@ def test_another_step_than_the_recorded_one_is_a_divergence(point: ResumePoint, 
 
 
 def test_calls_are_written_once_and_the_rest_of_a_cut_commit_is_added() -> None:
-    calls = [Call("pay", "{}"), Call("tell", "{}")]
+    calls = [FunctionToolCall("pay", "{}"), FunctionToolCall("tell", "{}")]
     assert [intent.call_id for intent in missing_calls(after(), 1, calls)] == ["1.0", "1.1"]
     assert [intent.call_id for intent in missing_calls(after((1, ToolIntent("1.0", "", "pay", "{}"))), 1, calls)] == [
         "1.1"
@@ -92,7 +92,7 @@ def test_calls_are_written_once_and_the_rest_of_a_cut_commit_is_added() -> None:
 )
 def test_other_calls_than_the_recorded_ones_are_a_divergence(point: ResumePoint) -> None:
     with pytest.raises(Diverged):
-        missing_calls(point, 1, [Call("pay", "{}")])
+        missing_calls(point, 1, [FunctionToolCall("pay", "{}")])
 
 
 def test_a_function_that_returns_early_has_diverged() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from services.coordinator.assigning import assign
+from services.coordinator.claims.assigning import assign
 from services.coordinator.lease_store import ClaimRecord, HeldClaim, HeldSession, SessionRecord
-from services.coordinator.session import Session, Timing
-from tenure.domain.places import Places
+from services.coordinator.sessions.session import AttachedSession, Timing
+from tenure.domain.slots import Slots
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.v1 import task_pb2
@@ -14,10 +14,10 @@ NOW = 1000.0
 HIGH, NORMAL, LOW = task_pb2.PRIORITY_HIGH, task_pb2.PRIORITY_NORMAL, task_pb2.PRIORITY_LOW
 
 
-def session(name: str, free_slots: int) -> Session:
+def session(name: str, free_slots: int) -> AttachedSession:
     record = SessionRecord(worker_id=name, coordinator_id="c", generation=1, started_at=0.0)
     hello = coordinator_pb.Hello(worker_id=name, free_slots=free_slots)
-    return Session(HeldSession(name, record, 7, 100), hello, Timing(), attached_at=NOW, renewed_at=NOW)
+    return AttachedSession(HeldSession(name, record, 7, 100), hello, Timing(), attached_at=NOW, renewed_at=NOW)
 
 
 def offers(spelled: str) -> list[pb.Offer]:
@@ -25,7 +25,7 @@ def offers(spelled: str) -> list[pb.Offer]:
     return [pb.Offer(task_id=f"{letter}{place}", suspect=letter == "s") for place, letter in enumerate(spelled)]
 
 
-def assigned(spelled: str, *sessions: Session) -> list[tuple[str, str]]:
+def assigned(spelled: str, *sessions: AttachedSession) -> list[tuple[str, str]]:
     return [(each.offer.task_id, each.session.worker_id) for each in assign(offers(spelled), sessions, NOW)]
 
 
@@ -44,8 +44,8 @@ def test_what_an_operator_transferred_goes_where_it_is_meant_to_and_not_back():
     taken = [pb.Offer(task_id=f"taken{number}", not_worker_id="x") for number in range(2)]
     nobodys = pb.Offer(task_id="nobodys", only_worker_id="w")
     free = pb.Offer(task_id="free")
-    told = assign([meant, *taken, nobodys, free], sessions, NOW)
-    assert [(each.offer.task_id, each.session.worker_id) for each in told] == [
+    response = assign([meant, *taken, nobodys, free], sessions, NOW)
+    assert [(each.offer.task_id, each.session.worker_id) for each in response] == [
         ("meant", "y"),
         ("taken0", "z"),
         ("taken1", "z"),
@@ -73,24 +73,24 @@ def test_a_session_that_has_a_suspect_or_is_about_to_have_one_gets_no_other():
     assert assigned("sss", holds, about_to, free) == [("s0", "x"), ("s1", "y"), ("s2", "z")]
 
 
-def tiered(name: str, places: Places) -> Session:
+def tiered(name: str, places: Slots) -> AttachedSession:
     one = session(name, places.any)
-    one.report_places(places, 0)
+    one.report_slots(places, 0)
     return one
 
 
-def assigned_tiers(tiers: list[task_pb2.Priority.ValueType], *sessions: Session) -> list[str]:
+def assigned_tiers(tiers: list[task_pb2.Priority.ValueType], *sessions: AttachedSession) -> list[str]:
     offered = [pb.Offer(task_id=str(place), priority=tier) for place, tier in enumerate(tiers)]
     return [f"{each.tier.name[0]}{each.session.worker_id}" for each in assign(offered, sessions, NOW)]
 
 
 def test_slots_kept_for_a_tier_are_filled_by_it_first():
-    kept, free = tiered("kept", Places(1, 0, 0)), tiered("free", Places(2, 2, 2))
+    kept, free = tiered("kept", Slots(1, 0, 0)), tiered("free", Slots(2, 2, 2))
     assert assigned_tiers([HIGH, NORMAL, LOW], kept, free) == ["Hkept", "Nfree", "Lfree"]
     assert assigned_tiers([HIGH, HIGH, NORMAL, NORMAL], kept, free) == ["Hkept", "Hfree", "Nfree"]
     assert assigned_tiers([LOW, LOW, LOW], kept, free) == ["Lfree", "Lfree"]
 
 
 def test_what_may_be_normal_leaves_places_to_what_is_low():
-    normal, low = tiered("normal", Places(2, 2, 0)), tiered("low", Places(2, 2, 2))
+    normal, low = tiered("normal", Slots(2, 2, 0)), tiered("low", Slots(2, 2, 2))
     assert assigned_tiers([NORMAL, NORMAL, LOW, LOW], normal, low) == ["Nnormal", "Nnormal", "Llow", "Llow"]

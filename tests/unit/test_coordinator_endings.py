@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from services.coordinator.endings import Endings
-from services.coordinator.sessions import Sessions
+from services.coordinator.claims.close_out import PendingEndings
+from services.coordinator.sessions.session_attach import Sessions
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 
 class Due:
@@ -18,8 +18,8 @@ class Due:
         self._left = list(task_ids)
 
     async def list_endings(self, limit: int, _grace_seconds: float) -> list[pb.ListEndingsResponse.Ending]:
-        told, self._left = self._left[:limit], self._left[limit:]
-        return [pb.ListEndingsResponse.Ending(task_id=task_id, tenant="default") for task_id in told]
+        entry, self._left = self._left[:limit], self._left[limit:]
+        return [pb.ListEndingsResponse.Ending(task_id=task_id, tenant="default") for task_id in entry]
 
 
 class Ender:
@@ -44,7 +44,7 @@ async def test_an_ending_that_hangs_or_breaks_holds_up_no_other() -> None:
     good = [f"good{number}" for number in range(60)]
     hanging = [f"hang{number}" for number in range(12)]
     due, ender = Due("broken", *hanging, *good), Ender(len(good))
-    endings = Endings(cast("Any", due), Sessions(), cast("Any", ender), grace_seconds=1.0)
+    endings = PendingEndings(cast("Any", due), Sessions(), cast("Any", ender), grace_seconds=1.0)
     duty = asyncio.create_task(endings.run())
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):

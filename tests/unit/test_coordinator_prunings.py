@@ -10,17 +10,17 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from services.coordinator import prunings
-from services.coordinator.issuing import Issuer
-from services.coordinator.prunings import Prunings
+from services.coordinator import pruned_tasks
+from services.coordinator.claims.granting import Issuer
+from services.coordinator.pruned_tasks import PrunedTasks
 from tenure.domain.errors import StaleEpoch, Unavailable
-from tenure.domain.token import Claims
+from tenure.domain.fencing import Claims
+from tenure.runtime.request_context import current_tenant
+from tenure.runtime.rpc_status import PeerFailed
 from tenure.runtime.signing import write_key_pair
-from tenure.runtime.status import PeerFailed
-from tenure.runtime.tenancy import current_tenant
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import token_pb2
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 REFUSALS: dict[str, Exception] = {
     "runs": Unavailable("a call of this task still runs", reason="CALL_STILL_RUNS"),
@@ -40,8 +40,8 @@ class Ledger:
         if self.failures:
             self.failures -= 1
             raise PeerFailed(grpc.StatusCode.UNIMPLEMENTED, "ListPrunings")
-        told, self.left = self.left[:limit], self.left[limit:]
-        return [pb.ListPruningsResponse.Pruning(task_id=one, tenant="acme", epoch=7, claim_id="c") for one in told]
+        entry, self.left = self.left[:limit], self.left[limit:]
+        return [pb.ListPruningsResponse.Pruning(task_id=one, tenant="acme", epoch=7, claim_id="c") for one in entry]
 
     async def note_forgotten(self, task_ids: Sequence[str]) -> None:
         self.forgotten |= set(task_ids)
@@ -67,13 +67,13 @@ class Tools:
 async def test_what_the_tools_refuse_is_not_noted_and_holds_up_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prunings, "_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(prunings, "_FAILED_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(pruned_tasks, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(pruned_tasks, "_FAILED_PAUSE_SECONDS", 0.01)
     write_key_pair(tmp_path / "signing.json", tmp_path / "verifying.json", "k")
     issuer = Issuer(tmp_path / "signing.json", tmp_path / "verifying.json")
     good = [f"good-{number}" for number in range(40)]
     ledger, tools = Ledger(*REFUSALS, *good), Tools(issuer)
-    duty = asyncio.create_task(Prunings(cast("Any", ledger), cast("Any", tools), issuer, "coordinator-1").run())
+    duty = asyncio.create_task(PrunedTasks(cast("Any", ledger), cast("Any", tools), issuer, "coordinator-1").run())
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             await ledger.done.wait()

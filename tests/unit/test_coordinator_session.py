@@ -7,9 +7,14 @@ from dataclasses import replace
 import pytest
 
 from services.coordinator.lease_store import ClaimRecord, HeldClaim, HeldSession, SessionRecord
-from services.coordinator.session import OUTBOX_MESSAGES, Profile, Session, Timing
+from services.coordinator.sessions.session import (
+    OUTBOX_MESSAGES,
+    AttachedSession,
+    Timing,
+    WorkerProfile,
+)
 from tenure.domain.errors import InvalidRequest
-from tenure.domain.places import Places
+from tenure.domain.slots import Slots
 from tenure.domain.task import Priority
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2
@@ -18,11 +23,11 @@ TIMING = Timing(ttl_seconds=5, renew_interval_seconds=1.5)
 NOW = 1000.0
 
 
-def session(free_slots: int = 4, *, renewed_at: float | None = NOW) -> Session:
+def session(free_slots: int = 4, *, renewed_at: float | None = NOW) -> AttachedSession:
     record = SessionRecord(worker_id="w", coordinator_id="c", generation=1, started_at=0.0)
     held = HeldSession("s", record, 7, 100)
     hello = pb.Hello(worker_id="w", free_slots=free_slots)
-    return Session(held, hello, TIMING, attached_at=NOW, renewed_at=renewed_at)
+    return AttachedSession(held, hello, TIMING, attached_at=NOW, renewed_at=renewed_at)
 
 
 def claim(number: int) -> HeldClaim:
@@ -38,7 +43,9 @@ def claim(number: int) -> HeldClaim:
     return HeldClaim(f"t{number}", record, 200 + number, 7)
 
 
-def grant(to: Session, number: int, priority: task_pb2.Priority.ValueType = task_pb2.PRIORITY_UNSPECIFIED) -> bool:
+def grant(
+    to: AttachedSession, number: int, priority: task_pb2.Priority.ValueType = task_pb2.PRIORITY_UNSPECIFIED
+) -> bool:
     return to.send_grant(claim(number), pb.Grant(task_id=f"t{number}", claim_id=f"c{number}", priority=priority), NOW)
 
 
@@ -46,11 +53,11 @@ def test_grants_on_their_way_are_taken_off_the_free_slots():
     worker = session(4)
     assert grant(worker, 1)
     assert grant(worker, 2)
-    assert worker.places(NOW).any == 2
-    worker.report_places(Places.open_to_all(3), grants_read=1)  # it had read one of the two when it counted
-    assert worker.places(NOW).any == 2
-    worker.report_places(Places.open_to_all(2), grants_read=2)
-    assert worker.places(NOW).any == 2
+    assert worker.slots(NOW).any == 2
+    worker.report_slots(Slots.open_to_all(3), grants_read=1)  # it had read one of the two when it counted
+    assert worker.slots(NOW).any == 2
+    worker.report_slots(Slots.open_to_all(2), grants_read=2)
+    assert worker.slots(NOW).any == 2
 
 
 def test_a_worker_that_read_more_grants_than_were_sent_is_refused():
@@ -58,37 +65,37 @@ def test_a_worker_that_read_more_grants_than_were_sent_is_refused():
     worker = session(4)
     grant(worker, 1)
     with pytest.raises(InvalidRequest, match="only 1 grants were sent"):
-        worker.report_places(Places.open_to_all(3), grants_read=2)
-    assert worker.places(NOW).any == 3
+        worker.report_slots(Slots.open_to_all(3), grants_read=2)
+    assert worker.slots(NOW).any == 3
 
 
 def test_a_worker_that_does_not_count_grants_is_taken_at_its_word():
     worker = session(2)
     grant(worker, 1)
-    assert worker.places(NOW).any == 1
-    worker.report_places(Places.open_to_all(5), grants_read=None)
-    assert worker.places(NOW).any == 5
+    assert worker.slots(NOW).any == 1
+    worker.report_slots(Slots.open_to_all(5), grants_read=None)
+    assert worker.slots(NOW).any == 5
 
 
 def test_a_claim_in_the_making_takes_a_slot():
     worker = session(1)
     worker.take_slot()
-    assert worker.places(NOW).any == 0
+    assert worker.slots(NOW).any == 0
     worker.put_slot_back()
-    assert worker.places(NOW).any == 1
+    assert worker.slots(NOW).any == 1
 
 
 def test_nothing_is_granted_while_the_lease_is_in_doubt():
-    assert session().places(NOW + TIMING.doubt_seconds).any == 4
-    assert session().places(NOW + TIMING.doubt_seconds + 0.1).any == 0
-    assert session(renewed_at=None).places(NOW).any == 0  # re-attached: nobody knows how long the lease still lives
+    assert session().slots(NOW + TIMING.unheard_seconds).any == 4
+    assert session().slots(NOW + TIMING.unheard_seconds + 0.1).any == 0
+    assert session(renewed_at=None).slots(NOW).any == 0  # re-attached: nobody knows how long the lease still lives
 
 
 def test_nothing_is_granted_to_a_worker_that_drains_or_is_gone():
     draining, gone = session(), session()
     draining.draining = True
     gone.end(None)
-    assert draining.places(NOW).any == gone.places(NOW).any == 0
+    assert draining.slots(NOW).any == gone.slots(NOW).any == 0
     assert not grant(gone, 1)
     assert not gone.claims
 
@@ -104,11 +111,11 @@ def test_a_claim_is_unnamed_from_its_grant_until_a_renewal_names_it():
     worker = session()
     grant(worker, 1)
     assert worker.claims["c1"].unnamed_since == NOW
-    worker.hear([], NOW + 1)
+    worker.observe([], NOW + 1)
     assert worker.claims["c1"].unnamed_since == NOW
-    worker.hear([pb.Holding(task_id="t1", claim_id="c1")], NOW + 2)
+    worker.observe([pb.Holding(task_id="t1", claim_id="c1")], NOW + 2)
     seen: list[float | None] = [worker.claims["c1"].unnamed_since]
-    worker.hear([], NOW + 3)
+    worker.observe([], NOW + 3)
     seen.append(worker.claims["c1"].unnamed_since)
     assert seen == [None, NOW + 3]
 
@@ -116,7 +123,7 @@ def test_a_claim_is_unnamed_from_its_grant_until_a_renewal_names_it():
 def test_a_holding_that_is_not_the_sessions_is_told_back():
     worker = session()
     grant(worker, 1)
-    unknown = worker.hear([pb.Holding(task_id="t1", claim_id="c1"), pb.Holding(task_id="t2", claim_id="old")], NOW)
+    unknown = worker.observe([pb.Holding(task_id="t1", claim_id="c1"), pb.Holding(task_id="t2", claim_id="old")], NOW)
     assert [each.claim_id for each in unknown] == ["old"]
 
 
@@ -124,14 +131,14 @@ def test_there_is_room_for_what_can_wait_while_half_of_the_outbox_is_free():
     worker = session()
     while worker.room:
         assert worker.send(pb.SessionResponse())
-    assert worker.places(NOW).any == 0
+    assert worker.slots(NOW).any == 0
     assert worker.send(pb.SessionResponse(goaway=pb.Goaway()))
 
 
 def test_what_is_known_of_a_session_is_current_until_a_renewal_was_missed():
     worker = session()
-    assert worker.is_current(NOW + TIMING.doubt_seconds)
-    assert not worker.is_current(NOW + TIMING.doubt_seconds + 0.1)
+    assert worker.is_current(NOW + TIMING.unheard_seconds)
+    assert not worker.is_current(NOW + TIMING.unheard_seconds + 0.1)
     assert worker.silent_seconds(NOW + 7.0) == 7.0
     worker.renewal_came()
     assert worker.silent_seconds(NOW + 7.0) == 7.0  # heard, and not confirmed by etcd
@@ -144,26 +151,26 @@ def test_what_is_known_of_a_session_is_current_until_a_renewal_was_missed():
 def test_nothing_is_granted_over_a_stream_that_was_sent_away():
     worker = session()
     worker.sent_away = True
-    assert worker.places(NOW).any == 0
+    assert worker.slots(NOW).any == 0
 
 
 def test_a_profile_has_the_defaults_filled_in_and_no_order():
-    assert Profile.of(pb.Hello()) == Profile(("default",), (), ("messages",))
+    assert WorkerProfile.of(pb.Hello()) == WorkerProfile(("default",), (), ("messages",))
     one = pb.Hello(queues=["b", "a"], priorities=[task_pb2.PRIORITY_LOW, task_pb2.PRIORITY_HIGH], loops=["x", "x"])
     other = pb.Hello(queues=["a", "b"], priorities=[task_pb2.PRIORITY_HIGH, task_pb2.PRIORITY_LOW], loops=["x"])
-    assert Profile.of(one) == Profile.of(other)
+    assert WorkerProfile.of(one) == WorkerProfile.of(other)
 
 
 def test_a_claim_is_opened_once_its_worker_tells_of_the_tasks_ledger():
     worker = session()
     grant(worker, 1)
     named = pb.Holding(task_id="t1", claim_id="c1")
-    worker.hear([named], NOW + 1)
+    worker.observe([named], NOW + 1)
     assert (worker.claims["c1"].unnamed_since, worker.claims["c1"].unopened_since) == (None, NOW)
     named.progress.sequence = 3
-    worker.hear([named], NOW + 2)
+    worker.observe([named], NOW + 2)
     assert worker.claims["c1"].unopened_since is None
-    worker.hear([], NOW + 3)
+    worker.observe([], NOW + 3)
     assert (worker.claims["c1"].unnamed_since, worker.claims["c1"].unopened_since) == (NOW + 3, None)
 
 
@@ -178,17 +185,17 @@ def test_a_tasks_own_patience_goes_before_the_coordinators():
 
 def test_slots_kept_for_higher_tiers_are_not_offered_to_lower_ones_whatever_is_on_its_way():
     worker = session(4)
-    worker.report_places(Places(4, 3, 1), grants_read=0)
-    assert worker.places(NOW) == Places(4, 3, 1)
+    worker.report_slots(Slots(4, 3, 1), grants_read=0)
+    assert worker.slots(NOW) == Slots(4, 3, 1)
     grant(worker, 1, task_pb2.PRIORITY_LOW)
-    assert worker.places(NOW) == Places(3, 2, 0)
+    assert worker.slots(NOW) == Slots(3, 2, 0)
     worker.take_slot(Priority.HIGH)
-    assert worker.places(NOW) == Places(2, 2, 0)
+    assert worker.slots(NOW) == Slots(2, 2, 0)
     worker.put_slot_back(Priority.HIGH)
     grant(worker, 2, task_pb2.PRIORITY_HIGH)
-    worker.report_places(Places(3, 2, 0), grants_read=1)  # it had read the first
-    assert worker.places(NOW) == Places(2, 2, 0)
+    worker.report_slots(Slots(3, 2, 0), grants_read=1)  # it had read the first
+    assert worker.slots(NOW) == Slots(2, 2, 0)
 
 
 def test_who_says_nothing_of_tiers_keeps_no_slot_for_any():
-    assert session(3).places(NOW) == Places(3, 3, 3)
+    assert session(3).slots(NOW) == Slots(3, 3, 3)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import reduce
 
-from tenure.domain.deaths import CRASH_LOOP_DEATHS_OF_FEW, Deaths, is_suspect
+from tenure.domain.crash_loop import CRASH_LOOP_DEATHS_OF_FEW, OwnerDeaths, is_suspect
 
 
-def after(*owners: str) -> Deaths:
-    return reduce(Deaths.and_of, owners, Deaths())
+def after(*owners: str) -> OwnerDeaths:
+    return reduce(OwnerDeaths.and_of, owners, OwnerDeaths())
 
 
 def test_five_deaths_of_three_workers_are_a_crash_loop_and_of_two_are_not():
@@ -28,8 +28,8 @@ def test_a_worker_under_a_new_name_is_another():
 
 
 def test_a_new_step_forgets_the_names_too():
-    died = Deaths(0, after("a", "b", "c").owners).and_of("d")
-    assert died == Deaths(1, ("d",))
+    died = OwnerDeaths(0, after("a", "b", "c").owners).and_of("d")
+    assert died == OwnerDeaths(1, ("d",))
 
 
 def test_a_task_is_a_suspect_before_it_is_a_crash_loop():

@@ -7,9 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tenure.cli.demo.history import answers_by_step, call_of_line, holders
-from tenure.cli.demo.judgement import Observed, broken, judge
-from tenure.cli.demo.outside import count_effects, effectful_calls, slow_line
+from tenure.cli.demo.board import answers_by_step, call_of_line, holders
+from tenure.cli.demo.judgement import Observed, broken, count_effects, effectful_calls, judge, slow_line
 from tenure.v1 import ledger_pb2, task_pb2
 
 KEPT = Observed(
@@ -71,8 +70,8 @@ def test_holders_are_read_in_order_with_the_reason_that_freed_the_task():
         moved("RUNNING", 3, actor="w2", epoch=9),
         moved("SUCCEEDED", 4, actor="w2", epoch=9),
     ]
-    found = [(holder.worker_id, holder.epoch, holder.taken_for) for holder in holders(entries)]
-    assert found == [("w1", 5, "SUBMITTED"), ("w2", 9, "LEASE_EXPIRED")]
+    results = [(holder.worker_id, holder.epoch, holder.taken_for) for holder in holders(entries)]
+    assert results == [("w1", 5, "SUBMITTED"), ("w2", 9, "LEASE_EXPIRED")]
     assert holders(entries)[1].opened_at == BEGAN + timedelta(seconds=3)
 
 

@@ -9,11 +9,20 @@ import sys
 import pytest
 
 from tenure.domain.retry import RetryPolicy
-from tenure.runtime import duties as duties_module
 from tenure.runtime import metrics
-from tenure.runtime.duties import Duties, NoLimit, note_progress, rest, resting
-from tenure.runtime.duty_runs import TICKS_OF_SILENCE, DutyEnded, DutyStalled, Run
-from tests.patience import PATIENCE_SECONDS
+from tenure.runtime import process as duties_module
+from tenure.runtime.process import (
+    TICKS_OF_SILENCE,
+    Duties,
+    DutyEnded,
+    DutyStalled,
+    NoLimit,
+    Run,
+    note_progress,
+    rest,
+    resting,
+)
+from tests.support.patience import PATIENCE_SECONDS
 
 QUICK = RetryPolicy(max_attempts=3, initial_seconds=0.001, cap_seconds=0.001)
 SILENCE_SECONDS = 0.1
@@ -172,7 +181,7 @@ async def test_a_silent_duty_that_does_not_end_ends_the_process(monkeypatch, cap
 
 async def test_the_process_really_ends():
     program = (
-        "import asyncio\nfrom tenure.runtime import duties as d\nd.STUCK_SECONDS = 0.1\n"
+        "import asyncio\nfrom tenure.runtime import process as d\nd.STUCK_SECONDS = 0.1\n"
         "async def deaf():\n    while True:\n        try: await asyncio.Event().wait()\n"
         "        except asyncio.CancelledError: pass\n"
         "async def main():\n    async with d.Duties() as duties:\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from services.checkpoint import main as checkpoint
-from tenure.runtime.duties import NoLimit
+from tenure.runtime.process import NoLimit
 
 REPOSITORY = Path(__file__).parents[2]
 SERVICES = ("checkpoint", "coordinator", "gateway", "tools", "worker")

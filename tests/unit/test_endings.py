@@ -4,8 +4,14 @@ import itertools
 
 import pytest
 
-from tenure.domain.deaths import Deaths
-from tenure.domain.endings import NOBODY_DIED, Ending, ending_of_lost_claim, follow_up, outcomes_of_ended_calls
+from tenure.domain.close_out import (
+    NOBODY_DIED,
+    PendingEnding,
+    ending_of_lost_claim,
+    follow_up,
+    outcomes_of_ended_calls,
+)
+from tenure.domain.crash_loop import OwnerDeaths
 from tenure.domain.entries import ToolIntent
 from tenure.domain.in_doubt import Abandon, DidNotHappen, Happened, Resolution
 from tenure.domain.states import MOVES, TERMINAL, Reason, TaskState
@@ -14,10 +20,10 @@ from tenure.domain.tools import (
     IN_DOUBT,
     NOT_RUN,
     CallState,
+    CallStatus,
     EffectClass,
     Outcome,
     OutcomeStatus,
-    Standing,
     ToolDefinition,
 )
 
@@ -29,7 +35,7 @@ SHORT = ToolDefinition("tool", "d", "{}", EffectClass.UNSAFE, output_limit_bytes
 
 @pytest.mark.parametrize(("state", "end"), CASES)
 def test_a_task_that_nobody_holds_reaches_its_end_by_allowed_moves(state: TaskState, end: TaskState) -> None:
-    ending = Ending(end, "WHY", "", "")
+    ending = PendingEnding(end, "WHY", "", "")
     for _ in range(2):
         target = follow_up(state, ending, has_open_calls=False)
         assert target is not None
@@ -42,7 +48,7 @@ def test_a_task_that_nobody_holds_reaches_its_end_by_allowed_moves(state: TaskSt
 
 @pytest.mark.parametrize(("state", "end"), CASES)
 def test_a_task_with_an_open_call_only_goes_where_it_can_be_opened(state: TaskState, end: TaskState) -> None:
-    target = follow_up(state, Ending(end, "WHY", "", ""), has_open_calls=True)
+    target = follow_up(state, PendingEnding(end, "WHY", "", ""), has_open_calls=True)
     assert target is (None if state is TaskState.QUEUED else TaskState.QUEUED)
 
 
@@ -58,13 +64,13 @@ def test_a_task_with_an_open_call_only_goes_where_it_can_be_opened(state: TaskSt
     ],
 )
 def test_an_open_call_of_an_ended_task_comes_to_what_the_closed_fence_knows_of_it(standing, outcome) -> None:
-    standings = {} if standing is None else {"1.0": Standing(*standing), "9.9": Standing(CallState.STARTED)}
-    [told] = outcomes_of_ended_calls([ToolIntent("1.0", "use-1", "tool", "{}")], standings, {}, ())
-    assert (told.call_id, told.outcome) == ("1.0", outcome)
+    standings = {} if standing is None else {"1.0": CallStatus(*standing), "9.9": CallStatus(CallState.STARTED)}
+    [response] = outcomes_of_ended_calls([ToolIntent("1.0", "use-1", "tool", "{}")], standings, {}, ())
+    assert (response.call_id, response.outcome) == ("1.0", outcome)
 
 
 @pytest.mark.parametrize(
-    ("decision", "state", "call_attempt", "told"),
+    ("decision", "state", "call_attempt", "expected"),
     [
         (Happened("paid"), CallState.IN_DOUBT, 2, (OutcomeStatus.SUCCEEDED, "HAPPENED", 3)),
         (Abandon(), CallState.IN_DOUBT, 2, (OutcomeStatus.IN_DOUBT, "ABANDONED", 3)),
@@ -75,18 +81,18 @@ def test_an_open_call_of_an_ended_task_comes_to_what_the_closed_fence_knows_of_i
     ],
 )
 def test_a_word_that_no_owner_carried_to_the_tools_counts_at_the_end_for_the_attempt_it_is_of(
-    decision, state, call_attempt, told
+    decision, state, call_attempt, expected
 ) -> None:
     intent, word = ToolIntent("1.0", "use-1", "tool", "{}"), Resolution(2, decision, "I looked", "olga")
-    [ended] = outcomes_of_ended_calls([intent], {"1.0": Standing(state, None, call_attempt)}, {"1.0": word}, ())
-    assert (ended.outcome.status, ended.outcome.detail, ended.outcome.call_attempt) == told
+    [ended] = outcomes_of_ended_calls([intent], {"1.0": CallStatus(state, None, call_attempt)}, {"1.0": word}, ())
+    assert (ended.outcome.status, ended.outcome.detail, ended.outcome.call_attempt) == expected
 
 
 @pytest.mark.parametrize(("tools", "limit_bytes"), [((), 64 * 1024), ((SHORT,), SHORT.output_limit_bytes)])
 def test_what_a_person_says_at_an_end_is_cut_to_what_the_tool_may_say(tools, limit_bytes) -> None:
     intent = ToolIntent("1.0", "use-1", "tool", "{}")
     word = Resolution(1, Happened("ü" * 100_000), "I looked", "olga")
-    standings = {"1.0": Standing(CallState.IN_DOUBT, None, 1)}
+    standings = {"1.0": CallStatus(CallState.IN_DOUBT, None, 1)}
     [ended] = outcomes_of_ended_calls([intent], standings, {"1.0": word}, tools)
     assert ended.outcome.truncated
     assert len(ended.outcome.content.encode()) in {limit_bytes, limit_bytes - 1}
@@ -95,6 +101,6 @@ def test_what_a_person_says_at_an_end_is_cut_to_what_the_tool_may_say(tools, lim
 
 def test_a_claim_that_vanished_with_etcd_is_nobodys_death_and_yet_a_lost_lease():
     assert Reason.CLAIM_LOST in NOBODY_DIED
-    ending = ending_of_lost_claim(LeaseLostPolicy.TIME_OUT, Deaths(), Reason.CLAIM_LOST, "gone")
+    ending = ending_of_lost_claim(LeaseLostPolicy.TIME_OUT, OwnerDeaths(), Reason.CLAIM_LOST, "gone")
     assert ending is not None
     assert ending.to_state is TaskState.TIMED_OUT

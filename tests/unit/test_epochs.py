@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.domain.epochs import MAX_GENERATION, MAX_REVISION, compose_epoch, describe_epoch, split_epoch
+from tenure.domain.fencing import (
+    MAX_GENERATION,
+    MAX_REVISION,
+    compose_epoch,
+    describe_epoch,
+    split_epoch,
+)
 
 generations = st.integers(0, MAX_GENERATION)
 revisions = st.integers(1, MAX_REVISION)

@@ -9,14 +9,14 @@ import grpc
 import pytest
 
 from tenure.domain import errors
-from tenure.runtime import status
+from tenure.runtime import rpc_status
 
 
 @pytest.mark.parametrize("kind", errors.LEAVES)
 def test_every_leaf_has_a_reason_of_its_own_and_a_code(kind):
     assert [other for other in errors.LEAVES if other.default_reason == kind.default_reason] == [kind]
     assert kind.default_reason == kind.default_reason.upper()
-    assert status.code_of(kind("why")) is not grpc.StatusCode.OK
+    assert rpc_status.code_of(kind("why")) is not grpc.StatusCode.OK
 
 
 def test_the_tree_has_no_leaf_that_is_not_listed():
@@ -44,11 +44,11 @@ def test_the_tree_has_no_leaf_that_is_not_listed():
     ],
 )
 def test_the_codes_are_those_promised(kind, code):
-    assert status.code_of(kind("why")).name == code
+    assert rpc_status.code_of(kind("why")).name == code
 
 
 def test_a_fence_never_carries_a_code_that_clients_retry_by_themselves():
-    fenced = {status.code_of(kind("why")) for kind in errors.Fenced.__subclasses__()}
+    fenced = {rpc_status.code_of(kind("why")) for kind in errors.Fenced.__subclasses__()}
     assert fenced.isdisjoint({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
 
 
@@ -84,15 +84,15 @@ def test_an_error_can_be_copied(clone):
 
 @pytest.mark.parametrize("code", ["UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"])
 def test_a_call_that_broke_has_an_unknown_outcome(code):
-    error = status.from_rpc_error(bare(code, "Socket closed"))
+    error = rpc_status.from_rpc_error(bare(code, "Socket closed"))
     assert isinstance(error, errors.Unavailable)
     assert (error.reason, error.message, error.metadata) == (code, "Socket closed", {"outcome": "unknown"})
 
 
 @pytest.mark.parametrize("code", ["INTERNAL", "UNKNOWN", "DATA_LOSS", "UNIMPLEMENTED"])
 def test_a_peers_bug_is_no_domain_error(code):
-    error = status.from_rpc_error(bare(code, "oops"))
-    assert isinstance(error, status.PeerFailed)
+    error = rpc_status.from_rpc_error(bare(code, "oops"))
+    assert isinstance(error, rpc_status.PeerFailed)
     assert (error.code.name, error.message) == (code, "oops")
 
 
@@ -100,13 +100,13 @@ def test_a_peers_bug_is_no_domain_error(code):
     "words", ["Received message larger than max (5 vs. 4)", "received metadata size exceeds hard limit (5 vs. 4)"]
 )
 def test_a_limit_of_grpcs_own_says_nothing_of_what_was_done(words):
-    error = status.from_rpc_error(bare("RESOURCE_EXHAUSTED", words))
+    error = rpc_status.from_rpc_error(bare("RESOURCE_EXHAUSTED", words))
     assert isinstance(error, errors.InvalidRequest)
     assert error.reason == "MESSAGE_TOO_LARGE"
 
 
 def test_a_strangers_status_becomes_the_leaf_of_its_code():
-    error = status.from_rpc_error(bare("NOT_FOUND", "no such key"))
+    error = rpc_status.from_rpc_error(bare("NOT_FOUND", "no such key"))
     assert isinstance(error, errors.NotFound)
     assert error.reason == "NOT_FOUND"
 
@@ -114,19 +114,19 @@ def test_a_strangers_status_becomes_the_leaf_of_its_code():
 @pytest.mark.parametrize("blob", [b"\xff\xff\xff", b"", "text"])
 def test_details_that_do_not_parse_never_hide_the_status(blob):
     metadata = grpc.aio.Metadata(("grpc-status-details-bin", blob))
-    error = status.from_rpc_error(grpc.aio.AioRpcError(grpc.StatusCode.ABORTED, None, metadata, details="fenced"))
+    error = rpc_status.from_rpc_error(grpc.aio.AioRpcError(grpc.StatusCode.ABORTED, None, metadata, details="fenced"))
     assert isinstance(error, errors.Fenced)
 
 
 def test_a_newer_peers_leaf_is_known_by_its_code():
-    error = status.from_plain(10, "SOMETHING_NEW", "m", {"tenure-kind": "SOMETHING_NEW", "a": "b"})
+    error = rpc_status.from_plain(10, "SOMETHING_NEW", "m", {"tenure-kind": "SOMETHING_NEW", "a": "b"})
     assert isinstance(error, errors.Fenced)
     assert (error.reason, error.metadata) == ("SOMETHING_NEW", {"a": "b"})
 
 
 @pytest.mark.parametrize("code", [2, 13, 4711])
 def test_a_number_that_is_no_refusal_is_the_peers_failure(code):
-    assert isinstance(status.from_plain(code, "X", "m", {}), status.PeerFailed)
+    assert isinstance(rpc_status.from_plain(code, "X", "m", {}), rpc_status.PeerFailed)
 
 
 def bare(code: str, details: str) -> grpc.aio.AioRpcError:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from tenure.runtime.etcd import endpoints
-from tenure.runtime.etcd.endpoints import Endpoints, TlsIdentity, parse_targets
+from services.coordinator.etcd import endpoints
+from services.coordinator.etcd.endpoints import Endpoints, TlsIdentity, parse_targets
 
 
 @pytest.mark.parametrize(

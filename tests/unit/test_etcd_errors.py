@@ -4,7 +4,7 @@ import pytest
 from grpc import StatusCode
 from grpc.aio import AioRpcError, Metadata
 
-from tenure.runtime.etcd.errors import (
+from services.coordinator.etcd.calls import (
     Compacted,
     EtcdError,
     EtcdRefused,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tenure.runtime.etcd import descriptors, stubs
-from tests.patience import PATIENCE_SECONDS
+from services.coordinator.etcd import descriptors, stubs
+from tests.support.patience import PATIENCE_SECONDS
 
 _STUB_FILE = Path(stubs.__file__).with_suffix(".pyi")
 
@@ -65,7 +65,7 @@ def test_asking_for_progress_has_the_number_that_etcd_gives_it() -> None:
 
 def test_the_code_of_the_package_is_never_run_and_loading_twice_is_harmless() -> None:
     program = (
-        "import sys; from tenure.runtime.etcd import descriptors, stubs;"
+        "import sys; from services.coordinator.etcd import descriptors, stubs;"
         "again = descriptors.EtcdApi();"
         "assert again.message('mvccpb.KeyValue') is again.message('mvccpb.KeyValue');"
         "kind = again.message('mvccpb.KeyValue');"
@@ -81,9 +81,9 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         descriptors.EtcdApi()
 
 
-@pytest.mark.parametrize(("content", "told"), [(None, "has no kv_pb2.py"), ("x = 1\n", "no serialized descriptor")])
+@pytest.mark.parametrize(("content", "expected"), [(None, "has no kv_pb2.py"), ("x = 1\n", "no serialized descriptor")])
 def test_a_changed_package_is_named(
-    content: str | None, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    content: str | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "etcdrpc").mkdir()
     if content is not None:
@@ -91,7 +91,7 @@ def test_a_changed_package_is_named(
     spec = importlib.machinery.ModuleSpec("etcd3", None, is_package=True)
     spec.submodule_search_locations = [str(tmp_path)]
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-    with pytest.raises(descriptors.EtcdStubsError, match=told):
+    with pytest.raises(descriptors.EtcdStubsError, match=expected):
         descriptors.EtcdApi()
 
 

@@ -2,8 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from tenure.runtime.etcd.transactions import MAX_TXN_OPS, Delete, Get, Put, Txn, absent, present, to_request
-from tenure.runtime.etcd.values import prefix_end
+from services.coordinator.etcd.transactions import (
+    MAX_TXN_OPS,
+    Delete,
+    Get,
+    Put,
+    Txn,
+    absent,
+    prefix_end,
+    present,
+    to_request,
+)
 
 
 def test_the_width_of_a_transaction_is_its_longest_list_and_its_widest_nested_one() -> None:

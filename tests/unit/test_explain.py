@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from services.gateway.explaining import gather_facts
+from services.gateway.explain import gather_facts
 from tenure.domain.budget import Budget
-from tenure.domain.epochs import compose_epoch
 from tenure.domain.explain import MOST_LINES, CallFact, Facts, WorkerFact, explain, span
+from tenure.domain.fencing import compose_epoch
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.v1 import coordinator_service_pb2, ledger_pb2, task_pb2, tool_pb2
-from tenure.wire.times import duration
+from tenure.wire.common import duration
 
 FACTS = Facts(
     state=TaskState.RUNNING,
@@ -33,7 +33,7 @@ FACTS = Facts(
 SERVES = WorkerFact("worker-1", ("batch", "default"), ("messages",))
 
 
-def told(state: str = "RUNNING", **facts) -> str:
+def explained(state: str = "RUNNING", **facts) -> str:
     """The lines of these facts, after what holds of every explanation."""
     lines = explain(replace(FACTS, state=TaskState(state), **facts))
     assert 3 <= len(lines) <= MOST_LINES
@@ -42,7 +42,7 @@ def told(state: str = "RUNNING", **facts) -> str:
 
 
 def test_a_running_task_is_told_with_its_owner_its_lease_its_progress_and_its_calls():
-    text = told(calls=(CallFact("4.0", "execute_python", "STARTED"), CallFact("4.1", "search")), refusals=2)
+    text = explained(calls=(CallFact("4.0", "execute_python", "STARTED"), CallFact("4.1", "search")), refusals=2)
     assert text.splitlines() == [
         "RUNNING on worker-1 for 3 min, epoch 1.42",
         "The newest entry is 30 s old (step 4); its lease lives 4 s without a renewal",
@@ -55,15 +55,15 @@ def test_a_running_task_is_told_with_its_owner_its_lease_its_progress_and_its_ca
 
 
 def test_a_running_task_without_a_claim_is_about_to_be_queued():
-    assert "its claim is gone: it is about to be queued again" in told(lease_seconds=0.0)
+    assert "its claim is gone: it is about to be queued again" in explained(lease_seconds=0.0)
 
 
 def test_control_work_that_nobody_can_do_is_told_with_its_function():
-    says = told("QUEUED", loop="control.month_end", workers=(SERVES,))
+    says = explained("QUEUED", loop="control.month_end", workers=(SERVES,))
     assert "No worker serves queue batch and the function month_end; 1 other worker is there" in says
     assert "a worker of queue batch and the function month_end that is started" in says
     here = replace(SERVES, loops=("control.month_end",))
-    assert "and the function month_end: worker-1" in told("QUEUED", loop="control.month_end", workers=(here,))
+    assert "and the function month_end: worker-1" in explained("QUEUED", loop="control.month_end", workers=(here,))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_control_work_that_nobody_can_do_is_told_with_its_function():
     ],
 )
 def test_a_queued_task_is_told_with_who_could_take_it(workers, says):
-    text = told("QUEUED", reason="WORKER_LOST", message="worker-1 is gone", workers=workers)
+    text = explained("QUEUED", reason="WORKER_LOST", message="worker-1 is gone", workers=workers)
     assert "QUEUED for 3 min, attempt 1, after step 4: the connection to its worker broke (worker-1 is gone)" in text
     assert says in text
     is_served = workers is None or "Workers that serve" in says
@@ -87,7 +87,7 @@ def test_a_queued_task_is_told_with_who_could_take_it(workers, says):
 
 
 def test_a_task_that_waits_for_its_retry_is_told_when_it_comes():
-    text = told("RETRY_SCHEDULED", reason="MODEL_RATE_LIMITED", until_retry=40.0)
+    text = explained("RETRY_SCHEDULED", reason="MODEL_RATE_LIMITED", until_retry=40.0)
     assert "the model's provider asked to slow down" in text
     assert "It is queued again in 40 s" in text
     assert "tenure admin requeue queues it at once" in text
@@ -95,14 +95,16 @@ def test_a_task_that_waits_for_its_retry_is_told_when_it_comes():
 
 @pytest.mark.parametrize(("state", "verb"), [("WAITING_USER", "tenure resume"), ("WAITING_EXTERNAL", "tenure signal")])
 def test_a_waiting_task_is_told_for_what_and_until_when(state, verb):
-    text = told(state, reason="ASKED", waits_for="an answer to: may I?", until_answer=3600.0)
+    text = explained(state, reason="ASKED", waits_for="an answer to: may I?", until_answer=3600.0)
     assert "It waits for an answer to: may I?; in 60 min nobody waits any longer" in text
     assert verb in text
 
 
 def test_calls_in_doubt_are_named_once():
     message = "it is not known whether these calls happened: 4.0 (pay)"
-    text = told("WAITING_USER", reason="TOOL_IN_DOUBT", message=message, calls=(CallFact("4.0", "pay", "IN_DOUBT"),))
+    text = explained(
+        "WAITING_USER", reason="TOOL_IN_DOUBT", message=message, calls=(CallFact("4.0", "pay", "IN_DOUBT"),)
+    )
     assert text.count("4.0") == 1
     assert "tenure tools in-doubt" in text
 
@@ -117,7 +119,7 @@ def test_calls_in_doubt_are_named_once():
     ],
 )
 def test_the_advice_about_a_refused_request_is_not_to_send_the_same_one_again(error_class: str, advice: str) -> None:
-    text = told("FAILED", reason="MODEL_REJECTED", message=f"{error_class}: model: x", error_class=error_class)
+    text = explained("FAILED", reason="MODEL_REJECTED", message=f"{error_class}: model: x", error_class=error_class)
     assert advice in text.splitlines()[-1]
     if error_class == "NOT_FOUND":
         assert "tenure admin requeue" not in text
@@ -132,7 +134,7 @@ def test_the_class_of_the_providers_refusal_comes_from_the_tasks_last_move() -> 
 
 @pytest.mark.parametrize("state", sorted(TERMINAL))
 def test_an_ended_task_is_told_with_its_end_and_whether_it_can_go_on(state):
-    text = told(state, reason="MODEL_UNAVAILABLE", message="overloaded")
+    text = explained(state, reason="MODEL_UNAVAILABLE", message="overloaded")
     assert f"Ended as {state} 3 min ago, attempt 1, after step 4" in text
     assert "timeout" not in text
     if state is TaskState.SUCCEEDED:
@@ -144,21 +146,23 @@ def test_an_ended_task_is_told_with_its_end_and_whether_it_can_go_on(state):
 
 @pytest.mark.parametrize("state", ["QUEUED", "RUNNING", "WAITING_USER", "WAITING_EXTERNAL", "RETRY_SCHEDULED"])
 def test_a_task_that_is_to_end_is_told_so(state):
-    text = told(state, is_to_end=True)
+    text = explained(state, is_to_end=True)
     assert "Its end was asked for" in text
     assert "What moves it: its end" in text
 
 
 def test_what_nobody_answers_is_said():
-    text = told(lease_seconds=None, workers=None, tools_answered=False, calls=(CallFact("4.0", "t"),), refusals=None)
+    text = explained(
+        lease_seconds=None, workers=None, tools_answered=False, calls=(CallFact("4.0", "t"),), refusals=None
+    )
     assert "no coordinator answers, so nothing is known of its lease" in text
     assert "4.0 t; the tools do not answer, so nothing more is known" in text
     assert "Nothing is known of refused writes" in text
 
 
 def test_a_deadline_that_passed_and_a_reason_without_words_are_told_as_they_are():
-    assert "Its timeout has passed" in told("QUEUED", reason="SOMETHING_NEW", until_deadline=-5.0)
-    assert "SOMETHING_NEW" in told("QUEUED", reason="SOMETHING_NEW")
+    assert "Its timeout has passed" in explained("QUEUED", reason="SOMETHING_NEW", until_deadline=-5.0)
+    assert "SOMETHING_NEW" in explained("QUEUED", reason="SOMETHING_NEW")
 
 
 @pytest.mark.parametrize(
@@ -192,14 +196,14 @@ def test_the_facts_are_those_of_the_services():
 
 
 def test_a_task_that_is_held_back_says_until_when_and_needs_no_worker():
-    lines = told("QUEUED", until_start=7500.0, until_deadline=90_000.0)
+    lines = explained("QUEUED", until_start=7500.0, until_deadline=90_000.0)
     assert "It is not to be started before its time, in 2 h 5 min" in lines
     assert "No worker" not in lines
     assert lines.endswith("What moves it: time; tenure cancel ends it")
 
 
 def test_a_task_that_is_timed_in_the_queue_says_how_long_it_may_stay():
-    assert "In 30 s it will have queued too long" in told("QUEUED", until_too_long=30.0)
+    assert "In 30 s it will have queued too long" in explained("QUEUED", until_too_long=30.0)
 
 
 def test_how_long_a_task_may_stay_in_the_queue_counts_from_its_move_or_its_start():
@@ -217,4 +221,4 @@ def test_how_long_a_task_may_stay_in_the_queue_counts_from_its_move_or_its_start
 
 def test_amounts_of_money_are_shown_as_people_read_them():
     budget = replace(FACTS.budget, max_nano_usd=10**10, used_nano_usd=19_164_750, reserved_nano_usd=223_262_500)
-    assert "of its $10.00 $0.019, $0.22 set aside" in told(budget=budget)
+    assert "of its $10.00 $0.019, $0.22 set aside" in explained(budget=budget)

@@ -15,11 +15,19 @@ import pytest
 
 from tenure.domain import errors
 from tenure.runtime import metrics
-from tenure.runtime.failpoint import arm, disarm, failpoint, failpoint_enabled
-from tenure.runtime.failpoint_names import FAILPOINTS, SWITCHES, declare, declare_switch
+from tenure.runtime.failpoints import (
+    FAILPOINTS,
+    SWITCHES,
+    arm,
+    declare,
+    declare_switch,
+    disarm,
+    failpoint,
+    failpoint_enabled,
+)
+from tenure.runtime.rpc_status import PeerFailed
 from tenure.runtime.settings import ConfigurationError
-from tenure.runtime.status import PeerFailed
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 PLACE = "worker.after_model"
@@ -135,7 +143,7 @@ def test_a_switch_is_on_only_when_named():
 
 PROGRAM = f"""
 import asyncio
-from tenure.runtime.failpoint import arm, failpoint
+from tenure.runtime.failpoints import arm, failpoint
 async def main(action):
     arm("{PLACE}=" + action)
     await failpoint("{PLACE}")
@@ -178,7 +186,7 @@ def test_every_failpoint_stands_exactly_once_in_the_code_of_its_service():
 
 def test_every_switch_that_is_read_is_declared():
     switched = {name for file in sources() for name in called_with(file, "failpoint_enabled")}
-    assert switched <= set(SWITCHES), "declare it in tenure/runtime/failpoint_names.py"
+    assert switched <= set(SWITCHES), "declare it in tenure/runtime/failpoints.py"
 
 
 def sources() -> list[Path]:

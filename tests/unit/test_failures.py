@@ -7,11 +7,10 @@ from email.utils import format_datetime
 
 import pytest
 
-from services.worker.after_failure import TryAgain, after_failure, is_late
 from services.worker.model import LONGEST_RETRY_AFTER_SECONDS, _retry_after_seconds
+from services.worker.transitions import RetryModelCall, after_failure, is_late
 from tenure.domain.entries import ModelFailure, Transition
-from tenure.domain.failures import RETRYABLE, FailureClass, class_of_status
-from tenure.domain.retry import MODEL_CALL_TRIES, RetryPolicy
+from tenure.domain.retry import MODEL_CALL_TRIES, RETRYABLE, FailureClass, RetryPolicy, class_of_status
 from tenure.domain.states import Reason, TaskState
 
 POLICY = RetryPolicy(max_attempts=1, initial_seconds=4.0)
@@ -45,7 +44,7 @@ def test_a_lasting_failure_ends_the_task_at_once_with_its_class(error_class):
 @pytest.mark.parametrize("error_class", sorted(RETRYABLE - {FailureClass.INTERRUPTED}))
 def test_a_passing_failure_is_tried_again_then_scheduled_with_its_class_then_fails(error_class):
     failures = [failure(error_class)] * MODEL_CALL_TRIES
-    assert isinstance(after_failure(failures[:1], 0, POLICY, result="", luck=0.5), TryAgain)
+    assert isinstance(after_failure(failures[:1], 0, POLICY, result="", luck=0.5), RetryModelCall)
     limited = error_class is FailureClass.RATE_LIMITED
     reason = Reason.MODEL_RATE_LIMITED if limited else Reason.MODEL_UNAVAILABLE
     for retries, to_state in ((0, TaskState.RETRY_SCHEDULED), (1, TaskState.FAILED)):
@@ -88,8 +87,8 @@ def test_only_a_timeout_by_our_own_clock_is_a_model_call_that_took_too_long():
 
 def test_a_pause_is_read_as_a_number_and_as_a_date_by_the_providers_clock():
     now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    told = {"retry-after": format_datetime(now + timedelta(seconds=90), usegmt=True), "date": _http(now)}
-    assert _retry_after_seconds(told) == 90.0
+    values = {"retry-after": format_datetime(now + timedelta(seconds=90), usegmt=True), "date": _http(now)}
+    assert _retry_after_seconds(values) == 90.0
     assert _retry_after_seconds({"retry-after": "7.5"}) == 7.5
     assert _retry_after_seconds({"retry-after-ms": "250", "retry-after": "9"}) == 0.25
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenure.domain.fairness import UNBOUNDED, Line, Load, Waiting, share
-from tenure.domain.places import Places
+from tenure.domain.slots import Slots
 from tenure.domain.task import Priority
 
 HIGH, NORMAL, LOW = Priority.HIGH, Priority.NORMAL, Priority.LOW
@@ -23,7 +23,7 @@ def waiting(tenant: str, count: int = 1, age: int = 0, *, tier: Priority = NORMA
 
 def served(some: list[Waiting], places: int, loads: dict[str, Load] | None = None) -> str:
     """The tenants in the order they are served in; what was begun in capitals."""
-    lines = share(some, loads or {}, Places.open_to_all(places))
+    lines = share(some, loads or {}, Slots.open_to_all(places))
     return "".join(line.tenant if line.is_new else line.tenant.upper() for line in lines)
 
 
@@ -66,8 +66,8 @@ def test_what_a_tenant_may_have_running_is_never_exceeded():
 
 def test_places_kept_for_higher_tiers_stay_free():
     some = [waiting("h", 1, tier=HIGH), waiting("n", 9), waiting("l", 9, tier=LOW)]
-    assert [line.tenant for line in share(some, {}, Places(6, 4, 1))] == list("hnnnn")
-    assert [line.tenant for line in share([waiting("n", 2), waiting("l", 9, tier=LOW)], {}, Places(6, 4, 1))] == list(
+    assert [line.tenant for line in share(some, {}, Slots(6, 4, 1))] == list("hnnnn")
+    assert [line.tenant for line in share([waiting("n", 2), waiting("l", 9, tier=LOW)], {}, Slots(6, 4, 1))] == list(
         "nnl"
     )
 
@@ -82,10 +82,10 @@ LINES = st.lists(
 @settings(deadline=None)
 @given(LINES, st.dictionaries(st.sampled_from("abcd"), st.integers(0, 5)), st.integers(1, 12))
 def test_no_place_is_left_and_no_tenant_without_a_task_while_another_gets_a_second(some, running, places):
-    asked = [waiting(tenant, count, age, begun=begun) for tenant, begun, count, age in some]
-    lines = share(asked, {tenant: Load(count) for tenant, count in running.items()}, Places.open_to_all(places))
-    assert len(lines) == min(places, sum(each.count for each in asked))
-    assert all(count <= next(w.count for w in asked if w.line == line) for line, count in Counter(lines).items())
+    requests = [waiting(tenant, count, age, begun=begun) for tenant, begun, count, age in some]
+    lines = share(requests, {tenant: Load(count) for tenant, count in running.items()}, Slots.open_to_all(places))
+    assert len(lines) == min(places, sum(each.count for each in requests))
+    assert all(count <= next(w.count for w in requests if w.line == line) for line, count in Counter(lines).items())
     got = Counter(line.tenant for line in lines)
     idle = {tenant for tenant, *_ in some if not running.get(tenant)}
     for left_out in idle - got.keys():
@@ -102,10 +102,10 @@ def test_one_round_is_as_many_rounds_of_one_place(some, running, places):
         return waiting(line.tenant, left[line][0], left[line][1], begun=not line.is_new)
 
     loads = {tenant: Load(count) for tenant, count in running.items()}
-    at_once = share([standing(line) for line in left], loads, Places.open_to_all(places))
+    at_once = share([standing(line) for line in left], loads, Slots.open_to_all(places))
     singly: list[Line] = []
     for _ in range(places):
-        for line in share([standing(one) for one in left if left[one][0]], loads, Places.open_to_all(1)):
+        for line in share([standing(one) for one in left if left[one][0]], loads, Slots.open_to_all(1)):
             singly.append(line)
             left[line] = (left[line][0] - 1, left[line][1])
             loads[line.tenant] = Load(loads.get(line.tenant, Load()).running + 1)

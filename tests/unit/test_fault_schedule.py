@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tenure.runtime.failpoint import arm, disarm
-from tenure.runtime.failpoint_names import FAILPOINTS
+from tenure.runtime.failpoints import FAILPOINTS, arm, disarm
 from tests.fault.failpoint_scenes import SCENES, rounds
 from tests.fault.suite.faults import INJECTORS
 from tests.fault.suite.scenarios import FAMILY, MEMBER, SCENARIOS, SLOWEST, WEIGHTS

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from tenure.domain import entries as facts
 from tenure.domain.budget import TokenUsage
-from tenure.domain.endings import CallOpened, CallSettled, open_calls_after
+from tenure.domain.close_out import CallOpened, CallSettled, open_calls_after
 from tenure.domain.fold import ResumePoint, fold
 from tenure.domain.states import TaskState
 from tenure.domain.task import TaskSpec
 from tenure.domain.tools import Outcome, OutcomeStatus
-from tenure.domain.turn import MAX_TRUNCATIONS, CallModel, CloseOut, ExecuteTools, Nudge, next_move
+from tenure.domain.turn import MAX_TRUNCATIONS, CallModel, CloseOut, ContinueTruncated, ExecuteTools, next_move
 from tenure.domain.waits import WaitAnswerKind, WaitKind
 
 START = (0, facts.Submitted(TaskSpec(goal="find out"))), (0, facts.Transition(TaskState.QUEUED, "SUBMITTED"))
@@ -107,7 +107,7 @@ def test_a_paused_turn_goes_on_with_the_same_messages() -> None:
 
 def test_a_cut_answer_is_nudged_and_then_called_again() -> None:
     cut = ledger((1, attempt()), (1, answer(text("so f"), stop="max_tokens")))
-    assert next_move(fold(cut)) == Nudge(1)
+    assert next_move(fold(cut)) == ContinueTruncated(1)
     nudged = [*cut, facts.Entry(len(cut) + 1, 1, facts.UserMessage("go on"))]
     assert next_move(fold(nudged)) == CallModel(2, 1)
 
@@ -159,7 +159,7 @@ def test_a_fork_begins_its_turn_without_what_judged_the_task_before() -> None:
     forked = (0, facts.Forked("t", 9, len(bodies)))
     begin = (MAX_TRUNCATIONS, facts.Transition(TaskState.QUEUED, "FORKED"))
     entries = [facts.Entry(n, step, body) for n, (step, body) in enumerate([START[0], forked, *bodies, begin], start=1)]
-    assert next_move(fold(entries)) == Nudge(MAX_TRUNCATIONS)
+    assert next_move(fold(entries)) == ContinueTruncated(MAX_TRUNCATIONS)
 
 
 @pytest.mark.parametrize("stop", ["refusal", "model_context_window_exceeded"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tenure.domain.errors import InvalidRequest, WrongState
-from tenure.domain.forks import Piece, choose_point, ends_with_answer, fork_points, is_last_word, pieces_to_copy
+from tenure.domain.forks import ForkPiece, choose_point, ends_with_answer, fork_points, is_final_answer, pieces_to_copy
 
 # Each letter an entry: Submitted, Transition, tools Defined, model attempt (M), Failure, Lost, Answer, Intent, Outcome,
 # User's words, Cancel, Wait's resolution, comPaction, stEp of a
@@ -29,14 +29,14 @@ KINDS = {
 }
 
 
-def ledger(story: str) -> list[Piece]:
-    pieces: list[Piece] = []
+def ledger(story: str) -> list[ForkPiece]:
+    pieces: list[ForkPiece] = []
     step = 0
     for letter in story:
         if letter.isdigit():
             step = int(letter)
         else:
-            pieces.append(Piece(len(pieces) + 1, step, KINDS[letter]))
+            pieces.append(ForkPiece(len(pieces) + 1, step, KINDS[letter]))
     return pieces
 
 
@@ -131,4 +131,4 @@ def test_a_final_answer_leaves_nothing_to_do() -> None:
     assert not ends_with_answer(pieces_to_copy(ledger(WHOLE), 10, with_tools=True))
     assert not ends_with_answer(pieces_to_copy(ledger("STD1MAU"), 6, with_tools=True))
     assert not ends_with_answer([])
-    assert [is_last_word(why) for why in ("end_turn", "max_tokens", "refusal")] == [True, False, False]
+    assert [is_final_answer(why) for why in ("end_turn", "max_tokens", "refusal")] == [True, False, False]

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
-from services.checkpoint import frames as ledger_frames
-from services.tools.calls import frames as tool_frames
+from services.checkpoint.commit import commit_stream as ledger_frames
+from services.tools.calls import execute_stream as tool_frames
 from services.tools.calls.runs import Event
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.runtime.batching import Answer

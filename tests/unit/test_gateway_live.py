@@ -8,14 +8,14 @@ from contextlib import AsyncExitStack, suppress
 from types import SimpleNamespace
 from typing import Any
 
-from services.gateway.live import LiveText
+from services.gateway.watch import LiveTextRelay
 from tenure.domain.errors import NotFound, Unavailable
 from tenure.runtime.rpc_server import RpcServer
 from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import live_pb2
 from tenure.v1 import worker_service_pb2 as worker
 from tenure.v1.worker_service_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 
 class Speaker(WorkerServiceServicer):
@@ -39,15 +39,15 @@ class Coordinator:
 
     def __init__(self, *answers: str | Exception) -> None:
         self._answers = list(answers)
-        self.asked = 0
+        self.request_count = 0
 
     async def ListWorkers(self, _request: Any) -> coordinator.CoordinatorServiceListWorkersResponse:
-        self.asked += 1
+        self.request_count += 1
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         if isinstance(answer, Exception):
             raise answer
-        found = coordinator.Worker(worker_id="worker-1", live_address=answer)
-        return coordinator.CoordinatorServiceListWorkersResponse(workers=[found])
+        worker = coordinator.Worker(worker_id="worker-1", live_address=answer)
+        return coordinator.CoordinatorServiceListWorkersResponse(workers=[worker])
 
 
 async def serve(stack: AsyncExitStack, speaker: Speaker) -> str:
@@ -65,7 +65,7 @@ async def first_text(known: Coordinator) -> str:
             heard.set_result(delta.text)
 
     peers: Any = SimpleNamespace(coordinator=known)
-    async with asyncio.timeout(PATIENCE_SECONDS), LiveText(peers) as live:
+    async with asyncio.timeout(PATIENCE_SECONDS), LiveTextRelay(peers) as live:
         following = asyncio.create_task(live.follow("t", "worker-1", 7, hear))
         try:
             return await heard
@@ -79,7 +79,7 @@ async def test_a_worker_that_is_gone_from_its_address_is_asked_for_anew(unused_t
     async with AsyncExitStack() as stack:
         known = Coordinator(f"127.0.0.1:{unused_tcp_port}", await serve(stack, Speaker()))
         assert await first_text(known) == "words"
-        assert known.asked == 2
+        assert known.request_count == 2
 
 
 async def test_a_worker_that_does_not_hold_the_task_yet_is_asked_again() -> None:
@@ -96,6 +96,6 @@ async def test_a_coordinator_that_is_away_is_asked_again() -> None:
 async def test_a_worker_that_serves_no_text_is_not_listened_to() -> None:
     known = Coordinator("")
     peers: Any = SimpleNamespace(coordinator=known)
-    async with asyncio.timeout(PATIENCE_SECONDS), LiveText(peers) as live:
+    async with asyncio.timeout(PATIENCE_SECONDS), LiveTextRelay(peers) as live:
         await live.follow("t", "worker-1", 7, lambda _: None)
-    assert known.asked == 1
+    assert known.request_count == 1

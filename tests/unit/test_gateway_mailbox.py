@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from services.gateway.mailbox import MAX_PENDING_CHARACTERS, Mailbox
+from services.gateway.watch import MAX_PENDING_CHARACTERS, Mailbox
 from tenure.domain.errors import Unavailable
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import ledger_pb2, live_pb2

@@ -31,7 +31,7 @@ async def test_a_service_that_does_not_answer_is_named_and_its_address_is_not() 
                 "the tool service": lambda: peers.tools.ListSources(tools.ListSourcesRequest()),
             }
             for peer, call in calls.items():
-                with pytest.raises(Unavailable) as told:
+                with pytest.raises(Unavailable) as refusal:
                     await patiently(call)
-                assert told.value.message == f"{peer} does not answer just now"
-                assert not told.value.metadata
+                assert refusal.value.message == f"{peer} does not answer just now"
+                assert not refusal.value.metadata

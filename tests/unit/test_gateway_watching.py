@@ -8,11 +8,11 @@ from contextlib import aclosing
 from types import SimpleNamespace
 from typing import Any
 
-from services.gateway.watching import Watch
+from services.gateway.watch import WatchTaskStream
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import ledger_pb2, live_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 ANSWERED_STEP = 5
 
@@ -49,7 +49,7 @@ async def first_events(step: int, count: int, heartbeat_seconds: float) -> list[
     request = api.WatchTaskRequest(task_id="t", live=True)
     async with (
         asyncio.timeout(PATIENCE_SECONDS),
-        Watch(peers, live, request, asyncio.Event()) as watch,
+        WatchTaskStream(peers, live, request, asyncio.Event()) as watch,
         aclosing(watch.events(heartbeat_seconds)) as events,
     ):
         return [(await anext(events)).WhichOneof("event") for _ in range(count)]

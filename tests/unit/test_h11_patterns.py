@@ -11,7 +11,7 @@ from h11 import _abnf, _readers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.runtime.h11_patterns import read_in_one_pass
+from tenure.runtime.outbound_http import read_in_one_pass
 
 MOST_CPU_SECONDS = 2.0
 """It takes milliseconds now, and took 9 to 18 seconds on a quick machine."""
@@ -68,5 +68,7 @@ def test_what_is_matched_is_what_was_matched(name, pieces):
         assert (after is None) == (before is None)
         if before is not None:
             kept = ("field_name", "field_value", "chunk_size")
-            told = [{key: found[key] for key in kept if key in found.re.groupindex} for found in (before, after)]
-            assert told[0] == told[1]
+            seen = [
+                {key: violation[key] for key in kept if key in violation.re.groupindex} for violation in (before, after)
+            ]
+            assert seen[0] == seen[1]

@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from services.tools.http_fetch.readable import readable
-from services.tools.http_fetch.reading import NotText, read_text, reads
 from services.tools.http_fetch.settings import HttpFetchSettings
-from tenure.domain.urls import parse_url
-from tenure.runtime.outgoing import Body
+from services.tools.http_fetch.text import NotText, read_text, readable, reads
+from tenure.domain.outbound import parse_url
+from tenure.runtime.outbound_http import Body
 
 HERE = parse_url("https://example.com/a/b")
 
@@ -28,7 +27,7 @@ def read(content, content_type="text/plain", *, is_whole=True):
 
 class TestHtml:
     @pytest.mark.parametrize(
-        ("html", "told"),
+        ("html", "expected"),
         [
             ("<title>T</title><h2>H</h2><p>a\n  b<p>c", "T\n\n## H\n\na b\n\nc"),
             ("<ul><li>a<li>b &amp; c</ul>d", "- a\n- b & c\n\nd"),
@@ -50,8 +49,8 @@ class TestHtml:
             ("", ""),
         ],
     )
-    def test_it_is_what_a_reader_would_see(self, html, told):
-        assert readable(html, HERE) == (told, True)
+    def test_it_is_what_a_reader_would_see(self, html, expected):
+        assert readable(html, HERE) == (expected, True)
 
     @given(st.text(alphabet="<>/!-[]&;#x \"'=ascriptvg\n", max_size=300))
     def test_nothing_in_it_breaks_the_reader(self, html):
@@ -96,9 +95,9 @@ class TestHtml:
 
     def test_links_do_not_make_much_of_little(self):
         base = parse_url("https://example.com/" + "a" * 4000)
-        told, is_whole = readable("<a href=x>" * 50_000, base)
+        text, is_whole = readable("<a href=x>" * 50_000, base)
         assert not is_whole
-        assert len(told) < 600_000
+        assert len(text) < 600_000
 
     def test_what_takes_too_long_is_cut(self):
         assert readable("<p>a" * 100_000, HERE, most_seconds=-1.0) == ("", False)
@@ -106,7 +105,7 @@ class TestHtml:
 
 class TestCharacters:
     @pytest.mark.parametrize(
-        ("content", "content_type", "told"),
+        ("content", "content_type", "expected"),
         [
             ("ä€".encode(), "text/plain", "ä€"),
             ("ä€".encode("cp1252"), "text/plain", "ä€"),
@@ -125,8 +124,8 @@ class TestCharacters:
             (b"\xff\xfeg\x00", "text/plain; charset=nonsense", "g"),
         ],
     )
-    def test_they_are_read_as_said_by_mark_header_or_document(self, content, content_type, told):
-        assert read(content, content_type).content.endswith(told)
+    def test_they_are_read_as_said_by_mark_header_or_document(self, content, content_type, expected):
+        assert read(content, content_type).content.endswith(expected)
 
     def test_half_a_character_at_a_cut_end_is_left_out(self):
         cut = read("aä".encode()[:-1], is_whole=False)
@@ -136,11 +135,11 @@ class TestCharacters:
     def test_nothing_in_a_body_breaks_the_reader(self, content, charset):
         for content_type in (f"text/html; charset={charset}", f"application/xml;charset={charset}"):
             try:
-                told = read(content, content_type, is_whole=bool(len(content) % 2)).content
+                content_value = read(content, content_type, is_whole=bool(len(content) % 2)).content
             except NotText:
                 continue
-            told.encode()
-            assert "\x1b" not in told
+            content_value.encode()
+            assert "\x1b" not in content_value
 
     @pytest.mark.parametrize(
         "content_type", ["", "text/csv", "Application/JSON; a=b", "application/ld+json", "image/svg+xml"]

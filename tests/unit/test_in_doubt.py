@@ -15,11 +15,11 @@ from tenure.domain.in_doubt import (
     Resolution,
     ResolveCall,
     RunAgain,
-    Settled,
-    decide_word,
+    SettledByResolution,
+    apply_resolution,
+    decide_resolution,
     is_unsettled,
     outcome_in_doubt,
-    take_word,
 )
 from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.domain.tools import OutcomeStatus
@@ -28,8 +28,8 @@ FIRST, SECOND = CallInDoubt("1.0", 1), CallInDoubt("1.1", 3)
 WORD = ResolveCall("1.0", 1, Happened())
 
 
-def decided(asked=WORD, *waited_for, state=TaskState.WAITING_USER, reason=Reason.TOOL_IN_DOUBT, open_calls=("1.0",)):
-    return decide_word(state, reason, open_calls, waited_for, asked)
+def decided(fields=WORD, *waited_for, state=TaskState.WAITING_USER, reason=Reason.TOOL_IN_DOUBT, open_calls=("1.0",)):
+    return decide_resolution(state, reason, open_calls, waited_for, fields)
 
 
 def said(decision, call_attempt=1):
@@ -54,7 +54,7 @@ def test_an_attempt_that_no_worker_named_is_any_attempt(waited_for):
 
 
 @pytest.mark.parametrize(
-    ("asked", "changes", "reason"),
+    ("expected", "changes", "reason"),
     [
         (WORD, {"state": TaskState.QUEUED}, "NOT_IN_DOUBT"),
         (WORD, {"state": TaskState.RUNNING}, "NOT_IN_DOUBT"),
@@ -63,28 +63,28 @@ def test_an_attempt_that_no_worker_named_is_any_attempt(waited_for):
         (ResolveCall("1.0", 2, Abandon()), {}, "OTHER_ATTEMPT"),
     ],
 )
-def test_a_word_that_nobody_waits_for_is_refused(asked, changes, reason):
-    refusal = decided(asked, FIRST, **changes)
+def test_a_word_that_nobody_waits_for_is_refused(expected, changes, reason):
+    refusal = decided(expected, FIRST, **changes)
     assert isinstance(refusal, WrongState)
     assert refusal.reason == reason
 
 
 def test_what_happened_ends_the_call_under_the_next_attempt():
-    taken = take_word(said(Happened("paid")), 1, runner_gone=False)
-    assert isinstance(taken, Settled)
+    taken = apply_resolution(said(Happened("paid")), 1, runner_gone=False)
+    assert isinstance(taken, SettledByResolution)
     assert (taken.outcome.status, taken.outcome.content, taken.outcome.call_attempt) == (
         OutcomeStatus.SUCCEEDED,
         "paid",
         2,
     )
-    untold = take_word(said(Happened()), 1, runner_gone=False)
-    assert isinstance(untold, Settled)
+    untold = apply_resolution(said(Happened()), 1, runner_gone=False)
+    assert isinstance(untold, SettledByResolution)
     assert untold.outcome.content == "olga found that this call happened: I looked"
 
 
 def test_what_is_given_up_stays_unknown_and_is_final():
-    taken = take_word(said(Abandon()), 1, runner_gone=False)
-    assert isinstance(taken, Settled)
+    taken = apply_resolution(said(Abandon()), 1, runner_gone=False)
+    assert isinstance(taken, SettledByResolution)
     assert (taken.outcome.status, taken.outcome.detail) == (OutcomeStatus.IN_DOUBT, ABANDONED)
     assert taken.outcome.content.endswith("olga gave it up: I looked")
     assert not is_unsettled(taken.outcome)
@@ -102,18 +102,18 @@ def test_what_is_given_up_stays_unknown_and_is_final():
     ],
 )
 def test_nothing_is_run_again_unless_its_runner_was_gone_when_it_was_said(decision, runner_gone, runs_again):
-    taken = take_word(said(decision), 1, runner_gone=runner_gone)
+    taken = apply_resolution(said(decision), 1, runner_gone=runner_gone)
     assert taken == (RunAgain(2) if runs_again else None)
 
 
 @pytest.mark.parametrize("decision", [Happened(), DidNotHappen(runner_is_gone=True), Abandon()])
 def test_a_doubt_that_came_anew_needs_a_new_word(decision):
-    assert take_word(said(decision, call_attempt=1), 2, runner_gone=True) is None
+    assert apply_resolution(said(decision, call_attempt=1), 2, runner_gone=True) is None
 
 
 def test_a_doubt_is_told_in_the_tools_own_words_and_says_when_a_word_was_not_taken():
-    told = outcome_in_doubt(2, "The connection broke.")
-    assert told.content.startswith("It is not known whether this call happened: The connection broke. ")
-    assert (told.call_attempt, told.detail) == (2, "")
+    response = outcome_in_doubt(2, "The connection broke.")
+    assert response.content.startswith("It is not known whether this call happened: The connection broke. ")
+    assert (response.call_attempt, response.detail) == (2, "")
     assert outcome_in_doubt(2, resolution=said(DidNotHappen(), 2)).detail == RUNNER_NOT_GONE
     assert outcome_in_doubt(2, resolution=said(DidNotHappen(), 1)).detail == ""

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.domain.budget import TokenUsage
-from tenure.domain.lost_calls import HeardCall, settle_lost
+from tenure.domain.lost_model_calls import ReportedCall, settle_lost
 
 tokens = st.integers(-(2**40), 2**40)
 
 
 def heard(*usage):
-    return HeardCall(1, 1, TokenUsage(*usage))
+    return ReportedCall(1, 1, TokenUsage(*usage))
 
 
 def test_it_is_billed_what_was_heard_of_it():

@@ -9,26 +9,26 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from services.tools.mcp.calling import MOST_SENDS, Calling
-from services.tools.mcp.opening import http_link
+from services.tools.mcp.calling import MOST_SENDS, McpToolCaller
+from services.tools.mcp.connection import http_link
 from services.tools.mcp.settings import McpServer
-from services.tools.tool import CallContext, ToolAnswer, ToolFailed, ToolInDoubt
+from services.tools.tool import CallContext, ToolAnswer, ToolFailure, ToolInDoubt
 from tenure.domain.tools import EffectClass, ToolDefinition
-from tests.http_mcp_server import http_mcp_server
-from tests.patience import CALL_SECONDS
+from tests.support.http_mcp_server import http_mcp_server
+from tests.support.patience import CALL_SECONDS
 
 KEYED, UNSAFE = EffectClass.KEYED, EffectClass.UNSAFE
 
 
-async def paid(port: int, effect_class: EffectClass) -> ToolAnswer | ToolFailed | ToolInDoubt:
+async def paid(port: int, effect_class: EffectClass) -> ToolAnswer | ToolFailure | ToolInDoubt:
     definition = ToolDefinition("bank__pay", "", "{}", effect_class, CALL_SECONDS, 65536)
     context = CallContext("acme", "t", "1.0", "t/1.0", 1, lambda _text: None, timeout_seconds=CALL_SECONDS)
     with ThreadPoolExecutor(1) as threads:
         async with http_link(McpServer(url=f"http://127.0.0.1:{port}/")) as link:
-            calling = Calling(Mock(link=AsyncMock(return_value=link)), "pay", definition, Mock(), threads)
+            calling = McpToolCaller(Mock(link=AsyncMock(return_value=link)), "pay", definition, Mock(), threads)
             try:
                 return await calling.run(context, {})
-            except (ToolFailed, ToolInDoubt) as error:
+            except (ToolFailure, ToolInDoubt) as error:
                 return error
 
 
@@ -45,9 +45,9 @@ async def test_a_call_whose_answer_nobody_can_read_is_sent_once_and_unknown_wher
     answer: Callable[[Any], Any], effect_class: EffectClass
 ) -> None:
     with http_mcp_server(200, answer) as server:
-        told = await paid(server.port, effect_class)
-        assert isinstance(told, ToolInDoubt if effect_class is UNSAFE else ToolFailed)
-        assert "no answer that can be read" in told.message
+        response = await paid(server.port, effect_class)
+        assert isinstance(response, ToolInDoubt if effect_class is UNSAFE else ToolFailure)
+        assert "no answer that can be read" in response.message
         assert server.paid == ["t/1.0"]
 
 
@@ -56,9 +56,9 @@ async def test_a_call_that_a_gateway_lost_is_sent_again_with_its_key_where_that_
     effect_class: EffectClass,
 ) -> None:
     with http_mcp_server(502, lambda _: {"error": "a gateway's"}) as server:
-        told = await paid(server.port, effect_class)
-        assert isinstance(told, ToolInDoubt if effect_class is UNSAFE else ToolFailed)
-        assert "lost in the middle" in told.message
+        response = await paid(server.port, effect_class)
+        assert isinstance(response, ToolInDoubt if effect_class is UNSAFE else ToolFailure)
+        assert "lost in the middle" in response.message
         assert server.paid == ["t/1.0"] * (1 if effect_class is UNSAFE else MOST_SENDS)
 
 
@@ -68,6 +68,6 @@ def an_event(own_id: Any) -> str:
 
 async def test_an_answer_may_come_as_an_event() -> None:
     with http_mcp_server(200, an_event) as server:
-        told = await paid(server.port, UNSAFE)
-    assert isinstance(told, ToolAnswer)
-    assert told.content == "paid"
+        response = await paid(server.port, UNSAFE)
+    assert isinstance(response, ToolAnswer)
+    assert response.content == "paid"

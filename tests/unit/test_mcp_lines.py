@@ -14,20 +14,25 @@ import mcp_types as types
 import pytest
 from mcp.shared.message import SessionMessage
 
-from services.tools.mcp import lines
-from services.tools.mcp import link as links
-from services.tools.mcp.lines import LONGEST_ID, MOST_UNREAD_BYTES, LineReads, LineWrites
-from services.tools.mcp.link import Link
-from services.tools.mcp.opening import program_link
-from services.tools.mcp.pace import MOST_A_SECOND, Pace
+from services.tools.mcp import connection as links
+from services.tools.mcp import stdio_framing
+from services.tools.mcp.connection import McpSession, program_link
 from services.tools.mcp.settings import McpServer
 from services.tools.mcp.sources import ToolsOfServer
-from services.tools.mcp.wire import WatchedReads
-from services.tools.registry import Registry
+from services.tools.mcp.stdio_framing import (
+    LONGEST_ID,
+    MOST_A_SECOND,
+    MOST_UNREAD_BYTES,
+    LineReads,
+    LineWrites,
+    RateLimit,
+    WatchedReads,
+)
+from services.tools.registry import ToolRegistry
 from services.tools.source_facts import MOST_PROBLEMS
 from services.tools.tool import CallContext
 from tenure.domain.tools import ToolSourceKind
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 
 async def test_a_request_whose_id_is_too_long_to_be_repeated_is_left_out() -> None:
@@ -79,8 +84,8 @@ async def test_answers_that_were_read_and_long_calls_of_ours_cost_a_server_nothi
             await writes.send(answer)
             await process.stdin.drain()
         await writes.aclose()
-        told, _ = await process.communicate()
-    assert (int(told), ended.is_set()) == (count, False)
+        text, _ = await process.communicate()
+    assert (int(text), ended.is_set()) == (count, False)
 
 
 ASKS_WITHOUT_END = """
@@ -99,7 +104,7 @@ while True:
 
 
 async def test_a_program_that_asks_and_reads_no_answers_loses_its_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "MOST_UNREAD_BYTES", 4096)
+    monkeypatch.setattr(stdio_framing, "MOST_UNREAD_BYTES", 4096)
     settings = McpServer(command=sys.executable, args=("-c", ASKS_WITHOUT_END))
     async with asyncio.timeout(PATIENCE_SECONDS), program_link("a", settings, {}) as link:
         await link.ended.wait()
@@ -126,7 +131,7 @@ async def test_others_have_their_turn_while_a_program_s_lines_are_taken() -> Non
 
 async def test_every_message_keeps_the_pace_whatever_it_came_by(monkeypatch: pytest.MonkeyPatch) -> None:
     may = asyncio.Event()
-    monkeypatch.setattr(Pace, "next", lambda _self: may.wait())
+    monkeypatch.setattr(RateLimit, "next", lambda _self: may.wait())
     inner = Mock(receive=AsyncMock())
     taking = asyncio.create_task(WatchedReads(inner, asyncio.Event()).receive())
     await asyncio.sleep(0)
@@ -137,16 +142,16 @@ async def test_every_message_keeps_the_pace_whatever_it_came_by(monkeypatch: pyt
 
 
 async def test_a_link_tells_whoever_waits_that_its_last_call_is_over() -> None:
-    session, told = Session(), Mock()
+    session, mock = Session(), Mock()
     session.gate.set()
-    link = Link(Mock(session=session), Mock(begun=set()), asyncio.Event(), asyncio.Event())
-    link.tell_idle = told
+    link = McpSession(Mock(session=session), Mock(begun=set()), asyncio.Event(), asyncio.Event())
+    link.tell_idle = mock
     await link.call("t", {}, context(PATIENCE_SECONDS))
-    told.assert_called_once_with()
+    mock.assert_called_once_with()
 
 
 async def test_others_have_their_turn_between_messages_and_one_beyond_the_pace_waits() -> None:
-    pace, turns = Pace(), 0
+    pace, turns = RateLimit(), 0
 
     async def other() -> None:
         nonlocal turns
@@ -169,7 +174,7 @@ async def test_others_have_their_turn_between_messages_and_one_beyond_the_pace_w
 def test_of_a_thousand_problems_with_a_server_s_tools_some_are_logged_and_the_others_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    registry = Registry([])
+    registry = ToolRegistry([])
     fact = registry.facts.add("s", ToolSourceKind.MCP)
     tools = ToolsOfServer(fact, McpServer(command="a"), registry, Mock(), Mock(), Mock())
     with caplog.at_level(logging.WARNING):
@@ -197,7 +202,9 @@ def context(timeout_seconds: float) -> CallContext:
     return CallContext("acme", "t", "1.0", "t/1.0", 1, lambda _text: None, timeout_seconds=timeout_seconds)
 
 
-async def stopped_beside(session: Session, link: Link, timeout_seconds: float) -> asyncio.Task[types.CallToolResult]:
+async def stopped_beside(
+    session: Session, link: McpSession, timeout_seconds: float
+) -> asyncio.Task[types.CallToolResult]:
     """A call of so much time goes on, and another was stopped; the server was asked for a sign of life."""
     long = asyncio.create_task(link.call("t", {}, context(timeout_seconds)))
     short = asyncio.create_task(link.call("t", {}, context(1.0)))
@@ -213,7 +220,7 @@ async def test_a_call_that_is_stopped_does_not_end_a_server_that_is_busy_with_an
 ) -> None:
     monkeypatch.setattr(links, "ANSWER_SECONDS", 0.05)
     session = Session()
-    link = Link(Mock(session=session), Mock(begun=set()), asyncio.Event(), asyncio.Event())
+    link = McpSession(Mock(session=session), Mock(begun=set()), asyncio.Event(), asyncio.Event())
     long = await stopped_beside(session, link, PATIENCE_SECONDS)
     await asyncio.sleep(0.3)  # many times what a hanging server is given
     assert not link.ended.is_set()
@@ -228,7 +235,7 @@ async def test_a_server_that_hangs_is_ended_when_the_calls_on_it_have_had_their_
 ) -> None:
     monkeypatch.setattr(links, "ANSWER_SECONDS", 0.05)
     session = Session()
-    link = Link(Mock(session=session), Mock(begun=set()), asyncio.Event(), asyncio.Event())
+    link = McpSession(Mock(session=session), Mock(begun=set()), asyncio.Event(), asyncio.Event())
     long = await stopped_beside(session, link, 0.1)
     async with asyncio.timeout(PATIENCE_SECONDS):
         await link.ended.wait()

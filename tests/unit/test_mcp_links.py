@@ -18,29 +18,27 @@ from uuid import UUID
 import mcp_types as types
 import pytest
 
-from services.tools.calls.effects import Effect, NeverBegan
-from services.tools.calls.records import Asked, CallKey
-from services.tools.calls.runs import Runs
-from services.tools.mcp import held as held_module
-from services.tools.mcp.calling import MOST_PARTS_KEPT, Calling, tools_of
-from services.tools.mcp.fates import Lost, NothingDone
-from services.tools.mcp.held import Open
-from services.tools.mcp.link import Link
+from services.tools.calls.effects import NeverBegan, ToolEffect
+from services.tools.calls.records import CallKey, CallRequest
+from services.tools.calls.runs import RunningCalls
+from services.tools.mcp import connection as held_module
+from services.tools.mcp.calling import MOST_PARTS_KEPT, McpToolCaller, tools_of
+from services.tools.mcp.connection import McpSession, Open
+from services.tools.mcp.delivery_errors import AnswerLost, CallNotSent
+from services.tools.mcp.servers import LinkTimes, Listed, SharedServer, TaskServers
 from services.tools.mcp.settings import McpServer
-from services.tools.mcp.shared_server import LinkTimes, Listed, SharedServer
 from services.tools.mcp.sources import ToolsOfServer
-from services.tools.mcp.task_servers import TaskServers
-from services.tools.mcp.wire import meta_of
+from services.tools.mcp.stdio_framing import meta_of
 from services.tools.output import OutputKeeper
-from services.tools.registry import Registry
+from services.tools.registry import ToolRegistry
 from services.tools.source_facts import SourceFacts
-from services.tools.tool import CallContext, ToolAnswer, ToolFailed, ToolInDoubt
+from services.tools.tool import CallContext, ToolAnswer, ToolFailure, ToolInDoubt
 from services.tools.workspace.bounds import Bounds
 from services.tools.workspace.directories import Workspaces
-from tenure.domain.token import Claims
+from tenure.domain.fencing import Claims
 from tenure.domain.tools import EffectClass, OutcomeStatus, ToolDefinition, ToolSourceKind
-from tests.begins import Begins
-from tests.patience import PATIENCE_SECONDS
+from tests.support.fake_may_begin import Begins
+from tests.support.patience import PATIENCE_SECONDS
 
 TASK, OTHER = "00000000-0000-0000-0000-000000000001", "00000000-0000-0000-0000-000000000002"
 TIMES = LinkTimes(reach_seconds=PATIENCE_SECONDS, linger_seconds=PATIENCE_SECONDS)
@@ -55,12 +53,12 @@ def keeper(root: Path) -> OutputKeeper:
 
 
 @dataclass
-class Failing(AbstractAsyncContextManager[Link]):
+class Failing(AbstractAsyncContextManager[McpSession]):
     """A link that cannot be opened."""
 
     error: Exception
 
-    async def __aenter__(self) -> Link:
+    async def __aenter__(self) -> McpSession:
         raise self.error
 
     async def __aexit__(self, *_: object) -> None: ...
@@ -82,17 +80,17 @@ async def test_what_a_program_wrote_to_its_stderr_is_told_to_the_log_and_not_to_
         server = SharedServer(fact, partial(Failing, error), lambda _tools: None, replace(TIMES, reach_seconds=0.05))
         running = asyncio.create_task(server.run())
         await until(lambda: fact.last_error)
-        with pytest.raises(NothingDone, match="it ended") as told:
+        with pytest.raises(CallNotSent, match="it ended") as refusal:
             await server.link(context())
         await until(lambda: any("hush" in str(vars(record).get("error")) for record in caplog.records))
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-    assert "hush" not in str(told.value)
+    assert "hush" not in str(refusal.value)
     assert fact.last_error == "it ended; what its program wrote is in the log"
 
 
 def test_a_server_that_is_kept_to_a_tenant_has_no_tools_for_others_and_is_told_whose_a_call_is(tmp_path: Path) -> None:
-    settings, registry = McpServer.model_validate({"command": "a", "tenants": ["acme"]}), Registry([])
+    settings, registry = McpServer.model_validate({"command": "a", "tenants": ["acme"]}), ToolRegistry([])
     fact = registry.facts.add("s", ToolSourceKind.MCP, settings.tenants)
     server = SharedServer(fact, partial(Failing, OSError("nobody asks for it")), lambda _tools: None, TIMES)
     tools = ToolsOfServer(fact, settings, registry, keeper(tmp_path), ThreadPoolExecutor(1), server)
@@ -127,10 +125,10 @@ class Starts:
         self.may_start, self.started = asyncio.Event(), list[str]()
 
     @asynccontextmanager
-    async def open(self, task_id: str) -> AsyncIterator[Link]:
+    async def open(self, task_id: str) -> AsyncIterator[McpSession]:
         self.started.append(task_id)
         await self.may_start.wait()
-        yield cast("Link", Idler())
+        yield cast("McpSession", Idler())
 
 
 def task_servers(
@@ -177,7 +175,7 @@ async def test_the_end_of_an_older_epoch_does_not_end_the_server_of_a_newer_one(
     starts = Starts()
     starts.may_start.set()
     async with task_servers(starts, most=1) as servers:
-        runs = Runs()
+        runs = RunningCalls()
         runs.accompany(servers)
         link = await servers.link(context(epoch=5))
         await servers.link(context(epoch=7))
@@ -188,12 +186,12 @@ async def test_the_end_of_an_older_epoch_does_not_end_the_server_of_a_newer_one(
         assert servers.task_ids() == []
 
 
-def answering(tmp_path: Path, parts: int, threads: Executor) -> Calling:
+def answering(tmp_path: Path, parts: int, threads: Executor) -> McpToolCaller:
     """A tool whose answer has so many images."""
     image = types.ImageContent(data="aGVsbG8=", mime_type="image/png")
     link = Mock(call=AsyncMock(return_value=types.CallToolResult(content=[image] * parts)))
     definition = ToolDefinition("s__t", "", "{}", EffectClass.UNSAFE, 30.0, 65536)
-    return Calling(Mock(link=AsyncMock(return_value=link)), "t", definition, keeper(tmp_path), threads)
+    return McpToolCaller(Mock(link=AsyncMock(return_value=link)), "t", definition, keeper(tmp_path), threads)
 
 
 async def test_of_an_answer_with_many_parts_only_some_are_kept(tmp_path: Path) -> None:
@@ -228,29 +226,29 @@ async def test_a_runner_that_may_begin_nothing_any_more_asks_no_server(tmp_path:
 
 
 async def test_a_call_that_a_server_may_have_had_is_sent_again_as_one_that_was_sent_before(tmp_path: Path) -> None:
-    check, link = Mock(), Mock(call=AsyncMock(side_effect=Lost("gone")))
+    check, link = Mock(), Mock(call=AsyncMock(side_effect=AnswerLost("gone")))
     definition = ToolDefinition("s__t", "", "{}", EffectClass.KEYED)
     server = Mock(link=AsyncMock(return_value=link))
     (tool,) = tools_of(server, "s", {"t": definition}, keeper(tmp_path), ThreadPoolExecutor(1))
-    with pytest.raises(ToolFailed, match="3 times in a row"):
+    with pytest.raises(ToolFailure, match="3 times in a row"):
         await tool.run(replace(context(), check_may_begin=check), {})
-    assert [asked.args for asked in check.call_args_list] == [(False,), (True,), (True,)]
+    assert [request.args for request in check.call_args_list] == [(False,), (True,), (True,)]
 
 
 async def test_the_time_in_which_a_server_starts_is_not_taken_from_its_call(tmp_path: Path) -> None:
     timeout_seconds = 0.05
     link = Mock(call=AsyncMock(return_value=types.CallToolResult(content=[types.TextContent(text="done")])))
 
-    async def start(_context: CallContext) -> Link:
+    async def start(_context: CallContext) -> McpSession:
         await asyncio.sleep(2 * timeout_seconds)
-        return cast("Link", link)
+        return cast("McpSession", link)
 
     definition = ToolDefinition("s__t", "", "{}", EffectClass.UNSAFE, timeout_seconds)
     (tool,) = tools_of(Mock(link=start), "s", {"t": definition}, keeper(tmp_path), ThreadPoolExecutor(1))
     claims = Claims(f"tasks/{TASK}", "acme", 1, "c", "w")
-    run = Runs().add(Asked(CallKey(UUID(TASK), "1.0"), claims, tool.name, EffectClass.UNSAFE, b"{}"), 1)
-    asked = replace(context(), timeout_seconds=timeout_seconds)
-    outcome = await Effect(run, tool, {}, asked, Begins()).carry_out(lambda _effect: None)
+    run = RunningCalls().add(CallRequest(CallKey(UUID(TASK), "1.0"), claims, tool.name, EffectClass.UNSAFE, b"{}"), 1)
+    wanted = replace(context(), timeout_seconds=timeout_seconds)
+    outcome = await ToolEffect(run, tool, {}, wanted, Begins()).carry_out(lambda _effect: None)
     assert outcome.content == "done"
 
 
@@ -271,17 +269,17 @@ async def test_an_unsafe_call_that_is_not_answered_in_its_time_is_in_doubt(tmp_p
 
 
 async def test_a_call_that_found_its_link_gone_and_no_other_in_its_time_is_not_in_doubt(tmp_path: Path) -> None:
-    gone = Mock(call=AsyncMock(side_effect=NothingDone("it has ended")))
+    gone = Mock(call=AsyncMock(side_effect=CallNotSent("it has ended")))
     definition = ToolDefinition("s__t", "", "{}", EffectClass.UNSAFE)
     links = [gone]
 
-    async def link(_context: CallContext) -> Link:
+    async def link(_context: CallContext) -> McpSession:
         if not links:
             await asyncio.Event().wait()
-        return cast("Link", links.pop())
+        return cast("McpSession", links.pop())
 
-    calling = Calling(Mock(link=link), "t", definition, keeper(tmp_path), ThreadPoolExecutor(1))
-    with pytest.raises(ToolFailed, match="Nothing was done"):
+    calling = McpToolCaller(Mock(link=link), "t", definition, keeper(tmp_path), ThreadPoolExecutor(1))
+    with pytest.raises(ToolFailure, match="Nothing was done"):
         await calling.run(replace(context(), timeout_seconds=0.05), {})
 
 
@@ -291,7 +289,7 @@ async def _unanswered(root: Path, effect_class: EffectClass) -> ToolAnswer:
 
     definition = ToolDefinition("s__t", "", "{}", effect_class)
     server = Mock(link=AsyncMock(return_value=Mock(call=for_ever)))
-    calling = Calling(server, "t", definition, keeper(root), ThreadPoolExecutor(1))
+    calling = McpToolCaller(server, "t", definition, keeper(root), ThreadPoolExecutor(1))
     return await calling.run(replace(context(), timeout_seconds=0.05), {})
 
 
@@ -300,12 +298,12 @@ async def test_a_link_that_neither_opens_nor_fails_is_given_up(monkeypatch):
     monkeypatch.setattr(held_module, "OPEN_SECONDS", 0.1)
 
     @asynccontextmanager
-    async def never() -> AsyncIterator[Link]:
+    async def never() -> AsyncIterator[McpSession]:
         await asyncio.Event().wait()
-        yield cast("Link", None)
+        yield cast("McpSession", None)
 
-    held = held_module.HeldLink("hanging", never, linger_seconds=1.0)
+    held = held_module.HeldConnection("hanging", never, linger_seconds=1.0)
     async with asyncio.timeout(PATIENCE_SECONDS):
-        with pytest.raises(NothingDone, match="neither linked to nor given up"):
+        with pytest.raises(CallNotSent, match="neither linked to nor given up"):
             await held.link()
         await held.close()

@@ -13,10 +13,15 @@ import httpx2
 import mcp_types as types
 import pytest
 
-from services.tools.mcp.content import text_of
-from services.tools.mcp.exchanges import Exchanges
-from services.tools.mcp.fates import Lost, NothingDone, Unreadable, marked_fate
-from services.tools.mcp.lines import MOST_MESSAGE_BYTES, TOO_LONG, LineReads
+from services.tools.mcp.calling import text_of
+from services.tools.mcp.delivery_errors import (
+    AnswerLost,
+    AnswerUnreadable,
+    CallNotSent,
+    marked_error,
+)
+from services.tools.mcp.http_transport import HttpTransport
+from services.tools.mcp.stdio_framing import MOST_MESSAGE_BYTES, TOO_LONG, LineReads
 
 
 async def read_all(*lines: bytes) -> list[types.JSONRPCMessage]:
@@ -55,8 +60,8 @@ async def test_an_answer_that_is_too_long_becomes_an_error_under_its_own_id_or_n
     after = b'{"jsonrpc":"2.0","id":8,"result":{}}\n'
     *errors, last = await read_all(start, LONG, end, b"\n", after)
     assert isinstance(last, types.JSONRPCResponse)
-    told = [(error.id, error.error.code) for error in errors if isinstance(error, types.JSONRPCError)]
-    assert told == ([] if expected is None else [(expected, TOO_LONG)])
+    seen = [(error.id, error.error.code) for error in errors if isinstance(error, types.JSONRPCError)]
+    assert seen == ([] if expected is None else [(expected, TOO_LONG)])
 
 
 def shown(*content: types.ContentBlock, structured: object = None) -> str:
@@ -108,32 +113,36 @@ def error_message(own_id: int | str | None) -> str:
 async def exchanged(answer: httpx2.Response | Exception, **headers: str) -> tuple[types.ErrorData, bool]:
     """What a session is told in place of the answer, and whether it is over."""
     ended = asyncio.Event()
-    asked = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
+    parameters = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
     named = {k.replace("_", "-"): v for k, v in headers.items()}
-    request = httpx2.Request("POST", "http://server/mcp", headers=named, json=asked)
-    response = await Exchanges(Network(answer), ended).handle_async_request(request)
+    request = httpx2.Request("POST", "http://server/mcp", headers=named, json=parameters)
+    response = await HttpTransport(Network(answer), ended).handle_async_request(request)
     return types.JSONRPCError.model_validate_json(await response.aread()).error, ended.is_set()
 
 
 @pytest.mark.parametrize(
     ("answer", "fate", "over"),
     [
-        (httpx2.ConnectError("refused"), NothingDone, True),
-        (httpx2.ConnectTimeout("slow"), NothingDone, True),
-        (httpx2.ReadError("reset"), Lost, True),
-        (httpx2.RemoteProtocolError("cut"), Lost, True),
-        (ssl.SSLError("bad record"), Lost, True),
-        (httpx2.Response(408, text="slow"), Lost, False),
-        (httpx2.Response(499, text="closed"), Lost, False),
-        (httpx2.Response(502, text="<html>"), Lost, False),
-        (httpx2.Response(504, json={"error": "gateway"}), Lost, False),
-        (httpx2.Response(502, json={"jsonrpc": "2.0", "id": None, "error": {"code": 1, "message": "x"}}), Lost, False),
-        (httpx2.Response(502, headers={"content-type": "text/html"}, content=LONG), Lost, False),
-        (httpx2.Response(200, text="<html>"), Unreadable, False),
-        (httpx2.Response(200, json={"done": True}), Unreadable, False),
-        (httpx2.Response(202), Unreadable, False),
-        (httpx2.Response(503, text="later", headers={"retry-after": "1"}), Lost, False),
-        (httpx2.Response(500, text="bug"), Lost, False),
+        (httpx2.ConnectError("refused"), CallNotSent, True),
+        (httpx2.ConnectTimeout("slow"), CallNotSent, True),
+        (httpx2.ReadError("reset"), AnswerLost, True),
+        (httpx2.RemoteProtocolError("cut"), AnswerLost, True),
+        (ssl.SSLError("bad record"), AnswerLost, True),
+        (httpx2.Response(408, text="slow"), AnswerLost, False),
+        (httpx2.Response(499, text="closed"), AnswerLost, False),
+        (httpx2.Response(502, text="<html>"), AnswerLost, False),
+        (httpx2.Response(504, json={"error": "gateway"}), AnswerLost, False),
+        (
+            httpx2.Response(502, json={"jsonrpc": "2.0", "id": None, "error": {"code": 1, "message": "x"}}),
+            AnswerLost,
+            False,
+        ),
+        (httpx2.Response(502, headers={"content-type": "text/html"}, content=LONG), AnswerLost, False),
+        (httpx2.Response(200, text="<html>"), AnswerUnreadable, False),
+        (httpx2.Response(200, json={"done": True}), AnswerUnreadable, False),
+        (httpx2.Response(202), AnswerUnreadable, False),
+        (httpx2.Response(503, text="later", headers={"retry-after": "1"}), AnswerLost, False),
+        (httpx2.Response(500, text="bug"), AnswerLost, False),
         (httpx2.Response(501, text="what?"), None, False),
         (httpx2.Response(401, text="who?"), None, False),
         (httpx2.Response(429, text="later"), None, False),
@@ -143,24 +152,24 @@ async def test_what_fails_below_a_session_is_told_to_the_one_call(
     answer: httpx2.Response | Exception, fate: type | None, *, over: bool
 ) -> None:
     error, ended = await exchanged(answer)
-    assert (marked_fate(error.data), ended) == (fate, over)
+    assert (marked_error(error.data), ended) == (fate, over)
 
 
 @pytest.mark.parametrize(
     ("status", "body", "fate"),
     [
-        (404, "no session", NothingDone),
-        (404, error_message(None), NothingDone),
-        (400, error_message(None), NothingDone),
-        (400, error_message("server-error"), NothingDone),
-        (400, "no session", Lost),  # by whom, nobody knows
+        (404, "no session", CallNotSent),
+        (404, error_message(None), CallNotSent),
+        (400, error_message(None), CallNotSent),
+        (400, error_message("server-error"), CallNotSent),
+        (400, "no session", AnswerLost),  # by whom, nobody knows
     ],
 )
 async def test_a_session_that_the_server_forgot_is_over_and_nothing_was_done_if_the_server_says_so(
     status: int, body: str, fate: type
 ) -> None:
     error, ended = await exchanged(httpx2.Response(status, text=body), mcp_session_id="1")
-    assert (marked_fate(error.data), ended) == (fate, True)
+    assert (marked_error(error.data), ended) == (fate, True)
 
 
 @pytest.mark.parametrize("own_id", [1, "1"])
@@ -170,7 +179,7 @@ async def test_an_error_with_the_request_s_own_id_is_the_answer_whatever_the_sta
 ) -> None:
     """The effect may be there already: a call that was answered so is never sent again."""
     error, ended = await exchanged(httpx2.Response(status, text=error_message(own_id)), mcp_session_id="1")
-    assert (error.message, marked_fate(error.data), ended) == ("no", None, False)
+    assert (error.message, marked_error(error.data), ended) == ("no", None, False)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +192,7 @@ async def test_an_error_with_the_request_s_own_id_is_the_answer_whatever_the_sta
 )
 async def test_what_is_no_answer_to_a_call_is_passed_on(sent: dict[str, Any], answer: httpx2.Response) -> None:
     request = httpx2.Request("POST", "http://server/mcp", json=sent)
-    response = await Exchanges(Network(answer), asyncio.Event()).handle_async_request(request)
+    response = await HttpTransport(Network(answer), asyncio.Event()).handle_async_request(request)
     assert (response.status_code, await response.aread()) == (answer.status_code, answer.content)
     assert response.headers.get("location") == answer.headers.get("location")
 
@@ -195,7 +204,7 @@ async def test_a_server_s_own_error_stays_its_own_and_cannot_pass_for_ours() -> 
         "error": {"code": 1, "message": "no", "data": {"fate": "NothingDone", "mark": ""}},
     }
     error, ended = await exchanged(httpx2.Response(400, json=body))
-    assert (error.message, marked_fate(error.data), ended) == ("no", None, False)
+    assert (error.message, marked_error(error.data), ended) == ("no", None, False)
 
 
 async def test_an_answer_over_http_that_is_too_long_is_an_error() -> None:

@@ -14,20 +14,19 @@ from typing import Any, cast
 
 import pytest
 
-from services.tools.calls.runs import Runs
-from services.tools.mcp.fates import NothingDone
-from services.tools.mcp.link import Link
+from services.tools.calls.runs import RunningCalls
+from services.tools.mcp.connection import McpSession
+from services.tools.mcp.delivery_errors import CallNotSent
+from services.tools.mcp.servers import SharedServer, TaskServers
 from services.tools.mcp.settings import McpServer
-from services.tools.mcp.shared_server import SharedServer
-from services.tools.mcp.sources import Host, open_mcp_servers
-from services.tools.mcp.task_servers import TaskServers
-from services.tools.registry import Registry
+from services.tools.mcp.sources import McpHost, open_mcp_servers
+from services.tools.registry import ToolRegistry
 from services.tools.source_facts import SourceFacts
 from services.tools.workspace.directories import Workspaces
 from tenure.domain.errors import Unavailable
-from tenure.domain.token import Claims
+from tenure.domain.fencing import Claims
 from tenure.domain.tools import Outcome, ToolSourceKind
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 from tests.unit.test_mcp_links import OTHER, TASK, TIMES, Failing, Idler, Starts, context, keeper, task_servers, until
 
 
@@ -39,9 +38,9 @@ async def test_what_a_task_s_program_wrote_to_its_stderr_is_told_to_the_log_alon
     fact = SourceFacts().add("s", ToolSourceKind.MCP)
     with caplog.at_level(logging.WARNING):
         async with TaskServers(fact, lambda *_: partial(Failing, error), lambda _: None, TIMES, 1, 600.0) as servers:
-            with pytest.raises(NothingDone, match="it ended") as told:
+            with pytest.raises(CallNotSent, match="it ended") as refusal:
                 await servers.link(context())
-    assert "hush" not in str(told.value)
+    assert "hush" not in str(refusal.value)
     assert any("hush" in str(vars(record).get("error")) for record in caplog.records)
 
 
@@ -49,11 +48,11 @@ async def test_who_calls_a_server_whose_connection_ended_is_told_so() -> None:
     opened: list[Idler] = []
 
     @asynccontextmanager
-    async def once() -> AsyncIterator[Link]:
+    async def once() -> AsyncIterator[McpSession]:
         if opened:
             await asyncio.Event().wait()
         opened.append(Idler())
-        yield cast("Link", opened[0])
+        yield cast("McpSession", opened[0])
 
     fact = SourceFacts().add("s", ToolSourceKind.MCP)
     server = SharedServer(fact, once, lambda _tools: None, replace(TIMES, reach_seconds=0.05))
@@ -61,7 +60,7 @@ async def test_who_calls_a_server_whose_connection_ended_is_told_so() -> None:
     await until(lambda: fact.is_linked)
     opened[0].ended.set()
     await until(lambda: not fact.is_linked)
-    with pytest.raises(NothingDone, match="the connection ended"):
+    with pytest.raises(CallNotSent, match="the connection ended"):
         await server.link(context())
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -69,16 +68,16 @@ async def test_who_calls_a_server_whose_connection_ended_is_told_so() -> None:
 
 async def test_others_than_its_tenants_neither_wait_for_a_server_nor_hear_of_it(tmp_path: Path) -> None:
     settings = McpServer.model_validate({"url": "http://127.0.0.1:9/", "tenants": ["acme"]})
-    registry, none = Registry([]), cast("Any", None)
-    host = Host(registry, keeper(tmp_path), none, Runs(), none, Workspaces(tmp_path), none, {})
+    registry, none = ToolRegistry([]), cast("Any", None)
+    host = McpHost(registry, keeper(tmp_path), none, RunningCalls(), none, Workspaces(tmp_path), none, {})
     async with AsyncExitStack() as stack:
         process = cast("Any", SimpleNamespace(open=stack.enter_async_context))
         await open_mcp_servers(process, {"s": settings}, host)
         with pytest.raises(Unavailable):
             registry.judge(Claims("tasks/t", "acme", 1, "c", "w"), "s__t", "{}")
         assert isinstance(registry.judge(Claims("tasks/t", "other", 1, "c", "w"), "s__t", "{}"), Outcome)
-    told = {tenant: [source.name for source in registry.facts.listed(tenant)] for tenant in ("acme", "other")}
-    assert told == {"acme": ["built-in", "s"], "other": ["built-in"]}
+    values = {tenant: [source.name for source in registry.facts.listed(tenant)] for tenant in ("acme", "other")}
+    assert values == {"acme": ["built-in", "s"], "other": ["built-in"]}
 
 
 async def test_a_server_that_ends_by_itself_leaves_its_place() -> None:

@@ -11,14 +11,14 @@ import mcp_types as types
 import pytest
 
 from services.tools.config import read_config
-from services.tools.mcp.definitions import described, unusable
+from services.tools.mcp.calling import described, unusable
 from services.tools.mcp.settings import McpServer
 from services.tools.providers.settings import ProviderSettings
 from services.tools.sources import offered
 from tenure.domain.tools import EffectClass, ToolDefinition
 from tenure.runtime.settings import ConfigurationError
 from tenure.v1 import tool_pb2 as pb
-from tenure.wire.tools import tool_to_domain
+from tenure.wire.tool import tool_to_domain
 
 PASTED = """
 {"mcpServers": {
@@ -41,7 +41,7 @@ def test_what_other_clients_are_given_can_be_pasted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("server", "told"),
+    ("server", "expected"),
     [
         ({}, "either a command or a url"),
         ({"command": "a", "url": "http://b"}, "either a command or a url"),
@@ -57,8 +57,8 @@ def test_what_other_clients_are_given_can_be_pasted(tmp_path: Path) -> None:
         ({"command": "a", "retries": 2}, "mcp_servers.it.retries"),
     ],
 )
-def test_what_cannot_be_meant_is_told(tmp_path: Path, server: dict[str, object], told: str) -> None:
-    with pytest.raises(ConfigurationError, match=told):
+def test_what_cannot_be_meant_is_told(tmp_path: Path, server: dict[str, object], expected: str) -> None:
+    with pytest.raises(ConfigurationError, match=expected):
         read_config(written(tmp_path, {"it": server}), {})
 
 
@@ -124,11 +124,13 @@ def test_an_mcp_server_and_a_provider_that_describe_the_same_have_the_same_taken
     description: str, schema: dict[str, object]
 ) -> None:
     listed = [types.Tool(name="t", description=description, input_schema=schema)]
-    told = pb.ToolDefinition(
+    tool_definition = pb.ToolDefinition(
         name="t", description=description, input_schema_json=json.dumps(schema), effect_class=pb.EFFECT_CLASS_UNSAFE
     )
     of_server = taken_from(McpServer(command="a"), listed)
-    of_provider = offered("s", [tool_to_domain(told)], ProviderSettings.model_validate({"address": "provider:1"}).rules)
+    of_provider = offered(
+        "s", [tool_to_domain(tool_definition)], ProviderSettings.model_validate({"address": "provider:1"}).rules
+    )
     assert of_server == of_provider
 
 

@@ -6,13 +6,13 @@ import logging
 
 import pytest
 
-from tenure.runtime.metrics import MAX_SERIES_OF_A_NAME, OTHERS, Registry
+from tenure.runtime.metrics import MAX_SERIES_OF_A_NAME, OTHERS, MetricRegistry
 
 MANY = 3 * MAX_SERIES_OF_A_NAME
 
 
 def test_what_comes_after_the_bound_is_counted_together_and_nothing_is_lost(caplog: pytest.LogCaptureFixture) -> None:
-    registry = Registry()
+    registry = MetricRegistry()
     with caplog.at_level(logging.WARNING):
         for number in range(MANY):
             registry.cell("warnings_total", tenant=f"t{number}", quota="tasks").value += 1
@@ -24,7 +24,7 @@ def test_what_comes_after_the_bound_is_counted_together_and_nothing_is_lost(capl
 
 
 def test_a_name_with_too_many_series_takes_no_room_from_others() -> None:
-    registry = Registry()
+    registry = MetricRegistry()
     for number in range(MANY):
         registry.cell("flood_total", tenant=f"t{number}").value += 1
     registry.cell("calm_total", method="Commit").value += 1
@@ -34,7 +34,7 @@ def test_a_name_with_too_many_series_takes_no_room_from_others() -> None:
 
 
 def test_histograms_are_bounded_alike() -> None:
-    registry = Registry()
+    registry = MetricRegistry()
     for number in range(MANY):
         registry.histogram("wait_seconds", tenant=f"t{number}").observe(0.1)
     assert registry.read("wait_seconds") == MANY

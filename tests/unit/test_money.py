@@ -8,10 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from services.checkpoint.price_file import load_prices
-from services.checkpoint.prices import PriceList
-from tenure.domain.budget import TokenUsage
-from tenure.domain.money import Prices, Rates, Tier, affordable_output, cost, most_cost, nano_usd_of, usd
+from services.checkpoint.prices import PriceList, load_prices
+from tenure.domain.budget import (
+    Prices,
+    Rates,
+    Tier,
+    TokenUsage,
+    affordable_output,
+    cost,
+    most_cost,
+    nano_usd_of,
+    usd,
+)
 from tenure.runtime.settings import ConfigurationError
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
@@ -104,7 +112,7 @@ def test_what_the_installation_says_goes_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("[prices]", "there is only [models.<model>], no 'prices'"),
         ("models = 1", "models must be tables"),
@@ -124,9 +132,9 @@ def test_what_the_installation_says_goes_before(tmp_path: Path) -> None:
         ("[models", "prices.toml"),
     ],
 )
-def test_a_wrong_file_is_told_at_the_start(tmp_path: Path, text: str, told: str) -> None:
+def test_a_wrong_file_is_told_at_the_start(tmp_path: Path, text: str, expected: str) -> None:
     path = tmp_path / "prices.toml"
     path.write_text(text)
     with pytest.raises(ConfigurationError) as refused:
         load_prices(path)
-    assert told in str(refused.value)
+    assert expected in str(refused.value)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import fix_node
 from tests.node import install
+from tests.support import fix_node
 
 AWAY = "npm error code ENOTFOUND\nnpm error network request to https://registry/x failed, reason: getaddrinfo ENOTFOUND"
 WRONG = "npm error code EINTEGRITY\nnpm error sha512-… integrity checksum failed"

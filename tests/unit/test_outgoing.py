@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.runtime.outgoing import Answer, BadEncoding
+from tenure.runtime.outbound_http import BadEncoding, HttpResponse
 
 
 def answer(chunks, encoding):
@@ -20,7 +20,7 @@ def answer(chunks, encoding):
         for chunk in chunks:
             yield chunk
 
-    return Answer(200, {"content-encoding": encoding}, httpcore2.Response(200, content=stream()))
+    return HttpResponse(200, {"content-encoding": encoding}, httpcore2.Response(200, content=stream()))
 
 
 def cut_up(content, size):
@@ -49,7 +49,9 @@ async def test_a_bomb_that_comes_to_nothing_is_read_no_further_than_the_cap():
             read += 1
             yield gzip.compress(b"") * 100
 
-    body = await Answer(200, {"content-encoding": "gzip"}, httpcore2.Response(200, content=endless())).read(100_000)
+    body = await HttpResponse(200, {"content-encoding": "gzip"}, httpcore2.Response(200, content=endless())).read(
+        100_000
+    )
     assert not body.is_whole
     assert read < 100
 

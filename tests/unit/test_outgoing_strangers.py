@@ -14,21 +14,25 @@ import httpcore2
 import pytest
 from h11 import _abnf, _readers
 
-from services.tools.outgoing_errors import told_failure
-from tenure.domain.addresses import EVERYWHERE, Networks
-from tenure.domain.urls import parse_url
-from tenure.runtime.checked_network import CheckedBackend
-from tenure.runtime.outgoing import MOST_TINY_PIECES, Answer, Outgoing
-from tenure.runtime.stranger_stream import MOST_READ_BYTES, StrangerStream
-from tests.patience import PATIENCE_SECONDS
-from tests.strangers import Stranger, page
+from services.tools.sending import failure_answer
+from tenure.domain.outbound import EVERYWHERE, Networks, parse_url
+from tenure.runtime.outbound_http import (
+    MOST_READ_BYTES,
+    MOST_TINY_PIECES,
+    CheckedNetworkBackend,
+    HttpResponse,
+    Outgoing,
+    UntrustedStream,
+)
+from tests.support.http_stub import HttpStub, page
+from tests.support.patience import PATIENCE_SECONDS
 
 MOST_CPU_SECONDS = 4.0
 
 
 @asynccontextmanager
 async def outgoing(**settings):
-    backend = CheckedBackend(Networks(EVERYWHERE), "tests", **settings)
+    backend = CheckedNetworkBackend(Networks(EVERYWHERE), "tests", **settings)
     async with Outgoing(backend, most_connections=4) as connections:
         yield connections
 
@@ -37,7 +41,7 @@ async def test_a_header_of_blanks_holds_nobody_up(monkeypatch):
     """With h11 as it was shipped, until there is a backend for strangers."""
     monkeypatch.setattr(_readers, "header_field_re", re.compile(_abnf.header_field.encode("ascii")))
     answer = b"HTTP/1.1 200 OK\r\nx:" + b" " * 95_000 + b"\0\r\n\r\n"
-    async with Stranger(lambda _: answer) as stranger, outgoing() as connections:
+    async with HttpStub(lambda _: answer) as stranger, outgoing() as connections:
         began = time.process_time()
         with pytest.raises(httpcore2.RemoteProtocolError):
             async with connections.send("GET", parse_url(stranger.url()), []):
@@ -46,17 +50,17 @@ async def test_a_header_of_blanks_holds_nobody_up(monkeypatch):
 
 
 async def test_it_is_told_when_the_request_goes_out_and_not_before():
-    told = []
-    async with Stranger(lambda _: page("hello")) as stranger, outgoing() as connections:
+    seen = []
+    async with HttpStub(lambda _: page("hello")) as stranger, outgoing() as connections:
         url = parse_url(stranger.url())
-        async with connections.send("POST", url, [], b"x", connect_seconds=60, going_out=lambda: told.append(1)) as got:
+        async with connections.send("POST", url, [], b"x", connect_seconds=60, going_out=lambda: seen.append(1)) as got:
             assert (await got.read(10)).content == b"hello"
-    assert told == [1]
+    assert seen == [1]
     async with outgoing() as connections:
         with pytest.raises(httpcore2.ConnectError):
-            async with connections.send("POST", url, [], connect_seconds=60, going_out=lambda: told.append(2)):
+            async with connections.send("POST", url, [], connect_seconds=60, going_out=lambda: seen.append(2)):
                 pass
-    assert told == [1]
+    assert seen == [1]
 
 
 class Keeping(httpcore2.AnyIOBackend):
@@ -115,7 +119,7 @@ async def test_of_a_body_in_endless_tiny_pieces_few_are_taken_and_others_get_the
             await asyncio.sleep(0)
 
     counting = asyncio.ensure_future(count())
-    body = await Answer(200, {}, httpcore2.Response(200, content=endless())).read(1 << 20)
+    body = await HttpResponse(200, {}, httpcore2.Response(200, content=endless())).read(1 << 20)
     counting.cancel()
     assert not body.is_whole
     assert 0 < len(body.content) == given <= MOST_TINY_PIECES * 2
@@ -127,13 +131,13 @@ async def test_a_body_in_small_pieces_is_read_to_its_end():
         for _ in range(20_000):
             yield b"a line of forty bytes or so, as it comes\n"
 
-    body = await Answer(200, {}, httpcore2.Response(200, content=lines())).read(1 << 20)
+    body = await HttpResponse(200, {}, httpcore2.Response(200, content=lines())).read(1 << 20)
     assert body.is_whole
 
 
 async def test_no_more_is_taken_at_once_than_a_turn_may_cost():
-    async with Stranger(lambda _: page(b"x" * (1 << 20))) as stranger:
-        stream = await CheckedBackend(Networks(EVERYWHERE), "tests").connect_tcp("127.0.0.1", stranger.port)
+    async with HttpStub(lambda _: page(b"x" * (1 << 20))) as stranger:
+        stream = await CheckedNetworkBackend(Networks(EVERYWHERE), "tests").connect_tcp("127.0.0.1", stranger.port)
         await stream.write(b"GET / HTTP/1.1\r\n\r\n")
         while some := await stream.read(1 << 20):
             assert len(some) <= MOST_READ_BYTES
@@ -141,7 +145,7 @@ async def test_no_more_is_taken_at_once_than_a_turn_may_cost():
 
 
 async def test_others_have_their_turn_though_all_of_an_answer_is_there_already():
-    turns, stream = 0, StrangerStream(Mock(read=AsyncMock(return_value=b"x")))
+    turns, stream = 0, UntrustedStream(Mock(read=AsyncMock(return_value=b"x")))
 
     async def count():
         nonlocal turns
@@ -158,11 +162,11 @@ async def test_others_have_their_turn_though_all_of_an_answer_is_there_already()
 
 def test_only_of_a_failed_handshake_it_is_said_that_nothing_was_sent():
     broken = ssl.SSLError(1, "bad record")
-    after = told_failure(broken, "The host", 5)
+    after = failure_answer(broken, "The host", 5)
     assert (after.detail, "Nothing was sent" in after.message) == ("CONNECTION_LOST", False)
     handshake = httpcore2.ConnectError("no")
     handshake.__cause__ = broken
-    before = told_failure(handshake, "The host", 5)
+    before = failure_answer(handshake, "The host", 5)
     assert (before.detail, "Nothing was sent" in before.message) == ("TLS_FAILED", True)
-    assert told_failure(httpcore2.ReadError(), "The host", 5).detail == "CONNECTION_LOST"
-    assert told_failure(httpcore2.ConnectError(), "The host", 5).detail == "UNREACHABLE"
+    assert failure_answer(httpcore2.ReadError(), "The host", 5).detail == "CONNECTION_LOST"
+    assert failure_answer(httpcore2.ConnectError(), "The host", 5).detail == "UNREACHABLE"

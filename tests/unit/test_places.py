@@ -7,45 +7,45 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenure.domain.places import NO_PLACES, Places, Reserved
+from tenure.domain.slots import NO_SLOTS, ReservedSlots, Slots
 from tenure.domain.task import Priority
-from tenure.wire.places import lower_tiers, places_to_domain
+from tenure.wire.coordinator_service import lower_tiers, slots_to_domain
 
 HIGH, NORMAL, LOW = Priority.HIGH, Priority.NORMAL, Priority.LOW
 
 
 def test_the_last_slots_are_kept_for_higher_tiers():
-    reserved = Reserved(high=1, normal=1)
-    assert reserved.places(4, {}) == Places(4, 3, 2)
-    assert reserved.places(4, {LOW: 2}) == Places(2, 1, 0)
-    assert reserved.places(4, {LOW: 2, NORMAL: 1}) == Places(1, 0, 0)
-    assert reserved.places(4, {LOW: 2, NORMAL: 1, HIGH: 1}) == NO_PLACES
+    reserved = ReservedSlots(high=1, normal=1)
+    assert reserved.slots(4, {}) == Slots(4, 3, 2)
+    assert reserved.slots(4, {LOW: 2}) == Slots(2, 1, 0)
+    assert reserved.slots(4, {LOW: 2, NORMAL: 1}) == Slots(1, 0, 0)
+    assert reserved.slots(4, {LOW: 2, NORMAL: 1, HIGH: 1}) == NO_SLOTS
 
 
 def test_what_a_tier_holds_fills_its_own_slots_first():
-    reserved = Reserved(high=2)
-    assert reserved.places(4, {HIGH: 2}) == Places(2, 2, 2)
-    assert reserved.places(4, {HIGH: 3}) == Places(1, 1, 1)
-    assert reserved.places(4, {HIGH: 1}) == Places(3, 2, 2)
+    reserved = ReservedSlots(high=2)
+    assert reserved.slots(4, {HIGH: 2}) == Slots(2, 2, 2)
+    assert reserved.slots(4, {HIGH: 3}) == Slots(1, 1, 1)
+    assert reserved.slots(4, {HIGH: 1}) == Slots(3, 2, 2)
 
 
 def test_a_worker_whose_slots_rest_keeps_what_is_left_for_the_highest():
-    assert Reserved(high=1).places(1, {}) == Places(1, 0, 0)
-    assert Reserved(high=3).places(1, {}) == Places(1, 0, 0)
+    assert ReservedSlots(high=1).slots(1, {}) == Slots(1, 0, 0)
+    assert ReservedSlots(high=3).slots(1, {}) == Slots(1, 0, 0)
 
 
 @settings(deadline=None)
 @given(st.integers(0, 8), st.integers(0, 3), st.integers(0, 3), st.lists(st.sampled_from(list(Priority)), max_size=9))
 def test_taking_one_by_one_is_what_holding_them_is(slots, high, normal, tiers):
-    reserved = Reserved(high, normal)
+    reserved = ReservedSlots(high, normal)
     held = Counter[Priority]()
-    places = reserved.places(slots, held)
+    places = reserved.slots(slots, held)
     for tier in tiers:
         if not places.of(tier):
             continue
         held[tier] += 1
         places = places.after(tier)
-        assert places == reserved.places(slots, held)
+        assert places == reserved.slots(slots, held)
         assert held[LOW] <= max(0, slots - high - normal)
         assert held[LOW] + held[NORMAL] <= max(0, slots - high)
 
@@ -54,5 +54,5 @@ def test_taking_one_by_one_is_what_holding_them_is(slots, high, normal, tiers):
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
 def test_places_survive_the_wire(count, kept_for_high, kept_for_normal):
     below_high = max(0, count - kept_for_high)
-    places = Places(count, below_high, max(0, below_high - kept_for_normal))
-    assert places_to_domain(places.any, lower_tiers(places)) == places
+    places = Slots(count, below_high, max(0, below_high - kept_for_normal))
+    assert slots_to_domain(places.any, lower_tiers(places)) == places

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.wire.portions import MOST_BYTES, MOST_ENTRIES, portions
+from tenure.wire.checkpoint_service import MOST_BYTES, MOST_ENTRIES, portions
 
 sizes = st.lists(st.integers(1, MOST_BYTES), max_size=40) | st.lists(st.just(1), min_size=250, max_size=600)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 
@@ -103,8 +103,8 @@ async def main(process):
     with running(main) as process:
         _, err = process.communicate(timeout=PATIENCE_SECONDS)
         assert process.returncode == 2
-        told = ["the configuration does not hold:", "  - TENURE_X is missing", "  - TENURE_Y must be a number", ""]
-        assert err.split("\n") == told
+        seen = ["the configuration does not hold:", "  - TENURE_X is missing", "  - TENURE_Y must be a number", ""]
+        assert err.split("\n") == seen
 
 
 def test_a_failure_is_logged_and_closes_what_is_open():

@@ -5,11 +5,15 @@ from typing import Any
 
 import pytest
 
-from services.checkpoint.source_defaults import read_source_defaults
-from services.worker.no_room import MOST_BUSY_WAITS, MOST_WAITS, leave_until_room, wait_for_room
-from tenure.domain.budget import Denied
+from services.checkpoint.submit.source_defaults import read_source_defaults
+from services.worker.budget_wait import (
+    MOST_BUSY_WAITS,
+    MOST_WAITS,
+    leave_until_budget,
+    wait_for_budget,
+)
+from tenure.domain.budget import Denied, usd
 from tenure.domain.errors import LimitReached
-from tenure.domain.money import usd
 from tenure.domain.quotas import (
     LONGEST_HOLD_SECONDS,
     SPANS,
@@ -17,7 +21,7 @@ from tenure.domain.quotas import (
     QuotaKind,
     QuotaPolicy,
     QuotaUse,
-    Start,
+    StartDecision,
     bucket_of,
     held_seconds,
     start_of,
@@ -63,10 +67,10 @@ def test_there_is_room_at_the_moment_that_is_told_and_not_a_bucket_before(kind):
     span = SPANS[kind]
     first = bucket_of(kind, NOW) - span.buckets
     amounts = {first + 1: 6, first + 3: 3, first + 5: 4}
-    asked = quota(kind, 7)
-    room = NOW + use_of(asked, amounts, NOW).room_after_seconds
-    assert not use_of(asked, amounts, room).is_reached
-    assert use_of(asked, amounts, room - 0.5).is_reached
+    wanted = quota(kind, 7)
+    room = NOW + use_of(wanted, amounts, NOW).room_after_seconds
+    assert not use_of(wanted, amounts, room).is_reached
+    assert use_of(wanted, amounts, room - 0.5).is_reached
 
 
 def test_what_is_put_off_by_a_rate_starts_so_that_no_minute_has_more():
@@ -119,10 +123,10 @@ def test_a_task_put_off_for_tokens_or_money_looks_again_when_somebody_may_have_r
 
 
 def test_running_tasks_are_held_back_by_the_offers_unless_the_policy_refuses():
-    assert start_of("acme", {RUNNING: use_of_running(quota(RUNNING, 2), 2)}) == Start()
+    assert start_of("acme", {RUNNING: use_of_running(quota(RUNNING, 2), 2)}) == StartDecision()
     with pytest.raises(LimitReached):
         start_of("acme", {RUNNING: use_of_running(quota(RUNNING, 2, QuotaPolicy.REFUSE), 2)})
-    assert start_of("acme", {RUNNING: use_of_running(quota(RUNNING, 2, QuotaPolicy.REFUSE), 1)}) == Start()
+    assert start_of("acme", {RUNNING: use_of_running(quota(RUNNING, 2, QuotaPolicy.REFUSE), 1)}) == StartDecision()
 
 
 def test_a_submit_that_its_rate_would_put_off_for_more_than_an_hour_is_refused():
@@ -139,7 +143,7 @@ def test_the_soft_cap_is_four_fifths(used, soft):
 
 def test_money_is_told_in_dollars():
     assert (
-        QuotaUse(quota(MONEY, 2_000_000_000), 1_234_560_000).told()
+        QuotaUse(quota(MONEY, 2_000_000_000), 1_234_560_000).describe()
         == f"{usd(1_234_560_000)} of {usd(2_000_000_000)} a day"
     )
 
@@ -152,20 +156,20 @@ def test_a_model_call_waits_for_tokens_and_money_and_for_nothing_else():
 
 
 def test_a_short_wait_keeps_the_worker_and_a_long_one_lets_the_task_go():
-    assert wait_for_room(Denied("TENANT_QUOTA", "", 10.0), 0, 0.5) == 10.0
-    assert wait_for_room(Denied("TENANT_QUOTA", "", 10.0), MOST_WAITS, 0.5) is None
-    assert wait_for_room(Denied("TENANT_QUOTA", "", 100.0), 0, 0.5) is None
-    assert wait_for_room(Denied("TOKEN_LIMIT", "", None), 0, 0.5) is None
-    left = leave_until_room(Denied("TENANT_QUOTA", "full", 100.0))
+    assert wait_for_budget(Denied("TENANT_QUOTA", "", 10.0), 0, 0.5) == 10.0
+    assert wait_for_budget(Denied("TENANT_QUOTA", "", 10.0), MOST_WAITS, 0.5) is None
+    assert wait_for_budget(Denied("TENANT_QUOTA", "", 100.0), 0, 0.5) is None
+    assert wait_for_budget(Denied("TOKEN_LIMIT", "", None), 0, 0.5) is None
+    left = leave_until_budget(Denied("TENANT_QUOTA", "full", 100.0))
     assert (left.to_state, left.reason, left.retry_delay_seconds) == (TaskState.RETRY_SCHEDULED, "TENANT_QUOTA", 100.0)
 
 
 def test_who_waits_beside_calls_in_flight_lets_go_before_it_is_taken_for_stuck():
     busy = Denied("BUDGET_BUSY", "set aside")
-    waits = [wait_for_room(busy, number, 1.0) for number in range(MOST_BUSY_WAITS + 1)]
+    waits = [wait_for_budget(busy, number, 1.0) for number in range(MOST_BUSY_WAITS + 1)]
     assert waits.pop() is None
     assert sum(wait or 0 for wait in waits) < 60  # half of what a coordinator waits for progress
-    left = leave_until_room(busy)
+    left = leave_until_budget(busy)
     assert (left.to_state, left.reason) == (TaskState.RETRY_SCHEDULED, "BUDGET_BUSY")
 
 

@@ -6,13 +6,13 @@ import pytest
 
 from tenure.domain import entries as facts
 from tenure.domain.budget import Budget, TokenUsage
-from tenure.domain.endings import Ending
+from tenure.domain.close_out import PendingEnding
 from tenure.domain.errors import BudgetExhausted, InvalidRequest, WrongState
 from tenure.domain.fold import fold
-from tenure.domain.requeue import RequeueVerdict, decide_grant, decide_requeue, refuse_unheard_limit
+from tenure.domain.requeue import RequeueVerdict, decide_grant, decide_requeue, refuse_limit_with_unread_grant
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.domain.task import TaskSpec
-from tenure.domain.turn import CallModel, CloseOut, Nudge, next_move
+from tenure.domain.turn import CallModel, CloseOut, ContinueTruncated, next_move
 
 AMPLE = (Budget(1000, 100, 0),)
 
@@ -98,12 +98,12 @@ def test_a_root_that_ended_otherwise_takes_no_grant(state):
         ("COST_EXCEEDED", "MONEY_LIMIT", None, 7, True),
         ("COST_EXCEEDED", "STEP_LIMIT", None, 7, False),
         ("COST_EXCEEDED", "TOKEN_LIMIT", None, 0, False),
-        ("COST_EXCEEDED", "TOKEN_LIMIT", Ending(TaskState.CANCELLED, "CANCEL_REQUESTED", "", "olga"), 7, False),
+        ("COST_EXCEEDED", "TOKEN_LIMIT", PendingEnding(TaskState.CANCELLED, "CANCEL_REQUESTED", "", "olga"), 7, False),
         ("FAILED", "MODEL_REJECTED", None, 7, False),
     ],
 )
 def test_nothing_ends_for_want_of_what_it_was_granted_meanwhile(to_state, reason, ending, granted_at, refused):
-    refusal = refuse_unheard_limit(TaskState(to_state), reason, ending, granted_at)
+    refusal = refuse_limit_with_unread_grant(TaskState(to_state), reason, ending, granted_at)
     assert (refusal is not None) is refused
     assert refusal is None or refusal.reason == "UNREAD_GRANT"
 
@@ -112,10 +112,10 @@ def history(*bodies, end=TaskState.FAILED):
     """A task that began, did this in step 1, ended, and was requeued."""
     start = [facts.Submitted(TaskSpec("do it")), facts.Transition(TaskState.QUEUED, "SUBMITTED")]
     running = facts.Transition(TaskState.RUNNING, "OPENED")
-    asked = facts.OperatorRequest("again", facts.Requeue())
+    request = facts.OperatorRequest("again", facts.Requeue())
     queued = facts.Transition(TaskState.QUEUED, "OPERATOR_REQUEUE")
-    told = [*start, running, *bodies, facts.Transition(end, "WHY"), asked, queued]
-    return fold(facts.Entry(number, 1, body) for number, body in enumerate(told, 1))
+    seen = [*start, running, *bodies, facts.Transition(end, "WHY"), request, queued]
+    return fold(facts.Entry(number, 1, body) for number, body in enumerate(seen, 1))
 
 
 def attempt(number=1):
@@ -142,7 +142,7 @@ def test_an_answer_that_led_nowhere_is_asked_for_again(stop_reason):
 
 def test_an_answer_that_was_cut_off_too_often_is_gone_on_with():
     bodies = [fact for _ in range(3) for fact in (attempt(), said("max_tokens"), facts.UserMessage("go on"))][:-1]
-    assert isinstance(next_move(history(*bodies)), Nudge)
+    assert isinstance(next_move(history(*bodies)), ContinueTruncated)
 
 
 def test_an_answer_that_was_the_last_word_before_a_cancel_stands():

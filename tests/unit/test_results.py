@@ -17,14 +17,23 @@ from tenure.domain.result_schema import (
     MAX_SCHEMA_BYTES,
     MAX_SCHEMA_DEPTH,
     MOST_VIOLATIONS,
-    Judgement,
-    judge,
+    ResultValidation,
     problem_of_schema,
+    refuse_success,
+    system_prompt,
+    validate_result,
 )
-from tenure.domain.results import refuse_success, system_prompt
 from tenure.domain.states import TaskState
 from tenure.domain.task import TaskPolicy, TaskSpec
-from tenure.domain.turn import CallModel, CloseOut, Correct, JudgeAnswer, Nudge, after_judgement, next_move
+from tenure.domain.turn import (
+    CallModel,
+    CloseOut,
+    ContinueTruncated,
+    CorrectAnswer,
+    ValidateResult,
+    after_validation,
+    next_move,
+)
 
 PRICE = json.dumps(
     {
@@ -48,10 +57,10 @@ def answered(step: int, text: str, stop: str = "end_turn") -> tuple[tuple[int, f
     return (step, facts.ModelAttempt(1, "m", 10, 20, 30)), (step, message)
 
 
-def judged(at: ResumePoint) -> CloseOut | Correct:
+def judged(at: ResumePoint) -> CloseOut | CorrectAnswer:
     move = next_move(at)
-    assert isinstance(move, JudgeAnswer)
-    return after_judgement(at, judge(move.schema_json, move.text))
+    assert isinstance(move, ValidateResult)
+    return after_validation(at, validate_result(move.schema_json, move.text))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +82,7 @@ def test_a_json_schema_is_taken(schema: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("schema_json", "told"),
+    ("schema_json", "expected"),
     [
         ("{", "is no JSON"),
         ("[" * 8000, "is no JSON"),
@@ -95,8 +104,8 @@ def test_a_json_schema_is_taken(schema: dict[str, Any]) -> None:
         (json.dumps({"patternProperties": {"x" * 1025: {}}}), f"more than {MAX_PATTERN_BYTES} bytes"),
     ],
 )
-def test_what_is_no_schema_of_ours_is_refused_in_words(schema_json: str, told: str) -> None:
-    assert told in problem_of_schema(schema_json)
+def test_what_is_no_schema_of_ours_is_refused_in_words(schema_json: str, expected: str) -> None:
+    assert expected in problem_of_schema(schema_json)
 
 
 @pytest.mark.parametrize(
@@ -110,11 +119,11 @@ def test_what_is_no_schema_of_ours_is_refused_in_words(schema_json: str, told: s
     ],
 )
 def test_an_answer_that_fits_is_the_result_as_it_was_written(answer: str, result: str) -> None:
-    assert judge(PRICE, answer) == Judgement(result)
+    assert validate_result(PRICE, answer) == ResultValidation(result)
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "expected"),
     [
         ("", "the answer is no JSON"),
         ('It is {"price": 3}', "the answer is no JSON"),
@@ -128,20 +137,20 @@ def test_an_answer_that_fits_is_the_result_as_it_was_written(answer: str, result
         (f'"{"x" * MAX_RESULT_BYTES}"', f"more than {MAX_RESULT_BYTES} bytes"),
     ],
 )
-def test_an_answer_that_does_not_fit_is_told_where_and_why(answer: str, told: str) -> None:
-    [violation] = judge(PRICE, answer).violations
-    assert told in violation
+def test_an_answer_that_does_not_fit_is_told_where_and_why(answer: str, expected: str) -> None:
+    [violation] = validate_result(PRICE, answer).violations
+    assert expected in violation
 
 
 def test_of_many_violations_the_first_few_are_told() -> None:
-    found = judge('{"items": {"type": "string"}}', json.dumps(list(range(1000)))).violations
-    assert (len(found), found[-1]) == (MOST_VIOLATIONS + 1, "and more")
+    violations = validate_result('{"items": {"type": "string"}}', json.dumps(list(range(1000)))).violations
+    assert (len(violations), violations[-1]) == (MOST_VIOLATIONS + 1, "and more")
 
 
 def test_a_schema_that_goes_round_in_circles_is_no_accident_of_ours() -> None:
     circle = '{"$ref": "#"}'
     assert problem_of_schema(circle) == ""
-    assert "nests too deeply" in judge(circle, "1").violations[0]
+    assert "nests too deeply" in validate_result(circle, "1").violations[0]
 
 
 def test_the_model_knows_the_schema_from_the_start() -> None:
@@ -159,7 +168,7 @@ def test_an_answer_that_fits_closes_the_task_out_with_its_json() -> None:
 def test_an_answer_that_does_not_fit_is_corrected_and_the_model_asked_again() -> None:
     at = point(*answered(1, "three"))
     move = judged(at)
-    assert isinstance(move, Correct)
+    assert isinstance(move, CorrectAnswer)
     assert (move.step, "no JSON" in move.rejected.text) == (1, True)
     corrected = point(*answered(1, "three"), (1, move.rejected))
     assert next_move(corrected) == CallModel(2, 1)
@@ -177,7 +186,7 @@ def test_after_so_many_corrections_the_task_fails_with_the_last_answer() -> None
     for step in (1, 2):
         bodies += answered(step, f"try {step}")
         move = judged(point(*bodies))
-        assert isinstance(move, Correct)
+        assert isinstance(move, CorrectAnswer)
         bodies.append((step, move.rejected))
     end = judged(point(*bodies, *answered(3, "try 3")))
     assert isinstance(end, CloseOut)
@@ -191,7 +200,7 @@ def test_a_requeue_gives_the_corrections_back() -> None:
     again = (3, facts.Transition(TaskState.QUEUED, "OPERATOR_REQUEUE", from_state=TaskState.FAILED))
     tried = (*answered(1, "one"), (1, rejected), *answered(2, "two"), (2, rejected), *answered(3, "three"))
     assert point(*tried).corrections == 2
-    assert isinstance(judged(point(*tried, failed, again)), Correct)
+    assert isinstance(judged(point(*tried, failed, again)), CorrectAnswer)
 
 
 def test_what_somebody_says_meanwhile_comes_before_any_judgement() -> None:
@@ -200,7 +209,7 @@ def test_what_somebody_says_meanwhile_comes_before_any_judgement() -> None:
 
 def test_an_answer_that_was_cut_and_continued_is_judged_as_a_whole() -> None:
     cut = answered(1, '{"pri', "max_tokens")
-    assert isinstance(next_move(point(*cut)), Nudge)
+    assert isinstance(next_move(point(*cut)), ContinueTruncated)
     end = judged(point(*cut, (1, facts.UserMessage("go on")), *answered(2, 'ce": 3}')))
     assert isinstance(end, CloseOut)
     assert end.result_json == '{"price": 3}'
@@ -208,8 +217,8 @@ def test_an_answer_that_was_cut_and_continued_is_judged_as_a_whole() -> None:
 
 def test_tasks_with_a_schema_and_only_they_succeed_with_json() -> None:
     def refusal(state: TaskState = TaskState.SUCCEEDED, **changes: Any) -> object:
-        asked = {"has_schema": True, "is_to_end": False, "result_json": ""}
-        return refuse_success(state, **{**asked, **changes})
+        parameters = {"has_schema": True, "is_to_end": False, "result_json": ""}
+        return refuse_success(state, **{**parameters, **changes})
 
     assert refusal() is not None
     assert refusal(result_json="3") is None

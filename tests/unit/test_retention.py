@@ -6,7 +6,7 @@ from importlib.resources import files
 
 import pytest
 
-from tenure.domain.retention import KEEP_LABEL, Portion, kept_in_words, share_out
+from tenure.domain.retention import KEEP_LABEL, Portion, retention_text, share_out
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from tenure.domain.retention import KEEP_LABEL, Portion, kept_in_words, share_ou
     ],
 )
 def test_a_time_is_said_in_the_largest_unit_of_which_it_has_two(seconds: float, words: str) -> None:
-    assert kept_in_words(seconds) == words
+    assert retention_text(seconds) == words
 
 
 def test_a_batch_is_shared_out_to_the_first_and_never_exceeded() -> None:

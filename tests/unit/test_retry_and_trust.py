@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tenure.domain.fencing import TrustWindow
 from tenure.domain.retry import RetryPolicy
-from tenure.domain.trust import TrustWindow
 
 POLICY = RetryPolicy(max_attempts=3, initial_seconds=1, factor=2, cap_seconds=60)
 

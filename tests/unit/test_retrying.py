@@ -10,10 +10,10 @@ import pytest
 from tenure.domain.errors import StaleEpoch, Unavailable
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime import metrics
-from tenure.runtime.duties import Duties, heed_cancellation
+from tenure.runtime.process import Duties, heed_cancellation
 from tenure.runtime.retrying import retrying
 from tenure.runtime.task_group import TaskGroup
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 QUICK = RetryPolicy(max_attempts=3, initial_seconds=0.001, cap_seconds=0.001)
 

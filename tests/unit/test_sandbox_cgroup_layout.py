@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from services.tools.sandbox.cgroup_layout import SERVICE_LEAF, Hierarchy, delegate, find_hierarchies
-from services.tools.sandbox.cgroups import Cgroup
+from services.tools.sandbox.cgroups import (
+    SERVICE_LEAF,
+    Cgroup,
+    Hierarchy,
+    delegate,
+    find_hierarchies,
+)
 from services.tools.sandbox.limits import SandboxLimits
 
 linux_only = pytest.mark.skipif(not Path("/proc/self/ns/pid").exists(), reason="cgroups are a thing of Linux")
@@ -29,8 +34,8 @@ def test_a_hybrid_machine_limits_through_v1_and_counts_through_v2(tmp_path: Path
     make_v2(tmp_path / "unified", offered="hugetlb")
     mounts = "".join(f"cgroup {tmp_path}/{name} cgroup rw,relatime,{name} 0 0\n" for name in ("memory", "pids", "cpu"))
     mounts += f"cgroup2 {tmp_path}/unified cgroup2 rw 0 0\ntmpfs /tmp tmpfs rw 0 0\n"
-    found = find_hierarchies(mounts, "9:name=systemd:/\n4:memory:/own\n8:pids:/\n1:cpu:/\n0::/\n")
-    assert found == [
+    hierarchies = find_hierarchies(mounts, "9:name=systemd:/\n4:memory:/own\n8:pids:/\n1:cpu:/\n0::/\n")
+    assert hierarchies == [
         Hierarchy(1, tmp_path / "memory" / "own", frozenset({"memory"})),
         Hierarchy(1, tmp_path / "pids", frozenset({"pids"})),
         Hierarchy(1, tmp_path / "cpu", frozenset({"cpu"})),
@@ -40,15 +45,15 @@ def test_a_hybrid_machine_limits_through_v1_and_counts_through_v2(tmp_path: Path
 
 def test_groups_are_made_below_the_services_own(tmp_path: Path) -> None:
     own = make_v2(tmp_path / "system.slice" / "tenure.service", offered="cpu memory pids io")
-    found = find_hierarchies(f"cgroup2 {tmp_path} cgroup2 rw 0 0\n", "0::/system.slice/tenure.service\n")
-    assert found == [Hierarchy(2, own, frozenset({"cpu", "memory", "pids"}))]
+    hierarchies = find_hierarchies(f"cgroup2 {tmp_path} cgroup2 rw 0 0\n", "0::/system.slice/tenure.service\n")
+    assert hierarchies == [Hierarchy(2, own, frozenset({"cpu", "memory", "pids"}))]
 
 
 def test_a_service_moved_to_its_leaf_finds_the_group_above_it(tmp_path: Path) -> None:
     own = make_v2(tmp_path / "tenure.service", offered="memory pids")
     (own / SERVICE_LEAF).mkdir()
-    found = find_hierarchies(f"cgroup2 {tmp_path} cgroup2 rw 0 0\n", f"0::/tenure.service/{SERVICE_LEAF}\n")
-    assert found[0].directory == own
+    hierarchies = find_hierarchies(f"cgroup2 {tmp_path} cgroup2 rw 0 0\n", f"0::/tenure.service/{SERVICE_LEAF}\n")
+    assert hierarchies[0].directory == own
 
 
 @pytest.mark.parametrize("path", ["/docker/0123", "/../../elsewhere"])
@@ -96,7 +101,7 @@ def test_v2_counters_are_read_in_v2s_words(tmp_path: Path) -> None:
 
 @linux_only
 def test_only_groups_of_dead_instances_are_orphans() -> None:
-    from services.tools.sandbox.identity import instance_name, is_orphan
+    from services.tools.sandbox.procfs import instance_name, is_orphan
 
     own = instance_name()
     namespace, pid, started = own.removeprefix("tenure-sandbox-").split("-")

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from services.tools.sandbox import SandboxLimits, SandboxSettings, cgroups, detection
-from services.tools.sandbox.cgroup_layout import SERVICE_LEAF, find_hierarchies
-from services.tools.sandbox.cgroups import Cgroup, Cgroups
+from services.tools.sandbox.cgroups import SERVICE_LEAF, Cgroup, Cgroups, find_hierarchies
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/ns/pid").exists(), reason="cgroups are a thing of Linux")
 
@@ -50,8 +49,8 @@ class KernelV2:
 
     def detected(self, monkeypatch: pytest.MonkeyPatch, own: str) -> Cgroups:
         """What a service finds that is in the group `own`."""
-        found = find_hierarchies(f"cgroup2 {self.root} cgroup2 rw 0 0\n", f"0::{own}\n")
-        monkeypatch.setattr(cgroups, "find_hierarchies", lambda *_: found)
+        hierarchies = find_hierarchies(f"cgroup2 {self.root} cgroup2 rw 0 0\n", f"0::{own}\n")
+        monkeypatch.setattr(cgroups, "find_hierarchies", lambda *_: hierarchies)
         return Cgroups.detect()
 
     def _furnish(self, group: Path, controllers: set[str]) -> None:
@@ -129,8 +128,8 @@ OWN = "/system.slice/tenure-tools.service"
 ALL = {"memory", "pids", "cpu", "io"}
 
 
-def made(found: Cgroups, limits: SandboxLimits) -> tuple[Cgroup, Path]:
-    cgroup = found.new()
+def made(groups: Cgroups, limits: SandboxLimits) -> tuple[Cgroup, Path]:
+    cgroup = groups.new()
     assert cgroup is not None
     cgroup.create(limits)
     (procs,) = cgroup.join_files
@@ -141,10 +140,10 @@ def test_a_service_that_is_alone_in_its_delegated_group_limits_everything(
     kernel: KernelV2, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = kernel.group(OWN[1:], controllers=ALL, processes=(os.getpid(),))
-    found = kernel.detected(monkeypatch, OWN)
-    assert found.describe() == "cgroup v2 limits cpu, memory, pids"
+    result = kernel.detected(monkeypatch, OWN)
+    assert result.describe() == "cgroup v2 limits cpu, memory, pids"
     assert (base / SERVICE_LEAF / "cgroup.procs").read_text() == f"{os.getpid()}\n"
-    cgroup, directory = made(found, SandboxLimits(memory_bytes=64 << 20, processes=5, cpu_percent=50))
+    cgroup, directory = made(result, SandboxLimits(memory_bytes=64 << 20, processes=5, cpu_percent=50))
     assert directory.parent == base
     written = {
         name: (directory / name).read_text() for name in ("memory.max", "memory.swap.max", "pids.max", "cpu.max")
@@ -174,12 +173,12 @@ def test_beside_another_process_nothing_is_limited_and_that_is_told(
 ) -> None:
     """A container whose init is not the service: its processes are not ours to move."""
     base = kernel.group(OWN[1:], controllers=ALL, processes=(1, os.getpid()))
-    found = kernel.detected(monkeypatch, OWN)
-    assert found.describe() == "cgroup v2 counts CPU time and kills, and limits nothing"
+    result = kernel.detected(monkeypatch, OWN)
+    assert result.describe() == "cgroup v2 counts CPU time and kills, and limits nothing"
     assert (base / "cgroup.procs").read_text() == f"1\n{os.getpid()}\n"
-    monkeypatch.setattr(Cgroups, "detect", classmethod(lambda _: found))
-    told = detection.detect(SandboxSettings())
-    assert any("memory is limited for each process" in sentence for sentence in told.weaker)
+    monkeypatch.setattr(Cgroups, "detect", classmethod(lambda _: result))
+    response = detection.detect(SandboxSettings())
+    assert any("memory is limited for each process" in sentence for sentence in response.weaker)
     strict = detection.detect(SandboxSettings(require_cgroup=True))
     assert any("no usable one limits memory and pids" in sentence for sentence in strict.missing)
 
@@ -189,9 +188,9 @@ def test_controllers_that_are_not_offered_are_told_as_not_limited(
 ) -> None:
     """systemd hands a user's services memory and pids, and cpu only when it is asked to."""
     kernel.group(OWN[1:], controllers={"memory", "pids"}, processes=(os.getpid(),))
-    found = kernel.detected(monkeypatch, OWN)
-    assert found.describe() == "cgroup v2 limits memory, pids"
-    made(found, SandboxLimits())
+    result = kernel.detected(monkeypatch, OWN)
+    assert result.describe() == "cgroup v2 limits memory, pids"
+    made(result, SandboxLimits())
 
 
 def test_a_tree_that_cannot_be_written_to_is_not_used(kernel: KernelV2, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,8 +24,8 @@ def make_executable(path: Path, script: str) -> Path:
 
 async def test_another_system_is_named_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    found = detect(SandboxSettings())
-    assert found.missing == ("programs are sandboxed on Linux only, and this is darwin",)
+    result = detect(SandboxSettings())
+    assert result.missing == ("programs are sandboxed on Linux only, and this is darwin",)
     with pytest.raises(SandboxUnavailable, match="this is darwin"):
         await Sandbox.open(SandboxSettings())
 
@@ -39,9 +39,9 @@ async def test_without_bubblewrap_nothing_runs(tmp_path: Path) -> None:
 
 @linux_only
 def test_everything_missing_is_told_together(tmp_path: Path) -> None:
-    found = detect(SandboxSettings(bubblewrap=tmp_path / "bwrap", interpreter=tmp_path / "python"))
+    result = detect(SandboxSettings(bubblewrap=tmp_path / "bwrap", interpreter=tmp_path / "python"))
     with pytest.raises(SandboxUnavailable) as refused:
-        found.require()
+        result.require()
     assert "bwrap" in str(refused.value)
     assert "no usable Python interpreter" in str(refused.value)
 
@@ -56,8 +56,8 @@ def test_everything_missing_is_told_together(tmp_path: Path) -> None:
     ],
 )
 def test_an_unfit_bubblewrap_is_refused(tmp_path: Path, script: str, sentence: str) -> None:
-    found = detect(SandboxSettings(bubblewrap=make_executable(tmp_path / "bwrap", script)))
-    assert sentence in "; ".join(found.missing)
+    result = detect(SandboxSettings(bubblewrap=make_executable(tmp_path / "bwrap", script)))
+    assert sentence in "; ".join(result.missing)
 
 
 @linux_only
@@ -85,10 +85,10 @@ def test_forbidden_user_namespaces_are_named(monkeypatch: pytest.MonkeyPatch) ->
 
 @linux_only
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root drops to other uids")
-@pytest.mark.parametrize(("slots", "lasting"), [(8, 0), (2, 6)])
-def test_uids_that_this_container_does_not_have_are_named(slots: int, lasting: int) -> None:
-    found = detect(SandboxSettings(first_uid=2**32 - 8, slots=slots, lasting=lasting))
-    assert f"uids {2**32 - 8} to {2**32 - 1} are not mapped" in "; ".join(found.missing)
+@pytest.mark.parametrize(("slots", "long_running"), [(8, 0), (2, 6)])
+def test_uids_that_this_container_does_not_have_are_named(slots: int, long_running: int) -> None:
+    result = detect(SandboxSettings(first_uid=2**32 - 8, slots=slots, long_running=long_running))
+    assert f"uids {2**32 - 8} to {2**32 - 1} are not mapped" in "; ".join(result.missing)
 
 
 @linux_only

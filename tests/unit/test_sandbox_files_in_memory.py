@@ -9,7 +9,7 @@ import pytest
 
 from services.tools.sandbox import Command, Detection, Sandbox, SandboxLimits, SandboxSettings, SandboxStatus, process
 from services.tools.sandbox.cgroups import Cgroups
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -51,8 +51,8 @@ async def test_a_lasting_program_that_makes_too_many_is_ended(
     python = str(without_cgroups.require().interpreter.path)
     command = Command((python, "-c", MAKE + "make()"), {}, ())
     async with (
-        Sandbox(replace(sandbox_settings, lasting=1), without_cgroups) as sandbox,
-        sandbox.lasting(command, None, LIMITS) as program,
+        Sandbox(replace(sandbox_settings, long_running=1), without_cgroups) as sandbox,
+        sandbox.long_running(command, None, LIMITS) as program,
         asyncio.timeout(PATIENCE_SECONDS),
     ):
         assert await program.process.stdout.read() == b""  # it was ended

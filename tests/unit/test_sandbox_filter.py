@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from services.tools.sandbox.errors import SandboxUnavailable
+from services.tools.sandbox.limits import SandboxUnavailable
 from services.tools.sandbox.seccomp import (
     DENIED,
     RESERVING_CALLS,
@@ -38,7 +38,7 @@ class Filter:
     def __init__(self, program: bytes) -> None:
         self._code = list(struct.iter_unpack("=HBBI", program))
 
-    def asked(self, call: str | int, *arguments: int, architecture: int | None = None) -> int:
+    def action_for(self, call: str | int, *arguments: int, architecture: int | None = None) -> int:
         number = system_call_number(call) if isinstance(call, str) else call
         assert number is not None, f"{call} is no system call here"
         own = _ARCHITECTURES[os.uname().machine] if architecture is None else architecture
@@ -83,7 +83,7 @@ def rules() -> Filter:
 def test_every_denied_call_is_refused_and_not_a_death(rules: Filter) -> None:
     there = [name for name in DENIED if system_call_number(name) is not None]
     assert len(there) > 55
-    assert {name: rules.asked(name) for name in there} == dict.fromkeys(there, errno.EPERM)
+    assert {name: rules.action_for(name) for name in there} == dict.fromkeys(there, errno.EPERM)
 
 
 def test_what_ordinary_programs_need_is_let_through(rules: Filter) -> None:
@@ -99,69 +99,69 @@ def test_what_ordinary_programs_need_is_let_through(rules: Filter) -> None:
         "memfd_create",
         "getrandom",
     ):
-        assert rules.asked(name) == 0, name
+        assert rules.action_for(name) == 0, name
 
 
 @pytest.mark.parametrize("name", ["statmount", "listmount", "open_tree_attr", "mount_setattr", "memfd_secret"])
 def test_calls_that_an_older_library_does_not_know_are_refused_by_number(rules: Filter, name: str) -> None:
-    assert rules.asked(name) == errno.EPERM
+    assert rules.action_for(name) == errno.EPERM
 
 
 @pytest.mark.parametrize("upper", [0, UPPER, 0xDEADBEEF << 32])
 def test_space_is_taken_by_writing_and_in_no_other_way(rules: Filter, upper: int) -> None:
     for name in RESERVING_CALLS:
-        assert rules.asked(name, 3, 1) == errno.EOPNOTSUPP, name
+        assert rules.action_for(name, 3, 1) == errno.EOPNOTSUPP, name
     for name, request in RESERVING_REQUESTS.items():
-        assert rules.asked("ioctl", 3, upper | request) == errno.EOPNOTSUPP, name
-    assert rules.asked("ioctl", 3, 0x801C581F) == 0  # reading attributes
+        assert rules.action_for("ioctl", 3, upper | request) == errno.EOPNOTSUPP, name
+    assert rules.action_for("ioctl", 3, 0x801C581F) == 0  # reading attributes
 
 
 @pytest.mark.parametrize("name", ["shmget", "semget", "msgget"])
 def test_nothing_of_system_v_is_made(rules: Filter, name: str) -> None:
-    assert rules.asked(name) == errno.EPERM
+    assert rules.action_for(name) == errno.EPERM
 
 
 def test_calls_by_another_abi_do_not_exist(rules: Filter) -> None:
     for number in (20, 26, 0x1000):
-        assert rules.asked(number, architecture=_I386) == errno.ENOSYS
+        assert rules.action_for(number, architecture=_I386) == errno.ENOSYS
     if os.uname().machine == "x86_64":
         for name in ("getpid", "ptrace", "unshare"):
-            assert rules.asked(_X32 | (system_call_number(name) or 0)) == errno.ENOSYS
+            assert rules.action_for(_X32 | (system_call_number(name) or 0)) == errno.ENOSYS
 
 
 @pytest.mark.parametrize("upper", [0, UPPER, 0xDEADBEEF << 32])
 def test_the_upper_half_of_an_argument_changes_nothing(rules: Filter, upper: int) -> None:
     """The kernel takes these arguments as `int`: it would not see the upper half, so the filter must not."""
-    assert rules.asked("prctl", upper | 1, 0) == errno.EPERM
+    assert rules.action_for("prctl", upper | 1, 0) == errno.EPERM
     for request in (0x5412, 0x541C, 0x5423):
-        assert rules.asked("ioctl", 0, upper | request) == errno.EPERM
-    assert rules.asked("prlimit64", 0, upper | 4, 0x1000) == errno.EPERM
-    assert rules.asked("clone", upper | 0x10000011) == errno.EPERM
-    assert rules.asked("socket", upper | 2, 1) == errno.EAFNOSUPPORT
+        assert rules.action_for("ioctl", 0, upper | request) == errno.EPERM
+    assert rules.action_for("prlimit64", 0, upper | 4, 0x1000) == errno.EPERM
+    assert rules.action_for("clone", upper | 0x10000011) == errno.EPERM
+    assert rules.action_for("socket", upper | 2, 1) == errno.EAFNOSUPPORT
 
 
 def test_what_is_next_to_the_refused_is_let_through(rules: Filter) -> None:
-    assert rules.asked("prctl", 15) == 0  # a thread's name
-    assert rules.asked("ioctl", 0, 0x5401) == 0  # is it a terminal?
-    assert rules.asked("prlimit64", 0, 4, 0) == 0  # reading the limit
-    assert rules.asked("prlimit64", 0, 7, 0x1000) == 0  # open files
-    assert rules.asked("clone", 0x01200011) == 0  # fork
-    assert rules.asked("clone", 0x003D0F00) == 0  # a thread
-    assert rules.asked("socket", 1, 1) == 0
-    assert rules.asked("socketpair", 1, 1) == 0
+    assert rules.action_for("prctl", 15) == 0  # a thread's name
+    assert rules.action_for("ioctl", 0, 0x5401) == 0  # is it a terminal?
+    assert rules.action_for("prlimit64", 0, 4, 0) == 0  # reading the limit
+    assert rules.action_for("prlimit64", 0, 7, 0x1000) == 0  # open files
+    assert rules.action_for("clone", 0x01200011) == 0  # fork
+    assert rules.action_for("clone", 0x003D0F00) == 0  # a thread
+    assert rules.action_for("socket", 1, 1) == 0
+    assert rules.action_for("socketpair", 1, 1) == 0
 
 
 @pytest.mark.parametrize("family", [0, 2, 10, 16, 17, 30, 38, 40, 44, 45])
 def test_there_are_local_sockets_only(rules: Filter, family: int) -> None:
-    assert rules.asked("socket", family, 1) == errno.EAFNOSUPPORT
-    assert rules.asked("socketpair", family, 1) == errno.EAFNOSUPPORT
+    assert rules.action_for("socket", family, 1) == errno.EAFNOSUPPORT
+    assert rules.action_for("socketpair", family, 1) == errno.EAFNOSUPPORT
 
 
 @pytest.mark.parametrize("bit", [17, 25, 26, 27, 28, 29, 30])
 def test_no_flag_of_clone_makes_a_namespace(rules: Filter, bit: int) -> None:
-    assert rules.asked("clone", 1 << bit | 17) == errno.EPERM
-    assert rules.asked("clone", 0xFFFFFFFF) == errno.EPERM
+    assert rules.action_for("clone", 1 << bit | 17) == errno.EPERM
+    assert rules.action_for("clone", 0xFFFFFFFF) == errno.EPERM
 
 
 def test_clone3_sends_libc_back_to_clone(rules: Filter) -> None:
-    assert rules.asked("clone3") == errno.ENOSYS
+    assert rules.action_for("clone3") == errno.ENOSYS

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from services.tools.sandbox import Command, Detection, Sandbox, SandboxLimits, SandboxSettings, SandboxStatus
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -75,10 +75,10 @@ async def test_the_end_of_a_lasting_program_is_told_though_another_holds_its_out
     sandbox_settings: SandboxSettings, sandbox_detection: Detection, workspace: Path
 ) -> None:
     python = str(sandbox_detection.require().interpreter.path)
-    async with Sandbox(replace(sandbox_settings, lasting=1), sandbox_detection) as sandbox:
+    async with Sandbox(replace(sandbox_settings, long_running=1), sandbox_detection) as sandbox:
         async with (
             somebody_who_holds(sandbox, workspace),
-            sandbox.lasting(Command((python, "-c", GIVE), {}, ()), workspace, LIMITS) as program,
+            sandbox.long_running(Command((python, "-c", GIVE), {}, ()), workspace, LIMITS) as program,
             asyncio.timeout(PATIENCE_SECONDS),
         ):
             assert await program.process.stdout.read() == WHOLE.encode()

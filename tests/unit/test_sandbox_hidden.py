@@ -11,13 +11,20 @@ from threading import Event
 
 import pytest
 
-from services.tools.sandbox import Command, Detection, Sandbox, SandboxLimits, SandboxSettings, SandboxStatus, hidden
-from services.tools.sandbox.hidden import held_by
+from services.tools.sandbox import (
+    Command,
+    Detection,
+    Sandbox,
+    SandboxLimits,
+    SandboxSettings,
+    SandboxStatus,
+    unlinked_files,
+)
 from services.tools.sandbox.limits import MIB
-from services.tools.sandbox.looking import Looking
-from services.tools.sandbox.supervision import Program
+from services.tools.sandbox.supervision import SandboxedProgram, WorkspaceMonitor
+from services.tools.sandbox.unlinked_files import unlinked_files_of
 from services.tools.sandbox.workspace import NOTHING
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 FILL = """
 import os, time
@@ -101,9 +108,9 @@ async def test_what_a_lasting_program_hides_counts(
     sandbox_settings: SandboxSettings, sandbox_detection: Detection, workspace: Path
 ) -> None:
     code = FILL.replace("range(1000)", "range(20)") + "time.sleep(1000)"
-    async with Sandbox(replace(sandbox_settings, lasting=1), sandbox_detection) as sandbox:
+    async with Sandbox(replace(sandbox_settings, long_running=1), sandbox_detection) as sandbox:
         python = str(sandbox_detection.require().interpreter.path)
-        async with sandbox.lasting(Command((python, "-c", code), {}, ()), workspace, LIMITS) as program:
+        async with sandbox.long_running(Command((python, "-c", code), {}, ()), workspace, LIMITS) as program:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 assert await program.process.stdout.read() == b""  # it was ended
 
@@ -111,46 +118,46 @@ async def test_what_a_lasting_program_hides_counts(
 async def test_more_than_a_look_takes_in_is_too_much(
     sandbox: Sandbox, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hidden, "MOST_HELD", 50)
+    monkeypatch.setattr(unlinked_files, "MOST_UNLINKED", 50)
     code = "import time\nkept = [open('f', 'w') for _ in range(60)]\ntime.sleep(1000)"
     assert (await sandbox.run_python(code, workspace, LIMITS)).status is SandboxStatus.WORKSPACE_LIMIT
 
 
 def test_a_look_ends_at_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Path("/").stat().st_dev
-    assert held_by(os.getpid(), device).complete
-    monkeypatch.setattr(hidden, "MOST_HELD", 3)
-    assert not held_by(os.getpid(), device).complete
+    assert unlinked_files_of(os.getpid(), device).complete
+    monkeypatch.setattr(unlinked_files, "MOST_UNLINKED", 3)
+    assert not unlinked_files_of(os.getpid(), device).complete
 
 
 async def test_looking_waits_for_no_thread_that_others_use(sandbox: Sandbox, workspace: Path) -> None:
     """Nor the other way round: programs can make it slow."""
     loop, hold = asyncio.get_running_loop(), Event()
-    looking = Looking(sandbox_program(sandbox, workspace))
+    looking = WorkspaceMonitor(sandbox_program(sandbox, workspace))
     with ThreadPoolExecutor(1) as only:
         loop.set_default_executor(only)
         waiting = loop.run_in_executor(None, hold.wait)
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                assert not await looking.finds_too_much()
+                assert not await looking.exceeds_limits()
         finally:
             hold.set()
             await waiting
 
 
 async def test_a_workspace_that_cannot_be_measured_is_too_large(sandbox: Sandbox, workspace: Path) -> None:
-    looking = Looking(sandbox_program(sandbox, workspace))
+    looking = WorkspaceMonitor(sandbox_program(sandbox, workspace))
     workspace.rmdir()
-    assert await looking.finds_too_much()
+    assert await looking.exceeds_limits()
 
 
 async def test_descriptors_that_are_handed_on_are_nothing_and_those_that_stay_the_most_they_may_be(
     sandbox: Sandbox, workspace: Path
 ) -> None:
-    looking = Looking(sandbox_program(sandbox, workspace))
+    looking = WorkspaceMonitor(sandbox_program(sandbox, workspace))
     in_one_socket = LIMITS.open_files * LIMITS.file_bytes
     assert [looking._stays_in_flight(count) for count in (3, 2, 0, 5)] == [0, 2 * in_one_socket, 0, 0]
 
 
-def sandbox_program(sandbox: Sandbox, workspace: Path) -> Program:
+def sandbox_program(sandbox: Sandbox, workspace: Path) -> SandboxedProgram:
     return sandbox._program(b"", workspace, LIMITS, None, NOTHING)

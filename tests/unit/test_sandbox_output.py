@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.tools.sandbox.output import KeptOutput
+from services.tools.sandbox.result import KeptOutput
 
 portions = st.lists(st.binary(max_size=40), max_size=20)
 

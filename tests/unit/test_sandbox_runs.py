@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from services.tools.sandbox import MAX_CODE_BYTES, Sandbox, SandboxLimits, SandboxStatus
-from services.tools.sandbox.toolchain import Program
+from services.tools.sandbox.detection import Executable
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -240,7 +240,7 @@ async def test_the_interpreter_of_the_service_serves_where_the_system_has_none(
 
     prefix = Path(sys.base_prefix).resolve()
     python = prefix / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
-    tools = dataclasses.replace(sandbox._tools, interpreter=Program(python, prefix))
+    tools = dataclasses.replace(sandbox._tools, interpreter=Executable(python, prefix))
     monkeypatch.setattr(sandbox, "_tools", tools)
     result = await sandbox.run_python("import sys, ctypes, json; print(sys.version_info[:2])", None, SandboxLimits())
     assert result.stdout == f"{sys.version_info[:2]}\n", result

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from services.tools.sandbox import Command, Detection, Sandbox, SandboxLimits, SandboxSettings
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -18,13 +18,13 @@ SECRET = "sk-of-a-server-that-stays"  # nobody's
 
 def command_lines() -> list[bytes]:
     """Of all processes: anybody may read them."""
-    found = []
+    results = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            found.append((entry / "cmdline").read_bytes())
+            results.append((entry / "cmdline").read_bytes())
         except (FileNotFoundError, ProcessLookupError):
             continue
-    return found
+    return results
 
 
 async def test_variables_of_a_lasting_program_are_on_no_command_line(
@@ -32,9 +32,9 @@ async def test_variables_of_a_lasting_program_are_on_no_command_line(
 ) -> None:
     interpreter = str(sandbox_detection.require().interpreter.path)
     words = (interpreter, "-c", "import os; print(os.environ['API_TOKEN'], flush=True); input()")
-    async with Sandbox(dataclasses.replace(sandbox_settings, slots=7, lasting=1), sandbox_detection) as opened:
+    async with Sandbox(dataclasses.replace(sandbox_settings, slots=7, long_running=1), sandbox_detection) as opened:
         command = Command(words, {"API_TOKEN": SECRET}, ())
-        async with opened.lasting(command, tmp_path, SandboxLimits()) as running:
+        async with opened.long_running(command, tmp_path, SandboxLimits()) as running:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 assert await running.process.stdout.readline() == f"{SECRET}\n".encode()
             lines = command_lines()

@@ -11,9 +11,9 @@ from threading import Barrier
 
 import pytest
 
-from services.tools.sandbox import sharing
-from services.tools.sandbox.sharing import Lease, UidLocks
-from tests.patience import PATIENCE_SECONDS
+from services.tools.sandbox import uid_locks
+from services.tools.sandbox.uid_locks import UidLease, UidLocks
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or os.geteuid() != 0, reason="uids are given away by root on Linux"
@@ -36,7 +36,7 @@ def replica(tmp_path: Path) -> UidLocks:
     return UidLocks(tmp_path / "locks")
 
 
-def taken(lease: Lease | None) -> Lease:
+def taken(lease: UidLease | None) -> UidLease:
     assert lease is not None
     return lease
 
@@ -69,7 +69,7 @@ def test_a_uid_in_use_is_not_given_to_another_workspace(replica, workspace):
 
 
 def test_nobody_ever_runs_under_the_uid_of_the_system(replica, workspace, monkeypatch):
-    monkeypatch.setattr(sharing, "_DECIDES_WITHIN_SECONDS", 0.0)
+    monkeypatch.setattr(uid_locks, "_DECIDES_WITHIN_SECONDS", 0.0)
     taken(replica.take(workspace("a"), UID))
     os.chown(workspace("a"), 0, 0)
     with pytest.raises(OSError, match="decid"):
@@ -83,9 +83,9 @@ def test_racing_replicas_agree(replica, workspace):
         with ThreadPoolExecutor(len(racers)) as threads:
             start = Barrier(len(racers))
 
-            def race(number: int, start: Barrier = start) -> Lease | None:
+            def race(number: int, start: Barrier = start) -> UidLease | None:
                 start.wait(PATIENCE_SECONDS)
-                value: Lease | None = replica.take(workspace("a"), UID + number)
+                value: UidLease | None = replica.take(workspace("a"), UID + number)
                 return value
 
             leases = [taken(lease) for lease in threads.map(race, racers)]

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from services.tools.sandbox.slots import Slot, SlotPool
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 
 @asynccontextmanager
@@ -86,21 +86,21 @@ async def test_a_retired_slot_is_never_given_out_again() -> None:
 
 
 async def test_what_stays_has_places_of_its_own_and_keeps_no_run_waiting() -> None:
-    pool = SlotPool(2, lasting=1)
-    staying = await pool.enter("a", lasting=True)
+    pool = SlotPool(2, long_running=1)
+    staying = await pool.enter("a", long_running=True)
     async with occupied(pool, "b") as one, occupied(pool, "c") as other:
         assert {one.number, other.number} == {0, 1}
         assert staying.number == 2
-        second = asyncio.create_task(pool.enter("d", lasting=True))
+        second = asyncio.create_task(pool.enter("d", long_running=True))
         await asyncio.sleep(0)
         assert not second.done()
-        pool.leave("a", staying, lasting=True)
+        pool.leave("a", staying, long_running=True)
         assert (await second).number == 2
 
 
 async def test_a_run_and_what_stays_in_the_same_workspace_share_a_place() -> None:
-    pool = SlotPool(1, lasting=1)
-    staying = await pool.enter("a", lasting=True)
+    pool = SlotPool(1, long_running=1)
+    staying = await pool.enter("a", long_running=True)
     async with occupied(pool, "a") as run:
         assert run is staying
     async with occupied(pool, "b") as other:

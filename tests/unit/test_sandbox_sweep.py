@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.tools.sandbox import placement
-from services.tools.sandbox.identity import instance_name, is_orphan
+from services.tools.sandbox.procfs import instance_name, is_orphan
 
 
 def test_several_sweeps_of_the_same_leftovers_all_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 
 from services.tools.sandbox import Detection, Sandbox, SandboxEscaped, SandboxLimits, SandboxSettings, SandboxStatus
-from services.tools.sandbox import warm as warm_module
+from services.tools.sandbox import supervision as warm_module
 from services.tools.sandbox.process import SandboxedProcess
-from services.tools.sandbox.supervision import Program
-from services.tools.sandbox.warm import WarmSandbox
-from tests.fix_sandbox import SLOTS
-from tests.patience import PATIENCE_SECONDS
+from services.tools.sandbox.supervision import SandboxedProgram, WarmSandbox
+from tests.support.fix_sandbox import SLOTS
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -277,7 +276,7 @@ async def test_a_weakness_of_those_that_wait_alone_is_noticed(
     allow_everything = bytes.fromhex("060000000000ff7f")  # BPF: return SECCOMP_RET_ALLOW
     real: Callable[..., Awaitable[SandboxedProcess]] = warm_module._start_process
 
-    async def without_filter(program: Program, *given: object) -> SandboxedProcess:
+    async def without_filter(program: SandboxedProgram, *given: object) -> SandboxedProcess:
         return await real(dataclasses.replace(program, filter_program=allow_everything), *given)
 
     monkeypatch.setattr(warm_module, "_start_process", without_filter)
@@ -290,7 +289,7 @@ async def test_a_machine_where_none_can_wait_runs_programs_all_the_same(
 ) -> None:
     broken = tmp_path / "attacher.py"
     broken.write_text("import socket; socket.socket(fileno=0).send(b'unshare: Operation not permitted')")
-    monkeypatch.setattr("services.tools.sandbox.attaching._SCRIPT", broken)
+    monkeypatch.setattr("services.tools.sandbox.mount_helper_client._SCRIPT", broken)
     async with await Sandbox.open(dataclasses.replace(sandbox_settings, warm=1)) as opened:
         assert (await opened.run_python("print(1)", workspace, LIMITS)).stdout == "1\n"
         assert opened.warm_runs == 0

@@ -10,9 +10,9 @@ from typing import cast
 import pytest
 
 from services.tools.sandbox import SandboxLimits, SandboxUnavailable
-from services.tools.sandbox.warm import WarmSandbox
+from services.tools.sandbox.supervision import WarmSandbox
 from services.tools.sandbox.warm_pool import WarmPool
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 LIMITS = SandboxLimits()
 

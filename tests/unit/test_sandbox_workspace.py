@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from services.tools.sandbox.owned import _open_up
+from services.tools.sandbox.permissions import _open_up
 from services.tools.sandbox.workspace import MAX_DEPTH, Usage, hand_over, identity, measure, take_over
 from services.tools.workspace.directories import Workspaces
 

@@ -46,13 +46,13 @@ def utc(text: str) -> datetime:
 
 
 def dues(cron: str, after: str, count: int, zone: ZoneInfo = BERLIN) -> list[str]:
-    times, found, moment = Times(cron, zone), [], utc(after)
+    times, results, moment = Times(cron, zone), [], utc(after)
     for _ in range(count):
         following = times.next_after(moment)
         assert following is not None
         moment = following
-        found.append(moment.strftime("%d %H:%M"))
-    return found
+        results.append(moment.strftime("%d %H:%M"))
+    return results
 
 
 class TestChanges:
@@ -64,8 +64,8 @@ class TestChanges:
 
     @given(crons, zones, moments, steps)
     def test_what_was_decided_is_not_due_again_when_the_clock_was_put_back(self, cron, zone, decided_until, step):
-        found = next_due_after_change(Times(cron, ZoneInfo(zone)), decided_until - abs(step), decided_until)
-        assert found is None or found > decided_until
+        result = next_due_after_change(Times(cron, ZoneInfo(zone)), decided_until - abs(step), decided_until)
+        assert result is None or result > decided_until
 
     def test_a_sooner_expression_is_due_sooner_and_one_that_is_over_never(self):
         now = utc("2026-03-01T12:00:30")
@@ -77,10 +77,10 @@ class TestDueTimes:
     @given(crons, zones, moments)
     @settings(max_examples=100, deadline=None)
     def test_the_next_due_time_is_later_and_a_whole_minute(self, cron, zone, moment):
-        found = Times(cron, ZoneInfo(zone)).next_after(moment)
-        assert found is not None
-        assert found > moment
-        assert (found.second, found.microsecond, found.tzinfo) == (0, 0, UTC)
+        result = Times(cron, ZoneInfo(zone)).next_after(moment)
+        assert result is not None
+        assert result > moment
+        assert (result.second, result.microsecond, result.tzinfo) == (0, 0, UTC)
 
     @given(crons, zones, moments, st.timedeltas(timedelta(0), timedelta(days=2)))
     @settings(max_examples=100, deadline=None)
@@ -239,10 +239,10 @@ class TestOverlap:
         plan = plan_runs(policy, is_active=is_active, waiting=waiting, due=due)
         skipped = [one for one, _ in plan.skip]
         started = [] if plan.start is None else [plan.start]
-        told = [*skipped, *plan.wait, *started]
-        assert len(set(told)) == len(told)
-        still = set(waiting) - set(told)
-        assert set(told) | still == {*waiting, *due}
+        seen = [*skipped, *plan.wait, *started]
+        assert len(set(seen)) == len(seen)
+        still = set(waiting) - set(seen)
+        assert set(seen) | still == {*waiting, *due}
         assert len(still) + len(plan.wait) <= MOST_WAITING_RUNS
         assert not (is_active and started)
         if (waiting or due) and not is_active:

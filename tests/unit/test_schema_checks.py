@@ -9,9 +9,9 @@ import pytest
 
 from tenure.domain.errors import InvalidRequest, LimitReached
 from tenure.runtime import metrics, schema_checks
+from tenure.runtime.request_context import as_tenant
 from tenure.runtime.schema_checks import MAX_PER_TENANT, SchemaChecks
 from tenure.runtime.schema_process import TOO_COSTLY_ANSWER, TOO_COSTLY_SCHEMA, check_apart, judge_apart
-from tenure.runtime.tenancy import as_tenant
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import schedule_service_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api

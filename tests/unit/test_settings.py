@@ -84,7 +84,7 @@ def test_a_variable_may_have_a_name_that_is_not_ours_and_groups_have_their_own_p
 
 
 def test_everything_wrong_is_told_together():
-    told = problems(
+    response = problems(
         {
             f"{PREFIX}TTL_SECONDS": "soon",
             f"{PREFIX}SLOTS": "0",
@@ -94,7 +94,7 @@ def test_everything_wrong_is_told_together():
             "TENURE_LOG_FORMAT": "xml",
         }
     )
-    assert told == (
+    assert response == (
         f"{PREFIX}SLOT is not a setting (did you mean {PREFIX}SLOTS?)",
         f"{PREFIX}DATABASE is missing: where the ledger is",
         f"{PREFIX}TTL_SECONDS must be a number, not 'soon'",
@@ -113,8 +113,8 @@ def test_variables_of_other_services_are_not_unknown():
 
 
 def test_relations_are_checked_once_the_values_are_there():
-    told = problems({f"{PREFIX}DATABASE": "d", f"{PREFIX}RENEW_SECONDS": "3"})
-    assert told == (f"{PREFIX}RENEW_SECONDS must be at most a third of {PREFIX}TTL_SECONDS",)
+    response = problems({f"{PREFIX}DATABASE": "d", f"{PREFIX}RENEW_SECONDS": "3"})
+    assert response == (f"{PREFIX}RENEW_SECONDS must be at most a third of {PREFIX}TTL_SECONDS",)
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf", "", "1e999"])

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from services.checkpoint import sweeps
-from services.checkpoint.sweeps import Sweeper
-from services.coordinator.dispatch import Dispatch
-from services.coordinator.prunings import Prunings
-from tenure.domain.places import Places
+from services.checkpoint.queue import sweeps
+from services.checkpoint.queue.sweeps import Sweeper
+from services.coordinator.claims.dispatch import Dispatch
+from services.coordinator.pruned_tasks import PrunedTasks
 from tenure.domain.retry import RetryPolicy
+from tenure.domain.slots import Slots
 from tenure.runtime.batching import Batcher
-from tenure.runtime.duties import Duties
-from tests.patience import PATIENCE_SECONDS
+from tenure.runtime.process import Duties
+from tests.support.patience import PATIENCE_SECONDS
 
 QUICK = RetryPolicy(max_attempts=3, initial_seconds=0.001, cap_seconds=0.001)
 SILENCE_SECONDS = 0.2
@@ -46,7 +46,7 @@ def sweeper(monkeypatch: pytest.MonkeyPatch, look: HangsOnce) -> Callable[[], Aw
 
 def dispatch(_: pytest.MonkeyPatch, look: HangsOnce) -> Callable[[], Awaitable[None]]:
     session: Any = SimpleNamespace(
-        profile="any", has_suspect=False, worker_id="w", places=lambda _now: Places.open_to_all(1)
+        profile="any", has_suspect=False, worker_id="w", places=lambda _now: Slots.open_to_all(1)
     )
     ledger: Any = SimpleNamespace(list_claimable=look)
     generation: Any = SimpleNamespace(is_settled=True)
@@ -56,7 +56,7 @@ def dispatch(_: pytest.MonkeyPatch, look: HangsOnce) -> Callable[[], Awaitable[N
 
 def prunings(_: pytest.MonkeyPatch, look: HangsOnce) -> Callable[[], Awaitable[None]]:
     ledger: Any = SimpleNamespace(list_prunings=look)
-    return Prunings(ledger, ANY, ANY, "c").run
+    return PrunedTasks(ledger, ANY, ANY, "c").run
 
 
 @pytest.mark.parametrize("loop", [sweeper, dispatch, prunings])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tenure.dev.simulator.api_errors import ApiError
-from tenure.dev.simulator.validation import check_count, check_create
+from devstack.simulator.http_server import ApiError
+from devstack.simulator.request_checks import check_count, check_create
 
 GOAL = {"role": "user", "content": "go"}
 

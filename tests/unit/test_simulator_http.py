@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from tenure.dev.simulator.http_server import HttpServer
-from tests.patience import PATIENCE_SECONDS
+from devstack.simulator.http_server import HttpServer
+from tests.support.patience import PATIENCE_SECONDS
 
 HEAD = b"POST /x HTTP/1.1\r\nHost: a\r\n"
 
@@ -94,8 +94,8 @@ async def test_a_body_is_asked_for_when_the_client_waits_for_that(connection):
 async def test_what_cannot_be_read_is_refused_and_the_connection_ends(connection, request_bytes, status):
     reader, writer = connection
     writer.write(request_bytes)
-    found, body = await answer(reader)
-    assert (found, body.startswith(b'{"error"')) == (status, True)
+    results, body = await answer(reader)
+    assert (results, body.startswith(b'{"error"')) == (status, True)
     writer.write_eof()
     assert await reader.read() == b""
 

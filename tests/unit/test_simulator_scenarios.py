@@ -10,11 +10,16 @@ import sys
 import pytest
 import yaml
 
-from tenure.dev.search_stub import search
-from tenure.dev.simulator.library import SHIPPED, ScenarioError, ScenarioLibrary, load_scenario
-from tenure.dev.simulator.model_reply import compose
-from tenure.dev.simulator.scenario import Turn
-from tests.patience import PATIENCE_SECONDS
+from devstack.search_stub import search
+from devstack.simulator.delivery import compose
+from devstack.simulator.scenario import (
+    SHIPPED,
+    ScenarioError,
+    ScenarioLibrary,
+    Turn,
+    load_scenario,
+)
+from tests.support.patience import PATIENCE_SECONDS
 
 BUILT_IN_ARGUMENTS = {
     "web_search": {"query", "num_results"},

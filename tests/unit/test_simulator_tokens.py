@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.dev.simulator.model_reply import compose
-from tenure.dev.simulator.scenario import ToolCall, Turn
-from tenure.dev.simulator.stream_events import stream_events
-from tenure.dev.simulator.tokens import InputTokens, PromptCache, count_request
+from devstack.simulator.delivery import compose, stream_events
+from devstack.simulator.scenario import ToolCall, Turn
+from devstack.simulator.tokens import InputTokens, PromptCache, count_request
 
 MARK = {"cache_control": {"type": "ephemeral"}}
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from tenure.dev.simulator.library import ScenarioLibrary
-from tenure.dev.simulator.scenario import Scenario
-from tenure.dev.simulator.summaries import is_summary_wanted, summary_text, turn_of
+from devstack.simulator.scenario import Scenario, ScenarioLibrary
+from devstack.simulator.templates import is_summary_wanted, summary_text, turn_of
+from tenure.domain.compaction import SUMMARY_REQUEST
 from tenure.domain.conversation import SUMMARY_HEAD
-from tenure.domain.summary import SUMMARY_REQUEST
 
 
 def played(library: ScenarioLibrary, model: str) -> Scenario:
@@ -31,12 +30,12 @@ def test_a_summary_is_wanted_by_one_message_without_tools():
 
 
 def test_a_summary_says_how_many_turns_it_stands_for_and_they_count_on():
-    told = summary_text("It went well.", [user("Agent: a [turn 3]\n\nAgent: b [turn 4]")])
-    assert told == "It went well. [5 turns so far]"
-    head = user(f"goal\n{SUMMARY_HEAD}\n\n{told}")
+    response = summary_text("It went well.", [user("Agent: a [turn 3]\n\nAgent: b [turn 4]")])
+    assert response == "It went well. [5 turns so far]"
+    head = user(f"goal\n{SUMMARY_HEAD}\n\n{response}")
     assert turn_of([head]) == 5
     assert turn_of([head, {"role": "assistant", "content": "c"}, user("d")]) == 6
-    assert summary_text("On.", [user(f"User: {told}")]) == "On. [5 turns so far]"
+    assert summary_text("On.", [user(f"User: {response}")]) == "On. [5 turns so far]"
     assert turn_of([user("goal")]) == 0
 
 

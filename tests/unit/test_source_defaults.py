@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from services.checkpoint.source_defaults import SourceDefaults, load_source_defaults, read_source_defaults
+from services.checkpoint.submit.source_defaults import SourceDefaults, load_source_defaults, read_source_defaults
 from tenure.runtime.settings import ConfigurationError
 from tenure.v1 import task_pb2
 
@@ -82,7 +82,7 @@ def test_who_names_no_source_is_manual_and_other_sources_are_left_alone() -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("[defaults.nightly]\n", "defaults.nightly: is no source"),
         ("[other]\n", "no 'other'"),
@@ -96,8 +96,8 @@ def test_who_names_no_source_is_manual_and_other_sources_are_left_alone() -> Non
         ("[defaults.manual]\nlimits = 3\n", "defaults.manual"),
     ],
 )
-def test_what_makes_no_sense_is_told_by_name(text: str, told: str) -> None:
-    assert told in problems(text)
+def test_what_makes_no_sense_is_told_by_name(text: str, expected: str) -> None:
+    assert expected in problems(text)
 
 
 def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:

@@ -12,19 +12,28 @@ from pathlib import Path
 import click
 import pytest
 
-from tenure.cli.dev import passed_on
-from tenure.cli.dev_screen import UNSAFE_ETCD, command_name
+from devstack import (
+    FolderBusy,
+    Stack,
+    StackError,
+    StackOptions,
+)
+from devstack.child_process import last_words, warnings_of
+from devstack.data_dir import forget_addresses, hold_folder, read_addresses, write_addresses
+from devstack.options import (
+    FREE_PORTS,
+    REPLICATED,
+    UIDS_APART,
+    USUAL_PORTS,
+    Layout,
+    StackAddresses,
+    choose_address,
+    environment_of,
+)
+from devstack.stores import endpoint_version
+from devstack.supervisor import death_of
+from tenure.cli.dev import UNSAFE_ETCD, command_name, passed_on
 from tenure.cli.parameters import REPLICAS
-from tenure.dev.dev_file import forget_addresses, read_addresses, write_addresses
-from tenure.dev.stack import FolderBusy, Stack, StackError, StackOptions
-from tenure.dev.stack.addresses import FREE_PORTS, USUAL_PORTS, choose_address
-from tenure.dev.stack.environments import UIDS_APART, Places, environment_of
-from tenure.dev.stack.etcd_endpoint import endpoint_version
-from tenure.dev.stack.last_words import last_words, warnings_of
-from tenure.dev.stack.layout import Layout
-from tenure.dev.stack.lock import hold_folder
-from tenure.dev.stack.options import REPLICATED
-from tenure.dev.stack.supervisor import death_of
 
 
 def test_a_folder_has_one_stack(tmp_path):
@@ -38,7 +47,7 @@ def test_a_folder_has_one_stack(tmp_path):
 
 def test_a_stack_that_was_killed_holds_its_folder_no_longer(tmp_path):
     source = (
-        "import sys, pathlib; from tenure.dev.stack.lock import hold_folder\n"
+        "import sys, pathlib; from devstack.data_dir import hold_folder\n"
         "with hold_folder(pathlib.Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
@@ -189,7 +198,11 @@ def test_only_services_have_replicas_and_at_least_one(tmp_path, unfit):
 def test_tool_replicas_on_one_host_have_sandbox_uids_of_their_own(tmp_path):
     options = StackOptions(data_dir=tmp_path, replicas={"tools": 3})
     uids = [
-        int(environment_of("tools", name, "", options, Layout(tmp_path), Places())["TENURE_TOOLS_SANDBOX_FIRST_UID"])
+        int(
+            environment_of("tools", name, "", options, Layout(tmp_path), StackAddresses())[
+                "TENURE_TOOLS_SANDBOX_FIRST_UID"
+            ]
+        )
         for name in options.names_of("tools")
     ]
     assert all(later - earlier >= UIDS_APART for earlier, later in pairwise(uids))
@@ -204,7 +217,7 @@ def test_the_number_of_replicas_is_typed_for_all_or_by_service():
 
 
 @pytest.mark.parametrize(
-    ("asked", "model"),
+    ("expected", "model"),
     [
         ({}, "claude-opus-4-8"),
         ({"model": "sim-hello"}, "sim-hello"),
@@ -212,8 +225,8 @@ def test_the_number_of_replicas_is_typed_for_all_or_by_service():
         ({"anthropic_api_key": "key", "model": "claude-sonnet-5"}, "claude-sonnet-5"),
     ],
 )
-def test_the_ledger_and_the_workers_have_one_default_model(tmp_path, asked, model):
-    options = StackOptions(data_dir=tmp_path, **asked)
-    ledger = environment_of("checkpoint", "checkpoint", "", options, Layout(tmp_path), Places())
-    worker = environment_of("worker", "worker-1", "", options, Layout(tmp_path), Places())
+def test_the_ledger_and_the_workers_have_one_default_model(tmp_path, expected, model):
+    options = StackOptions(data_dir=tmp_path, **expected)
+    ledger = environment_of("checkpoint", "checkpoint", "", options, Layout(tmp_path), StackAddresses())
+    worker = environment_of("worker", "worker-1", "", options, Layout(tmp_path), StackAddresses())
     assert ledger["TENURE_CHECKPOINT_DEFAULT_MODEL"] == worker["TENURE_WORKER_MODEL"] == model

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.domain.strict_json import depth_of, escaped, strict_json, well_formed, well_formed_value
+from tenure.domain.tool_arguments import (
+    depth_of,
+    escaped,
+    strict_json,
+    well_formed,
+    well_formed_value,
+)
 
 ANY_TEXT = st.text(st.characters(), max_size=20) | st.text(st.characters(categories=["Cs"]), max_size=4)
 VALUES = st.recursive(

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from tenure.domain.arguments import Unfit
 from tenure.domain.budget import Budget
 from tenure.domain.entries import ToolIntent
 from tenure.domain.states import TaskState
@@ -22,6 +21,7 @@ from tenure.domain.sub_agents import (
     sub_agent_id,
 )
 from tenure.domain.task import AgentSpec, ControlWork, Limits, Source, TaskSpec
+from tenure.domain.tool_arguments import InvalidArguments
 from tenure.domain.tools import Outcome
 from tenure.domain.waiting_calls import move_to_wait, wait_of
 from tenure.domain.waits import Wait, WaitKind
@@ -31,7 +31,7 @@ SPEC = TaskSpec("all of it", AgentSpec(tools=("a", "b")), Limits(max_tokens=1000
 PARENT = Parent(TASK, SPEC, 0, (Budget(1000, 100, 0), Budget(0, 100, 0)), 1)
 
 
-def asked(goals=("x", "y"), **more):
+def spawn_request(goals=("x", "y"), **more):
     return read_spawn(json.dumps({"goals": list(goals), **more}))
 
 
@@ -42,29 +42,29 @@ def test_names_follow_from_the_call_alone():
 
 
 def test_the_default_share_leaves_one_for_the_parent():
-    assert decide_spawn(asked(), PARENT) == Share(300, ("a", "b"))
-    assert decide_spawn(asked(max_tokens=450, tools=["b"]), PARENT) == Share(450, ("b",))
+    assert decide_spawn(spawn_request(), PARENT) == Share(300, ("a", "b"))
+    assert decide_spawn(spawn_request(max_tokens=450, tools=["b"]), PARENT) == Share(450, ("b",))
 
 
 def test_nobody_gives_away_more_than_the_root_or_it_itself_has_left():
-    assert isinstance(decide_spawn(asked(max_tokens=451), PARENT), Outcome)
+    assert isinstance(decide_spawn(spawn_request(max_tokens=451), PARENT), Outcome)
     own = replace(PARENT, depth=1, budgets=(Budget(1000, 100, 500), Budget(200, 50, 0)))
     assert own.tokens_left == 150
-    assert decide_spawn(asked(), own) == Share(50, ("a", "b"))
-    assert isinstance(decide_spawn(asked(), replace(PARENT, budgets=(Budget(1000, 999, 0),))), Outcome)
+    assert decide_spawn(spawn_request(), own) == Share(50, ("a", "b"))
+    assert isinstance(decide_spawn(spawn_request(), replace(PARENT, budgets=(Budget(1000, 999, 0),))), Outcome)
 
 
 def test_money_is_shared_alike():
     budgets = (Budget(1000, 0, 0, 9000, 0, 0),)
-    share = decide_spawn(asked(), replace(PARENT, budgets=budgets))
+    share = decide_spawn(spawn_request(), replace(PARENT, budgets=budgets))
     assert isinstance(share, Share)
     assert share.max_nano_usd == 3000
     broke = replace(PARENT, budgets=(Budget(1000, 0, 0, 9000, 8999, 0),))
-    assert isinstance(decide_spawn(asked(), broke), Outcome)
+    assert isinstance(decide_spawn(spawn_request(), broke), Outcome)
 
 
 @pytest.mark.parametrize(
-    ("parent", "goals", "told"),
+    ("parent", "goals", "expected"),
     [
         (replace(PARENT, depth=3), 1, "depth 3"),
         (PARENT, 9, "one call may begin 8"),
@@ -72,29 +72,29 @@ def test_money_is_shared_alike():
         (replace(PARENT, is_to_end=True), 1, "is to end"),
     ],
 )
-def test_trees_have_limits(parent, goals, told):
-    refused = decide_spawn(asked(["x"] * goals), parent)
+def test_trees_have_limits(parent, goals, expected):
+    refused = decide_spawn(spawn_request(["x"] * goals), parent)
     assert isinstance(refused, Outcome)
-    assert told in refused.content
+    assert expected in refused.content
 
 
 def test_tools_are_never_wider_than_the_parents():
-    refused = decide_spawn(asked(tools=["a", "c"]), PARENT)
+    refused = decide_spawn(spawn_request(tools=["a", "c"]), PARENT)
     assert isinstance(refused, Outcome)
     assert "c" in refused.content
     everything = replace(PARENT, spec=replace(SPEC, agent=AgentSpec(tools=None)))
-    assert decide_spawn(asked(tools=["c"]), everything) == Share(300, ("c",))
+    assert decide_spawn(spawn_request(tools=["c"]), everything) == Share(300, ("c",))
 
 
 def test_a_name_of_no_tool_is_refused_with_the_nearest_where_the_loop_records_its_tools():
     everything = replace(PARENT, spec=replace(SPEC, agent=AgentSpec(tools=None)), tools_defined=("read_file", "b"))
-    refused = decide_spawn(asked(tools=["raed_file", "b"]), everything)
+    refused = decide_spawn(spawn_request(tools=["raed_file", "b"]), everything)
     assert isinstance(refused, Outcome)
     assert "there is no tool 'raed_file'; did you mean read_file?" in refused.content
-    assert isinstance(decide_spawn(asked(tools=["a"]), replace(PARENT, tools_defined=("b",))), Outcome)
-    assert decide_spawn(asked(tools=["b"]), everything) == Share(300, ("b",))
+    assert isinstance(decide_spawn(spawn_request(tools=["a"]), replace(PARENT, tools_defined=("b",))), Outcome)
+    assert decide_spawn(spawn_request(tools=["b"]), everything) == Share(300, ("b",))
     own_loop = replace(everything, spec=replace(SPEC, agent=AgentSpec(loop="mine", tools=None)))
-    assert decide_spawn(asked(tools=["raed_file"]), own_loop) == Share(300, ("raed_file",))
+    assert decide_spawn(spawn_request(tools=["raed_file"]), own_loop) == Share(300, ("raed_file",))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_name_of_no_tool_is_refused_with_the_nearest_where_the_loop_records_it
     ["[]", "{}", '{"goals": [" "]}', '{"goals": ["a"], "max_tokens": -1}', '{"goals": ["a"], "tools": ["/"]}'],
 )
 def test_arguments_that_do_not_fit_are_told(arguments):
-    with pytest.raises(Unfit):
+    with pytest.raises(InvalidArguments):
         read_spawn(arguments)
     assert isinstance(wait_of(ToolIntent("1.0", "u", SPAWN_SUB_AGENTS, arguments)), Outcome)
 
@@ -131,9 +131,9 @@ def test_what_came_of_them_is_told_in_order_and_within_bounds():
         TaskState.FAILED: "[failed: WHY: words]",
     }
     outcome = outcome_of_sub_agents([SubAgent(TASK, state, "WHY", "words", "r") for state in ends])
-    told = json.loads(outcome.content)["sub_agents"]
-    assert [one["result"] for one in told] == list(ends.values())
-    assert [one.get("partial_result") for one in told] == [None, "r", None, "r", "r", "r"]
+    entry = json.loads(outcome.content)["sub_agents"]
+    assert [one["result"] for one in entry] == list(ends.values())
+    assert [one.get("partial_result") for one in entry] == [None, "r", None, "r", "r", "r"]
     long = outcome_of_sub_agents([SubAgent(TASK, TaskState.SUCCEEDED, result="é" * MOST_RESULT_BYTES)] * 2)
     assert long.truncated
     assert len(json.loads(long.content)["sub_agents"][0]["result"].encode()) <= MOST_RESULT_BYTES // 2
@@ -150,6 +150,6 @@ def test_a_call_that_needs_leave_waits_for_a_person_first_and_then_for_its_sub_a
 
 
 def test_what_is_said_of_unknown_arguments_can_be_written_down():
-    with pytest.raises(Unfit) as told:
+    with pytest.raises(InvalidArguments) as refusal:
         read_spawn('{"goals": ["x"], "\\ud800": 1}')
-    assert str(told.value).encode()
+    assert str(refusal.value).encode()

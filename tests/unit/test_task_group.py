@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tenure.runtime.task_group import TaskGroup
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 
 @asynccontextmanager

@@ -7,18 +7,18 @@ from datetime import UTC, datetime
 
 import pytest
 
-from services.checkpoint.draft import NewRow
-from services.checkpoint.growth import Growth
-from services.checkpoint.task_watch import MOST_BYTES, MOST_ENTRIES, TaskWatch
-from tests.patience import PATIENCE_SECONDS
+from services.checkpoint.commit.draft import NewEntryRow
+from services.checkpoint.watch.appended_entries import AppendedEntries
+from services.checkpoint.watch.hub import MOST_BYTES, MOST_ENTRIES, TaskWatch
+from tests.support.patience import PATIENCE_SECONDS
 
 
-def growth(first: int, count: int = 1, size_bytes: int = 1) -> Growth:
+def growth(first: int, count: int = 1, size_bytes: int = 1) -> AppendedEntries:
     rows = [
-        NewRow("t", first + number, "default", 7, "c", 1, 1, 3, "worker-1", b"x" * size_bytes)
+        NewEntryRow("t", first + number, "default", 7, "c", 1, 1, 3, "worker-1", b"x" * size_bytes)
         for number in range(count)
     ]
-    return Growth(rows, datetime(2026, 1, 1, tzinfo=UTC), closes=False)
+    return AppendedEntries(rows, datetime(2026, 1, 1, tzinfo=UTC), closes=False)
 
 
 def watch_at(sequence: int) -> TaskWatch:
@@ -45,10 +45,10 @@ async def test_growths_that_follow_one_another_are_handed_over_in_order_and_once
     assert await taken(watch) == [8]
 
 
-@pytest.mark.parametrize("told", [[6], [5, 7], [6, 5], [None], [5, None], [None, 5]])
-async def test_whoever_missed_something_reads(told: list[int | None]):
+@pytest.mark.parametrize("expected", [[6], [5, 7], [6, 5], [None], [5, None], [None, 5]])
+async def test_whoever_missed_something_reads(expected: list[int | None]):
     watch = watch_at(4)
-    for first in told:
+    for first in expected:
         watch.tell(None if first is None else growth(first))
     assert await taken(watch) is None
 

@@ -16,12 +16,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from tenure.runtime import metrics, semconv
 from tenure.runtime.logs import configure_logs, log_context
-from tenure.runtime.metrics import Registry
-from tenure.runtime.metrics_export import MetricsExport
+from tenure.runtime.metrics import MetricRegistry
+from tenure.runtime.request_context import as_tenant, continue_trace, traceparent
 from tenure.runtime.settings import Secret
-from tenure.runtime.telemetry import exporting, span, telemetry
-from tenure.runtime.tenancy import as_tenant
-from tenure.runtime.trace_context import continue_trace, traceparent
+from tenure.runtime.telemetry import MetricsExport, exporting, span, telemetry
 
 
 @pytest.fixture
@@ -42,7 +40,7 @@ def logged():
 
 
 def test_counters_add_and_are_read_by_some_of_their_labels():
-    registry = Registry()
+    registry = MetricRegistry()
     registry.cell("x_total", service="a", reason="r").value += 2
     registry.cell("x_total", service="b", reason="r").value += 1
     assert registry.read("x_total") == 3
@@ -56,21 +54,21 @@ def test_the_same_labels_are_the_same_cell_in_any_order():
 
 
 def test_exporters_see_every_name_the_later_ones_too():
-    registry, reader = Registry(), InMemoryMetricReader()
+    registry, reader = MetricRegistry(), InMemoryMetricReader()
     registry.cell("early_total", service="a").value = 1
     export = MetricsExport(Resource.get_empty(), reader, registry)
     registry.cell("late").value = 2
     registry.histogram("took_seconds").observe(0.2)
-    found = {}
+    values = {}
     data: Any = reader.get_metrics_data()
     for resource in data.resource_metrics:
         for metric in resource.scope_metrics[0].metrics:
-            found[metric.name] = [(dict(point.attributes), point.value) for point in metric.data.data_points]
+            values[metric.name] = [(dict(point.attributes), point.value) for point in metric.data.data_points]
     export.close()
-    assert found["early_total"] == [({"service": "a"}, 1)]
-    assert found["late"] == [({}, 2)]
-    assert found["took_seconds_count"] == [({}, 1)]
-    assert ({"le": "0.25"}, 1) in found["took_seconds_bucket"]
+    assert values["early_total"] == [({"service": "a"}, 1)]
+    assert values["late"] == [({}, 2)]
+    assert values["took_seconds_count"] == [({}, 1)]
+    assert ({"le": "0.25"}, 1) in values["took_seconds_bucket"]
 
 
 def test_a_log_line_is_one_json_object_with_its_facts(logged):
@@ -155,21 +153,21 @@ async def test_a_span_is_the_child_of_one_that_another_service_told_of():
     exporter = InMemorySpanExporter()
     async with exporting(Resource.get_empty(), exporter, None):
         with span("execute_tool asked"):
-            told = traceparent()
-        with span("elsewhere"), span("execute_tool run", parent=told):
+            response = traceparent()
+        with span("elsewhere"), span("execute_tool run", parent=response):
             pass
-    asked, run, elsewhere = exporter.get_finished_spans()
+    wanted, run, elsewhere = exporter.get_finished_spans()
     assert run.parent is not None
-    assert run.parent.span_id == asked.context.span_id
-    assert run.context.trace_id == asked.context.trace_id != elsewhere.context.trace_id
+    assert run.parent.span_id == wanted.context.span_id
+    assert run.context.trace_id == wanted.context.trace_id != elsewhere.context.trace_id
 
 
-@pytest.mark.parametrize("told", ["", "garbage", "00-00-00-00"])
-async def test_a_trace_that_is_none_changes_nothing(told):
+@pytest.mark.parametrize("expected", ["", "garbage", "00-00-00-00"])
+async def test_a_trace_that_is_none_changes_nothing(expected):
     exporter = InMemorySpanExporter()
     async with exporting(Resource.get_empty(), exporter, None):
-        continue_trace([("traceparent", told)])
-        with span("around"), span("within", parent=told):
+        continue_trace([("traceparent", expected)])
+        with span("around"), span("within", parent=expected):
             pass
     within, around = exporter.get_finished_spans()
     assert around.parent is None

@@ -11,7 +11,7 @@ from tenure.domain.budget import TokenUsage
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.fold import fold
 from tenure.domain.retry import RetryPolicy
-from tenure.domain.states import NO_ROOM_YET, Reason, TaskState
+from tenure.domain.states import BUDGET_WAIT_REASONS, Reason, TaskState
 from tenure.domain.task import MAX_START_DELAY_SECONDS, TaskPolicy, TaskSpec
 from tenure.domain.timeouts import (
     ACTIONS,
@@ -28,15 +28,14 @@ from tenure.domain.waits import WaitDeadlinePolicy, WaitKind
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.validators import validate
-from tenure.wire.enums import TIMEOUT_ACTIONS
+from tenure.wire.common import TIMEOUT_ACTIONS, duration, timestamp
 from tenure.wire.task import held_back_seconds, spec_to_domain, spec_to_wire
-from tenure.wire.times import duration, timestamp
 
 RETRY = RetryPolicy(max_attempts=2, initial_seconds=10.0, factor=3.0, cap_seconds=20.0)
 
 
 def move(action, retries=0, phase=Phase.STEP):
-    return after_timeout(phase, action, RETRY, retries, told="too long", luck=0.5)
+    return after_timeout(phase, action, RETRY, retries, detail="too long", luck=0.5)
 
 
 @pytest.mark.parametrize("phase", Phase)
@@ -68,8 +67,8 @@ def test_unset_is_what_was_before_there_were_timeouts():
 
 def test_a_wait_is_as_long_as_was_asked_and_no_longer_than_the_policy_allows():
     limited = Timeouts(wait=PhaseTimeout(60.0, TimeoutAction.FAIL))
-    assert [limited.wait_seconds(WaitKind.EVENT, asked) for asked in (0.0, 5.0, 600.0)] == [60.0, 5.0, 60.0]
-    assert [Timeouts().wait_seconds(WaitKind.EVENT, asked) for asked in (0.0, 600.0)] == [7200.0, 600.0]
+    assert [limited.wait_seconds(WaitKind.EVENT, request) for request in (0.0, 5.0, 600.0)] == [60.0, 5.0, 60.0]
+    assert [Timeouts().wait_seconds(WaitKind.EVENT, request) for request in (0.0, 600.0)] == [7200.0, 600.0]
     assert limited.action_of_wait(WaitDeadlinePolicy.GO_ON) is TimeoutAction.FAIL
 
 
@@ -89,7 +88,9 @@ def test_retries_of_timeouts_are_counted_over_the_attempt_and_those_of_the_model
     ]
     point = fold([facts.Entry(number, 1, body) for number, body in enumerate(bodies, 1)])
     assert (point.timeout_retries, point.retries) == (2, 0)
-    for number, reason in enumerate((Reason.MODEL_UNAVAILABLE, *NO_ROOM_YET), 7):  # who waits for room fails nothing
+    for number, reason in enumerate(
+        (Reason.MODEL_UNAVAILABLE, *BUDGET_WAIT_REASONS), 7
+    ):  # who waits for room fails nothing
         point.apply(facts.Entry(number, 1, moved(retry, reason)))
     assert (point.timeout_retries, point.retries) == (2, 1)
     point.apply(facts.Entry(10, 1, moved(TaskState.FAILED, Reason.QUEUED_TOO_LONG)))
@@ -120,13 +121,13 @@ def test_an_action_of_a_newer_release_is_the_phases_default():
     assert spec_to_domain(spec).policy.timeouts.action(Phase.START) is TimeoutAction.GO_ON
 
 
-def asked(phase, after=None, action=None):
+def submit_request(phase, after=None, action=None):
     request = api.SubmitTaskRequest(goal="go")
-    told = getattr(request.policy.timeouts, phase.field)
+    response = getattr(request.policy.timeouts, phase.field)
     if after is not None:
-        told.after.CopyFrom(duration(after))
+        response.after.CopyFrom(duration(after))
     if action is not None:
-        told.action = TIMEOUT_ACTIONS.to_wire(action)
+        response.action = TIMEOUT_ACTIONS.to_wire(action)
     return request
 
 
@@ -140,7 +141,7 @@ def refused(request):
 def test_what_makes_no_sense_for_a_phase_is_refused(phase):
     after = None if phase is Phase.TASK else 5.0
     for action in TimeoutAction:
-        request = asked(phase, after, action)
+        request = submit_request(phase, after, action)
         if action in ACTIONS[phase]:
             validate(request)
         else:
@@ -151,9 +152,9 @@ def test_what_makes_no_sense_for_a_phase_is_refused(phase):
 def test_durations_are_bounded(phase):
     field = f"policy.timeouts.{phase.field}.after"
     for after in (-1.0, 0.5, 31 * 86_400.0):
-        assert refused(asked(phase, after)) == [field]
+        assert refused(submit_request(phase, after)) == [field]
     if phase in NEED_DURATION:
-        assert refused(asked(phase, action=TimeoutAction.FAIL)) == [field]
+        assert refused(submit_request(phase, action=TimeoutAction.FAIL)) == [field]
 
 
 def test_a_start_is_not_further_ahead_than_a_year():

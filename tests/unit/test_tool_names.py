@@ -9,7 +9,7 @@ import pytest
 
 from services.gateway.peers import Peers
 from services.gateway.tool_names import check_tool_names
-from services.tools.registry import Registry
+from services.tools.registry import ToolRegistry
 from tenure.domain.errors import InvalidRequest, Unavailable
 from tenure.domain.tool_names import MOST_UNKNOWN
 from tenure.domain.tools import ToolSourceKind
@@ -25,7 +25,7 @@ def test_a_name_of_no_tool_is_answered_with_the_nearest() -> None:
 
 
 def test_a_tool_of_a_source_that_is_away_or_expected_is_not_unknown() -> None:
-    registry = Registry([])
+    registry = ToolRegistry([])
     registry.expect("soon")
     registry.facts.add("away", ToolSourceKind.MCP)
     assert registry.unknown(["away__x", "soon__y"], "default") == []
@@ -34,7 +34,7 @@ def test_a_tool_of_a_source_that_is_away_or_expected_is_not_unknown() -> None:
 
 
 def test_only_some_unknown_names_are_compared() -> None:
-    assert len(Registry([]).unknown([f"n{i}" for i in range(1000)], "default")) == MOST_UNKNOWN
+    assert len(ToolRegistry([]).unknown([f"n{i}" for i in range(1000)], "default")) == MOST_UNKNOWN
 
 
 def peers(answer: pb.CheckToolNamesResponse | Exception) -> Peers:

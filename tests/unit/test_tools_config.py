@@ -22,7 +22,7 @@ def test_an_empty_file_says_nothing(tmp_path, text):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("no_such_section: 1", "no_such_section: Extra inputs are not permitted"),
         ("a: {b: ['x', '${MISSING}']}", "a.b.1: set the variable MISSING"),
@@ -32,12 +32,12 @@ def test_an_empty_file_says_nothing(tmp_path, text):
         ("a: '" + "x" * 1024 * 1024 + "'", "it is larger than 1048576 bytes"),
     ],
 )
-def test_a_mistake_is_told_with_the_file_and_its_place(tmp_path, text, told):
+def test_a_mistake_is_told_with_the_file_and_its_place(tmp_path, text, expected):
     path = written(tmp_path, text)
     with pytest.raises(ConfigurationError) as raised:
         read_config(path, {"HERE": "y"})
     [problem] = raised.value.problems
-    assert problem.startswith(f"{path}: {told}")
+    assert problem.startswith(f"{path}: {expected}")
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path):

@@ -8,23 +8,31 @@ from dataclasses import replace
 
 import pytest
 
-from services.tools.builtin.definitions import define
-from services.tools.calls.effects import Effect, NeverBegan
-from services.tools.calls.records import Asked, CallKey
-from services.tools.calls.runs import Displaced, Output, Runs, Started, Stop
-from services.tools.sending import AnswerLostError, Delivery, Sending
-from services.tools.tool import CallContext, RunnerStopped, Tool, ToolAnswer, ToolFailed, ToolInDoubt, past_return
-from tenure.domain.shown import cut
-from tenure.domain.token import Claims
+from services.tools.calls.effects import NeverBegan, ToolEffect
+from services.tools.calls.records import CallKey, CallRequest
+from services.tools.calls.runs import Output, RunningCalls, Started, StopReason, Superseded
+from services.tools.sending import AnswerLostError, CallDelivery, SendAttempt
+from services.tools.tool import (
+    CallContext,
+    RunnerStopped,
+    Tool,
+    ToolAnswer,
+    ToolFailure,
+    ToolInDoubt,
+    define,
+    past_return,
+)
+from tenure.domain.fencing import Claims
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
-from tests.begins import Begins
-from tests.patience import CALL_SECONDS
+from tenure.domain.truncation import cut
+from tests.support.fake_may_begin import Begins
+from tests.support.patience import CALL_SECONDS
 
 
-def asked() -> Asked:
+def call_request() -> CallRequest:
     task_id = uuid.uuid4()
     claims = Claims(f"tasks/{task_id}", "default", 10, "claim", "worker")
-    return Asked(CallKey(task_id, "1.0"), claims, "tool", EffectClass.UNSAFE, b"{}")
+    return CallRequest(CallKey(task_id, "1.0"), claims, "tool", EffectClass.UNSAFE, b"{}")
 
 
 def a_tool(
@@ -39,9 +47,9 @@ async def outcome_of(run_tool, *, may_begin=None, run=None, **options) -> Outcom
 
 
 async def carried_out(tool: Tool, *, may_begin=None, run=None) -> Outcome:
-    run = run or Runs().add(asked(), 1)
+    run = run or RunningCalls().add(call_request(), 1)
     context = CallContext("default", "task", "1.0", "task/1.0", 10, run.emit)
-    return await Effect(run, tool, {}, context, may_begin or Begins()).carry_out(lambda _effect: None)
+    return await ToolEffect(run, tool, {}, context, may_begin or Begins()).carry_out(lambda _effect: None)
 
 
 async def for_ever(_context, _arguments) -> ToolAnswer:
@@ -58,8 +66,8 @@ async def test_an_effect_that_may_not_begin_never_does():
 
     with pytest.raises(NeverBegan):
         await outcome_of(tool, may_begin=Begins(may=False))
-    stopped = Runs().add(asked(), 1)
-    stopped.request_stop(Stop.CLOSED)
+    stopped = RunningCalls().add(call_request(), 1)
+    stopped.request_stop(StopReason.CLOSED)
     with pytest.raises(NeverBegan):
         await outcome_of(tool, run=stopped)
     assert not begun
@@ -73,7 +81,7 @@ async def test_a_tool_that_takes_too_long_is_stopped():
 
 async def test_what_a_tool_raises_is_an_outcome():
     async def fails(_context, _arguments):
-        raise ToolFailed("no such file", "MISSING")
+        raise ToolFailure("no such file", "MISSING")
 
     async def crashes(_context, _arguments):
         raise KeyError("secret")
@@ -84,14 +92,16 @@ async def test_what_a_tool_raises_is_an_outcome():
     assert "secret" not in crashed.content
 
 
-@pytest.mark.parametrize(("reason", "told"), [(Stop.CLOSED, True), (Stop.LAPSED, False), (Stop.DRAINED, False)])
-async def test_only_a_trusted_runner_says_what_became_of_a_stopped_effect(reason, told):
-    run = Runs().add(asked(), 1)
+@pytest.mark.parametrize(
+    ("reason", "expected"), [(StopReason.CLOSED, True), (StopReason.LAPSED, False), (StopReason.DRAINED, False)]
+)
+async def test_only_a_trusted_runner_says_what_became_of_a_stopped_effect(reason, expected):
+    run = RunningCalls().add(call_request(), 1)
     carrying = asyncio.create_task(outcome_of(for_ever, run=run))
     events = run.follow(joined=False)
     assert await anext(events) == Started(1, joined=False)
     run.request_stop(reason)
-    if told:
+    if expected:
         assert (await carrying).status is OutcomeStatus.CANCELLED
     else:
         with pytest.raises(RunnerStopped):
@@ -110,10 +120,10 @@ async def test_an_effect_past_its_point_of_no_return_answers_what_it_did():
     async def tool(_context, _arguments):
         return ToolAnswer(await past_return(write()))
 
-    run = Runs().add(asked(), 1)
+    run = RunningCalls().add(call_request(), 1)
     carrying = asyncio.create_task(outcome_of(tool, run=run))
     await begun.wait()
-    run.request_stop(Stop.CLOSED)
+    run.request_stop(StopReason.CLOSED)
     assert run.effect is not None
     run.effect.cancel()
     await asyncio.sleep(0)
@@ -139,14 +149,14 @@ async def test_what_a_tool_elsewhere_connects_to_is_sent_nothing_once_its_runner
 async def test_of_a_call_that_was_sent_before_its_runner_was_judged_dead_others_judge():
     begins, sendings = Begins(), []
 
-    async def send(sending: Sending) -> ToolAnswer:
+    async def send(sending: SendAttempt) -> ToolAnswer:
         sending.go_out()
         sendings.append(sending)
         begins.may = False
         raise AnswerLostError("gone")
 
     async def tool(context, _arguments):
-        return await Delivery("The shop", EffectClass.KEYED, context, CALL_SECONDS).carry_out(send)
+        return await CallDelivery("The shop", EffectClass.KEYED, context, CALL_SECONDS).carry_out(send)
 
     with pytest.raises(RunnerStopped):
         await outcome_of(tool, may_begin=begins, effect_class=EffectClass.KEYED)
@@ -161,27 +171,27 @@ async def test_output_is_shown_while_it_comes_and_dropped_when_nobody_reads():
             context.emit("x" * 1000)
         return ToolAnswer("all")
 
-    run = Runs().add(asked(), 1)
+    run = RunningCalls().add(call_request(), 1)
     carrying = asyncio.create_task(outcome_of(tool, run=run))
     events = run.follow(joined=True)
     assert await anext(events) == Started(1, joined=True)
     outcome = await carrying
     run.settle(outcome)
-    told = [event async for event in events]
-    assert told[-1] == outcome
-    assert 0 < sum(len(event.text) for event in told[:-1] if isinstance(event, Output)) <= 64 * 1024
+    results = [event async for event in events]
+    assert results[-1] == outcome
+    assert 0 < sum(len(event.text) for event in results[:-1] if isinstance(event, Output)) <= 64 * 1024
 
 
 async def test_those_who_wait_for_a_call_that_is_stopped_before_it_began_are_told_at_once():
-    run = Runs().add(asked(), 1)
-    run.request_stop(Stop.CLOSED)
-    with pytest.raises(Displaced):
+    run = RunningCalls().add(call_request(), 1)
+    run.request_stop(StopReason.CLOSED)
+    with pytest.raises(Superseded):
         [event async for event in run.follow(joined=False)]
 
 
 def test_a_displaced_run_does_not_unlist_the_one_that_took_its_place():
     async def check() -> None:
-        runs, call = Runs(), asked()
+        runs, call = RunningCalls(), call_request()
         first, second = runs.add(call, 1), runs.add(call, 2)
         runs.remove(first)
         assert runs.find(call.key) is second
@@ -240,9 +250,11 @@ async def test_an_unsafe_call_that_goes_on_elsewhere_is_decided_by_no_timeout_an
     assert (await carried_out(elsewhere(run_tool, EffectClass.KEYED))).is_error
 
 
-@pytest.mark.parametrize(("reason", "doubt"), [(Stop.CLOSED, True), (Stop.FENCED, True), (Stop.LAPSED, False)])
+@pytest.mark.parametrize(
+    ("reason", "doubt"), [(StopReason.CLOSED, True), (StopReason.FENCED, True), (StopReason.LAPSED, False)]
+)
 async def test_an_unsafe_call_that_is_stopped_here_may_go_on_elsewhere(reason, doubt):
-    run = Runs().add(asked(), 1)
+    run = RunningCalls().add(call_request(), 1)
     tool = replace(a_tool(for_ever), acts_elsewhere=True)
     carrying = asyncio.create_task(carried_out(tool, run=run))
     events = run.follow(joined=False)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 
-from services.tools.calls.frames import ExecuteFrames
+from services.tools.calls.execute_stream import ExecuteFrames
 from services.tools.calls.runs import Event, Output, Started
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.v1 import tool_service_pb2
 from tenure.validators import MAX_FRAME_BYTES, MAX_FRAME_ITEMS
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 
 class Calls:
@@ -46,13 +46,13 @@ async def one_frame(count: int) -> AsyncIterator[tool_service_pb2.ExecuteStreamR
 
 async def sent(frames: ExecuteFrames, calls: Calls, count: int) -> list[tool_service_pb2.ExecuteStreamResponse]:
     """All frames, where every call ends while the first frame is being written."""
-    found: list[tool_service_pb2.ExecuteStreamResponse] = []
+    responses: list[tool_service_pb2.ExecuteStreamResponse] = []
     async with asyncio.timeout(PATIENCE_SECONDS):
         async for frame in frames.serve(one_frame(count)):
-            if not found:
+            if not responses:
                 await calls.end(count)
-            found.append(frame)
-    return found
+            responses.append(frame)
+    return responses
 
 
 async def test_what_is_ready_together_travels_together() -> None:

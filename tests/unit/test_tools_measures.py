@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.tools.calls.measures import count_outcome, outcome_attributes
+from services.tools.calls.metrics import count_outcome, outcome_attributes
 from tenure.domain.tools import Outcome, OutcomeStatus, ProgramUsage
 from tenure.runtime import metrics
 
@@ -13,14 +13,14 @@ RESULTS, PEAK = "tenure_sandbox_results_total", "tenure_sandbox_peak_memory_byte
 
 
 @pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> metrics.Registry:
-    fresh = metrics.Registry()
+def registry(monkeypatch: pytest.MonkeyPatch) -> metrics.MetricRegistry:
+    fresh = metrics.MetricRegistry()
     monkeypatch.setattr(metrics, "REGISTRY", fresh)
     monkeypatch.setattr(metrics, "cell", fresh.cell)
     return fresh
 
 
-def test_programs_are_counted_by_how_they_ended_and_what_they_used(registry: metrics.Registry) -> None:
+def test_programs_are_counted_by_how_they_ended_and_what_they_used(registry: metrics.MetricRegistry) -> None:
     count_outcome("execute_python", Outcome(OutcomeStatus.SUCCEEDED, "", usage=COUNTED))
     count_outcome("execute_python", Outcome(OutcomeStatus.CANCELLED, "", detail="FENCED", usage=ProgramUsage(2.0)))
     count_outcome("list_files", Outcome(OutcomeStatus.SUCCEEDED, ""))
@@ -30,7 +30,7 @@ def test_programs_are_counted_by_how_they_ended_and_what_they_used(registry: met
     assert (registry.read("tenure_sandbox_wall_seconds"), registry.read("tenure_sandbox_cpu_seconds")) == (2, 1)
 
 
-def test_the_highest_peak_of_memory_is_kept(registry: metrics.Registry) -> None:
+def test_the_highest_peak_of_memory_is_kept(registry: metrics.MetricRegistry) -> None:
     for peak in (5, 9, 7):
         count_outcome("execute_python", Outcome(OutcomeStatus.SUCCEEDED, "", usage=ProgramUsage(1.0, 1.0, peak)))
     assert registry.read(PEAK) == 9

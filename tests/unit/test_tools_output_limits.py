@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.tools.builtin.definitions import define
 from services.tools.servicer import _output_limit_bytes
-from services.tools.tool import Tool, ToolAnswer
+from services.tools.tool import Tool, ToolAnswer, define
 from tenure.domain.tools import EffectClass
 from tenure.v1 import tool_service_pb2
 

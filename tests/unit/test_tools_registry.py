@@ -9,11 +9,10 @@ from importlib import resources
 
 import pytest
 
-from services.tools.builtin.definitions import define
-from services.tools.registry import LIST_PATIENCE_SECONDS, PATIENCE_SECONDS, Registry
-from services.tools.tool import Tool
+from services.tools.registry import LIST_PATIENCE_SECONDS, PATIENCE_SECONDS, ToolRegistry
+from services.tools.tool import Tool, define
 from tenure.domain.errors import Unavailable
-from tenure.domain.token import Claims
+from tenure.domain.fencing import Claims
 from tenure.domain.tools import CallState, EffectClass, Outcome, OutcomeStatus
 
 ALL = Claims("tasks/t", "default", 1, "c", "w")
@@ -29,7 +28,7 @@ def tool(name: str) -> Tool:
     return Tool(define(name, EffectClass.PURE, "d", count, required=("count",)), never)
 
 
-REGISTRY = Registry([tool("b"), tool("a")])
+REGISTRY = ToolRegistry([tool("b"), tool("a")])
 
 
 def test_arguments_that_fit_are_handed_on():
@@ -70,7 +69,7 @@ def test_names_that_are_allowed_in_vain_are_told():
 
 def test_two_tools_of_one_name_are_a_mistake():
     with pytest.raises(ValueError, match="two tools of this name"):
-        Registry([tool("a"), tool("a")])
+        ToolRegistry([tool("a"), tool("a")])
 
 
 def test_the_database_knows_the_states_and_classes_of_the_rules():
@@ -81,12 +80,12 @@ def test_the_database_knows_the_states_and_classes_of_the_rules():
         assert set(re.findall(r"'(\w+)'", listed[1])) == {member.value for member in enum}
 
 
-def put_names(registry: Registry) -> list[str]:
+def put_names(registry: ToolRegistry) -> list[str]:
     return [definition.name for definition in registry.definitions(ALL)]
 
 
 def test_a_source_replaces_its_own_tools_and_no_others():
-    registry = Registry([tool("a")])
+    registry = ToolRegistry([tool("a")])
     assert registry.put("s", [tool("s__x"), tool("s__y")]) == []
     kept = registry.find("s__x")
     assert registry.put("s", [tool("s__y"), tool("s__z"), tool("a")]) == [
@@ -101,7 +100,7 @@ def test_a_source_replaces_its_own_tools_and_no_others():
 
 def test_a_tool_whose_schema_cannot_be_used_is_left_out_and_the_rest_is_taken():
     bad = Tool(replace(tool("s__bad").definition, input_schema_json='{"$ref": "http://127.0.0.1:1/"}'), never)
-    registry = Registry([])
+    registry = ToolRegistry([])
     assert registry.put("s", [bad, tool("s__good")]) == [
         "s__bad: its schema refers to another document: http://127.0.0.1:1/"
     ]
@@ -110,7 +109,7 @@ def test_a_tool_whose_schema_cannot_be_used_is_left_out_and_the_rest_is_taken():
 
 def test_a_call_of_a_source_that_is_not_reached_yet_is_put_off_for_a_while():
     now = 100.0
-    registry = Registry([], clock=lambda: now)
+    registry = ToolRegistry([], clock=lambda: now)
     registry.expect("s")
     with pytest.raises(Unavailable, match="not reached yet"):
         registry.judge(ALL, "s__x", "{}")
@@ -127,7 +126,7 @@ def test_a_call_of_a_source_that_is_not_reached_yet_is_put_off_for_a_while():
 
 
 def test_tools_of_some_tenants_do_not_exist_for_others():
-    registry = Registry([tool("a")])
+    registry = ToolRegistry([tool("a")])
     acme = replace(ALL, tenant="acme", tools=("s__x",))
     other = replace(acme, tenant="other")
     registry.expect("s", frozenset({"acme"}))
@@ -146,7 +145,7 @@ def test_tools_of_some_tenants_do_not_exist_for_others():
 
 async def test_who_asks_for_tools_waits_for_a_source_that_is_expected_but_not_for_long():
     now = [0.0]
-    registry = Registry([tool("a")], clock=lambda: now[0])
+    registry = ToolRegistry([tool("a")], clock=lambda: now[0])
     registry.expect("late")
     waiting = asyncio.create_task(registry.wait_for_expected(ALL))
     for claims in (NONE, replace(ALL, tools=("a", "other__x"))):
@@ -160,7 +159,7 @@ async def test_who_asks_for_tools_waits_for_a_source_that_is_expected_but_not_fo
 
 
 async def test_who_lists_the_tools_of_a_tenant_waits_for_the_sources_of_that_tenant() -> None:
-    registry = Registry([tool("a")])
+    registry = ToolRegistry([tool("a")])
     registry.expect("late", frozenset({"acme"}))
     await registry.wait_for_all_expected("other")
     waiting = asyncio.create_task(registry.wait_for_all_expected("acme"))
@@ -176,12 +175,12 @@ def test_sources_have_room_for_so_many_characters_and_no_more():
     def wide(name: str) -> Tool:
         return Tool(replace(tool(name).definition, description="d" * (200 * 1024)), never)
 
-    registry = Registry([tool("a")])
+    registry = ToolRegistry([tool("a")])
     assert registry.put("s0", [wide("s0__x"), wide("s0__y"), tool("s0__z")]) == [
         "s0__y: its source's tools have more than 262144 characters together"
     ]
-    told = [registry.put(f"s{n}", [wide(f"s{n}__x")]) for n in range(1, 6)]
-    assert told == [[], [], [], [], ["s5__x: all tools have more than 1048576 characters together"]]
+    seen = [registry.put(f"s{n}", [wide(f"s{n}__x")]) for n in range(1, 6)]
+    assert seen == [[], [], [], [], ["s5__x: all tools have more than 1048576 characters together"]]
     narrow = [Tool(replace(tool(f"s6__{n}").definition, description="d" * (16 * 1024)), never) for n in range(2)]
     assert registry.put("s6", narrow) == ["s6__1: all tools have more than 1048576 characters together"]
     assert registry.put("s0", []) == []
@@ -190,7 +189,7 @@ def test_sources_have_room_for_so_many_characters_and_no_more():
 
 def test_ours_may_be_as_long_as_they_are():
     wide = [Tool(replace(tool(name).definition, description="d" * (200 * 1024)), never) for name in ("a", "b")]
-    assert Registry(wide).find("b") is wide[1]
+    assert ToolRegistry(wide).find("b") is wide[1]
 
 
 def test_a_source_s_patterns_are_not_matched_and_ours_are():
@@ -198,7 +197,7 @@ def test_a_source_s_patterns_are_not_matched_and_ours_are():
         schema = '{"type": "object", "properties": {"a": {"pattern": "^b$"}}}'
         return Tool(replace(tool(name).definition, input_schema_json=schema), never)
 
-    registry = Registry([patterned("a")])
+    registry = ToolRegistry([patterned("a")])
     assert registry.put("s", [patterned("s__a")]) == []
     assert registry.judge(ALL, "s__a", '{"a": "x"}') == {"a": "x"}
     assert isinstance(registry.judge(ALL, "a", '{"a": "x"}'), Outcome)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.tools.schemas import Schema, strangers_schema
+from services.tools.schemas import Schema, untrusted_schema
 
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 
@@ -60,23 +60,23 @@ def test_a_strangers_schema_costs_a_bounded_number_of_steps():
     bomb = json.dumps({"type": "object", "$defs": {**doubling, "d40": {}}, "$ref": "#/$defs/d0"})
     wide = json.dumps({"type": "object", "properties": {"a": {"items": {"enum": list(range(20_000))}}}})
     for schema, arguments in ((bomb, {}), (wide, {"a": [19_999] * 20_000})):
-        found: list[str] = []
-        assert cpu_seconds_of(lambda s=schema, a=arguments, f=found: f.extend(strangers_schema(s).problems(a))) < 15
-        assert found == ["checking them against the tool's schema takes too long: give less at once"]
+        texts: list[str] = []
+        assert cpu_seconds_of(lambda s=schema, a=arguments, f=texts: f.extend(untrusted_schema(s).problems(a))) < 15
+        assert texts == ["checking them against the tool's schema takes too long: give less at once"]
 
 
 def test_a_strangers_patterns_are_not_matched_and_ours_are():
     slow = json.dumps({"type": "object", "properties": {"a": {"pattern": "^(a+)+$"}}})
-    assert strangers_schema(slow).problems({"a": "a" * 64 + "!"}) == []
+    assert untrusted_schema(slow).problems({"a": "a" * 64 + "!"}) == []
     assert Schema(json.dumps({"type": "object", "properties": {"a": {"pattern": "^b$"}}})).problems({"a": "a"})
     named = {"type": "object", "patternProperties": {"^(a+)+$": {}}, "additionalProperties": False}
-    assert strangers_schema(json.dumps(named)).problems({"a" * 64 + "!": 1}) == []
+    assert untrusted_schema(json.dumps(named)).problems({"a" * 64 + "!": 1}) == []
     left = {"type": "object", "patternProperties": {"^b": {}}, "unevaluatedProperties": False}
-    assert strangers_schema(json.dumps(left)).problems({"a": 1}) == []
+    assert untrusted_schema(json.dumps(left)).problems({"a": 1}) == []
 
 
 def test_a_strangers_list_is_compared_with_itself_however_long_it_is():
-    schema = strangers_schema(json.dumps({"type": "object", "properties": {"a": {"uniqueItems": True}}}))
+    schema = untrusted_schema(json.dumps({"type": "object", "properties": {"a": {"uniqueItems": True}}}))
     assert schema.problems({"a": [1] * 1001})
     assert schema.problems({"a": list(range(1001))}) == []
 
@@ -84,7 +84,7 @@ def test_a_strangers_list_is_compared_with_itself_however_long_it_is():
 def test_a_part_of_a_strangers_schema_that_names_a_draft_is_applied_within_the_same_bounds():
     for draft in ("https://json-schema.org/draft/2020-12/schema", "http://json-schema.org/draft-07/schema#"):
         slow = json.dumps({"type": "object", "properties": {"a": {"$schema": draft, "pattern": "^(a+)+$"}}})
-        assert strangers_schema(slow).problems({"a": "a" * 64 + "!"}) == []
+        assert untrusted_schema(slow).problems({"a": "a" * 64 + "!"}) == []
 
 
 DISTINCT = [{"a": number} for number in range(3000)]
@@ -106,7 +106,7 @@ def test_a_strangers_schema_is_checked_in_bounded_time(parts: dict[str, object])
 
     def take() -> None:
         with suppress(ValueError):
-            strangers_schema(schema)
+            untrusted_schema(schema)
 
     assert cpu_seconds_of(take) < 15
 
@@ -117,14 +117,14 @@ def test_items_that_have_to_differ_and_references_by_name_cost_a_bounded_time():
         ({"properties": {"l": {"uniqueItems": True}}}, {"l": DISTINCT[:1000]}),
         ({"$defs": named, "allOf": [{"$ref": "#a"}] * 4000}, {}),
     ):
-        compiled = strangers_schema(json.dumps({"type": "object", **schema}))
+        compiled = untrusted_schema(json.dumps({"type": "object", **schema}))
         assert cpu_seconds_of(lambda c=compiled, a=arguments: c.problems(a)) < 15
 
 
 def test_every_draft_is_known_by_its_own_schema():
     for draft in ("2020-12", "2019-09"):
         named = {"$schema": f"https://json-schema.org/draft/{draft}/schema", "type": "object"}
-        strangers_schema(json.dumps({**named, "properties": {"a": {"dependentRequired": {"x": ["y"]}}}}))
+        untrusted_schema(json.dumps({**named, "properties": {"a": {"dependentRequired": {"x": ["y"]}}}}))
         wrongs: list[dict[str, Any]] = [
             {"minLength": -1},
             {"properties": []},
@@ -134,7 +134,7 @@ def test_every_draft_is_known_by_its_own_schema():
         ]
         for wrong in wrongs:
             with pytest.raises(ValueError, match="its schema is none"):
-                strangers_schema(json.dumps({**named, "properties": {"a": wrong}}))
+                untrusted_schema(json.dumps({**named, "properties": {"a": wrong}}))
 
 
 def test_a_strangers_schema_is_applied_like_ours_otherwise():
@@ -150,8 +150,8 @@ def test_a_strangers_schema_is_applied_like_ours_otherwise():
         }
     )
     for arguments in ({"a": [1, 2], "b": 2}, {}, {"a": [1, 1]}, {"a": ["x"]}, {"a": [], "b": 1}, {"a": [], "c": 1}):
-        assert strangers_schema(schema).problems(arguments) == Schema(schema).problems(arguments)
-    assert strangers_schema(schema) is strangers_schema(schema)
+        assert untrusted_schema(schema).problems(arguments) == Schema(schema).problems(arguments)
+    assert untrusted_schema(schema) is untrusted_schema(schema)
 
 
 @pytest.mark.parametrize(
@@ -164,21 +164,21 @@ def test_a_strangers_schema_is_applied_like_ours_otherwise():
 )
 def test_whatever_the_library_raises_of_a_schema_is_told_of_that_schema(schema):
     with pytest.raises(ValueError, match="its schema is none"):
-        strangers_schema(json.dumps(schema))
+        untrusted_schema(json.dumps(schema))
 
 
 def test_a_reference_that_makes_something_else_a_schema_is_told():
     for target in ("#/required", "#/properties/a"):
         schema = {"type": "object", "required": ["a"], "properties": {"a": {"$ref": target}}}
-        problems = strangers_schema(json.dumps(schema)).problems({"a": 1})
+        problems = untrusted_schema(json.dumps(schema)).problems({"a": 1})
         assert all("cannot be applied" in problem for problem in problems)
 
 
 def test_half_a_character_in_a_schema_or_in_arguments_is_told_in_words_that_a_message_can_carry():
     half = '{"type": "object", "$ref": "\\ud800"}'
-    with pytest.raises(ValueError, match=r"another document: \\ud800") as told:
-        strangers_schema(half)
-    texts = strangers_schema('{"type": "object", "additionalProperties": {"type": "string"}}')
+    with pytest.raises(ValueError, match=r"another document: \\ud800") as refusal:
+        untrusted_schema(half)
+    texts = untrusted_schema('{"type": "object", "additionalProperties": {"type": "string"}}')
     problems = texts.problems(json.loads('{"\\ud800": 1, "a": "\\ud800"}'))
     assert problems
-    assert "".join([str(told.value), *problems]).encode()
+    assert "".join([str(refusal.value), *problems]).encode()

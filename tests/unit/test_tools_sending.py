@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from services.tools.sending import AnswerLostError, Delivery, NotSentError, Sending
+from services.tools.sending import AnswerLostError, CallDelivery, NotSentError, SendAttempt
 from services.tools.tool import CallContext, ToolAnswer, ToolInDoubt
 from tenure.domain.tools import EffectClass
-from tests.patience import CALL_SECONDS
+from tests.support.patience import CALL_SECONDS
 
 
 async def delivered(effect_class: EffectClass, *steps: Exception | str) -> ToolAnswer:
     """Each step is what one sending raises; the text "out: …" is raised as a bug once the call is out."""
     left = list(steps)
 
-    async def send(sending: Sending) -> ToolAnswer:
+    async def send(sending: SendAttempt) -> ToolAnswer:
         step = left.pop(0)
         if isinstance(step, str):
             sending.go_out()
             raise KeyError(step)
         raise step
 
-    told = CallContext("default", "t", "1.0", "t/1.0", 7, lambda _text: None, timeout_seconds=CALL_SECONDS)
-    return await Delivery("The shop", effect_class, told, CALL_SECONDS).carry_out(send)
+    call_context = CallContext("default", "t", "1.0", "t/1.0", 7, lambda _text: None, timeout_seconds=CALL_SECONDS)
+    return await CallDelivery("The shop", effect_class, call_context, CALL_SECONDS).carry_out(send)
 
 
 @pytest.mark.parametrize("effect_class", list(EffectClass))

@@ -10,14 +10,14 @@ from typing import Any, cast
 import pytest
 
 from services.tools.calls.effects import NeverBegan
-from services.tools.calls.runs import Runs, Started, Stop
-from services.tools.mcp.calling import Calling
-from services.tools.mcp.fates import Lost
-from services.tools.sending import AnswerLostError, AskedToWaitError, Delivery, NotSentError, Sending
+from services.tools.calls.runs import RunningCalls, Started, StopReason
+from services.tools.mcp.calling import McpToolCaller
+from services.tools.mcp.delivery_errors import AnswerLost
+from services.tools.sending import AnswerLostError, AskedToWaitError, CallDelivery, NotSentError, SendAttempt
 from services.tools.tool import CallContext, RunTool, Tool, ToolAnswer, ToolInDoubt
 from tenure.domain.tools import EffectClass, OutcomeStatus
-from tests.patience import CALL_SECONDS
-from tests.unit.test_tools_effects import a_tool, asked, carried_out
+from tests.support.patience import CALL_SECONDS
+from tests.unit.test_tools_effects import a_tool, call_request, carried_out
 
 KEYED, UNSAFE = EffectClass.KEYED, EffectClass.UNSAFE
 
@@ -36,14 +36,14 @@ async def unsent(context: CallContext, _arguments: object) -> ToolAnswer:
     try:
         await asyncio.Event().wait()
     finally:
-        context.vouch_unsent()
+        context.mark_not_sent()
     raise AssertionError
 
 
-@pytest.mark.parametrize("reason", list(Stop))
+@pytest.mark.parametrize("reason", list(StopReason))
 @pytest.mark.parametrize("effect_class", [KEYED, UNSAFE])
 async def test_a_call_that_is_stopped_before_it_was_sent_never_began(effect_class, reason):
-    run = Runs().add(asked(), 1)
+    run = RunningCalls().add(call_request(), 1)
     carrying = asyncio.create_task(carried_out(elsewhere(unsent, effect_class), run=run))
     events = run.follow(joined=False)
     assert await anext(events) == Started(1, joined=False)
@@ -61,7 +61,7 @@ async def test_a_call_whose_time_ends_before_it_was_sent_is_in_no_doubt_and_not_
 
 async def test_a_call_that_crashes_here_before_it_was_sent_is_in_no_doubt():
     async def crashes(context: CallContext, _arguments: object) -> ToolAnswer:
-        context.vouch_unsent()
+        context.mark_not_sent()
         raise KeyError("ours")
 
     assert (await carried_out(elsewhere(crashes))).detail == "KeyError"
@@ -80,7 +80,7 @@ async def test_a_call_that_crashes_here_before_it_was_sent_is_in_no_doubt():
 async def test_a_delivery_that_is_stopped_vouches_for_a_call_that_nobody_was_sent(before, goes_out, vouched):
     waits, said, left = asyncio.Event(), [], list(before)
 
-    async def send(sending: Sending) -> ToolAnswer:
+    async def send(sending: SendAttempt) -> ToolAnswer:
         if left:
             raise left.pop(0)
         if goes_out:
@@ -89,8 +89,8 @@ async def test_a_delivery_that_is_stopped_vouches_for_a_call_that_nobody_was_sen
         raise AssertionError
 
     context = CallContext("default", "t", "1.0", "t/1.0", 7, lambda _text: None, timeout_seconds=CALL_SECONDS)
-    context = replace(context, vouch_unsent=lambda: said.append(True))
-    calling = asyncio.create_task(Delivery("The shop", KEYED, context, CALL_SECONDS).carry_out(send))
+    context = replace(context, mark_not_sent=lambda: said.append(True))
+    calling = asyncio.create_task(CallDelivery("The shop", KEYED, context, CALL_SECONDS).carry_out(send))
     await waits.wait()
     calling.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -111,7 +111,7 @@ class Server:
         return self
 
     async def call(self, _tool: str, _arguments: object, _context: CallContext) -> Any:
-        raise Lost("the connection ended")
+        raise AnswerLost("the connection ended")
 
 
 @pytest.mark.parametrize(("losses", "effect_class"), [(0, UNSAFE), (1, KEYED)])
@@ -119,11 +119,11 @@ async def test_a_call_that_waits_for_its_mcp_server_was_not_sent_unless_it_was_b
     server = Server(losses)
     definition = elsewhere(unsent, effect_class).definition
     with ThreadPoolExecutor(1) as threads:
-        calling = Calling(server, "pay", definition, cast("Any", None), threads)
-        run = Runs().add(asked(), 1)
+        calling = McpToolCaller(server, "pay", definition, cast("Any", None), threads)
+        run = RunningCalls().add(call_request(), 1)
         carrying = asyncio.create_task(carried_out(elsewhere(calling.run, effect_class), run=run))
         await server.waits.wait()
-        run.request_stop(Stop.CLOSED)
+        run.request_stop(StopReason.CLOSED)
         if losses:
             assert (await carrying).status is OutcomeStatus.CANCELLED
         else:
@@ -138,9 +138,9 @@ async def test_a_call_that_was_sent_and_is_stopped_is_in_doubt_as_ever():
         await for_ever(waits)
         raise AssertionError
 
-    run = Runs().add(asked(), 1)
+    run = RunningCalls().add(call_request(), 1)
     carrying = asyncio.create_task(carried_out(elsewhere(sent), run=run))
     await waits.wait()
-    run.request_stop(Stop.CLOSED)
+    run.request_stop(StopReason.CLOSED)
     with pytest.raises(ToolInDoubt):
         await carrying

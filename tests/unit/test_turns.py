@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.turns import mixed
+from tests.support.collection_order import mixed
 
 
 def test_every_file_is_run_once_its_group_in_order_and_evenly_spread() -> None:

@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.domain.urls import Url, UrlRefused, follow, parse_url
+from tenure.domain.outbound import (
+    Url,
+    UrlRefused,
+    follow,
+    parse_url,
+)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from tenure.domain.epochs import MAX_GENERATION
 from tenure.domain.errors import InvalidRequest
+from tenure.domain.fencing import MAX_GENERATION
 from tenure.domain.states import ReleaseReason
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
@@ -314,9 +314,9 @@ def test_a_word_on_a_call_is_bounded_wherever_it_comes() -> None:
     call = tools.ExecuteRequest(token=TOKEN, call_id="1.0", tool="t", resolution=resolution)
     assert fields(call) == {f"resolution.{name}" for name in ("call_attempt", "reason", "actor", "decision")}
     long = tool_pb2.InDoubtDecision(happened=tool_pb2.InDoubtDecision.Happened(result="x" * (MAX_GOAL_BYTES + 1)))
-    asked = admin.ResolveInDoubtCallRequest(task_id="42", call_id="x", decision=long, request_id="x" * 129)
+    request = admin.ResolveInDoubtCallRequest(task_id="42", call_id="x", decision=long, request_id="x" * 129)
     wrong = {"task_id", "call_id", "call_attempt", "decision.happened.result", "request_id", "reason"}
-    assert fields(asked) == wrong
+    assert fields(request) == wrong
     moved = commit()
     moved.transition.to_state, moved.transition.reason = task_pb2.TASK_STATE_WAITING_USER, "TOOL_IN_DOUBT"
     moved.transition.calls_in_doubt.add(call_id="1", call_attempt=-1)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from services.tools.web_search.asking import Searcher
+from services.tools.web_search.search import Searcher
 from services.tools.web_search.settings import WebSearchSettings
-from tests.patience import CALL_SECONDS
-from tests.strangers import Stranger, page
+from tests.support.http_stub import HttpStub, page
+from tests.support.patience import CALL_SECONDS
 
 
 @pytest.mark.parametrize("provider", ["plain", "serper"])
 async def test_half_a_character_is_no_crash(provider):
     body = '{"results": [], "searchParameters": {}, "organic": []}'
-    async with Stranger(lambda _: page(body)) as stranger:
+    async with HttpStub(lambda _: page(body)) as stranger:
         section = {"provider": provider, "url": stranger.url(), "allow_private": True, "timeout_seconds": CALL_SECONDS}
         async with Searcher.open(WebSearchSettings(**section, api_key="key")) as searcher:
             assert await searcher.search("\ud800 x", 3, {}) == []

@@ -8,28 +8,28 @@ from datetime import UTC, datetime
 import httpcore2
 import pytest
 
-from services.checkpoint.webhooks.sending import Letter, Sender, _beginning
-from tenure.domain.addresses import EVERYWHERE, Networks
-from tenure.runtime.outgoing import Answer
-from tests.patience import CALL_SECONDS
-from tests.strangers import Stranger, page
+from services.checkpoint.webhooks.sending import OutgoingDelivery, Sender, _beginning
+from tenure.domain.outbound import EVERYWHERE, Networks
+from tenure.runtime.outbound_http import HttpResponse
+from tests.support.http_stub import HttpStub, page
+from tests.support.patience import CALL_SECONDS
 
 
 async def send(url):
-    letter = Letter(1, "d", "{}", 0, datetime.now(UTC), url, b"x" * 24, None)
+    delivery = OutgoingDelivery(1, "d", "{}", 0, datetime.now(UTC), url, b"x" * 24, None)
     async with Sender(Networks(EVERYWHERE), CALL_SECONDS, 2) as sender:
-        return await sender.send(letter)
+        return await sender.send(delivery)
 
 
 async def test_the_url_is_asked_for_as_it_is_written():
-    async with Stranger(lambda _: page()) as stranger:
+    async with HttpStub(lambda _: page()) as stranger:
         assert (await send(stranger.url("/hook;v=1/x;y?z=1;2"))).received
     assert [seen.target for seen in stranger.seen] == ["/hook;v=1/x;y?z=1;2"]
 
 
 @pytest.mark.parametrize("headers", [{}, {"content_encoding": "br"}, {"content_length": "99"}])
 async def test_the_status_is_the_answer_whatever_its_body_is(headers):
-    async with Stranger(lambda _: page("no", "500 Oh", **headers)) as stranger:
+    async with HttpStub(lambda _: page("no", "500 Oh", **headers)) as stranger:
         answer = await send(stranger.url())
     assert (answer.status, answer.problem) == (500, "HTTP 500: no")
 
@@ -40,7 +40,7 @@ async def test_a_connection_that_breaks_in_the_body_takes_no_status_back(error):
         yield b"beginning"
         raise error
 
-    assert await _beginning(Answer(200, {}, httpcore2.Response(200, content=breaking()))) == "beginning"
+    assert await _beginning(HttpResponse(200, {}, httpcore2.Response(200, content=breaking()))) == "beginning"
 
 
 async def test_a_url_that_can_be_read_in_two_ways_is_told():

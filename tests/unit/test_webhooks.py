@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from standardwebhooks import Webhook
 
-from services.checkpoint.webhooks.sending import Letter, headers_of
-from services.checkpoint.webhooks.settings import WebhookSettings
-from tenure.domain.addresses import Networks
+from services.checkpoint.webhooks.sending import OutgoingDelivery, WebhookSettings, headers_of
 from tenure.domain.errors import InvalidRequest
+from tenure.domain.outbound import Networks
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import MOVES, TERMINAL, WAITING, TaskState
 from tenure.domain.webhooks import (
@@ -21,12 +20,12 @@ from tenure.domain.webhooks import (
     DEFAULT_EVENTS,
     LONGEST_RETRY_AFTER_SECONDS,
     MOST_BODY_BYTES,
-    Answer,
     DeliveryState,
+    WebhookResponse,
     body_of,
+    decide_delivery,
     event_of,
     is_pattern,
-    judge,
     retry_after_seconds,
     unknown_events,
     wants,
@@ -34,7 +33,7 @@ from tenure.domain.webhooks import (
 from tenure.v1 import task_pb2
 from tenure.v1 import webhook_service_pb2 as pb
 from tenure.validators import validate
-from tenure.wire.webhooks import new_secret, read_secret, secret_text
+from tenure.wire.webhook_service import new_secret, read_secret, secret_text
 
 NOW = datetime(2026, 11, 22, 8, 0, tzinfo=UTC)
 POLICY = RetryPolicy(max_attempts=4, initial_seconds=10.0, factor=4.0, cap_seconds=100.0)
@@ -42,8 +41,8 @@ POLICY = RetryPolicy(max_attempts=4, initial_seconds=10.0, factor=4.0, cap_secon
 
 class TestEvents:
     def test_ends_waits_and_warnings_are_told_unless_asked_otherwise(self):
-        told = {state for state in MOVES if wants([], event_of(state, "", cancel_requested=False))}
-        assert told == TERMINAL | WAITING
+        names = {state for state in MOVES if wants([], event_of(state, "", cancel_requested=False))}
+        assert names == TERMINAL | WAITING
         assert wants([], BUDGET_WARNING_EVENT)
 
     def test_a_request_to_end_is_called_so_and_no_arrival_in_the_state(self):
@@ -51,8 +50,8 @@ class TestEvents:
         assert event_of(TaskState.WAITING_USER, "", cancel_requested=False) == "task.waiting_user"
 
     def test_a_warning_is_no_second_arrival_in_the_state_either(self):
-        told = event_of(TaskState.RUNNING, "BUDGET_WARNING", cancel_requested=False)
-        assert told == BUDGET_WARNING_EVENT == "task.budget_warning"
+        response = event_of(TaskState.RUNNING, "BUDGET_WARNING", cancel_requested=False)
+        assert response == BUDGET_WARNING_EVENT == "task.budget_warning"
         assert event_of(TaskState.RUNNING, "QUOTA_WARNING", cancel_requested=False) == "task.quota_warning"
         assert wants([], "task.quota_warning")
 
@@ -78,8 +77,8 @@ class TestEvents:
 
 class TestBodies:
     def test_a_body_says_type_time_and_data(self):
-        told = json.loads(body_of("task.failed", NOW, {"task_id": "t"}))
-        assert told == {"type": "task.failed", "timestamp": "2026-11-22T08:00:00Z", "data": {"task_id": "t"}}
+        decoded = json.loads(body_of("task.failed", NOW, {"task_id": "t"}))
+        assert decoded == {"type": "task.failed", "timestamp": "2026-11-22T08:00:00Z", "data": {"task_id": "t"}}
 
     @given(
         st.text(st.characters(codec="utf-8"), max_size=50),
@@ -95,47 +94,50 @@ class TestBodies:
         }
         whole = json.dumps(task)
         body = body_of("task.succeeded", NOW, {"task_id": "t", "task": json.loads(whole)}, 20_000)
-        told = json.loads(body)
+        decoded = json.loads(body)
         assert len(body.encode()) <= 20_000
-        assert told["data"]["task_id"] == "t"
-        assert ("truncated" in told) == (json.dumps(told["data"].get("task")) != whole)
+        assert decoded["data"]["task_id"] == "t"
+        assert ("truncated" in decoded) == (json.dumps(decoded["data"].get("task")) != whole)
 
     def test_the_longest_text_is_cut_first_and_the_others_stay(self):
         data = {"task": {"result": "r" * 100_000, "spec": {"goal": "g" * 10_000}}}
-        told = json.loads(body_of("task.succeeded", NOW, data))
-        assert told["truncated"] == ["task.result"]
-        assert told["data"]["task"]["spec"]["goal"] == "g" * 10_000
-        assert MOST_BODY_BYTES - 1000 < len(json.dumps(told, separators=(",", ":"))) <= MOST_BODY_BYTES
+        decoded = json.loads(body_of("task.succeeded", NOW, data))
+        assert decoded["truncated"] == ["task.result"]
+        assert decoded["data"]["task"]["spec"]["goal"] == "g" * 10_000
+        assert MOST_BODY_BYTES - 1000 < len(json.dumps(decoded, separators=(",", ":"))) <= MOST_BODY_BYTES
 
     def test_of_a_task_that_is_large_otherwise_only_its_id_is_told(self):
         data = {"task_id": "t", "task": {"wait": {"arguments_json": "a" * 100_000}}}
-        told = json.loads(body_of("task.waiting_user", NOW, data))
-        assert (told["data"], told["truncated"]) == ({"task_id": "t"}, ["task"])
+        decoded = json.loads(body_of("task.waiting_user", NOW, data))
+        assert (decoded["data"], decoded["truncated"]) == ({"task_id": "t"}, ["task"])
 
 
 class TestVerdicts:
     @pytest.mark.parametrize("status", [200, 204, 299])
     def test_any_2xx_is_a_receipt(self, status):
-        assert judge(Answer(status), 1, 0.5).state is DeliveryState.DELIVERED
+        assert decide_delivery(WebhookResponse(status), 1, 0.5).state is DeliveryState.DELIVERED
 
     @pytest.mark.parametrize("status", [0, 100, 301, 307, 400, 404, 429, 500, 503])
     def test_anything_else_is_sent_again_until_the_tries_are_used_up(self, status):
-        assert judge(Answer(status), 3, 0.5, POLICY).state is DeliveryState.PENDING
-        assert judge(Answer(status), 4, 0.5, POLICY).state is DeliveryState.DEAD
+        assert decide_delivery(WebhookResponse(status), 3, 0.5, POLICY).state is DeliveryState.PENDING
+        assert decide_delivery(WebhookResponse(status), 4, 0.5, POLICY).state is DeliveryState.DEAD
 
     @given(st.integers(1, 3), st.floats(0, 1, exclude_max=True))
     def test_waits_have_full_jitter_and_grow_to_a_cap(self, attempts, luck):
-        wait = judge(Answer(500), attempts, luck, POLICY).wait_seconds
+        wait = decide_delivery(WebhookResponse(500), attempts, luck, POLICY).wait_seconds
         assert wait == luck * min(100.0, 10.0 * 4.0 ** (attempts - 1))
 
     def test_what_the_endpoint_asks_for_is_the_least_and_bounded(self):
-        asked = judge(Answer(503, retry_after_seconds=50.0), 1, 0.0, POLICY)
-        assert (asked.wait_seconds, asked.hold_seconds) == (50.0, 50.0)
-        assert judge(Answer(500, retry_after_seconds=50.0), 1, 0.0, POLICY).hold_seconds == 0.0
-        assert judge(Answer(429, retry_after_seconds=1e9), 1, 0.0, POLICY).hold_seconds == LONGEST_RETRY_AFTER_SECONDS
+        wanted = decide_delivery(WebhookResponse(503, retry_after_seconds=50.0), 1, 0.0, POLICY)
+        assert (wanted.wait_seconds, wanted.hold_seconds) == (50.0, 50.0)
+        assert decide_delivery(WebhookResponse(500, retry_after_seconds=50.0), 1, 0.0, POLICY).hold_seconds == 0.0
+        assert (
+            decide_delivery(WebhookResponse(429, retry_after_seconds=1e9), 1, 0.0, POLICY).hold_seconds
+            == LONGEST_RETRY_AFTER_SECONDS
+        )
 
     def test_gone_pauses_and_gives_nothing_up(self):
-        verdict = judge(Answer(410), 99, 0.5, POLICY)
+        verdict = decide_delivery(WebhookResponse(410), 99, 0.5, POLICY)
         assert (verdict.state, verdict.pause_code) == (DeliveryState.PENDING, "GONE")
 
     def test_retry_after_is_read_as_seconds_and_as_a_date(self):
@@ -150,7 +152,7 @@ class TestSignatures:
     def test_a_letter_is_signed_with_each_secret_that_holds_the_newest_first(self):
         old, new = read_secret(new_secret()), read_secret(new_secret())
         sent_at = datetime.now(UTC)
-        headers = dict(headers_of(Letter(1, "id", '{"ü": 1}', 1, sent_at, "https://example.com", new, old)))
+        headers = dict(headers_of(OutgoingDelivery(1, "id", '{"ü": 1}', 1, sent_at, "https://example.com", new, old)))
         first, second = headers["webhook-signature"].split(" ")
         for secret in (old, new):
             assert Webhook(secret_text(secret)).verify('{"ü": 1}'.encode(), headers) == {"ü": 1}
@@ -200,8 +202,8 @@ class TestAddresses:
         assert not networks.allow(ip_address("10.2.0.1"))
 
     def test_settings_that_cannot_hold_are_told_together(self):
-        found = list(WebhookSettings(allowed_networks=("10.1.2.3/8",), turn_seconds=1.0).problems())
-        assert len(found) == 2
+        items = list(WebhookSettings(allowed_networks=("10.1.2.3/8",), turn_seconds=1.0).problems())
+        assert len(items) == 2
         assert list(WebhookSettings().problems()) == []
 
 

@@ -7,13 +7,12 @@ from dataclasses import replace
 import pytest
 
 from tenure.domain import entries as facts
-from tenure.domain.budget import Budget, BudgetWarning, TokenUsage
+from tenure.domain.budget import Budget, BudgetWarning, Prices, Rates, Tier, TokenUsage
+from tenure.domain.entries import SpawnedBy, SubAgentsSpawned
 from tenure.domain.errors import Unavailable
 from tenure.domain.in_doubt import Abandon, CallInDoubt, DidNotHappen, Happened, ResolveCall
-from tenure.domain.money import Prices, Rates, Tier
 from tenure.domain.quotas import QuotaKind, QuotaWarning
 from tenure.domain.retry import RetryPolicy
-from tenure.domain.spawned import SpawnedBy, SubAgentsSpawned
 from tenure.domain.states import TaskState
 from tenure.domain.task import (
     AgentSpec,
@@ -30,8 +29,7 @@ from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus, ProgramUsag
 from tenure.domain.waits import Wait, WaitAnswerKind, WaitDeadlinePolicy, WaitKind
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
-from tenure.wire.entries import body_to_domain, body_to_wire
-from tenure.wire.opened import read_opened
+from tenure.wire.ledger import body_to_domain, body_to_wire, read_opened
 from tenure.wire.task import spec_to_domain, spec_to_wire
 
 SPEC = TaskSpec(
@@ -105,7 +103,7 @@ BODIES: list[facts.Body] = [
     facts.OperatorRequest("unplugged", ResolveCall("1.0", 2, DidNotHappen(True, True))),
     facts.OperatorRequest("let it be", ResolveCall("1.1", 1, Abandon())),
     facts.Transition(TaskState.WAITING_USER, "TOOL_IN_DOUBT", calls_in_doubt=(CallInDoubt("1.0", 2),)),
-    facts.OperatorRequest("superseded", facts.CloseOut(TaskState.FAILED, "see there\u0000")),
+    facts.OperatorRequest("superseded", facts.OperatorCloseOut(TaskState.FAILED, "see there\u0000")),
 ]
 
 
@@ -142,9 +140,9 @@ async def test_an_answer_to_open_without_its_end_is_not_taken_for_the_whole_hist
     entry = ledger_pb2.Entry(sequence=1, body=body_to_wire(facts.UserMessage("hello")))
     header = pb.OpenResponse(header=pb.OpenHeader(task=task_pb2.Task(sequence=2), next_commit_number=3))
     page = pb.OpenResponse(page=pb.EntryPage(entries=[entry]))
-    for told in ((header, page), (page,), ()):
+    for expected in ((header, page), (page,), ()):
         with pytest.raises(Unavailable, match="cut off"):
-            await read_opened(parts(*told))
+            await read_opened(parts(*expected))
     header.header.task.sequence = 1
     opened = await read_opened(parts(header, page))
     assert (opened.next_commit_number, [each.sequence for each in opened.entries]) == (3, [1])

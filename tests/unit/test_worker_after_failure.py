@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from services.worker.after_failure import TryAgain, after_failure
+from services.worker.transitions import RetryModelCall, after_failure
 from tenure.domain.entries import ModelFailure, Transition
-from tenure.domain.failures import FailureClass
-from tenure.domain.retry import MODEL_CALL_TRIES, RetryPolicy
+from tenure.domain.retry import MODEL_CALL_TRIES, FailureClass, RetryPolicy
 from tenure.domain.states import Reason, TaskState
 
 POLICY = RetryPolicy(max_attempts=2, initial_seconds=5.0, factor=2.0, cap_seconds=60.0)
@@ -30,13 +29,13 @@ def test_a_refusal_fails_the_task_in_the_providers_words():
 
 
 def test_the_wait_grows_and_is_jittered():
-    assert verdict(failure()) == TryAgain(0.25)
-    assert verdict(failure(), failure()) == TryAgain(0.5)
-    assert verdict(failure(), failure(), luck=0.0) == TryAgain(0.0)
+    assert verdict(failure()) == RetryModelCall(0.25)
+    assert verdict(failure(), failure()) == RetryModelCall(0.5)
+    assert verdict(failure(), failure(), luck=0.0) == RetryModelCall(0.0)
 
 
 def test_the_providers_wait_is_the_least():
-    assert verdict(failure(retry_after_seconds=9)) == TryAgain(9)
+    assert verdict(failure(retry_after_seconds=9)) == RetryModelCall(9)
 
 
 def test_after_its_tries_the_task_is_scheduled():
@@ -53,5 +52,5 @@ def test_after_its_retries_the_task_fails_with_what_it_has():
 
 
 def test_calls_that_we_broke_off_ourselves_do_not_count():
-    assert isinstance(verdict(*[failure(FailureClass.INTERRUPTED)] * MODEL_CALL_TRIES, failure()), TryAgain)
-    assert verdict(failure(FailureClass.INTERRUPTED)) == TryAgain(0.0)
+    assert isinstance(verdict(*[failure(FailureClass.INTERRUPTED)] * MODEL_CALL_TRIES, failure()), RetryModelCall)
+    assert verdict(failure(FailureClass.INTERRUPTED)) == RetryModelCall(0.0)

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.worker.answer_fold import MOST_CONTENT_BYTES, MOST_TOKENS, AnswerFold
-from services.worker.event_stream import MalformedAnswer
+from services.worker.model_stream import MOST_CONTENT_BYTES, MOST_TOKENS, AnswerFold, MalformedAnswer
 from tenure.domain.conversation import with_own_ids
 
 

@@ -7,23 +7,23 @@ from typing import Any, cast
 
 import pytest
 
-from services.worker.close_out import leave
-from services.worker.holdings import Holding
+from services.worker.held_claims import HeldTask
+from services.worker.transitions import leave
 from tenure.domain import entries as facts
+from tenure.domain.fencing import Claims
 from tenure.domain.fold import ResumePoint
 from tenure.domain.in_doubt import Decision, DidNotHappen, Happened, Resolution
 from tenure.domain.states import Reason, TaskState
-from tenure.domain.token import Claims
-from tenure.domain.tools import CallState, OutcomeStatus, Standing
+from tenure.domain.tools import CallState, CallStatus, OutcomeStatus
 from tenure.v1 import token_pb2
 
 
 class Tools:
     """One call, in doubt at its first attempt."""
 
-    async def fence(self, _token: token_pb2.FencingToken, *, close: bool) -> dict[str, Standing]:
+    async def fence(self, _token: token_pb2.FencingToken, *, close: bool) -> dict[str, CallStatus]:
         assert close
-        return {"1.0": Standing(CallState.IN_DOUBT, None, 1)}
+        return {"1.0": CallStatus(CallState.IN_DOUBT, None, 1)}
 
 
 class Ledger:
@@ -40,19 +40,19 @@ class Ledger:
 
 
 @pytest.mark.parametrize(
-    ("decision", "told"),
+    ("decision", "expected"),
     [
         (Happened("paid"), (OutcomeStatus.SUCCEEDED, "paid")),
         (DidNotHappen(runner_is_gone=True), (OutcomeStatus.IN_DOUBT, "It is not known")),
     ],
 )
 async def test_a_worker_that_ends_a_task_writes_down_what_a_person_had_said_of_its_calls(
-    decision: Decision, told: tuple[OutcomeStatus, str]
+    decision: Decision, expected: tuple[OutcomeStatus, str]
 ) -> None:
-    held = Holding(Claims("tasks/t1", "default", 7, "c1", "w1"), token_pb2.FencingToken(), "messages")
+    held = HeldTask(Claims("tasks/t1", "default", 7, "c1", "w1"), token_pb2.FencingToken(), "messages")
     ledger, parts = Ledger(decision), cast("Any", SimpleNamespace(tools=Tools()))
     ending = facts.Transition(TaskState.CANCELLED, Reason.CANCEL_REQUESTED)
     await leave(parts, held, cast("Any", ledger), [], ending)
     ((_, body),) = ledger.left
-    assert (body.call_id, body.outcome.status) == ("1.0", told[0])
-    assert body.outcome.content.startswith(told[1])
+    assert (body.call_id, body.outcome.status) == ("1.0", expected[0])
+    assert body.outcome.content.startswith(expected[1])

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.input_estimate import samples
-from services.worker.estimate import InputEstimate, text_tokens, with_margin
-from tenure.dev.simulator.tokens import count_request, count_text
+from devstack.simulator.tokens import count_request, count_text
+from services.worker.context_window import InputEstimate, text_tokens, with_margin
 
 words = st.text(st.characters(codec="utf-8"), min_size=1, max_size=80)
 values = st.recursive(st.none() | st.booleans() | st.integers() | words, lambda inner: st.lists(inner, max_size=4))

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.worker.event_stream import MOST_DEPTH, MOST_EVENT_BYTES, ErrorEvent, EventStream, MalformedAnswer
+from services.worker.model_stream import (
+    MOST_DEPTH,
+    MOST_EVENT_BYTES,
+    ErrorEvent,
+    EventStream,
+    MalformedAnswer,
+)
 
 EVENTS = [{"type": "a", "text": "ä\U0001f600\u2028\x85 b"}, {"type": "b", "n": 1.5}]
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.worker import ledger_client, tools_client
-from services.worker.frames import FrameClient, FrameShape, Tagged
+from services.worker.frame_client import FrameClient, FrameShape, Tagged
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.validators import MAX_FRAME_BYTES, MAX_FRAME_ITEMS, validate

@@ -6,9 +6,8 @@ import asyncio
 
 import pytest
 
-from services.worker.interrupts import Interrupted, Interruption, Interrupts
-from services.worker.leaving import late_transition
-from services.worker.step_clock import StepClock
+from services.worker.interrupts import Interrupted, Interruption, Interrupts, StepClock
+from services.worker.transitions import late_transition
 from tenure.domain.fold import ResumePoint
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import Reason, TaskState

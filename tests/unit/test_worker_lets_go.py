@@ -9,25 +9,24 @@ from typing import Any, cast
 
 import pytest
 
-from services.coordinator.session import Timing
+from services.coordinator.sessions.session import Timing
 from services.worker import claim_ledger, tool_step
-from services.worker.holdings import Holding, Holdings
+from services.worker.held_claims import HeldTask, HeldTasks
 from services.worker.ledger_client import LedgerClient
-from services.worker.live import LiveServicer
-from services.worker.rests import Rests
-from services.worker.supervisor import Supervisor
+from services.worker.live_server import LiveServicer
+from services.worker.supervisor import CrashBackoff, Supervisor
 from tenure.domain.entries import ToolIntent
 from tenure.domain.errors import NotFound, TryLater, Unauthenticated, Unavailable
+from tenure.domain.fencing import Claims
 from tenure.domain.fold import ResumePoint
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.task import TaskPolicy
-from tenure.domain.token import Claims
-from tenure.runtime.rpc_channel import open_channel
-from tenure.runtime.tenancy import as_tenant
+from tenure.runtime.request_context import as_tenant
+from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, token_pb2
 from tenure.v1 import worker_service_pb2 as worker_pb
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 
 class Raises:
@@ -48,8 +47,8 @@ class Open:
         """The trust window is open."""
 
 
-def holding() -> Holding:
-    return Holding(Claims("tasks/t1", "default", 7, "c1", "w1"), token_pb2.FencingToken(), "messages")
+def holding() -> HeldTask:
+    return HeldTask(Claims("tasks/t1", "default", 7, "c1", "w1"), token_pb2.FencingToken(), "messages")
 
 
 async def test_tools_that_stay_away_have_the_task_let_go_before_its_worker_is_taken_for_stuck(
@@ -73,9 +72,11 @@ def test_patience_with_tools_is_shorter_than_a_coordinators_with_a_worker() -> N
 
 async def test_a_key_that_a_service_does_not_know_yet_is_no_crash() -> None:
     released: list[str] = []
-    holdings, held = Holdings(), holding()
+    held_tasks, held = HeldTasks(), holding()
     parts = cast("Any", SimpleNamespace(ledger=Raises(Unauthenticated("an unknown key"))))
-    async with Supervisor(parts, holdings, Rests(), lambda _, reason: released.append(reason), 1) as supervisor:
+    async with Supervisor(
+        parts, held_tasks, CrashBackoff(), lambda _, reason: released.append(reason), 1
+    ) as supervisor:
         supervisor.take(held)
         assert held.work is not None
         await held.work
@@ -85,9 +86,9 @@ async def test_a_key_that_a_service_does_not_know_yet_is_no_crash() -> None:
 @pytest.mark.parametrize(("error", "resting"), [(ValueError("a bug"), 1), (Unavailable("no ledger"), 0)])
 async def test_a_slot_rests_after_a_crash_and_after_nothing_else(error: Exception, resting: int, monkeypatch) -> None:
     monkeypatch.setattr(claim_ledger, "TRIES", RetryPolicy(max_attempts=1, initial_seconds=0.0))
-    holdings, held, rests = Holdings(), holding(), Rests()
+    held_tasks, held, rests = HeldTasks(), holding(), CrashBackoff()
     parts = cast("Any", SimpleNamespace(ledger=Raises(error)))
-    async with Supervisor(parts, holdings, rests, lambda *_: None, 1) as supervisor:
+    async with Supervisor(parts, held_tasks, rests, lambda *_: None, 1) as supervisor:
         supervisor.take(held)
         assert held.work is not None
         await held.work
@@ -95,9 +96,9 @@ async def test_a_slot_rests_after_a_crash_and_after_nothing_else(error: Exceptio
 
 
 async def test_a_claim_that_is_lost_is_no_crash() -> None:
-    holdings, held, rests = Holdings(), holding(), Rests()
+    held_tasks, held, rests = HeldTasks(), holding(), CrashBackoff()
     parts = cast("Any", SimpleNamespace(ledger=Raises(ValueError("never reached"))))
-    async with Supervisor(parts, holdings, rests, lambda *_: None, 1) as supervisor:
+    async with Supervisor(parts, held_tasks, rests, lambda *_: None, 1) as supervisor:
         supervisor.take(held)
         held.drop()
         assert held.work is not None
@@ -118,10 +119,10 @@ async def test_an_entry_of_a_newer_version_is_a_reason_to_let_go(monkeypatch: py
 
 
 async def test_live_text_is_another_tenants_to_nobody() -> None:
-    holdings, held = Holdings(), holding()
-    holdings.add(held)
+    held_tasks, held = HeldTasks(), holding()
+    held_tasks.add(held)
     held.live.close()
-    watch = LiveServicer(holdings).WatchLive
+    watch = LiveServicer(held_tasks).WatchLive
     request = worker_pb.WatchLiveRequest(task_id="t1", epoch=7)
     assert [piece async for piece in watch(request, None)] == []
     with as_tenant("another"), pytest.raises(NotFound):

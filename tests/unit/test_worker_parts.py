@@ -8,25 +8,23 @@ from time import monotonic
 
 import pytest
 
-from services.worker.holdings import Holding, Holdings
-from services.worker.interrupts import Interrupted, Interruption, Interrupts
+from services.worker.held_claims import ClaimProgress, HeldTask, HeldTasks
+from services.worker.interrupts import Interrupted, Interruption, Interrupts, TrustGate
 from services.worker.live_text import MOST_CHARACTERS_PER_DELTA, LiveText
-from services.worker.progress import ProgressHeard
-from services.worker.session_stream import ToSay
-from services.worker.trust_gate import TrustGate
+from services.worker.session_stream import PendingUpdates
 from tenure.domain.budget import TokenUsage
-from tenure.domain.places import Places
-from tenure.domain.token import Claims
-from tenure.runtime import failpoint
+from tenure.domain.fencing import Claims
+from tenure.domain.slots import Slots
+from tenure.runtime import failpoints
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import token_pb2
 from tenure.wire.task import usage_to_domain
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 
 def holding(task_id="t1", epoch=1):
     claims = Claims(f"tasks/{task_id}", "default", epoch, str(uuid.uuid4()), "w1")
-    return Holding(claims, token_pb2.FencingToken(), "messages")
+    return HeldTask(claims, token_pb2.FencingToken(), "messages")
 
 
 async def test_an_interruption_ends_a_wait_at_once_and_tells_why():
@@ -115,11 +113,11 @@ async def test_a_renewal_opens_the_gate_for_those_who_wait():
 
 
 async def test_the_switch_makes_a_zombie():
-    failpoint.arm("worker.ignore_trust_window")
+    failpoints.arm("worker.ignore_trust_window")
     try:
         assert TrustGate().is_open
     finally:
-        failpoint.disarm()
+        failpoints.disarm()
 
 
 async def test_a_late_reader_gets_the_unfinished_text_and_a_slow_one_one_large_piece():
@@ -180,31 +178,31 @@ async def test_every_reader_wakes_for_text_and_for_the_end():
 
 
 async def test_a_newer_claim_of_a_task_takes_the_place_of_the_older():
-    holdings, old, new = Holdings(), holding(epoch=1), holding(epoch=2)
-    holdings.add(old)
-    holdings.add(new)
+    held_tasks, old, new = HeldTasks(), holding(epoch=1), holding(epoch=2)
+    held_tasks.add(old)
+    held_tasks.add(new)
     assert old.lost
-    holdings.remove(old)
-    assert holdings.get("t1") is new
+    held_tasks.remove(old)
+    assert held_tasks.get("t1") is new
 
 
 async def test_lost_claims_are_not_named_as_held():
-    holdings, one, other = Holdings(), holding("t1"), holding("t2")
-    holdings.add(one)
-    holdings.add(other)
-    holdings.drop_claims({one.claims.claim_id})
-    assert [held.task_id for held in holdings.to_wire()] == ["t2"]
+    held_tasks, one, other = HeldTasks(), holding("t1"), holding("t2")
+    held_tasks.add(one)
+    held_tasks.add(other)
+    held_tasks.drop_claims({one.claims.claim_id})
+    assert [held.task_id for held in held_tasks.to_wire()] == ["t2"]
 
 
 def test_an_announced_backoff_is_what_is_left_of_it():
-    progress = ProgressHeard()
+    progress = ClaimProgress()
     assert not progress.to_wire().HasField("backoff")
     progress.announce_backoff(30)
     assert 29 < progress.to_wire().backoff.seconds + 1 <= 30
 
 
 async def test_what_was_not_written_is_said_again():
-    to_say = ToSay(lambda: Places.open_to_all(3))
+    to_say = PendingUpdates(lambda: Slots.open_to_all(3))
     to_say.releases.append(pb.Release(task_id="t1", reason="CLOSED"))
     message = to_say.next()
     assert message is not None
@@ -214,19 +212,19 @@ async def test_what_was_not_written_is_said_again():
 
 
 async def test_calls_that_went_on_are_told_once_and_stay_known():
-    holdings, speaking, silent = Holdings(), holding("t1"), holding("t2")
-    holdings.add(speaking)
-    holdings.add(silent)
+    held_tasks, speaking, silent = HeldTasks(), holding("t1"), holding("t2")
+    held_tasks.add(speaking)
+    held_tasks.add(silent)
     used = [TokenUsage(100, 1)]
     speaking.progress.begin_call(3, 2, lambda: used[-1])
-    assert not holdings.calls_went_on.is_set()
+    assert not held_tasks.calls_went_on.is_set()
     used.append(TokenUsage(100, 20, 5, 6))
-    speaking.progress.hear_call()
-    assert holdings.calls_went_on.is_set()
-    (told,) = holdings.take_calls()
-    assert (told.task_id, told.progress.call.step, told.progress.call.attempt_number) == ("t1", 3, 2)
-    assert usage_to_domain(told.progress.call.usage) == used[-1]
-    assert told.progress.output_tokens == 20
-    assert holdings.take_calls() == []
+    speaking.progress.on_model_call_progress()
+    assert held_tasks.calls_went_on.is_set()
+    (calls,) = held_tasks.take_calls()
+    assert (calls.task_id, calls.progress.call.step, calls.progress.call.attempt_number) == ("t1", 3, 2)
+    assert usage_to_domain(calls.progress.call.usage) == used[-1]
+    assert calls.progress.output_tokens == 20
+    assert held_tasks.take_calls() == []
     assert speaking.progress.to_wire().HasField("call")
     assert not silent.progress.to_wire().HasField("call")

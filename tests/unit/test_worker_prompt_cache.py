@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from services.worker.prompt_cache import Prompt, marked
-from tenure.dev.simulator.tokens import PromptCache, count_request, prompt_hash
-from tenure.dev.simulator.validation import check_create
+from devstack.simulator.request_checks import check_create
+from devstack.simulator.tokens import PromptCache, count_request, prompt_hash
+from services.worker.model import Prompt, marked
 
 TOOLS = [{"name": name, "description": "x" * 4000, "input_schema": {"type": "object"}} for name in ("a", "b")]
 

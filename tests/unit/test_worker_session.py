@@ -10,23 +10,22 @@ from typing import Any
 import pytest
 
 from services.worker import session as session_module
-from services.worker.attendance import SERVICE, Attendance
-from services.worker.holdings import Holdings
-from services.worker.session import Session, WorkerIdentity
-from services.worker.trust_gate import TrustGate
-from tenure.domain.places import Places
+from services.worker.health import SERVICE, AttachmentHealth
+from services.worker.held_claims import HeldTasks
+from services.worker.interrupts import TrustGate
+from services.worker.session import WorkerIdentity, WorkerSession
 from tenure.domain.retry import RetryPolicy
-from tenure.runtime.duties import Duties
-from tenure.runtime.rpc_channel import TenureChannel
-from tenure.runtime.rpc_health import Health
-from tenure.runtime.rpc_server import RpcServer
+from tenure.domain.slots import Slots
+from tenure.runtime.process import Duties
+from tenure.runtime.rpc_client import TenureChannel
+from tenure.runtime.rpc_server import Health, RpcServer
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1.coordinator_service_pb2_grpc import (
     CoordinatorServiceServicer,
     add_CoordinatorServiceServicer_to_server,
 )
-from tenure.wire.times import duration
-from tests.patience import PATIENCE_SECONDS
+from tenure.wire.common import duration
+from tests.support.patience import PATIENCE_SECONDS
 
 RENEW_SECONDS = 0.1
 QUICK = RetryPolicy(initial_seconds=0.01, cap_seconds=0.05)
@@ -70,13 +69,13 @@ def coordinator(monkeypatch: pytest.MonkeyPatch) -> Coordinator:
 
 
 @asynccontextmanager
-async def working(coordinator: Coordinator, silence_seconds: float = 30.0) -> AsyncIterator[Session]:
+async def working(coordinator: Coordinator, silence_seconds: float = 30.0) -> AsyncIterator[WorkerSession]:
     """A session with it, kept by a duty as in the worker."""
     server = RpcServer("127.0.0.1:0", grace_seconds=0.1)
     server.add("tenure.v1.CoordinatorService", add_CoordinatorServiceServicer_to_server, coordinator)
     identity = WorkerIdentity("w", ("q",), ("agent",), "127.0.0.1:1")
     async with server, Duties(QUICK) as duties:
-        session = Session([server.address], identity, Holdings(), TrustGate(), lambda: Places(1, 1, 1))
+        session = WorkerSession([server.address], identity, HeldTasks(), TrustGate(), lambda: Slots(1, 1, 1))
         duties.start("session", lambda: session.run(lambda _: None), may_end=True, silence_seconds=silence_seconds)
         await comes(lambda: session.is_attached)
         yield session
@@ -109,32 +108,32 @@ async def test_a_channel_that_does_not_close_keeps_nobody_from_attaching(coordin
 
 
 async def test_a_cancellation_of_grpcs_own_while_attaching_is_not_the_end(coordinator, monkeypatch):
-    attach = Session._attach
+    attach = WorkerSession._attach
     cancelled: list[bool] = []
 
-    async def cancel_once(self: Session, call: Any) -> Any:
+    async def cancel_once(self: WorkerSession, call: Any) -> Any:
         if not cancelled:
             cancelled.append(True)
             raise asyncio.CancelledError
         return await attach(self, call)
 
-    monkeypatch.setattr(Session, "_attach", cancel_once)
+    monkeypatch.setattr(WorkerSession, "_attach", cancel_once)
     async with working(coordinator) as session:
         assert cancelled
         assert session.is_attached
 
 
 async def test_an_attachment_that_hangs_is_noticed_and_made_anew(coordinator, monkeypatch):
-    attach = Session._attach
+    attach = WorkerSession._attach
     hung: list[bool] = []
 
-    async def hang_once(self: Session, call: Any) -> Any:
+    async def hang_once(self: WorkerSession, call: Any) -> Any:
         if not hung:
             hung.append(True)
             await asyncio.Event().wait()
         return await attach(self, call)
 
-    monkeypatch.setattr(Session, "_attach", hang_once)
+    monkeypatch.setattr(WorkerSession, "_attach", hang_once)
     async with working(coordinator, silence_seconds=0.8) as session:
         assert hung
         assert session.is_attached
@@ -159,7 +158,7 @@ async def test_a_worker_that_nobody_took_in_does_not_serve_until_somebody_does()
     for service in ("", SERVICE):
         await health.set_serving(service, serving=True)
     async with Duties(QUICK) as duties:
-        duties.start("attendance", Attendance(health, lambda: attached, patience_seconds=0.6).run)
+        duties.start("attendance", AttachmentHealth(health, lambda: attached, patience_seconds=0.6).run)
         attached = False
         await asyncio.sleep(0.3)
         await says(serving=True)  # it may be on its way to another one

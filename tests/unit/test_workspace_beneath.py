@@ -14,7 +14,7 @@ import pytest
 
 from services.tools.workspace import beneath
 from services.tools.workspace.beneath import DIRECTORY, FILE, Open
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 SECRET = b"not for agents"
 TRIES = 300

@@ -19,18 +19,17 @@ import pytest
 
 from services.tools.builtin import files
 from services.tools.builtin.files import file_tools
-from services.tools.tool import CallContext, Tool, ToolAnswer, ToolFailed
+from services.tools.tool import CallContext, Tool, ToolAnswer, ToolFailure
 from services.tools.workspace import beneath
 from services.tools.workspace.bounds import Bounds
 from services.tools.workspace.copying import Stopped, copy_workspace
 from services.tools.workspace.directories import Workspaces, write_file
-from services.tools.workspace.listing import list_page
-from services.tools.workspace.reading import OpenFile
+from services.tools.workspace.reading import OpenFile, list_page
 from services.tools.workspace.removal import ENTRIES_A_STEP
 from services.tools.workspace.requests import FileRequests
 from tenure.domain.errors import InvalidRequest, Unavailable, WrongState
-from tests.patience import PATIENCE_SECONDS
-from tests.small_disk import SmallDisk
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.small_disk import SmallDisk
 
 SECRET = b"not for agents"
 # A directory and a file are swapped for links out of the workspace and back, all the time.
@@ -104,7 +103,7 @@ def test_what_a_racing_program_puts_in_the_way_is_neither_copied_nor_read_nor_wr
         for _ in range(300):
             with workspaces.existing("default", "source") as workspace:
                 for path in (("dir", "file"), ("file",)):
-                    with suppress(OSError, ToolFailed):
+                    with suppress(OSError, ToolFailure):
                         file = OpenFile(workspace, path)
                         seen.add(file.part(0))
                         file.close()
@@ -179,9 +178,9 @@ def test_a_file_that_a_program_holds_by_a_lease_is_told(
             fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
             with pytest.raises(WrongState, match="lease") as refused:
                 copy()
-            asked = FileRequests(tmp_path / "root", Bounds(), ThreadPoolExecutor(1), ThreadPoolExecutor(1))
+            file_requests = FileRequests(tmp_path / "root", Bounds(), ThreadPoolExecutor(1), ThreadPoolExecutor(1))
             with pytest.raises(WrongState, match="lease") as unread:
-                asked._open("default", "source", "leased", 0, "")
+                file_requests._open("default", "source", "leased", 0, "")
     finally:
         signal.signal(signal.SIGIO, former)
     assert (refused.value.reason, unread.value.reason) == ("WORKSPACE_UNREADABLE", "WORKSPACE_UNREADABLE")
@@ -216,7 +215,7 @@ def test_a_full_disk_is_told_and_nothing_is_left_of_the_copy(
         assert [path.name for path in disk.folder.iterdir()] == ["source"]
         tools = {tool.name: tool for tool in file_tools(workspaces)}
         context = CallContext("default", "source", "1.0", "key", 1, lambda _text: None)
-        with pytest.raises(ToolFailed) as failed:
+        with pytest.raises(ToolFailure) as failed:
             asyncio.run(ran(tools["write_file"], context, {"path": "file", "content": "y" * 3_000_000}))
         assert failed.value.detail == "STORAGE_FULL"
         assert {path.name: path.stat().st_size for path in source.iterdir()} == {"file": 3_000_000}
@@ -231,7 +230,7 @@ def test_more_than_one_step_deletes_is_deleted_and_what_is_never_empty_is_told(
         (source / str(number)).touch()
     with monkeypatch.context() as patched:
         patched.setattr(files, "_MOST_STEPS", 1)
-        with pytest.raises(ToolFailed) as failed:
+        with pytest.raises(ToolFailure) as failed:
             asyncio.run(ran(delete, context, {"path": "."}))
     assert failed.value.detail == "NOT_ALL_DELETED"
     for number in range(ENTRIES_A_STEP):
@@ -241,9 +240,9 @@ def test_more_than_one_step_deletes_is_deleted_and_what_is_never_empty_is_told(
 
 
 def test_a_name_that_no_file_can_have_is_refused(source: Path, tmp_path: Path) -> None:
-    asked = FileRequests(tmp_path / "root", Bounds(), ThreadPoolExecutor(1), ThreadPoolExecutor(1))
+    file_requests = FileRequests(tmp_path / "root", Bounds(), ThreadPoolExecutor(1), ThreadPoolExecutor(1))
     with pytest.raises(InvalidRequest) as refused:
-        asked._open("default", "source", "x" * 300, 0, "")
+        file_requests._open("default", "source", "x" * 300, 0, "")
     assert refused.value.reason == "BAD_PATH"
 
 

@@ -10,12 +10,10 @@ from services.checkpoint.queries import fetch_all, fetch_one
 from tenure.domain.errors import NotFound
 from tenure.domain.schedules import OverlapPolicy, RunOutcome, RunReason, Times, read_zone, run_id_of
 from tenure.domain.states import TaskState
-from tenure.runtime.queries import Queries
+from tenure.runtime.sql import Queries
 from tenure.v1 import schedule_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tenure.wire.enums import STATES
-from tenure.wire.schedules import OVERLAP_POLICIES, RUN_OUTCOMES
-from tenure.wire.times import duration, timestamp
+from tenure.wire.common import OVERLAP_POLICIES, RUN_OUTCOMES, STATES, duration, timestamp
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -151,13 +149,13 @@ class RunRecord:
         await connection.execute(SCHEDULES.prune, {"schedule_id": self.schedule_id, "kept": RUNS_KEPT})
 
 
-async def read_schedule(connection: Connection, tenant: str, told: str, *, lock: bool = False) -> ScheduleRow:
+async def read_schedule(connection: Connection, tenant: str, id_or_name: str, *, lock: bool = False) -> ScheduleRow:
     """By id or name. Raises NotFound, also for another tenant's."""
     statement = SCHEDULES.lock if lock else SCHEDULES.find
-    found = await fetch_one(connection, statement, {"tenant": tenant, **_named(told)})
-    if found is None:
-        raise NotFound(f"there is no schedule {told}", reason="SCHEDULE_NOT_FOUND")
-    return ScheduleRow(*found)
+    row = await fetch_one(connection, statement, {"tenant": tenant, **_named(id_or_name)})
+    if row is None:
+        raise NotFound(f"there is no schedule {id_or_name}", reason="SCHEDULE_NOT_FOUND")
+    return ScheduleRow(*row)
 
 
 async def read_runs(connection: Connection, schedule_id: str, limit: int) -> list[pb.ScheduleRun]:
@@ -168,9 +166,9 @@ async def read_runs(connection: Connection, schedule_id: str, limit: int) -> lis
     return [_Run(*columns).run() for columns in rows]
 
 
-def _named(told: str) -> dict[str, str]:
+def _named(id_or_name: str) -> dict[str, str]:
     """A name is never a UUID: the contract says so."""
     try:
-        return {"schedule_id": str(UUID(told)), "name": ""}
+        return {"schedule_id": str(UUID(id_or_name)), "name": ""}
     except ValueError:
-        return {"schedule_id": "", "name": told}
+        return {"schedule_id": "", "name": id_or_name}

@@ -2,20 +2,312 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import hashlib
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from services.checkpoint.schedules import store
-from services.checkpoint.schedules.updating import update_schedule
-from tenure.runtime.tenancy import current_tenant
+import uuid_utils
+
+from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction, ledger_connection
+from services.checkpoint.schedules.rows import SCHEDULES, RunRecord, ScheduleRow, read_runs, read_schedule
+from services.checkpoint.schedules.runs import decide_locked, start_run
+from services.checkpoint.watch.announcement import Announcement
+from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached, NotFound, Unavailable, WrongState
+from tenure.domain.schedules import DEFAULT_CATCH_UP_SECONDS, RunOutcome, Times, next_due_after_change, read_zone
+from tenure.runtime.request_context import current_tenant
 from tenure.v1 import schedule_service_pb2 as pb
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceServicer
+from tenure.wire.common import OVERLAP_POLICIES, moment, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import datetime
 
-    from services.checkpoint.announcement import Announcement
+    from services.checkpoint.submit.create import CreateResult
     from services.checkpoint.task_defaults import TaskDefaults
-    from tenure.runtime.postgres import Pool
+    from tenure.runtime.postgres import Connection, Pool
+
+
+# Changes of a schedule: what has come due is decided as it was, in the same transaction; then it is as asked.
+
+
+class ScheduleUpdate(NamedTuple):
+    """The schedule as it stands, and what to announce of what had come due."""
+
+    schedule: pb.Schedule
+    announcement: Announcement
+
+
+async def update_schedule(
+    pool: Pool, tenant: str, request: pb.UpdateScheduleRequest, defaults: TaskDefaults
+) -> ScheduleUpdate:
+    """Raises NotFound, WrongState (SCHEDULE_CHANGED), InvalidRequest, Unavailable (SCHEDULE_BUSY)."""
+
+    async def work(connection: Connection) -> ScheduleUpdate:
+        row = await read_schedule(connection, tenant, request.schedule, lock=True)
+        if _changed(row, request) == row:
+            return ScheduleUpdate(row.schedule(), Announcement())
+        _check_revision(row, request.expected_revision)
+        announcement = await _decide_what_is_due(connection, row, defaults)
+        row = await read_schedule(connection, tenant, row.schedule_id, lock=True)  # as that has left it
+        updated_row = _changed(row, request)
+        if _times_changed(row, updated_row):
+            updated_row = updated_row._replace(next_due_at=await _next_due(connection, updated_row))
+        await connection.execute(SCHEDULES.update, _parameters(updated_row))
+        return ScheduleUpdate((await read_schedule(connection, tenant, row.schedule_id)).schedule(), announcement)
+
+    return await in_ledger_transaction(pool, work)
+
+
+def _changed(row: ScheduleRow, request: pb.UpdateScheduleRequest) -> ScheduleRow:
+    """The row with what was asked for."""
+    changes: dict[str, Any] = {}
+    if request.HasField("spec"):
+        changes["spec"] = request.spec.SerializeToString(deterministic=True)
+    if request.HasField("cron"):
+        changes["cron"] = request.cron
+    if request.HasField("time_zone"):
+        changes["time_zone"] = request.time_zone or "UTC"
+    if request.overlap_policy:
+        changes["overlap_policy"] = OVERLAP_POLICIES.to_domain(request.overlap_policy).value
+    if request.HasField("catch_up_window"):
+        changes["catch_up_seconds"] = seconds(request.catch_up_window)
+    if request.HasField("start_time") or request.clear_start_time:
+        changes["starts_at"] = None if request.clear_start_time else moment(request.start_time)
+    if request.HasField("end_time") or request.clear_end_time:
+        changes["ends_at"] = None if request.clear_end_time else moment(request.end_time)
+    return row._replace(**changes)
+
+
+def _check_revision(row: ScheduleRow, expected: int) -> None:
+    if expected and expected != row.revision:
+        raise WrongState(
+            f"the schedule was updated meanwhile: it is at revision {row.revision}",
+            reason="SCHEDULE_CHANGED",
+            metadata={"revision": str(row.revision)},
+        )
+
+
+def _times_changed(row: ScheduleRow, updated_row: ScheduleRow) -> bool:
+    """Compared by their words: those of the old zone may mean nothing here, and an update is how that is mended."""
+    return any(
+        getattr(row, name) != getattr(updated_row, name) for name in ("cron", "time_zone", "starts_at", "ends_at")
+    )
+
+
+async def _decide_what_is_due(connection: Connection, row: ScheduleRow, defaults: TaskDefaults) -> Announcement:
+    """Of a schedule that is paused nothing is due. One whose times cannot be read has nothing that could be decided."""
+    if row.paused or row.next_due_at is None or row.next_due_at > row.now or not _is_readable(row):
+        return Announcement()
+    decided = await decide_locked(connection, row, defaults)
+    if decided.more:
+        raise Unavailable("the schedule is catching up with its due times: try again", reason="SCHEDULE_BUSY")
+    return decided.announcement
+
+
+def _is_readable(row: ScheduleRow) -> bool:
+    try:
+        read_zone(row.time_zone)
+    except ValueError:
+        return False
+    return True
+
+
+async def _next_due(connection: Connection, updated_row: ScheduleRow) -> datetime | None:
+    if (
+        updated_row.starts_at is not None
+        and updated_row.ends_at is not None
+        and updated_row.ends_at < updated_row.starts_at
+    ):
+        raise InvalidRequest(violations=[("end_time", "must not be before start_time")])
+    times = Times(updated_row.cron, read_zone(updated_row.time_zone), updated_row.starts_at, updated_row.ends_at)
+    row = await fetch_one(connection, SCHEDULES.decided_until, {"schedule_id": updated_row.schedule_id})
+    assert row is not None, "an aggregate has a row"
+    next_due_at = next_due_after_change(times, updated_row.now, row[0])
+    if next_due_at is None:
+        raise InvalidRequest(violations=[("cron", "never comes due from now on, between start_time and end_time")])
+    return next_due_at
+
+
+def _parameters(updated_row: ScheduleRow) -> dict[str, Any]:
+    return {
+        "schedule_id": updated_row.schedule_id,
+        "spec": updated_row.spec,
+        "cron": updated_row.cron,
+        "time_zone": updated_row.time_zone,
+        "overlap_policy": updated_row.overlap_policy,
+        "catch_up_seconds": updated_row.catch_up_seconds,
+        "starts_at": updated_row.starts_at,
+        "ends_at": updated_row.ends_at,
+        "next_due_at": updated_row.next_due_at,
+    }
+
+
+# What the methods of ScheduleService do to the rows.
+
+DEFAULT_RUNS: Final = 20
+DEFAULT_SCHEDULES: Final = 50
+PAGE_BYTES: Final = 2_000_000
+_TRIGGER: Final = "trigger/"
+
+
+async def create_schedule(pool: Pool, tenant: str, request: pb.CreateScheduleRequest, most: int) -> pb.Schedule:
+    """Raises AlreadyExists (SCHEDULE_EXISTS), LimitReached (TOO_MANY_SCHEDULES), InvalidRequest (never due)."""
+    digest = hashlib.sha256(request.SerializeToString(deterministic=True)).digest()
+    times = _times(request)
+
+    async def work(connection: Connection) -> pb.Schedule:
+        await connection.execute(SCHEDULES.lock_tenant, {"tenant": tenant})
+        existing = await _find_again(connection, tenant, request.name, digest)
+        if existing is None:
+            await _check_room(connection, tenant, most)
+            await connection.execute(SCHEDULES.create, await _new_row(connection, tenant, request, digest, times))
+            existing = await read_schedule(connection, tenant, request.name)
+        return existing.schedule()
+
+    return await in_ledger_transaction(pool, work)
+
+
+async def get_schedule(pool: Pool, tenant: str, request: pb.GetScheduleRequest) -> pb.GetScheduleResponse:
+    """Raises NotFound."""
+    async with ledger_connection(pool) as connection:
+        row = await read_schedule(connection, tenant, request.schedule)
+        runs = await read_runs(connection, row.schedule_id, request.run_count or DEFAULT_RUNS)
+    return pb.GetScheduleResponse(schedule=row.schedule(), runs=runs)
+
+
+async def list_schedules(pool: Pool, tenant: str, request: pb.ListSchedulesRequest) -> pb.ListSchedulesResponse:
+    """A page by name. The token is the last name."""
+    parameters = {
+        "tenant": tenant,
+        "after_name": request.page_token,
+        "page_size": request.page_size or DEFAULT_SCHEDULES,
+        "page_bytes": PAGE_BYTES,
+    }
+    async with ledger_connection(pool) as connection:
+        counted = await fetch_one(connection, SCHEDULES.count_after, parameters)
+        rows = [ScheduleRow(*columns) for columns in await fetch_all(connection, SCHEDULES.list, parameters)]
+    assert counted is not None, "a count has a row"
+    more = bool(rows) and counted[0] > len(rows)
+    return pb.ListSchedulesResponse(
+        schedules=[row.schedule() for row in rows], next_page_token=rows[-1].name if more else ""
+    )
+
+
+async def pause_schedule(pool: Pool, tenant: str, request: pb.PauseScheduleRequest) -> pb.Schedule:
+    """Raises NotFound."""
+
+    async def work(connection: Connection) -> pb.Schedule:
+        row = await read_schedule(connection, tenant, request.schedule, lock=True)
+        parameters = {"schedule_id": row.schedule_id, "reason": request.reason, "actor": request.actor}
+        await connection.execute(SCHEDULES.pause, parameters)
+        return (await read_schedule(connection, tenant, row.schedule_id)).schedule()
+
+    return await in_ledger_transaction(pool, work)
+
+
+async def resume_schedule(pool: Pool, tenant: str, schedule: str) -> pb.Schedule:
+    """Raises NotFound. What comes next is never before what came next when it was paused."""
+
+    async def work(connection: Connection) -> pb.Schedule:
+        row = await read_schedule(connection, tenant, schedule, lock=True)
+        if not row.paused:
+            return row.schedule()
+        next_due_at = row.next_due_at
+        if next_due_at is not None and next_due_at <= row.now:
+            next_due_at = row.times.next_after(row.now)
+        await connection.execute(SCHEDULES.resume, {"schedule_id": row.schedule_id, "next_due_at": next_due_at})
+        return (await read_schedule(connection, tenant, row.schedule_id)).schedule()
+
+    return await in_ledger_transaction(pool, work)
+
+
+async def trigger_schedule(
+    pool: Pool, tenant: str, request: pb.TriggerScheduleRequest, defaults: TaskDefaults
+) -> CreateResult:
+    """Raises NotFound, and what CreateTask does."""
+
+    async def work(connection: Connection) -> CreateResult:
+        row = await read_schedule(connection, tenant, request.schedule, lock=True)
+        source_run_id = _TRIGGER + request.request_id
+        created = await start_run(connection, row, source_run_id, defaults, may_refuse=True)
+        if created.announcement:  # a repeat finds its task, and has been recorded
+            record = RunRecord(row.schedule_id)
+            record.add(row.now, RunOutcome.STARTED, task_id=created.task.task_id, source_run_id=source_run_id)
+            await record.write(connection)
+            await connection.execute(SCHEDULES.count_started, {"schedule_id": row.schedule_id})
+        return created
+
+    return await in_ledger_transaction(pool, work)
+
+
+async def delete_schedule(pool: Pool, tenant: str, schedule: str) -> bool:
+    """Whether it was there."""
+
+    async def work(connection: Connection) -> bool:
+        try:
+            row = await read_schedule(connection, tenant, schedule, lock=True)
+        except NotFound:
+            return False
+        await connection.execute(SCHEDULES.delete, {"schedule_id": row.schedule_id})
+        return True
+
+    return await in_ledger_transaction(pool, work)
+
+
+def _times(request: pb.CreateScheduleRequest) -> Times:
+    return Times(
+        request.cron,
+        read_zone(request.time_zone or "UTC"),
+        moment(request.start_time) if request.HasField("start_time") else None,
+        moment(request.end_time) if request.HasField("end_time") else None,
+    )
+
+
+async def _find_again(connection: Connection, tenant: str, name: str, digest: bytes) -> ScheduleRow | None:
+    record = await fetch_one(connection, SCHEDULES.find, {"tenant": tenant, "schedule_id": "", "name": name})
+    if record is None:
+        return None
+    row = ScheduleRow(*record)
+    if row.request_hash != digest:
+        raise AlreadyExists(
+            f"there is another schedule named {name}",
+            reason="SCHEDULE_EXISTS",
+            metadata={"schedule_id": row.schedule_id},
+        )
+    return row
+
+
+async def _check_room(connection: Connection, tenant: str, most: int) -> None:
+    row = await fetch_one(connection, SCHEDULES.count, {"tenant": tenant})
+    assert row is not None, "a count has a row"
+    if row[0] >= most:
+        raise LimitReached(f"a tenant may have {most:,} schedules", reason="TOO_MANY_SCHEDULES")
+
+
+async def _new_row(
+    connection: Connection, tenant: str, request: pb.CreateScheduleRequest, digest: bytes, times: Times
+) -> dict[str, Any]:
+    row = await fetch_one(connection, SCHEDULES.now, {})
+    assert row is not None, "the clock has a row"
+    now: datetime = row[0]
+    next_due_at = times.next_after(now)
+    if next_due_at is None:
+        raise InvalidRequest(violations=[("cron", "never comes due from now on, between start_time and end_time")])
+    window = request.catch_up_window
+    return {
+        "schedule_id": str(uuid_utils.uuid7()),
+        "tenant": tenant,
+        "name": request.name,
+        "request_hash": digest,
+        "spec": request.spec.SerializeToString(deterministic=True),
+        "cron": request.cron,
+        "time_zone": request.time_zone or "UTC",
+        "overlap_policy": OVERLAP_POLICIES.to_domain(request.overlap_policy).value,
+        "catch_up_seconds": seconds(window) if request.HasField("catch_up_window") else DEFAULT_CATCH_UP_SECONDS,
+        "starts_at": times.starts_at,
+        "ends_at": times.ends_at,
+        "next_due_at": next_due_at,
+    }
 
 
 class ScheduleServicer(ScheduleServiceServicer):
@@ -32,14 +324,14 @@ class ScheduleServicer(ScheduleServiceServicer):
         self._defaults = defaults
 
     async def CreateSchedule(self, request: pb.CreateScheduleRequest, _context: Any) -> pb.CreateScheduleResponse:
-        created = await store.create_schedule(self._pool, current_tenant(), request, self._most_schedules)
+        created = await create_schedule(self._pool, current_tenant(), request, self._most_schedules)
         return pb.CreateScheduleResponse(schedule=created)
 
     async def GetSchedule(self, request: pb.GetScheduleRequest, _context: Any) -> pb.GetScheduleResponse:
-        return await store.get_schedule(self._pool, current_tenant(), request)
+        return await get_schedule(self._pool, current_tenant(), request)
 
     async def ListSchedules(self, request: pb.ListSchedulesRequest, _context: Any) -> pb.ListSchedulesResponse:
-        return await store.list_schedules(self._pool, current_tenant(), request)
+        return await list_schedules(self._pool, current_tenant(), request)
 
     async def UpdateSchedule(self, request: pb.UpdateScheduleRequest, _context: Any) -> pb.UpdateScheduleResponse:
         updated = await update_schedule(self._pool, current_tenant(), request, self._defaults)
@@ -47,17 +339,17 @@ class ScheduleServicer(ScheduleServiceServicer):
         return pb.UpdateScheduleResponse(schedule=updated.schedule)
 
     async def PauseSchedule(self, request: pb.PauseScheduleRequest, _context: Any) -> pb.PauseScheduleResponse:
-        return pb.PauseScheduleResponse(schedule=await store.pause_schedule(self._pool, current_tenant(), request))
+        return pb.PauseScheduleResponse(schedule=await pause_schedule(self._pool, current_tenant(), request))
 
     async def ResumeSchedule(self, request: pb.ResumeScheduleRequest, _context: Any) -> pb.ResumeScheduleResponse:
-        resumed = await store.resume_schedule(self._pool, current_tenant(), request.schedule)
+        resumed = await resume_schedule(self._pool, current_tenant(), request.schedule)
         return pb.ResumeScheduleResponse(schedule=resumed)
 
     async def TriggerSchedule(self, request: pb.TriggerScheduleRequest, _context: Any) -> pb.TriggerScheduleResponse:
-        created = await store.trigger_schedule(self._pool, current_tenant(), request, self._defaults)
+        created = await trigger_schedule(self._pool, current_tenant(), request, self._defaults)
         self._announce(created.announcement)
         return pb.TriggerScheduleResponse(task=created.task)
 
     async def DeleteSchedule(self, request: pb.DeleteScheduleRequest, _context: Any) -> pb.DeleteScheduleResponse:
-        deleted = await store.delete_schedule(self._pool, current_tenant(), request.schedule)
+        deleted = await delete_schedule(self._pool, current_tenant(), request.schedule)
         return pb.DeleteScheduleResponse(deleted=deleted)

@@ -7,18 +7,18 @@ import random
 from typing import TYPE_CHECKING, Final
 
 from services.checkpoint.queries import fetch_all, in_ledger_transaction, ledger_connection
-from services.checkpoint.schedules.deciding import Decided, decide
+from services.checkpoint.queue.sweeps import after_sweep, before_sweep
 from services.checkpoint.schedules.rows import SCHEDULES
-from services.checkpoint.sweeps import after_sweep, before_sweep
+from services.checkpoint.schedules.runs import ScheduleDecision, decide
 from tenure.domain.errors import TenureError, TryLater
 from tenure.runtime import metrics
-from tenure.runtime.duties import heed_cancellation, note_progress, rest
+from tenure.runtime.process import heed_cancellation, note_progress, rest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from services.checkpoint.announcement import Announcement
     from services.checkpoint.task_defaults import TaskDefaults
+    from services.checkpoint.watch.announcement import Announcement
     from tenure.runtime.postgres import Connection, Pool
 
 SCHEDULES_A_SWEEP: Final = 100
@@ -52,8 +52,8 @@ class ScheduleSweeper:
     async def _sweep(self) -> int:
         """How many had something to do. In no order: replicas that find the same begin with different ones."""
         async with ledger_connection(self._pool) as connection:
-            found = await fetch_all(connection, SCHEDULES.due, {"limit": SCHEDULES_A_SWEEP})
-        schedule_ids = [schedule_id for (schedule_id,) in found]
+            rows = await fetch_all(connection, SCHEDULES.due, {"limit": SCHEDULES_A_SWEEP})
+        schedule_ids = [schedule_id for (schedule_id,) in rows]
         random.shuffle(schedule_ids)
         for schedule_id in schedule_ids:
             note_progress()
@@ -63,7 +63,7 @@ class ScheduleSweeper:
     async def _look_at(self, schedule_id: str) -> None:
         """One that fails is put off, whatever it was: the others are not to wait for it."""
 
-        async def work(connection: Connection) -> Decided:
+        async def work(connection: Connection) -> ScheduleDecision:
             return await decide(connection, schedule_id, self._defaults)
 
         try:

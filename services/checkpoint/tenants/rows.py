@@ -2,17 +2,77 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from services.checkpoint.queries import fetch_one
+from tenure.domain.budget import nano_usd_of
 from tenure.domain.quotas import DEFAULT_POLICY, Quota, QuotaKind, QuotaPolicy
-from tenure.runtime.queries import Queries
+from tenure.runtime.sql import Queries
+from tenure.validators.common import Violations
+from tenure.validators.tenant_service import check_quota
+from tenure.wire.tenant_service import quota_to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
     from tenure.runtime.postgres import Connection
+
+
+# The quotas of tenants that have none of their own, as the installation's file of defaults sets them.
+
+QUOTA_TABLE: Final = "tenant_quotas"
+_MONEY: Final = "usd_per_day"
+_NAMES: Final = {
+    "running_tasks": QuotaKind.RUNNING_TASKS,
+    "submits_per_minute": QuotaKind.SUBMITS_PER_MINUTE,
+    "tokens_per_hour": QuotaKind.TOKENS_PER_HOUR,
+    _MONEY: QuotaKind.MONEY_PER_DAY,
+}
+
+
+def read_quotas(table: Any) -> tuple[dict[QuotaKind, Quota], list[str]]:
+    """The quotas, and what is wrong in the table. Numbers with a point come as Decimal."""
+    if not isinstance(table, dict):
+        return {}, ["must be a table"]
+    quotas, problems = {}, []
+    for name, table_of_quota in table.items():
+        try:
+            quota = _quota(name, table_of_quota if isinstance(table_of_quota, dict) else {"most": table_of_quota})
+        except ValueError as error:
+            problems.append(f"{name}: {error}")
+        else:
+            quotas[quota.kind] = quota
+    return quotas, problems
+
+
+def _quota(name: str, fields: Mapping[str, Any]) -> Quota:
+    kind = _NAMES.get(name)
+    if kind is None:
+        raise ValueError(f"is no quota, which are {', '.join(_NAMES)}")
+    if unknown := sorted(set(fields) - {"most", "policy"}):
+        raise ValueError(f"{', '.join(unknown)} cannot be set here, only most and policy")
+    policy = fields.get("policy", DEFAULT_POLICY[kind].value)
+    if policy not in list(QuotaPolicy):
+        raise ValueError(f"policy is none of {', '.join(QuotaPolicy)}")
+    quota = Quota(kind, _most(name, fields.get("most")), QuotaPolicy(policy))
+    violations = Violations()
+    check_quota(quota_to_wire(quota), violations, "")
+    if violations.found or not quota.most:
+        raise ValueError("; ".join(one.description for one in violations.found) or "must be above 0")
+    return quota
+
+
+def _most(name: str, most: Any) -> int:
+    allowed = int | Decimal if name == _MONEY else int
+    number = most if isinstance(most, allowed) and not isinstance(most, bool) else None
+    if number is not None and name == _MONEY:
+        number = nano_usd_of(Decimal(number))
+    if number is None:
+        raise ValueError("most must be a sum of money" if name == _MONEY else "most must be a whole number")
+    return int(number)
+
 
 TENANTS: Final = Queries.load("services.checkpoint", "sql/tenants.sql")
 DEFAULTS: Final = ""
@@ -42,19 +102,19 @@ class TenantRow(NamedTuple):
     @property
     def quotas(self) -> dict[QuotaKind, Quota]:
         """Those that there are."""
-        told = {
+        columns = {
             QuotaKind.RUNNING_TASKS: (self.max_running_tasks, self.running_policy),
             QuotaKind.SUBMITS_PER_MINUTE: (self.max_submits_per_minute, self.submits_policy),
             QuotaKind.TOKENS_PER_HOUR: (self.max_tokens_per_hour, self.tokens_policy),
             QuotaKind.MONEY_PER_DAY: (self.max_nano_usd_per_day, self.money_policy),
         }
-        return {kind: Quota(kind, most, QuotaPolicy(policy)) for kind, (most, policy) in told.items() if most}
+        return {kind: Quota(kind, most, QuotaPolicy(policy)) for kind, (most, policy) in columns.items() if most}
 
 
 async def read_tenant(connection: Connection, tenant: str, *, lock: bool = False) -> TenantRow | None:
     """None: it was never heard of."""
-    found = await fetch_one(connection, TENANTS.lock if lock else TENANTS.find, {"tenant": tenant})
-    return None if found is None else TenantRow(*found)
+    row = await fetch_one(connection, TENANTS.lock if lock else TENANTS.find, {"tenant": tenant})
+    return None if row is None else TenantRow(*row)
 
 
 async def ensured(connection: Connection, tenant: str, *, lock: bool = False) -> TenantRow:

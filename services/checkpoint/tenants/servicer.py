@@ -2,15 +2,221 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
 
-from services.checkpoint.tenants import store, usage
-from tenure.runtime.tenancy import current_tenant
+from services.checkpoint.commit.draft import LEDGER
+from services.checkpoint.queries import fetch_all, in_ledger_transaction, ledger_connection
+from services.checkpoint.tenants.rows import DEFAULTS, TENANTS, TenantRow, ensured, read_tenant, write_quotas
+from services.checkpoint.tenants.usage_windows import Uses, read_running, read_uses
+from tenure.domain.budget import TokenUsage
+from tenure.domain.errors import InvalidRequest, WrongState
+from tenure.domain.quotas import Quota, QuotaKind, QuotaUse
+from tenure.domain.simulation import SIMULATED_MODEL_PREFIX, SIMULATED_REQUEST_PREFIX
+from tenure.runtime.request_context import current_tenant
 from tenure.v1 import tenant_service_pb2 as pb
 from tenure.v1.tenant_service_pb2_grpc import TenantServiceServicer
+from tenure.wire.common import moment, timestamp
+from tenure.wire.task import usage_to_wire
+from tenure.wire.tenant_service import (
+    KINDS,
+    no_quota_to_wire,
+    quota_to_domain,
+    quota_use_to_wire,
+)
 
 if TYPE_CHECKING:
-    from tenure.runtime.postgres import Pool
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from tenure.runtime.postgres import Connection, Pool
+
+
+# What a tenant was billed, summed up: read from the bills, by one index each; those of pruned tasks are there too.
+
+DEFAULT_SUMS: Final = 100
+DEFAULT_SPAN: Final = timedelta(days=1)
+LONGEST_SPAN: Final = timedelta(days=366)
+_GROUPINGS: Final = {
+    pb.USAGE_GROUPING_UNSPECIFIED: "TENANT",
+    pb.USAGE_GROUPING_TENANT: "TENANT",
+    pb.USAGE_GROUPING_ROOT: "ROOT",
+    pb.USAGE_GROUPING_MODEL: "MODEL",
+    pb.USAGE_GROUPING_DAY: "DAY",
+}
+
+
+async def sum_up(pool: Pool, tenant: str, request: pb.GetTenantUsageRequest) -> pb.GetTenantUsageResponse:
+    """A page of sums by their key; the token is the last one's. Raises InvalidRequest for a span that is too long."""
+    page_size = request.page_size or DEFAULT_SUMS
+    parameters: dict[str, Any] = {
+        "tenant": tenant,
+        "grouping": _GROUPINGS[request.group_by],
+        "after": request.page_token,
+        "limit": page_size + 1,
+        "simulated_request": SIMULATED_REQUEST_PREFIX,
+        "simulated_model": SIMULATED_MODEL_PREFIX,
+    }
+    if request.root_task_id:
+        statement = TENANTS.usage_of_root
+        parameters["root_task_id"] = request.root_task_id
+    else:
+        statement = TENANTS.usage
+        parameters["begin_at"], parameters["end_at"] = _span(request, datetime.now(UTC))
+    async with ledger_connection(pool) as connection:
+        rows = await fetch_all(connection, statement, parameters)
+    sums = [_sum(*columns) for columns in rows[:page_size]]
+    return pb.GetTenantUsageResponse(sums=sums, next_page_token=sums[-1].key if len(rows) > page_size else "")
+
+
+def _span(request: pb.GetTenantUsageRequest, now: datetime) -> tuple[datetime, datetime]:
+    """Bills are timed by the database; where a span ends that was left open does not matter by seconds."""
+    end_at = moment(request.end_time) if request.HasField("end_time") else now + timedelta(minutes=1)
+    begin_at = moment(request.begin_time) if request.HasField("begin_time") else end_at - DEFAULT_SPAN
+    if end_at - begin_at > LONGEST_SPAN + timedelta(minutes=1):
+        raise InvalidRequest(violations=[("begin_time", "at most 366 days before end_time")])
+    return begin_at, end_at
+
+
+def _sum(
+    key: str,
+    calls: int,
+    lost_calls: int,
+    nano_usd: int,
+    simulated_calls: int,
+    simulated_nano_usd: int,
+    unpriced_calls: int,
+    *counts: int,
+) -> pb.UsageSum:
+    return pb.UsageSum(
+        key=key,
+        calls=calls,
+        lost_calls=lost_calls,
+        nano_usd=nano_usd,
+        simulated_calls=simulated_calls,
+        simulated_nano_usd=simulated_nano_usd,
+        unpriced_calls=unpriced_calls,
+        usage=usage_to_wire(TokenUsage(*counts)),
+    )
+
+
+# What TenantService reads and changes of tenants themselves.
+
+DEFAULT_TENANTS: Final = 50
+MOST_WOKEN: Final = 10_000
+
+
+async def get_tenant(pool: Pool, tenant: str) -> pb.Tenant:
+    """One that was never heard of has the defaults, and no times."""
+    async with ledger_connection(pool) as connection:
+        row = await read_tenant(connection, tenant)
+        if row is None:
+            defaults = await read_tenant(connection, DEFAULTS)
+            assert defaults is not None, "the row is made with the table"
+            row = defaults._replace(tenant=tenant, own=[], revision=0, actor="", reason="", updated_at=None)
+            tenant_message = (await _to_messages(connection, [row]))[0]
+            tenant_message.ClearField("create_time")
+            return tenant_message
+        return (await _to_messages(connection, [row]))[0]
+
+
+async def list_tenants(pool: Pool, request: pb.ListTenantsRequest) -> pb.ListTenantsResponse:
+    """A page by name. The token is the last name."""
+    page_size = request.page_size or DEFAULT_TENANTS
+    parameters = {"after": request.page_token, "limit": page_size + 1}
+    async with ledger_connection(pool) as connection:
+        rows = [TenantRow(*columns) for columns in await fetch_all(connection, TENANTS.list, parameters)]
+        tenants = await _to_messages(connection, rows[:page_size])
+    more = len(rows) > page_size
+    return pb.ListTenantsResponse(tenants=tenants, next_page_token=tenants[-1].tenant if more else "")
+
+
+async def update_limits(pool: Pool, tenant: str, request: pb.UpdateTenantLimitsRequest) -> pb.Tenant:
+    """Raises WrongState (TENANT_CHANGED). Tasks that wait at a cap look again at once."""
+
+    async def work(connection: Connection) -> pb.Tenant:
+        row = await ensured(connection, tenant, lock=True)
+        quotas, own = await _requested_quotas(connection, row, request)
+        if (quotas, own) != (row.quotas, sorted(row.own)):
+            _check_revision(row, request)
+            await write_quotas(connection, tenant, quotas, own, request.actor, request.reason)
+            await connection.execute(TENANTS.wake, {"tenant": tenant, "limit": MOST_WOKEN})
+        return (await _to_messages(connection, [await ensured(connection, tenant)]))[0]
+
+    return await in_ledger_transaction(pool, work)
+
+
+async def adopt_defaults(pool: Pool, defaults: Mapping[QuotaKind, Quota]) -> None:
+    """What the file of the replica that starts says. Of several that differ, the one that started last is right."""
+
+    async def work(connection: Connection) -> None:
+        row = await ensured(connection, DEFAULTS, lock=True)
+        if row.quotas != dict(defaults):
+            await write_quotas(connection, DEFAULTS, defaults, [], LEDGER, "the file of defaults")
+            await connection.execute(TENANTS.follow_defaults)
+
+    await in_ledger_transaction(pool, work)
+
+
+async def _requested_quotas(
+    connection: Connection, row: TenantRow, request: pb.UpdateTenantLimitsRequest
+) -> tuple[dict[QuotaKind, Quota], list[str]]:
+    """The quotas that will hold, and the kinds that are the tenant's own."""
+    defaults = await ensured(connection, DEFAULTS)
+    quotas, own = row.quotas, set(row.own)
+    for quota_message in request.quotas:
+        quota = quota_to_domain(quota_message)
+        own.add(quota.kind.value)
+        quotas[quota.kind] = quota
+    for number in request.follow_defaults:
+        kind = KINDS.to_domain(number)
+        own.discard(kind.value)
+        quotas.pop(kind, None)
+        if kind in defaults.quotas:
+            quotas[kind] = defaults.quotas[kind]
+    return {kind: quota for kind, quota in quotas.items() if quota.most}, sorted(own)
+
+
+def _check_revision(row: TenantRow, request: pb.UpdateTenantLimitsRequest) -> None:
+    if request.HasField("expected_revision") and request.expected_revision != row.revision:
+        raise WrongState(
+            f"the tenant was updated meanwhile: it is at revision {row.revision}",
+            reason="TENANT_CHANGED",
+            metadata={"revision": str(row.revision)},
+        )
+
+
+async def _to_messages(connection: Connection, rows: Sequence[TenantRow]) -> list[pb.Tenant]:
+    """With what is used, and when it was warned of."""
+    windows = await read_uses(connection, rows)
+    parameters = {"tenants": [row.tenant for row in rows]}
+    warned = {
+        (tenant, quota): warned_at
+        for tenant, quota, warned_at in await fetch_all(connection, TENANTS.warnings, parameters)
+    }
+    return [_tenant(row, {**windows[row.tenant], **await read_running(connection, row)}, warned) for row in rows]
+
+
+def _tenant(row: TenantRow, uses: Uses, warned: Mapping[tuple[str, str], datetime]) -> pb.Tenant:
+    return pb.Tenant(
+        tenant=row.tenant,
+        quotas=list(_uses(row, uses, warned)),
+        revision=row.revision,
+        actor=row.actor,
+        reason=row.reason,
+        create_time=timestamp(row.created_at),
+        update_time=None if row.updated_at is None else timestamp(row.updated_at),
+    )
+
+
+def _uses(row: TenantRow, uses: Uses, warned: Mapping[tuple[str, str], datetime]) -> Iterable[pb.QuotaUse]:
+    for kind in QuotaKind:
+        use: QuotaUse | None = uses.get(kind)
+        use_message = no_quota_to_wire(kind) if use is None else quota_use_to_wire(use)
+        use_message.is_default = kind.value not in row.own
+        warned_at = warned.get((row.tenant, kind.value))
+        if warned_at is not None:
+            use_message.warn_time.CopyFrom(timestamp(warned_at))
+        yield use_message
 
 
 class TenantServicer(TenantServiceServicer):
@@ -20,16 +226,16 @@ class TenantServicer(TenantServiceServicer):
         self._pool = pool
 
     async def GetTenant(self, _request: pb.GetTenantRequest, _context: Any) -> pb.GetTenantResponse:
-        return pb.GetTenantResponse(tenant=await store.get_tenant(self._pool, current_tenant()))
+        return pb.GetTenantResponse(tenant=await get_tenant(self._pool, current_tenant()))
 
     async def UpdateTenantLimits(
         self, request: pb.UpdateTenantLimitsRequest, _context: Any
     ) -> pb.UpdateTenantLimitsResponse:
-        updated = await store.update_limits(self._pool, current_tenant(), request)
+        updated = await update_limits(self._pool, current_tenant(), request)
         return pb.UpdateTenantLimitsResponse(tenant=updated)
 
     async def ListTenants(self, request: pb.ListTenantsRequest, _context: Any) -> pb.ListTenantsResponse:
-        return await store.list_tenants(self._pool, request)
+        return await list_tenants(self._pool, request)
 
     async def GetTenantUsage(self, request: pb.GetTenantUsageRequest, _context: Any) -> pb.GetTenantUsageResponse:
-        return await usage.sum_up(self._pool, current_tenant(), request)
+        return await sum_up(self._pool, current_tenant(), request)

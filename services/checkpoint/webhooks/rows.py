@@ -8,11 +8,11 @@ from uuid import UUID
 from services.checkpoint.queries import fetch_all, fetch_one
 from tenure.domain.errors import NotFound
 from tenure.domain.webhooks import DeliveryState, GapReason
-from tenure.runtime.queries import Queries
+from tenure.runtime.sql import Queries
 from tenure.v1 import task_pb2
 from tenure.v1 import webhook_service_pb2 as pb
-from tenure.wire.times import optional_timestamp, timestamp
-from tenure.wire.webhooks import DELIVERY_STATES, GAP_REASONS
+from tenure.wire.common import optional_timestamp, timestamp
+from tenure.wire.webhook_service import DELIVERY_STATES, GAP_REASONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,27 +117,29 @@ class DeliveryRow(NamedTuple):
         )
 
 
-async def read_webhook(connection: Connection, tenant: str, told: str, *, lock: bool = False) -> WebhookRow:
+async def read_webhook(connection: Connection, tenant: str, id_or_name: str, *, lock: bool = False) -> WebhookRow:
     """By id or name. Raises NotFound, also for another tenant's."""
     statement = WEBHOOKS.lock if lock else WEBHOOKS.find
-    found = await fetch_one(connection, statement, {"tenant": tenant, **_named(told)})
-    if found is None:
-        raise NotFound(f"there is no webhook {told}", reason="WEBHOOK_NOT_FOUND")
-    return WebhookRow(*found)
+    row = await fetch_one(connection, statement, {"tenant": tenant, **_named(id_or_name)})
+    if row is None:
+        raise NotFound(f"there is no webhook {id_or_name}", reason="WEBHOOK_NOT_FOUND")
+    return WebhookRow(*row)
 
 
-async def as_told(connection: Connection, rows: Sequence[WebhookRow]) -> list[pb.Webhook]:
+async def to_messages(connection: Connection, rows: Sequence[WebhookRow]) -> list[pb.Webhook]:
     """Webhooks with what they missed."""
     parameters = {"webhook_ids": [row.webhook_id for row in rows], "limit": GAPS_SHOWN}
     gaps: dict[str, list[pb.WebhookGap]] = {row.webhook_id: [] for row in rows}
     for webhook_id, reason, from_at, to_at, from_cursor, to_cursor in await fetch_all(
         connection, WEBHOOKS.gaps, parameters
     ):
-        gaps[webhook_id].append(gap_told(GapReason(reason), from_at, to_at, from_cursor, to_cursor))
+        gaps[webhook_id].append(gap_message(GapReason(reason), from_at, to_at, from_cursor, to_cursor))
     return [row.webhook(gaps[row.webhook_id]) for row in rows]
 
 
-def gap_told(reason: GapReason, from_at: datetime, to_at: datetime, from_cursor: str, to_cursor: str) -> pb.WebhookGap:
+def gap_message(
+    reason: GapReason, from_at: datetime, to_at: datetime, from_cursor: str, to_cursor: str
+) -> pb.WebhookGap:
     """As callers and receivers see it."""
     return pb.WebhookGap(
         reason=GAP_REASONS.to_wire(reason),
@@ -148,9 +150,9 @@ def gap_told(reason: GapReason, from_at: datetime, to_at: datetime, from_cursor:
     )
 
 
-def _named(told: str) -> dict[str, str]:
+def _named(id_or_name: str) -> dict[str, str]:
     """A name is never a UUID: the contract says so."""
     try:
-        return {"webhook_id": str(UUID(told)), "name": ""}
+        return {"webhook_id": str(UUID(id_or_name)), "name": ""}
     except ValueError:
-        return {"webhook_id": "", "name": told}
+        return {"webhook_id": "", "name": id_or_name}

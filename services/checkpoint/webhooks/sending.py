@@ -5,21 +5,59 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from standardwebhooks import Webhook
 
-from tenure.domain.addresses import Networks
-from tenure.domain.urls import UrlRefused, parse_url
-from tenure.domain.webhooks import Answer, retry_after_seconds
+from tenure.domain.outbound import Networks, UrlRefused, parse_url
+from tenure.domain.retry import RetryPolicy
+from tenure.domain.webhooks import RETRY, WebhookResponse, retry_after_seconds
 from tenure.runtime import metrics
-from tenure.runtime.checked_network import CheckedBackend
-from tenure.runtime.outgoing import FAILURES, Outgoing
-from tenure.runtime.outgoing import Answer as Response
+from tenure.runtime.outbound_http import FAILURES, CheckedNetworkBackend, Outgoing
+from tenure.runtime.outbound_http import HttpResponse as Response
+from tenure.runtime.settings import setting
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from datetime import datetime
+
+
+# How webhooks are sent. All of it may differ between replicas while they are replaced.
+
+PREFIX: Final = "TENURE_CHECKPOINT_WEBHOOK_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebhookSettings:
+    """TENURE_CHECKPOINT_WEBHOOK_…"""
+
+    max_per_tenant: int = setting("most webhooks of one tenant", default=100, minimum=1)
+    allowed_networks: tuple[str, ...] = setting("what they may reach that is not public, as 10.1.0.0/16", default=())
+    request_timeout_seconds: float = setting("how long an endpoint may take", default=10.0, minimum=0.1, maximum=60)
+    turn_seconds: float = setting("how long one replica is waited for", default=30.0, minimum=0.5, maximum=300)
+    max_requests: int = setting("most requests to one endpoint at once", default=8, minimum=1, maximum=64)
+    max_attempts: int = setting("how often a delivery is sent", default=RETRY.max_attempts, minimum=1, maximum=100)
+    first_retry_seconds: float = setting("longest wait after one failure", default=RETRY.initial_seconds, minimum=0.01)
+    longest_retry_seconds: float = setting("longest wait after many", default=RETRY.cap_seconds, minimum=0.01)
+    max_pending: int = setting("most deliveries of one webhook that wait", default=10_000, minimum=1)
+    max_dead: int = setting("dead letters at which a webhook is paused", default=10_000, minimum=1)
+
+    @property
+    def retry(self) -> RetryPolicy:
+        """Between the attempts of one delivery."""
+        return RetryPolicy(self.max_attempts, self.first_retry_seconds, RETRY.factor, self.longest_retry_seconds)
+
+    def problems(self) -> Iterator[str]:
+        """Relations between the settings."""
+        if self.turn_seconds < 2 * self.request_timeout_seconds:
+            yield f"{PREFIX}TURN_SECONDS must be at least twice {PREFIX}REQUEST_TIMEOUT_SECONDS"
+        try:
+            Networks(self.allowed_networks)
+        except ValueError as error:
+            yield f"{PREFIX}ALLOWED_NETWORKS: {error}"
+
 
 _log: Final = logging.getLogger(__name__)
 MOST_READ_BYTES: Final = 4096
@@ -29,7 +67,7 @@ KEPT_ALIVE_SECONDS: Final = 4.0
 _USER_AGENT: Final = f"tenure/{version('tenure')}"
 
 
-class Letter(NamedTuple):
+class OutgoingDelivery(NamedTuple):
     """The columns of `take_deliveries`, in their order. `sent_at` is the database's time."""
 
     ordinal: int
@@ -42,15 +80,15 @@ class Letter(NamedTuple):
     old_secret: bytes | None
 
 
-def headers_of(letter: Letter) -> list[tuple[str, str]]:
+def headers_of(delivery: OutgoingDelivery) -> list[tuple[str, str]]:
     """With a signature by each secret that holds, the newest first."""
-    secrets = [letter.secret] if letter.old_secret is None else [letter.secret, letter.old_secret]
-    signatures = [Webhook(one).sign(letter.delivery_id, letter.sent_at, letter.body) for one in secrets]
+    secrets = [delivery.secret] if delivery.old_secret is None else [delivery.secret, delivery.old_secret]
+    signatures = [Webhook(one).sign(delivery.delivery_id, delivery.sent_at, delivery.body) for one in secrets]
     return [
         ("content-type", "application/json"),
         ("user-agent", _USER_AGENT),
-        ("webhook-id", letter.delivery_id),
-        ("webhook-timestamp", str(int(letter.sent_at.timestamp()))),
+        ("webhook-id", delivery.delivery_id),
+        ("webhook-timestamp", str(int(delivery.sent_at.timestamp()))),
         ("webhook-signature", " ".join(signatures)),
     ]
 
@@ -61,7 +99,7 @@ class Sender:
     def __init__(self, networks: Networks, timeout_seconds: float, most_connections: int) -> None:
         self._timeout_seconds = timeout_seconds
         self._outgoing = Outgoing(
-            CheckedBackend(networks, "webhooks"),
+            CheckedNetworkBackend(networks, "webhooks"),
             most_connections=most_connections,
             kept_alive_seconds=KEPT_ALIVE_SECONDS,
         )
@@ -72,30 +110,32 @@ class Sender:
     async def __aexit__(self, *how: object) -> None:
         await self._outgoing.__aexit__(*how)
 
-    async def send(self, letter: Letter) -> Answer:
+    async def send(self, delivery: OutgoingDelivery) -> WebhookResponse:
         """What came of it, within the timeout, whatever happens."""
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                answer = await self._send(letter)
+                answer = await self._send(delivery)
         except TimeoutError:
-            answer = Answer(problem=f"no answer within {self._timeout_seconds:g} s")
+            answer = WebhookResponse(problem=f"no answer within {self._timeout_seconds:g} s")
         except (UrlRefused, *FAILURES) as error:
-            answer = Answer(problem=_said(f"{type(error).__name__}: {error}".removesuffix(": ")))
+            answer = WebhookResponse(problem=_printable(f"{type(error).__name__}: {error}".removesuffix(": ")))
         except Exception:  # noqa: BLE001  logged, and told as a failure of this delivery: the others go on
-            _log.exception("a webhook could not be sent", extra={"delivery": letter.delivery_id})
-            answer = Answer(problem="internal error; see the log")
+            _log.exception("a webhook could not be sent", extra={"delivery": delivery.delivery_id})
+            answer = WebhookResponse(problem="internal error; see the log")
         metrics.count("tenure_webhook_attempts_total", outcome="received" if answer.received else "failed")
         return answer
 
-    async def _send(self, letter: Letter) -> Answer:
-        url, body = parse_url(letter.url), letter.body.encode()
-        async with self._outgoing.send("POST", url, headers_of(letter), body) as response:
-            said = await _beginning(response)
-            answer = Answer(response.status)
+    async def _send(self, delivery: OutgoingDelivery) -> WebhookResponse:
+        url, body = parse_url(delivery.url), delivery.body.encode()
+        async with self._outgoing.send("POST", url, headers_of(delivery), body) as response:
+            message = await _beginning(response)
+            answer = WebhookResponse(response.status)
             if answer.received:
                 return answer
-            asked = retry_after_seconds(response.headers.get("retry-after", ""), letter.sent_at)
-            return Answer(response.status, _said(f"HTTP {response.status}: {said}".removesuffix(": ")), asked)
+            retry_after = retry_after_seconds(response.headers.get("retry-after", ""), delivery.sent_at)
+            return WebhookResponse(
+                response.status, _printable(f"HTTP {response.status}: {message}".removesuffix(": ")), retry_after
+            )
 
 
 async def _beginning(response: Response) -> str:
@@ -110,7 +150,7 @@ async def _beginning(response: Response) -> str:
     return read[:MOST_READ_BYTES].decode(errors="replace")
 
 
-def _said(text: str) -> str:
+def _printable(text: str) -> str:
     """On one line, of characters that Postgres and terminals can hold."""
     flat = " ".join("".join(one if one.isprintable() else " " for one in text).split())
     return flat if len(flat) <= MOST_PROBLEM_CHARACTERS else flat[: MOST_PROBLEM_CHARACTERS - 1] + "…"

@@ -2,16 +2,170 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import hashlib
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
-from services.checkpoint.webhooks import letters, store
-from tenure.runtime.tenancy import current_tenant
+import uuid_utils
+
+from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction, ledger_connection
+from services.checkpoint.reads import filter_parameters
+from services.checkpoint.webhooks import deliveries
+from services.checkpoint.webhooks.rows import WEBHOOKS, WebhookRow, read_webhook, to_messages
+from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached, NotFound
+from tenure.domain.webhooks import DEFAULT_OVERLAP_SECONDS, PauseCode
+from tenure.runtime.request_context import current_tenant
 from tenure.v1 import webhook_service_pb2 as pb
 from tenure.v1.webhook_service_pb2_grpc import WebhookServiceServicer
+from tenure.wire.common import seconds
+from tenure.wire.webhook_service import new_secret, read_secret
 
 if TYPE_CHECKING:
-    from tenure.domain.addresses import Networks
-    from tenure.runtime.postgres import Pool
+    from tenure.domain.outbound import Networks
+    from tenure.runtime.postgres import Connection, Pool
+
+
+# What the methods of WebhookService do to webhooks.
+
+DEFAULT_WEBHOOKS: Final = 50
+
+
+async def create_webhook(
+    pool: Pool, tenant: str, request: pb.CreateWebhookRequest, networks: Networks, most: int
+) -> pb.CreateWebhookResponse:
+    """Raises AlreadyExists (WEBHOOK_EXISTS), LimitReached (TOO_MANY_WEBHOOKS), InvalidRequest (address)."""
+    host = urlsplit(request.url).hostname or ""
+    if not networks.may_be(host):
+        raise InvalidRequest(violations=[("url", f"must not lead to {host}: it is no public address")])
+    filter_parameters(request.filter)
+    secret = request.secret or new_secret()
+    digest = hashlib.sha256(request.SerializeToString(deterministic=True)).digest()
+
+    async def work(connection: Connection) -> pb.Webhook:
+        await connection.execute(WEBHOOKS.lock_tenant, {"tenant": tenant})
+        if not await _is_repeat(connection, tenant, request.name, digest):
+            await _check_room(connection, tenant, most)
+            parameters = {
+                "webhook_id": str(uuid_utils.uuid7()),
+                "tenant": tenant,
+                "name": request.name,
+                "request_hash": digest,
+                "url": request.url,
+                "event_types": list(request.event_types),
+                "filter": request.filter.SerializeToString(),
+                "secret": read_secret(secret),
+            }
+            await connection.execute(WEBHOOKS.create, parameters)
+        return await _to_message(connection, tenant, request.name)
+
+    return pb.CreateWebhookResponse(webhook=await in_ledger_transaction(pool, work), secret=secret)
+
+
+async def get_webhook(pool: Pool, tenant: str, webhook: str) -> pb.Webhook:
+    """Raises NotFound."""
+    async with ledger_connection(pool) as connection:
+        return await _to_message(connection, tenant, webhook)
+
+
+async def list_webhooks(pool: Pool, tenant: str, request: pb.ListWebhooksRequest) -> pb.ListWebhooksResponse:
+    """A page by name. The token is the last name."""
+    page_size = request.page_size or DEFAULT_WEBHOOKS
+    parameters = {"tenant": tenant, "after_name": request.page_token, "page_size": page_size + 1}
+    async with ledger_connection(pool) as connection:
+        rows = [WebhookRow(*columns) for columns in await fetch_all(connection, WEBHOOKS.list, parameters)]
+        page = rows[:page_size]
+        webhooks = await to_messages(connection, page)
+    token = page[-1].name if len(rows) > page_size else ""
+    return pb.ListWebhooksResponse(webhooks=webhooks, next_page_token=token)
+
+
+async def pause_webhook(pool: Pool, tenant: str, request: pb.PauseWebhookRequest) -> pb.Webhook:
+    """Raises NotFound."""
+
+    async def work(connection: Connection) -> pb.Webhook:
+        row = await read_webhook(connection, tenant, request.webhook, lock=True)
+        parameters = {
+            "webhook_id": row.webhook_id,
+            "code": PauseCode.OPERATOR,
+            "reason": request.reason,
+            "actor": request.actor,
+        }
+        await connection.execute(WEBHOOKS.pause, parameters)
+        return await _to_message(connection, tenant, row.webhook_id)
+
+    return await in_ledger_transaction(pool, work)
+
+
+async def resume_webhook(pool: Pool, tenant: str, webhook: str) -> pb.Webhook:
+    """Raises NotFound."""
+
+    async def work(connection: Connection) -> pb.Webhook:
+        row = await read_webhook(connection, tenant, webhook, lock=True)
+        await connection.execute(WEBHOOKS.resume, {"webhook_id": row.webhook_id})
+        return await _to_message(connection, tenant, row.webhook_id)
+
+    return await in_ledger_transaction(pool, work)
+
+
+async def rotate_secret(
+    pool: Pool, tenant: str, request: pb.RotateWebhookSecretRequest
+) -> pb.RotateWebhookSecretResponse:
+    """Raises NotFound. With the present secret nothing changes: so a repeat does not end the overlap."""
+    secret = request.secret or new_secret()
+    overlap_seconds = seconds(request.overlap) if request.HasField("overlap") else DEFAULT_OVERLAP_SECONDS
+
+    async def work(connection: Connection) -> pb.Webhook:
+        row = await read_webhook(connection, tenant, request.webhook, lock=True)
+        if row.secret != read_secret(secret):
+            parameters = {
+                "webhook_id": row.webhook_id,
+                "secret": read_secret(secret),
+                "overlap_seconds": float(overlap_seconds),
+            }
+            await connection.execute(WEBHOOKS.rotate, parameters)
+        return await _to_message(connection, tenant, row.webhook_id)
+
+    return pb.RotateWebhookSecretResponse(webhook=await in_ledger_transaction(pool, work), secret=secret)
+
+
+async def delete_webhook(pool: Pool, tenant: str, webhook: str) -> bool:
+    """Whether it was there."""
+
+    async def work(connection: Connection) -> bool:
+        try:
+            row = await read_webhook(connection, tenant, webhook, lock=True)
+        except NotFound:
+            return False
+        await connection.execute(WEBHOOKS.delete, {"webhook_id": row.webhook_id})
+        return True
+
+    return await in_ledger_transaction(pool, work)
+
+
+async def _to_message(connection: Connection, tenant: str, webhook: str) -> pb.Webhook:
+    (webhook_message,) = await to_messages(connection, [await read_webhook(connection, tenant, webhook)])
+    return webhook_message
+
+
+async def _is_repeat(connection: Connection, tenant: str, name: str, digest: bytes) -> bool:
+    record = await fetch_one(connection, WEBHOOKS.find, {"tenant": tenant, "webhook_id": "", "name": name})
+    if record is None:
+        return False
+    row = WebhookRow(*record)
+    if row.request_hash != digest:
+        raise AlreadyExists(
+            f"there is another webhook named {name}",
+            reason="WEBHOOK_EXISTS",
+            metadata={"webhook_id": row.webhook_id},
+        )
+    return True
+
+
+async def _check_room(connection: Connection, tenant: str, most: int) -> None:
+    row = await fetch_one(connection, WEBHOOKS.count, {"tenant": tenant})
+    assert row is not None, "a count has a row"
+    if row[0] >= most:
+        raise LimitReached(f"a tenant may have {most:,} webhooks", reason="TOO_MANY_WEBHOOKS")
 
 
 class WebhookServicer(WebhookServiceServicer):
@@ -21,44 +175,46 @@ class WebhookServicer(WebhookServiceServicer):
         self._pool, self._networks, self._most_webhooks = pool, networks, most_webhooks
 
     async def CreateWebhook(self, request: pb.CreateWebhookRequest, _context: Any) -> pb.CreateWebhookResponse:
-        return await store.create_webhook(self._pool, current_tenant(), request, self._networks, self._most_webhooks)
+        return await create_webhook(self._pool, current_tenant(), request, self._networks, self._most_webhooks)
 
     async def GetWebhook(self, request: pb.GetWebhookRequest, _context: Any) -> pb.GetWebhookResponse:
-        return pb.GetWebhookResponse(webhook=await store.get_webhook(self._pool, current_tenant(), request.webhook))
+        return pb.GetWebhookResponse(webhook=await get_webhook(self._pool, current_tenant(), request.webhook))
 
     async def ListWebhooks(self, request: pb.ListWebhooksRequest, _context: Any) -> pb.ListWebhooksResponse:
-        return await store.list_webhooks(self._pool, current_tenant(), request)
+        return await list_webhooks(self._pool, current_tenant(), request)
 
     async def PauseWebhook(self, request: pb.PauseWebhookRequest, _context: Any) -> pb.PauseWebhookResponse:
-        return pb.PauseWebhookResponse(webhook=await store.pause_webhook(self._pool, current_tenant(), request))
+        return pb.PauseWebhookResponse(webhook=await pause_webhook(self._pool, current_tenant(), request))
 
     async def ResumeWebhook(self, request: pb.ResumeWebhookRequest, _context: Any) -> pb.ResumeWebhookResponse:
-        resumed = await store.resume_webhook(self._pool, current_tenant(), request.webhook)
+        resumed = await resume_webhook(self._pool, current_tenant(), request.webhook)
         return pb.ResumeWebhookResponse(webhook=resumed)
 
     async def RotateWebhookSecret(
         self, request: pb.RotateWebhookSecretRequest, _context: Any
     ) -> pb.RotateWebhookSecretResponse:
-        return await store.rotate_secret(self._pool, current_tenant(), request)
+        return await rotate_secret(self._pool, current_tenant(), request)
 
     async def DeleteWebhook(self, request: pb.DeleteWebhookRequest, _context: Any) -> pb.DeleteWebhookResponse:
-        deleted = await store.delete_webhook(self._pool, current_tenant(), request.webhook)
+        deleted = await delete_webhook(self._pool, current_tenant(), request.webhook)
         return pb.DeleteWebhookResponse(deleted=deleted)
 
     async def TestWebhook(self, request: pb.TestWebhookRequest, _context: Any) -> pb.TestWebhookResponse:
-        return pb.TestWebhookResponse(delivery=await letters.send_test(self._pool, current_tenant(), request.webhook))
+        return pb.TestWebhookResponse(
+            delivery=await deliveries.send_test(self._pool, current_tenant(), request.webhook)
+        )
 
     async def ListWebhookDeliveries(
         self, request: pb.ListWebhookDeliveriesRequest, _context: Any
     ) -> pb.ListWebhookDeliveriesResponse:
-        return await letters.list_deliveries(self._pool, current_tenant(), request)
+        return await deliveries.list_deliveries(self._pool, current_tenant(), request)
 
     async def ReplayWebhookDeliveries(
         self, request: pb.ReplayWebhookDeliveriesRequest, _context: Any
     ) -> pb.ReplayWebhookDeliveriesResponse:
-        return await letters.replay(self._pool, current_tenant(), request)
+        return await deliveries.replay(self._pool, current_tenant(), request)
 
     async def DiscardWebhookDeliveries(
         self, request: pb.DiscardWebhookDeliveriesRequest, _context: Any
     ) -> pb.DiscardWebhookDeliveriesResponse:
-        return await letters.discard(self._pool, current_tenant(), request)
+        return await deliveries.discard(self._pool, current_tenant(), request)

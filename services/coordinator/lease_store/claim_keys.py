@@ -7,6 +7,19 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from services.coordinator.etcd.calls import EtcdUnclear, LeaseExpired
+from services.coordinator.etcd.transactions import (
+    Delete,
+    Get,
+    Put,
+    Txn,
+    TxnResult,
+    absent,
+    created_at,
+    modified_at,
+    under_lease,
+    value_is,
+)
 from services.coordinator.lease_store.generation_key import write_generation
 from services.coordinator.lease_store.records import (
     CLAIMS,
@@ -21,26 +34,13 @@ from services.coordinator.lease_store.records import (
 )
 from services.coordinator.lease_store.refusals import asking_etcd
 from tenure.domain.errors import Unavailable
-from tenure.runtime.etcd.errors import EtcdUnclear, LeaseExpired
-from tenure.runtime.etcd.transactions import (
-    Delete,
-    Get,
-    Put,
-    Txn,
-    TxnResult,
-    absent,
-    created_at,
-    modified_at,
-    under_lease,
-    value_is,
-)
-from tenure.runtime.failpoint import failpoint
+from tenure.runtime.failpoints import failpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from tenure.runtime.etcd.client import EtcdClient
-    from tenure.runtime.etcd.values import KeyValue
+    from services.coordinator.etcd.client import EtcdClient
+    from services.coordinator.etcd.transactions import KeyValue
 
 _log: Final = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class NewClaim:
     session: HeldSession
 
 
-class Refusal(Enum):
+class ClaimRefusal(Enum):
     """Why a claim was not made."""
 
     TAKEN = auto()  # the task has a claim, see `holder`
@@ -70,12 +70,12 @@ class Refusal(Enum):
     TOO_LARGE = auto()  # its record fits into no request: never to be made
 
 
-class Claimed(NamedTuple):
+class ClaimResult(NamedTuple):
     """What became of a NewClaim: `held`, or why not."""
 
     wanted: NewClaim
     held: HeldClaim | None
-    refusal: Refusal | None = None
+    refusal: ClaimRefusal | None = None
     holder: HeldClaim | None = None
 
 
@@ -86,7 +86,7 @@ class ClaimKeys:
         self._etcd = etcd
         self._listed: dict[KeyValue, HeldClaim | None] = {}
 
-    async def claim_many(self, wanted: Sequence[NewClaim]) -> list[Claimed]:
+    async def claim_many(self, wanted: Sequence[NewClaim]) -> list[ClaimResult]:
         """Each claim on its own conditions: task unclaimed, session attached as it was, generation unchanged.
 
         The result has one Claimed for each NewClaim, in order. An unclear answer is read back by claim_id: a claim that
@@ -98,10 +98,12 @@ class ClaimKeys:
         sized = [(each, len(write_record(each.record))) for each in wanted]
         made = await self._claim_in_turn(list(_batches([each for each in sized if each[1] <= MAX_BATCH_BYTES])))
         by_claim = {each.wanted.record.claim_id: each for each in made}
-        return [by_claim.get(each.record.claim_id) or Claimed(each, None, Refusal.TOO_LARGE) for each in wanted]
+        return [
+            by_claim.get(each.record.claim_id) or ClaimResult(each, None, ClaimRefusal.TOO_LARGE) for each in wanted
+        ]
 
-    async def _claim_in_turn(self, batches: Sequence[Sequence[NewClaim]]) -> list[Claimed]:
-        made: list[Claimed] = []
+    async def _claim_in_turn(self, batches: Sequence[Sequence[NewClaim]]) -> list[ClaimResult]:
+        made: list[ClaimResult] = []
         for number, batch in enumerate(batches):
             try:
                 with asking_etcd():
@@ -111,10 +113,10 @@ class ClaimKeys:
                     raise
                 left = [each for later in batches[number:] for each in later]
                 _log.warning("claims were not made", extra={"claims": len(left), "error": error})
-                return [*made, *(Claimed(each, None, Refusal.NOT_SENT) for each in left)]
+                return [*made, *(ClaimResult(each, None, ClaimRefusal.NOT_SENT) for each in left)]
         return made
 
-    async def _claim_batch(self, batch: Sequence[NewClaim]) -> list[Claimed]:
+    async def _claim_batch(self, batch: Sequence[NewClaim]) -> list[ClaimResult]:
         try:
             result = await self._etcd.txn(Txn(then=tuple(map(_claim_txn, batch))))
         except EtcdUnclear as error:
@@ -122,7 +124,7 @@ class ClaimKeys:
             return await self._read_back(batch)
         except LeaseExpired:
             if len(batch) == 1:
-                return [Claimed(batch[0], None, Refusal.SESSION_GONE)]
+                return [ClaimResult(batch[0], None, ClaimRefusal.SESSION_GONE)]
             # One dead lease fails the request as a whole, its neighbours too: then each goes alone.
             return await self._claim_in_turn([[each] for each in batch])
         return [_claimed(each, nested) for each, nested in zip(batch, result.nested, strict=True)]
@@ -143,8 +145,8 @@ class ClaimKeys:
     async def find_many(self, task_ids: Iterable[str]) -> dict[str, HeldClaim]:
         """The claims of these tasks, by task, read linearizably. Raises Unavailable."""
         with asking_etcd():
-            found = await self._etcd.get_many(claim_key(task_id) for task_id in task_ids)
-        return _by_task(found.values())
+            key_values = await self._etcd.get_many(claim_key(task_id) for task_id in task_ids)
+        return _by_task(key_values.values())
 
     async def list_all(self) -> dict[str, HeldClaim]:
         """All claims at one revision, by task. Raises Unavailable."""
@@ -155,12 +157,12 @@ class ClaimKeys:
         self._listed = {each: before[each] if each in before else read_claim(each) for each in listing.key_values}
         return {claim.task_id: claim for claim in self._listed.values() if claim is not None}
 
-    async def _read_back(self, wanted: Sequence[NewClaim]) -> list[Claimed]:
+    async def _read_back(self, wanted: Sequence[NewClaim]) -> list[ClaimResult]:
         try:
-            found = await self.find_many(each.task_id for each in wanted)
+            claims = await self.find_many(each.task_id for each in wanted)
         except Unavailable:
-            return [Claimed(each, None, Refusal.UNCLEAR) for each in wanted]
-        return [_seen(each, found.get(each.task_id)) for each in wanted]
+            return [ClaimResult(each, None, ClaimRefusal.UNCLEAR) for each in wanted]
+        return [_refused_by(each, claims.get(each.task_id)) for each in wanted]
 
 
 def chunks(items: Sequence[HeldClaim], size: int) -> Iterator[Sequence[HeldClaim]]:
@@ -201,31 +203,31 @@ def _delete_txn(claim: HeldClaim) -> Txn:
     return Txn(when=(created_at(key, claim.create_revision), under_lease(key, claim.lease)), then=(Delete(key),))
 
 
-def _claimed(wanted: NewClaim, result: TxnResult) -> Claimed:
+def _claimed(wanted: NewClaim, result: TxnResult) -> ClaimResult:
     if result.succeeded:
         # The revision of the very transaction that put the key: after a refusal it would be somebody else's.
-        return Claimed(wanted, HeldClaim(wanted.task_id, wanted.record, result.revision, wanted.session.lease))
-    found = {each.key: each for each in result.key_values}
-    holder = _holder(found.get(claim_key(wanted.task_id)))
+        return ClaimResult(wanted, HeldClaim(wanted.task_id, wanted.record, result.revision, wanted.session.lease))
+    by_key = {each.key: each for each in result.key_values}
+    holder = _holder(by_key.get(claim_key(wanted.task_id)))
     if holder is not None:
-        return Claimed(wanted, None, Refusal.TAKEN, holder)
-    generation = found.get(GENERATION_KEY)
+        return ClaimResult(wanted, None, ClaimRefusal.TAKEN, holder)
+    generation = by_key.get(GENERATION_KEY)
     if generation is None or generation.value != write_generation(wanted.record.generation):
-        return Claimed(wanted, None, Refusal.GENERATION)
-    return Claimed(wanted, None, Refusal.SESSION_GONE)
+        return ClaimResult(wanted, None, ClaimRefusal.GENERATION)
+    return ClaimResult(wanted, None, ClaimRefusal.SESSION_GONE)
 
 
-def _holder(found: KeyValue | None) -> HeldClaim | None:
-    return None if found is None else read_claim(found)
+def _holder(key_value: KeyValue | None) -> HeldClaim | None:
+    return None if key_value is None else read_claim(key_value)
 
 
-def _seen(wanted: NewClaim, found: HeldClaim | None) -> Claimed:
-    if found is None:
-        return Claimed(wanted, None, Refusal.UNCLEAR)
-    if found.record.claim_id == wanted.record.claim_id:
-        return Claimed(wanted, found)
-    return Claimed(wanted, None, Refusal.TAKEN, found)
+def _refused_by(wanted: NewClaim, claim: HeldClaim | None) -> ClaimResult:
+    if claim is None:
+        return ClaimResult(wanted, None, ClaimRefusal.UNCLEAR)
+    if claim.record.claim_id == wanted.record.claim_id:
+        return ClaimResult(wanted, claim)
+    return ClaimResult(wanted, None, ClaimRefusal.TAKEN, claim)
 
 
-def _by_task(found: Iterable[KeyValue]) -> dict[str, HeldClaim]:
-    return {claim.task_id: claim for claim in map(read_claim, found) if claim is not None}
+def _by_task(key_values: Iterable[KeyValue]) -> dict[str, HeldClaim]:
+    return {claim.task_id: claim for claim in map(read_claim, key_values) if claim is not None}

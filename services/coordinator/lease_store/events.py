@@ -6,7 +6,14 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from services.coordinator.lease_store.drain_marks import DrainMark, read_drain
+from services.coordinator.etcd.watch import (
+    KeyChange,
+    KeyChanges,
+    Resync,
+    ResyncReason,
+    WatchReconnected,
+)
+from services.coordinator.lease_store.named_leases import NamedLease, read_lease, tenant_prefix
 from services.coordinator.lease_store.records import (
     CLAIMS,
     DRAINS,
@@ -19,17 +26,68 @@ from services.coordinator.lease_store.records import (
     read_session,
 )
 from services.coordinator.lease_store.refusals import asking_etcd
-from tenure.runtime.etcd.watch import Change, Changes, Reconnected, Resync, ResyncReason
-from tenure.runtime.failpoint import failpoint_enabled
+from services.coordinator.lease_store.session_keys import DrainMark, read_drain
+from tenure.runtime.failpoints import failpoint_enabled
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from tenure.runtime.etcd.client import EtcdClient
+    from services.coordinator.etcd.client import EtcdClient
+
+
+# What happens to named resources, from a revision on, none left out.
 
 
 @dataclass(frozen=True, slots=True)
-class Vanished:
+class LeaseChange:
+    """A resource was taken, or (`held` False) is held by nobody any more. `revision` is etcd's."""
+
+    revision: int
+    lease: NamedLease
+    held: bool
+
+
+async def watch_leases(
+    etcd: EtcdClient, tenant: str, prefix: str, start_revision: int
+) -> AsyncGenerator[list[LeaseChange], None]:
+    """All changes of one or more revisions at once. Ends when history is missing: then list, and watch again.
+
+    Use in `aclosing`. A connection that breaks is replaced.
+    """
+    with asking_etcd():
+        watch = etcd.watch(tenant_prefix(tenant) + prefix.encode(), start_revision, previous=True)
+        async with aclosing(watch) as items:
+            async for item in items:
+                match item:
+                    case KeyChanges():
+                        changes = _read(item)
+                        if changes is None:
+                            return
+                        yield changes
+                    case WatchReconnected():
+                        continue
+                    case Resync():
+                        return
+
+
+def _read(item: KeyChanges) -> list[LeaseChange] | None:
+    """In order. A transfer deletes and puts in one revision, and is told as what it comes to; None: history is cut."""
+    changes: dict[tuple[int, str], LeaseChange] = {}
+    for change in item.changes:
+        key_value = change.previous if change.deleted else change.key_value
+        if key_value is None:
+            return None
+        lease, revision = read_lease(key_value), change.key_value.mod_revision
+        if lease is None:
+            continue
+        known = changes.get((revision, lease.resource))
+        if known is None or not known.held:
+            changes[revision, lease.resource] = LeaseChange(revision, lease, not change.deleted)
+    return list(changes.values())
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedKeys:
     """What was deleted in one revision. A lease that ends takes its session and its claims in the same one."""
 
     revision: int
@@ -38,7 +96,7 @@ class Vanished:
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class GenerationDoubt:
     """Ask anew what is there: a connection was replaced, the generation was touched, or history is missing.
 
     `another_life`: etcd was restored or replaced, so its revisions may be given a second time.
@@ -47,7 +105,7 @@ class Doubt:
     another_life: bool = False
 
 
-Event = Vanished | Doubt | DrainMark
+Event = DeletedKeys | GenerationDoubt | DrainMark
 
 
 async def watch_events(etcd: EtcdClient, start_revision: int) -> AsyncGenerator[Event, None]:
@@ -56,34 +114,34 @@ async def watch_events(etcd: EtcdClient, start_revision: int) -> AsyncGenerator[
         async with aclosing(etcd.watch(PREFIX, start_revision, previous=True)) as items:
             async for item in items:
                 match item:
-                    case Changes() if failpoint_enabled("coordinator.deaf_watch"):
+                    case KeyChanges() if failpoint_enabled("coordinator.deaf_watch"):
                         continue
-                    case Changes():
+                    case KeyChanges():
                         for event in _events(item):
                             yield event
-                    case Reconnected():
-                        yield Doubt()
+                    case WatchReconnected():
+                        yield GenerationDoubt()
                     case Resync(reason):
-                        yield Doubt(another_life=reason is not ResyncReason.COMPACTED)
+                        yield GenerationDoubt(another_life=reason is not ResyncReason.COMPACTED)
 
 
-def _events(item: Changes) -> list[Event]:
+def _events(item: KeyChanges) -> list[Event]:
     """One Vanished per revision: two revisions mean two causes."""
-    events: dict[int, Vanished] = {}
+    events: dict[int, DeletedKeys] = {}
     doubts: list[Event] = []
     marks: list[Event] = []
     for change in item.changes:
         if change.key_value.key == GENERATION_KEY:
-            doubts = [Doubt()]
+            doubts = [GenerationDoubt()]
         elif change.deleted:
             revision = change.key_value.mod_revision
-            _sort_in(change, events.setdefault(revision, Vanished(revision)))
+            _sort_in(change, events.setdefault(revision, DeletedKeys(revision)))
         elif change.key_value.key.startswith(DRAINS) and (mark := read_drain(change.key_value)) is not None:
             marks.append(mark)
     return [*events.values(), *marks, *doubts]
 
 
-def _sort_in(change: Change, event: Vanished) -> None:
+def _sort_in(change: KeyChange, event: DeletedKeys) -> None:
     before = change.previous
     if before is None:  # compacted since: the lists will tell
         return

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from services.coordinator.etcd.transactions import (
+    Compare,
+    Get,
+    Txn,
+    absent,
+    value_is,
+)
 from services.coordinator.lease_store.records import GENERATION_KEY
 from services.coordinator.lease_store.refusals import ETCD_UNREADABLE, asking_etcd
-from tenure.domain.epochs import MAX_GENERATION
 from tenure.domain.errors import Unavailable
-from tenure.runtime.etcd.transactions import Compare, Get, Txn, absent, value_is
+from tenure.domain.fencing import MAX_GENERATION
 
 if TYPE_CHECKING:
-    from tenure.runtime.etcd.client import EtcdClient
+    from services.coordinator.etcd.client import EtcdClient
 
 
 class EtcdGeneration(NamedTuple):
@@ -31,8 +37,8 @@ class GenerationKey:
         """Linearizable. Raises Unavailable, also when the key holds no generation."""
         with asking_etcd():
             result = await self._etcd.txn(Txn(then=(Get(GENERATION_KEY),)), timeout_seconds=timeout_seconds)
-        found = result.key_values
-        return EtcdGeneration(read_generation(found[0].value) if found else None, result.revision)
+        key_values = result.key_values
+        return EtcdGeneration(read_generation(key_values[0].value) if key_values else None, result.revision)
 
     async def move(self, expected: int | None, target: int) -> bool:
         """Compare-and-set; whether it is `target` because of us. Raises Unavailable, also when that is not known."""

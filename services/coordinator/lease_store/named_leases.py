@@ -13,18 +13,26 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from services.coordinator.etcd.calls import EtcdError, EtcdUnclear, LeaseExpired
+from services.coordinator.etcd.transactions import (
+    Delete,
+    Get,
+    Put,
+    Txn,
+    created_at,
+    none_under,
+    under_lease,
+    value_is,
+)
 from services.coordinator.lease_store.generation_key import write_generation
 from services.coordinator.lease_store.records import GENERATION_KEY, read_record, write_record
 from services.coordinator.lease_store.refusals import GenerationMoved, asking_etcd
-from tenure.domain.epochs import compose_epoch
 from tenure.domain.errors import Unavailable
-from tenure.runtime.etcd.errors import EtcdError, EtcdUnclear, LeaseExpired
-from tenure.runtime.etcd.transactions import Delete, Get, Put, Txn, created_at, none_under, under_lease, value_is
+from tenure.domain.fencing import compose_epoch
 
 if TYPE_CHECKING:
-    from tenure.runtime.etcd.client import EtcdClient
-    from tenure.runtime.etcd.transactions import Compare
-    from tenure.runtime.etcd.values import KeyValue
+    from services.coordinator.etcd.client import EtcdClient
+    from services.coordinator.etcd.transactions import Compare, KeyValue
 
 LEASES: Final = b"/tenure/leases/"
 _log: Final = logging.getLogger(__name__)
@@ -55,7 +63,7 @@ class LeaseRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldLease:
+class NamedLease:
     """A named resource that is held, as etcd has it."""
 
     tenant: str
@@ -79,7 +87,7 @@ class LeaseListing(NamedTuple):
     """Leases by name, and etcd's revision at which it was so."""
 
     revision: int
-    leases: list[HeldLease]
+    leases: list[NamedLease]
 
 
 class NamedLeases:
@@ -87,11 +95,11 @@ class NamedLeases:
 
     def __init__(self, etcd: EtcdClient) -> None:
         self._etcd = etcd
-        self._listed: dict[KeyValue, HeldLease | None] = {}
+        self._listed: dict[KeyValue, NamedLease | None] = {}
 
     async def claim(
-        self, tenant: str, resource: str, record: LeaseRecord, *, replacing: HeldLease | None = None
-    ) -> HeldLease:
+        self, tenant: str, resource: str, record: LeaseRecord, *, replacing: NamedLease | None = None
+    ) -> NamedLease:
         """A lease of a free resource, or in the place of exactly this one; under an etcd lease of its own.
 
         An unclear answer is read back by claim_id. Raises LeaseTaken, GenerationMoved; Unavailable also when it is not
@@ -99,15 +107,15 @@ class NamedLeases:
         """
         with asking_etcd():
             granted = await self._etcd.grant(record.asked_ttl_seconds)
-            wanted = HeldLease(tenant, resource, replace(record, ttl_seconds=granted.ttl_seconds), 0, granted.id)
+            wanted = NamedLease(tenant, resource, replace(record, ttl_seconds=granted.ttl_seconds), 0, granted.id)
             try:
                 result = await self._etcd.txn(_claim_txn(wanted, replacing))
             except EtcdUnclear as error:
                 _log.warning("the claim of a lease is unclear and read back", extra={"lease": resource, "error": error})
-                found = await self.find(tenant, resource)
-                if found is None or found.record.claim_id != record.claim_id:
+                holder_lease = await self.find(tenant, resource)
+                if holder_lease is None or holder_lease.record.claim_id != record.claim_id:
                     raise
-                return found
+                return holder_lease
             except LeaseExpired as error:
                 raise Unavailable("the lease ran out while it was being made") from error
         if result.succeeded:
@@ -118,12 +126,12 @@ class NamedLeases:
             raise GenerationMoved(f"etcd is not at generation {record.generation}")
         raise LeaseTaken
 
-    async def find(self, tenant: str, resource: str) -> HeldLease | None:
+    async def find(self, tenant: str, resource: str) -> NamedLease | None:
         """Who holds it, read linearizably. Raises Unavailable."""
         with asking_etcd():
             listing = await self._etcd.list(_slot(tenant, resource))
-        found = [lease for lease in map(read_lease, listing.key_values) if lease is not None]
-        return found[0] if found else None
+        leases = [lease for lease in map(read_lease, listing.key_values) if lease is not None]
+        return leases[0] if leases else None
 
     async def count(self, tenant: str) -> int:
         """How many leases the tenant holds. Raises Unavailable."""
@@ -134,10 +142,10 @@ class NamedLeases:
         """The tenant's leases whose names begin so. Raises Unavailable."""
         with asking_etcd():
             listing = await self._etcd.list(tenant_prefix(tenant) + prefix.encode())
-        found = [lease for lease in map(read_lease, listing.key_values) if lease is not None]
-        return LeaseListing(listing.revision, sorted(found, key=lambda lease: lease.resource))
+        leases = [lease for lease in map(read_lease, listing.key_values) if lease is not None]
+        return LeaseListing(listing.revision, sorted(leases, key=lambda lease: lease.resource))
 
-    async def list_all(self) -> list[HeldLease]:
+    async def list_all(self) -> list[NamedLease]:
         """All tenants' leases at one revision. Raises Unavailable."""
         with asking_etcd():
             listing = await self._etcd.list(LEASES)
@@ -145,12 +153,12 @@ class NamedLeases:
         self._listed = {each: before[each] if each in before else read_lease(each) for each in listing.key_values}
         return [lease for lease in self._listed.values() if lease is not None]
 
-    async def keep_alive(self, held: HeldLease) -> int:
+    async def keep_alive(self, held: NamedLease) -> int:
         """Renew it once; its time to live in seconds. Raises SessionLost, Unavailable."""
         with asking_etcd():
             return await self._etcd.keep_alive(held.lease)
 
-    async def remaining_seconds(self, held: HeldLease) -> int:
+    async def remaining_seconds(self, held: NamedLease) -> int:
         """How long it lives without a renewal, 0 for one that is gone. Raises Unavailable."""
         with asking_etcd():
             try:
@@ -158,14 +166,14 @@ class NamedLeases:
             except LeaseExpired:
                 return 0
 
-    async def delete(self, held: HeldLease) -> bool:
+    async def delete(self, held: NamedLease) -> bool:
         """End exactly this lease; whether it was still there. Raises Unavailable when it is not known; repeatable."""
         with asking_etcd():
             deleted = await self._etcd.delete(held.key, only_if=_still(held))
         await self._revoke(held.lease)
         return deleted
 
-    async def forget(self, replaced: HeldLease) -> None:
+    async def forget(self, replaced: NamedLease) -> None:
         """After its key was replaced: end its etcd lease, which holds nothing any more."""
         await self._revoke(replaced.lease)
 
@@ -186,14 +194,14 @@ def tenant_prefix(tenant: str) -> bytes:
     return LEASES + tenant.encode() + b"/"
 
 
-def read_lease(found: KeyValue) -> HeldLease | None:
+def read_lease(key_value: KeyValue) -> NamedLease | None:
     """The lease in a key, or None for something that is none: told in the log and left alone."""
-    record = read_record(LeaseRecord, found)
+    record = read_record(LeaseRecord, key_value)
     if record is None:
         return None
-    tenant, _, rest = found.key.removeprefix(LEASES).decode(errors="replace").partition("/")
+    tenant, _, rest = key_value.key.removeprefix(LEASES).decode(errors="replace").partition("/")
     resource, _, _ = rest.rpartition("@")
-    return HeldLease(tenant, resource, record, found.create_revision, found.lease)
+    return NamedLease(tenant, resource, record, key_value.create_revision, key_value.lease)
 
 
 def _slot(tenant: str, resource: str) -> bytes:
@@ -201,12 +209,12 @@ def _slot(tenant: str, resource: str) -> bytes:
     return tenant_prefix(tenant) + resource.encode() + b"@"
 
 
-def _still(held: HeldLease) -> tuple[Compare, ...]:
+def _still(held: NamedLease) -> tuple[Compare, ...]:
     """Exactly this lease: a restored etcd gives revisions again, but no etcd lease twice."""
     return (created_at(held.key, held.create_revision), under_lease(held.key, held.lease))
 
 
-def _claim_txn(wanted: HeldLease, replacing: HeldLease | None) -> Txn:
+def _claim_txn(wanted: NamedLease, replacing: NamedLease | None) -> Txn:
     slot = _slot(wanted.tenant, wanted.resource)
     free = (none_under(slot),) if replacing is None else _still(replacing)
     put = Put(wanted.key, write_record(wanted.record), lease=wanted.lease)

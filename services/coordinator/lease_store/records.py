@@ -7,12 +7,12 @@ import logging
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from tenure.domain.epochs import Fence, compose_epoch
+from tenure.domain.fencing import Fence, compose_epoch
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from tenure.runtime.etcd.values import KeyValue
+    from services.coordinator.etcd.transactions import KeyValue
     from tenure.v1 import task_pb2
 
 PREFIX: Final = b"/tenure/"
@@ -111,28 +111,28 @@ def write_record(record: DataclassInstance) -> bytes:
     return json.dumps(asdict(record), separators=(",", ":")).encode()
 
 
-def read_session(found: KeyValue) -> HeldSession | None:
+def read_session(key_value: KeyValue) -> HeldSession | None:
     """The session in a key, or None for something that is none: told in the log and left alone."""
-    record = read_record(SessionRecord, found)
-    session_id = found.key.removeprefix(SESSIONS).decode(errors="replace")
-    return None if record is None else HeldSession(session_id, record, found.lease, found.mod_revision)
+    record = read_record(SessionRecord, key_value)
+    session_id = key_value.key.removeprefix(SESSIONS).decode(errors="replace")
+    return None if record is None else HeldSession(session_id, record, key_value.lease, key_value.mod_revision)
 
 
-def read_claim(found: KeyValue) -> HeldClaim | None:
+def read_claim(key_value: KeyValue) -> HeldClaim | None:
     """The claim in a key, or None for something that is none: told in the log and left alone."""
-    record = read_record(ClaimRecord, found)
-    task_id = found.key.removeprefix(CLAIMS).decode(errors="replace")
-    return None if record is None else HeldClaim(task_id, record, found.create_revision, found.lease)
+    record = read_record(ClaimRecord, key_value)
+    task_id = key_value.key.removeprefix(CLAIMS).decode(errors="replace")
+    return None if record is None else HeldClaim(task_id, record, key_value.create_revision, key_value.lease)
 
 
-def read_record(kind: type[_Record], found: KeyValue) -> _Record | None:
+def read_record(kind: type[_Record], key_value: KeyValue) -> _Record | None:
     """The record in a key; None, told in the log, for something that is none."""
     known = {field.name for field in fields(kind)}
     try:
-        values: dict[str, Any] = {name: _frozen(value) for name, value in json.loads(found.value).items()}
+        values: dict[str, Any] = {name: _frozen(value) for name, value in json.loads(key_value.value).items()}
         return kind(**{name: value for name, value in values.items() if name in known})
     except (ValueError, TypeError, AttributeError):
-        _log.warning("a key holds no %s of ours", kind.__name__, extra={"key": found.key.decode(errors="replace")})
+        _log.warning("a key holds no %s of ours", kind.__name__, extra={"key": key_value.key.decode(errors="replace")})
         return None
 
 

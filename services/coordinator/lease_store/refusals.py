@@ -6,8 +6,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from services.coordinator.etcd.calls import EtcdError, LeaseExpired, SpaceExhausted
 from tenure.domain.errors import Unavailable
-from tenure.runtime.etcd.errors import EtcdError, LeaseExpired, SpaceExhausted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

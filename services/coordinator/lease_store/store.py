@@ -5,16 +5,14 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from services.coordinator.etcd.client import EtcdClient
+from services.coordinator.etcd.endpoints import TlsIdentity
 from services.coordinator.lease_store.claim_keys import ClaimKeys
-from services.coordinator.lease_store.drain_marks import DrainMarks
-from services.coordinator.lease_store.events import Event, watch_events
+from services.coordinator.lease_store.events import Event, LeaseChange, watch_events, watch_leases
 from services.coordinator.lease_store.generation_key import GenerationKey
-from services.coordinator.lease_store.lease_events import LeaseChange, watch_leases
 from services.coordinator.lease_store.named_leases import NamedLeases
 from services.coordinator.lease_store.refusals import asking_etcd
-from services.coordinator.lease_store.session_keys import SessionKeys
-from tenure.runtime.etcd.client import EtcdClient
-from tenure.runtime.etcd.endpoints import TlsIdentity
+from services.coordinator.lease_store.session_keys import DrainMarks, SessionKeys
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Sequence

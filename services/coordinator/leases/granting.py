@@ -11,27 +11,70 @@ from time import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import uuid4
 
-from services.coordinator.lease_store import GenerationMoved
-from services.coordinator.lease_store.named_leases import HeldLease, LeaseRecord, LeaseTaken
-from services.coordinator.leases.target import Target, is_meant, lost
-from tenure.domain.epochs import describe_epoch
+from services.coordinator.lease_store import GenerationMoved, SessionLost
+from services.coordinator.lease_store.named_leases import LeaseRecord, LeaseTaken, NamedLease
+from services.coordinator.leases.messages import Target, is_meant, lost
 from tenure.domain.errors import AlreadyExists, LeaseHeld, LimitReached, Unavailable
-from tenure.domain.leases import LeaseReason
+from tenure.domain.fencing import LeaseReason, describe_epoch
 from tenure.runtime import metrics
-from tenure.runtime.failpoint import failpoint
+from tenure.runtime.failpoints import failpoint
 
 if TYPE_CHECKING:
     from services.coordinator.generation import Generation
     from services.coordinator.lease_store.named_leases import NamedLeases
-    from services.coordinator.leases.ledger import LeaseLedger
+    from services.coordinator.ledger_client import LeaseGrantClient
     from tenure.v1 import checkpoint_service_pb2 as pb
 
+
+# Renew and release: what is done with a lease that is held.
+
 _log: Final = logging.getLogger(__name__)
+
+
+class LeaseRenewal:
+    """Everything here names the one lease it means."""
+
+    def __init__(self, keys: NamedLeases, ledger: LeaseGrantClient, generation: Generation) -> None:
+        self._keys, self._ledger, self._generation = keys, ledger, generation
+
+    async def renew(self, tenant: str, target: Target) -> tuple[NamedLease, int]:
+        """The lease and the seconds it lives from now. Raises StaleEpoch when it is gone, Unavailable."""
+        generation = self._generation.current()
+        lease = await self._keys.find(tenant, target.resource)
+        if lease is None or not is_meant(lease, target):
+            raise self._lost(target, lease)
+        if lease.record.generation != generation:  # of a former life of etcd, and about to be deleted
+            self._generation.doubt()
+            raise Unavailable("etcd's generation is being settled")
+        try:
+            return lease, await self._keys.keep_alive(lease)
+        except SessionLost:
+            raise self._lost(target, None) from None
+
+    async def release(self, tenant: str, target: Target, message: str, *, by_operator: bool) -> bool:
+        """Whether this call ended it. What is written down first is the reason, so that it is never missing."""
+        self._generation.current()
+        lease = await self._keys.find(tenant, target.resource)
+        if lease is None or not is_meant(lease, target):
+            return False
+        reason = LeaseReason.OPERATOR_RELEASED if by_operator else LeaseReason.RELEASED
+        await self._ledger.note_release(lease, reason, message)
+        released = await self._keys.delete(lease)
+        if released:
+            facts = {"lease": lease.resource, "epoch": describe_epoch(lease.epoch), "holder": lease.record.holder}
+            _log.info("a lease was given back", extra={**facts, "reason": reason, "why": message})
+        return released
+
+    def _lost(self, target: Target, lease: NamedLease | None) -> Exception:
+        metrics.count("tenure_leases_lost_total")
+        return lost(target, lease)
+
+
 _MOST_ROUNDS: Final = 4
 _AGAIN_SECONDS: Final = 0.5
 
 
-class Wanted(NamedTuple):
+class LeaseRequest(NamedTuple):
     """What is asked for. `request_id` tells a repeat from another request. `ttl_seconds` 0: as the lease before."""
 
     tenant: str
@@ -41,69 +84,71 @@ class Wanted(NamedTuple):
     request_id: str
 
 
-class Granted(NamedTuple):
+class GrantedLease(NamedTuple):
     """A registered lease. `repeated`: it was made by an earlier call, and is not as fresh as its ttl says."""
 
-    lease: HeldLease
+    lease: NamedLease
     repeated: bool
 
 
-class Granting:
+class LeaseGranter:
     """Both ways to a new epoch of a resource."""
 
-    def __init__(self, keys: NamedLeases, ledger: LeaseLedger, generation: Generation, *, most_per_tenant: int) -> None:
+    def __init__(
+        self, keys: NamedLeases, ledger: LeaseGrantClient, generation: Generation, *, most_per_tenant: int
+    ) -> None:
         self._keys, self._ledger, self._generation = keys, ledger, generation
         self._most_per_tenant = most_per_tenant
 
-    async def acquire(self, wanted: Wanted) -> Granted:
+    async def acquire(self, wanted: LeaseRequest) -> GrantedLease:
         """Raises LeaseHeld, AlreadyExists, LimitReached, StaleEpoch for a repeat that comes too late, Unavailable."""
         for _ in range(_MOST_ROUNDS):
-            found = await self._keys.find(wanted.tenant, wanted.resource)
-            repeated = found is not None and found.record.request_id == wanted.request_id
-            if found is not None and repeated:
-                lease = await self._repeat(found, wanted)
-            elif found is None or _is_meant_for(found, wanted.holder):
-                lease = await self._take(wanted, found)
+            existing = await self._keys.find(wanted.tenant, wanted.resource)
+            repeated = existing is not None and existing.record.request_id == wanted.request_id
+            if existing is not None and repeated:
+                lease = await self._repeat(existing, wanted)
+            elif existing is None or _is_meant_for(existing, wanted.holder):
+                lease = await self._take(wanted, existing)
             else:
-                raise await self._held_by_another(found)
+                raise await self._held_by_another(existing)
             if lease is not None:
-                return Granted(lease, repeated)
+                return GrantedLease(lease, repeated)
         raise Unavailable("others take this lease and lose it again", retry_after_seconds=_AGAIN_SECONDS)
 
-    async def transfer(self, target: Target, wanted: Wanted, reason: str, message: str) -> Granted:
+    async def transfer(self, target: Target, wanted: LeaseRequest, reason: str, message: str) -> GrantedLease:
         """In one step, so that nobody comes in between. Raises StaleEpoch, AlreadyExists, Unavailable."""
-        found = await self._keys.find(wanted.tenant, wanted.resource)
-        if found is not None and found.record.request_id == wanted.request_id:
-            repeated = await self._repeat(found, wanted)
+        existing = await self._keys.find(wanted.tenant, wanted.resource)
+        if existing is not None and existing.record.request_id == wanted.request_id:
+            repeated = await self._repeat(existing, wanted)
             if repeated is not None:
-                return Granted(repeated, repeated=True)
+                return GrantedLease(repeated, repeated=True)
         last = (await self._ledger.last_grant(wanted.resource)).grant
-        if found is None or not is_meant(found, target) or last.claim_id != found.record.claim_id:
-            raise lost(target, found)
-        ttl_seconds = wanted.ttl_seconds or found.record.asked_ttl_seconds
+        if existing is None or not is_meant(existing, target) or last.claim_id != existing.record.claim_id:
+            raise lost(target, existing)
+        ttl_seconds = wanted.ttl_seconds or existing.record.asked_ttl_seconds
         record = self._record(wanted._replace(ttl_seconds=ttl_seconds), last.epoch, reason, message, transferred=True)
-        made = await self._claim(wanted, record, found)
+        made = await self._claim(wanted, record, existing)
         lease = None if made is None else await self._register(made)
         if lease is None:
             raise lost(target, await self._keys.find(wanted.tenant, wanted.resource))
-        return Granted(lease, repeated=False)
+        return GrantedLease(lease, repeated=False)
 
-    async def _take(self, wanted: Wanted, found: HeldLease | None) -> HeldLease | None:
+    async def _take(self, wanted: LeaseRequest, existing: NamedLease | None) -> NamedLease | None:
         """A free resource, or one that was transferred to the caller. None: look again."""
         last = await self._ledger.last_grant(wanted.resource)
         if last.grant.request_id == wanted.request_id:
-            raise lost(Target(wanted.resource, last.grant.epoch, last.grant.claim_id), found)
-        if found is None:
+            raise lost(Target(wanted.resource, last.grant.epoch, last.grant.claim_id), existing)
+        if existing is None:
             await self._check_room(wanted.tenant)
             reason, message = _how_it_ended(last)
         else:
-            reason, message = found.record.reason, found.record.message
-        made = await self._claim(wanted, self._record(wanted, last.grant.epoch, reason, message), found)
+            reason, message = existing.record.reason, existing.record.message
+        made = await self._claim(wanted, self._record(wanted, last.grant.epoch, reason, message), existing)
         return None if made is None else await self._register(made)
 
-    async def _repeat(self, found: HeldLease, wanted: Wanted) -> HeldLease | None:
+    async def _repeat(self, lease: NamedLease, wanted: LeaseRequest) -> NamedLease | None:
         """The same request again: whatever was left undone is done now."""
-        record = found.record
+        record = lease.record
         if record.holder != wanted.holder or wanted.ttl_seconds not in {0, record.asked_ttl_seconds}:
             raise AlreadyExists(
                 f"request {wanted.request_id} acquired this lease with another holder or ttl",
@@ -112,9 +157,11 @@ class Granting:
         if record.generation != self._generation.current():
             self._generation.doubt()
             raise Unavailable("etcd's generation is being settled", retry_after_seconds=_AGAIN_SECONDS)
-        return await self._register(found)
+        return await self._register(lease)
 
-    async def _claim(self, wanted: Wanted, record: LeaseRecord, replacing: HeldLease | None) -> HeldLease | None:
+    async def _claim(
+        self, wanted: LeaseRequest, record: LeaseRecord, replacing: NamedLease | None
+    ) -> NamedLease | None:
         try:
             made = await self._keys.claim(wanted.tenant, wanted.resource, record, replacing=replacing)
         except LeaseTaken:
@@ -127,7 +174,7 @@ class Granting:
             await self._keys.forget(replacing)
         return made
 
-    async def _register(self, held: HeldLease) -> HeldLease | None:
+    async def _register(self, held: NamedLease) -> NamedLease | None:
         """The lease, once it is a grant. None: another was registered between our look and our claim."""
         answer = await self._ledger.register(held)
         if answer.registered:
@@ -152,17 +199,17 @@ class Granting:
                 metadata={"subject": f"tenant:{tenant}"},
             )
 
-    async def _held_by_another(self, found: HeldLease) -> LeaseHeld:
+    async def _held_by_another(self, lease: NamedLease) -> LeaseHeld:
         metrics.count("tenure_leases_refused_total")
-        remaining = await self._keys.remaining_seconds(found)
+        remaining = await self._keys.remaining_seconds(lease)
         return LeaseHeld(
-            f"{found.resource} is held by {found.record.holder}",
+            f"{lease.resource} is held by {lease.record.holder}",
             retry_after_seconds=float(max(remaining, 1)),
-            metadata={"holder": found.record.holder, "epoch": str(found.epoch)},
+            metadata={"holder": lease.record.holder, "epoch": str(lease.epoch)},
         )
 
     def _record(
-        self, wanted: Wanted, previous_epoch: int, reason: str, message: str, *, transferred: bool = False
+        self, wanted: LeaseRequest, previous_epoch: int, reason: str, message: str, *, transferred: bool = False
     ) -> LeaseRecord:
         return LeaseRecord(
             claim_id=str(uuid4()),
@@ -179,9 +226,9 @@ class Granting:
         )
 
 
-def _is_meant_for(found: HeldLease, holder: str) -> bool:
+def _is_meant_for(lease: NamedLease, holder: str) -> bool:
     """Whether it was transferred to this holder, who has not acquired it itself yet."""
-    return found.record.transferred and found.record.holder == holder
+    return lease.record.transferred and lease.record.holder == holder
 
 
 def _how_it_ended(last: pb.GetLeaseGrantResponse) -> tuple[str, str]:

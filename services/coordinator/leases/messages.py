@@ -3,17 +3,67 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from tenure.domain.errors import PermissionDenied, StaleEpoch
 from tenure.v1 import lease_service_pb2 as pb
-from tenure.wire.times import duration, timestamp
+from tenure.wire.common import duration, timestamp
 
 if TYPE_CHECKING:
-    from services.coordinator.issuing import Issuer
-    from services.coordinator.lease_store.named_leases import HeldLease
+    from services.coordinator.claims.granting import Issuer
+    from services.coordinator.lease_store.named_leases import NamedLease
+    from tenure.v1 import token_pb2
 
 
-def to_message(held: HeldLease, remaining_seconds: float | None = None) -> pb.Lease:
+# Which lease a request means: the one of a token, or the one an operator saw.
+
+LEASE_LOST = "LEASE_LOST"
+
+
+class Target(NamedTuple):
+    """One lease of a resource. `claim_id` empty: an operator named the epoch only."""
+
+    resource: str
+    epoch: int
+    claim_id: str
+
+
+def target_of_token(issuer: Issuer, tenant: str, token: token_pb2.FencingToken) -> Target:
+    """Raises Unauthenticated, and PermissionDenied for a task's token or another tenant's."""
+    claims = issuer.check(token)
+    resource = claims.lease_name
+    if claims.tenant != tenant:
+        raise PermissionDenied("the token is another tenant's", reason="WRONG_RESOURCE")
+    return Target(resource, claims.epoch, claims.claim_id)
+
+
+def target_of(
+    issuer: Issuer, tenant: str, request: pb.ReleaseLeaseRequest | pb.TransferLeaseRequest
+) -> tuple[Target, bool]:
+    """The lease, and whether an operator speaks."""
+    if request.HasField("token"):
+        return target_of_token(issuer, tenant, request.token), False
+    return Target(request.lease.resource, request.lease.epoch, ""), True
+
+
+def is_meant(lease: NamedLease, target: Target) -> bool:
+    """Whether this is still the lease that was meant."""
+    return lease.epoch == target.epoch and target.claim_id in {"", lease.record.claim_id}
+
+
+def lost(target: Target, lease: NamedLease | None) -> StaleEpoch:
+    """The lease is gone; `found` is who holds the resource now."""
+    now = "nobody holds it" if lease is None else f"{lease.record.holder} holds it"
+    current = 0 if lease is None else lease.epoch
+    return StaleEpoch(
+        f"this lease of {target.resource} is gone; now {now}",
+        presented=target.epoch,
+        current=current,
+        reason=LEASE_LOST,
+    )
+
+
+def to_message(held: NamedLease, remaining_seconds: float | None = None) -> pb.Lease:
     """For everybody."""
     record = held.record
     return pb.Lease(
@@ -30,7 +80,7 @@ def to_message(held: HeldLease, remaining_seconds: float | None = None) -> pb.Le
     )
 
 
-def to_holders_message(issuer: Issuer, held: HeldLease, remaining_seconds: float) -> pb.Lease:
+def to_holders_message(issuer: Issuer, held: NamedLease, remaining_seconds: float) -> pb.Lease:
     """For its holder: with a token signed now."""
     message = to_message(held, remaining_seconds)
     message.token.CopyFrom(issuer.issue_lease(held))

@@ -2,30 +2,116 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
+import random
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from services.coordinator.leases.granting import Wanted
-from services.coordinator.leases.listing import list_leases
-from services.coordinator.leases.messages import to_holders_message, to_message
-from services.coordinator.leases.target import Target, lost, target_of, target_of_token
-from tenure.domain.errors import NotFound
-from tenure.domain.leases import LeaseReason
-from tenure.runtime.tenancy import current_tenant
+from services.coordinator.leases.granting import LeaseGranter, LeaseRenewal, LeaseRequest
+from services.coordinator.leases.messages import (
+    Target,
+    lost,
+    target_of,
+    target_of_token,
+    to_holders_message,
+    to_message,
+)
+from services.coordinator.leases.watching import LeaseWatch
+from services.coordinator.ledger_client import MAX_INSPECTED, LeaseGrantClient
+from tenure.domain.errors import NotFound, TenureError
+from tenure.domain.fencing import LeaseReason, compose_epoch
+from tenure.runtime import metrics
+from tenure.runtime.process import note_progress, rest
+from tenure.runtime.request_context import current_tenant
 from tenure.v1 import lease_service_pb2 as pb
 from tenure.v1.lease_service_pb2_grpc import LeaseServiceServicer
-from tenure.wire.times import seconds
+from tenure.wire.common import seconds
 
 if TYPE_CHECKING:
+    from services.coordinator.claims.granting import Issuer
     from services.coordinator.generation import Generation
-    from services.coordinator.issuing import Issuer
-    from services.coordinator.lease_store.named_leases import NamedLeases
-    from services.coordinator.leases.granting import Granted, Granting
-    from services.coordinator.leases.holding import Holding
-    from services.coordinator.leases.ledger import LeaseLedger
-    from services.coordinator.leases.watching import Watching
+    from services.coordinator.lease_store import LeaseStore
+    from services.coordinator.lease_store.named_leases import NamedLease, NamedLeases
+    from services.coordinator.leases.granting import GrantedLease
+    from services.coordinator.settings import CoordinatorSettings
+    from tenure.runtime.rpc_client import TenureChannel
+
+
+# Who holds what, page by page.
+
+DEFAULT_PAGE: Final = 100
+_AT_ONCE: Final = 16
+
+
+async def list_leases(
+    keys: NamedLeases, tenant: str, generation: int, request: pb.ListLeasesRequest
+) -> pb.ListLeasesResponse:
+    """A page by name, what is left of each lease included. The page_token is the last name of the page before."""
+    listing = await keys.list_tenant(tenant, request.prefix)
+    size = request.page_size or DEFAULT_PAGE
+    rest = [lease for lease in listing.leases if lease.resource > request.page_token]
+    page = rest[:size]
+    at_once = asyncio.Semaphore(_AT_ONCE)
+
+    async def to_lease_message(lease: NamedLease) -> pb.Lease:
+        async with at_once:
+            return to_message(lease, await keys.remaining_seconds(lease))
+
+    return pb.ListLeasesResponse(
+        leases=await asyncio.gather(*map(to_lease_message, page)),
+        next_page_token=page[-1].resource if len(rest) > size else "",
+        revision=compose_epoch(generation, listing.revision),
+    )
+
+
+# Claims that were made and never registered: a coordinator died in between, and nobody repeated the request.
+
+_log: Final = logging.getLogger(__name__)
+
+
+class UnregisteredLeaseSweeper:
+    """The duty `run`, in every replica. A lease is asked about until it is known to be registered."""
+
+    def __init__(
+        self, keys: NamedLeases, ledger: LeaseGrantClient, *, interval_seconds: float, patience_seconds: float
+    ) -> None:
+        self._keys, self._ledger = keys, ledger
+        self._interval_seconds, self._patience_seconds = interval_seconds, patience_seconds
+        self._registered: set[str] = set()
+        self._since: dict[str, float] = {}
+
+    async def run(self) -> None:
+        """Duty."""
+        while True:
+            await rest(self._interval_seconds * random.uniform(0.8, 1.2))
+            try:
+                await self._sweep()
+            except TenureError as error:
+                _log.warning("leases could not be compared with the ledger", extra={"error": error})
+
+    async def _sweep(self) -> None:
+        leases = {lease.record.claim_id: lease for lease in await self._keys.list_all()}
+        metrics.gauge("tenure_leases", float(len(leases)))
+        self._registered &= leases.keys()
+        unknown = [lease for claim_id, lease in leases.items() if claim_id not in self._registered]
+        for start in range(0, len(unknown), MAX_INSPECTED):
+            note_progress()
+            self._registered |= await self._ledger.registered(unknown[start : start + MAX_INSPECTED])
+        now = asyncio.get_running_loop().time()
+        unregistered = leases.keys() - self._registered
+        self._since = {claim_id: self._since.get(claim_id, now) for claim_id in unregistered}
+        for claim_id, since in self._since.items():
+            if now - since >= self._patience_seconds:
+                note_progress()
+                await self._delete(leases[claim_id])
+
+    async def _delete(self, lease: NamedLease) -> None:
+        facts = {"lease": lease.resource, "tenant": lease.tenant, "holder": lease.record.holder}
+        _log.warning("a lease that was never registered is deleted", extra=facts)
+        await self._keys.delete(lease)
 
 
 class LeaseServicer(LeaseServiceServicer):
@@ -34,10 +120,10 @@ class LeaseServicer(LeaseServiceServicer):
     def __init__(
         self,
         keys: NamedLeases,
-        ledger: LeaseLedger,
-        granting: Granting,
-        holding: Holding,
-        watching: Watching,
+        ledger: LeaseGrantClient,
+        granting: LeaseGranter,
+        holding: LeaseRenewal,
+        watching: LeaseWatch,
         issuer: Issuer,
         generation: Generation,
     ) -> None:
@@ -47,7 +133,7 @@ class LeaseServicer(LeaseServiceServicer):
 
     async def AcquireLease(self, request: pb.AcquireLeaseRequest, _context: Any) -> pb.AcquireLeaseResponse:
         ttl_seconds = math.ceil(seconds(request.ttl))
-        wanted = Wanted(current_tenant(), request.resource, request.holder, ttl_seconds, request.request_id)
+        wanted = LeaseRequest(current_tenant(), request.resource, request.holder, ttl_seconds, request.request_id)
         return pb.AcquireLeaseResponse(lease=await self._answer(await self._granting.acquire(wanted)))
 
     async def RenewLease(self, request: pb.RenewLeaseRequest, _context: Any) -> pb.RenewLeaseResponse:
@@ -63,21 +149,21 @@ class LeaseServicer(LeaseServiceServicer):
     async def TransferLease(self, request: pb.TransferLeaseRequest, _context: Any) -> pb.TransferLeaseResponse:
         target, by_operator = target_of(self._issuer, current_tenant(), request)
         ttl_seconds = math.ceil(seconds(request.ttl))
-        wanted = Wanted(current_tenant(), target.resource, request.holder, ttl_seconds, request.request_id)
+        wanted = LeaseRequest(current_tenant(), target.resource, request.holder, ttl_seconds, request.request_id)
         reason = LeaseReason.OPERATOR_TRANSFER if by_operator else LeaseReason.TRANSFERRED
         granted = await self._granting.transfer(target, wanted, reason, request.reason)
         return pb.TransferLeaseResponse(lease=await self._answer(granted))
 
     async def GetLease(self, request: pb.GetLeaseRequest, _context: Any) -> pb.GetLeaseResponse:
-        found = await self._keys.find(current_tenant(), request.resource)
-        if found is None:
+        lease = await self._keys.find(current_tenant(), request.resource)
+        if lease is None:
             last = await self._ledger.last_grant(request.resource)
             raise NotFound(
                 f"nobody holds {request.resource}",
                 reason="LEASE_NOT_HELD",
                 metadata={"last_epoch": str(last.grant.epoch)},
             )
-        return pb.GetLeaseResponse(lease=to_message(found, await self._keys.remaining_seconds(found)))
+        return pb.GetLeaseResponse(lease=to_message(lease, await self._keys.remaining_seconds(lease)))
 
     async def ListLeases(self, request: pb.ListLeasesRequest, _context: Any) -> pb.ListLeasesResponse:
         return await list_leases(self._keys, current_tenant(), self._generation.current(), request)
@@ -91,7 +177,7 @@ class LeaseServicer(LeaseServiceServicer):
     async def ListSigningKeys(self, _request: pb.ListSigningKeysRequest, _context: Any) -> pb.ListSigningKeysResponse:
         return pb.ListSigningKeysResponse(keys=self._issuer.signing_keys())
 
-    async def _answer(self, granted: Granted) -> pb.Lease:
+    async def _answer(self, granted: GrantedLease) -> pb.Lease:
         """Made by this call, it lives for its ttl from the sending at least; but it may be gone before we answer."""
         lease = granted.lease
         left_seconds = await self._keys.remaining_seconds(lease)
@@ -99,3 +185,34 @@ class LeaseServicer(LeaseServiceServicer):
             raise lost(Target(lease.resource, lease.epoch, lease.record.claim_id), None)
         remaining_seconds = left_seconds if granted.repeated else lease.record.ttl_seconds
         return to_holders_message(self._issuer, lease, remaining_seconds)
+
+
+# LeaseService put together, beside the sessions and claims of workers, with which it shares store and generation.
+
+
+def lease_service(
+    settings: CoordinatorSettings,
+    store: LeaseStore,
+    checkpoint: TenureChannel,
+    issuer: Issuer,
+    generation: Generation,
+    stopping: asyncio.Event,
+) -> tuple[LeaseServicer, UnregisteredLeaseSweeper]:
+    """The servicer, and the sweep that is to run as a duty."""
+    keys, ledger = store.leases, LeaseGrantClient(checkpoint)
+    servicer = LeaseServicer(
+        keys,
+        ledger,
+        LeaseGranter(keys, ledger, generation, most_per_tenant=settings.max_leases_per_tenant),
+        LeaseRenewal(keys, ledger, generation),
+        LeaseWatch(store, generation, stopping),
+        issuer,
+        generation,
+    )
+    sweeping = UnregisteredLeaseSweeper(
+        keys,
+        ledger,
+        interval_seconds=settings.reconcile_interval_seconds,
+        patience_seconds=settings.start_timeout_seconds,
+    )
+    return servicer, sweeping

@@ -8,8 +8,8 @@ from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from services.coordinator.leases.messages import to_message
-from tenure.domain.epochs import compose_epoch, split_epoch
 from tenure.domain.errors import LimitReached, OutOfRange, TenureError
+from tenure.domain.fencing import compose_epoch, split_epoch
 from tenure.runtime.rpc_server import draining
 from tenure.v1 import lease_service_pb2 as pb
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from services.coordinator.generation import Generation
     from services.coordinator.lease_store import LeaseStore
-    from services.coordinator.lease_store.lease_events import LeaseChange
+    from services.coordinator.lease_store.events import LeaseChange
 
 _Changes: TypeAlias = "asyncio.Queue[list[LeaseChange] | TenureError]"
 
@@ -29,7 +29,7 @@ _WAITING: Final = 8
 HEARTBEAT_SECONDS: Final = 5.0
 
 
-class Watching:
+class LeaseWatch:
     """The watches of this replica."""
 
     def __init__(self, store: LeaseStore, generation: Generation, stopping: asyncio.Event) -> None:
@@ -76,8 +76,8 @@ class Watching:
     async def _read(self, tenant: str, prefix: str, start: int, changes: _Changes) -> None:
         """Hands on what is found, and at last why there is no more."""
         try:
-            async with aclosing(self._store.watch_leases(tenant, prefix, start)) as found:
-                async for each in found:
+            async with aclosing(self._store.watch_leases(tenant, prefix, start)) as lease_changes:
+                async for each in lease_changes:
                     if each:
                         await changes.put(each)
         except TenureError as error:

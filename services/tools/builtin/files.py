@@ -10,9 +10,8 @@ from contextlib import closing, contextmanager, suppress
 from itertools import islice
 from typing import Final
 
-from services.tools.builtin.definitions import define
-from services.tools.tool import Arguments, CallContext, RunTool, Tool, ToolAnswer, ToolFailed, past_return
-from services.tools.workspace.bounds import Bounds, full_disk_told
+from services.tools.tool import Arguments, CallContext, RunTool, Tool, ToolAnswer, ToolFailure, define, past_return
+from services.tools.workspace.bounds import Bounds, reporting_full_disk
 from services.tools.workspace.directories import (
     MAX_DEPTH,
     TEMPORARY,
@@ -94,7 +93,7 @@ class _Files:
         """`work` on the open workspace of the call, with what the system says put into words."""
 
         def blocking(context: CallContext, arguments: Arguments) -> ToolAnswer:
-            with self._workspaces.opened(context.tenant, context.task_id) as workspace, _told(arguments):
+            with self._workspaces.opened(context.tenant, context.task_id) as workspace, _arguments(arguments):
                 return ToolAnswer(work(workspace, context, arguments))
 
         async def run(context: CallContext, arguments: Arguments) -> ToolAnswer:
@@ -115,22 +114,22 @@ class _Files:
             return part.decode("utf-8", errors="replace")
         part = _whole_characters(part)
         end = offset + len(part)
-        told = f"[bytes {offset} to {end} of {size}; offset {end} goes on]"
-        return f"{part.decode('utf-8', errors='replace')}\n{told}"
+        note = f"[bytes {offset} to {end} of {size}; offset {end} goes on]"
+        return f"{part.decode('utf-8', errors='replace')}\n{note}"
 
     def write(self, workspace: int, context: CallContext, arguments: Arguments) -> str:
         directories, name = _file_path(arguments["path"])
         content = arguments["content"].encode("utf-8", errors="replace")
         root = self._workspaces.directory(context.tenant, context.task_id)
         self._bounds.check_room(root, len(content), _new_entries(workspace, directories, name))
-        with full_disk_told(), entered(workspace, directories, make=True) as directory:
+        with reporting_full_disk(), entered(workspace, directories, make=True) as directory:
             write_file(name, content, directory, workspace, temporary=f"{TEMPORARY}{context.call_id}")
         return f"Wrote {len(content)} bytes to {arguments['path']}."
 
     def list(self, workspace: int, _context: CallContext, arguments: Arguments) -> str:
         path = arguments.get("path", "")
-        with entered(workspace, split_path(path)) as directory, closing(_lines(directory, "")) as found:
-            lines = list(islice(found, _MOST_ENTRIES + 1))
+        with entered(workspace, split_path(path)) as directory, closing(_lines(directory, "")) as result:
+            lines = list(islice(result, _MOST_ENTRIES + 1))
         if len(lines) > _MOST_ENTRIES:
             lines[-1] = f"[and more: only the first {_MOST_ENTRIES} are listed]"
         return "\n".join(lines) or "There are no files."
@@ -144,7 +143,7 @@ class _Files:
                 if remove_some_of(parts[-1], directory) if parts else empty_some(directory):
                     break
             else:
-                raise ToolFailed(f"{path!r} is not empty yet, or written to: delete it again.", "NOT_ALL_DELETED")
+                raise ToolFailure(f"{path!r} is not empty yet, or written to: delete it again.", "NOT_ALL_DELETED")
         return f"There is no {path} any more." if parts else "The workspace is empty."
 
 
@@ -159,7 +158,7 @@ def _new_entries(workspace: int, directories: tuple[str, ...], name: str) -> int
 def _file_path(path: str) -> tuple[tuple[str, ...], str]:
     parts = split_path(path)
     if not parts or path.endswith("/"):
-        raise ToolFailed(f"{path!r} does not name a file.", "BAD_PATH")
+        raise ToolFailure(f"{path!r} does not name a file.", "BAD_PATH")
     return parts[:-1], parts[-1]
 
 
@@ -192,11 +191,11 @@ def _lines(directory: int, prefix: str, depth: int = 0) -> Generator[str, None, 
 
 
 @contextmanager
-def _told(arguments: Arguments) -> Iterator[None]:
+def _arguments(arguments: Arguments) -> Iterator[None]:
     """What the system refuses, for the model: it may try another path."""
     try:
         yield
     except OSError as error:
         # ELOOP is how O_NOFOLLOW says that a component is a link.
         path = arguments.get("path", "")
-        raise ToolFailed(f"{path!r}: {error.strerror or error}.", type(error).__name__) from error
+        raise ToolFailure(f"{path!r}: {error.strerror or error}.", type(error).__name__) from error

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from services.tools.builtin.definitions import define
 from services.tools.sandbox import (
     MAX_CODE_BYTES,
     Sandbox,
@@ -18,7 +17,7 @@ from services.tools.sandbox import (
     SandboxStatus,
     SandboxUnavailable,
 )
-from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailed
+from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailure, define
 from services.tools.workspace.directories import Workspaces
 from tenure.domain.errors import Unavailable
 from tenure.domain.tools import EffectClass, OutcomeStatus, ProgramUsage
@@ -45,7 +44,7 @@ def python_tools(sandbox: Sandbox | SandboxUnavailable, workspaces: Workspaces, 
 
     async def run(context: CallContext, arguments: Arguments) -> ToolAnswer:
         if isinstance(sandbox, SandboxUnavailable):
-            raise ToolFailed(f"Programs cannot be run here: {sandbox}", "SANDBOX_UNAVAILABLE")
+            raise ToolFailure(f"Programs cannot be run here: {sandbox}", "SANDBOX_UNAVAILABLE")
         workspace = await asyncio.to_thread(workspaces.directory, context.tenant, context.task_id)
         try:
             result = await sandbox.run_python(
@@ -56,9 +55,9 @@ def python_tools(sandbox: Sandbox | SandboxUnavailable, workspaces: Workspaces, 
                 on_end=lambda ended: _report(context, ended),
             )
         except ValueError as error:
-            raise ToolFailed(str(error), "PROGRAM_TOO_LARGE") from error
+            raise ToolFailure(str(error), "PROGRAM_TOO_LARGE") from error
         except SandboxUnavailable as unavailable:
-            raise ToolFailed(f"The program was not run: {unavailable}", "SANDBOX_UNAVAILABLE") from unavailable
+            raise ToolFailure(f"The program was not run: {unavailable}", "SANDBOX_UNAVAILABLE") from unavailable
         return _answer(result)
 
     return [Tool(definition, run, lane=PYTHON_LANE, guard_seconds=_SETUP_SECONDS)]

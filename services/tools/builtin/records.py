@@ -17,8 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from services.tools.builtin.definitions import define
-from services.tools.tool import Arguments, CallContext, RunTool, Tool, ToolAnswer, ToolFailed, past_return
+from services.tools.tool import Arguments, CallContext, RunTool, Tool, ToolAnswer, ToolFailure, define, past_return
 from tenure.domain.tools import EffectClass, ToolDefinition
 
 _LOCK_SECONDS: Final = 5.0
@@ -47,7 +46,7 @@ def _definition(name: str, effect_class: EffectClass) -> ToolDefinition:
 def _run(directory: Path | None, threads: Executor, *, keyed: bool) -> RunTool:
     async def run(context: CallContext, arguments: Arguments) -> ToolAnswer:
         if directory is None:
-            raise ToolFailed("Records are not set up on this server.", "NOT_CONFIGURED")
+            raise ToolFailure("Records are not set up on this server.", "NOT_CONFIGURED")
         await asyncio.sleep(arguments.get("delay_ms", 0) / 1000)
         record = {"key": context.idempotency_key, "epoch": context.epoch, "line": arguments["line"]}
         path = directory / f"{arguments['file']}.jsonl"
@@ -84,7 +83,7 @@ def _write_whole(descriptor: int, size: int, line: bytes) -> None:
     except OSError as error:
         os.ftruncate(descriptor, size)
         if error.errno in _NO_ROOM:
-            raise ToolFailed("There is no room on the disk: nothing was appended.", "STORAGE_FULL") from error
+            raise ToolFailure("There is no room on the disk: nothing was appended.", "STORAGE_FULL") from error
         raise
 
 
@@ -96,5 +95,5 @@ def _lock(descriptor: int) -> None:
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise ToolFailed("The record is locked by somebody else.", "LOCKED") from None
+                raise ToolFailure("The record is locked by somebody else.", "LOCKED") from None
         time.sleep(_LOCK_POLL_SECONDS)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from services.tools.builtin.definitions import define
-from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailed
+from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailure, define
 from tenure.domain.sub_agents import MAX_GOAL_CHARACTERS, MAX_TOOLS, MOST_TOKENS, SPAWN_SUB_AGENTS
 from tenure.domain.task import MOST_FAN_OUT
 from tenure.domain.tools import EffectClass
@@ -140,4 +139,4 @@ def _tool(name: str, description: str, properties: dict[str, Any], *, required: 
 
 
 async def _run(_context: CallContext, _arguments: Arguments) -> ToolAnswer:
-    raise ToolFailed("This call is not executed: the task's own loop has to wait for its answer.", "WAITS")
+    raise ToolFailure("This call is not executed: the task's own loop has to wait for its answer.", "WAITS")

@@ -2,26 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, Protocol
 from uuid import UUID
 
-from services.tools.calls.accept_rules import Answer, Conclude, Doubt, FenceRow, Here, Join, Run, Verdict, admit, decide
-from services.tools.calls.locks import (
-    ask_for_calls,
-    ask_for_fences,
-    locked_calls,
-    locked_fences,
-    make_fences,
-    raise_fences,
+from services.tools.calls.accept_rules import (
+    AnswerFromRecord,
+    ConcludeCall,
+    JoinCall,
+    MarkInDoubt,
+    RunCall,
+    RunnerIdentity,
+    ToolFenceRow,
+    Verdict,
+    admit,
+    decide,
 )
-from services.tools.calls.records import Asked, CallKey, CallRow, pack_outcome
-from services.tools.calls.refusals import Refusal, insert_refusals
+from services.tools.calls.audit_log import RefusedCall, insert_refusals
+from services.tools.calls.records import CallKey, CallRequest, CallRow, pack_outcome
 from services.tools.statements import QUERIES
 from tenure.domain.errors import AlreadyExists, StaleEpoch, TenureError
-from tenure.domain.tools import CallState, Outcome
+from tenure.domain.fencing import Fence
+from tenure.domain.tools import CallState, EffectClass, Outcome
 from tenure.runtime.postgres import Connection
+
+# Reading fences and calls under the locks that decisions are made with, and writing fences back.
+
+
+class SqlCursor(Protocol):
+    """An answer on its way."""
+
+    async def fetchall(self) -> list[Any]: ...
+
+
+async def lock_fences(postgres: Connection, tenants: Mapping[UUID, str]) -> dict[UUID, ToolFenceRow]:
+    """The fences of these tasks, made where they are not there yet. Their locks last as long as the transaction."""
+    fences = await locked_fences(await send_fence_query(postgres, tenants))
+    missing = {task_id: tenant for task_id, tenant in tenants.items() if task_id not in fences}
+    return fences | await make_fences(postgres, missing) if missing else fences
+
+
+async def send_fence_query(postgres: Connection, tenants: Iterable[UUID]) -> SqlCursor:
+    """Lock those that are there."""
+    return await postgres.execute(QUERIES.lock_fences, {"task_ids": sorted(tenants)})
+
+
+async def make_fences(postgres: Connection, missing: Mapping[UUID, str]) -> dict[UUID, ToolFenceRow]:
+    """Fences that were not there; another replica may be making them too, and raise them before they are locked."""
+    task_ids = sorted(missing)
+    await postgres.execute(
+        QUERIES.ensure_fences, {"task_ids": task_ids, "tenants": [missing[task_id] for task_id in task_ids]}
+    )
+    return await locked_fences(await send_fence_query(postgres, task_ids))
+
+
+async def locked_fences(cursor: SqlCursor) -> dict[UUID, ToolFenceRow]:
+    """What was asked for."""
+    return {row[0]: ToolFenceRow(Fence(row[2], row[3]), row[4]) for row in await cursor.fetchall()}
+
+
+async def raise_fences(postgres: Connection, fences: Mapping[UUID, ToolFenceRow]) -> None:
+    """Write fences that lock_fences has locked."""
+    if not fences:
+        return
+    rows = fences.values()
+    await postgres.execute(
+        QUERIES.raise_fences,
+        {
+            "task_ids": list(fences),
+            "epochs": [row.current.epoch for row in rows],
+            "claim_ids": [row.current.claim_id for row in rows],
+            "closed": [row.closed for row in rows],
+        },
+    )
+
+
+async def send_call_query(postgres: Connection, keys: Sequence[CallKey]) -> SqlCursor:
+    """Lock the records of these calls, as far as there are any; after their fences."""
+    return await postgres.execute(
+        QUERIES.lock_calls, {"task_ids": [key.task_id for key in keys], "call_ids": [key.call_id for key in keys]}
+    )
+
+
+async def locked_calls(cursor: SqlCursor) -> dict[CallKey, CallRow]:
+    """What was asked for."""
+    return {row.key: row for row in map(_call_row, await cursor.fetchall())}
+
+
+def _call_row(row: tuple[Any, ...]) -> CallRow:
+    return CallRow(
+        key=CallKey(row[0], row[1]),
+        effect_class=EffectClass(row[2]),
+        arguments_hash=row[3],
+        state=CallState(row[4]),
+        call_attempt=row[5],
+        fence=Fence(row[6], row[7]),
+        runner_id=row[8],
+        runner_alive=row[9],
+        outcome=row[10],
+        runner_gone=row[11],
+        doubt_note=row[12],
+    )
+
 
 METHOD: Final = "Execute"
 
@@ -30,59 +113,59 @@ METHOD: Final = "Execute"
 class _Change:
     """A call's new standing."""
 
-    asked: Asked
+    request: CallRequest
     state: CallState
     call_attempt: int
     outcome: Outcome | None = None
 
 
 @dataclass(slots=True)
-class Accepting:
+class AcceptBatch:
     """A batch while it is decided: each call's verdict, and what is to be written for all of them."""
 
-    fences: dict[UUID, FenceRow]
+    fences: dict[UUID, ToolFenceRow]
     rows: dict[CallKey, CallRow]
-    raised: dict[UUID, FenceRow] = field(default_factory=dict)
+    raised: dict[UUID, ToolFenceRow] = field(default_factory=dict)
     inserts: list[_Change] = field(default_factory=list)
     changes: list[_Change] = field(default_factory=list)
-    refusals: list[Refusal] = field(default_factory=list)
+    refusals: list[RefusedCall] = field(default_factory=list)
 
-    def decide(self, asked: Asked, here: Here) -> Verdict | TenureError:
+    def decide(self, request: CallRequest, here: RunnerIdentity) -> Verdict | TenureError:
         """One call; those before it in the batch may have raised its fence."""
-        task_id = asked.key.task_id
-        fence = admit(self.fences[task_id], asked.fence)
+        task_id = request.key.task_id
+        fence = admit(self.fences[task_id], request.fence)
         if isinstance(fence, StaleEpoch):
-            self.refusals.append(Refusal.of(METHOD, task_id, asked.claims, fence))
+            self.refusals.append(RefusedCall.of(METHOD, task_id, request.claims, fence))
             return fence
         if fence != self.fences[task_id]:
             self.fences[task_id] = self.raised[task_id] = fence
-        row = self.rows.get(asked.key)
-        verdict = decide(row, asked, here)
+        row = self.rows.get(request.key)
+        verdict = decide(row, request, here)
         if not isinstance(verdict, AlreadyExists):
-            self._note_new(asked, verdict) if row is None else self._note(asked, row, verdict)
+            self._note_new(request, verdict) if row is None else self._note(request, row, verdict)
         return verdict
 
-    def _note_new(self, asked: Asked, verdict: Verdict) -> None:
+    def _note_new(self, request: CallRequest, verdict: Verdict) -> None:
         match verdict:
-            case Run(call_attempt):
-                self.inserts.append(_Change(asked, CallState.ACCEPTED, call_attempt))
-            case Doubt(call_attempt):
-                self.inserts.append(_Change(asked, CallState.IN_DOUBT, call_attempt))
-            case Conclude(outcome) | Answer(outcome):
-                self.inserts.append(_Change(asked, CallState.FINISHED, outcome.call_attempt, outcome))
+            case RunCall(call_attempt):
+                self.inserts.append(_Change(request, CallState.ACCEPTED, call_attempt))
+            case MarkInDoubt(call_attempt):
+                self.inserts.append(_Change(request, CallState.IN_DOUBT, call_attempt))
+            case ConcludeCall(outcome) | AnswerFromRecord(outcome):
+                self.inserts.append(_Change(request, CallState.FINISHED, outcome.call_attempt, outcome))
 
-    def _note(self, asked: Asked, row: CallRow, verdict: Verdict) -> None:
+    def _note(self, request: CallRequest, row: CallRow, verdict: Verdict) -> None:
         match verdict:
-            case Run(call_attempt):
-                self.changes.append(_Change(asked, CallState.ACCEPTED, call_attempt))
-            case Doubt(call_attempt):
-                self.changes.append(_Change(asked, CallState.IN_DOUBT, call_attempt))
-            case Conclude(outcome):
-                self.changes.append(_Change(asked, CallState.FINISHED, outcome.call_attempt, outcome))
-            case Join(call_attempt) if asked.fence != row.fence:
+            case RunCall(call_attempt):
+                self.changes.append(_Change(request, CallState.ACCEPTED, call_attempt))
+            case MarkInDoubt(call_attempt):
+                self.changes.append(_Change(request, CallState.IN_DOUBT, call_attempt))
+            case ConcludeCall(outcome):
+                self.changes.append(_Change(request, CallState.FINISHED, outcome.call_attempt, outcome))
+            case JoinCall(call_attempt) if request.fence != row.fence:
                 # It runs on under the new claim: its record names the one that last authorised it.
-                self.changes.append(_Change(asked, CallState.STARTED, call_attempt))
-            case Join() | Answer():
+                self.changes.append(_Change(request, CallState.STARTED, call_attempt))
+            case JoinCall() | AnswerFromRecord():
                 pass
 
     async def write(self, postgres: Connection, runner_id: UUID) -> None:
@@ -95,38 +178,38 @@ class Accepting:
         await insert_refusals(postgres, self.refusals)
 
 
-async def begin_accepting(postgres: Connection, batch: Sequence[Asked]) -> Accepting:
+async def begin_accepting(postgres: Connection, batch: Sequence[CallRequest]) -> AcceptBatch:
     """Lock and read what the batch is about: the fences first, then the calls."""
-    tenants = {asked.key.task_id: asked.claims.tenant for asked in batch}
-    asked_fences = await ask_for_fences(postgres, tenants)
-    asked_calls = await ask_for_calls(postgres, [asked.key for asked in batch])
+    tenants = {request.key.task_id: request.claims.tenant for request in batch}
+    asked_fences = await send_fence_query(postgres, tenants)
+    asked_calls = await send_call_query(postgres, [request.key for request in batch])
     fences, rows = await locked_fences(asked_fences), await locked_calls(asked_calls)
     if missing := {task_id: tenant for task_id, tenant in tenants.items() if task_id not in fences}:
         fences |= await make_fences(postgres, missing)
         # Nothing was locked when these calls were read: another replica may have made fence and call since.
-        again = [asked.key for asked in batch if asked.key.task_id in missing]
-        rows |= await locked_calls(await ask_for_calls(postgres, again))
-    return Accepting(fences, rows)
+        again = [request.key for request in batch if request.key.task_id in missing]
+        rows |= await locked_calls(await send_call_query(postgres, again))
+    return AcceptBatch(fences, rows)
 
 
 def _insert_columns(inserts: Sequence[_Change]) -> dict[str, list[object]]:
     return {
-        "tools": [insert.asked.tool for insert in inserts],
-        "effect_classes": [insert.asked.effect_class.value for insert in inserts],
-        "hashes": [insert.asked.arguments_hash for insert in inserts],
-        "arguments": [insert.asked.arguments_json for insert in inserts],
+        "tools": [insert.request.tool for insert in inserts],
+        "effect_classes": [insert.request.effect_class.value for insert in inserts],
+        "hashes": [insert.request.arguments_hash for insert in inserts],
+        "arguments": [insert.request.arguments_json for insert in inserts],
         **_change_columns(inserts),
     }
 
 
 def _change_columns(changes: Sequence[_Change]) -> dict[str, list[object]]:
     return {
-        "task_ids": [change.asked.key.task_id for change in changes],
-        "call_ids": [change.asked.key.call_id for change in changes],
+        "task_ids": [change.request.key.task_id for change in changes],
+        "call_ids": [change.request.key.call_id for change in changes],
         "states": [change.state.value for change in changes],
         "attempts": [change.call_attempt for change in changes],
-        "epochs": [change.asked.fence.epoch for change in changes],
-        "claim_ids": [change.asked.fence.claim_id for change in changes],
-        "acts_elsewhere": [change.asked.acts_elsewhere for change in changes],
+        "epochs": [change.request.fence.epoch for change in changes],
+        "claim_ids": [change.request.fence.claim_id for change in changes],
+        "acts_elsewhere": [change.request.acts_elsewhere for change in changes],
         "outcomes": [b"" if change.outcome is None else pack_outcome(change.outcome) for change in changes],
     }

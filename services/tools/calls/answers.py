@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from services.tools.calls.records import CallStanding
-from services.tools.calls.refusals import KeptRefusal
+from services.tools.calls.audit_log import StoredRefusal
+from services.tools.calls.records import CallSummary
 from services.tools.calls.runs import Event, Output, Started
-from tenure.domain.shown import cut
+from tenure.domain.truncation import cut
 from tenure.v1 import token_pb2, tool_pb2, tool_service_pb2
-from tenure.wire.enums import CALL_STATES, EFFECT_CLASSES
-from tenure.wire.times import timestamp
-from tenure.wire.tools import outcome_to_wire
+from tenure.wire.common import CALL_STATES, EFFECT_CLASSES, timestamp
+from tenure.wire.tool import outcome_to_wire
 
 MOST_CONTENT_BYTES: Final = 2 * 1024 * 1024
 
@@ -39,12 +38,12 @@ def _field(event: Event) -> dict[str, Any]:
             return {"outcome": outcome_to_wire(outcome)}
 
 
-def fence_response(standings: Sequence[CallStanding]) -> tool_service_pb2.FenceResponse:
+def fence_response(statuses: Sequence[CallSummary]) -> tool_service_pb2.FenceResponse:
     """All calls, by call_id. Together their contents must fit a message: the newest keep theirs, older ones are cut."""
     left_bytes = MOST_CONTENT_BYTES
     records = []
-    for standing in reversed(standings):
-        record = _record(standing, left_bytes)
+    for status in reversed(statuses):
+        record = _record(status, left_bytes)
         left_bytes -= len(record.outcome.content.encode())
         records.append(record)
     return tool_service_pb2.FenceResponse(calls=sorted(records, key=lambda record: _order(record.call_id)))
@@ -55,25 +54,25 @@ def _order(call_id: str) -> tuple[int, int]:
     return int(step), int(index)
 
 
-def _record(standing: CallStanding, left_bytes: int) -> tool_pb2.CallRecord:
+def _record(status: CallSummary, left_bytes: int) -> tool_pb2.CallRecord:
     record = tool_pb2.CallRecord(
-        call_id=standing.call_id,
-        tool=standing.tool,
-        effect_class=EFFECT_CLASSES.to_wire(standing.effect_class),
-        state=CALL_STATES.to_wire(standing.state),
-        call_attempt=standing.call_attempt,
-        epoch=standing.epoch,
+        call_id=status.call_id,
+        tool=status.tool,
+        effect_class=EFFECT_CLASSES.to_wire(status.effect_class),
+        state=CALL_STATES.to_wire(status.state),
+        call_attempt=status.call_attempt,
+        epoch=status.epoch,
     )
-    if standing.started_at is not None:
-        record.start_time.CopyFrom(timestamp(standing.started_at))
-    if standing.outcome is not None:
-        content, was_cut = cut(standing.outcome.content, max(0, left_bytes))
-        told = replace(standing.outcome, content=content, truncated=standing.outcome.truncated or was_cut)
-        record.outcome.CopyFrom(outcome_to_wire(told))
+    if status.started_at is not None:
+        record.start_time.CopyFrom(timestamp(status.started_at))
+    if status.outcome is not None:
+        content, was_cut = cut(status.outcome.content, max(0, left_bytes))
+        outcome = replace(status.outcome, content=content, truncated=status.outcome.truncated or was_cut)
+        record.outcome.CopyFrom(outcome_to_wire(outcome))
     return record
 
 
-def refused_write(refusal: KeptRefusal) -> token_pb2.RefusedWrite:
+def refused_write(refusal: StoredRefusal) -> token_pb2.RefusedWrite:
     """A line of the trail."""
     return token_pb2.RefusedWrite(
         task_id=refusal.task_id,

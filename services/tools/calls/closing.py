@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
+from services.tools.calls.accept import lock_fences, raise_fences
 from services.tools.calls.accept_rules import admit_fence
-from services.tools.calls.locks import lock_fences, raise_fences
-from services.tools.calls.measures import count_doubts
-from services.tools.calls.records import CallStanding, unpack_outcome
-from services.tools.calls.refusals import Refusal, insert_refusals, tell_refusals
-from services.tools.calls.runs import Runs
+from services.tools.calls.audit_log import RefusedCall, insert_refusals, log_refusals
+from services.tools.calls.metrics import count_calls_in_doubt
+from services.tools.calls.records import CallSummary, unpack_outcome
+from services.tools.calls.runs import RunningCalls
 from services.tools.statements import QUERIES
-from tenure.domain.errors import StaleEpoch
-from tenure.domain.token import Claims
+from tenure.domain.errors import StaleEpoch, Unavailable
+from tenure.domain.fencing import Claims
 from tenure.domain.tools import CallState, EffectClass
-from tenure.runtime.duties import rest
-from tenure.runtime.failpoint import failpoint
+from tenure.runtime import metrics
+from tenure.runtime.failpoints import failpoint
 from tenure.runtime.postgres import Connection, Pool, connection, in_transaction
+from tenure.runtime.process import rest
+
+if TYPE_CHECKING:
+    from services.tools.workspace.sweep import WorkspaceSweep
 
 _log: Final = logging.getLogger(__name__)
 METHOD: Final = "Fence"
@@ -35,13 +39,13 @@ class ClosingTimes:
     watch_seconds: float = 0.2
 
 
-class Closing:
+class FenceCloser:
     """Raises and closes fences, and stops what runs here when another replica closed one."""
 
-    def __init__(self, pool: Pool, runs: Runs, times: ClosingTimes | None = None) -> None:
+    def __init__(self, pool: Pool, runs: RunningCalls, times: ClosingTimes | None = None) -> None:
         self._pool, self._runs, self._times = pool, runs, times or ClosingTimes()
 
-    async def fence(self, claims: Claims, task_id: UUID, *, close: bool) -> list[CallStanding]:
+    async def fence(self, claims: Claims, task_id: UUID, *, close: bool) -> list[CallSummary]:
         """How every call of the task stands, afterwards. Repeatable. Raises StaleEpoch."""
         await self._raise_fence(claims, task_id, close=close)
         if close:
@@ -57,14 +61,14 @@ class Closing:
     async def _raise_fence(self, claims: Claims, task_id: UUID, *, close: bool) -> None:
         await failpoint("tools.before_fence")
 
-        async def work(postgres: Connection) -> Refusal | int:
+        async def work(postgres: Connection) -> RefusedCall | int:
             return await self._raise(postgres, claims, task_id, close=close)
 
         done = await in_transaction(self._pool, work)
-        if isinstance(done, Refusal):
-            tell_refusals([done])
+        if isinstance(done, RefusedCall):
+            log_refusals([done])
             raise StaleEpoch(presented=done.presented_epoch, current=done.current_epoch)
-        count_doubts(done)
+        count_calls_in_doubt(done)
         await failpoint("tools.after_fence")
 
     async def _stop(self, claims: Claims, task_id: UUID) -> None:
@@ -81,14 +85,14 @@ class Closing:
                         self._runs.stop_task(task_id, epoch)
             await rest(self._times.watch_seconds)
 
-    async def _raise(self, postgres: Connection, claims: Claims, task_id: UUID, *, close: bool) -> Refusal | int:
+    async def _raise(self, postgres: Connection, claims: Claims, task_id: UUID, *, close: bool) -> RefusedCall | int:
         """In one transaction with calling off what has not started: nothing can start after it. Says how many
         calls that put in doubt.
         """
         current = (await lock_fences(postgres, {task_id: claims.tenant}))[task_id]
         fence = admit_fence(current, claims.fence, close=close)
         if isinstance(fence, StaleEpoch):
-            refusal = Refusal.of(METHOD, task_id, claims, fence)
+            refusal = RefusedCall.of(METHOD, task_id, claims, fence)
             await insert_refusals(postgres, [refusal])
             return refusal
         if fence != current:
@@ -110,19 +114,19 @@ class Closing:
     async def _is_settled(self, task_id: UUID) -> bool:
         async with connection(self._pool) as postgres:
             await failpoint("tools.before_settle")
-            count_doubts((await postgres.execute(QUERIES.settle_dead, {"task_id": task_id})).rowcount)
+            count_calls_in_doubt((await postgres.execute(QUERIES.settle_dead, {"task_id": task_id})).rowcount)
             await failpoint("tools.after_settle")
             row = await (await postgres.execute(QUERIES.is_any_started, {"task_id": task_id})).fetchone()
         return row is not None and not row[0]
 
-    async def _standing(self, task_id: UUID) -> list[CallStanding]:
+    async def _standing(self, task_id: UUID) -> list[CallSummary]:
         async with connection(self._pool) as postgres:
             rows = await (await postgres.execute(QUERIES.task_calls, {"task_id": task_id})).fetchall()
         return [_standing(row) for row in rows]
 
 
-def _standing(row: tuple[Any, ...]) -> CallStanding:
-    return CallStanding(
+def _standing(row: tuple[Any, ...]) -> CallSummary:
+    return CallSummary(
         call_id=row[0],
         tool=row[1],
         effect_class=EffectClass(row[2]),
@@ -132,3 +136,36 @@ def _standing(row: tuple[Any, ...]) -> CallStanding:
         outcome=None if row[6] is None else unpack_outcome(row[6]),
         started_at=row[7],
     )
+
+
+# Forget: what the tools have of a task that the ledger has pruned goes. All but its fence.
+
+CALLS_A_BATCH: Final = 200
+
+
+class CallForgetter:
+    """Repeatable at every point: what is half done is done again, by whatever replica is asked."""
+
+    def __init__(self, pool: Pool, closing: FenceCloser, workspaces: WorkspaceSweep) -> None:
+        self._pool, self._closing, self._workspaces = pool, closing, workspaces
+
+    async def forget(self, claims: Claims, task_id: UUID) -> None:
+        """Raises StaleEpoch, and Unavailable (CALL_STILL_RUNS) while something of the task runs."""
+        if not await self._closing.end(claims, task_id):
+            raise Unavailable("a call of this task still runs", reason="CALL_STILL_RUNS", retry_after_seconds=5.0)
+        await failpoint("tools.before_forget")
+        # Marked first: a stale caller leaves no trail from then on, so that nothing comes after what is deleted.
+        async with connection(self._pool) as postgres:
+            await postgres.execute(QUERIES.forget_task, {"task_id": task_id})
+            await postgres.execute(QUERIES.forget_refusals, {"task_id": task_id})
+        while await self._forget_calls(task_id) == CALLS_A_BATCH:
+            pass
+        await failpoint("tools.after_forget")
+        metrics.count("tenure_forgotten_tasks_total")
+        self._workspaces.hand_in(claims.tenant, str(task_id))
+
+    async def _forget_calls(self, task_id: UUID) -> int:
+        """A bounded number; how many went."""
+        async with connection(self._pool) as postgres:
+            cursor = await postgres.execute(QUERIES.forget_calls, {"task_id": task_id, "limit": CALLS_A_BATCH})
+            return cursor.rowcount

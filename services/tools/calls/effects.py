@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, Protocol
 
-from services.tools.calls.runs import STOPPING_SECONDS, Run, Stop
-from services.tools.tool import Arguments, CallContext, RunnerStopped, Tool, ToolAnswer, ToolFailed, ToolInDoubt
+from services.tools.calls.runs import STOPPING_SECONDS, RunningCall, StopReason
+from services.tools.tool import Arguments, CallContext, RunnerStopped, Tool, ToolAnswer, ToolFailure, ToolInDoubt
 from tenure.domain.errors import TryLater
 from tenure.domain.in_doubt import MAY_HAVE_HAPPENED
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
@@ -47,12 +47,14 @@ class MayBegin(Protocol):
         """Whether that life goes on. One elsewhere that had to be connected to first may begin later than in time."""
 
 
-class Effect:
+class ToolEffect:
     """One effect."""
 
-    def __init__(self, run: Run, tool: Tool, arguments: Arguments, context: CallContext, may_begin: MayBegin) -> None:
+    def __init__(
+        self, run: RunningCall, tool: Tool, arguments: Arguments, context: CallContext, may_begin: MayBegin
+    ) -> None:
         self._run, self._tool, self._arguments = run, tool, arguments
-        self._context = replace(context, vouch_unsent=self._note_unsent, check_may_begin=self._check_may_begin)
+        self._context = replace(context, mark_not_sent=self._mark_not_sent, check_may_begin=self._check_may_begin)
         self._may_begin = may_begin
         self._began_at = 0.0
         self._timed_out = self._is_unsent = False
@@ -85,10 +87,10 @@ class Effect:
         self._run.mark_started()
         try:
             return self._outcome(await self._tool.run(self._context, self._arguments))
-        except ToolFailed as failure:
+        except ToolFailure as failure:
             return self._outcome(ToolAnswer(failure.message, OutcomeStatus.FAILED, failure.detail))
-        except ToolInDoubt as doubt:
-            return self._unknown(doubt.message)
+        except ToolInDoubt as in_doubt:
+            return self._unknown(in_doubt.message)
         except (RunnerStopped, NeverBegan):
             raise  # no outcome: it is begun again, or others judge
         except TryLater as refusal:
@@ -104,8 +106,8 @@ class Effect:
         """The end of a call of which its tool does not know whether it had its effect."""
         if not self._tool.definition.effect_class.may_run_again:
             raise ToolInDoubt(message)
-        words = f"{message} It is not known whether it had its effect."
-        return self._outcome(ToolAnswer(words, OutcomeStatus.FAILED, MAY_HAVE_HAPPENED))
+        text = f"{message} It is not known whether it had its effect."
+        return self._outcome(ToolAnswer(text, OutcomeStatus.FAILED, MAY_HAVE_HAPPENED))
 
     def _put_off(self, refusal: TryLater) -> Outcome:
         """The end of a call whose tool said "try later" after it was begun. Raises PutOff if it may run again."""
@@ -114,13 +116,13 @@ class Effect:
         may_run_again = self._is_unsent or self._tool.definition.effect_class.may_run_again
         if may_run_again and self._run.call_attempt < MOST_ATTEMPTS:
             raise PutOff(refusal, may_have_begun=not self._is_unsent) from refusal
-        words = f"The tool {self._tool.name} did not carry this out now ({refusal.message})."
+        message = f"The tool {self._tool.name} did not carry this out now ({refusal.message})."
         if self._is_unsent:
-            answer = ToolAnswer(f"{words} Nothing was done: try again later.", OutcomeStatus.FAILED, refusal.reason)
+            answer = ToolAnswer(f"{message} Nothing was done: try again later.", OutcomeStatus.FAILED, refusal.reason)
             return self._outcome(answer)
-        return self._unknown(words)
+        return self._unknown(message)
 
-    def _note_unsent(self) -> None:
+    def _mark_not_sent(self) -> None:
         self._is_unsent = True
 
     def _check_may_begin(self, sent_before: bool) -> None:
@@ -141,27 +143,27 @@ class Effect:
             _log.error("the tool %s does not stop when asked to", self._tool.name)
         if gone and self._is_unsent and not self._timed_out:
             raise NeverBegan
-        if self._run.stop in {Stop.LAPSED, Stop.DRAINED}:
+        if self._run.stop in {StopReason.LAPSED, StopReason.DRAINED}:
             raise RunnerStopped
         clause, status, detail = self._why_stopped()
         effect_class = self._tool.definition.effect_class
         if gone and self._is_unsent:
             return self._outcome(ToolAnswer(f"{clause.format('stopped')}. {_UNSENT}", status, detail))
-        asked = clause.format("asked to stop") + (". " if gone else ", and has not stopped yet. ")
+        asked_to_stop_message = clause.format("asked to stop") + (". " if gone else ", and has not stopped yet. ")
         if self._leaves_doubt or (not gone and not effect_class.may_run_again):
-            raise ToolInDoubt(asked.rstrip())
-        told = clause.format("stopped") + ". " if gone else asked
+            raise ToolInDoubt(asked_to_stop_message.rstrip())
+        message = clause.format("stopped") + ". " if gone else asked_to_stop_message
         if effect_class is not EffectClass.PURE:
-            told += "What it did until then has happened." if gone else "What it does may still happen."
-        return self._outcome(ToolAnswer(told.rstrip(), status, detail))
+            message += "What it did until then has happened." if gone else "What it does may still happen."
+        return self._outcome(ToolAnswer(message.rstrip(), status, detail))
 
     def _why_stopped(self) -> tuple[str, OutcomeStatus, str]:
         """In words with a gap for how far that came."""
         if self._timed_out:
             return f"It took longer than {self._limit_seconds:g} s and was {{}}", OutcomeStatus.TIMED_OUT, "TIMEOUT"
-        if self._run.stop is Stop.FENCED:
-            words = "It was {} because its task was ended under a newer epoch"
-            return words, OutcomeStatus.CANCELLED, "FENCED"
+        if self._run.stop is StopReason.FENCED:
+            message = "It was {} because its task was ended under a newer epoch"
+            return message, OutcomeStatus.CANCELLED, "FENCED"
         return "It was {} because its task was ended", OutcomeStatus.CANCELLED, "CANCELLED"
 
     def _outcome(self, answer: ToolAnswer) -> Outcome:

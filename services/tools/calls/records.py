@@ -8,12 +8,11 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from tenure.domain.epochs import Fence
+from tenure.domain.fencing import Claims, Fence
 from tenure.domain.in_doubt import Happened, Resolution
-from tenure.domain.token import Claims
 from tenure.domain.tools import CallState, EffectClass, Outcome
 from tenure.v1 import tool_pb2
-from tenure.wire.tools import outcome_to_domain, outcome_to_wire
+from tenure.wire.tool import outcome_to_domain, outcome_to_wire
 
 
 class CallKey(NamedTuple):
@@ -29,7 +28,7 @@ class CallKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CallRequest:
     """An Execute, checked. `clear`: its outcome when that is known without running anything. `traceparent`: the span
     of who asks, "" for none. `timeout_seconds`: how long its task lets it run; 0: as long as the tool does.
     `output_limit_bytes`: how much the model can be shown, 0: as much as the tool may. `resolution`: a person's word,
@@ -55,8 +54,8 @@ class Asked:
     @property
     def size_bytes(self) -> int:
         """What it brings along."""
-        said = self.resolution.decision if self.resolution is not None else None
-        return len(self.arguments_json) + (len(said.result.encode()) if isinstance(said, Happened) else 0)
+        message = self.resolution.decision if self.resolution is not None else None
+        return len(self.arguments_json) + (len(message.result.encode()) if isinstance(message, Happened) else 0)
 
     @property
     def arguments_hash(self) -> bytes:
@@ -84,7 +83,7 @@ class CallRow:
 
 
 @dataclass(frozen=True, slots=True)
-class CallStanding:
+class CallSummary:
     """A call as Fence tells it."""
 
     call_id: str

@@ -13,22 +13,21 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Self, TypeVar
 
-from services.tools.calls.effects import BEGINS_WITHIN_SECONDS, Effect, NeverBegan, PutOff
-from services.tools.calls.finish import Finish
-from services.tools.calls.measures import count_doubts, count_outcome, outcome_attributes
-from services.tools.calls.records import Asked, pack_outcome
-from services.tools.calls.runs import STOPPING_SECONDS, Displaced, Run, Runs, Stop
-from services.tools.calls.start import Start, release_start, withdraw_start
+from services.tools.calls.effects import BEGINS_WITHIN_SECONDS, NeverBegan, PutOff, ToolEffect
+from services.tools.calls.metrics import count_calls_in_doubt, count_outcome, outcome_attributes
+from services.tools.calls.records import CallRequest, pack_outcome
+from services.tools.calls.runs import STOPPING_SECONDS, RunningCall, RunningCalls, StopReason, Superseded
+from services.tools.calls.start_and_finish import OutcomeMark, StartMark, release_start, withdraw_start
 from services.tools.output import OutputKeeper
 from services.tools.runners.liveness import Liveness
-from services.tools.tool import CallContext, RunnerStopped, Tool, ToolInDoubt, Work
-from tenure.domain.epochs import describe_epoch
+from services.tools.tool import CallContext, RunnerStopped, Tool, ToolInDoubt, ToolWork
 from tenure.domain.errors import LimitReached, TenureError, TryLater, Unavailable
+from tenure.domain.fencing import describe_epoch
 from tenure.domain.in_doubt import MAY_HAVE_HAPPENED, outcome_in_doubt
 from tenure.domain.tools import CallState, Outcome, OutcomeStatus
 from tenure.runtime import semconv
 from tenure.runtime.batching import AGAIN, Batcher
-from tenure.runtime.failpoint import failpoint
+from tenure.runtime.failpoints import failpoint
 from tenure.runtime.logs import log_context
 from tenure.runtime.postgres import Pool
 from tenure.runtime.telemetry import span
@@ -51,11 +50,11 @@ class RunnerLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Writers:
+class CallWriters:
     """The batchers a runner writes with."""
 
-    starts: Batcher[Start, bool]
-    finishes: Batcher[Finish, bool]
+    starts: Batcher[StartMark, bool]
+    finishes: Batcher[OutcomeMark, bool]
 
 
 class Runner:
@@ -64,9 +63,9 @@ class Runner:
     def __init__(
         self,
         pool: Pool,
-        runs: Runs,
+        runs: RunningCalls,
         liveness: Liveness,
-        writers: Writers,
+        writers: CallWriters,
         keeper: OutputKeeper,
         limits: RunnerLimits,
     ) -> None:
@@ -83,7 +82,7 @@ class Runner:
     async def __aexit__(self, *_: object) -> None:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._limits.drain_seconds)
-        await self.runs.stop_all(Stop.DRAINED)
+        await self.runs.stop_all(StopReason.DRAINED)
         if self._tasks:  # what was not sent yet takes its start back
             await asyncio.wait(self._tasks, timeout=STOPPING_SECONDS)
         left = list(self._tasks)
@@ -96,33 +95,36 @@ class Runner:
         if len(self._tasks) >= self._limits.max_accepted:
             raise LimitReached("too many calls wait to be run", reason="TOO_MANY_CALLS", retry_after_seconds=1.0)
 
-    def begin(self, asked: Asked, work: Work, call_attempt: int) -> Run:
+    def begin(self, request: CallRequest, work: ToolWork, call_attempt: int) -> RunningCall:
         """Take on a call that is recorded as this runner's."""
-        run = self.runs.add(asked, call_attempt)
+        run = self.runs.add(request, call_attempt)
         task = asyncio.create_task(self._carry(run, work), name=f"run {run.key.idempotency_key}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         self.runs.hold(task)
         return run
 
-    async def _carry(self, run: Run, work: Work) -> None:
+    async def _carry(self, run: RunningCall, work: ToolWork) -> None:
         """One attempt to its end, which is told to all that listen."""
-        tool, epoch = work.tool, run.asked.fence.epoch
-        facts = {"task": run.asked.claims.task_id, "call": run.key.call_id, "epoch": describe_epoch(epoch)}
+        tool, epoch = work.tool, run.request.fence.epoch
+        facts = {"task": run.request.claims.task_id, "call": run.key.call_id, "epoch": describe_epoch(epoch)}
         attributes = {
             semconv.OPERATION_NAME: semconv.EXECUTE_TOOL,
             semconv.TOOL_NAME: tool.name,
             semconv.TOOL_CALL_ID: run.key.call_id,
-            semconv.TASK_ID: run.asked.claims.task_id,
+            semconv.TASK_ID: run.request.claims.task_id,
             semconv.EPOCH: epoch,
         }
         ending: Outcome | Exception | None = None
         try:
-            asking = run.asked.traceparent
-            with log_context(**facts), span(f"{semconv.EXECUTE_TOOL} {tool.name}", attributes, parent=asking) as told:
+            asking = run.request.traceparent
+            with (
+                log_context(**facts),
+                span(f"{semconv.EXECUTE_TOOL} {tool.name}", attributes, parent=asking) as tool_span,
+            ):
                 ending = await self._perform(run, work)
-                told.set_attributes(outcome_attributes(ending))
-        except Displaced as news:
+                tool_span.set_attributes(outcome_attributes(ending))
+        except Superseded as news:
             ending = news
         except RunnerStopped:
             ending = _runner_stopped()
@@ -134,19 +136,19 @@ class Runner:
             self.runs.remove(run)
             run.settle(ending or _runner_stopped())
 
-    async def _perform(self, run: Run, work: Work) -> Outcome:
+    async def _perform(self, run: RunningCall, work: ToolWork) -> Outcome:
         tool = work.tool
         await failpoint("tools.after_accept")
         try:
             async with self._lanes[tool.lane]:
                 outcome = await self._bounded(run, tool, await self._run_once(run, work))
-        except ToolInDoubt as doubt:
-            return await self._put_in_doubt(run, doubt.message)
-        await self._record(Finish(run.key, run.call_attempt, pack_outcome(outcome)))
+        except ToolInDoubt as in_doubt:
+            return await self._put_in_doubt(run, in_doubt.message)
+        await self._record(OutcomeMark(run.key, run.call_attempt, pack_outcome(outcome)))
         count_outcome(tool.name, outcome)
         return outcome
 
-    async def _conclude(self, run: Run, tool: Tool, fault: Exception) -> Outcome | Exception:
+    async def _conclude(self, run: RunningCall, tool: Tool, fault: Exception) -> Outcome | Exception:
         """The end of a call that a fault of ours, or a refusal, broke off. A mark that stayed would make other replicas
         wait for this call for as long as this runner lives.
         """
@@ -157,40 +159,40 @@ class Runner:
                 await self._take_back(run)
             elif tool.definition.effect_class.may_run_again:
                 outcome = Outcome(OutcomeStatus.FAILED, _FAULT, detail=MAY_HAVE_HAPPENED, call_attempt=run.call_attempt)
-                await self._record(Finish(run.key, run.call_attempt, pack_outcome(outcome)))
+                await self._record(OutcomeMark(run.key, run.call_attempt, pack_outcome(outcome)))
                 return outcome
             else:
                 return await self._put_in_doubt(run, _FAULT)
-        except (Displaced, TenureError) as news:
+        except (Superseded, TenureError) as news:
             return news
         except Exception as error:  # noqa: BLE001  told to all that listen, as the first one is
             _log.exception("a call that failed could not be concluded", extra={"call": run.key.call_id})
             return error
         return fault
 
-    async def _put_in_doubt(self, run: Run, told: str) -> Outcome:
+    async def _put_in_doubt(self, run: RunningCall, message: str) -> Outcome:
         """The tool itself does not know what became of it: recorded under this attempt, for a person to settle."""
-        note = told.replace("\0", "\ufffd")[:_MOST_NOTE_CHARACTERS]
-        await self._record(Finish(run.key, run.call_attempt, b"", note))
-        count_doubts(1)
+        note = message.replace("\0", "\ufffd")[:_MOST_NOTE_CHARACTERS]
+        await self._record(OutcomeMark(run.key, run.call_attempt, b"", note))
+        count_calls_in_doubt(1)
         return outcome_in_doubt(run.call_attempt, note)
 
-    async def _record(self, finish: Finish) -> None:
-        """The last of the three writes, however long it takes: the effect is there. Raises Displaced when the attempt
+    async def _record(self, finish: OutcomeMark) -> None:
+        """The last of the three writes, however long it takes: the effect is there. Raises Superseded when the attempt
         is not the call's any more.
         """
         await failpoint("tools.after_effect")
         if not await _insist(lambda: self._writers.finishes.submit(finish)):
-            raise Displaced
+            raise Superseded
         await failpoint("tools.after_outcome")
 
-    async def _bounded(self, run: Run, tool: Tool, outcome: Outcome) -> Outcome:
+    async def _bounded(self, run: RunningCall, tool: Tool, outcome: Outcome) -> Outcome:
         """What is too long for the model is kept in the workspace before the outcome is recorded."""
         limit_bytes, attempt = _limit_bytes(run, tool), run.call_attempt
         name = run.key.call_id if attempt == 1 else f"{run.key.call_id}-{attempt}"
-        asked = outcome.content, limit_bytes, run.asked.claims.tenant, run.asked.claims.task_id, name
+        arguments = outcome.content, limit_bytes, run.request.claims.tenant, run.request.claims.task_id, name
         is_short = len(outcome.content) <= limit_bytes // _LONGEST_CHARACTER_BYTES
-        shown = self._keeper.show(*asked) if is_short else await asyncio.to_thread(self._keeper.show, *asked)
+        shown = self._keeper.show(*arguments) if is_short else await asyncio.to_thread(self._keeper.show, *arguments)
         return replace(
             outcome,
             content=shown.content,
@@ -198,14 +200,14 @@ class Runner:
             output_path=shown.path,
         )
 
-    async def _run_once(self, run: Run, work: Work) -> Outcome:
+    async def _run_once(self, run: RunningCall, work: ToolWork) -> Outcome:
         """Mark and begin; a mark whose effect did not begin in time is taken back and set anew, a few times."""
         context = CallContext(
-            tenant=run.asked.claims.tenant,
-            task_id=run.asked.claims.task_id,
+            tenant=run.request.claims.tenant,
+            task_id=run.request.claims.task_id,
             call_id=run.key.call_id,
             idempotency_key=run.key.idempotency_key,
-            epoch=run.asked.fence.epoch,
+            epoch=run.request.fence.epoch,
             emit=run.emit,
             token=work.token,
             output_limit_bytes=_limit_bytes(run, work.tool),
@@ -214,49 +216,49 @@ class Runner:
         )
         for _ in range(_MOST_STARTS):
             if run.stop is not None:
-                raise Displaced
+                raise Superseded
             may_begin = await self._mark(run)
             try:
-                effect = Effect(run, work.tool, work.arguments, context, may_begin)
+                effect = ToolEffect(run, work.tool, work.arguments, context, may_begin)
                 return await effect.carry_out(self.runs.hold)
             except NeverBegan:
                 run.effect = None
                 await self._take_back(run)
-                if run.stop is Stop.DRAINED:
+                if run.stop is StopReason.DRAINED:
                     raise RunnerStopped from None
             except PutOff as put_off:
                 await (self._release(run) if put_off.may_have_begun else self._take_back(run))
                 raise put_off.refusal from None
         raise Unavailable("this runner is too slow to begin a call in time", reason="RUNNER_SLOW")
 
-    async def _mark(self, run: Run) -> _MayBegin:
+    async def _mark(self, run: RunningCall) -> _MayBegin:
         """Set the mark. The time in which the effect may begin counts from before the mark was sent."""
         may_begin = _MayBegin(self._liveness)
         run.marked = True
         try:
-            marked = await self._writers.starts.submit(Start(run.key, run.call_attempt))
+            marked = await self._writers.starts.submit(StartMark(run.key, run.call_attempt))
         except TryLater:
             await self._take_back(run)  # it may have been set after all
             raise
         if not marked:
-            raise Displaced
+            raise Superseded
         await failpoint("tools.before_effect")
         return may_begin
 
-    async def _take_back(self, run: Run) -> None:
+    async def _take_back(self, run: RunningCall) -> None:
         """However long it takes: a mark that stays would leave the call in doubt without a reason."""
-        state = await _insist(lambda: withdraw_start(self._pool, Start(run.key, run.call_attempt)))
+        state = await _insist(lambda: withdraw_start(self._pool, StartMark(run.key, run.call_attempt)))
         run.marked = False
         if state is not CallState.ACCEPTED:
-            raise Displaced
+            raise Superseded
         run.call_attempt += 1
 
-    async def _release(self, run: Run) -> None:
+    async def _release(self, run: RunningCall) -> None:
         """However long it takes: a mark that stays would make other replicas wait for this runner."""
-        is_released = await _insist(lambda: release_start(self._pool, Start(run.key, run.call_attempt)))
+        is_released = await _insist(lambda: release_start(self._pool, StartMark(run.key, run.call_attempt)))
         run.marked = False
         if not is_released:
-            raise Displaced
+            raise Superseded
 
 
 async def _insist(write: Callable[[], Awaitable[_Result]]) -> _Result:
@@ -275,14 +277,14 @@ def _runner_stopped() -> Unavailable:
     return Unavailable("the runner of this call stopped", reason="RUNNER_STOPPED", retry_after_seconds=0.5)
 
 
-def _limit_bytes(run: Run, tool: Tool) -> int:
+def _limit_bytes(run: RunningCall, tool: Tool) -> int:
     """How much of its output the model is shown."""
-    return min(tool.definition.output_limit_bytes, run.asked.output_limit_bytes or tool.definition.output_limit_bytes)
+    return min(tool.definition.output_limit_bytes, run.request.output_limit_bytes or tool.definition.output_limit_bytes)
 
 
-def _timeout_seconds(run: Run, tool: Tool) -> float:
+def _timeout_seconds(run: RunningCall, tool: Tool) -> float:
     """How long the call may take."""
-    return min(tool.definition.timeout_seconds, run.asked.timeout_seconds or tool.definition.timeout_seconds)
+    return min(tool.definition.timeout_seconds, run.request.timeout_seconds or tool.definition.timeout_seconds)
 
 
 class _MayBegin:

@@ -11,14 +11,14 @@ from enum import StrEnum
 from typing import Any, Final, Protocol
 from uuid import UUID
 
-from services.tools.calls.records import Asked, CallKey
+from services.tools.calls.records import CallKey, CallRequest
 from tenure.domain.tools import Outcome, ProgramUsage
 
 _MOST_UNREAD_CHARACTERS: Final = 64 * 1024
 STOPPING_SECONDS: Final = 2.0
 
 
-class Stop(StrEnum):
+class StopReason(StrEnum):
     """Why a run is stopped from outside."""
 
     CLOSED = "CLOSED"  # its task was ended by the owner that asked for the call: it is recorded as CANCELLED
@@ -27,7 +27,7 @@ class Stop(StrEnum):
     DRAINED = "DRAINED"  # the process ends: as LAPSED, and at once
 
 
-class Displaced(Exception):  # noqa: N818  news for those who wait, no error
+class Superseded(Exception):  # noqa: N818  news for those who wait, no error
     """The attempt is not the call's any more: ask again, the record knows."""
 
 
@@ -73,22 +73,22 @@ class Listener:
 
 
 @dataclass(eq=False, slots=True)
-class Run:
+class RunningCall:
     """One attempt of one call. `ended` has the outcome once it is durable, or what its listeners are to do instead."""
 
-    asked: Asked
+    request: CallRequest
     call_attempt: int
     ended: asyncio.Future[Outcome]
     marked: bool = False
     started: bool = False
-    stop: Stop | None = None
+    stop: StopReason | None = None
     effect: asyncio.Task[Outcome] | None = None
     listeners: set[Listener] = field(default_factory=set)
     usage: ProgramUsage | None = None
     authorised_epoch: int = 0
 
     def __post_init__(self) -> None:
-        self.authorise(self.asked.fence.epoch)
+        self.authorise(self.request.fence.epoch)
 
     def authorise(self, epoch: int) -> None:
         """An owner asks for it; a newer one that joins takes it over."""
@@ -100,7 +100,7 @@ class Run:
 
     @property
     def key(self) -> CallKey:
-        return self.asked.key
+        return self.request.key
 
     def emit(self, text: str) -> None:
         """Show output to everybody who listens."""
@@ -122,24 +122,24 @@ class Run:
             self.ended.set_result(ending)
         self._wake()
 
-    def request_stop(self, reason: Stop) -> None:
+    def request_stop(self, reason: StopReason) -> None:
         """Stop the effect, or keep it from beginning: then nobody needs to wait on. The first reason counts."""
         if self.stop is None:
             self.stop = reason
             if self.effect is not None:
                 self.effect.cancel()
             else:
-                self.settle(Displaced())
+                self.settle(Superseded())
 
     async def follow(self, *, joined: bool) -> AsyncGenerator[Event, None]:
-        """Everything from now on, the outcome last. Raises Displaced, or what kept the run from its end."""
+        """Everything from now on, the outcome last. Raises Superseded, or what kept the run from its end."""
         with self._listening() as listener:
             if joined:
                 yield Started(self.call_attempt, joined=True)
-            told = joined
+            last_joined = joined
             while True:
-                if self.started and not told:
-                    told = True
+                if self.started and not last_joined:
+                    last_joined = True
                     yield Started(self.call_attempt, joined=False)
                 if text := listener.take():
                     yield Output(text)
@@ -172,11 +172,11 @@ class Companion(Protocol):
         """The task is ended: what it has under this epoch or an older one."""
 
 
-class Runs:
+class RunningCalls:
     """By call. A run is listed until its outcome is durable or it is known that there will be none."""
 
     def __init__(self) -> None:
-        self._by_key: dict[CallKey, Run] = {}
+        self._by_key: dict[CallKey, RunningCall] = {}
         self._unfinished: set[asyncio.Task[Any]] = set()
         self._companions: list[Companion] = []
 
@@ -192,17 +192,17 @@ class Runs:
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def add(self, asked: Asked, call_attempt: int) -> Run:
+    def add(self, request: CallRequest, call_attempt: int) -> RunningCall:
         """A new attempt; it takes the place of one that it displaced, which will find out by itself."""
         ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        run = self._by_key[asked.key] = Run(asked, call_attempt, ended)
+        run = self._by_key[request.key] = RunningCall(request, call_attempt, ended)
         return run
 
-    def remove(self, run: Run) -> None:
+    def remove(self, run: RunningCall) -> None:
         if self._by_key.get(run.key) is run:
             del self._by_key[run.key]
 
-    def find(self, key: CallKey) -> Run | None:
+    def find(self, key: CallKey) -> RunningCall | None:
         return self._by_key.get(key)
 
     def attempt_of(self, key: CallKey) -> int | None:
@@ -225,9 +225,9 @@ class Runs:
             companion.end_task(str(task_id), epoch)
         for run in list(self._by_key.values()):
             if run.key.task_id == task_id and run.authorised_epoch <= epoch:
-                run.request_stop(Stop.FENCED if run.authorised_epoch < epoch else Stop.CLOSED)
+                run.request_stop(StopReason.FENCED if run.authorised_epoch < epoch else StopReason.CLOSED)
 
-    async def stop_all(self, reason: Stop) -> None:
+    async def stop_all(self, reason: StopReason) -> None:
         """Stop everything, and wait for the effects' ends, for a while."""
         runs = list(self._by_key.values())
         for run in runs:

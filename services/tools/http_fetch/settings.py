@@ -10,9 +10,14 @@ from urllib.parse import unquote
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from services.tools.config_section import Section
-from tenure.domain.addresses import Networks
-from tenure.domain.urls import Url, UrlRefused, parse_host, parse_url
+from services.tools.sources import Section
+from tenure.domain.outbound import (
+    Networks,
+    Url,
+    UrlRefused,
+    parse_host,
+    parse_url,
+)
 
 ANY_HOST: Final = "*"
 _SUBDOMAINS: Final = "*."
@@ -63,7 +68,7 @@ class AllowedHost(Section):
         return any(url.path == path or url.path.startswith(path.rstrip("/") + "/") for path in self.paths)
 
 
-def _spelt_out(entry: Any) -> Any:
+def _canonical(entry: Any) -> Any:
     return {"host": entry} if isinstance(entry, str) else entry
 
 
@@ -72,7 +77,7 @@ class HttpFetchSettings(Section):
     authorities. `max_bytes`: while a body becomes text, nothing else of the process runs for moments.
     """
 
-    allow: tuple[Annotated[AllowedHost, BeforeValidator(_spelt_out)], ...]
+    allow: tuple[Annotated[AllowedHost, BeforeValidator(_canonical)], ...]
     allowed_networks: tuple[str, ...] = ()
     max_bytes: Annotated[int, Field(ge=1024, le=4 * 1024 * 1024)] = 1024 * 1024
     timeout_seconds: Annotated[float, Field(ge=0.1, le=300)] = 20.0

@@ -1,6 +1,6 @@
 """HTTP tools: one request of the operator's making for each call, with its idempotency key and its epoch.
 
-settings.py   what the config file says of them       requests.py   the request of a call
-calling.py    one call, sent and answered             answers.py    what a response says of what was done
-opening.py    all of them
+settings.py   what the config file says of them       http_tool.py   the request of a call
+http_tool.py    one call, sent and answered             http_tool.py    what a response says of what was done
+http_tool.py    all of them
 """

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from services.tools.config_section import Section
 from services.tools.schemas import Schema
 from services.tools.sources import (
     LARGEST_OUTPUT_BYTES,
@@ -18,10 +17,11 @@ from services.tools.sources import (
     MOST_DESCRIPTION_CHARACTERS,
     USUAL_TIMEOUT_SECONDS,
     HeaderValue,
+    Section,
     TenantName,
 )
+from tenure.domain.outbound import parse_url
 from tenure.domain.tools import USUAL_OUTPUT_BYTES, EffectClass, ToolDefinition
-from tenure.domain.urls import parse_url
 from tenure.validators import MIN_OUTPUT_BYTES
 
 PLACE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from services.tools.mcp.keeper import ASKED_SECONDS, KILLING_SECONDS
 from services.tools.mcp.settings import McpServer
-from services.tools.sandbox.endings import to_its_end
+from services.tools.mcp.subprocess_reaper import ASKED_SECONDS, KILLING_SECONDS
+from services.tools.sandbox.uncancellable import uncancellable
 
-_KEEPER: Final = Path(__file__).with_name("keeper.py")
+_KEEPER: Final = Path(__file__).with_name("subprocess_reaper.py")
 _ENDS_BY_ITSELF_SECONDS: Final = 1.0
 _KEEPER_SECONDS: Final = ASKED_SECONDS + KILLING_SECONDS + 1.0
 
@@ -55,7 +55,7 @@ async def program(settings: McpServer, inherited: Mapping[str, str], read_errors
     try:
         yield Pipes(process.stdin, process.stdout)
     finally:
-        await to_its_end(_end(process, ours))
+        await uncancellable(_end(process, ours))
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
 

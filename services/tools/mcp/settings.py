@@ -7,9 +7,8 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from services.tools.config_section import Section
 from services.tools.sandbox.command import WORKSPACE_PATH
-from services.tools.sources import Rules, TenantName
+from services.tools.sources import Rules, Section, TenantName
 from tenure.domain.tools import EffectClass
 
 MIB: Final = 1024 * 1024

@@ -15,22 +15,19 @@ from typing import TYPE_CHECKING, Final
 
 import mcp_types as types
 
-from services.tools.calls.runs import Runs
-from services.tools.mcp.calling import Server, tools_of
-from services.tools.mcp.definitions import described, unusable
-from services.tools.mcp.link import Link
-from services.tools.mcp.opening import http_link, program_link, sandboxed_link
+from services.tools.calls.runs import RunningCalls
+from services.tools.mcp.calling import McpToolServer, described, tools_of, unusable
+from services.tools.mcp.connection import McpSession, http_link, program_link, sandboxed_link
+from services.tools.mcp.servers import LinkTimes, Listed, OpenFor, SharedServer, TaskServers
 from services.tools.mcp.settings import McpServer
-from services.tools.mcp.shared_server import LinkTimes, Listed, SharedServer
-from services.tools.mcp.task_servers import OpenFor, TaskServers
 from services.tools.output import OutputKeeper
-from services.tools.registry import Registry
+from services.tools.registry import ToolRegistry
 from services.tools.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
 from services.tools.source_facts import MOST_PROBLEMS, SourceFact
 from services.tools.sources import offered
 from services.tools.workspace.directories import Workspaces
 from tenure.domain.tools import ToolSourceKind
-from tenure.runtime.duties import Duties
+from tenure.runtime.process import Duties
 
 if TYPE_CHECKING:
     from tenure.runtime.process import Process
@@ -43,22 +40,22 @@ _INHERITED: Final = ("PATH", "HOME", "LANG", "TMPDIR")
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class McpHost:
     """What servers are given of this service. `limits`: of a program in the sandbox, apart from its memory. `threads`:
     to write parts of their answers in.
     """
 
-    registry: Registry
+    registry: ToolRegistry
     keeper: OutputKeeper
     threads: Executor
-    runs: Runs
+    runs: RunningCalls
     sandbox: Sandbox | SandboxUnavailable
     workspaces: Workspaces
     limits: SandboxLimits
     environment: Mapping[str, str]
 
 
-async def open_mcp_servers(process: Process, servers: Mapping[str, McpServer], host: Host) -> None:
+async def open_mcp_servers(process: Process, servers: Mapping[str, McpServer], host: McpHost) -> None:
     """Linked to in the background, until the process ends."""
     opened = []
     for name, settings in servers.items():
@@ -82,7 +79,7 @@ async def open_mcp_servers(process: Process, servers: Mapping[str, McpServer], h
         duties.start(f"link to MCP server {server.name}", server.run, silence_seconds=LINK_SILENCE_SECONDS)
 
 
-def _server(fact: SourceFact, settings: McpServer, host: Host, listed: Listed) -> SharedServer | TaskServers:
+def _server(fact: SourceFact, settings: McpServer, host: McpHost, listed: Listed) -> SharedServer | TaskServers:
     name = fact.name
     times = LinkTimes.of_calls(settings.timeout_seconds)
     if settings.sandbox:
@@ -95,12 +92,12 @@ def _server(fact: SourceFact, settings: McpServer, host: Host, listed: Listed) -
     return SharedServer(fact, partial(program_link, name, settings, inherited), listed, times)
 
 
-def _open_for(name: str, settings: McpServer, host: Host) -> OpenFor:
+def _open_for(name: str, settings: McpServer, host: McpHost) -> OpenFor:
     assert isinstance(host.sandbox, Sandbox)
     sandbox, limits = host.sandbox, replace(host.limits, memory_bytes=settings.memory_bytes)
 
     @asynccontextmanager
-    async def open_link(tenant: str, task_id: str) -> AsyncIterator[Link]:
+    async def open_link(tenant: str, task_id: str) -> AsyncIterator[McpSession]:
         workspace = await asyncio.to_thread(host.workspaces.directory, tenant, task_id) if task_id else None
         async with sandboxed_link(name, settings, sandbox, workspace, limits) as link:
             yield link
@@ -114,11 +111,11 @@ class ToolsOfServer:
 
     fact: SourceFact
     settings: McpServer
-    registry: Registry
+    registry: ToolRegistry
     keeper: OutputKeeper
     threads: Executor
-    server: Server | None = None
-    told: tuple[list[str], list[str]] | None = None
+    server: McpToolServer | None = None
+    last_reported: tuple[list[str], list[str]] | None = None
 
     def take(self, listed: list[types.Tool]) -> None:
         assert self.server is not None
@@ -129,9 +126,9 @@ class ToolsOfServer:
         problems += refused
         self.fact.took(len(tools) - len(refused), problems)
         names = sorted(definitions)
-        if self.told == (names, problems):
+        if self.last_reported == (names, problems):
             return
-        self.told = names, problems
+        self.last_reported = names, problems
         _log.info("took an MCP server's tools", extra={"server": name, "tools": ", ".join(names)})
         for problem in problems[:MOST_PROBLEMS]:
             _log.warning("a tool of an MCP server: %s", problem, extra={"server": name})

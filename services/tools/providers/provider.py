@@ -3,28 +3,236 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import random
+import re
+from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
-from typing import Any, Final, Self
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
 
-from services.tools.providers.calling import Caller
 from services.tools.providers.settings import ProviderSettings, TlsSettings
-from services.tools.registry import Registry
+from services.tools.registry import ToolRegistry
+from services.tools.schemas import shortened
+from services.tools.sending import (
+    TELLING_SECONDS,
+    AnswerLostError,
+    AskedToWaitError,
+    CallDelivery,
+    NotSentError,
+    SendAttempt,
+    stale,
+)
 from services.tools.source_facts import MOST_PROBLEMS
 from services.tools.sources import offered
-from tenure.domain.errors import TenureError
+from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer
+from tenure.domain.errors import Fenced, LimitReached, Refused, TenureError, TryLater
 from tenure.domain.retry import RetryPolicy
-from tenure.domain.tools import ToolSourceKind
-from tenure.runtime.duties import rest, resting
-from tenure.runtime.rpc_channel import TenureChannel, open_channel
+from tenure.domain.tools import EffectClass, OutcomeStatus, ToolDefinition, ToolSourceKind
+from tenure.runtime.process import Duties, rest, resting
+from tenure.runtime.request_context import as_tenant, traceparent
+from tenure.runtime.rpc_client import TenureChannel, open_channel
 from tenure.runtime.rpc_options import Keepalive
-from tenure.runtime.status import PeerFailed
+from tenure.runtime.rpc_status import OUTCOME_UNKNOWN, PeerFailed
+from tenure.v1 import token_pb2
 from tenure.v1 import tool_provider_service_pb2 as pb
 from tenure.v1.tool_provider_service_pb2_grpc import ToolProviderServiceStub
-from tenure.wire.tools import tool_to_domain
+from tenure.wire.common import duration
+from tenure.wire.tool import tool_to_domain
+
+if TYPE_CHECKING:
+    from tenure.runtime.process import Process
+
+
+# What the status that a provider's call ended with says of what was done: see ToolProviderService.CallTool.
+
+TOO_LARGE: Final = "MESSAGE_TOO_LARGE"
+
+
+def read_refusal(who: str, error: TenureError | PeerFailed) -> ToolAnswer:
+    """The answer, where it is one. Raises AnswerLostError where it leaves open what was done, AskedToWaitError where it
+    asks for patience.
+    """
+    message = shortened(error.message)
+    if isinstance(error, PeerFailed):
+        if error.code is grpc.StatusCode.UNIMPLEMENTED:
+            return _refused(who, message, error.code.name)
+        raise AnswerLostError(f"it failed with {error.code.name} ({message})", again=False) from error
+    if error.metadata.items() >= OUTCOME_UNKNOWN.items():
+        raise AnswerLostError(message) from error
+    if error.reason == TOO_LARGE:
+        raise AnswerLostError(f"a message is too large ({message})", again=False) from error
+    if isinstance(error, Fenced):
+        return stale(who, message)
+    answer = _refused(who, message, error.reason)
+    if isinstance(error, TryLater) and error.retry_after_seconds is not None:
+        raise AskedToWaitError(answer, error.retry_after_seconds) from error
+    assert isinstance(error, Refused | LimitReached | TryLater)
+    return answer
+
+
+def _refused(who: str, message: str, reason: str) -> ToolAnswer:
+    return ToolAnswer(f"{who} refused the call, nothing was done: {message}", OutcomeStatus.FAILED, reason)
+
+
+# One call of a provider's tool: sent with its key and its claim's token, answered, or given up.
+
+_LATER_SECONDS: Final = 1.0
+"""The RPC's deadline comes so much after the call's own, which says better what happened."""
+
+_ENDING_SECONDS: Final = 1.0
+_DETAIL: Final = re.compile(r"[A-Z][A-Z0-9_]{0,63}\Z")
+
+
+def lane_of(name: str) -> str:
+    """The places of a provider's calls are its own: a slow one holds up nobody else's tools."""
+    return f"provider {name}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A call: the provider's own name of the tool, its class, and what it is called with."""
+
+    tool: str
+    effect_class: EffectClass
+    context: CallContext
+    arguments_json: str
+
+
+class Caller:
+    """Calls the tools of one provider over its channel, while its `async with` is open."""
+
+    def __init__(self, name: str, settings: ProviderSettings, channel: TenureChannel) -> None:
+        self._name, self._settings, self._channel = name, settings, channel
+        self._who = f"The provider {name}"
+        self._stub: Any = ToolProviderServiceStub(channel)
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._ending:
+            task.cancel()
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    def tool(self, own_name: str, definition: ToolDefinition) -> Tool:
+        """The tool as it is run here, under the name that agents see."""
+        return Tool(
+            definition,
+            partial(self._run, own_name, definition.effect_class),
+            lane=lane_of(self._name),
+            guard_seconds=TELLING_SECONDS,
+            keeps_any_timeout=True,
+            acts_elsewhere=True,
+        )
+
+    async def _run(
+        self, own_name: str, effect_class: EffectClass, context: CallContext, arguments: Arguments
+    ) -> ToolAnswer:
+        call = _Asked(own_name, effect_class, context, _as_json(arguments))
+        delivery = CallDelivery(self._who, effect_class, context, self._settings.connect_seconds)
+        return await delivery.carry_out(partial(self._send, call))
+
+    async def _send(self, wanted: _Asked, sending: SendAttempt) -> ToolAnswer:
+        await self._connect()
+        request, seconds = self._request(wanted, sending.left_seconds), sending.left_seconds + _LATER_SECONDS
+        sending.go_out()
+        with as_tenant(wanted.context.tenant):
+            call = self._stub.CallTool(request, timeout=seconds, metadata=self._metadata(wanted.context))
+        try:
+            return await self._answer(call, wanted.context)
+        except (TenureError, PeerFailed) as error:
+            return read_refusal(self._who, error)
+        except BaseException:
+            call.cancel()
+            raise
+
+    async def _connect(self) -> None:
+        """Returns when there is a connection: a call that meets none would leave open whether it was sent."""
+        ready, failing = grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE
+        try:
+            async with asyncio.timeout(self._settings.connect_seconds):
+                while (state := self._channel.get_state(try_to_connect=True)) is not ready:
+                    if state is failing:
+                        raise NotSentError(f"there is no connection to {self._settings.address}")
+                    await self._channel.wait_for_state_change(state)
+        except TimeoutError as error:
+            raise NotSentError(f"{self._settings.address} accepts no connection") from error
+
+    def _request(self, call: _Asked, timeout_seconds: float) -> pb.CallToolRequest:
+        context = call.context
+        passes_token = self._settings.send_token and context.token
+        return pb.CallToolRequest(
+            tool=call.tool,
+            arguments_json=call.arguments_json,
+            idempotency_key=context.idempotency_key,
+            token=token_pb2.FencingToken.FromString(context.token) if passes_token else None,
+            epoch=context.epoch,
+            tenant=context.tenant,
+            task_id=context.task_id,
+            call_id=context.call_id,
+            timeout=duration(timeout_seconds),
+            traceparent=traceparent(),
+        )
+
+    def _metadata(self, context: CallContext) -> list[tuple[str, str]]:
+        keys = [(name.lower(), value) for name, value in context.provider_headers.items()]
+        return [*keys, *self._settings.metadata]
+
+    async def _answer(self, call: Any, context: CallContext) -> ToolAnswer:
+        while (response := await call.read()) is not grpc.aio.EOF:
+            match response.WhichOneof("event"):
+                case "output":
+                    context.emit(response.output)
+                case "outcome":
+                    self._let_end(call)
+                    return self._read_outcome(response.outcome)
+        raise AnswerLostError("it ended the call without an outcome", again=False)
+
+    def _read_outcome(self, outcome: pb.ProviderOutcome) -> ToolAnswer:
+        detail = outcome.detail if _DETAIL.match(outcome.detail) else ""
+        match outcome.status:
+            case pb.PROVIDER_STATUS_SUCCEEDED:
+                return ToolAnswer(outcome.content, detail=detail)
+            case pb.PROVIDER_STATUS_STALE_EPOCH:
+                return stale(self._who, outcome.content)
+            case pb.PROVIDER_STATUS_IN_DOUBT:
+                raise AnswerLostError(outcome.content or "it does not know itself what it did")
+            case _:
+                return ToolAnswer(outcome.content, OutcomeStatus.FAILED, detail)
+
+    def _let_end(self, call: Any) -> None:
+        """The answer is here, and does not wait for the stream's own end; nor is that cut off for the provider."""
+        task = asyncio.create_task(_until_end(call), name=f"end of a call of {self._name}")
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+
+async def _until_end(call: Any) -> None:
+    with suppress(TimeoutError, TenureError, PeerFailed):  # it was said already what the call came to
+        async with asyncio.timeout(_ENDING_SECONDS):
+            await call.read()
+    call.cancel()
+
+
+def _as_json(arguments: Arguments) -> str:
+    """As short as it came; a half of a surrogate pair, which no message can carry, stays escaped."""
+    encoded = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
+    return encoded if encoded.isascii() or _is_text(encoded) else json.dumps(arguments)
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
 
 _log: Final = logging.getLogger(__name__)
 AGAIN: Final = RetryPolicy(initial_seconds=0.5, factor=2.0, cap_seconds=15.0)
@@ -39,7 +247,7 @@ KEEPALIVE: Final = Keepalive(interval_seconds=330.0, timeout_seconds=20.0, witho
 class Provider:
     """Keeps the registry's tools of one provider up to date; `watch` is a duty. While it is away they stay listed."""
 
-    def __init__(self, name: str, settings: ProviderSettings, registry: Registry) -> None:
+    def __init__(self, name: str, settings: ProviderSettings, registry: ToolRegistry) -> None:
         self._name, self._settings, self._registry = name, settings, registry
         self._fact = registry.facts.add(name, ToolSourceKind.PROVIDER, settings.tenants, settings.secrets)
         self._open = AsyncExitStack()
@@ -114,3 +322,18 @@ def _credentials(tls: TlsSettings | None) -> grpc.ChannelCredentials | None:
         return None
     read = [None if file is None else file.read_bytes() for file in (tls.ca_file, tls.key_file, tls.cert_file)]
     return grpc.ssl_channel_credentials(*read)
+
+
+# All providers of the config file, connected or on their way.
+
+SILENCE_SECONDS: Final = 60.0
+"""Of one question to a provider, which has a deadline of seconds."""
+
+
+async def open_providers(process: Process, settings: Mapping[str, ProviderSettings], registry: ToolRegistry) -> None:
+    """Returns once all are reached or have had their time: tasks that begin right away should see their tools."""
+    providers = [await process.open(Provider(name, one, registry)) for name, one in settings.items()]
+    duties = await process.open(Duties())
+    for name, provider in zip(settings, providers, strict=True):
+        duties.start(f"watch provider {name}", provider.watch, silence_seconds=SILENCE_SECONDS)
+    await asyncio.gather(*(provider.reached() for provider in providers))

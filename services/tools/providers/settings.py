@@ -8,17 +8,17 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field, model_validator
 
-from services.tools.config_section import Section
 from services.tools.sources import (
     LARGEST_OUTPUT_BYTES,
     LONGEST_TIMEOUT_SECONDS,
     HeaderValue,
     Rules,
+    Section,
     SourceName,
     TenantName,
 )
 from tenure.domain.tools import EffectClass
-from tenure.runtime.rpc_channel import target_of
+from tenure.runtime.rpc_client import target_of
 from tenure.validators import MIN_OUTPUT_BYTES
 
 _OWN_KEYS: Final = frozenset({"authorization", "idempotency-key", "x-fencing-epoch", "traceparent"})
@@ -85,10 +85,10 @@ class ProviderSettings(Section):
     @property
     def metadata(self) -> list[tuple[str, str]]:
         """What every call of it takes along."""
-        told = [(name, value.get_secret_value()) for name, value in self.headers.items()]
+        pairs = [(name, value.get_secret_value()) for name, value in self.headers.items()]
         if self.bearer_token is not None:
-            told.append(("authorization", f"Bearer {self.bearer_token.get_secret_value()}"))
-        return told
+            pairs.append(("authorization", f"Bearer {self.bearer_token.get_secret_value()}"))
+        return pairs
 
     @property
     def secrets(self) -> list[str]:

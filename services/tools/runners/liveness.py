@@ -20,11 +20,11 @@ from services.tools.runners.identity import ProcessIdentity
 from services.tools.runners.proof import FormerLives, prove_former
 from services.tools.statements import QUERIES
 from tenure.domain.errors import TryLater, Unavailable
-from tenure.domain.trust import DEFAULT_MARGIN_SECONDS, TrustWindow
+from tenure.domain.fencing import DEFAULT_MARGIN_SECONDS, TrustWindow
 from tenure.runtime import metrics
-from tenure.runtime.duties import note_progress, rest
-from tenure.runtime.failpoint import failpoint
-from tenure.runtime.kept_connection import KeptConnection
+from tenure.runtime.dedicated_connection import DedicatedConnection
+from tenure.runtime.failpoints import failpoint
+from tenure.runtime.process import note_progress, rest
 
 _log: Final = logging.getLogger(__name__)
 _AGAIN_SECONDS: Final = 0.2
@@ -32,7 +32,7 @@ _NOT_KNOWN: Final = ProcessIdentity(machine_id="", boot_id="", namespaces="", pi
 
 
 @dataclass(frozen=True, slots=True)
-class LifeTimes:
+class LivenessTimes:
     """How long a renewal lasts and how often it is renewed."""
 
     ttl_seconds: float = 5.0
@@ -41,7 +41,7 @@ class LifeTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Who:
+class RunnerName:
     """Whose lives they are. `identity` None: nobody else can find out whether the process is dead."""
 
     instance: str
@@ -57,9 +57,9 @@ class Liveness:
 
     def __init__(
         self,
-        kept: KeptConnection,
-        who: Who,
-        times: LifeTimes,
+        kept: DedicatedConnection,
+        who: RunnerName,
+        times: LivenessTimes,
         former: FormerLives,
         on_lapse: Callable[[], Awaitable[None]],
     ) -> None:

@@ -16,8 +16,8 @@ from uuid import UUID
 from services.tools.runners.identity import ProcessIdentity, is_dead, uptime_seconds
 from services.tools.statements import QUERIES
 from tenure.domain.errors import TryLater
-from tenure.runtime.duties import rest
 from tenure.runtime.postgres import Connection, Pool, connection
+from tenure.runtime.process import rest
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
@@ -46,7 +46,7 @@ class FormerLives:
             self._left.pop(runner_id, None)
 
 
-class Proving:
+class DeathProver:
     """Writes down what is proven, of this process's former lives and of the dead on this machine."""
 
     def __init__(self, pool: Pool, lives: FormerLives, identity: ProcessIdentity | None) -> None:

@@ -6,9 +6,8 @@ Linux only; elsewhere the module imports and `open` says so.
 """
 
 from services.tools.sandbox.detection import Detection, SandboxSettings, detect
-from services.tools.sandbox.errors import SandboxEscaped, SandboxUnavailable
-from services.tools.sandbox.lasting import Command
-from services.tools.sandbox.limits import SandboxLimits
+from services.tools.sandbox.limits import SandboxEscaped, SandboxLimits, SandboxUnavailable
+from services.tools.sandbox.long_running import Command
 from services.tools.sandbox.result import SandboxResult, SandboxStatus
 from services.tools.sandbox.sandbox import MAX_CODE_BYTES, Sandbox
 

@@ -9,14 +9,116 @@ import errno
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.tools.sandbox.cgroup_layout import USED_CONTROLLERS, Hierarchy, delegate, find_hierarchies
 from services.tools.sandbox.command import OWN_PROCESSES
-from services.tools.sandbox.identity import is_orphan, next_name
 from services.tools.sandbox.limits import SandboxLimits
+from services.tools.sandbox.procfs import is_orphan, next_name
+
+# Finding the cgroup hierarchies in which this service may make groups of its own.
+
+USED_CONTROLLERS = frozenset({"memory", "pids", "cpu"})
+SERVICE_LEAF = "tenure-service"
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """A directory in which groups can be made, and which of the used controllers work in them."""
+
+    version: int
+    directory: Path
+    controllers: frozenset[str]
+
+
+def find_hierarchies(mounts: str, own_groups: str) -> list[Hierarchy]:
+    """The hierarchies to use, from the texts of /proc/self/mounts and /proc/self/cgroup.
+
+    v2 is always listed when mounted; `controllers` is then what it has on offer, not yet what is delegated.
+    """
+    own = dict(_own_paths(own_groups))
+    hierarchies: list[Hierarchy] = []
+    claimed: set[str] = set()
+    for mount_point, kind, options in _cgroup_mounts(mounts):
+        if kind == "cgroup2":
+            base = _below(mount_point, own.get("", "/"))
+            base = base.parent if base.name == SERVICE_LEAF else base
+            hierarchies.append(Hierarchy(2, base, _offered(base) & USED_CONTROLLERS))
+        elif controllers := (options & USED_CONTROLLERS) - claimed:
+            claimed |= controllers
+            base = _below(mount_point, own.get(min(controllers), "/"))
+            hierarchies.append(Hierarchy(1, base, frozenset(controllers)))
+    return hierarchies
+
+
+def delegate(hierarchy: Hierarchy) -> Hierarchy:
+    """Turn a v2 group's controllers on for groups below it, as far as that is possible.
+
+    v2 refuses controllers below a group that holds processes. A group that holds only this service (systemd:
+    Delegate=yes) is emptied into a leaf beside the sandboxes; anybody else's processes are left where they are.
+    """
+    if hierarchy.version == 1 or not hierarchy.controllers:
+        return hierarchy
+    control = hierarchy.directory / "cgroup.subtree_control"
+    wanted = hierarchy.controllers - set(control.read_text().split())
+    if wanted:
+        _move_service_to_leaf(hierarchy.directory)
+        for controller in sorted(wanted):
+            _try_write(control, f"+{controller}")
+    enabled = frozenset(control.read_text().split()) & hierarchy.controllers
+    return Hierarchy(2, hierarchy.directory, enabled)
+
+
+def _move_service_to_leaf(base: Path) -> None:
+    own = str(os.getpid())
+    holders = (base / "cgroup.procs").read_text().split()
+    if holders != [own] or not os.access(base, os.W_OK):
+        return
+    leaf = base / SERVICE_LEAF
+    leaf.mkdir(exist_ok=True)
+    (leaf / "cgroup.procs").write_text(own)
+
+
+def _try_write(path: Path, text: str) -> bool:
+    """Write to a kernel file that may refuse; what was achieved is read back by the caller."""
+    try:
+        path.write_text(text)
+    except OSError:
+        return False
+    return True
+
+
+def _own_paths(text: str) -> Iterable[tuple[str, str]]:
+    """(controller, path) of /proc/self/cgroup; the v2 line has no controllers and is listed under ''."""
+    for line in text.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        for controller in controllers.split(","):
+            yield controller, path
+
+
+def _cgroup_mounts(text: str) -> Iterable[tuple[Path, str, set[str]]]:
+    for line in text.splitlines():
+        _, mount_point, kind, options, *_ = line.split(" ")
+        if kind in {"cgroup", "cgroup2"}:
+            yield Path(mount_point.replace("\\040", " ")), kind, set(options.split(","))
+
+
+def _below(mount_point: Path, own: str) -> Path:
+    """The service's own group. In a container its path may name a place outside of what is mounted: then the root of
+    the mount is the own group.
+    """
+    path = mount_point / own.lstrip("/")
+    return path if ".." not in path.parts and path.is_dir() else mount_point
+
+
+def _offered(base: Path) -> frozenset[str]:
+    try:
+        return frozenset((base / "cgroup.controllers").read_text().split())
+    except OSError:
+        return frozenset()
+
 
 log = logging.getLogger(__name__)
 
@@ -83,19 +185,19 @@ class Cgroup:
 
     def counters(self) -> Counters:
         """Read what has been counted so far."""
-        found: dict[str, int | None] = {}
+        values: dict[str, int | None] = {}
         for hierarchy, directory in self._places:
             version = hierarchy.version
             if "memory" in hierarchy.controllers:
-                found["oom_kills"] = _field(directory / _OOM_FILE[version], "oom_kill")
-                found["memory_peak_bytes"] = _number(directory / _PEAK_FILE[version])
+                values["oom_kills"] = _field(directory / _OOM_FILE[version], "oom_kill")
+                values["memory_peak_bytes"] = _number(directory / _PEAK_FILE[version])
             if "pids" in hierarchy.controllers:
-                found["refused_forks"] = _field(directory / "pids.events", "max")
+                values["refused_forks"] = _field(directory / "pids.events", "max")
             if version == 2 and (used := _field(directory / "cpu.stat", "usage_usec")) is not None:
-                found["cpu_ms"] = used // 1000
+                values["cpu_ms"] = used // 1000
             elif "cpu" in hierarchy.controllers and (used := _number(directory / _V1_CPU_FILE)) is not None:
-                found.setdefault("cpu_ms", used // 1_000_000)
-        return Counters(**found)
+                values.setdefault("cpu_ms", used // 1_000_000)
+        return Counters(**values)
 
     def kill(self) -> None:
         """SIGKILL every process of the group: at once where v2 can, else one by one as they are listed."""
@@ -132,19 +234,19 @@ class Cgroups:
         own_groups = Path("/proc/self/cgroup")
         if not own_groups.exists():
             return cls(())
-        found = find_hierarchies(Path("/proc/self/mounts").read_text(), own_groups.read_text())
-        return cls(tuple(usable for hierarchy in found if (usable := _tried(hierarchy)) is not None))
+        hierarchies = find_hierarchies(Path("/proc/self/mounts").read_text(), own_groups.read_text())
+        return cls(tuple(usable for hierarchy in hierarchies if (usable := _tried(hierarchy)) is not None))
 
     def describe(self) -> str:
         """Which version of cgroups does what here, for operators."""
-        told = []
+        lines = []
         for version in (1, 2):
             own = [hierarchy for hierarchy in self.hierarchies if hierarchy.version == version]
             if limited := sorted(frozenset[str]().union(*(hierarchy.controllers for hierarchy in own))):
-                told.append(f"cgroup v{version} limits {', '.join(limited)}")
+                lines.append(f"cgroup v{version} limits {', '.join(limited)}")
             elif own:
-                told.append(f"cgroup v{version} counts CPU time and kills, and limits nothing")
-        return "; ".join(told) or "no cgroup can be made"
+                lines.append(f"cgroup v{version} counts CPU time and kills, and limits nothing")
+        return "; ".join(lines) or "no cgroup can be made"
 
     def new(self) -> Cgroup | None:
         """A group with a fresh name, not yet created; None on a machine without usable hierarchies."""

@@ -74,7 +74,7 @@ class Descriptors:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class LaunchSpec:
     """What the launcher does before it becomes bubblewrap."""
 
     parent_pid: int
@@ -85,45 +85,45 @@ class Entry:
     binds: list[tuple[Path, Path]] = field(default_factory=list)
 
 
-def launcher_command(entry: Entry, command: list[str]) -> list[str]:
+def launcher_command(entry: LaunchSpec, command: list[str]) -> list[str]:
     """The launcher's command line; -I -S keep everything but the standard library out of it."""
-    words = [sys.executable, "-I", "-S", str(_LAUNCHER), "--parent", str(entry.parent_pid)]
+    message = [sys.executable, "-I", "-S", str(_LAUNCHER), "--parent", str(entry.parent_pid)]
     for file in entry.join_files:
-        words += ["--join", file]
+        message += ["--join", file]
     for name, number in entry.rlimits.items():
-        words += ["--rlimit", f"{name}={number}"]
+        message += ["--rlimit", f"{name}={number}"]
     for namespace in entry.namespaces:
-        words += ["--enter", str(namespace)]
+        message += ["--enter", str(namespace)]
     for source, target in entry.binds:
-        words += ["--bind", str(source), str(target)]
+        message += ["--bind", str(source), str(target)]
     if entry.uid is not None:
-        words += ["--uid", str(entry.uid)]
-    return [*words, "--", *command]
+        message += ["--uid", str(entry.uid)]
+    return [*message, "--", *command]
 
 
 def bubblewrap_command(view: View, descriptors: Descriptors, limits: SandboxLimits) -> list[str]:
     """Bubblewrap's command line. The order matters: what is mounted later lies on top."""
-    words = [str(view.bubblewrap), *_isolation(), "--clearenv", "--args", str(descriptors.variables), *_system(view)]
+    message = [str(view.bubblewrap), *_isolation(), "--clearenv", "--args", str(descriptors.variables), *_system(view)]
     # Nothing in /proc is written to: a program is the first to go when the host runs out of memory, and stays it.
-    words += ["--proc", "/proc", "--remount-ro", "/proc"]
+    message += ["--proc", "/proc", "--remount-ro", "/proc"]
     # /dev is a tmpfs of half the host's memory: read-only, except for a small /dev/shm.
-    words += ["--dev", "/dev", "--size", str(SHM_BYTES), "--tmpfs", SHM_PATH, "--remount-ro", "/dev"]
-    words += ["--size", str(limits.tmp_bytes), "--tmpfs", "/tmp"]  # noqa: S108  # private to this run
+    message += ["--dev", "/dev", "--size", str(SHM_BYTES), "--tmpfs", SHM_PATH, "--remount-ro", "/dev"]
+    message += ["--size", str(limits.tmp_bytes), "--tmpfs", "/tmp"]  # noqa: S108  # private to this run
     for source, target in view.read_only:
-        words += ["--ro-bind", str(source), str(target)]
+        message += ["--ro-bind", str(source), str(target)]
     if view.program is None:
-        words += ["--perms", "0400", "--ro-bind-data", str(descriptors.program), PROGRAM_PATH]
+        message += ["--perms", "0400", "--ro-bind-data", str(descriptors.program), PROGRAM_PATH]
     else:
-        words += ["--ro-bind", str(view.program), PROGRAM_PATH]
+        message += ["--ro-bind", str(view.program), PROGRAM_PATH]
     if view.workspace is None:
-        words += ["--size", str(limits.tmp_bytes), "--tmpfs", WORKSPACE_PATH]
+        message += ["--size", str(limits.tmp_bytes), "--tmpfs", WORKSPACE_PATH]
     else:
-        words += ["--bind", str(view.workspace), WORKSPACE_PATH]
+        message += ["--bind", str(view.workspace), WORKSPACE_PATH]
     if view.program is not None:
-        words += ["--file", str(descriptors.program), HOOK_PATH]
-    words += ["--chdir", WORKSPACE_PATH, "--remount-ro", "/", "--seccomp", str(descriptors.filter)]
-    words += ["--json-status-fd", str(descriptors.status), "--block-fd", str(descriptors.gate)]
-    return [*words, "--", *(view.command or (str(view.interpreter), PROGRAM_PATH))]
+        message += ["--file", str(descriptors.program), HOOK_PATH]
+    message += ["--chdir", WORKSPACE_PATH, "--remount-ro", "/", "--seccomp", str(descriptors.filter)]
+    message += ["--json-status-fd", str(descriptors.status), "--block-fd", str(descriptors.gate)]
+    return [*message, "--", *(view.command or (str(view.interpreter), PROGRAM_PATH))]
 
 
 def _isolation() -> list[str]:
@@ -133,32 +133,39 @@ def _isolation() -> list[str]:
     its memory through /proc/1/mem (seen to work) and act through it. As pid 1 the program is alone, and whatever it
     started is gone before its own end is reported.
     """
-    words = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session", "--as-pid-1"]
-    return [*words, "--hostname", "sandbox", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
+    message = [
+        "--unshare-all",
+        "--unshare-user",
+        "--disable-userns",
+        "--die-with-parent",
+        "--new-session",
+        "--as-pid-1",
+    ]
+    return [*message, "--hostname", "sandbox", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
 
 
 def variable_options(view: View) -> bytes:
     """The program's environment as further options for bubblewrap. They may be secrets, and anybody on the host can
     read a command line: these words come by a descriptor.
     """
-    words = [
+    message = [
         word for name, value in {**ENVIRONMENT, **dict(view.variables)}.items() for word in ("--setenv", name, value)
     ]
-    return b"".join(os.fsencode(word) + b"\0" for word in words)
+    return b"".join(os.fsencode(word) + b"\0" for word in message)
 
 
 def _system(view: View) -> list[str]:
     """/usr and what the dynamic loader needs, in the shape the host has them (links on merged systems)."""
-    words = ["--ro-bind", "/usr", "/usr", "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
+    message = ["--ro-bind", "/usr", "/usr", "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
     for name in _TOP_LEVEL:
         path = Path("/", name)
         if path.is_symlink():
-            words += ["--symlink", str(path.readlink()), str(path)]
+            message += ["--symlink", str(path.readlink()), str(path)]
         elif path.is_dir():
-            words += ["--ro-bind", str(path), str(path)]
+            message += ["--ro-bind", str(path), str(path)]
     if view.prefix_source is not None:
-        words += ["--ro-bind", str(view.prefix_source), str(view.prefix)]
-    return words
+        message += ["--ro-bind", str(view.prefix_source), str(view.prefix)]
+    return message
 
 
 def rlimits(limits: SandboxLimits, *, memory: bool, processes: int | None) -> dict[str, int]:

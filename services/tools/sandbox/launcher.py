@@ -35,14 +35,14 @@ _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 class Orders:
     """The command line, parsed by hand: argparse alone would double the start-up time of every run."""
 
-    def __init__(self, words: list[str]) -> None:
+    def __init__(self, message: list[str]) -> None:
         self.parent = 0
         self.joins: list[str] = []
         self.rlimits: list[tuple[str, int]] = []
         self.namespaces: list[int] = []
         self.binds: list[tuple[str, str]] = []
         self.uid: int | None = None
-        pending = iter(words)
+        pending = iter(message)
         for word in pending:
             if word == "--":
                 break

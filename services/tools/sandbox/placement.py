@@ -7,6 +7,8 @@ reach, in a mount namespace of its own; on the host that directory stays empty.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import shutil
 import stat
@@ -16,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.tools.sandbox.command import View
-from services.tools.sandbox.errors import SandboxUnavailable
-from services.tools.sandbox.identity import instance_name, is_orphan
-from services.tools.sandbox.toolchain import Program, is_reachable, is_visible
+from services.tools.sandbox.detection import Detection, Executable, is_reachable, is_visible
+from services.tools.sandbox.limits import SandboxUnavailable
+from services.tools.sandbox.process import remove_cgroup
+from services.tools.sandbox.procfs import instance_name, is_orphan
 
 _BUBBLEWRAP, _PREFIX, _WORKSPACE = "bubblewrap", "prefix", "workspace"
 _COMMON_PLACES = ("/run", "/tmp", "/var/tmp")  # noqa: S108  # a fresh private directory is made inside
@@ -108,7 +111,7 @@ def show(paths: Sequence[Path], stage: Stage | None) -> tuple[Binds, Binds]:
     return pairs, binds
 
 
-def place(bubblewrap: Program, interpreter: Program, workspace: Path | None, stage: Stage | None) -> Placement:
+def place(bubblewrap: Executable, interpreter: Executable, workspace: Path | None, stage: Stage | None) -> Placement:
     """Decide for each thing whether it is seen where it is or through the stage."""
     binds: list[tuple[Path, Path]] = []
 
@@ -133,3 +136,21 @@ def place(bubblewrap: Program, interpreter: Program, workspace: Path | None, sta
         workspace=workspace,
     )
     return Placement(view, binds)
+
+
+# Removing what service processes left behind when they died.
+
+log = logging.getLogger(__name__)
+
+
+async def sweep(detection: Detection) -> int:
+    """Kill and remove what service processes of this pid namespace left behind when they died; how many things."""
+    swept = await asyncio.to_thread(remove_orphaned_stages)
+    for orphan in detection.cgroups.orphans():
+        if await remove_cgroup(orphan):
+            swept += 1
+        else:
+            log.error("a dead instance's cgroup cannot be removed: %s", orphan.join_files[0])
+    if swept:
+        log.warning("removed %d leftovers of a sandbox whose service died", swept)
+    return swept

@@ -4,29 +4,200 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
+import json
 import os
 import resource
 import signal
-from asyncio.subprocess import DEVNULL
-from collections.abc import Coroutine, Iterable
+from asyncio.subprocess import DEVNULL, PIPE, SubprocessStreamProtocol
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, Final, Self
 
 from services.tools.sandbox.cgroups import Cgroup, Counters
-from services.tools.sandbox.child import Child
 from services.tools.sandbox.command import (
     Descriptors,
-    Entry,
+    LaunchSpec,
     View,
     bubblewrap_command,
     launcher_command,
     variable_options,
 )
-from services.tools.sandbox.guarding import Guard
 from services.tools.sandbox.limits import SandboxLimits
-from services.tools.sandbox.namespace import NamespaceInit, StatusReport
 from services.tools.sandbox.procfs import children_of, private_files, stat_fields
+from services.tools.sandbox.reaper_client import ReaperClient
+
+# A child process and its pipes, whose end is known by itself.
+
+_BUFFER_BYTES = 64 << 10
+_OUTPUTS = (1, 2)
+
+
+class _Protocol(SubprocessStreamProtocol):
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(limit=_BUFFER_BYTES, loop=loop)
+        self.exited = asyncio.Event()
+
+    def process_exited(self) -> None:
+        super().process_exited()
+        self.exited.set()
+
+
+class Child:
+    """`stdout` and `stderr` are read to their ends, which come with `cut_pipes` at the latest."""
+
+    def __init__(self, transport: asyncio.SubprocessTransport, protocol: _Protocol) -> None:
+        self._transport, self._protocol = transport, protocol
+        assert protocol.stdout is not None
+        assert protocol.stderr is not None
+        self.stdin, self.stdout, self.stderr = protocol.stdin, protocol.stdout, protocol.stderr
+        self.pid = transport.get_pid()
+
+    @classmethod
+    async def start(cls, command: Sequence[str], stdin: int, pass_fds: Iterable[int]) -> Self:
+        """With an empty environment, in a session of its own, and with these descriptors alone. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        transport, protocol = await loop.subprocess_exec(
+            lambda: _Protocol(loop),
+            *command,
+            stdin=stdin,
+            stdout=PIPE,
+            stderr=PIPE,
+            pass_fds=tuple(pass_fds),
+            env={},
+            cwd="/",
+            start_new_session=True,
+        )
+        return cls(transport, protocol)
+
+    @property
+    def has_exited(self) -> bool:
+        """Whether it is gone and reaped."""
+        return self._transport.get_returncode() is not None
+
+    async def exited(self) -> None:
+        """Wait until it is gone and reaped."""
+        await self._protocol.exited.wait()
+
+    def cut_pipes(self) -> None:
+        """Take what is in its pipes by now, and wait for no more. Once everything that wrote there has ended."""
+        for number in _OUTPUTS:
+            pipe: Any = self._transport.get_pipe_transport(number)
+            if pipe is not None and not pipe.is_closing():
+                if rest := _read_all(pipe.get_extra_info("pipe").fileno()):
+                    self._protocol.pipe_data_received(number, rest)
+                pipe.close()
+        stdin: Any = self._transport.get_pipe_transport(0)
+        if stdin is not None and (stdin.get_write_buffer_size() or not stdin.is_closing()):
+            stdin.abort()
+
+
+def _read_all(pipe: int) -> bytes:
+    with suppress(BlockingIOError):  # it is empty
+        return os.read(pipe, fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ))
+    return b""
+
+
+# The pid namespace of a run, seen from outside: what bubblewrap reports about it, and its pid 1.
+
+_STATUS_BYTES = 16 << 10
+
+
+class StatusReport:
+    """What bubblewrap reports: the pid of the namespace's pid 1 when it is made, the program's exit code at the end.
+
+    `started` is set with the pid, or when bubblewrap ended without one.
+    """
+
+    def __init__(self, fd: int, found_init: Callable[[int], None]) -> None:
+        self.started = asyncio.Event()
+        self.init_pid: int | None = None
+        self.exit_code: int | None = None
+        self.mount_namespace: int | None = None
+        self._fd = fd
+        self._found_init = found_init
+        self._text = b""
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(fd, self.read)
+
+    def read(self) -> None:
+        """Take in what has been reported by now."""
+        try:
+            portion = os.read(self._fd, _STATUS_BYTES)
+        except BlockingIOError:
+            return
+        *lines, self._text = (self._text + portion).split(b"\n")
+        for line in lines:
+            self._take(json.loads(line))
+        if not portion:
+            self._loop.remove_reader(self._fd)
+            self.started.set()
+
+    def _take(self, facts: dict[str, int]) -> None:
+        if "child-pid" in facts:
+            self.init_pid = facts["child-pid"]
+            self.mount_namespace = facts.get("mnt-namespace")
+            self._found_init(self.init_pid)
+            self.started.set()
+        self.exit_code = facts.get("exit-code", self.exit_code)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+
+
+class NamespaceInit:
+    """The namespace's pid 1, held by a descriptor: its pid outside may be somebody else's by now.
+
+    `protect` is given that descriptor, before the process may do anything.
+    """
+
+    def __init__(self, protect: Callable[[int], None]) -> None:
+        self._protect = protect
+        self._fd: int | None = None
+        self._gone = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def was_found(self, pid: int) -> None:
+        """Hold on to it."""
+        with suppress(ProcessLookupError):  # gone already
+            self._fd = os.pidfd_open(pid)
+            self._protect(self._fd)
+            self._loop.add_reader(self._fd, self._died)
+
+    def kill(self) -> bool:
+        """False when there is nothing to kill."""
+        if self._fd is None:
+            return False
+        with suppress(ProcessLookupError):  # gone already
+            signal.pidfd_send_signal(self._fd, signal.SIGKILL)
+        return True
+
+    async def gone(self) -> None:
+        """Wait for its death, and with it that of all in the namespace."""
+        if self._fd is not None:
+            await self._gone.wait()
+
+    def _died(self) -> None:
+        """When its parent died first it is inherited by the nearest reaper.
+
+        That may be this service, as pid 1 of a container: then it is reaped here.
+        """
+        assert self._fd is not None
+        self._loop.remove_reader(self._fd)
+        with suppress(ChildProcessError):  # its parent's or another reaper's to reap
+            os.waitid(os.P_PIDFD, self._fd, os.WEXITED | os.WNOHANG)
+        self._gone.set()
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self._fd is not None:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = None
+
 
 # The first way to kill nearly always takes milliseconds. After that there is nothing left but to wait: a kernel under
 # load may need seconds to take a namespace with many files down.
@@ -47,7 +218,9 @@ class SandboxedProcess:
     program keeps it. When the service dies it is the guard that ends what has given it up.
     """
 
-    def __init__(self, process: Child, status_fd: int, gate_fd: int, cgroup: Cgroup | None, guard: Guard) -> None:
+    def __init__(
+        self, process: Child, status_fd: int, gate_fd: int, cgroup: Cgroup | None, guard: ReaperClient
+    ) -> None:
         self._process = process
         self._gate_fd = gate_fd
         self._is_open = False
@@ -57,7 +230,7 @@ class SandboxedProcess:
             self._monitor_fd = os.pidfd_open(process.pid)
         self._cgroup = cgroup
         self._init = NamespaceInit(guard.protect)
-        self._report = StatusReport(status_fd, self._init.found)
+        self._report = StatusReport(status_fd, self._init.was_found)
         self.stdout, self.stderr = process.stdout, process.stderr
         self.stdin = process.stdin  # of what is spoken to only
 
@@ -67,11 +240,11 @@ class SandboxedProcess:
         code: bytes,
         filter_program: bytes,
         view: View,
-        entry: Entry,
+        entry: LaunchSpec,
         limits: SandboxLimits,
         *,
         cgroup: Cgroup | None,
-        guard: Guard,
+        guard: ReaperClient,
         channel: int | None = None,
         stdin: int = DEVNULL,
     ) -> Self:
@@ -172,8 +345,8 @@ class SandboxedProcess:
 
     async def kill(self) -> bool:
         """End the whole tree and reap it; False when the kernel does not let go of it in half a minute."""
-        found = self._process.has_exited or await _within(_REPORT_SECONDS, self._kill_program())
-        if not found or not await _within(_ORDERLY_SECONDS, self.ended()):
+        is_dead = self._process.has_exited or await _within(_REPORT_SECONDS, self._kill_program())
+        if not is_dead or not await _within(_ORDERLY_SECONDS, self.ended()):
             await self._kill_all()
         return await _within(_FORCED_SECONDS, self.ended())
 

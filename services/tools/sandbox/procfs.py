@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 from pathlib import Path
 
 _PF_EXITING = 0x4
@@ -58,3 +60,33 @@ def threads_of(pid: int) -> list[str]:
         return [thread.name for thread in Path(f"/proc/{pid}/task").iterdir()]
     except OSError:
         return []
+
+
+# The name under which a service process leaves things on the machine, and whether that process is still alive.
+
+PREFIX = "tenure-sandbox"
+_NAME = re.compile(rf"{PREFIX}-(?P<namespace>\d+)-(?P<pid>\d+)-(?P<started>\d+)(?:-.+)?")
+_numbers = itertools.count(1)
+
+
+def instance_name() -> str:
+    """The name of this process, the same for its whole life."""
+    pid = os.getpid()
+    return f"{PREFIX}-{_pid_namespace()}-{pid}-{start_ticks(pid)}"
+
+
+def next_name() -> str:
+    """A fresh name that belongs to this process."""
+    return f"{instance_name()}-{next(_numbers)}"
+
+
+def is_orphan(name: str) -> bool:
+    """Whether `name` was given by a process of this pid namespace that is gone."""
+    match = _NAME.fullmatch(name)
+    if match is None or int(match["namespace"]) != _pid_namespace():
+        return False
+    return start_ticks(int(match["pid"])) != int(match["started"])
+
+
+def _pid_namespace() -> int:
+    return Path("/proc/self/ns/pid").stat().st_ino

@@ -14,22 +14,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from services.tools.sandbox.command import Entry, rlimits
+from services.tools.sandbox.command import LaunchSpec, rlimits
 from services.tools.sandbox.detection import Detection, SandboxSettings, detect
-from services.tools.sandbox.errors import SandboxUnavailable
-from services.tools.sandbox.guarding import Guard
-from services.tools.sandbox.lasting import Command, LastingProgram
-from services.tools.sandbox.limits import MIB, SandboxLimits
-from services.tools.sandbox.placement import Stage, place
-from services.tools.sandbox.places import Places
+from services.tools.sandbox.limits import MIB, SandboxLimits, SandboxUnavailable
+from services.tools.sandbox.long_running import Command, LongRunningProgram
+from services.tools.sandbox.placement import Stage, place, sweep
+from services.tools.sandbox.reaper_client import ReaperClient
 from services.tools.sandbox.result import SandboxResult, SandboxStatus
 from services.tools.sandbox.self_test import require_no_escape
-from services.tools.sandbox.sharing import Lease
-from services.tools.sandbox.slots import Slot
-from services.tools.sandbox.supervision import OnOutput, Program, Supervision
-from services.tools.sandbox.sweep import sweep
-from services.tools.sandbox.warm import WarmSandbox
-from services.tools.sandbox.warm_start import WarmStart
+from services.tools.sandbox.slots import RunSlots, Slot
+from services.tools.sandbox.supervision import OnOutput, RunSupervisor, SandboxedProgram, WarmSandbox
+from services.tools.sandbox.uid_locks import UidLease
+from services.tools.sandbox.warm_pool import WarmStart
 from services.tools.sandbox.workspace import NOTHING, Usage, identity, take_over
 
 log = logging.getLogger(__name__)
@@ -69,10 +65,10 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         self.detection = detection
         self._tools = detection.require()
         first_uid = settings.first_uid if detection.per_slot_uids else None
-        self._places = Places(settings.slots, settings.lasting, first_uid, settings.locks)
+        self._places = RunSlots(settings.slots, settings.long_running, first_uid, settings.locks)
         self._stage = Stage() if detection.per_slot_uids else None
-        self._guard = Guard()
-        self._running: dict[asyncio.Task[SandboxResult], Supervision] = {}
+        self._guard = ReaperClient()
+        self._running: dict[asyncio.Task[SandboxResult], RunSupervisor] = {}
         self._warm = WarmStart(settings.warm, settings.slots, self._program_of, is_root=detection.per_slot_uids)
         self.warm_runs = 0  # programs that began in a sandbox which was waiting for them
 
@@ -117,13 +113,15 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
                     await require_no_escape(partial(self.run_python, workspace=workspace, limits=SandboxLimits()))
             except SandboxUnavailable as unavailable:
                 trouble = str(unavailable)
-        found = self.detection
+        detection = self.detection
         if self.warm_runs == before:
             sentence = f"no sandbox is started ahead of its program: {trouble or 'it could not be given one'}"
-            self.detection = replace(found, weaker=(*found.weaker, sentence))
+            self.detection = replace(detection, weaker=(*detection.weaker, sentence))
             await self._warm.close()
             return False
-        self.detection = replace(found, present=(*found.present, "sandboxes started ahead of the programs in them"))
+        self.detection = replace(
+            detection, present=(*detection.present, "sandboxes started ahead of the programs in them")
+        )
         return True
 
     async def run_python(
@@ -148,7 +146,7 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         key = identity(workspace) if workspace is not None else None
         slot, lease = await self._places.enter(key, workspace, lambda: self._preferred(workspace))
         ahead = self._warm.pool.occupy(slot.number, limits) if self._is_for_runs(slot) else None
-        supervision = Supervision(limits, on_output)
+        supervision = RunSupervisor(limits, on_output)
         # A task of its own: cancelling the caller must not cancel the cleaning up, and the slot is the run's until
         # that is done, even when the kernel takes so long over it that the caller has gone on.
         run = _Run(encoded, workspace, limits, lease.uid, ahead, lease.uid == self._places.uid(slot.number))
@@ -166,26 +164,26 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
                 on_end(task.result())
 
     @asynccontextmanager
-    async def lasting(
+    async def long_running(
         self, command: Command, workspace: Path | None, limits: SandboxLimits
-    ) -> AsyncIterator[LastingProgram]:
+    ) -> AsyncIterator[LongRunningProgram]:
         """Run a program that is spoken to over its pipes, for as long as the context is open, confined like any other.
 
         Without bounds on its time. Waits for a place among the `lasting` ones. Raises OSError when it does not start.
         """
         key = identity(workspace) if workspace is not None else None
-        slot, lease = await self._places.enter(key, workspace, lambda: None, lasting=True)
+        slot, lease = await self._places.enter(key, workspace, lambda: None, long_running=True)
         try:
             usage = await asyncio.to_thread(take_over, workspace, lease.uid)
             program = command.put_in(self._program(b"", workspace, limits, lease.uid, usage), self._stage)
-            running = LastingProgram(program)
+            running = LongRunningProgram(program)
             try:
                 async with running:
                     yield running
             finally:
                 slot.retired = slot.retired or running.left_behind
         finally:
-            self._places.leave(key, slot, lease, lasting=True)
+            self._places.leave(key, slot, lease, long_running=True)
 
     async def close(self) -> None:
         """End all runs and remove everything that belongs to this sandbox."""
@@ -205,7 +203,9 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
     ) -> None:
         await self.close()
 
-    def _vacate(self, key: tuple[int, int] | None, slot: Slot, lease: Lease, task: asyncio.Task[SandboxResult]) -> None:
+    def _vacate(
+        self, key: tuple[int, int] | None, slot: Slot, lease: UidLease, task: asyncio.Task[SandboxResult]
+    ) -> None:
         supervision = self._running.pop(task)
         slot.retired = slot.retired or supervision.left_behind
         self._places.leave(key, slot, lease)
@@ -214,7 +214,7 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         if not task.cancelled() and supervision.was_cancelled and (error := task.exception()) is not None:
             log.error("a cancelled run failed while it was cleaned up", exc_info=error)
 
-    async def _run(self, supervision: Supervision, run: _Run) -> SandboxResult:
+    async def _run(self, supervision: RunSupervisor, run: _Run) -> SandboxResult:
         try:
             usage, limits = await asyncio.to_thread(self._prepare, run), run.limits
             disk_bytes, entries = _OVERFULL * limits.workspace_bytes, _OVERFULL * limits.workspace_files
@@ -234,26 +234,26 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
             run.ahead.prepare(run.code, run.workspace)
         return usage
 
-    def _program_of(self, place: int, limits: SandboxLimits) -> Program:
+    def _program_of(self, place: int, limits: SandboxLimits) -> SandboxedProgram:
         """How a program in this place is confined, before there is one."""
         return self._program(b"", None, limits, self._places.uid(place), NOTHING)
 
     def _program(
         self, code: bytes, workspace: Path | None, limits: SandboxLimits, uid: int | None, usage: Usage
-    ) -> Program:
+    ) -> SandboxedProgram:
         placement = place(self._tools.bubblewrap, self._tools.interpreter, workspace, self._stage)
         cgroup = self.detection.cgroups.new()
         limited = self.detection.cgroups.limits
         gated = self.detection.gate_processes
         by_uid = limits.processes if "pids" not in limited and not gated else None
-        entry = Entry(
+        entry = LaunchSpec(
             parent_pid=os.getpid(),
             uid=uid,
             join_files=cgroup.join_files if cgroup is not None else [],
             rlimits=rlimits(limits, memory="memory" not in limited, processes=by_uid),
             binds=placement.binds,
         )
-        return Program(
+        return SandboxedProgram(
             code=code,
             filter_program=self._tools.filter_program,
             view=placement.view,

@@ -11,7 +11,7 @@ import errno
 import tempfile
 from typing import Any
 
-from services.tools.sandbox.errors import SandboxUnavailable
+from services.tools.sandbox.limits import SandboxUnavailable
 
 DENIED = (
     # Other processes' memory and descriptors.

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from services.tools.sandbox.command import ENVIRONMENT
 from services.tools.sandbox.detection import user_namespace_hint
-from services.tools.sandbox.errors import SandboxEscaped, SandboxUnavailable
+from services.tools.sandbox.limits import SandboxEscaped, SandboxUnavailable
 from services.tools.sandbox.result import SandboxResult, SandboxStatus
 
 _KERNEL_FILES = ("kernel/core_pattern", "kernel/modprobe", "vm/drop_caches", "fs/suid_dumpable")
@@ -83,16 +83,16 @@ async def escapes(run: Run) -> list[str]:
     if result.status is not SandboxStatus.OK:
         trouble = result.message or result.stderr.strip() or result.stdout.strip()
         raise SandboxUnavailable(f"no program runs in the sandbox: {result.status}: {trouble}{user_namespace_hint()}")
-    found = json.loads(result.stdout)
-    assert isinstance(found, list)
-    return [str(escape) for escape in found]
+    report = json.loads(result.stdout)
+    assert isinstance(report, list)
+    return [str(escape) for escape in report]
 
 
 async def require_no_escape(run: Run) -> None:
     """Raises SandboxEscaped that names every probe which succeeded."""
-    found = await escapes(run)
-    if found:
-        raise SandboxEscaped(found)
+    escape_list = await escapes(run)
+    if escape_list:
+        raise SandboxEscaped(escape_list)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.tools.sandbox.owned import open_directory
+from services.tools.sandbox.permissions import open_directory
 
 MAX_DEPTH = 64
 MAX_ENTRIES = 200_000

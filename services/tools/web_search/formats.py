@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
-from tenure.domain.urls import Url
+from tenure.domain.outbound import Url
 
 JSON: Final = ("accept", "application/json")
 
 
-class Asking(NamedTuple):
+class SearchRequest(NamedTuple):
     """A request for results."""
 
     method: str
@@ -29,7 +29,7 @@ class Asking(NamedTuple):
     body: bytes = b""
 
 
-class Result(NamedTuple):
+class SearchResult(NamedTuple):
     """As the service wrote it."""
 
     title: str
@@ -37,10 +37,10 @@ class Result(NamedTuple):
     excerpt: str
 
 
-Ask = Callable[[Url, str, str, int], Asking]
+Ask = Callable[[Url, str, str, int], SearchRequest]
 """Of the endpoint, the key, the query, and how many results are wanted."""
 
-Read = Callable[[Any], Iterator[Result]]
+Read = Callable[[Any], Iterator[SearchResult]]
 """Of the answer's JSON. Raises ValueError, KeyError, TypeError or AttributeError for what is no answer."""
 
 
@@ -59,62 +59,62 @@ class Format:
     refusal: str = "does not take this server's key"
 
 
-def ask_brave(url: Url, key: str, query: str, count: int) -> Asking:
+def ask_brave(url: Url, key: str, query: str, count: int) -> SearchRequest:
     """GET with the key in X-Subscription-Token. `text_decorations`: without marks around the words searched for."""
     wanted = {"q": query, "count": count, "result_filter": "web", "text_decorations": "false"}
-    return Asking("GET", _with(url, wanted), [JSON, ("x-subscription-token", key)])
+    return SearchRequest("GET", _with(url, wanted), [JSON, ("x-subscription-token", key)])
 
 
-def read_brave(answer: Any) -> Iterator[Result]:
+def read_brave(answer: Any) -> Iterator[SearchResult]:
     """`web.results[]` with title, url, description. `web` is left out where nothing was found."""
     if answer["type"] != "search":
         raise ValueError("it is no answer to a search")
     return _results(answer.get("web", {"results": []})["results"], "url", "description")
 
 
-def ask_tavily(url: Url, key: str, query: str, count: int) -> Asking:
+def ask_tavily(url: Url, key: str, query: str, count: int) -> SearchRequest:
     """POST of JSON with the key as bearer token. A basic search costs one credit, an advanced one two."""
     return _posted(
         url, {"query": query, "max_results": count, "search_depth": "basic"}, ("authorization", f"Bearer {key}")
     )
 
 
-def read_tavily(answer: Any) -> Iterator[Result]:
+def read_tavily(answer: Any) -> Iterator[SearchResult]:
     """`results[]` with title, url, content."""
     return _results(answer["results"], "url", "content")
 
 
-def ask_serper(url: Url, key: str, query: str, count: int) -> Asking:
+def ask_serper(url: Url, key: str, query: str, count: int) -> SearchRequest:
     """POST of JSON with the key in X-API-KEY."""
     return _posted(url, {"q": query, "num": count}, ("x-api-key", key))
 
 
-def read_serper(answer: Any) -> Iterator[Result]:
+def read_serper(answer: Any) -> Iterator[SearchResult]:
     """`organic[]` with title, link, snippet; beside it `searchParameters`, which is always there."""
     answer["searchParameters"]
     return _results(answer.get("organic", []), "link", "snippet")
 
 
-def ask_searxng(url: Url, key: str, query: str, _count: int) -> Asking:
+def ask_searxng(url: Url, key: str, query: str, _count: int) -> SearchRequest:
     """GET with format=json, which the instance's settings have to allow. It knows no number of results. A key, for
     one behind a gate, goes as bearer token.
     """
     gate = [("authorization", f"Bearer {key}")] if key else []
-    return Asking("GET", _with(url, {"q": query, "format": "json"}), [JSON, *gate])
+    return SearchRequest("GET", _with(url, {"q": query, "format": "json"}), [JSON, *gate])
 
 
-def read_searxng(answer: Any) -> Iterator[Result]:
+def read_searxng(answer: Any) -> Iterator[SearchResult]:
     """`results[]` with title, url, content."""
     return _results(answer["results"], "url", "content")
 
 
-def ask_plain(url: Url, key: str, query: str, count: int) -> Asking:
+def ask_plain(url: Url, key: str, query: str, count: int) -> SearchRequest:
     """GET of ours. A key goes as bearer token."""
     gate = [("authorization", f"Bearer {key}")] if key else []
-    return Asking("GET", _with(url, {"q": query, "n": count}), [JSON, *gate])
+    return SearchRequest("GET", _with(url, {"q": query, "n": count}), [JSON, *gate])
 
 
-def read_plain(answer: Any) -> Iterator[Result]:
+def read_plain(answer: Any) -> Iterator[SearchResult]:
     """`results[]` with title, url, snippet."""
     return _results(answer["results"], "url", "snippet")
 
@@ -124,15 +124,15 @@ def _with(url: Url, parameters: dict[str, object]) -> Url:
     return replace(url, query="&".join(part for part in (url.query, urlencode(parameters)) if part))
 
 
-def _posted(url: Url, content: dict[str, object], key: tuple[str, str]) -> Asking:
-    return Asking("POST", url, [JSON, ("content-type", "application/json"), key], json.dumps(content).encode())
+def _posted(url: Url, content: dict[str, object], key: tuple[str, str]) -> SearchRequest:
+    return SearchRequest("POST", url, [JSON, ("content-type", "application/json"), key], json.dumps(content).encode())
 
 
-def _results(items: Any, url: str, excerpt: str) -> Iterator[Result]:
+def _results(items: Any, url: str, excerpt: str) -> Iterator[SearchResult]:
     if not isinstance(items, list):
         raise TypeError("its results are no list")
-    found = [item for item in items if isinstance(item, dict)]
-    return (Result(_text(item, "title"), _text(item, url), _text(item, excerpt)) for item in found)
+    dicts = [item for item in items if isinstance(item, dict)]
+    return (SearchResult(_text(item, "title"), _text(item, url), _text(item, excerpt)) for item in dicts)
 
 
 def _text(item: dict[str, Any], name: str) -> str:

@@ -6,9 +6,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from services.tools.config_section import Section
+from services.tools.sources import Section
 from services.tools.web_search.formats import FORMATS, Format
-from tenure.domain.urls import Url, parse_url
+from tenure.domain.outbound import Url, parse_url
 
 
 class WebSearchSettings(Section):

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from services.tools.sandbox.workspace import measure
-from services.tools.tool import ToolFailed
+from services.tools.tool import ToolFailure
 
 _MIB: Final = 1024 * 1024
-NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 """How a full disk is told."""
 
 
@@ -28,22 +28,24 @@ class Bounds:
         """Raises ToolFailed (WORKSPACE_LIMIT) when there is none for these. Blocks."""
         used = measure(workspace)
         if not used.complete:
-            raise ToolFailed("The workspace holds more than can be counted: delete files first.", "WORKSPACE_LIMIT")
+            raise ToolFailure("The workspace holds more than can be counted: delete files first.", "WORKSPACE_LIMIT")
         if used.disk_bytes + more_bytes > self.max_bytes:
-            told = f"The workspace is full: {used.disk_bytes} of {self.max_bytes} bytes are used. Remove files first."
-            raise ToolFailed(told, "WORKSPACE_LIMIT")
+            message = (
+                f"The workspace is full: {used.disk_bytes} of {self.max_bytes} bytes are used. Remove files first."
+            )
+            raise ToolFailure(message, "WORKSPACE_LIMIT")
         if used.entries + more_files > self.max_files:
-            told = f"The workspace is full: it has {used.entries} of {self.max_files} files. Remove some first."
-            raise ToolFailed(told, "WORKSPACE_LIMIT")
+            message = f"The workspace is full: it has {used.entries} of {self.max_files} files. Remove some first."
+            raise ToolFailure(message, "WORKSPACE_LIMIT")
 
 
 @contextmanager
-def full_disk_told() -> Iterator[None]:
+def reporting_full_disk() -> Iterator[None]:
     """The host's disk is full: nothing was written, and that is an outcome."""
     try:
         yield
     except OSError as error:
-        if error.errno in NO_ROOM:
-            told = "There is no room on the disk of the tool service: nothing was written."
-            raise ToolFailed(told, "STORAGE_FULL") from error
+        if error.errno in DISK_FULL:
+            message = "There is no room on the disk of the tool service: nothing was written."
+            raise ToolFailure(message, "STORAGE_FULL") from error
         raise

@@ -14,8 +14,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from services.tools.sandbox.owned import open_directory
-from services.tools.tool import ToolFailed
+from services.tools.sandbox.permissions import open_directory
+from services.tools.tool import ToolFailure
 from services.tools.workspace.beneath import DIRECTORY, FILE, open_beneath
 from tenure.domain.errors import PermissionDenied
 
@@ -82,10 +82,10 @@ def split_path(path: str) -> tuple[str, ...]:
     """The components of a path inside the workspace, () for the workspace itself. Raises ToolFailed."""
     parts = tuple(part for part in path.split("/") if part not in {"", "."})
     if path.startswith("/") or ".." in parts or "\0" in path:
-        raise ToolFailed(f"{path!r} is not a path inside the workspace: use a relative one without '..'.", "BAD_PATH")
+        raise ToolFailure(f"{path!r} is not a path inside the workspace: use a relative one without '..'.", "BAD_PATH")
     sizes = [len(part.encode(errors="replace")) for part in parts]
     if len(path) > _LONGEST_PATH or len(parts) > MAX_DEPTH or any(size > 255 for size in sizes):
-        raise ToolFailed("The path is too long.", "BAD_PATH")
+        raise ToolFailure("The path is too long.", "BAD_PATH")
     return parts
 
 
@@ -110,7 +110,7 @@ def open_to_read(name: str, directory: int) -> int:
     descriptor = open_beneath((name,), os.O_RDONLY | FILE, directory)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ToolFailed(f"{name!r} is not a regular file.", "NOT_A_FILE")
+        raise ToolFailure(f"{name!r} is not a regular file.", "NOT_A_FILE")
     return descriptor
 
 

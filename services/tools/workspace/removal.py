@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-from services.tools.sandbox.owned import open_directory
+from services.tools.sandbox.permissions import open_directory
 
 ENTRIES_A_STEP: Final = 2000
 _OPEN_TO_US: Final = 0o700

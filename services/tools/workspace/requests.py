@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,15 +15,18 @@ from pathlib import Path
 from threading import Event
 from typing import Final, TypeVar
 
+from google.protobuf.timestamp_pb2 import Timestamp
+
 from services.tools.sandbox.workspace import NOTHING, Usage, measure
-from services.tools.tool import ToolFailed
+from services.tools.tool import ToolFailure
 from services.tools.workspace.bounds import Bounds
 from services.tools.workspace.copying import Copied, Stopped, copy_workspace
 from services.tools.workspace.directories import Workspaces, split_path
-from services.tools.workspace.listing import Page, list_page
-from services.tools.workspace.reading import OpenFile
+from services.tools.workspace.reading import FileKind, FilePage, ListedFile, OpenFile, list_page
 from tenure.domain.errors import InvalidRequest, LimitReached, NotFound, WrongState
-from tenure.runtime.failpoint import failpoint
+from tenure.runtime.failpoints import failpoint
+from tenure.v1 import tool_service_pb2 as pb
+from tenure.v1 import workspace_pb2
 
 _log: Final = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -36,7 +40,7 @@ MOST_COPIES: Final = 16
 class Contents:
     """A page; `usage` comes with the first."""
 
-    page: Page
+    page: FilePage
     usage: Usage | None
 
 
@@ -53,7 +57,7 @@ class FileRequests:
         """Raises NotFound, WrongState, InvalidRequest."""
 
         def work() -> Contents:
-            with _told(path):
+            with _reporting_errors(path):
                 directories = split_path(path)
                 try:
                     with self._workspaces.existing(tenant, task_id) as workspace:
@@ -61,7 +65,7 @@ class FileRequests:
                 except FileNotFoundError:
                     if directories:
                         raise
-                    return Contents(Page([], ""), None if token else NOTHING)
+                    return Contents(FilePage([], ""), None if token else NOTHING)
                 return Contents(page, None if token else measure(self._root / tenant / task_id))
 
         return await self._in_thread(work)
@@ -119,14 +123,14 @@ class FileRequests:
             _log.info("a workspace was not copied", extra={"error": str(error)})
 
     def _open(self, tenant: str, task_id: str, path: str, offset: int, version: str) -> OpenFile:
-        with _told(path):
+        with _reporting_errors(path):
             parts = split_path(path)
             if not parts:
-                raise ToolFailed(f"{path!r} is the workspace itself, not a file in it", "NOT_A_FILE")
+                raise ToolFailure(f"{path!r} is the workspace itself, not a file in it", "NOT_A_FILE")
             with self._workspaces.existing(tenant, task_id) as workspace:
                 file = OpenFile(workspace, parts)
         try:
-            file.check_asked(offset, version)
+            file.check_offset(offset, version)
         except BaseException:
             file.close()
             raise
@@ -137,11 +141,11 @@ class FileRequests:
 
 
 @contextmanager
-def _told(path: str) -> Iterator[None]:
+def _reporting_errors(path: str) -> Iterator[None]:
     """What the system says of a path, as errors of ours."""
     try:
         yield
-    except ToolFailed as refused:
+    except ToolFailure as refused:
         if refused.detail == "BAD_PATH":
             raise InvalidRequest(violations=[("path", refused.message)], reason="BAD_PATH") from refused
         raise WrongState(refused.message, reason=refused.detail) from refused
@@ -155,8 +159,82 @@ def _told(path: str) -> Iterator[None]:
         if error.errno == errno.ENAMETOOLONG:
             raise InvalidRequest(violations=[("path", "is too long")], reason="BAD_PATH") from error
         if error.errno in {errno.ELOOP, errno.ENOTDIR}:
-            told = f"{path!r} is a link or leads through one, or takes a file for a directory"
-            raise WrongState(told, reason="NOT_A_DIRECTORY") from error
+            message = f"{path!r} is a link or leads through one, or takes a file for a directory"
+            raise WrongState(message, reason="NOT_A_DIRECTORY") from error
         if error.errno == errno.ENXIO:  # a socket
             raise WrongState(f"{path!r} is not a regular file", reason="NOT_A_FILE") from error
         raise
+
+
+# Answers about tasks' files as messages.
+
+_FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799  # what a Timestamp can say
+_KINDS: Final = {
+    FileKind.FILE: workspace_pb2.FILE_KIND_FILE,
+    FileKind.DIRECTORY: workspace_pb2.FILE_KIND_DIRECTORY,
+    FileKind.LINK: workspace_pb2.FILE_KIND_LINK,
+    FileKind.OTHER: workspace_pb2.FILE_KIND_OTHER,
+}
+
+
+def list_response(contents: Contents, bounds: Bounds) -> pb.ToolServiceListFilesResponse:
+    """A page."""
+    return pb.ToolServiceListFilesResponse(
+        files=[_file(listed) for listed in contents.page.files],
+        next_page_token=contents.page.next_token,
+        usage=None if contents.usage is None else _usage(contents.usage, bounds),
+    )
+
+
+def read_response(path: str, part: OpenFile | bytes) -> pb.ToolServiceReadFileResponse:
+    """A part of a file."""
+    if isinstance(part, bytes):
+        return pb.ToolServiceReadFileResponse(content=part)
+    header = workspace_pb2.FileHeader(
+        path=path,
+        size_bytes=part.version.size_bytes,
+        modified_at=_moment(part.version.modified_ns),
+        version=str(part.version),
+    )
+    return pb.ToolServiceReadFileResponse(header=header)
+
+
+def copy_response(copied: Copied | None) -> pb.CopyFilesResponse:
+    """What was copied."""
+    if copied is None:
+        return pb.CopyFilesResponse()
+    files_message = workspace_pb2.CopiedFiles(files=copied.files, bytes=copied.disk_bytes, left_out=copied.left_out)
+    return pb.CopyFilesResponse(copied=files_message)
+
+
+def _file(listed: ListedFile) -> workspace_pb2.WorkspaceFile:
+    path = _text(listed.path)
+    return workspace_pb2.WorkspaceFile(
+        path=path,
+        kind=_KINDS[listed.kind],
+        size_bytes=listed.size_bytes,
+        modified_at=_moment(listed.modified_ns),
+        link_target=_text(listed.link_target),
+        unreadable_name=path != listed.path,
+    )
+
+
+def _usage(usage: Usage, bounds: Bounds) -> workspace_pb2.WorkspaceUsage:
+    return workspace_pb2.WorkspaceUsage(
+        used_bytes=usage.disk_bytes,
+        used_files=usage.entries,
+        max_bytes=bounds.max_bytes,
+        max_files=bounds.max_files,
+        incomplete=not usage.complete,
+    )
+
+
+def _text(name: str) -> str:
+    """A program may choose any bytes but NUL and the slash."""
+    return os.fsencode(name).decode(errors="replace")
+
+
+def _moment(ns: int) -> Timestamp:
+    """A program may set any time."""
+    seconds, nanos = divmod(ns, 1_000_000_000)
+    return Timestamp(seconds=min(max(seconds, _FIRST_SECOND), _LAST_SECOND), nanos=nanos)

@@ -24,9 +24,9 @@ from services.tools.statements import QUERIES
 from services.tools.workspace.copying import UNFINISHED
 from services.tools.workspace.removal import remove_some
 from tenure.runtime import metrics
-from tenure.runtime.duties import note_progress, resting
-from tenure.runtime.failpoint import failpoint
+from tenure.runtime.failpoints import failpoint
 from tenure.runtime.postgres import Pool, connection
+from tenure.runtime.process import note_progress, resting
 
 _log: Final = logging.getLogger(__name__)
 _TASK_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -70,13 +70,13 @@ class WorkspaceSweep:
         """All directories, once."""
         for left in await self._in_thread(_list_dead_copies, self._root):
             await self._remove(left)
-        found = await self._in_thread(_list_workspaces, self._root)
-        for start in range(0, len(found), _TASKS_A_QUERY):
+        workspaces = await self._in_thread(_list_workspaces, self._root)
+        for start in range(0, len(workspaces), _TASKS_A_QUERY):
             note_progress()
-            some = found[start : start + _TASKS_A_QUERY]
+            some = workspaces[start : start + _TASKS_A_QUERY]
             async with connection(self._pool) as postgres:
-                asked = {"task_ids": [UUID(one.task_id) for one in some]}
-                rows = await (await postgres.execute(QUERIES.forgotten_tasks, asked)).fetchall()
+                parameters = {"task_ids": [UUID(one.task_id) for one in some]}
+                rows = await (await postgres.execute(QUERIES.forgotten_tasks, parameters)).fetchall()
             forgotten = {Workspace(tenant, str(task_id)) for task_id, tenant in rows}
             for workspace in some:
                 if workspace in forgotten:
@@ -112,22 +112,22 @@ class WorkspaceSweep:
 
 def _list_workspaces(root: Path) -> list[Workspace]:
     """Every directory that is named like a task's."""
-    found = []
+    workspaces = []
     for tenant in _directories(root):
-        found += [Workspace(tenant, name) for name in _directories(root / tenant) if _TASK_ID.fullmatch(name)]
-    return found
+        workspaces += [Workspace(tenant, name) for name in _directories(root / tenant) if _TASK_ID.fullmatch(name)]
+    return workspaces
 
 
 def _list_dead_copies(root: Path) -> list[Workspace]:
     """What copies left that died on the way: no copy takes so long."""
-    now, found = time.time(), []
+    now, copies = time.time(), []
     for tenant in _directories(root):
         for name in _directories(root / tenant):
             if name.startswith(UNFINISHED):
                 with suppress(FileNotFoundError):
                     if now - (root / tenant / name).lstat().st_mtime > _DEAD_AFTER_SECONDS:
-                        found.append(Workspace(tenant, name))
-    return found
+                        copies.append(Workspace(tenant, name))
+    return copies
 
 
 def _directories(parent: Path) -> list[str]:

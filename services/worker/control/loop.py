@@ -12,10 +12,18 @@ from collections.abc import Sequence
 from typing import Final
 
 from services.worker.claim_ledger import Fact
-from services.worker.close_out import leave
-from services.worker.control.requests import BeginStep, CallTools, Raised, RecordStep, Request, Returned
-from services.worker.control.run import Asked, FunctionRun
+from services.worker.control.function_run import (
+    BeginStep,
+    CallTools,
+    FunctionRequest,
+    FunctionRun,
+    Raised,
+    RecordStep,
+    Request,
+    Returned,
+)
 from services.worker.loop import Loop
+from services.worker.transitions import leave
 from tenure.control import Function
 from tenure.domain import entries as facts
 from tenure.domain.control import (
@@ -47,34 +55,34 @@ class ControlLoop(Loop):
         self._begin()
         control = self._spec.control
         assert control is not None, "such a loop is that of a function"
-        async with FunctionRun(self._function(control), control, self._holding.task_id) as run:
+        async with FunctionRun(self._function(control), control, self._held_task.task_id) as run:
             transition = await self._serve(run)
-        await leave(self._parts, self._holding, self._ledger, self._pending, transition)
+        await leave(self._dependencies, self._held_task, self._ledger, self._pending, transition)
         return ReleaseReason.CLOSED
 
     def _function(self, control: ControlWork) -> Function:
         try:
-            return self._parts.functions[control.function]
+            return self._dependencies.functions[control.function]
         except KeyError:  # offered by an earlier process of this name
             raise Unavailable(f"this worker has no function {control.function}") from None
 
     async def _serve(self, run: FunctionRun) -> facts.Transition:
         """Answers the function until the task is to be left."""
         while True:
-            asked = await self._holding.interrupts.guard(self._next(run))
+            function_request = await self._held_task.interrupts.guard(self._next(run))
             self._is_stepping = False
             self._clock.stop()
-            self._holding.progress.announce_backoff(0)
+            self._held_task.progress.announce_backoff(0)
             try:
-                answer = await self._answer(asked.request)
+                answer = await self._answer(function_request.request)
             except Diverged as why:
                 return divergence(why)
             if isinstance(answer, facts.Transition):
                 return answer
-            if not asked.answer.done():  # the function was cancelled meanwhile by what it is made of
-                asked.answer.set_result(answer)
+            if not function_request.answer.done():  # the function was cancelled meanwhile by what it is made of
+                function_request.answer.set_result(answer)
 
-    async def _next(self, run: FunctionRun) -> Asked:
+    async def _next(self, run: FunctionRun) -> FunctionRequest:
         """What the function asks for next. A step has a timeout of its own: its silence is no standstill."""
         while True:
             try:
@@ -82,7 +90,7 @@ class ControlLoop(Loop):
                     return await run.next()
             except TimeoutError:
                 if self._is_stepping:
-                    self._holding.progress.hear_tool()
+                    self._held_task.progress.on_tool_progress()
 
     async def _answer(self, request: Request) -> Answer | facts.Transition:
         match request:
@@ -111,7 +119,7 @@ class ControlLoop(Loop):
         await self._wait_trusted()
         self._time(request.step)
         self._is_stepping = True
-        self._holding.progress.announce_backoff(request.timeout_seconds)
+        self._held_task.progress.announce_backoff(request.timeout_seconds)
         return None
 
     async def _call_tools(self, request: CallTools) -> list[Outcome] | facts.Transition:

@@ -3,27 +3,73 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tenure.cli.demo.history import Holder, answers_by_step, holders, state_of
-from tenure.cli.demo.judgement import Observed, Promise, judge
-from tenure.cli.demo.outside import count_effects, count_model_calls, effectful_calls
-from tenure.dev.stack.layout import Layout
-from tenure.domain.epochs import describe_epoch
+from devstack.options import Layout
+from tenure.cli.demo.judgement import Observed, Promise, count_effects, count_model_calls, effectful_calls, judge
+from tenure.domain.fencing import describe_epoch
 from tenure.domain.states import TaskState, is_terminal
 from tenure.v1 import ledger_pb2, token_pb2
-from tenure.wire.times import moment
+from tenure.wire.common import STATES, moment
+
+# What a task's ledger tells: who held it, under which epoch, how it was lost, and what was committed.
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimHolder:
+    """One claim that was opened. `taken_for`: why the task was free to be taken."""
+
+    worker_id: str
+    epoch: int
+    opened_at: datetime
+    taken_for: str
+
+
+def state_of(entry: ledger_pb2.Entry) -> TaskState | None:
+    """The state this entry moves the task to, if it does."""
+    return STATES.to_domain(entry.body.transition.to_state) if entry.body.HasField("transition") else None
+
+
+def holders(entries: Iterable[ledger_pb2.Entry]) -> list[ClaimHolder]:
+    """In the order in which they opened the task."""
+    holders: list[ClaimHolder] = []
+    queued_for = ""
+    for entry in entries:
+        match state_of(entry):
+            case TaskState.QUEUED:
+                queued_for = entry.body.transition.reason
+            case TaskState.RUNNING:
+                holders.append(ClaimHolder(entry.actor, entry.epoch, moment(entry.record_time), queued_for))
+    return holders
+
+
+def answers_by_step(entries: Iterable[ledger_pb2.Entry]) -> Counter[int]:
+    """How often an answer of the model was committed for each step; more than once would be a repeated step."""
+    return Counter(entry.step for entry in entries if entry.body.HasField("assistant_message"))
+
+
+def call_of_line(entries: Iterable[ledger_pb2.Entry], line: str) -> ledger_pb2.Entry | None:
+    """The intent of the call that appends this line to an outside file, once it is committed."""
+    for entry in entries:
+        if entry.body.HasField("tool_intent"):
+            arguments = json.loads(entry.body.tool_intent.arguments_json)
+            if arguments.get("line") == line:
+                return entry
+    return None
+
 
 ROLES = "ABC"
 """Workers are called by the order in which they held the task; which of two idle ones takes it is not ours to say."""
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class DemoEvent:
     """Something that happened. `alarm`: something was broken on purpose, or refused."""
 
     at: datetime
@@ -36,7 +82,7 @@ class Board:
     """Filled by the play, read by the screen. `changed` is set whenever an entry or a refusal was taken in."""
 
     layout: Layout
-    events: list[Event] = field(default_factory=list)
+    events: list[DemoEvent] = field(default_factory=list)
     entries: list[ledger_pb2.Entry] = field(default_factory=list)
     refused_by_ledger: list[token_pb2.RefusedWrite] = field(default_factory=list)
     refused_by_tools: list[token_pb2.RefusedWrite] = field(default_factory=list)
@@ -52,7 +98,7 @@ class Board:
 
     def tell(self, text: str, *, at: datetime | None = None, alarm: bool = False) -> None:
         """Adds an event, now unless told otherwise."""
-        self.events.append(Event(at or now(), text, alarm))
+        self.events.append(DemoEvent(at or now(), text, alarm))
 
     def tell_set_up(self, what: str) -> None:
         """How the stack comes up. That it goes down is no part of the play."""
@@ -78,7 +124,7 @@ class Board:
         self.changed.set()
 
     @property
-    def holders(self) -> list[Holder]:
+    def holders(self) -> list[ClaimHolder]:
         return holders(self.entries)
 
     @property
@@ -135,7 +181,7 @@ class Board:
             return None
         return (self.holders[index].opened_at - since).total_seconds()
 
-    def _tell_opened(self, all_holders: list[Holder]) -> None:
+    def _tell_opened(self, all_holders: list[ClaimHolder]) -> None:
         newest, role = all_holders[-1], self.role(all_holders[-1].worker_id)
         epoch = describe_epoch(newest.epoch)
         if len(all_holders) == 1:

@@ -2,11 +2,59 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
 
+from devstack.simulator.scenario import PREFIX, SHIPPED, ToolCall, load_scenario
 from tenure.domain.states import TaskState
+
+# What happened outside of Tenure, counted where it happened: lines in files, and requests at the model.
+
+SCENARIO: Final = "demo"
+MODEL: Final = f"{PREFIX}{SCENARIO}"
+EFFECTFUL: Final = frozenset({"append_record", "append_record_unsafe"})
+
+
+@cache
+def effectful_calls() -> tuple[ToolCall, ...]:
+    """The scenario's calls that append a line to an outside file, in order."""
+    turns = load_scenario(SHIPPED / f"{SCENARIO}.yaml").turns
+    return tuple(call for turn in turns for call in turn.calls if call.name in EFFECTFUL)
+
+
+def slow_line() -> str:
+    """The line of the call that takes its time, long enough for a worker to be killed in the middle of it."""
+    return str(max(effectful_calls(), key=lambda call: int(call.arguments.get("delay_ms", 0))).arguments["line"])
+
+
+def count_effects(records: Path) -> Counter[str]:
+    """How often each line stands in the outside files; a line that cannot be read counts under its own text."""
+    counts: Counter[str] = Counter()
+    for path in sorted(records.glob("*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            counts[_line_of(line)] += 1
+    return counts
+
+
+def count_model_calls(log: Path) -> int:
+    """Requests of this demo that reached the model, answered or not."""
+    if not log.exists():
+        return 0
+    calls: list[dict[str, Any]] = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    return sum(1 for call in calls if call["endpoint"] == "messages" and call["model"] == MODEL)
+
+
+def _line_of(record: str) -> str:
+    try:
+        return str(json.loads(record)["line"])
+    except (ValueError, KeyError, TypeError):
+        return record
+
 
 LONGEST_RESUME_SECONDS: Final = 10.0
 LEAST_TAKEOVERS: Final = 2
@@ -43,7 +91,7 @@ class Promise:
     name: str
     text: str
     kept: bool
-    found: str
+    actual: str
 
 
 def judge(seen: Observed) -> tuple[Promise, ...]:
@@ -74,10 +122,10 @@ def _resumed(name: str, text: str, seconds: float | None) -> Promise:
 def _effects(seen: Observed) -> Promise:
     kept = dict(seen.effects) == dict.fromkeys(seen.effects_expected, 1)
     once = sum(1 for line in seen.effects_expected if seen.effects.get(line) == 1)
-    found = f"{once} of {len(seen.effects_expected)}"
+    message = f"{once} of {len(seen.effects_expected)}"
     unexpected = sum(seen.effects.values()) - once
     return Promise(
-        "effects_once", "each effect exactly once", kept, found + (f", {unexpected} more" * bool(unexpected))
+        "effects_once", "each effect exactly once", kept, message + (f", {unexpected} more" * bool(unexpected))
     )
 
 
@@ -87,8 +135,8 @@ def _refused(name: str, text: str, count: int) -> Promise:
 
 def _no_step_twice(seen: Observed) -> Promise:
     twice = sorted(step for step, count in seen.answers.items() if count > 1)
-    found = f"step {', '.join(map(str, twice))}" if twice else f"{len(seen.answers)} steps"
-    return Promise("no_step_twice", "no committed step was repeated", not twice, found)
+    message = f"step {', '.join(map(str, twice))}" if twice else f"{len(seen.answers)} steps"
+    return Promise("no_step_twice", "no committed step was repeated", not twice, message)
 
 
 def _few_repeated_calls(seen: Observed) -> Promise:

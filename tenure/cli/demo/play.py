@@ -7,20 +7,18 @@ known to be in flight when its intent is in the ledger and the tool service's ow
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from tenure.cli.demo.board import Board, now
-from tenure.cli.demo.history import call_of_line
-from tenure.cli.demo.judgement import LONGEST_RESUME_SECONDS
-from tenure.cli.demo.outside import MODEL, effectful_calls, slow_line
-from tenure.cli.demo.waiting import PlayFailed, Wait
+from devstack import ServiceProcess, Stack, StackOptions
+from tenure.cli.demo.board import Board, call_of_line, now
+from tenure.cli.demo.judgement import LONGEST_RESUME_SECONDS, MODEL, effectful_calls, slow_line
 from tenure.client import Client
 from tenure.client.client import CALL_TIMEOUT_SECONDS
-from tenure.dev.stack import ServiceProcess, Stack, StackOptions
 from tenure.domain.states import is_terminal
 from tenure.domain.tools import CallState
 from tenure.runtime.postgres import Pool, connection, open_pool
@@ -28,7 +26,53 @@ from tenure.runtime.task_group import TaskGroup
 from tenure.v1.admin_service_pb2 import ListWorkersRequest
 from tenure.v1.task_pb2 import AgentSpec
 from tenure.v1.task_service_pb2 import SubmitTaskRequest
-from tenure.wire.times import moment
+from tenure.wire.common import moment
+
+# Waits that end: for what was waited, how long, and what the log of the one who should have done it says.
+
+POLL_SECONDS: Final = 0.02
+TAIL_LINES: Final = 15
+
+
+class DemoFailed(RuntimeError):  # noqa: N818  what happened, as it is told
+    """Something did not happen, or not in time: this run shows nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoWait:
+    """For `what`, at most `seconds`. `asked`: whose logs are shown when it does not come."""
+
+    what: str
+    seconds: float
+    processes: tuple[ServiceProcess, ...] = ()
+
+    async def until(self, board: Board, holds: Callable[[], bool]) -> None:
+        """Looks whenever the board has changed. Raises DemoFailed."""
+        try:
+            async with asyncio.timeout(self.seconds):
+                while not holds():
+                    board.changed.clear()
+                    await board.changed.wait()
+        except TimeoutError:
+            raise self._in_vain() from None
+
+    async def poll(self, holds: Callable[[], Awaitable[bool]]) -> None:
+        """Asks again and again what nobody announces: another process's files and tables. Raises DemoFailed."""
+        try:
+            async with asyncio.timeout(self.seconds):
+                while not await holds():  # noqa: ASYNC110  see above
+                    await asyncio.sleep(POLL_SECONDS)
+        except TimeoutError:
+            raise self._in_vain() from None
+
+    def _in_vain(self) -> DemoFailed:
+        tails = [f"--- the end of {service.name}'s log\n{_tail(service)}" for service in self.processes]
+        return DemoFailed("\n".join([f"waited {self.seconds:g} s in vain for {self.what}", *tails]))
+
+
+def _tail(service: ServiceProcess) -> str:
+    return "\n".join(service.log_tail().splitlines()[-TAIL_LINES:])
+
 
 FIRST: Final = "worker-1"
 FREEZES_AT_STEP: Final = 4
@@ -44,7 +88,7 @@ _CALL_STATE: Final = "select state from calls where task_id = %s::uuid and call_
 
 
 async def perform(board: Board, environment: Mapping[str, str]) -> None:
-    """The whole play on a stack of its own. Raises PlayFailed, or what the stack's start raises."""
+    """The whole play on a stack of its own. Raises DemoFailed, or what the stack's start raises."""
     async with _stage(board, options(board, environment)) as (stack, client, pool), TaskGroup() as watching:
         play = Play(board, stack, client, pool)
         watching.create_task(play.follow(), name="follow")
@@ -71,10 +115,10 @@ def options(board: Board, environment: Mapping[str, str]) -> StackOptions:
 
 
 @asynccontextmanager
-async def _stage(board: Board, asked: StackOptions) -> AsyncIterator[tuple[Stack, Client, Pool]]:
+async def _stage(board: Board, options: StackOptions) -> AsyncIterator[tuple[Stack, Client, Pool]]:
     """The stack and two ways to look at it. At the end the workers are killed: nothing is left to be given back."""
     async with AsyncExitStack() as opened:
-        stack = await opened.enter_async_context(Stack(asked, board.tell_set_up))
+        stack = await opened.enter_async_context(Stack(options, board.tell_set_up))
         opened.callback(_kill, stack)
         client = await opened.enter_async_context(Client(stack.gateway_address))
         pool = await opened.enter_async_context(open_pool(stack.postgres_dsn, service="demo", schema="tools"))
@@ -107,8 +151,8 @@ class Play:
         board.tell(f"a task is submitted; {count} of its tool calls have effects outside", at=board.submitted_at)
         self._submitted.set()
         first = self._stack.workers[0]
-        asked = (self._stack.services["coordinator"], self._stack.services["checkpoint"], first)
-        await self._wait("the first worker to open the task", TASK_SECONDS, *asked).until(
+        processes = (self._stack.services["coordinator"], self._stack.services["checkpoint"], first)
+        await self._wait("the first worker to open the task", TASK_SECONDS, *processes).until(
             board, lambda: len(board.holders) >= 1
         )
         others = [self._stack.add_worker(), self._stack.add_worker()]
@@ -156,7 +200,7 @@ class Play:
         board.interrupted_call, board.killed_at = call.call_id, now()
         second.kill()
         if not await started():
-            raise PlayFailed(f"call {call.call_id} ended before its worker was killed")
+            raise DemoFailed(f"call {call.call_id} ended before its worker was killed")
         board.tell("B is KILLED (SIGKILL) in the middle of it", at=board.killed_at, alarm=True)
         await self._next_holder(3)
 
@@ -203,8 +247,8 @@ class Play:
         """The process of the holder with this index."""
         return self._stack.services[self._board.holders[index].worker_id]
 
-    def _wait(self, what: str, seconds: float, *asked: ServiceProcess) -> Wait:
-        return Wait(what, seconds, asked)
+    def _wait(self, what: str, seconds: float, *processes: ServiceProcess) -> DemoWait:
+        return DemoWait(what, seconds, processes)
 
 
 def _kill(stack: Stack) -> None:

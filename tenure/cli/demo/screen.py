@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from datetime import datetime
 from typing import Final, Never
 
@@ -11,11 +12,50 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tenure.cli.demo.board import ROLES, Board, now
-from tenure.cli.demo.history import Holder
+from tenure.cli.demo.board import ROLES, Board, ClaimHolder, DemoEvent, now
 from tenure.cli.demo.judgement import Observed, Promise, broken, judge
-from tenure.cli.words import one_line, state_style
-from tenure.domain.epochs import describe_epoch
+from tenure.cli.formatting import one_line, state_style
+from tenure.domain.fencing import describe_epoch
+
+# The board as plain lines: for logs, pipes and small terminals.
+
+LOOK_SECONDS: Final = 0.1
+SYMBOLS: Final = {True: "✔", False: "✘"}
+
+
+async def tell(board: Board, say: Callable[[str], None]) -> Never:
+    """Says each event when it happens, until cancelled."""
+    message = 0
+    try:
+        while True:
+            message = _catch_up(board, say, message)
+            await asyncio.sleep(LOOK_SECONDS)
+    finally:
+        _catch_up(board, say, message)
+
+
+def verdict(board: Board, say: Callable[[str], None]) -> None:
+    """The effects, the promises and the answer."""
+    seen = board.observed()
+    for line in seen.effects_expected:
+        say(f"{seen.effects.get(line, 0)} x  {line}")
+    for promise in board.promises():
+        say(f"{SYMBOLS[promise.kept]}  {promise.text} ({promise.actual})")
+    if board.result:
+        say(f"its answer: {board.result.strip()}")
+
+
+def _catch_up(board: Board, say: Callable[[str], None], message: int) -> int:
+    for event in board.events[message:]:
+        say(_line(board, event))
+    return len(board.events)
+
+
+def _line(board: Board, event: DemoEvent) -> str:
+    if board.submitted_at is None:
+        return f"         {event.text}"
+    return f"{(event.at - board.submitted_at).total_seconds():6.1f} s {event.text}"
+
 
 COLUMNS: Final = 100
 ROWS: Final = 34
@@ -24,7 +64,7 @@ REDRAW_SECONDS: Final = 0.125
 TITLE: Final = "A task survives its workers, and a worker that lost its task can no longer change anything."
 PLOT: Final = "The holder is frozen, the next one killed inside a tool call, a third finishes, the first is woken."
 HEADING: Final = "bold cyan"
-SYMBOLS: Final = {True: Text("✔", "bold green"), False: Text("✘", "bold red"), None: Text("·", "dim")}
+SCREEN_SYMBOLS: Final = {True: Text("✔", "bold green"), False: Text("✘", "bold red"), None: Text("·", "dim")}
 
 
 def fits(console: Console) -> bool:
@@ -67,7 +107,7 @@ def _holders(board: Board) -> RenderableType:
     return Group(title, table)
 
 
-def _holder_row(board: Board, index: int, holder: Holder | None) -> tuple[RenderableType, ...]:
+def _holder_row(board: Board, index: int, holder: ClaimHolder | None) -> tuple[RenderableType, ...]:
     if holder is None:
         return Text("ready to take over" if board.others_ready else "not there yet", "dim"), "", ""
     following = board.holders[index + 1] if index + 1 < len(board.holders) else None
@@ -75,7 +115,7 @@ def _holder_row(board: Board, index: int, holder: Holder | None) -> tuple[Render
     return f"{holder.worker_id}  epoch {describe_epoch(holder.epoch)}", _condition(board, index, following), lost
 
 
-def _condition(board: Board, index: int, following: Holder | None) -> Text:
+def _condition(board: Board, index: int, following: ClaimHolder | None) -> Text:
     """What the holder's process does now."""
     if index == 0 and board.woken_at is not None:
         return Text("awake, refused, gave up" if board.refused_by_ledger else "awake, goes on", "yellow")
@@ -112,8 +152,8 @@ def _effects(seen: Observed) -> RenderableType:
 def _promises(board: Board, seen: Observed) -> RenderableType:
     table = Table.grid(padding=(0, 1, 0, 0))
     for promise in judge(seen):
-        symbol = SYMBOLS[promise.kept if board.finished else None]
-        table.add_row(symbol, promise.text, Text(f"({promise.found})", "dim"))
+        symbol = SCREEN_SYMBOLS[promise.kept if board.finished else None]
+        table.add_row(symbol, promise.text, Text(f"({promise.actual})", "dim"))
     return Group(_verdict(board, judge(seen)), table)
 
 
@@ -121,13 +161,13 @@ def _verdict(board: Board, promises: tuple[Promise, ...]) -> Text:
     if not board.finished:
         return Text("PROMISES, judged at the end", HEADING)
     count = len(broken(promises))
-    said = (f"{count} BROKEN", "bold red") if count else ("all kept", "bold green")
-    return Text.assemble(("PROMISES: ", HEADING), said)
+    message = (f"{count} BROKEN", "bold red") if count else ("all kept", "bold green")
+    return Text.assemble(("PROMISES: ", HEADING), message)
 
 
 def _result(board: Board) -> Text:
-    told = f"Its answer: {board.result}" if board.result else ""
-    return Text(one_line(told, COLUMNS - 1))
+    message = f"Its answer: {board.result}" if board.result else ""
+    return Text(one_line(message, COLUMNS - 1))
 
 
 def _since(board: Board, moment: datetime) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tenure.runtime.importing import imports_kept
+from tenure.runtime.fast_start import imports_kept
 from tests.fault.mutants.catalogue import MUTATIONS, table
 from tests.fault.mutants.loading import load_mutated
 

@@ -5,12 +5,17 @@
 
 from __future__ import annotations
 
-from tests.fault.mutants import of_the_ledger, of_the_tools, of_the_words, of_their_callers
+from tests.fault.mutants import (
+    of_resolutions,
+    of_the_ledger,
+    of_the_tools,
+    of_their_callers,
+)
 
 _ALL = (
     *of_the_ledger.MUTATIONS,
     *of_the_tools.MUTATIONS,
-    *of_the_words.MUTATIONS,
+    *of_resolutions.MUTATIONS,
     *of_their_callers.MUTATIONS,
 )
 MUTATIONS = {mutation.name: mutation for mutation in _ALL}

@@ -11,7 +11,7 @@ __all__ = ["Edit", "Mutation"]
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """`guard`: what is missing. `invariants`: any of these must be reported, as tenure.audit numbers them.
+    """`guard`: what is missing. `invariants`: any of these must be reported, as checker numbers them.
 
     `constraints` and `triggers` of the ledger's table of tasks, and `budget_constraints` of that of budgets, would stop
     the service without its guard. They are lifted too, for it is not them that the checker is to be tried on.

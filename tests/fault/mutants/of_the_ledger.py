@@ -6,8 +6,8 @@ from tests.fault.mutants.mutation import Edit, Mutation
 
 ADMISSION = "tenure.domain.admission"
 BUDGET = "tenure.domain.budget"
-COMMITTING = "services.checkpoint.committing"
-DRAFT = "services.checkpoint.draft"
+COMMITTING = "services.checkpoint.commit.committing"
+DRAFT = "services.checkpoint.commit.draft"
 
 MUTATIONS = (
     Mutation(
@@ -62,7 +62,7 @@ MUTATIONS = (
         ("I4",),
         (
             Edit(
-                "services.checkpoint.opening",
+                "services.checkpoint.commit.opening",
                 "    if verdict is OpenVerdict.TAKEOVER:\n",
                 "    if verdict is OpenVerdict.TAKEOVER:\n        return\n",
             ),
@@ -97,7 +97,7 @@ MUTATIONS = (
         "checkpoint",
         "RequeueLost takes a task only from the claim that was seen to be gone",
         ("I6",),
-        (Edit("services.checkpoint.requeue", " and row.claim_id == one.claim_id", ""),),
+        (Edit("services.checkpoint.queue.requeue", " and row.claim_id == one.claim_id", ""),),
     ),
     Mutation(
         "end_with_open_calls",
@@ -158,7 +158,7 @@ MUTATIONS = (
         "checkpoint",
         "a task sets nothing aside beyond the cap that it has by itself",
         ("I17",),
-        (Edit(COMMITTING, "(draft.budget.standing, row.own_budget)", "(draft.budget.standing,)"),),
+        (Edit(COMMITTING, "(draft.budget.budget, row.own_budget)", "(draft.budget.budget,)"),),
     ),
     Mutation(
         "settle_gives_back",

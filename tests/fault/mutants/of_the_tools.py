@@ -55,8 +55,8 @@ MUTATIONS = (
         (
             Edit(
                 ACCEPT_RULES,
-                "    return Answer(known_outcome(row))\n",
-                "    return Run(row.call_attempt + 1)\n",
+                "    return AnswerFromRecord(known_outcome(row))\n",
+                "    return RunCall(row.call_attempt + 1)\n",
             ),
         ),
     ),
@@ -68,8 +68,9 @@ MUTATIONS = (
         (
             Edit(
                 ACCEPT_RULES,
-                "    if here.running_attempt == row.call_attempt:\n        return Join(row.call_attempt)\n    # A call",
-                "    return Run(row.call_attempt + 1)\n    # A call",
+                "    if here.running_attempt == row.call_attempt:\n        return JoinCall(row.call_attempt)\n    "
+                "# A call",
+                "    return RunCall(row.call_attempt + 1)\n    # A call",
             ),
         ),
     ),
@@ -85,6 +86,6 @@ MUTATIONS = (
         "tools",
         "an effect begins only when its call could be marked STARTED under the fence",
         ("I12",),
-        (Edit("services.tools.calls.running", "        if not marked:\n            raise Displaced\n", ""),),
+        (Edit("services.tools.calls.running", "        if not marked:\n            raise Superseded\n", ""),),
     ),
 )

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
-from tenure.audit.history import Answer, Method
+from checker.history import Method, OperationResult
 from tenure.domain.errors import Refused, TryLater
 from tenure.domain.states import TERMINAL, TaskState
-from tenure.runtime.failpoint_names import FAILPOINTS
+from tenure.runtime.failpoints import FAILPOINTS
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import task_pb2
-from tenure.wire.enums import STATES
+from tenure.wire.common import STATES
 from tests.fault.suite.installation import Installation
 from tests.fault.suite.schedule import kind_of
 from tests.fault.suite.traffic import Submitted, Traffic, cancel, tenant_of
@@ -162,7 +162,7 @@ class Between:
             before = len(traffic.log.operations)
             await cancel(traffic.log, task.task_id, "operator", traffic.user_of(task), tenant_of(task))
             mine = [one for one in traffic.log.operations[before:] if one.task_id == task.task_id]
-            if mine and mine[-1].method is Method.CANCEL and mine[-1].answer is Answer.OK:
+            if mine and mine[-1].method is Method.CANCEL and mine[-1].answer is OperationResult.OK:
                 seen = await traffic.user_of(task).get(task.task_id)
                 self.done.append(Done(action, task.task_id, seen.attempt, mine[-1].sequence or 0, epoch, name))
             return
@@ -204,8 +204,8 @@ async def _ask(traffic: Traffic, task: Submitted, action: Action) -> task_pb2.Ta
     repeated = {**known, "request_id": str(uuid4())}
     match action:
         case Action.REQUEUE:
-            asked = admin.RequeueTaskRequest(**repeated, extra_tokens=EXTRA_TOKENS, extra_steps=10)
-            return (await user.admin.RequeueTask(asked, timeout=CALL_SECONDS)).task
+            request = admin.RequeueTaskRequest(**repeated, extra_tokens=EXTRA_TOKENS, extra_steps=10)
+            return (await user.admin.RequeueTask(request, timeout=CALL_SECONDS)).task
         case Action.CLOSE_OUT:
             out = admin.CloseOutTaskRequest(**repeated, to_state=task_pb2.TASK_STATE_FAILED, result="by hand")
             return (await user.admin.CloseOutTask(out, timeout=CALL_SECONDS)).task

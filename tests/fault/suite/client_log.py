@@ -8,12 +8,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from tenure.audit.history import Answer, Delivered, Method, Operation, Subscription
+from checker.history import (
+    Delivered,
+    Method,
+    Operation,
+    OperationResult,
+    Subscription,
+)
 from tenure.domain.errors import Refused, TenureError, TryLater
-from tenure.runtime.status import PeerFailed
+from tenure.runtime.rpc_status import PeerFailed
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
-from tenure.wire.enums import STATES
+from tenure.wire.common import STATES
 
 
 @dataclass(slots=True)
@@ -25,7 +31,7 @@ class Call:
     def answered(self, task: task_pb2.Task) -> None:
         self.operation = replace(
             self.operation,
-            answer=Answer.OK,
+            answer=OperationResult.OK,
             task_id=task.task_id,
             sequence=task.sequence,
             state=STATES.to_domain(task.state),
@@ -63,14 +69,14 @@ class ClientLog:
         """Logs one call, however it ends. Errors that a client has to expect end here."""
         started = time.monotonic()
         call = Call(
-            Operation(client=client, method=method, answer=Answer.UNKNOWN, invoked_monotonic=started, **known)  # type: ignore[arg-type]  # fields of Operation
+            Operation(client=client, method=method, answer=OperationResult.UNKNOWN, invoked_monotonic=started, **known)  # type: ignore[arg-type]  # fields of Operation
         )
         try:
             yield call
         except TryLater as error:
             call.operation = replace(call.operation, reason=error.reason)
         except Refused as error:
-            call.operation = replace(call.operation, answer=Answer.FAILED, reason=error.reason)
+            call.operation = replace(call.operation, answer=OperationResult.FAILED, reason=error.reason)
         except (TenureError, PeerFailed) as error:
             self.surprises.append(f"{client} {method}: {type(error).__name__} {error}")
         finally:

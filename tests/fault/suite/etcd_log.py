@@ -7,14 +7,19 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
+from checker.history import GenerationChange, Grant
+from services.coordinator.etcd.calls import EtcdError
+from services.coordinator.etcd.client import EtcdClient
+from services.coordinator.etcd.watch import (
+    KeyChange,
+    KeyChanges,
+    Resync,
+    ResyncReason,
+)
 from services.coordinator.lease_store.generation_key import read_generation
 from services.coordinator.lease_store.records import CLAIMS, GENERATION_KEY, PREFIX, read_claim
-from tenure.audit.history import GenerationChange, Grant
 from tenure.domain.errors import TenureError
-from tenure.runtime.etcd.client import EtcdClient
-from tenure.runtime.etcd.errors import EtcdError
-from tenure.runtime.etcd.watch import Change, Changes, Resync, ResyncReason
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 
 @dataclass(slots=True)
@@ -44,7 +49,7 @@ class EtcdLog:
         """Until etcd is another one, or went back: then all is told again from the first revision."""
         async with aclosing(client.watch(PREFIX, 1)) as items:
             async for item in items:
-                if isinstance(item, Changes):
+                if isinstance(item, KeyChanges):
                     for change in item.changes:
                         self._note(change)
                     self._revision = item.revision
@@ -72,7 +77,7 @@ class EtcdLog:
         self._alive.clear()
         self._life, self._revision = self._life + 1, 0
 
-    def _note(self, change: Change) -> None:
+    def _note(self, change: KeyChange) -> None:
         key, value = change.key_value.key, change.key_value
         if key == GENERATION_KEY and not change.deleted:
             self.generations.append(
@@ -85,7 +90,7 @@ class EtcdLog:
         elif key.startswith(CLAIMS):
             self._note_claim(change)
 
-    def _note_claim(self, change: Change) -> None:
+    def _note_claim(self, change: KeyChange) -> None:
         held, value = read_claim(change.key_value), change.key_value
         assert held is not None, f"{value.key!r} holds no claim"
         self._alive[value.key] = value.create_revision

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tenure.audit.collect import COLLECTED, collect_tasks
-from tenure.audit.files import model_calls, read_effects
-from tenure.audit.history import History
+from checker.collect import COLLECTED, collect_tasks, model_calls, read_effects
+from checker.history import History
 from tests.fault.suite.installation import Installation
 from tests.fault.suite.traffic import Traffic
 

@@ -20,7 +20,7 @@ from uuid import uuid4
 from tenure.client.client import RETURN_PATIENCE
 from tenure.domain.errors import Fenced, NotFound, TryLater
 from tenure.runtime.retrying import retrying
-from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
@@ -35,9 +35,9 @@ from tests.fault.suite.scenarios import model_of
 from tests.fault.suite.schedule import PlannedFault, Schedule
 from tests.fault.suite.signals import send
 from tests.fault.suite.store_faults import freeze_store, kill_store, lose_generation, mend_stores, replace_etcd
-from tests.fix_proxy import Lost
-from tests.fix_webhooks import receiving
-from tests.patience import slowness_now
+from tests.support.fix_proxy import Lost
+from tests.support.fix_webhooks import receiving
+from tests.support.patience import slowness_now
 
 Inject = Callable[[Installation, PlannedFault], Awaitable[None]]
 CALL_SECONDS: Final = 5.0
@@ -223,9 +223,9 @@ async def receive_webhooks(install: Installation, fault: PlannedFault) -> None:
     assert all(one.valid for one in receiver.came)
     first = {one.webhook_id: one for one in reversed(receiver.took)}
     for task_id in {one.task_id for one in receiver.took}:
-        told = [one for one in receiver.took if one.task_id == task_id and first[one.webhook_id] is one]
-        sequences = [one.data["sequence"] for one in told]
-        assert sequences == sorted(sequences), [(one.type, one.data["sequence"]) for one in told]
+        seen = [one for one in receiver.took if one.task_id == task_id and first[one.webhook_id] is one]
+        sequences = [one.data["sequence"] for one in seen]
+        assert sequences == sorted(sequences), [(one.type, one.data["sequence"]) for one in seen]
 
 
 async def drain_worker(install: Installation, fault: PlannedFault) -> None:
@@ -259,7 +259,7 @@ async def _deaf(install: Installation, fault: PlannedFault, lost: Lost) -> None:
     link = install.links.by_name[fault.target]
     link.deaf(lost)
     await asyncio.sleep(fault.seconds)
-    link.hear()
+    link.observe()
 
 
 INJECTORS: Final[dict[str, Inject]] = {

@@ -12,7 +12,7 @@ from tests.fault.suite.installation import Installation
 from tests.fault.suite.prunes import until_answered
 from tests.fault.suite.scenarios import model_of
 from tests.fault.suite.schedule import PlannedFault
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 
 async def fork(install: Installation, _fault: PlannedFault) -> None:
@@ -24,9 +24,9 @@ async def fork(install: Installation, _fault: PlannedFault) -> None:
         )
         task_id = (await until_answered(lambda: user.submit("forked", request=spec))).task_id
         await until_answered(lambda: user.wait(task_id))
-        asked = api.ForkTaskRequest(request_id=uuid4().hex, task_id=task_id, message="and now?")
-        forked = await until_answered(lambda: user.fork(asked))
-        again = await until_answered(lambda: user.fork(asked))
+        request = api.ForkTaskRequest(request_id=uuid4().hex, task_id=task_id, message="and now?")
+        forked = await until_answered(lambda: user.fork(request))
+        again = await until_answered(lambda: user.fork(request))
         assert again.task_id == forked.task_id
         files = install.stack.layout.workspaces / "default"
         assert names(files / task_id) <= names(files / forked.task_id)
@@ -34,6 +34,6 @@ async def fork(install: Installation, _fault: PlannedFault) -> None:
 
 
 def names(directory: Path) -> set[str]:
-    found = {str(path.relative_to(directory)) for path in directory.rglob("*")}
-    assert found, "the task should have written files"
-    return found
+    names = {str(path.relative_to(directory)) for path in directory.rglob("*")}
+    assert names, "the task should have written files"
+    return names

@@ -10,21 +10,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from devstack import Stack, StackOptions
+from devstack.child_process import ChildProcess
+from devstack.etcd import EtcdProcess, start_cluster
+from devstack.postgres_process import PostgresProcess
+from devstack.stores import ensure_database
 from tenure.client import Client
-from tenure.dev.etcd_process import EtcdProcess
-from tenure.dev.etcd_start import start_cluster
-from tenure.dev.postgres_process import PostgresProcess
-from tenure.dev.stack import Stack, StackOptions
-from tenure.dev.stack.child import ChildProcess
-from tenure.dev.stack.database import ensure_database
-from tenure.runtime.tenancy import DEFAULT_TENANT
+from tenure.runtime.request_context import DEFAULT_TENANT
 from tests.fault.suite.etcd_log import EtcdLog
 from tests.fault.suite.keeper import Keeper
 from tests.fault.suite.links import Links, address_of_dsn, lay
 from tests.fault.suite.scenarios import write_scenarios
 from tests.fault.suite.schedule import GUEST, Shape
 from tests.fault.suite.traffic import Traffic
-from tests.fix_simulator import SimulatorControl
+from tests.support.fix_simulator import SimulatorControl
 
 if TYPE_CHECKING:
     from tests.fault.suite.between import Between

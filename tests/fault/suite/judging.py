@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tenure.audit.verify import Report, Violation
+from checker.verify import Report, Violation
 from tests.fault.suite.evidence import Marks
 from tests.fault.suite.installation import Installation
 from tests.fault.suite.keeper import Death

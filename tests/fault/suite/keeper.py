@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from tenure.dev.stack.child import ChildProcess
-from tenure.dev.stack.errors import ServiceDied
+from devstack.child_process import ChildProcess, ServiceDied
 
 LOOK_SECONDS: Final = 0.05
 AGAIN_SECONDS: Final = 0.5
@@ -25,16 +24,16 @@ class Death:
     exit_code: int
     armed: str
     served: bool
-    asked: bool
+    was_intended: bool
 
     @property
     def by_failpoint(self) -> bool:
-        return not self.asked and self.exit_code == -signal.SIGKILL and "kill9" in self.armed
+        return not self.was_intended and self.exit_code == -signal.SIGKILL and "kill9" in self.armed
 
     @property
     def surprising(self) -> bool:
         """It ended by itself while it should have worked: with a code, or by a signal nobody sent."""
-        return self.served and not self.asked and not self.by_failpoint
+        return self.served and not self.was_intended and not self.by_failpoint
 
     def __str__(self) -> str:
         return f"{self.name} ended with {self.exit_code}" + (f", armed with {self.armed}" if self.armed else "")
@@ -46,7 +45,7 @@ class _Kept:
     armed: str = ""
     arm_next: str = ""
     down_until: float = 0.0
-    asked: bool = False
+    was_intended: bool = False
     served: bool = True
 
 
@@ -64,7 +63,7 @@ class Keeper:
     def expect_death(self, name: str, *, down_seconds: float = 0.0, armed: str = "") -> ChildProcess:
         """The next death of this one is ours; it comes back after a while, with these failpoints."""
         kept = self._kept[name]
-        kept.asked, kept.down_until, kept.arm_next = True, time.monotonic() + down_seconds, armed
+        kept.was_intended, kept.down_until, kept.arm_next = True, time.monotonic() + down_seconds, armed
         return kept.process
 
     async def died_armed(self, name: str, armed: str, since: int, within_seconds: float) -> bool:
@@ -116,12 +115,12 @@ class Keeper:
             if kept.process.exit_code is None:
                 await asyncio.sleep(LOOK_SECONDS)
                 continue
-            self.deaths.append(Death(name, kept.process.exit_code, kept.armed, kept.served, kept.asked))
-            if not kept.served and not kept.asked:
+            self.deaths.append(Death(name, kept.process.exit_code, kept.armed, kept.served, kept.was_intended))
+            if not kept.served and not kept.was_intended:
                 await asyncio.sleep(AGAIN_SECONDS)  # what it needs is away just now
             while time.monotonic() < kept.down_until:
                 await asyncio.sleep(LOOK_SECONDS)
-            kept.armed, kept.arm_next, kept.asked, kept.served = kept.arm_next, "", False, False
+            kept.armed, kept.arm_next, kept.was_intended, kept.served = kept.arm_next, "", False, False
             kept.process.start({"TENURE_FAILPOINTS": kept.armed} if kept.armed else None)
             kept.served = await self._came_up(kept)
 

@@ -11,25 +11,25 @@ from signal import SIGCONT
 from typing import Any, Final
 from uuid import uuid4
 
-from tenure.audit.collect import collect_task
-from tenure.audit.reading import of_kind
+from checker.collect import collect_task
+from checker.reading import of_kind
 from tenure.client import Client
 from tenure.domain.entries import ToolIntent, ToolOutcome
 from tenure.domain.errors import SequenceConflict, StaleEpoch, TryLater
+from tenure.domain.fencing import Claims
 from tenure.domain.states import TERMINAL, Reason, TaskState
-from tenure.domain.token import Claims
-from tenure.runtime.rpc_channel import open_channel
+from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.signing import Signer
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
-from tenure.wire.enums import STATES
+from tenure.wire.common import STATES
 from tenure.wire.token import sign_claims
 from tests.fault.suite.installation import DEAF, Installation
 from tests.fault.suite.prunes import until_answered
 from tests.fault.suite.schedule import PlannedFault, PlannedTask
 from tests.fault.suite.signals import send
 from tests.fault.suite.traffic import cancel
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 CALL_SECONDS: Final = 5.0
 RUNNING_SECONDS: Final = 5.0
@@ -113,8 +113,8 @@ async def _end_what_is_about_to_call(install: Installation, worker_id: str) -> l
     ours = traffic.task_ids(guests=False)
     claims = (await until_answered(user.claims)).claims
     held = [one.task_id for one in claims if one.worker_id == worker_id and one.task_id in ours]
-    found = await asyncio.gather(*(_is_about_to_call(user, task_id) for task_id in held))
-    wanted = [task_id for task_id, is_about_to in zip(held, found, strict=True) if is_about_to]
+    results = await asyncio.gather(*(_is_about_to_call(user, task_id) for task_id in held))
+    wanted = [task_id for task_id, is_about_to in zip(held, results, strict=True) if is_about_to]
     await asyncio.gather(*(cancel(traffic.log, task_id, "operator", user) for task_id in wanted))
     await asyncio.gather(*(_ended(user, task_id) for task_id in wanted))
     return wanted
@@ -123,7 +123,7 @@ async def _end_what_is_about_to_call(install: Installation, worker_id: str) -> l
 async def _is_about_to_call(user: Client, task_id: str) -> bool:
     history = await until_answered(lambda: collect_task(user, task_id))
     known = {call.call_id for call in history.calls or ()}
-    known |= {told.call_id for _, told in of_kind(history.entries or (), ToolOutcome)}
+    known |= {expected.call_id for _, expected in of_kind(history.entries or (), ToolOutcome)}
     return any(intent.call_id not in known for _, intent in of_kind(history.entries or (), ToolIntent))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
-from tests.fix_proxy import TcpProxy
+from tests.support.fix_proxy import TcpProxy
 
 LOOPBACK: Final = "127.0.0.1"
 
@@ -54,12 +54,12 @@ class Links:
     async def heal(self) -> None:
         """Everything gets through again."""
         for link in self.by_name.values():
-            link.hear()
+            link.observe()
             await link.start()
 
     async def close(self) -> None:
         for link in self.by_name.values():
-            link.hear()
+            link.observe()
             await link.stop()
 
 

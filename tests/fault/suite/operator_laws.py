@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from tenure.domain.entries import CancelRequest, CloseOut, Entry, GrantBudget, OperatorRequest, Requeue, Transition
+from tenure.domain.entries import (
+    CancelRequest,
+    Entry,
+    GrantBudget,
+    OperatorCloseOut,
+    OperatorRequest,
+    Requeue,
+    Transition,
+)
 from tenure.domain.states import TERMINAL, Reason, TaskState
 from tests.fault.suite.between import Action, Done
 
@@ -23,12 +31,14 @@ def _ends_that_nobody_asked_for(entries: Sequence[Entry]) -> Iterator[str]:
         end = entry.body
         if not isinstance(end, Transition) or end.to_state not in TERMINAL:
             continue
-        asked = [one.body for one in entries if one.attempt == entry.attempt and one.sequence < entry.sequence]
-        closes = [one.act for one in asked if isinstance(one, OperatorRequest) and isinstance(one.act, CloseOut)]
+        requests = [one.body for one in entries if one.attempt == entry.attempt and one.sequence < entry.sequence]
+        closes = [
+            one.act for one in requests if isinstance(one, OperatorRequest) and isinstance(one.act, OperatorCloseOut)
+        ]
         if end.reason == Reason.OPERATOR_CLOSE_OUT and not closes:
             yield f"attempt {entry.attempt} was closed out at {entry.sequence}, and nobody had asked for that"
         elif end.to_state is TaskState.CANCELLED and not (
-            closes or any(isinstance(one, CancelRequest) for one in asked)
+            closes or any(isinstance(one, CancelRequest) for one in requests)
         ):
             yield f"attempt {entry.attempt} was cancelled at {entry.sequence}, and nobody had asked for that"
 

@@ -16,15 +16,20 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-from tenure.audit.files import read_effects
-from tenure.audit.history import Answer, Effect, History, Method
-from tenure.audit.violation import Violation
+from checker.check import Violation
+from checker.collect import read_effects
+from checker.history import (
+    History,
+    Method,
+    ObservedEffect,
+    OperationResult,
+)
 from tenure.domain.errors import TryLater
 from tenure.domain.in_doubt import Abandon, Decision, DidNotHappen, Happened
 from tenure.domain.tools import EffectClass
 from tenure.v1 import admin_service_pb2 as pb
 from tenure.v1 import tool_pb2
-from tenure.wire.in_doubt import decision_to_wire
+from tenure.wire.tool import decision_to_wire
 from tests.fault.suite.schedule import Manner
 from tests.fault.suite.traffic import Submitted, Traffic, tenant_of
 
@@ -72,7 +77,7 @@ class Operators:
             words.append((str(uuid4()), Abandon()))
         self._luck.shuffle(words)
         answers = await asyncio.gather(*(self._say(task, doubt, *word) for word in words))
-        if Answer.UNKNOWN not in answers:
+        if OperationResult.UNKNOWN not in answers:
             del self._said[doubt]  # what is listed again was not settled by it: somebody looks anew
 
     def _decide(self, call: tool_pb2.InDoubtCall, task: Submitted) -> Decision | None:
@@ -96,9 +101,9 @@ class Operators:
         )
         return Happened() if is_there else DidNotHappen()
 
-    async def _say(self, task: Submitted, doubt: Doubt, request_id: str, decision: Decision) -> Answer:
+    async def _say(self, task: Submitted, doubt: Doubt, request_id: str, decision: Decision) -> OperationResult:
         task_id, call_id, call_attempt = doubt
-        asked = pb.ResolveInDoubtCallRequest(
+        request = pb.ResolveInDoubtCallRequest(
             task_id=task_id,
             call_id=call_id,
             call_attempt=call_attempt,
@@ -109,7 +114,7 @@ class Operators:
         known = {"task_id": task_id, "call_id": call_id, "call_attempt": call_attempt, "request_id": request_id}
         with self.traffic.log.call("operator", Method.RESOLVE, tenant=tenant_of(task), **known) as call:
             user = self.traffic.user_of(task)
-            call.answered((await user.admin.ResolveInDoubtCall(asked, timeout=CALL_SECONDS)).task)
+            call.answered((await user.admin.ResolveInDoubtCall(request, timeout=CALL_SECONDS)).task)
         return call.operation.answer
 
 
@@ -121,10 +126,10 @@ def careful_words_repeat_nothing(traffic: Traffic, history: History) -> Iterator
         for call in history.calls or ()
         if call.task_id in careful and call.effect_class in {EffectClass.UNSAFE, EffectClass.KEYED}
     }
-    places: dict[tuple[str, str], list[Effect]] = {}
+    places: dict[tuple[str, str], list[ObservedEffect]] = {}
     for effect in history.effects or ():
         places.setdefault((effect.task_id, effect.call_id), []).append(effect)
     for (task_id, call_id), effects in places.items():
         if (task_id, call_id) in once and len(effects) > 1:
-            told = f"the effect of call {call_id} happened {len(effects)} times, by words of somebody who had looked"
-            yield Violation("I12", task_id, told)
+            text = f"the effect of call {call_id} happened {len(effects)} times, by words of somebody who had looked"
+            yield Violation("I12", task_id, text)

@@ -17,7 +17,7 @@ from tenure.v1 import task_service_pb2 as api
 from tests.fault.suite.installation import DATABASE, Installation
 from tests.fault.suite.scenarios import model_of
 from tests.fault.suite.schedule import PlannedFault
-from tests.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 T = TypeVar("T")
 PAUSE_SECONDS: Final = 0.1

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tenure.runtime.failpoint_names import FAILPOINTS
+from tenure.runtime.failpoints import FAILPOINTS
 from tests.fault.suite.evidence import Marks
 from tests.fault.suite.schedule import Schedule
 from tests.fault.suite.trial import Verdict
@@ -64,7 +64,7 @@ class Summary:
             yield f"FAILED: {', '.join(f'make faults SEED={seed}' for seed in self.failed)}"
 
 
-def told(verdict: Verdict) -> Iterator[str]:
+def lines_of(verdict: Verdict) -> Iterator[str]:
     """A line for a seed that passed; for one that failed, also its faults and what was broken."""
     schedule, figures = verdict.schedule, verdict.figures
     yield (
@@ -81,7 +81,7 @@ def told(verdict: Verdict) -> Iterator[str]:
 
 def keep(verdict: Verdict, folder: Path, logs: Path, marks: Marks) -> None:
     """The schedule, the violations, the whole history, and what every process logged meanwhile."""
-    _keep(verdict.schedule, "\n".join([*told(verdict), "", *map(str, verdict.violations), ""]), folder, logs, marks)
+    _keep(verdict.schedule, "\n".join([*lines_of(verdict), "", *map(str, verdict.violations), ""]), folder, logs, marks)
     (folder / "history.json").write_text(json.dumps(asdict(verdict.history), default=_plain, indent=1))
 
 

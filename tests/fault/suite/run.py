@@ -23,7 +23,7 @@ from typing import Final
 from tests.fault.mutants.catalogue import MUTATIONS
 from tests.fault.suite.evidence import Marks
 from tests.fault.suite.installation import Installation, Size, attended, installation
-from tests.fault.suite.report import Summary, keep, keep_broken, told
+from tests.fault.suite.report import Summary, keep, keep_broken, lines_of
 from tests.fault.suite.schedule import Mode, plan
 from tests.fault.suite.trial import Trial
 from tests.fault.suite.weakening import weaken
@@ -82,7 +82,7 @@ async def one_seed(install: Installation, seed: int, mode: Mode | None, summary:
     summary.add(verdict)
     if verdict.violations:
         keep(verdict, KEPT / f"seed-{seed}", install.logs, marks)
-    for line in told(verdict):
+    for line in lines_of(verdict):
         _say(line)
     return True
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from tenure.runtime.failpoint_names import FAILPOINTS
+from tenure.runtime.failpoints import FAILPOINTS
 from tests.fault.suite.scenarios import FAMILY, WEIGHTS
 
 TRAFFIC_SECONDS: Final = 12.0

@@ -9,10 +9,10 @@ import subprocess
 from contextlib import suppress
 from typing import Final
 
+from devstack.postgres_cluster import EmbeddedPostgresError
+from services.coordinator.etcd.calls import EtcdError
+from services.coordinator.etcd.client import EtcdClient
 from services.coordinator.lease_store.records import GENERATION_KEY
-from tenure.dev.postgres_errors import EmbeddedPostgresError
-from tenure.runtime.etcd.client import EtcdClient
-from tenure.runtime.etcd.errors import EtcdError
 from tests.fault.suite.installation import Installation
 from tests.fault.suite.schedule import PlannedFault
 from tests.fault.suite.signals import send

@@ -10,12 +10,12 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from tenure.audit.collect import body_hash
-from tenure.audit.history import Answer, Delivered, Method
+from checker.collect import body_hash
+from checker.history import Delivered, Method, OperationResult
 from tenure.client import Client
 from tenure.domain.errors import TenureError, TryLater
-from tenure.runtime.status import PeerFailed
-from tenure.runtime.tenancy import DEFAULT_TENANT
+from tenure.runtime.request_context import DEFAULT_TENANT
+from tenure.runtime.rpc_status import PeerFailed
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.fault.suite.client_log import ClientLog, Stream, request_hash
@@ -148,11 +148,11 @@ class Traffic:
         (stranger, *_), tenant = (self.users, DEFAULT_TENANT) if task.planned.guest else (self.guests, GUEST)
         for _ in range(6):
             await asyncio.sleep(self._luck.uniform(0.1, 1.5))
-            asked = api.GetTaskRequest(task_id=task.task_id)
+            request = api.GetTaskRequest(task_id=task.task_id)
             with self.log.call(client, Method.GET, task_id=task.task_id, tenant=tenant_of(task)) as call:
-                call.answered((await user.tasks.GetTask(asked, timeout=CALL_SECONDS)).task)
+                call.answered((await user.tasks.GetTask(request, timeout=CALL_SECONDS)).task)
         with self.log.call(f"{client}-stranger", Method.GET, task_id=task.task_id, tenant=tenant) as call:
-            call.answered((await stranger.tasks.GetTask(asked, timeout=CALL_SECONDS)).task)
+            call.answered((await stranger.tasks.GetTask(request, timeout=CALL_SECONDS)).task)
 
     async def _watch(self, task: Submitted, client: str, user: Client) -> None:
         """To the task's end, over as many streams as it takes; some are given up and resumed on the way."""
@@ -172,8 +172,8 @@ class Traffic:
 
     async def _events(self, stream: Stream, user: Client, slow: bool) -> AsyncGenerator[int]:
         """The sequences of one stream, as they are written down; ends where the stream does."""
-        asked = api.WatchTaskRequest(task_id=stream.task_id, after_sequence=stream.after_sequence)
-        watching = user.tasks.WatchTask(asked, timeout=60.0)
+        request = api.WatchTaskRequest(task_id=stream.task_id, after_sequence=stream.after_sequence)
+        watching = user.tasks.WatchTask(request, timeout=60.0)
         try:
             async for event in watching:
                 if event.HasField("entry"):
@@ -200,9 +200,9 @@ async def cancel(log: ClientLog, task_id: str, client: str, user: Client, tenant
     """Until it is answered, or refused because the task has ended."""
     for _ in range(20):
         with log.call(client, Method.CANCEL, task_id=task_id, tenant=tenant) as call:
-            asked = api.CancelTaskRequest(task_id=task_id, reason="no longer wanted")
-            call.answered((await user.tasks.CancelTask(asked, timeout=CALL_SECONDS)).task)
-        if log.operations[-1].answer is not Answer.UNKNOWN:
+            request = api.CancelTaskRequest(task_id=task_id, reason="no longer wanted")
+            call.answered((await user.tasks.CancelTask(request, timeout=CALL_SECONDS)).task)
+        if log.operations[-1].answer is not OperationResult.UNKNOWN:
             return
         await asyncio.sleep(PAUSE_SECONDS)
 

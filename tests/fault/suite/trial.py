@@ -8,13 +8,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
-from tenure.audit.history import Answer, History, Method
-from tenure.audit.verify import Violation, examine
+from checker.history import History, Method, OperationResult
+from checker.verify import Violation, examine
 from tenure.client import Client
 from tenure.domain.errors import TryLater
 from tenure.domain.states import TERMINAL, WAITING, TaskState
 from tenure.v1 import task_pb2
-from tenure.wire.enums import STATES
+from tenure.wire.common import STATES
 from tests.fault.suite import faults
 from tests.fault.suite.evidence import Marks, collect
 from tests.fault.suite.installation import Installation
@@ -23,7 +23,7 @@ from tests.fault.suite.operators import Operators, careful_words_repeat_nothing
 from tests.fault.suite.scenarios import FAMILY
 from tests.fault.suite.schedule import Manner, Mode, Schedule
 from tests.fault.suite.traffic import Submitted, Traffic, cancel, tenant_of
-from tests.patience import slowness_now
+from tests.support.patience import slowness_now
 
 REST_SECONDS: Final = 30.0
 """So long after the last fault every task must have ended, or wait for a person (I30)."""
@@ -128,52 +128,52 @@ class Trial:
     async def _rests(self, traffic: Traffic, task: Submitted) -> bool:
         if not task.task_id:
             return False
-        found = await self._found(task, traffic.user_of(task))
-        if not found or not all(self._stands_still(one, task) for one in found):
+        result = await self._found(task, traffic.user_of(task))
+        if not result or not all(self._stands_still(one, task) for one in result):
             return False
         asked_to_end = any(
-            one.method is Method.CANCEL and one.answer is Answer.OK and one.task_id == task.task_id
+            one.method is Method.CANCEL and one.answer is OperationResult.OK and one.task_id == task.task_id
             for one in traffic.log.operations
         )
-        was_requeued = found[0].attempt > 1 and not found[0].cancel_requested
-        return not asked_to_end or was_requeued or all(STATES.to_domain(one.state) in TERMINAL for one in found)
+        was_requeued = result[0].attempt > 1 and not result[0].cancel_requested
+        return not asked_to_end or was_requeued or all(STATES.to_domain(one.state) in TERMINAL for one in result)
 
-    def _stands_still(self, found: task_pb2.Task, task: Submitted) -> bool:
+    def _stands_still(self, result: task_pb2.Task, task: Submitted) -> bool:
         """Ended, or waiting for a person who will not come: sub-agents are waited for, and most people have a word."""
-        state = STATES.to_domain(found.state)
+        state = STATES.to_domain(result.state)
         return state in TERMINAL or (state is TaskState.WAITING_USER and task.planned.manner is Manner.SAYS_NOTHING)
 
     async def _found(self, task: Submitted, user: Client) -> list[task_pb2.Task]:
         """The task, then its sub-agents; empty: it could not be seen."""
         try:
-            found = [await user.get(task.task_id)]
+            results = [await user.get(task.task_id)]
             if task.planned.scenario == FAMILY:
                 in_tree = task_pb2.TaskFilter(root_task_id=task.task_id)
-                found += [one async for one in user.list_tasks(in_tree) if one.task_id != task.task_id]
-                task.below |= {one.task_id for one in found[1:]}
+                results += [one async for one in user.list_tasks(in_tree) if one.task_id != task.task_id]
+                task.below |= {one.task_id for one in results[1:]}
         except TryLater:
             return []
-        return found
+        return results
 
     async def _end_what_waits(self, traffic: Traffic) -> None:
         """Those that wait for a person are cancelled by one."""
         for task in traffic.tasks:
             user = traffic.user_of(task)
-            found = await self._found(task, user) if task.task_id else []
-            if found and STATES.to_domain(found[0].state) in WAITING:
+            match = await self._found(task, user) if task.task_id else []
+            if match and STATES.to_domain(match[0].state) in WAITING:
                 await cancel(traffic.log, task.task_id, "operator", user, tenant_of(task))
 
 
 def figures_of(traffic: Traffic, history: History) -> Counter[str]:
     """What is told in the end."""
-    told: Counter[str] = Counter(tasks=len(traffic.tasks))
+    counts: Counter[str] = Counter(tasks=len(traffic.tasks))
     for task in history.tasks or ():
-        told[f"ended {task.state}"] += 1
-        told["takeovers"] += max(0, task.claim_count - 1)
+        counts[f"ended {task.state}"] += 1
+        counts["takeovers"] += max(0, task.claim_count - 1)
     for name in ("entries", "effects", "refusals", "model_calls", "grants", "calls", "operations"):
-        told[name] = len(getattr(history, name) or ())
+        counts[name] = len(getattr(history, name) or ())
     words = [one for one in history.operations or () if one.method is Method.RESOLVE]
-    told["words on calls in doubt"] = sum(one.answer is Answer.OK for one in words)
-    told["words refused"] = sum(one.answer is Answer.FAILED for one in words)
-    told["streams"] = len(history.subscriptions or ())
-    return told
+    counts["words on calls in doubt"] = sum(one.answer is OperationResult.OK for one in words)
+    counts["words refused"] = sum(one.answer is OperationResult.FAILED for one in words)
+    counts["streams"] = len(history.subscriptions or ())
+    return counts

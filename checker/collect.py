@@ -1,0 +1,346 @@
+"""Histories of live installations, over the public API: whole ones for tests, task by task for any size.
+
+A task that goes on while it is read is read so that what is compared fits together: what was refused and called first,
+then the row, then its entries up to the row's sequence, then the bill as of that moment. Entries are never changed, so
+that is one moment of the ledger, and every call that was seen has its intent in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import aclosing
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from checker.history import (
+    Bill,
+    BilledModelCall,
+    BudgetSnapshot,
+    CallRecord,
+    Guard,
+    History,
+    LedgerEntry,
+    ObservedEffect,
+    RefusalRecord,
+    TaskSnapshot,
+    ToolFenceRecord,
+)
+from tenure.client import Client
+from tenure.domain.budget import TokenUsage
+from tenure.domain.entries import Body, ToolIntent, ToolOutcome
+from tenure.domain.errors import NotFound
+from tenure.domain.tools import CallState
+from tenure.v1 import admin_service_pb2, ledger_pb2, task_pb2, token_pb2, tool_pb2
+from tenure.wire.common import CALL_STATES, EFFECT_CLASSES, STATES
+from tenure.wire.ledger import body_to_domain
+from tenure.wire.task import budget_to_domain, usage_to_domain
+from tenure.wire.tool import outcome_to_domain
+
+__all__ = [
+    "COLLECTED",
+    "body_hash",
+    "collect_each",
+    "collect_task",
+    "collect_tasks",
+]
+
+
+# What the API answers, as records of a history.
+
+HASH_BYTES: Final = 16
+
+
+def body_hash(body: ledger_pb2.EntryBody) -> bytes:
+    """Equal for bodies that are equal on the wire."""
+    return hashlib.blake2b(body.SerializeToString(deterministic=True), digest_size=HASH_BYTES).digest()
+
+
+def ledger_entry(task_id: str, entry: ledger_pb2.Entry) -> LedgerEntry:
+    """An entry of a task. Its body is None when this version does not know the kind."""
+    return LedgerEntry(
+        task_id=task_id,
+        sequence=entry.sequence,
+        body=_body(entry.body),
+        step=entry.step,
+        epoch=entry.epoch,
+        claim_id=entry.claim_id,
+        attempt=entry.attempt,
+        actor=entry.actor,
+        recorded_at=_unix(entry.record_time),
+        body_hash=body_hash(entry.body),
+    )
+
+
+def task_row(task: task_pb2.Task) -> TaskSnapshot:
+    """A snapshot."""
+    return TaskSnapshot(
+        task_id=task.task_id,
+        tenant=task.tenant,
+        state=STATES.to_domain(task.state),
+        sequence=task.sequence,
+        step=task.step,
+        attempt=task.attempt,
+        epoch=task.epoch,
+        owner=task.owner,
+        claim_count=task.claim_count,
+        usage=usage_to_domain(task.usage),
+        result=task.result,
+        root_task_id=task.root_task_id,
+        used_nano_usd=task.used_nano_usd,
+    )
+
+
+def budget_row(task: task_pb2.Task) -> BudgetSnapshot:
+    """The budget of a task's root, as it stood when the snapshot was read."""
+    return BudgetSnapshot(root_task_id=task.root_task_id, budget=budget_to_domain(task.budget))
+
+
+def bill(task_id: str, row: ledger_pb2.Bill) -> Bill:
+    """A row of a task's bill."""
+    return Bill(
+        task_id=task_id,
+        step=row.step,
+        attempt_number=row.attempt_number,
+        usage=usage_to_domain(row.usage),
+        root_task_id=row.root_task_id,
+        epoch=row.epoch,
+        model=row.model,
+        provider_request_id=row.provider_request_id,
+        lost=row.lost,
+        settled_at=_unix(row.settle_time),
+        estimate=usage_to_domain(row.estimated_usage) if row.HasField("estimated_usage") else None,
+        nano_usd=row.nano_usd,
+        unpriced=row.unpriced,
+    )
+
+
+def refusals(guard: Guard, refused: Iterable[token_pb2.RefusedWrite]) -> tuple[RefusalRecord, ...]:
+    """What a guard refused."""
+    return tuple(
+        RefusalRecord(
+            guard=guard,
+            task_id=write.task_id,
+            method=write.method,
+            presented_epoch=write.presented_epoch,
+            current_epoch=write.current_epoch,
+            holder=write.holder,
+            refused_at=_unix(write.refuse_time),
+        )
+        for write in refused
+    )
+
+
+def calls_and_fence(
+    task_id: str, page: admin_service_pb2.AdminServiceListCallsResponse
+) -> tuple[list[CallRecord], ToolFenceRecord | None]:
+    """A page of a task's calls, and its fence at the tools. The outcomes' contents are not in it, their hashes are."""
+    fence = page.fence
+    message = ToolFenceRecord(
+        task_id=task_id,
+        epoch=fence.epoch,
+        claim_id=fence.claim_id,
+        closed=fence.closed,
+        changed_at=_unix(fence.change_time),
+    )
+    return [_call(task_id, trail) for trail in page.calls], message if page.HasField("fence") else None
+
+
+def _call(task_id: str, trail: tool_pb2.CallTrail) -> CallRecord:
+    record = trail.record
+    return CallRecord(
+        task_id=task_id,
+        call_id=record.call_id,
+        tool=record.tool,
+        effect_class=EFFECT_CLASSES.to_domain(record.effect_class),
+        state=CALL_STATES.to_domain(record.state),
+        epoch=record.epoch,
+        claim_id=trail.claim_id,
+        call_attempt=record.call_attempt,
+        runner_id=trail.runner_id,
+        arguments_hash=trail.arguments_hash,
+        outcome=outcome_to_domain(record.outcome) if record.HasField("outcome") else None,
+        outcome_hash=trail.outcome_hash,
+        accepted_at=_unix(trail.accept_time),
+        started_at=_unix(record.start_time) if record.HasField("start_time") else None,
+        finished_at=_unix(trail.finish_time) if trail.HasField("finish_time") else None,
+    )
+
+
+def _unix(time: Timestamp) -> float:
+    """In microseconds, as the databases keep it: then equal moments are equal floats."""
+    return time.seconds + (time.nanos // 1000) / 1e6
+
+
+def _body(body: ledger_pb2.EntryBody) -> Body | None:
+    try:
+        return body_to_domain(body)
+    except ValueError:
+        return None
+
+
+# What is outside of an installation on this machine: append_record's files, and the model simulator's bill.
+
+_KEY: Final = re.compile(rb'\{"key": "([^"/]*)/([^"]*)"')
+_USAGE: Final = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+
+
+def read_effects(records: Path) -> tuple[ObservedEffect, ...]:
+    """Every line of every file in append_record's folder. A torn line counts as far as its key can be read."""
+    return tuple(effect for path in sorted(records.glob("*.jsonl")) for effect in _effects(path))
+
+
+def read_model_calls(log: Path) -> tuple[BilledModelCall, ...]:
+    """The simulator's bill; see `model_calls`. A log that is not there yet is empty."""
+    return model_calls(log.read_text().splitlines()) if log.exists() else ()
+
+
+def model_calls(lines: Iterable[str]) -> tuple[BilledModelCall, ...]:
+    """Messages as the simulator logged them, whatever came of them; counting tokens is no model call."""
+    return tuple(_model_call(value) for value in map(json.loads, lines) if value["endpoint"] == "messages")
+
+
+def _effects(path: Path) -> Iterator[ObservedEffect]:
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        key = _KEY.match(line)
+        task_id, call_id = (part.decode(errors="replace") for part in key.groups()) if key else ("", "")
+        yield ObservedEffect(task_id=task_id, call_id=call_id, epoch=_epoch(line), place=f"{path.name}:{number}")
+
+
+def _epoch(line: bytes) -> int:
+    try:
+        return int(json.loads(line)["epoch"])
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
+def _model_call(value: dict[str, Any]) -> BilledModelCall:
+    task_id, _, attempt = (value["attempt"] or "").partition("/")
+    step, _, number = attempt.partition("/")
+    return BilledModelCall(
+        task_id=task_id,
+        step=int(step or 0),
+        attempt_number=int(number or 0),
+        request_id=value["request_id"],
+        usage=TokenUsage(**{name: value[name] for name in _USAGE}),
+        answered=value["answered"],
+        status=value["status"] or 0,
+    )
+
+
+COLLECTED: Final = frozenset({"tasks", "entries", "budgets", "bills", "refusals", "fences", "calls"})
+"""The sources that these functions collect."""
+
+AT_ONCE: Final = 8
+
+_UNDER_WAY: Final = frozenset({CallState.ACCEPTED, CallState.STARTED, CallState.IN_DOUBT})
+
+
+async def collect_tasks(client: Client, task_ids: Iterable[str]) -> History:
+    """The histories of these tasks, in one. Raises NotFound, TryLater."""
+    async with aclosing(collect_each(client, task_ids)) as each:
+        parts = [part async for part in each]
+    joined: dict[str, Any] = {
+        name: tuple(record for part in parts for record in getattr(part, name)) for name in COLLECTED
+    }
+    return History(**joined)
+
+
+async def collect_each(
+    client: Client, task_ids: Iterable[str], *, skip_pruned: bool = False
+) -> AsyncGenerator[History]:
+    """The same, one after another in the order given, a few being read at once: for any number of tasks. With
+    `skip_pruned` those that go meanwhile are left out.
+    """
+    waiting = iter(task_ids)
+    reading = deque(_begin(client, task_id) for task_id in islice(waiting, AT_ONCE))
+    try:
+        while reading:
+            try:
+                yield await reading[0]
+            except NotFound as error:
+                if not (skip_pruned and error.reason == "TASK_PRUNED"):
+                    raise
+            reading.popleft()
+            reading.extend(_begin(client, task_id) for task_id in islice(waiting, 1))
+    finally:
+        for each in reading:
+            each.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
+
+
+async def collect_task(client: Client, task_id: str) -> History:
+    """What ledger and tools have of one task. Raises NotFound, TryLater."""
+    refused = await _refusals(client, task_id)
+    calls, fence = await _calls(client, task_id)
+    task = await client.get(task_id)
+    entries = await _entries(client, task_id, task.sequence)
+    row = task_row(task)
+    if _may_have_moved_on(calls, entries):
+        calls, fence = await _as_they_are_now(client, task_id, calls, entries)
+    return History(
+        tasks=(row,),
+        entries=entries,
+        budgets=(budget_row(task),),
+        refusals=refused,
+        bills=await _bills(client, task_id, entries[-1].recorded_at),
+        fences=(fence,) if fence is not None else (),
+        calls=calls,
+    )
+
+
+def _begin(client: Client, task_id: str) -> asyncio.Task[History]:
+    return asyncio.create_task(collect_task(client, task_id))
+
+
+async def _entries(client: Client, task_id: str, until: int) -> tuple[LedgerEntry, ...]:
+    entries = []
+    async for entry in client.entries(task_id):
+        if entry.sequence > until:
+            break
+        entries.append(ledger_entry(task_id, entry))
+    return tuple(entries)
+
+
+async def _bills(client: Client, task_id: str, until: float) -> tuple[Bill, ...]:
+    """Those of attempts that the entries settle: a bill has the time of the entry that it came with."""
+    bills = [bill(task_id, row) async for row in client.bills(task_id)]
+    return tuple(row for row in bills if row.settled_at <= until)
+
+
+async def _refusals(client: Client, task_id: str) -> tuple[RefusalRecord, ...]:
+    listed = await client.refusals(task_id)
+    return refusals(Guard.LEDGER, listed.ledger) + refusals(Guard.TOOLS, listed.tools)
+
+
+async def _calls(client: Client, task_id: str) -> tuple[tuple[CallRecord, ...], ToolFenceRecord | None]:
+    calls: list[CallRecord] = []
+    fence: ToolFenceRecord | None = None
+    async for page in client.calls(task_id):
+        some, fence = calls_and_fence(task_id, page)
+        calls += some
+    return tuple(calls), fence
+
+
+def _may_have_moved_on(calls: Iterable[CallRecord], entries: Iterable[LedgerEntry]) -> bool:
+    """Whether the entries, read later, may tell more of the calls than the calls themselves."""
+    at_rest = {call.call_id for call in calls if call.state not in _UNDER_WAY}
+    settled_calls = {entry.body.call_id for entry in entries if isinstance(entry.body, ToolOutcome)}
+    return not settled_calls <= at_rest
+
+
+async def _as_they_are_now(
+    client: Client, task_id: str, seen: Iterable[CallRecord], entries: Iterable[LedgerEntry]
+) -> tuple[tuple[CallRecord, ...], ToolFenceRecord | None]:
+    """The calls that were seen or are intended in the entries, read again; later ones are of a later moment."""
+    known = {call.call_id for call in seen}
+    known |= {entry.body.call_id for entry in entries if isinstance(entry.body, ToolIntent)}
+    calls, fence = await _calls(client, task_id)
+    return tuple(call for call in calls if call.call_id in known), fence

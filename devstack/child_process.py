@@ -1,0 +1,200 @@
+"""A process of the stack, and its log: started, frozen, killed, drained, started again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from devstack import die_with_parent
+
+# What keeps the stack from running, said in one sentence.
+
+
+class StackError(RuntimeError):
+    """The stack cannot run, or a part of it died; the message says why and what to do. Notes carry the log's end."""
+
+
+class ServiceDied(StackError):  # noqa: N818  what happened, as it is told
+    """A process ended before it served, or did not serve in time."""
+
+
+class FolderBusy(StackError):  # noqa: N818  what happened, as it is told
+    """Another stack runs on this folder."""
+
+
+# To stop a child process for a while, as an overloaded host or a debugger does.
+
+
+def freeze(pid: int) -> None:
+    """SIGSTOP to a child of ours; returns once no thread of it runs, or it has ended.
+
+    The signal alone is not enough: on a busy machine a thread may go on for a moment, and answer.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    if hasattr(os, "waitid"):  # macOS has it from Python 3.13 on
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+
+# What matters in a log: why its process ended, and what it warned of.
+
+LONGEST: Final = 300
+
+
+def last_words(log: str) -> str:
+    """The last line that says something: of a JSON line its message and the error below its stack. Empty: none does."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    for line in reversed(lines):
+        message = _said(line)
+        if message:
+            return message if len(message) <= LONGEST else message[: LONGEST - 1] + "…"
+    return ""
+
+
+def warnings_of(log: str, logger: str) -> list[str]:
+    """What this logger warned of, oldest first."""
+    records = (_record(line) for line in log.splitlines())
+    return [
+        str(record.get("message", ""))
+        for record in records
+        if record.get("level") == "WARNING" and record.get("logger") == logger
+    ]
+
+
+def fact_of(log: str, logger: str, name: str) -> str:
+    """What this logger last said under this name; empty: nothing."""
+    records = (_record(line) for line in reversed(log.splitlines()))
+    return next((str(one[name]) for one in records if one.get("logger") == logger and name in one), "")
+
+
+def _record(line: str) -> dict[str, Any]:
+    """A line of JSON, or nothing."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _said(line: str) -> str:
+    record = _record(line)
+    if not record:
+        return line.removeprefix("- ")
+    if record.get("level") not in {"WARNING", "ERROR", "CRITICAL"}:
+        return ""
+    stack = [part for part in str(record.get("stack", "")).splitlines() if part.strip()]
+    return ": ".join(part for part in (str(record.get("message", "")), stack[-1].strip() if stack else "") if part)
+
+
+READY_SECONDS: Final = 120.0
+DRAIN_SECONDS: Final = 60.0
+LOG_TAIL_BYTES: Final = 4096
+_POLL_SECONDS: Final = 0.05
+
+
+class ChildProcess(ABC):
+    """One program at one address. Not for use by two threads; on Linux it dies with the process that started it."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], address: str, environment: Mapping[str, str], log_path: Path
+    ) -> None:
+        self.name, self.address, self.log_path = name, address, log_path
+        self.command, self.environment = list(command), dict(environment)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
+
+    @property
+    def pid(self) -> int:
+        """RuntimeError when it does not run."""
+        if self._process is None or self._process.poll() is not None:
+            raise RuntimeError(f"{self.name} does not run")
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs, or when it was never started."""
+        return None if self._process is None else self._process.poll()
+
+    @abstractmethod
+    async def serves(self) -> bool:
+        """Whether it does its work now."""
+
+    def start(self, extra: Mapping[str, str] | None = None) -> None:
+        """Starts it without waiting; `extra` is added to its environment this once."""
+        with self.log_path.open("ab") as log:
+            self._log_start = log.tell()
+            self._process = subprocess.Popen(
+                die_with_parent.command(self.command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**self.environment, **(extra or {})},
+                cwd=self.log_path.parent,
+                start_new_session=True,  # Ctrl-C in the terminal is for us: services drain before their stores go
+            )
+
+    async def wait_ready(self, timeout_seconds: float = READY_SECONDS) -> None:
+        """Waits until it serves; ServiceDied when it ends or takes longer."""
+        ends_at = time.monotonic() + timeout_seconds
+        while not (await self.serves() and self.exit_code is None):
+            if self.exit_code is not None:
+                raise self._death(f"ended with code {self.exit_code} before it served")
+            if time.monotonic() > ends_at:
+                raise self._death(f"did not serve within {timeout_seconds:g} s")
+            await asyncio.sleep(_POLL_SECONDS)
+
+    def freeze(self) -> None:
+        """SIGSTOP: its connections stay, it does nothing."""
+        freeze(self.pid)
+
+    def wake(self) -> None:
+        """SIGCONT."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash; returns when it is gone."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    async def drain(self, timeout_seconds: float = DRAIN_SECONDS) -> int:
+        """SIGTERM; its exit code. Killed when it takes longer."""
+        if self._process is None:
+            return 0
+        if self._process.poll() is None:
+            self._process.terminate()
+            self._process.send_signal(signal.SIGCONT)  # a frozen process does not hear the request to end
+            try:
+                await asyncio.to_thread(self._process.wait, timeout_seconds)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        return int(self._process.returncode)
+
+    async def restart(self, extra: Mapping[str, str] | None = None) -> None:
+        """Starts it again, at the same address, and waits until it serves."""
+        await self.drain()
+        self.start(extra)
+        await self.wait_ready()
+
+    def log(self) -> str:
+        """All it has logged since it was last started."""
+        with self.log_path.open("rb") as log:
+            log.seek(self._log_start)
+            return log.read().decode(errors="replace")
+
+    def log_tail(self) -> str:
+        """The end of that."""
+        return self.log()[-LOG_TAIL_BYTES:]
+
+    def _death(self, what: str) -> ServiceDied:
+        message = last_words(self.log_tail())
+        error = ServiceDied(f"{self.name} {what}{f' ({message})' if message else ''}; its log is {self.log_path}")
+        error.add_note(self.log_tail())
+        return error

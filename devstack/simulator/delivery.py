@@ -1,0 +1,352 @@
+"""Sending one answer: at its pace, with its fault, and billing what was produced until the end, whatever the end is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from devstack.simulator.http_server import DEFAULT_WORDS, error_value
+from devstack.simulator.scenario import FaultKind
+from devstack.simulator.templates import fill
+from devstack.simulator.tokens import tokens_of_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from devstack.simulator.call_log import CallLog, SimulatedCall
+    from devstack.simulator.hostile import HostileAnswer
+    from devstack.simulator.http_server import Reply
+    from devstack.simulator.scenario import Fault, Turn
+    from devstack.simulator.tokens import InputTokens
+
+
+# From a turn to an answer: content blocks with fresh ids, cut at max_tokens, and what they cost.
+
+
+@dataclass(frozen=True)
+class ReplyBlock:
+    """A text, or a tool use whose arguments are the text of a JSON object."""
+
+    text: str
+    tool_name: str | None = None
+    tool_use_id: str | None = None
+    whole: bool = True
+
+    def opening(self) -> dict[str, Any]:
+        """As it stands in content_block_start: still empty."""
+        if self.tool_name is None:
+            return {"type": "text", "text": ""}
+        return {"type": "tool_use", "id": self.tool_use_id, "name": self.tool_name, "input": {}}
+
+    def value(self) -> dict[str, Any]:
+        """As it stands in a whole message. Arguments that were cut off are lost: the input is empty then."""
+        if self.tool_name is None:
+            return {"type": "text", "text": self.text}
+        return {**self.opening(), "input": json.loads(self.text) if self.whole else {}}
+
+    def delta(self, piece: str) -> dict[str, Any]:
+        if self.tool_name is None:
+            return {"type": "text_delta", "text": piece}
+        return {"type": "input_json_delta", "partial_json": piece}
+
+
+@dataclass(frozen=True)
+class ModelReply:
+    """One answer, whole: how it would read if nothing went wrong."""
+
+    message_id: str
+    model: str
+    blocks: tuple[ReplyBlock, ...]
+    stop_reason: str
+    output_tokens: int
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(len(block.text.encode()) for block in self.blocks)
+
+    @property
+    def stop_details(self) -> dict[str, Any] | None:
+        if self.stop_reason != "refusal":
+            return None
+        return {"type": "refusal", "category": None, "explanation": "The simulated model declines this request."}
+
+    def tokens_after(self, produced_bytes: int) -> int:
+        """The output tokens billed once so much of the answer was produced: in proportion, at least one."""
+        size = self.size_bytes
+        if produced_bytes >= size:
+            return self.output_tokens
+        return max(1, -(-self.output_tokens * produced_bytes // size))
+
+
+def compose(turn: Turn, body: Mapping[str, Any], room: int | None = None) -> ModelReply:
+    """The answer that `turn` gives to a valid request. Tool use ids are new every time. `room`: left in the window."""
+    blocks = [ReplyBlock(text)] if (text := fill(turn.text, body["messages"])) else []
+    calls = () if (body.get("tool_choice") or {}).get("type") == "none" else turn.calls
+    for call in calls:
+        arguments = json.dumps(fill(call.arguments, body["messages"]), ensure_ascii=False)
+        blocks.append(ReplyBlock(arguments, call.name, f"toolu_{secrets.token_hex(12)}"))
+    stop_reason = turn.stop_reason or ("tool_use" if calls else "end_turn")
+    reply = ModelReply(f"msg_{secrets.token_hex(12)}", body["model"], tuple(blocks), stop_reason, 1)
+    tokens = turn.output_tokens or max(1, tokens_of_bytes(reply.size_bytes))
+    if room is not None and room < body["max_tokens"]:
+        return _within(reply, tokens, room, "model_context_window_exceeded")
+    return _within(reply, tokens, body["max_tokens"], "max_tokens")
+
+
+def _within(reply: ModelReply, tokens: int, max_tokens: int, stop_reason: str) -> ModelReply:
+    if tokens <= max_tokens:
+        return ModelReply(reply.message_id, reply.model, reply.blocks, reply.stop_reason, tokens)
+    left = reply.size_bytes * max_tokens // tokens
+    kept: list[ReplyBlock] = []
+    for block in reply.blocks:
+        if left <= 0:
+            break
+        encoded = block.text.encode()
+        text = encoded[:left].decode(errors="ignore")  # a character is not cut in two
+        kept.append(ReplyBlock(text, block.tool_name, block.tool_use_id, whole=len(encoded) <= left))
+        left -= len(encoded)
+    return ModelReply(reply.message_id, reply.model, tuple(kept), stop_reason, max_tokens)
+
+
+# A model's answer as server-sent events, in the provider's order.
+
+DELTA_CHARACTERS = 80
+
+
+class StreamEvent(NamedTuple):
+    """One event: its bytes, and how many bytes of the answer it carries (deltas only). `is_end`: ends the answer."""
+
+    data: bytes
+    produced_bytes: int = 0
+    is_delta: bool = False
+    is_end: bool = False
+
+
+def message_value(reply: ModelReply, input_tokens: InputTokens) -> dict[str, Any]:
+    """The answer as one JSON object."""
+    return {
+        "id": reply.message_id,
+        "type": "message",
+        "role": "assistant",
+        "model": reply.model,
+        "content": [block.value() for block in reply.blocks],
+        "stop_reason": reply.stop_reason,
+        "stop_sequence": None,
+        "stop_details": reply.stop_details,
+        "usage": usage_value(input_tokens, reply.output_tokens),
+    }
+
+
+def usage_value(tokens: InputTokens, output_tokens: int) -> dict[str, Any]:
+    return {
+        "input_tokens": tokens.plain,
+        "cache_creation_input_tokens": tokens.cache_creation,
+        "cache_read_input_tokens": tokens.cache_read,
+        "output_tokens": output_tokens,
+    }
+
+
+def stream_events(reply: ModelReply, tokens: InputTokens, deltas: int | None) -> Iterator[StreamEvent]:
+    """All events of a whole answer. `deltas`: about how many, else one for every 80 characters."""
+    opened = {**message_value(reply, tokens), "content": [], "stop_reason": None, "stop_details": None}
+    yield _event("message_start", message={**opened, "usage": usage_value(tokens, 1)})
+    for index, block in enumerate(reply.blocks):
+        yield _event("content_block_start", index=index, content_block=block.opening())
+        if index == 0:
+            yield _event("ping")
+        for piece in _pieces(block, _piece_length(reply, deltas)):
+            data = _event("content_block_delta", index=index, delta=block.delta(piece)).data
+            yield StreamEvent(data, len(piece.encode()), is_delta=True)
+        yield _event("content_block_stop", index=index)
+    ending = {"stop_reason": reply.stop_reason, "stop_sequence": None, "stop_details": reply.stop_details}
+    message_delta = _event("message_delta", delta=ending, usage=usage_value(tokens, reply.output_tokens))
+    yield message_delta._replace(is_end=True)
+    yield _event("message_stop")
+
+
+def error_event(value: dict[str, object]) -> bytes:
+    """What a provider sends when it fails in the middle of a stream."""
+    return f"event: error\ndata: {json.dumps(value)}\n\n".encode()
+
+
+def delta_count(reply: ModelReply, deltas: int | None) -> int:
+    length = _piece_length(reply, deltas)
+    return sum(-(-len(block.text) // length) for block in reply.blocks)
+
+
+def _piece_length(reply: ModelReply, deltas: int | None) -> int:
+    if deltas is None:
+        return DELTA_CHARACTERS
+    return max(1, -(-sum(len(block.text) for block in reply.blocks) // deltas))
+
+
+def _pieces(block: ReplyBlock, length: int) -> Iterator[str]:
+    for start in range(0, len(block.text), length):
+        yield block.text[start : start + length]
+
+
+def _event(name: str, **fields: Any) -> StreamEvent:
+    return StreamEvent(f"event: {name}\ndata: {json.dumps({'type': name, **fields})}\n\n".encode())
+
+
+DRIP_PIECES = 16
+
+
+@dataclass(frozen=True)
+class ReplyDelivery:
+    """An answer ready to be sent. `latency_ms` is from the request to the answer's end."""
+
+    reply: ModelReply
+    tokens: InputTokens
+    deltas: int | None
+    latency_ms: int
+    fault: Fault | None
+
+    def limit(self, kind: FaultKind) -> int | None:
+        """The fault's value if it is of this kind."""
+        return self.fault.value if self.fault is not None and self.fault.kind is kind else None
+
+
+async def deliver(delivery: ReplyDelivery, call: SimulatedCall, log: CallLog, http: Reply) -> None:
+    """Send the answer and finish the call. Cancelled (the client is gone), the call keeps what was produced so far."""
+    call.status, call.stop_reason = 200, delivery.reply.stop_reason
+    call.bill_input(delivery.tokens)
+    if call.stream:
+        await _Stream(delivery, call, log, http).play()
+    else:
+        await _send_whole(delivery, call, log, http)
+
+
+async def deliver_hostile(answer: HostileAnswer, call: SimulatedCall, log: CallLog, http: Reply) -> None:
+    """Send it as it is, whatever it is. The call's line in the log names what was changed."""
+    call.status, call.fault, call.error = answer.status, "hostile", ", ".join(answer.changes)
+    call.ending = "broken" if answer.is_cut else "complete"
+    log.finish(call)
+    headers = {"content-type": "text/event-stream", "request-id": call.request_id, **answer.headers}
+    http.begin(answer.status, headers)
+    http.write(answer.body)
+    await http.drain()
+    if answer.is_cut:
+        http.cut()
+    else:
+        http.end()
+
+
+async def _send_whole(delivery: ReplyDelivery, call: SimulatedCall, log: CallLog, http: Reply) -> None:
+    await _think(delivery, call)
+    if delivery.limit(FaultKind.BROKEN_STREAM) is not None:
+        call.ending = "broken"
+        log.finish(call)
+        http.cut()
+        return
+    body = json.dumps(message_value(delivery.reply, delivery.tokens)).encode()
+    headers = {"content-type": "application/json", "request-id": call.request_id}
+    drip_ms = delivery.limit(FaultKind.DRIP)
+    if drip_ms is None:
+        _complete(call, log)
+        http.send(200, body, headers)
+        await http.drain()
+        return
+    http.begin(200, headers, length=len(body))
+    step = -(-len(body) // DRIP_PIECES)
+    for start in range(0, len(body), step):
+        await asyncio.sleep(drip_ms / 1000)
+        if start + step >= len(body):
+            _complete(call, log)
+        http.write(body[start : start + step])
+    http.end()
+
+
+async def _think(delivery: ReplyDelivery, call: SimulatedCall) -> None:
+    """Take the answer's time. Abandoned meanwhile, the call is billed for the share of the output that was due."""
+    call.output_tokens = delivery.reply.output_tokens
+    if not delivery.latency_ms:
+        return
+    begun_at = time.monotonic()
+    try:
+        await asyncio.sleep(delivery.latency_ms / 1000)
+    except asyncio.CancelledError:
+        share = min(1.0, (time.monotonic() - begun_at) * 1000 / delivery.latency_ms)
+        call.output_tokens = delivery.reply.tokens_after(int(share * delivery.reply.size_bytes))
+        raise
+
+
+def _complete(call: SimulatedCall, log: CallLog) -> None:
+    call.ending, call.answered = "complete", True
+    log.finish(call)
+
+
+class _Stream:
+    """One answer as server-sent events. Without a pace, events are gathered and sent in one piece."""
+
+    def __init__(self, delivery: ReplyDelivery, call: SimulatedCall, log: CallLog, http: Reply) -> None:
+        self._delivery = delivery
+        self._call = call
+        self._log = log
+        self._http = http
+        self._sent_deltas = 0
+        self._produced_bytes = 0
+        self._gathered: list[bytes] = []
+
+    async def play(self) -> None:
+        headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+        self._http.begin(200, {**headers, "request-id": self._call.request_id})
+        reply, delivery = self._delivery.reply, self._delivery
+        self._call.output_tokens = 1
+        pause_seconds = self._pause_seconds()
+        for event in stream_events(reply, delivery.tokens, delivery.deltas):
+            if (event.is_delta or event.is_end) and self._must_fail(at_end=event.is_end):
+                return
+            if event.is_delta and pause_seconds:
+                await self._flush()
+                await asyncio.sleep(pause_seconds)
+            self._gather(event)
+        self._call.output_tokens = reply.output_tokens
+        _complete(self._call, self._log)
+        self._write()
+        self._http.end()
+        await self._http.drain()
+
+    def _pause_seconds(self) -> float:
+        drip_ms = self._delivery.limit(FaultKind.DRIP)
+        if drip_ms is not None:
+            return drip_ms / 1000
+        return self._delivery.latency_ms / 1000 / max(1, delta_count(self._delivery.reply, self._delivery.deltas))
+
+    def _gather(self, event: StreamEvent) -> None:
+        self._gathered.append(event.data)
+        if event.is_delta:
+            self._sent_deltas += 1
+            self._produced_bytes += event.produced_bytes
+            self._call.output_tokens = self._delivery.reply.tokens_after(self._produced_bytes)
+
+    def _must_fail(self, *, at_end: bool = False) -> bool:
+        """Break off if the fault says so: after its number of deltas, or before the end if there are fewer."""
+        broken = self._delivery.limit(FaultKind.BROKEN_STREAM)
+        overloaded = self._delivery.limit(FaultKind.OVERLOADED)
+        after = broken if broken is not None else overloaded
+        if after is None or (self._sent_deltas < after and not at_end):
+            return False
+        self._call.ending = "broken"
+        self._log.finish(self._call)
+        if broken is not None:
+            self._write()
+            self._http.cut()
+            return True
+        message = (self._delivery.fault and self._delivery.fault.message) or DEFAULT_WORDS[529]
+        self._gathered.append(error_event(error_value(529, message, self._call.request_id)))
+        self._write()
+        self._http.end()
+        return True
+
+    def _write(self) -> None:
+        self._http.write(b"".join(self._gathered))
+        self._gathered.clear()
+
+    async def _flush(self) -> None:
+        self._write()
+        await self._http.drain()

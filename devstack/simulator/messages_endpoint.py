@@ -1,0 +1,197 @@
+"""POST /v1/messages and /v1/messages/count_tokens: from a request to an answer, or to the failure asked for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from devstack.simulator.call_log import CallLog, SimulatedCall
+from devstack.simulator.delivery import ReplyDelivery, compose, deliver, deliver_hostile, stream_events
+from devstack.simulator.hostile import HostileAnswer, hostile_answer, parsed
+from devstack.simulator.http_server import ApiError, error_value
+from devstack.simulator.request_checks import check_count, check_create
+from devstack.simulator.scenario import FaultKind
+from devstack.simulator.templates import is_summary_wanted, summary_text, text_of, turn_of
+from devstack.simulator.tokens import (
+    InputTokens,
+    PromptCache,
+    count_request,
+    prompt_hash,
+)
+from tenure.domain.tool_arguments import strict_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from devstack.simulator.http_server import HttpRequest, Reply
+    from devstack.simulator.scenario import Fault, Faults, Scenario, ScenarioLibrary, Turn
+
+HOSTILE = re.compile(r"sim-hostile-(\d+)-(.+)")
+SHARE_OF_VALID = 0.5
+REFUSED_KEY = "sk-invalid"
+PREFILL_REFUSED = (
+    "This model does not support assistant message prefill. The conversation must end with a user message."
+)
+
+
+@dataclass
+class MessagesEndpoint:
+    """What the simulator plays, how fast, and what it remembers between requests."""
+
+    library: ScenarioLibrary
+    log: CallLog
+    faults: Faults
+    cache: PromptCache
+    latency_ms: int = 0
+    hostile_answers: deque[HostileAnswer] = field(default_factory=deque)
+
+    async def create(self, request: HttpRequest, reply: Reply) -> None:
+        """POST /v1/messages."""
+        call = self._begin("messages", request)
+        try:
+            delivery = self._prepare(request, call)
+            hostile = self._hostile_answer(call, delivery) if call.stream else None
+            if hostile is not None:
+                await deliver_hostile(hostile, call, self.log, reply)
+            else:
+                await deliver(delivery, call, self.log, reply)
+        except ApiError as error:
+            self._refuse(error, call, reply)
+        finally:
+            self.log.finish(call)
+
+    async def count_tokens(self, request: HttpRequest, reply: Reply) -> None:
+        """POST /v1/messages/count_tokens. Costs nothing."""
+        call = self._begin("count_tokens", request)
+        try:
+            body = check_count(_parsed(request))
+            call.model = body["model"]
+            self._find_scenario(body)
+            _raise_status(self.faults.next_ordered("count_tokens", body["model"]))
+            tokens = count_request(body)
+            call.status, call.ending, call.answered = 200, "complete", True
+            reply.send_json(200, {"input_tokens": tokens}, {"request-id": call.request_id})
+        except ApiError as error:
+            self._refuse(error, call, reply)
+        finally:
+            self.log.finish(call)
+
+    def _hostile_answer(self, call: SimulatedCall, delivery: ReplyDelivery) -> HostileAnswer | None:
+        """The next that was ordered, or what `sim-hostile-<seed>-<scenario>` makes of every second answer.
+
+        An attempt of a step is always answered alike, so that a seed that found something finds it again.
+        """
+        if self.hostile_answers:
+            return self.hostile_answers.popleft()
+        match = HOSTILE.fullmatch(call.model or "")
+        if match is None:
+            return None
+        _, _, attempt = (call.attempt or "").partition("/")
+        random = Random(f"{match[1]}/{attempt}")
+        if random.random() < SHARE_OF_VALID:
+            return None
+        call.bill_input(delivery.tokens)
+        events = [parsed(event.data) for event in stream_events(delivery.reply, delivery.tokens, delivery.deltas)]
+        return hostile_answer(random, events if random.random() < SHARE_OF_VALID else None)
+
+    def _begin(self, endpoint: str, request: HttpRequest) -> SimulatedCall:
+        retry_count = request.headers.get("x-stainless-retry-count")
+        call = SimulatedCall(endpoint, retry_count=retry_count, attempt=request.headers.get("x-tenure-attempt"))
+        self.log.begin(call)
+        return call
+
+    def _prepare(self, request: HttpRequest, call: SimulatedCall) -> ReplyDelivery:
+        """Everything that can be refused is refused here, before a token is billed."""
+        body = check_create(_parsed(request))
+        call.model, call.stream = body["model"], body.get("stream", False)
+        call.user_id = (body.get("metadata") or {}).get("user_id")
+        scenario = self._find_scenario(body)
+        call.prompt_hash = prompt_hash(body)
+        room = _room(scenario, body)
+        call.turn = turn_of(body["messages"])
+        turn = _turn(scenario, call.turn, body)
+        _check_ending(scenario, call.turn, body)
+        fault = self._next_fault(turn, body)
+        call.fault = fault.kind.value if fault is not None else None
+        _raise_status(fault)
+        if fault is not None and fault.kind is FaultKind.OVERLOADED and not call.stream:
+            raise ApiError(529, fault.message)
+        return ReplyDelivery(
+            compose(turn, body, room), self._price(turn, body), turn.deltas, self._latency_ms(turn, fault), fault
+        )
+
+    def _find_scenario(self, body: Mapping[str, Any]) -> Scenario:
+        scenario = self.library.find(HOSTILE.sub(r"sim-\2", body["model"]), text_of(body["messages"][0]["content"]))
+        if scenario is None:
+            raise ApiError(404, f"model: {body['model']}")
+        return scenario
+
+    def _price(self, turn: Turn, body: Mapping[str, Any]) -> InputTokens:
+        return self.cache.price(body) if turn.input_tokens is None else InputTokens(turn.input_tokens)
+
+    def _next_fault(self, turn: Turn, body: Mapping[str, Any]) -> Fault | None:
+        return self.faults.next_ordered("messages", body["model"]) or self.faults.next_written(turn.fault, body)
+
+    def _latency_ms(self, turn: Turn, fault: Fault | None) -> int:
+        if fault is not None and fault.kind is FaultKind.LATENCY:
+            return fault.value
+        return self.latency_ms if turn.latency_ms is None else turn.latency_ms
+
+    def _refuse(self, error: ApiError, call: SimulatedCall, reply: Reply) -> None:
+        call.status, call.ending, call.error = error.status, "refused", error.message
+        self.log.finish(call)
+        value = error_value(error.status, error.message, call.request_id)
+        reply.send_json(error.status, value, {"request-id": call.request_id, **error.headers})
+
+
+def _room(scenario: Scenario, body: Mapping[str, Any]) -> int | None:
+    """How long the answer may be until the window is full. None: there is no window."""
+    if scenario.window_tokens is None:
+        return None
+    tokens = count_request(body)
+    if tokens > scenario.window_tokens:
+        raise ApiError(400, f"prompt is too long: {tokens} tokens > {scenario.window_tokens} maximum")
+    return scenario.window_tokens - tokens
+
+
+def _turn(scenario: Scenario, index: int, body: Mapping[str, Any]) -> Turn:
+    if not is_summary_wanted(body):
+        return scenario.turn(index)
+    return replace(scenario.summary, text=summary_text(scenario.summary.text, body["messages"]))
+
+
+def _parsed(request: HttpRequest) -> Any:
+    _check_headers(request.headers)
+    try:
+        value = strict_json(request.body.decode())
+        if b"\\ud" in request.body.lower():  # half a surrogate pair passes Python's parser, not the provider's
+            json.dumps(value, ensure_ascii=False).encode()
+    except ValueError as error:
+        raise ApiError(400, f"The request body is not valid JSON: {error}") from error
+    return value
+
+
+def _check_headers(headers: Mapping[str, str]) -> None:
+    key = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
+    if not key:
+        raise ApiError(401, "x-api-key header is required")
+    if key == REFUSED_KEY:
+        raise ApiError(401)
+    if "anthropic-version" not in headers:
+        raise ApiError(400, "anthropic-version: header is required")
+
+
+def _raise_status(fault: Fault | None) -> None:
+    if fault is not None and fault.kind is FaultKind.STATUS:
+        wait = fault.retry_after_seconds
+        raise ApiError(fault.value, fault.message, {} if wait is None else {"retry-after": f"{wait:g}"})
+
+
+def _check_ending(scenario: Scenario, turn: int, body: Mapping[str, Any]) -> None:
+    """Only a turn that was paused may be sent back as the last message, to be continued."""
+    if body["messages"][-1]["role"] == "assistant" and scenario.turn(turn - 1).stop_reason != "pause_turn":
+        raise ApiError(400, PREFILL_REFUSED)

@@ -1,0 +1,424 @@
+"""What the simulator plays: turns, the tool calls and the faults in them. Values and rules only."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jsonschema
+import yaml
+
+from devstack.simulator.templates import unknown_references
+from tenure.domain.simulation import SIMULATED_MODEL_PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class FaultKind(StrEnum):
+    STATUS = "status"  # an error instead of an answer; value: the HTTP status
+    BROKEN_STREAM = "broken_stream"  # the connection is cut; value: after so many deltas
+    OVERLOADED = "overloaded"  # an `error` event in the stream; value: after so many deltas
+    DRIP = "drip_ms"  # every delta comes late; value: the pause before each
+    LATENCY = "latency_ms"  # the whole answer takes so long
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One way to fail. `times` None: always; else so often for one conversation, then the turn is answered."""
+
+    kind: FaultKind
+    value: int
+    times: int | None = None
+    retry_after_seconds: float | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One answer of the model. What is None is derived: tokens from the output, stop_reason from the calls."""
+
+    text: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    latency_ms: int | None = None
+    deltas: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    stop_reason: str | None = None
+    fault: Fault | None = None
+
+
+SUMMARY = Turn(text="This is what happened.")
+
+
+class Scenario(Protocol):
+    """Answers for the n-th turn: the one after n assistant messages, counted from 0.
+
+    `window_tokens`: a longer prompt is refused; None: none is. `summary`: the answer to who asks for one.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def window_tokens(self) -> int | None: ...
+
+    @property
+    def summary(self) -> Turn: ...
+
+    def turn(self, index: int) -> Turn: ...
+
+
+@dataclass(frozen=True)
+class WrittenScenario:
+    """The turns of a file, repeats unrolled. Past its end it goes on with its last turn."""
+
+    name: str
+    turns: tuple[Turn, ...]
+    window_tokens: int | None = None
+    summary: Turn = SUMMARY
+
+    def turn(self, index: int) -> Turn:
+        return self.turns[min(index, len(self.turns) - 1)]
+
+
+@dataclass(frozen=True)
+class StepsScenario:
+    """`steps` turns that call one tool each, then a text: long conversations without a long file."""
+
+    name: str
+    steps: int
+    tool: str = "list_files"
+    latency_ms: int | None = None
+    text_bytes: int = 0
+    window_tokens: int | None = None
+    summary: Turn = SUMMARY
+    final: Turn = field(default_factory=lambda: Turn(text="All steps are done."))
+
+    def turn(self, index: int) -> Turn:
+        if index >= self.steps:
+            return Turn(text=self.final.text, latency_ms=self.latency_ms)
+        text = f"Step {index + 1} of {self.steps}. [turn {index}]".ljust(self.text_bytes, ".")
+        return Turn(
+            text=text, calls=(ToolCall(self.tool, step_arguments(self.tool, index)),), latency_ms=self.latency_ms
+        )
+
+
+def step_arguments(tool: str, index: int) -> dict[str, Any]:
+    """Arguments the tool accepts, different for every step where it matters."""
+    known: dict[str, dict[str, Any]] = {
+        "list_files": {"path": "."},
+        "read_file": {"path": "steps.txt"},
+        "write_file": {"path": "steps.txt", "content": f"step {index}\n"},
+        "web_search": {"query": f"step {index}", "num_results": 1},
+        "execute_python": {"code": f"print({index})"},
+        "append_record": {"file": "steps", "line": f"step {index}"},
+        "append_record_unsafe": {"file": "steps", "line": f"step {index}"},
+    }
+    return known.get(tool, {"step": index})
+
+
+# The shape of a scenario file and of a fault, as JSON Schema.
+
+STOP_REASONS = [
+    "end_turn",
+    "max_tokens",
+    "stop_sequence",
+    "tool_use",
+    "pause_turn",
+    "refusal",
+    "model_context_window_exceeded",
+]
+MAX_TURNS = 100_000
+
+_COUNT = {"type": "integer", "minimum": 0}
+_POSITIVE = {"type": "integer", "minimum": 1}
+
+# Exactly one of the first five says what happens.
+FAULT_PROPERTIES: dict[str, Any] = {
+    "status": {"type": "integer", "minimum": 400, "maximum": 599},
+    "broken_stream": _COUNT,
+    "overloaded": _COUNT,
+    "drip_ms": _POSITIVE,
+    "latency_ms": _COUNT,
+    "retry_after_seconds": {"type": "number", "minimum": 0},
+    "message": {"type": "string"},
+}
+FAULT_KINDS = {
+    "oneOf": [{"required": [kind]} for kind in ("status", "broken_stream", "overloaded", "drip_ms", "latency_ms")]
+}
+
+FAULT_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {**FAULT_PROPERTIES, "times": _POSITIVE},
+    "additionalProperties": False,
+    **FAULT_KINDS,
+}
+
+# What POST /_sim/faults takes: the same fault, for the next `count` requests that match.
+FAULT_REQUEST_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        **FAULT_PROPERTIES,
+        "count": _POSITIVE,
+        "model": {"type": "string"},
+        "endpoint": {"enum": ["messages", "count_tokens"]},
+    },
+    "additionalProperties": False,
+    **FAULT_KINDS,
+}
+
+_CALL_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,128}$"},
+        "arguments": {"type": "object"},
+    },
+    "required": ["name", "arguments"],
+    "additionalProperties": False,
+}
+
+_TURN_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "calls": {"type": "array", "items": _CALL_SCHEMA, "minItems": 1, "maxItems": 64},
+        "latency_ms": _COUNT,
+        "deltas": _POSITIVE,
+        "usage": {
+            "type": "object",
+            "properties": {"input_tokens": _COUNT, "output_tokens": _POSITIVE},
+            "additionalProperties": False,
+        },
+        "stop_reason": {"enum": STOP_REASONS},
+        "fault": FAULT_SCHEMA,
+        "repeat": {"type": "integer", "minimum": 1, "maximum": MAX_TURNS},
+    },
+    "additionalProperties": False,
+    "minProperties": 1,
+}
+
+TURNS_SCHEMA: dict[str, Any] = {"type": "array", "items": _TURN_SCHEMA, "minItems": 1, "maxItems": MAX_TURNS}
+
+# Instead of turns alone: with how much the model takes, and what it says when it is asked for a summary.
+MODEL_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"window_tokens": _POSITIVE, "summary": _TURN_SCHEMA, "turns": TURNS_SCHEMA},
+    "required": ["turns"],
+    "additionalProperties": False,
+}
+
+
+# The scenarios there are: files read and checked at the start, and the families that a model's name describes.
+
+SHIPPED = Path(__file__).parent / "scenarios"
+DEFAULT_SCENARIO = "research"
+PREFIX = SIMULATED_MODEL_PREFIX
+BY_GOAL = "sim-by-goal"
+MAX_STEPS = 1_000_000
+MAX_STEP_TEXT_BYTES = 1_000_000
+# steps-<N>, then optionally a tool's name, a latency, a text's size, a window: steps-1000-write_file-50ms-2400b-8000w
+_STEPS = re.compile(r"steps-(\d{1,7})(?:-([a-z][a-z0-9_]*))?(?:-(\d{1,6})ms)?(?:-(\d{1,7})b)?(?:-(\d{1,8})w)?")
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}")
+_TURNS = jsonschema.Draft202012Validator(TURNS_SCHEMA)
+_MODEL = jsonschema.Draft202012Validator(MODEL_SCHEMA)
+
+
+class ScenarioError(Exception):
+    """A scenario file cannot be played: the message names the file and the turn."""
+
+
+class ScenarioLibrary:
+    """All scenarios by name. A later directory's file replaces an earlier one's of the same name."""
+
+    def __init__(self, directories: Sequence[Path] = (), files: Sequence[Path] = ()) -> None:
+        """Read every `*.yaml` of the shipped scenarios and of `directories`, then `files`. Raises ScenarioError."""
+        self._scenarios: dict[str, Scenario] = {}
+        for directory in (SHIPPED, *directories):
+            if not directory.is_dir():
+                raise ScenarioError(f"{directory} is no directory")
+            for path in sorted(directory.glob("*.yaml")):
+                self._scenarios[path.stem] = load_scenario(path)
+        for path in files:
+            self._scenarios[path.stem] = load_scenario(path)
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._scenarios)
+
+    def find(self, model: str, goal: str = "") -> Scenario | None:
+        """The scenario a model's name asks for: `sim-<name>`, or `research` for any real model's name.
+
+        `sim-by-goal`: the one that the goal's first word names, else `echo`: sub-agents have their parent's model.
+        """
+        if model == BY_GOAL:
+            return self.find(PREFIX + next(iter(goal.split()), "")) or self._scenarios["echo"]
+        if not model.startswith(PREFIX):
+            return self._scenarios[DEFAULT_SCENARIO]
+        name = model.removeprefix(PREFIX)
+        return self._scenarios.get(name) or steps_scenario(name)
+
+
+def steps_scenario(name: str) -> StepsScenario | None:
+    match = _STEPS.fullmatch(name)
+    if match is None:
+        return None
+    steps, tool, latency_ms, text_bytes, window = match.groups()
+    return StepsScenario(
+        name=name,
+        steps=min(int(steps), MAX_STEPS),
+        tool=tool or "list_files",
+        latency_ms=int(latency_ms) if latency_ms else None,
+        text_bytes=min(int(text_bytes or 0), MAX_STEP_TEXT_BYTES),
+        window_tokens=int(window) if window else None,
+    )
+
+
+def model_of(path: Path) -> str:
+    """The model whose answers a scenario file has. Raises ScenarioError for a file whose name cannot be a model's."""
+    if not _NAME.fullmatch(path.stem):
+        raise ScenarioError(
+            f"{path}: the file's name names the model, sim-<name>; use 1 to 100 lowercase letters, digits, - and _"
+        )
+    return PREFIX + path.stem
+
+
+def load_scenario(path: Path) -> WrittenScenario:
+    """Read and check one file. Raises ScenarioError naming the file, the turn (from 0) and what is wrong with it."""
+    model_of(path)
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise ScenarioError(f"{path}: {error}") from error
+    is_model = isinstance(value, dict)
+    problems = (_MODEL if is_model else _TURNS).iter_errors(value)
+    for problem in sorted(problems, key=lambda problem: list(problem.absolute_path)):
+        raise ScenarioError(f"{path}, {_place(list(problem.absolute_path))}: {problem.message}")
+    model: Mapping[str, Any] = value if is_model else {"turns": value}
+    summary = _turn(model["summary"]) if "summary" in model else SUMMARY
+    return WrittenScenario(path.stem, tuple(_turns(path, model["turns"])), model.get("window_tokens"), summary)
+
+
+def _turns(path: Path, entries: Sequence[Mapping[str, Any]]) -> list[Turn]:
+    turns: list[Turn] = []
+    for index, entry in enumerate(entries):
+        _check_meaning(path, index, entry)
+        turns += [_turn(entry)] * entry.get("repeat", 1)
+    if len(turns) > MAX_TURNS:
+        raise ScenarioError(f"{path}: {len(turns)} turns, at most {MAX_TURNS}; use the model sim-steps-<N>")
+    if turns[-1].calls:
+        # It goes on with its last turn: that must not call tools for ever.
+        raise ScenarioError(f"{path}, turn {len(entries) - 1}: the last turn must not call tools")
+    return turns
+
+
+def _check_meaning(path: Path, index: int, entry: Mapping[str, Any]) -> None:
+    texts = [entry.get("text", ""), *(call["arguments"] for call in entry.get("calls", ()))]
+    unknown = [name for text in texts for name in unknown_references(text)]
+    if unknown:
+        raise ScenarioError(f"{path}, turn {index}: unknown reference {{{{{unknown[0]}}}}}")
+    stop_reason = entry.get("stop_reason")
+    if (stop_reason == "tool_use") > ("calls" in entry):
+        raise ScenarioError(f"{path}, turn {index}: stop_reason tool_use needs calls")
+
+
+def _place(path: list[Any]) -> str:
+    if not path:
+        return "the file as a whole"
+    if path[0] == "turns" and len(path) > 1:
+        path = path[1:]
+    if isinstance(path[0], str):
+        return ".".join(str(part) for part in path)
+    rest = ".".join(str(part) for part in path[1:])
+    return f"turn {path[0]}" + (f", {rest}" if rest else "")
+
+
+def _turn(entry: Mapping[str, Any]) -> Turn:
+    usage = entry.get("usage", {})
+    return Turn(
+        text=entry.get("text", ""),
+        calls=tuple(ToolCall(call["name"], call["arguments"]) for call in entry.get("calls", ())),
+        latency_ms=entry.get("latency_ms"),
+        deltas=entry.get("deltas"),
+        input_tokens=usage.get("input_tokens"),
+        output_tokens=usage.get("output_tokens"),
+        stop_reason=entry.get("stop_reason"),
+        fault=fault_from(entry["fault"], entry["fault"].get("times")) if "fault" in entry else None,
+    )
+
+
+def fault_from(value: Mapping[str, Any], times: int | None) -> Fault:
+    """A fault from a mapping that FAULT_SCHEMA or FAULT_REQUEST_SCHEMA has accepted."""
+    kind = next(kind for kind in FaultKind if kind in value)
+    return Fault(kind, value[kind], times, value.get("retry_after_seconds"), value.get("message"))
+
+
+# Which fault the next request meets: those ordered at run time first, then the scenario's own.
+
+MAX_ORDERED = 1000
+MAX_CONVERSATIONS = 10_000
+
+
+class TooManyFaults(Exception):  # noqa: N818  says what happened
+    """More faults are ordered than the simulator keeps."""
+
+
+@dataclass
+class _Ordered:
+    fault: Fault
+    endpoint: str
+    model: str | None
+    left: int
+
+
+class Faults:
+    """Orders are used up in the order they came, each `count` times. A scenario's fault counts per conversation."""
+
+    def __init__(self) -> None:
+        self._ordered: list[_Ordered] = []
+        self._seen: OrderedDict[bytes, int] = OrderedDict()
+
+    def clear(self) -> None:
+        self._ordered.clear()
+        self._seen.clear()
+
+    def order(self, fault: Fault, *, endpoint: str = "messages", model: str | None = None, count: int = 1) -> None:
+        """Raises TooManyFaults beyond 1,000 orders that nothing has met yet."""
+        if len(self._ordered) >= MAX_ORDERED:
+            raise TooManyFaults(f"{MAX_ORDERED} faults are waiting already")
+        self._ordered.append(_Ordered(fault, endpoint, model, count))
+
+    def next_ordered(self, endpoint: str, model: str) -> Fault | None:
+        for order in self._ordered:
+            if order.endpoint == endpoint and order.model in {None, model}:
+                order.left -= 1
+                if order.left == 0:
+                    self._ordered.remove(order)
+                return order.fault
+        return None
+
+    def next_written(self, fault: Fault | None, body: Mapping[str, Any]) -> Fault | None:
+        """The scenario's fault, unless this very request (its model, messages and user) has met it `times` times."""
+        if fault is None or fault.times is None:
+            return fault
+        identity = json.dumps([body["model"], body["messages"], body.get("metadata")]).encode()
+        key = hashlib.blake2b(identity, digest_size=16).digest()
+        met = self._seen.get(key, 0)
+        if met >= fault.times:
+            return None
+        self._seen[key] = met + 1
+        while len(self._seen) > MAX_CONVERSATIONS:
+            self._seen.popitem(last=False)
+        return fault

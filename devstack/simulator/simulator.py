@@ -1,0 +1,145 @@
+"""The simulator as a whole: its routes, and the control that tests have over it while it runs."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Self
+
+import jsonschema
+
+from devstack.search_stub import answer_search
+from devstack.simulator.call_log import CallLog
+from devstack.simulator.hostile import HostileAnswer
+from devstack.simulator.http_server import HttpServer, error_body, error_value, new_request_id
+from devstack.simulator.messages_endpoint import MessagesEndpoint
+from devstack.simulator.scenario import FAULT_REQUEST_SCHEMA, Faults, ScenarioLibrary, TooManyFaults, fault_from
+from devstack.simulator.tokens import PromptCache
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from devstack.simulator.http_server import HttpRequest, Reply
+
+MAX_BODY_BYTES = 32 * 1024 * 1024
+LISTED_CALLS = 1000
+MOST_ANSWERS = 1000
+
+
+class ModelSimulator:
+    """A running simulator: `async with ModelSimulator() as simulator: AsyncAnthropic(base_url=simulator.url)`.
+
+    `scenarios`: directories of more scenario files; `scenario_files`: single ones. `latency_ms`: how long a turn takes
+    that does not say. `counts_tokens`: whether it offers /v1/messages/count_tokens, as not every endpoint does.
+    """
+
+    def __init__(
+        self,
+        *,
+        scenarios: Sequence[Path] = (),
+        scenario_files: Sequence[Path] = (),
+        log_path: Path | None = None,
+        latency_ms: int = 0,
+        counts_tokens: bool = True,
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
+        """Raises ScenarioError for a file that cannot be played, OSError for a log that cannot be written."""
+        library = ScenarioLibrary(scenarios, scenario_files)
+        self.log = CallLog(log_path)
+        self.faults = Faults()
+        self.cache = PromptCache()
+        self._messages = MessagesEndpoint(library, self.log, self.faults, self.cache, latency_ms)
+        self._server = HttpServer(self._handle, max_body_bytes=MAX_BODY_BYTES, refusal=error_body)
+        self._address = (host, port)
+        counting = {("POST", "/v1/messages/count_tokens"): self._messages.count_tokens}
+        self._routes = {
+            **(counting if counts_tokens else {}),
+            ("POST", "/v1/messages"): self._messages.create,
+            ("GET", "/search"): answer_search,
+            ("GET", "/_sim/calls"): self._list_calls,
+            ("GET", "/_sim/running"): self._list_running,
+            ("POST", "/_sim/faults"): self._order_fault,
+            ("POST", "/_sim/answers"): self._order_answer,
+            ("POST", "/_sim/reset"): self._reset,
+        }
+
+    @property
+    def url(self) -> str:
+        return f"http://{self._address[0]}:{self._server.port}"
+
+    def answer_next(self, answer: HostileAnswer) -> None:
+        """Whatever is asked next is answered with this."""
+        self._messages.hostile_answers.append(answer)
+
+    async def start(self) -> Self:
+        """Listen. Raises OSError when the address is taken."""
+        await self._server.start(*self._address)
+        return self
+
+    async def stop(self) -> None:
+        """Cut what is being answered (it is logged as abandoned) and close the log."""
+        await self._server.stop()
+        self.log.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def _handle(self, request: HttpRequest, reply: Reply) -> None:
+        route = self._routes.get((request.method, request.path))
+        if route is None:
+            message = f"{request.method} {request.path} is not served here"
+            reply.send_json(404, error_value(404, message, new_request_id()))
+            return
+        await route(request, reply)
+
+    async def _list_calls(self, request: HttpRequest, reply: Reply) -> None:
+        """The last calls, oldest first, and the sums of all since the last reset."""
+        limit = request.query.get("limit", str(LISTED_CALLS))
+        if not limit.isdigit():
+            reply.send_json(400, {"error": "limit is not a number"})
+            return
+        calls = list(self.log.calls)
+        value = {"calls": calls[max(0, len(calls) - int(limit)) :], "count": self.log.count, "billed": self.log.billed}
+        reply.send_json(200, value)
+
+    async def _list_running(self, _request: HttpRequest, reply: Reply) -> None:
+        """The calls that are being answered, with what they are billed so far."""
+        reply.send_json(200, {"calls": self.log.running()})
+
+    async def _order_fault(self, request: HttpRequest, reply: Reply) -> None:
+        try:
+            value: Any = json.loads(request.body)
+            jsonschema.validate(value, FAULT_REQUEST_SCHEMA)
+            place = {"endpoint": value.get("endpoint", "messages"), "model": value.get("model")}
+            self.faults.order(fault_from(value, None), count=value.get("count", 1), **place)
+        except (ValueError, TooManyFaults) as error:
+            reply.send_json(400, {"error": str(error)})
+        except jsonschema.ValidationError as error:
+            reply.send_json(400, {"error": error.message})
+        else:
+            reply.send_json(200, {})
+
+    async def _order_answer(self, request: HttpRequest, reply: Reply) -> None:
+        """The body of this request is the stream of the next `count` answers, byte for byte."""
+        count = request.query.get("count", "1")
+        if not count.isdecimal() or not 1 <= int(count) <= MOST_ANSWERS:
+            reply.send_json(400, {"error": f"count must be 1 to {MOST_ANSWERS}"})
+            return
+        for _ in range(int(count)):
+            self.answer_next(HostileAnswer(request.body, changes=["ordered"]))
+        reply.send_json(200, {})
+
+    async def _reset(self, _request: HttpRequest, reply: Reply) -> None:
+        """Forget faults, ordered answers, calls and cached prefixes. The log file stays."""
+        self._messages.hostile_answers.clear()
+        self.faults.clear()
+        self.log.clear()
+        self.cache.clear()
+        reply.send_json(200, {})

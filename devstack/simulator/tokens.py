@@ -1,0 +1,151 @@
+"""Counting tokens, and what of them the prompt cache holds. Simple on purpose: a bill must be easy to recompute.
+
+A request is a list of parts: each tool, each system block, each content block. A text costs one token for every four
+bytes of UTF-8, rounded up; any other part costs as much as its JSON. Parts up to a block marked `cache_control` form a
+prefix. The longest prefix that is kept is *read*; the parts from there to the last mark are *created*; the rest is
+plain input. The three never overlap.
+
+As the provider's, the cache keeps a prefix for five minutes after its last use, takes no mark on a prefix of less than
+1,024 tokens, keeps only what was marked, and looks for it at most 20 parts before each mark. It holds 10,000 prefixes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+BYTES_PER_TOKEN = 4
+MAX_PREFIXES = 10_000
+KEPT_SECONDS = 300.0
+LEAST_TOKENS = 1024
+LOOKED_BACK = 20
+# One encoder for all parts: json.dumps with options of its own would build one per call.
+_ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+@dataclass(frozen=True)
+class InputTokens:
+    """What a request costs before its answer."""
+
+    plain: int
+    cache_creation: int = 0
+    cache_read: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.plain + self.cache_creation + self.cache_read
+
+
+class _Part(NamedTuple):
+    text: bytes
+    marked: bool
+
+
+def count_text(text: str) -> int:
+    return tokens_of_bytes(len(text.encode()))
+
+
+def tokens_of_bytes(size: int) -> int:
+    return -(-size // BYTES_PER_TOKEN)
+
+
+def count_request(body: Mapping[str, Any]) -> int:
+    """All input tokens of a valid request, cached or not. Time is linear in the request."""
+    return sum(tokens_of_bytes(len(part.text)) for part in _parts(body))
+
+
+def prompt_hash(body: Mapping[str, Any]) -> str:
+    """Of all that the model reads."""
+    read = {name: body.get(name) for name in ("model", "tools", "system", "messages")}
+    return hashlib.blake2b(_ENCODE(read).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+class PromptCache:
+    """The prefixes that were marked. `least_tokens`: a shorter one is not kept. `now`: monotonic seconds."""
+
+    def __init__(self, least_tokens: int = LEAST_TOKENS, now: Callable[[], float] = time.monotonic) -> None:
+        self._least_tokens = least_tokens
+        self._now = now
+        self._ends: OrderedDict[bytes, float] = OrderedDict()
+
+    def clear(self) -> None:
+        self._ends.clear()
+
+    def price(self, body: Mapping[str, Any]) -> InputTokens:
+        """The input tokens of a valid request, and remember its marked prefixes."""
+        parts = _parts(body)
+        totals = list(accumulate(tokens_of_bytes(len(part.text)) for part in parts))
+        total = totals[-1] if totals else 0
+        marks = [index for index, part in enumerate(parts) if part.marked and totals[index] >= self._least_tokens]
+        if not marks:
+            return InputTokens(total)
+        prefixes = _prefixes(str(body.get("model")), parts)
+        cached = self._find(prefixes, marks)
+        read = 0 if cached is None else totals[cached]
+        self._remember([prefixes[index] for index in marks])
+        return InputTokens(total - totals[marks[-1]], totals[marks[-1]] - read, read)
+
+    def _find(self, prefixes: Sequence[bytes], marks: Sequence[int]) -> int | None:
+        """The last part of the longest prefix that is kept; its five minutes begin anew."""
+        for mark in reversed(marks):
+            for index in range(mark, max(-1, mark - LOOKED_BACK - 1), -1):
+                if self._ends.get(prefixes[index], 0.0) > self._now():
+                    self._remember([prefixes[index]])
+                    return index
+        return None
+
+    def _remember(self, prefixes: Sequence[bytes]) -> None:
+        for prefix in prefixes:
+            self._ends[prefix] = self._now() + KEPT_SECONDS
+            self._ends.move_to_end(prefix)
+        while len(self._ends) > MAX_PREFIXES:
+            self._ends.popitem(last=False)
+
+
+def _prefixes(model: str, parts: Sequence[_Part]) -> list[bytes]:
+    """For each part a name of all up to it."""
+    running = hashlib.blake2b(model.encode(), digest_size=16)
+    names = []
+    for part in parts:
+        running.update(len(part.text).to_bytes(8, "big") + part.text)
+        names.append(running.digest())
+    return names
+
+
+def _parts(body: Mapping[str, Any]) -> list[_Part]:
+    everything = list(_unmarked_parts(body))
+    if body.get("cache_control") and everything:  # the request's own mark stands for one on its last block
+        everything[-1] = _Part(everything[-1].text, marked=True)
+    return everything
+
+
+def _unmarked_parts(body: Mapping[str, Any]) -> Iterator[_Part]:
+    for tool in body.get("tools") or ():
+        yield _part(tool)
+    yield from _content_parts(body.get("system") or ())
+    for message in body["messages"]:
+        yield from _content_parts(message["content"])
+
+
+def _content_parts(content: Any) -> Iterator[_Part]:
+    if isinstance(content, str):
+        yield _Part(content.encode(), marked=False)
+        return
+    for block in content:
+        yield _part(block)
+
+
+def _part(block: Mapping[str, Any]) -> _Part:
+    marked = bool(block.get("cache_control"))
+    if block.get("type") == "text":
+        return _Part(str(block["text"]).encode(), marked)
+    bare = {key: value for key, value in block.items() if key != "cache_control"} if marked else block
+    return _Part(_ENCODE(bare).encode(), marked)

@@ -1,0 +1,220 @@
+"""All parts of Tenure on this machine, in the order in which they need each other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from typing import Final, Self
+
+from devstack.child_process import ChildProcess, ServiceDied, StackError
+from devstack.data_dir import forget_addresses, hold_folder, write_addresses
+from devstack.etcd import EtcdProcess
+from devstack.options import (
+    REPLICATED,
+    HeldAddresses,
+    Layout,
+    StackAddresses,
+    StackOptions,
+    check_tools_file,
+    environment_of,
+)
+from devstack.postgres_process import PostgresProcess
+from devstack.programs import check_programs
+from devstack.service_process import ServiceProcess, SimulatorProcess
+from devstack.simulator.scenario import ScenarioError, load_scenario
+from devstack.stores import Store, open_etcd, open_postgres
+
+Tell = Callable[[str], None]
+
+PORT_TRIES: Final = 3
+PORT_TAKEN_SIGN: Final = "cannot listen on"
+PUBLIC_MODEL_URL: Final = "https://api.anthropic.com"
+
+
+def ignore_progress(_what: str) -> None:
+    """For those who do not watch it start."""
+
+
+class Stack:
+    """Inside `async with` everything serves; afterwards nothing of it runs. Raises StackError when it cannot start.
+
+    `tell` hears in a few words what is being started or ended.
+    """
+
+    def __init__(self, options: StackOptions, tell: Tell = ignore_progress) -> None:
+        self.options, self._tell = options, tell
+        self.layout = Layout(options.data_dir.resolve())
+        self.services: dict[str, ServiceProcess] = {}
+        self.simulator: SimulatorProcess | None = None
+        self.etcd: EtcdProcess | None = None
+        self.postgres: PostgresProcess | None = None
+        self.stores: dict[str, Store] = {}
+        self._places = StackAddresses()
+        self._addresses = HeldAddresses()
+        self._opened = AsyncExitStack()
+
+    @property
+    def gateway_address(self) -> str:
+        """What a client dials: every gateway, separated by commas."""
+        return self._dialled("gateway")
+
+    @property
+    def model_url(self) -> str:
+        """Where the model is asked."""
+        return self._places.model_url or PUBLIC_MODEL_URL
+
+    @property
+    def etcd_endpoints(self) -> str:
+        return self._places.etcd_endpoints
+
+    @property
+    def postgres_dsn(self) -> str:
+        return self._places.postgres_dsn
+
+    @property
+    def search_url(self) -> str:
+        return self._places.search_url
+
+    @property
+    def workers(self) -> list[ServiceProcess]:
+        """In the order of their names."""
+        return [service for name, service in self.services.items() if name.startswith("worker-")]
+
+    def replicas(self, kind: str) -> list[ServiceProcess]:
+        """The processes of one of the services behind one client address."""
+        return [self.services[name] for name in self.options.names_of(kind)]
+
+    async def __aenter__(self) -> Self:
+        self._opened.callback(self._addresses.close)
+        try:
+            await asyncio.to_thread(check_programs, self.options, self.layout)
+            self._check_scenarios()
+            self._take_folder()
+            await self._check_tools_file()
+            await self._start_stores()
+            await self._start_model()
+            await self._start_services()
+            write_addresses(self.layout.data_dir, self.addresses())
+            self._opened.callback(forget_addresses, self.layout.data_dir)
+        except BaseException:
+            await self._opened.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._opened.aclose()
+
+    def addresses(self) -> dict[str, str]:
+        """Everything that can be dialled; the replicas of a service as one address, separated by commas."""
+        served = {kind: self._dialled(kind) for kind in REPLICATED}
+        workers = {worker.name: worker.address for worker in self.workers}
+        return {**served, **workers, "etcd": self.etcd_endpoints, "model": self.model_url}
+
+    def _dialled(self, kind: str) -> str:
+        return ",".join(replica.address for replica in self.replicas(kind))
+
+    def add_worker(self, extra: Mapping[str, str] | None = None) -> ServiceProcess:
+        """Starts one more worker, without waiting for it."""
+        worker = self._service(f"worker-{len(self.workers) + 1}", "worker")
+        worker.start(extra)
+        return worker
+
+    def _take_folder(self) -> None:
+        try:
+            self.layout.data_dir.mkdir(parents=True, exist_ok=True)
+            self._opened.enter_context(hold_folder(self.layout.data_dir))
+            self.layout.prepare()
+        except OSError as error:
+            raise StackError(
+                f"{self.layout.data_dir} cannot be the data folder: {error.strerror or error}; name another with --data"
+            ) from error
+
+    def _check_scenarios(self) -> None:
+        for file in self.options.scenario_files:
+            try:
+                load_scenario(file)
+            except ScenarioError as error:
+                raise StackError(f"nothing is started: {error}") from error
+
+    async def _check_tools_file(self) -> None:
+        if self.options.tools_config is not None:
+            self._tell("looking at the tools")
+            nowhere = StackAddresses(postgres_dsn="of no use before it runs")
+            environment = environment_of("tools", "tools", "127.0.0.1:0", self.options, self.layout, nowhere)
+            await check_tools_file({**environment, "TENURE_LOG_LEVEL": "ERROR"}, self.layout.logs)
+
+    async def _start_stores(self) -> None:
+        self._tell("starting Postgres")
+        store, self.postgres = await open_postgres(self.options, self.layout, self._opened)
+        self.stores["Postgres"], self._places.postgres_dsn = store, store.where
+        self._tell("starting etcd")
+        store, self.etcd = await open_etcd(self.options, self.layout, self._opened)
+        self.stores["etcd"], self._places.etcd_endpoints = store, store.where
+        self._opened.callback(self._tell, "stopping etcd and Postgres")
+
+    async def _start_model(self) -> None:
+        """The simulator also serves the search endpoint; with a key of your own only that of it is used."""
+        self._tell("starting the simulator")
+        address = self._choose_address("simulator")
+        self.simulator = SimulatorProcess(self.layout, address, self.options)
+        self._opened.push_async_callback(self.simulator.drain)
+        self.simulator.start()
+        await self.simulator.wait_ready()
+        self._places.search_url = self.simulator.search_url
+        simulated = self.options.model_is_simulated
+        self._places.model_url = self.simulator.model_url if simulated else self.options.anthropic_base_url
+
+    async def _start_services(self) -> None:
+        self._opened.push_async_callback(self._end_services)
+        self._tell("starting checkpoint and tools")
+        await self._start_together("checkpoint", "tools")
+        self._places.checkpoint, self._places.tools = self._dialled("checkpoint"), self._dialled("tools")
+        self._tell("starting the coordinator")
+        await self._start_together("coordinator")
+        self._places.coordinator = self._dialled("coordinator")
+        self._tell("starting the gateway and the workers")
+        await self._start_together("gateway", "worker")
+
+    async def _start_together(self, *kinds: str) -> None:
+        """All replicas of them; the first failure is raised when all have come to something."""
+        starts = (self._start_service(name, kind) for kind in kinds for name in self.options.names_of(kind))
+        for result in await asyncio.gather(*starts, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _start_service(self, name: str, kind: str) -> None:
+        """Somebody may take a port between our choice and its use: then another is chosen."""
+        for tries_left in reversed(range(PORT_TRIES)):
+            service = self._service(name, kind)
+            service.start()
+            try:
+                await service.wait_ready()
+            except ServiceDied:
+                await service.drain()
+                if not tries_left or PORT_TAKEN_SIGN not in service.log_tail():
+                    raise
+            else:
+                return
+
+    async def _end_services(self) -> None:
+        """Workers first: they give their tasks back while there is somebody to give them to."""
+        self._tell("stopping the workers")
+        await asyncio.gather(*(worker.drain() for worker in self.workers))
+        self._tell("stopping the services")
+        await asyncio.gather(*(service.drain() for service in self.services.values()))
+
+    def _service(self, name: str, kind: str) -> ServiceProcess:
+        address = self._choose_address(name)
+        environment = environment_of(kind, name, address, self.options, self.layout, self._places)
+        log_path = self.layout.logs / f"{name}.log"
+        self.services[name] = ServiceProcess(name, f"services.{kind}", address, environment, log_path)
+        return self.services[name]
+
+    def _choose_address(self, name: str) -> str:
+        return self._addresses.choose(name, usual=self.options.usual_ports)
+
+    def children(self) -> list[ChildProcess]:
+        """Every process of ours but the stores."""
+        simulator = [self.simulator] if self.simulator is not None else []
+        return [*simulator, *self.services.values()]

@@ -1,0 +1,198 @@
+"""The one connection that commits batches, and what is done when it breaks.
+
+A connection lost while committing leaves the outcome unknown: the batcher has the same batch run again, on a new one,
+and what was durable already is recognised as a repeat. Nothing is acknowledged that Postgres has not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from operator import attrgetter
+from time import monotonic
+from typing import TYPE_CHECKING, Final, Self
+
+import psycopg
+
+from services.checkpoint.commit.committing import commit_batch
+from services.checkpoint.queries import SCHEMA, SESSION_SETTINGS, prepare_connection
+from tenure.domain.errors import StaleEpoch, TenureError, Unavailable
+from tenure.runtime import semconv
+from tenure.runtime.batching import Batcher, BatchLimits
+from tenure.runtime.failpoints import failpoint
+from tenure.runtime.postgres import (
+    BinaryCursor,
+    BoundedConnection,
+    PoolOptions,
+    configure_session,
+    connection_arguments,
+    domain_errors,
+    revealed,
+)
+from tenure.runtime.telemetry import span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from services.checkpoint.commit.prepared import PreparedCommit
+    from services.checkpoint.prices import PriceList
+    from services.checkpoint.tenants.quotas import LimitedTenants
+    from services.checkpoint.watch.announcement import Announcement
+    from tenure.runtime.batching import Write
+    from tenure.runtime.postgres import Connection
+    from tenure.runtime.settings import Secret
+    from tenure.v1 import checkpoint_service_pb2 as pb
+
+LOCK_TIMEOUT_SECONDS: Final = 2.0
+"""All others hold a task's lock for milliseconds; one that does not must not hold up the batches for long."""
+ALONE_SECONDS: Final = 0.1
+"""How long a commit that is written alone waits for its locks, until all of a batch have waited MOST_ALONE_SECONDS."""
+MOST_ALONE_SECONDS: Final = 0.5
+LEAST_ALONE_SECONDS: Final = 0.005
+KEPT_SECONDS: Final = 30.0
+"""How long a task whose lock was kept from its commit is written alone: its owner tries again."""
+HOPELESS: Final = frozenset(
+    {"LOCK_TIMEOUT", "STATEMENT_TIMEOUT", "STORAGE_FULL", "OUT_OF_MEMORY", "READ_ONLY", "TOO_MANY_CONNECTIONS"}
+)
+"""Refused by a Postgres that is there: trying at once again would only hold up the next batches."""
+# A worker with a refused commit may try again itself.
+LIMITS: Final = BatchLimits(patience_seconds=2.0, full_reason="COMMIT_QUEUE_FULL")
+
+
+def commit_batcher(
+    write: Write[PreparedCommit, pb.CommitResponse], limits: BatchLimits = LIMITS
+) -> Batcher[PreparedCommit, pb.CommitResponse]:
+    """Has commits written together by `LedgerCommitter.write`, never two of one task."""
+    return Batcher("commits", write, key=attrgetter("task_id"), size=attrgetter("size_bytes"), limits=limits)
+
+
+class LedgerCommitter:
+    """Commits batches, one after another, on a connection of its own. Close it at the end.
+
+    `on_stale` is told of every commit that a fence refused.
+    """
+
+    def __init__(
+        self,
+        dsn: str | Secret,
+        announce: Callable[[Announcement], None],
+        on_stale: Callable[[PreparedCommit, StaleEpoch], None],
+        prices: PriceList,
+        limited: LimitedTenants | None = None,
+    ) -> None:
+        self._dsn = dsn
+        self._announce = announce
+        self._on_stale = on_stale
+        self._prices = prices
+        self._limited = limited
+        self._connection: Connection | None = None
+        self._kept_locks = _KeptLocks()
+
+    async def __aenter__(self) -> Self:
+        await self._connected()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._drop()
+
+    async def write(self, commits: Sequence[PreparedCommit]) -> list[pb.CommitResponse | TenureError]:
+        """The results in order. Raises TryLater when the batch may be run again, InvalidRequest for a text."""
+        with span("commit batch", {semconv.COMMITS: len(commits)}):
+            results = await self._write_all(commits)
+        for commit, result in zip(commits, results, strict=True):
+            if isinstance(result, StaleEpoch):
+                self._on_stale(commit, result)
+        return results
+
+    async def _write_all(self, commits: Sequence[PreparedCommit]) -> list[pb.CommitResponse | TenureError]:
+        """Together. Tasks whose lock another transaction keeps are written alone, so that no neighbour waits for it."""
+        together = [commit for commit in commits if not self._kept_locks.has(commit.task_id)]
+        results = dict(zip((commit.task_id for commit in together), await self._attempt(together), strict=True))
+        waited_seconds = 0.0
+        for commit in commits:
+            if commit.task_id in results and not _is_lock_timeout(results[commit.task_id]):
+                continue
+            lock_seconds = min(ALONE_SECONDS, max(LEAST_ALONE_SECONDS, MOST_ALONE_SECONDS - waited_seconds))
+            [result] = await self._attempt([commit], lock_seconds=lock_seconds)
+            is_kept = _is_lock_timeout(result)
+            self._kept_locks.note(commit.task_id, is_kept=is_kept)
+            waited_seconds += lock_seconds if is_kept else 0.0
+            results[commit.task_id] = result
+        return [results[commit.task_id] for commit in commits]
+
+    async def _attempt(
+        self, commits: Sequence[PreparedCommit], *, lock_seconds: float | None = None
+    ) -> list[pb.CommitResponse | TenureError]:
+        """One transaction, whose refusal as a whole is that of each commit. Raises as `write` does."""
+        if not commits:
+            return []
+        try:
+            return await self._once(commits, lock_seconds)
+        except Unavailable as error:
+            if error.reason not in HOPELESS:
+                raise
+            if error.reason == "READ_ONLY":  # a standby now: the next connection may find the primary
+                await self._drop()
+            return [error for _ in commits]
+
+    async def _once(
+        self, commits: Sequence[PreparedCommit], lock_seconds: float | None
+    ) -> list[pb.CommitResponse | TenureError]:
+        try:
+            with domain_errors():
+                connection = await self._connected()
+                await failpoint("checkpoint.before_commit")
+                async with connection.transaction():
+                    if lock_seconds is not None:
+                        setting = f"{round(lock_seconds * 1000)}ms"
+                        await connection.execute("select set_config('lock_timeout', %b, true)", (setting,))
+                    results, announcement = await commit_batch(connection, commits, self._prices, self._limited)
+        except BaseException:
+            await self._drop_if_unusable()
+            raise
+        self._announce(announcement)
+        await failpoint("checkpoint.after_commit")
+        return results
+
+    async def _connected(self) -> Connection:
+        if self._connection is None:
+            options = PoolOptions(lock_timeout_seconds=LOCK_TIMEOUT_SECONDS, settings=SESSION_SETTINGS)
+            with domain_errors():
+                connection = await BoundedConnection.connect(
+                    revealed(self._dsn), cursor_factory=BinaryCursor, **connection_arguments("checkpoint-commits")
+                )
+                await configure_session(connection, options, SCHEMA)
+            prepare_connection(connection)
+            self._connection = connection
+        return self._connection
+
+    async def _drop_if_unusable(self) -> None:
+        """After an error inside a transaction the connection is as good as before; a broken one is made anew."""
+        if self._connection is not None and (self._connection.broken or self._connection.closed):
+            await self._drop()
+
+    async def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(psycopg.Error):  # it is given up either way
+                await asyncio.shield(connection.close())
+
+
+class _KeptLocks:
+    """Tasks whose lock another transaction kept for too long a moment ago."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, float] = {}
+
+    def has(self, task_id: str) -> bool:
+        return self._until.get(task_id, 0.0) > monotonic()
+
+    def note(self, task_id: str, *, is_kept: bool) -> None:
+        now = monotonic()
+        self._until = {one: until for one, until in self._until.items() if until > now and one != task_id}
+        if is_kept:
+            self._until[task_id] = now + KEPT_SECONDS
+
+
+def _is_lock_timeout(result: pb.CommitResponse | TenureError) -> bool:
+    return isinstance(result, Unavailable) and result.reason == "LOCK_TIMEOUT"

@@ -1,0 +1,297 @@
+"""A batch of commits in one transaction: lock the rows, decide each by the rules, write all with one statement.
+
+The fence is compared under the lock that the writing transaction holds. A refusal is a result: it writes nothing and
+harms no neighbour.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
+
+from services.checkpoint.commit.close_out import carry_out_ending
+from services.checkpoint.commit.draft import Draft
+from services.checkpoint.commit.external_entries import ExternalRange, read_external_entries
+from services.checkpoint.commit.task_row import TaskRow, lock_tasks
+from services.checkpoint.commit.writing import write
+from services.checkpoint.submit.spawning import spawn
+from services.checkpoint.tenants.quotas import NO_QUOTAS, CallQuotas, LimitedTenants
+from services.checkpoint.waits.signals import take_kept
+from services.checkpoint.waits.sub_agent_waits import awaited, end_wait, wait_for
+from services.checkpoint.watch.announcement import Announcement, announcement_of
+from services.checkpoint.watch.appended_entries import entries_of
+from tenure.domain.admission import CommitVerdict, decide_commit
+from tenure.domain.budget import Denied, decide_reserve
+from tenure.domain.close_out import open_calls_after, refuse_early_end, refuse_success_with_unread
+from tenure.domain.errors import TOO_MUCH_APPENDED, InvalidRequest, NotFound, SequenceConflict, TenureError
+from tenure.domain.requeue import refuse_limit_with_unread_grant
+from tenure.domain.result_schema import refuse_success
+from tenure.domain.states import MOVES, TERMINAL
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.wire.common import STATES, duration
+from tenure.wire.task import budget_to_wire, prices_to_wire
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from services.checkpoint.commit.draft import NewEntryRow
+    from services.checkpoint.commit.prepared import PreparedCommit, PreparedTransition
+    from services.checkpoint.prices import PriceList
+    from tenure.domain.budget import Granted, ReserveRequest
+    from tenure.domain.waits import Wait
+    from tenure.runtime.postgres import Connection
+    from tenure.v1 import ledger_pb2
+
+Result = pb.CommitResponse | TenureError
+MOST_OPEN_CALLS: Final = 1024
+
+
+async def commit_batch(
+    connection: Connection,
+    commits: Sequence[PreparedCommit],
+    prices: PriceList,
+    limited: LimitedTenants | None = None,
+) -> tuple[list[Result], Announcement]:
+    """The results in order, and what to announce once the transaction around this is durable.
+
+    No two commits of one task may be in a batch. Raises what Postgres raises, for the batch as a whole.
+    """
+    tasks, budgets = await lock_tasks(connection, [commit.task_id for commit in commits])
+    verdicts = [_decide(tasks.get(commit.task_id), commit) for commit in commits]
+    external = await read_external_entries(connection, _external_ranges(commits, verdicts, tasks))
+    asking = {commit.tenant for commit in commits if commit.reserve is not None}
+    quotas = await limited.read(connection, asking) if limited is not None and asking else NO_QUOTAS
+    results: list[Result] = []
+    drafts: list[Draft] = []
+    for index, (commit, verdict) in enumerate(zip(commits, verdicts, strict=True)):
+        if isinstance(verdict, TenureError):
+            results.append(verdict)
+        elif index in external.cut:
+            why = f"others appended too much since {commit.known_sequence}: read it with ListEntries and commit again"
+            results.append(SequenceConflict(why, reason=TOO_MUCH_APPENDED))
+        elif verdict is CommitVerdict.REPEAT:
+            stored = pb.CommitResponse.FromString(tasks[commit.task_id].last_reply)
+            results.append(_with_external(stored, external.of(index)))  # they are still where they were
+        elif refusal := _unread(tasks[commit.task_id], commit, external.of(index)):
+            results.append(refusal)
+        else:
+            row = tasks[commit.task_id]
+            drafts.append(Draft(row, budgets[row.root_task_id]))
+            results.append(await _apply(connection, drafts[-1], commit, prices, quotas, external.of(index)))
+    await write(connection, drafts)
+    return results, announcement_of(drafts)
+
+
+def _decide(row: TaskRow | None, commit: PreparedCommit) -> CommitVerdict | TenureError:
+    """The door first, then whether the facts fit the row. Nothing is changed here."""
+    if row is None or row.tenant != commit.tenant:
+        return NotFound(f"there is no task {commit.task_id}")
+    verdict = decide_commit(row.fence, commit.fence, commit.commit_number, commit.commit_id, commit.payload_hash)
+    if verdict is not CommitVerdict.APPLY:
+        return verdict
+    if commit.known_sequence > row.sequence:
+        return SequenceConflict(f"the ledger ends at {row.sequence}: open again and fold anew")
+    return _misfit(row, commit) or verdict
+
+
+def _misfit(row: TaskRow, commit: PreparedCommit) -> TenureError | None:
+    """Why the facts cannot follow what the ledger has."""
+    calls = open_calls_after(row.open_calls, commit.calls)
+    if isinstance(calls, TenureError):
+        return calls
+    if len(calls) > MOST_OPEN_CALLS:
+        return InvalidRequest(violations=[("entries", f"more than {MOST_OPEN_CALLS} open calls")])
+    settled = commit.settlement
+    if settled is not None and (
+        not row.model_open or (settled.step, settled.attempt_number) != (row.model_step, row.model_attempt)
+    ):
+        message = f"step {settled.step} attempt {settled.attempt_number} is not the open model attempt"
+        return InvalidRequest(violations=[("entries", message)])
+    return _misfit_of_reserve(row, commit) if commit.move is None else _misfit_of_move(row, commit.move, calls)
+
+
+def _misfit_of_move(row: TaskRow, move: PreparedTransition, calls: tuple[str, ...]) -> TenureError | None:
+    if move.to_state not in MOVES[row.state]:
+        return InvalidRequest(violations=[("transition.to_state", "is no move out of RUNNING")])
+    if move.wait is not None and move.wait.call_id not in calls:
+        return InvalidRequest(violations=[("transition.wait.call_id", "is no open call")])
+    if any(call.call_id not in calls for call in move.in_doubt):
+        return InvalidRequest(violations=[("transition.calls_in_doubt", "names a call that is not open")])
+    refused = refuse_success(
+        move.to_state,
+        has_schema=row.has_result_schema,
+        is_to_end=row.ending is not None,
+        result_json=move.result_json,
+    )
+    return refused or refuse_early_end(move.to_state, calls)
+
+
+def _misfit_of_reserve(row: TaskRow, commit: PreparedCommit) -> TenureError | None:
+    """One attempt at a time, and each has its own place in the bill."""
+    if commit.reserve is None:
+        return None
+    if row.model_open and commit.settlement is None:
+        return InvalidRequest(violations=[("reserve", "a model attempt is open: settle it first")])
+    if (commit.reserve.step, commit.reserve.attempt_number) <= (row.model_step, row.model_attempt):
+        return InvalidRequest(violations=[("reserve", "this attempt was made before: count on")])
+    return None
+
+
+def _unread(row: TaskRow, commit: PreparedCommit, external: list[ledger_pb2.Entry]) -> TenureError | None:
+    """Why the task cannot end like this: words, or more budget, that came after all that its owner knows."""
+    if commit.move is None:
+        return None
+    move, others = commit.move, [entry for entry in external if not entry.epoch]
+    message = (entry.sequence for entry in others if entry.body.HasField("user_message"))
+    grants = (entry.sequence for entry in others if entry.body.operator_request.HasField("grant_budget"))
+    refusal = refuse_success_with_unread(move.to_state, row.ending, max(message, default=0))
+    return refusal or refuse_limit_with_unread_grant(move.to_state, move.reason, row.ending, max(grants, default=0))
+
+
+async def _apply(
+    connection: Connection,
+    draft: Draft,
+    commit: PreparedCommit,
+    prices: PriceList,
+    quotas: CallQuotas,
+    external: list[ledger_pb2.Entry],
+) -> pb.CommitResponse:
+    """Nothing can be refused any more. Facts, then the model attempt or the move, then an ending that is due.
+
+    A warning comes before all that: the owner must hear of it as of others' facts.
+    """
+    if commit.reserve is not None:
+        external = external + await quotas.warn(connection, draft)
+    base = draft.row.sequence
+    added = await _apply_facts(connection, draft, commit)
+    reserved = None if commit.reserve is None else _reserve(draft, commit.reserve, prices, quotas, commit.holder)
+    if commit.move is not None:
+        sub_agents = await awaited(connection, draft, commit.move.wait)
+        _move(draft, commit, wait_for(draft, commit.move.wait, sub_agents))
+        await take_kept(connection, draft)
+        end_wait(draft, sub_agents)
+        await carry_out_ending(connection, draft)
+    return _with_external(_answer(draft, commit, base, reserved, added), external)
+
+
+async def _apply_facts(connection: Connection, draft: Draft, commit: PreparedCommit) -> list[NewEntryRow]:
+    """Facts, settlement, sub-agents to be. Returns what the ledger itself added of those."""
+    for fact in commit.facts:
+        draft.append(fact.kind, fact.body, step=fact.step, actor=commit.holder, by_claim=True)
+    draft.row.open_calls = _calls_of(draft.row, commit)
+    draft.reach(commit.step)
+    if commit.settlement is not None:
+        settled = commit.settlement
+        draft.settle(settled.usage, model=settled.model, provider_request_id=settled.provider_request_id)
+        draft.warn()
+    begun = len(draft.entries)
+    for call in commit.spawns:
+        await spawn(connection, draft, call, commit.traceparent)
+    return draft.entries[begun:]
+
+
+def _answer(
+    draft: Draft, commit: PreparedCommit, base: int, reserved: pb.ReserveResult | None, added: list[NewEntryRow]
+) -> pb.CommitResponse:
+    """Kept as it is, for a repeat."""
+    row = draft.row
+    draft.committed = True  # also without a fact: a denied reserve is an answer that a repeat must get again
+    entries_of_others = sorted([*draft.warnings, *added], key=attrgetter("sequence"))
+    response = pb.CommitResponse(
+        sequence=row.sequence,
+        budget=budget_to_wire(draft.budget.budget),
+        cancel_requested=bool(row.ending_state) and row.state not in TERMINAL,
+        reserve=reserved,
+        state=STATES.to_wire(row.state),
+        foreign_entries=entries_of(entries_of_others, row.locked_at),
+    )
+    row.commit_number, row.last_commit_id = commit.commit_number, commit.commit_id
+    row.last_commit_hash, row.last_base = commit.payload_hash, base
+    row.last_reply = response.SerializeToString(deterministic=True)
+    return response
+
+
+def _with_external(response: pb.CommitResponse, external: list[ledger_pb2.Entry]) -> pb.CommitResponse:
+    """In the order of the ledger: what came before the commit, then what came of it."""
+    if external:
+        added = list(response.foreign_entries)
+        del response.foreign_entries[:]
+        response.foreign_entries.extend([*external, *added])
+    return response
+
+
+def _calls_of(row: TaskRow, commit: PreparedCommit) -> tuple[str, ...]:
+    calls = open_calls_after(row.open_calls, commit.calls)
+    assert not isinstance(calls, TenureError), "the commit was judged before"
+    return calls
+
+
+def _reserve(
+    draft: Draft, request: ReserveRequest, prices: PriceList, quotas: CallQuotas, holder: str
+) -> pb.ReserveResult:
+    """Grant or deny; the commit it travels with is made either way. A task that is to end makes no further call."""
+    row, ending = draft.row, draft.row.ending
+    decided: Granted | Denied
+    if ending is not None:
+        decided = Denied(ending.reason, ending.message or "the task is to end")
+    else:
+        budgets = (draft.budget.budget, row.own_budget)
+        decided = decide_reserve(budgets, request, prices.of(request.model, row.locked_at), row.max_steps)
+    if not isinstance(decided, Denied):
+        decided = quotas.denied(row.tenant) or decided
+    if isinstance(decided, Denied):
+        return pb.ReserveResult(
+            denied=pb.ReserveResult.Denied(
+                reason=decided.reason,
+                message=decided.message,
+                retry_after=None if decided.retry_after_seconds is None else duration(decided.retry_after_seconds),
+            )
+        )
+    draft.reserve(request, decided, holder)
+    return pb.ReserveResult(
+        granted=pb.ReserveResult.Granted(
+            max_output_tokens=decided.max_output_tokens,
+            reserved_tokens=decided.reserved_tokens,
+            reserved_nano_usd=decided.reserved_nano_usd,
+            prices=prices_to_wire(decided.prices),
+        )
+    )
+
+
+def _move(draft: Draft, commit: PreparedCommit, wait: Wait | None) -> None:
+    """The owner's move. A pending ending wins over the owner's own: it was acknowledged; the result is kept."""
+    move, ending = commit.move, draft.row.ending
+    assert move is not None
+    if ending is not None and move.to_state in TERMINAL:
+        draft.move(
+            ending.to_state, ending.reason, ending.message, actor=commit.holder, result=move.result, by_claim=True
+        )
+        return
+    draft.move(
+        move.to_state,
+        move.reason,
+        move.message,
+        actor=commit.holder,
+        result=move.result,
+        result_json=move.result_json,
+        retry_delay_seconds=move.retry_delay_seconds,
+        wait=wait,
+        error_class=move.error_class,
+        in_doubt=move.in_doubt,
+        by_claim=True,
+    )
+
+
+def _external_ranges(
+    commits: Sequence[PreparedCommit], verdicts: Sequence[CommitVerdict | TenureError], tasks: dict[str, TaskRow]
+) -> list[ExternalRange]:
+    """What others appended between what each caller knows and its commit."""
+    ranges = []
+    for index, (commit, verdict) in enumerate(zip(commits, verdicts, strict=True)):
+        if isinstance(verdict, TenureError):
+            continue
+        row = tasks[commit.task_id]
+        until = row.last_base if verdict is CommitVerdict.REPEAT else row.sequence
+        if commit.known_sequence < until:
+            ranges.append(ExternalRange(index, commit.task_id, commit.known_sequence, until))
+    return ranges

@@ -1,0 +1,338 @@
+"""A locked task and what one transaction does to it: facts to append, its row to be, bills to write.
+
+A draft only computes. `writing.write` brings drafts into the database; what is not written is forgotten.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, NamedTuple
+
+from services.checkpoint.commit.task_row import begin_wait
+from services.checkpoint.entries import KINDS
+from tenure.domain.budget import Granted, ReserveRequest, TokenUsage, cost
+from tenure.domain.close_out import PendingEnding
+from tenure.domain.in_doubt import Abandon, CallInDoubt, DidNotHappen, Happened, decide_resolution
+from tenure.domain.lost_model_calls import ReportedCall, settle_lost
+from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState, check_move
+from tenure.domain.timeouts import TIMEOUT_REASONS
+from tenure.v1 import ledger_pb2
+from tenure.wire.common import STATES, timestamp
+from tenure.wire.task import budget_to_wire, prices_to_wire, usage_to_wire
+from tenure.wire.tool import calls_in_doubt_to_wire
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from datetime import datetime
+
+    from services.checkpoint.commit.task_row import BudgetRow, TaskRow
+    from tenure.domain.entries import OperatorRequest
+    from tenure.domain.in_doubt import ResolveCall
+    from tenure.domain.waits import Wait
+
+
+# Calls in doubt in a task's row: what a wait is over, and the words that people give, under the row's lock.
+
+_RESOLUTION_TEXTS = {Happened: "happened", DidNotHappen: "did not happen", Abandon: "is given up"}
+
+
+def to_texts(calls: Iterable[CallInDoubt]) -> tuple[str, ...]:
+    """As the row has them."""
+    return tuple(f"{call.call_id}:{call.call_attempt}" for call in calls)
+
+
+def calls_in_doubt(texts: Iterable[str]) -> list[CallInDoubt]:
+    """As the rules know them."""
+    split = (text.rpartition(":") for text in texts)
+    return [CallInDoubt(call_id, int(attempt)) for call_id, _, attempt in split]
+
+
+def waited_for(texts: Iterable[str], open_calls: Iterable[str]) -> list[CallInDoubt]:
+    """What a task in such a wait waits for. A worker that does not say which is taken to wait for all that is open."""
+    return calls_in_doubt(texts) or [CallInDoubt(call_id, 0) for call_id in open_calls]
+
+
+def record_resolution(row: TaskRow, resolution: ResolveCall) -> None:
+    """The word is about to be appended. Raises WrongState; then nothing has changed."""
+    left = decide_resolution(row.state, row.reason, row.open_calls, calls_in_doubt(row.calls_in_doubt), resolution)
+    if not isinstance(left, tuple):
+        raise left
+    row.calls_in_doubt = to_texts(left)
+
+
+def conclude_with_resolution(draft: Draft, request: OperatorRequest, resolution: ResolveCall, actor: str) -> None:
+    """The task is queued once every call it waits for has its word; until then its row alone changes."""
+    if draft.row.calls_in_doubt:
+        draft.moved = True
+        return
+    message = f"{actor} says that {resolution.call_id} {_RESOLUTION_TEXTS[type(resolution.decision)]}: {request.reason}"
+    draft.move(TaskState.QUEUED, Reason.CALL_RESOLVED, message, actor=actor)
+
+
+LEDGER: str = "checkpoint"
+"""The actor of what the ledger does by itself."""
+
+
+class NewEntryRow(NamedTuple):
+    """An entry to insert."""
+
+    task_id: str
+    sequence: int
+    tenant: str
+    epoch: int
+    claim_id: str
+    attempt: int
+    step: int
+    kind: int
+    actor: str
+    body: bytes
+
+
+class BillRow(NamedTuple):
+    """A settled model attempt."""
+
+    task_id: str
+    step: int
+    attempt_number: int
+    tenant: str
+    root_task_id: str
+    epoch: int
+    model: str
+    provider_request_id: str
+    lost: bool
+    nano_usd: int
+    unpriced: bool
+    usage: TokenUsage
+
+
+@dataclass(slots=True)
+class Draft:
+    """What happens to one task.
+
+    `moved`: more than a step's columns changed; `committed`: a commit was counted; `deadline_at`: its new deadline;
+    `warnings`: those of its entries that the ledger added by itself, and tells in `changes`;
+    `spawned`: tasks that were created with it.
+    """
+
+    row: TaskRow
+    budget: BudgetRow
+    entries: list[NewEntryRow] = field(default_factory=list)
+    bills: list[BillRow] = field(default_factory=list)
+    result: bytes = b""
+    result_json: bytes = b""
+    spawned: tuple[str, ...] = ()
+    moved: bool = False
+    committed: bool = False
+    claimable: bool = False
+    deadline_at: datetime | None = None
+    begins_attempt: bool = False
+    warnings: list[NewEntryRow] = field(default_factory=list)
+
+    def append(self, kind: int, body: bytes, *, step: int, actor: str, by_claim: bool) -> None:
+        """The next fact. `by_claim`: written by the holder, under its epoch."""
+        row = self.row
+        row.sequence += 1
+        epoch, claim_id = (row.epoch, row.claim_id) if by_claim else (0, "")
+        self.entries.append(
+            NewEntryRow(row.task_id, row.sequence, row.tenant, epoch, claim_id, row.attempt, step, kind, actor, body)
+        )
+
+    def reserve(self, request: ReserveRequest, granted: Granted, actor: str) -> None:
+        """A model call may be sent: its tokens are set aside and the attempt is in the ledger."""
+        row = self.row
+        self.budget.reserve(granted.reserved_tokens, granted.reserved_nano_usd)
+        row.model_open, row.model_step, row.model_attempt = True, request.step, request.attempt_number
+        row.model_name, row.model_input = clean(request.model), request.input_tokens
+        row.model_output, row.model_nano_usd = granted.max_output_tokens, granted.reserved_nano_usd
+        prices = prices_to_wire(granted.prices)
+        row.model_prices = b"" if prices is None else prices.SerializeToString(deterministic=True)
+        self.reach(request.step)
+        attempt = ledger_pb2.ModelAttempt(
+            attempt_number=request.attempt_number,
+            model=request.model,
+            input_tokens=request.input_tokens,
+            max_output_tokens=granted.max_output_tokens,
+            reserved_tokens=granted.reserved_tokens,
+            summary_through_step=request.summary_through_step,
+            reserved_nano_usd=granted.reserved_nano_usd,
+            prices=prices,
+            budget=budget_to_wire(self.budget.budget),
+        )
+        body = ledger_pb2.EntryBody(model_attempt=attempt).SerializeToString()
+        self.append(KINDS["model_attempt"], body, step=request.step, actor=actor, by_claim=True)
+
+    def settle(self, usage: TokenUsage, *, provider_request_id: str = "", model: str = "", lost: bool = False) -> None:
+        """The open attempt is over: what it used is billed, the rest is free again."""
+        row = self.row
+        assert row.model_open, "only an open attempt is settled"
+        prices = row.prices
+        nano_usd = cost(prices, usage)
+        self.budget.give_back(row.model_reserved, row.model_nano_usd)
+        self.budget.use(usage.total, nano_usd, unpriced=prices is None)
+        self.budget.count_beyond(usage.total - row.model_reserved, nano_usd - row.model_nano_usd)
+        self.bills.append(
+            BillRow(
+                row.task_id,
+                row.model_step,
+                row.model_attempt,
+                row.tenant,
+                row.root_task_id,
+                row.epoch,
+                clean(model) or row.model_name,
+                clean(provider_request_id),
+                lost,
+                nano_usd,
+                prices is None,
+                usage,
+            )
+        )
+        row.add_usage(usage, nano_usd)
+        row.model_open, row.model_nano_usd = False, 0
+
+    def warn(self) -> None:
+        """After a settlement is in the entries: says which caps are nearly used up, once for each."""
+        for limit in self.budget.take_warnings():
+            warning = ledger_pb2.BudgetWarning(limit=limit, budget=budget_to_wire(self.budget.budget))
+            body = ledger_pb2.EntryBody(budget_warning=warning).SerializeToString()
+            self.append(KINDS["budget_warning"], body, step=self.row.model_step, actor=LEDGER, by_claim=False)
+            self.warnings.append(self.entries[-1])
+
+    def settle_lost(self, reported: ReportedCall | None = None) -> None:
+        """The holder is gone: a call it may have sent is billed by what was heard of it, and the ledger says so."""
+        row = self.row
+        if not row.model_open:
+            return
+        if reported is not None and (reported.step, reported.attempt_number) != (row.model_step, row.model_attempt):
+            reported = None  # of a call before this one
+        usage = settle_lost(row.model_input, row.model_output, reported)
+        lost = ledger_pb2.AttemptLost(attempt_number=row.model_attempt, usage=usage_to_wire(usage))
+        body = ledger_pb2.EntryBody(attempt_lost=lost).SerializeToString()
+        self.settle(usage, lost=True)
+        self.append(KINDS["attempt_lost"], body, step=row.model_step, actor=LEDGER, by_claim=False)
+        self.warn()
+
+    def reach(self, step: int) -> None:
+        """A new step is the proof that owners get somewhere: deaths are counted anew."""
+        if step > self.row.step:
+            self.row.step, self.row.deaths = step, 0
+
+    def move(
+        self,
+        to_state: TaskState,
+        reason: str,
+        message: str,
+        *,
+        actor: str,
+        result: str = "",
+        result_json: str = "",
+        retry_delay_seconds: float = 0.0,
+        wait: Wait | None = None,
+        error_class: str = "",
+        in_doubt: Sequence[CallInDoubt] = (),
+        by_claim: bool = False,
+    ) -> None:
+        """One state change, one transition entry. Leaving RUNNING takes the claim and settles what it left open."""
+        row = self.row
+        check_move(row.state, to_state, begins_attempt=self.begins_attempt)
+        self.begins_attempt = False
+        leaves_running = row.state is TaskState.RUNNING
+        if leaves_running:
+            self.settle_lost()
+        if to_state in TERMINAL and row.ending is not None:
+            result = row.ending.result or result
+        retry_at = self._retry_at(to_state, retry_delay_seconds)
+        self._leave_wait()
+        begun = None if wait is None else begin_wait(row, wait, row.sequence + 1)
+        row.calls_in_doubt = to_texts(in_doubt)
+        row.waiting_since = row.locked_at if to_state in WAITING else None
+        transition = ledger_pb2.StateTransition(
+            from_state=STATES.to_wire(row.state),
+            to_state=STATES.to_wire(to_state),
+            reason=reason,
+            message=message,
+            result=result,
+            next_retry_time=None if retry_at is None else timestamp(retry_at),
+            wait=begun,
+            result_json=result_json,
+            error_class=error_class,
+            budget=budget_to_wire(self.budget.budget) if leaves_running else None,
+            calls_in_doubt=calls_in_doubt_to_wire(in_doubt),
+        )
+        body = ledger_pb2.EntryBody(transition=transition).SerializeToString()
+        self.append(KINDS["transition"], body, step=row.step, actor=actor, by_claim=by_claim)
+        row.state, row.reason, row.message = to_state, clean(reason), clean(message)
+        row.holds, row.next_retry_at = to_state is TaskState.RUNNING, retry_at
+        row.owner = row.owner if row.holds else ""
+        self.result, self.result_json = result.encode() or self.result, result_json.encode()
+        row.queued_until = self._queued_until(to_state)
+        if to_state is TaskState.RETRY_SCHEDULED and reason in TIMEOUT_REASONS:
+            row.timeout_retries += 1
+        self.moved = True
+        self.claimable = to_state is TaskState.QUEUED and row.ending is None
+
+    def claim(self, epoch: int, claim_id: str, owner: str) -> None:
+        """A claim takes the task over: from here on older ones are fenced."""
+        row = self.row
+        row.epoch, row.claim_id, row.owner = epoch, claim_id, owner
+        row.commit_number, row.last_base = 0, row.sequence
+        row.last_commit_id, row.last_commit_hash, row.last_reply = "", b"", b""
+        row.claim_count += 1
+        self.move(TaskState.RUNNING, Reason.OPENED, "", actor=owner, by_claim=True)
+
+    def begin_attempt(self, timeout_seconds: float) -> None:
+        """What judged the attempt before is no more; the move into the queue follows. See tenure.domain.requeue."""
+        row = self.row
+        assert row.state in TERMINAL, "an attempt begins after the one before"
+        row.attempt += 1
+        row.deaths, row.dead_owners, row.timeout_retries = 0, (), 0
+        row.ending_state = row.ending_reason = row.ending_message = row.ending_actor = ""
+        row.ending_result, row.ending_at = b"", None
+        self.deadline_at = row.locked_at + timedelta(seconds=timeout_seconds)
+        self.begins_attempt = True
+
+    def request_ending(self, ending: PendingEnding) -> None:
+        """From now on the task is to end like this."""
+        row = self.row
+        row.ending_state, row.ending_reason = ending.to_state.value, clean(ending.reason)
+        row.ending_message, row.ending_actor = clean(ending.message), clean(ending.actor)
+        row.ending_result, row.ending_at = ending.result.encode(), row.locked_at
+        self.moved, self.claimable = True, False
+
+    @property
+    def ended(self) -> bool:
+        return self.row.state in TERMINAL
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is anything to write."""
+        return self.moved or self.committed or bool(self.entries)
+
+    def _leave_wait(self) -> None:
+        """Whatever it waited for is over. The whole task's clock did not run while it waited for a person."""
+        row = self.row
+        if row.state is TaskState.WAITING_USER and row.waiting_since is not None:
+            row.deadline_at += row.locked_at - row.waiting_since
+            self.deadline_at = row.deadline_at
+        row.wait, row.wait_deadline_at, row.wait_correlation = b"", None, ""
+
+    def _queued_until(self, to_state: TaskState) -> datetime | None:
+        """Each stay in the queue is timed by itself."""
+        if to_state is not TaskState.QUEUED:
+            return None
+        after_seconds = self.row.task_policy.timeouts.queued.after_seconds
+        return None if after_seconds is None else self.row.locked_at + timedelta(seconds=after_seconds)
+
+    def _retry_at(self, to_state: TaskState, delay_seconds: float) -> datetime | None:
+        is_retry = to_state is TaskState.RETRY_SCHEDULED
+        return self.row.locked_at + timedelta(seconds=delay_seconds) if is_retry else None
+
+
+def time_of(touched: Sequence[Draft]) -> datetime:
+    """When what one transaction writes is recorded: for all its tasks, at the newest of their locks."""
+    return max(draft.row.locked_at for draft in touched)
+
+
+def clean(text: str) -> str:
+    """A text that Postgres can keep. The entry has it as it came."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}") if "\0" in text else text

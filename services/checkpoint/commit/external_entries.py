@@ -1,0 +1,198 @@
+"""Facts of others: a user's words, a request to end. They need no claim, only the row's lock, and come once per id."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from services.checkpoint.commit.close_out import carry_out_ending
+from services.checkpoint.commit.draft import Draft
+from services.checkpoint.commit.operator_requests import conclude, intervene, root_of
+from services.checkpoint.commit.task_row import TaskRow, lock_tasks
+from services.checkpoint.commit.writing import write
+from services.checkpoint.entries import KINDS, entry_of
+from services.checkpoint.not_found import task_not_found
+from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, in_ledger_transaction
+from services.checkpoint.reads import read_task
+from services.checkpoint.submit.create import yielding_to_rivals
+from services.checkpoint.submit.spawning import spawn
+from services.checkpoint.waits import waits
+from services.checkpoint.watch.announcement import Announcement, announcement_of
+from tenure.domain.close_out import PendingEnding, refuse_message
+from tenure.domain.errors import AlreadyExists, WrongState
+from tenure.domain.states import TERMINAL, Reason, TaskState
+from tenure.domain.sub_agents import SPAWN_SUB_AGENTS
+from tenure.runtime.failpoints import failpoint
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import ledger_pb2, task_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tenure.domain.entries import OperatorRequest
+    from tenure.runtime.postgres import Connection, Pool
+
+
+# What others appended to a task while its owner worked: read for many owners at once, within bounds.
+
+MOST_ENTRIES: Final = 512
+MOST_BYTES: Final = 1024 * 1024
+
+
+class ExternalRange(NamedTuple):
+    """The entries after `after` up to `until` of one commit's task; `place` is the commit's in its batch."""
+
+    place: int
+    task_id: str
+    after: int
+    until: int
+
+
+@dataclass(slots=True)
+class ExternalEntries:
+    """By the commit's index. `cut`: there is more than one answer may hold, the owner must open again."""
+
+    entries: dict[int, list[ledger_pb2.Entry]] = field(default_factory=dict)
+    cut: set[int] = field(default_factory=set)
+
+    def of(self, index: int) -> list[ledger_pb2.Entry]:
+        """Those of one commit, mostly none."""
+        return self.entries.get(index, [])
+
+
+async def read_external_entries(connection: Connection, ranges: Sequence[ExternalRange]) -> ExternalEntries:
+    """One statement for all; none when there is nothing to read."""
+    entries = ExternalEntries()
+    if not ranges:
+        return entries
+    parameters = {
+        "ords": [one.place for one in ranges],
+        "task_ids": [one.task_id for one in ranges],
+        "afters": [one.after for one in ranges],
+        "untils": [one.until for one in ranges],
+        "most_entries": MOST_ENTRIES,
+        "most_bytes": MOST_BYTES,
+    }
+    for index, *columns in await fetch_all(connection, QUERIES.foreign_entries, parameters):
+        entries.entries.setdefault(index, []).append(entry_of(columns))
+    for one in ranges:
+        if len(entries.of(one.place)) < one.until - one.after:
+            entries.cut.add(one.place)
+    return entries
+
+
+class AppendResult(NamedTuple):
+    """The task as it is now, and what to announce."""
+
+    task: task_pb2.Task
+    announcement: Announcement
+
+
+async def append_external_entry(pool: Pool, tenant: str, wanted: pb.AppendForeignRequest) -> AppendResult:
+    """Raises NotFound, WrongState {state} after the end, AlreadyExists (REQUEST_ID_REUSED)."""
+    digest = _digest(wanted)
+
+    async def work(connection: Connection) -> AppendResult:
+        request = await _at_root(connection, tenant, wanted)
+        tasks, budgets = await lock_tasks(connection, [request.task_id])
+        row = tasks.get(request.task_id)
+        if row is None or row.tenant != tenant:
+            raise await task_not_found(connection, tenant, request.task_id)
+        draft = Draft(row, budgets[row.root_task_id])
+        if await _is_new(connection, request, digest) and not _is_settled(row, request):
+            await _append(connection, draft, request)
+            await carry_out_ending(connection, draft)
+            with yielding_to_rivals():
+                await write(connection, [draft])
+            await _remember(connection, draft, request, digest)
+        return AppendResult(await read_task(connection, tenant, row.task_id), announcement_of([draft]))
+
+    await failpoint("checkpoint.before_foreign")
+    appended = await in_ledger_transaction(pool, work)
+    await failpoint("checkpoint.after_foreign")
+    return appended
+
+
+async def _at_root(connection: Connection, tenant: str, wanted: pb.AppendForeignRequest) -> pb.AppendForeignRequest:
+    """A grant is the root's, whichever of its tasks it was asked for."""
+    if not wanted.operator_request.HasField("grant_budget"):
+        return wanted
+    request = pb.AppendForeignRequest()
+    request.CopyFrom(wanted)
+    request.task_id = await root_of(connection, tenant, wanted.task_id)
+    return request
+
+
+async def _append(connection: Connection, draft: Draft, request: pb.AppendForeignRequest) -> None:
+    if request.WhichOneof("fact") == "wait_answer":
+        allowed = waits.answer_wait(draft, request.wait_answer, request.actor, request.request_id)
+        if allowed is not None and allowed.tool == SPAWN_SUB_AGENTS:
+            await spawn(connection, draft, allowed, has_leave=True)
+        return
+    wanted: OperatorRequest | None = None
+    if request.WhichOneof("fact") == "cancel_request":
+        body = ledger_pb2.EntryBody(cancel_request=request.cancel_request)
+        reason = request.cancel_request.reason
+        draft.request_ending(PendingEnding(TaskState.CANCELLED, Reason.CANCEL_REQUESTED, reason, request.actor))
+    elif request.WhichOneof("fact") == "operator_request":
+        wanted = await intervene(connection, draft, request.operator_request, request.actor)
+        body = ledger_pb2.EntryBody(operator_request=request.operator_request)
+    else:
+        await _check_readers(connection, draft.row)
+        message = ledger_pb2.UserMessage(text=request.user_message.text, request_id=request.request_id)
+        body = ledger_pb2.EntryBody(user_message=message)
+    kind = KINDS[body.WhichOneof("body") or ""]
+    draft.append(kind, body.SerializeToString(), step=draft.row.step, actor=request.actor, by_claim=False)
+    if wanted is not None:
+        conclude(draft, wanted, request.actor)
+
+
+def _is_settled(row: TaskRow, request: pb.AppendForeignRequest) -> bool:
+    """Whether a cancel finds what it asks for done or on its way. Raises WrongState for what comes after the end."""
+    cancels = request.WhichOneof("fact") == "cancel_request"
+    if cancels and TaskState.CANCELLED.value in {row.state.value, row.ending_state}:
+        return True
+    if request.WhichOneof("fact") == "wait_answer":
+        return False
+    if row.state in TERMINAL and request.WhichOneof("fact") not in {"operator_request", "user_message"}:
+        raise WrongState(f"the task has ended as {row.state}", metadata={"state": row.state.value})
+    return False
+
+
+async def _check_readers(connection: Connection, row: TaskRow) -> None:
+    """Raises WrongState for words that nobody would read (NO_READER), or too many (MESSAGES_FULL)."""
+    record = await fetch_one(connection, QUERIES.count_foreign, {"task_id": row.task_id})
+    assert record is not None, "a count has a row"
+    refusal = refuse_message(row.state, row.ending, record[0], record[1])
+    if refusal is not None:
+        raise refusal
+
+
+async def _is_new(connection: Connection, request: pb.AppendForeignRequest, digest: bytes) -> bool:
+    parameters = {"task_id": request.task_id, "request_id": request.request_id}
+    row = await fetch_one(connection, QUERIES.find_foreign, parameters)
+    if row is not None and row[0] != digest:
+        raise AlreadyExists(
+            "this request_id was used for another fact",
+            reason="REQUEST_ID_REUSED",
+            metadata={"task_id": request.task_id},
+        )
+    return row is None
+
+
+async def _remember(connection: Connection, draft: Draft, request: pb.AppendForeignRequest, digest: bytes) -> None:
+    parameters = {
+        "task_id": draft.row.task_id,
+        "request_id": request.request_id,
+        "tenant": draft.row.tenant,
+        "hash": digest,
+        "sequence": draft.row.sequence,
+    }
+    await connection.execute(QUERIES.remember_foreign, parameters)
+
+
+def _digest(request: pb.AppendForeignRequest) -> bytes:
+    """Of the fact alone: a repeat may come through another identity of the same caller."""
+    fact = request.WhichOneof("fact") or ""
+    return hashlib.sha256(fact.encode() + b"\0" + getattr(request, fact).SerializeToString(deterministic=True)).digest()

@@ -1,0 +1,124 @@
+"""What operators ask of a task, carried out under its row's lock: a next attempt, an end that is asked for, a word on a
+call in doubt.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from services.checkpoint.commit.draft import conclude_with_resolution, record_resolution
+from services.checkpoint.not_found import task_not_found
+from services.checkpoint.queries import QUERIES, RETENTION, fetch_one
+from services.checkpoint.reads import read_task
+from services.checkpoint.submit.create import check_no_rival
+from tenure.domain.close_out import PendingEnding
+from tenure.domain.entries import GrantBudget, OperatorCloseOut, Requeue
+from tenure.domain.errors import InvalidRequest, TenureError, WrongState
+from tenure.domain.in_doubt import ResolveCall
+from tenure.domain.requeue import RequeueVerdict, decide_grant, decide_requeue
+from tenure.domain.states import TERMINAL, Reason, TaskState
+from tenure.wire.common import seconds
+from tenure.wire.ledger import operator_request_to_domain
+
+if TYPE_CHECKING:
+    from services.checkpoint.commit.draft import Draft
+    from services.checkpoint.commit.task_row import TaskRow
+    from tenure.domain.budget import Budget
+    from tenure.domain.entries import OperatorRequest
+    from tenure.runtime.postgres import Connection
+    from tenure.v1 import ledger_pb2
+
+CLOSED_OUT_AS = frozenset({TaskState.FAILED, TaskState.TIMED_OUT, TaskState.CANCELLED})
+"""Ends that an operator may give a task from wherever it stands."""
+
+
+async def intervene(
+    connection: Connection, draft: Draft, wanted: ledger_pb2.OperatorRequest, actor: str
+) -> OperatorRequest:
+    """Prepare the row for what is asked; `conclude` follows once the request is appended.
+
+    Raises WrongState, BudgetExhausted, InvalidRequest; then nothing has changed.
+    """
+    request, row = _read(wanted), draft.row
+    match request.act:
+        case Requeue() as again:
+            verdict = decide_requeue(row.state, _budgets(draft), row.step, row.max_steps, again)
+            await _prepare(connection, draft, verdict, again)
+            row.max_steps += again.extra_steps
+        case GrantBudget() as granted:
+            verdict = decide_grant(row.state, draft.budget.budget, row.step, row.max_steps, granted)
+            await _prepare(connection, draft, verdict, granted)
+        case OperatorCloseOut() as end:
+            _ask_end(draft, end, request.reason, actor)
+        case ResolveCall() as resolution:
+            record_resolution(row, resolution)
+    return request
+
+
+def conclude(draft: Draft, request: OperatorRequest, actor: str) -> None:
+    """The move that a requeue is, or the last word that was waited for. A close-out is a pending ending: whoever may
+    carry it out does.
+    """
+    if isinstance(request.act, Requeue):
+        draft.move(TaskState.QUEUED, Reason.OPERATOR_REQUEUE, request.reason, actor=actor)
+    if isinstance(request.act, GrantBudget) and draft.begins_attempt:
+        draft.move(TaskState.QUEUED, Reason.BUDGET_GRANTED, request.reason, actor=actor)
+    if isinstance(request.act, ResolveCall):
+        conclude_with_resolution(draft, request, request.act, actor)
+
+
+async def root_of(connection: Connection, tenant: str, task_id: str) -> str:
+    """Whose budget a task draws on. Raises NotFound."""
+    row = await fetch_one(connection, QUERIES.root_of, {"tenant": tenant, "task_id": task_id})
+    if row is None:
+        raise await task_not_found(connection, tenant, task_id)
+    root_task_id: str = row[0]
+    return root_task_id
+
+
+def _budgets(draft: Draft) -> tuple[Budget, Budget]:
+    return draft.budget.budget, draft.row.own_budget
+
+
+async def _prepare(
+    connection: Connection, draft: Draft, verdict: RequeueVerdict | TenureError, requeue: Requeue | GrantBudget
+) -> None:
+    row = draft.row
+    if isinstance(verdict, TenureError):
+        raise verdict
+    if requeue.extra_tokens or requeue.extra_nano_usd:
+        draft.budget.raise_caps(requeue.extra_tokens, requeue.extra_nano_usd)
+        row.raise_own_caps(requeue.extra_tokens, requeue.extra_nano_usd)
+    if verdict.begins_attempt:
+        await check_no_rival(connection, row.task_id)
+        await _check_family_kept(connection, row)
+        task = await read_task(connection, row.tenant, row.task_id)
+        draft.begin_attempt(seconds(task.spec.limits.timeout))
+
+
+async def _check_family_kept(connection: Connection, row: TaskRow) -> None:
+    """Raises WrongState (FAMILY_PRUNED). Pruning holds the budget that is locked here, so the answer stays true."""
+    ancestors = {row.root_task_id, row.parent_task_id or row.root_task_id} - {row.task_id}
+    record = await fetch_one(connection, RETENTION.count_ancestors, {"task_ids": sorted(ancestors)})
+    assert record is not None, "a count has a row"
+    if record[0] < len(ancestors):
+        message = "the task's parent or root was pruned, so it cannot run again: fork it, or submit its goal anew"
+        raise WrongState(message, reason="FAMILY_PRUNED", metadata={"root_task_id": row.root_task_id})
+
+
+def _ask_end(draft: Draft, close_out: OperatorCloseOut, reason: str, actor: str) -> None:
+    """The newest request for an end is the one that counts."""
+    if draft.row.state in TERMINAL:
+        raise WrongState(f"the task has ended as {draft.row.state}", metadata={"state": draft.row.state.value})
+    draft.request_ending(PendingEnding(close_out.to_state, Reason.OPERATOR_CLOSE_OUT, reason, actor, close_out.result))
+
+
+def _read(wanted: ledger_pb2.OperatorRequest) -> OperatorRequest:
+    try:
+        request = operator_request_to_domain(wanted)
+    except ValueError:
+        raise InvalidRequest(violations=[("operator_request", "is not known here")]) from None
+    if isinstance(request.act, OperatorCloseOut) and request.act.to_state not in CLOSED_OUT_AS:
+        allowed = ", ".join(sorted(CLOSED_OUT_AS))
+        raise InvalidRequest(violations=[("operator_request.close_out.to_state", f"must be one of {allowed}")])
+    return request

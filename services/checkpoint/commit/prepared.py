@@ -1,0 +1,299 @@
+"""A commit as it came, checked and taken apart before it waits for its batch: one bad commit must harm no neighbour."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, replace
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final, NamedTuple
+from uuid import UUID
+
+from services.checkpoint.commit.owner_bodies import problem_of_body
+from services.checkpoint.entries import KINDS, WRITTEN_BY_OWNERS
+from tenure.domain.budget import ReserveRequest, TokenUsage
+from tenure.domain.close_out import CallOpened, CallSettled
+from tenure.domain.entries import ToolIntent
+from tenure.domain.errors import InvalidRequest
+from tenure.domain.states import TERMINAL, Reason, TaskState
+from tenure.domain.sub_agents import SPAWN_SUB_AGENTS
+from tenure.runtime.signing import DigestCache, SignedBytes
+from tenure.v1 import token_pb2
+from tenure.validators import CALL_ID, validate
+from tenure.wire.common import STATES, seconds
+from tenure.wire.ledger import settled_usage
+from tenure.wire.task import wait_to_domain
+from tenure.wire.token import read_claims
+from tenure.wire.tool import calls_in_doubt_to_domain
+
+if TYPE_CHECKING:
+    from tenure.domain.fencing import Claims, Fence
+    from tenure.domain.in_doubt import CallInDoubt
+    from tenure.domain.waits import Wait
+    from tenure.runtime.signing import Verifier
+    from tenure.v1 import checkpoint_service_pb2 as pb
+    from tenure.v1 import ledger_pb2
+
+_SEPARATOR: Final = b"\x00"
+MOST_TOKENS: Final = 10**12
+"""Of one call, far beyond any model: sums over a task's life stay inside an int64."""
+
+
+class PreparedEntry(NamedTuple):
+    """An entry as it will be stored."""
+
+    step: int
+    kind: int
+    body: bytes
+
+
+class Settlement(NamedTuple):
+    """The end of a model attempt, told by one of the entries."""
+
+    step: int
+    attempt_number: int
+    usage: TokenUsage
+    model: str
+    provider_request_id: str
+
+
+class PreparedTransition(NamedTuple):
+    """The move out of RUNNING that was asked for."""
+
+    to_state: TaskState
+    reason: str
+    message: str
+    result: str
+    retry_delay_seconds: float
+    wait: Wait | None
+    result_json: str
+    error_class: str
+    in_doubt: tuple[CallInDoubt, ...]
+
+
+class PreparedCommit(NamedTuple):
+    """Everything a batch needs to know of a commit."""
+
+    task_id: str
+    fence: Fence
+    tenant: str
+    holder: str
+    commit_id: str
+    commit_number: int
+    known_sequence: int
+    payload_hash: bytes
+    facts: tuple[PreparedEntry, ...]
+    calls: tuple[CallOpened | CallSettled, ...]
+    settlement: Settlement | None
+    move: PreparedTransition | None
+    reserve: ReserveRequest | None
+    size_bytes: int
+    spawns: tuple[ToolIntent, ...] = ()
+    traceparent: str = ""
+
+    @property
+    def step(self) -> int:
+        """The highest step of its facts."""
+        return max((fact.step for fact in self.facts), default=0)
+
+
+def prepare(request: pb.CommitRequest, verifier: Verifier, *, validated: bool) -> PreparedCommit:
+    """Raises InvalidRequest, Unauthenticated, PermissionDenied. `validated`: the server's interceptor has done it."""
+    if not validated:
+        validate(request)
+    token = request.token
+    verifier.check(SignedBytes(token.claims, token.key_id, token.signature))
+    claims, task_id = _claims_of(token.claims)
+    facts = tuple(_facts(request))
+    return PreparedCommit(
+        task_id=task_id,
+        fence=claims.fence,
+        tenant=claims.tenant,
+        holder=claims.holder,
+        commit_id=request.commit_id,
+        commit_number=request.commit_number,
+        known_sequence=request.known_sequence,
+        payload_hash=_hash(request, facts),
+        facts=facts,
+        calls=tuple(_calls(request)),
+        settlement=_settlement(request),
+        move=_move(request),
+        reserve=_reserve(request),
+        size_bytes=sum(len(fact.body) for fact in facts),
+        spawns=_spawns(request),
+        traceparent=request.traceparent,
+    )
+
+
+_claims_read: Final[DigestCache[tuple[Claims, str]]] = DigestCache()
+
+
+def _claims_of(signed: bytes) -> tuple[Claims, str]:
+    """The claims of a token and its task. The same bytes come with every commit; the ledger needs no tool names."""
+    known = _claims_read.get(signed)
+    if known is None:
+        claims = replace(read_claims(token_pb2.FencingToken(claims=signed)), tools=None)
+        known = claims, task_of(claims)
+        _claims_read.put(known, signed)
+    return known
+
+
+def task_of(claims: Claims) -> str:
+    """The token's task; a signed name that is no UUID would fail a whole batch."""
+    task_id = claims.task_id
+    try:
+        UUID(task_id)
+    except ValueError:
+        raise InvalidRequest(violations=[("token", "names no task")]) from None
+    return task_id
+
+
+def _facts(request: pb.CommitRequest) -> list[PreparedEntry]:
+    facts = []
+    for index, entry in enumerate(request.entries):
+        kind = entry.body.WhichOneof("body")
+        if kind not in WRITTEN_BY_OWNERS:
+            message = "is empty" if kind is None else f"of kind {kind} is written by the ledger alone"
+            raise InvalidRequest(violations=[(f"entries[{index}].body", message)])
+        if entry.step < 0:
+            raise InvalidRequest(violations=[(f"entries[{index}].step", "must not be negative")])
+        if problem := problem_of_body(entry.body):
+            raise InvalidRequest(violations=[(f"entries[{index}].body.{kind}", problem)])
+        facts.append(PreparedEntry(entry.step, KINDS[kind], entry.body.SerializeToString(deterministic=True)))
+    return facts
+
+
+def _calls(request: pb.CommitRequest) -> list[CallOpened | CallSettled]:
+    calls: list[CallOpened | CallSettled] = []
+    for index, entry in enumerate(request.entries):
+        match entry.body.WhichOneof("body"):
+            case "tool_intent":
+                call_id = entry.body.tool_intent.call_id
+                calls.append(CallOpened(call_id))
+            case "tool_outcome":
+                call_id = entry.body.tool_outcome.call_id
+                calls.append(CallSettled(call_id))
+            case _:
+                continue
+        if CALL_ID.match(call_id) is None:
+            raise InvalidRequest(violations=[(f"entries[{index}].body", 'call_id must be "<step>.<index>"')])
+    return calls
+
+
+def _spawns(request: pb.CommitRequest) -> tuple[ToolIntent, ...]:
+    """Calls that come to sub-agents. What is waited for is known only when they are there."""
+    intents = (entry.body.tool_intent for entry in request.entries if entry.body.HasField("tool_intent"))
+    spawns = tuple(
+        ToolIntent(one.call_id, one.tool_use_id, one.tool, one.arguments_json)
+        for one in intents
+        if one.tool == SPAWN_SUB_AGENTS
+    )
+    if spawns and request.transition.HasField("wait"):
+        message = "comes in a commit after that with the intent of spawn_sub_agents"
+        raise InvalidRequest(violations=[("transition.wait", message)])
+    return spawns
+
+
+def _settlement(request: pb.CommitRequest) -> Settlement | None:
+    """A commit settles at most one attempt: there is at most one open."""
+    settlement: Settlement | None = None
+    for index, entry in enumerate(request.entries):
+        settled = settled_usage(entry.body)
+        if settled is None:
+            continue
+        number, usage = settled
+        if settlement is not None:
+            raise InvalidRequest(violations=[(f"entries[{index}].body", "a second end of a model attempt")])
+        counts = astuple(usage)
+        if min(counts) < 0 or max(counts) > MOST_TOKENS:
+            raise InvalidRequest(violations=[(f"entries[{index}].body", f"usage must be 0 to {MOST_TOKENS}")])
+        settlement = Settlement(entry.step, number, usage, *_provider_words(entry.body))
+    return settlement
+
+
+def _provider_words(body: ledger_pb2.EntryBody) -> tuple[str, str]:
+    """(model, id of the request) as the provider told them."""
+    if body.WhichOneof("body") == "assistant_message":
+        return body.assistant_message.model, body.assistant_message.provider_request_id
+    return "", body.model_failure.provider_request_id
+
+
+def _move(request: pb.CommitRequest) -> PreparedTransition | None:
+    if not request.HasField("transition"):
+        return None
+    transition = request.transition
+    try:
+        to_state = STATES.to_domain(transition.to_state)
+    except ValueError:
+        raise InvalidRequest(violations=[("transition.to_state", "is no state")]) from None
+    if transition.result and to_state not in TERMINAL:
+        raise InvalidRequest(violations=[("transition.result", "belongs to endings only")])
+    if to_state is TaskState.RETRY_SCHEDULED and not transition.HasField("retry_delay"):
+        raise InvalidRequest(violations=[("transition.retry_delay", "must be set for RETRY_SCHEDULED")])
+    return PreparedTransition(
+        to_state,
+        transition.reason,
+        transition.message,
+        transition.result,
+        seconds(transition.retry_delay),
+        _wait(transition, to_state),
+        transition.result_json,
+        transition.error_class,
+        _in_doubt(transition, to_state),
+    )
+
+
+def _in_doubt(transition: pb.Transition, to_state: TaskState) -> tuple[CallInDoubt, ...]:
+    """The calls that a person is to settle."""
+    calls = calls_in_doubt_to_domain(transition.calls_in_doubt)
+    if not calls:
+        return ()
+    if (
+        to_state is not TaskState.WAITING_USER
+        or transition.reason != Reason.TOOL_IN_DOUBT
+        or transition.HasField("wait")
+    ):
+        message = f"is for {TaskState.WAITING_USER} / {Reason.TOOL_IN_DOUBT}, without a wait"
+        raise InvalidRequest(violations=[("transition.calls_in_doubt", message)])
+    if len({call.call_id for call in calls}) < len(calls):
+        raise InvalidRequest(violations=[("transition.calls_in_doubt", "names a call twice")])
+    return calls
+
+
+def _wait(transition: pb.Transition, to_state: TaskState) -> Wait | None:
+    """What the move begins to wait for. A wait for a person is in one state, one for an event in the other."""
+    if not transition.HasField("wait"):
+        return None
+    wait = replace(wait_to_domain(transition.wait), timeout_seconds=seconds(transition.wait_timeout), wait_id="")
+    if to_state is not (TaskState.WAITING_USER if wait.is_for_person else TaskState.WAITING_EXTERNAL):
+        raise InvalidRequest(violations=[("transition.wait", f"a wait of kind {wait.kind} is not in {to_state}")])
+    return wait
+
+
+def _reserve(request: pb.CommitRequest) -> ReserveRequest | None:
+    if not request.HasField("reserve"):
+        return None
+    reserve = request.reserve
+    if reserve.input_tokens > MOST_TOKENS:
+        raise InvalidRequest(violations=[("reserve.input_tokens", f"at most {MOST_TOKENS}")])
+    return ReserveRequest(
+        step=reserve.step,
+        attempt_number=reserve.attempt_number,
+        model=reserve.model,
+        input_tokens=reserve.input_tokens,
+        max_output_tokens=reserve.max_output_tokens,
+        min_output_tokens=reserve.min_output_tokens,
+        summary_through_step=reserve.summary_through_step,
+    )
+
+
+def _hash(request: pb.CommitRequest, facts: tuple[PreparedEntry, ...]) -> bytes:
+    """Of everything but the token, which may be issued anew between a commit and its repeat."""
+    digest = blake2b(f"{request.commit_number} {request.known_sequence}".encode(), digest_size=16)
+    for fact in facts:
+        digest.update(f" {fact.step} {fact.kind} {len(fact.body)} ".encode())
+        digest.update(fact.body)
+    for name in ("transition", "reserve"):
+        digest.update(_SEPARATOR)
+        if request.HasField(name):
+            digest.update(getattr(request, name).SerializeToString(deterministic=True))
+            digest.update(_SEPARATOR)
+    return digest.digest()

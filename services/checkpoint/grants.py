@@ -1,0 +1,139 @@
+"""The ledger's side of LeaseService: the last grant of each named resource, registered before its token is signed."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, in_ledger_transaction, ledger_connection
+from tenure.domain.errors import WrongState
+from tenure.domain.fencing import MAX_GENERATION
+from tenure.runtime.failpoints import failpoint
+from tenure.v1 import checkpoint_service_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tenure.runtime.postgres import Connection, Pool
+
+
+# The ledger's side of epochs: the generation of etcd, and the highest epoch it ever registered.
+
+_log: Final = logging.getLogger(__name__)
+
+
+async def get_epochs(pool: Pool) -> tuple[int, int]:
+    """(generation, highest registered epoch)."""
+    async with ledger_connection(pool) as connection:
+        return await _read(connection)
+
+
+async def raise_generation(pool: Pool, expected: int, reason: str) -> int:
+    """The generation that stands: above `expected`, by this call or by an earlier one.
+
+    Raises WrongState / GENERATIONS_EXHAUSTED when an epoch of the last generation was registered.
+    """
+
+    async def work(connection: Connection) -> tuple[int, bool]:
+        parameters = {"expected": expected, "max_generation": MAX_GENERATION}
+        raised = await fetch_one(connection, QUERIES.raise_generation, parameters)
+        return (raised[0], True) if raised is not None else ((await _read(connection))[0], False)
+
+    await failpoint("checkpoint.before_raise")
+    generation, was_raised = await in_ledger_transaction(pool, work)
+    await failpoint("checkpoint.after_raise")
+    if generation <= expected:
+        raise WrongState(
+            f"the ledger has registered an epoch of generation {MAX_GENERATION}, the last there is: restore the ledger "
+            "from a backup that is older than that epoch",
+            reason="GENERATIONS_EXHAUSTED",
+        )
+    if was_raised:
+        _log.warning("the generation was raised", extra={"generation": generation, "reason": reason})
+    return generation
+
+
+async def _read(connection: Connection) -> tuple[int, int]:
+    row = await fetch_one(connection, QUERIES.get_epochs, {})
+    assert row is not None, "the row is made with the table and never deleted"
+    return row[0], row[1]
+
+
+async def get_lease_grant(pool: Pool, tenant: str, resource: str) -> pb.GetLeaseGrantResponse:
+    """The last grant; epoch 0 for a resource that was never held."""
+    async with ledger_connection(pool) as connection:
+        row = await _last(connection, tenant, resource)
+    if row is None:
+        return pb.GetLeaseGrantResponse(grant=pb.LeaseGrant(resource=resource))
+    epoch, claim_id, holder, previous_epoch, request_id, reason, message, release_reason, release_message = row
+    return pb.GetLeaseGrantResponse(
+        grant=pb.LeaseGrant(
+            resource=resource,
+            epoch=epoch,
+            claim_id=claim_id,
+            holder=holder,
+            previous_epoch=previous_epoch,
+            request_id=request_id,
+            reason=reason,
+            message=message,
+        ),
+        release_reason=release_reason,
+        release_message=release_message,
+    )
+
+
+async def register_lease(pool: Pool, tenant: str, grant: pb.LeaseGrant) -> pb.RegisterLeaseResponse:
+    """Whether this claim is the resource's grant from now on; a repeat finds that it is."""
+    parameters = {
+        "tenant": tenant,
+        "resource": grant.resource,
+        "epoch": grant.epoch,
+        "claim_id": grant.claim_id,
+        "holder": grant.holder,
+        "previous_epoch": grant.previous_epoch,
+        "request_id": grant.request_id,
+        "reason": grant.reason,
+        "message": grant.message,
+    }
+
+    async def work(connection: Connection) -> pb.RegisterLeaseResponse:
+        if await fetch_one(connection, QUERIES.register_lease, parameters) is not None:
+            await connection.execute(QUERIES.raise_highest_epoch, {"epoch": grant.epoch})
+            return pb.RegisterLeaseResponse(registered=True, epoch=grant.epoch)
+        row = await _last(connection, tenant, grant.resource)
+        status = (0, "") if row is None else row[:2]
+        return pb.RegisterLeaseResponse(registered=status == (grant.epoch, grant.claim_id), epoch=status[0])
+
+    return await in_ledger_transaction(pool, work)
+
+
+async def record_lease_release(pool: Pool, tenant: str, request: pb.NoteLeaseReleaseRequest) -> None:
+    """Why a grant is given back, unless it is known or there is a newer one."""
+    parameters = {
+        "tenant": tenant,
+        "resource": request.resource,
+        "claim_id": request.claim_id,
+        "reason": request.reason,
+        "message": request.message,
+    }
+
+    async def work(connection: Connection) -> None:
+        await connection.execute(QUERIES.note_lease_release, parameters)
+
+    await in_ledger_transaction(pool, work)
+
+
+async def inspect_leases(pool: Pool, claims: Sequence[pb.InspectLeasesRequest.Claim]) -> list[str]:
+    """The claim_ids of those that are registered, in the order asked."""
+    parameters = {
+        "tenants": [claim.tenant for claim in claims],
+        "resources": [claim.resource for claim in claims],
+        "claim_ids": [claim.claim_id for claim in claims],
+    }
+    async with ledger_connection(pool) as connection:
+        registered = {claim_id for (claim_id,) in await fetch_all(connection, QUERIES.inspect_leases, parameters)}
+    return [claim.claim_id for claim in claims if claim.claim_id in registered]
+
+
+async def _last(connection: Connection, tenant: str, resource: str) -> tuple[Any, ...] | None:
+    return await fetch_one(connection, QUERIES.get_lease_grant, {"tenant": tenant, "resource": resource})

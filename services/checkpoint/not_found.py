@@ -1,0 +1,27 @@
+"""What is said of a task that is not there: that there is none, or that it was pruned, by whom and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from services.checkpoint.queries import RETENTION, fetch_one
+from tenure.domain.errors import NotFound
+
+if TYPE_CHECKING:
+    from tenure.runtime.postgres import Connection
+
+
+async def task_not_found(connection: Connection, tenant: str, task_id: str) -> NotFound:
+    """The error to raise. A task of another tenant's is told apart from none in no way."""
+    row = await fetch_one(connection, RETENTION.find_pruned, {"task_id": task_id, "tenant": tenant})
+    if row is None:
+        return NotFound(f"there is no task {task_id}")
+    ended_at, pruned_at, actor, reason = row
+    message = f"the task {task_id} ended on {ended_at:%Y-%m-%d} and was pruned on {pruned_at:%Y-%m-%d}"
+    return NotFound(f"{message} by {actor}: {reason}", reason="TASK_PRUNED", metadata={"task_id": task_id})
+
+
+async def was_pruned(connection: Connection, tenant: str, task_id: str) -> bool:
+    """Whether it was there once."""
+    parameters = {"task_id": task_id, "tenant": tenant}
+    return await fetch_one(connection, RETENTION.find_pruned, parameters) is not None

@@ -1,0 +1,186 @@
+"""How much is queued, and for how long: for operators, and for whoever scales workers."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+from services.checkpoint.queries import QUERIES, QUEUE, fetch_all, ledger_connection
+from tenure.domain.errors import InvalidRequest
+from tenure.domain.states import TERMINAL, TaskState
+from tenure.domain.task import Priority
+from tenure.runtime import metrics
+from tenure.runtime.process import rest
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import task_pb2
+from tenure.wire.common import PRIORITIES, STATES, seconds, timestamp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import datetime
+
+    from tenure.runtime.postgres import Pool
+
+
+# Tasks that have not ended, by their age; and those that are held, for who looks after leases and progress.
+
+DEFAULT_PAGE: Final = 50
+_LIVING: Final = tuple(state.value for state in TaskState if state not in TERMINAL)
+_FIRST: Final = ("-infinity", "00000000-0000-0000-0000-000000000000")
+
+
+async def list_aging(pool: Pool, tenant: str, request: pb.ListAgingRequest) -> pb.ListAgingResponse:
+    """A page; its last row's place is the next one's beginning. Raises InvalidRequest."""
+    after, after_task_id = _read_token(request.page_token)
+    limit = request.page_size or DEFAULT_PAGE
+    parameters: dict[str, Any] = {"tenant": tenant, "after_task_id": after_task_id, "limit": limit}
+    if request.view == task_pb2.AGING_VIEW_HELD:
+        statement, parameters["idle_seconds"] = QUERIES.aging_held, seconds(request.idle)
+    else:
+        statement = QUERIES.aging_oldest
+        parameters |= {"after": after, "states": [_state(number) for number in request.states] or list(_LIVING)}
+    async with ledger_connection(pool) as connection:
+        rows = await fetch_all(connection, statement, parameters)
+    token = _write_token(rows[-1][-1], rows[-1][0]) if len(rows) == limit else ""
+    return pb.ListAgingResponse(tasks=[_task(row) for row in rows], next_page_token=token)
+
+
+def _task(row: tuple[Any, ...]) -> task_pb2.AgingTask:
+    task_id, state, reason, queue, loop, owner, attempt, step, epoch, ending, *times, _place = row
+    created_at, updated_at, deadline_at, next_retry_at = times
+    return task_pb2.AgingTask(
+        task_id=task_id,
+        state=STATES.to_wire(TaskState(state)),
+        reason=reason,
+        queue=queue,
+        loop=loop,
+        owner=owner,
+        attempt=attempt,
+        step=step,
+        epoch=epoch,
+        cancel_requested=ending,
+        create_time=timestamp(created_at),
+        update_time=timestamp(updated_at),
+        deadline_time=timestamp(deadline_at),
+        next_retry_time=None if next_retry_at is None else timestamp(next_retry_at),
+    )
+
+
+def _state(number: int) -> str:
+    try:
+        state = STATES.to_domain(number)
+    except ValueError:
+        raise InvalidRequest(violations=[("states", "must be states")]) from None
+    if state in TERMINAL:
+        raise InvalidRequest(violations=[("states", f"{state} is an end")])
+    return state.value
+
+
+def _write_token(created_at: str, task_id: str) -> str:
+    return base64.urlsafe_b64encode(f"{created_at} {task_id}".encode()).decode()
+
+
+def _read_token(token: str) -> tuple[str, str]:
+    """(created_at, task_id) to go on after."""
+    if not token:
+        return _FIRST
+    try:
+        created_at, _, task_id = base64.urlsafe_b64decode(token.encode()).decode().rpartition(" ")
+        return created_at, str(UUID(task_id))
+    except (binascii.Error, UnicodeError, ValueError):
+        raise InvalidRequest(violations=[("page_token", "is none of ours")]) from None
+
+
+INTERVAL_SECONDS: Final = 5.0
+_RESTS: Final = 10
+"""A look costs what the queues are long: it is followed by a rest that is so many times longer."""
+MOST_LISTED: Final = 1000
+MOST_NAMED: Final = 100
+"""Queues with a metric of their own, in the life of a process: their names are chosen by who submits."""
+OTHERS: Final = "(others)"
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """One queue and tier. `oldest`, `age_seconds`: of what is not held back; None, 0: there is nothing."""
+
+    queue: str
+    tier: Priority
+    queued: int
+    held_back: int
+    oldest: datetime | None
+    age_seconds: float
+
+
+class QueueDepths:
+    """Looks for whoever asks, however many do, without taking more than a small part of the database's time."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._looking = asyncio.Lock()
+        self._began_at = self._rested_at = float("-inf")
+        self._depths: list[Depth] = []
+        self._named: set[str] = set()
+        self._told: set[tuple[str, str]] = set()
+
+    async def run(self) -> None:
+        """A duty: for ever. Tells the metrics."""
+        while True:
+            self._tell(await self.look())
+            await rest(INTERVAL_SECONDS * random.uniform(0.8, 1.2))
+
+    async def listed(self) -> list[task_pb2.QueueDepth]:
+        """By queue and priority; at most MOST_LISTED, of more the longest."""
+        depths = sorted(await self.look(), key=lambda each: (each.queue, each.tier))
+        return [
+            task_pb2.QueueDepth(
+                queue=each.queue,
+                priority=PRIORITIES.to_wire(each.tier),
+                queued=each.queued,
+                held_back=each.held_back,
+                oldest_queue_time=None if each.oldest is None else timestamp(each.oldest),
+            )
+            for each in depths
+        ]
+
+    async def look(self) -> list[Depth]:
+        """The longest first, as of after the question. Those who asked before a look began share it."""
+        clock = asyncio.get_running_loop().time
+        asked_at = clock()
+        async with self._looking:
+            if self._began_at < asked_at:
+                await rest(max(0.0, self._rested_at - clock()))
+                began_at = clock()
+                self._depths = await self._look()
+                self._began_at, self._rested_at = began_at, clock() + _RESTS * (clock() - began_at)
+            return self._depths
+
+    async def _look(self) -> list[Depth]:
+        async with ledger_connection(self._pool) as connection:
+            rows = await fetch_all(connection, QUEUE.depth, {"most": MOST_LISTED})
+        return [
+            Depth(queue, Priority(priority), queued, held_back, oldest, max(0.0, age_seconds or 0.0))
+            for queue, priority, queued, held_back, oldest, age_seconds in rows
+        ]
+
+    def _tell(self, depths: Iterable[Depth]) -> None:
+        sums: dict[tuple[str, str], tuple[int, int, float]] = dict.fromkeys(self._told, (0, 0, 0.0))
+        for each in depths:
+            key = (self._name(each.queue), each.tier.name)
+            queued, held_back, age_seconds = sums.get(key, (0, 0, 0.0))
+            sums[key] = (queued + each.queued, held_back + each.held_back, max(age_seconds, each.age_seconds))
+        for (queue, priority), (queued, held_back, age_seconds) in sums.items():
+            metrics.gauge("tenure_queue_depth", queued, queue=queue, priority=priority)
+            metrics.gauge("tenure_queue_held_back", held_back, queue=queue, priority=priority)
+            metrics.gauge("tenure_queue_oldest_age_seconds", age_seconds, queue=queue, priority=priority)
+        self._told = set(sums)
+
+    def _name(self, queue: str) -> str:
+        if queue not in self._named and len(self._named) < MOST_NAMED:
+            self._named.add(queue)
+        return queue if queue in self._named else OTHERS

@@ -1,0 +1,154 @@
+"""Claims that are gone: their tasks go back into the queue, if they still run under exactly that claim."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from services.checkpoint.commit.close_out import ask, carry_out_ending, what_follows
+from services.checkpoint.commit.draft import LEDGER, Draft, clean
+from services.checkpoint.commit.task_row import lock_tasks
+from services.checkpoint.commit.writing import write
+from services.checkpoint.queries import QUERIES, in_ledger_transaction
+from services.checkpoint.watch.announcement import Announcement, announcement_of
+from tenure.domain.budget import TokenUsage
+from tenure.domain.close_out import NOBODY_DIED, ending_of_lost_claim
+from tenure.domain.errors import Unavailable
+from tenure.domain.lost_model_calls import ReportedCall
+from tenure.domain.states import Reason, TaskState
+from tenure.domain.task import LeaseLostPolicy
+from tenure.domain.timeouts import REASONS, Phase
+from tenure.runtime.failpoints import failpoint
+from tenure.runtime.rpc_status import LOCK_TIMEOUT
+from tenure.wire.task import reported_call_to_domain
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from services.checkpoint.commit.task_row import TaskRow
+    from tenure.runtime.postgres import Connection, Pool
+    from tenure.v1 import checkpoint_service_pb2 as pb
+
+_log: Final = logging.getLogger(__name__)
+_PHASES: Final = {REASONS[phase]: phase for phase in (Phase.START, Phase.PROGRESS)}
+"""What coordinators judge, by the reason that they take a claim away for."""
+
+_TASKS_A_TRANSACTION: Final = 128
+_LOCK_SECONDS: Final = 1.0
+_ALONE_LOCK_SECONDS: Final = 0.05
+"""Coordinators wait 5 s for the answer, and their reconciliation names the tasks again that were left out."""
+STEERED_SECONDS: Final = 10.0
+"""How long a transferred task waits for the worker it was meant for, before anybody may have it."""
+
+
+async def requeue_lost(pool: Pool, lost: Sequence[pb.RequeueLostRequest.Lost]) -> tuple[list[str], Announcement]:
+    """The tasks that were put back, or ended by their policy. Any replica may say it: only the first is heard."""
+    put_back: list[str] = []
+    announcement = Announcement()
+    by_task = {one.task_id: one for one in lost}
+    task_ids = sorted(by_task)
+    for start in range(0, len(task_ids), _TASKS_A_TRANSACTION):
+        part = [by_task[task_id] for task_id in task_ids[start : start + _TASKS_A_TRANSACTION]]
+        await failpoint("checkpoint.before_requeue")
+        drafts = await _requeue_part(pool, part)
+        await failpoint("checkpoint.after_requeue")
+        put_back += [draft.row.task_id for draft in drafts]
+        announcement.add(announcement_of(drafts))
+    return put_back, announcement
+
+
+async def _requeue_part(pool: Pool, part: Sequence[pb.RequeueLostRequest.Lost]) -> list[Draft]:
+    """Together. When another transaction keeps one of the rows, each alone, and those that stay locked are left out."""
+    lock_seconds = _LOCK_SECONDS if len(part) > 1 else None
+    try:
+        return await in_ledger_transaction(pool, partial(_requeue, part, lock_seconds))
+    except Unavailable as error:
+        if error.reason != LOCK_TIMEOUT or len(part) == 1:
+            raise
+    drafts: list[Draft] = []
+    for one in part:
+        try:
+            drafts += await in_ledger_transaction(pool, partial(_requeue, [one], _ALONE_LOCK_SECONDS))
+        except Unavailable as error:
+            if error.reason != LOCK_TIMEOUT:
+                raise
+            _log.warning("a lost task was not requeued: its row is locked", extra={"task": one.task_id})
+    return drafts
+
+
+async def _requeue(
+    lost: Sequence[pb.RequeueLostRequest.Lost], lock_seconds: float | None, connection: Connection
+) -> list[Draft]:
+    if lock_seconds is not None:
+        await connection.execute("select set_config('lock_timeout', %b, true)", (f"{round(lock_seconds * 1000)}ms",))
+    tasks, budgets = await lock_tasks(connection, [one.task_id for one in lost])
+    drafts = []
+    for one in lost:
+        row = tasks.get(one.task_id)
+        if row is None:
+            continue
+        draft = Draft(row, budgets[row.root_task_id])
+        if row.holds and row.claim_id == one.claim_id:
+            if one.reason == Reason.OPERATOR_TRANSFER:
+                await _steer(connection, one, row.owner)
+            _put_back(draft, one)
+        elif one.reason == Reason.START_TIMEOUT and _is_unopened(row, one.claim_id):
+            _leave_unopened(draft, one)
+        else:
+            continue
+        await carry_out_ending(connection, draft)
+        drafts += [draft] if draft.has_work else []
+    await write(connection, drafts)
+    return drafts
+
+
+async def _steer(connection: Connection, lost: pb.RequeueLostRequest.Lost, owner: str) -> None:
+    """For a moment the task is offered where the operator wants it, or at least not to the one that had it."""
+    steer = {"task_id": lost.task_id, "steered_from": clean(owner), "steered_to": clean(lost.to_worker_id)}
+    await connection.execute(QUERIES.steer, {**steer, "seconds": STEERED_SECONDS})
+
+
+def _is_unopened(row: TaskRow, claim_id: str) -> bool:
+    """Whether the task was granted for this claim, and still stands in the queue for it to be opened."""
+    waits = row.state is TaskState.QUEUED and row.ending is None
+    return waits and row.granted_claim == claim_id and row.claim_id != claim_id
+
+
+def _leave_unopened(draft: Draft, lost: pb.RequeueLostRequest.Lost) -> None:
+    """A task that its worker never opened. It stands in the queue, and to go on it stays there."""
+    move = what_follows(draft, Phase.START, lost.message)
+    if move is not None:
+        ask(draft, move)
+
+
+def _put_back(draft: Draft, lost: pb.RequeueLostRequest.Lost) -> None:
+    row = draft.row
+    if lost.reason not in NOBODY_DIED:
+        row.count_death(row.owner)
+    draft.settle_lost(_reported_call(row, lost))
+    if row.ending is None:
+        _decide(draft, lost)
+    if row.state is TaskState.RUNNING:
+        draft.move(TaskState.QUEUED, lost.reason, lost.message, actor=lost.actor or LEDGER)
+
+
+def _reported_call(row: TaskRow, lost: pb.RequeueLostRequest.Lost) -> ReportedCall | None:
+    """An older coordinator tells of output alone, and does not say of which call."""
+    if lost.HasField("heard_call"):
+        return reported_call_to_domain(lost.heard_call)
+    usage = TokenUsage(output_tokens=lost.output_tokens)
+    return ReportedCall(row.model_step, row.model_attempt, usage) if lost.output_tokens else None
+
+
+def _decide(draft: Draft, lost: pb.RequeueLostRequest.Lost) -> None:
+    """What the loss leads to besides the queue: by the policy for the phase that took too long, or for lost leases."""
+    row = draft.row
+    phase = _PHASES.get(lost.reason)
+    move = None if phase is None else what_follows(draft, phase, lost.message)
+    if move is not None and not row.died.is_crash_loop:
+        ask(draft, move)
+        return
+    ending = ending_of_lost_claim(LeaseLostPolicy(row.on_lease_lost), row.died, lost.reason, lost.message)
+    if ending is not None:
+        draft.request_ending(ending)

@@ -1,0 +1,111 @@
+"""What hangs on pruned tasks goes, a bounded number of rows in each transaction, with a rest after each.
+
+None of these rows is locked by a commit, and no reader sees them: who asks for the task finds none. A crash between two
+batches leaves a pruning that is not cleared, and the next replica goes on from what is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, Any, Final
+
+from services.checkpoint.queries import RETENTION, fetch_all, fetch_one, in_ledger_transaction, ledger_connection
+from tenure.domain.retention import Portion, share_out
+from tenure.runtime import metrics
+from tenure.runtime.failpoints import failpoint
+from tenure.runtime.process import rest
+from tenure.v1 import checkpoint_service_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tenure.runtime.postgres import Connection, Pool
+
+ENTRIES_A_BATCH: Final = 1000
+TASKS_A_BATCH: Final = 50
+INTERVAL_SECONDS: Final = 1.0
+LAG_INTERVAL_SECONDS: Final = 15.0
+
+
+class PrunedRowCleaner:
+    """In any number of replicas: each takes prunings that no other is at."""
+
+    def __init__(self, pool: Pool, kept_seconds: float) -> None:
+        self._pool = pool
+        self._kept_seconds = kept_seconds
+        self._cleared = metrics.cell("tenure_pruned_entries_total")
+
+    async def run(self) -> None:
+        """A duty: for ever. It rests as long as a batch took, so that it takes half of the time at most."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            began = clock()
+            cleared = await self.clear_once()
+            rest_seconds = clock() - began if cleared else INTERVAL_SECONDS
+            await rest(rest_seconds * random.uniform(0.8, 1.2))
+
+    async def clear_once(self) -> int:
+        """One batch; how many entries went."""
+        cleared = await in_ledger_transaction(self._pool, _clear)
+        if cleared:
+            await failpoint("checkpoint.after_clear")
+        self._cleared.value += cleared
+        return cleared
+
+    async def run_lag(self) -> None:
+        """A duty: says how far behind retention is, in seconds."""
+        while True:
+            async with ledger_connection(self._pool) as connection:
+                lags = await fetch_one(connection, RETENTION.lags, {"kept_seconds": self._kept_seconds})
+            assert lags is not None, "a statement of three values has a row"
+            due, entries, tools = lags
+            lag_seconds = {"tasks": due if self._kept_seconds else None, "entries": entries, "tools": tools}
+            for stage, lag in lag_seconds.items():
+                metrics.gauge("tenure_retention_lag_seconds", max(0.0, lag or 0.0), stage=stage)
+            await rest(LAG_INTERVAL_SECONDS)
+
+
+async def _clear(connection: Connection) -> int:
+    left = await fetch_all(connection, RETENTION.to_clear, {"limit": TASKS_A_BATCH})
+    portions = share_out([Portion(task_id, entries) for task_id, entries in left], ENTRIES_A_BATCH)
+    if not portions:
+        return 0
+    await failpoint("checkpoint.before_clear")
+    for portion in portions:
+        await connection.execute(RETENTION.clear_entries, portion._asdict())
+    noted = {"task_ids": [one.task_id for one in portions], "lefts": [one.entries_left for one in portions]}
+    await connection.execute(RETENTION.note_cleared, noted)
+    before = dict(left)
+    return sum(before[one.task_id] - one.entries_left for one in portions)
+
+
+# Pruned tasks that the tools still know: offered to coordinators, which see to it, until they say that it is done.
+
+RESERVE_SECONDS: Final = 10.0
+MOST_RESERVE_SECONDS: Final = 600.0
+"""The longest pause between two tries: so long after an outage of the tools the last one may wait."""
+
+
+async def list_prunings(pool: Pool, limit: int) -> list[pb.ListPruningsResponse.Pruning]:
+    """The oldest, kept from others for a while."""
+    parameters = {"limit": limit, "reserve_seconds": RESERVE_SECONDS, "most_seconds": MOST_RESERVE_SECONDS}
+
+    async def work(connection: Connection) -> list[tuple[Any, ...]]:
+        return await fetch_all(connection, RETENTION.offer_prunings, parameters)
+
+    rows = await in_ledger_transaction(pool, work)
+    rows.sort(key=lambda row: row[4])  # RETURNING has no order
+    return [
+        pb.ListPruningsResponse.Pruning(task_id=task_id, tenant=tenant, epoch=epoch, claim_id=claim_id)
+        for task_id, tenant, epoch, claim_id, _ in rows
+    ]
+
+
+async def record_forgotten(pool: Pool, task_ids: Sequence[str]) -> None:
+    """The tools are done with these."""
+
+    async def work(connection: Connection) -> None:
+        await connection.execute(RETENTION.note_forgotten, {"task_ids": list(task_ids)})
+
+    await in_ledger_transaction(pool, work)

@@ -1,0 +1,157 @@
+"""Ended tasks go when their time is over, or when an operator says so: first the task, then what hangs on it.
+
+The task's row goes with one row written in its place, in one transaction: from then on the ledger knows the task no
+more, so that nobody commits to it, requeues it or is granted it. What is left is found by that row, whoever dies when:
+its entries (clearing.py), and what the tools have of it (clearing.py). Bills are never touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from services.checkpoint.commit.draft import LEDGER, clean
+from services.checkpoint.not_found import task_not_found, was_pruned
+from services.checkpoint.queries import RETENTION, fetch_all, fetch_one, in_ledger_transaction
+from tenure.domain.errors import WrongState
+from tenure.domain.retention import retention_text
+from tenure.domain.states import TERMINAL, TaskState
+from tenure.runtime import metrics
+from tenure.runtime.failpoints import failpoint
+from tenure.runtime.process import rest
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.wire.common import moment
+
+if TYPE_CHECKING:
+    from tenure.runtime.postgres import Connection, Pool
+
+_log: Final = logging.getLogger(__name__)
+TASKS_A_BATCH: Final = 100
+LONGEST_INTERVAL_SECONDS: Final = 60.0
+
+
+class _Why(NamedTuple):
+    """What is recorded of a pruning."""
+
+    actor: str
+    reason: str
+
+
+class TaskPruner:
+    """What time brings about, in any number of replicas: each takes tasks that no other is at."""
+
+    def __init__(self, pool: Pool, kept_seconds: float) -> None:
+        self._pool = pool
+        self._kept_seconds = kept_seconds
+        self._why = _Why(LEDGER, f"ended tasks are kept for {retention_text(kept_seconds)}")
+        self._interval_seconds = min(LONGEST_INTERVAL_SECONDS, max(0.1, kept_seconds / 10))
+        self._pruned = metrics.cell("tenure_pruned_tasks_total", by="retention")
+
+    async def run(self) -> None:
+        """A duty: for ever. After a full batch it rests as long as that took: it takes half of the time at most."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            began = clock()
+            pruned = await self.prune_once()
+            rest_seconds = clock() - began if pruned == TASKS_A_BATCH else self._interval_seconds
+            await rest(rest_seconds * random.uniform(0.8, 1.2))
+
+    async def prune_once(self) -> int:
+        """One batch; how many tasks went."""
+        parameters = {"kept_seconds": self._kept_seconds, "limit": TASKS_A_BATCH}
+
+        async def work(connection: Connection) -> int:
+            due = await _due(connection, RETENTION.due_by_age, parameters)
+            await _prune(connection, due, self._why)
+            return len(due)
+
+        pruned = await in_ledger_transaction(self._pool, work)
+        if pruned:
+            await _after_prune()
+        self._pruned.value += pruned
+        return pruned
+
+
+async def prune_for_operator(
+    pool: Pool, tenant: str, request: pb.CheckpointServicePruneTasksRequest
+) -> pb.CheckpointServicePruneTasksResponse:
+    """Now, or only say which. Raises NotFound, WrongState."""
+    limit = request.limit or TASKS_A_BATCH
+
+    async def work(connection: Connection) -> list[str]:
+        if request.WhichOneof("which") == "task_id":
+            if not request.dry_run and await was_pruned(connection, tenant, request.task_id):
+                return []
+            chosen = [await _one(connection, tenant, request.task_id)]
+        else:
+            ended = {"tenant": tenant, "ended_before": moment(request.ended_before).isoformat(), "limit": limit}
+            chosen = await _due(connection, RETENTION.due_before, ended)
+        if not request.dry_run:
+            await _prune(connection, chosen, _Why(clean(request.actor), clean(request.reason)))
+        return chosen
+
+    chosen = await in_ledger_transaction(pool, work)
+    if not request.dry_run and chosen:
+        await _after_prune()
+        metrics.count("tenure_pruned_tasks_total", len(chosen), by="operator")
+        _log.warning("an operator pruned tasks", extra=_facts(tenant, request, chosen))
+    if request.WhichOneof("which") == "task_id":
+        return pb.CheckpointServicePruneTasksResponse(task_ids=[request.task_id])
+    return pb.CheckpointServicePruneTasksResponse(task_ids=chosen, more=len(chosen) == limit)
+
+
+async def _due(connection: Connection, statement: bytes, parameters: dict[str, Any]) -> list[str]:
+    """Tasks to prune, which stay as they are until this transaction ends, and so do their families.
+
+    A family that somebody works on at this moment is left for later: one of its tasks may be requeued right now.
+    """
+    rows = await fetch_all(connection, statement, parameters)
+    roots = {root_task_id for _, root_task_id, has_family in rows if has_family}
+    if not roots:
+        return [task_id for task_id, *_ in rows]
+    held = await fetch_all(connection, RETENTION.hold_families, {"root_task_ids": sorted(roots)})
+    free = {root_task_id for (root_task_id,) in held}
+    free -= await _living(connection, sorted(free))
+    return [task_id for task_id, root_task_id, has_family in rows if not has_family or root_task_id in free]
+
+
+async def _living(connection: Connection, root_task_ids: list[str]) -> set[str]:
+    rows = await fetch_all(connection, RETENTION.living_families, {"root_task_ids": root_task_ids})
+    return {root_task_id for (root_task_id,) in rows}
+
+
+async def _one(connection: Connection, tenant: str, task_id: str) -> str:
+    row = await fetch_one(connection, RETENTION.lock_one, {"task_id": task_id, "tenant": tenant})
+    if row is None:
+        raise await task_not_found(connection, tenant, task_id)
+    state, root_task_id = row
+    await connection.execute(RETENTION.hold_family, {"root_task_id": root_task_id})
+    if TaskState(state) not in TERMINAL or await _living(connection, [root_task_id]):
+        whose = "one of its family" if TaskState(state) in TERMINAL else f"it is {state}"
+        raise WrongState(f"only what has ended is pruned: {whose} has not", metadata={"state": state})
+    return task_id
+
+
+async def _prune(connection: Connection, task_ids: list[str], why: _Why) -> None:
+    """Tasks that this transaction has locked."""
+    if task_ids:
+        await failpoint("checkpoint.before_prune")
+        parameters: dict[str, Any] = {"task_ids": task_ids, "actor": why.actor, "reason": why.reason}
+        await connection.execute(RETENTION.prune, parameters)
+
+
+async def _after_prune() -> None:
+    """The tasks are gone for good; whoever looks for what is left finds it."""
+    await failpoint("checkpoint.after_prune")
+
+
+def _facts(tenant: str, request: pb.CheckpointServicePruneTasksRequest, task_ids: list[str]) -> dict[str, object]:
+    return {
+        "tenant": tenant,
+        "actor": request.actor,
+        "reason": request.reason,
+        "tasks": len(task_ids),
+        "first_task": task_ids[0],
+    }

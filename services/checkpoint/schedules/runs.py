@@ -1,0 +1,174 @@
+"""What one schedule does when it is looked at: its due times are decided, recorded and started in one transaction."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from services.checkpoint.commit.close_out import carry_out_ending
+from services.checkpoint.commit.draft import Draft
+from services.checkpoint.commit.task_row import TaskRow, lock_tasks
+from services.checkpoint.commit.writing import write
+from services.checkpoint.entries import KINDS
+from services.checkpoint.queries import fetch_all, fetch_one
+from services.checkpoint.schedules.rows import SCHEDULES, RunRecord, ScheduleRow
+from services.checkpoint.submit.create import CreateResult, create_in
+from services.checkpoint.watch.announcement import Announcement, announcement_of
+from tenure.domain.close_out import PendingEnding
+from tenure.domain.errors import Refused
+from tenure.domain.schedules import (
+    MOST_CATCH_UP_RUNS,
+    MOST_WAITING_RUNS,
+    Due,
+    OverlapPolicy,
+    Plan,
+    RunOutcome,
+    RunReason,
+    plan_runs,
+    run_id_of,
+    what_is_due,
+)
+from tenure.domain.states import TERMINAL, Reason, TaskState
+from tenure.v1 import checkpoint_service_pb2, ledger_pb2, task_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from services.checkpoint.task_defaults import TaskDefaults
+    from tenure.runtime.postgres import Connection
+
+
+# A run's task: created once for each run, whoever comes twice, by the request_id that is the run's identity.
+
+
+async def start_run(
+    connection: Connection, row: ScheduleRow, source_run_id: str, defaults: TaskDefaults, *, may_refuse: bool = False
+) -> CreateResult:
+    """In the transaction that records the run. Raises what CreateTask does; quotas only put it off, unless they may
+    refuse it.
+    """
+    spec = task_pb2.TaskSpec.FromString(row.spec)
+    spec.source.kind = task_pb2.SOURCE_KIND_SCHEDULER
+    spec.source.source_id, spec.source.source_run_id = row.schedule_id, source_run_id
+    spec.source.exclusive = False  # the overlap policy has decided
+    request_id = f"schedule/{row.schedule_id}/{source_run_id}"
+    request = checkpoint_service_pb2.CreateTaskRequest(request_id=request_id, spec=spec)
+    return await create_in(connection, row.tenant, request, defaults, may_refuse=may_refuse)
+
+
+# The end of tasks that are in a newer run's way: asked for in the transaction that lets that run wait.
+
+
+async def cancel_tasks(connection: Connection, task_ids: Sequence[str], *, actor: str, reason: str) -> Announcement:
+    """Those that have ended, or whose cancel was asked for, are left as they are."""
+    tasks, budgets = await lock_tasks(connection, task_ids)
+    drafts = [Draft(row, budgets[row.root_task_id]) for row in tasks.values() if not _is_settled(row)]
+    if not drafts:
+        return Announcement()
+    body = ledger_pb2.EntryBody(cancel_request=ledger_pb2.CancelRequest(reason=reason)).SerializeToString()
+    for draft in drafts:
+        draft.append(KINDS["cancel_request"], body, step=draft.row.step, actor=actor, by_claim=False)
+        draft.request_ending(PendingEnding(TaskState.CANCELLED, Reason.CANCEL_REQUESTED, reason, actor))
+        await carry_out_ending(connection, draft)
+    await write(connection, drafts)
+    return announcement_of(drafts)
+
+
+def _is_settled(row: TaskRow) -> bool:
+    return row.state in TERMINAL or row.ending_state == TaskState.CANCELLED
+
+
+LOOK_AGAIN_SECONDS: Final = 1.0
+"""How often it is asked whether the task that others wait for has ended."""
+ACTIVE_AT_ONCE: Final = 100
+
+_WHY: Final = {
+    RunReason.OVERLAP: "a task of this schedule had not ended",
+    RunReason.QUEUE_FULL: f"{MOST_WAITING_RUNS} runs were waiting",
+    RunReason.REPLACED: "a newer run took its place",
+    RunReason.MISSED: "nobody was there within the catch-up window",
+    RunReason.CATCH_UP_LIMIT: f"only the newest {MOST_CATCH_UP_RUNS} are made up for",
+}
+
+
+class ScheduleDecision(NamedTuple):
+    """What to announce, and how many due times came to which outcome. `more`: not all that are due were dealt with."""
+
+    announcement: Announcement
+    counts: dict[RunOutcome, int]
+    more: bool = False
+
+
+async def decide(connection: Connection, schedule_id: str, defaults: TaskDefaults) -> ScheduleDecision:
+    """Nothing, when another replica is at it or was quicker."""
+    row = await fetch_one(connection, SCHEDULES.lock_due, {"schedule_id": schedule_id})
+    if row is None:
+        return ScheduleDecision(Announcement(), {})
+    return await decide_locked(connection, ScheduleRow(*row), defaults)
+
+
+async def decide_locked(connection: Connection, row: ScheduleRow, defaults: TaskDefaults) -> ScheduleDecision:
+    """The same for a schedule that the caller has locked."""
+    schedule_id = row.schedule_id
+    due = Due((), (), None)
+    if row.next_due_at is not None:
+        due = what_is_due(row.times, row.next_due_at, row.now, row.catch_up_seconds)
+    key = {"schedule_id": schedule_id}
+    active = await fetch_all(connection, SCHEDULES.active_tasks, {**key, "limit": ACTIVE_AT_ONCE})
+    waiting = [due_at for (due_at,) in await fetch_all(connection, SCHEDULES.waiting, key)]
+    plan = plan_runs(OverlapPolicy(row.overlap_policy), is_active=bool(active), waiting=waiting, due=due.runs)
+    record = RunRecord(schedule_id)
+    _record(record, due, plan)
+    announcement = await _start(connection, row, plan, record, defaults)
+    if plan.cancel_active:
+        ids = [task_id for (task_id,) in active]
+        actor = f"schedule/{row.name}"
+        announcement.add(await cancel_tasks(connection, ids, actor=actor, reason="a newer run of its schedule is due"))
+    await record.write(connection)
+    left = len(set(waiting) - {plan.start} - {one for one, _ in plan.skip}) + len(plan.wait)
+    counts = {outcome: record.count(outcome) for outcome in RunOutcome}
+    look_at = _look_at(row.now, due, has_waiting=left > 0)
+    parameters = {
+        "schedule_id": row.schedule_id,
+        "next_due_at": due.next_due,
+        "look_at": look_at,
+        "started": counts[RunOutcome.STARTED],
+        "skipped": counts[RunOutcome.SKIPPED],
+        "failed": counts[RunOutcome.FAILED],
+    }
+    await connection.execute(SCHEDULES.advance, parameters)
+    return ScheduleDecision(announcement, counts, due.more)
+
+
+def _record(record: RunRecord, due: Due, plan: Plan) -> None:
+    for missed in due.missed:
+        why = _WHY[missed.reason]
+        record.add(missed.last, RunOutcome.SKIPPED, missed.reason, why, due_times=missed.count)
+    for one, reason in plan.skip:
+        record.add(one, RunOutcome.SKIPPED, reason, _WHY[reason])
+    for one in plan.wait:
+        record.add(one, RunOutcome.WAITING, RunReason.OVERLAP, _WHY[RunReason.OVERLAP])
+
+
+async def _start(
+    connection: Connection, row: ScheduleRow, plan: Plan, record: RunRecord, defaults: TaskDefaults
+) -> Announcement:
+    """What cannot be created is recorded, and keeps no later run from its turn."""
+    if plan.start is None:
+        return Announcement()
+    try:
+        created = await start_run(connection, row, run_id_of(plan.start), defaults)
+    except Refused as error:
+        record.add(plan.start, RunOutcome.FAILED, RunReason.NOT_CREATED, str(error))
+        return Announcement()
+    record.add(plan.start, RunOutcome.STARTED, task_id=created.task.task_id)
+    return created.announcement
+
+
+def _look_at(now: datetime, due: Due, *, has_waiting: bool) -> datetime | None:
+    if due.more:
+        return now
+    soon = now + timedelta(seconds=LOOK_AGAIN_SECONDS)
+    moments = [moment for moment in (due.next_due, soon if has_waiting else None) if moment is not None]
+    return min(moments, default=None)

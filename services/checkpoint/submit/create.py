@@ -1,0 +1,250 @@
+"""CreateTask: a submit, once per (tenant, request_id) whatever is repeated."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import psycopg
+import uuid_utils
+
+from services.checkpoint.entries import KINDS
+from services.checkpoint.queries import QUERIES, fetch_one, in_ledger_transaction
+from services.checkpoint.reads import read_task
+from services.checkpoint.tenants.quotas import (
+    FREE,
+    Admission,
+    admit,
+    count_submit,
+    warn_of_submit,
+)
+from services.checkpoint.watch.announcement import Announcement
+from tenure.domain.errors import AlreadyExists, TenureError, Unavailable
+from tenure.domain.states import Reason, TaskState
+from tenure.runtime.failpoints import failpoint
+from tenure.runtime.postgres import TransactionConflict
+from tenure.v1 import ledger_pb2, task_pb2
+from tenure.wire.common import STATES
+from tenure.wire.task import policy_to_wire, spec_to_wire
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from services.checkpoint.task_defaults import TaskDefaults
+    from tenure.domain.task import Source, TaskSpec
+    from tenure.runtime.postgres import Connection, Pool
+    from tenure.v1 import checkpoint_service_pb2 as pb
+
+
+# One living task per source: what a unique index decides, told in words.
+
+
+def exclusive_source(source: Source) -> str | None:
+    """What the index compares; None: any number of tasks may live."""
+    return f"{source.kind.value}/{source.source_id}" if source.exclusive else None
+
+
+async def refusal_of_source(connection: Connection, tenant: str, source: Source) -> TenureError:
+    """Why a task of this source was not created: another one lives, or did a moment ago."""
+    parameters = {"tenant": tenant, "exclusive_source": exclusive_source(source) or ""}
+    row = await fetch_one(connection, QUERIES.find_exclusive, parameters)
+    if row is None:
+        return Unavailable("another task of this source has just ended", reason="SOURCE_CHANGED")
+    return busy(row[0])
+
+
+async def check_no_rival(connection: Connection, task_id: str) -> None:
+    """Raises AlreadyExists when an ended task cannot live again because another of its source does."""
+    row = await fetch_one(connection, QUERIES.find_rival, {"task_id": task_id})
+    if row is not None:
+        raise busy(row[0])
+
+
+@contextmanager
+def yielding_to_rivals() -> Iterator[None]:
+    """Around what lets a task live again. A rival that came meanwhile is met when the transaction is run again."""
+    try:
+        yield
+    except psycopg.errors.UniqueViolation as error:
+        if error.diag.constraint_name != "tasks_one_per_source":
+            raise
+        raise TransactionConflict("another task of this source came first") from error
+
+
+def busy(task_id: str) -> AlreadyExists:
+    """What to do instead is said with it."""
+    message = f"the task {task_id} of this source has not ended"
+    return AlreadyExists(
+        f"{message}: speak to it with SendMessage, or cancel it", reason="SOURCE_BUSY", metadata={"task_id": task_id}
+    )
+
+
+class TreePosition(NamedTuple):
+    """Where a task stands in its tree; a root is its own."""
+
+    task_id: str
+    root_task_id: str
+    parent_task_id: str = ""
+    depth: int = 0
+    spawn_call_id: str = ""
+    spawn_index: int = 0
+
+
+class CreateResult(NamedTuple):
+    """The task, new or found again, and what to announce."""
+
+    task: task_pb2.Task
+    announcement: Announcement
+
+
+async def create_task(pool: Pool, tenant: str, request: pb.CreateTaskRequest, defaults: TaskDefaults) -> CreateResult:
+    """Raises AlreadyExists (REQUEST_ID_REUSED {task_id}) when the id was used for another spec, LimitReached
+    (TENANT_QUOTA) for what is no repeat.
+
+    Compared is what was sent, before defaults: a release that changes a default must not refuse a repeated submit.
+    """
+
+    async def work(connection: Connection) -> CreateResult:
+        return await create_in(connection, tenant, request, defaults)
+
+    return await in_creation(pool, work)
+
+
+async def in_creation(pool: Pool, work: Callable[[Connection], Awaitable[CreateResult]]) -> CreateResult:
+    """What makes a task in a transaction of its own."""
+    await failpoint("checkpoint.before_create")
+    created = await in_ledger_transaction(pool, work)
+    await failpoint("checkpoint.after_create")
+    return created
+
+
+async def create_in(
+    connection: Connection,
+    tenant: str,
+    request: pb.CreateTaskRequest,
+    defaults: TaskDefaults,
+    *,
+    may_refuse: bool = True,
+) -> CreateResult:
+    """The same within a transaction of the caller's. Without `may_refuse` a quota puts the task off at the most."""
+    spec = defaults.of_submit(request.spec)
+    digest = hashlib.sha256(request.spec.SerializeToString(deterministic=True)).digest()
+    admission = await admit(connection, tenant, request.request_id, may_refuse=may_refuse, not_before=spec.start_time)
+    task_id = await insert_task(connection, tenant, request.request_id, digest, spec, admission)
+    if task_id is None:
+        existing = await find_again(connection, tenant, request.request_id, digest, spec.source)
+        return CreateResult(await read_task(connection, tenant, existing), Announcement())
+    start = admission.start
+    reason = Reason.TENANT_QUOTA if start.after_seconds else Reason.SUBMITTED
+    queued = ledger_pb2.StateTransition(to_state=STATES.to_wire(TaskState.QUEUED), reason=reason, message=start.message)
+    second = ledger_pb2.EntryBody(transition=queued)
+    await insert_first_entries(connection, tenant, task_id, request.request_id, spec, second)
+    await warn_of_submit(connection, tenant, task_id, admission.uses.values())
+    task = await read_task(connection, tenant, task_id)
+    return CreateResult(task, Announcement({task_id}, claimable=True, changed_tenants={tenant}))
+
+
+async def insert_task(
+    connection: Connection,
+    tenant: str,
+    request_id: str,
+    digest: bytes,
+    spec: TaskSpec,
+    admission: Admission = FREE,
+    task_id: str = "",
+) -> str | None:
+    """The new task's row and budget. None: the request_id was used before, or a task of an exclusive source lives."""
+    task_id = task_id or str(uuid_utils.uuid7())
+    parameters = {**row_of(TreePosition(task_id, task_id), tenant, request_id, digest, spec), **_start(admission)}
+    if await fetch_one(connection, QUERIES.create_task, parameters) is None:
+        return None
+    await connection.execute(
+        QUERIES.create_budget,
+        {
+            "task_id": task_id,
+            "tenant": tenant,
+            "max_tokens": spec.limits.max_tokens,
+            "max_nano_usd": spec.limits.max_nano_usd,
+        },
+    )
+    await count_submit(connection, tenant, admission)
+    return task_id
+
+
+async def find_again(connection: Connection, tenant: str, request_id: str, digest: bytes, source: Source) -> str:
+    """The task that a request_id was used for, after an insert that met one.
+
+    AlreadyExists when it was used for something else, or not at all: then a task of the same source lives.
+    """
+    row = await fetch_one(connection, QUERIES.find_request, {"tenant": tenant, "request_id": request_id})
+    if row is None:
+        raise await refusal_of_source(connection, tenant, source)
+    task_id: str = row[0]
+    if row[1] != digest:
+        raise AlreadyExists(
+            "this request_id was used for another task",
+            reason="REQUEST_ID_REUSED",
+            metadata={"task_id": task_id},
+        )
+    return task_id
+
+
+async def insert_first_entries(
+    connection: Connection, tenant: str, task_id: str, request_id: str, spec: TaskSpec, second: ledger_pb2.EntryBody
+) -> None:
+    """The goal, and what comes next: the move into the queue, or where the history comes from."""
+    submitted = ledger_pb2.TaskSubmitted(spec=spec_to_wire(spec), request_id=request_id)
+    parameters = first_entries(task_id, tenant, submitted, second)
+    await connection.execute(QUERIES.create_entries, parameters)
+
+
+def first_entries(
+    task_id: str, tenant: str, submitted: ledger_pb2.TaskSubmitted, second: ledger_pb2.EntryBody
+) -> dict[str, Any]:
+    """What `create_entries` is given."""
+    bodies = [ledger_pb2.EntryBody(submitted=submitted), second]
+    return {
+        "task_id": task_id,
+        "tenant": tenant,
+        "kinds": [KINDS[body.WhichOneof("body") or ""] for body in bodies],
+        "bodies": [body.SerializeToString() for body in bodies],
+    }
+
+
+def _start(admission: Admission) -> dict[str, Any]:
+    start = admission.start
+    return {
+        "held_seconds": start.after_seconds,
+        "reason": (Reason.TENANT_QUOTA if start.after_seconds else Reason.SUBMITTED),
+        "message": start.message,
+    }
+
+
+def row_of(place: TreePosition, tenant: str, request_id: str, digest: bytes, spec: TaskSpec) -> dict[str, Any]:
+    """What `create_task` is given."""
+    return {
+        **place._asdict(),
+        "reason": Reason.SPAWNED if place.depth else Reason.SUBMITTED,
+        "message": "",
+        "held_seconds": 0.0,
+        "own_max_tokens": spec.limits.max_tokens if place.depth else 0,
+        "own_max_nano_usd": spec.limits.max_nano_usd if place.depth else 0,
+        "tenant": tenant,
+        "request_id": request_id,
+        "request_hash": digest,
+        "queue": spec.queue,
+        "priority": int(spec.priority),
+        "loop": spec.dispatch_loop,
+        "tools": None if spec.agent.tools is None else list(spec.agent.tools),
+        "labels": json.dumps(dict(spec.labels)),
+        "max_steps": spec.limits.max_steps,
+        "on_lease_lost": spec.policy.on_lease_lost.value,
+        "timeout_seconds": spec.limits.timeout_seconds,
+        "exclusive_source": exclusive_source(spec.source),
+        "has_result_schema": bool(spec.result_schema_json),
+        "policy": policy_to_wire(spec.policy).SerializeToString(),
+        "queued_seconds": spec.policy.timeouts.queued.after_seconds,
+        "start_time": "" if spec.start_time is None else spec.start_time.isoformat(),
+    }

@@ -1,0 +1,359 @@
+"""ForkTask: a new task whose ledger begins with a copy of another's conversation.
+
+A copy, not a reference: what is copied is bounded and small next to the model calls it stands for, it is one statement
+that moves no body out of the database, and afterwards every reader (fold, stream, audit, retention) finds a ledger that
+is whole by itself. The other task is neither locked nor changed: entries stay as they are, so any prefix can be read.
+
+1 submitted (with what the fork has otherwise) · 2 forked · the copied entries · the move into the queue · the message
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import uuid_utils
+
+from services.checkpoint.commit.draft import LEDGER
+from services.checkpoint.entries import KINDS
+from services.checkpoint.not_found import task_not_found
+from services.checkpoint.queries import FORKS, QUERIES, fetch_all, fetch_one, in_ledger_transaction
+from services.checkpoint.reads import read_task
+from services.checkpoint.submit.create import (
+    CreateResult,
+    find_again,
+    in_creation,
+    insert_first_entries,
+    insert_task,
+)
+from services.checkpoint.tenants.quotas import admit, warn_of_submit
+from services.checkpoint.watch.announcement import Announcement
+from tenure.domain.close_out import NO_READER
+from tenure.domain.errors import InvalidRequest, TenureError, Unavailable, WrongState
+from tenure.domain.forks import (
+    MOST_BYTES,
+    MOST_ENTRIES,
+    ForkPiece,
+    choose_point,
+    ends_with_answer,
+    is_final_answer,
+    pieces_to_copy,
+)
+from tenure.domain.states import Reason, TaskState
+from tenure.domain.task import Source
+from tenure.runtime.failpoints import failpoint
+from tenure.runtime.process import note_progress, rest
+from tenure.v1 import checkpoint_service_pb2, ledger_pb2, task_pb2
+from tenure.wire.common import STATES
+from tenure.wire.task import spec_to_domain
+
+if TYPE_CHECKING:
+    from services.checkpoint.task_defaults import TaskDefaults
+    from tenure.domain.quotas import StartDecision
+    from tenure.runtime.postgres import Connection, Pool
+    from tenure.v1 import checkpoint_service_pb2 as pb
+
+
+# Forks to come: their ids are given out before they exist, because their files must be in place when they may run.
+
+KEPT_SECONDS: Final = 600.0
+"""Since it was last asked for; copying takes two minutes at the most."""
+
+_AT_ONCE: Final = 100
+_INTERVAL_SECONDS: Final = 30.0
+_WHY: Final = "the fork it was prepared for was never made"
+
+
+async def prepared_id(connection: Connection, tenant: str, request_id: str, digest: bytes) -> str:
+    """The id that this fork will have."""
+    parameters = {
+        "tenant": tenant,
+        "request_id": request_id,
+        "request_hash": digest,
+        "task_id": str(uuid_utils.uuid7()),
+    }
+    row = await fetch_one(connection, FORKS.prepare_fork, parameters)
+    assert row is not None, "an upsert gives its row"
+    task_id: str = row[0]
+    return task_id
+
+
+async def take_prepared(connection: Connection, tenant: str, request_id: str, digest: bytes, task_id: str) -> None:
+    """From here on it is the fork's, if this transaction commits. Raises Unavailable (FORK_NOT_PREPARED)."""
+    parameters = {"tenant": tenant, "request_id": request_id, "request_hash": digest, "task_id": task_id}
+    if await fetch_one(connection, FORKS.take_prepared, parameters) is None:
+        message = "it took too long to put the fork's files in place"
+        raise Unavailable(message, reason="FORK_NOT_PREPARED", retry_after_seconds=1.0)
+
+
+class PreparedForks:
+    """What time brings about, in any number of replicas."""
+
+    def __init__(self, pool: Pool, kept_seconds: float = KEPT_SECONDS) -> None:
+        self._pool, self._kept_seconds = pool, kept_seconds
+
+    async def run(self) -> None:
+        """A duty: for ever."""
+        while True:
+            while await self.give_up_once() == _AT_ONCE:
+                note_progress()
+            await rest(_INTERVAL_SECONDS * random.uniform(0.8, 1.2))
+
+    async def give_up_once(self) -> int:
+        """How many were given up."""
+        parameters = {"kept_seconds": self._kept_seconds, "limit": _AT_ONCE, "actor": LEDGER, "reason": _WHY}
+
+        async def work(connection: Connection) -> int:
+            return (await connection.execute(FORKS.give_up_prepared, parameters)).rowcount
+
+        return await in_ledger_transaction(self._pool, work)
+
+
+_NAMES: Final = {number: name for name, number in KINDS.items()}
+_HEAD: Final = 2
+"""Entries before the copied ones."""
+_MOST_STEPS: Final = 2**31 - 1
+LONGEST: Final = 4 * MOST_ENTRIES
+"""A ledger that is looked through for where it can be cut."""
+
+
+class _Cut(NamedTuple):
+    """What a fork takes over: the other task's spec, and its entries up to `point`. `stop_reason`: of an answer at the
+    end of those.
+    """
+
+    spec: task_pb2.TaskSpec
+    point: int
+    pieces: list[ForkPiece]
+    model_step: int
+    model_attempt: int
+    stop_reason: str
+
+    @property
+    def step(self) -> int:
+        return max((piece.step for piece in self.pieces), default=0)
+
+
+async def fork_task(
+    pool: Pool, tenant: str, request: pb.CheckpointServiceForkTaskRequest, defaults: TaskDefaults
+) -> CreateResult:
+    """Raises NotFound, AlreadyExists, WrongState (NO_FORK_POINT, NOTHING_TO_DO, FORK_TOO_LARGE), LimitReached, and
+    Unavailable (FORK_NOT_PREPARED).
+    """
+    digest = _digest(request)
+
+    async def work(connection: Connection) -> CreateResult:
+        parameters = {"tenant": tenant, "request_id": request.request_id}
+        if await fetch_one(connection, QUERIES.find_request, parameters) is not None:
+            return await _again(connection, tenant, request.request_id, digest, Source())
+        cut, spec = await _planned(connection, tenant, request, defaults)
+        admission = await admit(connection, tenant, request.request_id)
+        prepared, domain_spec = request.prepared_task_id, spec_to_domain(spec)
+        task_id = await insert_task(
+            connection, tenant, request.request_id, digest, domain_spec, admission, task_id=prepared
+        )
+        if task_id is None:  # the same request at the same time, or a source that allows one task only
+            return await _again(connection, tenant, request.request_id, digest, domain_spec.source)
+        if prepared:
+            await take_prepared(connection, tenant, request.request_id, digest, prepared)
+        await _write_ledger(connection, tenant, task_id, request, cut, spec, admission.start)
+        await warn_of_submit(connection, tenant, task_id, admission.uses.values())
+        task = await read_task(connection, tenant, task_id)
+        return CreateResult(task, Announcement({task_id}, claimable=True, changed_tenants={tenant}))
+
+    return await in_creation(pool, work)
+
+
+async def prepare_fork(
+    pool: Pool, tenant: str, request: pb.CheckpointServiceForkTaskRequest, defaults: TaskDefaults
+) -> pb.PrepareForkResponse:
+    """The id that the fork will have, or the fork if it was made. Raises as fork_task does."""
+    digest = _digest(request)
+
+    async def work(connection: Connection) -> pb.PrepareForkResponse:
+        parameters = {"tenant": tenant, "request_id": request.request_id}
+        if await fetch_one(connection, QUERIES.find_request, parameters) is not None:
+            made = await _again(connection, tenant, request.request_id, digest, Source())
+            return checkpoint_service_pb2.PrepareForkResponse(task=made.task)
+        await _planned(connection, tenant, request, defaults)
+        await admit(connection, tenant, request.request_id)
+        task_id = await prepared_id(connection, tenant, request.request_id, digest)
+        return checkpoint_service_pb2.PrepareForkResponse(prepared_task_id=task_id)
+
+    prepared = await in_ledger_transaction(pool, work)
+    await failpoint("checkpoint.after_prepare")
+    return prepared
+
+
+async def _planned(
+    connection: Connection, tenant: str, request: pb.CheckpointServiceForkTaskRequest, defaults: TaskDefaults
+) -> tuple[_Cut, task_pb2.TaskSpec]:
+    """What the fork takes over, and what it is to do."""
+    cut = await _cut(connection, tenant, request)
+    spec = defaults.of_fork(overridden(cut.spec, request.overrides))
+    _check_result(spec)
+    _check_has_something_to_do(cut, spec, request)
+    return cut, spec
+
+
+def overridden(spec: task_pb2.TaskSpec, overrides: task_pb2.ForkOverrides) -> task_pb2.TaskSpec:
+    """The other task's spec with what the fork has otherwise."""
+    forked = task_pb2.TaskSpec()
+    forked.CopyFrom(spec)
+    forked.ClearField("start_time")
+    if overrides.HasField("model"):
+        forked.agent.model = overrides.model
+    if overrides.HasField("system"):
+        forked.agent.system = overrides.system
+    if overrides.all_tools:
+        forked.agent.ClearField("tools")
+    if overrides.HasField("tools"):
+        forked.agent.tools.CopyFrom(overrides.tools)
+    forked.limits.max_tokens = overrides.limits.max_tokens or spec.limits.max_tokens
+    if overrides.limits.max_nano_usd:
+        forked.limits.max_nano_usd = overrides.limits.max_nano_usd
+        forked.limits.money_cap = task_pb2.MONEY_CAP_SUBMITTED
+        forked.limits.no_money_cap = False
+    elif overrides.limits.no_money_cap:
+        forked.limits.no_money_cap = True
+    forked.limits.max_steps = overrides.limits.max_steps or spec.limits.max_steps
+    if overrides.HasField("source"):
+        forked.source.CopyFrom(overrides.source)
+    if overrides.HasField("result_schema_json"):
+        forked.result_schema_json = overrides.result_schema_json
+    if overrides.limits.HasField("timeout"):
+        forked.limits.timeout.CopyFrom(overrides.limits.timeout)
+    return forked
+
+
+async def _again(connection: Connection, tenant: str, request_id: str, digest: bytes, source: Source) -> CreateResult:
+    existing = await find_again(connection, tenant, request_id, digest, source)
+    return CreateResult(await read_task(connection, tenant, existing), Announcement())
+
+
+async def _cut(connection: Connection, tenant: str, request: pb.CheckpointServiceForkTaskRequest) -> _Cut:
+    ledger = await _pieces(connection, tenant, request.task_id)
+    point = choose_point(
+        ledger,
+        at_sequence=request.at_sequence if request.HasField("at_sequence") else None,
+        step=request.step if request.HasField("step") else None,
+    )
+    if isinstance(point, TenureError):
+        raise point
+    overrides = request.overrides
+    pieces = pieces_to_copy(ledger, point, with_tools=not (overrides.HasField("tools") or overrides.all_tools))
+    if len(pieces) > MOST_ENTRIES or sum(piece.size_bytes for piece in pieces) > MOST_BYTES:
+        raise _too_large()
+    answer = _newest(pieces, "assistant_message")
+    attempt = _newest(pieces, "model_attempt")
+    bodies = await _bodies(connection, request.task_id, {1, answer, attempt} - {0})
+    if 1 not in bodies:
+        raise await task_not_found(connection, tenant, request.task_id)
+    stop_reason = bodies[answer].assistant_message.stop_reason if ends_with_answer(pieces) else ""
+    model_step = next((piece.step for piece in pieces if piece.sequence == attempt), 0)
+    model_attempt = bodies[attempt].model_attempt.attempt_number if attempt else 0
+    return _Cut(bodies[1].submitted.spec, point, pieces, model_step, model_attempt, stop_reason)
+
+
+async def _pieces(connection: Connection, tenant: str, task_id: str) -> list[ForkPiece]:
+    """The whole ledger, without its bodies."""
+    parameters = {"task_id": task_id, "tenant": tenant, "limit": LONGEST + 1}
+    rows = await fetch_all(connection, FORKS.pieces_of, parameters)
+    if not rows:
+        raise await task_not_found(connection, tenant, task_id)
+    if len(rows) > LONGEST:
+        raise _too_large()
+    return [ForkPiece(sequence, step, _NAMES.get(kind, ""), size) for sequence, step, kind, size in rows]
+
+
+def _too_large() -> WrongState:
+    message = f"a fork copies at most {MOST_ENTRIES:,} entries and {MOST_BYTES // 2**20} MiB"
+    return WrongState(f"{message}: fork at an earlier point", reason="FORK_TOO_LARGE")
+
+
+def _newest(pieces: list[ForkPiece], kind: str) -> int:
+    return next((piece.sequence for piece in reversed(pieces) if piece.kind == kind), 0)
+
+
+async def _bodies(connection: Connection, task_id: str, sequences: set[int]) -> dict[int, ledger_pb2.EntryBody]:
+    rows = await fetch_all(connection, FORKS.bodies_of, {"task_id": task_id, "sequences": sorted(sequences)})
+    return {sequence: ledger_pb2.EntryBody.FromString(body) for sequence, body in rows}
+
+
+def _check_result(spec: task_pb2.TaskSpec) -> None:
+    """What a submit is refused for too, but here only the other task's spec shows it."""
+    if spec.HasField("control") and spec.result_schema_json:
+        message = "is for agents: control work says by itself what it returns"
+        raise InvalidRequest(violations=[("overrides.result_schema_json", message)])
+
+
+def _check_has_something_to_do(
+    cut: _Cut, spec: task_pb2.TaskSpec, request: pb.CheckpointServiceForkTaskRequest
+) -> None:
+    """After a last word there is nothing, unless somebody says more or that word must fit a schema."""
+    if request.message and spec.HasField("control"):
+        raise WrongState("a function carries this task out, which reads no messages", reason=NO_READER)
+    if cut.stop_reason and is_final_answer(cut.stop_reason) and not request.message and not spec.result_schema_json:
+        message = f"the history ends at {cut.point} with the agent's final answer"
+        raise WrongState(f"{message}: say how it goes on, or fork at an earlier step", reason="NOTHING_TO_DO")
+
+
+async def _write_ledger(
+    connection: Connection,
+    tenant: str,
+    task_id: str,
+    request: pb.CheckpointServiceForkTaskRequest,
+    cut: _Cut,
+    spec: task_pb2.TaskSpec,
+    start: StartDecision,
+) -> None:
+    """The row first: the feed of changes reads it when the first entries come."""
+    begin = _begin(request, start)
+    copied = len(cut.pieces)
+    parameters: dict[str, Any] = {"task_id": task_id, "from_task_id": request.task_id, "step": cut.step}
+    row = {
+        "sequence": _HEAD + copied + len(begin),
+        "max_steps": min(spec_to_domain(spec).limits.max_steps + cut.step, _MOST_STEPS),
+        "model_step": cut.model_step,
+        "model_attempt": cut.model_attempt,
+        "from_sequence": cut.point,
+    }
+    await connection.execute(FORKS.mark_fork, {**parameters, **row})
+    forked_from = task_pb2.ForkedFrom(task_id=request.task_id, sequence=cut.point)
+    forked = ledger_pb2.EntryBody(forked=ledger_pb2.Forked(forked_from=forked_from, copied_entries=copied))
+    await insert_first_entries(connection, tenant, task_id, request.request_id, spec_to_domain(spec), forked)
+    sequences = [piece.sequence for piece in cut.pieces]
+    done = await connection.execute(FORKS.copy_entries, {**parameters, "after": _HEAD, "sequences": sequences})
+    if done.rowcount != copied:  # it was there a moment ago: pruned meanwhile
+        raise await task_not_found(connection, tenant, request.task_id)
+    tail = {
+        "tenant": tenant,
+        "after": _HEAD + copied,
+        "kinds": [KINDS[body.WhichOneof("body") or ""] for _, body in begin],
+        "actors": [actor for actor, _ in begin],
+        "bodies": [body.SerializeToString() for _, body in begin],
+    }
+    await connection.execute(FORKS.begin_fork, {**parameters, **tail})
+
+
+def _begin(
+    request: pb.CheckpointServiceForkTaskRequest, start: StartDecision
+) -> list[tuple[str, ledger_pb2.EntryBody]]:
+    """What follows the copy, with who says so."""
+    reason = Reason.TENANT_QUOTA if start.after_seconds else Reason.FORKED
+    queued = ledger_pb2.StateTransition(to_state=STATES.to_wire(TaskState.QUEUED), reason=reason, message=start.message)
+    begin = [(LEDGER, ledger_pb2.EntryBody(transition=queued))]
+    if request.message:
+        message = ledger_pb2.UserMessage(text=request.message, request_id=request.request_id)
+        begin.append((request.actor, ledger_pb2.EntryBody(user_message=message)))
+    return begin
+
+
+def _digest(request: pb.CheckpointServiceForkTaskRequest) -> bytes:
+    """Of what is asked, apart from who asks: a repeat may come through another identity of the same caller."""
+    canonical = type(request)()
+    canonical.CopyFrom(request)
+    canonical.ClearField("actor")
+    canonical.ClearField("prepared_task_id")
+    return hashlib.sha256(b"fork\0" + canonical.SerializeToString(deterministic=True)).digest()

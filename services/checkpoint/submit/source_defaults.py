@@ -1,0 +1,137 @@
+"""What a task of one source is when its submit says nothing: `defaults.<source>`, as the installation sets them.
+
+    [defaults.conversation]
+    priority = "PRIORITY_HIGH"
+    limits = { timeout = "3600s" }
+    policy.timeouts.start = { after = "5s" }
+    policy.retry = { max_attempts = 1 }
+
+A table is a TaskSpec as the contract has it; of it `limits`, `policy` and `priority` can be set. They are filled in
+when a task is created, so that it shows what holds for it; a later change of the file changes no task. The quotas of
+tenants that have none of their own stand in the same file: see `tenants/defaults.py`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
+
+from google.protobuf import json_format
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.duration_pb2 import Duration
+
+from services.checkpoint.tenants.rows import QUOTA_TABLE, read_quotas
+from tenure.domain.errors import InvalidRequest
+from tenure.domain.task import SourceKind
+from tenure.runtime.settings import ConfigurationError
+from tenure.v1 import checkpoint_service_pb2, task_pb2
+from tenure.validators import validate
+from tenure.wire.common import SOURCES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from google.protobuf.message import Message
+
+    from tenure.domain.quotas import Quota, QuotaKind
+
+TABLE: Final = "defaults"
+SETTABLE: Final = frozenset({"limits", "policy", "priority"})
+
+
+class SourceDefaults:
+    """By source. Without any, a task that says nothing has the contract's defaults."""
+
+    def __init__(
+        self,
+        by_source: Mapping[SourceKind, task_pb2.TaskSpec] | None = None,
+        tenant_quotas: Mapping[QuotaKind, Quota] | None = None,
+    ) -> None:
+        self._by_source = dict(by_source or {})
+        self.tenant_quotas = dict(tenant_quotas or {})
+
+    def fill(self, spec: task_pb2.TaskSpec) -> task_pb2.TaskSpec:
+        """The spec with what it leaves unset filled in; itself when there is nothing to fill in."""
+        defaults = self._by_source.get(SOURCES.to_domain(spec.source.kind))
+        if defaults is None:
+            return spec
+        filled = task_pb2.TaskSpec()
+        filled.CopyFrom(spec)
+        _fill(filled, defaults)
+        if spec.limits.max_nano_usd:  # what a submit says of its cap goes before what the source says
+            filled.limits.no_money_cap = False
+        elif spec.limits.no_money_cap:
+            filled.limits.max_nano_usd = 0
+        return filled
+
+
+def load_source_defaults(path: Path | None) -> SourceDefaults:
+    """Raises ConfigurationError with all that is wrong in the file."""
+    if path is None:
+        return SourceDefaults()
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError([f"{path}: {error}"]) from None
+    return read_source_defaults(document, str(path))
+
+
+def read_source_defaults(document: Mapping[str, Any], name: str) -> SourceDefaults:
+    """From a file's content; `name` is told with what is wrong. ConfigurationError."""
+    tables_known = f"[{TABLE}.<source>] and [{QUOTA_TABLE}]"
+    problems = [
+        f"{name}: there is only {tables_known}, no {key!r}" for key in document if key not in (TABLE, QUOTA_TABLE)
+    ]
+    by_source: dict[SourceKind, task_pb2.TaskSpec] = {}
+    tables = document.get(TABLE, {})
+    if not isinstance(tables, dict):
+        raise ConfigurationError([f"{name}: {TABLE} must be tables, [{TABLE}.<source>]"])
+    for source, table in tables.items():
+        result = list(_problems(source, table))
+        problems += [f"{name}: {TABLE}.{source}: {problem}" for problem in result]
+        if not result:
+            by_source[SourceKind(source.upper())] = json_format.ParseDict(table, task_pb2.TaskSpec())
+    quotas, wrong = read_quotas(document.get(QUOTA_TABLE, {}))
+    problems += [f"{name}: {QUOTA_TABLE}: {problem}" for problem in wrong]
+    if problems:
+        raise ConfigurationError(problems)
+    return SourceDefaults(by_source, quotas)
+
+
+def _problems(source: str, table: Any) -> Iterator[str]:
+    names = [kind.lower() for kind in SourceKind]
+    if source not in names:
+        yield f"is no source, which are {', '.join(names)}"
+        return
+    if not isinstance(table, dict):
+        yield "must be a table"
+        return
+    if unknown := sorted(set(table) - SETTABLE):
+        yield f"{', '.join(unknown)} cannot be set here, only {', '.join(sorted(SETTABLE))}"
+        return
+    try:
+        spec = json_format.ParseDict(table, task_pb2.TaskSpec(goal="any"))
+    except (json_format.ParseError, TypeError) as error:
+        yield str(error)
+        return
+    try:
+        validate(checkpoint_service_pb2.CreateTaskRequest(request_id="any", spec=spec))
+    except InvalidRequest as refusal:
+        yield from (f"{one.field.removeprefix('spec.')}: {one.description}" for one in refusal.violations)
+
+
+def _fill(target: Message, defaults: Message) -> None:
+    """Field by field, into all that is unset; a duration of 0 is none, as everywhere in the contract."""
+    for field, value in defaults.ListFields():
+        if field.type != FieldDescriptor.TYPE_MESSAGE:
+            is_set = target.HasField(field.name) if field.has_presence else bool(getattr(target, field.name))
+            if not is_set:
+                setattr(target, field.name, value)
+        elif isinstance(value, Duration):
+            if not getattr(target, field.name).ToNanoseconds():
+                getattr(target, field.name).CopyFrom(value)
+        else:
+            _fill(getattr(target, field.name), value)
+            getattr(target, field.name).SetInParent()

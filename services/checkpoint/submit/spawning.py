@@ -1,0 +1,141 @@
+"""Sub-agents are created with the intent of their call, in its transaction; or the call is refused, with its outcome.
+
+Nothing here may fail for what a model asked: other tasks' commits are in the same transaction.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from services.checkpoint.commit.draft import LEDGER
+from services.checkpoint.entries import KINDS
+from services.checkpoint.queries import QUERIES, SUB_AGENTS, fetch_one
+from services.checkpoint.submit.create import TreePosition, first_entries, row_of
+from services.checkpoint.waits.waits import close_call
+from tenure.domain.errors import Unavailable
+from tenure.domain.states import Reason, TaskState
+from tenure.domain.sub_agents import (
+    SPAWN_SUB_AGENTS,
+    Parent,
+    Share,
+    SpawnRequest,
+    decide_spawn,
+    read_spawn,
+    spawns_at_once,
+    spec_of_sub_agent,
+    sub_agent_id,
+)
+from tenure.domain.tool_arguments import InvalidArguments, unfit
+from tenure.domain.tools import Outcome, OutcomeStatus
+from tenure.domain.waits import WaitKind
+from tenure.runtime import metrics
+from tenure.v1 import ledger_pb2
+from tenure.wire.common import STATES, timestamp
+from tenure.wire.task import allowlist_to_wire, spec_to_domain, spec_to_wire
+
+if TYPE_CHECKING:
+    from services.checkpoint.commit.draft import Draft
+    from tenure.domain.entries import ToolIntent
+    from tenure.domain.task import TaskSpec
+    from tenure.runtime.postgres import Connection
+
+_TAKEN = Outcome(OutcomeStatus.FAILED, "No sub-agents were begun: their request_ids are used for other tasks.")
+
+
+async def spawn(
+    connection: Connection, draft: Draft, call: ToolIntent, traceparent: str = "", *, has_leave: bool = False
+) -> None:
+    """Creates what the call asks for, or closes it. A call that needs leave first, or is not allowed, is left alone."""
+    parent = await _parent(connection, draft)
+    if not has_leave and not spawns_at_once(parent.spec, call.tool):
+        return
+    decided = await _decide(connection, draft, call, parent)
+    metrics.count("tenure_spawns_total", refused=str(isinstance(decided, Outcome)).lower())
+    if isinstance(decided, Outcome):
+        close_call(draft, call.call_id, decided, LEDGER)
+        return
+    spawn_request, share = decided
+    ids = _ids(draft, call, spawn_request)
+    for index, task_id in enumerate(ids):
+        by = ledger_pb2.SpawnedBy(task_id=parent.task_id, call_id=call.call_id, index=index, traceparent=traceparent)
+        seconds_left = (draft.row.deadline_at - draft.row.locked_at).total_seconds()
+        spec = spec_of_sub_agent(parent.spec, spawn_request.goals[index], share, seconds_left)
+        place = TreePosition(task_id, draft.row.root_task_id, parent.task_id, parent.depth + 1, call.call_id, index)
+        await _create(connection, draft, place, spec, by)
+    noted = await fetch_one(connection, SUB_AGENTS.note_spawned, {"task_id": parent.task_id, "task_ids": ids})
+    if noted is None:
+        raise Unavailable("somebody took the names of sub-agents at this moment", reason="SUB_AGENTS_TAKEN")
+    draft.row.sub_agents += len(ids)
+    draft.spawned += tuple(ids)
+    _tell(draft, call, spawn_request, share, ids)
+
+
+async def _parent(connection: Connection, draft: Draft) -> Parent:
+    row = draft.row
+    parameters = {"task_id": row.task_id, "tools_defined": KINDS["tools_defined"]}
+    record = await fetch_one(connection, SUB_AGENTS.parent, parameters)
+    assert record is not None, "its row is locked, and entries stay as long as that"
+    submitted, depth, living, defined = record
+    return Parent(
+        task_id=row.task_id,
+        spec=spec_to_domain(ledger_pb2.EntryBody.FromString(submitted).submitted.spec),
+        depth=depth,
+        budgets=(draft.budget.budget, row.own_budget),
+        living=living,
+        is_to_end=row.ending is not None,
+        tools_defined=None if defined is None else _tool_names(defined),
+    )
+
+
+def _tool_names(body: bytes) -> tuple[str, ...]:
+    return tuple(tool.name for tool in ledger_pb2.EntryBody.FromString(body).tools_defined.tools)
+
+
+async def _decide(
+    connection: Connection, draft: Draft, call: ToolIntent, parent: Parent
+) -> tuple[SpawnRequest, Share] | Outcome:
+    try:
+        spawn_request = read_spawn(call.arguments_json)
+    except InvalidArguments as why:
+        return unfit(f"The arguments do not fit {SPAWN_SUB_AGENTS}: {why}.")
+    share = decide_spawn(spawn_request, parent)
+    if isinstance(share, Outcome):
+        return share
+    ids = _ids(draft, call, spawn_request)
+    names = {"task_ids": ids, "tenant": draft.row.tenant, "request_ids": [_request_id(one) for one in ids]}
+    taken = await fetch_one(connection, SUB_AGENTS.taken, names)
+    return _TAKEN if taken is not None and taken[0] else (spawn_request, share)
+
+
+def _ids(draft: Draft, call: ToolIntent, spawn_request: SpawnRequest) -> list[str]:
+    return [sub_agent_id(draft.row.task_id, call.call_id, index) for index in range(len(spawn_request.goals))]
+
+
+def _request_id(task_id: str) -> str:
+    return f"sub-agent/{task_id}"
+
+
+async def _create(
+    connection: Connection, draft: Draft, place: TreePosition, spec: TaskSpec, by: ledger_pb2.SpawnedBy
+) -> None:
+    """No budget of its own: it draws on its root's."""
+    tenant, request_id = draft.row.tenant, _request_id(place.task_id)
+    await connection.execute(QUERIES.create_task, row_of(place, tenant, request_id, b"", spec))
+    submitted = ledger_pb2.TaskSubmitted(spec=spec_to_wire(spec), request_id=request_id, spawned_by=by)
+    queued = ledger_pb2.StateTransition(to_state=STATES.to_wire(TaskState.QUEUED), reason=Reason.SPAWNED)
+    second = ledger_pb2.EntryBody(transition=queued)
+    await connection.execute(QUERIES.create_entries, first_entries(place.task_id, tenant, submitted, second))
+
+
+def _tell(draft: Draft, call: ToolIntent, spawn_request: SpawnRequest, share: Share, ids: list[str]) -> None:
+    seconds = draft.row.task_policy.timeouts.wait_seconds(WaitKind.SUB_AGENTS, spawn_request.deadline_seconds)
+    spawned = ledger_pb2.SubAgentsSpawned(
+        call_id=call.call_id,
+        task_ids=ids,
+        max_tokens=share.max_tokens,
+        tools=allowlist_to_wire(share.tools),
+        deadline_time=timestamp(draft.row.locked_at + timedelta(seconds=seconds)),
+    )
+    body = ledger_pb2.EntryBody(sub_agents_spawned=spawned).SerializeToString()
+    draft.append(KINDS["sub_agents_spawned"], body, step=draft.row.step, actor=LEDGER, by_claim=False)

@@ -1,0 +1,234 @@
+"""Soft caps: told once a window, by the task that met it first: an entry, a line in the log, a number."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from services.checkpoint.commit.draft import LEDGER, Draft
+from services.checkpoint.commit.task_row import lock_tasks
+from services.checkpoint.commit.writing import write
+from services.checkpoint.entries import KINDS
+from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, ledger_connection
+from services.checkpoint.tenants.rows import TENANTS, TenantRow, ensured, read_tenant
+from services.checkpoint.tenants.usage_windows import (
+    Uses,
+    count_use,
+    read_running,
+    read_uses,
+)
+from tenure.domain.budget import Denied
+from tenure.domain.errors import TryLater
+from tenure.domain.quotas import (
+    OF_CALLS,
+    SPANS,
+    QuotaKind,
+    QuotaPolicy,
+    QuotaWarning,
+    StartDecision,
+    held_seconds,
+    start_of,
+    wait_of_call,
+)
+from tenure.domain.states import Reason
+from tenure.runtime import metrics
+from tenure.runtime.process import rest
+from tenure.v1 import ledger_pb2
+from tenure.wire.common import timestamp
+from tenure.wire.tenant_service import quota_warning_to_wire
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+    from datetime import datetime
+
+    from tenure.domain.quotas import Quota, QuotaUse
+    from tenure.runtime.postgres import Connection, Pool
+
+ASK_AGAIN_SECONDS: Final = 60.0
+"""Whether a warning is due is decided by the database; it is not asked with every commit of a tenant near its cap."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Warnings:
+    """Remembers what was asked lately. For the commits of one replica."""
+
+    def __init__(self) -> None:
+        self._asked: dict[tuple[str, QuotaKind], float] = {}
+
+    async def is_first(self, connection: Connection, tenant: str, use: QuotaUse) -> bool:
+        """Whether to tell it now, in this transaction."""
+        key, now = (tenant, use.quota.kind), time.monotonic()
+        if not use.is_soft or now - self._asked.get(key, -ASK_AGAIN_SECONDS) < ASK_AGAIN_SECONDS:
+            return False
+        self._asked[key] = now
+        return await is_first(connection, tenant, use)
+
+
+async def is_first(connection: Connection, tenant: str, use: QuotaUse) -> bool:
+    """Whether nobody, of all replicas, has told of this soft cap in this window: then it is for the caller to tell."""
+    span = SPANS.get(use.quota.kind)
+    window_seconds = float(span.window_seconds if span else ASK_AGAIN_SECONDS)
+    parameters = {"tenant": tenant, "quota": use.quota.kind.value, "window_seconds": window_seconds}
+    if await fetch_one(connection, TENANTS.warn, parameters) is None:
+        return False
+    metrics.count("tenure_tenant_warnings_total", tenant=tenant, quota=use.quota.kind.value)
+    _log.warning("a tenant is near its cap", extra={"tenant": tenant, "used": use.describe()})
+    return True
+
+
+def append_warning(draft: Draft, use: QuotaUse) -> ledger_pb2.Entry:
+    """The fact, as others will read it."""
+    row = draft.row
+    fact = QuotaWarning(use.quota.kind, use.used, use.quota.most)
+    body = ledger_pb2.EntryBody(quota_warning=quota_warning_to_wire(fact))
+    draft.append(KINDS["quota_warning"], body.SerializeToString(), step=row.step, actor=LEDGER, by_claim=False)
+    draft.warnings.append(draft.entries[-1])
+    return ledger_pb2.Entry(
+        sequence=row.sequence,
+        attempt=row.attempt,
+        step=row.step,
+        actor=LEDGER,
+        record_time=timestamp(row.locked_at),
+        body=body,
+    )
+
+
+async def warn_of_submit(connection: Connection, tenant: str, task_id: str, uses: Iterable[QuotaUse]) -> None:
+    """In the transaction that created the task, whose submit may be what reaches a soft cap."""
+    due = [use for use in uses if use.is_soft and await is_first(connection, tenant, use)]
+    if not due:
+        return
+    tasks, budgets = await lock_tasks(connection, [task_id])
+    row = tasks[task_id]
+    draft = Draft(row, budgets[row.root_task_id])
+    for use in due:
+        append_warning(draft, use)
+    await write(connection, [draft])
+
+
+# Whether a tenant may have one more task, and when it may start: decided in the transaction that creates it.
+
+
+class Admission(NamedTuple):
+    """When the task may start; what of the tenant's quotas was used until then; and when it counts, if it does."""
+
+    start: StartDecision = StartDecision()
+    uses: Uses = {}  # noqa: RUF012  never written to
+    counts_at: float | None = None
+
+
+FREE: Final = Admission()
+"""Nothing limits it, or it is a repeat: that is answered by the task it made, whatever the quotas say by now."""
+
+
+async def admit(
+    connection: Connection,
+    tenant: str,
+    request_id: str,
+    *,
+    may_refuse: bool = True,
+    not_before: datetime | None = None,
+) -> Admission:
+    """Raises LimitReached (TENANT_QUOTA). Submits of a tenant with a rate wait here for each other, no others do.
+
+    Whoever asks for a later start than the quotas allow anyway is not held by them: none that is raised may wake it.
+    """
+    row = await ensured(connection, tenant)
+    if not _matter(row.quotas):
+        return FREE
+    if QuotaKind.SUBMITS_PER_MINUTE in row.quotas:
+        locked = await read_tenant(connection, tenant, lock=True)
+        assert locked is not None, "tenants are never deleted"
+        row = locked
+    if await fetch_one(connection, QUERIES.find_request, {"tenant": tenant, "request_id": request_id}) is not None:
+        return FREE
+    uses = await _uses(connection, row)
+    start = start_of(tenant, uses, may_refuse=may_refuse)
+    begins = row.now + start.after_seconds
+    if not_before is not None and not_before.timestamp() >= begins:
+        start = StartDecision()
+    return Admission(start, uses, begins if QuotaKind.SUBMITS_PER_MINUTE in row.quotas else None)
+
+
+async def count_submit(connection: Connection, tenant: str, admission: Admission) -> None:
+    """The task was created: it counts from when it may start."""
+    if admission.counts_at is not None:
+        await count_use(connection, {(tenant, QuotaKind.SUBMITS_PER_MINUTE): 1}, admission.counts_at)
+
+
+async def _uses(connection: Connection, row: TenantRow) -> Uses:
+    windows = await read_uses(connection, [row])
+    return {**windows[row.tenant], **await read_running(connection, row)}
+
+
+def _matter(quotas: Mapping[QuotaKind, Quota]) -> bool:
+    """What only the offers look at is nothing to a submit."""
+    return any(
+        kind is not QuotaKind.RUNNING_TASKS or quota.policy is QuotaPolicy.REFUSE for kind, quota in quotas.items()
+    )
+
+
+# The tenants whose model calls have quotas, and what of these is used when a batch of commits reserves.
+
+REFRESH_SECONDS: Final = 1.0
+
+
+class CallQuotas:
+    """How the quotas of a batch's tenants stand."""
+
+    def __init__(self, uses: Mapping[str, Uses], warnings: Warnings) -> None:
+        self._uses, self._warnings = uses, warnings
+
+    def denied(self, tenant: str) -> Denied | None:
+        """What a model call has to wait for, however well its own budget stands."""
+        use = wait_of_call(self._uses.get(tenant, {}))
+        if use is None:
+            return None
+        metrics.count("tenure_tenant_quota_total", quota=use.quota.kind.value, outcome="waited")
+        return Denied(Reason.TENANT_QUOTA, f"tenant {tenant} has used {use.describe()}", held_seconds(use))
+
+    async def warn(self, connection: Connection, draft: Draft) -> list[ledger_pb2.Entry]:
+        """Appends what is to be told of soft caps, and gives it back."""
+        uses = self._uses.get(draft.row.tenant, {}).values()
+        return [
+            append_warning(draft, use)
+            for use in uses
+            if await self._warnings.is_first(connection, draft.row.tenant, use)
+        ]
+
+
+class LimitedTenants:
+    """`run` until cancelled. Who has quotas may be known a second late; what these are is read when it matters."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._names: frozenset[str] = frozenset()
+        self._warnings = Warnings()
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await self.refresh()
+            except TryLater as error:
+                _log.warning("the tenants' quotas were not read: those known hold on", extra={"error": str(error)})
+            await rest(REFRESH_SECONDS * random.uniform(0.5, 1.0))
+
+    async def refresh(self) -> None:
+        """As the database has them now."""
+        async with ledger_connection(self._pool) as connection:
+            self._names = frozenset(name for (name,) in await fetch_all(connection, TENANTS.limited, {}))
+
+    async def read(self, connection: Connection, tenants: Collection[str]) -> CallQuotas:
+        """What their model calls have used. Nothing is asked when none of these has a quota for them."""
+        limited = sorted(self._names.intersection(tenants))
+        if not limited:
+            return NO_QUOTAS
+        rows = await fetch_all(connection, TENANTS.find_some, {"tenants": limited})
+        uses = await read_uses(connection, [TenantRow(*columns) for columns in rows], OF_CALLS)
+        return CallQuotas(uses, self._warnings)
+
+
+NO_QUOTAS: Final = CallQuotas({}, Warnings())

@@ -1,0 +1,88 @@
+"""Sliding windows in the database: what was used is written by the transaction that uses it, and summed when asked."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from services.checkpoint.queries import fetch_all, fetch_one
+from services.checkpoint.tenants.rows import TENANTS
+from tenure.domain.quotas import SPANS, Amounts, QuotaKind, QuotaUse, bucket_of, use_of, use_of_running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from datetime import datetime
+
+    from services.checkpoint.commit.draft import BillRow
+    from services.checkpoint.tenants.rows import TenantRow
+    from tenure.runtime.postgres import Connection
+
+SHARDS = 8
+"""Rows a bucket may have: so many transactions can settle calls of one tenant without waiting for each other."""
+
+Uses = dict[QuotaKind, QuotaUse]
+
+
+async def read_uses(
+    connection: Connection, rows: Sequence[TenantRow], kinds: Iterable[QuotaKind] = tuple(SPANS)
+) -> dict[str, Uses]:
+    """By tenant, of the windows of these kinds that it has a quota for, as they stand now."""
+    windows = [(row, kind) for row in rows for kind in kinds if kind in row.quotas]
+    amounts = await _amounts(connection, [(row.tenant, kind, row.now) for row, kind in windows])
+    uses: dict[str, Uses] = {row.tenant: {} for row in rows}
+    for row, kind in windows:
+        uses[row.tenant][kind] = use_of(row.quotas[kind], amounts[row.tenant, kind], row.now)
+    return uses
+
+
+async def read_running(connection: Connection, row: TenantRow) -> Uses:
+    """Of the tasks that are held now, if there is a quota for them."""
+    quota = row.quotas.get(QuotaKind.RUNNING_TASKS)
+    if quota is None:
+        return {}
+    record = await fetch_one(connection, TENANTS.running, {"tenant": row.tenant, "most": quota.most})
+    assert record is not None, "a count has a row"
+    return {QuotaKind.RUNNING_TASKS: use_of_running(quota, record[0])}
+
+
+async def count_use(connection: Connection, used: Mapping[tuple[str, QuotaKind], int], moment: float) -> None:
+    """Adds what was used at a moment (seconds since the epoch), in the transaction that uses it."""
+    counted = [(tenant, kind, amount) for (tenant, kind), amount in used.items() if amount > 0]
+    if not counted:
+        return
+    buckets = [bucket_of(kind, moment) for _, kind, _ in counted]
+    parameters = {
+        "tenants": [tenant for tenant, _, _ in counted],
+        "quotas": [kind.value for _, kind, _ in counted],
+        "slots": [bucket % SPANS[kind].slots for bucket, (_, kind, _) in zip(buckets, counted, strict=True)],
+        "buckets": buckets,
+        "amounts": [amount for _, _, amount in counted],
+        "shard": connection.info.backend_pid % SHARDS,
+    }
+    await connection.execute(TENANTS.use, parameters)
+
+
+async def count_calls(connection: Connection, bills: Sequence[BillRow], moment: datetime) -> None:
+    """What model calls used: of all tenants, for a quota that is set counts what was before."""
+    if not bills:
+        return
+    used: defaultdict[tuple[str, QuotaKind], int] = defaultdict(int)
+    for bill in bills:
+        used[bill.tenant, QuotaKind.TOKENS_PER_HOUR] += bill.usage.total
+        used[bill.tenant, QuotaKind.MONEY_PER_DAY] += bill.nano_usd
+    await count_use(connection, used, moment.timestamp())
+
+
+async def _amounts(
+    connection: Connection, windows: Sequence[tuple[str, QuotaKind, float]]
+) -> defaultdict[tuple[str, QuotaKind], Amounts]:
+    amounts: defaultdict[tuple[str, QuotaKind], Amounts] = defaultdict(dict)
+    if windows:
+        parameters = {
+            "tenants": [tenant for tenant, _, _ in windows],
+            "quotas": [kind.value for _, kind, _ in windows],
+            "firsts": [bucket_of(kind, now) - SPANS[kind].buckets for _, kind, now in windows],
+        }
+        for tenant, quota, bucket, amount in await fetch_all(connection, TENANTS.windows, parameters):
+            amounts[tenant, QuotaKind(quota)][bucket] = amount
+    return amounts

@@ -1,0 +1,133 @@
+"""Waits for a word on calls in doubt: told to coordinators, which ask the tools, and ended when no doubt is left."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from uuid import UUID
+
+from services.checkpoint.commit.draft import LEDGER, Draft, waited_for
+from services.checkpoint.commit.task_row import lock_tasks
+from services.checkpoint.commit.writing import write
+from services.checkpoint.queries import DOUBTS, fetch_all, in_ledger_transaction, ledger_connection
+from services.checkpoint.watch.announcement import Announcement, announcement_of
+from tenure.domain.errors import InvalidRequest
+from tenure.domain.states import Reason, TaskState
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.wire.tool import calls_in_doubt_to_wire
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from services.checkpoint.commit.task_row import TaskRow
+    from tenure.domain.in_doubt import CallInDoubt
+    from tenure.runtime.postgres import Connection, Pool
+
+
+# The calls in doubt that a tenant's tasks wait for a word on, page by page, found by what waits.
+
+DEFAULT_PAGE: Final = 50
+
+
+class _DoubtPosition(NamedTuple):
+    """A call in the order of the list."""
+
+    waiting_since: str
+    task_id: str
+    call_id: str
+
+
+_FIRST: Final = _DoubtPosition("-infinity", "00000000-0000-0000-0000-000000000000", "")
+
+
+async def list_calls_in_doubt(pool: Pool, tenant: str, request: pb.ListDoubtsRequest) -> pb.ListDoubtsResponse:
+    """The tasks that wait longest first, the calls of each by their ids as texts. Raises InvalidRequest."""
+    after, page_size = _read_token(request.page_token), request.page_size or DEFAULT_PAGE
+    # The task of the last call may have no more; and one call more than asked for tells whether there are more.
+    parameters = {
+        "tenant": tenant,
+        "place": after.waiting_since,
+        "place_task_id": after.task_id,
+        "limit": page_size + 2,
+    }
+    async with ledger_connection(pool) as connection:
+        rows = await fetch_all(connection, DOUBTS.list_doubts, parameters)
+    result: list[tuple[_DoubtPosition, CallInDoubt]] = []
+    for task_id, waiting_since, calls, open_calls in rows:
+        for call in sorted(waited_for(calls, open_calls)):
+            place = _DoubtPosition(waiting_since, task_id, call.call_id)
+            if task_id != after.task_id or call.call_id > after.call_id:
+                result.append((place, call))
+    page = result[:page_size]
+    doubts = [
+        pb.ListDoubtsResponse.Doubt(task_id=place.task_id, call=calls_in_doubt_to_wire([call])[0])
+        for place, call in page
+    ]
+    token = _write_token(page[-1][0]) if len(result) > page_size else ""
+    return pb.ListDoubtsResponse(doubts=doubts, next_page_token=token)
+
+
+def _write_token(place: _DoubtPosition) -> str:
+    return base64.urlsafe_b64encode("|".join(place).encode()).decode()
+
+
+def _read_token(token: str) -> _DoubtPosition:
+    """The last call of the page before."""
+    if not token:
+        return _FIRST
+    try:
+        waiting_since, task_id, call_id = base64.urlsafe_b64decode(token.encode()).decode().split("|")
+        return _DoubtPosition(str(datetime.fromisoformat(waiting_since)), str(UUID(task_id)), call_id)
+    except (binascii.Error, UnicodeError, ValueError):
+        raise InvalidRequest(violations=[("page_token", "is none of ours")]) from None
+
+
+LEAST_SECONDS: Final = 2.0
+MOST_SECONDS: Final = 60.0
+"""Between two looks at the same wait: so long after its runner woke up, a task may still wait for nothing."""
+MOST_CALLS: Final = 64
+_SETTLED: Final = "its calls are in doubt no more: what became of them was recorded after all"
+
+
+async def list_in_doubt_waits(pool: Pool, limit: int) -> list[pb.ListDoubtWaitsResponse.DoubtWait]:
+    """Those that were seen longest ago; kept from others for a while."""
+    parameters = {"limit": limit, "least_seconds": LEAST_SECONDS, "most_seconds": MOST_SECONDS}
+
+    async def work(connection: Connection) -> list[tuple[Any, ...]]:
+        return await fetch_all(connection, DOUBTS.see_doubt_waits, parameters)
+
+    waits = []
+    for task_id, tenant, epoch, texts, open_calls in await in_ledger_transaction(pool, work):
+        calls = calls_in_doubt_to_wire(waited_for(texts, open_calls)[:MOST_CALLS])
+        waits.append(pb.ListDoubtWaitsResponse.DoubtWait(task_id=task_id, tenant=tenant, epoch=epoch, calls=calls))
+    return waits
+
+
+async def requeue_settled(
+    pool: Pool, settled: Sequence[pb.RequeueSettledRequest.Settled]
+) -> tuple[list[str], Announcement]:
+    """The tasks that were put back. Any replica may say it: only the first is heard."""
+    drafts = await in_ledger_transaction(pool, partial(_requeue, settled))
+    return [draft.row.task_id for draft in drafts], announcement_of(drafts)
+
+
+async def _requeue(settled: Sequence[pb.RequeueSettledRequest.Settled], connection: Connection) -> list[Draft]:
+    tasks, budgets = await lock_tasks(connection, sorted({one.task_id for one in settled}))
+    drafts = []
+    for one in settled:
+        row = tasks.pop(one.task_id, None)
+        if row is not None and _waits_as_seen(row, one.epoch):
+            draft = Draft(row, budgets[row.root_task_id])
+            draft.move(TaskState.QUEUED, Reason.CALL_RESOLVED, _SETTLED, actor=LEDGER)
+            drafts.append(draft)
+    await write(connection, drafts)
+    return drafts
+
+
+def _waits_as_seen(row: TaskRow, epoch: int) -> bool:
+    """Still that wait: the next one can only begin under a higher epoch. One that is to end is ended, not put back."""
+    waits = row.state is TaskState.WAITING_USER and row.reason == Reason.TOOL_IN_DOUBT
+    return waits and row.epoch == epoch and row.ending is None

@@ -1,0 +1,158 @@
+"""Parents and sub-agents: the last that ends wakes its parent, and what nobody wants any longer is stopped.
+
+A transaction that ends a task never locks its parent, nor one that ends a parent its sub-agents: a batch of commits
+locks many tasks, and two batches would wait for each other. It leaves news instead, in the same transaction. Here it is
+taken up, in transactions that lock only parents, or only sub-agents, in the order of their ids like everybody else.
+What another replica is at is skipped; what was taken up by one that died is there again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from services.checkpoint.commit.close_out import carry_out_ending
+from services.checkpoint.commit.draft import LEDGER, Draft
+from services.checkpoint.commit.task_row import current_wait, lock_tasks
+from services.checkpoint.commit.writing import write
+from services.checkpoint.entries import KINDS
+from services.checkpoint.queries import SUB_AGENTS, fetch_all, in_ledger_transaction
+from services.checkpoint.queue.sweeps import after_sweep, before_sweep
+from services.checkpoint.waits.sub_agent_waits import are_awaited, awaited, end_wait
+from services.checkpoint.watch.announcement import Announcement, announcement_of
+from tenure.domain.close_out import PendingEnding
+from tenure.domain.states import Reason, TaskState
+from tenure.domain.waits import WaitKind
+from tenure.runtime import metrics
+from tenure.runtime.process import note_progress, resting
+from tenure.v1 import ledger_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tenure.runtime.postgres import Connection, Pool
+
+EVENTS_AT_ONCE: Final = 100
+CANCELLED_AT_ONCE: Final = 100
+
+
+class _TakenEvents(NamedTuple):
+    """How much news was taken up, and what came of it."""
+
+    news: int
+    drafts: list[Draft]
+
+
+class SubAgentEvents:
+    """One duty: `run` until cancelled. `there_is_news` is set by what this process commits; time finds the rest."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        announce: Callable[[Announcement], None],
+        there_is_news: asyncio.Event,
+        interval_seconds: float,
+    ) -> None:
+        self._pool, self._announce = pool, announce
+        self._there_is_news, self._interval_seconds = there_is_news, interval_seconds
+
+    async def run(self) -> None:
+        """For ever. A cancel goes down a tree level by level: each is news to the next, and no time lies between."""
+        while True:
+            self._there_is_news.clear()
+            if not await self._once():
+                await self._wait()
+
+    async def _once(self) -> int:
+        woken = await self._take(wake_parents, "woken")
+        return woken + await self._take(cancel_orphaned_sub_agents, "stopped")
+
+    async def _take(self, act: Callable[[Pool], Awaitable[_TakenEvents]], name: str) -> int:
+        note_progress()
+        taken = await act(self._pool)
+        self._announce(announcement_of(taken.drafts))
+        metrics.count("tenure_sub_agent_events_total", sum(draft.has_work for draft in taken.drafts), what=name)
+        return taken.news
+
+    async def _wait(self) -> None:
+        """Not for ever: another replica's news may wait for somebody who lives."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._interval_seconds):
+                with resting():
+                    await self._there_is_news.wait()
+
+
+async def wake_parents(pool: Pool) -> _TakenEvents:
+    """Parents whose sub-agents have all ended go on, if that is what they wait for."""
+    return await _in_transaction(pool, _wake, parent_moved=False)
+
+
+async def cancel_orphaned_sub_agents(pool: Pool) -> _TakenEvents:
+    """Sub-agents whose parent has ended, or whose call is over, are cancelled."""
+    return await _in_transaction(pool, _stop, parent_moved=True)
+
+
+async def _in_transaction(
+    pool: Pool, act: Callable[[Connection, list[str]], Awaitable[list[Draft]]], *, parent_moved: bool
+) -> _TakenEvents:
+    taken = await in_ledger_transaction(pool, partial(_take_up, act, parent_moved))
+    if taken.news:
+        await after_sweep()
+    return taken
+
+
+async def _take_up(
+    act: Callable[[Connection, list[str]], Awaitable[list[Draft]]], parent_moved: bool, connection: Connection
+) -> _TakenEvents:
+    parameters = {"parent_moved": parent_moved, "limit": EVENTS_AT_ONCE}
+    events = [parent for (parent,) in await fetch_all(connection, SUB_AGENTS.take_news, parameters)]
+    if not events:
+        return _TakenEvents(0, [])
+    await before_sweep()
+    drafts = await act(connection, sorted(set(events)))
+    await write(connection, drafts)
+    return _TakenEvents(len(events), drafts)
+
+
+async def _wake(connection: Connection, parents: list[str]) -> list[Draft]:
+    tasks, budgets = await lock_tasks(connection, parents)
+    drafts = [Draft(row, budgets[row.root_task_id]) for row in tasks.values()]
+    for draft in drafts:
+        wait = current_wait(draft.row)
+        waits = wait is not None and wait.kind is WaitKind.SUB_AGENTS
+        if wait is not None and waits and not await are_awaited(connection, draft, wait):
+            end_wait(draft, await awaited(connection, draft, wait))
+    return drafts
+
+
+async def _stop(connection: Connection, parents: list[str]) -> list[Draft]:
+    rows = await fetch_all(connection, SUB_AGENTS.to_stop, {"parents": parents, "limit": CANCELLED_AT_ONCE})
+    if len(rows) == CANCELLED_AT_ONCE:
+        await connection.execute(SUB_AGENTS.tell_again, {"parents": parents})
+    why = {task_id: _why(parent, has_ended, is_to_end) for task_id, parent, has_ended, is_to_end in rows}
+    tasks, budgets = await lock_tasks(connection, list(why))
+    drafts = [Draft(row, budgets[row.root_task_id]) for row in tasks.values()]
+    for draft in drafts:
+        if draft.row.ending is None and not draft.ended:
+            await _cancel(connection, draft, why[draft.row.task_id])
+    return drafts
+
+
+def _why(parent: str, has_ended: bool, is_to_end: bool) -> PendingEnding:
+    message = f"its parent {parent} {'has ended' if has_ended else 'is to end'}"
+    if not has_ended and not is_to_end:
+        return PendingEnding(
+            TaskState.CANCELLED, Reason.NOT_AWAITED, f"its parent {parent} waits for it no longer", LEDGER
+        )
+    return PendingEnding(TaskState.CANCELLED, Reason.PARENT_ENDED, message, LEDGER)
+
+
+async def _cancel(connection: Connection, draft: Draft, ending: PendingEnding) -> None:
+    """As when somebody asks for it: the request is in the ledger, and whoever may carries it out."""
+    draft.request_ending(ending)
+    body = ledger_pb2.EntryBody(cancel_request=ledger_pb2.CancelRequest(reason=ending.message))
+    kind = KINDS["cancel_request"]
+    draft.append(kind, body.SerializeToString(), step=draft.row.step, actor=LEDGER, by_claim=False)
+    await carry_out_ending(connection, draft)

@@ -1,0 +1,138 @@
+"""Waits in drafts: begun by an owner's move, answered once, and closed with the task's next move whatever that is.
+
+The wait stands in the task's row while it lasts. Whoever answers holds the row's lock, so there is one answer.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC
+from typing import TYPE_CHECKING, NamedTuple
+
+from services.checkpoint.commit.draft import LEDGER
+from services.checkpoint.commit.task_row import current_wait
+from services.checkpoint.entries import KINDS
+from tenure.domain.entries import ToolIntent
+from tenure.domain.errors import InvalidRequest
+from tenure.domain.states import Reason, TaskState
+from tenure.domain.sub_agents import STOPPED
+from tenure.domain.tools import NOT_RUN, Outcome
+from tenure.domain.waits import (
+    NO_ANSWER,
+    Wait,
+    WaitAnswer,
+    WaitAnswerKind,
+    WaitKind,
+    leaves_call_open,
+    outcome_of_answer,
+    refuse_answer,
+    refuse_other_wait,
+)
+from tenure.v1 import ledger_pb2
+from tenure.wire.common import WAIT_ANSWERS, WAIT_KINDS
+from tenure.wire.tool import outcome_to_wire
+
+if TYPE_CHECKING:
+    from services.checkpoint.commit.draft import Draft
+    from tenure.v1 import checkpoint_service_pb2 as pb
+
+
+class RecordedAnswer(NamedTuple):
+    """What was said, by whom, and under which id of theirs. `outcome`: what the call comes to, unless that was said."""
+
+    said: WaitAnswer
+    actor: str
+    request_id: str
+    outcome: Outcome | None = None
+
+
+def answered_by(answer: pb.WaitAnswer) -> WaitAnswer:
+    """The answer of a request."""
+    kind = WaitAnswerKind.REPLY if answer.WhichOneof("answer") == "reply" else WaitAnswerKind.DECISION
+    return WaitAnswer(
+        kind,
+        answer.reply or answer.decision,
+        answer.comment,
+        answer.edited_arguments_json,
+        answer.extra_budget_tokens,
+        answer.call_digest,
+    )
+
+
+def answer_wait(draft: Draft, answer_message: pb.WaitAnswer, actor: str, request_id: str) -> ToolIntent | None:
+    """A person's answer; the call that got leave by it. Raises WrongState when it is for another wait (WAIT_OVER)
+    or for another call (OTHER_CALL); InvalidRequest.
+    """
+    wait = current_wait(draft.row)
+    message = answered_by(answer_message)
+    other = refuse_other_wait(wait, answer_message.wait_id, message, draft.row.state.value)
+    if other is not None:
+        raise other
+    assert wait is not None, "an answer to no wait was refused"
+    refusal: InvalidRequest | None = refuse_answer(wait, message)
+    if refusal is not None:
+        raise refusal
+    end_wait_with_answer(draft, wait, RecordedAnswer(message, actor, request_id))
+    if not leaves_call_open(wait.kind, message.kind, message.text):
+        return None
+    return ToolIntent(wait.call_id, "", wait.tool, message.edited_arguments_json or wait.arguments_json)
+
+
+def deliver(draft: Draft, payload: str, actor: str, request_id: str) -> None:
+    """The event that the task waits for."""
+    wait = current_wait(draft.row)
+    assert wait is not None, "looked at under the lock"
+    assert wait.kind is WaitKind.EVENT, "only these have a correlation"
+    end_wait_with_answer(draft, wait, RecordedAnswer(WaitAnswer(WaitAnswerKind.PAYLOAD, payload), actor, request_id))
+
+
+def end_wait_with_answer(draft: Draft, wait: Wait, answer: RecordedAnswer) -> None:
+    """The answer, what the call comes to, and the move back into the queue."""
+    message = "nobody answered in time" if answer.said is NO_ANSWER else f"answered by {answer.actor}"
+    if wait.kind is WaitKind.SUB_AGENTS:
+        message = "not all sub-agents ended in time" if answer.said is NO_ANSWER else "all sub-agents have ended"
+    reason = Reason.WAIT_EXPIRED if answer.said is NO_ANSWER else Reason.WAIT_RESOLVED
+    record(draft, wait, answer)
+    draft.move(TaskState.QUEUED, reason, message, actor=answer.actor)
+
+
+def record(draft: Draft, wait: Wait, answer: RecordedAnswer) -> None:
+    """The answer, and the outcome of the call unless it got leave."""
+    message = answer.said
+    resolution = ledger_pb2.WaitResolution(
+        wait_id=wait.wait_id,
+        call_id=wait.call_id,
+        wait_kind=WAIT_KINDS.to_wire(wait.kind),
+        answer_kind=WAIT_ANSWERS.to_wire(message.kind),
+        answer=message.text,
+        comment=message.comment,
+        edited_arguments_json=message.edited_arguments_json,
+        extra_budget_tokens=message.extra_budget_tokens,
+        request_id=answer.request_id,
+    )
+    _append(draft, ledger_pb2.EntryBody(wait_resolution=resolution), answer.actor)
+    if message.extra_budget_tokens:
+        draft.budget.raise_caps(message.extra_budget_tokens)
+        draft.row.raise_own_caps(message.extra_budget_tokens, nano_usd=0)
+    at = draft.row.locked_at.astimezone(UTC).isoformat(timespec="seconds")
+    outcome = answer.outcome or outcome_of_answer(wait, message, actor=answer.actor, at=at)
+    if outcome is not None:
+        close_call(draft, wait.call_id, outcome, answer.actor)
+
+
+def abandon(draft: Draft) -> None:
+    """The task is to end. The call that waits was never executed: nobody's claim is needed to say that it was not."""
+    wait = current_wait(draft.row)
+    if wait is not None and wait.call_id in draft.row.open_calls:
+        close_call(draft, wait.call_id, STOPPED if wait.kind is WaitKind.SUB_AGENTS else NOT_RUN, LEDGER)
+
+
+def close_call(draft: Draft, call_id: str, outcome: Outcome, actor: str) -> None:
+    """What the call came to, known without anybody's claim."""
+    outcome_entry = ledger_pb2.ToolOutcome(call_id=call_id, outcome=outcome_to_wire(outcome))
+    _append(draft, ledger_pb2.EntryBody(tool_outcome=outcome_entry), actor)
+    draft.row.open_calls = tuple(call for call in draft.row.open_calls if call != call_id)
+
+
+def _append(draft: Draft, body: ledger_pb2.EntryBody, actor: str) -> None:
+    kind = KINDS[body.WhichOneof("body") or ""]
+    draft.append(kind, body.SerializeToString(), step=draft.row.step, actor=actor, by_claim=False)

@@ -1,0 +1,73 @@
+"""What a transaction amounts to for those who wait: told inside the process, and to the other replicas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from services.checkpoint.commit.draft import time_of
+from services.checkpoint.watch.appended_entries import AppendedEntries
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from services.checkpoint.commit.draft import Draft
+
+
+@dataclass(slots=True)
+class Announcement:
+    """What others want to hear once the transaction is durable. `task_ids`: what grew, by `growths` where known;
+    `changed_tenants`: who has new rows in `changes`; `families`: there is news for parents or sub-agents.
+    """
+
+    task_ids: set[str] = field(default_factory=set)
+    claimable: bool = False
+    ending_task_ids: set[str] = field(default_factory=set)
+    ended_task_ids: set[str] = field(default_factory=set)
+    changed_tenants: set[str] = field(default_factory=set)
+    sub_agent_events: bool = False
+    appended: dict[str, AppendedEntries] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.task_ids or self.claimable or self.ending_task_ids or self.ended_task_ids or self.changed_tenants
+        )
+
+    def add(self, other: Announcement) -> None:
+        """Take another one in."""
+        self.task_ids |= other.task_ids
+        self.ending_task_ids |= other.ending_task_ids
+        self.ended_task_ids |= other.ended_task_ids
+        self.changed_tenants |= other.changed_tenants
+        self.claimable = self.claimable or other.claimable
+        self.sub_agent_events = self.sub_agent_events or other.sub_agent_events
+        self.appended |= other.appended
+
+    def without_entries(self) -> Announcement:
+        """For those who are told later, and by names alone."""
+        return replace(self, appended={})
+
+
+def announcement_of(drafts: Sequence[Draft]) -> Announcement:
+    """What the drafts of one transaction, as written, amount to for watchers and coordinators."""
+    announcement = Announcement()
+    touched = [draft for draft in drafts if draft.has_work]
+    for draft in touched:
+        if draft.entries:
+            announcement.task_ids.add(draft.row.task_id)
+            announcement.appended[draft.row.task_id] = AppendedEntries(draft.entries, time_of(touched), draft.ended)
+        announcement.claimable = announcement.claimable or draft.claimable or bool(draft.spawned)
+        announcement.sub_agent_events = announcement.sub_agent_events or _concerns_sub_agents(draft)
+        if draft.moved or draft.warnings or draft.spawned:
+            announcement.changed_tenants.add(draft.row.tenant)
+        if draft.ended:
+            announcement.ended_task_ids.add(draft.row.task_id)
+        elif draft.moved and draft.row.ending_state:
+            announcement.ending_task_ids.add(draft.row.task_id)
+    return announcement
+
+
+def _concerns_sub_agents(draft: Draft) -> bool:
+    """Whether the move is news to its parent or its sub-agents: as the statement that writes it decides."""
+    row = draft.row
+    return draft.moved and (row.sub_agents > 0 or (draft.ended and row.parent_task_id is not None))

@@ -1,0 +1,51 @@
+"""What one transaction appended to one task's ledger, kept for a moment for the watchers that have all before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from services.checkpoint.entries import entry_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from services.checkpoint.commit.draft import NewEntryRow
+    from tenure.v1 import ledger_pb2
+
+
+@dataclass(frozen=True)
+class AppendedEntries:
+    """At least one row, in order. `closes`: the last of them ends the task."""
+
+    rows: Sequence[NewEntryRow]
+    recorded_at: datetime
+    closes: bool
+
+    @property
+    def first(self) -> int:
+        return self.rows[0].sequence
+
+    @property
+    def last(self) -> int:
+        return self.rows[-1].sequence
+
+    @cached_property
+    def size_bytes(self) -> int:
+        """Of the bodies together."""
+        return sum(len(row.body) for row in self.rows)
+
+    @cached_property
+    def entries(self) -> list[ledger_pb2.Entry]:
+        """Made once for all watchers, and only when there are any."""
+        return entries_of(self.rows, self.recorded_at)
+
+
+def entries_of(rows: Sequence[NewEntryRow], recorded_at: datetime) -> list[ledger_pb2.Entry]:
+    """As a reader of the ledger gets them."""
+    return [
+        entry_of((row.sequence, row.epoch, row.claim_id, row.attempt, row.step, row.actor, recorded_at, row.body))
+        for row in rows
+    ]

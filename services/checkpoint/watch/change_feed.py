@@ -1,0 +1,220 @@
+"""The feed of changes, page by page: what transactions did to a tenant's tasks, in an order that nothing joins late.
+
+Only rows below the oldest transaction still running are read: the feed waits for that one rather than skip what it may
+yet write. Why a task's changes keep their order is said in sql/migrations/0004_changes.sql.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import logging
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, in_ledger_transaction, ledger_connection
+from tenure.domain.errors import InvalidRequest, OutOfRange
+from tenure.domain.states import TaskState
+from tenure.runtime import metrics
+from tenure.runtime.process import note_progress, rest
+from tenure.v1 import task_pb2
+from tenure.wire.common import STATES, timestamp
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from tenure.runtime.postgres import Connection, Pool
+
+
+# Where a reader of the feed of changes stands, as it is given out: opaque, and the same at every replica.
+
+_VERSION: Final = "1"
+_MOST: Final = 2**63 - 1
+
+
+class ChangeCursor(NamedTuple):
+    """Everything up to (xid, position), included, was read. Position 0: everything below that xid."""
+
+    feed_id: str
+    xid: int
+    position: int
+
+    def encoded(self) -> str:
+        plain_text = f"{_VERSION} {self.feed_id} {self.xid} {self.position}"
+        return base64.urlsafe_b64encode(plain_text.encode()).decode().rstrip("=")
+
+    @classmethod
+    def decoded(cls, text: str) -> ChangeCursor:
+        """Raises InvalidRequest for what we did not give out."""
+        try:
+            plain_text = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True).decode("ascii")
+            version, feed_id, xid, position = plain_text.split(" ")
+            cursor = cls(feed_id, int(xid), int(position))
+        except (binascii.Error, UnicodeError, ValueError):
+            raise _unreadable_cursor() from None
+        if version != _VERSION or not (0 <= cursor.xid <= _MOST and 0 <= cursor.position <= _MOST):
+            raise _unreadable_cursor()
+        return cursor
+
+
+def _unreadable_cursor() -> InvalidRequest:
+    return InvalidRequest(violations=[("after_cursor", "is none of ours")])
+
+
+_log: Final = logging.getLogger(__name__)
+CHANGES_A_PAGE: Final = 256
+
+
+class RecordedChange(NamedTuple):
+    """A row of the feed, and where it stands there."""
+
+    cursor: ChangeCursor
+    task_id: str
+    sequence: int
+    state: str
+    reason: str
+    cancel_requested: bool
+    changed_at: datetime
+
+    def to_message(self, task: task_pb2.Task | None) -> task_pb2.TaskChange:
+        """As callers see it."""
+        return task_pb2.TaskChange(
+            task_id=self.task_id,
+            sequence=self.sequence,
+            state=STATES.to_wire(TaskState(self.state)),
+            reason=self.reason,
+            cancel_requested=self.cancel_requested,
+            change_time=timestamp(self.changed_at),
+            task=task,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ChangePage:
+    """The changes that fit the filter, and the cursor behind all that were looked at.
+
+    `full`: there may be more to read at once; `held_back`: there is more, for which a transaction must end first.
+    """
+
+    changes: list[RecordedChange]
+    cursor: ChangeCursor
+    full: bool
+    held_back: bool
+
+
+async def begin(pool: Pool, after_cursor: str) -> ChangeCursor:
+    """Where to read on: after a cursor that was given out, else from now. Raises InvalidRequest, OutOfRange."""
+    cursor = ChangeCursor.decoded(after_cursor) if after_cursor else None
+    async with ledger_connection(pool) as connection:
+        row = await fetch_one(connection, QUERIES.feed, {})
+    assert row is not None, "the row is made with the table and never deleted"
+    feed_id, pruned_xid, pruned_position, horizon, newest = row
+    if cursor is None:
+        return ChangeCursor(feed_id, horizon, 0)
+    if cursor.xid > newest:
+        raise OutOfRange(
+            "the cursor is ahead of this ledger, which was put back in time: watch from now, and list the tasks",
+            reason="CURSOR_EXPIRED",
+        )
+    _check_kept(cursor, feed_id, (pruned_xid, pruned_position))
+    return cursor
+
+
+async def read_changes(pool: Pool, tenant: str, wanted: dict[str, Any], cursor: ChangeCursor) -> ChangePage:
+    """The next page. Raises OutOfRange (CURSOR_EXPIRED) when what came after the cursor was pruned."""
+    parameters = {
+        "tenant": tenant,
+        **wanted,
+        "xid": cursor.xid,
+        "position": cursor.position,
+        "page_size": CHANGES_A_PAGE,
+    }
+    async with ledger_connection(pool) as connection:
+        rows = await fetch_all(connection, QUERIES.changes_after, parameters)
+    feed_id, pruned_xid, pruned_position, horizon, held_back = rows[0][:5]
+    _check_kept(cursor, feed_id, (pruned_xid, pruned_position))
+    change_rows = [row[5:] for row in rows if row[5] is not None]
+    changes = [RecordedChange(ChangeCursor(feed_id, row[0], row[1]), *row[2:-1]) for row in change_rows if row[-1]]
+    full = len(change_rows) == CHANGES_A_PAGE
+    reached = ChangeCursor(feed_id, *change_rows[-1][:2]) if full else max(cursor, ChangeCursor(feed_id, horizon, 0))
+    return ChangePage(changes, reached, full, held_back)
+
+
+async def adopt_feed(pool: Pool) -> None:
+    """Call at the start: a ledger copied from another cluster begins a new feed, and old cursors are refused."""
+
+    async def work(connection: Connection) -> tuple[Any, ...] | None:
+        return await fetch_one(connection, QUERIES.adopt_feed, {})
+
+    if await in_ledger_transaction(pool, work) is not None:
+        _log.warning("the ledger was copied here from another cluster: the feed of changes begins anew")
+
+
+def _check_kept(cursor: ChangeCursor, feed_id: str, pruned: tuple[int, int]) -> None:
+    if cursor.feed_id != feed_id:
+        raise OutOfRange(
+            "the cursor is of another feed of changes: watch from now, and list the tasks", reason="CURSOR_EXPIRED"
+        )
+    if (cursor.xid, cursor.position) < pruned:
+        raise OutOfRange(
+            "what came after the cursor is no longer kept: watch from now, and list the tasks", reason="CURSOR_EXPIRED"
+        )
+
+
+# Changes are kept for a time, for readers that were away. What is older goes, a bounded number at a time.
+
+CHANGES_A_BATCH: Final = 1000
+LEFTOVERS_A_BATCH: Final = 5000
+LONGEST_INTERVAL_SECONDS: Final = 60.0
+
+
+class ChangePruner:
+    """In any number of replicas: one prunes at a time. Its transactions touch no row that a commit locks."""
+
+    def __init__(self, pool: Pool, kept_seconds: float) -> None:
+        self._pool = pool
+        self._kept_seconds = kept_seconds
+        self._interval_seconds = min(LONGEST_INTERVAL_SECONDS, max(0.1, kept_seconds / 10))
+        self._pruned = metrics.cell("tenure_pruned_changes_total")
+
+    async def run(self) -> None:
+        """A duty: for ever. A full batch is followed by the next at once."""
+        while True:
+            await self._clear_leftovers()
+            note_progress()
+            pruned = await self.prune_once()
+            if pruned < CHANGES_A_BATCH:
+                await rest(self._interval_seconds * random.uniform(0.5, 1.0))
+
+    async def prune_once(self) -> int:
+        """One batch; how many changes went."""
+        pruned = await in_ledger_transaction(self._pool, self._prune)
+        self._pruned.value += pruned
+        return pruned
+
+    async def clear_leftovers_once(self) -> int:
+        """One batch; how many changes were looked at. Fewer than a full one: the end, or another replica is at it."""
+        return await in_ledger_transaction(self._pool, self._clear)
+
+    async def _clear_leftovers(self) -> None:
+        """Rests after each batch for as long as it took. Until there are none left nothing is pruned."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        while await self.clear_leftovers_once() == LEFTOVERS_A_BATCH:
+            await rest(clock() - began)
+            began = clock()
+
+    async def _clear(self, connection: Connection) -> int:
+        row = await fetch_one(connection, QUERIES.clear_leftovers, {"limit": LEFTOVERS_A_BATCH})
+        assert row is not None, "a count has a row"
+        walked: int = row[0]
+        return walked
+
+    async def _prune(self, connection: Connection) -> int:
+        parameters = {"limit": CHANGES_A_BATCH, "kept_seconds": self._kept_seconds}
+        row = await fetch_one(connection, QUERIES.prune_changes, parameters)
+        assert row is not None, "a count has a row"
+        pruned: int = row[0]
+        return pruned

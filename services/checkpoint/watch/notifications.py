@@ -1,0 +1,176 @@
+"""News between replicas: NOTIFY after commits, coalesced, on a connection of its own; LISTEN on another.
+
+Both are hints. A replica that was cut off wakes all its watchers when it is back, and a poll over what is watched finds
+what no hint told of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from contextlib import aclosing, asynccontextmanager
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+from services.checkpoint.queries import QUERIES, SCHEMA, fetch_all, ledger_connection
+from services.checkpoint.watch.announcement import Announcement
+from tenure.runtime.postgres import (
+    BinaryCursor,
+    BoundedConnection,
+    PoolOptions,
+    configure_session,
+    connection_arguments,
+    domain_errors,
+    notifications,
+    revealed,
+)
+from tenure.runtime.process import note_progress, resting
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from services.checkpoint.watch.hub import Hub
+    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.settings import Secret
+
+_log: Final = logging.getLogger(__name__)
+CHANNEL: Final = "tenure_ledger"
+IDS_A_PAYLOAD: Final = 150  # a payload has at most 8,000 bytes
+TENANTS_A_PAYLOAD: Final = 100  # of up to 63 characters
+MOST_IDS: Final = 20_000
+NOTIFY_INTERVAL_SECONDS: Final = 0.01
+POLL_INTERVAL_SECONDS: Final = 1.0
+TASKS_A_POLL: Final = 1000
+
+
+class ReplicaNotifications:
+    """Tells the others what was committed here, and this process's hub what was committed anywhere."""
+
+    def __init__(self, dsn: str | Secret, pool: Pool, hub: Hub) -> None:
+        self._dsn = dsn
+        self._pool = pool
+        self._hub = hub
+        self._name = uuid4().hex
+        self._pending = Announcement()
+        self._there_is_news = asyncio.Event()
+
+    def announce(self, news: Announcement) -> None:
+        """Call after the commit: here at once, elsewhere within moments."""
+        if not news:
+            return
+        self._hub.tell(news)
+        self._pending.add(news.without_entries())
+        self._there_is_news.set()
+
+    async def run_notify(self) -> None:
+        """A duty: send what gathered. A hint needs no durability, so its transactions do not wait for the disk."""
+        async with self._dedicated("notify", ("synchronous_commit", "off")) as connection:
+            while True:
+                with resting():
+                    await self._there_is_news.wait()
+                self._there_is_news.clear()
+                news, self._pending = self._pending, Announcement()
+                with domain_errors():
+                    await connection.execute(QUERIES.notify, {"payloads": list(self._payloads(news))})
+                await asyncio.sleep(NOTIFY_INTERVAL_SECONDS)
+
+    async def run_listen(self) -> None:
+        """A duty: hear the others. After each start everybody looks once, for what was told meanwhile."""
+        async with self._dedicated("listen") as connection:
+            with domain_errors():
+                await connection.execute(f"listen {CHANNEL}".encode())
+                self._hub.wake_all()
+                async with aclosing(notifications(connection)) as reported:
+                    async for notification in reported:
+                        self._on_message(notification.payload)
+
+    async def run_poll(self) -> None:
+        """A duty: the backstop. One cheap statement per thousand watched tasks a second."""
+        while True:
+            note_progress()
+            await asyncio.sleep(POLL_INTERVAL_SECONDS)
+            task_ids = list(self._hub.task_ids)
+            for start in range(0, len(task_ids), TASKS_A_POLL):
+                note_progress()
+                await self._poll(task_ids[start : start + TASKS_A_POLL])
+
+    async def _poll(self, task_ids: list[str]) -> None:
+        async with ledger_connection(self._pool) as connection:
+            places = await fetch_all(connection, QUERIES.places, {"task_ids": task_ids})
+        watched = self._hub.watched()
+        moved = {task_id for task_id, sequence, _ in places if sequence > watched.get(task_id, sequence)}
+        self._hub.tell(Announcement(moved, ended_task_ids={task_id for task_id, _, ended in places if ended}))
+
+    def _on_message(self, payload: str) -> None:
+        try:
+            message = json.loads(payload)
+            if message["from"] == self._name:
+                return
+            news = Announcement(
+                set(message["moved"]),
+                claimable=message["claimable"],
+                ending_task_ids=set(message["ending"]),
+                # A replica of an older version does not say what has ended: all that moved may have.
+                ended_task_ids=set(message.get("ended", message["moved"])),
+                changed_tenants=set(message.get("changed", ())),
+            )
+        except (ValueError, KeyError, TypeError):
+            _log.warning("a notification of another version", extra={"payload": payload[:200]})
+            self._hub.wake_all()
+            return
+        if message["all"]:
+            self._hub.wake_all()
+        self._hub.tell(news)
+
+    def _payloads(self, news: Announcement) -> Iterator[str]:
+        """The news in pieces; beyond a bound only that there is much."""
+        overflow = len(news.task_ids) > MOST_IDS
+        moved = [] if overflow else sorted(news.task_ids)
+        ending = sorted(news.ending_task_ids)[:MOST_IDS]
+        yield self._payload(claimable=news.claimable, everything=overflow)
+        for start in range(0, len(moved), IDS_A_PAYLOAD):
+            yield self._payload(moved=moved[start : start + IDS_A_PAYLOAD])
+        for start in range(0, len(ending), IDS_A_PAYLOAD):
+            yield self._payload(ending=ending[start : start + IDS_A_PAYLOAD])
+        ended = [] if overflow else sorted(news.ended_task_ids)
+        for start in range(0, len(ended), IDS_A_PAYLOAD):
+            yield self._payload(ended=ended[start : start + IDS_A_PAYLOAD])
+        changed = sorted(news.changed_tenants)[:MOST_IDS]
+        for start in range(0, len(changed), TENANTS_A_PAYLOAD):
+            yield self._payload(changed=changed[start : start + TENANTS_A_PAYLOAD])
+
+    def _payload(
+        self,
+        *,
+        moved: list[str] | None = None,
+        ending: list[str] | None = None,
+        ended: list[str] | None = None,
+        changed: list[str] | None = None,
+        claimable: bool = False,
+        everything: bool = False,
+    ) -> str:
+        news = {
+            "from": self._name,
+            "moved": moved or [],
+            "ending": ending or [],
+            "ended": ended or [],
+            "changed": changed or [],
+            "claimable": claimable,
+            "all": everything,
+        }
+        return json.dumps(news, separators=(",", ":"))
+
+    @asynccontextmanager
+    async def _dedicated(self, purpose: str, *settings: tuple[str, str]) -> AsyncIterator[Connection]:
+        options = PoolOptions(settings=settings)
+        with domain_errors():
+            connection = await BoundedConnection.connect(
+                revealed(self._dsn), cursor_factory=BinaryCursor, **connection_arguments(f"checkpoint-{purpose}")
+            )
+        try:
+            with domain_errors():
+                await configure_session(connection, options, SCHEMA)
+            yield connection
+        finally:
+            await connection.close()

@@ -1,0 +1,208 @@
+"""What the methods of WebhookService do to deliveries, besides sending them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import uuid_utils
+
+from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction, ledger_connection
+from services.checkpoint.webhooks.feed_reader import WebhookEvent, write_events
+from services.checkpoint.webhooks.rows import NO_TASK, WEBHOOKS, DeliveryRow, WebhookRow, read_webhook
+from tenure.domain.errors import NotFound, WrongState
+from tenure.domain.webhooks import (
+    MOST_REPLAYED,
+    TEST_EVENT,
+    DeliveryState,
+    DeliveryVerdict,
+    PauseCode,
+    WebhookResponse,
+    body_of,
+)
+from tenure.v1 import webhook_service_pb2 as pb
+from tenure.wire.webhook_service import DELIVERY_STATES
+
+if TYPE_CHECKING:
+    from services.checkpoint.webhooks.feed_reader import SenderLeaseKey
+    from services.checkpoint.webhooks.sending import OutgoingDelivery
+    from tenure.runtime.postgres import Connection, Pool
+
+
+# What became of an attempt, written down under the fence of the turn that made it.
+
+
+async def record(
+    pool: Pool,
+    place: SenderLeaseKey,
+    delivery: OutgoingDelivery,
+    answer: WebhookResponse,
+    verdict: DeliveryVerdict,
+    most_dead: int,
+) -> None:
+    """Nothing, when another turn began meanwhile: that one sends it again."""
+
+    async def work(connection: Connection) -> None:
+        if verdict.state is DeliveryState.DELIVERED:
+            written = await fetch_one(connection, WEBHOOKS.count_received, place.key) is not None
+        else:
+            written = await _count_failure(connection, place, answer, verdict, most_dead)
+        if written:
+            await _write(connection, place, delivery, answer, verdict)
+
+    await in_ledger_transaction(pool, work)
+
+
+async def _count_failure(
+    connection: Connection, place: SenderLeaseKey, answer: WebhookResponse, verdict: DeliveryVerdict, most_dead: int
+) -> bool:
+    parameters = {
+        **place.key,
+        "died": int(verdict.state is DeliveryState.DEAD),
+        "problem": answer.problem,
+        "hold_seconds": float(verdict.hold_seconds),
+    }
+    counted = await fetch_one(connection, WEBHOOKS.count_failed, parameters)
+    if counted is None:
+        return False
+    if verdict.pause_code:
+        await _pause(connection, place, verdict.pause_code, "the endpoint answered 410 Gone: it wants nothing more")
+    elif verdict.state is DeliveryState.DEAD and counted[0] >= most_dead:
+        await _pause(connection, place, PauseCode.DEAD_LETTERS_FULL, f"there are {counted[0]:,} dead letters")
+    return True
+
+
+async def _write(
+    connection: Connection,
+    place: SenderLeaseKey,
+    delivery: OutgoingDelivery,
+    answer: WebhookResponse,
+    verdict: DeliveryVerdict,
+) -> None:
+    parameters: dict[str, Any] = {
+        "webhook_id": place.webhook_id,
+        "ordinal": delivery.ordinal,
+        "status": answer.status,
+        "error": answer.problem,
+    }
+    if verdict.state is DeliveryState.PENDING:
+        parameters["wait_seconds"] = float(verdict.wait_seconds)
+        await connection.execute(WEBHOOKS.put_off_delivery, parameters)
+        return
+    ended = await fetch_one(connection, WEBHOOKS.end_delivery, {**parameters, "state": verdict.state.value})
+    assert ended is not None, "a pending delivery goes with its webhook only, whose row is locked"
+    await connection.execute(WEBHOOKS.advance_line, {"webhook_id": place.webhook_id, "line": ended[0]})
+
+
+async def _pause(connection: Connection, place: SenderLeaseKey, code: str, reason: str) -> None:
+    parameters = {"webhook_id": place.webhook_id, "code": code, "reason": reason, "actor": "checkpoint"}
+    await connection.execute(WEBHOOKS.pause, parameters)
+
+
+DEFAULT_DELIVERIES: Final = 50
+_BEYOND_ALL: Final = 2**62
+
+
+async def list_deliveries(
+    pool: Pool, tenant: str, request: pb.ListWebhookDeliveriesRequest
+) -> pb.ListWebhookDeliveriesResponse:
+    """A page, the newest first. The token is the last ordinal. Raises NotFound."""
+    page_size = request.page_size or DEFAULT_DELIVERIES
+    async with ledger_connection(pool) as connection:
+        row = await read_webhook(connection, tenant, request.webhook)
+        parameters = {
+            "webhook_id": row.webhook_id,
+            "before": int(request.page_token) if request.page_token else _BEYOND_ALL,
+            "states": [DELIVERY_STATES.to_domain(state).value for state in request.states],
+            "page_size": page_size + 1,
+        }
+        rows = [DeliveryRow(*columns) for columns in await fetch_all(connection, WEBHOOKS.deliveries, parameters)]
+    page = rows[:page_size]
+    token = str(page[-1].ordinal) if len(rows) > page_size else ""
+    return pb.ListWebhookDeliveriesResponse(deliveries=[one.delivery() for one in page], next_page_token=token)
+
+
+async def send_test(pool: Pool, tenant: str, webhook: str) -> pb.WebhookDelivery:
+    """Raises NotFound, WrongState (WEBHOOK_PAUSED)."""
+    delivery_id = str(uuid_utils.uuid7())
+
+    async def work(connection: Connection) -> pb.WebhookDelivery:
+        row = await read_webhook(connection, tenant, webhook, lock=True)
+        if row.paused:
+            raise WrongState(f"the webhook {row.name} is paused: resume it first", reason="WEBHOOK_PAUSED")
+        now = await _now(connection)
+        body = body_of(TEST_EVENT, now, {"webhook_id": row.webhook_id, "name": row.name})
+        event = WebhookEvent(delivery_id, TEST_EVENT, NO_TASK + delivery_id, 0, body)
+        await connection.execute(WEBHOOKS.count_written, {"webhook_id": row.webhook_id})
+        await write_events(connection, row.webhook_id, [event])
+        return (await _read(connection, row.webhook_id, delivery_id)).delivery()
+
+    return await in_ledger_transaction(pool, work)
+
+
+async def replay(
+    pool: Pool, tenant: str, request: pb.ReplayWebhookDeliveriesRequest
+) -> pb.ReplayWebhookDeliveriesResponse:
+    """Raises NotFound."""
+
+    async def work(connection: Connection) -> pb.ReplayWebhookDeliveriesResponse:
+        row = await read_webhook(connection, tenant, request.webhook, lock=True)
+        letters = await _dead_letters(connection, row, request.delivery_id)
+        if not letters:
+            return pb.ReplayWebhookDeliveriesResponse(remaining=row.dead)
+        lines: dict[str, Any] = {"webhook_id": row.webhook_id, "lines": sorted({line for _, line in letters})}
+        ordinals = [ordinal for ordinal, _ in letters]
+        await connection.execute(WEBHOOKS.revive, {"webhook_id": row.webhook_id, "ordinals": ordinals})
+        await connection.execute(WEBHOOKS.take_place, lines)
+        await connection.execute(WEBHOOKS.set_in_line, lines)
+        left = await _count(connection, WEBHOOKS.count_revived, row, len(letters))
+        return pb.ReplayWebhookDeliveriesResponse(replayed=len(letters), remaining=left)
+
+    return await in_ledger_transaction(pool, work)
+
+
+async def discard(
+    pool: Pool, tenant: str, request: pb.DiscardWebhookDeliveriesRequest
+) -> pb.DiscardWebhookDeliveriesResponse:
+    """Raises NotFound."""
+
+    async def work(connection: Connection) -> pb.DiscardWebhookDeliveriesResponse:
+        row = await read_webhook(connection, tenant, request.webhook, lock=True)
+        letters = await _dead_letters(connection, row, request.delivery_id)
+        if not letters:
+            return pb.DiscardWebhookDeliveriesResponse(remaining=row.dead)
+        ordinals = [ordinal for ordinal, _ in letters]
+        await connection.execute(WEBHOOKS.discard, {"webhook_id": row.webhook_id, "ordinals": ordinals})
+        left = await _count(connection, WEBHOOKS.count_discarded, row, len(letters))
+        return pb.DiscardWebhookDeliveriesResponse(discarded=len(letters), remaining=left)
+
+    return await in_ledger_transaction(pool, work)
+
+
+async def _dead_letters(connection: Connection, row: WebhookRow, delivery_id: str) -> list[tuple[int, str]]:
+    """(ordinal, line) of the one asked for, or of the oldest. Raises NotFound for one that is not there."""
+    if delivery_id:
+        await _read(connection, row.webhook_id, delivery_id)
+    parameters = {"webhook_id": row.webhook_id, "delivery_id": delivery_id, "limit": MOST_REPLAYED}
+    return [(ordinal, line) for ordinal, line in await fetch_all(connection, WEBHOOKS.dead_letters, parameters)]
+
+
+async def _read(connection: Connection, webhook_id: str, delivery_id: str) -> DeliveryRow:
+    parameters = {"webhook_id": webhook_id, "delivery_id": delivery_id}
+    row = await fetch_one(connection, WEBHOOKS.delivery, parameters)
+    if row is None:
+        raise NotFound(f"there is no delivery {delivery_id} of this webhook", reason="DELIVERY_NOT_FOUND")
+    return DeliveryRow(*row)
+
+
+async def _count(connection: Connection, statement: bytes, row: WebhookRow, count: int) -> int:
+    """How many dead letters are left."""
+    record = await fetch_one(connection, statement, {"webhook_id": row.webhook_id, "count": count})
+    assert record is not None, "its row is locked"
+    left: int = record[0]
+    return left
+
+
+async def _now(connection: Connection) -> Any:
+    row = await fetch_one(connection, WEBHOOKS.now, {})
+    assert row is not None, "the clock has a row"
+    return row[0]

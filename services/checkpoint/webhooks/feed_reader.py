@@ -1,0 +1,167 @@
+"""Changes become deliveries: written down in one transaction with the cursor behind them, so each once."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import uuid_utils
+
+from services.checkpoint.queries import QUERIES, fetch_one, in_ledger_transaction, ledger_connection
+from services.checkpoint.reads import filter_parameters, read_tasks
+from services.checkpoint.watch.change_feed import ChangeCursor, RecordedChange, read_changes
+from services.checkpoint.webhooks.rows import NO_TASK, WEBHOOKS, gap_message
+from tenure.domain.states import TaskState
+from tenure.domain.webhooks import MISSED_EVENT, GapReason, body_of, event_of, wants
+from tenure.runtime import metrics
+from tenure.runtime.failpoints import failpoint
+from tenure.v1 import task_pb2
+from tenure.wire.common import to_dict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tenure.runtime.postgres import Connection, Pool
+
+_log: Final = logging.getLogger(__name__)
+EVENTS_A_WRITE: Final = 10
+"""Each with its task, which may be large."""
+GAPS_KEPT: Final = 20
+
+
+class SenderLeaseKey(NamedTuple):
+    """Whose turn it is: what is written for it is refused once another turn began."""
+
+    webhook_id: str
+    tenant: str
+    turn: int
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """As the statements take it."""
+        return {"webhook_id": self.webhook_id, "turn": self.turn}
+
+
+class WebhookEvent(NamedTuple):
+    """A delivery to be written down."""
+
+    delivery_id: str
+    event_type: str
+    line: str
+    sequence: int
+    body: str
+
+
+async def read_on(
+    pool: Pool, place: SenderLeaseKey, patterns: Sequence[str], task_filter: task_pb2.TaskFilter, cursor: ChangeCursor
+) -> bool:
+    """Takes the next page of changes. True: there may be more at once."""
+    if await _note_gap(pool, place, cursor):
+        return True
+    page = await read_changes(pool, place.tenant, filter_parameters(task_filter), cursor)
+    wanted = [change for change in page.changes if wants(patterns, _event(change))]
+    for start in range(0, len(wanted), EVENTS_A_WRITE):
+        some = wanted[start : start + EVENTS_A_WRITE]
+        behind = some[-1].cursor
+        if not await _advance(pool, place, cursor, behind, await _events(pool, place.tenant, some)):
+            return False
+        await failpoint("checkpoint.after_events")
+        cursor = behind
+    await _advance(pool, place, cursor, page.cursor, [])
+    return page.full
+
+
+async def write_events(connection: Connection, webhook_id: str, events: Sequence[WebhookEvent]) -> None:
+    """In their order. The webhook's row is locked and counts them."""
+    names = ("delivery_ids", "event_types", "lines", "sequences", "bodies")
+    columns = dict(zip(names, map(list, zip(*events, strict=True)), strict=True))
+    await connection.execute(WEBHOOKS.write_deliveries, {"webhook_id": webhook_id, **columns})
+
+
+async def _events(pool: Pool, tenant: str, changes: Sequence[RecordedChange]) -> list[WebhookEvent]:
+    """With the tasks as they stand now; one that was pruned meanwhile is told of without."""
+    async with ledger_connection(pool) as connection:
+        result = await read_tasks(connection, tenant, sorted({change.task_id for change in changes}))
+    tasks = {task.task_id: task for task in result}
+    return [_told(change, tasks.get(change.task_id)) for change in changes]
+
+
+def _told(change: RecordedChange, task: task_pb2.Task | None) -> WebhookEvent:
+    data = to_dict(change.to_message(task))
+    event = _event(change)
+    return WebhookEvent(
+        str(uuid_utils.uuid7()), event, change.task_id, change.sequence, body_of(event, change.changed_at, data)
+    )
+
+
+def _event(change: RecordedChange) -> str:
+    return event_of(TaskState(change.state), change.reason, cancel_requested=change.cancel_requested)
+
+
+async def _advance(
+    pool: Pool, place: SenderLeaseKey, cursor: ChangeCursor, behind: ChangeCursor, events: Sequence[WebhookEvent]
+) -> bool:
+    """False when it was not this turn's any more: then nothing is written."""
+
+    async def work(connection: Connection) -> bool:
+        if not await _move(connection, place, cursor, behind, len(events)):
+            return False
+        if events:
+            await write_events(connection, place.webhook_id, events)
+        return True
+
+    return await in_ledger_transaction(pool, work)
+
+
+async def _move(
+    connection: Connection, place: SenderLeaseKey, cursor: ChangeCursor, behind: ChangeCursor, written: int
+) -> bool:
+    parameters = {
+        **place.key,
+        **cursor._asdict(),
+        **{f"to_{name}": value for name, value in behind._asdict().items()},
+        "written": written,
+    }
+    return await fetch_one(connection, WEBHOOKS.move_cursor, parameters) is not None
+
+
+async def _note_gap(pool: Pool, place: SenderLeaseKey, cursor: ChangeCursor) -> bool:
+    """Whether there was one. It is written down, told to the endpoint, and read on behind it."""
+    async with ledger_connection(pool) as connection:
+        row = await fetch_one(connection, QUERIES.feed, {})
+    assert row is not None, "the row is made with the table and never deleted"
+    reason, behind = _gap(cursor, *row)
+    if reason is None:
+        return False
+    facts = {"webhook": place.webhook_id, "reason": reason}
+    _log.warning("changes could not be told to a webhook any more", extra=facts)
+    metrics.count("tenure_webhook_gaps_total", reason=reason)
+
+    async def work(connection: Connection) -> None:
+        ends = {"from_cursor": cursor.encoded(), "to_cursor": behind.encoded()}
+        times = await fetch_one(connection, WEBHOOKS.record_gap, {**place.key, "reason": reason, **ends})
+        if times is None or not await _move(connection, place, cursor, behind, 1):
+            return
+        delivery_id = str(uuid_utils.uuid7())
+        body = body_of(MISSED_EVENT, times[1], to_dict(gap_message(reason, *times, *ends.values())))
+        await write_events(
+            connection, place.webhook_id, [WebhookEvent(delivery_id, MISSED_EVENT, NO_TASK + delivery_id, 0, body)]
+        )
+        await connection.execute(WEBHOOKS.forget_old_gaps, {"webhook_id": place.webhook_id, "kept": GAPS_KEPT})
+
+    await in_ledger_transaction(pool, work)
+    return True
+
+
+def _gap(
+    cursor: ChangeCursor, feed_id: str, pruned_xid: int, pruned_position: int, horizon: int, newest: int
+) -> tuple[GapReason | None, ChangeCursor]:
+    """What lies between the cursor and where reading can go on, and where that is."""
+    oldest = ChangeCursor(feed_id, pruned_xid, pruned_position)
+    if cursor.feed_id != feed_id:
+        return GapReason.OTHER_FEED, oldest
+    if cursor.xid > newest:
+        return GapReason.PUT_BACK, ChangeCursor(feed_id, horizon, 0)
+    if cursor < oldest:
+        return GapReason.EXPIRED, oldest
+    return None, cursor

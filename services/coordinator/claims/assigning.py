@@ -1,0 +1,100 @@
+"""Which session gets which offer: the one with the most free slots, no two suspects, and each where operators want.
+
+Slots that are kept for higher tiers are filled first by these: else what could go there would take another's place.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from tenure.domain.task import Priority
+from tenure.wire.common import PRIORITIES
+
+if TYPE_CHECKING:
+    from services.coordinator.sessions.session import AttachedSession
+    from tenure.v1 import checkpoint_service_pb2 as pb
+
+_Entry = tuple[bool, int, int]
+
+
+class Assigned(NamedTuple):
+    """An offer, and the session with a slot set aside for it."""
+
+    offer: pb.Offer
+    session: AttachedSession
+
+    @property
+    def tier(self) -> Priority:
+        """Which slots it fills."""
+        return tier_of(self.offer)
+
+
+def tier_of(offer: pb.Offer) -> Priority:
+    """The offered task's tier."""
+    return PRIORITIES.to_domain(offer.priority)
+
+
+def assign(offers: Sequence[pb.Offer], sessions: Sequence[AttachedSession], now: float) -> list[Assigned]:
+    """In the order of the offers. Those that nobody can take are left out."""
+    slots = _FreeSlots(sessions, now)
+    taken = ((offer, slots.take(offer)) for offer in offers)
+    return [Assigned(offer, session) for offer, session in taken if session is not None]
+
+
+class _FreeSlots:
+    """For each tier a heap of (whether no slot is kept for the tier, minus free slots, index of the session).
+
+    What was taken meanwhile is found out when an entry comes up: it can only have come to stand further back.
+    """
+
+    def __init__(self, sessions: Sequence[AttachedSession], now: float) -> None:
+        self._sessions = sessions
+        self._slots = [session.slots(now) for session in sessions]
+        self._heaps = {tier: self._heap(tier) for tier in Priority}
+        self._for_suspects = {index for index, session in enumerate(sessions) if not session.has_suspect}
+
+    def take(self, offer: pb.Offer) -> AttachedSession | None:
+        """A slot, or None."""
+        tier = tier_of(offer)
+        heap = self._heaps[tier]
+        passed_over: list[_Entry] = []
+        index = None
+        while heap and index is None:
+            entry = heapq.heappop(heap)
+            now = self._entry(tier, entry[-1])
+            if now is not None and now != entry:
+                heapq.heappush(heap, now)
+            elif now is not None and self._is_for(entry[-1], offer):
+                index = entry[-1]
+            elif now is not None:
+                passed_over.append(entry)
+        for each in passed_over:
+            heapq.heappush(heap, each)
+        return None if index is None else self._take_at(index, tier, suspect=offer.suspect)
+
+    def _take_at(self, index: int, tier: Priority, *, suspect: bool) -> AttachedSession:
+        self._slots[index] = self._slots[index].after(tier)
+        entry = self._entry(tier, index)
+        if entry is not None:
+            heapq.heappush(self._heaps[tier], entry)
+        if suspect:
+            self._for_suspects.discard(index)
+        return self._sessions[index]
+
+    def _heap(self, tier: Priority) -> list[_Entry]:
+        entries = [entry for index in range(len(self._slots)) if (entry := self._entry(tier, index)) is not None]
+        heapq.heapify(entries)
+        return entries
+
+    def _entry(self, tier: Priority, index: int) -> _Entry | None:
+        slots = self._slots[index]
+        free = slots.of(tier)
+        return (not slots.kept_for(tier), -free, index) if free else None
+
+    def _is_for(self, index: int, offer: pb.Offer) -> bool:
+        worker_id = self._sessions[index].worker_id
+        if offer.suspect and index not in self._for_suspects:
+            return False
+        return worker_id == offer.only_worker_id if offer.only_worker_id else worker_id != offer.not_worker_id

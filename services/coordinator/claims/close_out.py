@@ -1,0 +1,261 @@
+"""One ending of a task by somebody other than its worker, through the same fences as everybody.
+
+Delete the owner's claim, claim under the coordinator's own session, register, Open, close the tools' fence, then commit
+an outcome for every open intent with the end: in one commit, unless they are too large for one. Without the fence an
+Execute that was delayed on its way would start an effect after the end.
+
+The list of endings may be old: meanwhile the owner can end the task, and an operator can requeue it. So what Open
+returns decides whether the ending is still due. While this claim is open, nothing withdraws an ending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+from services.coordinator.claims.lost_claims import LostClaim
+from services.coordinator.lease_store import ClaimRecord, HeldClaim
+from services.coordinator.lease_store.claim_keys import ClaimRefusal, NewClaim
+from tenure.domain.close_out import Unfinished, outcomes_of_ended_calls, unfinished
+from tenure.domain.entries import ToolOutcome
+from tenure.domain.errors import Fenced, TenureError, Unavailable, WrongState
+from tenure.domain.fencing import describe_epoch
+from tenure.domain.retry import RetryPolicy
+from tenure.domain.states import Reason
+from tenure.runtime import metrics, semconv
+from tenure.runtime.failpoints import failpoint
+from tenure.runtime.logs import log_context
+from tenure.runtime.process import note_progress, rest, resting
+from tenure.runtime.request_context import set_tenant
+from tenure.runtime.retrying import retrying
+from tenure.runtime.task_group import TaskGroup
+from tenure.runtime.telemetry import span
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import coordinator_service_pb2 as coordinator_pb
+from tenure.v1 import ledger_pb2, token_pb2
+from tenure.wire.checkpoint_service import portions
+from tenure.wire.ledger import new_entry
+
+if TYPE_CHECKING:
+    from services.coordinator.claims.granting import Issuer
+    from services.coordinator.claims.lost_claims import LostClaims
+    from services.coordinator.generation import Generation
+    from services.coordinator.lease_store import LeaseStore
+    from services.coordinator.ledger_client import LedgerClient
+    from services.coordinator.sessions.own_session import OwnSession
+    from services.coordinator.sessions.session_attach import Sessions
+    from services.coordinator.tools_client import ToolsClient
+    from tenure.v1 import checkpoint_service_pb2, task_pb2
+    from tenure.wire.ledger import OpenedTask
+
+_log: Final = logging.getLogger(__name__)
+_COMMIT: Final = RetryPolicy(max_attempts=4, initial_seconds=0.1, factor=2.0, cap_seconds=1.0)
+
+
+class CloseOutRunner:
+    """Ends tasks. An ending that fails half-way lets go of the task; it is listed again."""
+
+    def __init__(
+        self,
+        store: LeaseStore,
+        ledger: LedgerClient,
+        tool_fence: ToolsClient,
+        losses: LostClaims,
+        issuer: Issuer,
+        generation: Generation,
+        own_session: OwnSession,
+    ) -> None:
+        self._store = store
+        self._ledger = ledger
+        self._tool_fence = tool_fence
+        self._losses = losses
+        self._issuer = issuer
+        self._generation = generation
+        self._own_session = own_session
+
+    async def end(self, ending: pb.ListEndingsResponse.Ending) -> bool:
+        """Whether it was ended here and now. Raises Unavailable; somebody else being quicker is no error."""
+        held = await self._claim(ending)
+        if held is None:
+            return False
+        await failpoint("coordinator.after_ending_claim")
+        try:
+            if held.record.claim_id not in await self._ledger.register([held]):
+                self._generation.doubt()
+                return False
+            if not await self._close_out(ending, held):
+                return False
+        except (Fenced, WrongState) as error:
+            _log.info("somebody else ended or took the task", extra={"task": ending.task_id, "error": error})
+            return False
+        except TenureError as error:
+            message = f"{self._own_session.holder} could not end the task: {error.message}"
+            await self._losses.requeue([LostClaim.of(held, Reason.CLAIM_LOST, message)])
+            raise
+        finally:
+            await failpoint("coordinator.before_ending_release")
+            await self._losses.delete(held)
+        metrics.count("tenure_close_outs_total", reason=ending.reason)
+        facts = {"task": ending.task_id, "epoch": describe_epoch(held.epoch), "reason": ending.reason}
+        _log.info("ended a task", extra=facts)
+        return True
+
+    async def _claim(self, ending: pb.ListEndingsResponse.Ending) -> HeldClaim | None:
+        """Our claim, after the owner's was deleted; None if somebody else claimed in between."""
+        owner = (await self._store.claims.find_many([ending.task_id])).get(ending.task_id)
+        if owner is not None:
+            await self._losses.delete(owner)
+        session = await self._own_session.current()
+        record = ClaimRecord(
+            claim_id=str(uuid4()),
+            worker_id=self._own_session.holder,
+            session_id=session.session_id,
+            generation=session.record.generation,
+            tenant=ending.tenant,
+            reason=ending.reason,
+            previous_epoch=owner.epoch if owner is not None else 0,
+            key_id=self._issuer.key_id,
+            tools=(),
+        )
+        [claimed] = await self._store.claims.claim_many([NewClaim(ending.task_id, record, session)])
+        if claimed.refusal is ClaimRefusal.SESSION_GONE:
+            self._own_session.forget(session)
+        elif claimed.refusal is ClaimRefusal.GENERATION:
+            self._generation.doubt()
+        elif claimed.refusal is ClaimRefusal.UNCLEAR:
+            raise Unavailable("a claim for an ending is unclear")
+        return claimed.held
+
+    async def _close_out(self, ending: pb.ListEndingsResponse.Ending, held: HeldClaim) -> bool:
+        """Whether the task was ended. A task whose ending is over goes back to the queue."""
+        token = self._issuer.issue(held)
+        await failpoint("coordinator.before_ending_open")
+        opened = await self._ledger.open(token)
+        await failpoint("coordinator.after_ending_open")
+        if not _is_due(ending, opened.task):
+            message = f"{self._own_session.holder} came to end attempt {ending.attempt} ({ending.reason}): it is over"
+            await self._losses.requeue([LostClaim.of(held, Reason.ENDING_OVER, message)])
+            return False
+        point = unfinished(opened.entries)
+        outcomes = await self._outcomes(token, point)
+        end = pb.Transition(
+            to_state=ending.to_state, reason=ending.reason, message=ending.message, result=point.last_text
+        )
+        entries = [new_entry(point.step, outcome) for outcome in outcomes]
+        *before, last = portions(entries, ledger_pb2.NewEntry.ByteSize, last_bytes=end.ByteSize())
+        await failpoint("coordinator.before_ending_commit")
+        commits = [pb.CommitRequest(entries=part) for part in before]
+        await self._commit(token, opened, [*commits, pb.CommitRequest(entries=last, transition=end)])
+        return True
+
+    async def _commit(
+        self, token: token_pb2.FencingToken, opened: OpenedTask, commits: Iterable[pb.CommitRequest]
+    ) -> None:
+        """One after another: what a crash leaves in between is a task with fewer open calls, whose end is still due."""
+        sequence = opened.task.sequence
+        for number, request in enumerate(commits, opened.next_commit_number):
+            request.token.CopyFrom(token)
+            request.commit_id, request.commit_number, request.known_sequence = str(uuid4()), number, sequence
+            sequence = (await retrying(partial(self._ledger.commit, request), _COMMIT)).sequence
+
+    async def _outcomes(self, token: token_pb2.FencingToken, point: Unfinished) -> list[ToolOutcome]:
+        """What each open intent came to. A task without any has nothing at the tools that could still begin."""
+        if not (intents := point.open_intents):
+            return []
+        statuses = await self._tool_fence.close(token)
+        return outcomes_of_ended_calls(intents, statuses, point.resolutions, point.tools)
+
+
+def _is_due(ending: pb.ListEndingsResponse.Ending, task: task_pb2.Task) -> bool:
+    """A ledger of an older version lists endings without their attempt."""
+    return task.cancel_requested and ending.attempt in {0, task.attempt}
+
+
+# Endings that are due: owners are told first; what they do not carry out in time is carried out here.
+
+_POLL_SECONDS: Final = 0.5
+_AT_ONCE: Final = 16
+_FAILED_PAUSE_SECONDS: Final = 1.0
+
+
+class PendingEndings:
+    """The duty `run` asks the ledger what is to be ended. In every replica: the ledger gives each to one of them."""
+
+    def __init__(
+        self, ledger: LedgerClient, sessions: Sessions, ender: CloseOutRunner, *, grace_seconds: float
+    ) -> None:
+        self._ledger = ledger
+        self._sessions = sessions
+        self._ender = ender
+        self._grace_seconds = grace_seconds
+        self._woken = asyncio.Event()
+        self._room = asyncio.Semaphore(_AT_ONCE)
+        self._under_way: set[str] = set()
+
+    def on_cancels(self, task_ids: Iterable[str]) -> None:
+        """Tell the owners that are attached here."""
+        wanted = set(task_ids)
+        for task_id, session in self._sessions.holders_of(wanted):
+            session.send(coordinator_pb.SessionResponse(cancel=coordinator_pb.CancelNotice(task_id=task_id)))
+        if wanted:
+            self._woken.set()
+
+    async def run(self) -> None:
+        """Duty. One ending that takes long, or fails, holds up no other."""
+        async with TaskGroup() as group:
+            while True:
+                try:
+                    while await self._sweep(group):
+                        pass
+                except TenureError as error:
+                    _log.warning("endings could not be listed", extra={"error": error})
+                    await rest(_FAILED_PAUSE_SECONDS)
+                await self._wait()
+
+    async def _sweep(self, group: TaskGroup) -> bool:
+        """Begin to end what is due, as much as there is room for; whether there may be more."""
+        async with self._room:
+            wanted = _AT_ONCE - len(self._under_way)
+        note_progress()
+        due = await self._ledger.list_endings(wanted, self._grace_seconds)
+        for ending in due:
+            if ending.task_id not in self._under_way:
+                await self._room.acquire()
+                self._under_way.add(ending.task_id)
+                group.create_task(self._end_one(ending))
+        return len(due) == wanted
+
+    async def _end_one(self, ending: checkpoint_service_pb2.ListEndingsResponse.Ending) -> None:
+        try:
+            await self._end(ending)
+        except Exception:  # noqa: BLE001  whatever is wrong with one task: logged with its stack, the others are ended
+            _log.exception("a task could not be ended", extra={"task": ending.task_id})
+            await asyncio.sleep(_FAILED_PAUSE_SECONDS)
+        finally:
+            self._under_way.discard(ending.task_id)
+            self._room.release()
+
+    async def _end(self, ending: checkpoint_service_pb2.ListEndingsResponse.Ending) -> None:
+        set_tenant(ending.tenant)  # of this asyncio task only
+        attributes = {semconv.TASK_ID: ending.task_id, semconv.REASON: ending.reason}
+        with log_context(task=ending.task_id), span("end_task", attributes):
+            try:
+                await self._ender.end(ending)
+            except TenureError as error:
+                _log.warning("a task could not be ended yet", extra={"error": error})
+                await asyncio.sleep(_FAILED_PAUSE_SECONDS)
+
+    async def _wait(self) -> None:
+        """Until the poll, or the end of the grace of a cancel that was hinted at."""
+        try:
+            async with asyncio.timeout(_POLL_SECONDS):
+                with resting():
+                    await self._woken.wait()
+        except TimeoutError:
+            return
+        self._woken.clear()
+        await rest(min(self._grace_seconds, _POLL_SECONDS) / 2)

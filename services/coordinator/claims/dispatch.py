@@ -1,0 +1,123 @@
+"""When to ask the ledger for queued tasks, and for how many: only for what sessions here can take now.
+
+Hints say when; a poll stands behind them. Once a list came back short, the next free slot alone is no reason to ask
+again: something has to have been queued since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import reduce
+from typing import TYPE_CHECKING, Final
+
+from services.coordinator.claims.assigning import tier_of
+from services.coordinator.lease_store.claim_keys import MAX_BATCH
+from tenure.domain.errors import TenureError
+from tenure.domain.slots import NO_SLOTS, Slots
+from tenure.runtime.process import note_progress, resting
+
+if TYPE_CHECKING:
+    from services.coordinator.claims.granting import ClaimGranter
+    from services.coordinator.generation import Generation
+    from services.coordinator.ledger_client import LedgerClient
+    from services.coordinator.sessions.session import AttachedSession, WorkerProfile
+    from services.coordinator.sessions.session_attach import Sessions
+    from tenure.domain.task import Priority
+
+_log: Final = logging.getLogger(__name__)
+MOST_WORKERS_NAMED: Final = 1000
+"""Of more, some are not asked for: what an operator meant for those waits a little longer."""
+_POLL_SECONDS: Final = 0.5
+
+
+class Dispatch:
+    """The duty `run` brings offers and sessions together, profile by profile."""
+
+    def __init__(
+        self,
+        ledger: LedgerClient,
+        sessions: Sessions,
+        granting: ClaimGranter,
+        generation: Generation,
+        stopping: asyncio.Event,
+    ) -> None:
+        self._ledger = ledger
+        self._sessions = sessions
+        self._granting = granting
+        self._generation = generation
+        self._stopping = stopping
+        self._woken = asyncio.Event()
+        self._hints = 0
+        # Profiles for which a list came short, with the lowest tier that it had places left for.
+        self._dry: dict[WorkerProfile, Priority] = {}
+
+    def on_queued(self) -> None:
+        """Something may be claimable."""
+        self._hints += 1
+        self._dry.clear()
+        self._woken.set()
+
+    def on_slots(self, session: AttachedSession) -> None:
+        """A session can take something, if there is anything."""
+        slots = session.slots(asyncio.get_running_loop().time())
+        if not self._is_dry(session.profile, slots):
+            self._woken.set()
+
+    async def run(self) -> None:
+        """Duty: until the replica drains; a batch that was begun is carried to its end."""
+        while not self._stopping.is_set():
+            self._woken.clear()
+            try:
+                while await self._round():
+                    pass
+            except TenureError as error:
+                _log.warning("nothing could be granted for now", extra={"error": error})
+            await self._wait()
+
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(_POLL_SECONDS):
+                with resting():
+                    await self._woken.wait()
+        except TimeoutError:
+            self._dry.clear()
+
+    async def _round(self) -> bool:
+        """Serve each profile with free slots once; whether there may be more for any of them."""
+        more = False
+        for profile, sessions in self._by_profile().items():
+            if self._stopping.is_set() or not self._generation.is_settled:
+                return False
+            note_progress()
+            more |= await self._serve(profile, sessions)
+        return more
+
+    async def _serve(self, profile: WorkerProfile, sessions: list[AttachedSession]) -> bool:
+        now = asyncio.get_running_loop().time()
+        slots = sum((session.slots(now) for session in sessions), NO_SLOTS).at_most(MAX_BATCH)
+        if self._is_dry(profile, slots):
+            return False
+        hints = self._hints
+        without_suspects = all(session.has_suspect for session in sessions)
+        worker_ids = {session.worker_id for session in sessions[:MOST_WORKERS_NAMED]}
+        offers = await self._ledger.list_claimable(profile, slots, worker_ids, without_suspects=without_suspects)
+        short_of = reduce(Slots.after, map(tier_of, offers), slots).lowest_tier()
+        if short_of is not None and hints == self._hints:
+            self._dry[profile] = short_of
+        if offers:
+            await self._granting.grant(offers, sessions)
+        return short_of is None
+
+    def _is_dry(self, profile: WorkerProfile, slots: Slots) -> bool:
+        """Whether there is nothing for any of these places, as far as is known."""
+        lowest, dry = slots.lowest_tier(), self._dry.get(profile)
+        return lowest is None or (dry is not None and lowest <= dry)
+
+    def _by_profile(self) -> dict[WorkerProfile, list[AttachedSession]]:
+        now = asyncio.get_running_loop().time()
+        grouped: dict[WorkerProfile, list[AttachedSession]] = {}
+        for session in self._sessions:
+            if session.slots(now).any > 0:
+                grouped.setdefault(session.profile, []).append(session)
+        return grouped

@@ -1,0 +1,289 @@
+"""From offers to grants: claim in etcd, register in the ledger, sign, send. In this order, and no step assumed.
+
+A claim whose fate is unclear is neither granted nor taken for lost. A claim that the ledger does not register is
+deleted. A grant that cannot be sent is taken back at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+from services.coordinator.claims.assigning import Assigned, assign
+from services.coordinator.lease_store import ClaimRecord, HeldClaim
+from services.coordinator.lease_store.claim_keys import ClaimRefusal, ClaimResult, NewClaim
+from tenure.domain.errors import TenureError
+from tenure.domain.fencing import LEASE_PREFIX, TASK_PREFIX, Claims, describe_epoch
+from tenure.domain.retry import RetryPolicy
+from tenure.runtime import metrics, semconv
+from tenure.runtime.failpoints import failpoint
+from tenure.runtime.process import rest
+from tenure.runtime.retrying import retrying
+from tenure.runtime.signing import Signer, Verifier
+from tenure.runtime.telemetry import span
+from tenure.v1 import coordinator_service_pb2 as coordinator_pb
+from tenure.v1 import lease_service_pb2 as pb
+from tenure.wire.common import seconds
+from tenure.wire.token import check_token, sign_claims
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from services.coordinator.claims.lost_claims import LostClaims
+    from services.coordinator.generation import Generation
+    from services.coordinator.lease_store import LeaseStore
+    from services.coordinator.lease_store.named_leases import NamedLease
+    from services.coordinator.ledger_client import LedgerClient
+    from services.coordinator.sessions.session import AttachedSession
+    from tenure.v1 import checkpoint_service_pb2 as checkpoint_pb
+    from tenure.v1 import token_pb2
+
+
+# Signing tokens. Only for claims that the ledger has registered: who calls this has asked it.
+
+_log: Final = logging.getLogger(__name__)
+_CHECK_SECONDS: Final = 5.0
+
+
+class Issuer:
+    """Signs with the key in a file, and with another one as soon as the file holds another one."""
+
+    def __init__(self, signing_key_file: Path, verifying_keys_file: Path) -> None:
+        self._path = signing_key_file
+        self._signer = Signer.load(signing_key_file)
+        self._verifier = Verifier(verifying_keys_file)
+
+    @property
+    def key_id(self) -> str:
+        """The key that signs now."""
+        return self._signer.key_id
+
+    def issue(self, claim: HeldClaim) -> token_pb2.FencingToken:
+        """The token of a registered claim; signing one again gives the same epoch under the present key."""
+        record = claim.record
+        claims = Claims(
+            resource=f"{TASK_PREFIX}{claim.task_id}",
+            tenant=record.tenant,
+            epoch=claim.epoch,
+            claim_id=record.claim_id,
+            holder=record.worker_id,
+            tools=record.tools,
+        )
+        return sign_claims(self._signer, claims, datetime.now(UTC))
+
+    def issue_again(self, task_id: str, tenant: str, epoch: int, claim_id: str, holder: str) -> token_pb2.FencingToken:
+        """A token of a grant that the ledger told of as a pruned task's last: good for closing what it guarded."""
+        claims = Claims(f"{TASK_PREFIX}{task_id}", tenant, epoch, claim_id, holder)
+        return sign_claims(self._signer, claims, datetime.now(UTC))
+
+    def issue_lease(self, held: NamedLease) -> token_pb2.FencingToken:
+        """The token of a named resource's registered lease, likewise; it opens no task."""
+        claims = Claims(
+            resource=f"{LEASE_PREFIX}{held.resource}",
+            tenant=held.tenant,
+            epoch=held.epoch,
+            claim_id=held.record.claim_id,
+            holder=held.record.holder,
+        )
+        return sign_claims(self._signer, claims, datetime.now(UTC))
+
+    def check(self, token: token_pb2.FencingToken) -> Claims:
+        """What a token says that is shown to us. Raises Unauthenticated (INVALID_TOKEN)."""
+        return check_token(self._verifier, token)
+
+    def signing_keys(self) -> list[pb.SigningKey]:
+        """All public keys that verify, the active one marked. It verifies here even before the others' file has it."""
+        keys = {**self._verifier.public_keys(), self._signer.key_id: self._signer.public_key_bytes()}
+        return [
+            pb.SigningKey(key_id=key_id, public_key=public_key, active=key_id == self._signer.key_id)
+            for key_id, public_key in sorted(keys.items())
+        ]
+
+    async def follow_rotation(self) -> None:
+        """Duty: take up a new key. An unusable file changes nothing, or a slip of an operator would stop all grants."""
+        while True:
+            await rest(_CHECK_SECONDS)
+            try:
+                signer = await asyncio.to_thread(Signer.load, self._path)
+            except ValueError as error:
+                _log.error("the signing key cannot be read; the former one stays in use", extra={"error": error})
+                continue
+            if signer.key_id != self._signer.key_id:
+                _log.info("signing with another key", extra={"former": self._signer.key_id, "key_id": signer.key_id})
+                self._signer = signer
+
+
+_REGISTER: Final = RetryPolicy(max_attempts=3, initial_seconds=0.05, factor=2.0, cap_seconds=0.5)
+_MOST_UNCLEAR: Final = 10_000
+
+
+class ClaimGranter:
+    """One batch at a time, at most MAX_BATCH offers."""
+
+    def __init__(
+        self, store: LeaseStore, ledger: LedgerClient, losses: LostClaims, issuer: Issuer, generation: Generation
+    ) -> None:
+        self._store = store
+        self._ledger = ledger
+        self._losses = losses
+        self._issuer = issuer
+        self._generation = generation
+        # Claims of ours that may or may not be in etcd, by task: one that shows up was never granted.
+        self._unclear: OrderedDict[str, str] = OrderedDict()
+
+    async def grant(self, offers: Sequence[checkpoint_pb.Offer], sessions: Sequence[AttachedSession]) -> int:
+        """Hand the offers to sessions with free slots. How many were handed out; the others are offered again.
+
+        Raises Unavailable when etcd or the ledger does not answer; what was claimed by then is taken back.
+        """
+        assigned = assign(offers, sessions, asyncio.get_running_loop().time())
+        for each in assigned:
+            each.session.take_slot(each.tier, suspect=each.offer.suspect)
+        try:
+            with span("claim_batch", {semconv.CLAIMS: len(assigned)}):
+                return await self._grant(assigned)
+        finally:
+            for each in assigned:
+                each.session.put_slot_back(each.tier, suspect=each.offer.suspect)
+
+    async def _grant(self, assigned: Sequence[Assigned]) -> int:
+        claims = await self._claim(assigned)
+        if not claims:
+            return 0
+        await failpoint("coordinator.after_claim")
+        held = list(claims)
+        try:
+            registered = await retrying(lambda: self._ledger.register(held), _REGISTER)
+        except TenureError:
+            await self._take_back(held)
+            raise
+        await failpoint("coordinator.after_register")
+        unregistered = [each for each in held if each.record.claim_id not in registered]
+        if unregistered:  # the ledger knows a higher epoch: has etcd gone back?
+            _log.warning("claims were not registered", extra={"tasks": [each.task_id for each in unregistered]})
+            metrics.count("tenure_claims_unregistered_total", len(unregistered))
+            self._generation.doubt()
+        unsent = [each for each in held if each.record.claim_id in registered and not self._send(each, claims[each])]
+        await self._take_back([*unregistered, *unsent])
+        return len(held) - len(unregistered) - len(unsent)
+
+    async def _claim(self, assigned: Sequence[Assigned]) -> dict[HeldClaim, Assigned]:
+        """Claim, and once more where only a dead claim was in the way."""
+        made, in_the_way = await self._claim_once(assigned)
+        if in_the_way:
+            await self._take_back([holder for holder, _ in in_the_way])
+            made_again, _ = await self._claim_once([each for _, each in in_the_way])
+            made.update(made_again)
+        return made
+
+    async def _claim_once(
+        self, assigned: Sequence[Assigned]
+    ) -> tuple[dict[HeldClaim, Assigned], list[tuple[HeldClaim, Assigned]]]:
+        generation = self._generation.current()
+        wanted = [self._new_claim(each, generation) for each in assigned]
+        made: dict[HeldClaim, Assigned] = {}
+        in_the_way: list[tuple[HeldClaim, Assigned]] = []
+        for claimed, each in zip(await self._store.claims.claim_many(wanted), assigned, strict=True):
+            if claimed.held is not None:
+                made[claimed.held] = each
+            elif self._is_dead(claimed, each.offer):
+                assert claimed.holder is not None
+                in_the_way.append((claimed.holder, each))
+            else:
+                self._refused(claimed, each)
+        return made, in_the_way
+
+    def _new_claim(self, each: Assigned, generation: int) -> NewClaim:
+        offer, session = each.offer, each.session
+        record = ClaimRecord(
+            claim_id=str(uuid4()),
+            worker_id=session.worker_id,
+            session_id=session.session_id,
+            generation=generation,
+            tenant=offer.tenant,
+            reason=offer.reason,
+            previous_epoch=offer.previous_epoch,
+            loop=offer.loop,
+            key_id=self._issuer.key_id,
+            tools=tuple(offer.tools.names) if offer.HasField("tools") else None,
+            suspect=offer.suspect,
+            start_timeout_seconds=seconds(offer.start_timeout),
+            progress_timeout_seconds=seconds(offer.progress_timeout),
+        )
+        return NewClaim(offer.task_id, record, session.held)
+
+    def _is_dead(self, claimed: ClaimResult, offer: checkpoint_pb.Offer) -> bool:
+        """Whether the claim in the way is one that nobody works under.
+
+        A queued task whose newest Open was under that very claim was moved out of it: only its release is still to
+        come. And an unclear claim of ours that showed up was never granted.
+        """
+        holder = claimed.holder
+        if claimed.refusal is not ClaimRefusal.TAKEN or holder is None:
+            return False
+        return holder.epoch == offer.previous_epoch or self._unclear.get(offer.task_id) == holder.record.claim_id
+
+    def _refused(self, claimed: ClaimResult, each: Assigned) -> None:
+        assert claimed.refusal is not None
+        metrics.count("tenure_claims_refused_total", refusal=claimed.refusal.name)
+        match claimed.refusal:
+            case ClaimRefusal.SESSION_GONE:
+                each.session.lose("the session has ended, or is attached to another coordinator")
+            case ClaimRefusal.GENERATION:
+                self._generation.doubt()
+            case ClaimRefusal.UNCLEAR:
+                self._unclear[each.offer.task_id] = claimed.wanted.record.claim_id
+                if len(self._unclear) > _MOST_UNCLEAR:
+                    self._unclear.popitem(last=False)
+                self._generation.doubt()
+            case ClaimRefusal.TOO_LARGE:
+                _log.error(
+                    "a task cannot be granted: its tool allowlist is too long; cancel it, or fork it with fewer tools",
+                    extra={"task": each.offer.task_id},
+                )
+            case ClaimRefusal.TAKEN | ClaimRefusal.NOT_SENT:
+                pass  # another replica was quicker, a claim is about to be cleaned up, or etcd did not answer
+
+    def _send(self, held: HeldClaim, assigned: Assigned) -> bool:
+        """Sign and hand over; False if the session is not to be trusted any more, or its stream has ended."""
+        now = asyncio.get_running_loop().time()
+        if not assigned.session.may_be_granted(now):
+            return False
+        with span("claim", _attributes(held)):
+            grant = coordinator_pb.Grant(
+                task_id=held.task_id,
+                claim_id=held.record.claim_id,
+                token=self._issuer.issue(held),
+                loop=held.record.loop,
+                priority=assigned.offer.priority,
+            )
+            sent = assigned.session.send_grant(held, grant, now)
+        if sent:
+            metrics.count("tenure_grants_total")
+            facts = {"task": held.task_id, "epoch": describe_epoch(held.epoch), "worker": held.record.worker_id}
+            _log.info("granted a task", extra=facts)
+        return sent
+
+    async def _take_back(self, claims: Sequence[HeldClaim]) -> None:
+        results = await asyncio.gather(*(self._losses.delete(each) for each in claims), return_exceptions=True)
+        for held, result in zip(claims, results, strict=True):
+            if isinstance(result, TenureError):
+                _log.warning("a claim could not be deleted", extra={"task": held.task_id, "error": result})
+            elif isinstance(result, BaseException):
+                raise result
+
+
+def _attributes(held: HeldClaim) -> dict[str, str | int]:
+    """What is to be found by somebody who looks for a task's claims."""
+    return {
+        semconv.TASK_ID: held.task_id,
+        semconv.TENANT: held.record.tenant,
+        semconv.EPOCH: held.epoch,
+        semconv.WORKER: held.record.worker_id,
+        semconv.REASON: held.record.reason,
+    }

@@ -1,0 +1,277 @@
+"""Watching a prefix: a stream of changes that survives its connections and never falls silent.
+
+A watch is a hint, a list is the truth. Whatever could make the hints incomplete ends the watch with a Resync; the
+caller then lists and watches again from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import grpc.aio
+
+from services.coordinator.etcd import stubs
+from services.coordinator.etcd.calls import EtcdError, backoff_seconds, read
+from services.coordinator.etcd.endpoints import REQUIRE_LEADER, Endpoint
+from services.coordinator.etcd.transactions import KeyValue, key_value, prefix_end
+from tenure.runtime.process import note_progress
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from services.coordinator.etcd.endpoints import Endpoints
+
+
+# One connection of a watch, with an ear for silence.
+
+# A stream is opened anew every hour, so that no call is without a deadline.
+_STREAM_MAX_AGE_SECONDS = 3_600.0
+_CLOSE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchPatience:
+    """After `idle_seconds` without a message etcd is asked for one; it has `answer_seconds` to send any."""
+
+    idle_seconds: float = 3.0
+    answer_seconds: float = 2.0
+
+
+class StreamLostError(Exception):
+    """The stream broke, was canceled, or fell silent: watch again on another connection."""
+
+
+async def responses(
+    endpoint: Endpoint, create: stubs.WatchRequest, patience: WatchPatience
+) -> AsyncGenerator[stubs.WatchResponse, None]:
+    """Open a watch and yield what etcd sends, the `created` answer first. Raises StreamLostError, never just ends.
+
+    Messages are read as they are asked for: a slow reader holds etcd back instead of filling memory.
+    """
+    call = endpoint.watch.Watch(timeout=_STREAM_MAX_AGE_SECONDS, metadata=REQUIRE_LEADER)
+    reader = _Reader(call)
+    try:
+        await reader.send(create, within_seconds=patience.answer_seconds)
+        response = await reader.next(within_seconds=patience.answer_seconds)
+        while True:
+            if response is None:
+                raise StreamLostError("fell silent")
+            note_progress()
+            yield response
+            response = await reader.next(within_seconds=patience.idle_seconds)
+            if response is None:
+                progress = stubs.WatchRequest(progress_request=stubs.WatchProgressRequest())
+                await reader.send(progress, within_seconds=patience.answer_seconds)
+                response = await reader.next(within_seconds=patience.answer_seconds)
+    except grpc.aio.AioRpcError as error:
+        raise StreamLostError(f"{error.code().name}: {error.details()}") from error
+    finally:
+        await reader.aclose()
+
+
+class _Reader:
+    """Reads with a time limit. Cancelling a read of grpc.aio cancels the whole call, so the read is kept instead."""
+
+    def __init__(self, call: grpc.aio.StreamStreamCall[stubs.WatchRequest, stubs.WatchResponse]) -> None:
+        self._call = call
+        self._reading: asyncio.Task[stubs.WatchResponse] | None = None
+
+    async def send(self, request: stubs.WatchRequest, *, within_seconds: float) -> None:
+        """Send a request. A write that blocks is a dead stream too."""
+        try:
+            async with asyncio.timeout(within_seconds):
+                await self._call.write(request)
+        except TimeoutError as error:
+            raise StreamLostError("takes no requests") from error
+        except asyncio.InvalidStateError as error:
+            raise StreamLostError("ended") from error
+
+    async def next(self, *, within_seconds: float) -> stubs.WatchResponse | None:
+        """The next message, or None if there was none in time; the read goes on and a later call gets it."""
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read(), name="etcd-watch-read")
+        done, _ = await asyncio.wait({self._reading}, timeout=within_seconds)
+        if not done:
+            return None
+        reading, self._reading = self._reading, None
+        return reading.result()
+
+    async def aclose(self) -> None:
+        self._call.cancel()
+        if self._reading is not None:
+            await asyncio.wait({self._reading}, timeout=_CLOSE_SECONDS)
+            if self._reading.done() and not self._reading.cancelled():
+                # Looked at, so that asyncio does not report it as lost: the stream is being given up anyway.
+                self._reading.exception()
+
+    async def _read(self) -> stubs.WatchResponse:
+        response = await self._call.read()
+        if not isinstance(response, stubs.WatchResponse):  # grpc.aio.EOF
+            raise StreamLostError("ended by etcd")
+        return response
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyChange:
+    """A key was put or deleted. Of a deleted one `key_value` has the key and the revision of the deletion only.
+
+    `previous` is what it replaced, if the watch asked for it and etcd still keeps it.
+    """
+
+    key_value: KeyValue
+    deleted: bool
+    previous: KeyValue | None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyChanges:
+    """All changes under the prefix of one or more revisions, none of them cut in two. `revision` is the last one's."""
+
+    revision: int
+    changes: tuple[KeyChange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WatchReconnected:
+    """The watch goes on over another connection; `revision` is the member's at that time.
+
+    No proof yet that nothing was missed: if history was compacted meanwhile, a Resync follows in a moment.
+    """
+
+    revision: int
+
+
+class ResyncReason(enum.Enum):
+    """Why changes may have been missed."""
+
+    COMPACTED = "COMPACTED"
+    REVISION_WENT_BACK = "REVISION_WENT_BACK"
+    CLUSTER_CHANGED = "CLUSTER_CHANGED"
+
+
+@dataclass(frozen=True, slots=True)
+class Resync:
+    """Changes may have been missed: list again. The last item of a watch.
+
+    `revision` is the one etcd is at; for COMPACTED, the one up to which history is gone.
+    """
+
+    reason: ResyncReason
+    revision: int
+
+
+WatchItem: TypeAlias = KeyChanges | WatchReconnected | Resync
+
+
+class EtcdWatch:
+    """One watch of a prefix, over as many connections as it takes. Iterate it once."""
+
+    def __init__(
+        self, endpoints: Endpoints, prefix: bytes, start_revision: int, *, previous: bool, patience: WatchPatience
+    ) -> None:
+        if start_revision < 1:
+            raise ValueError("a watch starts at a revision: list first, then watch from the listing's revision + 1")
+        self._endpoints = endpoints
+        self._prefix = prefix
+        self._next_revision = start_revision
+        self._previous = previous
+        self._patience = patience
+        self._cluster_id: int | None = None
+        self._failures = 0
+
+    async def items(self) -> AsyncGenerator[WatchItem, None]:
+        """Yield what happens until a Resync; connections are replaced for as long as it takes."""
+        while True:
+            endpoint = self._endpoints.current
+            try:
+                async with aclosing(responses(endpoint, self._request(), self._patience)) as stream:
+                    async for response in stream:
+                        item = await self._digest(response)
+                        if item is not None:
+                            yield item
+                        if isinstance(item, Resync):
+                            log.warning("watch of %r must resync: %s", self._prefix, item)
+                            return
+            except StreamLostError as lost:
+                note_progress()
+                self._failures += 1
+                log.warning(
+                    "watch of %r lost %s (%s), next: revision %d",
+                    self._prefix,
+                    endpoint.target,
+                    lost,
+                    self._next_revision,
+                )
+                self._endpoints.rotate(endpoint)
+                await asyncio.sleep(backoff_seconds(self._failures))
+
+    def _request(self) -> stubs.WatchRequest:
+        return stubs.WatchRequest(
+            create_request=stubs.WatchCreateRequest(
+                key=self._prefix or b"\x00",
+                range_end=prefix_end(self._prefix),
+                start_revision=self._next_revision,
+                progress_notify=True,
+                prev_kv=self._previous,
+            )
+        )
+
+    async def _digest(self, response: stubs.WatchResponse) -> WatchItem | None:
+        if response.compact_revision:
+            return Resync(ResyncReason.COMPACTED, response.compact_revision)
+        if response.canceled:
+            raise StreamLostError(f"canceled by etcd: {response.cancel_reason or 'no reason given'}")
+        if response.created:
+            return await self._check_history(response.header)
+        return self._changes(response.events)
+
+    async def _check_history(self, header: stubs.ResponseHeader) -> WatchItem | None:
+        """Is this still the etcd, and the history, that we were watching?
+
+        It has to be asked here: etcd accepts a watch from a revision it does not have yet, and says nothing.
+        """
+        if self._cluster_id is not None and header.cluster_id != self._cluster_id:
+            return Resync(ResyncReason.CLUSTER_CHANGED, header.revision)
+        if header.revision < self._next_revision - 1:
+            # Either history was lost, or this member merely lags behind: only a linearizable read can tell.
+            revision = await self._current_revision()
+            if revision < self._next_revision - 1:
+                return Resync(ResyncReason.REVISION_WENT_BACK, revision)
+        first, self._cluster_id = self._cluster_id is None, header.cluster_id
+        self._failures = 0
+        return None if first else WatchReconnected(header.revision)
+
+    async def _current_revision(self) -> int:
+        request = stubs.RangeRequest(key=self._prefix or b"\x00", count_only=True)
+        try:
+            answer = await read(self._endpoints, _range, request, timeout_seconds=self._patience.answer_seconds)
+        except EtcdError as error:
+            raise StreamLostError(f"the revision could not be confirmed: {error}") from error
+        return answer.header.revision
+
+    def _changes(self, events: Sequence[stubs.Event]) -> KeyChanges | None:
+        # A watch that started in the future of a lagging member was seen to be given older events (etcd #20221).
+        fresh = [event for event in events if event.kv.mod_revision >= self._next_revision]
+        if not fresh:
+            return None
+        revision = max(event.kv.mod_revision for event in fresh)
+        # Not the header's revision: it may be ahead of events that are still to come.
+        self._next_revision = revision + 1
+        return KeyChanges(revision, tuple(_change(event) for event in fresh))
+
+
+def _change(event: stubs.Event) -> KeyChange:
+    previous = key_value(event.prev_kv) if event.HasField("prev_kv") else None
+    return KeyChange(key_value(event.kv), event.type == stubs.Event.DELETE, previous)
+
+
+def _range(endpoint: Endpoint) -> grpc.aio.UnaryUnaryMultiCallable[stubs.RangeRequest, stubs.RangeResponse]:
+    return endpoint.kv.Range

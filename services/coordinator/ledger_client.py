@@ -1,0 +1,179 @@
+"""The checkpoint service as the coordinator uses it: every call with its deadline."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
+from tenure.wire.common import duration
+from tenure.wire.coordinator_service import lower_tiers
+from tenure.wire.ledger import read_opened_to_end
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Collection, Sequence
+
+    from services.coordinator.lease_store import HeldClaim
+    from services.coordinator.lease_store.named_leases import NamedLease
+    from services.coordinator.sessions.session import WorkerProfile
+    from tenure.domain.slots import Slots
+    from tenure.runtime.rpc_client import TenureChannel
+    from tenure.v1 import token_pb2
+    from tenure.wire.ledger import OpenedTask
+
+MAX_CLAIMS: Final = 512
+_TIMEOUT_SECONDS: Final = 5.0
+_PAGE: Final = 1000
+_OPEN_TIMEOUT_SECONDS: Final = 30.0
+# A watch is opened anew every quarter of an hour, so that no call is without a deadline.
+WATCH_SECONDS: Final = 900.0
+
+
+class LedgerClient:
+    """Raises what the checkpoint service answers: domain errors, and Unavailable when it does not."""
+
+    def __init__(self, channel: TenureChannel) -> None:
+        self._stub = CheckpointServiceStub(channel)
+
+    async def list_claimable(
+        self, profile: WorkerProfile, slots: Slots, worker_ids: Collection[str], *, without_suspects: bool
+    ) -> Sequence[pb.Offer]:
+        """Queued tasks for one of these workers, that nobody else is offered for the next second."""
+        request = pb.ListClaimableRequest(
+            queues=profile.queues,
+            priorities=profile.priorities,
+            loops=profile.loops,
+            limit=slots.any,
+            lower_tiers=lower_tiers(slots),
+            without_suspects=without_suspects,
+            worker_ids=worker_ids,
+        )
+        return (await self._stub.ListClaimable(request, timeout=_TIMEOUT_SECONDS)).offers
+
+    async def register(self, claims: Sequence[HeldClaim]) -> set[str]:
+        """The claim_ids that now are grants."""
+        grants = [
+            pb.RegisterGrantsRequest.Grant(task_id=each.task_id, epoch=each.epoch, claim_id=each.record.claim_id)
+            for each in claims
+        ]
+        answer = await self._stub.RegisterGrants(pb.RegisterGrantsRequest(grants=grants), timeout=_TIMEOUT_SECONDS)
+        return set(answer.claim_ids)
+
+    async def requeue(self, lost: Sequence[pb.RequeueLostRequest.Lost]) -> Sequence[str]:
+        """The tasks among them that were running under exactly that claim; at most MAX_CLAIMS at once."""
+        return (await self._stub.RequeueLost(pb.RequeueLostRequest(lost=lost), timeout=_TIMEOUT_SECONDS)).task_ids
+
+    async def inspect(self, claims: Sequence[HeldClaim]) -> Sequence[pb.InspectClaimsResponse.Verdict]:
+        """What the ledger knows of these claims, in their order; at most MAX_CLAIMS at once."""
+        named_claims = [
+            pb.InspectClaimsRequest.Claim(task_id=each.task_id, claim_id=each.record.claim_id) for each in claims
+        ]
+        return (
+            await self._stub.InspectClaims(pb.InspectClaimsRequest(claims=named_claims), timeout=_TIMEOUT_SECONDS)
+        ).verdicts
+
+    async def list_running(self) -> list[pb.ListRunningResponse.Running]:
+        """All running tasks, page by page."""
+        running: list[pb.ListRunningResponse.Running] = []
+        while True:
+            after = running[-1].task_id if running else ""
+            request = pb.ListRunningRequest(page_size=_PAGE, after_task_id=after)
+            page = (await self._stub.ListRunning(request, timeout=_TIMEOUT_SECONDS)).running
+            running.extend(page)
+            if len(page) < _PAGE:
+                return running
+
+    async def list_endings(self, limit: int, grace_seconds: float) -> Sequence[pb.ListEndingsResponse.Ending]:
+        """Tasks that somebody other than their worker must end now."""
+        request = pb.ListEndingsRequest(limit=limit, grace=duration(grace_seconds))
+        return (await self._stub.ListEndings(request, timeout=_TIMEOUT_SECONDS)).endings
+
+    async def list_prunings(self, limit: int) -> Sequence[pb.ListPruningsResponse.Pruning]:
+        """Pruned tasks that the tools have not forgotten, which nobody else is told of for a while."""
+        request = pb.ListPruningsRequest(limit=limit)
+        return (await self._stub.ListPrunings(request, timeout=_TIMEOUT_SECONDS)).prunings
+
+    async def note_forgotten(self, task_ids: Sequence[str]) -> None:
+        """The tools are done with these."""
+        await self._stub.NoteForgotten(pb.NoteForgottenRequest(task_ids=task_ids), timeout=_TIMEOUT_SECONDS)
+
+    async def list_doubt_waits(self, limit: int) -> Sequence[pb.ListDoubtWaitsResponse.DoubtWait]:
+        """Tasks that wait for a word on calls in doubt, which nobody else is told of for a while."""
+        request = pb.ListDoubtWaitsRequest(limit=limit)
+        return (await self._stub.ListDoubtWaits(request, timeout=_TIMEOUT_SECONDS)).waits
+
+    async def requeue_settled(self, waits: Sequence[pb.ListDoubtWaitsResponse.DoubtWait]) -> Sequence[str]:
+        """The tasks among them that still waited as they were seen."""
+        settled = [pb.RequeueSettledRequest.Settled(task_id=one.task_id, epoch=one.epoch) for one in waits]
+        request = pb.RequeueSettledRequest(settled=settled)
+        return (await self._stub.RequeueSettled(request, timeout=_TIMEOUT_SECONDS)).task_ids
+
+    async def watch_queue(self) -> AsyncGenerator[pb.WatchQueueResponse, None]:
+        """Hints, until the stream ends."""
+        async for hint in self._stub.WatchQueue(pb.WatchQueueRequest(), timeout=WATCH_SECONDS):
+            yield hint
+
+    async def get_epochs(self) -> pb.GetEpochsResponse:
+        """The ledger's generation and its highest registered epoch."""
+        return await self._stub.GetEpochs(pb.GetEpochsRequest(), timeout=_TIMEOUT_SECONDS)
+
+    async def raise_generation(self, expected: int, reason: str) -> int:
+        """Compare-and-set; the generation that stands, whoever raised it."""
+        request = pb.RaiseGenerationRequest(expected=expected, reason=reason)
+        return (await self._stub.RaiseGeneration(request, timeout=_TIMEOUT_SECONDS)).generation
+
+    async def open(self, token: token_pb2.FencingToken) -> OpenedTask:
+        """Take a task over with what its history says of its end."""
+        return await read_opened_to_end(self._stub.Open(pb.OpenRequest(token=token), timeout=_OPEN_TIMEOUT_SECONDS))
+
+    async def commit(self, request: pb.CommitRequest) -> pb.CommitResponse:
+        """Repeatable with the same request."""
+        return await self._stub.Commit(request, timeout=_TIMEOUT_SECONDS)
+
+
+# The checkpoint service as LeaseService uses it. The tenant is that of the request being answered.
+
+MAX_INSPECTED: Final = 512
+
+
+class LeaseGrantClient:
+    """Raises what the checkpoint service answers: domain errors, and Unavailable when it does not."""
+
+    def __init__(self, channel: TenureChannel) -> None:
+        self._stub = CheckpointServiceStub(channel)
+
+    async def last_grant(self, resource: str) -> pb.GetLeaseGrantResponse:
+        """The resource's last grant, and how it was given back; epoch 0 when it was never held."""
+        request = pb.GetLeaseGrantRequest(resource=resource)
+        return await self._stub.GetLeaseGrant(request, timeout=_TIMEOUT_SECONDS)
+
+    async def register(self, held: NamedLease) -> pb.RegisterLeaseResponse:
+        """Whether this claim may be signed. Repeatable."""
+        record = held.record
+        grant = pb.LeaseGrant(
+            resource=held.resource,
+            epoch=held.epoch,
+            claim_id=record.claim_id,
+            holder=record.holder,
+            previous_epoch=record.previous_epoch,
+            request_id=record.request_id,
+            reason=record.reason,
+            message=record.message,
+        )
+        return await self._stub.RegisterLease(pb.RegisterLeaseRequest(grant=grant), timeout=_TIMEOUT_SECONDS)
+
+    async def note_release(self, held: NamedLease, reason: str, message: str) -> None:
+        """Write down why it is about to be given back. Repeatable."""
+        request = pb.NoteLeaseReleaseRequest(
+            resource=held.resource, claim_id=held.record.claim_id, reason=reason, message=message
+        )
+        await self._stub.NoteLeaseRelease(request, timeout=_TIMEOUT_SECONDS)
+
+    async def registered(self, leases: Sequence[NamedLease]) -> set[str]:
+        """Which of these claims, of any tenants, are registered; at most MAX_INSPECTED at once."""
+        claims = [
+            pb.InspectLeasesRequest.Claim(tenant=each.tenant, resource=each.resource, claim_id=each.record.claim_id)
+            for each in leases
+        ]
+        answer = await self._stub.InspectLeases(pb.InspectLeasesRequest(claims=claims), timeout=_TIMEOUT_SECONDS)
+        return set(answer.registered_claim_ids)

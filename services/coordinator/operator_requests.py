@@ -1,0 +1,156 @@
+"""What operators do through the coordinator: take a task from its owner, and tell a worker to drain."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from services.coordinator.claims.lost_claims import LostClaim
+from services.coordinator.lease_store.session_keys import DrainRecord
+from tenure.domain.errors import NotFound
+from tenure.domain.states import Reason
+from tenure.runtime.failpoints import failpoint
+from tenure.runtime.request_context import current_tenant
+from tenure.v1 import coordinator_service_pb2 as pb
+from tenure.wire.common import duration, timestamp
+
+if TYPE_CHECKING:
+    from services.coordinator.claims.lost_claims import LostClaims
+    from services.coordinator.lease_store import HeldClaim, HeldSession, LeaseStore
+    from services.coordinator.sessions.session_attach import Sessions
+
+
+# What is live: workers and claims, read from etcd for people.
+
+_MOST_CLAIMS: Final = 10_000
+_LEASES_AT_ONCE: Final = 16
+
+
+async def list_workers(store: LeaseStore) -> list[pb.Worker]:
+    """Live sessions of workers, by worker_id. Raises Unavailable."""
+    sessions = await store.sessions.list_all()
+    counts = Counter(claim.record.session_id for claim in (await store.claims.list_all()).values())
+    drains = await store.drains.list_all()
+    workers = [
+        worker_to_wire(session, counts[session.session_id], draining=session.session_id in drains)
+        for session in sessions
+        if not session.record.own
+    ]
+    return sorted(workers, key=lambda worker: (worker.worker_id, worker.session_id))
+
+
+async def list_claims(store: LeaseStore, task_id: str) -> list[pb.Claim]:
+    """Live claims with what is left of their leases, by task_id. Raises Unavailable."""
+    held_claims = await (store.claims.find_many([task_id]) if task_id else store.claims.list_all())
+    claims = [held_claims[each] for each in sorted(held_claims)[:_MOST_CLAIMS]]
+    left = await _remaining(store, {claim.lease for claim in claims})
+    return [_claim(claim, left[claim.lease]) for claim in claims]
+
+
+async def _remaining(store: LeaseStore, leases: set[int]) -> dict[int, int]:
+    left: dict[int, int] = {}
+    at_once = asyncio.Semaphore(_LEASES_AT_ONCE)
+
+    async def ask(lease: int) -> None:
+        async with at_once:
+            left[lease] = await store.sessions.remaining_seconds(lease)
+
+    await asyncio.gather(*map(ask, leases))
+    return left
+
+
+def worker_to_wire(session: HeldSession, claim_count: int, *, draining: bool) -> pb.Worker:
+    """A session as people see it."""
+    record = session.record
+    return pb.Worker(
+        worker_id=record.worker_id,
+        session_id=session.session_id,
+        live_address=record.live_address,
+        coordinator_id=record.coordinator_id,
+        claim_count=claim_count,
+        queues=record.queues,
+        start_time=timestamp(datetime.fromtimestamp(record.started_at, UTC)),
+        draining=draining,
+        loops=record.loops,
+        priorities=record.priorities,
+    )
+
+
+def _claim(claim: HeldClaim, remaining_seconds: int) -> pb.Claim:
+    record = claim.record
+    return pb.Claim(
+        task_id=claim.task_id,
+        claim_id=record.claim_id,
+        epoch=claim.epoch,
+        worker_id=record.worker_id,
+        session_id=record.session_id,
+        reason=record.reason,
+        previous_epoch=record.previous_epoch,
+        remaining=duration(remaining_seconds),
+    )
+
+
+_log: Final = logging.getLogger(__name__)
+WORKER_NOT_FOUND: Final = "WORKER_NOT_FOUND"
+
+
+class OperatorRequests:
+    """Any replica may be asked about any worker: what it does is conditional, and told to the others through etcd."""
+
+    def __init__(self, store: LeaseStore, sessions: Sessions, losses: LostClaims) -> None:
+        self._store = store
+        self._sessions = sessions
+        self._losses = losses
+
+    async def transfer(self, request: pb.CoordinatorServiceTransferTaskRequest) -> bool:
+        """Whether it was taken from its owner now. Raises NotFound, Unavailable."""
+        if request.to_worker_id:
+            await self._live(request.to_worker_id)
+        held = (await self._store.claims.find_many([request.task_id])).get(request.task_id)
+        if held is None or held.epoch != request.epoch or held.record.tenant != current_tenant():
+            return False
+        session = self._sessions.last_known(held.record.session_id)
+        worked = session.claims.get(held.record.claim_id) if session is not None else None
+        lost = LostClaim(
+            held.task_id,
+            held.record.claim_id,
+            Reason.OPERATOR_TRANSFER,
+            request.reason,
+            worked.progress.reported.call if worked is not None else None,
+            actor=request.actor,
+            to_worker_id=request.to_worker_id,
+        )
+        return await self._losses.take_for_operator(held, lost)
+
+    async def drain(self, request: pb.CoordinatorServiceDrainWorkerRequest) -> list[pb.Worker]:
+        """Marks every session of the worker; those that are attached elsewhere are told there. Raises NotFound."""
+        record = DrainRecord(actor=request.actor, reason=request.reason)
+        live = await self._live(request.worker_id)
+        await failpoint("coordinator.before_drain")
+        marked = [held for held in live if await self._store.drains.put(held, record)]
+        await failpoint("coordinator.after_drain")
+        if not marked:
+            raise NotFound(f"the worker {request.worker_id} has gone", reason=WORKER_NOT_FOUND)
+        _log.info("a worker is to drain", extra={"worker": request.worker_id, "why": record.message})
+        return [worker_to_wire(held, 0, draining=True) for held in marked]
+
+    def is_draining(self, session_id: str, record: DrainRecord) -> None:
+        """There is a mark: if the session is attached here, its worker is told."""
+        session = self._sessions.get(session_id)
+        if session is not None:
+            session.request_drain(record.message)
+
+    async def remind(self) -> None:
+        """Tells the workers attached here whose mark the watch has missed. Raises Unavailable."""
+        for session_id, record in (await self._store.drains.list_all()).items():
+            self.is_draining(session_id, record)
+
+    async def _live(self, worker_id: str) -> list[HeldSession]:
+        sessions = await self._store.sessions.list_all()
+        live_sessions = [held for held in sessions if held.record.worker_id == worker_id and not held.record.own]
+        if not live_sessions:
+            raise NotFound(f"there is no worker {worker_id}", reason=WORKER_NOT_FOUND)
+        return live_sessions

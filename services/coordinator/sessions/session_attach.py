@@ -1,0 +1,221 @@
+"""The beginning of a session: a new one, or one that comes back from another stream, here or at another replica."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator
+from time import time
+from typing import TYPE_CHECKING, Final, Self
+from uuid import uuid4
+
+from services.coordinator.lease_store import GenerationMoved, HeldSession, SessionLost, SessionRecord
+from services.coordinator.sessions.session import AttachedSession, Timing
+from tenure.domain.errors import Unavailable
+from tenure.runtime import metrics
+from tenure.v1 import coordinator_service_pb2 as pb
+from tenure.wire.common import duration
+
+if TYPE_CHECKING:
+    from services.coordinator.generation import Generation
+    from services.coordinator.lease_store import HeldClaim, LeaseStore
+
+
+# The sessions attached to this replica, and those that were until a moment ago.
+
+_MOST_DEPARTED: Final = 1000
+
+
+class Sessions:
+    """By session_id; at most one attachment each, the newest. Iterating gives those attached now."""
+
+    def __init__(self) -> None:
+        self._attached: dict[str, AttachedSession] = {}
+        # What was heard of their progress is needed once their claims are gone, which is after their streams are.
+        self._departed: OrderedDict[str, AttachedSession] = OrderedDict()
+
+    def __iter__(self) -> Iterator[AttachedSession]:
+        return iter(list(self._attached.values()))
+
+    def __len__(self) -> int:
+        return len(self._attached)
+
+    def get(self, session_id: str) -> AttachedSession | None:
+        """The session, if it is attached here."""
+        return self._attached.get(session_id)
+
+    def last_known(self, session_id: str) -> AttachedSession | None:
+        """The session, if it is attached here or was lately."""
+        return self._attached.get(session_id) or self._departed.get(session_id)
+
+    def holders_of(self, task_ids: Collection[str]) -> list[tuple[str, AttachedSession]]:
+        """Those of the tasks that are held by attached sessions. One look for all of them: thousands may be held."""
+        if not task_ids:
+            return []
+        return [
+            (claim.held.task_id, session)
+            for session in self._attached.values()
+            for claim in session.claims.values()
+            if claim.held.task_id in task_ids
+        ]
+
+    def attach(self, session: AttachedSession) -> None:
+        """Take a session in. A former attachment of it ends, and what it ends is its stream only."""
+        former = self._attached.get(session.session_id)
+        self._attached[session.session_id] = session
+        self._departed.pop(session.session_id, None)
+        metrics.gauge("tenure_sessions", len(self._attached))
+        if former is not None:
+            former.end(None)
+
+    def detach(self, session: AttachedSession) -> None:
+        """Its stream is over."""
+        session.end(None)
+        if self._attached.get(session.session_id) is not session:
+            return
+        del self._attached[session.session_id]
+        self._departed[session.session_id] = session
+        if len(self._departed) > _MOST_DEPARTED:
+            self._departed.popitem(last=False)
+        metrics.gauge("tenure_sessions", len(self._attached))
+
+
+# A worker's stream broke. It has a moment to come back, to any replica; then its session ends and its tasks go on.
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Takeover:
+    """Ends sessions whose streams broke. Closed, it drops what it was waiting for: a draining replica ends nothing."""
+
+    def __init__(self, store: LeaseStore, grace_seconds: float) -> None:
+        self._store = store
+        self._grace_seconds = grace_seconds
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    def begin(self, session: AttachedSession, *, announced: bool) -> None:
+        """End the session after the grace, at once if the worker said goodbye; unless it is attached anew by then."""
+        grace_seconds = 0.0 if announced else self._grace_seconds
+        task = asyncio.create_task(self._end(session, grace_seconds), name=f"takeover {session.session_id}")
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _end(self, session: AttachedSession, grace_seconds: float) -> None:
+        await asyncio.sleep(grace_seconds)
+        facts = {"worker": session.worker_id, "session": session.session_id, "claims": len(session.claims)}
+        try:
+            ended = await self._store.sessions.end(session.held)
+        except Unavailable as error:
+            # Not tried again: while etcd did not answer, the worker could not come back either.
+            _log.warning("a session could not be ended; its lease will", extra={**facts, "error": error})
+            return
+        metrics.count("tenure_takeovers_total", ended=str(ended).lower())
+        _log.info("ended a session" if ended else "a worker came back elsewhere", extra=facts)
+
+
+_SETTLING_SECONDS: Final = 1.0
+_REATTACH_TRIES: Final = 3
+
+
+class SessionAttach:
+    """Answers Hello."""
+
+    def __init__(
+        self, coordinator_id: str, store: LeaseStore, generation: Generation, sessions: Sessions, timing: Timing
+    ) -> None:
+        self._coordinator_id = coordinator_id
+        self._store = store
+        self._generation = generation
+        self._sessions = sessions
+        self._timing = timing
+
+    async def attach(self, hello: pb.Hello) -> AttachedSession:
+        """The session, Welcome already in its outbox. Raises Unavailable: attach elsewhere."""
+        clock = asyncio.get_running_loop().time
+        await self._generation.settled(_SETTLING_SECONDS)
+        began = clock()
+        held, former = await self._come_back(hello), True
+        if held is None:
+            held, former = await self._begin(hello), False
+        # Of a lease that is older than this stream nobody here knows how long it still lives: its renewal will tell.
+        session = AttachedSession(held, hello, self._timing, attached_at=began, renewed_at=None if former else began)
+        kept = await self._kept(held, hello) if former else {}
+        for held_claim in kept.values():
+            session.hold(held_claim, clock(), named=True)
+        session.observe(hello.holdings, clock())
+        session.send(self._welcome(session, (each.claim_id for each in hello.holdings)))
+        mark = await self._store.drains.find(held.session_id) if former else None
+        if mark is not None:
+            session.request_drain(mark.message)
+        self._sessions.attach(session)
+        _log.info(
+            "attached a worker",
+            extra={"worker": session.worker_id, "session": session.session_id, "former": former, "claims": len(kept)},
+        )
+        return session
+
+    async def _begin(self, hello: pb.Hello) -> HeldSession:
+        try:
+            record = self._record(hello, started_at=time())
+            return await self._store.sessions.create(str(uuid4()), record, self._timing.ttl_seconds)
+        except (GenerationMoved, SessionLost) as error:
+            self._generation.doubt()
+            raise Unavailable("etcd's generation is being settled", retry_after_seconds=0.2) from error
+
+    async def _come_back(self, hello: pb.Hello) -> HeldSession | None:
+        """The session the worker had, attached to us from now on; None when it is gone, and its claims with it.
+
+        An attachment that the worker gave up may have come in between, late: that one is put aside as any other.
+        """
+        for _ in range(_REATTACH_TRIES):
+            stored = await self._store.sessions.find(hello.session_id) if hello.session_id else None
+            if stored is None or stored.record.worker_id != hello.worker_id or stored.record.own:
+                return None
+            try:
+                held = await self._store.sessions.reattach(stored, self._record(hello, stored.record.started_at))
+            except SessionLost:
+                return None
+            if held is not None:
+                return held
+        return None
+
+    async def _kept(self, held: HeldSession, hello: pb.Hello) -> dict[str, HeldClaim]:
+        """Which of the holdings etcd still has under this session, by claim_id."""
+        named = {each.claim_id for each in hello.holdings}
+        stored = await self._store.claims.find_many(each.task_id for each in hello.holdings)
+        return {
+            claim.record.claim_id: claim
+            for claim in stored.values()
+            if claim.record.claim_id in named and claim.record.session_id == held.session_id
+        }
+
+    def _record(self, hello: pb.Hello, started_at: float) -> SessionRecord:
+        return SessionRecord(
+            worker_id=hello.worker_id,
+            coordinator_id=self._coordinator_id,
+            generation=self._generation.current(),
+            started_at=started_at,
+            live_address=hello.live_address,
+            queues=tuple(hello.queues),
+            loops=tuple(hello.loops),
+            priorities=tuple(hello.priorities),
+        )
+
+    def _welcome(self, session: AttachedSession, named: Iterable[str]) -> pb.SessionResponse:
+        welcome = pb.Welcome(
+            session_id=session.session_id,
+            ttl=duration(self._timing.ttl_seconds),
+            renew_interval=duration(self._timing.renew_interval_seconds),
+            call_interval=duration(self._timing.call_interval_seconds),
+            lost_claim_ids=[claim_id for claim_id in named if claim_id not in session.claims],
+        )
+        return pb.SessionResponse(welcome=welcome)

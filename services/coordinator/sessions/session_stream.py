@@ -1,0 +1,218 @@
+"""One worker's stream: renewals, slots and releases one way, grants and revocations the other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+
+from services.coordinator.lease_store import SessionLost
+from services.coordinator.sessions.session import reported_slots
+from tenure.domain.errors import InvalidRequest, TenureError, Unavailable
+from tenure.domain.states import Reason
+from tenure.runtime.logs import log_context
+from tenure.runtime.rpc_server import draining
+from tenure.runtime.task_group import TaskGroup
+from tenure.v1 import coordinator_service_pb2 as pb
+
+if TYPE_CHECKING:
+    from services.coordinator.claims.dispatch import Dispatch
+    from services.coordinator.claims.granting import Issuer
+    from services.coordinator.claims.lost_claims import ClaimReleases
+    from services.coordinator.lease_store import LeaseStore
+    from services.coordinator.sessions.session import AttachedSession
+    from tenure.v1 import token_pb2
+
+_log: Final = logging.getLogger(__name__)
+GOAWAY_SECONDS: Final = 3.0
+"""How long a worker has to move after Goaway before its stream is ended for it."""
+_STREAM_AGE_SECONDS: Final = 1500.0
+MOST_TOKENS: Final = 1000
+MOST_TOKEN_BYTES: Final = 1024 * 1024
+"""What one Renewed brings of tokens signed anew; the rest comes with the next ones."""
+
+
+class StreamEnd(Enum):
+    """How a stream came to its end, which decides what becomes of the session."""
+
+    BROKEN = auto()  # no goodbye: the worker may be dead, or on its way to another replica
+    GOODBYE = auto()  # the worker drained and closed
+    ANNOUNCED = auto()  # we sent it away: it goes elsewhere, nothing is taken from it
+    UNANSWERED = auto()  # it left because we, or etcd, did not answer: its lease tells whether it lives
+    LOST = auto()  # its session is gone
+
+
+NOTHING_TAKEN: Final = frozenset({StreamEnd.ANNOUNCED, StreamEnd.UNANSWERED})
+"""Ends after which the session goes on: it lives or dies with its lease."""
+
+
+class SessionStreamServer:
+    """Serves one attached session until its stream ends."""
+
+    def __init__(
+        self,
+        session: AttachedSession,
+        store: LeaseStore,
+        issuer: Issuer,
+        releases: ClaimReleases,
+        dispatch: Dispatch,
+        stopping: asyncio.Event,
+    ) -> None:
+        self._session = session
+        self._store = store
+        self._issuer = issuer
+        self._releases = releases
+        self._dispatch = dispatch
+        self._stopping = stopping
+        self._renew: pb.Renew | None = None
+        self._renew_arrived = asyncio.Event()
+        self._said_goodbye = False
+        self._was_silent = False
+
+    @property
+    def ending(self) -> StreamEnd:
+        """What the end of the stream means, once it has come."""
+        if self._session.lost:
+            return StreamEnd.LOST
+        if self._said_goodbye:
+            return StreamEnd.GOODBYE
+        if self._session.sent_away:
+            return StreamEnd.ANNOUNCED
+        return StreamEnd.UNANSWERED if self._was_silent else StreamEnd.BROKEN
+
+    async def serve(self, requests: AsyncIterator[pb.SessionRequest], context: Any) -> None:
+        """Until the worker closes or breaks the stream, or the session ends it. Raises the session's error."""
+        session = self._session
+        with log_context(worker=session.worker_id, session=session.session_id):
+            try:
+                await self._serve(requests, context)
+            finally:
+                # When it was this side that was silent, the worker lives, and looks for another replica.
+                silent_seconds = session.silent_seconds(asyncio.get_running_loop().time())
+                self._was_silent = silent_seconds >= session.timing.unanswered_seconds
+        if session.error is not None:
+            raise session.error
+
+    async def _serve(self, requests: AsyncIterator[pb.SessionRequest], context: Any) -> None:
+        async with TaskGroup() as group:
+            parts = [self._read(requests), self._write(context), self._renewals(), self._send_away()]
+            running = [group.create_task(part) for part in parts]
+            await self._session.ended.wait()
+            for task in running:
+                task.cancel()
+
+    async def _read(self, requests: AsyncIterator[pb.SessionRequest]) -> None:
+        try:
+            async for request in requests:
+                self._take_in(request)
+            self._said_goodbye = self._session.draining
+            self._session.end(None)
+        except TenureError as error:
+            self._session.end(error)
+        except (grpc.aio.BaseError, grpc.RpcError) as error:
+            _log.debug("a stream broke", extra={"error": error})
+            self._session.end(None)
+
+    def _take_in(self, request: pb.SessionRequest) -> None:
+        session = self._session
+        match request.WhichOneof("message"):
+            case "renew":
+                self._heard(request.renew)
+            case "calls_heard":
+                session.on_model_calls(request.calls_heard.holdings, asyncio.get_running_loop().time())
+            case "slots":
+                read = request.slots.grants_read if request.slots.HasField("grants_read") else None
+                session.report_slots(reported_slots(request.slots), read)
+                self._dispatch.on_slots(session)
+            case "release":
+                self._releases.give_back(session, request.release)
+            case "drain":
+                session.draining = True
+            case _:
+                raise InvalidRequest(violations=[("hello", "must be the first message, and only the first")])
+
+    def _heard(self, renew: pb.Renew) -> None:
+        session = self._session
+        now = asyncio.get_running_loop().time()
+        for unknown in session.observe(renew.holdings, now)[: session.room]:  # it names the others again
+            revoke = pb.Revoke(task_id=unknown.task_id, claim_id=unknown.claim_id, reason=Reason.CLAIM_LOST)
+            session.send(pb.SessionResponse(revoke=revoke))
+        session.report_slots(reported_slots(renew), renew.grants_read if renew.HasField("grants_read") else None)
+        session.renewal_came()
+        # Only the newest is renewed: it says all that an older one said, and a slow etcd piles nothing up here.
+        self._renew = renew
+        self._renew_arrived.set()
+
+    async def _renewals(self) -> None:
+        """The only place where a worker's lease is kept alive: because the worker said that it lives."""
+        session, clock = self._session, asyncio.get_running_loop().time
+        while True:
+            await self._renew_arrived.wait()
+            self._renew_arrived.clear()
+            assert self._renew is not None
+            number, sent_at = self._renew.renew_number, clock()
+            try:
+                await self._keep_alive(sent_at)
+            except SessionLost:
+                session.lose("the session has ended, or is attached to another coordinator")
+                return
+            except Unavailable as error:
+                _log.warning("a renewal was not answered by etcd", extra={"error": error})
+                continue
+            session.renewed(sent_at)
+            session.send(pb.SessionResponse(renewed=pb.Renewed(renew_number=number, tokens=self._rotated())))
+            self._dispatch.on_slots(session)
+
+    async def _keep_alive(self, now: float) -> None:
+        """Raises SessionLost, also when the worker is attached elsewhere by now.
+
+        A replica that slept finds old renewals in its buffers: after a silence etcd is asked first whose session it is.
+        """
+        session = self._session
+        if session.silent_seconds(now) > session.timing.unheard_seconds:
+            stored = await self._store.sessions.find(session.session_id)
+            if stored is None or stored.mod_revision != session.held.mod_revision:
+                raise SessionLost("the session has ended, or is attached to another coordinator")
+        await self._store.sessions.keep_alive(session.held, timeout_seconds=session.timing.renew_interval_seconds)
+
+    def _rotated(self) -> list[token_pb2.FencingToken]:
+        """Tokens signed anew, for claims whose tokens were signed with another key than now signs.
+
+        A portion with each renewal: all of them at once would be too large a message, and hold up other sessions.
+        """
+        key_id, left_bytes = self._issuer.key_id, MOST_TOKEN_BYTES
+        tokens: list[token_pb2.FencingToken] = []
+        for claim in self._session.claims.values():
+            if claim.key_id == key_id:
+                continue
+            if left_bytes <= 0 or len(tokens) == MOST_TOKENS:
+                break
+            tokens.append(self._issuer.issue(claim.held))
+            left_bytes -= tokens[-1].ByteSize()
+            claim.key_id = key_id
+        return tokens
+
+    async def _write(self, context: Any) -> None:
+        try:
+            while True:
+                await context.write(await self._session.next_response())
+        except (grpc.aio.BaseError, grpc.RpcError) as error:
+            _log.debug("a stream broke", extra={"error": error})
+            self._session.end(None)
+
+    async def _send_away(self) -> None:
+        """When this replica drains, or the stream is old: move, and keep everything."""
+        try:
+            async with asyncio.timeout(_STREAM_AGE_SECONDS * random.uniform(0.8, 1.0)):
+                await self._stopping.wait()
+        except TimeoutError:
+            _log.info("a stream is old; its worker is asked to come again")
+        self._session.sent_away = True  # from here on nothing is granted that it would not read any more
+        self._session.send(pb.SessionResponse(goaway=pb.Goaway()))
+        await asyncio.sleep(GOAWAY_SECONDS)
+        self._session.end(draining())

@@ -1,0 +1,164 @@
+"""ExplainTask: gathers what the ledger, the coordinators and the tools know of one task, and says it in lines."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Sequence
+from typing import Final, TypeVar
+
+from services.gateway.peers import Peers, patiently, read_task
+from tenure.domain.errors import TenureError
+from tenure.domain.explain import CallFact, Facts, WorkerFact, explain
+from tenure.runtime.rpc_status import PeerFailed
+from tenure.v1 import checkpoint_service_pb2 as ledger
+from tenure.v1 import coordinator_service_pb2 as coordinator
+from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
+from tenure.v1 import task_service_pb2 as api
+from tenure.v1 import tenant_service_pb2 as tenants
+from tenure.v1 import tool_service_pb2 as tools
+from tenure.wire.common import CALL_STATES, STATES, seconds, unix_seconds
+from tenure.wire.task import budget_to_domain, held_back_seconds, spec_to_domain
+from tenure.wire.tenant_service import describe_use
+
+T = TypeVar("T")
+
+NEWEST_ENTRIES: Final = 500
+"""What is open is told from so many of the newest entries: more than one step has."""
+_TIMEOUT_SECONDS: Final = 3.0
+
+
+async def explain_task(peers: Peers, task_id: str) -> api.ExplainTaskResponse:
+    """Raises NotFound, and Unavailable when the ledger does not answer; without the others it says less."""
+    task = await read_task(peers, task_id)
+    page = ledger.ListEntriesRequest(
+        task_id=task_id, after_sequence=max(0, task.sequence - NEWEST_ENTRIES), page_size=NEWEST_ENTRIES
+    )
+    entries = (await patiently(lambda: peers.checkpoint.ListEntries(page))).entries
+    claims, workers, calls, refusals, caps = await asyncio.gather(
+        _unless_away(_claims(peers, task_id)),
+        _unless_away(_workers(peers)),
+        _unless_away(_calls(peers, task_id)),
+        _unless_away(_refusals(peers, task_id)),
+        _unless_away(_caps(peers)),
+    )
+    facts = gather_facts(task, entries, claims, workers, calls, refusals, caps or (), now=time.time())
+    return api.ExplainTaskResponse(lines=explain(facts), task=task)
+
+
+def gather_facts(
+    task: task_pb2.Task,
+    entries: Sequence[ledger_pb2.Entry],
+    claims: Sequence[coordinator.Claim] | None,
+    workers: Sequence[coordinator.Worker] | None,
+    calls: Sequence[tool_pb2.CallTrail] | None,
+    refusals: int | None,
+    caps: Sequence[str] = (),
+    *,
+    now: float,
+) -> Facts:
+    """None for what nobody answered. `entries`: the newest ones."""
+    moved = [entry for entry in entries if entry.body.HasField("transition")]
+    left = None if claims is None else [seconds(claim.remaining) for claim in claims if claim.epoch == task.epoch]
+    waits = task.HasField("wait")
+    return Facts(
+        state=STATES.to_domain(task.state),
+        reason=task.reason,
+        message=task.message,
+        attempt=task.attempt,
+        step=task.step,
+        queue=task.spec.queue,
+        loop=spec_to_domain(task.spec).dispatch_loop,
+        owner=task.owner,
+        epoch=task.epoch,
+        budget=budget_to_domain(task.budget),
+        since_move=now - unix_seconds(moved[-1].record_time if moved else task.update_time),
+        since_entry=now - unix_seconds(entries[-1].record_time if entries else task.update_time),
+        until_deadline=unix_seconds(task.deadline_time) - now,
+        until_start=held_back_seconds(task, now),
+        until_too_long=_until_too_long(task, moved, now),
+        until_retry=unix_seconds(task.next_retry_time) - now if task.HasField("next_retry_time") else None,
+        is_to_end=task.cancel_requested,
+        waits_for=_waits_for(task.wait) if waits else "",
+        until_answer=unix_seconds(task.wait.deadline_time) - now if waits else None,
+        lease_seconds=None if left is None else max(left, default=0.0),
+        workers=None if workers is None else tuple(map(_worker, workers)),
+        calls=_open_calls(entries, calls or ()),
+        tools_answered=calls is not None,
+        refusals=refusals,
+        caps=tuple(caps),
+        error_class=moved[-1].body.transition.error_class if moved else "",
+    )
+
+
+def _until_too_long(task: task_pb2.Task, moved: Sequence[ledger_pb2.Entry], now: float) -> float | None:
+    after_seconds = seconds(task.spec.policy.timeouts.queued.after)
+    if task.state != task_pb2.TASK_STATE_QUEUED or not after_seconds or not moved:
+        return None
+    return max(unix_seconds(moved[-1].record_time), unix_seconds(task.spec.start_time)) + after_seconds - now
+
+
+def _open_calls(entries: Sequence[ledger_pb2.Entry], calls: Sequence[tool_pb2.CallTrail]) -> tuple[CallFact, ...]:
+    """Intents without an outcome, and how they stand at the tools."""
+    status = {call.record.call_id: CALL_STATES.to_domain(call.record.state).value for call in calls}
+    intents = {}
+    for entry in entries:
+        if entry.body.HasField("tool_intent"):
+            intents[entry.body.tool_intent.call_id] = entry.body.tool_intent.tool
+        elif entry.body.HasField("tool_outcome"):
+            intents.pop(entry.body.tool_outcome.call_id, None)
+    return tuple(CallFact(call_id, tool, status.get(call_id, "")) for call_id, tool in intents.items())
+
+
+def _worker(worker: coordinator.Worker) -> WorkerFact:
+    return WorkerFact(
+        worker.worker_id, tuple(worker.queues) or ("default",), tuple(worker.loops) or ("messages",), worker.draining
+    )
+
+
+def _waits_for(wait: task_pb2.Wait) -> str:
+    if wait.kind == task_pb2.WAIT_KIND_EVENT:
+        return f"the event {wait.correlation_id}"
+    if wait.kind == task_pb2.WAIT_KIND_SUB_AGENTS:
+        ids = wait.sub_agent_task_ids
+        return f"its {len(ids)} sub-agent{'s' if len(ids) > 1 else ''}: {', '.join(ids)}"
+    if wait.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL:
+        return f"leave to call {wait.tool} ({wait.call_id})"
+    return f"an answer to: {wait.question}"
+
+
+async def _claims(peers: Peers, task_id: str) -> Sequence[coordinator.Claim]:
+    request = coordinator.CoordinatorServiceListClaimsRequest(task_id=task_id)
+    return (await peers.coordinator.ListClaims(request, timeout=_TIMEOUT_SECONDS)).claims
+
+
+async def _workers(peers: Peers) -> Sequence[coordinator.Worker]:
+    request = coordinator.CoordinatorServiceListWorkersRequest()
+    return (await peers.coordinator.ListWorkers(request, timeout=_TIMEOUT_SECONDS)).workers
+
+
+async def _calls(peers: Peers, task_id: str) -> Sequence[tool_pb2.CallTrail]:
+    request = tools.ListCallsRequest(task_id=task_id, page_size=1000)
+    return (await peers.tools.ListCalls(request, timeout=_TIMEOUT_SECONDS)).calls
+
+
+async def _refusals(peers: Peers, task_id: str) -> int:
+    writes = ledger.ListRefusedWritesRequest(task_id=task_id)
+    refused = (await peers.checkpoint.ListRefusedWrites(writes, timeout=_TIMEOUT_SECONDS)).refused_writes
+    calls = tools.ListRefusedCallsRequest(task_id=task_id)
+    return len(refused) + len((await peers.tools.ListRefusedCalls(calls, timeout=_TIMEOUT_SECONDS)).refused_calls)
+
+
+async def _caps(peers: Peers) -> Sequence[str]:
+    """The caps that the caller's tenant, whose task it is, is at."""
+    tenant = (await peers.tenants.GetTenant(tenants.GetTenantRequest(), timeout=_TIMEOUT_SECONDS)).tenant
+    reached = (use for use in tenant.quotas if use.hard_reached)
+    return [describe_use(use.quota.kind, use.used, use.quota.most) for use in reached]
+
+
+async def _unless_away(awaitable: Awaitable[T]) -> T | None:
+    """None when it does not answer: what is told is the task, not the installation."""
+    try:
+        return await awaitable
+    except (TenureError, PeerFailed, TimeoutError):
+        return None

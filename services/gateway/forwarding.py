@@ -1,0 +1,279 @@
+"""WebhookService handed through to the ledger. Every call may be repeated: secrets that nobody gave are made here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from services.gateway.peers import RETRY_AFTER_SECONDS, Peers, patiently
+from services.gateway.tasks import caller, new_id
+from services.gateway.tool_names import check_tool_names
+from tenure.domain.errors import NotFound, PermissionDenied, Unavailable
+from tenure.runtime.request_context import as_tenant, current_tenant
+from tenure.runtime.rpc_server import draining
+from tenure.v1 import lease_service_pb2 as pb
+from tenure.v1 import schedule_service_pb2 as schedule_pb
+from tenure.v1 import tenant_service_pb2 as tenant_pb
+from tenure.v1 import webhook_service_pb2 as webhook_pb
+from tenure.v1.lease_service_pb2_grpc import LeaseServiceServicer
+from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceServicer
+from tenure.v1.tenant_service_pb2_grpc import TenantServiceServicer
+from tenure.v1.webhook_service_pb2_grpc import WebhookServiceServicer
+from tenure.wire.webhook_service import new_secret
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+
+# LeaseService handed through to the coordinators, so that backends need to know one address only.
+
+_log: Final = logging.getLogger(__name__)
+
+
+class LeaseForwarder(LeaseServiceServicer):
+    """Adds nothing but patience with replicas that restart."""
+
+    def __init__(self, peers: Peers, stopping: asyncio.Event) -> None:
+        self._peers, self._stopping = peers, stopping
+
+    async def AcquireLease(self, request: pb.AcquireLeaseRequest, _context: Any) -> pb.AcquireLeaseResponse:
+        return await patiently(lambda: self._peers.leases.AcquireLease(request))
+
+    async def RenewLease(self, request: pb.RenewLeaseRequest, _context: Any) -> pb.RenewLeaseResponse:
+        """A repeat renews later than the holder, who counts from its own sending, believes: no harm."""
+        return await patiently(lambda: self._peers.leases.RenewLease(request))
+
+    async def ReleaseLease(self, request: pb.ReleaseLeaseRequest, _context: Any) -> pb.ReleaseLeaseResponse:
+        return await patiently(lambda: self._peers.leases.ReleaseLease(request))
+
+    async def TransferLease(self, request: pb.TransferLeaseRequest, _context: Any) -> pb.TransferLeaseResponse:
+        return await patiently(lambda: self._peers.leases.TransferLease(request))
+
+    async def GetLease(self, request: pb.GetLeaseRequest, _context: Any) -> pb.GetLeaseResponse:
+        return await patiently(lambda: self._peers.leases.GetLease(request))
+
+    async def ListLeases(self, request: pb.ListLeasesRequest, _context: Any) -> pb.ListLeasesResponse:
+        return await patiently(lambda: self._peers.leases.ListLeases(request))
+
+    async def WatchLeases(self, request: pb.WatchLeasesRequest, _context: Any) -> AsyncIterator[pb.WatchLeasesResponse]:
+        """Ends when the coordinator's stream does, or we drain: one watches again after the last revision heard."""
+        call = self._peers.leases.WatchLeases(request)
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            while True:
+                reading = asyncio.create_task(call.read())
+                await asyncio.wait((reading, stopping), return_when=asyncio.FIRST_COMPLETED)
+                if self._stopping.is_set():
+                    raise draining()
+                answer = _read(reading)
+                if not isinstance(answer, pb.WatchLeasesResponse):  # the end of the stream
+                    return
+                yield answer
+        finally:
+            stopping.cancel()
+            call.cancel()
+
+    async def ListSigningKeys(self, request: pb.ListSigningKeysRequest, _context: Any) -> pb.ListSigningKeysResponse:
+        return await patiently(lambda: self._peers.leases.ListSigningKeys(request))
+
+
+def _read(reading: asyncio.Task[Any]) -> Any:
+    """What was read. Where our peers are, and how they failed, is for the log alone."""
+    try:
+        return reading.result()
+    except Unavailable as error:
+        if error.metadata.get("outcome") != "unknown":
+            raise
+        _log.warning("the coordinator behind a watch of leases does not answer", extra={"why": str(error)})
+        raise Unavailable(
+            "watch again after the last revision heard", retry_after_seconds=RETRY_AFTER_SECONDS
+        ) from error
+
+
+# ScheduleService handed through to the ledger. Every call may be repeated: a trigger gets its id here.
+
+
+class ScheduleForwarder(ScheduleServiceServicer):
+    """Adds patience with replicas that restart, and who asks."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+
+    async def CreateSchedule(
+        self, request: schedule_pb.CreateScheduleRequest, _context: Any
+    ) -> schedule_pb.CreateScheduleResponse:
+        await check_tool_names(self._peers, request.spec.agent, "spec.")
+        return await patiently(lambda: self._peers.schedules.CreateSchedule(request))
+
+    async def GetSchedule(
+        self, request: schedule_pb.GetScheduleRequest, _context: Any
+    ) -> schedule_pb.GetScheduleResponse:
+        return await patiently(lambda: self._peers.schedules.GetSchedule(request))
+
+    async def ListSchedules(
+        self, request: schedule_pb.ListSchedulesRequest, _context: Any
+    ) -> schedule_pb.ListSchedulesResponse:
+        return await patiently(lambda: self._peers.schedules.ListSchedules(request))
+
+    async def UpdateSchedule(
+        self, request: schedule_pb.UpdateScheduleRequest, _context: Any
+    ) -> schedule_pb.UpdateScheduleResponse:
+        """A repeat behind this call finds the schedule as asked. A new spec is checked as that of a new schedule."""
+        await check_tool_names(self._peers, request.spec.agent, "spec.")
+        return await patiently(lambda: self._peers.schedules.UpdateSchedule(request))
+
+    async def PauseSchedule(
+        self, request: schedule_pb.PauseScheduleRequest, _context: Any
+    ) -> schedule_pb.PauseScheduleResponse:
+        forwarded_request = schedule_pb.PauseScheduleRequest(
+            schedule=request.schedule, reason=request.reason, actor=caller()
+        )
+        return await patiently(lambda: self._peers.schedules.PauseSchedule(forwarded_request))
+
+    async def ResumeSchedule(
+        self, request: schedule_pb.ResumeScheduleRequest, _context: Any
+    ) -> schedule_pb.ResumeScheduleResponse:
+        return await patiently(lambda: self._peers.schedules.ResumeSchedule(request))
+
+    async def TriggerSchedule(
+        self, request: schedule_pb.TriggerScheduleRequest, _context: Any
+    ) -> schedule_pb.TriggerScheduleResponse:
+        forwarded_request = schedule_pb.TriggerScheduleRequest(
+            schedule=request.schedule, request_id=request.request_id or new_id()
+        )
+        return await patiently(lambda: self._peers.schedules.TriggerSchedule(forwarded_request))
+
+    async def DeleteSchedule(
+        self, request: schedule_pb.DeleteScheduleRequest, _context: Any
+    ) -> schedule_pb.DeleteScheduleResponse:
+        """A repeat behind this call may find that the first one did it."""
+        return await patiently(lambda: self._peers.schedules.DeleteSchedule(request))
+
+
+# TenantService handed through to the ledger: here it is decided who may look at, and change, which tenant.
+
+
+class TenantForwarder(TenantServiceServicer):
+    """`operators`: the tenants whose callers may act on all."""
+
+    def __init__(self, peers: Peers, operators: Collection[str]) -> None:
+        self._peers, self._operators = peers, frozenset(operators)
+
+    async def GetTenant(self, request: tenant_pb.GetTenantRequest, _context: Any) -> tenant_pb.GetTenantResponse:
+        with self._acting_on(request.tenant):
+            return await patiently(lambda: self._peers.tenants.GetTenant(tenant_pb.GetTenantRequest()))
+
+    async def UpdateTenantLimits(
+        self, request: tenant_pb.UpdateTenantLimitsRequest, _context: Any
+    ) -> tenant_pb.UpdateTenantLimitsResponse:
+        """A repeat behind this call finds the quotas as asked."""
+        self._check_operator()
+        forwarded_request = tenant_pb.UpdateTenantLimitsRequest()
+        forwarded_request.CopyFrom(request)
+        forwarded_request.tenant, forwarded_request.actor = "", caller()
+        with self._acting_on(request.tenant):
+            return await patiently(lambda: self._peers.tenants.UpdateTenantLimits(forwarded_request))
+
+    async def ListTenants(self, request: tenant_pb.ListTenantsRequest, _context: Any) -> tenant_pb.ListTenantsResponse:
+        self._check_operator()
+        return await patiently(lambda: self._peers.tenants.ListTenants(request))
+
+    async def GetTenantUsage(
+        self, request: tenant_pb.GetTenantUsageRequest, _context: Any
+    ) -> tenant_pb.GetTenantUsageResponse:
+        forwarded_request = tenant_pb.GetTenantUsageRequest()
+        forwarded_request.CopyFrom(request)
+        forwarded_request.tenant = ""
+        with self._acting_on(request.tenant):
+            return await patiently(lambda: self._peers.tenants.GetTenantUsage(forwarded_request))
+
+    def _check_operator(self) -> None:
+        if current_tenant() not in self._operators:
+            raise PermissionDenied("this is for operators", reason="OPERATORS_ONLY")
+
+    @contextmanager
+    def _acting_on(self, named: str) -> Iterator[None]:
+        """Inside, calls are the named tenant's. To others than operators it is not told whether there is one."""
+        if named in {"", current_tenant()}:
+            yield
+            return
+        if current_tenant() not in self._operators:
+            raise NotFound(f"there is no tenant {named}", reason="TENANT_NOT_FOUND")
+        with as_tenant(named):
+            yield
+
+
+class WebhookForwarder(WebhookServiceServicer):
+    """Adds patience with replicas that restart, and who asks."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+
+    async def CreateWebhook(
+        self, request: webhook_pb.CreateWebhookRequest, _context: Any
+    ) -> webhook_pb.CreateWebhookResponse:
+        """A repeat behind this call has the same secret, and so the same payload."""
+        forwarded_request = webhook_pb.CreateWebhookRequest()
+        forwarded_request.CopyFrom(request)
+        forwarded_request.secret = request.secret or new_secret()
+        return await patiently(lambda: self._peers.webhooks.CreateWebhook(forwarded_request))
+
+    async def GetWebhook(self, request: webhook_pb.GetWebhookRequest, _context: Any) -> webhook_pb.GetWebhookResponse:
+        return await patiently(lambda: self._peers.webhooks.GetWebhook(request))
+
+    async def ListWebhooks(
+        self, request: webhook_pb.ListWebhooksRequest, _context: Any
+    ) -> webhook_pb.ListWebhooksResponse:
+        return await patiently(lambda: self._peers.webhooks.ListWebhooks(request))
+
+    async def PauseWebhook(
+        self, request: webhook_pb.PauseWebhookRequest, _context: Any
+    ) -> webhook_pb.PauseWebhookResponse:
+        forwarded_request = webhook_pb.PauseWebhookRequest(
+            webhook=request.webhook, reason=request.reason, actor=caller()
+        )
+        return await patiently(lambda: self._peers.webhooks.PauseWebhook(forwarded_request))
+
+    async def ResumeWebhook(
+        self, request: webhook_pb.ResumeWebhookRequest, _context: Any
+    ) -> webhook_pb.ResumeWebhookResponse:
+        return await patiently(lambda: self._peers.webhooks.ResumeWebhook(request))
+
+    async def RotateWebhookSecret(
+        self, request: webhook_pb.RotateWebhookSecretRequest, _context: Any
+    ) -> webhook_pb.RotateWebhookSecretResponse:
+        forwarded_request = webhook_pb.RotateWebhookSecretRequest()
+        forwarded_request.CopyFrom(request)
+        forwarded_request.secret = request.secret or new_secret()
+        return await patiently(lambda: self._peers.webhooks.RotateWebhookSecret(forwarded_request))
+
+    async def DeleteWebhook(
+        self, request: webhook_pb.DeleteWebhookRequest, _context: Any
+    ) -> webhook_pb.DeleteWebhookResponse:
+        """A repeat behind this call may find that the first one did it."""
+        return await patiently(lambda: self._peers.webhooks.DeleteWebhook(request))
+
+    async def TestWebhook(
+        self, request: webhook_pb.TestWebhookRequest, _context: Any
+    ) -> webhook_pb.TestWebhookResponse:
+        """A repeat behind this call may send a second event: harmless, and told apart by its id."""
+        return await patiently(lambda: self._peers.webhooks.TestWebhook(request))
+
+    async def ListWebhookDeliveries(
+        self, request: webhook_pb.ListWebhookDeliveriesRequest, _context: Any
+    ) -> webhook_pb.ListWebhookDeliveriesResponse:
+        return await patiently(lambda: self._peers.webhooks.ListWebhookDeliveries(request))
+
+    async def ReplayWebhookDeliveries(
+        self, request: webhook_pb.ReplayWebhookDeliveriesRequest, _context: Any
+    ) -> webhook_pb.ReplayWebhookDeliveriesResponse:
+        """A repeat behind this call finds fewer to replay; the number is then of the rest."""
+        return await patiently(lambda: self._peers.webhooks.ReplayWebhookDeliveries(request))
+
+    async def DiscardWebhookDeliveries(
+        self, request: webhook_pb.DiscardWebhookDeliveriesRequest, _context: Any
+    ) -> webhook_pb.DiscardWebhookDeliveriesResponse:
+        return await patiently(lambda: self._peers.webhooks.DiscardWebhookDeliveries(request))

@@ -1,0 +1,195 @@
+"""Calls in doubt as operators see and settle them: the tools know the calls, the ledger knows who waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from services.gateway.peers import Peers, patiently, read_task
+from tenure.domain.errors import NotFound, WrongState
+from tenure.domain.in_doubt import RUNNER_NOT_GONE
+from tenure.domain.states import Reason
+from tenure.v1 import admin_service_pb2 as api
+from tenure.v1 import checkpoint_service_pb2 as ledger
+from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
+from tenure.v1 import tool_service_pb2 as tools
+
+DEFAULT_PAGE: Final = 50
+_MOST_PAGES: Final = 10
+"""Of the tools for one of ours: most of a tenant's doubts may be of tasks that went on."""
+_AT_ONCE: Final = 16
+
+
+async def list_in_doubt(
+    peers: Peers, request: api.AdminServiceListInDoubtCallsRequest
+) -> api.AdminServiceListInDoubtCallsResponse:
+    """A page; NotFound for a task that is not the caller's."""
+    if request.task_id:
+        await read_task(peers, request.task_id)
+    if request.task_id or request.all:
+        return await _look_through(peers, request)
+    return await _list_waited_for(peers, request)
+
+
+async def _list_waited_for(
+    peers: Peers, request: api.AdminServiceListInDoubtCallsRequest
+) -> api.AdminServiceListInDoubtCallsResponse:
+    """What somebody can settle is found by what waits: doubts that nobody can settle any more are kept, and many."""
+    ledger_request = ledger.ListDoubtsRequest(
+        page_size=request.page_size or DEFAULT_PAGE, page_token=request.page_token
+    )
+    page = await patiently(lambda: peers.checkpoint.ListDoubts(ledger_request))
+    known = await _named(peers, [(doubt.task_id, doubt.call.call_id) for doubt in page.doubts])
+    listed = []
+    for doubt in page.doubts:
+        call = known.get((doubt.task_id, doubt.call.call_id))
+        # A late outcome, or another doubt than the one that is waited for: the task goes on soon.
+        if call is not None and doubt.call.call_attempt in {0, call.call_attempt}:
+            listed.append(_waited_for(call))
+    return api.AdminServiceListInDoubtCallsResponse(calls=listed, next_page_token=page.next_page_token)
+
+
+async def _look_through(
+    peers: Peers, request: api.AdminServiceListInDoubtCallsRequest
+) -> api.AdminServiceListInDoubtCallsResponse:
+    listed_calls: list[api.AdminServiceListInDoubtCallsResponse.Listed] = []
+    page_size, token = request.page_size or DEFAULT_PAGE, request.page_token
+    for _ in range(_MOST_PAGES):
+        tools_request = tools.ListInDoubtCallsRequest(
+            task_id=request.task_id, page_size=page_size - len(listed_calls), page_token=token
+        )
+        page = await _page(peers, tools_request)
+        listed = await _with_tasks(peers, page.calls)
+        listed_calls += [one for one in listed if one.resolvable or request.all]
+        token = page.next_page_token
+        if not token or len(listed_calls) == page_size:
+            break
+    return api.AdminServiceListInDoubtCallsResponse(calls=listed_calls, next_page_token=token)
+
+
+async def operator_request_of(peers: Peers, request: api.ResolveInDoubtCallRequest) -> ledger_pb2.OperatorRequest:
+    """The word as the ledger is to record it. Raises WrongState (RUNNER_NOT_GONE) for "it did not happen" while the
+    call's runner may still make it happen, unless the caller gives its word that it cannot.
+
+    A word that was given once is written the same way when it comes again: a proof is never taken back.
+    """
+    decision = tool_pb2.InDoubtDecision()
+    decision.CopyFrom(request.decision)
+    if decision.HasField("did_not_happen"):
+        by_proof = not decision.did_not_happen.runner_is_gone and await _is_proven(peers, request)
+        decision.did_not_happen.runner_proven_gone = by_proof
+    resolve = ledger_pb2.OperatorRequest.ResolveCall(
+        call_id=request.call_id, call_attempt=request.call_attempt, decision=decision
+    )
+    return ledger_pb2.OperatorRequest(reason=request.reason, resolve_call=resolve)
+
+
+async def _is_proven(peers: Peers, request: api.ResolveInDoubtCallRequest) -> bool:
+    """Whether nothing more comes of that attempt's runner. True for an attempt that is in doubt no more and that nobody
+    waits for: the ledger says what becomes of a word on it.
+    """
+    task = await read_task(peers, request.task_id)
+    waits = _waits(task, request.call_id, request.call_attempt)
+    name = request.task_id, request.call_id
+    call = (await _named(peers, [name])).get(name)
+    if call is not None and call.call_attempt == request.call_attempt:
+        if not call.runner_gone and waits:
+            raise _not_gone(call)
+        return call.runner_gone
+    if waits:
+        raise _not_there(request.call_id)
+    return True
+
+
+def _not_gone(call: tool_pb2.InDoubtCall) -> WrongState:
+    metadata = {"runner_id": call.runner_id, "runner_instance": call.runner_instance}
+    if call.acts_elsewhere:
+        return WrongState(
+            f"call {call.call_id} acts elsewhere, where it may still be worked on. Wait longer than its longest run. "
+            "Then look again whether the call happened; if it did not, say so again with your word that nothing over "
+            "there works on it any more",
+            reason=RUNNER_NOT_GONE,
+            metadata=metadata,
+        )
+    who = f"the process that ran call {call.call_id} ({call.runner_instance or call.runner_id})"
+    return WrongState(
+        f"{who} is not proven gone: paused or cut off, it may still make the call happen. Make sure that it is gone: "
+        "end it, or start its machine anew. Then look again whether the call happened; if it did not, say so again "
+        "with your word that the runner is gone",
+        reason=RUNNER_NOT_GONE,
+        metadata=metadata,
+    )
+
+
+def _not_there(call_id: str) -> WrongState:
+    return WrongState(
+        f"the tools do not have call {call_id} in doubt. Either its outcome came late: then its task goes on by itself "
+        "within a minute. Or they lost it, as when their database was put back: then nobody here can tell whether what "
+        "ran it is gone. Look whether the call happened; if it did not, say so again with your word that the runner is "
+        "gone",
+        reason=RUNNER_NOT_GONE,
+    )
+
+
+async def _with_tasks(
+    peers: Peers, calls: Sequence[tool_pb2.InDoubtCall]
+) -> list[api.AdminServiceListInDoubtCallsResponse.Listed]:
+    """Each call with its task, which the ledger may have pruned."""
+    room = asyncio.Semaphore(_AT_ONCE)
+
+    async def find(task_id: str) -> task_pb2.Task | None:
+        async with room:
+            try:
+                return await read_task(peers, task_id)
+            except NotFound:
+                return None
+
+    task_ids = list(dict.fromkeys(call.task_id for call in calls))
+    tasks = dict(zip(task_ids, await asyncio.gather(*map(find, task_ids)), strict=True))
+    return [_listed(call, tasks[call.task_id]) for call in calls]
+
+
+def _listed(call: tool_pb2.InDoubtCall, task: task_pb2.Task | None) -> api.AdminServiceListInDoubtCallsResponse.Listed:
+    if task is None:
+        return api.AdminServiceListInDoubtCallsResponse.Listed(call=call)
+    return api.AdminServiceListInDoubtCallsResponse.Listed(
+        call=call,
+        task_state=task.state,
+        task_reason=task.reason,
+        resolvable=_waits(task, call.call_id, call.call_attempt),
+    )
+
+
+def _waited_for(call: tool_pb2.InDoubtCall) -> api.AdminServiceListInDoubtCallsResponse.Listed:
+    return api.AdminServiceListInDoubtCallsResponse.Listed(
+        call=call,
+        task_state=task_pb2.TASK_STATE_WAITING_USER,
+        task_reason=Reason.TOOL_IN_DOUBT,
+        resolvable=True,
+    )
+
+
+def _waits(task: task_pb2.Task, call_id: str, call_attempt: int) -> bool:
+    """Whether the task waits for a word on this attempt of the call. One whose worker did not say which calls it waits
+    for waits for any.
+    """
+    if task.state != task_pb2.TASK_STATE_WAITING_USER or task.reason != Reason.TOOL_IN_DOUBT:
+        return False
+    named = [one for one in task.calls_in_doubt if one.call_id == call_id]
+    return not task.calls_in_doubt or any(one.call_attempt in {0, call_attempt} for one in named)
+
+
+async def _named(peers: Peers, names: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tool_pb2.InDoubtCall]:
+    """Of these calls, each with its task's id before it, those that are in doubt."""
+    if not names:
+        return {}
+    call_names = [
+        tools.ListInDoubtCallsRequest.CallName(task_id=task_id, call_id=call_id) for task_id, call_id in names
+    ]
+    page = await _page(peers, tools.ListInDoubtCallsRequest(calls=call_names))
+    return {(call.task_id, call.call_id): call for call in page.calls}
+
+
+async def _page(peers: Peers, request: tools.ListInDoubtCallsRequest) -> tools.ListInDoubtCallsResponse:
+    return await patiently(lambda: peers.tools.ListInDoubtCalls(request))

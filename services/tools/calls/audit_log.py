@@ -1,0 +1,169 @@
+"""The records of a task's calls with their whole trail, page by page: what audits read."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+from services.tools.calls.records import unpack_outcome
+from services.tools.statements import QUERIES
+from tenure.domain.errors import StaleEpoch
+from tenure.domain.fencing import Claims, describe_epoch
+from tenure.domain.tools import CallState, EffectClass, Outcome
+from tenure.runtime import metrics
+from tenure.runtime.postgres import Connection, Pool, connection
+from tenure.v1 import tool_pb2, tool_service_pb2
+from tenure.wire.common import CALL_STATES, EFFECT_CLASSES, OUTCOME_STATUSES, timestamp
+from tenure.wire.tool import usage_to_wire
+
+DEFAULT_CALLS: Final = 200
+
+
+async def list_calls(
+    pool: Pool, tenant: str, request: tool_service_pb2.ListCallsRequest
+) -> tool_service_pb2.ListCallsResponse:
+    """A page; one row more than asked for tells whether there are more."""
+    page_size = request.page_size or DEFAULT_CALLS
+    whose = {"task_id": UUID(request.task_id), "tenant": tenant}
+    async with connection(pool) as postgres:
+        wanted = {"after_call_id": request.after_call_id, "call_ids": list(request.call_ids)}
+        page = {**whose, **wanted, "limit": page_size + 1}
+        rows = await (await postgres.execute(QUERIES.call_trails, page)).fetchall()
+        fence = await (await postgres.execute(QUERIES.read_fence, whose)).fetchone()
+    return tool_service_pb2.ListCallsResponse(
+        calls=[_trail(row) for row in rows[:page_size]],
+        fence=None if fence is None or not fence[0] else _fence(fence),
+        more=len(rows) > page_size,
+    )
+
+
+def _trail(row: tuple[Any, ...]) -> tool_pb2.CallTrail:
+    call_id, tool, effect_class, state, call_attempt, epoch, claim_id, runner_id, arguments_hash, packed, *times = row
+    record = tool_pb2.CallRecord(
+        call_id=call_id,
+        tool=tool,
+        effect_class=EFFECT_CLASSES.to_wire(EffectClass(effect_class)),
+        state=CALL_STATES.to_wire(CallState(state)),
+        call_attempt=call_attempt,
+        epoch=epoch,
+    )
+    trail = tool_pb2.CallTrail(
+        record=record, claim_id=claim_id, runner_id=str(runner_id or ""), arguments_hash=arguments_hash
+    )
+    if packed is not None:
+        outcome = unpack_outcome(packed)
+        trail.outcome_hash = _outcome_hash(outcome)
+        trail.record.outcome.CopyFrom(_without_content(outcome))
+    accepted_at, started_at, finished_at = times
+    trail.accept_time.CopyFrom(timestamp(accepted_at))
+    if started_at is not None:
+        trail.record.start_time.CopyFrom(timestamp(started_at))
+    if finished_at is not None:
+        trail.finish_time.CopyFrom(timestamp(finished_at))
+    return trail
+
+
+def _outcome_hash(outcome: Outcome) -> bytes:
+    """As the contract says. Of its three parts only the content may hold a NUL, and that is the last."""
+    return hashlib.sha256(f"{outcome.status}\0{outcome.detail}\0{outcome.content}".encode()).digest()
+
+
+def _without_content(outcome: Outcome) -> tool_pb2.Outcome:
+    return tool_pb2.Outcome(
+        status=OUTCOME_STATUSES.to_wire(outcome.status),
+        truncated=outcome.truncated,
+        detail=outcome.detail,
+        call_attempt=outcome.call_attempt,
+        usage=usage_to_wire(outcome.usage) if outcome.usage is not None else None,
+    )
+
+
+def _fence(row: tuple[Any, ...]) -> tool_pb2.ToolFence:
+    epoch, claim_id, closed, changed_at = row
+    return tool_pb2.ToolFence(epoch=epoch, claim_id=claim_id, closed=closed, change_time=timestamp(changed_at))
+
+
+# The trail of stale writers: counted, logged, and kept in a table, at most 500 for each task.
+
+_log: Final = logging.getLogger(__name__)
+_REJECTIONS: Final = metrics.cell("tenure_stale_epoch_rejections_total", service="tools")
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedCall:
+    """One refused call: who came with which epoch, and which one stands."""
+
+    task_id: UUID
+    tenant: str
+    method: str
+    presented_epoch: int
+    current_epoch: int
+    holder: str
+
+    @classmethod
+    def of(cls, method: str, task_id: UUID, claims: Claims, error: StaleEpoch) -> RefusedCall:
+        """The trail of a refusal that is about to be answered."""
+        current = error.current
+        assert current is not None
+        holder = claims.holder.replace(
+            "\0", "\ufffd"
+        )  # Postgres keeps no NUL, and the trail is not the caller's answer
+        return cls(task_id, claims.tenant, method, claims.epoch, current, holder)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRefusal:
+    """A refusal as it is listed."""
+
+    task_id: str
+    method: str
+    presented_epoch: int
+    current_epoch: int
+    holder: str
+    refused_at: datetime
+
+
+async def insert_refusals(postgres: Connection, refusals: Sequence[RefusedCall]) -> None:
+    """In the transaction that refused; call `log_refusals` once it is committed."""
+    if not refusals:
+        return
+    await postgres.execute(
+        QUERIES.insert_refusals,
+        {
+            "task_ids": [refusal.task_id for refusal in refusals],
+            "tenants": [refusal.tenant for refusal in refusals],
+            "methods": [refusal.method for refusal in refusals],
+            "presented": [refusal.presented_epoch for refusal in refusals],
+            "current": [refusal.current_epoch for refusal in refusals],
+            "holders": [refusal.holder for refusal in refusals],
+        },
+    )
+    await postgres.execute(QUERIES.trim_refusals, {"task_ids": sorted({refusal.task_id for refusal in refusals})})
+
+
+def log_refusals(refusals: Sequence[RefusedCall]) -> None:
+    """Count and log them."""
+    _REJECTIONS.value += len(refusals)
+    for refusal in refusals:
+        _log.warning(
+            "refused a stale %s",
+            refusal.method,
+            extra={
+                "task": str(refusal.task_id),
+                "epoch": describe_epoch(refusal.presented_epoch),
+                "current_epoch": describe_epoch(refusal.current_epoch),
+                "holder": refusal.holder,
+            },
+        )
+
+
+async def list_refusals(pool: Pool, task_id: UUID, tenant: str) -> list[StoredRefusal]:
+    """Newest first, at most 500."""
+    async with connection(pool) as postgres:
+        cursor = await postgres.execute(QUERIES.list_refusals, {"task_id": task_id, "tenant": tenant})
+        return [StoredRefusal(*row) for row in await cursor.fetchall()]

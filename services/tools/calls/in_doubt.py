@@ -1,0 +1,102 @@
+"""The calls in doubt of a tenant, page by page: what people look through who are to settle them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+from services.tools.statements import QUERIES
+from tenure.domain.errors import InvalidRequest
+from tenure.domain.tools import EffectClass
+from tenure.runtime.postgres import Pool, connection
+from tenure.v1 import tool_pb2, tool_service_pb2
+from tenure.wire.common import EFFECT_CLASSES, timestamp
+
+DEFAULT_PAGE: Final = 50
+_MOST_ARGUMENT_BYTES: Final = 4096
+_FIRST: Final = ("-infinity", "00000000-0000-0000-0000-000000000000", "")
+
+
+async def list_in_doubt(
+    pool: Pool, tenant: str, request: tool_service_pb2.ListInDoubtCallsRequest
+) -> tool_service_pb2.ListInDoubtCallsResponse:
+    """The oldest doubt first; one row more than asked for tells whether there are more. Raises InvalidRequest."""
+    if request.calls:
+        return tool_service_pb2.ListInDoubtCallsResponse(calls=await _named(pool, tenant, request.calls))
+    doubted_at, task_id, call_id = _read_token(request.page_token)
+    page_size = request.page_size or DEFAULT_PAGE
+    parameters: dict[str, Any] = {
+        "tenant": tenant,
+        "after": doubted_at,
+        "after_task_id": task_id,
+        "after_call_id": call_id,
+        "most_bytes": _MOST_ARGUMENT_BYTES,
+        "limit": page_size + 1,
+    }
+    statement = QUERIES.calls_in_doubt
+    if request.task_id:
+        statement, parameters["task_id"] = QUERIES.calls_in_doubt_of_task, UUID(request.task_id)
+    async with connection(pool) as postgres:
+        rows = await (await postgres.execute(statement, parameters)).fetchall()
+    page = rows[:page_size]
+    return tool_service_pb2.ListInDoubtCallsResponse(
+        calls=[_call(row) for row in page], next_page_token=_write_token(page[-1]) if len(rows) > page_size else ""
+    )
+
+
+async def _named(
+    pool: Pool, tenant: str, calls: Sequence[tool_service_pb2.ListInDoubtCallsRequest.CallName]
+) -> list[tool_pb2.InDoubtCall]:
+    parameters = {
+        "tenant": tenant,
+        "task_ids": [UUID(call.task_id) for call in calls],
+        "call_ids": [call.call_id for call in calls],
+        "most_bytes": _MOST_ARGUMENT_BYTES,
+    }
+    async with connection(pool) as postgres:
+        rows = await (await postgres.execute(QUERIES.named_calls_in_doubt, parameters)).fetchall()
+    return [_call(row) for row in rows]
+
+
+def _call(row: tuple[Any, ...]) -> tool_pb2.InDoubtCall:
+    task_id, call_id, tool, effect_class, arguments, size, call_attempt, *rest = row
+    started_at, doubted_at, runner_id, instance, gone, note, acts_elsewhere = rest
+    call = tool_pb2.InDoubtCall(
+        task_id=str(task_id),
+        call_id=call_id,
+        tool=tool,
+        effect_class=EFFECT_CLASSES.to_wire(EffectClass(effect_class)),
+        # Cut in bytes, maybe in the middle of a character.
+        arguments_json=arguments.decode(errors="ignore" if size > len(arguments) else "replace"),
+        arguments_truncated=size > len(arguments),
+        call_attempt=call_attempt,
+        doubt_time=timestamp(doubted_at),
+        runner_id=str(runner_id or ""),
+        runner_instance=instance,
+        runner_gone=gone,
+        note=note,
+        acts_elsewhere=acts_elsewhere,
+    )
+    if started_at is not None:
+        call.start_time.CopyFrom(timestamp(started_at))
+    return call
+
+
+def _write_token(row: tuple[Any, ...]) -> str:
+    doubted_at: datetime = row[8]
+    return base64.urlsafe_b64encode(f"{doubted_at.isoformat()} {row[0]} {row[1]}".encode()).decode()
+
+
+def _read_token(token: str) -> tuple[str, str, str]:
+    """The last one of the page before."""
+    if not token:
+        return _FIRST
+    try:
+        doubted_at, task_id, call_id = base64.urlsafe_b64decode(token.encode()).decode().split(" ")
+        return datetime.fromisoformat(doubted_at).isoformat(), str(UUID(task_id)), call_id
+    except (binascii.Error, UnicodeError, ValueError):
+        raise InvalidRequest(violations=[("page_token", "is none of ours")]) from None

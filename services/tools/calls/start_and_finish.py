@@ -1,0 +1,108 @@
+"""The second write: the mark immediately before the effect, and how it is taken back when the effect did not begin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from services.tools.calls.metrics import count_calls_in_doubt
+from services.tools.calls.records import CallKey
+from services.tools.runners.liveness import Liveness
+from services.tools.statements import QUERIES
+from tenure.domain.tools import CallState
+from tenure.runtime.batching import Batcher, BatchLimits
+from tenure.runtime.dedicated_connection import DedicatedConnection
+from tenure.runtime.failpoints import failpoint
+from tenure.runtime.postgres import Pool, connection
+
+_SIZE_BYTES: Final = 128
+
+
+class StartMark(NamedTuple):
+    """An attempt that is about to begin."""
+
+    key: CallKey
+    call_attempt: int
+
+
+def start_batcher(kept: DedicatedConnection, liveness: Liveness) -> Batcher[StartMark, bool]:
+    """Marks calls STARTED. False: the attempt or the fence has moved on, and this effect must never begin."""
+
+    async def write(batch: Sequence[StartMark]) -> list[bool]:
+        parameters = {
+            "ordinals": list(range(len(batch))),
+            "task_ids": [start.key.task_id for start in batch],
+            "call_ids": [start.key.call_id for start in batch],
+            "attempts": [start.call_attempt for start in batch],
+            "runner_id": liveness.runner_id,
+        }
+        await failpoint("tools.before_start")
+        async with kept.use() as postgres:
+            cursor = await postgres.execute(QUERIES.start_calls, parameters)
+            started = {row[0] for row in await cursor.fetchall()}
+        return [ordinal in started for ordinal in range(len(batch))]
+
+    return Batcher("starts", write, key=lambda start: start.key, size=lambda _: _SIZE_BYTES)
+
+
+async def release_start(pool: Pool, start: StartMark) -> bool:
+    """Give a call back whose effect may have begun and that may run again: any replica runs it, as if this runner were
+    dead. False: the call is another attempt's by now, or in doubt.
+    """
+    parameters = {"task_id": start.key.task_id, "call_id": start.key.call_id, "call_attempt": start.call_attempt}
+    async with connection(pool) as postgres:
+        return await (await postgres.execute(QUERIES.release_start, parameters)).fetchone() is not None
+
+
+async def withdraw_start(pool: Pool, start: StartMark) -> CallState | None:
+    """Take back a mark whose effect never began and never will. None: the call is another attempt's by now."""
+    parameters = {"task_id": start.key.task_id, "call_id": start.key.call_id, "call_attempt": start.call_attempt}
+    await failpoint("tools.before_withdraw")
+    async with connection(pool) as postgres:
+        row = await (await postgres.execute(QUERIES.withdraw_start, parameters)).fetchone()
+    await failpoint("tools.after_withdraw")
+    if row is None:
+        return None
+    count_calls_in_doubt(row[1])
+    return CallState(row[0])
+
+
+# The third write: what came of it.
+
+
+class OutcomeMark(NamedTuple):
+    """An attempt's outcome, packed; b"": its tool does not know whether it had its effect, see `doubt_note`."""
+
+    key: CallKey
+    call_attempt: int
+    outcome: bytes
+    doubt_note: str = ""
+
+
+def finish_batcher(kept: DedicatedConnection) -> Batcher[OutcomeMark, bool]:
+    """Records outcomes, with the patience to outlast any outage: an effect happened once, and must be told.
+
+    False: the attempt has moved on or was recorded already; the record knows more than this outcome.
+    """
+
+    async def write(batch: Sequence[OutcomeMark]) -> list[bool]:
+        parameters = {
+            "ordinals": list(range(len(batch))),
+            "task_ids": [finish.key.task_id for finish in batch],
+            "call_ids": [finish.key.call_id for finish in batch],
+            "attempts": [finish.call_attempt for finish in batch],
+            "outcomes": [finish.outcome for finish in batch],
+            "doubt_notes": [finish.doubt_note for finish in batch],
+        }
+        async with kept.use() as postgres:
+            cursor = await postgres.execute(QUERIES.finish_calls, parameters)
+            recorded = {row[0] for row in await cursor.fetchall()}
+        return [ordinal in recorded for ordinal in range(len(batch))]
+
+    return Batcher(
+        "finishes",
+        write,
+        key=lambda finish: finish.key,
+        size=lambda finish: len(finish.outcome),
+        limits=BatchLimits(patience_seconds=None),
+    )

@@ -1,0 +1,112 @@
+"""The service's side of the attacher, the process that mounts workspaces into sandboxes which have started already."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import threading
+from asyncio.subprocess import DEVNULL, Process
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+from services.tools.sandbox.limits import SandboxUnavailable
+
+_SCRIPT = Path(__file__).with_name("mount_helper.py")
+_OK = b"ok"
+_ANSWER_BYTES = 8192
+_STARTS_WITHIN_SECONDS = 60.0
+_ANSWERS_WITHIN_SECONDS = 10.0
+_ENDS_WITHIN_SECONDS = 10.0
+
+
+class MountHelperClient:
+    """`namespaces` are descriptors of what sandboxes must be started in so that it has rights over them: the user
+    namespace, then the mount namespace. None where the service is root.
+    """
+
+    def __init__(self, process: Process, channel: socket.socket) -> None:
+        self.namespaces: tuple[int, ...] = ()
+        self._process, self._channel = process, channel
+        self._owned = ExitStack()
+        self._owned.enter_context(channel)
+        self._asking = threading.Lock()
+
+    @classmethod
+    async def start(cls, *, own_namespaces: bool) -> Self:
+        """Start the process. Raises SandboxUnavailable when this machine does not let it do its work."""
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with there:
+            try:
+                process = await _spawn(there, own_namespaces=own_namespaces)
+            except BaseException:
+                here.close()
+                raise
+        attacher = cls(process, here)
+        try:
+            await attacher._come_up(own_namespaces=own_namespaces)
+        except BaseException:
+            await attacher.close()
+            raise
+        return attacher
+
+    async def _come_up(self, *, own_namespaces: bool) -> None:
+        self._channel.setblocking(False)
+        async with asyncio.timeout(_STARTS_WITHIN_SECONDS):
+            word = await asyncio.get_running_loop().sock_recv(self._channel, _ANSWER_BYTES)
+        if word != _OK:
+            reason = word.decode(errors="replace") or "the attacher ended"
+            raise SandboxUnavailable(f"nothing can be mounted into a sandbox that has started: {reason}")
+        self._channel.settimeout(_ANSWERS_WITHIN_SECONDS)
+        if own_namespaces:
+            self.namespaces = tuple(self._open_namespace(name) for name in ("user", "mnt"))
+
+    def _open_namespace(self, name: str) -> int:
+        fd = os.open(f"/proc/{self._process.pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        self._owned.callback(os.close, fd)
+        return fd
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can be asked; one that once did not answer is not asked again."""
+        return self._process.returncode is None and self._channel.fileno() >= 0
+
+    def attach(self, mount_namespace: int, workspace: Path) -> None:
+        """Mount the workspace into the sandbox with this namespace. Blocks a moment; any thread may call it.
+
+        Raises OSError, and what was asked for may then have happened all the same: the sandbox is not to be used.
+        """
+        with self._asking:
+            try:
+                socket.send_fds(self._channel, [os.fsencode(workspace.absolute())], [mount_namespace])
+                answer = self._channel.recv(_ANSWER_BYTES)
+            except OSError:
+                self._channel.close()  # a late answer must not be taken for the next one's
+                raise
+        if answer != _OK:
+            raise OSError(answer.decode(errors="replace") or "the attacher ended")
+
+    async def close(self) -> None:
+        """End the process, which is reaped when this returns."""
+        self._owned.close()
+        try:
+            async with asyncio.timeout(_ENDS_WITHIN_SECONDS):
+                await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+
+
+async def _spawn(channel: socket.socket, *, own_namespaces: bool) -> Process:
+    options = ["--own-namespaces"] if own_namespaces else []
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-S", str(_SCRIPT), *options),
+        stdin=channel.fileno(),
+        stdout=DEVNULL,
+        stderr=DEVNULL,
+        env={},
+        cwd="/",
+        start_new_session=True,
+    )

@@ -1,0 +1,164 @@
+"""One search: asked for, asked for again while its time lasts, read, and put into words."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import json
+import random
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Final
+
+from services.tools.sending import failure_answer
+from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailure, define
+from services.tools.web_search.formats import SearchRequest, SearchResult
+from services.tools.web_search.settings import WebSearchSettings
+from tenure.domain.outbound import EVERYWHERE, Networks
+from tenure.domain.retry import RetryPolicy
+from tenure.domain.tools import EffectClass
+from tenure.domain.webhooks import retry_after_seconds
+from tenure.runtime.outbound_http import (
+    FAILURES,
+    READABLE_ENCODINGS,
+    BadEncoding,
+    Body,
+    CheckedNetworkBackend,
+    HttpResponse,
+    Outgoing,
+)
+
+SEARCHES_AT_ONCE: Final = 8
+MOST_BYTES: Final = 1024 * 1024
+MOST_EXCERPT_CHARACTERS: Final = 2000
+
+_AGAIN: Final = RetryPolicy(max_attempts=3, initial_seconds=0.5, factor=2.0, cap_seconds=5.0)
+_AGAIN_STATUSES: Final = frozenset((429, 502, 503, 504))
+_REFUSED_STATUSES: Final = frozenset((401, 403))
+_KEPT_ALIVE_SECONDS: Final = 4.0
+_TAG: Final = re.compile(r"</?[A-Za-z][^<>]*>")
+
+
+class Searcher:
+    """Asks the service that is set up."""
+
+    def __init__(self, settings: WebSearchSettings, outgoing: Outgoing) -> None:
+        self.settings, self._outgoing = settings, outgoing
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, settings: WebSearchSettings) -> AsyncIterator[Searcher]:
+        """With its connections."""
+        networks = Networks(EVERYWHERE if settings.allow_private else ())
+        backend = CheckedNetworkBackend(networks, "web_search")
+        async with Outgoing(
+            backend, most_connections=SEARCHES_AT_ONCE, kept_alive_seconds=_KEPT_ALIVE_SECONDS
+        ) as outgoing:
+            yield cls(settings, outgoing)
+
+    async def search(self, query: str, count: int, call_headers: dict[str, str]) -> list[SearchResult]:
+        """The first `count` results. Raises ToolFailed. `call_headers`: for a service of the installation's own."""
+        settings = self.settings
+        clean_query = query.encode(errors="replace").decode()  # JSON can hold half a character, URLs cannot
+        asking = settings.format.ask(settings.endpoint, settings.key, clean_query, count)
+        if settings.format.is_ours:
+            asking.headers.extend(call_headers.items())
+        try:
+            async with asyncio.timeout(settings.timeout_seconds) as timeout:
+                body = await self._answered(asking, timeout.when() or 0.0)
+        except (TimeoutError, BadEncoding, *FAILURES) as error:
+            raise failure_answer(error, "The search service", settings.timeout_seconds) from error
+        return list(islice(self._read(body), count))
+
+    async def _answered(self, asking: SearchRequest, deadline: float) -> Body:
+        failures = 0
+        while True:
+            async with self._outgoing.send(
+                asking.method, asking.url, [("accept-encoding", READABLE_ENCODINGS), *asking.headers], asking.body
+            ) as answer:
+                if answer.status == 200:
+                    return await answer.read(MOST_BYTES)
+            failures += 1
+            refusal = self._refusal(answer)
+            wait_seconds = _AGAIN.wait_seconds(failures, random.random(), _asked_seconds(answer))
+            too_late = asyncio.get_running_loop().time() + wait_seconds >= deadline
+            if answer.status not in _AGAIN_STATUSES or failures >= _AGAIN.max_attempts or too_late:
+                raise refusal
+            await asyncio.sleep(wait_seconds)
+
+    def _refusal(self, answer: HttpResponse) -> ToolFailure:
+        """What the service says in its own words is not told: it may hold the key."""
+        if answer.status in _REFUSED_STATUSES:
+            message = f"The search service {self.settings.format.refusal}. Whoever runs this server has to see to it."
+            return ToolFailure(message, "KEY_REFUSED" if self.settings.key else f"HTTP_{answer.status}")
+        asked_seconds = _asked_seconds(answer)
+        asks = f" It asks to be left alone for {asked_seconds:g} s." if asked_seconds else ""
+        return ToolFailure(f"The search service answered {answer.status}.{asks}", f"HTTP_{answer.status}")
+
+    def _read(self, body: Body) -> list[SearchResult]:
+        if not body.is_whole:
+            raise ToolFailure(
+                "The search service answered with more than 1 MiB, or in too many pieces.", "ANSWER_TOO_LARGE"
+            )
+        try:
+            return list(self.settings.format.read(json.loads(body.content)))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ToolFailure("The search service answered with something else than results.", "BAD_ANSWER") from error
+
+
+def words_of(results: list[SearchResult]) -> str:
+    """For the model: numbered, each with its address and excerpt, of plain text on one line each."""
+    lines = [
+        f"{number}. {_plain(title)}\n   {_plain(url)}\n   {_plain(excerpt)}"
+        for number, (title, url, excerpt) in enumerate(results, start=1)
+    ]
+    return "\n".join(lines) or "Nothing was found."
+
+
+def _plain(text: str) -> str:
+    """Services mark the words searched for by tags, and write characters as entities."""
+    flat = html.unescape(_TAG.sub("", text[: 2 * MOST_EXCERPT_CHARACTERS]))
+    flat = " ".join("".join(one if one.isprintable() else " " for one in flat).split())
+    return flat if len(flat) <= MOST_EXCERPT_CHARACTERS else flat[: MOST_EXCERPT_CHARACTERS - 1] + "…"
+
+
+def _asked_seconds(answer: HttpResponse) -> float:
+    return retry_after_seconds(answer.headers.get("retry-after", ""), datetime.now(UTC)) or 0.0
+
+
+# The tool web_search.
+
+SEARCH_LANE: Final = "search"
+_USUAL_RESULTS: Final = 5
+_MOST_RESULTS: Final = 20
+_MOST_QUERY_CHARACTERS: Final = 1000
+_TELLING_SECONDS: Final = 2.0
+
+
+def search_tools(searcher: Searcher | None) -> list[Tool]:
+    """The tool; without a searcher it says that it is not set up."""
+    most_results = searcher.settings.max_results if searcher else _MOST_RESULTS
+    most_characters = searcher.settings.format.most_query_characters if searcher else _MOST_QUERY_CHARACTERS
+    usual_results = min(_USUAL_RESULTS, most_results)
+    definition = define(
+        "web_search",
+        EffectClass.PURE,
+        "Search the web. Answers with titles, addresses and excerpts of pages.",
+        {
+            "query": {"type": "string", "minLength": 1, "maxLength": most_characters},
+            "num_results": {"type": "integer", "minimum": 1, "maximum": most_results, "default": usual_results},
+        },
+        required=("query",),
+        timeout_seconds=searcher.settings.timeout_seconds if searcher else 30.0,
+    )
+
+    async def run(context: CallContext, arguments: Arguments) -> ToolAnswer:
+        if searcher is None:
+            raise ToolFailure("Web search is not set up on this server.", "NOT_CONFIGURED")
+        count = int(arguments.get("num_results", usual_results))
+        return ToolAnswer(words_of(await searcher.search(arguments["query"], count, context.provider_headers)))
+
+    return [Tool(definition, run, lane=SEARCH_LANE, guard_seconds=_TELLING_SECONDS)]

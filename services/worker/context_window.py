@@ -1,0 +1,203 @@
+"""How much room a conversation has left in the model's window: what its next call takes, and what to do about it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from services.worker.claim_ledger import ClaimLedger
+from services.worker.dependencies import ModelDefaults
+from services.worker.model import LEAST_TOKENS
+from tenure.domain.compaction import (
+    SUMMARY_SYSTEM,
+    AskSummary,
+    NextCompaction,
+    Window,
+    next_compaction,
+    summary_messages,
+    summary_output_tokens,
+    window_of,
+)
+from tenure.domain.conversation import Message
+from tenure.domain.task import TaskSpec
+from tenure.domain.turn import CallModel
+
+# An upper bound of a request's input in tokens, without asking the provider.
+
+BYTES_PER_TOKEN: Final = 3
+_PIECES: Final = re.compile(rb"[A-Za-z][a-z]{0,4}|[0-9]{1,2}|[!-/:-@\[-`{-~]")
+_NO_WORDS: Final = re.compile(rb"[a-z]{16}")
+_MORE_FOR_NO_WORD: Final = 6
+"""So many letters in a row are rather a key than a word: tokens of two letters, not of five."""
+
+_LEADS: Final = ((bytes(range(0xC2, 0xE0)), 1), (bytes(range(0xE0, 0xF0)), 2), (bytes(range(0xF0, 0xF5)), 4))
+"""What begins a character of two, three or four bytes, and how many tokens it takes at most."""
+
+TOKENS_PER_REQUEST: Final = 32
+TOKENS_PER_MESSAGE: Final = 8
+TOKENS_FOR_TOOLS: Final = 512
+"""The provider's own words about tools, sent along with the first definition."""
+
+Counted = tuple[int, int]
+"""How many messages a request had, and the tokens of all of it."""
+
+
+def with_margin(counted_tokens: int) -> int:
+    """What a prompt takes at most that the provider has counted beforehand: it calls its own count an estimate."""
+    return counted_tokens + counted_tokens // 50 + 16
+
+
+def text_tokens(text: str) -> int:
+    """An upper bound of the tokens of a text. Takes 60 µs for a KiB."""
+    encoded = text.encode("utf-8", "surrogatepass")
+    pieces = _PIECES.subn(b"", encoded)[1] + _MORE_FOR_NO_WORD * _NO_WORDS.subn(b"", encoded)[1]
+    if not encoded.isascii():
+        pieces += sum(tokens * (len(encoded) - len(encoded.translate(None, leads))) for leads, tokens in _LEADS)
+    return max(pieces + pieces // 12, -(-len(encoded) // BYTES_PER_TOKEN))
+
+
+def likely_tokens(text: str) -> int:
+    """Rather too many for prose, code and the definitions of tools; too few for what is no language."""
+    return -(-len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
+
+
+def _definition_tokens(tool: Mapping[str, Any]) -> int:
+    """Much structure, which tokenizers know well."""
+    return likely_tokens(_as_json(tool))
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+class InputEstimate:
+    """The bound for one task's conversation. Messages are not changed; the newest may be taken back.
+
+    `measure` of a text in tokens: for what is only likely, `likely_tokens`.
+    """
+
+    def __init__(
+        self, system: str, tools: Sequence[Mapping[str, Any]], measure: Callable[[str], int] = text_tokens
+    ) -> None:
+        self._measure_text = measure
+        self._fixed = TOKENS_PER_REQUEST + measure(system) + sum(map(_definition_tokens, tools))
+        self._fixed += TOKENS_FOR_TOOLS if tools else 0
+        self._measured: list[Message] = []
+        self._sums: list[int] = [0]
+
+    def upper_bound(
+        self, messages: Sequence[Message], to_come: Iterable[Message] = (), counted: Counted | None = None
+    ) -> int:
+        """Tokens of a request with `messages` and then `to_come`, which are not in the ledger yet."""
+        self._measure(messages)
+        known, tokens = counted if counted is not None and counted[0] <= len(messages) else (0, self._fixed)
+        return tokens + self._sums[-1] - self._sums[known] + sum(map(self._message_tokens, to_come))
+
+    def _measure(self, messages: Sequence[Message]) -> None:
+        while self._measured and not self._is_part_of(messages):
+            self._measured.pop()
+            self._sums.pop()
+        for message in messages[len(self._measured) :]:
+            self._measured.append(message)
+            self._sums.append(self._sums[-1] + self._message_tokens(message))
+
+    def _message_tokens(self, message: Message) -> int:
+        return self._measure_text(_as_json(message)) + TOKENS_PER_MESSAGE
+
+    def _is_part_of(self, messages: Sequence[Message]) -> bool:
+        count = len(self._measured)
+        return count <= len(messages) and messages[count - 1] is self._measured[-1]
+
+
+TOKENS_AROUND_SUMMARY: Final = 256
+"""What is around the conversation in the request for a summary."""
+
+
+def window_for(spec: TaskSpec, defaults: ModelDefaults) -> Window:
+    """The window of the task's model, under what the task and this worker allow."""
+    return window_of(
+        spec.agent.model or defaults.model,
+        max_output_tokens=spec.agent.max_output_tokens or defaults.max_output_tokens,
+        limits=(spec.agent.context_window_tokens, defaults.context_window_tokens),
+    )
+
+
+class ContextWindow:
+    """Of one task under one claim; reads the fold as it stands."""
+
+    def __init__(
+        self, ledger: ClaimLedger, window: Window, system: str, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        self._ledger, self._window, self._system, self._tools = ledger, window, system, tools
+        self._measure_anew()
+
+    def is_short(self, move: CallModel, to_come: Message | None) -> bool:
+        """Whether something is to be decided before the call. `to_come`: what the ledger does not have yet."""
+        return self._ledger.point.must_shorten or (
+            not move.summary_through_step and self._expected(to_come) > self._window.near
+        )
+
+    def make(self, move: CallModel) -> NextCompaction | None:
+        """What to do before the call. All that is pending is in the ledger by now."""
+        point = self._ledger.point
+        content = point.pending_content
+        to_come: Message | None = {"role": "user", "content": content} if content else None
+        expected = self._expected(to_come)
+        made = next_compaction(point, expected, self._window, expected - self._expected(None))
+        return None if move.summary_through_step and isinstance(made, AskSummary) else made
+
+    def upper_bound(self, move: CallModel, to_come: Message | None = None) -> int:
+        """Tokens of the call's input, at most."""
+        if move.summary_through_step:
+            summary_request = self.summary_messages(move.summary_through_step)
+            return InputEstimate(SUMMARY_SYSTEM, ()).upper_bound(summary_request)
+        return self._bound(to_come, self._ledger.point.counted)
+
+    def guessed(self, move: CallModel, to_come: Message | None = None) -> int:
+        """How much of the bound nobody has counted, in tokens: what the provider did not see in the call before."""
+        counted = None if move.summary_through_step else self._ledger.point.counted
+        return self.upper_bound(move, to_come) - (counted[1] if counted else 0)
+
+    def is_worth_keeping(self) -> bool:
+        """Whether the provider keeps a prompt this long. By the conversation alone: a successor asks alike."""
+        return self._bound(None, None) >= LEAST_TOKENS
+
+    def output_tokens(self, move: CallModel) -> int:
+        """The longest answer."""
+        return summary_output_tokens(self._window.tokens) if move.summary_through_step else self._window.output_tokens
+
+    def summary_messages(self, through_step: int) -> list[Message]:
+        """The request for a summary; half as large at most as what the provider refused, if it refused something."""
+        point = self._ledger.point
+        fits = self._window.tokens - summary_output_tokens(self._window.tokens) - TOKENS_AROUND_SUMMARY
+        if point.overflows:
+            fits = min(fits, point.refused_tokens) // 2
+        return summary_messages(point, through_step, fits * BYTES_PER_TOKEN)
+
+    def _expected(self, to_come: Message | None) -> int:
+        """Of the next turn: as the provider counted, or as was estimated when results were cleared.
+
+        What came since is taken as what it likely is: by a bound, a conversation would be shortened too soon.
+        """
+        point = self._ledger.point
+        conversation = point.conversation
+        cleared = (conversation.expected_messages, conversation.expected_tokens)
+        counted = point.counted or (cleared if conversation.expected_tokens else None)
+        return self._tokens(counted, to_come, likely=True)
+
+    def _bound(self, to_come: Message | None, counted: Counted | None) -> int:
+        return self._tokens(counted, to_come)
+
+    def _tokens(self, counted: Counted | None, to_come: Message | None, *, likely: bool = False) -> int:
+        if self._ledger.point.conversation.changes != self._changes:
+            self._measure_anew()
+        estimate = self._likely if likely else self._bounds
+        return estimate.upper_bound(self._ledger.point.messages, () if to_come is None else (to_come,), counted)
+
+    def _measure_anew(self) -> None:
+        """A compaction changes messages that were measured: then all are measured again."""
+        self._changes = self._ledger.point.conversation.changes
+        self._bounds = InputEstimate(self._system, self._tools)
+        self._likely = InputEstimate(self._system, self._tools, likely_tokens)

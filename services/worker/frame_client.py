@@ -1,0 +1,174 @@
+"""One stream to a service, for all tasks of the worker. Its frames carry whatever became ready while the last write was
+in flight: no timer, so one message alone is never delayed, and many together cost little more than one.
+
+After a broken stream everything unanswered is sent again. That is safe because both services recognise a repeat: a
+commit by its number and id, a call by its call_id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, Never
+
+import grpc
+from google.protobuf.message import Message
+
+from tenure.domain.errors import InvalidRequest, LimitReached, TenureError, Unavailable
+from tenure.domain.retry import RetryPolicy
+from tenure.runtime import metrics
+from tenure.runtime.process import heed_cancellation, note_progress
+from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.task_group import TaskGroup
+from tenure.validators import MAX_FRAME_BYTES, MAX_FRAME_ITEMS
+
+_log: Final = logging.getLogger(__name__)
+ENVELOPE_BYTES: Final = 24
+"""At most, around each message of a frame: its tag, and two heads with their lengths."""
+MOST_UNANSWERED: Final = 8192
+SILENCE_SECONDS: Final = 60.0
+"""Of the duty `run`: many times what a broken stream takes to end and to be opened anew."""
+
+_STANDS_SECONDS: Final = 5.0
+RECONNECT: Final = RetryPolicy(initial_seconds=0.05, factor=2.0, cap_seconds=1.0)
+
+OnEvent = Callable[[Any], None]
+Tagged = tuple[int, Any]
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A message without its last answer. `size`: its bytes in a frame, at most. `stream`: the one it went by last."""
+
+    message: Message
+    size: int
+    on_event: OnEvent
+    stream: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FrameShape:
+    """What differs between the two services: how to connect, to build a frame and to take one apart."""
+
+    name: str
+    connect: Callable[[], Any]
+    build: Callable[[list[Tagged]], Message]
+    events: Callable[[Any], Iterable[Tagged]]
+
+
+class FrameClient:
+    """Sends messages under tags and gives back their events. `run` is an endless duty: without it nothing moves."""
+
+    def __init__(self, shape: FrameShape) -> None:
+        self._shape = shape
+        self._pending: OrderedDict[int, _Pending] = OrderedDict()
+        self._unsent: deque[int] = deque()
+        self._ready = asyncio.Event()
+        self._next_tag = 1
+        self._failures = 0
+        self._stream = 0
+        self._given_up = asyncio.Event()
+
+    def ask(self, message: Message, on_event: OnEvent) -> int:
+        """Sends `message` as soon as may be; `on_event` is called with each event. LimitReached when too many wait.
+
+        InvalidRequest when it fits into no frame: such a frame would break the stream, again after each new connection,
+        for all that are unanswered.
+        """
+        size = message.ByteSize() + ENVELOPE_BYTES
+        if size > MAX_FRAME_BYTES:
+            text = f"at most {MAX_FRAME_BYTES} bytes go to {self._shape.name} in one frame, and this message has {size}"
+            raise InvalidRequest(f"{text}; send less in one message")
+        if len(self._pending) >= MOST_UNANSWERED:
+            raise LimitReached(f"{MOST_UNANSWERED} messages to {self._shape.name} are unanswered")
+        tag, self._next_tag = self._next_tag, self._next_tag + 1
+        self._pending[tag] = _Pending(message, size, on_event)
+        self._unsent.append(tag)
+        self._ready.set()
+        return tag
+
+    def forget(self, tag: int) -> None:
+        """No event of this tag is wanted any more; if it was not sent yet it never will be."""
+        self._pending.pop(tag, None)
+
+    def give_up_stream_of(self, tag: int) -> None:
+        """Whoever answers there cannot do this: the next stream may lead to another replica, which can."""
+        pending = self._pending.get(tag)
+        if pending is not None and pending.stream == self._stream:
+            self._given_up.set()
+
+    @property
+    def is_broken(self) -> bool:
+        """A stream broke, and none has brought a frame since."""
+        return self._failures > 0
+
+    async def run(self) -> None:
+        """Keeps a stream for ever."""
+        while True:
+            try:
+                await self._one_stream()
+            except* (TenureError, PeerFailed) as broken:
+                self._failures += 1
+                facts = {"peer": self._shape.name, "unanswered": len(self._pending), "why": str(broken.exceptions[0])}
+                _log.warning("a stream broke and is opened anew", extra=facts)
+            heed_cancellation()
+            note_progress()
+            metrics.count("tenure_worker_streams_broken_total", peer=self._shape.name)
+            await asyncio.sleep(RECONNECT.wait_seconds(self._failures, random.random()))
+
+    async def _one_stream(self) -> None:
+        call = self._shape.connect()
+        self._stream += 1
+        self._given_up.clear()
+        self._unsent = deque(self._pending)  # all that is unanswered, in the order it was asked
+        try:
+            async with TaskGroup() as group:
+                group.create_task(self._give_up())
+                group.create_task(self._write(call))
+                group.create_task(self._read(call))
+        finally:
+            call.cancel()
+
+    async def _write(self, call: Any) -> Never:
+        while True:
+            while not (batch := self._take()):
+                self._ready.clear()
+                await self._ready.wait()
+            await call.write(self._shape.build(batch))
+
+    async def _read(self, call: Any) -> Never:
+        while (frame := await call.read()) is not grpc.aio.EOF:
+            self._failures = 0
+            for tag, event in self._shape.events(frame):
+                pending = self._pending.get(tag)
+                if pending is not None:
+                    pending.on_event(event)
+        raise Unavailable(f"{self._shape.name} ended the stream", reason="STREAM_ENDED")
+
+    async def _give_up(self) -> Never:
+        while not self._given_up.is_set():
+            note_progress()  # a stream may stand idle for hours; only on the way to the next one silence is a fault
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_STANDS_SECONDS):
+                    await self._given_up.wait()
+        raise Unavailable(f"{self._shape.name} is there and of no use", reason="STREAM_GIVEN_UP")
+
+    def _take(self) -> list[Tagged]:
+        """The next frame's content, at least one message if any waits."""
+        batch: list[Tagged] = []
+        left_bytes = MAX_FRAME_BYTES
+        while self._unsent and len(batch) < MAX_FRAME_ITEMS:
+            pending = self._pending.get(self._unsent[0])
+            if pending is not None:
+                left_bytes -= pending.size
+                if batch and left_bytes < 0:
+                    break
+                pending.stream = self._stream
+                batch.append((self._unsent[0], pending.message))
+            self._unsent.popleft()
+        return batch

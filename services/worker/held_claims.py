@@ -1,0 +1,185 @@
+"""What this worker holds: for each task its claim, its progress and the coroutine that works on it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from time import monotonic
+
+from services.worker.interrupts import Interrupts
+from services.worker.live_text import LiveText
+from tenure.domain.budget import TokenUsage
+from tenure.domain.fencing import Claims
+from tenure.domain.lost_model_calls import ReportedCall
+from tenure.domain.task import Priority
+from tenure.runtime.failpoints import failpoint_enabled
+from tenure.v1 import coordinator_service_pb2 as pb
+from tenure.v1 import token_pb2
+from tenure.wire.common import PRIORITIES, duration
+from tenure.wire.task import reported_call_to_wire
+from tenure.wire.token import read_claims
+
+# What is told of a claim with every renewal: being alive and making progress are two facts.
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """The newest model call. `usage` tells what it is billed so far."""
+
+    step: int
+    attempt_number: int
+    usage: Callable[[], TokenUsage]
+
+    def reported(self) -> ReportedCall:
+        return ReportedCall(self.step, self.attempt_number, self.usage())
+
+
+def _ignore() -> None:
+    """Between renewals nobody wants to know."""
+
+
+@dataclass(slots=True)
+class ClaimProgress:
+    """The progress of one claim. `backoff_until` is a monotonic moment, 0: nobody waits on purpose.
+
+    `call_went_on`: the model call gave something that was not told yet; `on_call` is called when it did.
+    """
+
+    sequence: int = 0
+    tool_signs: int = 0
+    backoff_until: float = 0.0
+    call_went_on: bool = False
+    on_call: Callable[[], None] = _ignore
+    _call: _Call | None = None
+
+    def begin_call(self, step: int, attempt_number: int, usage: Callable[[], TokenUsage]) -> None:
+        """A model call is about to be sent. It is told of until the next one: its answer may never be committed."""
+        self._call = _Call(step, attempt_number, usage)
+
+    def on_model_call_progress(self) -> None:
+        """The call in flight has given something, or has ended."""
+        self.call_went_on = True
+        self.on_call()
+
+    def on_tool_progress(self) -> None:
+        """A running tool gave a sign of life."""
+        self.tool_signs += 1
+
+    def announce_backoff(self, seconds: float) -> None:
+        """From now on this long nothing will happen, on purpose."""
+        self.backoff_until = monotonic() + seconds
+
+    def to_wire(self) -> pb.Progress:
+        """The message of a renewal; the backoff counts from its sending."""
+        left = self.backoff_until - monotonic()
+        call = None if self._call is None else self._call.reported()
+        return pb.Progress(
+            sequence=self.sequence,
+            output_tokens=0 if call is None else call.usage.output_tokens,
+            tool_signs=self.tool_signs,
+            backoff=duration(left) if left > 0 else None,
+            call=None if call is None else reported_call_to_wire(call),
+        )
+
+
+@dataclass(slots=True, eq=False)
+class HeldTask:
+    """One claim. `token` is replaced when the coordinator signs it anew; the claims stay the same."""
+
+    claims: Claims
+    token: token_pb2.FencingToken
+    loop: str
+    tier: Priority = Priority.NORMAL
+    progress: ClaimProgress = field(default_factory=ClaimProgress)
+    interrupts: Interrupts = field(default_factory=Interrupts)
+    live: LiveText = field(default_factory=LiveText)
+    work: asyncio.Task[None] | None = None
+    lost: bool = False
+
+    @classmethod
+    def of_grant(cls, grant: pb.Grant) -> HeldTask:
+        """A claim as it was granted. Unauthenticated when its token cannot be read."""
+        return cls(read_claims(grant.token), grant.token, grant.loop, PRIORITIES.to_domain(grant.priority))
+
+    @property
+    def task_id(self) -> str:
+        return self.claims.task_id
+
+    def drop(self) -> None:
+        """The claim is lost: stop at once, write nothing."""
+        self.lost = True
+        if self.work is not None and not failpoint_enabled("worker.ignore_trust_window"):
+            self.work.cancel()
+
+    def to_wire(self) -> pb.Holding:
+        """As renewals name it."""
+        return pb.Holding(task_id=self.task_id, claim_id=self.claims.claim_id, progress=self.progress.to_wire())
+
+
+class HeldTasks:
+    """All claims held, by task."""
+
+    def __init__(self) -> None:
+        self._by_task: dict[str, HeldTask] = {}
+        self._changed = asyncio.Event()
+        self.calls_went_on = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._by_task)
+
+    def __iter__(self) -> Iterator[HeldTask]:
+        return iter(list(self._by_task.values()))
+
+    def by_tier(self) -> Counter[Priority]:
+        """How many of each tier."""
+        return Counter(held_task.tier for held_task in self._by_task.values())
+
+    def get(self, task_id: str) -> HeldTask | None:
+        return self._by_task.get(task_id)
+
+    def add(self, held_task: HeldTask) -> None:
+        """Takes it in. A claim of the same task that was held before is lost: two never hold at once."""
+        former = self._by_task.get(held_task.task_id)
+        if former is not None:
+            former.drop()
+        self._by_task[held_task.task_id] = held_task
+        held_task.progress.on_call = self.calls_went_on.set
+
+    def remove(self, held_task: HeldTask) -> None:
+        """Takes it out, unless a newer claim of the task has taken its place."""
+        if self._by_task.get(held_task.task_id) is held_task:
+            del self._by_task[held_task.task_id]
+        self._changed.set()
+
+    def drop_claims(self, claim_ids: set[str]) -> None:
+        """These claims are gone."""
+        for held_task in self:
+            if held_task.claims.claim_id in claim_ids:
+                held_task.drop()
+
+    def replace_token(self, token: token_pb2.FencingToken) -> None:
+        """The same claim, signed anew."""
+        claims = read_claims(token)
+        held_task = self.get(claims.task_id)
+        if held_task is not None and held_task.claims.fence == claims.fence:
+            held_task.token = token
+
+    def to_wire(self) -> list[pb.Holding]:
+        """As Hello and renewals name them; lost ones are no longer held."""
+        return [held_task.to_wire() for held_task in self if not held_task.lost]
+
+    def take_calls(self) -> list[pb.Holding]:
+        """Those whose model call went on since this was asked the last time."""
+        self.calls_went_on.clear()
+        claims = [held_task for held_task in self if held_task.progress.call_went_on and not held_task.lost]
+        for held_task in claims:
+            held_task.progress.call_went_on = False
+        return [held_task.to_wire() for held_task in claims]
+
+    async def wait_empty(self) -> None:
+        """Waits until nothing is held."""
+        while self._by_task:
+            self._changed.clear()
+            await self._changed.wait()

@@ -1,0 +1,51 @@
+"""WorkerService: the live text of this worker's tasks, for whoever asks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from services.worker.held_claims import HeldTask, HeldTasks
+from services.worker.live_text import TextPiece
+from tenure.domain.errors import NotFound
+from tenure.runtime.request_context import current_tenant
+from tenure.v1 import live_pb2
+from tenure.v1 import worker_service_pb2 as pb
+from tenure.v1 import worker_service_pb2_grpc as grpc_pb
+
+COALESCE_SECONDS: Final = 0.05
+"""So long pieces are gathered: a message each would cost more than the model's stream itself."""
+
+
+class LiveServicer(grpc_pb.WorkerServiceServicer):
+    """Reads the holdings; the tasks' loops do not know of it."""
+
+    def __init__(self, held_tasks: HeldTasks) -> None:
+        self._held_tasks = held_tasks
+
+    async def WatchLive(self, request: pb.WatchLiveRequest, _context: Any) -> AsyncIterator[pb.WatchLiveResponse]:
+        """See the proto. A slow reader holds up only itself: what it missed comes in one piece."""
+        held_task = self._held_tasks.get(request.task_id)
+        if held_task is None or (held_task.claims.tenant, held_task.claims.epoch) != (current_tenant(), request.epoch):
+            raise NotFound(f"this worker does not hold task {request.task_id} under that epoch")
+        cursor = held_task.live.cursor()
+        while True:
+            closed = held_task.live.closed
+            for piece in held_task.live.since(cursor):
+                yield pb.WatchLiveResponse(delta=_delta(held_task, piece))
+            if closed:
+                return
+            await held_task.live.wait_changed(cursor)
+            await asyncio.sleep(COALESCE_SECONDS)
+
+
+def _delta(held_task: HeldTask, piece: TextPiece) -> live_pb2.Delta:
+    return live_pb2.Delta(
+        epoch=held_task.claims.epoch,
+        step=piece.step,
+        attempt_number=piece.attempt_number,
+        block=piece.block,
+        offset=piece.offset,
+        text=piece.text,
+    )

@@ -1,0 +1,431 @@
+"""The provider's stream events, folded into content blocks and usage. Strict: whatever does not follow the protocol of
+streams is a malformed answer, and what is taken can be stored, read again and sent back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tenure.domain.budget import TokenUsage
+from tenure.domain.entries import ContentBlock
+from tenure.domain.tool_arguments import (
+    depth_of,
+    escaped,
+    strict_json,
+    well_formed,
+    well_formed_value,
+)
+
+# The provider's event stream, from bytes to JSON objects. Strict and bounded: whoever sends it is a stranger.
+
+MOST_STREAM_BYTES: Final = 64 * 1024 * 1024
+"""Of one answer: 64,000 tokens of output with an event of a kilobyte for each."""
+MOST_EVENT_BYTES: Final = 8 * 1024 * 1024
+
+MOST_DEPTH: Final = 64
+"""Of nesting, so that everything that came can be written again."""
+
+_SHOWN_CHARACTERS: Final = 200
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+
+Event = dict[str, Any]
+"""An event's data; its `type` is a text."""
+
+
+class MalformedAnswer(Exception):  # noqa: N818  it is the answer that is malformed
+    """What the provider sent cannot be read as an answer. Says what was received."""
+
+
+class ErrorEvent(Exception):  # noqa: N818  what the provider said, no error of ours
+    """The provider ended its stream with an error. `data`: as it was sent, JSON or not."""
+
+    def __init__(self, data: str) -> None:
+        super().__init__(shown(data))
+        self.data = data
+
+
+def shown(received: object) -> str:
+    """What was received, for a message: short, in quotes, and only what can be printed."""
+    text = received if isinstance(received, str) else repr(received)
+    return f'"{escaped(text, _SHOWN_CHARACTERS)}"'
+
+
+@dataclass(slots=True)
+class EventStream:
+    """Give `feed` the bytes as they come; it yields the events that are whole. `size_bytes`: of all that came."""
+
+    size_bytes: int = 0
+    _pieces: list[bytes] = field(default_factory=list)
+    _waiting_bytes: int = 0
+    _is_after_return: bool = False
+    _name: str = ""
+    _data: list[str] = field(default_factory=list)
+    _event_bytes: int = 0
+
+    def feed(self, chunk: bytes) -> Iterator[Event]:
+        """The events that end in this chunk, without pings. Raises MalformedAnswer and ErrorEvent."""
+        if not self.size_bytes:
+            chunk = chunk.removeprefix(_BYTE_ORDER_MARK)
+        self.size_bytes += len(chunk)
+        if self.size_bytes > MOST_STREAM_BYTES:
+            raise MalformedAnswer(f"the answer's stream has more than {MOST_STREAM_BYTES} bytes")
+        for line in self._lines(chunk):
+            event = self._take_line(line)
+            if event is not None:
+                yield event
+
+    def _lines(self, chunk: bytes) -> list[bytes]:
+        """The lines that are whole. A line feed at the beginning may belong to the carriage return before it."""
+        if self._is_after_return:
+            chunk = chunk.removeprefix(b"\n")
+        self._is_after_return = chunk.endswith(b"\r")
+        self._pieces.append(chunk)
+        self._waiting_bytes += len(chunk)
+        if b"\n" not in chunk and b"\r" not in chunk:
+            if self._waiting_bytes > MOST_EVENT_BYTES:
+                raise MalformedAnswer(f"an event has more than {MOST_EVENT_BYTES} bytes")
+            return []
+        lines = b"".join(self._pieces).splitlines()
+        rest = b"" if chunk.endswith((b"\n", b"\r")) else lines.pop()
+        self._pieces, self._waiting_bytes = [rest], len(rest)
+        return lines
+
+    def _take_line(self, line: bytes) -> Event | None:
+        if not line:
+            return self._end_event()
+        self._event_bytes += len(line)
+        if self._event_bytes > MOST_EVENT_BYTES:
+            raise MalformedAnswer(f"an event has more than {MOST_EVENT_BYTES} bytes")
+        try:
+            name, _, value = line.decode().partition(":")
+        except UnicodeDecodeError as error:
+            raise MalformedAnswer(f"a line of the stream is no UTF-8: {shown(line[:_SHOWN_CHARACTERS])}") from error
+        value = value.removeprefix(" ")
+        if name == "event":
+            self._name = value
+        elif name == "data":
+            self._data.append(value)
+        return None  # comments, and fields that an answer does not use
+
+    def _end_event(self) -> Event | None:
+        name, data, has_data = self._name, "\n".join(self._data), bool(self._data)
+        self._name, self._data, self._event_bytes = "", [], 0
+        if name == "ping" or not (name or has_data):
+            return None
+        if name == "error":
+            raise ErrorEvent(data)
+        event = _parsed(name, data)
+        if event["type"] == "error":
+            raise ErrorEvent(data)
+        return None if event["type"] == "ping" else event
+
+
+def _parsed(name: str, data: str) -> Event:
+    """An event without a name is one of the type that its data says: some servers send no names."""
+    try:
+        event: Event = strict_json(data, unique_names=True)
+    except (ValueError, RecursionError) as error:
+        why = escaped(str(error), _SHOWN_CHARACTERS)
+        raise MalformedAnswer(f"an event's data cannot be read as JSON ({why}); received {shown(data)}") from error
+    if depth_of(event) > MOST_DEPTH:
+        raise MalformedAnswer(f"an event's data nests more than {MOST_DEPTH} deep; received {shown(data)}")
+    kind = event.get("type") if isinstance(event, dict) else None
+    if not isinstance(kind, str) or (name and name != kind):
+        raise MalformedAnswer(f"an event named {shown(name)} has data of another type; received {shown(data)}")
+    return event
+
+
+_USAGE_FIELDS: Final = (
+    "input_tokens",
+    "output_tokens",
+    "cache_creation_input_tokens",
+    "cache_read_input_tokens",
+)
+BYTES_PER_TOKEN: Final = 4
+"""Of output, until the provider says the true number: what a call is billed that was cut off or lost."""
+
+MOST_TOKENS: Final = 100_000_000
+"""In one count of usage: ten times the largest window there may be. More is no count."""
+MOST_CONTENT_BYTES: Final = 4 * 1024 * 1024
+"""Of an answer's pieces: several times what one commit holds, so that reading a stream without end stops."""
+MOST_BLOCKS: Final = 4096
+MOST_MODEL_CHARACTERS: Final = 200
+
+TOOL_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,128}\Z")
+"""What the provider takes back as the name of a tool: any other would make every later request fail."""
+
+_EVENTS: Final = frozenset(
+    {
+        "message_start",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    }
+)
+_CALLS: Final = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})
+_OWN_FIELDS: Final = {
+    "text": ("text", "citations"),
+    "thinking": ("thinking", "signature"),
+    "redacted_thinking": ("data",),
+    "tool_use": ("id", "name", "input"),
+}
+"""What is kept of these blocks: an unknown member would be refused when it is sent back."""
+_SERVER_BLOCKS: Final = re.compile(r"(server_tool_use|mcp_tool_use|container_upload|[a-z_]+_tool_result)\Z")
+_DELTAS: Final = {
+    "text_delta": ("text", frozenset({"text"})),
+    "thinking_delta": ("thinking", frozenset({"thinking"})),
+    "signature_delta": ("signature", frozenset({"thinking"})),
+    "input_json_delta": ("partial_json", _CALLS),
+}
+"""Which member of a delta is the piece, and to which blocks it may belong."""
+
+_CUT_OFF: Final = "max_tokens"
+_STOP_REASONS: Final = frozenset(
+    {
+        "end_turn",
+        "stop_sequence",
+        "tool_use",
+        "pause_turn",
+        "refusal",
+        "model_context_window_exceeded",
+        _CUT_OFF,
+    }
+)
+
+
+@dataclass(slots=True)
+class _Block:
+    """One content block while it comes: pieces as lists, joined once."""
+
+    start: dict[str, Any]
+    pieces: dict[str, list[str]] = field(default_factory=dict)
+    citations: list[Any] = field(default_factory=list)
+    complete: bool = False
+
+    @property
+    def kind(self) -> str:
+        return str(self.start["type"])
+
+    def joined(self, key: str) -> str:
+        return well_formed("".join(self.pieces.get(key, ())))
+
+
+@dataclass(slots=True)
+class AnswerFold:
+    """Take every event; afterwards read `content()` and `usage()`. Both may be read at any time before the end too.
+
+    `stopped`: the answer's last event has come; what a stream sends after that is no part of it.
+    """
+
+    model: str = ""
+    stop_reason: str | None = None
+    size_bytes: int = 0
+    stopped: bool = False
+    _begun: bool = False
+    _blocks: list[_Block] = field(default_factory=list)
+    _usage: dict[str, int] = field(default_factory=dict)
+    _final_usage: bool = False
+
+    def take(self, event: Event) -> str:
+        """Folds one event in; returns the piece of visible text it brought, "" for none. Raises MalformedAnswer.
+
+        Events of unknown types are ignored: the provider announces that it may add some.
+        """
+        kind = event["type"]
+        if self.stopped or kind not in _EVENTS:
+            return ""
+        if self._begun == (kind == "message_start"):
+            raise MalformedAnswer(f"an answer has one message_start, at its beginning; received {shown(event)}")
+        match kind:
+            case "message_start":
+                self._start_message(event)
+            case "content_block_start":
+                self._start_block(event)
+            case "content_block_delta":
+                return self._take_delta(event)
+            case "content_block_stop":
+                self._open_block(event).complete = True
+            case "message_delta":
+                self._delta_message(event)
+            case "message_stop":
+                self._stop_message()
+        return ""
+
+    def usage(self) -> TokenUsage:
+        """What the provider said so far; output it has not counted yet is estimated from what came."""
+        message = dict(self._usage)
+        if not self._final_usage:
+            estimated = -(-self.size_bytes // BYTES_PER_TOKEN)
+            message["output_tokens"] = max(message.get("output_tokens", 0), estimated)
+        return TokenUsage(**message)
+
+    def content(self) -> tuple[ContentBlock, ...]:
+        """The blocks, as they are sent back in the next request. A call that was cut off by the output limit is left
+        out, and so is empty text, which the provider would refuse. Raises MalformedAnswer.
+        """
+        folded = [self._fold_block(block) for block in self._blocks]
+        content = tuple(block for block in folded if block is not None)
+        kinds = {block["type"] for block in content}
+        if self.stop_reason == "tool_use" and "tool_use" not in kinds:
+            raise MalformedAnswer("the answer stopped to use tools and has no call of a tool")
+        if self.stop_reason == "pause_turn" and kinds.isdisjoint(_CALLS):
+            raise MalformedAnswer("the answer paused for a tool of the provider and has no call of one")
+        return content
+
+    def _start_message(self, event: Event) -> None:
+        self._begun = True
+        message = _object(event, "message")
+        model = message.get("model", "")
+        if not isinstance(model, str):
+            raise MalformedAnswer(f"the model's name is no text; received {shown(model)}")
+        self.model = well_formed(model)[:MOST_MODEL_CHARACTERS]
+        self._take_usage(message)
+
+    def _start_block(self, event: Event) -> None:
+        if event.get("index") != len(self._blocks) or len(self._blocks) >= MOST_BLOCKS:
+            message = f"content block {shown(event.get('index'))} came where {len(self._blocks)} was next"
+            raise MalformedAnswer(f"{message}, of at most {MOST_BLOCKS}")
+        start = _object(event, "content_block")
+        kind = _text(start, "type")
+        if kind not in _OWN_FIELDS and not _SERVER_BLOCKS.match(kind):
+            raise MalformedAnswer(f"a content block has the unknown type {shown(kind)}")
+        self._blocks.append(_Block(_checked_start(kind, start)))
+
+    def _take_delta(self, event: Event) -> str:
+        block = self._open_block(event)
+        delta = _object(event, "delta")
+        kind = _text(delta, "type")
+        if kind == "citations_delta" and block.kind == "text":
+            citation = _object(delta, "citation")
+            block.citations.append(well_formed_value(citation))
+            return ""
+        key, of_blocks = _DELTAS.get(kind, ("", frozenset[str]()))
+        if block.kind not in of_blocks:
+            raise MalformedAnswer(f"a delta of type {shown(kind)} came for a block of type {shown(block.kind)}")
+        piece = _text(delta, key)
+        block.pieces.setdefault(key, []).append(piece)
+        if key != "signature":
+            self._grow(len(piece) if piece.isascii() else len(piece.encode("utf-8", "surrogatepass")))
+        return well_formed(piece) if key == "text" else ""
+
+    def _delta_message(self, event: Event) -> None:
+        delta = _object(event, "delta")
+        if (reason := delta.get("stop_reason")) is not None:
+            if not isinstance(reason, str) or reason not in _STOP_REASONS:
+                raise MalformedAnswer(f"the answer has the unknown stop reason {shown(reason)}")
+            self.stop_reason = reason
+        if self._take_usage(event):
+            self._final_usage = True
+
+    def _stop_message(self) -> None:
+        if self.stop_reason is None:
+            raise MalformedAnswer("the answer ended without a stop reason")
+        if self.stop_reason != _CUT_OFF and not all(block.complete for block in self._blocks):
+            raise MalformedAnswer("the answer ended in the middle of a content block")
+        self.stopped = True
+
+    def _open_block(self, event: Event) -> _Block:
+        index = event.get("index")
+        if type(index) is not int or not 0 <= index < len(self._blocks) or self._blocks[index].complete:
+            raise MalformedAnswer(f"an event belongs to no open content block; received {shown(event)}")
+        return self._blocks[index]
+
+    def _grow(self, size_bytes: int) -> None:
+        self.size_bytes += size_bytes
+        if self.size_bytes > MOST_CONTENT_BYTES:
+            raise MalformedAnswer(f"the answer has more than {MOST_CONTENT_BYTES} bytes")
+
+    def _take_usage(self, holder: dict[str, Any]) -> bool:
+        """Counts are cumulative; absent ones stay as they were. True when the output was counted."""
+        usage = holder.get("usage")
+        if usage is None:
+            return False
+        counts = {name: _object(holder, "usage").get(name) for name in _USAGE_FIELDS}
+        message = {name: count for name, count in counts.items() if count is not None}
+        for name, count in message.items():
+            if type(count) is not int or not 0 <= count <= MOST_TOKENS:
+                raise MalformedAnswer(f"the usage has {name} {shown(count)}: no count from 0 to {MOST_TOKENS}")
+        self._usage.update(message)
+        return "output_tokens" in message
+
+    def _fold_block(self, block: _Block) -> ContentBlock | None:
+        folded = {key: value for key, value in block.start.items() if value is not None}
+        for key in block.pieces.keys() - {"partial_json"}:
+            folded[key] = folded.get(key, "") + block.joined(key)
+        if block.citations:
+            folded["citations"] = [*folded.get("citations", ()), *block.citations]
+        if block.kind in _CALLS:
+            return self._fold_call(folded, block)
+        is_empty_text = block.kind == "text" and not folded["text"].strip()
+        is_half_a_thought = block.kind == "thinking" and not block.complete  # without its signature nobody takes it
+        return None if is_empty_text or is_half_a_thought else folded
+
+    def _fold_call(self, folded: dict[str, Any], block: _Block) -> ContentBlock | None:
+        text = "".join(block.pieces.get("partial_json", ()))
+        cut_off = self.stop_reason == _CUT_OFF
+        if cut_off and not (block.complete and text):
+            return None
+        try:
+            folded["input"] = _arguments(text) if text else folded["input"]
+        except ValueError as error:
+            if cut_off:
+                return None
+            message = f"the arguments of {shown(folded['name'])} cannot be read: {shown(str(error))}"
+            raise MalformedAnswer(f"{message}; received {shown(text)}") from error
+        return folded
+
+
+def _checked_start(kind: str, start: dict[str, Any]) -> dict[str, Any]:
+    """The block as it begins, with the members that it must have."""
+    kept = {key: start[key] for key in _OWN_FIELDS[kind] if key in start} if kind in _OWN_FIELDS else dict(start)
+    try:
+        kept = {"type": kind, **well_formed_value(kept)}
+    except ValueError as error:
+        raise MalformedAnswer(f"a content block cannot be read: {shown(str(error))}") from error
+    if kind in {"text", "thinking"}:
+        kept = {**kept, kind: kept.get(kind) or ""}
+    if kept.get("signature") is not None:
+        _text(kept, "signature")
+    if kind in {"text", "thinking", "redacted_thinking"}:
+        _text(kept, "data" if kind == "redacted_thinking" else kind)
+    if not isinstance(kept.get("citations") or [], list):
+        raise MalformedAnswer(f"the citations of a text are no list; received {shown(kept['citations'])}")
+    return _checked_call(kept) if kind in _CALLS else kept
+
+
+def _checked_call(start: dict[str, Any]) -> dict[str, Any]:
+    _text(start, "id")
+    name = _text(start, "name")
+    if not TOOL_NAME.match(name):
+        raise MalformedAnswer(f"a call names a tool that cannot be: {shown(name)}")
+    return {**start, "input": _object(start, "input") if start.get("input") is not None else {}}
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """A call's arguments. Raises ValueError."""
+    try:
+        value = strict_json(text, unique_names=True)
+    except RecursionError as error:
+        raise ValueError("they nest too deeply") from error
+    if not isinstance(value, dict) or depth_of(value) > MOST_DEPTH:
+        raise ValueError(f"they must be a JSON object that nests at most {MOST_DEPTH} deep")
+    return dict(well_formed_value(value))
+
+
+def _text(holder: dict[str, Any], key: str) -> str:
+    value = holder.get(key)
+    if not isinstance(value, str):
+        raise MalformedAnswer(f"{key} is no text; received {shown(holder)}")
+    return value
+
+
+def _object(holder: dict[str, Any], key: str) -> dict[str, Any]:
+    value = holder.get(key)
+    if not isinstance(value, dict):
+        raise MalformedAnswer(f"{key} is no object; received {shown(holder)}")
+    return value

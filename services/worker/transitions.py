@@ -1,0 +1,173 @@
+"""How a task is left before its last answer: interrupted, with a call in doubt, or as a phase took too long."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from services.worker.claim_ledger import TRIES, ClaimLedger, Fact
+from services.worker.dependencies import Dependencies
+from services.worker.held_claims import HeldTask
+from services.worker.interrupts import Interrupted, Interruption
+from services.worker.tool_step import ToolStepProblems
+from tenure.domain import entries as facts
+from tenure.domain.close_out import outcomes_of_ended_calls
+from tenure.domain.entries import ModelFailure, ToolIntent, Transition
+from tenure.domain.errors import TryLater
+from tenure.domain.fold import ResumePoint
+from tenure.domain.in_doubt import RUNNER_NOT_GONE, CallInDoubt
+from tenure.domain.retry import MODEL_CALL_RETRY, FailureClass, RetryPolicy, reason_of_retry
+from tenure.domain.states import Reason, TaskState, is_terminal
+from tenure.domain.task import TaskPolicy
+from tenure.domain.timeouts import Phase, after_timeout
+from tenure.domain.tools import Outcome
+from tenure.runtime.failpoints import failpoint
+from tenure.runtime.retrying import retrying
+from tenure.runtime.rpc_status import PeerFailed
+
+# What follows a failed model call: a rule without clock or dice.
+
+LONGEST_WAIT_SECONDS: Final = 60.0
+"""A provider that wants a longer pause gets it, but without a worker that holds the task all the while."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryModelCall:
+    """Another attempt of the same step, after a wait."""
+
+    wait_seconds: float
+
+
+def after_failure(
+    failures: Sequence[ModelFailure], retries: int, policy: RetryPolicy, *, result: str, luck: float
+) -> RetryModelCall | Transition:
+    """`failures` in a row, the newest last; `retries`: how often the task was scheduled again; `result` so far.
+
+    A failure that another attempt cannot mend ends the task in the provider's words. After the tries of one call the
+    task's own policy takes over, and then it fails.
+    """
+    newest = failures[-1]
+    message = f"{newest.error_class}: {newest.message}"
+    if not newest.retryable:
+        return Transition(TaskState.FAILED, Reason.MODEL_REJECTED, message, result, error_class=newest.error_class)
+    count = sum(1 for failure in failures if failure.error_class != FailureClass.INTERRUPTED)
+    wait = MODEL_CALL_RETRY.wait_seconds(count, luck, newest.retry_after_seconds) if count else 0.0
+    if not MODEL_CALL_RETRY.exhausted(count) and wait <= LONGEST_WAIT_SECONDS:
+        return RetryModelCall(wait)
+    leave = partial(Transition, reason=reason_of_retry(newest.error_class), error_class=newest.error_class)
+    if policy.exhausted(retries):
+        return leave(TaskState.FAILED, message=f"{message} (after {retries} retries of the task)", result=result)
+    delay_seconds = policy.wait_seconds(retries + 1, luck, newest.retry_after_seconds)
+    return leave(TaskState.RETRY_SCHEDULED, message=message, retry_delay_seconds=delay_seconds)
+
+
+def is_late(failure: ModelFailure) -> bool:
+    """Whether the call itself took too long, by our clock: a provider that says so of its own doing has a status."""
+    return failure.error_class == FailureClass.TIMEOUT and not failure.status_code
+
+
+def late_transition(
+    point: ResumePoint, policy: TaskPolicy, phase: Phase, detail: str, error_class: str = ""
+) -> Transition | None:
+    """How the task is left because a phase took too long; None: it goes on."""
+    action = policy.timeouts.action(phase)
+    move = after_timeout(phase, action, policy.retry, point.timeout_retries, detail=detail, luck=random.random())
+    if move is None:
+        return None
+    result = point.last_text if is_terminal(move.to_state) else ""
+    return Transition(
+        move.to_state,
+        move.reason,
+        move.message,
+        result,
+        retry_delay_seconds=move.retry_delay_seconds,
+        error_class=error_class,
+    )
+
+
+def late_call(point: ResumePoint, policy: TaskPolicy, failure: ModelFailure) -> Transition | None:
+    """The same for a model call, if that is what it failed of."""
+    if not is_late(failure):
+        return None
+    detail = f"{failure.error_class}: {failure.message}"
+    return late_transition(point, policy, Phase.MODEL_CALL, detail, failure.error_class)
+
+
+def after_calls(point: ResumePoint, policy: TaskPolicy, unusual: ToolStepProblems) -> Transition | None:
+    """How the task is left after the calls of a step; None: the model reads what they came to."""
+    if unusual.in_doubt:
+        return _wait_for_resolution(unusual.in_doubt)
+    if unusual.late:
+        detail = f"these calls took too long and were stopped: {_names(unusual.late)}"
+        return late_transition(point, policy, Phase.TOOL_CALL, detail)
+    return None
+
+
+def after_interruption(point: ResumePoint, policy: TaskPolicy, interrupted: Interrupted) -> Transition:
+    """Given back, left by its policy for steps, or ended: the ledger knows best as what, and writes that."""
+    match interrupted.kind:
+        case Interruption.DRAIN:
+            detail = interrupted.message or "its worker shuts down"
+            return Transition(TaskState.QUEUED, Reason.WORKER_DRAINED, detail)
+        case Interruption.LATE:
+            late = late_transition(point, policy, Phase.STEP, interrupted.message)
+            assert late is not None, "a step that is timed does not just go on"
+            return late
+        case Interruption.END:
+            detail = point.cancel_reason or "its end was asked for"
+            return Transition(TaskState.CANCELLED, Reason.CANCEL_REQUESTED, detail, point.last_text)
+
+
+def _wait_for_resolution(in_doubt: Sequence[tuple[ToolIntent, Outcome]]) -> Transition:
+    """A person is to say what became of them; the wait names each with its attempt."""
+    detail = f"it is not known whether these calls happened: {_names([intent for intent, _ in in_doubt])}"
+    running = [intent for intent, outcome in in_doubt if outcome.detail == RUNNER_NOT_GONE]
+    if running:
+        detail += f"; to be run again, the runner of these must be gone: {_names(running)}"
+    calls = tuple(CallInDoubt(intent.call_id, outcome.call_attempt) for intent, outcome in in_doubt)
+    return Transition(TaskState.WAITING_USER, Reason.TOOL_IN_DOUBT, detail, calls_in_doubt=calls)
+
+
+def _names(intents: Sequence[ToolIntent]) -> str:
+    return ", ".join(f"{intent.call_id} ({intent.tool})" for intent in intents)
+
+
+# Leaving a task in good order: the one commit that gives it up.
+
+
+async def leave(
+    dependencies: Dependencies,
+    held_task: HeldTask,
+    ledger: ClaimLedger,
+    pending: Sequence[Fact],
+    transition: facts.Transition,
+) -> None:
+    """Writes what is pending and the move. An ending writes an outcome for every open call, and first closes the tools'
+    fence: otherwise a delayed call could begin its effect after the end.
+    """
+    own = list(pending)
+    if is_terminal(transition.to_state):
+        own += await _outcomes_of_open_calls(dependencies, held_task, ledger, own)
+        await failpoint("worker.before_close_out")
+    await ledger.leave(own, transition)
+    if is_terminal(transition.to_state):
+        await failpoint("worker.after_close_out")
+
+
+async def _outcomes_of_open_calls(
+    dependencies: Dependencies, held_task: HeldTask, ledger: ClaimLedger, pending: Sequence[Fact]
+) -> list[Fact]:
+    settled = {body.call_id for _, body in pending if isinstance(body, facts.ToolOutcome)}
+    still_open = [intent for intent in ledger.point.open_intents if intent.call_id not in settled]
+    if not still_open:
+        return []
+    statuses = await retrying(
+        lambda: dependencies.tools.fence(held_task.token, close=True), TRIES, on=(TryLater, PeerFailed)
+    )
+    await failpoint("worker.after_fence")
+    point = ledger.point
+    outcomes = outcomes_of_ended_calls(still_open, statuses, point.resolutions, point.tools or ())
+    return [(point.step, outcome) for outcome in outcomes]

@@ -1,0 +1,118 @@
+"""What somebody who watches a task knows of it: a fold of its entries, and the text that is not yet one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from tenure.domain.states import TaskState, is_terminal
+from tenure.v1 import ledger_pb2, live_pb2, task_pb2
+from tenure.wire.common import STATES, unix_seconds
+
+MAX_TEXT: Final = 64 * 1024
+"""Of an unfinished answer that is kept, from its end: more than any screen shows."""
+
+
+class OpenCall(NamedTuple):
+    """A tool call that was written before it is made, and has no outcome yet."""
+
+    intent: ledger_pb2.ToolIntent
+    since: float
+
+
+@dataclass(slots=True)
+class LiveTextView:
+    """The unfinished answer of one model attempt. A piece of a later attempt or epoch begins anew."""
+
+    key: tuple[int, int, int] = (0, 0, 0)
+    text: str = ""
+    _block: int = 0
+    _length: int = 0
+
+    def apply(self, delta: live_pb2.Delta) -> bool:
+        """Takes a piece in. True: unfinished text of an earlier attempt was thrown away for it."""
+        key = (delta.epoch, delta.step, delta.attempt_number)
+        if key < self.key:
+            return False
+        lost = key > self.key and bool(self.text)
+        if key > self.key:
+            self.key, self.text, self._block, self._length = key, "", 0, 0
+        self._take(delta)
+        return lost
+
+    def discard(self) -> bool:
+        """Forgets the text. True: there was some."""
+        had, self.text, self._block, self._length = bool(self.text), "", 0, 0
+        return had
+
+    def _take(self, delta: live_pb2.Delta) -> None:
+        if delta.block < self._block:
+            return
+        if delta.block > self._block and self.text:
+            self.text += "\n\n"
+        if delta.block > self._block:
+            self._block, self._length = delta.block, 0
+        known = self._length - delta.offset  # of the piece: repeated from its beginning when the stream was resumed
+        if known > len(delta.text):
+            return
+        if known < 0:
+            self.text += "…"  # pieces are dropped for slow readers
+        self.text = (self.text + delta.text[max(0, known) :])[-MAX_TEXT:]
+        self._length = delta.offset + len(delta.text)
+
+
+@dataclass(slots=True)
+class WatchedTask:
+    """Where the task stands, as far as the entries so far say. `takeovers` counts workers that went on for another."""
+
+    state: TaskState = TaskState.QUEUED
+    step: int = 0
+    epoch: int = 0
+    owner: str = ""
+    takeovers: int = 0
+    sequence: int = 0
+    attempt: ledger_pb2.ModelAttempt | None = None
+    asked_at: float = 0.0
+    changed_at: float = 0.0
+    calls: dict[str, OpenCall] = field(default_factory=dict)
+    intents: dict[str, ledger_pb2.ToolIntent] = field(default_factory=dict)
+    live: LiveTextView = field(default_factory=LiveTextView)
+    budget: task_pb2.BudgetStatus | None = None
+    _was_lost: bool = False
+
+    @property
+    def ended(self) -> bool:
+        return is_terminal(self.state)
+
+    def apply(self, entry: ledger_pb2.Entry) -> None:
+        """Takes the next entry in. Kinds of a newer version change nothing."""
+        self.sequence, self.step = entry.sequence, max(self.step, entry.step)
+        body = entry.body
+        match body.WhichOneof("body"):
+            case "transition":
+                self._move(entry)
+            case "model_attempt":
+                self.attempt, self.asked_at = body.model_attempt, unix_seconds(entry.record_time)
+                if entry.epoch and body.model_attempt.HasField("budget"):  # copied with a fork, it is another's
+                    self.budget = body.model_attempt.budget
+            case "budget_warning":
+                self.budget = body.budget_warning.budget
+            case "assistant_message" | "model_failure" | "attempt_lost":
+                self.attempt = None
+            case "tool_intent":
+                self.calls[body.tool_intent.call_id] = OpenCall(body.tool_intent, unix_seconds(entry.record_time))
+                self.intents[body.tool_intent.call_id] = body.tool_intent
+            case "tool_outcome":
+                self.calls.pop(body.tool_outcome.call_id, None)
+
+    def _move(self, entry: ledger_pb2.Entry) -> None:
+        before, self.state = self.state, STATES.to_domain(entry.body.transition.to_state)
+        self.changed_at = unix_seconds(entry.record_time)
+        if entry.body.transition.HasField("budget"):
+            self.budget = entry.body.transition.budget
+        if self.state is TaskState.RUNNING:
+            self.takeovers += self._was_lost
+            self.owner, self.epoch = entry.actor, entry.epoch
+            self._was_lost = False
+        elif before is TaskState.RUNNING:
+            self._was_lost = self.state is TaskState.QUEUED

@@ -1,0 +1,138 @@
+"""The client's calls by which operators decide what becomes of a task."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import uuid_utils
+
+from tenure.v1 import admin_service_pb2 as admin
+from tenure.v1 import admin_service_pb2 as pb
+from tenure.v1 import task_pb2
+from tenure.wire.common import timestamp
+from tenure.wire.tool import decision_to_wire
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from tenure.domain.in_doubt import Decision
+    from tenure.v1.admin_service_pb2_grpc import AdminServiceAsyncStub
+
+
+# The client's calls about tool calls that may or may not have happened.
+
+
+class InDoubtCalls:
+    """A part of Client, which has the stub and the patience."""
+
+    admin: AdminServiceAsyncStub
+    _patiently: Callable[..., Awaitable[Any]]
+
+    async def in_doubt(
+        self, task_id: str = "", *, include_all: bool = False
+    ) -> AsyncGenerator[pb.AdminServiceListInDoubtCallsResponse.Listed]:
+        """Calls in doubt that somebody can settle, the longest wait first. `include_all`: those of tasks that ended or
+        went on, too. Raises NotFound.
+        """
+        request = pb.AdminServiceListInDoubtCallsRequest(task_id=task_id, all=include_all)
+        while True:
+            page: pb.AdminServiceListInDoubtCallsResponse = await self._patiently(self.admin.ListInDoubtCalls, request)
+            for listed in page.calls:
+                yield listed
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    async def resolve_call(
+        self, task_id: str, call_id: str, call_attempt: int, decision: Decision, reason: str, *, request_id: str = ""
+    ) -> task_pb2.Task:
+        """Say what became of a call in doubt: recorded once this returns. Raises WrongState, by its reason WRONG_STATE,
+        NOT_IN_DOUBT, OTHER_ATTEMPT or RUNNER_NOT_GONE.
+        """
+        request = pb.ResolveInDoubtCallRequest(
+            task_id=task_id,
+            call_id=call_id,
+            call_attempt=call_attempt,
+            decision=decision_to_wire(decision),
+            reason=reason,
+            request_id=request_id or str(uuid_utils.uuid7()),
+        )
+        response: pb.ResolveInDoubtCallResponse = await self._patiently(self.admin.ResolveInDoubtCall, request)
+        return response.task
+
+
+class InterventionCalls:
+    """A part of Client, which has the stub and the patience."""
+
+    admin: AdminServiceAsyncStub
+    _patiently: Callable[..., Awaitable[Any]]
+
+    async def requeue(
+        self, task_id: str, reason: str, *, extra_tokens: int = 0, extra_steps: int = 0, extra_nano_usd: int = 0
+    ) -> task_pb2.Task:
+        """Let an ended task go on as its next attempt, or one that waits for its retry at once. Raises WrongState."""
+        request = admin.RequeueTaskRequest(
+            task_id=task_id,
+            request_id=str(uuid_utils.uuid7()),
+            reason=reason,
+            extra_tokens=extra_tokens,
+            extra_steps=extra_steps,
+            extra_nano_usd=extra_nano_usd,
+        )
+        queued: admin.RequeueTaskResponse = await self._patiently(self.admin.RequeueTask, request)
+        return queued.task
+
+    async def grant_budget(
+        self, task_id: str, reason: str, *, extra_tokens: int = 0, extra_nano_usd: int = 0
+    ) -> task_pb2.Task:
+        """Raise the caps of a task's tree. Gives its root, which goes on if it was COST_EXCEEDED. Raises WrongState."""
+        request = admin.GrantBudgetRequest(
+            task_id=task_id,
+            request_id=str(uuid_utils.uuid7()),
+            reason=reason,
+            extra_tokens=extra_tokens,
+            extra_nano_usd=extra_nano_usd,
+        )
+        granted: admin.GrantBudgetResponse = await self._patiently(self.admin.GrantBudget, request)
+        return granted.task
+
+    async def close_out(
+        self, task_id: str, to_state: task_pb2.TaskState.ValueType, reason: str, result: str = ""
+    ) -> task_pb2.Task:
+        """Ask for a task's end as FAILED, TIMED_OUT or CANCELLED; recorded once this returns. Raises WrongState."""
+        request = admin.CloseOutTaskRequest(
+            task_id=task_id, request_id=str(uuid_utils.uuid7()), reason=reason, to_state=to_state, result=result
+        )
+        closed: admin.CloseOutTaskResponse = await self._patiently(self.admin.CloseOutTask, request)
+        return closed.task
+
+
+# The client's calls that prune ended tasks.
+
+_MOST: Final = 500
+
+
+class PruneCalls:
+    """A part of Client, which has the stub and the patience."""
+
+    admin: AdminServiceAsyncStub
+    _patiently: Callable[..., Awaitable[Any]]
+
+    async def prune(self, task_id: str, reason: str, *, dry_run: bool = False) -> None:
+        """One ended task goes for good; its bills stay. Repeatable. Raises NotFound, WrongState."""
+        request = pb.PruneTasksRequest(task_id=task_id, reason=reason, dry_run=dry_run)
+        await self._patiently(self.admin.PruneTasks, request)
+
+    async def prune_before(
+        self, ended_before: datetime, reason: str, *, dry_run: bool = False
+    ) -> AsyncGenerator[list[str]]:
+        """Those that ended before a moment, some at a time; with `dry_run` the first 500 that would go."""
+        request = pb.PruneTasksRequest(
+            ended_before=timestamp(ended_before), reason=reason, dry_run=dry_run, limit=_MOST
+        )
+        more = True
+        while more:
+            response: pb.PruneTasksResponse = await self._patiently(self.admin.PruneTasks, request)
+            yield list(response.task_ids)
+            more = response.more and not dry_run

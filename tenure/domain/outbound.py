@@ -1,0 +1,234 @@
+"""One strict reading of URLs that others wrote.
+
+Readers of URLs disagree about odd ones, and what one of them checks another dials. So a URL is read once, into the very
+pieces that are dialled afterwards, and what could be read in two ways is refused instead of repaired.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import TYPE_CHECKING, Final, TypeAlias
+from urllib.parse import quote, unquote, urljoin
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+# Where requests to strangers may go: public addresses, and networks that the operator allows.
+
+IPAddress: TypeAlias = IPv4Address | IPv6Address
+
+EVERYWHERE: Final = ("0.0.0.0/0", "::/0")
+"""Allowed networks for addresses that an operator has written down personally."""
+
+_KINDS_V4: Final = {
+    "unspecified": ("0.0.0.0/8",),
+    "loopback": ("127.0.0.0/8",),
+    "private": ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"),
+    "link-local": ("169.254.0.0/16",),
+    "carrier-grade NAT": ("100.64.0.0/10",),
+    "cloud metadata": ("168.63.129.16/32",),
+    "multicast": ("224.0.0.0/4",),
+    "reserved": ("192.0.0.0/24", "192.88.99.0/24", "198.18.0.0/15", "240.0.0.0/4"),
+    "documentation": ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24"),
+}
+_KINDS_V6: Final = {
+    "unspecified": ("::/128",),
+    "loopback": ("::1/128",),
+    "private": ("fc00::/7", "fec0::/10", "64:ff9b:1::/48"),
+    "link-local": ("fe80::/10",),
+    "multicast": ("ff00::/8",),
+    "tunnel": ("2001::/32", "2002::/16"),  # Teredo and 6to4 lead to a machine of the old world, through strangers
+    "documentation": ("2001:db8::/32", "3fff::/20"),
+    "reserved": ("2001::/23",),
+}
+_SPECIAL_V4: Final = [(kind, IPv4Network(text)) for kind, texts in _KINDS_V4.items() for text in texts]
+_SPECIAL_V6: Final = [(kind, IPv6Network(text)) for kind, texts in _KINDS_V6.items() for text in texts]
+_GLOBAL_V6: Final = IPv6Network("2000::/3")
+_NAT64: Final = IPv6Network("64:ff9b::/96")
+_LOOPBACK: Final = IPv4Address("127.0.0.1")
+
+
+class Networks:
+    """What may be reached besides public addresses. Raises ValueError for what is no network."""
+
+    def __init__(self, allowed: Iterable[str] = ()) -> None:
+        self._allowed = [ip_network(text) for text in allowed]
+
+    def allow(self, address: IPAddress) -> bool:
+        """Whether a connection may be made to it."""
+        return self.refusal(address) is None
+
+    def refusal(self, address: IPAddress) -> str | None:
+        """What kind of address it is that a connection may not be made to; None for one that may be reached.
+
+        An address of the old world is judged by itself, however the new world spells it.
+        """
+        if any(address.version == one.version and address in one for one in self._allowed):
+            return None
+        if isinstance(address, IPv4Address):
+            return next((kind for kind, network in _SPECIAL_V4 if address in network), None)
+        inner = _inner(address)
+        if inner is not None:
+            return self.refusal(inner)
+        special = next((kind for kind, network in _SPECIAL_V6 if address in network), None)
+        return special or (None if address in _GLOBAL_V6 else "reserved")
+
+    def may_be(self, host: str) -> bool:
+        """Whether the host of a URL may be sent to, as far as it can be told without resolving it."""
+        try:
+            return self.allow(ip_address(host))
+        except ValueError:
+            name = host.rstrip(".").lower()
+            return not (name == "localhost" or name.endswith(".localhost")) or self.allow(_LOOPBACK)
+
+
+def _inner(address: IPv6Address) -> IPv4Address | None:
+    """The address of the old world that this one is only another spelling of."""
+    if address in _NAT64:
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped
+
+
+MOST_CHARACTERS: Final = 4096
+DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+
+_URL: Final = re.compile(
+    r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?P<slashes>//)?(?P<authority>[^/?#]*)(?P<rest>.*)", re.DOTALL
+)
+_AUTHORITY: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(:(?P<port>[1-9][0-9]{0,4}))?")
+_NAME: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)*")
+_NUMBER: Final = re.compile(r"([0-9]+|0x[0-9a-f]*)")
+_SPACE_AND_CONTROL: Final = re.compile(r"[\x00-\x20\x7f-\x9f\ud800-\udfff]")
+_KEPT_IN_PATH: Final = "/%:@!$&'()*+,;=~"
+_MOST_HOST_CHARACTERS: Final = 253
+
+
+class UrlRefused(ValueError):  # noqa: N818  what is said about a URL; a ValueError, so that settings can be checked by it
+    """The URL is not read. `reason` is a code, the text is for people and models."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Url:
+    """What is dialled and asked for. `host` is a name in lower case without a dot at its end, or an address as it is
+    written canonically, without brackets. `path` begins with a slash and holds no dot segments.
+    """
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+    query: str = ""
+
+    @property
+    def is_address(self) -> bool:
+        """Whether the host is an address, not a name."""
+        return ":" in self.host or self.host.replace(".", "").isdigit()
+
+    @property
+    def target(self) -> str:
+        """The path with the query, as a request has it."""
+        return self.path + (f"?{self.query}" if self.query else "")
+
+    @property
+    def authority(self) -> str:
+        """The host, and the port unless it is the scheme's own."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.authority}{self.target}"
+
+
+def parse_url(text: str) -> Url:
+    """Raises UrlRefused: BAD_URL, SCHEME_REFUSED, CREDENTIALS_IN_URL, ODD_HOST."""
+    if len(text) > MOST_CHARACTERS:
+        raise UrlRefused("BAD_URL", f"The URL is longer than {MOST_CHARACTERS} characters.")
+    if _SPACE_AND_CONTROL.search(text):
+        raise UrlRefused("BAD_URL", "The URL holds a space or a control character: write it as %20 or the like.")
+    match = _URL.fullmatch(text)
+    if match is None:
+        raise UrlRefused("BAD_URL", "This is no whole URL: it begins with http:// or https:// and a host.")
+    scheme = match["scheme"].lower()
+    if scheme not in DEFAULT_PORTS:
+        raise UrlRefused("SCHEME_REFUSED", f"Only http and https are spoken, not {scheme[:40]}.")
+    if not match["slashes"]:
+        raise UrlRefused("BAD_URL", f"After {scheme}: there have to be two slashes.")
+    host, port = _read_authority(match["authority"])
+    path, _, query = match["rest"].partition("#")[0].partition("?")
+    return Url(scheme, host, port or DEFAULT_PORTS[scheme], _read_path(path), quote(query, safe=_KEPT_IN_PATH + "?"))
+
+
+def follow(base: Url, location: str) -> Url:
+    """Where a redirect leads. Raises UrlRefused."""
+    if _SPACE_AND_CONTROL.search(location):
+        raise UrlRefused("BAD_URL", "The address it redirects to holds a space or a control character.")
+    try:
+        return parse_url(urljoin(str(base), location))
+    except UrlRefused:
+        raise
+    except ValueError as error:  # of urljoin, for brackets that hold no address
+        raise UrlRefused("BAD_URL", "The address it redirects to is no URL.") from error
+
+
+def parse_host(text: str) -> str:
+    """A name or an address, canonically. Raises UrlRefused (ODD_HOST) for any other way to write one."""
+    if text.startswith("["):
+        return _read_address_v6(text[1:-1])
+    name = text.lower().removesuffix(".")
+    if not name.isascii():
+        raise UrlRefused("ODD_HOST", "The host has to be in ASCII; an international name in its form that begins xn--.")
+    if len(name) > _MOST_HOST_CHARACTERS or not _NAME.fullmatch(name):
+        raise UrlRefused("ODD_HOST", "The host is neither a name nor an address.")
+    if _NUMBER.fullmatch(name.rpartition(".")[2]):
+        return _read_address_v4(name)
+    return name
+
+
+def _read_authority(text: str) -> tuple[str, int | None]:
+    if "@" in text:
+        raise UrlRefused("CREDENTIALS_IN_URL", "The URL must not hold a user, a password or an @ before the host.")
+    match = _AUTHORITY.fullmatch(text)
+    if match is None:
+        raise UrlRefused("ODD_HOST", "There has to be a host, and after a colon at most a port.")
+    port = int(match["port"]) if match["port"] else None
+    if port is not None and port > 0xFFFF:
+        raise UrlRefused("BAD_URL", "There is no such port.")
+    return parse_host(match["host"]), port
+
+
+def _read_address_v4(text: str) -> str:
+    """In four decimal parts. Resolvers also take one number, hexadecimal and octal ones: those hide where they lead."""
+    try:
+        return str(IPv4Address(text))
+    except ValueError as error:
+        raise UrlRefused("ODD_HOST", "An IPv4 address has to be written in four decimal parts.") from error
+
+
+def _read_address_v6(text: str) -> str:
+    try:
+        return str(IPv6Address(text))
+    except ValueError as error:
+        raise UrlRefused("ODD_HOST", "What is between the brackets is no IPv6 address.") from error
+
+
+def _read_path(text: str) -> str:
+    """With its dot segments taken out, in whatever way they are written, and escaped where it has to be."""
+    kept: list[str] = []
+    segments = text.split("/")[1:]
+    for position, segment in enumerate(segments):
+        dots = unquote(segment)
+        if dots == "..":
+            del kept[-1:]
+        elif dots != ".":
+            kept.append(segment)
+            continue
+        if position == len(segments) - 1:
+            kept.append("")
+    return quote("/" + "/".join(kept), safe=_KEPT_IN_PATH)

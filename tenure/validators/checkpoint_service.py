@@ -1,0 +1,230 @@
+"""What the checkpoint service serves."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tenure.domain.fencing import MAX_GENERATION
+from tenure.domain.result_schema import MAX_RESULT_BYTES
+from tenure.v1 import checkpoint_service_pb2 as checkpoint
+from tenure.v1 import task_pb2
+from tenure.validators.admin_service import (
+    check_calls_in_doubt,
+    check_in_doubt_page,
+    check_operator_request,
+    check_prune,
+)
+from tenure.validators.common import (
+    MAX_COMMIT_BYTES,
+    MAX_ENTRIES,
+    MAX_HOLDINGS,
+    MAX_ID_CHARACTERS,
+    MOST_CALL_TOKENS,
+    Check,
+    Violations,
+    check_bills,
+    check_changes,
+    check_claim_epoch,
+    check_duration,
+    check_entries,
+    check_frame,
+    check_guarded,
+    check_list,
+    check_lower_tiers,
+    check_task_id,
+    check_text,
+    check_token,
+    check_watch,
+    is_json,
+)
+from tenure.validators.task import check_spec
+from tenure.validators.task_service import check_fork, check_message_text, check_wait, check_wait_answer
+
+
+def _create(request: checkpoint.CreateTaskRequest, v: Violations) -> None:
+    v.length("request_id", request.request_id, 1, 128)
+    check_spec(request.spec, v, "spec.")
+
+
+def _fork(request: checkpoint.CheckpointServiceForkTaskRequest, v: Violations) -> None:
+    check_fork(request, v)
+    v.length("request_id", request.request_id, 1, 128)
+    v.length("actor", request.actor, 1, 200)
+    if request.prepared_task_id:
+        v.uuid("prepared_task_id", request.prepared_task_id)
+
+
+def _prepare_fork(request: checkpoint.PrepareForkRequest, v: Violations) -> None:
+    _fork(request.fork, v)
+    v.require(not request.fork.prepared_task_id, "fork.prepared_task_id", "must be empty: it is what is asked for")
+
+
+def _commit(request: checkpoint.CommitRequest, v: Violations) -> None:
+    check_token(request.token, v)
+    v.uuid("commit_id", request.commit_id)
+    v.require(request.commit_number >= 1, "commit_number", "must be 1 or more")
+    v.length("traceparent", request.traceparent, 0, 128)
+    v.require(request.known_sequence >= 0, "known_sequence", "must not be negative")
+    v.require(len(request.entries) <= MAX_ENTRIES, "entries", f"at most {MAX_ENTRIES}")
+    v.require(request.ByteSize() <= MAX_COMMIT_BYTES, "entries", f"at most {MAX_COMMIT_BYTES} bytes together")
+    something = bool(request.entries) or request.HasField("transition") or request.HasField("reserve")
+    v.require(something, "entries", "must not be empty without a transition or a reserve")
+    both = request.HasField("transition") and request.HasField("reserve")
+    v.require(not both, "reserve", "a task that leaves RUNNING makes no model call")
+    if request.HasField("reserve"):
+        _reserve(request.reserve, v)
+    if request.HasField("transition"):
+        _transition(request.transition, v)
+
+
+def _reserve(reserve: checkpoint.Reserve, v: Violations) -> None:
+    v.require(reserve.step >= 1, "reserve.step", "must be 1 or more")
+    v.require(reserve.attempt_number >= 1, "reserve.attempt_number", "must be 1 or more")
+    v.between("reserve.input_tokens", reserve.input_tokens, 0, MOST_CALL_TOKENS)
+    v.between("reserve.min_output_tokens", reserve.min_output_tokens, 1, max(1, reserve.max_output_tokens))
+    v.require(reserve.max_output_tokens >= 1, "reserve.max_output_tokens", "must be 1 or more")
+    through = reserve.summary_through_step
+    v.require(0 <= through < max(1, reserve.step), "reserve.summary_through_step", "must be 0, or before the step")
+
+
+def _transition(transition: checkpoint.Transition, v: Violations) -> None:
+    v.require(bool(transition.to_state), "transition.to_state", "must be set")
+    v.length("transition.reason", transition.reason, 1, 64)
+    v.require(len(transition.message) <= 4000, "transition.message", "at most 4,000 characters")
+    v.length("transition.error_class", transition.error_class, 0, 64)
+    check_duration("transition.retry_delay", transition.retry_delay, 24 * 3600, v)
+    check_wait(transition, v)
+    check_calls_in_doubt(transition.calls_in_doubt, v, "transition.calls_in_doubt")
+    if transition.result_json:
+        succeeds = transition.to_state == task_pb2.TASK_STATE_SUCCEEDED
+        v.require(succeeds, "transition.result_json", "belongs to SUCCEEDED only")
+        _result(transition.result_json, v)
+
+
+def _result(result_json: str, v: Violations) -> None:
+    if len(result_json.encode()) > MAX_RESULT_BYTES:
+        v.require(holds=False, field="transition.result_json", description=f"at most {MAX_RESULT_BYTES} bytes")
+    else:
+        v.require(is_json(result_json), "transition.result_json", "is no JSON")
+
+
+def _most(items: str, most: int) -> Check:
+    def check(request: Any, v: Violations) -> None:
+        given = getattr(request, items)
+        v.require(len(given) <= most, items, f"at most {most}")
+        for index, one in enumerate(given):
+            v.uuid(f"{items}[{index}].task_id", one.task_id)
+
+    return check
+
+
+def _grants(request: checkpoint.RegisterGrantsRequest, v: Violations) -> None:
+    """A claim is of one task, and a task has one claim: the answer names claims alone."""
+    _most("grants", 128)(request, v)
+    for index, grant in enumerate(request.grants):
+        check_claim_epoch(f"grants[{index}].epoch", grant.epoch, v)
+        check_text(f"grants[{index}].claim_id", grant.claim_id, 1, MAX_ID_CHARACTERS, v)
+    tasks = {grant.task_id.lower() for grant in request.grants}
+    v.require(len(tasks) == len(request.grants), "grants", "must not name a task twice")
+    claims = {grant.claim_id for grant in request.grants}
+    v.require(len(claims) == len(request.grants), "grants", "must not name a claim twice")
+
+
+def _raise_generation(request: checkpoint.RaiseGenerationRequest, v: Violations) -> None:
+    v.between("expected", request.expected, 0, MAX_GENERATION - 1)
+    v.length("reason", request.reason, 0, 1000)
+
+
+def _running(request: checkpoint.ListRunningRequest, v: Violations) -> None:
+    v.between("page_size", request.page_size, 0, 1000)
+    if request.after_task_id:
+        v.uuid("after_task_id", request.after_task_id)
+
+
+def _claimable(request: checkpoint.ListClaimableRequest, v: Violations) -> None:
+    v.between("limit", request.limit, 1, 128)
+    check_duration("reserve_duration", request.reserve_duration, 60, v)
+    v.require(len(request.worker_ids) <= MAX_HOLDINGS, "worker_ids", f"at most {MAX_HOLDINGS}")
+    check_lower_tiers("lower_tiers", request.lower_tiers, v)
+
+
+def _endings(request: checkpoint.ListEndingsRequest, v: Violations) -> None:
+    v.between("limit", request.limit, 1, 128)
+    check_duration("grace", request.grace, 60, v)
+
+
+def _append_external(request: checkpoint.AppendForeignRequest, v: Violations) -> None:
+    check_task_id(request, v)
+    v.length("request_id", request.request_id, 1, 128)
+    v.length("actor", request.actor, 1, 200)
+    v.require(request.WhichOneof("fact") is not None, "fact", "must be set")
+    if request.HasField("user_message"):
+        check_message_text("user_message.text", request.user_message.text, v)
+    v.length("cancel_request.reason", request.cancel_request.reason, 0, 1000)
+    if request.HasField("wait_answer"):
+        check_wait_answer(request.wait_answer, v, "wait_answer.")
+    if request.HasField("operator_request"):
+        check_operator_request(request.operator_request, v)
+
+
+def _report(request: checkpoint.ReportUsageRequest, v: Violations) -> None:
+    check_token(request.token, v)
+    v.require(request.step >= 1, "step", "must be 1 or more")
+    v.require(request.attempt_number >= 1, "attempt_number", "must be 1 or more")
+    v.length("provider_request_id", request.provider_request_id, 0, 200)
+    usage = request.usage
+    counts = (
+        usage.input_tokens,
+        usage.output_tokens,
+        usage.cache_creation_input_tokens,
+        usage.cache_read_input_tokens,
+    )
+    v.require(min(counts) >= 0, "usage", "must not be negative")
+    v.require(sum(counts) >= 1, "usage", "must be something")
+
+
+def _prune(request: checkpoint.CheckpointServicePruneTasksRequest, v: Violations) -> None:
+    check_prune(request, v)
+    v.length("actor", request.actor, 1, 200)
+
+
+def _offers(request: checkpoint.ListPruningsRequest | checkpoint.ListDoubtWaitsRequest, v: Violations) -> None:
+    v.between("limit", request.limit, 1, 128)
+
+
+def _forgotten(request: checkpoint.NoteForgottenRequest, v: Violations) -> None:
+    v.require(len(request.task_ids) <= 128, "task_ids", "at most 128")
+    for index, task_id in enumerate(request.task_ids):
+        v.uuid(f"task_ids[{index}]", task_id)
+
+
+CHECKS: Final[dict[type, Check]] = {
+    checkpoint.CreateTaskRequest: _create,
+    checkpoint.CheckpointServiceForkTaskRequest: _fork,
+    checkpoint.PrepareForkRequest: _prepare_fork,
+    checkpoint.OpenRequest: check_guarded,
+    checkpoint.CommitRequest: _commit,
+    checkpoint.CommitStreamRequest: check_frame("commits"),
+    checkpoint.CheckpointServiceGetTaskRequest: check_task_id,
+    checkpoint.CheckpointServiceListTasksRequest: check_list,
+    checkpoint.ListEntriesRequest: check_entries,
+    checkpoint.WatchEntriesRequest: check_watch,
+    checkpoint.WatchChangesRequest: check_changes,
+    checkpoint.ListClaimableRequest: _claimable,
+    checkpoint.RegisterGrantsRequest: _grants,
+    checkpoint.RaiseGenerationRequest: _raise_generation,
+    checkpoint.RequeueLostRequest: _most("lost", 512),
+    checkpoint.InspectClaimsRequest: _most("claims", 512),
+    checkpoint.ListRunningRequest: _running,
+    checkpoint.ListEndingsRequest: _endings,
+    checkpoint.AppendForeignRequest: _append_external,
+    checkpoint.ListRefusedWritesRequest: check_task_id,
+    checkpoint.ListBillsRequest: check_bills,
+    checkpoint.ReportUsageRequest: _report,
+    checkpoint.CheckpointServicePruneTasksRequest: _prune,
+    checkpoint.ListPruningsRequest: _offers,
+    checkpoint.NoteForgottenRequest: _forgotten,
+    checkpoint.ListDoubtWaitsRequest: _offers,
+    checkpoint.ListDoubtsRequest: check_in_doubt_page,
+    checkpoint.RequeueSettledRequest: _most("settled", 128),
+}

@@ -1,0 +1,209 @@
+"""What a task may be asked to be."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any, Final
+
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from tenure.domain.budget import MOST_NANO_USD
+from tenure.domain.result_schema import problem_of_size
+from tenure.domain.task import (
+    CONTROL_LOOP,
+    MAX_START_DELAY_SECONDS,
+    MAX_TIMEOUT_SECONDS,
+    MOST_DEPTH,
+    MOST_FAN_OUT,
+    MOST_LIVING,
+    offered_function,
+)
+from tenure.domain.timeouts import ACTIONS, MIN_TIMEOUT_SECONDS, NEED_DURATION, Phase, longest_seconds
+from tenure.v1 import task_pb2
+from tenure.validators.common import (
+    FUNCTION_NAME,
+    MAX_ALLOWED_TOOLS,
+    MAX_ALLOWED_TOOLS_BYTES,
+    MAX_APPROVE_TOOLS,
+    MAX_CONTROL_JSON_BYTES,
+    MAX_GOAL_BYTES,
+    MAX_OUTPUT_TOKENS,
+    MAX_RESULT_CORRECTIONS,
+    MAX_SYSTEM_BYTES,
+    MAX_WINDOW_TOKENS,
+    MIN_WINDOW_TOKENS,
+    MOST_TOKENS,
+    NAME,
+    TOOL_NAME,
+    Violations,
+    check_duration,
+    check_labels,
+    is_json,
+)
+from tenure.wire.common import TIMEOUT_ACTIONS, seconds
+
+# How long phases of a task may be asked to take, and when one may be asked to start.
+
+_FIRST: Final = datetime(1970, 1, 1, tzinfo=UTC).timestamp()
+
+
+def check_timeouts(timeouts: task_pb2.Timeouts, v: Violations, field: str) -> None:
+    for field_descriptor, timeout in timeouts.ListFields():
+        _phase(Phase(field_descriptor.name.upper()), timeout, v, f"{field}.{field_descriptor.name}")
+
+
+def _phase(phase: Phase, timeout: task_pb2.PhaseTimeout, v: Violations, field: str) -> None:
+    after_seconds = seconds(timeout.after)
+    if phase is Phase.TASK:
+        v.require(not after_seconds, f"{field}.after", "limits.timeout says how long a task may take")
+    elif after_seconds:
+        v.between(f"{field}.after", after_seconds, MIN_TIMEOUT_SECONDS, longest_seconds(phase))
+    elif phase in NEED_DURATION:
+        v.require(not timeout.action, f"{field}.after", "must be set: without it this phase is not timed")
+    if timeout.action:
+        names = ", ".join(sorted(ACTIONS[phase]))
+        v.require(TIMEOUT_ACTIONS.find(timeout.action) in ACTIONS[phase], f"{field}.action", f"must be one of {names}")
+
+
+def check_start_time(start_time: Timestamp, v: Violations, field: str) -> None:
+    """By the clock of whoever checks: the bound is far, and only there so that no task is forgotten in a far future."""
+    whole = 0 <= start_time.nanos < 1_000_000_000
+    latest = datetime.now(UTC).timestamp() + MAX_START_DELAY_SECONDS
+    days = MAX_START_DELAY_SECONDS / 86_400
+    v.require(whole and _FIRST <= start_time.seconds <= latest, field, f"must be at most {days:g} days ahead")
+
+
+# Control work: which function, and what it is given.
+
+
+def check_control(control: task_pb2.ControlWork, v: Violations, field: str) -> None:
+    named = bool(FUNCTION_NAME.match(control.function))
+    v.require(named, f"{field}.function", "must be a name of up to 55 characters: letters, digits, dots, - and _")
+    size = len(control.input_json.encode())
+    v.require(size <= MAX_CONTROL_JSON_BYTES, f"{field}.input_json", f"at most {MAX_CONTROL_JSON_BYTES} bytes")
+    v.require(not control.input_json or is_json(control.input_json), f"{field}.input_json", "must be one JSON value")
+
+
+# The result schemas in a request. Only their size is checked here: applying them takes a process of its own.
+
+_FIELD: Final = "result_schema_json"
+
+
+def schemas_in(request: Message) -> list[tuple[str, str]]:
+    """Each schema in a request, with the path of its field."""
+    schemas = []
+    for path in _paths(request.DESCRIPTOR):
+        part = request
+        for name in path:
+            part = getattr(part, name)
+        if schema_json := getattr(part, _FIELD):
+            schemas.append((".".join((*path, _FIELD)), schema_json))
+    return schemas
+
+
+@cache
+def _paths(kind: Descriptor, above: tuple[Descriptor, ...] = ()) -> tuple[tuple[str, ...], ...]:
+    """The messages that have the field. Repeated ones are left out: no request has a list of specs."""
+    if kind in above:
+        return ()
+    inner = [field for field in kind.fields if field.message_type is not None and not field.is_repeated]
+    below = [(field.name, *path) for field in inner for path in _paths(field.message_type, (*above, kind))]
+    return (((),) if _FIELD in kind.fields_by_name else ()) + tuple(below)
+
+
+def check_spec(spec: Any, v: Violations, prefix: str = "") -> None:
+    """TaskSpec, and SubmitTaskRequest that has the same fields."""
+    is_control = spec.HasField("control")
+    fits = (0 if is_control else 1) <= len(spec.goal.encode()) <= MAX_GOAL_BYTES
+    v.require(fits, f"{prefix}goal", f"must have {0 if is_control else 1} to {MAX_GOAL_BYTES} bytes")
+    _agent(spec.agent, v, f"{prefix}agent")
+    _loop(spec.agent.loop, v, f"{prefix}agent.loop", is_control=is_control)
+    if is_control:
+        check_control(spec.control, v, f"{prefix}control")
+    check_limits(spec.limits, v, f"{prefix}limits")
+    check_policy(spec.policy, v, f"{prefix}policy")
+    v.known(f"{prefix}priority", task_pb2.Priority, spec.priority)
+    _result(spec, v, prefix)
+    check_source(spec.source, v, f"{prefix}source")
+    v.require(not spec.queue or bool(NAME.match(spec.queue)), f"{prefix}queue", "must be a name of up to 63 characters")
+    check_labels(spec.labels, v, f"{prefix}labels")
+    check_start_time(spec.start_time, v, f"{prefix}start_time")
+
+
+def check_policy(policy: task_pb2.TaskPolicy, v: Violations, field: str) -> None:
+    v.known(f"{field}.on_lease_lost", task_pb2.LeaseLostPolicy, policy.on_lease_lost)
+    v.known(f"{field}.on_in_doubt", task_pb2.InDoubtPolicy, policy.on_in_doubt)
+    _retry(policy.retry, v, f"{field}.retry")
+    check_timeouts(policy.timeouts, v, f"{field}.timeouts")
+    v.between(f"{field}.sub_agents.max_depth", policy.sub_agents.max_depth, 0, MOST_DEPTH)
+    v.between(f"{field}.sub_agents.max_fan_out", policy.sub_agents.max_fan_out, 0, MOST_FAN_OUT)
+    v.between(f"{field}.sub_agents.max_living", policy.sub_agents.max_living, 0, MOST_LIVING)
+
+
+def _agent(agent: task_pb2.AgentSpec, v: Violations, field: str) -> None:
+    v.length(f"{field}.model", agent.model, 0, 200)
+    v.require(len(agent.system.encode()) <= MAX_SYSTEM_BYTES, f"{field}.system", f"at most {MAX_SYSTEM_BYTES} bytes")
+    check_tools(agent.tools, v, f"{field}.tools")
+    v.between(f"{field}.max_output_tokens", agent.max_output_tokens, 0, MAX_OUTPUT_TOKENS)
+    if agent.context_window_tokens:
+        v.between(f"{field}.context_window_tokens", agent.context_window_tokens, MIN_WINDOW_TOKENS, MAX_WINDOW_TOKENS)
+    v.require(len(agent.approve_tools) <= MAX_APPROVE_TOOLS, f"{field}.approve_tools", f"at most {MAX_APPROVE_TOOLS}")
+    for index, name in enumerate(agent.approve_tools):
+        v.require(bool(TOOL_NAME.match(name)), f"{field}.approve_tools[{index}]", "must be 1 to 64 of [a-zA-Z0-9_-]")
+
+
+def _loop(loop: str, v: Violations, field: str, *, is_control: bool) -> None:
+    """The loop of control work says which function it runs: `control` does."""
+    v.require(not loop or bool(NAME.match(loop)), field, "must be a name of up to 63 characters")
+    if is_control:
+        v.require(loop in {"", CONTROL_LOOP}, field, f"must be empty or {CONTROL_LOOP} for control work")
+    else:
+        v.require(loop != CONTROL_LOOP and not offered_function(loop), field, "needs `control`: the function to run")
+
+
+def _result(spec: Any, v: Violations, prefix: str) -> None:
+    corrections = spec.policy.max_result_corrections
+    v.between(f"{prefix}policy.max_result_corrections", corrections, 0, MAX_RESULT_CORRECTIONS)
+    check_result_schema(spec.result_schema_json, v, f"{prefix}result_schema_json")
+    both = spec.HasField("control") and bool(spec.result_schema_json)
+    v.require(not both, f"{prefix}result_schema_json", "is for agents: control work says by itself what it returns")
+
+
+def check_result_schema(schema_json: str, v: Violations, field: str) -> None:
+    """Its size. What it says is checked apart from the event loop: see task.py."""
+    problem = problem_of_size(schema_json)
+    v.require(not problem, field, problem)
+
+
+def check_source(source: task_pb2.Source, v: Violations, field: str) -> None:
+    v.known(f"{field}.kind", task_pb2.SourceKind, source.kind)
+    v.length(f"{field}.source_id", source.source_id, 0, 200)
+    v.length(f"{field}.source_run_id", source.source_run_id, 0, 200)
+    v.require(bool(source.source_id) or not source.exclusive, f"{field}.exclusive", "needs a source_id")
+
+
+def check_limits(limits: task_pb2.Limits, v: Violations, field: str) -> None:
+    v.between(f"{field}.max_tokens", limits.max_tokens, 0, MOST_TOKENS)
+    v.between(f"{field}.max_nano_usd", limits.max_nano_usd, 0, MOST_NANO_USD)
+    both = limits.no_money_cap and bool(limits.max_nano_usd)
+    v.require(not both, f"{field}.no_money_cap", "cannot be set together with max_nano_usd")
+    v.require(limits.max_steps >= 0, f"{field}.max_steps", "must not be negative")
+    check_duration(f"{field}.timeout", limits.timeout, MAX_TIMEOUT_SECONDS, v)
+
+
+def check_tools(tools: task_pb2.ToolAllowlist, v: Violations, field: str) -> None:
+    v.require(len(tools.names) <= MAX_ALLOWED_TOOLS, f"{field}.names", f"at most {MAX_ALLOWED_TOOLS}")
+    size = sum(len(name.encode()) for name in tools.names)
+    v.require(size <= MAX_ALLOWED_TOOLS_BYTES, f"{field}.names", f"at most {MAX_ALLOWED_TOOLS_BYTES} bytes together")
+    for index, name in enumerate(tools.names[:MAX_ALLOWED_TOOLS]):
+        v.require(bool(TOOL_NAME.match(name)), f"{field}.names[{index}]", "must be 1 to 64 of [a-zA-Z0-9_-]")
+
+
+def _retry(retry: task_pb2.RetryPolicy, v: Violations, field: str) -> None:
+    v.between(f"{field}.max_attempts", retry.max_attempts, 0, 100)
+    v.require(retry.factor == 0 or 1 <= retry.factor <= 10, f"{field}.factor", "must be 1 to 10")
+    check_duration(f"{field}.initial_backoff", retry.initial_backoff, 3600, v)
+    check_duration(f"{field}.max_backoff", retry.max_backoff, 24 * 3600, v)

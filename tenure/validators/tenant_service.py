@@ -1,0 +1,75 @@
+"""What TenantService serves, at checkpoint and at the gateway."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any, Final
+
+from tenure.v1 import tenant_service_pb2 as tenants
+from tenure.validators.common import Check, Violations, check_moment
+
+TENANT: Final = re.compile(r"[a-z0-9-]{1,63}\Z")
+_MOST: Final = {
+    tenants.QUOTA_KIND_RUNNING_TASKS: 10**6,
+    tenants.QUOTA_KIND_SUBMITS_PER_MINUTE: 10**5,
+    tenants.QUOTA_KIND_TOKENS_PER_HOUR: 10**15,
+    tenants.QUOTA_KIND_MONEY_PER_DAY: 10**15,
+}
+_MOST_SECONDS: Final = 366 * 86_400
+
+
+def check_quota(quota: tenants.Quota, v: Violations, prefix: str) -> None:
+    """Also of the defaults in a file."""
+    most = _MOST.get(quota.kind)
+    v.require(most is not None, f"{prefix}kind", "is no kind of quota")
+    if most is not None:
+        v.between(f"{prefix}most", quota.most, 0, most)
+    v.known(f"{prefix}policy", tenants.QuotaPolicy, quota.policy)
+
+
+def _whose(request: Any, v: Violations) -> None:
+    v.require(not request.tenant or bool(TENANT.match(request.tenant)), "tenant", "must be 1 to 63 of a-z, 0-9 and -")
+
+
+def _update(request: tenants.UpdateTenantLimitsRequest, v: Violations) -> None:
+    _whose(request, v)
+    v.require(request.expected_revision >= 0, "expected_revision", "must not be negative")
+    for index, quota in enumerate(request.quotas):
+        check_quota(quota, v, f"quotas[{index}].")
+    for index, kind in enumerate(request.follow_defaults):
+        v.require(kind in _MOST, f"follow_defaults[{index}]", "is no kind of quota")
+    counts = Counter([*(quota.kind for quota in request.quotas), *request.follow_defaults])
+    v.require(bool(counts), "quotas", "say what is to be otherwise")
+    v.require(all(count == 1 for count in counts.values()), "quotas", "name no kind twice")
+    v.length("reason", request.reason, 1, 1000)
+    v.length("actor", request.actor, 0, 200)
+
+
+def _list(request: tenants.ListTenantsRequest, v: Violations) -> None:
+    v.between("page_size", request.page_size, 0, 500)
+    v.require(not request.page_token or bool(TENANT.match(request.page_token)), "page_token", "is none of ours")
+
+
+def _usage(request: tenants.GetTenantUsageRequest, v: Violations) -> None:
+    _whose(request, v)
+    v.known("group_by", tenants.UsageGrouping, request.group_by)
+    v.between("page_size", request.page_size, 0, 1000)
+    v.length("page_token", request.page_token, 0, 512)
+    given = [name for name in ("begin_time", "end_time") if request.HasField(name)]
+    for name in given:
+        check_moment(name, getattr(request, name), v)
+    if request.root_task_id:
+        v.uuid("root_task_id", request.root_task_id)
+        v.require(not given, "root_task_id", "not together with times")
+    if len(given) == 2:
+        seconds = request.end_time.seconds - request.begin_time.seconds
+        v.require(0 <= seconds <= _MOST_SECONDS, "end_time", "must be 0 to 366 days after begin_time")
+
+
+CHECKS: Final[dict[type, Check]] = {
+    tenants.GetTenantRequest: _whose,
+    tenants.UpdateTenantLimitsRequest: _update,
+    tenants.ListTenantsRequest: _list,
+    tenants.GetTenantUsageRequest: _usage,
+}

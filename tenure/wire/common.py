@@ -1,0 +1,153 @@
+"""Enums. A value that a newer peer knows and we do not becomes the unspecified one, never a crash."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import Any, Generic, TypeVar
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from tenure.domain.errors import TenureError
+from tenure.domain.schedules import OverlapPolicy, RunOutcome
+from tenure.domain.states import TaskState
+from tenure.domain.task import InDoubtPolicy, LeaseLostPolicy, MoneyCap, Priority, SourceKind
+from tenure.domain.timeouts import TimeoutAction
+from tenure.domain.tools import CallState, EffectClass, OutcomeStatus, ToolSourceKind
+from tenure.domain.waits import WaitAnswerKind, WaitDeadlinePolicy, WaitKind
+from tenure.runtime import rpc_status
+from tenure.v1 import ledger_pb2, task_pb2, token_pb2, tool_pb2
+from tenure.v1 import schedule_service_pb2 as pb
+
+# Durations and timestamps.
+
+
+def duration(seconds: float) -> Duration:
+    """Seconds as a Duration."""
+    message = Duration()
+    message.FromTimedelta(timedelta(seconds=seconds))
+    return message
+
+
+def seconds(message: Duration) -> float:
+    """A Duration in seconds."""
+    return message.seconds + message.nanos / 1e9
+
+
+def timestamp(moment: datetime) -> Timestamp:
+    """A moment with a time zone as a Timestamp."""
+    message = Timestamp()
+    message.FromDatetime(moment)
+    return message
+
+
+def optional_timestamp(moment: datetime | None) -> Timestamp | None:
+    """The same of what may not have happened."""
+    return None if moment is None else timestamp(moment)
+
+
+def unix_seconds(message: Timestamp) -> float:
+    """A Timestamp in seconds since 1970."""
+    return message.seconds + message.nanos / 1e9
+
+
+def moment(message: Timestamp) -> datetime:
+    """A Timestamp as a moment in UTC."""
+    return message.ToDatetime(tzinfo=UTC)
+
+
+D = TypeVar("D", bound=Enum)
+P = TypeVar("P", bound=int)
+
+
+class EnumMap(Generic[D, P]):
+    """One enum, both ways, by name: PREFIX_NAME on the wire is NAME in the domain (a test holds them equal)."""
+
+    def __init__(self, domain: type[D], values: dict[str, P], prefix: str, default: D | None) -> None:
+        self._to_wire = {member: values[f"{prefix}_{member.name}"] for member in domain}
+        self._to_domain = {int(number): member for member, number in self._to_wire.items()}
+        self._default = default
+
+    def to_wire(self, member: D) -> P:
+        return self._to_wire[member]
+
+    def to_domain(self, number: int) -> D:
+        """ValueError for an unspecified value where the contract has no default."""
+        member = self.find(number)
+        if member is None:
+            raise ValueError(f"value {number} is unspecified or unknown")
+        return member
+
+    def find(self, number: int) -> D | None:
+        """None for a value that is unspecified or unknown, where there is no default."""
+        return self._to_domain.get(number, self._default)
+
+
+STATES = EnumMap(TaskState, dict(task_pb2.TaskState.items()), "TASK_STATE", None)
+PRIORITIES = EnumMap(Priority, dict(task_pb2.Priority.items()), "PRIORITY", Priority.NORMAL)
+SOURCES = EnumMap(SourceKind, dict(task_pb2.SourceKind.items()), "SOURCE_KIND", SourceKind.MANUAL)
+LEASE_LOST = EnumMap(
+    LeaseLostPolicy, dict(task_pb2.LeaseLostPolicy.items()), "LEASE_LOST_POLICY", LeaseLostPolicy.RESUME
+)
+IN_DOUBT = EnumMap(
+    InDoubtPolicy, dict(task_pb2.InDoubtPolicy.items()), "IN_DOUBT_POLICY", InDoubtPolicy.WAIT_FOR_PERSON
+)
+MONEY_CAPS = EnumMap(MoneyCap, dict(task_pb2.MoneyCap.items()), "MONEY_CAP", None)
+EFFECT_CLASSES = EnumMap(EffectClass, dict(tool_pb2.EffectClass.items()), "EFFECT_CLASS", EffectClass.UNSAFE)
+TOOL_SOURCES = EnumMap(ToolSourceKind, dict(tool_pb2.ToolSourceKind.items()), "TOOL_SOURCE_KIND", None)
+OUTCOME_STATUSES = EnumMap(OutcomeStatus, dict(tool_pb2.OutcomeStatus.items()), "OUTCOME_STATUS", OutcomeStatus.FAILED)
+WAIT_KINDS = EnumMap(WaitKind, dict(task_pb2.WaitKind.items()), "WAIT_KIND", None)
+WAIT_DEADLINES = EnumMap(
+    WaitDeadlinePolicy,
+    dict(task_pb2.WaitDeadlinePolicy.items()),
+    "WAIT_DEADLINE_POLICY",
+    WaitDeadlinePolicy.TIME_OUT,
+)
+WAIT_ANSWERS = EnumMap(WaitAnswerKind, dict(ledger_pb2.WaitAnswerKind.items()), "WAIT_ANSWER_KIND", None)
+TIMEOUT_ACTIONS = EnumMap(TimeoutAction, dict(task_pb2.TimeoutAction.items()), "TIMEOUT_ACTION", None)
+CALL_STATES = EnumMap(CallState, dict(tool_pb2.CallState.items()), "CALL_STATE", None)
+
+
+def state_name(number: int) -> str:
+    """The domain's name of a state on the wire, for screens and messages: "" for none, STATE_<n> of a newer peer."""
+    if number == task_pb2.TASK_STATE_UNSPECIFIED:
+        return ""
+    try:
+        return STATES.to_domain(number).value
+    except ValueError:
+        return f"STATE_{number}"
+
+
+# Domain errors inside stream frames, where a gRPC status would end the stream for its neighbours.
+
+
+def refusal_to_wire(error: TenureError) -> token_pb2.Refusal:
+    plain = rpc_status.to_plain(error)
+    return token_pb2.Refusal(code=plain.code, reason=plain.reason, message=plain.message, metadata=plain.metadata)
+
+
+def refusal_to_domain(refusal: token_pb2.Refusal) -> TenureError | rpc_status.PeerFailed:
+    """The error to raise; PeerFailed stands for a bug of the peer."""
+    return rpc_status.from_plain(refusal.code, refusal.reason, refusal.message, dict(refusal.metadata))
+
+
+# Messages as JSON in the contract's own names: what the command line prints and webhooks carry.
+
+
+def to_dict(message: Message) -> dict[str, Any]:
+    """A message as JSON with the contract's field names; zeros and empty texts are told too."""
+    return MessageToDict(
+        message,
+        preserving_proto_field_name=True,
+        always_print_fields_with_no_presence=True,
+        unquote_int64_if_possible=True,
+    )
+
+
+# The enums of schedules.
+
+OVERLAP_POLICIES = EnumMap(OverlapPolicy, dict(pb.OverlapPolicy.items()), "OVERLAP_POLICY", OverlapPolicy.SKIP)
+RUN_OUTCOMES = EnumMap(RunOutcome, dict(pb.RunOutcome.items()), "RUN_OUTCOME", None)

@@ -1,0 +1,53 @@
+"""Quotas: protobuf and domain."""
+
+from __future__ import annotations
+
+from tenure.domain.quotas import DEFAULT_POLICY, Quota, QuotaKind, QuotaPolicy, QuotaUse, QuotaWarning
+from tenure.v1 import ledger_pb2
+from tenure.v1 import tenant_service_pb2 as pb
+from tenure.wire.common import EnumMap, duration
+
+KINDS = EnumMap(QuotaKind, dict(pb.QuotaKind.items()), "QUOTA_KIND", None)
+POLICIES = EnumMap(QuotaPolicy, dict(pb.QuotaPolicy.items()), "QUOTA_POLICY", None)
+
+
+def quota_to_domain(quota: pb.Quota) -> Quota:
+    """`most` 0: there is no cap."""
+    kind = KINDS.to_domain(quota.kind)
+    return Quota(kind, quota.most, POLICIES.find(quota.policy) or DEFAULT_POLICY[kind])
+
+
+def quota_to_wire(quota: Quota) -> pb.Quota:
+    return pb.Quota(kind=KINDS.to_wire(quota.kind), most=quota.most, policy=POLICIES.to_wire(quota.policy))
+
+
+def describe_use(kind: pb.QuotaKind.ValueType, used: int, most: int) -> str:
+    """How much of a quota is used, for people; also of a kind that only a newer peer knows."""
+    known = KINDS.find(kind)
+    if known is None:
+        return f"{used:,} of {most:,}"
+    return QuotaUse(Quota(known, most, DEFAULT_POLICY[known]), used).describe()
+
+
+def quota_warning_to_domain(message: ledger_pb2.QuotaWarning) -> QuotaWarning:
+    return QuotaWarning(KINDS.find(message.kind), message.used, message.most)
+
+
+def quota_warning_to_wire(fact: QuotaWarning) -> ledger_pb2.QuotaWarning:
+    kind = pb.QUOTA_KIND_UNSPECIFIED if fact.kind is None else KINDS.to_wire(fact.kind)
+    return ledger_pb2.QuotaWarning(kind=kind, used=fact.used, most=fact.most)
+
+
+def quota_use_to_wire(use: QuotaUse) -> pb.QuotaUse:
+    return pb.QuotaUse(
+        quota=quota_to_wire(use.quota),
+        used=use.used,
+        soft_reached=use.is_soft,
+        hard_reached=use.is_reached,
+        room_after=duration(use.room_after_seconds) if use.is_reached else None,
+    )
+
+
+def no_quota_to_wire(kind: QuotaKind) -> pb.QuotaUse:
+    """Of a kind that has no cap."""
+    return pb.QuotaUse(quota=pb.Quota(kind=KINDS.to_wire(kind)))

@@ -1,0 +1,395 @@
+"""The checkpoint service for tests: in this process on a free port, or a process of its own that can be killed.
+
+replica = await checkpoint()                         # over a fresh database
+other = await checkpoint(dsn=replica.dsn)            # a second replica over the same
+task = await replica.create(goal="…")
+owner = await replica.claim(task.task_id)            # granted and opened
+await owner.commit([…])
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+import sys
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from services.checkpoint.main import CheckpointSettings, assemble
+from services.checkpoint.queries import MIGRATIONS
+from services.checkpoint.webhooks.sending import WebhookSettings
+from tenure.domain.fencing import Claims
+from tenure.runtime.process import Process
+from tenure.runtime.rpc_client import TenureChannel, open_channel
+from tenure.runtime.service import CommonSettings
+from tenure.runtime.settings import Address, Secret
+from tenure.runtime.signing import Signer, write_key_pair
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import checkpoint_service_pb2_grpc, ledger_pb2, task_pb2, token_pb2
+from tenure.wire.token import sign_claims
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    from tests.support.fix_postgres import FreshDatabase
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TIMEOUT_SECONDS = CALL_SECONDS
+_epochs = itertools.count((1 << 40) + 1)
+
+
+@dataclass(slots=True)
+class Owner:
+    """A claim as its holder sees it: counts commits and knows where the ledger ended."""
+
+    replica: Checkpoint
+    token: token_pb2.FencingToken
+    claims: Claims
+    task: task_pb2.Task
+    entries: list[ledger_pb2.Entry]
+    next_number: int
+    known_sequence: int
+
+    def request(self, *entries: ledger_pb2.NewEntry, **fields: Any) -> pb.CommitRequest:
+        """The next commit; `fields` overrides what it would hold."""
+        return pb.CommitRequest(
+            **{
+                "token": self.token,
+                "commit_id": str(uuid4()),
+                "commit_number": self.next_number,
+                "known_sequence": self.known_sequence,
+                "entries": entries,
+                **fields,
+            }
+        )
+
+    async def commit(self, *entries: ledger_pb2.NewEntry, **fields: Any) -> pb.CommitResponse:
+        """Send the next commit and count on."""
+        return await self.send(self.request(*entries, **fields))
+
+    async def send(self, request: pb.CommitRequest) -> pb.CommitResponse:
+        response: pb.CommitResponse = await self.replica.stub.Commit(request, timeout=TIMEOUT_SECONDS)
+        self.next_number = request.commit_number + 1
+        self.known_sequence = response.sequence
+        return response
+
+    async def end(
+        self, state: task_pb2.TaskState.ValueType = task_pb2.TASK_STATE_SUCCEEDED, result: str = "done"
+    ) -> pb.CommitResponse:
+        return await self.commit(transition=pb.Transition(to_state=state, reason="FINAL_ANSWER", result=result))
+
+
+@dataclass
+class Checkpoint:
+    """A running replica, its database, and the key its tokens are signed with."""
+
+    address: str
+    dsn: str
+    keys: Path
+    channel: TenureChannel
+    stub: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stub = checkpoint_service_pb2_grpc.CheckpointServiceStub(self.channel)
+
+    async def create(self, request_id: str = "", **spec: Any) -> task_pb2.Task:
+        """A queued task."""
+        request = pb.CreateTaskRequest(
+            request_id=request_id or str(uuid4()), spec=task_pb2.TaskSpec(**{"goal": "do it", **spec})
+        )
+        response: pb.CreateTaskResponse = await self.stub.CreateTask(request, timeout=TIMEOUT_SECONDS)
+        return response.task
+
+    async def get(self, task_id: str) -> task_pb2.Task:
+        request = pb.CheckpointServiceGetTaskRequest(task_id=task_id)
+        response: pb.CheckpointServiceGetTaskResponse = await self.stub.GetTask(request, timeout=TIMEOUT_SECONDS)
+        return response.task
+
+    def sign(
+        self, task_id: str, epoch: int, claim_id: str, holder: str = "worker-1", tenant: str = "default"
+    ) -> tuple[token_pb2.FencingToken, Claims]:
+        """A token, registered or not."""
+        claims = Claims(f"tasks/{task_id}", tenant, epoch, claim_id, holder)
+        return sign_claims(Signer.load(self.keys / "signing.json"), claims, datetime.now(UTC)), claims
+
+    async def grant(
+        self, task_id: str, *, epoch: int = 0, holder: str = "worker-1"
+    ) -> tuple[token_pb2.FencingToken, Claims]:
+        """A registered claim and its token; epochs grow by themselves."""
+        epoch, claim_id = epoch or next(_epochs), str(uuid4())
+        grants = [pb.RegisterGrantsRequest.Grant(task_id=task_id, epoch=epoch, claim_id=claim_id)]
+        answer = await self.stub.RegisterGrants(pb.RegisterGrantsRequest(grants=grants), timeout=TIMEOUT_SECONDS)
+        assert list(answer.claim_ids) == [claim_id]
+        return self.sign(task_id, epoch, claim_id, holder)
+
+    async def open(self, token: token_pb2.FencingToken, claims: Claims) -> Owner:
+        """Open under a token, and read the whole history."""
+        header: pb.OpenHeader | None = None
+        entries: list[ledger_pb2.Entry] = []
+        async for part in self.stub.Open(pb.OpenRequest(token=token), timeout=TIMEOUT_SECONDS):
+            if part.HasField("header"):
+                header = part.header
+            entries.extend(part.page.entries)
+        assert header is not None
+        return Owner(self, token, claims, header.task, entries, header.next_commit_number, header.task.sequence)
+
+    async def claim(self, task_id: str, holder: str = "worker-1") -> Owner:
+        """Granted and opened."""
+        return await self.open(*await self.grant(task_id, holder=holder))
+
+    async def cancel(self, task_id: str, request_id: str = "", reason: str = "enough") -> task_pb2.Task:
+        request = pb.AppendForeignRequest(
+            task_id=task_id,
+            request_id=request_id or str(uuid4()),
+            actor="alice",
+            cancel_request=ledger_pb2.CancelRequest(reason=reason),
+        )
+        response: pb.AppendForeignResponse = await self.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)
+        return response.task
+
+    async def say(self, task_id: str, text: str, request_id: str = "") -> task_pb2.Task:
+        request = pb.AppendForeignRequest(
+            task_id=task_id,
+            request_id=request_id or str(uuid4()),
+            actor="alice",
+            user_message=ledger_pb2.UserMessage(text=text),
+        )
+        response: pb.AppendForeignResponse = await self.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)
+        return response.task
+
+    async def requeue(self, owner: Owner, reason: str = "LEASE_EXPIRED", output_tokens: int = 0) -> list[str]:
+        lost = pb.RequeueLostRequest.Lost(
+            task_id=owner.task.task_id, claim_id=owner.claims.claim_id, reason=reason, output_tokens=output_tokens
+        )
+        answer = await self.stub.RequeueLost(pb.RequeueLostRequest(lost=[lost]), timeout=TIMEOUT_SECONDS)
+        return list(answer.task_ids)
+
+    async def entries(self, task_id: str) -> list[ledger_pb2.Entry]:
+        """The whole ledger of a task."""
+        entries: list[ledger_pb2.Entry] = []
+        while True:
+            after = entries[-1].sequence if entries else 0
+            request = pb.ListEntriesRequest(task_id=task_id, after_sequence=after)
+            page = await self.stub.ListEntries(request, timeout=TIMEOUT_SECONDS)
+            entries.extend(page.entries)
+            if not page.more:
+                return entries
+
+    async def query(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        """Ask the database itself."""
+        async with await psycopg.AsyncConnection.connect(self.dsn, autocommit=True) as postgres:
+            cursor = await postgres.execute(statement.encode(), parameters)
+            return await cursor.fetchall() if cursor.description else []
+
+
+class CheckpointProcess:
+    """The service as a process of its own."""
+
+    def __init__(self, process: asyncio.subprocess.Process, replica: Checkpoint, log: asyncio.Task[None]) -> None:
+        self.process = process
+        self.replica = replica
+        self._log = log
+
+    async def wait_until_dead(self) -> int:
+        return await self.process.wait()
+
+    async def stop(self) -> None:
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGTERM)
+            await self.process.wait()
+        await self._log
+
+
+class MakeCheckpoint(Protocol):
+    """Starts a replica in this process, over a fresh database unless given one."""
+
+    async def __call__(
+        self,
+        *,
+        dsn: str = "",
+        stopping: asyncio.Event | None = None,
+        max_schedules_per_tenant: int = 1000,
+        webhook: WebhookSettings | None = None,
+        prices_file: Path | None = None,
+        default_model: str = "",
+        default_max_usd: float = 10.0,
+    ) -> Checkpoint: ...
+
+
+class MakeCheckpointProcess(Protocol):
+    """Starts a replica as a process."""
+
+    async def __call__(
+        self, *, dsn: str = "", failpoints: str = "", environment: Mapping[str, str] = MappingProxyType({})
+    ) -> CheckpointProcess: ...
+
+
+@pytest.fixture(scope="session")
+def signing_keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with signing.json and verifying.json."""
+    keys = tmp_path_factory.mktemp("keys")
+    write_key_pair(keys / "signing.json", keys / "verifying.json", "test")
+    return keys
+
+
+@pytest.fixture
+async def checkpoint(fresh_database: FreshDatabase, signing_keys: Path) -> AsyncIterator[MakeCheckpoint]:
+    """Makes replicas for this test; they drain at its end."""
+    async with AsyncExitStack() as stack:
+
+        async def make(
+            *,
+            dsn: str = "",
+            stopping: asyncio.Event | None = None,
+            max_schedules_per_tenant: int = 1000,
+            webhook: WebhookSettings | None = None,
+            prices_file: Path | None = None,
+            default_model: str = "",
+            default_max_usd: float = 10.0,
+        ) -> Checkpoint:
+            dsn = dsn or await fresh_database(MIGRATIONS)
+            changes = {
+                "max_schedules_per_tenant": max_schedules_per_tenant,
+                "webhook": webhook or WebhookSettings(),
+                "prices_file": prices_file,
+                "default_model": default_model,
+                "default_max_usd": default_max_usd,
+            }
+            address = await _start_here(stack, dsn, signing_keys, stopping, changes)
+            channel = await stack.enter_async_context(open_channel(address))
+            return Checkpoint(address, dsn, signing_keys, channel)
+
+        yield make
+
+
+async def _start_here(
+    stack: AsyncExitStack, dsn: str, keys: Path, stopping: asyncio.Event | None, changes: dict[str, Any]
+) -> str:
+    """The real composition, in this process."""
+    process = Process()
+    settings = CheckpointSettings(
+        listen=Address("127.0.0.1:0"),
+        postgres_dsn=Secret(dsn),
+        verifying_keys_file=keys / "verifying.json",
+        sweep_interval_seconds=0.2,
+        **changes,
+        common=CommonSettings(),
+    )
+    if stopping is not None:
+        process.stopping = stopping
+    stack.push_async_callback(process.close)
+    server = await process.open(await assemble(process, settings))
+    return server.address
+
+
+@pytest.fixture
+async def checkpoint_process(fresh_database: FreshDatabase, signing_keys: Path) -> AsyncIterator[MakeCheckpointProcess]:
+    """Makes processes for this test; they are stopped at its end."""
+    async with AsyncExitStack() as stack:
+
+        async def make(
+            *, dsn: str = "", failpoints: str = "", environment: Mapping[str, str] = MappingProxyType({})
+        ) -> CheckpointProcess:
+            dsn = dsn or await fresh_database(MIGRATIONS)
+            variables = {
+                **os.environ,
+                "TENURE_CHECKPOINT_LISTEN": "127.0.0.1:0",
+                "TENURE_CHECKPOINT_POSTGRES_DSN": dsn,
+                "TENURE_CHECKPOINT_VERIFYING_KEYS_FILE": str(signing_keys / "verifying.json"),
+                "TENURE_FAILPOINTS": failpoints,
+                **environment,
+            }
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "services.checkpoint",
+                cwd=REPOSITORY,
+                env=variables,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            address, log = await _listening(process)
+            channel = await stack.enter_async_context(open_channel(address))
+            started = CheckpointProcess(process, Checkpoint(address, dsn, signing_keys, channel), log)
+            stack.push_async_callback(started.stop)
+            return started
+
+        yield make
+
+
+async def _listening(process: asyncio.subprocess.Process) -> tuple[str, asyncio.Task[None]]:
+    """The address from the log; the rest of the log is read along, so that the process never waits for its reader."""
+    assert process.stderr is not None
+    seen: list[bytes] = []
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while line := await process.stderr.readline():
+            seen.append(line)
+            if b'"listening"' in line:
+                log = asyncio.create_task(_drain(process.stderr))
+                return str(json.loads(line)["address"]), log
+    raise AssertionError(b"".join(seen).decode())
+
+
+async def _drain(stream: asyncio.StreamReader) -> None:
+    while await stream.readline():
+        pass
+
+
+def entry(step: int = 1, **body: Any) -> ledger_pb2.NewEntry:
+    """`entry(1, user_message=UserMessage(text="…"))`."""
+    return ledger_pb2.NewEntry(step=step, body=ledger_pb2.EntryBody(**body))
+
+
+def words(text: str = "…", step: int = 1) -> ledger_pb2.NewEntry:
+    """A fact without consequences."""
+    return entry(step, user_message=ledger_pb2.UserMessage(text=text))
+
+
+def answer(attempt: int = 1, step: int = 1, text: str = "ok", tokens: int = 10) -> ledger_pb2.NewEntry:
+    """A model's answer that settles its attempt with as many output tokens."""
+    message = ledger_pb2.AssistantMessage(
+        attempt_number=attempt,
+        content_json=json.dumps([{"type": "text", "text": text}]),
+        stop_reason="end_turn",
+        usage=task_pb2.TokenUsage(output_tokens=tokens),
+    )
+    return entry(step, assistant_message=message)
+
+
+def reserve(
+    step: int = 1, attempt: int = 1, input_tokens: int = 100, output: int = 100, least: int = 1, model: str = "m"
+) -> pb.Reserve:
+    return pb.Reserve(
+        step=step,
+        attempt_number=attempt,
+        model=model,
+        input_tokens=input_tokens,
+        max_output_tokens=output,
+        min_output_tokens=least,
+    )
+
+
+def kinds(entries: Sequence[ledger_pb2.Entry]) -> list[str]:
+    """What the entries are; transitions as "FROM>TO"."""
+    return [_kind(one) for one in entries]
+
+
+def _kind(one: ledger_pb2.Entry) -> str:
+    kind = one.body.WhichOneof("body") or ""
+    if kind != "transition":
+        return kind
+    name = task_pb2.TaskState.Name
+    moved = one.body.transition
+    ends = (name(moved.from_state), name(moved.to_state))
+    return ">".join(end.removeprefix("TASK_STATE_").replace("UNSPECIFIED", "") for end in ends)

@@ -1,0 +1,84 @@
+"""A real etcd. One process for the session, a client and a prefix of its own for each test."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+
+from devstack.etcd import EtcdProcess, start_cluster, start_etcd
+from services.coordinator.etcd.client import EtcdClient
+from tests.support.store_folder import store_folder
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+
+@dataclass(frozen=True)
+class EtcdSpace:
+    """A client, and the prefix under which a test may do what it likes."""
+
+    client: EtcdClient
+    endpoint: str
+    prefix: bytes
+
+    def key(self, name: str) -> bytes:
+        return self.prefix + name.encode()
+
+
+@pytest.fixture(scope="session")
+def etcd_process() -> Iterator[EtcdProcess]:
+    """The session's etcd. Not to be killed or paused: `own_etcd` is for that."""
+    with store_folder() as folder:
+        process = start_etcd(folder)
+        yield process
+        process.stop()
+
+
+@pytest_asyncio.fixture
+async def etcd(etcd_process: EtcdProcess) -> AsyncIterator[EtcdSpace]:
+    """A client of the session's etcd and a prefix of the test's own, emptied at the end."""
+    async with EtcdClient([etcd_process.endpoint]) as client:
+        space = EtcdSpace(client, etcd_process.endpoint, f"/test/{uuid.uuid4().hex}/".encode())
+        yield space
+        await client.delete_prefix(space.prefix)
+
+
+@pytest.fixture
+def own_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdProcess]:
+    """An etcd of the test's own, to kill, pause, compact and replace."""
+    process = start_etcd(tmp_path_factory.mktemp("own-etcd"))
+    yield process
+    process.stop()
+
+
+@pytest.fixture
+def etcd_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EtcdProcess]]:
+    """Three members of the test's own."""
+    members = start_cluster(tmp_path_factory.mktemp("etcd-cluster"), size=3)
+    yield members
+    for member in members:
+        # Without a majority the orderly end would wait for one; there is nothing here to keep.
+        member.kill()
+
+
+@asynccontextmanager
+async def paused(process: EtcdProcess) -> AsyncIterator[None]:
+    """Freeze an etcd for the length of a block."""
+    process.pause()
+    try:
+        yield
+    finally:
+        process.resume()
+
+
+async def restarted(process: EtcdProcess) -> None:
+    """Kill an etcd and start it again over its data."""
+    process.kill()
+    process.start()
+    await asyncio.to_thread(process.wait_ready)

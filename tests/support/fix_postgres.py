@@ -1,0 +1,96 @@
+"""One embedded Postgres for the session, and for every test the databases it asks for.
+
+A database is cloned from a template that has the wanted migrations, and dropped after the test:
+
+    dsn = await fresh_database()                                                  # empty
+    dsn = await fresh_database(Migrations.of("services.checkpoint", schema="ledger"))
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from typing import TYPE_CHECKING, Protocol
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from devstack.postgres_process import PostgresProcess
+from tenure.runtime.sql import Migrations, migrate
+from tests.support.store_folder import store_folder
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from psycopg.sql import Composed
+
+_numbers = itertools.count(1)
+
+
+class FreshDatabase(Protocol):
+    """Makes a database with these migrations applied and returns its DSN."""
+
+    async def __call__(self, *migrations: Migrations) -> str: ...
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresProcess]:
+    """The server all tests share: who stops or kills it starts `own_postgres` instead."""
+    with store_folder() as folder, PostgresProcess(folder / "data") as server:
+        yield server
+
+
+@pytest.fixture
+async def own_postgres(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[PostgresProcess]:
+    """A server of the test's own, to be stopped, killed and started again."""
+    async with PostgresProcess(tmp_path_factory.mktemp("own-postgres") / "data") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_templates() -> dict[str, str]:
+    """Digest of the migrations → name of the template that has them."""
+    return {}
+
+
+@pytest.fixture
+async def fresh_database(
+    postgres_server: PostgresProcess, postgres_templates: dict[str, str]
+) -> AsyncIterator[FreshDatabase]:
+    """Makes databases for this test; they are dropped at its end, whoever is still connected."""
+    made: list[str] = []
+
+    async def make(*migrations: Migrations) -> str:
+        template = await _template(postgres_server, postgres_templates, migrations)
+        name = f"test_{next(_numbers)}"
+        await _execute(postgres_server, _create(name, template))
+        made.append(name)
+        return postgres_server.dsn(name)
+
+    yield make
+    for name in made:
+        await _execute(postgres_server, sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+
+
+async def _template(server: PostgresProcess, known: dict[str, str], migrations: tuple[Migrations, ...]) -> str:
+    """The template for these migrations, made when first asked for."""
+    if not migrations:
+        return "template1"
+    digest = hashlib.sha256("".join(one.checksum for one in migrations).encode()).hexdigest()[:16]
+    if digest not in known:
+        name = f"template_{digest}"
+        await _execute(server, _create(name, "template1"))
+        for one in migrations:
+            await migrate(server.dsn(name), one)
+        known[digest] = name
+    return known[digest]
+
+
+def _create(name: str, template: str) -> Composed:
+    return sql.SQL("create database {} template {}").format(sql.Identifier(name), sql.Identifier(template))
+
+
+async def _execute(server: PostgresProcess, statement: Composed) -> None:
+    async with await psycopg.AsyncConnection.connect(server.dsn(), autocommit=True) as postgres:
+        await postgres.execute(statement)

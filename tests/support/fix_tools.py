@@ -1,0 +1,299 @@
+"""Tool services as processes over one database, to be killed, frozen and asked over sockets.
+
+tools = await tool_service()                       # another call starts another replica over the same database
+outcome = await tools.outcome(token, "1.0", "append_record", file="a", line="x")
+lines = records.lines("a")                         # what truly happened, outside of the system
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from devstack.child_process import freeze
+from services.tools.statements import MIGRATIONS
+from tenure.domain.fencing import TASK_PREFIX, Claims
+from tenure.domain.tools import Outcome
+from tenure.runtime.request_context import as_tenant
+from tenure.runtime.rpc_client import TenureChannel, open_channel
+from tenure.runtime.signing import Signer, write_key_pair
+from tenure.v1 import token_pb2, tool_pb2, tool_service_pb2
+from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
+from tenure.wire.token import sign_claims
+from tenure.wire.tool import outcome_to_domain
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+
+REPOSITORY = Path(__file__).parents[2]
+TENANT = "default"
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A claim of one task: what a worker would hold."""
+
+    task_id: str
+    epoch: int
+    token: token_pb2.FencingToken
+
+
+@dataclass(frozen=True)
+class Grants:
+    """The coordinator's part: signs tokens for claims it makes up."""
+
+    signer: Signer
+    verifying_keys_file: Path
+
+    def claim(
+        self,
+        task_id: str = "",
+        *,
+        epoch: int = 10,
+        claim_id: str = "",
+        tools: tuple[str, ...] | None = None,
+        tenant: str = TENANT,
+    ) -> Owner:
+        """A new task's claim, or the next one of a task."""
+        task_id = task_id or str(uuid.uuid4())
+        claims = Claims(TASK_PREFIX + task_id, tenant, epoch, claim_id or str(uuid.uuid4()), "worker-1", tools)
+        return Owner(task_id, epoch, sign_claims(self.signer, claims, datetime.now(UTC)))
+
+
+@dataclass(frozen=True)
+class Outside:
+    """The files of the tools: records, which are outside of the system, and workspaces."""
+
+    records: Path
+    workspaces: Path
+
+    def lines(self, file: str) -> list[dict[str, Any]]:
+        """The record's lines: each is one effect that happened."""
+        path = self.records / f"{file}.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def workspace(self, owner: Owner) -> Path:
+        return self.workspaces / TENANT / owner.task_id
+
+
+@dataclass
+class ToolReplica:
+    """One process of the tool service."""
+
+    process: asyncio.subprocess.Process
+    address: str
+    log: list[dict[str, Any]]
+    channel: TenureChannel
+    stub: Any
+    reading: asyncio.Task[None]
+    calls: list[asyncio.Task[Any]] = field(default_factory=list)
+
+    async def events(self, owner: Owner, call_id: str, tool: str, **arguments: Any) -> list[Any]:
+        """All responses of one Execute."""
+        request = execute_request(owner, call_id, tool, json.dumps(arguments))
+        return [response async for response in self.stub.Execute(request, timeout=CALL_SECONDS)]
+
+    async def outcome(self, owner: Owner, call_id: str, tool: str, **arguments: Any) -> Outcome:
+        """What an Execute came to."""
+        events = await self.events(owner, call_id, tool, **arguments)
+        assert events[-1].HasField("outcome")
+        return outcome_to_domain(events[-1].outcome)
+
+    def begin(self, owner: Owner, call_id: str, tool: str, **arguments: Any) -> asyncio.Task[Outcome]:
+        """An Execute on its way."""
+        task = asyncio.create_task(self.outcome(owner, call_id, tool, **arguments))
+        self.calls.append(task)
+        return task
+
+    async def fence(self, owner: Owner, *, close: bool = False) -> dict[str, Any]:
+        """How the task's calls stand, by call_id."""
+        request = tool_service_pb2.FenceRequest(token=owner.token, close=close)
+        return {call.call_id: call for call in (await self.stub.Fence(request, timeout=CALL_SECONDS)).calls}
+
+    async def started(self, owner: Owner, count: int = 1) -> None:
+        """Returns when so many calls of the task are STARTED."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while True:
+                calls = (await self.fence(owner)).values()
+                if sum(call.state == tool_pb2.CALL_STATE_STARTED for call in calls) == count:
+                    return
+                await asyncio.sleep(0.02)
+
+    async def started_in_attempt(self, owner: Owner, call_id: str, call_attempt: int) -> None:
+        """Returns when this call is STARTED in this attempt: one that a dead runner left behind is STARTED, too."""
+        wanted = (tool_pb2.CALL_STATE_STARTED, call_attempt)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while wanted != ((call := (await self.fence(owner))[call_id]).state, call.call_attempt):
+                await asyncio.sleep(0.02)
+
+    def freeze(self) -> None:
+        freeze(self.process.pid)
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    async def kill(self) -> None:
+        """SIGKILL, and gone when it returns."""
+        self.process.kill()
+        await self.process.wait()
+
+    async def terminate(self) -> int:
+        """SIGTERM; the exit code."""
+        self.process.terminate()
+        return await self.process.wait()
+
+    async def ended(self) -> int:
+        """The exit code of a process that ends by itself."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            return await self.process.wait()
+
+    def logged(self, message: str) -> list[dict[str, Any]]:
+        return [line for line in self.log if line.get("message") == message]
+
+    async def close(self) -> None:
+        for call in self.calls:
+            call.cancel()
+        await asyncio.gather(*self.calls, return_exceptions=True)
+        await self.channel.close()
+        if self.process.returncode is None:
+            self.thaw()
+            await self.kill()
+        await self.reading
+
+
+async def appear(path: Path) -> None:
+    """Returns when a failpoint has touched the file."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not path.exists():
+            await asyncio.sleep(0.01)
+
+
+def execute_request(
+    owner: Owner, call_id: str, tool: str, arguments_json: str = "{}"
+) -> tool_service_pb2.ExecuteRequest:
+    return tool_service_pb2.ExecuteRequest(token=owner.token, call_id=call_id, tool=tool, arguments_json=arguments_json)
+
+
+async def listed_sources(tools: ToolReplica, tenant: str = "default") -> dict[str, tool_pb2.ToolSource]:
+    """What the replica tells this tenant of what has tools, by name."""
+    with as_tenant(tenant):
+        list_sources = await tools.stub.ListSources(tool_service_pb2.ListSourcesRequest(), timeout=CALL_SECONDS)
+    return {source.name: source for source in list_sources.sources}
+
+
+async def offered(tools: ToolReplica, tenant: str) -> list[tool_pb2.OfferedTool]:
+    """The tools that tasks of this tenant may be given, as the replica lists them without a token."""
+    with as_tenant(tenant):
+        answer = await tools.stub.ListOfferedTools(tool_service_pb2.ListOfferedToolsRequest(), timeout=CALL_SECONDS)
+    return list(answer.tools)
+
+
+StartTools = Callable[..., Awaitable[ToolReplica]]
+
+
+@pytest.fixture(scope="session")
+def grants(tmp_path_factory: pytest.TempPathFactory) -> Grants:
+    directory = tmp_path_factory.mktemp("keys")
+    write_key_pair(directory / "signing.json", directory / "verifying.json", "test-key")
+    return Grants(Signer.load(directory / "signing.json"), directory / "verifying.json")
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Outside:
+    return Outside(tmp_path / "records", tmp_path / "workspaces")
+
+
+@pytest.fixture
+async def tools_dsn(fresh_database: Any) -> str:
+    dsn: str = await fresh_database(MIGRATIONS)
+    return dsn
+
+
+@pytest.fixture
+async def tool_service(tools_dsn: str, grants: Grants, outside: Outside) -> AsyncIterator[StartTools]:
+    """Starts replicas. Keyword arguments are settings without their prefix, `failpoints` included; `module`: a service
+    with tools of the test's own.
+    """
+    started: list[ToolReplica] = []
+
+    async def start(*, failpoints: str = "", module: str = "services.tools", **settings: object) -> ToolReplica:
+        environment = {
+            "TENURE_TOOLS_LISTEN": "127.0.0.1:0",
+            "TENURE_TOOLS_POSTGRES_DSN": tools_dsn,
+            "TENURE_TOOLS_VERIFYING_KEYS_FILE": str(grants.verifying_keys_file),
+            "TENURE_TOOLS_WORKSPACE_ROOT": str(outside.workspaces),
+            "TENURE_TOOLS_RECORDS_DIR": str(outside.records),
+            "TENURE_TOOLS_SANDBOX_WARM": "0",  # most services of tests run no program
+            # Short, so that the dead are known to be dead soon.
+            "TENURE_TOOLS_RUNNER_TTL_SECONDS": "2",
+            "TENURE_TOOLS_RUNNER_MARGIN_SECONDS": "0.4",
+            "TENURE_TOOLS_RUNNER_RENEW_INTERVAL_SECONDS": "0.4",
+            "TENURE_FAILPOINTS": failpoints,
+            **{f"TENURE_TOOLS_{name.upper()}": str(value) for name, value in settings.items()},
+        }
+        replica = await _start(module, environment)
+        started.append(replica)
+        return replica
+
+    yield start
+    for replica in started:
+        await replica.close()
+
+
+async def _start(module: str, environment: dict[str, str]) -> ToolReplica:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        module,
+        stderr=asyncio.subprocess.PIPE,
+        cwd=REPOSITORY,
+        env={"PATH": os.environ["PATH"], **environment},
+    )
+    log: list[dict[str, Any]] = []
+    listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    reading = asyncio.create_task(_read_log(process, log, listening))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        address = await listening
+    channel = open_channel(address)
+    return ToolReplica(process, address, log, channel, ToolServiceStub(channel), reading)
+
+
+async def _read_log(
+    process: asyncio.subprocess.Process, log: list[dict[str, Any]], listening: asyncio.Future[str]
+) -> None:
+    """Keep the pipe empty, remember every line, find the address."""
+    assert process.stderr is not None
+    unread: list[str] = []
+    async for line in process.stderr:
+        try:
+            log.append(json.loads(line))
+        except ValueError:
+            unread.append(line.decode(errors="replace"))
+            continue
+        if log[-1]["message"] == "listening" and not listening.done():
+            listening.set_result(log[-1]["address"])
+    if not listening.done():
+        listening.set_exception(RuntimeError("the tool service ended: " + "".join(unread) + str(log[-3:])))
+
+
+@pytest.fixture
+async def tools_database(tools_dsn: str) -> AsyncIterator[Callable[..., Awaitable[list[Any]]]]:
+    """Runs a query in the service's schema."""
+    async with await psycopg.AsyncConnection.connect(tools_dsn, autocommit=True) as postgres:
+        await postgres.execute("set search_path to tools")
+
+        async def query(statement: str, *parameters: object) -> list[Any]:
+            cursor = await postgres.execute(statement.encode(), parameters)
+            return await cursor.fetchall() if cursor.description else []
+
+        yield query
