@@ -28,7 +28,9 @@ from tenure.runtime.sql import Queries
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tests.conformance.bulk_rows import NEW_TASK, multiply, scans_in_plan
 from tests.conformance.test_ledger_retention import ended
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, words
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, words
+from tests.support.fix_postgres import FreshDatabase
+from tests.support.fix_tools import Grants, StartTools
 from tests.support.patience import PATIENCE_SECONDS
 
 TASKS = int(os.environ.get("TENURE_BULK_TASKS", "20000"))
@@ -117,13 +119,17 @@ async def check_plans(dsn: str, schema: str, settings: tuple[tuple[str, str], ..
     assert {name: tables - set(BOUNDED) for name, tables in scans.items() if tables - set(BOUNDED)} == {}
 
 
-async def test_plans_made_while_the_tables_are_empty_read_none_of_them_whole(fresh_database, checkpoint):
+async def test_plans_made_while_the_tables_are_empty_read_none_of_them_whole(
+    fresh_database: FreshDatabase, checkpoint: MakeCheckpoint
+) -> None:
     """A connection keeps its plans for as long as it lives."""
     await check_plans((await checkpoint()).dsn, LEDGER, SESSION_SETTINGS, "services.checkpoint")
     await check_plans(await fresh_database(TOOLS_MIGRATIONS), TOOLS, TOOLS_SETTINGS, "services.tools")
 
 
-async def test_a_ledger_keeps_its_plans_and_its_start_and_sweeps_stay_bounded(grown, checkpoint, monkeypatch):
+async def test_a_ledger_keeps_its_plans_and_its_start_and_sweeps_stay_bounded(
+    grown: Any, checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(clearing, "INTERVAL_SECONDS", PATIENCE_SECONDS)
     await check_plans(grown.dsn, LEDGER, SESSION_SETTINGS, "services.checkpoint")
     options = PoolOptions(settings=SESSION_SETTINGS, statement_timeout_seconds=STATEMENT_SECONDS)
@@ -169,7 +175,9 @@ async def _adopt(grown: Any, pool: Any) -> None:
     assert await grown.query("select count(*) from ledger.changes") == [(0,)]
 
 
-async def test_the_tools_keep_their_plans_and_start_and_run_calls(grown_tools, tool_service, grants):
+async def test_the_tools_keep_their_plans_and_start_and_run_calls(
+    grown_tools: str, tool_service: StartTools, grants: Grants
+) -> None:
     await check_plans(grown_tools, TOOLS, TOOLS_SETTINGS, "services.tools")
     replica = await tool_service()
     assert (await replica.outcome(grants.claim(), "1.0", "append_record", file="a", line="x")).content

@@ -37,9 +37,10 @@ from tests.support.fix_checkpoint import (
     words,
 )
 from tests.support.fix_coordinator import Fleet, make_fleet
+from tests.support.fix_postgres import FreshDatabase
 from tests.support.fix_tools import Grants, StartTools, execute_request
 from tests.support.fix_tools import Owner as ToolOwner
-from tests.support.fix_webhooks import Receiver, Reply
+from tests.support.fix_webhooks import MakeReceiver, Receiver, Reply
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 pytestmark = pytest.mark.server
@@ -83,7 +84,14 @@ class World:
 
 @pytest.fixture
 async def world(
-    checkpoint, tool_service, tools_dsn, grants, etcd_process, fresh_database, webhook_receiver, tmp_path
+    checkpoint: MakeCheckpoint,
+    tool_service: StartTools,
+    tools_dsn: str,
+    grants: Grants,
+    etcd_process: EtcdProcess,
+    fresh_database: FreshDatabase,
+    webhook_receiver: MakeReceiver,
+    tmp_path: Path,
 ) -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
         fixtures = (checkpoint, tool_service, tools_dsn, grants, etcd_process, fresh_database, webhook_receiver)

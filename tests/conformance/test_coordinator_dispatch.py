@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from devstack.etcd import EtcdProcess
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tests.support.fix_coordinator import WAITED_FOR, Fleet
@@ -11,7 +12,7 @@ from tests.support.patience import PATIENCE_SECONDS
 from tests.support.scripted_worker import ScriptedWorker
 
 
-async def test_two_replicas_never_grant_a_task_twice(fleet: Fleet):
+async def test_two_replicas_never_grant_a_task_twice(fleet: Fleet) -> None:
     replicas = [await fleet.coordinator(), await fleet.coordinator()]
     workers = [await fleet.worker(replica, slots=60) for replica in replicas for _ in range(2)]
     submitted = await fleet.submit_many(200)
@@ -22,7 +23,7 @@ async def test_two_replicas_never_grant_a_task_twice(fleet: Fleet):
     assert {claim.task_id for claim in claims} == submitted
 
 
-async def test_a_worker_gets_only_what_it_serves_and_only_as_much_as_it_can_take(fleet: Fleet):
+async def test_a_worker_gets_only_what_it_serves_and_only_as_much_as_it_can_take(fleet: Fleet) -> None:
     replica = await fleet.coordinator()
     mine = await fleet.worker(replica, slots=2, queues=["gpu"], loops=["own"])
     others = await fleet.submit()
@@ -36,7 +37,7 @@ async def test_a_worker_gets_only_what_it_serves_and_only_as_much_as_it_can_take
     assert (await fleet.task(others)).state == task_pb2.TASK_STATE_QUEUED
 
 
-async def test_urgent_tasks_go_first(fleet: Fleet):
+async def test_urgent_tasks_go_first(fleet: Fleet) -> None:
     low = await fleet.submit(priority=task_pb2.PRIORITY_LOW)
     high = await fleet.submit(priority=task_pb2.PRIORITY_HIGH)
     replica = await fleet.coordinator()
@@ -44,7 +45,7 @@ async def test_urgent_tasks_go_first(fleet: Fleet):
     assert [grant.task_id for grant in await worker.next_grants(2)] == [high, low]
 
 
-async def test_a_coordinator_that_dies_between_claim_and_register_leaves_the_task_to_be_granted(fleet: Fleet):
+async def test_a_coordinator_that_dies_between_claim_and_register_leaves_the_task_to_be_granted(fleet: Fleet) -> None:
     dying = await fleet.coordinator(failpoints="coordinator.after_claim=kill9", ttl_seconds="30")
     worker = await fleet.worker(dying, slots=1)
     task_id = await fleet.submit()
@@ -57,7 +58,7 @@ async def test_a_coordinator_that_dies_between_claim_and_register_leaves_the_tas
     await again.succeed(grant)
 
 
-async def test_a_coordinator_that_dies_between_register_and_grant_leaves_the_task_to_be_granted(fleet: Fleet):
+async def test_a_coordinator_that_dies_between_register_and_grant_leaves_the_task_to_be_granted(fleet: Fleet) -> None:
     dying = await fleet.coordinator(failpoints="coordinator.after_register=kill9", ttl_seconds="30")
     worker = await fleet.worker(dying, slots=1)
     task_id = await fleet.submit()
@@ -70,7 +71,9 @@ async def test_a_coordinator_that_dies_between_register_and_grant_leaves_the_tas
     await again.succeed(grant)
 
 
-async def test_an_unclear_claim_is_not_granted_and_the_task_is_granted_once(own_fleet: Fleet, own_etcd):
+async def test_an_unclear_claim_is_not_granted_and_the_task_is_granted_once(
+    own_fleet: Fleet, own_etcd: EtcdProcess
+) -> None:
     replica = await own_fleet.coordinator(ttl_seconds="20")
     worker = await own_fleet.worker(replica, slots=2)
     await worker.hears("renewed")
@@ -87,7 +90,7 @@ async def test_an_unclear_claim_is_not_granted_and_the_task_is_granted_once(own_
     assert worker.grants_waiting == 0
 
 
-async def test_a_worker_that_lives_without_progress_loses_the_task(fleet: Fleet):
+async def test_a_worker_that_lives_without_progress_loses_the_task(fleet: Fleet) -> None:
     replica = await fleet.coordinator(progress_timeout_seconds="1.5")
     stuck = await fleet.worker(replica)
     task_id = await fleet.submit()
@@ -103,7 +106,7 @@ async def test_a_worker_that_lives_without_progress_loses_the_task(fleet: Fleet)
     assert "WORKER_STUCK" in [each.reason for each in await fleet.transitions(task_id)]
 
 
-async def test_progress_keeps_the_task(fleet: Fleet):
+async def test_progress_keeps_the_task(fleet: Fleet) -> None:
     """For longer than a claim may go without it."""
     replica = await fleet.coordinator(progress_timeout_seconds="5")
     worker = await fleet.worker(replica)
@@ -120,7 +123,7 @@ async def test_progress_keeps_the_task(fleet: Fleet):
     assert claim.claim_id == grant.claim_id
 
 
-async def test_a_grant_that_renewals_do_not_name_is_taken_back(fleet: Fleet):
+async def test_a_grant_that_renewals_do_not_name_is_taken_back(fleet: Fleet) -> None:
     replica = await fleet.coordinator(start_timeout_seconds="2")
     idle = await fleet.worker(replica)
     idle.named = False

@@ -23,7 +23,7 @@ CANCELLED, QUEUED = task_pb2.TASK_STATE_CANCELLED, task_pb2.TASK_STATE_QUEUED
 LINE = '{"file": "a", "line": "x"}'
 
 
-async def test_a_cancel_is_told_to_the_owner_who_carries_it_out_itself(fleet: Fleet):
+async def test_a_cancel_is_told_to_the_owner_who_carries_it_out_itself(fleet: Fleet) -> None:
     replica = await fleet.coordinator(cancel_grace_seconds="300")
     worker = await fleet.worker(replica)
     task_id = await fleet.submit()
@@ -37,7 +37,7 @@ async def test_a_cancel_is_told_to_the_owner_who_carries_it_out_itself(fleet: Fl
     assert (task.state, task.epoch) == (CANCELLED, epoch_of(grant.token))
 
 
-async def test_a_cancel_that_the_worker_ignores_is_carried_out_under_a_higher_epoch(fleet: Fleet):
+async def test_a_cancel_that_the_worker_ignores_is_carried_out_under_a_higher_epoch(fleet: Fleet) -> None:
     replica = await fleet.coordinator()
     worker = await fleet.worker(replica)
     task_id = await fleet.submit()
@@ -58,7 +58,7 @@ async def test_a_cancel_that_the_worker_ignores_is_carried_out_under_a_higher_ep
 
 async def test_an_ending_gives_every_open_call_an_outcome_and_no_call_can_begin_after_it(
     fleet: Fleet, tool_service: StartTools, outside: Outside
-):
+) -> None:
     tools = await tool_service(verifying_keys_file=fleet.verifying_keys)
     replica = await fleet.coordinator(tools_address=tools.address)
     worker = await fleet.worker(replica)
@@ -82,7 +82,7 @@ async def test_an_ending_gives_every_open_call_an_outcome_and_no_call_can_begin_
 
 async def test_outcomes_that_are_too_large_for_one_commit_do_not_keep_a_task_from_its_end(
     fleet: Fleet, tool_service: StartTools
-):
+) -> None:
     tools = await tool_service(verifying_keys_file=fleet.verifying_keys)
     replica = await fleet.coordinator(tools_address=tools.address)
     worker = await fleet.worker(replica)
@@ -99,7 +99,9 @@ async def test_outcomes_that_are_too_large_for_one_commit_do_not_keep_a_task_fro
     assert await _outcomes(fleet, task_id) == {intent.call_id: tool_pb2.OUTCOME_STATUS_SUCCEEDED for intent in intents}
 
 
-async def test_a_queued_task_with_an_open_call_is_ended_once_the_tools_answer(fleet: Fleet, tool_service: StartTools):
+async def test_a_queued_task_with_an_open_call_is_ended_once_the_tools_answer(
+    fleet: Fleet, tool_service: StartTools
+) -> None:
     """Two replicas try it meanwhile; that they get into each other's way costs tries and nothing else."""
     tools = await tool_service(verifying_keys_file=fleet.verifying_keys)
     replica = await fleet.coordinator(tools_address=tools.address)
@@ -120,7 +122,7 @@ async def test_a_queued_task_with_an_open_call_is_ended_once_the_tools_answer(fl
     assert await _outcomes(fleet, task_id) == {"1.0": tool_pb2.OUTCOME_STATUS_NOT_RUN}
 
 
-async def test_two_replicas_end_a_task_once(fleet: Fleet):
+async def test_two_replicas_end_a_task_once(fleet: Fleet) -> None:
     replicas = [await fleet.coordinator(), await fleet.coordinator()]
     worker = await fleet.worker(replicas[0], slots=20)
     submitted = await fleet.submit_many(20)
@@ -132,7 +134,7 @@ async def test_two_replicas_end_a_task_once(fleet: Fleet):
         assert len(ends) == 1
 
 
-async def test_a_late_ending_leaves_the_next_attempt_alone(fleet: Fleet):
+async def test_a_late_ending_leaves_the_next_attempt_alone(fleet: Fleet) -> None:
     """Listed, then carried out by the owner, then requeued by an operator: only then the coordinator opens the task."""
     replica = await fleet.coordinator(
         failpoints="coordinator.before_ending_open=sleep(4000)", cancel_grace_seconds="0.2"
@@ -165,7 +167,9 @@ def _owner(grant: pb.Grant) -> Owner:
     return Owner(claims.task_id, claims.epoch, grant.token)
 
 
-async def test_a_task_whose_history_cannot_be_read_ends_when_it_is_cancelled(fleet: Fleet, tool_service: StartTools):
+async def test_a_task_whose_history_cannot_be_read_ends_when_it_is_cancelled(
+    fleet: Fleet, tool_service: StartTools
+) -> None:
     """Older entries may be malformed: a commit of one is refused now. With an open call only a claim ends a task."""
     tools = await tool_service(verifying_keys_file=fleet.verifying_keys)
     replica = await fleet.coordinator(tools_address=tools.address)

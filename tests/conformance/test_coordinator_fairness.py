@@ -37,7 +37,7 @@ def tenant_of(grant: pb.Grant) -> str:
     return read_claims(grant.token).tenant
 
 
-async def test_what_a_dead_coordinator_was_offered_is_offered_again_and_still_fairly(fleet: Fleet):
+async def test_what_a_dead_coordinator_was_offered_is_offered_again_and_still_fairly(fleet: Fleet) -> None:
     oldest, *_ = await submit(fleet, "big", 6)
     (small,) = await submit(fleet, "small", 1)
     dead = ledger_pb.ListClaimableRequest(limit=2, queues=["default"], loops=["messages"])
@@ -49,7 +49,7 @@ async def test_what_a_dead_coordinator_was_offered_is_offered_again_and_still_fa
     assert granted == {offer.task_id for offer in offered} == {oldest, small}
 
 
-async def test_a_newcomer_gets_the_next_slot_of_any_replica(fleet: Fleet):
+async def test_a_newcomer_gets_the_next_slot_of_any_replica(fleet: Fleet) -> None:
     replicas = [await fleet.coordinator(), await fleet.coordinator()]
     workers = [await fleet.worker(replica, slots=2) for replica in replicas]
     await submit(fleet, "big", 12)
@@ -64,7 +64,7 @@ async def test_a_newcomer_gets_the_next_slot_of_any_replica(fleet: Fleet):
     assert [tenant_of(await worker.next_grant()) for worker in workers] == ["small", "small"]
 
 
-async def test_slots_that_are_kept_for_high_tasks_stay_free_for_them(fleet: Fleet):
+async def test_slots_that_are_kept_for_high_tasks_stay_free_for_them(fleet: Fleet) -> None:
     replica = await fleet.coordinator()
     batch = [await fleet.submit(priority=LOW) for _ in range(4)]
     worker = await fleet.worker(replica, slots=2, lower_tiers=task_pb2.LowerTiers(below_high=1, below_normal=1))
@@ -79,7 +79,7 @@ async def test_slots_that_are_kept_for_high_tasks_stay_free_for_them(fleet: Flee
     assert worker.grants_waiting == 0
 
 
-async def test_a_pool_takes_the_tiers_it_is_for(fleet: Fleet):
+async def test_a_pool_takes_the_tiers_it_is_for(fleet: Fleet) -> None:
     replica = await fleet.coordinator()
     low, high = await fleet.submit(priority=LOW), await fleet.submit(priority=HIGH)
     interactive = await fleet.worker(replica, slots=9, priorities=[HIGH])

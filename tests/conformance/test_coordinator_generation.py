@@ -23,7 +23,7 @@ from tests.support.patience import CALL_SECONDS
 RUNNING = task_pb2.TASK_STATE_RUNNING
 
 
-async def test_epochs_still_grow_after_etcd_was_wiped(own_fleet: Fleet, own_etcd: EtcdProcess):
+async def test_epochs_still_grow_after_etcd_was_wiped(own_fleet: Fleet, own_etcd: EtcdProcess) -> None:
     replica = await own_fleet.coordinator()
     worker = await own_fleet.worker(replica)
     task_id = await own_fleet.submit()
@@ -43,7 +43,7 @@ async def test_epochs_still_grow_after_etcd_was_wiped(own_fleet: Fleet, own_etcd
     assert epoch_of(grant.token) > epoch_of(lost.token)
 
 
-async def test_a_restart_over_a_replaced_etcd_raises_the_generation(own_fleet: Fleet, own_etcd: EtcdProcess):
+async def test_a_restart_over_a_replaced_etcd_raises_the_generation(own_fleet: Fleet, own_etcd: EtcdProcess) -> None:
     first = await own_fleet.coordinator()
     worker = await own_fleet.worker(first)
     await own_fleet.submit()
@@ -55,7 +55,7 @@ async def test_a_restart_over_a_replaced_etcd_raises_the_generation(own_fleet: F
     assert epoch_of((await (await own_fleet.worker(second)).next_grant()).token) > before
 
 
-async def test_claims_that_revive_with_a_backup_are_deleted(own_fleet: Fleet, own_etcd: EtcdProcess):
+async def test_claims_that_revive_with_a_backup_are_deleted(own_fleet: Fleet, own_etcd: EtcdProcess) -> None:
     """As after a restore: keys of the former generation are there again, with their leases."""
     replica = await own_fleet.coordinator()
     worker = await own_fleet.worker(replica)
@@ -74,7 +74,7 @@ async def test_claims_that_revive_with_a_backup_are_deleted(own_fleet: Fleet, ow
     assert str(await worker.ends())
 
 
-async def test_a_restart_over_the_same_etcd_keeps_the_generation_and_the_claims(own_fleet: Fleet):
+async def test_a_restart_over_the_same_etcd_keeps_the_generation_and_the_claims(own_fleet: Fleet) -> None:
     first = await own_fleet.coordinator(ttl_seconds="10")
     worker = await own_fleet.worker(first)
     await own_fleet.submit()
@@ -89,7 +89,9 @@ async def test_a_restart_over_the_same_etcd_keeps_the_generation_and_the_claims(
     assert claim.epoch == epoch_of(grant.token)
 
 
-async def test_without_etcd_a_replica_says_so_grants_nothing_and_ends_nothing(own_fleet: Fleet, own_etcd: EtcdProcess):
+async def test_without_etcd_a_replica_says_so_grants_nothing_and_ends_nothing(
+    own_fleet: Fleet, own_etcd: EtcdProcess
+) -> None:
     replica = await own_fleet.coordinator(ttl_seconds="30")
     worker = await own_fleet.worker(replica, slots=2)
     task_id = await own_fleet.submit()
@@ -108,7 +110,7 @@ async def test_without_etcd_a_replica_says_so_grants_nothing_and_ends_nothing(ow
     assert claim.claim_id == grant.claim_id
 
 
-async def test_a_worker_that_comes_while_etcd_is_away_is_told_so(own_fleet: Fleet, own_etcd: EtcdProcess):
+async def test_a_worker_that_comes_while_etcd_is_away_is_told_so(own_fleet: Fleet, own_etcd: EtcdProcess) -> None:
     replica = await own_fleet.coordinator()
     await health_becomes(replica, serving=True)
     async with paused(own_etcd):

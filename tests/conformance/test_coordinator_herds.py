@@ -24,7 +24,7 @@ MESSAGE_BYTES = 4 * 1024 * 1024
 """What gRPC takes in one message unless told otherwise."""
 
 
-async def test_the_200_tasks_of_a_dead_worker_are_all_claimed_again_through_two_replicas(fleet: Fleet):
+async def test_the_200_tasks_of_a_dead_worker_are_all_claimed_again_through_two_replicas(fleet: Fleet) -> None:
     replicas = [await fleet.coordinator(), await fleet.coordinator()]
     dying = await fleet.worker(replicas[0], slots=200)
     submitted = await fleet.submit_many(200)
@@ -40,7 +40,7 @@ async def test_the_200_tasks_of_a_dead_worker_are_all_claimed_again_through_two_
     assert {claim.claim_id for claim in claims} == {grant.claim_id for grant in again}
 
 
-async def test_three_replicas_share_a_queue_and_none_goes_without(fleet: Fleet):
+async def test_three_replicas_share_a_queue_and_none_goes_without(fleet: Fleet) -> None:
     """Each can take a third: the tasks that two others are being offered keep nobody from the rest."""
     replicas = [await fleet.coordinator() for _ in range(3)]
     workers = [await fleet.worker(replica, slots=50) for replica in replicas]
@@ -51,7 +51,9 @@ async def test_three_replicas_share_a_queue_and_none_goes_without(fleet: Fleet):
     assert [len(worker.held) for worker in workers] == [50, 50, 50]
 
 
-async def test_a_worker_takes_10_000_claims_along_and_has_all_their_tokens_signed_anew(fleet: Fleet, tmp_path: Path):
+async def test_a_worker_takes_10_000_claims_along_and_has_all_their_tokens_signed_anew(
+    fleet: Fleet, tmp_path: Path
+) -> None:
     patient = {"ttl_seconds": "60", "renew_interval_seconds": "0.5", "start_timeout_seconds": "600"}
     first, second = await fleet.coordinator(**patient), await fleet.coordinator(**patient)
     worker = await fleet.worker(first, slots=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -19,12 +20,13 @@ from tenure.v1 import task_pb2
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from tenure.wire.token import sign_claims
 from tests.support.fix_coordinator import Fleet, epoch_of
+from tests.support.fix_gateway import Serve
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 QUEUED, RUNNING = task_pb2.TASK_STATE_QUEUED, task_pb2.TASK_STATE_RUNNING
 
 
-async def transfer(replica, task_id, epoch, to_worker_id="", tenant="default"):
+async def transfer(replica: Any, task_id: Any, epoch: Any, to_worker_id: str = "", tenant: str = "default") -> Any:
     request = pb.CoordinatorServiceTransferTaskRequest(
         task_id=task_id, epoch=epoch, actor="olga", reason="its host is slow", to_worker_id=to_worker_id
     )
@@ -32,13 +34,13 @@ async def transfer(replica, task_id, epoch, to_worker_id="", tenant="default"):
         return (await CoordinatorServiceStub(channel).TransferTask(request, timeout=CALL_SECONDS)).taken
 
 
-async def drain(replica, worker_id):
+async def drain(replica: Any, worker_id: Any) -> Any:
     request = pb.CoordinatorServiceDrainWorkerRequest(worker_id=worker_id, actor="olga", reason="new kernel")
     async with open_channel(replica.address) as channel:
         return (await CoordinatorServiceStub(channel).DrainWorker(request, timeout=CALL_SECONDS)).workers
 
 
-async def held(fleet, replica, **worker):
+async def held(fleet: Any, replica: Any, **worker: Any) -> Any:
     """A worker with a task open."""
     owner = await fleet.worker(replica, **worker)
     task_id = await fleet.submit()
@@ -47,7 +49,7 @@ async def held(fleet, replica, **worker):
     return owner, task_id, grant
 
 
-async def test_a_task_is_taken_from_its_owner_by_any_replica_and_goes_on_with_another(fleet: Fleet):
+async def test_a_task_is_taken_from_its_owner_by_any_replica_and_goes_on_with_another(fleet: Fleet) -> None:
     replica, other = await fleet.coordinator(), await fleet.coordinator()
     owner, task_id, grant = await held(fleet, replica, slots=4)
     assert await transfer(other, task_id, epoch_of(grant.token))
@@ -64,7 +66,7 @@ async def test_a_task_is_taken_from_its_owner_by_any_replica_and_goes_on_with_an
     assert epoch_of(again.token) > epoch_of(grant.token)
 
 
-async def test_a_task_waits_for_the_worker_it_is_meant_for(fleet: Fleet):
+async def test_a_task_waits_for_the_worker_it_is_meant_for(fleet: Fleet) -> None:
     replica, other = await fleet.coordinator(), await fleet.coordinator()
     _owner, task_id, grant = await held(fleet, replica)
     meant, bystander = await fleet.worker(other, worker_id="meant"), await fleet.worker(replica, slots=9)
@@ -73,7 +75,7 @@ async def test_a_task_waits_for_the_worker_it_is_meant_for(fleet: Fleet):
     assert bystander.grants_waiting == 0
 
 
-async def test_a_repeated_transfer_does_not_take_the_task_from_its_next_owner(fleet: Fleet):
+async def test_a_repeated_transfer_does_not_take_the_task_from_its_next_owner(fleet: Fleet) -> None:
     replica = await fleet.coordinator()
     _owner, task_id, grant = await held(fleet, replica)
     assert await transfer(replica, task_id, epoch_of(grant.token))
@@ -83,7 +85,7 @@ async def test_a_repeated_transfer_does_not_take_the_task_from_its_next_owner(fl
     assert (await fleet.task(task_id)).owner == successor.hello.worker_id
 
 
-async def test_nobody_takes_another_tenants_task_or_sends_one_to_a_worker_that_is_not_there(fleet: Fleet):
+async def test_nobody_takes_another_tenants_task_or_sends_one_to_a_worker_that_is_not_there(fleet: Fleet) -> None:
     replica = await fleet.coordinator()
     owner, task_id, grant = await held(fleet, replica)
     assert not await transfer(replica, task_id, epoch_of(grant.token), tenant="somebody-else")
@@ -92,7 +94,7 @@ async def test_nobody_takes_another_tenants_task_or_sends_one_to_a_worker_that_i
     assert (await fleet.task(task_id)).owner == owner.hello.worker_id
 
 
-async def test_a_transfer_is_no_death(fleet: Fleet):
+async def test_a_transfer_is_no_death(fleet: Fleet) -> None:
     replica = await fleet.coordinator()
     task_id, workers = await fleet.submit(), [await fleet.worker(replica) for _ in range(3)]
     for _ in range(6):  # more than make a poison
@@ -110,7 +112,7 @@ async def test_a_transfer_is_no_death(fleet: Fleet):
     assert (await fleet.task(task_id)).state in {QUEUED, RUNNING}
 
 
-async def test_a_worker_is_told_to_drain_wherever_it_is_attached_and_granted_nothing_more(fleet: Fleet):
+async def test_a_worker_is_told_to_drain_wherever_it_is_attached_and_granted_nothing_more(fleet: Fleet) -> None:
     replica, other = await fleet.coordinator(), await fleet.coordinator()
     owner, task_id, grant = await held(fleet, replica, slots=4, worker_id="tired")
     [response] = await drain(other, "tired")
@@ -125,7 +127,7 @@ async def test_a_worker_is_told_to_drain_wherever_it_is_attached_and_granted_not
     assert {worker.worker_id: worker.draining for worker in await fleet.workers(other)}["tired"]
 
 
-async def test_the_mark_goes_with_the_session_and_follows_it_to_another_replica(fleet: Fleet):
+async def test_the_mark_goes_with_the_session_and_follows_it_to_another_replica(fleet: Fleet) -> None:
     replica, other = await fleet.coordinator(), await fleet.coordinator()
     owner = await fleet.worker(replica, worker_id="tired")
     await drain(replica, "tired")
@@ -141,7 +143,7 @@ async def test_the_mark_goes_with_the_session_and_follows_it_to_another_replica(
     assert (await anew.next_grant()).task_id == task_id
 
 
-async def test_a_worker_whose_mark_the_watch_missed_is_told_by_the_reconciliation(fleet: Fleet):
+async def test_a_worker_whose_mark_the_watch_missed_is_told_by_the_reconciliation(fleet: Fleet) -> None:
     deaf = await fleet.coordinator(failpoints="coordinator.deaf_watch")
     other = await fleet.coordinator()
     owner = await fleet.worker(deaf, worker_id="tired")
@@ -149,14 +151,14 @@ async def test_a_worker_whose_mark_the_watch_missed_is_told_by_the_reconciliatio
     await owner.hears("drain")
 
 
-async def test_a_worker_that_is_not_there_cannot_be_drained(fleet: Fleet):
+async def test_a_worker_that_is_not_there_cannot_be_drained(fleet: Fleet) -> None:
     replica = await fleet.coordinator()
     with pytest.raises(NotFound) as refused:
         await drain(replica, f"worker-{uuid.uuid4()}")
     assert refused.value.reason == "WORKER_NOT_FOUND"
 
 
-async def test_a_transfer_that_took_nothing_is_no_success_for_who_asked(fleet: Fleet, gateway):
+async def test_a_transfer_that_took_nothing_is_no_success_for_who_asked(fleet: Fleet, gateway: Serve) -> None:
     """The claim is gone from etcd, and the ledger still names it: the task has not moved yet."""
     replica = await fleet.coordinator(reconcile_interval_seconds="600")
     await fleet.worker(replica, queues=["elsewhere"])  # its session says that the coordinator's generation is settled

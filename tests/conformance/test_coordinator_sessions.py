@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from devstack.etcd import EtcdProcess
 from tenure.domain.errors import InvalidRequest, StaleEpoch, Unavailable
 from tenure.domain.states import ReleaseReason
 from tenure.runtime.signing import write_key_pair
@@ -22,7 +24,7 @@ RUNNING, QUEUED, SUCCEEDED = (
 )
 
 
-async def test_a_task_is_granted_opened_and_released(fleet: Fleet):
+async def test_a_task_is_granted_opened_and_released(fleet: Fleet) -> None:
     replica = await fleet.coordinator()
     worker = await fleet.worker(replica)
     task_id = await fleet.submit()
@@ -41,7 +43,7 @@ async def test_a_task_is_granted_opened_and_released(fleet: Fleet):
     assert (await fleet.task(task_id)).state == SUCCEEDED
 
 
-async def test_a_broken_stream_gives_its_tasks_to_others_after_the_grace(fleet: Fleet):
+async def test_a_broken_stream_gives_its_tasks_to_others_after_the_grace(fleet: Fleet) -> None:
     replica = await fleet.coordinator(ttl_seconds="300")
     first = await fleet.worker(replica)
     task_id = await fleet.submit()
@@ -61,7 +63,7 @@ async def test_a_broken_stream_gives_its_tasks_to_others_after_the_grace(fleet: 
         await first.commit(lost, 1, transition={"to_state": SUCCEEDED, "reason": "FINAL_ANSWER"})
 
 
-async def test_coming_back_within_the_grace_keeps_the_claim(fleet: Fleet):
+async def test_coming_back_within_the_grace_keeps_the_claim(fleet: Fleet) -> None:
     replica = await fleet.coordinator(reconnect_grace_seconds="5")
     worker = await fleet.worker(replica)
     task_id = await fleet.submit()
@@ -76,7 +78,9 @@ async def test_coming_back_within_the_grace_keeps_the_claim(fleet: Fleet):
     await again.commit(grant, 1, transition={"to_state": SUCCEEDED, "reason": "FINAL_ANSWER"})
 
 
-async def test_coming_back_to_another_replica_keeps_the_claim_and_the_first_ones_late_end_does_nothing(fleet: Fleet):
+async def test_coming_back_to_another_replica_keeps_the_claim_and_the_first_ones_late_end_does_nothing(
+    fleet: Fleet,
+) -> None:
     first, second = await fleet.coordinator(id="first"), await fleet.coordinator(id="second")
     worker = await fleet.worker(first)
     task_id = await fleet.submit()
@@ -95,7 +99,7 @@ async def test_coming_back_to_another_replica_keeps_the_claim_and_the_first_ones
     assert (await fleet.task(task_id)).claim_count == 1
 
 
-async def test_coming_back_too_late_is_told_what_was_lost(fleet: Fleet):
+async def test_coming_back_too_late_is_told_what_was_lost(fleet: Fleet) -> None:
     replica = await fleet.coordinator()
     worker = await fleet.worker(replica)
     await fleet.submit()
@@ -108,7 +112,7 @@ async def test_coming_back_too_late_is_told_what_was_lost(fleet: Fleet):
     assert again.lost == [grant.claim_id]
 
 
-async def test_a_frozen_worker_loses_its_claim_when_its_ttl_has_passed(fleet: Fleet):
+async def test_a_frozen_worker_loses_its_claim_when_its_ttl_has_passed(fleet: Fleet) -> None:
     replica = await fleet.coordinator(**SHORT)
     frozen = await fleet.worker(replica)
     task_id = await fleet.submit()
@@ -129,7 +133,7 @@ async def test_a_frozen_worker_loses_its_claim_when_its_ttl_has_passed(fleet: Fl
     assert ended.reason == "SESSION_EXPIRED"
 
 
-async def test_a_drained_worker_gives_back_and_says_goodbye_without_a_grace(fleet: Fleet):
+async def test_a_drained_worker_gives_back_and_says_goodbye_without_a_grace(fleet: Fleet) -> None:
     replica = await fleet.coordinator(ttl_seconds="300", reconnect_grace_seconds="200")
     worker, other = await fleet.worker(replica), None
     task_id = await fleet.submit()
@@ -145,7 +149,9 @@ async def test_a_drained_worker_gives_back_and_says_goodbye_without_a_grace(flee
 
 
 @pytest.mark.parametrize("reason", [ReleaseReason.WORKER_HALTED, ReleaseReason.WORKER_CRASHED])
-async def test_a_task_that_its_worker_lets_go_of_is_another_workers_and_the_ledger_says_why(fleet: Fleet, reason):
+async def test_a_task_that_its_worker_lets_go_of_is_another_workers_and_the_ledger_says_why(
+    fleet: Fleet, reason: Any
+) -> None:
     replica = await fleet.coordinator()
     worker = await fleet.worker(replica, slots=1)
     task_id = await fleet.submit()
@@ -162,7 +168,7 @@ async def test_a_task_that_its_worker_lets_go_of_is_another_workers_and_the_ledg
         await worker.commit(grant, 1, transition={"to_state": SUCCEEDED, "reason": "FINAL_ANSWER"})
 
 
-async def test_a_claim_given_back_for_no_known_reason_ends_the_stream(fleet: Fleet):
+async def test_a_claim_given_back_for_no_known_reason_ends_the_stream(fleet: Fleet) -> None:
     replica = await fleet.coordinator()
     worker = await fleet.worker(replica)
     await fleet.submit()
@@ -173,7 +179,7 @@ async def test_a_claim_given_back_for_no_known_reason_ends_the_stream(fleet: Fle
     assert [violation.field for violation in ended.violations] == ["release.reason"]
 
 
-async def test_a_draining_replica_sends_its_workers_away_and_takes_nothing_from_them(fleet: Fleet):
+async def test_a_draining_replica_sends_its_workers_away_and_takes_nothing_from_them(fleet: Fleet) -> None:
     first, second = await fleet.coordinator(), await fleet.coordinator()
     worker = await fleet.worker(first)
     await fleet.submit()
@@ -190,7 +196,7 @@ async def test_a_draining_replica_sends_its_workers_away_and_takes_nothing_from_
     assert claim.claim_id == grant.claim_id
 
 
-async def test_a_new_signing_key_gives_new_tokens_of_the_same_epoch(fleet: Fleet, tmp_path: Path):
+async def test_a_new_signing_key_gives_new_tokens_of_the_same_epoch(fleet: Fleet, tmp_path: Path) -> None:
     replica = await fleet.coordinator()
     worker = await fleet.worker(replica)
     await fleet.submit()
@@ -207,7 +213,7 @@ async def test_a_new_signing_key_gives_new_tokens_of_the_same_epoch(fleet: Fleet
     await worker.succeed(grant)
 
 
-async def test_renewals_are_answered_only_after_etcd(own_fleet: Fleet, own_etcd):
+async def test_renewals_are_answered_only_after_etcd(own_fleet: Fleet, own_etcd: EtcdProcess) -> None:
     replica = await own_fleet.coordinator()
     worker = await own_fleet.worker(replica)
     await worker.hears("renewed")

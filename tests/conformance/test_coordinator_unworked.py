@@ -21,7 +21,7 @@ from tests.support.patience import PATIENCE_SECONDS
 SUCCEEDED = {"to_state": task_pb2.TASK_STATE_SUCCEEDED, "reason": "FINAL_ANSWER"}
 
 
-async def test_a_running_task_that_its_worker_came_back_without_goes_on(fleet: Fleet):
+async def test_a_running_task_that_its_worker_came_back_without_goes_on(fleet: Fleet) -> None:
     """As when it let go of the task, and the replica it said so to died before it read it."""
     first, second = [await fleet.coordinator(start_timeout_seconds="3") for _ in range(2)]
     worker = await fleet.worker(first)
@@ -39,7 +39,7 @@ async def test_a_running_task_that_its_worker_came_back_without_goes_on(fleet: F
     assert "CLAIM_LOST" in [each.reason for each in await fleet.transitions(task_id)]
 
 
-async def test_a_grant_sent_over_a_stream_that_its_worker_has_left_goes_on(fleet: Fleet):
+async def test_a_grant_sent_over_a_stream_that_its_worker_has_left_goes_on(fleet: Fleet) -> None:
     first, second = await fleet.coordinator(failpoints="coordinator.after_register=sleep(700)"), None
     worker = await fleet.worker(first)
     second = await fleet.coordinator(start_timeout_seconds=WAITED_FOR)
@@ -56,7 +56,7 @@ async def test_a_grant_sent_over_a_stream_that_its_worker_has_left_goes_on(fleet
     await again.succeed(grant)
 
 
-async def test_a_replica_that_drains_grants_nothing_over_the_streams_it_has_sent_away(fleet: Fleet):
+async def test_a_replica_that_drains_grants_nothing_over_the_streams_it_has_sent_away(fleet: Fleet) -> None:
     first = await fleet.coordinator(failpoints="coordinator.after_register=sleep(700)")
     second = await fleet.coordinator(start_timeout_seconds="60", reconcile_interval_seconds="60")
     worker, other = await fleet.worker(first), await fleet.worker(second, slots=0)
@@ -74,7 +74,7 @@ async def test_a_replica_that_drains_grants_nothing_over_the_streams_it_has_sent
     await other.succeed(grant)
 
 
-async def test_a_watch_that_has_gone_deaf_costs_no_task(fleet: Fleet):
+async def test_a_watch_that_has_gone_deaf_costs_no_task(fleet: Fleet) -> None:
     """The lists find what it should have told."""
     replica = await fleet.coordinator(
         failpoints="coordinator.before_requeue=1#sleep(600000)", start_timeout_seconds=WAITED_FOR
@@ -90,7 +90,7 @@ async def test_a_watch_that_has_gone_deaf_costs_no_task(fleet: Fleet):
     assert "CLAIM_LOST" in [each.reason for each in await fleet.transitions(task_id)]
 
 
-async def test_a_running_task_whose_claim_was_deleted_is_queued_and_its_owner_told(fleet: Fleet):
+async def test_a_running_task_whose_claim_was_deleted_is_queued_and_its_owner_told(fleet: Fleet) -> None:
     replica = await fleet.coordinator()
     worker = await fleet.worker(replica)
     task_id = await fleet.submit()
@@ -104,7 +104,7 @@ async def test_a_running_task_whose_claim_was_deleted_is_queued_and_its_owner_to
     await worker.succeed(grant)
 
 
-async def test_a_claim_left_behind_by_a_task_that_ended_is_deleted(fleet: Fleet):
+async def test_a_claim_left_behind_by_a_task_that_ended_is_deleted(fleet: Fleet) -> None:
     replica = await fleet.coordinator(start_timeout_seconds="60")
     worker = await fleet.worker(replica)
     task_id = await fleet.submit()
@@ -115,7 +115,7 @@ async def test_a_claim_left_behind_by_a_task_that_ended_is_deleted(fleet: Fleet)
     assert await fleet.claims(replica, task_id) == []
 
 
-async def test_a_claim_of_nobody_is_deleted_and_its_task_goes_on(fleet: Fleet):
+async def test_a_claim_of_nobody_is_deleted_and_its_task_goes_on(fleet: Fleet) -> None:
     """As an unclear one that lands late, after the replica that made it died."""
     replica = await fleet.coordinator(start_timeout_seconds="3")
     worker = await fleet.worker(replica, slots=0)
@@ -132,7 +132,7 @@ async def test_a_claim_of_nobody_is_deleted_and_its_task_goes_on(fleet: Fleet):
 
 async def test_a_claim_whose_answer_was_lost_is_found_by_its_id_and_is_mine(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     replica = await fleet.coordinator()
     worker = await fleet.worker(replica, slots=0)
     task_id = await fleet.submit()
@@ -154,7 +154,9 @@ async def test_a_claim_whose_answer_was_lost_is_found_by_its_id_and_is_mine(
     assert (others.held, others.refusal, others.holder) == (None, ClaimRefusal.TAKEN, mine.held)
 
 
-async def test_a_claim_of_which_nothing_is_found_is_unclear_and_not_lost(fleet: Fleet, monkeypatch: pytest.MonkeyPatch):
+async def test_a_claim_of_which_nothing_is_found_is_unclear_and_not_lost(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     replica = await fleet.coordinator()
     worker = await fleet.worker(replica, slots=0)
     task_id = await fleet.submit()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,11 +18,12 @@ from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tests.support.fix_checkpoint import (
     TIMEOUT_SECONDS,
+    MakeCheckpoint,
     answer,
     entry,
     reserve,
 )
-from tests.support.fix_tools import appear
+from tests.support.fix_tools import Grants, Outside, StartTools, appear
 from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.server
@@ -28,7 +31,7 @@ UNSAFE = "append_record_unsafe"
 WAITING_USER, QUEUED = task_pb2.TASK_STATE_WAITING_USER, task_pb2.TASK_STATE_QUEUED
 
 
-async def waiting(replica, calls=(("1.0", 1),)):
+async def waiting(replica: Any, calls: Any = (("1.0", 1),)) -> Any:
     """A task that waits for a word on these calls, and its last owner."""
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(reserve=reserve())
@@ -43,12 +46,12 @@ async def waiting(replica, calls=(("1.0", 1),)):
     return owner
 
 
-async def told_of(replica, limit=100):
+async def told_of(replica: Any, limit: int = 100) -> Any:
     answered = await replica.stub.ListDoubtWaits(pb.ListDoubtWaitsRequest(limit=limit), timeout=TIMEOUT_SECONDS)
     return {one.task_id: one for one in answered.waits}
 
 
-async def put_back(replica, *owners, epoch=0):
+async def put_back(replica: Any, *owners: Any, epoch: int = 0) -> Any:
     settled = [
         pb.RequeueSettledRequest.Settled(task_id=owner.task.task_id, epoch=epoch or owner.claims.epoch)
         for owner in owners
@@ -57,7 +60,7 @@ async def put_back(replica, *owners, epoch=0):
     return set(answered.task_ids)
 
 
-async def test_each_wait_is_told_to_one_coordinator_and_again_after_a_while(checkpoint):
+async def test_each_wait_is_told_to_one_coordinator_and_again_after_a_while(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owners = [await waiting(replica, (("1.0", 1), ("1.1", 2))) for _ in range(4)]
     shares = await asyncio.gather(*(told_of(replica, 2) for _ in range(3)))
@@ -72,7 +75,7 @@ async def test_each_wait_is_told_to_one_coordinator_and_again_after_a_while(chec
     assert len(await told_of(replica)) == 4
 
 
-async def test_only_the_wait_that_was_seen_is_ended_and_only_once(checkpoint):
+async def test_only_the_wait_that_was_seen_is_ended_and_only_once(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     seen, cancelled, again = [await waiting(replica) for _ in range(3)]
     await replica.cancel(cancelled.task.task_id)
@@ -88,7 +91,7 @@ async def test_only_the_wait_that_was_seen_is_ended_and_only_once(checkpoint):
     assert transitions[-1].reason == "CALL_RESOLVED"
 
 
-def test_a_task_goes_on_only_once_nothing_that_it_waits_for_is_in_doubt():
+def test_a_task_goes_on_only_once_nothing_that_it_waits_for_is_in_doubt() -> None:
     one, two = CallInDoubt("1.0", 1), CallInDoubt("1.1", 2)
     finished, doubted = AttemptStatus(CallState.FINISHED, 1), AttemptStatus(CallState.IN_DOUBT, 2)
     assert nothing_in_doubt([one], {"1.0": finished})
@@ -101,7 +104,14 @@ def test_a_task_goes_on_only_once_nothing_that_it_waits_for_is_in_doubt():
     assert not nothing_in_doubt([one], {"1.0": AttemptStatus(CallState.STARTED, 2)})
 
 
-async def test_a_late_outcome_has_its_task_go_on(checkpoint, tool_service, grants, outside, tmp_path, monkeypatch):
+async def test_a_late_outcome_has_its_task_go_on(
+    checkpoint: MakeCheckpoint,
+    tool_service: StartTools,
+    grants: Grants,
+    outside: Outside,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(in_doubt_waits, "_POLL_SECONDS", 0.1)
     frozen = await tool_service(failpoints=f"tools.after_effect=touch({tmp_path}/there)->freeze")
     replica = await checkpoint()
@@ -136,7 +146,9 @@ async def test_a_late_outcome_has_its_task_go_on(checkpoint, tool_service, grant
     assert len(outside.lines("a")) == 1
 
 
-async def test_a_replica_from_before_moves_a_task_out_of_its_wait_and_leaves_no_call_in_doubt_behind(checkpoint):
+async def test_a_replica_from_before_moves_a_task_out_of_its_wait_and_leaves_no_call_in_doubt_behind(
+    checkpoint: MakeCheckpoint,
+) -> None:
     """It does not know the column, and its statement does not name it."""
     replica = await checkpoint()
     owner = await waiting(replica)

@@ -10,7 +10,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -34,7 +36,7 @@ postgres.stop()
 
 
 @pytest.fixture
-def data_directory(tmp_path):
+def data_directory(tmp_path: Path) -> Any:
     # A parent that only we may enter, as a home directory is: for root the hard case.
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
@@ -42,18 +44,18 @@ def data_directory(tmp_path):
 
 
 @pytest.fixture
-def postgres(data_directory):
+def postgres(data_directory: Any) -> Iterator[Any]:
     with PostgresProcess(data_directory) as process:
         yield process
 
 
-def query(postgres, statement, *parameters):
+def query(postgres: Any, statement: Any, *parameters: Any) -> Any:
     with psycopg.connect(postgres.dsn(), autocommit=True) as connection:
         cursor = connection.execute(statement, parameters)
         return cursor.fetchall() if cursor.description else []
 
 
-def start_elsewhere(directory, account=None):
+def start_elsewhere(directory: Any, account: Any = None) -> Any:
     command = [sys.executable, "-c", START_AND_SAY_WHO, str(directory)]
     return subprocess.Popen(
         account.command(command) if account else command,
@@ -65,7 +67,7 @@ def start_elsewhere(directory, account=None):
     )
 
 
-def test_it_is_durable_and_listens_on_loopback_only(postgres):
+def test_it_is_durable_and_listens_on_loopback_only(postgres: Any) -> None:
     wanted = {"fsync": "on", "synchronous_commit": "on", "listen_addresses": "127.0.0.1", "max_wal_size": "4GB"}
     values = dict(
         query(postgres, "select name, current_setting(name) from pg_settings where name = any(%s)", [*wanted])
@@ -74,7 +76,7 @@ def test_it_is_durable_and_listens_on_loopback_only(postgres):
     assert query(postgres, "show server_version") == [(postgres.version,)]
 
 
-def test_it_never_runs_as_root(postgres):
+def test_it_never_runs_as_root(postgres: Any) -> None:
     # /proc/<pid> of a process that changed its uid belongs to root; its status tells the truth.
     status = Path(f"/proc/{postgres.pid}/status")
     if not status.exists():
@@ -83,12 +85,12 @@ def test_it_never_runs_as_root(postgres):
     assert "0" not in uids
 
 
-def test_a_wrong_password_is_refused(postgres):
+def test_a_wrong_password_is_refused(postgres: Any) -> None:
     with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
         psycopg.connect(postgres.dsn(), password="guessed")
 
 
-def test_committed_rows_survive_a_kill_and_the_address_stays(postgres):
+def test_committed_rows_survive_a_kill_and_the_address_stays(postgres: Any) -> None:
     query(postgres, "create table facts (id int)")
     query(postgres, "insert into facts select generate_series(1, 1000)")
     before = postgres.dsn()
@@ -99,7 +101,7 @@ def test_committed_rows_survive_a_kill_and_the_address_stays(postgres):
     assert query(postgres, "select count(*) from facts") == [(1000,)]
 
 
-def test_a_kill_from_outside_is_noticed_and_start_recovers(postgres):
+def test_a_kill_from_outside_is_noticed_and_start_recovers(postgres: Any) -> None:
     query(postgres, "create table facts (id int)")
     os.kill(postgres.pid, signal.SIGKILL)
     while postgres.pid is not None:
@@ -108,20 +110,20 @@ def test_a_kill_from_outside_is_noticed_and_start_recovers(postgres):
     assert query(postgres, "select count(*) from facts") == [(0,)]
 
 
-def test_another_process_finds_the_data(data_directory):
+def test_another_process_finds_the_data(data_directory: Any) -> None:
     with PostgresProcess(data_directory) as first:
         query(first, "create table facts (id int)")
     with PostgresProcess(data_directory) as second:
         assert query(second, "select count(*) from facts") == [(0,)]
 
 
-def test_a_directory_in_use_is_refused_and_its_server_untouched(postgres, data_directory):
+def test_a_directory_in_use_is_refused_and_its_server_untouched(postgres: Any, data_directory: Any) -> None:
     with pytest.raises(DataDirectoryRefused, match="Another process"):
         PostgresProcess(data_directory).start()
     assert query(postgres, "select 1") == [(1,)]
 
 
-def test_a_server_whose_parent_was_killed_is_ended_by_the_next_start(data_directory):
+def test_a_server_whose_parent_was_killed_is_ended_by_the_next_start(data_directory: Any) -> None:
     with start_elsewhere(data_directory) as parent:
         orphan_pid, orphan_dsn = parent.stdout.readline().split()
         parent.kill()
@@ -135,7 +137,7 @@ def test_a_server_whose_parent_was_killed_is_ended_by_the_next_start(data_direct
         assert not sockets.exists()
 
 
-def test_a_stale_pid_file_naming_a_living_stranger_does_not_keep_it_from_starting(data_directory):
+def test_a_stale_pid_file_naming_a_living_stranger_does_not_keep_it_from_starting(data_directory: Any) -> None:
     process = PostgresProcess(data_directory).start()
     text = (data_directory / "postmaster.pid").read_text()
     own_pid = process.pid
@@ -145,7 +147,7 @@ def test_a_stale_pid_file_naming_a_living_stranger_does_not_keep_it_from_startin
         assert query(process, "select 1") == [(1,)]
 
 
-def test_a_taken_port_is_told_with_the_servers_own_words(data_directory):
+def test_a_taken_port_is_told_with_the_servers_own_words(data_directory: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         process = PostgresProcess(data_directory, port=holder.getsockname()[1])
         with pytest.raises(PostgresStartFailed, match="Address already in use"):
@@ -153,7 +155,7 @@ def test_a_taken_port_is_told_with_the_servers_own_words(data_directory):
     assert process.pid is None
 
 
-def test_files_of_others_are_never_overwritten(data_directory):
+def test_files_of_others_are_never_overwritten(data_directory: Any) -> None:
     data_directory.mkdir()
     (data_directory / "thesis.txt").write_text("years of work")
     with pytest.raises(DataDirectoryRefused, match="no PostgreSQL cluster"):
@@ -161,7 +163,7 @@ def test_files_of_others_are_never_overwritten(data_directory):
     assert (data_directory / "thesis.txt").read_text() == "years of work"
 
 
-def test_data_of_another_version_is_refused(data_directory):
+def test_data_of_another_version_is_refused(data_directory: Any) -> None:
     process = PostgresProcess(data_directory).start()
     process.stop()
     (data_directory / "PG_VERSION").write_text("13\n")
@@ -169,7 +171,7 @@ def test_data_of_another_version_is_refused(data_directory):
         process.start()
 
 
-def test_an_interrupted_initialization_is_begun_again(data_directory):
+def test_an_interrupted_initialization_is_begun_again(data_directory: Any) -> None:
     unfinished = data_directory.with_name(data_directory.name + ".initializing")
     unfinished.mkdir()
     (unfinished / "PG_VERSION").write_text("18\n")
@@ -178,12 +180,12 @@ def test_an_interrupted_initialization_is_begun_again(data_directory):
     assert not unfinished.exists()
 
 
-def test_missing_binaries_are_named(tmp_path):
+def test_missing_binaries_are_named(tmp_path: Path) -> None:
     with pytest.raises(PostgresMissing, match="has no postgres, initdb, psql"):
         PostgresProcess(tmp_path / "data", binaries_directory=tmp_path)
 
 
-def test_stop_may_be_repeated_and_leaves_no_process(data_directory):
+def test_stop_may_be_repeated_and_leaves_no_process(data_directory: Any) -> None:
     process = PostgresProcess(data_directory).start()
     pid = process.pid
     assert pid is not None
@@ -193,7 +195,7 @@ def test_stop_may_be_repeated_and_leaves_no_process(data_directory):
         os.kill(pid, 0)
 
 
-async def test_a_cancelled_start_leaves_nothing_running(data_directory):
+async def test_a_cancelled_start_leaves_nothing_running(data_directory: Any) -> None:
     process = PostgresProcess(data_directory)
     starting = asyncio.create_task(process.start_async())
     await asyncio.sleep(0)
@@ -205,7 +207,7 @@ async def test_a_cancelled_start_leaves_nothing_running(data_directory):
         assert query(again, "select 1") == [(1,)]
 
 
-def test_an_ordinary_user_can_run_it():
+def test_an_ordinary_user_can_run_it() -> None:
     directory = Path(tempfile.mkdtemp(prefix="tenure-test-", dir="/tmp"))
     try:
         account = account_for([directory.parent, REPOSITORY, Path(sys.executable).resolve().parent])
@@ -221,12 +223,12 @@ def test_an_ordinary_user_can_run_it():
 
 
 @pytest.mark.skipif(not AS_ROOT, reason="only root lends an account")
-def test_root_keeps_its_directories_closed(data_directory):
+def test_root_keeps_its_directories_closed(data_directory: Any) -> None:
     with PostgresProcess(data_directory) as postgres:
         assert query(postgres, "select 1") == [(1,)]
     assert data_directory.parent.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.skipif(not AS_ROOT, reason="only root lends an account")
-def test_root_lends_no_capability_where_the_account_can_go_by_itself():
+def test_root_lends_no_capability_where_the_account_can_go_by_itself() -> None:
     assert account_for([Path("/usr"), Path("/tmp")]).prefix == ()

@@ -13,8 +13,9 @@ from tenure.domain.errors import AlreadyExists, InvalidRequest, NotFound, OutOfR
 from tenure.runtime import metrics
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
-from tests.support.fix_checkpoint import kinds, words
-from tests.support.fix_gateway import NOBODYS, TIMEOUT_SECONDS
+from tests.support.fix_checkpoint import MakeCheckpoint, kinds, words
+from tests.support.fix_gateway import NOBODYS, TIMEOUT_SECONDS, Serve
+from tests.support.fix_proxy import MakeProxy
 from tests.support.patience import PATIENCE_SECONDS
 
 
@@ -29,7 +30,9 @@ async def entries(stream: AsyncIterator[api.WatchTaskResponse]) -> list[Any]:
     return [event.entry async for event in stream if event.HasField("entry")]
 
 
-async def test_a_watch_that_has_nothing_to_tell_beats_and_names_the_newest_entry(checkpoint, gateway):
+async def test_a_watch_that_has_nothing_to_tell_beats_and_names_the_newest_entry(
+    checkpoint: MakeCheckpoint, gateway: Serve
+) -> None:
     replica = await checkpoint()
     task = await replica.create()
     stream = watch(await gateway(replica.address), task.task_id)
@@ -41,7 +44,9 @@ async def test_a_watch_that_has_nothing_to_tell_beats_and_names_the_newest_entry
     assert kinds(await entries(stream))[-1] == "QUEUED>CANCELLED"
 
 
-async def test_a_watch_is_resumed_after_any_entry_without_gap_or_repeat(checkpoint, gateway):
+async def test_a_watch_is_resumed_after_any_entry_without_gap_or_repeat(
+    checkpoint: MakeCheckpoint, gateway: Serve
+) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(words(), words())
@@ -52,7 +57,7 @@ async def test_a_watch_is_resumed_after_any_entry_without_gap_or_repeat(checkpoi
         assert [entry.sequence for entry in response] == list(range(after + 1, last + 1))
 
 
-async def test_a_cursor_beyond_the_newest_entry_has_expired(checkpoint, gateway):
+async def test_a_cursor_beyond_the_newest_entry_has_expired(checkpoint: MakeCheckpoint, gateway: Serve) -> None:
     replica = await checkpoint()
     task = await replica.create()
     with pytest.raises(OutOfRange) as refused:
@@ -60,7 +65,9 @@ async def test_a_cursor_beyond_the_newest_entry_has_expired(checkpoint, gateway)
     assert refused.value.reason == "CURSOR_EXPIRED"
 
 
-async def test_a_reader_that_does_not_read_misses_nothing_and_slows_nobody(checkpoint, gateway):
+async def test_a_reader_that_does_not_read_misses_nothing_and_slows_nobody(
+    checkpoint: MakeCheckpoint, gateway: Serve
+) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     stub = await gateway(replica.address, heartbeat_seconds=15.0)
@@ -74,7 +81,9 @@ async def test_a_reader_that_does_not_read_misses_nothing_and_slows_nobody(check
     assert [entry.sequence for entry in [first.entry, *await entries(slow)]] == whole
 
 
-async def test_a_watch_outlives_a_ledger_that_is_away(checkpoint, gateway, tcp_proxy):
+async def test_a_watch_outlives_a_ledger_that_is_away(
+    checkpoint: MakeCheckpoint, gateway: Serve, tcp_proxy: MakeProxy
+) -> None:
     """It says only that it is alive while there is none; it goes on where it was when one is back."""
     replica = await checkpoint()
     task = await replica.create()
@@ -90,7 +99,9 @@ async def test_a_watch_outlives_a_ledger_that_is_away(checkpoint, gateway, tcp_p
     assert [entry.sequence for entry in await entries(stream)] == [3, 4]
 
 
-async def test_a_gateway_that_drains_ends_its_watches_and_says_when_to_come_again(checkpoint, gateway):
+async def test_a_gateway_that_drains_ends_its_watches_and_says_when_to_come_again(
+    checkpoint: MakeCheckpoint, gateway: Serve
+) -> None:
     replica = await checkpoint()
     task = await replica.create()
     stub = await gateway(replica.address)
@@ -105,7 +116,7 @@ async def test_a_gateway_that_drains_ends_its_watches_and_says_when_to_come_agai
     assert await stopped == 0
 
 
-async def test_a_wait_returns_with_the_end_or_when_its_time_is_over(checkpoint, gateway):
+async def test_a_wait_returns_with_the_end_or_when_its_time_is_over(checkpoint: MakeCheckpoint, gateway: Serve) -> None:
     replica = await checkpoint()
     task = await replica.create()
     stub = await gateway(replica.address)
@@ -117,7 +128,9 @@ async def test_a_wait_returns_with_the_end_or_when_its_time_is_over(checkpoint, 
     assert (ended.ended, ended.task.state) == (True, task_pb2.TASK_STATE_CANCELLED)
 
 
-async def test_a_wait_outlives_a_ledger_that_is_away(checkpoint, gateway, tcp_proxy):
+async def test_a_wait_outlives_a_ledger_that_is_away(
+    checkpoint: MakeCheckpoint, gateway: Serve, tcp_proxy: MakeProxy
+) -> None:
     replica = await checkpoint()
     task = await replica.create()
     host, _, port = replica.address.rpartition(":")
@@ -134,7 +147,7 @@ async def test_a_wait_outlives_a_ledger_that_is_away(checkpoint, gateway, tcp_pr
     assert (ended.ended, ended.task.state) == (True, task_pb2.TASK_STATE_CANCELLED)
 
 
-async def test_what_is_not_the_tenants_is_not_there(checkpoint, gateway):
+async def test_what_is_not_the_tenants_is_not_there(checkpoint: MakeCheckpoint, gateway: Serve) -> None:
     replica = await checkpoint()
     task = await replica.create()
     stub = await gateway(replica.address, tenant="somebody-else")
@@ -151,7 +164,7 @@ async def test_what_is_not_the_tenants_is_not_there(checkpoint, gateway):
     assert not (await stub.ListTasks(api.ListTasksRequest())).tasks
 
 
-async def test_a_submit_says_with_its_id_whether_it_is_the_same(checkpoint, gateway):
+async def test_a_submit_says_with_its_id_whether_it_is_the_same(checkpoint: MakeCheckpoint, gateway: Serve) -> None:
     stub = await gateway((await checkpoint()).address)
     first = (await stub.SubmitTask(api.SubmitTaskRequest(request_id="r", goal="a"))).task
     assert (await stub.SubmitTask(api.SubmitTaskRequest(request_id="r", goal="a"))).task == first
@@ -162,7 +175,9 @@ async def test_a_submit_says_with_its_id_whether_it_is_the_same(checkpoint, gate
     assert len({first.task_id, *without}) == 3
 
 
-async def test_a_task_that_ended_otherwise_names_its_state_to_who_cancels_it(checkpoint, gateway):
+async def test_a_task_that_ended_otherwise_names_its_state_to_who_cancels_it(
+    checkpoint: MakeCheckpoint, gateway: Serve
+) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.end()
@@ -172,7 +187,7 @@ async def test_a_task_that_ended_otherwise_names_its_state_to_who_cancels_it(che
     assert (refused.value.reason, refused.value.metadata) == ("WRONG_STATE", {"state": "SUCCEEDED"})
 
 
-async def test_every_method_refuses_what_breaks_its_constraints(checkpoint, gateway):
+async def test_every_method_refuses_what_breaks_its_constraints(checkpoint: MakeCheckpoint, gateway: Serve) -> None:
     stub = await gateway((await checkpoint()).address)
     for request, field in (
         (stub.SubmitTask(api.SubmitTaskRequest()), "goal"),
@@ -187,7 +202,9 @@ async def test_every_method_refuses_what_breaks_its_constraints(checkpoint, gate
         assert field in {violation.field for violation in refused.value.violations}
 
 
-async def test_without_a_ledger_every_method_says_when_to_come_again_and_not_where_it_is(gateway, unused_tcp_port):
+async def test_without_a_ledger_every_method_says_when_to_come_again_and_not_where_it_is(
+    gateway: Serve, unused_tcp_port: int
+) -> None:
     stub = await gateway(f"127.0.0.1:{unused_tcp_port}")
     for request in (
         stub.SubmitTask(api.SubmitTaskRequest(goal="a")),

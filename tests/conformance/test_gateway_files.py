@@ -8,6 +8,7 @@ import time
 import uuid
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,24 +23,25 @@ from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import task_pb2, tool_service_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.token import sign_claims
-from tests.support.fix_checkpoint import answer, reserve
-from tests.support.fix_gateway import NOBODYS
+from tests.support.fix_checkpoint import MakeCheckpoint, answer, reserve
+from tests.support.fix_gateway import NOBODYS, Serve
+from tests.support.fix_tools import Grants, Outside, StartTools
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 
 @pytest.fixture
-async def world(checkpoint, tool_service, gateway, outside):
+async def world(checkpoint: MakeCheckpoint, tool_service: StartTools, gateway: Serve, outside: Outside) -> Any:
     """A task with files, and the gateway to it."""
     return await World.made(checkpoint, tool_service, gateway, outside)
 
 
 class World:
-    def __init__(self, replica, tools, stub, task_id: str, tenant_root: Path, serve) -> None:
+    def __init__(self, replica: Any, tools: Any, stub: Any, task_id: str, tenant_root: Path, serve: Any) -> None:
         self.replica, self.tools, self.stub, self.task_id, self.serve = replica, tools, stub, task_id, serve
         self.tenant_root = tenant_root
 
     @classmethod
-    async def made(cls, checkpoint, tool_service, gateway, outside, **settings):
+    async def made(cls, checkpoint: Any, tool_service: Any, gateway: Any, outside: Any, **settings: Any) -> Any:
         replica, tools = await checkpoint(), await tool_service(**settings)
         task_id = (await replica.create()).task_id
         stub = await gateway(replica.address, tools=tools.address)
@@ -56,7 +58,7 @@ class World:
         target.write_bytes(content)
         return target
 
-    async def fork(self, request_id: str = "", **fields):
+    async def fork(self, request_id: str = "", **fields: Any) -> Any:
         return await self.stub.ForkTask(
             api.ForkTaskRequest(request_id=request_id or uuid.uuid4().hex, task_id=self.task_id, **fields)
         )
@@ -65,7 +67,7 @@ class World:
         return {path.name for path in self.tenant_root.iterdir()}
 
 
-async def test_a_tenant_lists_and_reads_its_own_tasks_files_only(world):
+async def test_a_tenant_lists_and_reads_its_own_tasks_files_only(world: Any) -> None:
     content = os.urandom(600_000)
     world.write("out/data.bin", content)
     async with Client(world.stub.process.address) as client:
@@ -85,7 +87,7 @@ async def test_a_tenant_lists_and_reads_its_own_tasks_files_only(world):
             _ = [part async for part in stranger.read_file(world.task_id, "out/data.bin")]
 
 
-async def test_a_download_goes_on_where_its_stream_broke_and_is_whole_or_not_there(world, tmp_path):
+async def test_a_download_goes_on_where_its_stream_broke_and_is_whole_or_not_there(world: Any, tmp_path: Path) -> None:
     content = os.urandom(9_000_000)
     world.write("big", content)
     target = tmp_path / "here" / "big"
@@ -105,7 +107,7 @@ async def test_a_download_goes_on_where_its_stream_broke_and_is_whole_or_not_the
         assert [path.name for path in target.parent.iterdir()] == ["big"]
 
 
-async def test_a_fork_begins_with_a_copy_of_the_files_and_the_other_keeps_its_own(world):
+async def test_a_fork_begins_with_a_copy_of_the_files_and_the_other_keeps_its_own(world: Any) -> None:
     program = world.write("bin/run.py", b"print(1)")
     program.chmod(0o4755)
     os.utime(program, ns=(7, 1_600_000_000_123_456_789))
@@ -138,7 +140,7 @@ async def test_a_fork_begins_with_a_copy_of_the_files_and_the_other_keeps_its_ow
     assert (world.workspace(world.task_id) / "twice").read_bytes() == b"y" * 5000
 
 
-async def test_the_same_fork_again_is_the_same_task_and_copies_nothing_again(world):
+async def test_the_same_fork_again_is_the_same_task_and_copies_nothing_again(world: Any) -> None:
     world.write("file", b"first")
     first, second = await asyncio.gather(world.fork("r-1"), world.fork("r-1"))
     assert first.task.task_id == second.task.task_id
@@ -149,7 +151,7 @@ async def test_the_same_fork_again_is_the_same_task_and_copies_nothing_again(wor
     assert world.directories() == {world.task_id, first.task.task_id}
 
 
-async def test_a_fork_without_files_and_one_of_a_task_without_any(world):
+async def test_a_fork_without_files_and_one_of_a_task_without_any(world: Any) -> None:
     world.write("file")
     bare = await world.fork(without_files=True)
     assert (bare.HasField("copied"), world.workspace(bare.task.task_id).exists()) == (False, False)
@@ -157,7 +159,9 @@ async def test_a_fork_without_files_and_one_of_a_task_without_any(world):
     assert (empty.copied.files, world.workspace(empty.task.task_id).exists()) == (0, False)
 
 
-async def test_what_cannot_be_copied_is_no_fork(checkpoint, tool_service, gateway, outside):
+async def test_what_cannot_be_copied_is_no_fork(
+    checkpoint: MakeCheckpoint, tool_service: StartTools, gateway: Serve, outside: Outside
+) -> None:
     world = await World.made(checkpoint, tool_service, gateway, outside, workspace_bytes=100_000, workspace_files=20)
     world.write("big", b"x" * 150_000)
     with pytest.raises(WrongState) as refused:
@@ -178,7 +182,7 @@ async def test_what_cannot_be_copied_is_no_fork(checkpoint, tool_service, gatewa
     assert (await world.fork("r-4", without_files=True)).task.state == task_pb2.TASK_STATE_QUEUED
 
 
-async def test_files_of_a_fork_that_never_came_to_be_are_handed_to_the_forgetters(world):
+async def test_files_of_a_fork_that_never_came_to_be_are_handed_to_the_forgetters(world: Any) -> None:
     """The gateway died between the copy and the fork: nobody asks again."""
     world.write("file")
     request = ledger.CheckpointServiceForkTaskRequest(
@@ -201,7 +205,7 @@ async def test_files_of_a_fork_that_never_came_to_be_are_handed_to_the_forgetter
     assert (await world.fork("r-1")).task.task_id != prepared
 
 
-async def test_a_pruned_tasks_files_are_told_as_pruned(world):
+async def test_a_pruned_tasks_files_are_told_as_pruned(world: Any) -> None:
     world.write("file")
     owner = await world.replica.claim(world.task_id)
     await owner.commit(reserve=reserve())
@@ -214,7 +218,9 @@ async def test_a_pruned_tasks_files_are_told_as_pruned(world):
     assert gone.value.reason == "TASK_PRUNED"
 
 
-async def test_a_copy_that_died_is_removed_in_time(checkpoint, tool_service, gateway, outside):
+async def test_a_copy_that_died_is_removed_in_time(
+    checkpoint: MakeCheckpoint, tool_service: StartTools, gateway: Serve, outside: Outside
+) -> None:
     world = await World.made(checkpoint, tool_service, gateway, outside, workspace_sweep_interval_seconds=0.1)
     old, young = world.tenant_root / f".copy-{uuid.uuid4()}-{'a' * 32}", world.tenant_root / ".copy-young"
     for copy in (old, young):
@@ -227,7 +233,7 @@ async def test_a_copy_that_died_is_removed_in_time(checkpoint, tool_service, gat
     assert young.exists()
 
 
-async def test_a_fork_that_never_ran_is_pruned_with_its_files(world, grants):
+async def test_a_fork_that_never_ran_is_pruned_with_its_files(world: Any, grants: Grants) -> None:
     """No claim of it was ever granted: the tools are told to forget it all the same."""
     world.write("file")
     forked = (await world.fork()).task.task_id

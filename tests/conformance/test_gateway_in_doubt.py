@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,8 +15,9 @@ from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import admin_service_pb2 as api
 from tenure.v1 import task_pb2, tool_pb2
 from tests.conformance.test_doubt_waits import UNSAFE, waiting
-from tests.support.fix_gateway import NOBODYS
-from tests.support.fix_tools import appear
+from tests.support.fix_checkpoint import MakeCheckpoint
+from tests.support.fix_gateway import NOBODYS, Serve
+from tests.support.fix_tools import Grants, Outside, StartTools, appear
 from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = [
@@ -39,17 +43,17 @@ select task_id, call_id, {_CALL}, now() from fence join call using (task_id)
 DID_NOT_HAPPEN = Decision(did_not_happen=Decision.DidNotHappen())
 
 
-def word(task_id, decision, call_attempt=1, call_id="1.0", **more):
+def word(task_id: Any, decision: Any, call_attempt: int = 1, call_id: str = "1.0", **more: Any) -> Any:
     parameters = {"task_id": task_id, "call_id": call_id, "call_attempt": call_attempt, "reason": "I looked", **more}
     return api.ResolveInDoubtCallRequest(decision=decision, **parameters)
 
 
-async def listed(stub, **options):
+async def listed(stub: Any, **options: Any) -> Any:
     request = api.AdminServiceListInDoubtCallsRequest(**options)
     return [one async for one in pages(stub, request)]
 
 
-async def pages(stub, request):
+async def pages(stub: Any, request: Any) -> AsyncGenerator[Any]:
     while True:
         page = await stub.admin.ListInDoubtCalls(request)
         for one in page.calls:
@@ -60,8 +64,13 @@ async def pages(stub, request):
 
 
 async def test_words_go_into_the_ledger_but_none_that_could_make_a_call_happen_twice(
-    checkpoint, tool_service, grants, gateway, outside, tmp_path
-):
+    checkpoint: MakeCheckpoint,
+    tool_service: StartTools,
+    grants: Grants,
+    gateway: Serve,
+    outside: Outside,
+    tmp_path: Path,
+) -> None:
     frozen = await tool_service(failpoints=f"tools.before_effect=touch({tmp_path}/there)->freeze")
     dying, tools = await tool_service(failpoints="tools.before_effect=kill9"), await tool_service()
     replica = await checkpoint()
@@ -89,7 +98,7 @@ async def test_words_go_into_the_ledger_but_none_that_could_make_a_call_happen_t
     assert outside.lines("a") == []
 
 
-async def check_sleeping(stub, replica, owner):
+async def check_sleeping(stub: Any, replica: Any, owner: Any) -> None:
     """Its runner may wake up: it needs somebody's word that it will not."""
     with pytest.raises(WrongState) as refused:
         await stub.admin.ResolveInDoubtCall(word(owner.task.task_id, DID_NOT_HAPPEN))
@@ -108,7 +117,7 @@ async def check_sleeping(stub, replica, owner):
     assert refused.value.reason == "NOT_IN_DOUBT", "nobody waits for it any more, whatever is proven"
 
 
-async def check_gone(stub, replica, owner):
+async def check_gone(stub: Any, replica: Any, owner: Any) -> None:
     """Its runner is proven gone; the word is taken once, however often it is sent."""
     request = word(owner.task.task_id, DID_NOT_HAPPEN, request_id="once")
     for _ in range(2):
@@ -120,7 +129,9 @@ async def check_gone(stub, replica, owner):
     assert refused.value.reason == "NOT_IN_DOUBT"
 
 
-async def test_calls_in_doubt_of_others_are_not_there_and_a_word_names_its_attempt(checkpoint, tool_service, gateway):
+async def test_calls_in_doubt_of_others_are_not_there_and_a_word_names_its_attempt(
+    checkpoint: MakeCheckpoint, tool_service: StartTools, gateway: Serve
+) -> None:
     replica, tools = await checkpoint(), await tool_service()
     task_id = (await waiting(replica)).task.task_id
     mine = await gateway(replica.address, tools=tools.address)
@@ -142,8 +153,11 @@ async def test_calls_in_doubt_of_others_are_not_there_and_a_word_names_its_attem
 
 
 async def test_doubts_that_nobody_can_settle_any_more_are_not_looked_through_for_those_that_somebody_can(
-    checkpoint, tool_service, gateway, tools_database
-):
+    checkpoint: MakeCheckpoint,
+    tool_service: StartTools,
+    gateway: Serve,
+    tools_database: Callable[..., Awaitable[list[Any]]],
+) -> None:
     replica, tools = await checkpoint(), await tool_service()
     many = (("1.0", 1), ("1.1", 1), ("1.10", 1))
     owners = [await waiting(replica, calls) for calls in (many, many[:1], many[:2])]
@@ -161,7 +175,7 @@ async def test_doubts_that_nobody_can_settle_any_more_are_not_looked_through_for
     ]
 
 
-async def full_pages(stub, page_size, most):
+async def full_pages(stub: Any, page_size: Any, most: Any) -> Any:
     """All calls; no page is short but the last."""
     results, request = [], api.AdminServiceListInDoubtCallsRequest(page_size=page_size)
     for _ in range(most + 1):
@@ -174,7 +188,7 @@ async def full_pages(stub, page_size, most):
     raise AssertionError("there is always another page")
 
 
-async def recorded(replica, owner):
+async def recorded(replica: Any, owner: Any) -> Any:
     """The one word in the task's ledger."""
     (request,) = [
         one.body.operator_request

@@ -10,8 +10,10 @@ import json
 import logging
 import os
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -59,18 +61,18 @@ ANY_TIME = {
 class HostileWorld:
     """A simulator and a client in one event loop."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.runner = asyncio.Runner()
         self.simulator = self.runner.run(ModelSimulator().start())
         self.client = self.runner.run(self.new_client())
         self.told = 0
 
-    async def new_client(self):
+    async def new_client(self) -> Any:
         return ModelClient(
             api_key="sk-test", base_url=self.simulator.url, timeout_seconds=CALL_SECONDS, silence_seconds=CALL_SECONDS
         )
 
-    def ask(self, hostile):
+    def ask(self, hostile: Any) -> Any:
         """(what came of the call, the call). The answer is taken by exactly this request."""
 
         def on_usage() -> None:
@@ -84,30 +86,30 @@ class HostileWorld:
         except ModelCallFailed as failure:
             return failure, call
 
-    def show(self, block, text):
+    def show(self, block: Any, text: Any) -> None:
         live_pb2.Delta(block=block, text=text).SerializeToString()
 
-    def close(self):
+    def close(self) -> None:
         self.runner.run(self.client.__aexit__())
         self.runner.run(self.simulator.stop())
         self.runner.close()
 
 
 @pytest.fixture(scope="module")
-def world():
+def world() -> Iterator[Any]:
     made = HostileWorld()
     yield made
     made.close()
 
 
-def stored(own):
+def stored(own: Any) -> Iterator[Any]:
     """The facts as the next owner reads them: through their bytes."""
     for step, body in own:
         sent = ledger_pb2.NewEntry.FromString(new_entry(step, body).SerializeToString())
         yield entry_to_domain(ledger_pb2.Entry(step=sent.step, body=sent.body)).body
 
 
-def resume_point(own):
+def resume_point(own: Any) -> Any:
     """A task whose first answer this is, with an outcome for each of its calls, folded."""
     outcomes = [facts.ToolOutcome(one.call_id, Outcome(OutcomeStatus.SUCCEEDED, "ok")) for one in own[1:]]
     history = [
@@ -123,7 +125,7 @@ def resume_point(own):
     return point
 
 
-def check_answer(answer):
+def check_answer(answer: Any) -> str:
     """It can be stored, read, sent again, and forked or continued: the provider would take the next request."""
     assert answer.stop_reason
     answer = replace(answer, usage=billed(ATTEMPT, answer.usage), latency_seconds=0.5)
@@ -145,7 +147,7 @@ def check_answer(answer):
     return f"an answer, then {type(move).__name__}"
 
 
-def check_failure(failure, call):
+def check_failure(failure: Any, call: Any) -> Any:
     fact = failure_fact(ATTEMPT, failure)
     assert list(stored([(1, fact)])) == [fact]
     assert 0 <= fact.usage.total <= 4 * MOST_TOKENS + MOST_CONTENT_BYTES
@@ -159,12 +161,12 @@ def check_failure(failure, call):
 
 
 @pytest.fixture
-def try_answer(world, caplog):
+def try_answer(world: Any, caplog: pytest.LogCaptureFixture) -> Iterator[Any]:
     """Tries an answer, and counts what they come to."""
     caplog.set_level(logging.ERROR, logger="services.worker")
     counts: Counter[str] = Counter()
 
-    def try_one(hostile):
+    def try_one(hostile: Any) -> None:
         outcome, call = world.ask(hostile)
         failed = isinstance(outcome, ModelCallFailed)
         counts[check_failure(outcome, call) if failed else check_answer(outcome)] += 1
@@ -174,7 +176,7 @@ def try_answer(world, caplog):
     print(*(f"{count:>7} {what}" for what, count in counts.most_common()), sep="\n")  # noqa: T201  with -s or a failure
 
 
-def test_every_answer_of_a_hostile_provider_can_be_kept_or_fails_in_a_typed_way(try_answer):
+def test_every_answer_of_a_hostile_provider_can_be_kept_or_fails_in_a_typed_way(try_answer: Any) -> None:
     @settings(
         max_examples=ANSWERS,
         database=None,
@@ -182,13 +184,13 @@ def test_every_answer_of_a_hostile_provider_can_be_kept_or_fails_in_a_typed_way(
         suppress_health_check=list(HealthCheck),
     )
     @given(st.randoms(use_true_random=False, note_method_calls=False))
-    def try_one(random):
+    def try_one(random: Any) -> None:
         try_answer(hostile_answer(random))
 
     try_one()
 
 
-def test_seeded_answers_too(try_answer):
+def test_seeded_answers_too(try_answer: Any) -> None:
     """A seeded stream of chance goes where hypothesis' short ones seldom go: long answers with several changes."""
     for number in range(ANSWERS):
         hostile = hostile_answer(Random(number))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from tenure.domain.errors import InvalidRequest
 from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
+from tests.support.fix_checkpoint import MakeCheckpoint
+from tests.support.fix_gateway import Serve
 from tests.support.patience import CALL_SECONDS
 
 WIDE_CLASS = "[!-\uffff]"
@@ -43,7 +46,9 @@ async def submit_to_gateway(stub: Any, schema: str) -> None:
     ("classes", "patterns"), [(2200, 1), (140, 4)], ids=["with patterns that are too long", "within all sizes"]
 )
 @pytest.mark.parametrize("through", ["gateway", "ledger"])
-async def test_a_hostile_schema_is_refused_and_delays_no_other_tenant(checkpoint, gateway, through, classes, patterns):
+async def test_a_hostile_schema_is_refused_and_delays_no_other_tenant(
+    checkpoint: MakeCheckpoint, gateway: Serve, through: str, classes: int, patterns: int
+) -> None:
     replica = await checkpoint()
     task = await replica.create()
     stub, enough = await gateway(replica.address), asyncio.Event()
@@ -56,7 +61,7 @@ async def test_a_hostile_schema_is_refused_and_delays_no_other_tenant(checkpoint
         while not refused or not enough.is_set():
             schema = hostile(f"{name}{refused}", classes=classes, patterns=patterns)
             if through == "ledger":
-                call = replica.create(result_schema_json=schema)
+                call: Awaitable[Any] = replica.create(result_schema_json=schema)
             else:
                 call = submit_to_gateway(TaskServiceStub(attacker), schema)
             with pytest.raises(InvalidRequest) as error:

@@ -10,6 +10,8 @@ import json
 import os
 import uuid
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 from devstack.simulator.hostile import call_of, stream_of, written
 from services.checkpoint.commit.external_entries import MOST_ENTRIES as MOST_FOREIGN_ENTRIES
@@ -24,6 +26,7 @@ from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.wire.checkpoint_service import MOST_ENTRIES
 from tenure.wire.common import state_name
+from tests.support.fix_worker import WorkerBench
 from tests.support.patience import CALL_SECONDS
 
 TASKS = int(os.environ.get("TENURE_HOSTILE_TASKS", "24"))
@@ -45,16 +48,16 @@ TYPED_ENDS = {
 COUNTS = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 
 
-def stream(*blocks, stop_reason="tool_use"):
+def stream(*blocks: Any, stop_reason: str = "tool_use") -> Any:
     return b"".join(written(event) for event in stream_of(list(blocks), stop_reason))
 
 
-def many_calls(count):
+def many_calls(count: Any) -> Any:
     path = json.dumps({"path": "."})
     return stream(*(call_of("list_files", path, f"toolu_{number}") for number in range(count)))
 
 
-async def fork(bench, task_id, **fields):
+async def fork(bench: Any, task_id: Any, **fields: Any) -> Any:
     request = pb.CheckpointServiceForkTaskRequest(
         request_id=str(uuid.uuid4()),
         task_id=task_id,
@@ -66,7 +69,7 @@ async def fork(bench, task_id, **fields):
     return (await bench.ledger.ForkTask(request, timeout=CALL_SECONDS)).task.task_id
 
 
-async def its_bill_is_right(bench, task):
+async def its_bill_is_right(bench: Any, task: Any) -> None:
     """Nothing stays reserved, and what was used is the sum of its calls, each of which is settled."""
     bills = (await bench.ledger.ListBills(pb.ListBillsRequest(task_id=task.task_id), timeout=CALL_SECONDS)).bills
     sums = {name: sum(getattr(bill.usage, name) for bill in bills) for name in COUNTS}
@@ -78,7 +81,7 @@ async def its_bill_is_right(bench, task):
     assert all(0 <= getattr(bill.usage, name) <= MOST_TOKENS for bill in bills for name in COUNTS)
 
 
-async def test_every_task_of_a_hostile_provider_ends_in_a_typed_way_and_its_history_goes_on(bench):
+async def test_every_task_of_a_hostile_provider_ends_in_a_typed_way_and_its_history_goes_on(bench: WorkerBench) -> None:
     for _ in range(2):
         await bench.start_worker(slots="32")
     models = [f"sim-hostile-{seed}-worker-classes" for seed in range(TASKS)]
@@ -101,7 +104,7 @@ async def test_every_task_of_a_hostile_provider_ends_in_a_typed_way_and_its_hist
         assert state_name(forked.state) == "SUCCEEDED", f"the fork of {model}: {forked.reason} {forked.message}"
 
 
-async def test_half_a_character_in_a_call_is_replaced_and_the_task_goes_on(bench):
+async def test_half_a_character_in_a_call_is_replaced_and_the_task_goes_on(bench: WorkerBench) -> None:
     bench.simulator.order_answer(stream(call_of("write_file", '{"path": "a.txt", "content": "smile \\ud83d"}')))
     await bench.start_worker()
     task_id = await bench.submit("sim-hello", tools=TOOLS)
@@ -111,7 +114,7 @@ async def test_half_a_character_in_a_call_is_replaced_and_the_task_goes_on(bench
     assert len(bench.model_calls(task_id)) == 2
 
 
-async def test_data_that_is_no_json_is_a_broken_stream_that_is_tried_again(bench):
+async def test_data_that_is_no_json_is_a_broken_stream_that_is_tried_again(bench: WorkerBench) -> None:
     bench.simulator.order_answer(b'event: message_start\ndata: {"type": "message_start", "mess\n\n')
     await bench.start_worker()
     task_id = await bench.submit("sim-hello", tools=TOOLS)
@@ -122,7 +125,7 @@ async def test_data_that_is_no_json_is_a_broken_stream_that_is_tried_again(bench
     assert failure.usage.input_tokens == attempt.input_tokens, "an input that nobody counted is billed as set aside"
 
 
-async def test_a_number_that_is_none_ends_the_task_in_the_words_of_what_was_received(bench):
+async def test_a_number_that_is_none_ends_the_task_in_the_words_of_what_was_received(bench: WorkerBench) -> None:
     bench.simulator.order_answer(stream(call_of("write_file", '{"path": NaN}')), count=5)
     await bench.start_worker()
     task_id = await bench.submit("sim-hello", policy=AT_ONCE, tools=TOOLS)
@@ -134,7 +137,9 @@ async def test_a_number_that_is_none_ends_the_task_in_the_words_of_what_was_rece
     assert state_name((await bench.ended(await fork(bench, task_id))).state) == "SUCCEEDED"
 
 
-async def test_as_many_calls_as_one_commit_holds_survive_the_worker_that_dies_before_it_runs_them(bench):
+async def test_as_many_calls_as_one_commit_holds_survive_the_worker_that_dies_before_it_runs_them(
+    bench: WorkerBench,
+) -> None:
     bench.simulator.order_answer(many_calls(MOST_ENTRIES - 1))
     victim = await bench.start_worker(failpoints="worker.after_intent=1#kill9")
     task_id = await bench.submit("sim-hello", tools=TOOLS)
@@ -147,7 +152,7 @@ async def test_as_many_calls_as_one_commit_holds_survive_the_worker_that_dies_be
     assert len(bench.model_calls(task_id)) == 2
 
 
-async def test_more_calls_than_one_commit_holds_are_never_begun(bench):
+async def test_more_calls_than_one_commit_holds_are_never_begun(bench: WorkerBench) -> None:
     bench.simulator.order_answer(many_calls(MOST_ENTRIES), count=4)
     bench.simulator.order_answer(many_calls(1200), count=1)
     await bench.start_worker()
@@ -160,7 +165,7 @@ async def test_more_calls_than_one_commit_holds_are_never_begun(bench):
     await its_bill_is_right(bench, task)
 
 
-async def test_calls_with_one_id_are_two_calls(bench):
+async def test_calls_with_one_id_are_two_calls(bench: WorkerBench) -> None:
     both = [call_of("list_files", '{"path": "."}', "toolu_same")] * 2
     bench.simulator.order_answer(stream(*both), count=2)
     await bench.start_worker()
@@ -170,7 +175,7 @@ async def test_calls_with_one_id_are_two_calls(bench):
     assert len({intent.tool_use_id for intent in intents}) == len(intents) == 4
 
 
-async def test_a_paid_answer_is_kept_however_much_others_append_meanwhile(bench, tmp_path):
+async def test_a_paid_answer_is_kept_however_much_others_append_meanwhile(bench: WorkerBench, tmp_path: Path) -> None:
     go_on = tmp_path / "go-on"
     await bench.start_worker(failpoints=f"worker.after_model=1#wait({go_on})")
     task_id = await bench.submit("sim-hello")

@@ -6,6 +6,8 @@ import asyncio
 import gzip
 import json
 import zlib
+from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from tenure.domain.tools import OutcomeStatus
 from tests.conformance.http_fetcher import PUBLIC, world
 from tests.support.certificates import issue
 from tests.support.dialling import Dialler, knowing
+from tests.support.fix_tools import Grants, StartTools
 from tests.support.http_stub import HttpStub, never, page
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
@@ -21,7 +24,7 @@ FRONT = "http://front.example/"
 
 
 class TestFetching:
-    async def test_a_page_is_told_with_where_it_was_and_nothing_is_told_to_it(self):
+    async def test_a_page_is_told_with_where_it_was_and_nothing_is_told_to_it(self) -> None:
         async with world(page("<h1>A</h1><p>b <a href='/c'>c</a>", content_type="text/html; charset=utf-8")) as here:
             answer = await here.fetch(f"{FRONT}a?b=c#d")
         assert answer.content == (
@@ -33,7 +36,7 @@ class TestFetching:
         assert seen.headers.keys() == {"host", "user-agent", "accept", "accept-encoding"}
         assert (seen.headers["host"], seen.headers["user-agent"][:7]) == ("front.example", "tenure/")
 
-    async def test_redirects_are_followed_without_cookies_or_words_of_where_it_was(self):
+    async def test_redirects_are_followed_without_cookies_or_words_of_where_it_was(self) -> None:
         answers = {
             "/": page("", "301 x", location="/b?c", set_cookie="a=b"),
             "/b?c": page("", "302 x", location="http://other.example/d"),
@@ -52,13 +55,13 @@ class TestFetching:
             assert (await here.refused(FRONT, max_redirects=4)).detail == "TOO_MANY_REDIRECTS"
             assert len(here.front.seen) == 6 + 5
 
-    async def test_no_connection_is_used_twice(self):
+    async def test_no_connection_is_used_twice(self) -> None:
         answers = [page("", "302 x", location="/b", connection="keep-alive"), page("there", connection="keep-alive")]
         async with world(lambda _: answers.pop(0)) as here:
             assert (await here.fetch(FRONT)).content.endswith("there")
         assert here.front.connections == 2
 
-    async def test_an_address_of_the_new_world_is_fetched_from(self):
+    async def test_an_address_of_the_new_world_is_fetched_from(self) -> None:
         async with world() as here:
             here.dialler = Dialler({"2606:2800:220:1::1": ("127.0.0.1", here.front.port)})
             answer = await here.fetch("http://[2606:2800:0220:1::0001]:80/x", allow=["2606:2800:220:1:0::1"])
@@ -78,17 +81,17 @@ class TestFetching:
             (b"HTTP/1.1 200 OK\r\n" + b"x-a: b\r\n" * 20_000, "BAD_ANSWER"),
         ],
     )
-    async def test_what_is_no_page_is_an_outcome(self, answer, detail):
+    async def test_what_is_no_page_is_an_outcome(self, answer: Any, detail: str) -> None:
         async with world(answer) as here:
             assert (await here.refused(FRONT)).detail == detail
 
     @pytest.mark.parametrize(
         "content_type", ["image/png", "application/pdf", "application/octet-stream", "multipart/x"]
     )
-    async def test_what_is_no_text_is_told_with_its_type_and_size_and_not_read(self, content_type):
+    async def test_what_is_no_text_is_told_with_its_type_and_size_and_not_read(self, content_type: str) -> None:
         head = page(b"", content_type=content_type, content_length="123456")
 
-        async def endless(_seen):
+        async def endless(_seen: Any) -> AsyncGenerator[Any]:
             yield head
             while True:
                 await asyncio.sleep(0.01)
@@ -101,14 +104,14 @@ class TestFetching:
         assert failed.detail == "TYPE_REFUSED"
         assert f"is {content_type}, of 123,456 bytes" in failed.message
 
-    async def test_what_only_says_that_it_is_text_is_refused(self):
+    async def test_what_only_says_that_it_is_text_is_refused(self) -> None:
         async with world(page(b"\x7fELF\0\0", content_type="text/plain")) as here:
             assert (await here.refused(FRONT)).detail == "TYPE_REFUSED"
 
 
 class TestBounds:
-    async def test_a_long_page_is_cut_and_its_rest_is_not_read(self):
-        async def endless(_seen):
+    async def test_a_long_page_is_cut_and_its_rest_is_not_read(self) -> None:
+        async def endless(_seen: Any) -> AsyncGenerator[Any]:
             yield b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\n"
             while True:
                 yield b"x" * 65536
@@ -132,27 +135,27 @@ class TestBounds:
         ],
         ids=["gzip", "zlib", "raw", "many"],
     )
-    async def test_a_bomb_is_unpacked_no_further_than_the_cap(self, packed, encoding):
+    async def test_a_bomb_is_unpacked_no_further_than_the_cap(self, packed: Any, encoding: str) -> None:
         async with world(page(packed, content_encoding=encoding)) as here:
             answer = await here.fetch(FRONT, max_bytes=100_000)
         assert answer.truncated
         assert len(answer.content) < 100_200
 
     @pytest.mark.parametrize("encoding", ["br", "zstd", "compress", "gzip, gzip", "gzip,br", "nonsense"])
-    async def test_an_encoding_without_a_bound_is_refused(self, encoding):
+    async def test_an_encoding_without_a_bound_is_refused(self, encoding: str) -> None:
         async with world(page(gzip.compress(gzip.compress(b"x")), content_encoding=encoding)) as here:
             assert (await here.refused(FRONT)).detail == "ENCODING_REFUSED"
 
     @pytest.mark.parametrize("body", [b"x", gzip.compress(b"x" * 999)[:-9]], ids=["not packed", "cut off"])
-    async def test_a_body_that_is_not_packed_as_it_says_is_refused(self, body):
+    async def test_a_body_that_is_not_packed_as_it_says_is_refused(self, body: Any) -> None:
         async with world(page(body, content_encoding="gzip")) as here:
             assert (await here.refused(FRONT)).detail == "ENCODING_REFUSED"
 
     @pytest.mark.parametrize(
         "beginning", [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\n"]
     )
-    async def test_a_server_that_trickles_is_given_up_in_time(self, beginning):
-        async def trickle(_seen):
+    async def test_a_server_that_trickles_is_given_up_in_time(self, beginning: bytes) -> None:
+        async def trickle(_seen: Any) -> AsyncGenerator[Any]:
             yield beginning
             for byte in b"x-a: " + b"b" * 10_000_000:
                 await asyncio.sleep(0.02)
@@ -163,14 +166,14 @@ class TestBounds:
         assert failed.detail == "TIMEOUT"
         assert "within 0.4 s" in failed.message
 
-    async def test_a_resolver_that_says_nothing_is_given_up_in_time(self):
+    async def test_a_resolver_that_says_nothing_is_given_up_in_time(self) -> None:
         async def silent(_host: str, _port: int) -> Any:
             await asyncio.Event().wait()
 
         async with world() as here:
             assert (await here.refused(FRONT, silent, timeout_seconds=0.2)).detail == "TIMEOUT"
 
-    async def test_a_cancelled_fetch_gives_up_its_connection(self):
+    async def test_a_cancelled_fetch_gives_up_its_connection(self) -> None:
         async with world(never) as here:
             fetching = asyncio.create_task(here.fetch(FRONT))
             await here.front.until_requested()
@@ -182,10 +185,12 @@ class TestBounds:
 
 class TestTls:
     @pytest.fixture
-    def authority(self):
+    def authority(self) -> Any:
         return issue("authority")
 
-    async def test_the_name_is_what_the_certificate_is_for_though_an_address_is_dialled(self, authority, tmp_path):
+    async def test_the_name_is_what_the_certificate_is_for_though_an_address_is_dialled(
+        self, authority: Any, tmp_path: Path
+    ) -> None:
         tls = issue("front", ("front.example",), authority).server(tmp_path)
         names = []
         tls.sni_callback = lambda _socket, name, _context: names.append(name)
@@ -195,24 +200,24 @@ class TestTls:
         assert (names, here.dialler.dialled) == (["front.example"], [(PUBLIC, 443)])
 
     @pytest.mark.parametrize("hosts", [("elsewhere.example",), (PUBLIC,), ()])
-    async def test_a_certificate_for_another_name_is_refused(self, authority, tmp_path, hosts):
+    async def test_a_certificate_for_another_name_is_refused(self, authority: Any, tmp_path: Path, hosts: Any) -> None:
         tls = issue("front.example", hosts, authority).server(tmp_path)
         async with world(None, tls) as here:
             failed = await here.refused("https://front.example/", ca_file=authority.write(tmp_path / "ca.pem"))
         assert failed.detail == "TLS_FAILED"
         assert here.front.seen == []
 
-    async def test_an_authority_that_nobody_trusts_is_refused(self, authority, tmp_path):
+    async def test_an_authority_that_nobody_trusts_is_refused(self, authority: Any, tmp_path: Path) -> None:
         async with world(None, issue("front", ("front.example",), authority).server(tmp_path)) as here:
             assert (await here.refused("https://front.example/")).detail == "TLS_FAILED"
         assert here.front.seen == []
 
-    async def test_an_address_has_to_be_in_the_certificate_itself(self, authority, tmp_path):
+    async def test_an_address_has_to_be_in_the_certificate_itself(self, authority: Any, tmp_path: Path) -> None:
         trusting = {"ca_file": authority.write(tmp_path / "ca.pem"), "allow": [PUBLIC]}
         async with world(None, issue("front", (PUBLIC,), authority).server(tmp_path)) as here:
             assert (await here.fetch(f"https://{PUBLIC}/", **trusting)).content.endswith("hello")
 
-    async def test_a_redirect_gives_up_no_tls(self, authority, tmp_path):
+    async def test_a_redirect_gives_up_no_tls(self, authority: Any, tmp_path: Path) -> None:
         tls = issue("front", ("front.example",), authority).server(tmp_path)
         async with world(page("", "302 x", location="http://front.example/"), tls) as here:
             failed = await here.refused("https://front.example/", ca_file=authority.write(tmp_path / "ca.pem"))
@@ -221,15 +226,15 @@ class TestTls:
 
 
 class TestService:
-    async def test_without_a_section_there_is_no_such_tool(self, tool_service, grants):
+    async def test_without_a_section_there_is_no_such_tool(self, tool_service: StartTools, grants: Grants) -> None:
         tools = await tool_service()
         outcome = await tools.outcome(grants.claim(), "1.0", "http_fetch", url=FRONT)
         assert outcome.status is OutcomeStatus.INVALID_ARGUMENTS
         assert "There is no tool named 'http_fetch'" in outcome.content
 
     async def test_with_a_section_it_fetches_what_that_allows_and_nothing_inside_unless_it_says_so(
-        self, tool_service, grants, tmp_path
-    ):
+        self, tool_service: StartTools, grants: Grants, tmp_path: Path
+    ) -> None:
         async with HttpStub(lambda _: page("inside")) as inside:
             allow = [{"host": "127.0.0.1", "ports": [inside.port]}]
             section = {"allow": allow, "timeout_seconds": CALL_SECONDS}
@@ -248,15 +253,15 @@ class TestService:
             assert "idempotency-key" not in inside.seen[0].headers
 
 
-async def test_a_host_that_is_not_there_is_told():
+async def test_a_host_that_is_not_there_is_told() -> None:
     async with world() as here:
         nowhere = knowing({"front.example": [PUBLIC]})
         here.dialler._failing.add(PUBLIC)
         assert (await here.refused(FRONT, nowhere)).detail == "UNREACHABLE"
 
 
-async def test_a_redirect_that_is_written_in_utf8_is_followed():
-    def answer(seen):
+async def test_a_redirect_that_is_written_in_utf8_is_followed() -> None:
+    def answer(seen: Any) -> Any:
         return page("", "302 Found", location="/café") if seen.target == "/" else page("coffee")
 
     async with world(answer) as here:

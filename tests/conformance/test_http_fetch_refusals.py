@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -91,7 +92,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize(("url", "reason"), HOSTILE)
-async def test_a_hostile_url_is_refused_with_its_reason_and_reaches_nobody(url, reason):
+async def test_a_hostile_url_is_refused_with_its_reason_and_reaches_nobody(url: Any, reason: Any) -> None:
     async with world() as here:
         assert (await here.refused(url)).detail == reason
     assert here.dialler.dialled == []
@@ -99,7 +100,7 @@ async def test_a_hostile_url_is_refused_with_its_reason_and_reaches_nobody(url, 
 
 
 @pytest.mark.parametrize(("address", "kind"), INSIDE)
-async def test_an_address_inside_is_refused_even_where_its_host_is_allowed(address, kind):
+async def test_an_address_inside_is_refused_even_where_its_host_is_allowed(address: Any, kind: Any) -> None:
     async with world() as here:
         host = f"[{address}]" if ":" in address else address
         written = await here.refused(f"http://{host}/", allow=[address])
@@ -140,14 +141,14 @@ async def test_an_address_inside_is_refused_even_where_its_host_is_allowed(addre
         ("#x", "TOO_MANY_REDIRECTS"),
     ],
 )
-async def test_a_redirect_is_checked_like_what_was_asked_for(location, reason):
+async def test_a_redirect_is_checked_like_what_was_asked_for(location: str, reason: str) -> None:
     async with world(lambda _: page("", "302 Found", location=location or "?")) as here:
         assert (await here.refused("http://front.example/", allow=["front.example"])).detail == reason
     assert {host for host, _ in here.dialler.dialled} == {PUBLIC}
     assert here.inside.connections == 0
 
 
-async def test_a_name_that_answers_differently_a_moment_later_leads_nowhere_else():
+async def test_a_name_that_answers_differently_a_moment_later_leads_nowhere_else() -> None:
     """The connection goes to the address that was judged: there is no second answer to be had between the two."""
     answers: list[Sequence[str]] = [[PUBLIC], ["127.0.0.1"], [PUBLIC]]
     async with world() as here:
@@ -160,21 +161,21 @@ async def test_a_name_that_answers_differently_a_moment_later_leads_nowhere_else
     assert here.inside.connections == 0
 
 
-async def test_a_name_that_is_rebound_between_two_hops_is_judged_anew():
+async def test_a_name_that_is_rebound_between_two_hops_is_judged_anew() -> None:
     async with world(lambda _: page("", "302 Found", location="/again")) as here:
         failed = await here.refused("http://front.example/", answering([[PUBLIC], [PUBLIC], ["127.0.0.1"]]))
     assert failed.detail == "ADDRESS_REFUSED"
     assert (here.front.connections, here.inside.connections) == (2, 0)
 
 
-async def test_of_a_mixed_answer_only_the_public_address_is_dialled():
+async def test_of_a_mixed_answer_only_the_public_address_is_dialled() -> None:
     async with world() as here:
         await here.fetch("http://front.example/", answering([["127.0.0.1", "::1", PUBLIC, "10.0.0.1"]]))
     assert here.dialler.dialled == [(PUBLIC, 80)]
     assert here.inside.connections == 0
 
 
-async def test_what_the_environment_says_of_proxies_is_not_heeded(monkeypatch):
+async def test_what_the_environment_says_of_proxies_is_not_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
     async with world() as here:
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "HTTPS_PROXY"):
             monkeypatch.setenv(name, here.inside.url())
@@ -189,11 +190,11 @@ async def test_what_the_environment_says_of_proxies_is_not_heeded(monkeypatch):
     )
 )
 @settings(max_examples=25)
-async def test_whatever_is_asked_for_no_host_but_the_listed_one_is_ever_looked_up(text):
+async def test_whatever_is_asked_for_no_host_but_the_listed_one_is_ever_looked_up(text: Any) -> None:
     """What is checked is what is looked up and dialled."""
     looked_up, dialler = [], Dialler(failing=[PUBLIC])
 
-    async def resolve(host, _port):
+    async def resolve(host: Any, _port: Any) -> Any:
         looked_up.append(host)
         return [PUBLIC]
 
@@ -239,7 +240,7 @@ class TestAllowing:
             ([{"host": "*", "paths": ["/a"]}, "front.example"], "http://front.example/b", ""),
         ],
     )
-    async def test_only_what_the_operator_lists_is_fetched(self, allow, url, reason):
+    async def test_only_what_the_operator_lists_is_fetched(self, allow: Any, url: str, reason: str) -> None:
         async with world() as here:
             if reason:
                 assert (await here.refused(url, allow=allow)).detail == reason

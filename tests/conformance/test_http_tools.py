@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import socket
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from services.tools.http_tools.settings import HttpToolSettings
 from services.tools.tool import CallContext, ToolAnswer, ToolFailure, ToolInDoubt
 from tenure.domain.tools import EffectClass, OutcomeStatus
 from tests.support.certificates import issue
+from tests.support.fix_tools import Grants, StartTools
 from tests.support.patience import CALL_SECONDS
 from tests.support.scripted_http import answer, scripted_http
 
@@ -34,7 +37,7 @@ async def call(
         return await http_tool.tool.run(context, arguments)
 
 
-async def test_arguments_are_the_body_and_the_headers_say_whose_call_it_is():
+async def test_arguments_are_the_body_and_the_headers_say_whose_call_it_is() -> None:
     async with scripted_http(answer(200, '{"ok": true}', content_type="application/json")) as http:
         done = await call(f"{http.url}/notes", {"text": "é"}, headers={"Authorization": "Bearer x"}, send_token=True)
     assert (done.status, done.content) == (DONE, '{"ok": true}')
@@ -45,13 +48,13 @@ async def test_arguments_are_the_body_and_the_headers_say_whose_call_it_is():
     assert values.items() <= request.headers.items()
 
 
-async def test_the_token_is_sent_to_those_only_who_are_to_have_it():
+async def test_the_token_is_sent_to_those_only_who_are_to_have_it() -> None:
     async with scripted_http(answer(200)) as http:
         await call(http.url, {})
     assert "x-fencing-token" not in http.requests[0].headers
 
 
-async def test_arguments_in_the_url_stay_the_piece_they_are():
+async def test_arguments_in_the_url_stay_the_piece_they_are() -> None:
     async with scripted_http(answer(200)) as http:
         arguments = {"id": "a b/ü?x=1&y#z", "tags": ["p&q", 2], "flag": True, "none": None}
         await call(f"{http.url}/customers/{{id}}?v=1", arguments, method="GET", input_schema=ID)
@@ -60,7 +63,7 @@ async def test_arguments_in_the_url_stay_the_piece_they_are():
 
 
 @pytest.mark.parametrize("value", ["..", ".", "", "../../admin", "a/../b", "..\\b"])
-async def test_an_argument_that_leads_to_another_path_is_refused(value):
+async def test_an_argument_that_leads_to_another_path_is_refused(value: str) -> None:
     async with scripted_http(answer(200)) as http:
         with pytest.raises(ToolFailure, match="cannot be put into"):
             await call(f"{http.url}/customers/{{id}}", {"id": value}, input_schema=ID)
@@ -82,7 +85,7 @@ async def test_an_argument_that_leads_to_another_path_is_refused(value):
     ],
 )
 @pytest.mark.parametrize("effect_class", [EffectClass.KEYED, EffectClass.UNSAFE])
-async def test_a_refusal_is_an_answer(raw, detail, expected, effect_class):
+async def test_a_refusal_is_an_answer(raw: Any, detail: str, expected: str, effect_class: Any) -> None:
     async with scripted_http(raw) as http:
         refused = await call(http.url, {}, effect_class=effect_class)
     assert (refused.status, refused.detail) == (FAILED, detail)
@@ -92,7 +95,7 @@ async def test_a_refusal_is_an_answer(raw, detail, expected, effect_class):
 
 @pytest.mark.parametrize("status", [302, 303, 500])
 @pytest.mark.parametrize("effect_class", REPEATABLE)
-async def test_what_leaves_it_open_is_an_answer_where_that_does_not_matter(status, effect_class):
+async def test_what_leaves_it_open_is_an_answer_where_that_does_not_matter(status: int, effect_class: Any) -> None:
     async with scripted_http(answer(status, "bug")) as http:
         refused = await call(http.url, {}, effect_class=effect_class)
     assert (refused.status, refused.detail, len(http.requests)) == (FAILED, f"HTTP_{status}", 1)
@@ -100,7 +103,7 @@ async def test_what_leaves_it_open_is_an_answer_where_that_does_not_matter(statu
 
 @pytest.mark.parametrize("effect_class", REPEATABLE)
 @pytest.mark.parametrize("first", [None, answer(503, retry_after="0"), answer(429, retry_after="0"), answer(502)])
-async def test_what_may_be_repeated_is_sent_again_with_the_same_key(effect_class, first):
+async def test_what_may_be_repeated_is_sent_again_with_the_same_key(effect_class: Any, first: Any) -> None:
     async with scripted_http(first, answer(200, "done")) as http:
         done = await call(http.url, {"a": 1}, effect_class=effect_class)
     assert (done.status, done.content) == (DONE, "done")
@@ -112,7 +115,7 @@ CUT_OFF = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\nconnection: close\r\n\r\nx"
 
 
 @pytest.mark.parametrize("lost", [None, CUT_OFF])
-async def test_an_unsafe_call_whose_answer_is_lost_is_in_doubt_and_sent_once(lost):
+async def test_an_unsafe_call_whose_answer_is_lost_is_in_doubt_and_sent_once(lost: Any) -> None:
     async with scripted_http(lost) as http:
         with pytest.raises(ToolInDoubt, match="its answer was lost"):
             await call(http.url, {}, effect_class="UNSAFE")
@@ -121,26 +124,28 @@ async def test_an_unsafe_call_whose_answer_is_lost_is_in_doubt_and_sent_once(los
 
 @pytest.mark.parametrize("headers", [{}, {"retry_after": "0"}])
 @pytest.mark.parametrize("status", [302, 303, 408, 499, 500, 502, 503, 504, 520, 524])
-async def test_an_unsafe_call_is_in_doubt_unless_the_status_says_that_it_was_not_carried_out(status, headers):
+async def test_an_unsafe_call_is_in_doubt_unless_the_status_says_that_it_was_not_carried_out(
+    status: int, headers: Any
+) -> None:
     async with scripted_http(answer(status, "half of it is done", **headers)) as http:
         with pytest.raises(ToolInDoubt, match=f"leaves open whether that was done: HTTP {status}: half of it"):
             await call(http.url, {}, effect_class="UNSAFE")
     assert len(http.requests) == 1
 
 
-async def test_an_unsafe_call_that_came_too_often_was_not_carried_out():
+async def test_an_unsafe_call_that_came_too_often_was_not_carried_out() -> None:
     async with scripted_http(answer(429, "busy", retry_after="0")) as http:
         response = await call(http.url, {}, effect_class="UNSAFE")
     assert (response.status, response.detail, len(http.requests)) == (FAILED, "HTTP_429", 1)
 
 
-async def test_nobody_waits_longer_than_the_call_may_take():
+async def test_nobody_waits_longer_than_the_call_may_take() -> None:
     async with scripted_http(answer(503, "busy", retry_after="3600")) as http:
         response = await call(http.url, {})
     assert (response.status, response.detail, len(http.requests)) == (FAILED, "HTTP_503", 1)
 
 
-async def test_a_call_that_always_breaks_is_not_sent_for_ever():
+async def test_a_call_that_always_breaks_is_not_sent_for_ever() -> None:
     async with scripted_http(None) as http:
         with pytest.raises(ToolInDoubt, match="its answer was lost"):
             await call(http.url, {}, effect_class="KEYED")
@@ -148,7 +153,7 @@ async def test_a_call_that_always_breaks_is_not_sent_for_ever():
 
 
 @pytest.mark.parametrize("effect_class", [EffectClass.KEYED, EffectClass.UNSAFE])
-async def test_a_server_that_is_not_there_was_asked_for_nothing(effect_class):
+async def test_a_server_that_is_not_there_was_asked_for_nothing(effect_class: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(ToolFailure, match="Nothing was done") as failed:
@@ -156,7 +161,7 @@ async def test_a_server_that_is_not_there_was_asked_for_nothing(effect_class):
     assert failed.value.detail == "UNREACHABLE"
 
 
-async def test_an_unsafe_call_never_goes_over_a_connection_that_was_kept():
+async def test_an_unsafe_call_never_goes_over_a_connection_that_was_kept() -> None:
     settings = HttpToolSettings(url="http://127.0.0.1", description="d")
     async with scripted_http(answer(200)) as http:
         for effect_class, connections in ((EffectClass.KEYED, 1), (EffectClass.UNSAFE, 3)):
@@ -168,7 +173,7 @@ async def test_an_unsafe_call_never_goes_over_a_connection_that_was_kept():
             assert http.connections == connections
 
 
-async def test_what_is_too_long_is_cut_while_it_is_read():
+async def test_what_is_too_long_is_cut_while_it_is_read() -> None:
     async with scripted_http(answer(200, b"x" * (MOST_ANSWER_BYTES + 1))) as http:
         done = await call(http.url, {})
     assert (done.truncated, len(done.content)) == (True, MOST_ANSWER_BYTES)
@@ -184,12 +189,12 @@ async def test_what_is_too_long_is_cut_while_it_is_read():
         (answer(204), ""),
     ],
 )
-async def test_what_is_no_text_is_described(raw, expected):
+async def test_what_is_no_text_is_described(raw: Any, expected: str) -> None:
     async with scripted_http(raw) as http:
         assert (await call(http.url, {})).content == expected
 
 
-async def test_private_addresses_are_the_operators_to_forbid():
+async def test_private_addresses_are_the_operators_to_forbid() -> None:
     async with scripted_http(answer(200)) as http:
         with pytest.raises(ToolFailure) as refused:
             await call(http.url, {}, allow_private=False)
@@ -211,12 +216,14 @@ async def test_private_addresses_are_the_operators_to_forbid():
         ({"url": "http://crm.example/", "input_schema": {"$ref": "http://127.0.0.1/"}}, "another document"),
     ],
 )
-def test_a_tool_that_cannot_work_is_a_mistake_of_the_file(fields, expected):
+def test_a_tool_that_cannot_work_is_a_mistake_of_the_file(fields: Any, expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
         HttpToolSettings(**{"description": "d", **fields})
 
 
-async def test_the_tool_service_has_it_and_records_its_doubts(tool_service, grants, tools_sections):
+async def test_the_tool_service_has_it_and_records_its_doubts(
+    tool_service: StartTools, grants: Grants, tools_sections: Callable[..., Path]
+) -> None:
     async with scripted_http(answer(200, "noted"), None) as http:
         tool = {"url": http.url, "description": "Take a note.", "max_calls": 1, "tenants": ["default"]}
         tools = await tool_service(config_file=tools_sections(http_tools={"crm_note": tool}))
@@ -229,10 +236,10 @@ async def test_the_tool_service_has_it_and_records_its_doubts(tool_service, gran
     assert {one.headers["x-fencing-epoch"] for one in http.requests} == {"12"}
 
 
-async def test_an_answer_that_nobody_can_take_leaves_an_unsafe_call_in_doubt(monkeypatch):
+async def test_an_answer_that_nobody_can_take_leaves_an_unsafe_call_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is wrong with us or with it: it was asked."""
 
-    def fails(*_asked):
+    def fails(*_asked: Any) -> Any:
         raise KeyError("a bug")
 
     monkeypatch.setattr("services.tools.http_tools.http_tool.read_response", fails)
@@ -242,7 +249,7 @@ async def test_an_answer_that_nobody_can_take_leaves_an_unsafe_call_in_doubt(mon
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "other.invalid"])
-async def test_a_server_has_to_be_who_it_says_it_is(host, tmp_path):
+async def test_a_server_has_to_be_who_it_says_it_is(host: str, tmp_path: Path) -> None:
     """With the operator's own authority; nothing is sent to another."""
     authority = issue("authority")
     authority_file = tmp_path / "ca.pem"

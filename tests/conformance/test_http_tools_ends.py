@@ -28,6 +28,7 @@ from tenure.domain.fencing import Claims
 from tenure.domain.tools import EffectClass, OutcomeStatus
 from tests.support.certificates import issue
 from tests.support.fake_may_begin import Begins
+from tests.support.fix_time import PassSeconds
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 from tests.support.scripted_http import ScriptedHttp, answer, scripted_http
 
@@ -53,7 +54,7 @@ async def heard(http: ScriptedHttp) -> None:
 
 
 @pytest.mark.parametrize("effect_class", [KEYED, UNSAFE])
-async def test_a_server_that_says_nothing_is_given_up_in_time(effect_class, pass_seconds):
+async def test_a_server_that_says_nothing_is_given_up_in_time(effect_class: Any, pass_seconds: PassSeconds) -> None:
     async with scripted_http(hangs=True) as http, http_tool(http.url, effect_class) as tool:
         calling = asyncio.ensure_future(tool.run(context(), {}))
         await heard(http)
@@ -69,8 +70,8 @@ async def test_a_server_that_says_nothing_is_given_up_in_time(effect_class, pass
 
 @pytest.mark.parametrize("effect_class", [KEYED, UNSAFE])
 async def test_a_process_that_stood_still_at_the_end_of_a_call_leaves_an_unsafe_one_in_doubt(
-    effect_class, pass_seconds
-):
+    effect_class: Any, pass_seconds: PassSeconds
+) -> None:
     """Then the tool is stopped by its own time and by the service's at once, and can say nothing itself."""
     key = CallKey(uuid.uuid4(), "1.0")
     request = CallRequest(
@@ -88,7 +89,7 @@ async def test_a_process_that_stood_still_at_the_end_of_a_call_leaves_an_unsafe_
             assert (await carrying).status is OutcomeStatus.TIMED_OUT
 
 
-async def test_an_unsafe_call_that_is_stopped_here_goes_on_at_its_server_for_all_anybody_knows():
+async def test_an_unsafe_call_that_is_stopped_here_goes_on_at_its_server_for_all_anybody_knows() -> None:
     key = CallKey(uuid.uuid4(), "1.0")
     request = CallRequest(key, Claims(f"tasks/{key.task_id}", "default", 10, "claim", "worker"), "crm", UNSAFE, b"{}")
     run = RunningCalls().add(request, 1)
@@ -100,7 +101,7 @@ async def test_an_unsafe_call_that_is_stopped_here_goes_on_at_its_server_for_all
             await carrying
 
 
-async def test_a_runner_that_may_begin_nothing_any_more_sends_nothing_though_it_is_connected():
+async def test_a_runner_that_may_begin_nothing_any_more_sends_nothing_though_it_is_connected() -> None:
     vouch = Mock()
     async with scripted_http(answer(200, "paid")) as http, http_tool(http.url, UNSAFE) as tool:
         with pytest.raises(NeverBegan):
@@ -109,7 +110,7 @@ async def test_a_runner_that_may_begin_nothing_any_more_sends_nothing_though_it_
     vouch.assert_called_once_with()
 
 
-async def test_a_call_that_is_stopped_lets_go_of_its_connection():
+async def test_a_call_that_is_stopped_lets_go_of_its_connection() -> None:
     async with scripted_http(hangs=True) as http, http_tool(http.url, UNSAFE) as tool:
         calling = asyncio.ensure_future(tool.run(context(), {}))
         await heard(http)
@@ -120,7 +121,7 @@ async def test_a_call_that_is_stopped_lets_go_of_its_connection():
             await http.left.wait()
 
 
-async def test_what_is_no_request_was_not_sent():
+async def test_what_is_no_request_was_not_sent() -> None:
     """The file's headers are checked; whatever else HTTP does not allow leaves no call in doubt."""
     async with scripted_http(answer(200)) as http:
         headers = {"X-Key": SecretStr("a blank at the end ")}
@@ -130,13 +131,13 @@ async def test_what_is_no_request_was_not_sent():
     assert http.requests == []
 
 
-async def test_an_address_is_asked_for_as_it_is_written():
+async def test_an_address_is_asked_for_as_it_is_written() -> None:
     async with scripted_http(answer(200)) as http, http_tool(f"{http.url}/a;v=2/b;w=1?q=1", UNSAFE) as tool:
         await tool.run(context(), {})
     assert http.requests[0].line == "POST /a;v=2/b;w=1?q=1 HTTP/1.1"
 
 
-async def test_a_header_of_blanks_holds_up_nothing():
+async def test_a_header_of_blanks_holds_up_nothing() -> None:
     """Its reader once took the square of its length: 18 s of CPU time for this one."""
     before = time.process_time()
     blanks = b"HTTP/1.1 200 OK\r\nx:" + b" " * 95_000 + b"\0\r\n\r\n"
@@ -148,7 +149,9 @@ async def test_a_header_of_blanks_holds_up_nothing():
 
 @pytest.mark.parametrize("begun", [b"", answer(200, "hello")[:-1]])
 @pytest.mark.parametrize("effect_class", [KEYED, UNSAFE])
-async def test_tls_that_breaks_in_the_middle_of_an_answer_is_a_lost_answer(effect_class, begun, tmp_path):
+async def test_tls_that_breaks_in_the_middle_of_an_answer_is_a_lost_answer(
+    effect_class: Any, begun: Any, tmp_path: Path
+) -> None:
     authority = issue("authority")
     ca_file = tmp_path / "ca.pem"
     ca_file.write_bytes(authority.certificate.public_bytes(serialization.Encoding.PEM))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -36,7 +37,7 @@ pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module")]
 # Acquire
 
 
-async def test_a_lease_has_a_token_that_says_what_is_held(leases: Leases):
+async def test_a_lease_has_a_token_that_says_what_is_held(leases: Leases) -> None:
     lease = await leases.acquire("tables/orders", "one", ttl_seconds=20)
     claims = read_claims(lease.token)
     assert (claims.resource, claims.epoch, claims.claim_id) == ("leases/tables/orders", lease.epoch, lease.claim_id)
@@ -45,7 +46,7 @@ async def test_a_lease_has_a_token_that_says_what_is_held(leases: Leases):
     assert seconds(lease.remaining) == 20
 
 
-async def test_a_held_lease_is_refused_with_its_holder_and_the_time_it_has_left(leases: Leases):
+async def test_a_held_lease_is_refused_with_its_holder_and_the_time_it_has_left(leases: Leases) -> None:
     lease = await leases.acquire("a", "one", ttl_seconds=20)
     for replica in (0, 1):
         with pytest.raises(LeaseHeld) as refused:
@@ -55,7 +56,7 @@ async def test_a_held_lease_is_refused_with_its_holder_and_the_time_it_has_left(
         assert 15 <= refused.value.retry_after_seconds <= 20
 
 
-async def test_of_many_who_acquire_at_once_one_gets_it(leases: Leases):
+async def test_of_many_who_acquire_at_once_one_gets_it(leases: Leases) -> None:
     requests = (leases.at(number % 2).acquire("contended", f"holder-{number}") for number in range(12))
     answers = await asyncio.gather(*requests, return_exceptions=True)
     (won,) = [answer for answer in answers if isinstance(answer, pb.Lease)]
@@ -63,21 +64,21 @@ async def test_of_many_who_acquire_at_once_one_gets_it(leases: Leases):
     assert (await leases.get("contended")).holder == won.holder
 
 
-async def test_a_repeat_of_an_acquire_gives_the_same_lease_at_any_replica(leases: Leases):
+async def test_a_repeat_of_an_acquire_gives_the_same_lease_at_any_replica(leases: Leases) -> None:
     first = await leases.acquire("a", request_id="r-1")
     again = await leases.at(1).acquire("a", request_id="r-1")
     assert (again.epoch, again.claim_id) == (first.epoch, first.claim_id)
     assert read_claims(again.token) == read_claims(first.token)
 
 
-async def test_a_request_id_with_another_payload_is_refused(leases: Leases):
+async def test_a_request_id_with_another_payload_is_refused(leases: Leases) -> None:
     await leases.acquire("a", "one", request_id="r-1")
     with pytest.raises(AlreadyExists) as refused:
         await leases.acquire("a", "two", request_id="r-1")
     assert refused.value.reason == "REQUEST_ID_REUSED"
 
 
-async def test_a_repeat_that_comes_after_the_lease_has_ended_acquires_nothing(leases: Leases):
+async def test_a_repeat_that_comes_after_the_lease_has_ended_acquires_nothing(leases: Leases) -> None:
     lease = await leases.acquire("a", request_id="r-1")
     await leases.release(lease)
     with pytest.raises(StaleEpoch) as refused:
@@ -87,7 +88,7 @@ async def test_a_repeat_that_comes_after_the_lease_has_ended_acquires_nothing(le
         await leases.get("a")
 
 
-async def test_epochs_grow_from_holder_to_holder(leases: Leases):
+async def test_epochs_grow_from_holder_to_holder(leases: Leases) -> None:
     epochs: list[Any] = []
     for number in range(4):
         lease = await leases.at(number % 2).acquire("a", f"holder-{number}")
@@ -97,7 +98,7 @@ async def test_epochs_grow_from_holder_to_holder(leases: Leases):
     assert epochs == sorted(set(epochs))
 
 
-async def test_names_belong_to_tenants(leases: Leases, lease_replicas: list[str]):
+async def test_names_belong_to_tenants(leases: Leases, lease_replicas: list[str]) -> None:
     mine = await leases.acquire("a", "one")
     async with open_channel(lease_replicas[0], tenant="somebody-else") as channel:
         others = Leases(channel)
@@ -110,7 +111,7 @@ async def test_names_belong_to_tenants(leases: Leases, lease_replicas: list[str]
     assert (await leases.get("a")).holder == "one"
 
 
-async def test_a_tenant_holds_so_many_leases_and_no_more(leases: Leases):
+async def test_a_tenant_holds_so_many_leases_and_no_more(leases: Leases) -> None:
     held = await asyncio.gather(*(leases.acquire(f"n/{number}") for number in range(40)))
     with pytest.raises(LimitReached) as refused:
         await leases.acquire("one-too-many")
@@ -134,7 +135,7 @@ async def test_a_tenant_holds_so_many_leases_and_no_more(leases: Leases):
     ],
     ids=repr,
 )
-async def test_an_acquire_out_of_bounds_is_refused(leases: Leases, change):
+async def test_an_acquire_out_of_bounds_is_refused(leases: Leases, change: Any) -> None:
     fields = {"resource": "a", "holder": "one", "ttl": duration(5), "request_id": "r", **change}
     with pytest.raises(InvalidRequest) as refused:
         await leases.stub.AcquireLease(pb.AcquireLeaseRequest(**fields), timeout=TIMEOUT_SECONDS)
@@ -144,7 +145,7 @@ async def test_an_acquire_out_of_bounds_is_refused(leases: Leases, change):
 # Renew, release
 
 
-async def test_a_renewal_extends_the_lease_under_the_same_epoch_at_any_replica(leases: Leases):
+async def test_a_renewal_extends_the_lease_under_the_same_epoch_at_any_replica(leases: Leases) -> None:
     lease = await leases.acquire("a", ttl_seconds=6)
     for turn in range(2):
         await asyncio.sleep(3.2)  # time itself is the matter: longer than the lease in all
@@ -153,7 +154,7 @@ async def test_a_renewal_extends_the_lease_under_the_same_epoch_at_any_replica(l
         assert seconds(renewed.remaining) == 6
 
 
-async def test_a_lease_that_is_not_renewed_ends_and_its_renewal_says_so(leases: Leases):
+async def test_a_lease_that_is_not_renewed_ends_and_its_renewal_says_so(leases: Leases) -> None:
     lease = await leases.acquire("a", "one", ttl_seconds=2)
     async with asyncio.timeout(PATIENCE_SECONDS):
         while (await leases.list()).leases:
@@ -168,7 +169,7 @@ async def test_a_lease_that_is_not_renewed_ends_and_its_renewal_says_so(leases: 
     assert lost.value.current == after.epoch
 
 
-async def test_a_release_frees_the_resource_at_once_and_says_why_to_the_next(leases: Leases):
+async def test_a_release_frees_the_resource_at_once_and_says_why_to_the_next(leases: Leases) -> None:
     lease = await leases.acquire("a", "one")
     assert await leases.at(1).release(lease, "done for today")
     assert not await leases.release(lease)  # a repeat finds it gone
@@ -176,7 +177,7 @@ async def test_a_release_frees_the_resource_at_once_and_says_why_to_the_next(lea
     assert (after.reason, after.message) == ("RELEASED", "done for today")
 
 
-async def test_a_release_that_comes_late_leaves_the_next_holder_alone(leases: Leases):
+async def test_a_release_that_comes_late_leaves_the_next_holder_alone(leases: Leases) -> None:
     lease = await leases.acquire("a", "one")
     await leases.release(lease)
     after = await leases.acquire("a", "two")
@@ -185,7 +186,7 @@ async def test_a_release_that_comes_late_leaves_the_next_holder_alone(leases: Le
     assert (await leases.get("a")).claim_id == after.claim_id
 
 
-async def test_an_operator_releases_the_epoch_he_saw_with_a_reason(leases: Leases):
+async def test_an_operator_releases_the_epoch_he_saw_with_a_reason(leases: Leases) -> None:
     seen = await leases.get((await leases.acquire("a", "one")).resource)
     with pytest.raises(InvalidRequest):
         await leases.operator_release(seen, "")
@@ -197,7 +198,7 @@ async def test_an_operator_releases_the_epoch_he_saw_with_a_reason(leases: Lease
 # Transfer
 
 
-async def test_a_transfer_gives_the_next_holder_a_higher_epoch_and_takes_the_old_one_away(leases: Leases):
+async def test_a_transfer_gives_the_next_holder_a_higher_epoch_and_takes_the_old_one_away(leases: Leases) -> None:
     lease = await leases.acquire("a", "one", ttl_seconds=20)
     moved = await leases.at(1).transfer("two", "rebalanced", token=lease.token)
     assert moved.epoch > lease.epoch
@@ -208,7 +209,7 @@ async def test_a_transfer_gives_the_next_holder_a_higher_epoch_and_takes_the_old
     assert (await leases.renew(moved)).epoch == moved.epoch
 
 
-async def test_a_repeat_of_a_transfer_gives_the_same_lease(leases: Leases):
+async def test_a_repeat_of_a_transfer_gives_the_same_lease(leases: Leases) -> None:
     lease = await leases.acquire("a", "one")
     moved = await leases.transfer("two", token=lease.token, request_id="m-1")
     again = await leases.at(1).transfer("two", token=lease.token, request_id="m-1")
@@ -217,7 +218,7 @@ async def test_a_repeat_of_a_transfer_gives_the_same_lease(leases: Leases):
         await leases.transfer("three", token=lease.token)
 
 
-async def test_who_a_lease_was_transferred_to_acquires_it_under_an_epoch_of_its_own(leases: Leases):
+async def test_who_a_lease_was_transferred_to_acquires_it_under_an_epoch_of_its_own(leases: Leases) -> None:
     lease = await leases.acquire("a", "one")
     moved = await leases.transfer("two", "its machine is gone", lease=reference(lease))
     with pytest.raises(LeaseHeld):
@@ -231,7 +232,7 @@ async def test_who_a_lease_was_transferred_to_acquires_it_under_an_epoch_of_its_
         await leases.renew(moved)
 
 
-async def test_transfers_at_the_same_moment_make_one_holder(leases: Leases):
+async def test_transfers_at_the_same_moment_make_one_holder(leases: Leases) -> None:
     lease = await leases.acquire("a", "one")
     requests = (leases.at(number % 2).transfer(f"holder-{number}", token=lease.token) for number in range(6))
     answers = await asyncio.gather(*requests, return_exceptions=True)
@@ -243,7 +244,7 @@ async def test_transfers_at_the_same_moment_make_one_holder(leases: Leases):
 # Tokens
 
 
-async def test_a_lease_token_never_passes_for_a_tasks(leases: Leases, lease_fleet: Fleet):
+async def test_a_lease_token_never_passes_for_a_tasks(leases: Leases, lease_fleet: Fleet) -> None:
     """Even for a resource whose name is a task's id."""
     task_id = str(uuid.uuid4())
     lease = await leases.acquire(task_id)
@@ -253,7 +254,9 @@ async def test_a_lease_token_never_passes_for_a_tasks(leases: Leases, lease_flee
     assert refused.value.reason == "WRONG_RESOURCE"
 
 
-async def test_a_tasks_token_never_passes_for_a_leases(leases: Leases, lease_fleet: Fleet, lease_replicas: list[str]):
+async def test_a_tasks_token_never_passes_for_a_leases(
+    leases: Leases, lease_fleet: Fleet, lease_replicas: list[str]
+) -> None:
     replica = next(one for one in lease_fleet.services if one.address == lease_replicas[0])
     worker = await lease_fleet.worker(replica)
     task_id = await lease_fleet.submit()
@@ -268,7 +271,7 @@ async def test_a_tasks_token_never_passes_for_a_leases(leases: Leases, lease_fle
         assert refused.value.reason == "WRONG_RESOURCE"
 
 
-async def test_a_forged_token_is_refused(leases: Leases):
+async def test_a_forged_token_is_refused(leases: Leases) -> None:
     lease = await leases.acquire("a")
     claims = token_pb2.TokenClaims.FromString(lease.token.claims)
     claims.epoch += 1
@@ -283,7 +286,7 @@ async def test_a_forged_token_is_refused(leases: Leases):
 # Get, list, watch
 
 
-async def test_a_resource_that_nobody_holds_is_not_found_with_its_last_epoch(leases: Leases):
+async def test_a_resource_that_nobody_holds_is_not_found_with_its_last_epoch(leases: Leases) -> None:
     lease = await leases.acquire("a")
     await leases.release(lease)
     with pytest.raises(NotFound) as refused:
@@ -291,7 +294,7 @@ async def test_a_resource_that_nobody_holds_is_not_found_with_its_last_epoch(lea
     assert (refused.value.reason, refused.value.metadata["last_epoch"]) == ("LEASE_NOT_HELD", str(lease.epoch))
 
 
-async def test_a_list_is_paged_by_name_and_shows_no_token(leases: Leases):
+async def test_a_list_is_paged_by_name_and_shows_no_token(leases: Leases) -> None:
     for name in ("b/2", "a/1", "b/1", "b/3"):
         await leases.acquire(name)
     first = await leases.list("b/", page_size=2)
@@ -302,7 +305,7 @@ async def test_a_list_is_paged_by_name_and_shows_no_token(leases: Leases):
     assert all(0 < seconds(lease.remaining) <= 30 for lease in first.leases)
 
 
-async def test_a_watch_from_a_lists_revision_misses_nothing(leases: Leases):
+async def test_a_watch_from_a_lists_revision_misses_nothing(leases: Leases) -> None:
     await leases.acquire("w/before")
     listed = await leases.list("w/")
     one = await leases.acquire("w/a", "one")
@@ -322,7 +325,7 @@ async def test_a_watch_from_a_lists_revision_misses_nothing(leases: Leases):
     assert not any(lease.HasField("token") for _, lease in events)
 
 
-async def test_a_watch_goes_on_where_another_ended(leases: Leases):
+async def test_a_watch_goes_on_where_another_ended(leases: Leases) -> None:
     listed = await leases.list()
     first = await leases.acquire("a")
     await leases.release(first)
@@ -334,7 +337,7 @@ async def test_a_watch_goes_on_where_another_ended(leases: Leases):
     assert [kind for kind, _ in rest] == ["ended"]
 
 
-async def test_a_watch_says_at_once_that_it_stands_and_where(leases: Leases):
+async def test_a_watch_says_at_once_that_it_stands_and_where(leases: Leases) -> None:
     await leases.acquire("a")
     async with aclosing(watching(leases, 0)) as answers:
         first = await anext(answers)
@@ -347,13 +350,13 @@ async def test_a_watch_says_at_once_that_it_stands_and_where(leases: Leases):
 
 
 @pytest.mark.parametrize("revision", [1, (2**22 << 40) + 1], ids=["another generation", "the future"])
-async def test_a_watch_from_where_history_is_not_known_is_refused(leases: Leases, revision):
+async def test_a_watch_from_where_history_is_not_known_is_refused(leases: Leases, revision: Any) -> None:
     with pytest.raises(OutOfRange) as refused:
         await anext(watching(leases, revision))
     assert refused.value.reason == "CURSOR_EXPIRED"
 
 
-async def test_a_tenant_watches_with_so_many_streams_and_no_more(leases: Leases):
+async def test_a_tenant_watches_with_so_many_streams_and_no_more(leases: Leases) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         watches = [watching(leases, 0) for _ in range(64)]
         await asyncio.gather(*(anext(watch) for watch in watches))
@@ -371,7 +374,7 @@ async def test_a_tenant_watches_with_so_many_streams_and_no_more(leases: Leases)
             await watch.aclose()
 
 
-async def watching(leases: Leases, after_revision: int, prefix: str = ""):
+async def watching(leases: Leases, after_revision: int, prefix: str = "") -> AsyncGenerator[Any]:
     call = leases.stub.WatchLeases(
         pb.WatchLeasesRequest(prefix=prefix, after_revision=after_revision), timeout=PATIENCE_SECONDS
     )

@@ -22,6 +22,7 @@ from tenure.domain.errors import LeaseHeld, OutOfRange, Unavailable
 from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import lease_service_pb2 as pb
 from tenure.wire.token import read_claims
+from tests.support.fix_coordinator import Fleet
 from tests.support.fix_leases import Leases
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.service_process import ServiceProcess
@@ -31,7 +32,7 @@ _tenants = itertools.count(1)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def gateway_process(lease_fleet, lease_replicas: list[str]) -> AsyncIterator[ServiceProcess]:
+async def gateway_process(lease_fleet: Fleet, lease_replicas: list[str]) -> AsyncIterator[ServiceProcess]:
     settings = {
         "LISTEN": "127.0.0.1:0",
         "CHECKPOINT_ADDRESS": lease_fleet.checkpoint.address,
@@ -56,7 +57,7 @@ async def client(gateway_process: ServiceProcess, tenant: str) -> AsyncIterator[
 
 
 @pytest.fixture
-def run(gateway_process: ServiceProcess, tenant: str):
+def run(gateway_process: ServiceProcess, tenant: str) -> Any:
     """A command line as it is typed, in a thread: it has a loop of its own."""
 
     async def invoke(*words: str) -> Result:
@@ -68,7 +69,7 @@ def run(gateway_process: ServiceProcess, tenant: str):
 
 async def test_a_lease_is_held_through_the_gateway_as_at_a_coordinator(
     client: Client, tenant: str, lease_replicas: list[str]
-):
+) -> None:
     async with client.lease("a", holder="one", ttl_seconds=5) as held:
         assert read_claims(held.token).resource == "leases/a"
         with pytest.raises(LeaseHeld) as refused:
@@ -81,7 +82,7 @@ async def test_a_lease_is_held_through_the_gateway_as_at_a_coordinator(
         assert [lease.resource async for lease in client.list_leases()] == ["a"]
 
 
-async def test_a_watch_through_the_gateway_hears_what_happens(client: Client):
+async def test_a_watch_through_the_gateway_hears_what_happens(client: Client) -> None:
     revision = (await client.leases.ListLeases(pb.ListLeasesRequest())).revision
     async with client.lease("a", holder="one"):
         pass
@@ -96,7 +97,7 @@ async def test_a_watch_through_the_gateway_hears_what_happens(client: Client):
         await anext(client.watch_leases("", 1))
 
 
-async def test_a_watch_ends_when_the_gateway_drains(lease_fleet, lease_replicas):
+async def test_a_watch_ends_when_the_gateway_drains(lease_fleet: Fleet, lease_replicas: list[str]) -> None:
     settings = {"LISTEN": "127.0.0.1:0", "COORDINATOR_ADDRESS": lease_replicas[0]}
     process = await ServiceProcess("gateway", settings).start()
     async with Client(process.address) as client:
@@ -110,7 +111,7 @@ async def test_a_watch_ends_when_the_gateway_drains(lease_fleet, lease_replicas)
     assert await stopping == 0
 
 
-async def test_the_command_shows_who_holds_what(run, client: Client):
+async def test_the_command_shows_who_holds_what(run: Any, client: Client) -> None:
     assert (await run("leases", "list")).stderr == "nothing is held\n"
     async with client.lease("tables/a", holder="one") as held:
         table = (await run("leases", "list", "tables/")).stdout.splitlines()
@@ -125,7 +126,7 @@ async def test_the_command_shows_who_holds_what(run, client: Client):
     assert (gone.exit_code, gone.stderr) == (Exit.REFUSED, "tenure: nobody holds tables/a\n")
 
 
-async def test_the_command_acquires_and_says_who_is_in_the_way(run):
+async def test_the_command_acquires_and_says_who_is_in_the_way(run: Any) -> None:
     (lease,) = values(await run("--json", "leases", "acquire", "a", "--holder", "operator", "--ttl", "30s"))
     assert (lease["holder"], lease["ttl"]) == ("operator", "30s")
     refused = await run("leases", "acquire", "a", "--holder", "other")
@@ -133,7 +134,7 @@ async def test_the_command_acquires_and_says_who_is_in_the_way(run):
     assert refused.stderr.startswith("tenure: a is held by operator; without a renewal it is free in ")
 
 
-async def test_an_operator_takes_a_lease_away_with_a_reason_only(run, client: Client):
+async def test_an_operator_takes_a_lease_away_with_a_reason_only(run: Any, client: Client) -> None:
     async with client.lease("a", holder="one", ttl_seconds=30, cancel_on_loss=False) as held:
         assert (await run("leases", "release", "a")).exit_code == Exit.USAGE
         late = await run("leases", "release", "a", "--epoch", str(held.epoch - 1), "--reason", "stuck")
@@ -143,7 +144,7 @@ async def test_an_operator_takes_a_lease_away_with_a_reason_only(run, client: Cl
         assert (after.info.reason, after.info.message) == ("OPERATOR_RELEASED", "stuck")
 
 
-async def test_an_operator_hands_a_lease_over(run, client: Client):
+async def test_an_operator_hands_a_lease_over(run: Any, client: Client) -> None:
     async with client.lease("a", holder="one", ttl_seconds=30, cancel_on_loss=False) as held:
         (moved,) = values(await run("--json", "leases", "transfer", "a", "two", "--reason", "rebalanced"))
         assert (moved["holder"], moved["previous_epoch"]) == ("two", held.epoch)
@@ -152,13 +153,13 @@ async def test_an_operator_hands_a_lease_over(run, client: Client):
             assert (own.info.reason, own.info.message) == ("OPERATOR_TRANSFER", "rebalanced")
 
 
-async def test_the_command_shows_the_keys(run):
+async def test_the_command_shows_the_keys(run: Any) -> None:
     (key,) = values(await run("--json", "leases", "keys"))
     assert (key["key_id"], key["active"]) == ("test-1", True)
     assert (await run("leases", "keys")).stdout.split() == ["test-1", key["public_key"], "signs", "now"]
 
 
-async def test_the_command_watches(gateway_process: ServiceProcess, client: Any, tenant: str):
+async def test_the_command_watches(gateway_process: ServiceProcess, client: Any, tenant: str) -> None:
     words = ["--address", gateway_process.address, "--tenant", tenant, "--json", "leases", "watch", "w/"]
     revision = (await client.leases.ListLeases(pb.ListLeasesRequest())).revision
     process = await asyncio.create_subprocess_exec(

@@ -1,7 +1,10 @@
 """Group commit: a batch is one transaction, and still no commit suffers from its neighbours."""
 
+from __future__ import annotations
+
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import psycopg
@@ -14,25 +17,25 @@ from tenure.domain.errors import InvalidRequest, LimitReached, NotFound, StaleEp
 from tenure.runtime.batching import BatchLimits
 from tenure.runtime.signing import Verifier
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, words
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, words
 from tests.support.patience import PATIENCE_SECONDS
 
 
 class HeldCommitter:
     """Not a ledger: it shows what the batcher hands on, and when."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.batches: list[Any] = []
         self.release = asyncio.Semaphore(0)
 
-    async def write(self, commits):
+    async def write(self, commits: Any) -> Any:
         self.batches.append(commits)
         await self.release.acquire()
         return [pb.CommitResponse(sequence=len(self.batches)) for _ in commits]
 
 
 @pytest.fixture
-async def held():
+async def held() -> AsyncIterator[Any]:
     """A committer that writes a batch when told to, and its batcher."""
     committer = HeldCommitter()
     batcher = commit_batcher(committer.write, BatchLimits(max_items=4, max_waiting=6))
@@ -42,18 +45,18 @@ async def held():
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def owners_of(checkpoint, count):
+async def owners_of(checkpoint: Any, count: Any) -> Any:
     replica = await checkpoint()
     tasks = [await replica.create() for _ in range(count)]
     return replica, [await replica.claim(task.task_id) for task in tasks]
 
 
-def prepared(owner, *entries):
+def prepared(owner: Any, *entries: Any) -> Any:
     verifier = Verifier(owner.replica.keys / "verifying.json")
     return prepare(owner.request(*(entries or [words()])), verifier, validated=True)
 
 
-async def test_two_commits_of_one_task_are_never_in_one_batch(checkpoint, held):
+async def test_two_commits_of_one_task_are_never_in_one_batch(checkpoint: MakeCheckpoint, held: Any) -> None:
     committer, batcher = held
     _, (one, two) = await owners_of(checkpoint, 2)
     answers = [asyncio.create_task(batcher.submit(prepared(owner))) for owner in (one, one, two, one)]
@@ -64,7 +67,7 @@ async def test_two_commits_of_one_task_are_never_in_one_batch(checkpoint, held):
     assert tasks == [[one.task.task_id, two.task.task_id], [one.task.task_id], [one.task.task_id]]
 
 
-async def test_a_caller_that_goes_away_does_not_take_its_batch_along(checkpoint, held):
+async def test_a_caller_that_goes_away_does_not_take_its_batch_along(checkpoint: MakeCheckpoint, held: Any) -> None:
     committer, batcher = held
     _, (one, two) = await owners_of(checkpoint, 2)
     gone, stays = [asyncio.create_task(batcher.submit(prepared(owner))) for owner in (one, two)]
@@ -76,7 +79,7 @@ async def test_a_caller_that_goes_away_does_not_take_its_batch_along(checkpoint,
     assert len(committer.batches[0]) == 2
 
 
-async def test_a_full_queue_says_so(checkpoint, held):
+async def test_a_full_queue_says_so(checkpoint: MakeCheckpoint, held: Any) -> None:
     _, batcher = held
     _, (owner,) = await owners_of(checkpoint, 1)
     commit = prepared(owner)
@@ -86,7 +89,7 @@ async def test_a_full_queue_says_so(checkpoint, held):
         batcher.hand_in(commit, lambda _: None)
 
 
-async def test_what_waits_when_the_process_ends_is_refused(checkpoint):
+async def test_what_waits_when_the_process_ends_is_refused(checkpoint: MakeCheckpoint) -> None:
     committer = HeldCommitter()
     batcher = commit_batcher(committer.write)
     _, (one, two) = await owners_of(checkpoint, 2)
@@ -103,7 +106,7 @@ async def test_what_waits_when_the_process_ends_is_refused(checkpoint):
             await answer
 
 
-async def test_a_refused_commit_harms_no_neighbour_of_its_batch(checkpoint):
+async def test_a_refused_commit_harms_no_neighbour_of_its_batch(checkpoint: MakeCheckpoint) -> None:
     replica, owners = await owners_of(checkpoint, 6)
     stale, wrong, *good = owners
     await replica.claim(stale.task.task_id)
@@ -119,7 +122,7 @@ async def test_a_refused_commit_harms_no_neighbour_of_its_batch(checkpoint):
     assert isinstance(results[-1], NotFound)
 
 
-async def test_a_commit_that_postgres_will_not_take_harms_no_neighbour(checkpoint):
+async def test_a_commit_that_postgres_will_not_take_harms_no_neighbour(checkpoint: MakeCheckpoint) -> None:
     replica, (bad, *good) = await owners_of(checkpoint, 4)
     token, _ = replica.sign(bad.task.task_id, bad.claims.epoch, bad.claims.claim_id, holder="nul \0 here")
     requests = [bad.request(words(), token=token), *[owner.request(words()) for owner in good]]
@@ -128,7 +131,7 @@ async def test_a_commit_that_postgres_will_not_take_harms_no_neighbour(checkpoin
     assert [result.sequence for result in results[1:]] == [4, 4, 4]
 
 
-async def in_one_frame(replica, requests):
+async def in_one_frame(replica: Any, requests: Any) -> Any:
     """The results of commits sent in one frame, in their order."""
     from tenure.wire.common import refusal_to_domain
 
@@ -144,7 +147,9 @@ async def in_one_frame(replica, requests):
     return [values[tag] for tag in range(len(requests))]
 
 
-async def test_a_batch_locks_its_rows_in_the_order_of_their_ids_whatever_order_they_came_in(checkpoint):
+async def test_a_batch_locks_its_rows_in_the_order_of_their_ids_whatever_order_they_came_in(
+    checkpoint: MakeCheckpoint,
+) -> None:
     """One order for all writers is why two of them never wait for each other."""
     replica, owners = await owners_of(checkpoint, 12)
     owners.sort(key=lambda owner: owner.task.task_id)
@@ -159,7 +164,7 @@ async def test_a_batch_locks_its_rows_in_the_order_of_their_ids_whatever_order_t
     assert [result.sequence for result in await writing] == [4] * 12
 
 
-async def until_somebody_waits_for_a_lock(replica):
+async def until_somebody_waits_for_a_lock(replica: Any) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not await replica.query(
             "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
@@ -167,7 +172,7 @@ async def until_somebody_waits_for_a_lock(replica):
             await asyncio.sleep(0.005)
 
 
-async def test_two_replicas_that_are_sent_the_same_commits_apply_each_once(checkpoint):
+async def test_two_replicas_that_are_sent_the_same_commits_apply_each_once(checkpoint: MakeCheckpoint) -> None:
     replica, owners = await owners_of(checkpoint, 12)
     other = await checkpoint(dsn=replica.dsn)
 
@@ -180,12 +185,14 @@ async def test_two_replicas_that_are_sent_the_same_commits_apply_each_once(check
     assert {(await replica.get(owner.task.task_id)).sequence for owner in owners} == {3 + 15}
 
 
-def commit_id(owner, number):
+def commit_id(owner: Any, number: Any) -> str:
     """The same for both writers: one of them is answered as a repeat."""
     return f"{owner.task.task_id[:-12]}{number:012d}"
 
 
-async def test_a_connection_that_breaks_under_a_batch_is_replaced_and_the_batch_run_again(checkpoint):
+async def test_a_connection_that_breaks_under_a_batch_is_replaced_and_the_batch_run_again(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica, owners = await owners_of(checkpoint, 8)
     for _ in range(3):
         await replica.query(
@@ -196,7 +203,9 @@ async def test_a_connection_that_breaks_under_a_batch_is_replaced_and_the_batch_
     assert {(await replica.get(owner.task.task_id)).sequence for owner in owners} == {6}
 
 
-async def test_a_row_that_is_locked_for_long_fails_its_batch_and_nothing_is_acknowledged(checkpoint):
+async def test_a_row_that_is_locked_for_long_fails_its_batch_and_nothing_is_acknowledged(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica, (owner,) = await owners_of(checkpoint, 1)
     async with await psycopg.AsyncConnection.connect(replica.dsn) as postgres:
         await postgres.execute("select 1 from ledger.tasks for update")
@@ -207,8 +216,8 @@ async def test_a_row_that_is_locked_for_long_fails_its_batch_and_nothing_is_ackn
 
 
 async def test_a_row_that_is_locked_for_long_fails_no_neighbour_and_holds_up_the_next_batches_no_more(
-    checkpoint, monkeypatch
-):
+    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first batch waits for the lock, and is then written one by one; its task is written alone after that."""
     waited_seconds = 4.0
     monkeypatch.setattr(committer, "LOCK_TIMEOUT_SECONDS", waited_seconds)

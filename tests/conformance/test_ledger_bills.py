@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import psycopg
 import pytest
@@ -13,19 +14,19 @@ from services.checkpoint.tenants.rows import TENANTS
 from tenure.domain.errors import NotFound
 from tenure.v1 import admin_service_pb2 as api
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tests.support.fix_checkpoint import answer, reserve
-from tests.support.fix_gateway import NOBODYS
+from tests.support.fix_checkpoint import MakeCheckpoint, answer, reserve
+from tests.support.fix_gateway import NOBODYS, Serve
 from tests.support.patience import CALL_SECONDS
 
 
-async def listed(replica, task_id, step=0, attempt_number=0, page_size=0):
+async def listed(replica: Any, task_id: Any, step: int = 0, attempt_number: int = 0, page_size: int = 0) -> Any:
     request = pb.ListBillsRequest(
         task_id=task_id, after_step=step, after_attempt_number=attempt_number, page_size=page_size
     )
     return await replica.stub.ListBills(request, timeout=CALL_SECONDS)
 
 
-async def test_each_settled_attempt_has_a_row_lost_ones_by_estimate(checkpoint):
+async def test_each_settled_attempt_has_a_row_lost_ones_by_estimate(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task_id = (await replica.create()).task_id
     owner = await replica.claim(task_id)
@@ -45,7 +46,7 @@ async def test_each_settled_attempt_has_a_row_lost_ones_by_estimate(checkpoint):
 _SETTLING = {"assistant_message", "attempt_lost"}
 
 
-async def test_pages_follow_each_other_without_gap_or_repeat(checkpoint):
+async def test_pages_follow_each_other_without_gap_or_repeat(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task_id = (await replica.create()).task_id
     owner = await replica.claim(task_id)
@@ -60,7 +61,7 @@ async def test_pages_follow_each_other_without_gap_or_repeat(checkpoint):
     assert seen[1:] == [(step, 1) for step in range(1, 6)]
 
 
-async def test_a_bill_is_told_to_its_own_tenant_only(checkpoint, gateway):
+async def test_a_bill_is_told_to_its_own_tenant_only(checkpoint: MakeCheckpoint, gateway: Serve) -> None:
     replica = await checkpoint()
     task_id = (await replica.create()).task_id
     owner = await replica.claim(task_id)
@@ -106,7 +107,9 @@ ROOT = "81c8d0ad-6c0c-5a0d-b1c4-4bb1d9fb0a0e"
     ],
     ids=["of a task", "of a root", "of a tenant"],
 )
-async def test_a_query_of_bills_reads_them_by_one_index(checkpoint, statement, parameters, index):
+async def test_a_query_of_bills_reads_them_by_one_index(
+    checkpoint: MakeCheckpoint, statement: Any, parameters: Any, index: str
+) -> None:
     replica = await checkpoint()
     async with await psycopg.AsyncConnection.connect(replica.dsn, autocommit=True) as postgres:
         await postgres.execute(MANY)

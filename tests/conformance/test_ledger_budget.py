@@ -1,11 +1,15 @@
 """A budget is never overshot by reservations, whoever reserves at once, and every token is billed once."""
 
+from __future__ import annotations
+
 import asyncio
+from typing import Any
 
 import pytest
 
 from tenure.v1 import task_pb2
 from tests.support.fix_checkpoint import (
+    MakeCheckpoint,
     answer,
     kinds,
     reserve,
@@ -16,7 +20,7 @@ CAP = 10_000
 RESERVERS = 50
 
 
-async def siblings(checkpoint, count):
+async def siblings(checkpoint: Any, count: Any) -> Any:
     """Tasks of one root, as sub-agents will be; their rows are tied together in the database."""
     replica = await checkpoint()
     root = await replica.create(limits=task_pb2.Limits(max_tokens=CAP))
@@ -27,7 +31,7 @@ async def siblings(checkpoint, count):
     return replica, root, owners
 
 
-async def test_fifty_reservers_of_one_root_never_pass_its_cap(checkpoint):
+async def test_fifty_reservers_of_one_root_never_pass_its_cap(checkpoint: MakeCheckpoint) -> None:
     replica, root, owners = await siblings(checkpoint, RESERVERS)
     await replica.query(
         "alter table ledger.budgets add constraint within_cap check (used_tokens + reserved_tokens <= max_tokens)"
@@ -40,7 +44,7 @@ async def test_fifty_reservers_of_one_root_never_pass_its_cap(checkpoint):
     assert billed == [(budget.used_tokens,)]
 
 
-async def spend(owner, luck):
+async def spend(owner: Any, luck: Any) -> Any:
     """Reserve and settle until the cap is in the way; the database itself refuses a moment beyond it."""
     used = 0
     for step in range(1, 6):
@@ -54,7 +58,7 @@ async def spend(owner, luck):
     return used
 
 
-async def test_a_reserve_is_clamped_to_what_is_left(checkpoint):
+async def test_a_reserve_is_clamped_to_what_is_left(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.create(limits=task_pb2.Limits(max_tokens=1_000))
     owner = await replica.claim(task.task_id)
@@ -69,7 +73,9 @@ async def test_a_reserve_is_clamped_to_what_is_left(checkpoint):
         (task_pb2.Limits(max_steps=1), reserve(step=2), "STEP_LIMIT"),
     ],
 )
-async def test_a_denied_reserve_does_not_fail_the_commit_it_travels_with(checkpoint, limits, expected, reason):
+async def test_a_denied_reserve_does_not_fail_the_commit_it_travels_with(
+    checkpoint: MakeCheckpoint, limits: Any, expected: Any, reason: str
+) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create(limits=limits)).task_id)
     response = await owner.commit(words(), reserve=expected)
@@ -78,7 +84,7 @@ async def test_a_denied_reserve_does_not_fail_the_commit_it_travels_with(checkpo
     assert response.budget.reserved_tokens == 0
 
 
-async def test_open_reservations_of_siblings_mean_wait_and_not_end(checkpoint):
+async def test_open_reservations_of_siblings_mean_wait_and_not_end(checkpoint: MakeCheckpoint) -> None:
     _, _, (one, two) = await siblings(checkpoint, 2)
     await one.commit(reserve=reserve(input_tokens=CAP - 100, output=50))
     assert (await two.commit(reserve=reserve(input_tokens=90))).reserve.denied.reason == "BUDGET_BUSY"
@@ -86,7 +92,7 @@ async def test_open_reservations_of_siblings_mean_wait_and_not_end(checkpoint):
     assert (await two.commit(reserve=reserve(input_tokens=90))).reserve.HasField("granted")
 
 
-async def test_a_lost_attempt_is_billed_by_what_was_heard(checkpoint):
+async def test_a_lost_attempt_is_billed_by_what_was_heard(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(reserve=reserve(input_tokens=70, output=30))
@@ -96,7 +102,7 @@ async def test_a_lost_attempt_is_billed_by_what_was_heard(checkpoint):
     assert (task.budget.used_tokens, task.budget.reserved_tokens) == (82, 0)
 
 
-async def test_usage_beyond_the_estimate_is_billed_as_it_was(checkpoint):
+async def test_usage_beyond_the_estimate_is_billed_as_it_was(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create(limits=task_pb2.Limits(max_tokens=100))).task_id)
     await owner.commit(reserve=reserve(input_tokens=10, output=50))

@@ -1,7 +1,10 @@
 """Whoever watches the changes of a tenant is told every one once, a task's in their order, from whatever replica."""
 
+from __future__ import annotations
+
 import asyncio
 import base64
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -15,23 +18,23 @@ from tenure.runtime.postgres import PoolOptions, open_pool
 from tenure.runtime.request_context import as_tenant
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, words
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, words
 
 
-async def follow(replica, cursor="", **wanted):
+async def follow(replica: Any, cursor: str = "", **wanted: Any) -> AsyncGenerator[Any]:
     """The stream's answers, for as long as somebody asks."""
     request = pb.WatchChangesRequest(after_cursor=cursor, filter=task_pb2.TaskFilter(**wanted))
     async for answer in replica.stub.WatchChanges(request, timeout=2 * TIMEOUT_SECONDS):
         yield answer
 
 
-async def now(replica):
+async def now(replica: Any) -> Any:
     """A cursor behind all that was written so far."""
     async with aclosing(follow(replica)) as answers:
         return (await anext(answers)).cursor
 
 
-async def read_changes(replica, cursor, count, **wanted):
+async def read_changes(replica: Any, cursor: Any, count: Any, **wanted: Any) -> Any:
     """The next `count` changes after a cursor, each with its own."""
     items = []
     async with asyncio.timeout(TIMEOUT_SECONDS), aclosing(follow(replica, cursor, **wanted)) as answers:
@@ -42,7 +45,7 @@ async def read_changes(replica, cursor, count, **wanted):
     raise AssertionError("the stream ended")
 
 
-def moves(items, task_id=""):
+def moves(items: Any, task_id: str = "") -> Any:
     return [
         task_pb2.TaskState.Name(one.change.state).removeprefix("TASK_STATE_")
         for one in items
@@ -50,16 +53,16 @@ def moves(items, task_id=""):
     ]
 
 
-async def written(replica):
+async def written(replica: Any) -> Any:
     """All changes, as the database has them: (task, sequence), a task's in the order of its sequences."""
     return await replica.query("select task_id::text, sequence from ledger.changes order by task_id, sequence")
 
 
-def keys(items):
+def keys(items: Any) -> Any:
     return [(one.change.task_id, one.change.sequence) for one in items]
 
 
-async def test_each_change_of_state_is_told_once_with_the_task_and_steps_are_not(checkpoint):
+async def test_each_change_of_state_is_told_once_with_the_task_and_steps_are_not(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     cursor = await now(replica)
     task = await replica.create(goal="find out")
@@ -75,7 +78,7 @@ async def test_each_change_of_state_is_told_once_with_the_task_and_steps_are_not
     assert items[-1].change.change_time == items[-1].change.task.end_time
 
 
-async def test_a_request_to_end_is_a_change_of_a_running_task(checkpoint):
+async def test_a_request_to_end_is_a_change_of_a_running_task(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     cursor = await now(replica)
     owner = await replica.claim((await replica.create()).task_id)
@@ -86,7 +89,7 @@ async def test_a_request_to_end_is_a_change_of_a_running_task(checkpoint):
     assert [one.change.cancel_requested for one in items] == [False, False, True, False]
 
 
-async def test_several_moves_of_one_transaction_are_one_change(checkpoint):
+async def test_several_moves_of_one_transaction_are_one_change(checkpoint: MakeCheckpoint) -> None:
     """A takeover: back into the queue and under the new claim at once. Nobody else ever saw it queued."""
     replica = await checkpoint()
     task = await replica.create()
@@ -97,7 +100,7 @@ async def test_several_moves_of_one_transaction_are_one_change(checkpoint):
     assert [(one.change.task.owner, one.change.task.claim_count) for one in items] == [("worker-2", 2)]
 
 
-async def test_after_each_change_its_cursor_goes_on_behind_it_at_any_replica(checkpoint):
+async def test_after_each_change_its_cursor_goes_on_behind_it_at_any_replica(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     other = await checkpoint(dsn=replica.dsn)
     cursor = await now(replica)
@@ -108,7 +111,7 @@ async def test_after_each_change_its_cursor_goes_on_behind_it_at_any_replica(che
         assert keys(await read_changes(other, item.cursor, 3 - number)) == keys(items[number + 1 :])
 
 
-async def test_only_tasks_that_fit_the_filter_are_told_and_only_the_tenants(checkpoint):
+async def test_only_tasks_that_fit_the_filter_are_told_and_only_the_tenants(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     cursor = await now(replica)
     mine = await replica.create(labels={"team": "a", "area": "x"}, queue="q")
@@ -127,7 +130,7 @@ async def test_only_tasks_that_fit_the_filter_are_told_and_only_the_tenants(chec
     assert keys(await read_changes(replica, cursor, 1, root_task_id=last.task_id)) == [(last.task_id, 2)]
 
 
-async def test_an_idle_stream_tells_its_cursor_so_that_it_does_not_grow_old(checkpoint):
+async def test_an_idle_stream_tells_its_cursor_so_that_it_does_not_grow_old(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     async with asyncio.timeout(TIMEOUT_SECONDS), aclosing(follow(replica, states=["TASK_STATE_FAILED"])) as answers:
         first = await anext(answers)
@@ -138,14 +141,14 @@ async def test_an_idle_stream_tells_its_cursor_so_that_it_does_not_grow_old(chec
 
 
 @asynccontextmanager
-async def open_transaction(dsn):
+async def open_transaction(dsn: Any) -> AsyncGenerator[Any]:
     """One that has a number and does not end."""
     async with await psycopg.AsyncConnection.connect(dsn) as postgres:
         await postgres.execute("select pg_current_xact_id()")
         yield postgres
 
 
-async def test_a_long_transaction_makes_the_feed_wait_and_skip_nothing(checkpoint):
+async def test_a_long_transaction_makes_the_feed_wait_and_skip_nothing(checkpoint: MakeCheckpoint) -> None:
     """What it will have written may stand before everything that was committed since it began."""
     replica = await checkpoint()
     cursor = await now(replica)
@@ -164,7 +167,7 @@ async def test_a_long_transaction_makes_the_feed_wait_and_skip_nothing(checkpoin
     assert [one.change.task_id for one in items[1:]] == after
 
 
-async def test_a_tasks_changes_keep_their_order_when_transactions_do_not(checkpoint):
+async def test_a_tasks_changes_keep_their_order_when_transactions_do_not(checkpoint: MakeCheckpoint) -> None:
     """A transaction that has its number and waits for one task writes to another after a younger one did."""
     replica = await checkpoint()
     first, second, third = sorted([(await replica.create()).task_id for _ in range(3)])
@@ -189,14 +192,14 @@ async def test_a_tasks_changes_keep_their_order_when_transactions_do_not(checkpo
     assert len(xids) == 1, "the older transaction's change was not put behind the younger one's"
 
 
-async def waits_for_a_lock(replica):
+async def waits_for_a_lock(replica: Any) -> None:
     waiting = "select pid from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
     async with asyncio.timeout(TIMEOUT_SECONDS):
         while not await replica.query(waiting):
             await asyncio.sleep(0.01)
 
 
-async def test_a_tasks_number_from_another_cluster_holds_nothing_back(checkpoint):
+async def test_a_tasks_number_from_another_cluster_holds_nothing_back(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     cursor = await now(replica)
@@ -205,14 +208,14 @@ async def test_a_tasks_number_from_another_cluster_holds_nothing_back(checkpoint
     assert moves(await read_changes(replica, cursor, 1)) == ["SUCCEEDED"]
 
 
-async def prune(replica, kept_seconds, times=1):
+async def prune(replica: Any, kept_seconds: Any, times: int = 1) -> Any:
     options = PoolOptions(settings=SESSION_SETTINGS)
     async with open_pool(replica.dsn, schema=SCHEMA, options=options) as pool:
         pruner = ChangePruner(pool, kept_seconds)
         return [await pruner.prune_once() for _ in range(times)]
 
 
-async def test_a_cursor_whose_changes_were_pruned_is_refused_and_later_ones_are_not(checkpoint):
+async def test_a_cursor_whose_changes_were_pruned_is_refused_and_later_ones_are_not(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     old = await now(replica)
     first = await told_after(replica, old, await replica.create())
@@ -225,13 +228,15 @@ async def test_a_cursor_whose_changes_were_pruned_is_refused_and_later_ones_are_
     assert keys(await read_changes(replica, first.cursor, 1)) == [(fresh.task_id, 2)]
 
 
-async def told_after(replica, cursor, task):
+async def told_after(replica: Any, cursor: Any, task: Any) -> Any:
     (item,) = await read_changes(replica, cursor, 1)
     assert item.change.task_id == task.task_id
     return item
 
 
-async def test_pruning_takes_the_oldest_in_bounded_batches_and_waits_for_no_commit(checkpoint, monkeypatch):
+async def test_pruning_takes_the_oldest_in_bounded_batches_and_waits_for_no_commit(
+    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("services.checkpoint.watch.change_feed.CHANGES_A_BATCH", 4)
     replica = await checkpoint()
     for _ in range(10):
@@ -243,14 +248,14 @@ async def test_pruning_takes_the_oldest_in_bounded_batches_and_waits_for_no_comm
     assert len(await written(replica)) == 1
 
 
-async def test_a_cursor_that_is_none_of_ours_is_refused(checkpoint):
+async def test_a_cursor_that_is_none_of_ours_is_refused(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     for text in ("nonsense", "~", base64.urlsafe_b64encode(b"1 x 5").decode(), "a" * 201):
         with pytest.raises(InvalidRequest):
             await read_changes(replica, text, 1)
 
 
-async def test_a_cursor_of_another_ledger_or_from_its_future_is_refused(checkpoint):
+async def test_a_cursor_of_another_ledger_or_from_its_future_is_refused(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     cursor = ChangeCursor.decoded(await now(replica))
     for strange in (cursor._replace(feed_id="00000000-0000-0000-0000-000000000000"), cursor._replace(xid=2**62)):
@@ -259,7 +264,7 @@ async def test_a_cursor_of_another_ledger_or_from_its_future_is_refused(checkpoi
         assert refused.value.reason == "CURSOR_EXPIRED"
 
 
-async def test_a_ledger_that_was_copied_to_another_cluster_begins_a_new_feed(checkpoint):
+async def test_a_ledger_that_was_copied_to_another_cluster_begins_a_new_feed(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     await replica.create()
     cursor = await now(replica)
@@ -272,7 +277,9 @@ async def test_a_ledger_that_was_copied_to_another_cluster_begins_a_new_feed(che
     assert keys(await read_changes(copied, begun, 1)) == [(task.task_id, 2)]
 
 
-async def test_what_is_left_over_of_a_former_feed_is_read_by_nobody_and_goes_in_batches(checkpoint, monkeypatch):
+async def test_what_is_left_over_of_a_former_feed_is_read_by_nobody_and_goes_in_batches(
+    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("services.checkpoint.watch.change_feed.LEFTOVERS_A_BATCH", 2)
     replica = await checkpoint()
     for _ in range(4):
@@ -300,7 +307,7 @@ async def test_what_is_left_over_of_a_former_feed_is_read_by_nobody_and_goes_in_
         assert [await pruner.clear_leftovers_once(), await pruner.prune_once()] == [0, 1]
 
 
-async def test_an_ordinary_role_may_ask_which_cluster_it_is(checkpoint):
+async def test_an_ordinary_role_may_ask_which_cluster_it_is(checkpoint: MakeCheckpoint) -> None:
     """What the service asks at its start needs no privilege."""
     replica = await checkpoint()
     rows = await replica.query(
@@ -310,7 +317,7 @@ async def test_an_ordinary_role_may_ask_which_cluster_it_is(checkpoint):
     assert rows == [(True, True)]
 
 
-async def test_a_draining_server_ends_the_stream_and_another_goes_on(checkpoint):
+async def test_a_draining_server_ends_the_stream_and_another_goes_on(checkpoint: MakeCheckpoint) -> None:
     stopping = asyncio.Event()
     replica = await checkpoint(stopping=stopping)
     other = await checkpoint(dsn=replica.dsn)
@@ -325,7 +332,7 @@ async def test_a_draining_server_ends_the_stream_and_another_goes_on(checkpoint)
     assert keys(await read_changes(other, cursor, 1)) == [(task.task_id, 2)]
 
 
-async def test_a_slow_reader_holds_up_nobody_and_loses_nothing(checkpoint):
+async def test_a_slow_reader_holds_up_nobody_and_loses_nothing(checkpoint: MakeCheckpoint) -> None:
     """What it does not read is not kept for it: it is read from the table once it goes on."""
     replica = await checkpoint()
     async with aclosing(follow(replica)) as slow:

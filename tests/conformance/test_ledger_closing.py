@@ -1,6 +1,9 @@
 """Who waits for a task's end hears of it, from whatever replica, and of nothing else; nothing is read meanwhile."""
 
+from __future__ import annotations
+
 import asyncio
+from typing import Any
 
 import grpc
 import psycopg
@@ -9,18 +12,18 @@ import pytest
 from tenure.domain.errors import NotFound, OutOfRange, Unavailable
 from tenure.runtime import metrics
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, words
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, words
 
 NOBODYS = "00000000-0000-7000-8000-000000000000"
 CLOSED = [pb.WatchEntriesResponse(closed=True)]
 
 
-def closing(replica, task_id, after=0):
+def closing(replica: Any, task_id: Any, after: int = 0) -> Any:
     request = pb.WatchEntriesRequest(task_id=task_id, after_sequence=after, closing_only=True)
     return replica.stub.WatchEntries(request, timeout=TIMEOUT_SECONDS)
 
 
-async def read_all(stream):
+async def read_all(stream: Any) -> Any:
     """All that a stream brings to its end."""
     answers = []
     while (answer := await stream.read()) is not grpc.aio.EOF:
@@ -28,7 +31,7 @@ async def read_all(stream):
     return answers
 
 
-async def listening(replica, task_id):
+async def listening(replica: Any, task_id: Any) -> Any:
     """What a stream will bring that has begun to listen."""
     reads = metrics.read("tenure_watch_reads_total")
     answer = asyncio.ensure_future(read_all(closing(replica, task_id)))
@@ -38,7 +41,9 @@ async def listening(replica, task_id):
     return answer
 
 
-async def test_it_hears_of_the_end_and_of_nothing_before_and_the_ledger_is_read_for_it_twice(checkpoint):
+async def test_it_hears_of_the_end_and_of_nothing_before_and_the_ledger_is_read_for_it_twice(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     reads = metrics.read("tenure_watch_reads_total")
@@ -51,14 +56,14 @@ async def test_it_hears_of_the_end_and_of_nothing_before_and_the_ledger_is_read_
     assert metrics.read("tenure_watch_reads_total") - reads == 2
 
 
-async def test_an_ended_task_is_closed_at_once_after_whatever_sequence(checkpoint):
+async def test_an_ended_task_is_closed_at_once_after_whatever_sequence(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.cancel((await replica.create()).task_id)
     for after in (0, 1, task.sequence):
         assert await read_all(closing(replica, task.task_id, after)) == CLOSED
 
 
-async def test_it_hears_of_an_end_at_another_replica(checkpoint):
+async def test_it_hears_of_an_end_at_another_replica(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     other = await checkpoint(dsn=replica.dsn)
     owner = await replica.claim((await replica.create()).task_id)
@@ -68,7 +73,7 @@ async def test_it_hears_of_an_end_at_another_replica(checkpoint):
     assert await answer == CLOSED
 
 
-async def test_an_end_that_no_hint_told_of_is_found_by_the_poll(checkpoint):
+async def test_an_end_that_no_hint_told_of_is_found_by_the_poll(checkpoint: MakeCheckpoint) -> None:
     """Written behind the service's back, as when a notification got lost."""
     replica = await checkpoint()
     task = await replica.create()
@@ -83,7 +88,7 @@ async def test_an_end_that_no_hint_told_of_is_found_by_the_poll(checkpoint):
     assert await answer == CLOSED
 
 
-async def test_a_draining_server_sends_it_elsewhere(checkpoint):
+async def test_a_draining_server_sends_it_elsewhere(checkpoint: MakeCheckpoint) -> None:
     stopping = asyncio.Event()
     replica = await checkpoint(stopping=stopping)
     answer = await listening(replica, (await replica.create()).task_id)
@@ -93,7 +98,7 @@ async def test_a_draining_server_sends_it_elsewhere(checkpoint):
     assert refused.value.reason == "DRAINING"
 
 
-async def test_what_is_not_there_is_refused(checkpoint):
+async def test_what_is_not_there_is_refused(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.create()
     with pytest.raises(OutOfRange) as refused:

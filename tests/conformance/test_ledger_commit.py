@@ -1,8 +1,11 @@
 """The ledger's door: what a commit may do, and what it is answered."""
 
+from __future__ import annotations
+
 import asyncio
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -24,6 +27,7 @@ from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.wire.token import sign_claims
 from tests.support.fix_checkpoint import (
     TIMEOUT_SECONDS,
+    MakeCheckpoint,
     answer,
     entry,
     kinds,
@@ -33,28 +37,28 @@ from tests.support.fix_checkpoint import (
 from tests.support.patience import PATIENCE_SECONDS
 
 
-def intent(call_id="1.0", step=1):
+def intent(call_id: str = "1.0", step: int = 1) -> Any:
     return entry(step, tool_intent=ledger_pb2.ToolIntent(call_id=call_id, tool="t", arguments_json="{}"))
 
 
-def outcome(call_id="1.0", step=1):
+def outcome(call_id: str = "1.0", step: int = 1) -> Any:
     result = tool_pb2.Outcome(status=tool_pb2.OUTCOME_STATUS_SUCCEEDED, content="ok")
     return entry(step, tool_outcome=ledger_pb2.ToolOutcome(call_id=call_id, outcome=result))
 
 
-async def started(checkpoint, **spec):
+async def started(checkpoint: Any, **spec: Any) -> Any:
     replica = await checkpoint()
     return replica, await replica.claim((await replica.create(**spec)).task_id)
 
 
-async def test_sequences_are_given_out_without_gaps(checkpoint):
+async def test_sequences_are_given_out_without_gaps(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await started(checkpoint)
     for count in (1, 3, 2):
         await owner.commit(*[words() for _ in range(count)])
     assert [one.sequence for one in await replica.entries(owner.task.task_id)] == list(range(1, 10))
 
 
-async def test_a_repeat_is_answered_byte_for_byte_as_the_first_time(checkpoint):
+async def test_a_repeat_is_answered_byte_for_byte_as_the_first_time(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await started(checkpoint)
     await replica.say(owner.task.task_id, "hello")
     request = owner.request(words(), reserve=reserve())
@@ -67,7 +71,7 @@ async def test_a_repeat_is_answered_byte_for_byte_as_the_first_time(checkpoint):
     assert kinds(await replica.entries(owner.task.task_id)).count("model_attempt") == 1
 
 
-async def test_the_same_commit_twice_at_once_is_applied_once(checkpoint):
+async def test_the_same_commit_twice_at_once_is_applied_once(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await started(checkpoint)
     other = await checkpoint(dsn=replica.dsn)
     request = owner.request(words())
@@ -78,7 +82,7 @@ async def test_the_same_commit_twice_at_once_is_applied_once(checkpoint):
     assert (await replica.get(owner.task.task_id)).sequence == 4
 
 
-async def test_the_closing_commit_is_answered_again_after_the_end(checkpoint):
+async def test_the_closing_commit_is_answered_again_after_the_end(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await started(checkpoint)
     request = owner.request(
         transition=pb.Transition(to_state=task_pb2.TASK_STATE_SUCCEEDED, reason="FINAL_ANSWER", result="42")
@@ -88,7 +92,7 @@ async def test_the_closing_commit_is_answered_again_after_the_end(checkpoint):
     assert (await replica.get(owner.task.task_id)).result == "42"
 
 
-async def test_a_repeat_with_another_payload_is_a_conflict(checkpoint):
+async def test_a_repeat_with_another_payload_is_a_conflict(checkpoint: MakeCheckpoint) -> None:
     _, owner = await started(checkpoint)
     request = owner.request(words("one"))
     await owner.send(request)
@@ -97,7 +101,7 @@ async def test_a_repeat_with_another_payload_is_a_conflict(checkpoint):
         await owner.send(changed)
 
 
-async def test_a_gap_and_an_old_number_are_conflicts(checkpoint):
+async def test_a_gap_and_an_old_number_are_conflicts(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await started(checkpoint)
     await owner.commit(words())
     await owner.commit(words())
@@ -107,7 +111,9 @@ async def test_a_gap_and_an_old_number_are_conflicts(checkpoint):
     assert (await replica.get(owner.task.task_id)).sequence == 5
 
 
-async def test_a_commit_after_too_much_of_others_writes_nothing_and_may_be_made_again(checkpoint):
+async def test_a_commit_after_too_much_of_others_writes_nothing_and_may_be_made_again(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica, owner = await started(checkpoint)
     task_id = owner.task.task_id
     for _ in range(MOST_FOREIGN_ENTRIES + 1):
@@ -122,7 +128,7 @@ async def test_a_commit_after_too_much_of_others_writes_nothing_and_may_be_made_
     assert (await owner.send(request)).sequence == entries[-1].sequence + 1
 
 
-async def test_a_commit_that_waited_while_the_fence_was_raised_is_stale(checkpoint):
+async def test_a_commit_that_waited_while_the_fence_was_raised_is_stale(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await started(checkpoint)
     task_id = owner.task.task_id
     async with await psycopg.AsyncConnection.connect(replica.dsn) as postgres:
@@ -139,7 +145,7 @@ async def test_a_commit_that_waited_while_the_fence_was_raised_is_stale(checkpoi
     assert (await replica.get(task_id)).sequence == 3
 
 
-async def until_somebody_waits_for_a_lock(replica):
+async def until_somebody_waits_for_a_lock(replica: Any) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not await replica.query(
             "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
@@ -147,21 +153,21 @@ async def until_somebody_waits_for_a_lock(replica):
             await asyncio.sleep(0.005)
 
 
-async def test_a_wrong_claim_of_the_right_epoch_is_stale(checkpoint):
+async def test_a_wrong_claim_of_the_right_epoch_is_stale(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await started(checkpoint)
     token, _ = replica.sign(owner.task.task_id, owner.claims.epoch, str(uuid4()))
     with pytest.raises(StaleEpoch):
         await owner.send(owner.request(words(), token=token))
 
 
-async def test_an_unknown_task_is_not_found(checkpoint):
+async def test_an_unknown_task_is_not_found(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await started(checkpoint)
     token, _ = replica.sign(str(uuid4()), 1, str(uuid4()))
     with pytest.raises(NotFound):
         await owner.send(owner.request(words(), token=token))
 
 
-async def test_an_owner_is_stale_while_its_task_merely_waits_in_the_queue(checkpoint):
+async def test_an_owner_is_stale_while_its_task_merely_waits_in_the_queue(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await started(checkpoint)
     await replica.requeue(owner)
     with pytest.raises(StaleEpoch):
@@ -169,7 +175,7 @@ async def test_an_owner_is_stale_while_its_task_merely_waits_in_the_queue(checkp
 
 
 @pytest.mark.parametrize("kind", ["submitted", "transition", "model_attempt", "attempt_lost", "cancel_request"])
-async def test_what_the_ledger_writes_itself_a_worker_may_not(checkpoint, kind):
+async def test_what_the_ledger_writes_itself_a_worker_may_not(checkpoint: MakeCheckpoint, kind: str) -> None:
     _, owner = await started(checkpoint)
     body = ledger_pb2.EntryBody()
     getattr(body, kind).SetInParent()
@@ -177,7 +183,7 @@ async def test_what_the_ledger_writes_itself_a_worker_may_not(checkpoint, kind):
         await owner.commit(ledger_pb2.NewEntry(step=1, body=body))
 
 
-async def test_facts_of_others_come_back_with_the_next_commit_only(checkpoint):
+async def test_facts_of_others_come_back_with_the_next_commit_only(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await started(checkpoint)
     assert not (await owner.commit(words())).foreign_entries
     await replica.say(owner.task.task_id, "look here")
@@ -187,7 +193,7 @@ async def test_facts_of_others_come_back_with_the_next_commit_only(checkpoint):
     assert not (await owner.commit(words())).foreign_entries
 
 
-async def test_who_is_too_far_behind_must_open_again(checkpoint):
+async def test_who_is_too_far_behind_must_open_again(checkpoint: MakeCheckpoint) -> None:
     _, owner = await started(checkpoint)
     await owner.commit(*[words("x" * 200_000) for _ in range(4)])
     await owner.commit(*[words("x" * 200_000) for _ in range(4)])
@@ -197,7 +203,7 @@ async def test_who_is_too_far_behind_must_open_again(checkpoint):
         await owner.commit(words(), known_sequence=1000)
 
 
-async def test_no_task_ends_while_a_call_has_no_outcome(checkpoint):
+async def test_no_task_ends_while_a_call_has_no_outcome(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await started(checkpoint)
     await owner.commit(intent("1.0"), intent("1.1"))
     for state in (task_pb2.TASK_STATE_SUCCEEDED, task_pb2.TASK_STATE_FAILED):
@@ -212,7 +218,7 @@ async def test_no_task_ends_while_a_call_has_no_outcome(checkpoint):
     assert (await replica.get(owner.task.task_id)).state == task_pb2.TASK_STATE_FAILED
 
 
-async def test_a_token_of_another_resource_than_a_task_opens_and_writes_nothing(checkpoint):
+async def test_a_token_of_another_resource_than_a_task_opens_and_writes_nothing(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await started(checkpoint)
     claims = replace(owner.claims, resource="leases/backup")
     token = sign_claims(Signer.load(replica.keys / "signing.json"), claims, datetime.now(UTC))
@@ -223,7 +229,7 @@ async def test_a_token_of_another_resource_than_a_task_opens_and_writes_nothing(
     await owner.commit(words())
 
 
-async def test_an_outcome_needs_an_open_call_and_a_call_is_opened_once(checkpoint):
+async def test_an_outcome_needs_an_open_call_and_a_call_is_opened_once(checkpoint: MakeCheckpoint) -> None:
     _, owner = await started(checkpoint)
     with pytest.raises(InvalidRequest):
         await owner.commit(outcome("1.0"))
@@ -235,7 +241,7 @@ async def test_an_outcome_needs_an_open_call_and_a_call_is_opened_once(checkpoin
         await owner.commit(outcome("1.0"))
 
 
-async def test_an_answer_needs_its_open_attempt_and_settles_it(checkpoint):
+async def test_an_answer_needs_its_open_attempt_and_settles_it(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await started(checkpoint)
     with pytest.raises(InvalidRequest):
         await owner.commit(answer())
@@ -248,7 +254,7 @@ async def test_an_answer_needs_its_open_attempt_and_settles_it(checkpoint):
     assert (await replica.get(owner.task.task_id)).usage.output_tokens == 15
 
 
-async def test_an_attempt_is_made_once(checkpoint):
+async def test_an_attempt_is_made_once(checkpoint: MakeCheckpoint) -> None:
     _, owner = await started(checkpoint)
     await owner.commit(reserve=reserve())
     with pytest.raises(InvalidRequest):
@@ -259,7 +265,7 @@ async def test_an_attempt_is_made_once(checkpoint):
     await owner.commit(reserve=reserve(step=2))
 
 
-async def test_a_retry_is_parked_until_its_time_and_then_queued(checkpoint):
+async def test_a_retry_is_parked_until_its_time_and_then_queued(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await started(checkpoint)
     parked = pb.Transition(to_state=task_pb2.TASK_STATE_RETRY_SCHEDULED, reason="MODEL_RATE_LIMITED")
     parked.retry_delay.FromMilliseconds(1)
@@ -274,7 +280,7 @@ async def test_a_retry_is_parked_until_its_time_and_then_queued(checkpoint):
         await owner.commit(words())
 
 
-async def test_a_result_may_hold_what_postgres_cannot_keep_as_text(checkpoint):
+async def test_a_result_may_hold_what_postgres_cannot_keep_as_text(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await started(checkpoint)
     transition = pb.Transition(
         to_state=task_pb2.TASK_STATE_FAILED, reason="MODEL_REJECTED", message="bad \0 byte", result="a\0b"
@@ -284,7 +290,7 @@ async def test_a_result_may_hold_what_postgres_cannot_keep_as_text(checkpoint):
     assert (task.result, task.message) == ("a\0b", "bad \N{REPLACEMENT CHARACTER} byte")
 
 
-async def test_a_stale_write_is_audited(checkpoint):
+async def test_a_stale_write_is_audited(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await started(checkpoint)
     new = await replica.claim(owner.task.task_id)
     with pytest.raises(StaleEpoch):
@@ -301,7 +307,7 @@ async def test_a_stale_write_is_audited(checkpoint):
     ]
 
 
-async def test_deaths_are_forgotten_with_a_new_step(checkpoint):
+async def test_deaths_are_forgotten_with_a_new_step(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await started(checkpoint)
     for _ in range(3):
         await replica.requeue(owner)

@@ -1,14 +1,17 @@
 """The cost of a step does not grow with the history."""
 
+from __future__ import annotations
+
 import statistics
+from typing import Any
 
 from tenure.v1 import task_pb2
-from tests.support.fix_checkpoint import answer, reserve, words
+from tests.support.fix_checkpoint import MakeCheckpoint, answer, reserve, words
 
 STEPS = 300
 
 
-async def test_bytes_written_per_step_do_not_grow_with_the_history(checkpoint):
+async def test_bytes_written_per_step_do_not_grow_with_the_history(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create(limits=task_pb2.Limits(max_steps=STEPS))).task_id)
     written = []
@@ -21,12 +24,12 @@ async def test_bytes_written_per_step_do_not_grow_with_the_history(checkpoint):
     assert late < early * 1.15, f"{early} bytes at the beginning, {late} after {STEPS} steps"
 
 
-async def log_position(replica):
+async def log_position(replica: Any) -> Any:
     """Bytes of write-ahead log so far: all that a step makes the disk take."""
     return int((await replica.query("select pg_current_wal_insert_lsn() - '0/0'"))[0][0])
 
 
-async def test_steps_are_updates_in_place(checkpoint):
+async def test_steps_are_updates_in_place(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     before = await updates(replica)
@@ -37,7 +40,7 @@ async def test_steps_are_updates_in_place(checkpoint):
     assert after[1] - before[1] >= 0.9 * (after[0] - before[0])
 
 
-async def updates(replica):
+async def updates(replica: Any) -> Any:
     """(all updates of tasks, those that touched no index), as the committing backend reported them."""
     await replica.query(
         "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'tenure-checkpoint-commits'"

@@ -1,7 +1,10 @@
 """A submit is accepted once, whatever is repeated, and is seen by its own tenant only."""
 
+from __future__ import annotations
+
 import asyncio
 from dataclasses import replace
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -11,10 +14,10 @@ from tenure.runtime.request_context import set_tenant
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.wire.task import spec_to_domain, spec_to_wire
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, kinds
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, kinds
 
 
-async def test_a_new_task_is_queued_and_its_ledger_begins_with_the_goal(checkpoint):
+async def test_a_new_task_is_queued_and_its_ledger_begins_with_the_goal(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.create(goal="write a poem", labels={"team": "red"}, queue="poems")
     assert task.state == task_pb2.TASK_STATE_QUEUED
@@ -26,13 +29,13 @@ async def test_a_new_task_is_queued_and_its_ledger_begins_with_the_goal(checkpoi
     assert entries[0].body.submitted.spec == task.spec
 
 
-async def test_the_same_request_id_and_payload_give_the_same_task(checkpoint):
+async def test_the_same_request_id_and_payload_give_the_same_task(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     first = await replica.create("r-1", goal="once")
     assert await replica.create("r-1", goal="once") == first
 
 
-async def test_the_same_submit_many_times_at_once_makes_one_task(checkpoint):
+async def test_the_same_submit_many_times_at_once_makes_one_task(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     other = await checkpoint(dsn=replica.dsn)
     tasks = await asyncio.gather(*[side.create("r-1", goal="once") for side in (replica, other) for _ in range(10)])
@@ -41,7 +44,7 @@ async def test_the_same_submit_many_times_at_once_makes_one_task(checkpoint):
     assert await replica.query("select count(*) from ledger.entries") == [(2,)]
 
 
-async def test_a_request_id_with_another_payload_is_refused_and_names_the_task(checkpoint):
+async def test_a_request_id_with_another_payload_is_refused_and_names_the_task(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.create("r-1", goal="this")
     with pytest.raises(AlreadyExists) as refused:
@@ -50,12 +53,14 @@ async def test_a_request_id_with_another_payload_is_refused_and_names_the_task(c
     assert refused.value.metadata == {"task_id": task.task_id}
 
 
-async def test_a_repeat_is_known_by_what_was_sent_whatever_the_defaults_are_by_then(checkpoint, monkeypatch):
+async def test_a_repeat_is_known_by_what_was_sent_whatever_the_defaults_are_by_then(
+    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     replica = await checkpoint()
     first = await replica.create("r-1", goal="once", labels={"a": "1", "b": "2"})
     filled_in = task_pb2.TaskSpec()
 
-    def with_another_default(spec):
+    def with_another_default(spec: Any) -> Any:
         changed = replace(spec_to_domain(spec), queue="another-default")
         filled_in.CopyFrom(spec_to_wire(changed))
         return changed
@@ -65,7 +70,7 @@ async def test_a_repeat_is_known_by_what_was_sent_whatever_the_defaults_are_by_t
     assert filled_in.queue != first.spec.queue
 
 
-async def test_a_default_written_out_is_another_payload_than_one_left_out(checkpoint):
+async def test_a_default_written_out_is_another_payload_than_one_left_out(checkpoint: MakeCheckpoint) -> None:
     """It would mean something else once the default is another."""
     replica = await checkpoint()
     await replica.create("r-1", goal="once")
@@ -73,20 +78,20 @@ async def test_a_default_written_out_is_another_payload_than_one_left_out(checkp
         await replica.create("r-1", goal="once", queue="default")
 
 
-async def test_a_goal_may_hold_what_postgres_cannot_keep_as_text(checkpoint):
+async def test_a_goal_may_hold_what_postgres_cannot_keep_as_text(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.create(goal="zero \0 byte")
     assert (await replica.get(task.task_id)).spec.goal == "zero \0 byte"
 
 
-async def test_a_label_that_cannot_be_kept_is_the_callers_mistake(checkpoint):
+async def test_a_label_that_cannot_be_kept_is_the_callers_mistake(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     with pytest.raises(InvalidRequest) as refused:
         await replica.create(labels={"k": "\0"})
     assert refused.value.reason == "INVALID_TEXT"
 
 
-async def test_another_tenants_task_is_not_found(checkpoint):
+async def test_another_tenants_task_is_not_found(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.create("r-1")
     set_tenant("others")
@@ -102,14 +107,14 @@ async def test_another_tenants_task_is_not_found(checkpoint):
     assert (await replica.create("r-1")).task_id != task.task_id
 
 
-async def list_tasks(replica, page_token="", page_size=0, **wanted):
+async def list_tasks(replica: Any, page_token: str = "", page_size: int = 0, **wanted: Any) -> Any:
     request = pb.CheckpointServiceListTasksRequest(
         filter=task_pb2.TaskFilter(**wanted), page_size=page_size, page_token=page_token
     )
     return await replica.stub.ListTasks(request, timeout=TIMEOUT_SECONDS)
 
 
-async def test_lists_are_newest_first_and_pages_neither_skip_nor_repeat(checkpoint):
+async def test_lists_are_newest_first_and_pages_neither_skip_nor_repeat(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     made = [(await replica.create(goal=f"{n}")).task_id for n in range(7)]
     results, token = [], ""
@@ -123,13 +128,13 @@ async def test_lists_are_newest_first_and_pages_neither_skip_nor_repeat(checkpoi
     assert results == made[::-1]
 
 
-async def test_lists_are_filtered_by_state_label_and_queue(checkpoint):
+async def test_lists_are_filtered_by_state_label_and_queue(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     wanted = await replica.create(labels={"a": "1", "b": "2"}, queue="q")
     other = await replica.create(labels={"a": "2"})
     await replica.cancel(other.task_id)
 
-    async def ids(**filters):
+    async def ids(**filters: Any) -> Any:
         return [task.task_id for task in (await list_tasks(replica, **filters)).tasks]
 
     assert await ids(labels={"a": "1"}) == [wanted.task_id]
@@ -139,7 +144,7 @@ async def test_lists_are_filtered_by_state_label_and_queue(checkpoint):
     assert await ids(root_task_id=str(uuid4())) == []
 
 
-async def test_tasks_too_large_for_one_answer_come_in_several_pages(checkpoint):
+async def test_tasks_too_large_for_one_answer_come_in_several_pages(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     for n in range(16):
         await replica.create(goal=f"{n}" + "x" * 250_000)
@@ -150,7 +155,7 @@ async def test_tasks_too_large_for_one_answer_come_in_several_pages(checkpoint):
     assert not rest.next_page_token
 
 
-async def test_a_page_token_of_somebody_else_is_refused(checkpoint):
+async def test_a_page_token_of_somebody_else_is_refused(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     with pytest.raises(InvalidRequest):
         await list_tasks(replica, "bm9uc2Vuc2U=")

@@ -1,6 +1,9 @@
 """Endings that others ask for: recorded at once, and carried out by whoever may."""
 
+from __future__ import annotations
+
 import asyncio
+from typing import Any
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
@@ -10,6 +13,7 @@ from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
 from tests.support.fix_checkpoint import (
     TIMEOUT_SECONDS,
+    MakeCheckpoint,
     answer,
     entry,
     kinds,
@@ -22,30 +26,30 @@ CANCELLED = task_pb2.TASK_STATE_CANCELLED
 TIMED_OUT = task_pb2.TASK_STATE_TIMED_OUT
 
 
-def intent():
+def intent() -> Any:
     return entry(1, tool_intent=ledger_pb2.ToolIntent(call_id="1.0", tool="t", arguments_json="{}"))
 
 
-def parked(state):
+def parked(state: Any) -> Any:
     transition = pb.Transition(to_state=state, reason="WAITS")
     if state == task_pb2.TASK_STATE_RETRY_SCHEDULED:
         transition.retry_delay.FromSeconds(60)
     return transition
 
 
-async def endings(replica, grace_seconds=0.0):
+async def endings(replica: Any, grace_seconds: float = 0.0) -> Any:
     grace = Duration()
     grace.FromNanoseconds(int(grace_seconds * 1e9))
     request = pb.ListEndingsRequest(limit=10, grace=grace)
     return list((await replica.stub.ListEndings(request, timeout=TIMEOUT_SECONDS)).endings)
 
 
-async def offers(replica):
+async def offers(replica: Any) -> Any:
     request = pb.ListClaimableRequest(limit=10)
     return list((await replica.stub.ListClaimable(request, timeout=TIMEOUT_SECONDS)).offers)
 
 
-async def test_a_queued_task_is_cancelled_at_once(checkpoint):
+async def test_a_queued_task_is_cancelled_at_once(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.create()
     cancelled = await replica.cancel(task.task_id, reason="not needed")
@@ -57,7 +61,7 @@ async def test_a_queued_task_is_cancelled_at_once(checkpoint):
 
 
 @pytest.mark.parametrize("state", ["WAITING_USER", "WAITING_EXTERNAL", "RETRY_SCHEDULED"])
-async def test_a_parked_task_is_cancelled_at_once_with_its_last_words(checkpoint, state):
+async def test_a_parked_task_is_cancelled_at_once_with_its_last_words(checkpoint: MakeCheckpoint, state: str) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(reserve=reserve())
@@ -67,7 +71,7 @@ async def test_a_parked_task_is_cancelled_at_once_with_its_last_words(checkpoint
 
 
 @pytest.mark.parametrize("cancelled", ["before", "after"])
-async def test_a_summary_is_nobodys_last_words(checkpoint, cancelled):
+async def test_a_summary_is_nobodys_last_words(checkpoint: MakeCheckpoint, cancelled: str) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(reserve=reserve())
@@ -82,7 +86,9 @@ async def test_a_summary_is_nobodys_last_words(checkpoint, cancelled):
 
 
 @pytest.mark.parametrize("state", ["WAITING_USER", "WAITING_EXTERNAL", "RETRY_SCHEDULED"])
-async def test_a_parked_task_with_an_open_call_goes_where_it_can_be_ended(checkpoint, state):
+async def test_a_parked_task_with_an_open_call_goes_where_it_can_be_ended(
+    checkpoint: MakeCheckpoint, state: str
+) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(intent(), transition=parked(task_pb2.TaskState.Value(f"TASK_STATE_{state}")))
@@ -95,7 +101,7 @@ async def test_a_parked_task_with_an_open_call_goes_where_it_can_be_ended(checkp
     assert coordinator.task.cancel_requested
 
 
-async def test_the_owner_of_a_running_task_learns_of_the_cancel_and_closes(checkpoint):
+async def test_the_owner_of_a_running_task_learns_of_the_cancel_and_closes(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     task = await replica.cancel(owner.task.task_id)
@@ -106,7 +112,7 @@ async def test_the_owner_of_a_running_task_learns_of_the_cancel_and_closes(check
     assert (await owner.end(CANCELLED, result="half")).state == CANCELLED
 
 
-async def test_a_cancel_that_was_acknowledged_wins_over_the_owners_own_end(checkpoint):
+async def test_a_cancel_that_was_acknowledged_wins_over_the_owners_own_end(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await replica.cancel(owner.task.task_id)
@@ -115,7 +121,7 @@ async def test_a_cancel_that_was_acknowledged_wins_over_the_owners_own_end(check
     assert (await replica.get(owner.task.task_id)).result == "all of it"
 
 
-async def test_a_running_task_is_listed_for_ending_after_the_grace_only_and_once(checkpoint):
+async def test_a_running_task_is_listed_for_ending_after_the_grace_only_and_once(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     other = await checkpoint(dsn=replica.dsn)
     owner = await replica.claim((await replica.create()).task_id)
@@ -125,7 +131,7 @@ async def test_a_running_task_is_listed_for_ending_after_the_grace_only_and_once
     assert sum(len(one) for one in results) == 1
 
 
-async def test_an_owner_that_dies_with_a_cancel_pending_leaves_a_cancelled_task(checkpoint):
+async def test_an_owner_that_dies_with_a_cancel_pending_leaves_a_cancelled_task(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await replica.cancel(owner.task.task_id)
@@ -133,7 +139,9 @@ async def test_an_owner_that_dies_with_a_cancel_pending_leaves_a_cancelled_task(
     assert kinds(await replica.entries(owner.task.task_id))[-2:] == ["RUNNING>QUEUED", "QUEUED>CANCELLED"]
 
 
-async def test_a_coordinator_ends_a_running_task_with_an_open_call_under_its_own_claim(checkpoint):
+async def test_a_coordinator_ends_a_running_task_with_an_open_call_under_its_own_claim(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint()
     worker = await replica.claim((await replica.create()).task_id)
     await worker.commit(intent())
@@ -146,7 +154,7 @@ async def test_a_coordinator_ends_a_running_task_with_an_open_call_under_its_own
     assert response.state == CANCELLED
 
 
-async def test_cancelling_again_is_answered_as_the_first_time(checkpoint):
+async def test_cancelling_again_is_answered_as_the_first_time(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.create()
     first = await replica.cancel(task.task_id, "c-1")
@@ -155,7 +163,7 @@ async def test_cancelling_again_is_answered_as_the_first_time(checkpoint):
     assert kinds(await replica.entries(task.task_id)).count("cancel_request") == 1
 
 
-async def test_a_task_that_ended_otherwise_is_not_cancelled(checkpoint):
+async def test_a_task_that_ended_otherwise_is_not_cancelled(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.end()
@@ -166,7 +174,7 @@ async def test_a_task_that_ended_otherwise_is_not_cancelled(checkpoint):
         await replica.say(owner.task.task_id, "too late")
 
 
-async def test_a_foreign_fact_comes_once_per_request_id(checkpoint):
+async def test_a_foreign_fact_comes_once_per_request_id(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.create()
     await asyncio.gather(*[replica.say(task.task_id, "hello", "m-1") for _ in range(5)])
@@ -175,14 +183,14 @@ async def test_a_foreign_fact_comes_once_per_request_id(checkpoint):
         await replica.say(task.task_id, "something else", "m-1")
 
 
-async def until(replica, task_id, state):
+async def until(replica: Any, task_id: Any, state: Any) -> None:
     """Watch the ledger until the task is in this state."""
     async for some in replica.stub.WatchEntries(pb.WatchEntriesRequest(task_id=task_id), timeout=TIMEOUT_SECONDS):
         if some.entries and some.entries[-1].body.transition.to_state == state:
             return
 
 
-async def test_a_queued_task_past_its_deadline_times_out(checkpoint):
+async def test_a_queued_task_past_its_deadline_times_out(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     limits = task_pb2.Limits()
     limits.timeout.FromMilliseconds(50)
@@ -191,7 +199,7 @@ async def test_a_queued_task_past_its_deadline_times_out(checkpoint):
     assert (await replica.get(task.task_id)).reason == "DEADLINE_PASSED"
 
 
-async def test_a_running_task_past_its_deadline_is_closed_by_its_owner_as_timed_out(checkpoint):
+async def test_a_running_task_past_its_deadline_is_closed_by_its_owner_as_timed_out(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await replica.query("update ledger.tasks set deadline_at = now()")
@@ -201,7 +209,7 @@ async def test_a_running_task_past_its_deadline_is_closed_by_its_owner_as_timed_
     assert (await owner.end(CANCELLED)).state == TIMED_OUT
 
 
-async def test_a_task_that_waits_for_a_person_does_not_time_out(checkpoint):
+async def test_a_task_that_waits_for_a_person_does_not_time_out(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(transition=parked(task_pb2.TASK_STATE_WAITING_USER))
@@ -211,7 +219,7 @@ async def test_a_task_that_waits_for_a_person_does_not_time_out(checkpoint):
     assert (await replica.get(owner.task.task_id)).state == task_pb2.TASK_STATE_WAITING_USER
 
 
-async def test_deaths_of_several_owners_without_a_new_step_are_a_crash_loop(checkpoint):
+async def test_deaths_of_several_owners_without_a_new_step_are_a_crash_loop(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.create()
     for owner in ("w1", "w2", "w3", "w1", "w2"):
@@ -221,7 +229,9 @@ async def test_deaths_of_several_owners_without_a_new_step_are_a_crash_loop(chec
     assert ended.message == "owners died 5 times in a row without a new step: w1, w2, w3"
 
 
-async def test_one_worker_that_dies_again_and_again_makes_no_crash_loop_of_its_tasks_until_it_is_too_much(checkpoint):
+async def test_one_worker_that_dies_again_and_again_makes_no_crash_loop_of_its_tasks_until_it_is_too_much(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint()
     task = await replica.create()
     for _ in range(9):
@@ -231,7 +241,7 @@ async def test_one_worker_that_dies_again_and_again_makes_no_crash_loop_of_its_t
     assert (await replica.get(task.task_id)).reason == "CRASH_LOOP"
 
 
-async def test_a_new_step_forgets_who_died(checkpoint):
+async def test_a_new_step_forgets_who_died(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.create()
     for holder in ("w1", "w2", "w3", "w4"):
@@ -242,7 +252,7 @@ async def test_a_new_step_forgets_who_died(checkpoint):
     assert await replica.query("select deaths, dead_owners from ledger.tasks") == [(1, ["w5"])]
 
 
-async def test_an_ending_that_cannot_be_carried_out_is_offered_ever_more_rarely(checkpoint):
+async def test_an_ending_that_cannot_be_carried_out_is_offered_ever_more_rarely(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(intent())
@@ -257,7 +267,7 @@ async def test_an_ending_that_cannot_be_carried_out_is_offered_ever_more_rarely(
     assert kept_seconds == pytest.approx([2.0, 10.0, 30.0], abs=1.5)  # the clock goes on between statements
 
 
-async def test_an_orderly_release_is_no_death(checkpoint):
+async def test_an_orderly_release_is_no_death(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.create()
     for _ in range(6):
@@ -265,7 +275,7 @@ async def test_an_orderly_release_is_no_death(checkpoint):
     assert (await replica.get(task.task_id)).state == task_pb2.TASK_STATE_QUEUED
 
 
-async def test_a_task_may_ask_to_time_out_when_its_lease_is_lost(checkpoint):
+async def test_a_task_may_ask_to_time_out_when_its_lease_is_lost(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     policy = task_pb2.TaskPolicy(on_lease_lost=task_pb2.LEASE_LOST_POLICY_TIME_OUT)
     owner = await replica.claim((await replica.create(policy=policy)).task_id)
@@ -274,7 +284,7 @@ async def test_a_task_may_ask_to_time_out_when_its_lease_is_lost(checkpoint):
     assert (ended.state, ended.reason) == (TIMED_OUT, "LEASE_EXPIRED")
 
 
-async def test_an_ending_under_way_is_not_offered_to_another_coordinator(checkpoint):
+async def test_an_ending_under_way_is_not_offered_to_another_coordinator(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(intent())

@@ -1,6 +1,9 @@
 """One living task per conversation, for those who ask for it: decided by the database, told in words."""
 
+from __future__ import annotations
+
 import asyncio
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -8,27 +11,27 @@ import pytest
 from tenure.domain.errors import AlreadyExists, InvalidRequest
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, answer, reserve
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, answer, reserve
 
 
-def talk(source_id="c-1", exclusive=True, kind=task_pb2.SOURCE_KIND_CONVERSATION):
+def talk(source_id: str = "c-1", exclusive: bool = True, kind: Any = task_pb2.SOURCE_KIND_CONVERSATION) -> Any:
     return task_pb2.Source(kind=kind, source_id=source_id, exclusive=exclusive)
 
 
-async def end(replica, task_id, state=task_pb2.TASK_STATE_SUCCEEDED):
+async def end(replica: Any, task_id: Any, state: Any = task_pb2.TASK_STATE_SUCCEEDED) -> None:
     owner = await replica.claim(task_id)
     await owner.commit(reserve=reserve())
     await owner.commit(answer())
     await owner.end(state)
 
 
-async def refused_for(replica, task_id, **spec):
+async def refused_for(replica: Any, task_id: Any, **spec: Any) -> None:
     with pytest.raises(AlreadyExists, match="SendMessage") as refused:
         await replica.create(**spec)
     assert (refused.value.reason, refused.value.metadata) == ("SOURCE_BUSY", {"task_id": task_id})
 
 
-async def test_of_many_submits_of_one_conversation_one_gives_a_task(checkpoint):
+async def test_of_many_submits_of_one_conversation_one_gives_a_task(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     other = await checkpoint(dsn=replica.dsn)
     sides = [side for side in (replica, other) for _ in range(5)]
@@ -40,7 +43,7 @@ async def test_of_many_submits_of_one_conversation_one_gives_a_task(checkpoint):
     assert task.spec.source.exclusive
 
 
-async def test_a_submit_is_repeated_while_its_task_lives(checkpoint):
+async def test_a_submit_is_repeated_while_its_task_lives(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.create("r-1", source=talk())
     assert await replica.create("r-1", source=talk()) == task
@@ -51,13 +54,13 @@ async def test_a_submit_is_repeated_while_its_task_lives(checkpoint):
     [talk("c-2"), talk(exclusive=False), talk(kind=task_pb2.SOURCE_KIND_MANUAL)],
     ids=["another id", "did not ask", "another kind"],
 )
-async def test_what_is_not_the_same_conversation_is_not_refused(checkpoint, other):
+async def test_what_is_not_the_same_conversation_is_not_refused(checkpoint: MakeCheckpoint, other: Any) -> None:
     replica = await checkpoint()
     await replica.create(source=talk())
     await replica.create(source=other)
 
 
-async def test_the_next_task_of_a_conversation_may_come_after_the_end(checkpoint):
+async def test_the_next_task_of_a_conversation_may_come_after_the_end(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     first = await replica.create(source=talk())
     await refused_for(replica, first.task_id, source=talk())
@@ -67,7 +70,7 @@ async def test_the_next_task_of_a_conversation_may_come_after_the_end(checkpoint
     await replica.create(source=talk())
 
 
-async def test_a_fork_of_a_conversation_is_its_next_task(checkpoint):
+async def test_a_fork_of_a_conversation_is_its_next_task(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     first = await replica.create(source=talk())
     await end(replica, first.task_id)
@@ -84,7 +87,7 @@ async def test_a_fork_of_a_conversation_is_its_next_task(checkpoint):
     assert (await replica.stub.ForkTask(request, timeout=TIMEOUT_SECONDS)).task.task_id != forked.task_id
 
 
-async def test_an_ended_task_is_not_requeued_beside_the_next_one(checkpoint):
+async def test_an_ended_task_is_not_requeued_beside_the_next_one(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     first = await replica.create(source=talk())
     await end(replica, first.task_id, task_pb2.TASK_STATE_FAILED)
@@ -101,7 +104,9 @@ async def test_an_ended_task_is_not_requeued_beside_the_next_one(checkpoint):
     assert answered.task.state == task_pb2.TASK_STATE_QUEUED
 
 
-async def test_tenants_have_conversations_of_their_own_and_nameless_ones_are_refused(checkpoint):
+async def test_tenants_have_conversations_of_their_own_and_nameless_ones_are_refused(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint()
     await replica.create(source=talk())
     plan = await replica.query("select indexdef from pg_indexes where indexname = 'tasks_one_per_source'")

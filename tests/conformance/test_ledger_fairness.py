@@ -20,7 +20,7 @@ from tenure.runtime.postgres import Connection
 from tenure.runtime.request_context import set_tenant
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint
 from tests.support.patience import PATIENCE_SECONDS
 
 HIGH, NORMAL, LOW = task_pb2.PRIORITY_HIGH, task_pb2.PRIORITY_NORMAL, task_pb2.PRIORITY_LOW
@@ -65,7 +65,9 @@ def tenants(offered: list[pb.Offer]) -> list[str]:
     return [offer.tenant for offer in offered]
 
 
-async def test_ten_thousand_tasks_of_one_tenant_delay_nobodys_first_by_more_than_a_round(checkpoint):
+async def test_ten_thousand_tasks_of_one_tenant_delay_nobodys_first_by_more_than_a_round(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint()
     async with await connect(replica, prepared=False) as postgres:
         await fill(postgres, "big", 10_000, older_seconds=3600)
@@ -83,7 +85,7 @@ async def test_ten_thousand_tasks_of_one_tenant_delay_nobodys_first_by_more_than
 
 
 @pytest.mark.parametrize("begun", [False, True])
-async def test_an_offer_reads_as_much_whatever_is_queued(checkpoint, begun):
+async def test_an_offer_reads_as_much_whatever_is_queued(checkpoint: MakeCheckpoint, begun: bool) -> None:
     """Counted are pages, not milliseconds: the index is stepped through from tenant to tenant."""
     replica = await checkpoint()
     read: list[int] = []
@@ -100,7 +102,7 @@ async def test_an_offer_reads_as_much_whatever_is_queued(checkpoint, begun):
     assert read[1] < read[0] + 100, read
 
 
-async def test_what_is_on_its_way_counts_for_its_tenant_and_a_lapsed_offer_does_not(checkpoint):
+async def test_what_is_on_its_way_counts_for_its_tenant_and_a_lapsed_offer_does_not(checkpoint: MakeCheckpoint) -> None:
     """As when a coordinator dies with its offers: they are offered again, and count for nobody meanwhile."""
     replica = await checkpoint()
     async with await connect(replica, prepared=False) as postgres:
@@ -114,7 +116,7 @@ async def test_what_is_on_its_way_counts_for_its_tenant_and_a_lapsed_offer_does_
     assert tenants(await offers(replica, limit=4, reserve_duration=reserve)) == ["a", "b", "a", "b"]
 
 
-async def test_what_runs_counts_for_its_tenant(checkpoint):
+async def test_what_runs_counts_for_its_tenant(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     for tenant in ("a", "b"):
         await make(replica, tenant, 3)
@@ -123,7 +125,7 @@ async def test_what_runs_counts_for_its_tenant(checkpoint):
     assert tenants(await offers(replica, limit=2)) == ["b", "b"]
 
 
-async def test_offers_of_many_coordinators_at_once_are_disjoint_and_fair(checkpoint):
+async def test_offers_of_many_coordinators_at_once_are_disjoint_and_fair(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     other = await checkpoint(dsn=replica.dsn)
     async with await connect(replica, prepared=False) as postgres:
@@ -140,7 +142,9 @@ async def test_offers_of_many_coordinators_at_once_are_disjoint_and_fair(checkpo
     }
 
 
-async def test_who_asks_while_another_takes_the_last_of_a_tenant_is_offered_anothers(checkpoint):
+async def test_who_asks_while_another_takes_the_last_of_a_tenant_is_offered_anothers(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint()
     async with await connect(replica, prepared=False) as postgres:
         await fill(postgres, "a", 3)
@@ -150,7 +154,9 @@ async def test_who_asks_while_another_takes_the_last_of_a_tenant_is_offered_anot
         assert tenants(await offers(replica, limit=2)) == ["a", "a"]
 
 
-async def test_with_more_tenants_than_one_look_takes_in_each_has_its_turn_and_tiers_stay_tiers(checkpoint):
+async def test_with_more_tenants_than_one_look_takes_in_each_has_its_turn_and_tiers_stay_tiers(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint()
     offering = Offering(most_tenants=3)
     wanted = OfferRequest(["default"], ["messages"], list(Priority), [], 2**31, 60.0)
@@ -169,7 +175,7 @@ async def test_with_more_tenants_than_one_look_takes_in_each_has_its_turn_and_ti
     assert len(set(served[:10])) >= 9
 
 
-async def test_a_tier_that_shrinks_below_one_look_is_looked_at_once(checkpoint):
+async def test_a_tier_that_shrinks_below_one_look_is_looked_at_once(checkpoint: MakeCheckpoint) -> None:
     """It was left in the middle: what is there now ends before the place where the next look begins."""
     replica = await checkpoint()
     offering = Offering(most_tenants=3)
@@ -188,7 +194,7 @@ async def test_a_tier_that_shrinks_below_one_look_is_looked_at_once(checkpoint):
     assert [task.priority for task in second] == [3] * 5
 
 
-async def test_workers_of_other_queues_do_not_move_ones_place_in_a_tier(checkpoint):
+async def test_workers_of_other_queues_do_not_move_ones_place_in_a_tier(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     offering = Offering(most_tenants=3)
     async with await connect(replica, prepared=False) as postgres:
@@ -205,7 +211,7 @@ async def test_workers_of_other_queues_do_not_move_ones_place_in_a_tier(checkpoi
     assert served == {f"{name}{number}" for name in "ab" for number in range(4)}
 
 
-async def test_places_that_are_kept_for_higher_tiers_are_not_filled_by_lower_ones(checkpoint):
+async def test_places_that_are_kept_for_higher_tiers_are_not_filled_by_lower_ones(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     for tier in (LOW, LOW, LOW, NORMAL, NORMAL, HIGH):
         await replica.create(priority=tier)
@@ -237,7 +243,7 @@ async def limit(replica: Checkpoint, tenant: str, most: int | None) -> None:
     )
 
 
-async def test_of_a_tenant_at_its_limit_nothing_is_offered_and_nothing_opened(checkpoint):
+async def test_of_a_tenant_at_its_limit_nothing_is_offered_and_nothing_opened(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     await limit(replica, "a", 2)
     first, second, third = await make(replica, "a", 3)
@@ -254,7 +260,7 @@ async def test_of_a_tenant_at_its_limit_nothing_is_offered_and_nothing_opened(ch
     await run(replica, "a", third)
 
 
-async def test_the_installations_default_holds_for_tenants_without_a_row(checkpoint):
+async def test_the_installations_default_holds_for_tenants_without_a_row(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     await limit(replica, "", 1)
     for tenant in ("a", "b"):
@@ -266,7 +272,7 @@ async def test_the_installations_default_holds_for_tenants_without_a_row(checkpo
     assert sorted(tenants(await offers(replica))) == ["a", "a", "b"]
 
 
-async def test_a_task_at_its_tenants_limit_can_be_taken_over_and_ended(checkpoint):
+async def test_a_task_at_its_tenants_limit_can_be_taken_over_and_ended(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     await limit(replica, "a", 1)
     running, queued = await make(replica, "a", 2)
@@ -281,7 +287,9 @@ async def test_a_task_at_its_tenants_limit_can_be_taken_over_and_ended(checkpoin
     assert (await run(replica, "a", queued)).task.cancel_requested
 
 
-async def test_however_many_open_at_once_at_several_replicas_no_tenant_exceeds_its_limit(checkpoint):
+async def test_however_many_open_at_once_at_several_replicas_no_tenant_exceeds_its_limit(
+    checkpoint: MakeCheckpoint,
+) -> None:
     """Every open is tried at once, and those that are let in end at random: at no moment are there too many."""
     chance = random.Random()
     replica = await checkpoint()
@@ -332,7 +340,7 @@ async def depths(replica: Checkpoint) -> list[tuple[Any, ...]]:
     ]
 
 
-async def test_queues_are_told_with_what_is_held_back(checkpoint):
+async def test_queues_are_told_with_what_is_held_back(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     await limit(replica, "a", 1)
     first, *_ = await make(replica, "a", 3)
@@ -345,7 +353,7 @@ async def test_queues_are_told_with_what_is_held_back(checkpoint):
     assert await depths(other) == [("batch", LOW, 1, 0, True), ("default", NORMAL, 3, 2, True)]
 
 
-async def test_the_age_in_the_queue_counts_from_each_entry_into_it(checkpoint):
+async def test_the_age_in_the_queue_counts_from_each_entry_into_it(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     assert await replica.query("select queued_at from ledger.tasks") == [(None,)]
@@ -358,7 +366,7 @@ async def test_the_age_in_the_queue_counts_from_each_entry_into_it(checkpoint):
     assert await replica.query("select queued_at from ledger.tasks") == [(queued_at,)]
 
 
-async def test_what_has_ended_costs_offers_and_depths_nothing(checkpoint):
+async def test_what_has_ended_costs_offers_and_depths_nothing(checkpoint: MakeCheckpoint) -> None:
     """All that is read of tasks is read through indexes that have only queued, offered or held ones."""
     replica = await checkpoint()
     async with await connect(replica, prepared=False) as postgres:

@@ -1,11 +1,17 @@
 """What was acknowledged is there, what was not may be, and nothing is there twice."""
 
+from __future__ import annotations
+
 import asyncio
 import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
+from devstack.postgres_process import PostgresProcess
 from services.checkpoint.main import CheckpointSettings, assemble
 from services.checkpoint.queries import MIGRATIONS
 from services.checkpoint.webhooks.sending import WebhookSettings
@@ -18,21 +24,26 @@ from tenure.runtime.sql import migrate
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tests.support.fix_checkpoint import (
     TIMEOUT_SECONDS,
+    MakeCheckpoint,
+    MakeCheckpointProcess,
     kinds,
     reserve,
     words,
 )
+from tests.support.fix_postgres import FreshDatabase
 from tests.support.patience import PATIENCE_SECONDS
 
 
 @pytest.fixture
-def armed():
+def armed() -> Iterator[Any]:
     """Failpoints of this process."""
     yield failpoints.arm
     failpoints.disarm()
 
 
-async def test_a_kill_between_commit_and_answer_loses_nothing_and_repeats_nothing(checkpoint_process, checkpoint):
+async def test_a_kill_between_commit_and_answer_loses_nothing_and_repeats_nothing(
+    checkpoint_process: MakeCheckpointProcess, checkpoint: MakeCheckpoint
+) -> None:
     doomed = await checkpoint_process(failpoints="checkpoint.after_commit=kill9")
     replica = doomed.replica
     owner = await replica.claim((await replica.create()).task_id)
@@ -48,7 +59,9 @@ async def test_a_kill_between_commit_and_answer_loses_nothing_and_repeats_nothin
     assert kinds(entries) == ["submitted", ">QUEUED", "QUEUED>RUNNING", "user_message", "model_attempt"]
 
 
-async def test_a_kill_before_the_commit_writes_nothing(checkpoint_process, checkpoint):
+async def test_a_kill_before_the_commit_writes_nothing(
+    checkpoint_process: MakeCheckpointProcess, checkpoint: MakeCheckpoint
+) -> None:
     doomed = await checkpoint_process(failpoints="checkpoint.before_commit=kill9")
     owner = await doomed.replica.claim((await doomed.replica.create()).task_id)
     request = owner.request(words())
@@ -60,7 +73,9 @@ async def test_a_kill_before_the_commit_writes_nothing(checkpoint_process, check
     assert (await next_replica.stub.Commit(request, timeout=TIMEOUT_SECONDS)).sequence == 4
 
 
-async def test_a_kill_after_the_open_leaves_a_claim_that_opens_again(checkpoint_process, checkpoint):
+async def test_a_kill_after_the_open_leaves_a_claim_that_opens_again(
+    checkpoint_process: MakeCheckpointProcess, checkpoint: MakeCheckpoint
+) -> None:
     doomed = await checkpoint_process(failpoints="checkpoint.after_open=kill9")
     token, claims = await doomed.replica.grant((await doomed.replica.create()).task_id)
     with pytest.raises(Unavailable):
@@ -70,7 +85,7 @@ async def test_a_kill_after_the_open_leaves_a_claim_that_opens_again(checkpoint_
     assert (owner.task.claim_count, owner.next_number) == (1, 1)
 
 
-async def test_an_answer_that_failed_after_the_commit_is_given_again(checkpoint, armed):
+async def test_an_answer_that_failed_after_the_commit_is_given_again(checkpoint: MakeCheckpoint, armed: Any) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     request = owner.request(words())
@@ -79,7 +94,7 @@ async def test_an_answer_that_failed_after_the_commit_is_given_again(checkpoint,
     assert (await replica.get(owner.task.task_id)).sequence == 4
 
 
-async def test_sigterm_drains_and_exits_in_order(checkpoint_process):
+async def test_sigterm_drains_and_exits_in_order(checkpoint_process: MakeCheckpointProcess) -> None:
     running = await checkpoint_process()
     owner = await running.replica.claim((await running.replica.create()).task_id)
     stream = running.replica.stub.WatchEntries(
@@ -93,7 +108,9 @@ async def test_sigterm_drains_and_exits_in_order(checkpoint_process):
         await stream.read()
 
 
-async def test_while_postgres_is_away_nothing_is_acknowledged_and_afterwards_all_goes_on(checkpoint, own_postgres):
+async def test_while_postgres_is_away_nothing_is_acknowledged_and_afterwards_all_goes_on(
+    checkpoint: MakeCheckpoint, own_postgres: PostgresProcess
+) -> None:
     await migrate(own_postgres.dsn(), MIGRATIONS)
     replica = await checkpoint(dsn=own_postgres.dsn())
     owner = await replica.claim((await replica.create()).task_id)
@@ -114,7 +131,7 @@ async def test_while_postgres_is_away_nothing_is_acknowledged_and_afterwards_all
     assert (await replica.get(owner.task.task_id)).sequence == 4
 
 
-async def test_a_read_only_postgres_is_unavailable_and_nothing_is_acknowledged(checkpoint):
+async def test_a_read_only_postgres_is_unavailable_and_nothing_is_acknowledged(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     name = (await replica.query("select current_database()"))[0][0]
@@ -127,7 +144,9 @@ async def test_a_read_only_postgres_is_unavailable_and_nothing_is_acknowledged(c
     assert refused.value.reason == "READ_ONLY"
 
 
-async def test_a_full_disk_is_told_as_such_and_the_ledger_goes_on_when_there_is_room(checkpoint):
+async def test_a_full_disk_is_told_as_such_and_the_ledger_goes_on_when_there_is_room(
+    checkpoint: MakeCheckpoint,
+) -> None:
     """The error of a full disk, raised where the write would meet it."""
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
@@ -144,7 +163,9 @@ async def test_a_full_disk_is_told_as_such_and_the_ledger_goes_on_when_there_is_
     assert (await owner.send(request)).sequence == 4
 
 
-async def test_an_unsafe_postgres_is_refused_at_start_unless_allowed(fresh_database, signing_keys):
+async def test_an_unsafe_postgres_is_refused_at_start_unless_allowed(
+    fresh_database: FreshDatabase, signing_keys: Path
+) -> None:
     dsn = await fresh_database(MIGRATIONS)
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as postgres:
         name = postgres.info.dbname
@@ -159,7 +180,7 @@ async def test_an_unsafe_postgres_is_refused_at_start_unless_allowed(fresh_datab
     await allowed.close()
 
 
-def settings_for(dsn, keys):
+def settings_for(dsn: Any, keys: Any) -> Any:
     return {
         "listen": Address("127.0.0.1:0"),
         "postgres_dsn": Secret(dsn),
@@ -169,7 +190,9 @@ def settings_for(dsn, keys):
     }
 
 
-async def test_an_old_schema_is_refused_unless_it_may_be_migrated(fresh_database, signing_keys):
+async def test_an_old_schema_is_refused_unless_it_may_be_migrated(
+    fresh_database: FreshDatabase, signing_keys: Path
+) -> None:
     wanted = settings_for(await fresh_database(), signing_keys)
     refused = Process()
     with pytest.raises(ConfigurationError):

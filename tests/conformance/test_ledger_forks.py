@@ -1,5 +1,7 @@
 """Forks: a copy of another task's conversation, whole by itself, and lineage both ways."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 from typing import Any
@@ -16,6 +18,7 @@ from tenure.v1 import checkpoint_service_pb2_grpc, ledger_pb2, task_pb2, tool_pb
 from tenure.wire.ledger import entries_to_domain
 from tests.support.fix_checkpoint import (
     TIMEOUT_SECONDS,
+    MakeCheckpoint,
     answer,
     entry,
     kinds,
@@ -26,7 +29,7 @@ QUEUED = task_pb2.TASK_STATE_QUEUED
 COPIED = ["tools_defined", "model_attempt", "assistant_message", "tool_intent", "tool_outcome"]
 
 
-def asks_for_call(step=1, stop_reason="tool_use"):
+def asks_for_call(step: int = 1, stop_reason: str = "tool_use") -> Any:
     content = [{"type": "tool_use", "id": "use-1", "name": "t", "input": {}}]
     message = ledger_pb2.AssistantMessage(
         attempt_number=1,
@@ -38,17 +41,17 @@ def asks_for_call(step=1, stop_reason="tool_use"):
     return entry(step, assistant_message=message), entry(step, tool_intent=intent)
 
 
-def outcome(step=1):
+def outcome(step: int = 1) -> Any:
     result = tool_pb2.Outcome(status=tool_pb2.OUTCOME_STATUS_SUCCEEDED, content="42")
     return entry(step, tool_outcome=ledger_pb2.ToolOutcome(call_id=f"{step}.0", outcome=result))
 
 
-def tools(*names):
+def tools(*names: Any) -> Any:
     defined = [tool_pb2.ToolDefinition(name=name, input_schema_json="{}") for name in names]
     return entry(0, tools_defined=ledger_pb2.ToolsDefined(tools=defined))
 
 
-async def worked(checkpoint, **spec):
+async def worked(checkpoint: Any, **spec: Any) -> Any:
     """A running task: 1 submitted 2 queued 3 running 4 tools 5 attempt 6 answer 7 intent 8 outcome 9 attempt."""
     replica = await checkpoint()
     owner = await replica.claim((await replica.create(**spec)).task_id)
@@ -58,7 +61,7 @@ async def worked(checkpoint, **spec):
     return replica, owner
 
 
-async def ended(checkpoint, **spec):
+async def ended(checkpoint: Any, **spec: Any) -> Any:
     """The same, answered: 10 answer 11 succeeded."""
     replica, owner = await worked(checkpoint, **spec)
     await owner.commit(answer(step=2, text="It is 42."))
@@ -66,17 +69,17 @@ async def ended(checkpoint, **spec):
     return replica, owner.task.task_id
 
 
-async def fork(replica, task_id, request_id="f-1", **fields):
+async def fork(replica: Any, task_id: Any, request_id: str = "f-1", **fields: Any) -> Any:
     request = pb.CheckpointServiceForkTaskRequest(request_id=request_id, task_id=task_id, actor="alice", **fields)
     response = await replica.stub.ForkTask(request, timeout=TIMEOUT_SECONDS)
     return response.task
 
 
-async def point_of(replica, task_id):
+async def point_of(replica: Any, task_id: Any) -> Any:
     return fold(entries_to_domain(await replica.entries(task_id)))
 
 
-async def test_a_fork_at_the_end_goes_on_with_the_whole_conversation(checkpoint):
+async def test_a_fork_at_the_end_goes_on_with_the_whole_conversation(checkpoint: MakeCheckpoint) -> None:
     replica, task_id = await ended(checkpoint)
     before = await replica.get(task_id)
     forked = await fork(replica, task_id, message="And half of it?")
@@ -100,7 +103,7 @@ async def test_a_fork_at_the_end_goes_on_with_the_whole_conversation(checkpoint)
     assert await replica.get(task_id) == before
 
 
-async def test_the_owner_of_a_fork_opens_reserves_and_ends_it_like_any_task(checkpoint):
+async def test_the_owner_of_a_fork_opens_reserves_and_ends_it_like_any_task(checkpoint: MakeCheckpoint) -> None:
     replica, task_id = await ended(checkpoint)
     forked = await fork(replica, task_id, message="And half of it?")
     owner = await replica.claim(forked.task_id)
@@ -114,7 +117,7 @@ async def test_the_owner_of_a_fork_opens_reserves_and_ends_it_like_any_task(chec
     assert bills == [(3,)]
 
 
-async def test_a_running_task_is_forked_before_the_call_in_flight_and_works_on(checkpoint):
+async def test_a_running_task_is_forked_before_the_call_in_flight_and_works_on(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await worked(checkpoint)
     forked = await fork(replica, owner.task.task_id)
     assert forked.forked_from.sequence == 8
@@ -123,7 +126,7 @@ async def test_a_running_task_is_forked_before_the_call_in_flight_and_works_on(c
     await owner.end()
 
 
-async def test_a_step_is_forked_with_its_calls_or_as_near_before_as_possible(checkpoint):
+async def test_a_step_is_forked_with_its_calls_or_as_near_before_as_possible(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await worked(checkpoint)
     task_id = owner.task.task_id
     await owner.commit(*asks_for_call(step=2))
@@ -135,7 +138,7 @@ async def test_a_step_is_forked_with_its_calls_or_as_near_before_as_possible(che
 
 
 @pytest.mark.parametrize(("at", "near"), [(7, {"before": "4", "after": "8"}), (99, {"before": "8"})])
-async def test_where_a_call_is_open_a_task_is_not_forked(checkpoint, at, near):
+async def test_where_a_call_is_open_a_task_is_not_forked(checkpoint: MakeCheckpoint, at: int, near: Any) -> None:
     replica, owner = await worked(checkpoint)
     with pytest.raises(WrongState) as refused:
         await fork(replica, owner.task.task_id, at_sequence=at)
@@ -143,14 +146,14 @@ async def test_where_a_call_is_open_a_task_is_not_forked(checkpoint, at, near):
     assert (await fork(replica, owner.task.task_id, at_sequence=8)).forked_from.sequence == 8
 
 
-async def test_a_final_answer_is_not_forked_without_a_message(checkpoint):
+async def test_a_final_answer_is_not_forked_without_a_message(checkpoint: MakeCheckpoint) -> None:
     replica, task_id = await ended(checkpoint)
     with pytest.raises(WrongState) as refused:
         await fork(replica, task_id)
     assert refused.value.reason == "NOTHING_TO_DO"
 
 
-async def test_failed_calls_of_the_model_stay_behind(checkpoint):
+async def test_failed_calls_of_the_model_stay_behind(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     failure = ledger_pb2.ModelFailure(attempt_number=1, error_class="INVALID_REQUEST", message="no such model")
@@ -166,7 +169,7 @@ async def test_failed_calls_of_the_model_stay_behind(checkpoint):
 
 
 @pytest.mark.parametrize("message", ["", "Then say what you can."])
-async def test_an_answer_that_refused_is_asked_for_anew(checkpoint, message):
+async def test_an_answer_that_refused_is_asked_for_anew(checkpoint: MakeCheckpoint, message: str) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     refused = answer(text="I cannot.")
@@ -179,7 +182,7 @@ async def test_an_answer_that_refused_is_asked_for_anew(checkpoint, message):
     assert [said["role"] for said in point.messages] == ["user"]
 
 
-async def test_other_tools_are_defined_anew_and_other_limits_count_from_the_fork(checkpoint):
+async def test_other_tools_are_defined_anew_and_other_limits_count_from_the_fork(checkpoint: MakeCheckpoint) -> None:
     replica, task_id = await ended(checkpoint, limits=task_pb2.Limits(max_steps=2, max_tokens=5000))
     overrides = task_pb2.ForkOverrides(
         tools=task_pb2.ToolAllowlist(names=["x"]), limits=task_pb2.Limits(max_tokens=900)
@@ -195,7 +198,7 @@ async def test_other_tools_are_defined_anew_and_other_limits_count_from_the_fork
     assert (await owner.commit(reserve=reserve(step=5))).reserve.denied.reason == "STEP_LIMIT"
 
 
-async def test_all_tools_are_allowed_again(checkpoint):
+async def test_all_tools_are_allowed_again(checkpoint: MakeCheckpoint) -> None:
     agent = task_pb2.AgentSpec(tools=task_pb2.ToolAllowlist(names=["t"]))
     replica, task_id = await ended(checkpoint, agent=agent)
     kept = await fork(replica, task_id, "f-1", message="on")
@@ -203,7 +206,7 @@ async def test_all_tools_are_allowed_again(checkpoint):
     assert (kept.spec.agent.HasField("tools"), freed.spec.agent.HasField("tools")) == (True, False)
 
 
-async def test_a_fork_is_made_once_per_request_id(checkpoint):
+async def test_a_fork_is_made_once_per_request_id(checkpoint: MakeCheckpoint) -> None:
     replica, task_id = await ended(checkpoint)
     made = await asyncio.gather(*[fork(replica, task_id, message="on") for _ in range(5)])
     assert len({task.task_id for task in made}) == 1
@@ -214,7 +217,7 @@ async def test_a_fork_is_made_once_per_request_id(checkpoint):
         await replica.create(request_id="f-1")
 
 
-async def test_forks_are_listed_by_the_task_they_came_from(checkpoint):
+async def test_forks_are_listed_by_the_task_they_came_from(checkpoint: MakeCheckpoint) -> None:
     replica, task_id = await ended(checkpoint)
     first = await fork(replica, task_id, "f-1", message="one")
     second = await fork(replica, task_id, "f-2", message="two")
@@ -230,7 +233,7 @@ async def test_forks_are_listed_by_the_task_they_came_from(checkpoint):
     assert kinds(await replica.entries(third.task_id)).count("forked") == 1
 
 
-async def test_nobody_forks_another_tenants_task(checkpoint):
+async def test_nobody_forks_another_tenants_task(checkpoint: MakeCheckpoint) -> None:
     replica, task_id = await ended(checkpoint)
     async with open_channel(replica.address, tenant="other") as channel:
         stub = checkpoint_service_pb2_grpc.CheckpointServiceStub(channel)
@@ -239,7 +242,7 @@ async def test_nobody_forks_another_tenants_task(checkpoint):
             await stub.ForkTask(request, timeout=TIMEOUT_SECONDS)
 
 
-async def test_a_call_of_the_fork_is_another_call(checkpoint):
+async def test_a_call_of_the_fork_is_another_call(checkpoint: MakeCheckpoint) -> None:
     """The step counts on, so the call ids go on too; with the task's own id they are idempotency keys of its own."""
     replica, owner = await worked(checkpoint)
     forked = await fork(replica, owner.task.task_id)

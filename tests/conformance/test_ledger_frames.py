@@ -1,5 +1,7 @@
 """CommitStream: frames of whatever became ready, results by tag, and bounds on both sides."""
 
+from __future__ import annotations
+
 import asyncio
 from typing import Any
 from uuid import uuid4
@@ -15,23 +17,23 @@ from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.validators import MAX_COMMIT_BYTES, MAX_FRAME_BYTES
 from tenure.wire.common import refusal_to_domain
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, words
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, words
 from tests.support.patience import PATIENCE_SECONDS
 
 
-async def owners_of(checkpoint, count, stopping=None):
+async def owners_of(checkpoint: Any, count: Any, stopping: Any = None) -> Any:
     replica = await checkpoint(stopping=stopping)
     tasks = [await replica.create() for _ in range(count)]
     return replica, [await replica.claim(task.task_id) for task in tasks]
 
 
-def frame(*requests, first_tag=0):
+def frame(*requests: Any, first_tag: int = 0) -> Any:
     return pb.CommitStreamRequest(
         commits=[pb.TaggedCommit(tag=first_tag + n, commit=request) for n, request in enumerate(requests)]
     )
 
 
-async def results(call, count):
+async def results(call: Any, count: Any) -> Any:
     values: dict[Any, Any] = {}
     while len(values) < count:
         for result in (await call.read()).results:
@@ -40,7 +42,7 @@ async def results(call, count):
     return values
 
 
-async def test_every_commit_of_a_frame_is_answered_under_its_tag(checkpoint):
+async def test_every_commit_of_a_frame_is_answered_under_its_tag(checkpoint: MakeCheckpoint) -> None:
     replica, owners = await owners_of(checkpoint, 20)
     call = replica.stub.CommitStream(timeout=TIMEOUT_SECONDS)
     await call.write(frame(*[owner.request(words()) for owner in owners]))
@@ -51,7 +53,7 @@ async def test_every_commit_of_a_frame_is_answered_under_its_tag(checkpoint):
     assert await call.read() is grpc.aio.EOF
 
 
-async def test_a_refusal_is_a_result_and_the_stream_goes_on(checkpoint):
+async def test_a_refusal_is_a_result_and_the_stream_goes_on(checkpoint: MakeCheckpoint) -> None:
     replica, (owner,) = await owners_of(checkpoint, 1)
     forged, _ = replica.sign(owner.task.task_id, owner.claims.epoch, str(uuid4()))
     call = replica.stub.CommitStream(timeout=TIMEOUT_SECONDS)
@@ -68,7 +70,7 @@ async def test_a_refusal_is_a_result_and_the_stream_goes_on(checkpoint):
     call.cancel()
 
 
-async def test_one_tag_is_in_flight_once(checkpoint):
+async def test_one_tag_is_in_flight_once(checkpoint: MakeCheckpoint) -> None:
     replica, (one, two) = await owners_of(checkpoint, 2)
     call = replica.stub.CommitStream(timeout=TIMEOUT_SECONDS)
     tagged = [pb.TaggedCommit(tag=7, commit=owner.request(words())) for owner in (one, two)]
@@ -78,7 +80,7 @@ async def test_one_tag_is_in_flight_once(checkpoint):
     assert sorted(outcomes) == ["refusal", "response"]
 
 
-async def test_a_frame_beyond_its_bounds_ends_the_stream(checkpoint):
+async def test_a_frame_beyond_its_bounds_ends_the_stream(checkpoint: MakeCheckpoint) -> None:
     replica, (owner,) = await owners_of(checkpoint, 1)
     call = replica.stub.CommitStream(timeout=TIMEOUT_SECONDS)
     await call.write(frame(*[owner.request(words()) for _ in range(129)]))
@@ -86,7 +88,7 @@ async def test_a_frame_beyond_its_bounds_ends_the_stream(checkpoint):
         await call.read()
 
 
-async def test_many_commits_become_few_transactions(checkpoint):
+async def test_many_commits_become_few_transactions(checkpoint: MakeCheckpoint) -> None:
     replica, owners = await owners_of(checkpoint, 64)
     before = metrics.read("tenure_batches_total", batcher="commits")
     call = replica.stub.CommitStream(timeout=TIMEOUT_SECONDS)
@@ -97,7 +99,7 @@ async def test_many_commits_become_few_transactions(checkpoint):
     call.cancel()
 
 
-async def test_a_reader_that_does_not_read_holds_up_nobody_else(checkpoint):
+async def test_a_reader_that_does_not_read_holds_up_nobody_else(checkpoint: MakeCheckpoint) -> None:
     replica, owners = await owners_of(checkpoint, 40)
     deaf = replica.stub.CommitStream(timeout=PATIENCE_SECONDS)
     for owner in owners[:39]:
@@ -113,7 +115,7 @@ async def test_a_reader_that_does_not_read_holds_up_nobody_else(checkpoint):
     quick.cancel()
 
 
-async def test_a_stream_that_breaks_leaves_its_commits_to_be_repeated(checkpoint):
+async def test_a_stream_that_breaks_leaves_its_commits_to_be_repeated(checkpoint: MakeCheckpoint) -> None:
     replica, owners = await owners_of(checkpoint, 10)
     requests = [owner.request(words()) for owner in owners]
     call = replica.stub.CommitStream(timeout=TIMEOUT_SECONDS)
@@ -123,7 +125,7 @@ async def test_a_stream_that_breaks_leaves_its_commits_to_be_repeated(checkpoint
         assert (await owner.send(request)).sequence == 4
 
 
-async def test_a_draining_server_answers_what_it_took_and_ends_the_stream(checkpoint):
+async def test_a_draining_server_answers_what_it_took_and_ends_the_stream(checkpoint: MakeCheckpoint) -> None:
     stopping = asyncio.Event()
     replica, (owner,) = await owners_of(checkpoint, 1, stopping)
     call = replica.stub.CommitStream(timeout=TIMEOUT_SECONDS)
@@ -134,7 +136,9 @@ async def test_a_draining_server_answers_what_it_took_and_ends_the_stream(checkp
         await call.read()
 
 
-async def test_a_frame_beyond_its_bounds_ends_the_stream_after_the_answers_to_the_frames_before_it(checkpoint):
+async def test_a_frame_beyond_its_bounds_ends_the_stream_after_the_answers_to_the_frames_before_it(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica, owners = await owners_of(checkpoint, 4)
     requests = [owner.request(words()) for owner in owners]
     call = replica.stub.CommitStream(timeout=PATIENCE_SECONDS)
@@ -156,7 +160,9 @@ async def test_a_frame_beyond_its_bounds_ends_the_stream_after_the_answers_to_th
 
 
 @pytest.mark.parametrize("size", [MAX_COMMIT_BYTES, MAX_FRAME_BYTES, 4 * 1024 * 1024])
-async def test_a_commit_of_a_worker_that_is_too_large_is_refused_alone_on_a_stream_that_stays(checkpoint, size):
+async def test_a_commit_of_a_worker_that_is_too_large_is_refused_alone_on_a_stream_that_stays(
+    checkpoint: MakeCheckpoint, size: Any
+) -> None:
     replica, owners = await owners_of(checkpoint, 6)
     requests = [owner.request(words()) for owner in owners]
     requests[3] = owners[3].request(words("x" * size))

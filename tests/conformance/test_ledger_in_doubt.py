@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -14,7 +15,7 @@ from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.wire.ledger import entries_to_domain
 from tenure.wire.tool import decision_to_wire
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, entry, kinds
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, entry, kinds
 
 pytestmark = pytest.mark.server
 QUEUED, WAITING_USER = task_pb2.TASK_STATE_QUEUED, task_pb2.TASK_STATE_WAITING_USER
@@ -29,11 +30,11 @@ def in_doubt(**attempts: int) -> list[tool_pb2.CallInDoubt]:
     ]
 
 
-def move(calls, **fields):
+def move(calls: Any, **fields: Any) -> Any:
     return pb.Transition(**{"to_state": WAITING_USER, "reason": "TOOL_IN_DOUBT", "calls_in_doubt": calls, **fields})
 
 
-async def waiting(replica, *calls, intents=("1.0",)):
+async def waiting(replica: Any, *calls: Any, intents: Any = ("1.0",)) -> Any:
     """A task that waits for a word on these calls."""
     owner = await replica.claim((await replica.create()).task_id)
     requests = [
@@ -44,7 +45,15 @@ async def waiting(replica, *calls, intents=("1.0",)):
     return await replica.get(owner.task.task_id)
 
 
-async def say(replica, task, decision=HAPPENED, call_id="1.0", call_attempt=1, request_id="", actor="olga"):
+async def say(
+    replica: Any,
+    task: Any,
+    decision: Any = HAPPENED,
+    call_id: str = "1.0",
+    call_attempt: int = 1,
+    request_id: str = "",
+    actor: str = "olga",
+) -> Any:
     word = ledger_pb2.OperatorRequest.ResolveCall(
         call_id=call_id, call_attempt=call_attempt, decision=decision_to_wire(decision)
     )
@@ -57,7 +66,7 @@ async def say(replica, task, decision=HAPPENED, call_id="1.0", call_attempt=1, r
     return (await replica.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)).task
 
 
-async def test_a_word_puts_the_task_back_into_the_queue_and_its_next_owner_reads_it(checkpoint):
+async def test_a_word_puts_the_task_back_into_the_queue_and_its_next_owner_reads_it(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await waiting(replica, *in_doubt(_1_0=2))
     assert [(call.call_id, call.call_attempt) for call in task.calls_in_doubt] == [("1.0", 2)]
@@ -74,7 +83,7 @@ async def test_a_word_puts_the_task_back_into_the_queue_and_its_next_owner_reads
     assert [intent.call_id for intent in point.open_intents] == ["1.0"]
 
 
-async def test_a_word_is_recorded_once_per_request_id(checkpoint):
+async def test_a_word_is_recorded_once_per_request_id(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await waiting(replica, *in_doubt(_1_0=1))
     first = await say(replica, task, request_id="r-1")
@@ -84,7 +93,7 @@ async def test_a_word_is_recorded_once_per_request_id(checkpoint):
         await say(replica, task, DidNotHappen(), request_id="r-1")
 
 
-async def test_of_two_operators_at_once_one_is_heard(checkpoint):
+async def test_of_two_operators_at_once_one_is_heard(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     other = await checkpoint(dsn=replica.dsn)
     for _ in range(4):
@@ -100,7 +109,7 @@ async def test_of_two_operators_at_once_one_is_heard(checkpoint):
         assert kinds(await replica.entries(task.task_id)).count("operator_request") == 1
 
 
-async def test_a_task_that_waits_for_several_words_is_queued_with_the_last(checkpoint):
+async def test_a_task_that_waits_for_several_words_is_queued_with_the_last(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await waiting(replica, *in_doubt(_1_0=1, _1_2=3), intents=("1.0", "1.1", "1.2"))
     still = await say(replica, task)
@@ -114,7 +123,7 @@ async def test_a_task_that_waits_for_several_words_is_queued_with_the_last(check
     assert set(fold(entries_to_domain(owner.entries)).resolutions) == {"1.0", "1.2"}
 
 
-async def test_a_word_on_another_attempt_is_refused(checkpoint):
+async def test_a_word_on_another_attempt_is_refused(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await waiting(replica, *in_doubt(_1_0=2))
     with pytest.raises(WrongState) as refused:
@@ -123,7 +132,7 @@ async def test_a_word_on_another_attempt_is_refused(checkpoint):
     assert await replica.get(task.task_id) == task
 
 
-async def test_a_doubt_that_comes_anew_takes_the_place_of_the_old_word(checkpoint):
+async def test_a_doubt_that_comes_anew_takes_the_place_of_the_old_word(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await waiting(replica, *in_doubt(_1_0=1))
     await say(replica, task, DidNotHappen(True))
@@ -136,7 +145,7 @@ async def test_a_doubt_that_comes_anew_takes_the_place_of_the_old_word(checkpoin
     assert point.resolutions["1.0"] == Resolution(2, HAPPENED, "I looked", "olga")
 
 
-async def test_an_owner_that_passes_no_word_along_only_makes_the_task_wait_again(checkpoint):
+async def test_an_owner_that_passes_no_word_along_only_makes_the_task_wait_again(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await waiting(replica, *in_doubt(_1_0=1))
     await say(replica, task)
@@ -146,7 +155,7 @@ async def test_an_owner_that_passes_no_word_along_only_makes_the_task_wait_again
     assert (await say(replica, task)).state == QUEUED
 
 
-async def test_a_call_with_an_outcome_needs_no_word_any_more(checkpoint):
+async def test_a_call_with_an_outcome_needs_no_word_any_more(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await waiting(replica, *in_doubt(_1_0=1))
     await say(replica, task)
@@ -156,7 +165,9 @@ async def test_a_call_with_an_outcome_needs_no_word_any_more(checkpoint):
     assert not fold(entries_to_domain(await replica.entries(task.task_id))).resolutions
 
 
-async def test_where_the_worker_did_not_say_which_calls_it_means_any_open_one_may_be_settled(checkpoint):
+async def test_where_the_worker_did_not_say_which_calls_it_means_any_open_one_may_be_settled(
+    checkpoint: MakeCheckpoint,
+) -> None:
     """Of an older version, or with a loop of its own: who opens the task next says what is still in doubt."""
     replica = await checkpoint()
     task = await waiting(replica, intents=("1.0", "1.1"))
@@ -167,7 +178,7 @@ async def test_where_the_worker_did_not_say_which_calls_it_means_any_open_one_ma
     assert (await say(replica, task, call_id="1.1", call_attempt=7)).state == QUEUED
 
 
-async def test_a_task_that_waits_for_something_else_takes_no_word(checkpoint):
+async def test_a_task_that_waits_for_something_else_takes_no_word(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.create()
     with pytest.raises(WrongState) as queued:
@@ -179,7 +190,7 @@ async def test_a_task_that_waits_for_something_else_takes_no_word(checkpoint):
     assert (ended.value.reason, ended.value.metadata["state"]) == ("WRONG_STATE", "CANCELLED")
 
 
-async def test_a_cancel_takes_the_task_out_of_its_wait_for_a_word(checkpoint):
+async def test_a_cancel_takes_the_task_out_of_its_wait_for_a_word(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await waiting(replica, *in_doubt(_1_0=1))
     cancelled = await replica.cancel(task.task_id)
@@ -197,7 +208,7 @@ async def test_a_cancel_takes_the_task_out_of_its_wait_for_a_word(checkpoint):
         ({"to_state": task_pb2.TASK_STATE_WAITING_EXTERNAL}, in_doubt(_1_0=1)),
     ],
 )
-async def test_only_open_calls_are_waited_for_in_doubt(checkpoint, fields, calls):
+async def test_only_open_calls_are_waited_for_in_doubt(checkpoint: MakeCheckpoint, fields: Any, calls: Any) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     intent = ledger_pb2.ToolIntent(call_id="1.0", tool="pay", arguments_json="{}")

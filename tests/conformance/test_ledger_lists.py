@@ -12,13 +12,13 @@ from tenure.runtime.postgres import Connection
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tests.conformance.test_ledger_waits import waiting
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint
 
 BY_DEADLINE = task_pb2.TASK_ORDER_WAIT_DEADLINE
 IN_DOUBT = pb.Transition(to_state=task_pb2.TASK_STATE_WAITING_USER, reason="TOOL_IN_DOUBT")
 
 
-async def listed(replica: Checkpoint, page_size: int = 0, **wanted) -> list[list[str]]:
+async def listed(replica: Checkpoint, page_size: int = 0, **wanted: Any) -> list[list[str]]:
     """All pages."""
     pages, token = [], ""
     while True:
@@ -32,7 +32,9 @@ async def listed(replica: Checkpoint, page_size: int = 0, **wanted) -> list[list
             return pages
 
 
-async def test_what_must_be_answered_soonest_comes_first_and_what_has_no_deadline_last(checkpoint):
+async def test_what_must_be_answered_soonest_comes_first_and_what_has_no_deadline_last(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint()
     await replica.create()
     doubtful = await replica.claim((await replica.create()).task_id)
@@ -51,7 +53,7 @@ async def test_what_must_be_answered_soonest_comes_first_and_what_has_no_deadlin
     assert await listed(replica) == [in_order[1:]]
 
 
-async def test_an_order_that_there_is_not_is_refused(checkpoint):
+async def test_an_order_that_there_is_not_is_refused(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     with pytest.raises(InvalidRequest):
         await replica.stub.ListTasks(
@@ -71,7 +73,9 @@ NOBODY = "00000000-0000-0000-0000-000000000000"
     ],
     ids=["list_waits", "list_tasks", "list_forks"],
 )
-async def test_each_list_comes_in_the_order_of_its_index(checkpoint, statement, index, place):
+async def test_each_list_comes_in_the_order_of_its_index(
+    checkpoint: MakeCheckpoint, statement: Any, index: str, place: str
+) -> None:
     replica = await checkpoint()
     await waiting(replica)
     parameters = {

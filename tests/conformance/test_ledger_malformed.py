@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from tenure.domain.errors import InvalidRequest
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
-from tests.support.fix_checkpoint import entry, reserve, words
+from tests.support.fix_checkpoint import MakeCheckpoint, entry, reserve, words
 
 
 def said(content_json: str) -> ledger_pb2.NewEntry:
@@ -40,7 +41,9 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
-async def test_a_body_that_cannot_be_read_is_refused_by_its_field_and_nothing_is_lost(checkpoint, body):
+async def test_a_body_that_cannot_be_read_is_refused_by_its_field_and_nothing_is_lost(
+    checkpoint: MakeCheckpoint, body: Any
+) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(reserve=reserve())
@@ -53,7 +56,7 @@ async def test_a_body_that_cannot_be_read_is_refused_by_its_field_and_nothing_is
     await owner.end()
 
 
-async def test_an_answer_without_content_has_no_blocks(checkpoint):
+async def test_an_answer_without_content_has_no_blocks(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(reserve=reserve())

@@ -1,6 +1,9 @@
 """Words for an agent: kept once, read before a success, refused where nobody would read them."""
 
+from __future__ import annotations
+
 import asyncio
+from typing import Any
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
@@ -10,6 +13,7 @@ from tenure.domain.errors import InvalidRequest, WrongState
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tests.support.fix_checkpoint import (
+    MakeCheckpoint,
     answer,
     kinds,
     reserve,
@@ -21,12 +25,12 @@ SUCCEEDED = task_pb2.TASK_STATE_SUCCEEDED
 QUEUED = task_pb2.TASK_STATE_QUEUED
 
 
-async def started(checkpoint):
+async def started(checkpoint: Any) -> Any:
     replica = await checkpoint()
     return replica, await replica.claim((await replica.create()).task_id)
 
 
-async def test_a_message_to_a_waiting_task_is_in_its_history_when_it_goes_on(checkpoint):
+async def test_a_message_to_a_waiting_task_is_in_its_history_when_it_goes_on(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await started(checkpoint)
     retry = pb.Transition(to_state=task_pb2.TASK_STATE_RETRY_SCHEDULED, reason="R", retry_delay=Duration(nanos=1000))
     await owner.commit(transition=retry)
@@ -39,7 +43,7 @@ async def test_a_message_to_a_waiting_task_is_in_its_history_when_it_goes_on(che
     assert "look here" in {one.body.user_message.text for one in next_owner.entries}
 
 
-async def test_a_task_does_not_succeed_past_words_that_its_owner_has_not_seen(checkpoint):
+async def test_a_task_does_not_succeed_past_words_that_its_owner_has_not_seen(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await started(checkpoint)
     await owner.commit(reserve=reserve())
     await owner.commit(answer())
@@ -53,7 +57,7 @@ async def test_a_task_does_not_succeed_past_words_that_its_owner_has_not_seen(ch
     assert (await again.end()).state == SUCCEEDED
 
 
-async def test_a_success_that_is_repeated_is_answered_whatever_came_later(checkpoint):
+async def test_a_success_that_is_repeated_is_answered_whatever_came_later(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await started(checkpoint)
     await replica.say(owner.task.task_id, "hello")
     await owner.commit(words())
@@ -62,13 +66,13 @@ async def test_a_success_that_is_repeated_is_answered_whatever_came_later(checkp
     assert await owner.send(request) == first
 
 
-async def test_another_end_does_not_wait_for_words(checkpoint):
+async def test_another_end_does_not_wait_for_words(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await started(checkpoint)
     await replica.say(owner.task.task_id, "one thing more")
     assert (await owner.end(task_pb2.TASK_STATE_FAILED)).state == task_pb2.TASK_STATE_FAILED
 
 
-async def test_a_cancel_comes_before_unread_words(checkpoint):
+async def test_a_cancel_comes_before_unread_words(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await started(checkpoint)
     await replica.say(owner.task.task_id, "one thing more")
     await replica.cancel(owner.task.task_id)
@@ -76,7 +80,7 @@ async def test_a_cancel_comes_before_unread_words(checkpoint):
 
 
 @pytest.mark.parametrize("state", ["SUCCEEDED", "FAILED"])
-async def test_words_after_the_end_are_refused_and_told_of_the_fork(checkpoint, state):
+async def test_words_after_the_end_are_refused_and_told_of_the_fork(checkpoint: MakeCheckpoint, state: str) -> None:
     replica, owner = await started(checkpoint)
     response = await replica.say(owner.task.task_id, "in time", "m-1")
     owner.known_sequence = response.sequence
@@ -87,14 +91,14 @@ async def test_words_after_the_end_are_refused_and_told_of_the_fork(checkpoint, 
     assert (await replica.say(owner.task.task_id, "in time", "m-1")).task_id == owner.task.task_id
 
 
-async def test_words_to_a_task_whose_end_was_asked_for_are_refused(checkpoint):
+async def test_words_to_a_task_whose_end_was_asked_for_are_refused(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await started(checkpoint)
     await replica.cancel(owner.task.task_id)
     with pytest.raises(WrongState, match="asked for"):
         await replica.say(owner.task.task_id, "too late")
 
 
-async def test_a_task_takes_so_many_messages_and_no_more(checkpoint):
+async def test_a_task_takes_so_many_messages_and_no_more(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.create()
     await replica.query(
@@ -112,7 +116,7 @@ async def test_a_task_takes_so_many_messages_and_no_more(checkpoint):
 
 
 @pytest.mark.parametrize("text", ["", " \n"])
-async def test_words_that_a_provider_would_refuse_are_refused_here(checkpoint, text):
+async def test_words_that_a_provider_would_refuse_are_refused_here(checkpoint: MakeCheckpoint, text: str) -> None:
     replica = await checkpoint()
     task = await replica.create()
     with pytest.raises(InvalidRequest):

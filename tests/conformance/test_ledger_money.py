@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -13,6 +14,7 @@ from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
 from tests.support.fix_checkpoint import (
     TIMEOUT_SECONDS,
+    MakeCheckpoint,
     answer,
     entry,
     kinds,
@@ -28,11 +30,11 @@ CENT = 10**7
 COST_EXCEEDED, QUEUED = task_pb2.TASK_STATE_COST_EXCEEDED, task_pb2.TASK_STATE_QUEUED
 
 
-def limits(nano_usd=0, tokens=0):
+def limits(nano_usd: int = 0, tokens: int = 0) -> Any:
     return task_pb2.Limits(max_nano_usd=nano_usd, max_tokens=tokens)
 
 
-def used(step=1, **counts):
+def used(step: int = 1, **counts: Any) -> Any:
     """An answer that used so much."""
     message = ledger_pb2.AssistantMessage(
         attempt_number=1, content_json="[]", stop_reason="end_turn", usage=task_pb2.TokenUsage(**counts)
@@ -40,7 +42,7 @@ def used(step=1, **counts):
     return entry(step, assistant_message=message)
 
 
-async def grant(replica, task_id, tokens=0, nano_usd=0, request_id=""):
+async def grant(replica: Any, task_id: Any, tokens: int = 0, nano_usd: int = 0, request_id: str = "") -> Any:
     granted = ledger_pb2.OperatorRequest.GrantBudget(extra_tokens=tokens, extra_nano_usd=nano_usd)
     request = pb.AppendForeignRequest(
         task_id=task_id,
@@ -51,11 +53,11 @@ async def grant(replica, task_id, tokens=0, nano_usd=0, request_id=""):
     return (await replica.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)).task
 
 
-async def bills(replica, task_id):
+async def bills(replica: Any, task_id: Any) -> Any:
     return (await replica.stub.ListBills(pb.ListBillsRequest(task_id=task_id), timeout=TIMEOUT_SECONDS)).bills
 
 
-async def test_a_call_sets_money_aside_and_is_charged_by_what_it_used(checkpoint):
+async def test_a_call_sets_money_aside_and_is_charged_by_what_it_used(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create(limits=limits(CENT))).task_id)
     first = await owner.commit(reserve=reserve(input_tokens=100, output=100, model=OPUS))
@@ -74,14 +76,14 @@ async def test_a_call_sets_money_aside_and_is_charged_by_what_it_used(checkpoint
     assert [tier.output for tier in attempt.prices.tiers] == [25 * 10**9]
 
 
-async def test_the_output_is_clamped_to_the_money_that_is_left(checkpoint):
+async def test_the_output_is_clamped_to_the_money_that_is_left(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create(limits=limits(100 * WRITTEN + 30 * OUTPUT))).task_id)
     granted = (await owner.commit(reserve=reserve(input_tokens=100, output=500, model=OPUS))).reserve.granted
     assert granted.max_output_tokens == 30
 
 
-async def test_the_cap_in_money_ends_and_a_siblings_call_makes_wait(checkpoint):
+async def test_the_cap_in_money_ends_and_a_siblings_call_makes_wait(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     root, child = await tree(replica, limits=limits(200 * WRITTEN + 40 * OUTPUT))
     await root.commit(reserve=reserve(input_tokens=150, output=40, model=OPUS))
@@ -94,7 +96,7 @@ async def test_the_cap_in_money_ends_and_a_siblings_call_makes_wait(checkpoint):
     assert denied.denied.reason == "MONEY_LIMIT"
 
 
-async def tree(replica, **spec):
+async def tree(replica: Any, **spec: Any) -> Any:
     """A root and a task under it, both held; the child's row is tied to the root's budget in the database."""
     root = await replica.create(**spec)
     child = await replica.create()
@@ -102,7 +104,7 @@ async def tree(replica, **spec):
     return await replica.claim(root.task_id), await replica.claim(child.task_id)
 
 
-async def test_a_task_keeps_within_caps_of_its_own_below_its_roots(checkpoint):
+async def test_a_task_keeps_within_caps_of_its_own_below_its_roots(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     root, child = await tree(replica, limits=limits(CENT, 100_000))
     caps = "update ledger.tasks set own_max_tokens = 250, own_max_nano_usd = %s where task_id = %s"
@@ -116,7 +118,7 @@ async def test_a_task_keeps_within_caps_of_its_own_below_its_roots(checkpoint):
     assert (await root.commit(reserve=reserve(input_tokens=141, model=OPUS))).reserve.HasField("granted")
 
 
-async def test_a_call_of_unknown_price_costs_nothing_and_says_so_or_is_not_made(checkpoint):
+async def test_a_call_of_unknown_price_costs_nothing_and_says_so_or_is_not_made(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(reserve=reserve(model="nobodys"))
@@ -129,8 +131,8 @@ async def test_a_call_of_unknown_price_costs_nothing_and_says_so_or_is_not_made(
 
 
 async def test_the_installations_own_prices_hold_and_a_lost_call_is_charged_by_those_it_was_reserved_by(
-    checkpoint, tmp_path
-):
+    checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
     prices = tmp_path / "prices.toml"
     prices.write_text("[models.house]\ninput = 1\noutput = 2\n")
     replica = await checkpoint(prices_file=prices)
@@ -143,7 +145,7 @@ async def test_the_installations_own_prices_hold_and_a_lost_call_is_charged_by_t
     assert (task.budget.used_nano_usd, task.budget.reserved_nano_usd) == (70 * 1000 + 12 * 2000, 0)
 
 
-async def test_a_cap_that_grows_short_is_warned_of_once_and_again_after_a_grant(checkpoint):
+async def test_a_cap_that_grows_short_is_warned_of_once_and_again_after_a_grant(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create(limits=limits(CENT, 1000))).task_id)
     seen = []
@@ -166,7 +168,7 @@ async def test_a_cap_that_grows_short_is_warned_of_once_and_again_after_a_grant(
     assert await replica.query(changes) == [("BUDGET_WARNING", "RUNNING", one.sequence) for one in warnings]
 
 
-async def test_a_commit_that_is_repeated_is_told_of_its_warning_again(checkpoint):
+async def test_a_commit_that_is_repeated_is_told_of_its_warning_again(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create(limits=limits(tokens=100))).task_id)
     await owner.commit(reserve=reserve(input_tokens=50, output=50))
@@ -181,7 +183,7 @@ async def test_a_commit_that_is_repeated_is_told_of_its_warning_again(checkpoint
     ]
 
 
-async def test_a_grant_lets_a_root_that_ended_for_want_of_budget_go_on_once(checkpoint):
+async def test_a_grant_lets_a_root_that_ended_for_want_of_budget_go_on_once(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     root, child = await tree(replica, limits=limits(CENT, 100))
     await root.commit(reserve=reserve(input_tokens=50, output=50, model=OPUS))
@@ -205,7 +207,9 @@ async def test_a_grant_lets_a_root_that_ended_for_want_of_budget_go_on_once(chec
     assert (await again.commit(reserve=reserve(step=2, model=OPUS))).reserve.HasField("granted")
 
 
-async def test_a_live_tree_goes_on_with_what_it_is_granted_and_does_not_end_for_want_of_it(checkpoint):
+async def test_a_live_tree_goes_on_with_what_it_is_granted_and_does_not_end_for_want_of_it(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create(limits=limits(tokens=100))).task_id)
     assert (await owner.commit(reserve=reserve(input_tokens=101))).reserve.denied.reason == "TOKEN_LIMIT"
@@ -219,7 +223,7 @@ async def test_a_live_tree_goes_on_with_what_it_is_granted_and_does_not_end_for_
     assert (await again.commit(reserve=reserve(input_tokens=101))).reserve.HasField("granted")
 
 
-async def test_what_makes_no_sense_to_grant_is_refused_and_changes_nothing(checkpoint):
+async def test_what_makes_no_sense_to_grant_is_refused_and_changes_nothing(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create(limits=limits(tokens=100))).task_id)
     senseless: list[dict[str, Any]] = [{"nano_usd": CENT}, {}, {"tokens": -1}]
@@ -232,7 +236,7 @@ async def test_what_makes_no_sense_to_grant_is_refused_and_changes_nothing(check
     assert (await replica.get(owner.task.task_id)).budget.max_tokens == 100
 
 
-async def test_many_reservers_of_one_root_never_pass_its_cap_in_money(checkpoint):
+async def test_many_reservers_of_one_root_never_pass_its_cap_in_money(checkpoint: MakeCheckpoint) -> None:
     """The database itself refuses a moment beyond it, for the root and for each task's own."""
     replica = await checkpoint()
     root = await replica.create(limits=limits(4 * CENT))
@@ -250,7 +254,7 @@ async def test_many_reservers_of_one_root_never_pass_its_cap_in_money(checkpoint
     assert (billed, budget.reserved_nano_usd) == ([(budget.used_nano_usd,)], 0)
 
 
-async def _spend(owner, luck):
+async def _spend(owner: Any, luck: Any) -> Any:
     spent = 0
     for step in range(1, 7):
         got = (await owner.commit(reserve=reserve(step=step, input_tokens=100, output=300, model=OPUS))).reserve
@@ -263,5 +267,5 @@ async def _spend(owner, luck):
     return spent
 
 
-def _is(one, kind):
+def _is(one: Any, kind: Any) -> Any:
     return one.body.WhichOneof("body") == kind

@@ -1,5 +1,7 @@
 """Open takes a task over: it raises the fence, settles what the old owner left, and returns the whole history."""
 
+from __future__ import annotations
+
 import asyncio
 from uuid import uuid4
 
@@ -12,6 +14,7 @@ from tenure.v1 import task_pb2, token_pb2
 from tenure.wire.ledger import entries_to_domain
 from tests.support.fix_checkpoint import (
     TIMEOUT_SECONDS,
+    MakeCheckpoint,
     answer,
     kinds,
     reserve,
@@ -19,7 +22,7 @@ from tests.support.fix_checkpoint import (
 )
 
 
-async def test_open_runs_the_task_under_the_claim_and_gives_its_history(checkpoint):
+async def test_open_runs_the_task_under_the_claim_and_gives_its_history(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.create()
     owner = await replica.claim(task.task_id, holder="w-1")
@@ -30,7 +33,7 @@ async def test_open_runs_the_task_under_the_claim_and_gives_its_history(checkpoi
     assert owner.next_number == 1
 
 
-async def test_a_takeover_fences_the_old_owner_and_writes_two_transitions(checkpoint):
+async def test_a_takeover_fences_the_old_owner_and_writes_two_transitions(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     old = await replica.claim((await replica.create()).task_id)
     await old.commit(words())
@@ -43,7 +46,7 @@ async def test_a_takeover_fences_the_old_owner_and_writes_two_transitions(checkp
     await new.commit(words())
 
 
-async def test_a_takeover_settles_a_lost_model_attempt_once(checkpoint):
+async def test_a_takeover_settles_a_lost_model_attempt_once(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     old = await replica.claim((await replica.create()).task_id)
     await old.commit(reserve=reserve(input_tokens=70, output=30))
@@ -57,7 +60,7 @@ async def test_a_takeover_settles_a_lost_model_attempt_once(checkpoint):
     assert await replica.query("select lost, input_tokens from ledger.token_usage") == [(True, 70)]
 
 
-async def test_the_current_claim_may_open_again_and_goes_on_where_it_was(checkpoint):
+async def test_the_current_claim_may_open_again_and_goes_on_where_it_was(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(words())
@@ -68,7 +71,7 @@ async def test_the_current_claim_may_open_again_and_goes_on_where_it_was(checkpo
     await again.commit(words())
 
 
-async def test_a_claim_that_is_not_registered_opens_nothing(checkpoint):
+async def test_a_claim_that_is_not_registered_opens_nothing(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.create()
     with pytest.raises(StaleEpoch):
@@ -76,7 +79,7 @@ async def test_a_claim_that_is_not_registered_opens_nothing(checkpoint):
     assert (await replica.get(task.task_id)).state == task_pb2.TASK_STATE_QUEUED
 
 
-async def test_an_equal_epoch_of_another_claim_opens_nothing(checkpoint):
+async def test_an_equal_epoch_of_another_claim_opens_nothing(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.create()
     _, claims = await replica.grant(task.task_id)
@@ -84,7 +87,7 @@ async def test_an_equal_epoch_of_another_claim_opens_nothing(checkpoint):
         await replica.open(*replica.sign(task.task_id, claims.epoch, str(uuid4())))
 
 
-async def test_a_superseded_grant_opens_nothing(checkpoint):
+async def test_a_superseded_grant_opens_nothing(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.create()
     first = await replica.grant(task.task_id)
@@ -93,7 +96,7 @@ async def test_a_superseded_grant_opens_nothing(checkpoint):
         await replica.open(*first)
 
 
-async def test_a_claim_that_lost_its_task_does_not_open_it_again(checkpoint):
+async def test_a_claim_that_lost_its_task_does_not_open_it_again(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     assert await replica.requeue(owner) == [owner.task.task_id]
@@ -101,7 +104,7 @@ async def test_a_claim_that_lost_its_task_does_not_open_it_again(checkpoint):
         await replica.open(owner.token, owner.claims)
 
 
-async def test_an_ended_task_is_not_opened_and_its_fence_stays(checkpoint):
+async def test_an_ended_task_is_not_opened_and_its_fence_stays(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.end()
@@ -111,7 +114,7 @@ async def test_an_ended_task_is_not_opened_and_its_fence_stays(checkpoint):
     assert (await replica.get(owner.task.task_id)).epoch == owner.claims.epoch
 
 
-async def test_a_task_of_another_tenant_or_of_nobody_is_not_found(checkpoint):
+async def test_a_task_of_another_tenant_or_of_nobody_is_not_found(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.create()
     _, claims = await replica.grant(task.task_id)
@@ -121,7 +124,7 @@ async def test_a_task_of_another_tenant_or_of_nobody_is_not_found(checkpoint):
         await replica.open(*replica.sign(str(uuid4()), 1, str(uuid4())))
 
 
-async def test_a_forged_token_is_refused(checkpoint):
+async def test_a_forged_token_is_refused(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.create()
     token, claims = await replica.grant(task.task_id)
@@ -130,7 +133,7 @@ async def test_a_forged_token_is_refused(checkpoint):
         await replica.open(forged, claims)
 
 
-async def test_opens_at_once_of_one_claim_agree(checkpoint):
+async def test_opens_at_once_of_one_claim_agree(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     other = await checkpoint(dsn=replica.dsn)
     task = await replica.create()
@@ -140,7 +143,7 @@ async def test_opens_at_once_of_one_claim_agree(checkpoint):
     assert {owner.next_number for owner in owners} == {1}
 
 
-async def test_a_long_history_comes_in_pages_under_a_mebibyte(checkpoint):
+async def test_a_long_history_comes_in_pages_under_a_mebibyte(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     for _ in range(12):
@@ -153,7 +156,7 @@ async def test_a_long_history_comes_in_pages_under_a_mebibyte(checkpoint):
     assert max(sizes) < 1024 * 1024
 
 
-async def test_the_history_folds_to_what_the_snapshot_says(checkpoint):
+async def test_the_history_folds_to_what_the_snapshot_says(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create(goal="sum")).task_id)
     await owner.commit(reserve=reserve())
@@ -165,7 +168,7 @@ async def test_the_history_folds_to_what_the_snapshot_says(checkpoint):
     assert point.last_text == "42"
 
 
-async def test_an_open_settles_its_own_open_attempt_so_that_the_fold_meets_none(checkpoint):
+async def test_an_open_settles_its_own_open_attempt_so_that_the_fold_meets_none(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(reserve=reserve())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -17,6 +18,7 @@ from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.wire.ledger import entries_to_domain
 from tests.support.fix_checkpoint import (
     TIMEOUT_SECONDS,
+    MakeCheckpoint,
     answer,
     entry,
     kinds,
@@ -30,7 +32,9 @@ CANCELLED, COST_EXCEEDED = task_pb2.TASK_STATE_CANCELLED, task_pb2.TASK_STATE_CO
 Requeue, CloseOut = ledger_pb2.OperatorRequest.Requeue, ledger_pb2.OperatorRequest.CloseOut
 
 
-async def ask(replica, task_id, request_id="", reason="the provider is back", **act):
+async def ask(
+    replica: Any, task_id: Any, request_id: str = "", reason: str = "the provider is back", **act: Any
+) -> Any:
     request = pb.AppendForeignRequest(
         task_id=task_id,
         request_id=request_id or str(uuid4()),
@@ -40,15 +44,15 @@ async def ask(replica, task_id, request_id="", reason="the provider is back", **
     return (await replica.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)).task
 
 
-async def requeue(replica, task_id, request_id="", **extras):
+async def requeue(replica: Any, task_id: Any, request_id: str = "", **extras: Any) -> Any:
     return await ask(replica, task_id, request_id, requeue=Requeue(**extras))
 
 
-async def close_out(replica, task_id, to_state=FAILED, result="", **more):
+async def close_out(replica: Any, task_id: Any, to_state: Any = FAILED, result: str = "", **more: Any) -> Any:
     return await ask(replica, task_id, close_out=CloseOut(to_state=to_state, result=result), **more)
 
 
-async def ended(replica, state=FAILED, **spec):
+async def ended(replica: Any, state: Any = FAILED, **spec: Any) -> Any:
     """A task that ended like this in its first step, after a model's answer and a call of unknown fate."""
     owner = await replica.claim((await replica.create(**spec)).task_id)
     await owner.commit(reserve=reserve())
@@ -62,7 +66,7 @@ async def ended(replica, state=FAILED, **spec):
 
 
 @pytest.mark.parametrize("state", ["FAILED", "TIMED_OUT", "CANCELLED", "COST_EXCEEDED"])
-async def test_an_ended_task_begins_its_next_attempt(checkpoint, state):
+async def test_an_ended_task_begins_its_next_attempt(checkpoint: MakeCheckpoint, state: str) -> None:
     replica = await checkpoint()
     owner = await ended(replica, task_pb2.TaskState.Value(f"TASK_STATE_{state}"))
     before = await replica.get(owner.task.task_id)
@@ -80,7 +84,9 @@ async def test_an_ended_task_begins_its_next_attempt(checkpoint, state):
     assert [(one.attempt, one.actor, one.epoch) for one in (wanted, moved)] == [(2, "olga", 0)] * 2
 
 
-async def test_the_next_attempt_goes_on_from_the_history_and_is_held_by_a_higher_epoch_only(checkpoint):
+async def test_the_next_attempt_goes_on_from_the_history_and_is_held_by_a_higher_epoch_only(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint()
     stale = await ended(replica)
     await requeue(replica, stale.task.task_id)
@@ -97,7 +103,7 @@ async def test_the_next_attempt_goes_on_from_the_history_and_is_held_by_a_higher
     assert (task.state, task.attempt, task.result, task.claim_count) == (task_pb2.TASK_STATE_SUCCEEDED, 2, "all", 2)
 
 
-async def test_a_next_attempt_has_a_timeout_of_its_own_and_no_deaths(checkpoint):
+async def test_a_next_attempt_has_a_timeout_of_its_own_and_no_deaths(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     limits = task_pb2.Limits()
     limits.timeout.FromSeconds(3600)
@@ -110,7 +116,7 @@ async def test_a_next_attempt_has_a_timeout_of_its_own_and_no_deaths(checkpoint)
     assert await replica.query("select deaths, dead_owners from ledger.tasks") == [(0, [])]
 
 
-async def test_a_cancelled_task_that_is_requeued_is_no_longer_to_end(checkpoint):
+async def test_a_cancelled_task_that_is_requeued_is_no_longer_to_end(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task_id = (await replica.create()).task_id
     await replica.cancel(task_id, "c-1")
@@ -121,7 +127,7 @@ async def test_a_cancelled_task_that_is_requeued_is_no_longer_to_end(checkpoint)
     assert (await replica.cancel(task_id, "c-2")).cancel_requested
 
 
-async def test_a_requeue_is_done_once_per_request_id(checkpoint):
+async def test_a_requeue_is_done_once_per_request_id(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task_id = (await ended(replica)).task.task_id
     first = await requeue(replica, task_id, "r-1", extra_tokens=5)
@@ -130,7 +136,7 @@ async def test_a_requeue_is_done_once_per_request_id(checkpoint):
         await requeue(replica, task_id, "r-1", extra_tokens=6)
 
 
-async def test_only_what_ended_without_success_or_waits_for_its_retry_is_requeued(checkpoint):
+async def test_only_what_ended_without_success_or_waits_for_its_retry_is_requeued(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     queued = (await replica.create()).task_id
     running = (await replica.claim((await replica.create()).task_id)).task.task_id
@@ -143,7 +149,9 @@ async def test_only_what_ended_without_success_or_waits_for_its_retry_is_requeue
         assert "operator_request" not in kinds(await replica.entries(task_id))
 
 
-async def test_a_task_that_waits_for_its_retry_is_queued_at_once_in_the_same_attempt(checkpoint):
+async def test_a_task_that_waits_for_its_retry_is_queued_at_once_in_the_same_attempt(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     transition = pb.Transition(to_state=task_pb2.TASK_STATE_RETRY_SCHEDULED, reason="MODEL_UNAVAILABLE")
@@ -153,7 +161,7 @@ async def test_a_task_that_waits_for_its_retry_is_queued_at_once_in_the_same_att
     assert (task.state, task.attempt, task.HasField("next_retry_time")) == (QUEUED, 1, False)
 
 
-async def test_a_task_without_tokens_or_steps_left_is_requeued_with_more_only(checkpoint):
+async def test_a_task_without_tokens_or_steps_left_is_requeued_with_more_only(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await ended(replica, COST_EXCEEDED, limits=task_pb2.Limits(max_tokens=1000, max_steps=1))
     task_id = owner.task.task_id
@@ -171,7 +179,7 @@ async def test_a_task_without_tokens_or_steps_left_is_requeued_with_more_only(ch
     assert denied.reserve.denied.reason == "STEP_LIMIT"
 
 
-async def test_hand_written_statements_cannot_change_what_ended_either(checkpoint):
+async def test_hand_written_statements_cannot_change_what_ended_either(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await ended(replica)
     for change in (
@@ -190,7 +198,7 @@ async def test_hand_written_statements_cannot_change_what_ended_either(checkpoin
     assert (await replica.get(owner.task.task_id)).state == FAILED
 
 
-async def test_a_queued_task_is_closed_out_at_once_in_the_operators_words(checkpoint):
+async def test_a_queued_task_is_closed_out_at_once_in_the_operators_words(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task_id = (await replica.create()).task_id
     task = await close_out(replica, task_id, reason="superseded", result="see ticket 7")
@@ -201,7 +209,9 @@ async def test_a_queued_task_is_closed_out_at_once_in_the_operators_words(checkp
     assert entries[-1].actor == "olga"
 
 
-async def test_the_owner_of_a_running_task_carries_a_close_out_out_with_the_operators_result(checkpoint):
+async def test_the_owner_of_a_running_task_carries_a_close_out_out_with_the_operators_result(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     task = await close_out(replica, owner.task.task_id, result="ours")
@@ -211,7 +221,7 @@ async def test_the_owner_of_a_running_task_carries_a_close_out_out_with_the_oper
     assert (await replica.get(owner.task.task_id)).result == "ours"
 
 
-async def test_the_newest_request_for_an_end_counts(checkpoint):
+async def test_the_newest_request_for_an_end_counts(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await close_out(replica, owner.task.task_id, result="ours")
@@ -221,7 +231,7 @@ async def test_the_newest_request_for_an_end_counts(checkpoint):
     assert (task.state, task.reason, task.result) == (CANCELLED, "CANCEL_REQUESTED", "half")
 
 
-async def test_a_close_out_comes_too_late_after_the_end_and_knows_three_ends(checkpoint):
+async def test_a_close_out_comes_too_late_after_the_end_and_knows_three_ends(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await ended(replica)
     with pytest.raises(WrongState):
@@ -234,13 +244,13 @@ async def test_a_close_out_comes_too_late_after_the_end_and_knows_three_ends(che
         await close_out(replica, task.task_id, reason="")
 
 
-async def aging(replica, **options):
+async def aging(replica: Any, **options: Any) -> Any:
     """(page of ids, token)"""
     page = await replica.stub.ListAging(pb.ListAgingRequest(**options), timeout=TIMEOUT_SECONDS)
     return [task.task_id for task in page.tasks], page.next_page_token
 
 
-async def test_tasks_that_have_not_ended_are_listed_by_age_and_state_in_pages(checkpoint):
+async def test_tasks_that_have_not_ended_are_listed_by_age_and_state_in_pages(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     first, running, waiting, done = [(await replica.create()).task_id for _ in range(4)]
     await replica.claim(running)
@@ -258,7 +268,7 @@ async def test_tasks_that_have_not_ended_are_listed_by_age_and_state_in_pages(ch
         await aging(replica, states=[FAILED])
 
 
-async def test_held_tasks_of_which_nothing_is_heard_are_found(checkpoint):
+async def test_held_tasks_of_which_nothing_is_heard_are_found(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     quiet, busy = sorted([(await replica.create()).task_id for _ in range(2)])
     for task_id in (quiet, busy):
@@ -278,7 +288,7 @@ async def test_held_tasks_of_which_nothing_is_heard_are_found(checkpoint):
         ("aging_held", "tasks_held", {"idle_seconds": 60.0}),
     ],
 )
-async def test_each_view_has_its_index(checkpoint, statement, index, parameters):
+async def test_each_view_has_its_index(checkpoint: MakeCheckpoint, statement: str, index: str, parameters: Any) -> None:
     replica = await checkpoint()
     await replica.create()
     nobody = "00000000-0000-0000-0000-000000000000"

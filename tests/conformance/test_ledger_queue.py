@@ -1,6 +1,9 @@
 """What coordinators see: disjoint offers, grants that exist once registered, lost claims put back once."""
 
+from __future__ import annotations
+
 import asyncio
+from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -11,26 +14,26 @@ from tenure.domain.errors import WrongState
 from tenure.domain.fencing import MAX_GENERATION, MAX_REVISION, compose_epoch
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, kinds, reserve
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, kinds, reserve
 from tests.support.patience import PATIENCE_SECONDS
 
 
-async def offers(replica, limit=10, **fields):
+async def offers(replica: Any, limit: int = 10, **fields: Any) -> Any:
     request = pb.ListClaimableRequest(limit=limit, **fields)
     return list((await replica.stub.ListClaimable(request, timeout=TIMEOUT_SECONDS)).offers)
 
 
-async def running(replica):
+async def running(replica: Any) -> Any:
     return list((await replica.stub.ListRunning(pb.ListRunningRequest(), timeout=TIMEOUT_SECONDS)).running)
 
 
-async def register(replica, task_id, epoch, claim_id):
+async def register(replica: Any, task_id: Any, epoch: Any, claim_id: Any) -> Any:
     grant = pb.RegisterGrantsRequest.Grant(task_id=task_id, epoch=epoch, claim_id=claim_id)
     answer = await replica.stub.RegisterGrants(pb.RegisterGrantsRequest(grants=[grant]), timeout=TIMEOUT_SECONDS)
     return list(answer.claim_ids)
 
 
-async def test_offers_come_by_priority_then_begun_ones_then_age(checkpoint):
+async def test_offers_come_by_priority_then_begun_ones_then_age(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     low = await replica.create(priority=task_pb2.PRIORITY_LOW)
     first = await replica.create()
@@ -44,7 +47,7 @@ async def test_offers_come_by_priority_then_begun_ones_then_age(checkpoint):
     assert (result[1].previous_epoch, result[1].reason) == (begun.claims.epoch, "LEASE_EXPIRED")
 
 
-async def test_offers_are_disjoint_among_coordinators(checkpoint):
+async def test_offers_are_disjoint_among_coordinators(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     other = await checkpoint(dsn=replica.dsn)
     made = {(await replica.create()).task_id for _ in range(30)}
@@ -58,7 +61,9 @@ async def test_offers_are_disjoint_among_coordinators(checkpoint):
 
 
 @pytest.mark.parametrize("queues", [["default"], []])
-async def test_who_asks_while_another_looks_at_the_head_of_the_queue_is_offered_what_comes_after(checkpoint, queues):
+async def test_who_asks_while_another_looks_at_the_head_of_the_queue_is_offered_what_comes_after(
+    checkpoint: MakeCheckpoint, queues: Any
+) -> None:
     replica = await checkpoint()
     made = [(await replica.create()).task_id for _ in range(6)]
     async with await psycopg.AsyncConnection.connect(replica.dsn) as another:  # another coordinator, in its transaction
@@ -67,7 +72,7 @@ async def test_who_asks_while_another_looks_at_the_head_of_the_queue_is_offered_
     assert [offer.task_id for offer in result] == made[3:]
 
 
-async def test_suspects_are_marked_and_left_out_for_those_who_have_one(checkpoint):
+async def test_suspects_are_marked_and_left_out_for_those_who_have_one(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     innocent, suspect = [(await replica.create()).task_id for _ in range(2)]
     for holder in ("w1", "w2", "w3"):
@@ -80,7 +85,7 @@ async def test_suspects_are_marked_and_left_out_for_those_who_have_one(checkpoin
     assert [(offer.task_id, offer.suspect) for offer in await offers(replica)] == [(suspect, True), (innocent, False)]
 
 
-async def test_a_running_suspect_is_none_any_more_with_its_next_step(checkpoint):
+async def test_a_running_suspect_is_none_any_more_with_its_next_step(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task_id = (await replica.create()).task_id
     for holder in ("w1", "w2", "w3"):
@@ -91,7 +96,7 @@ async def test_a_running_suspect_is_none_any_more_with_its_next_step(checkpoint)
     assert [each.suspect for each in await running(replica)] == [False]
 
 
-async def test_an_offer_nobody_took_is_offered_again(checkpoint):
+async def test_an_offer_nobody_took_is_offered_again(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.create()
     short = Duration()
@@ -103,12 +108,12 @@ async def test_an_offer_nobody_took_is_offered_again(checkpoint):
     assert again[0].task_id == task.task_id
 
 
-async def test_offers_are_chosen_by_queue_priority_and_loop(checkpoint):
+async def test_offers_are_chosen_by_queue_priority_and_loop(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     plain = await replica.create()
     special = await replica.create(queue="gpu", agent=task_pb2.AgentSpec(loop="mine"), priority=task_pb2.PRIORITY_HIGH)
 
-    async def ids(**fields):
+    async def ids(**fields: Any) -> Any:
         results = [offer.task_id for offer in await offers(replica, **fields)]
         await replica.query("update ledger.tasks set offered_until = null")
         return results
@@ -120,7 +125,7 @@ async def test_offers_are_chosen_by_queue_priority_and_loop(checkpoint):
     assert await ids(queues=["gpu"], loops=["messages"]) == []
 
 
-async def test_an_offer_tells_all_tools_from_none(checkpoint):
+async def test_an_offer_tells_all_tools_from_none(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     await replica.create()
     await replica.create(agent=task_pb2.AgentSpec(tools=task_pb2.ToolAllowlist()))
@@ -130,7 +135,9 @@ async def test_an_offer_tells_all_tools_from_none(checkpoint):
     assert list(none.tools.names) == []
 
 
-async def test_a_grant_counts_only_above_the_registered_one_and_a_repeat_gives_the_same(checkpoint):
+async def test_a_grant_counts_only_above_the_registered_one_and_a_repeat_gives_the_same(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint()
     task_id = (await replica.create()).task_id
     ninth, tenth, eleventh = (compose_epoch(1, revision) for revision in (9, 10, 11))
@@ -144,7 +151,7 @@ async def test_a_grant_counts_only_above_the_registered_one_and_a_repeat_gives_t
     assert epochs.highest_epoch == eleventh
 
 
-async def test_a_claim_that_was_opened_is_not_granted_under_another_epoch(checkpoint):
+async def test_a_claim_that_was_opened_is_not_granted_under_another_epoch(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     task_id, opened = owner.task.task_id, owner.claims
@@ -153,7 +160,7 @@ async def test_a_claim_that_was_opened_is_not_granted_under_another_epoch(checkp
     assert await register(replica, task_id, opened.epoch + 2000, "another") == ["another"]
 
 
-async def test_of_two_claims_registered_at_once_the_higher_stands(checkpoint):
+async def test_of_two_claims_registered_at_once_the_higher_stands(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     other = await checkpoint(dsn=replica.dsn)
     task_id = (await replica.create()).task_id
@@ -162,7 +169,7 @@ async def test_of_two_claims_registered_at_once_the_higher_stands(checkpoint):
     assert await replica.query("select granted, granted_claim from ledger.tasks") == [(epochs[-1], f"c{epochs[-1]}")]
 
 
-async def test_a_lost_claim_is_put_back_once_and_only_while_it_runs_under_it(checkpoint):
+async def test_a_lost_claim_is_put_back_once_and_only_while_it_runs_under_it(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     other = await checkpoint(dsn=replica.dsn)
     owner = await replica.claim((await replica.create()).task_id)
@@ -174,7 +181,7 @@ async def test_a_lost_claim_is_put_back_once_and_only_while_it_runs_under_it(che
     assert kinds(await replica.entries(owner.task.task_id)).count("RUNNING>QUEUED") == 1
 
 
-async def test_what_the_ledger_knows_of_claims(checkpoint):
+async def test_what_the_ledger_knows_of_claims(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     queued = await replica.create()
@@ -195,7 +202,7 @@ async def test_what_the_ledger_knows_of_claims(checkpoint):
     ]
 
 
-async def test_running_tasks_are_listed_in_pages_by_id(checkpoint):
+async def test_running_tasks_are_listed_in_pages_by_id(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owners = [await replica.claim((await replica.create()).task_id) for _ in range(5)]
     await replica.create()
@@ -210,12 +217,12 @@ async def test_running_tasks_are_listed_in_pages_by_id(checkpoint):
     assert results == sorted((owner.task.task_id, owner.claims.claim_id) for owner in owners)
 
 
-async def raise_generation(replica, expected):
+async def raise_generation(replica: Any, expected: Any) -> Any:
     request = pb.RaiseGenerationRequest(expected=expected, reason="test")
     return (await replica.stub.RaiseGeneration(request, timeout=TIMEOUT_SECONDS)).generation
 
 
-async def test_a_generation_is_raised_once_by_whoever_comes_first(checkpoint):
+async def test_a_generation_is_raised_once_by_whoever_comes_first(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     other = await checkpoint(dsn=replica.dsn)
     raised = await asyncio.gather(*[raise_generation(side, 1) for side in (replica, other) for _ in range(4)])
@@ -224,14 +231,14 @@ async def test_a_generation_is_raised_once_by_whoever_comes_first(checkpoint):
     assert await raise_generation(replica, 6) == 7
 
 
-async def test_a_raised_generation_is_above_every_epoch_ever_registered(checkpoint):
+async def test_a_raised_generation_is_above_every_epoch_ever_registered(checkpoint: MakeCheckpoint) -> None:
     """An earlier release registered epochs of generations to come."""
     replica = await checkpoint()
     await replica.query("update ledger.epochs set highest_epoch = (9::bigint << 40) + 5 returning 1")
     assert await raise_generation(replica, 1) == 10
 
 
-async def test_an_epoch_of_a_generation_to_come_is_not_registered(checkpoint):
+async def test_an_epoch_of_a_generation_to_come_is_not_registered(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task_id = (await replica.create()).task_id
     for generation in (2, MAX_GENERATION):
@@ -240,7 +247,7 @@ async def test_an_epoch_of_a_generation_to_come_is_not_registered(checkpoint):
     assert await raise_generation(replica, 1) == 2
 
 
-async def test_no_generation_is_raised_beyond_the_last(checkpoint):
+async def test_no_generation_is_raised_beyond_the_last(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     await replica.query("update ledger.epochs set highest_epoch = 9223372036854775807 returning 1")
     with pytest.raises(WrongState, match="restore the ledger") as refused:
@@ -248,7 +255,7 @@ async def test_no_generation_is_raised_beyond_the_last(checkpoint):
     assert refused.value.reason == "GENERATIONS_EXHAUSTED"
 
 
-async def test_nothing_of_a_generation_that_was_left_is_registered(checkpoint):
+async def test_nothing_of_a_generation_that_was_left_is_registered(checkpoint: MakeCheckpoint) -> None:
     """A coordinator that slept through a restore comes too late, for a task that nobody was granted since, too."""
     replica = await checkpoint()
     task_id = (await replica.create()).task_id
@@ -257,7 +264,7 @@ async def test_nothing_of_a_generation_that_was_left_is_registered(checkpoint):
     assert await register(replica, task_id, compose_epoch(2, 3), "awake") == ["awake"]
 
 
-async def test_hints_tell_of_new_work_and_of_cancels_at_every_replica(checkpoint):
+async def test_hints_tell_of_new_work_and_of_cancels_at_every_replica(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     other = await checkpoint(dsn=replica.dsn)
     owner = await replica.claim((await replica.create()).task_id)

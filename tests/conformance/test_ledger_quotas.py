@@ -1,8 +1,12 @@
 """Quotas of tenants: what a submit and a reservation meet, in the database, by several replicas at once."""
 
+from __future__ import annotations
+
 import asyncio
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from uuid import uuid4
 
 import grpc
@@ -17,7 +21,7 @@ from tenure.v1 import task_pb2
 from tenure.v1 import tenant_service_pb2 as tenants
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
-from tests.support.fix_checkpoint import answer, kinds, reserve
+from tests.support.fix_checkpoint import MakeCheckpoint, answer, kinds, reserve
 
 PATIENCE_SECONDS = 60.0
 RUNNING, SUBMITS = tenants.QUOTA_KIND_RUNNING_TASKS, tenants.QUOTA_KIND_SUBMITS_PER_MINUTE
@@ -25,20 +29,20 @@ TOKENS, MONEY = tenants.QUOTA_KIND_TOKENS_PER_HOUR, tenants.QUOTA_KIND_MONEY_PER
 REFUSE, DELAY = tenants.QUOTA_POLICY_REFUSE, tenants.QUOTA_POLICY_DELAY
 
 
-async def limit(replica, kind, most, policy=REFUSE):
+async def limit(replica: Any, kind: Any, most: Any, policy: Any = REFUSE) -> Any:
     quota = tenants.Quota(kind=kind, most=most, policy=policy)
     request = tenants.UpdateTenantLimitsRequest(quotas=[quota], reason="a test", actor="tester")
     return (await TenantServiceStub(replica.channel).UpdateTenantLimits(request, timeout=PATIENCE_SECONDS)).tenant
 
 
-async def use_of(replica, kind):
+async def use_of(replica: Any, kind: Any) -> Any:
     get_tenant = await TenantServiceStub(replica.channel).GetTenant(
         tenants.GetTenantRequest(), timeout=PATIENCE_SECONDS
     )
     return get_tenant.tenant.quotas[kind - 1]
 
 
-async def until_heeded(owner, denied):
+async def until_heeded(owner: Any, denied: Any) -> Any:
     """Reserves until a replica knows the limit; then as it is denied."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         step = owner.next_number
@@ -52,19 +56,19 @@ async def until_heeded(owner, denied):
             await asyncio.sleep(0.2)
 
 
-async def spend(owner, tokens, step=1):
+async def spend(owner: Any, tokens: Any, step: int = 1) -> None:
     await owner.commit(reserve=reserve(step=step, input_tokens=10, output=tokens))
     await owner.commit(answer(step=step, tokens=tokens))
 
 
 @contextmanager
-def refused():
+def refused() -> Iterator[Any]:
     with pytest.raises(LimitReached) as refusal:
         yield refusal
     assert refusal.value.reason == "TENANT_QUOTA"
 
 
-async def test_beyond_its_rate_a_tenant_is_refused_with_all_that_a_client_needs(checkpoint):
+async def test_beyond_its_rate_a_tenant_is_refused_with_all_that_a_client_needs(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     await limit(replica, SUBMITS, 2)
     for _ in range(2):
@@ -85,7 +89,7 @@ async def test_beyond_its_rate_a_tenant_is_refused_with_all_that_a_client_needs(
     assert 0 < retry.retry_delay.seconds <= 61
 
 
-async def test_a_repeat_is_answered_at_the_cap_and_counts_once(checkpoint):
+async def test_a_repeat_is_answered_at_the_cap_and_counts_once(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     await limit(replica, SUBMITS, 2)
     first = await replica.create("r-1")
@@ -97,7 +101,7 @@ async def test_a_repeat_is_answered_at_the_cap_and_counts_once(checkpoint):
         await replica.create("r-3")
 
 
-async def decided(replica, request_id):
+async def decided(replica: Any, request_id: Any) -> Any:
     """As a client asks: again, under the same id, when so many wait for one row that the replica gives up."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
@@ -107,7 +111,7 @@ async def decided(replica, request_id):
                 continue
 
 
-async def test_many_at_once_on_two_replicas_never_pass_the_rate(checkpoint):
+async def test_many_at_once_on_two_replicas_never_pass_the_rate(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     other = await checkpoint(dsn=replica.dsn)
     await limit(replica, SUBMITS, 5)
@@ -119,7 +123,7 @@ async def test_many_at_once_on_two_replicas_never_pass_the_rate(checkpoint):
     assert await replica.query("select count(*) from ledger.tasks") == [(5,)]
 
 
-async def test_by_the_other_policy_it_is_accepted_and_starts_later(checkpoint):
+async def test_by_the_other_policy_it_is_accepted_and_starts_later(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     await limit(replica, SUBMITS, 1, DELAY)
     await replica.create()
@@ -133,12 +137,12 @@ async def test_by_the_other_policy_it_is_accepted_and_starts_later(checkpoint):
     assert [offer.task_id for offer in await offers(replica)] != [later.task_id]
 
 
-async def offers(replica):
+async def offers(replica: Any) -> Any:
     request = pb.ListClaimableRequest(queues=["default"], limit=10)
     return (await replica.stub.ListClaimable(request, timeout=PATIENCE_SECONDS)).offers
 
 
-async def test_one_tenants_quota_is_nothing_to_another(checkpoint):
+async def test_one_tenants_quota_is_nothing_to_another(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     await limit(replica, SUBMITS, 1)
     await replica.create()
@@ -149,7 +153,9 @@ async def test_one_tenants_quota_is_nothing_to_another(checkpoint):
         assert (await use_of(replica, SUBMITS)).quota.most == 0
 
 
-async def test_at_its_tokens_an_hour_a_running_task_waits_and_goes_on_when_the_cap_is_raised(checkpoint):
+async def test_at_its_tokens_an_hour_a_running_task_waits_and_goes_on_when_the_cap_is_raised(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await spend(owner, 900, step=1)
@@ -165,7 +171,9 @@ async def test_at_its_tokens_an_hour_a_running_task_waits_and_goes_on_when_the_c
     assert (await replica.get(owner.task.task_id)).state == task_pb2.TASK_STATE_RUNNING
 
 
-async def test_at_its_money_a_day_no_further_call_is_made_and_the_one_in_flight_is_billed(checkpoint):
+async def test_at_its_money_a_day_no_further_call_is_made_and_the_one_in_flight_is_billed(
+    checkpoint: MakeCheckpoint,
+) -> None:
     """A hundred tokens of output, at 25,000 nano dollars each. Its neighbour has nothing to wait for."""
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
@@ -188,7 +196,7 @@ async def test_at_its_money_a_day_no_further_call_is_made_and_the_one_in_flight_
     await replica.create()
 
 
-async def test_what_was_used_before_a_limit_was_set_counts_and_is_what_was_billed(checkpoint):
+async def test_what_was_used_before_a_limit_was_set_counts_and_is_what_was_billed(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     for step, tokens in enumerate((100, 23, 400), start=1):
@@ -204,7 +212,9 @@ async def test_what_was_used_before_a_limit_was_set_counts_and_is_what_was_bille
     assert (windows or 0) == money
 
 
-async def test_a_task_that_left_its_worker_at_a_cap_is_queued_when_the_cap_is_raised(checkpoint):
+async def test_a_task_that_left_its_worker_at_a_cap_is_queued_when_the_cap_is_raised(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint()
     await limit(replica, TOKENS, 1)
     task = await replica.create()
@@ -218,7 +228,7 @@ async def test_a_task_that_left_its_worker_at_a_cap_is_queued_when_the_cap_is_ra
             await asyncio.sleep(0.1)
 
 
-async def test_a_raised_cap_starts_nothing_before_the_start_that_was_asked_for(checkpoint):
+async def test_a_raised_cap_starts_nothing_before_the_start_that_was_asked_for(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await spend(owner, 100)
@@ -230,7 +240,7 @@ async def test_a_raised_cap_starts_nothing_before_the_start_that_was_asked_for(c
     assert await replica.query(text, task.task_id) == [(tomorrow.seconds,)]
 
 
-async def test_the_soft_cap_is_told_once_by_the_task_that_met_it(checkpoint):
+async def test_the_soft_cap_is_told_once_by_the_task_that_met_it(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     await limit(replica, TOKENS, 1000)
     owner = await replica.claim((await replica.create()).task_id)
@@ -243,7 +253,7 @@ async def test_the_soft_cap_is_told_once_by_the_task_that_met_it(checkpoint):
     assert response == [(owner.task.task_id, "RUNNING")]
 
 
-async def until_warned(replica, owner):
+async def until_warned(replica: Any, owner: Any) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         for step in range(2, 50):
             if "quota_warning" in kinds(await replica.entries(owner.task.task_id)):
@@ -256,7 +266,7 @@ async def until_warned(replica, owner):
             await asyncio.sleep(0.2)
 
 
-async def test_running_tasks_with_the_policy_to_refuse_keep_new_ones_out(checkpoint):
+async def test_running_tasks_with_the_policy_to_refuse_keep_new_ones_out(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     await limit(replica, RUNNING, 1)
     owner = await replica.claim((await replica.create()).task_id)
@@ -266,7 +276,7 @@ async def test_running_tasks_with_the_policy_to_refuse_keep_new_ones_out(checkpo
     await replica.create()
 
 
-async def test_two_who_update_the_same_tenant_do_not_overwrite_each_other(checkpoint):
+async def test_two_who_update_the_same_tenant_do_not_overwrite_each_other(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     stub = TenantServiceStub(replica.channel)
     first = await limit(replica, SUBMITS, 5)
@@ -282,7 +292,7 @@ async def test_two_who_update_the_same_tenant_do_not_overwrite_each_other(checkp
     assert changed.value.reason == "TENANT_CHANGED"
 
 
-async def test_a_tenant_without_quotas_of_its_own_follows_the_defaults(checkpoint):
+async def test_a_tenant_without_quotas_of_its_own_follows_the_defaults(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     await replica.create()
     await replica.query(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import psycopg
 import pytest
 
 from tenure.domain.errors import InvalidRequest, WrongState
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, answer, entry
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, answer, entry
 
 SCHEMA = '{"type": "object", "required": ["price"]}'
 SUCCEEDED, CANCELLED = task_pb2.TASK_STATE_SUCCEEDED, task_pb2.TASK_STATE_CANCELLED
@@ -32,14 +34,14 @@ def fields(refused: pytest.ExceptionInfo[InvalidRequest]) -> list[str]:
     return [violation.field for violation in refused.value.violations]
 
 
-async def fork(replica, task_id, **overrides):
+async def fork(replica: Any, task_id: Any, **overrides: Any) -> Any:
     request = pb.CheckpointServiceForkTaskRequest(
         task_id=task_id, request_id="fork", actor="alice", overrides=task_pb2.ForkOverrides(**overrides)
     )
     return (await replica.stub.ForkTask(request, timeout=TIMEOUT_SECONDS)).task
 
 
-async def test_a_schema_that_is_none_is_refused_by_its_field(checkpoint):
+async def test_a_schema_that_is_none_is_refused_by_its_field(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     with pytest.raises(InvalidRequest) as refused:
         await replica.create(result_schema_json='{"type": "objekt"}')
@@ -48,7 +50,7 @@ async def test_a_schema_that_is_none_is_refused_by_its_field(checkpoint):
     assert (task.spec.result_schema_json, task.spec.policy.max_result_corrections) == (SCHEMA, 3)
 
 
-async def test_a_task_with_a_schema_succeeds_with_its_json_only_and_keeps_it(checkpoint):
+async def test_a_task_with_a_schema_succeeds_with_its_json_only_and_keeps_it(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create(result_schema_json=SCHEMA)).task_id)
     with pytest.raises(InvalidRequest) as refused:
@@ -62,7 +64,7 @@ async def test_a_task_with_a_schema_succeeds_with_its_json_only_and_keeps_it(che
     assert (await replica.entries(task.task_id))[-1].body.transition.result_json == task.result_json
 
 
-async def test_a_task_without_a_schema_has_no_json(checkpoint):
+async def test_a_task_without_a_schema_has_no_json(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     with pytest.raises(InvalidRequest) as refused:
@@ -72,7 +74,7 @@ async def test_a_task_without_a_schema_has_no_json(checkpoint):
     assert (await replica.get(owner.task.task_id)).result_json == ""
 
 
-async def test_an_end_that_was_asked_for_needs_no_json_and_keeps_none(checkpoint):
+async def test_an_end_that_was_asked_for_needs_no_json_and_keeps_none(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create(result_schema_json=SCHEMA)).task_id)
     await replica.cancel(owner.task.task_id)
@@ -81,7 +83,7 @@ async def test_an_end_that_was_asked_for_needs_no_json_and_keeps_none(checkpoint
     assert (task.state, task.result, task.result_json) == (CANCELLED, "It is 3", "")
 
 
-async def test_a_rejection_is_the_owners_to_write(checkpoint):
+async def test_a_rejection_is_the_owners_to_write(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create(result_schema_json=SCHEMA)).task_id)
     await owner.commit(reserve=reserve())
@@ -90,7 +92,7 @@ async def test_a_rejection_is_the_owners_to_write(checkpoint):
     assert (written.body.result_rejected.text, written.epoch) == ("no JSON", owner.claims.epoch)
 
 
-async def test_not_even_sql_by_hand_lets_such_a_task_succeed_without_its_json(checkpoint):
+async def test_not_even_sql_by_hand_lets_such_a_task_succeed_without_its_json(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create(result_schema_json=SCHEMA)).task_id)
     with pytest.raises(psycopg.errors.CheckViolation):
@@ -102,7 +104,9 @@ async def test_not_even_sql_by_hand_lets_such_a_task_succeed_without_its_json(ch
         )
 
 
-async def test_a_fork_takes_rejections_over_and_may_ask_a_finished_answer_for_a_shape(checkpoint):
+async def test_a_fork_takes_rejections_over_and_may_ask_a_finished_answer_for_a_shape(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(reserve=reserve())

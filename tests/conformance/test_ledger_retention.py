@@ -1,9 +1,13 @@
 """Ended tasks go when their time is over, with all that hangs on them but their bills; nothing else ever does."""
 
+from __future__ import annotations
+
 import asyncio
 import json
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -25,6 +29,8 @@ from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
 from tenure.wire.common import timestamp
 from tests.support.fix_checkpoint import (
     TIMEOUT_SECONDS,
+    MakeCheckpoint,
+    MakeCheckpointProcess,
     answer,
     reserve,
     words,
@@ -37,18 +43,18 @@ WAITS_FOR_A_LOCK = "select 1 from pg_stat_activity where wait_event_type = 'Lock
 
 
 @pytest.fixture(autouse=True)
-def only_what_a_test_clears(monkeypatch):
+def only_what_a_test_clears(monkeypatch: pytest.MonkeyPatch) -> None:
     """The replicas of this process clear when they start, and then leave it to the test."""
     monkeypatch.setattr(clearing, "INTERVAL_SECONDS", 3600.0)
 
 
 @asynccontextmanager
-async def pool_of(replica):
+async def pool_of(replica: Any) -> AsyncGenerator[Any]:
     async with open_pool(replica.dsn, schema=SCHEMA, options=PoolOptions(settings=SESSION_SETTINGS)) as pool:
         yield pool
 
 
-async def prune(replica, kept_seconds=0.0, *, clear=True):
+async def prune(replica: Any, kept_seconds: float = 0.0, *, clear: bool = True) -> Any:
     """All that is due; how many tasks went."""
     async with pool_of(replica) as pool:
         pruner, cleaner, pruned = TaskPruner(pool, kept_seconds), PrunedRowCleaner(pool, kept_seconds), 0
@@ -59,7 +65,7 @@ async def prune(replica, kept_seconds=0.0, *, clear=True):
         return pruned
 
 
-async def ended(replica, state=task_pb2.TASK_STATE_SUCCEEDED, **spec):
+async def ended(replica: Any, state: Any = task_pb2.TASK_STATE_SUCCEEDED, **spec: Any) -> Any:
     """A task that did a step with a bill, was told something, refused a stale write, and ended."""
     task = await replica.create(**spec)
     stale = await replica.claim(task.task_id)
@@ -74,16 +80,16 @@ async def ended(replica, state=task_pb2.TASK_STATE_SUCCEEDED, **spec):
     return owner
 
 
-async def as_operator(replica, **fields):
+async def as_operator(replica: Any, **fields: Any) -> Any:
     request = pb.CheckpointServicePruneTasksRequest(**{"reason": "asked to", "actor": "alice", **fields})
     return await replica.stub.PruneTasks(request, timeout=TIMEOUT_SECONDS)
 
 
-async def is_there(replica, task_id):
+async def is_there(replica: Any, task_id: Any) -> Any:
     return bool(await replica.query("select 1 from ledger.tasks where task_id = %s", task_id))
 
 
-async def naming(replica, task_id):
+async def naming(replica: Any, task_id: Any) -> Any:
     """The tables that have something of a task."""
     tables = await replica.query(
         "select c.table_name, c.column_name from information_schema.columns c join information_schema.tables t"
@@ -98,7 +104,7 @@ async def naming(replica, task_id):
     }
 
 
-async def test_an_ended_task_goes_with_all_that_hangs_on_it_and_its_bills_stay(checkpoint):
+async def test_an_ended_task_goes_with_all_that_hangs_on_it_and_its_bills_stay(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task_id = (await ended(replica)).task.task_id
     async with asyncio.timeout(TIMEOUT_SECONDS):  # refusals are written beside
@@ -116,7 +122,7 @@ async def test_an_ended_task_goes_with_all_that_hangs_on_it_and_its_bills_stay(c
     assert (day.date(), tokens) == (datetime.now(day.tzinfo).date(), 10)
 
 
-async def test_what_pruned_tasks_used_is_still_in_the_usage_of_their_tenant(checkpoint):
+async def test_what_pruned_tasks_used_is_still_in_the_usage_of_their_tenant(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     gone = [(await ended(replica)).task.task_id for _ in range(2)]
     left = (await ended(replica, labels={"tenure.retention": "keep"})).task.task_id
@@ -130,7 +136,7 @@ async def test_what_pruned_tasks_used_is_still_in_the_usage_of_their_tenant(chec
     assert {(one.key, one.calls, one.usage.output_tokens) for one in roots} == {(one, 1, 10) for one in (*gone, left)}
 
 
-async def usage(replica, grouping):
+async def usage(replica: Any, grouping: Any) -> Any:
     """What was billed in the last hour."""
     request = tenants.GetTenantUsageRequest(
         group_by=grouping, begin_time=timestamp(datetime.now(UTC) - timedelta(hours=1))
@@ -138,7 +144,7 @@ async def usage(replica, grouping):
     return list((await TenantServiceStub(replica.channel).GetTenantUsage(request, timeout=TIMEOUT_SECONDS)).sums)
 
 
-async def test_what_has_not_ended_ended_lately_or_is_to_be_kept_stays(checkpoint):
+async def test_what_has_not_ended_ended_lately_or_is_to_be_kept_stays(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     queued, running = await replica.create(), (await replica.claim((await replica.create()).task_id)).task
     kept = (await ended(replica, labels={"tenure.retention": "keep"})).task
@@ -149,7 +155,7 @@ async def test_what_has_not_ended_ended_lately_or_is_to_be_kept_stays(checkpoint
         assert (await replica.get(task.task_id)).sequence == len(await replica.entries(task.task_id))
 
 
-async def test_who_asks_for_a_pruned_task_is_told_that_it_was_one(checkpoint):
+async def test_who_asks_for_a_pruned_task_is_told_that_it_was_one(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task_id = (await ended(replica)).task.task_id
     async with pool_of(replica) as pool:
@@ -176,7 +182,7 @@ async def test_who_asks_for_a_pruned_task_is_told_that_it_was_one(checkpoint):
         await replica.get(task_id)
 
 
-async def test_a_zombie_is_refused_by_the_ledger_after_the_prune(checkpoint):
+async def test_a_zombie_is_refused_by_the_ledger_after_the_prune(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await ended(replica)
     await prune(replica)
@@ -190,7 +196,7 @@ async def test_a_zombie_is_refused_by_the_ledger_after_the_prune(checkpoint):
     assert await naming(replica, owner.task.task_id) == KEPT
 
 
-async def test_a_request_id_is_known_as_long_as_its_task(checkpoint):
+async def test_a_request_id_is_known_as_long_as_its_task(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     first = await replica.create("r-1")
     await (await replica.claim(first.task_id)).end()
@@ -200,7 +206,7 @@ async def test_a_request_id_is_known_as_long_as_its_task(checkpoint):
     assert (again.task_id != first.task_id, again.state) == (True, task_pb2.TASK_STATE_QUEUED)
 
 
-async def test_a_fork_outlives_what_it_was_forked_from(checkpoint):
+async def test_a_fork_outlives_what_it_was_forked_from(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     source = (await ended(replica)).task.task_id
     request = pb.CheckpointServiceForkTaskRequest(task_id=source, request_id="f", actor="alice", message="go on")
@@ -216,7 +222,7 @@ async def test_a_fork_outlives_what_it_was_forked_from(checkpoint):
     assert await prune(replica) == 1
 
 
-async def test_a_family_goes_only_together(checkpoint):
+async def test_a_family_goes_only_together(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     parent, child = (await ended(replica)).task.task_id, (await replica.create()).task_id
     other = (await ended(replica)).task.task_id
@@ -230,7 +236,9 @@ async def test_a_family_goes_only_together(checkpoint):
     assert await replica.query("select 1 from ledger.budgets where root_task_id = %s", parent) == []
 
 
-async def test_batches_are_bounded_and_wait_for_no_commit(checkpoint, monkeypatch):
+async def test_batches_are_bounded_and_wait_for_no_commit(
+    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pruning, "TASKS_A_BATCH", 4)
     monkeypatch.setattr(clearing, "ENTRIES_A_BATCH", 7)
     replica = await checkpoint()
@@ -253,7 +261,7 @@ async def test_batches_are_bounded_and_wait_for_no_commit(checkpoint, monkeypatc
     assert await replica.query("select 1 from ledger.prunings where cleared_at is null") == []
 
 
-async def test_a_commit_goes_on_beside_a_prune_that_is_not_done(checkpoint):
+async def test_a_commit_goes_on_beside_a_prune_that_is_not_done(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     old, owner = await ended(replica), await replica.claim((await replica.create()).task_id)
     async with await psycopg.AsyncConnection.connect(replica.dsn) as pruner:
@@ -267,12 +275,12 @@ async def test_a_commit_goes_on_beside_a_prune_that_is_not_done(checkpoint):
         await replica.create()
 
 
-async def test_a_task_that_is_requeued_at_the_same_moment_is_pruned_or_whole(checkpoint):
+async def test_a_task_that_is_requeued_at_the_same_moment_is_pruned_or_whole(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owners = [await ended(replica, FAILED) for _ in range(6)]
     fact = ledger_pb2.OperatorRequest(reason="again", requeue=ledger_pb2.OperatorRequest.Requeue())
 
-    async def requeue(task_id):
+    async def requeue(task_id: Any) -> Any:
         request = pb.AppendForeignRequest(task_id=task_id, request_id="q", actor="alice", operator_request=fact)
         try:
             return (await replica.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)).task
@@ -291,25 +299,27 @@ async def test_a_task_that_is_requeued_at_the_same_moment_is_pruned_or_whole(che
             assert len(await replica.entries(task_id)) == (await replica.get(task_id)).sequence == task.sequence
 
 
-async def family(replica):
+async def family(replica: Any) -> Any:
     """A root that succeeded, and then another task of its tree that failed: their ids."""
     root, child = (await ended(replica)).task.task_id, (await ended(replica, FAILED)).task.task_id
     await replica.query("update ledger.tasks set root_task_id = %s where task_id = %s", root, child)
     return root, child
 
 
-async def requeue(replica, task_id):
+async def requeue(replica: Any, task_id: Any) -> Any:
     fact = ledger_pb2.OperatorRequest(reason="again", requeue=ledger_pb2.OperatorRequest.Requeue())
     request = pb.AppendForeignRequest(task_id=task_id, request_id="q", actor="alice", operator_request=fact)
     return await replica.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)
 
 
-async def test_a_root_stays_when_its_sub_agent_is_requeued_after_both_were_found_to_have_ended(checkpoint, monkeypatch):
+async def test_a_root_stays_when_its_sub_agent_is_requeued_after_both_were_found_to_have_ended(
+    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     replica = await checkpoint()
     root, child = await family(replica)
     read = queries.fetch_all
 
-    async def read_and_requeue(connection, statement, parameters):
+    async def read_and_requeue(connection: Any, statement: Any, parameters: Any) -> Any:
         rows = await read(connection, statement, parameters)
         if statement == RETENTION.due_by_age and rows:
             monkeypatch.setattr(pruning, "fetch_all", read)
@@ -323,12 +333,14 @@ async def test_a_root_stays_when_its_sub_agent_is_requeued_after_both_were_found
     assert await is_there(replica, root)
 
 
-async def test_a_sub_agent_is_not_requeued_beside_the_pruning_of_its_root(checkpoint, monkeypatch):
+async def test_a_sub_agent_is_not_requeued_beside_the_pruning_of_its_root(
+    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     replica = await checkpoint()
     root, child = await family(replica)
     begun = asyncio.Event()
 
-    async def requeue_meanwhile(name):
+    async def requeue_meanwhile(name: Any) -> None:
         if name == "checkpoint.before_prune" and not begun.is_set():  # the child's own pruning has nothing to wait for
             begun.set()
             while not await replica.query(WAITS_FOR_A_LOCK):
@@ -348,7 +360,7 @@ async def test_a_sub_agent_is_not_requeued_beside_the_pruning_of_its_root(checkp
     assert await prune(replica) == 1
 
 
-async def test_two_who_prune_at_once_share_the_work(checkpoint):
+async def test_two_who_prune_at_once_share_the_work(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     for _ in range(8):
         await ended(replica)
@@ -356,7 +368,9 @@ async def test_two_who_prune_at_once_share_the_work(checkpoint):
     assert await replica.query("select count(*), count(cleared_at) from ledger.prunings") == [(8, 8)]
 
 
-async def test_what_a_dead_replica_left_half_cleared_is_cleared_by_another(checkpoint_process, checkpoint):
+async def test_what_a_dead_replica_left_half_cleared_is_cleared_by_another(
+    checkpoint_process: MakeCheckpointProcess, checkpoint: MakeCheckpoint
+) -> None:
     doomed = await checkpoint_process(failpoints="checkpoint.after_clear=1#kill9")
     owner = await ended(doomed.replica)
     await as_operator(doomed.replica, task_id=owner.task.task_id)
@@ -367,7 +381,7 @@ async def test_what_a_dead_replica_left_half_cleared_is_cleared_by_another(check
             await asyncio.sleep(0.05)
 
 
-async def test_the_search_for_what_is_due_reads_an_index_of_ended_tasks_only(checkpoint):
+async def test_the_search_for_what_is_due_reads_an_index_of_ended_tasks_only(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     await replica.create()
     plan = await explained(replica, RETENTION.due_by_age, kept_seconds=0.0, limit=100)
@@ -377,7 +391,7 @@ async def test_the_search_for_what_is_due_reads_an_index_of_ended_tasks_only(che
     assert len([node for node in nodes(plan) if "Index Name" in node]) == 1, "one partition is looked at"
 
 
-async def explained(replica, statement, **parameters):
+async def explained(replica: Any, statement: Any, **parameters: Any) -> Any:
     async with await psycopg.AsyncConnection.connect(replica.dsn, autocommit=True) as postgres:
         await postgres.execute("set search_path to ledger; set enable_seqscan to off")
         cursor = await postgres.execute(b"explain (format json, analyze) " + statement, parameters)
@@ -385,13 +399,13 @@ async def explained(replica, statement, **parameters):
         return (json.loads(rows) if isinstance(rows, str) else rows)[0]["Plan"]
 
 
-def nodes(plan):
+def nodes(plan: Any) -> Iterator[Any]:
     yield plan
     for inner in plan.get("Plans", ()):
         yield from nodes(inner)
 
 
-async def test_no_hand_deletes_a_living_task_or_an_entry_of_one_that_is_there(checkpoint):
+async def test_no_hand_deletes_a_living_task_or_an_entry_of_one_that_is_there(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner, living = await ended(replica), await replica.create()
     for statement, task_id in (
@@ -403,7 +417,7 @@ async def test_no_hand_deletes_a_living_task_or_an_entry_of_one_that_is_there(ch
             await replica.query(f"set search_path to ledger; {statement.replace('%s', repr(task_id))}")
 
 
-async def test_an_operator_sees_what_would_go_and_then_says_why_it_went(checkpoint):
+async def test_an_operator_sees_what_would_go_and_then_says_why_it_went(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     first, second = [(await ended(replica)).task.task_id for _ in range(2)]
     kept, living = (await ended(replica, labels={"tenure.retention": "keep"})).task.task_id, await replica.create()
@@ -423,13 +437,13 @@ async def test_an_operator_sees_what_would_go_and_then_says_why_it_went(checkpoi
     assert not await is_there(replica, kept)
 
 
-async def test_each_pruning_is_handed_to_one_coordinator_until_it_is_done(checkpoint):
+async def test_each_pruning_is_handed_to_one_coordinator_until_it_is_done(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner, never_granted = await ended(replica), await replica.create()
     await replica.cancel(never_granted.task_id)
     assert await prune(replica) == 2
 
-    async def offered():
+    async def offered() -> Any:
         answered = await replica.stub.ListPrunings(pb.ListPruningsRequest(limit=100), timeout=TIMEOUT_SECONDS)
         return [(one.task_id, one.tenant, one.epoch, one.claim_id) for one in answered.prunings]
 
@@ -445,7 +459,7 @@ async def test_each_pruning_is_handed_to_one_coordinator_until_it_is_done(checkp
     assert await offered() == []
 
 
-async def test_a_schedule_goes_on_after_the_task_of_its_run_is_pruned(checkpoint):
+async def test_a_schedule_goes_on_after_the_task_of_its_run_is_pruned(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     schedules = ScheduleServiceStub(replica.channel)
     yearly = schedule_service_pb2.CreateScheduleRequest(
@@ -463,7 +477,7 @@ async def test_a_schedule_goes_on_after_the_task_of_its_run_is_pruned(checkpoint
     assert (await schedules.TriggerSchedule(again, timeout=TIMEOUT_SECONDS)).task.task_id != task_id
 
 
-async def test_a_repeated_event_of_a_pruned_task_is_still_a_repeat(checkpoint):
+async def test_a_repeated_event_of_a_pruned_task_is_still_a_repeat(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task_id = (await ended(replica)).task.task_id
     event = pb.SendSignalRequest(correlation_id="paid", request_id="e-1", actor="alice", payload_json="{}")
@@ -473,7 +487,7 @@ async def test_a_repeated_event_of_a_pruned_task_is_still_a_repeat(checkpoint):
     assert not (await replica.stub.SendSignal(event, timeout=TIMEOUT_SECONDS)).HasField("task")
 
 
-async def test_the_feed_of_changes_goes_on_past_tasks_that_were_pruned(checkpoint):
+async def test_the_feed_of_changes_goes_on_past_tasks_that_were_pruned(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     async with aclosing(follow(replica)) as answers:
         cursor = (await anext(answers)).cursor
@@ -489,7 +503,7 @@ async def test_the_feed_of_changes_goes_on_past_tasks_that_were_pruned(checkpoin
     assert gone not in seen
 
 
-async def follow(replica, cursor=""):
+async def follow(replica: Any, cursor: str = "") -> AsyncGenerator[Any]:
     """The feed's answers after a cursor."""
     async for some in replica.stub.WatchChanges(pb.WatchChangesRequest(after_cursor=cursor), timeout=TIMEOUT_SECONDS):
         yield some

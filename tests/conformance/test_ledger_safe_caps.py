@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -12,6 +13,7 @@ from tenure.v1 import ledger_pb2, schedule_service_pb2, task_pb2
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
 from tests.support.fix_checkpoint import (
     TIMEOUT_SECONDS,
+    MakeCheckpoint,
     answer,
     entry,
     reserve,
@@ -26,11 +28,13 @@ NONE_SUBMITTED = task_pb2.MONEY_CAP_NONE_SUBMITTED
 NO_CAP = task_pb2.Limits(no_money_cap=True)
 
 
-def capped(spec):
+def capped(spec: Any) -> Any:
     return spec.agent.model, spec.limits.max_nano_usd, spec.limits.money_cap
 
 
-async def test_a_task_without_a_model_gets_the_ledgers_in_its_first_entry_with_a_cap_in_money(checkpoint):
+async def test_a_task_without_a_model_gets_the_ledgers_in_its_first_entry_with_a_cap_in_money(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint(default_model=OPUS)
     task = await replica.create()
     first = (await replica.entries(task.task_id))[0].body.submitted.spec
@@ -60,8 +64,8 @@ async def test_a_task_without_a_model_gets_the_ledgers_in_its_first_entry_with_a
     ],
 )
 async def test_the_cap_in_money_is_the_submits_else_the_default_where_the_model_has_a_price(
-    checkpoint, settings, spec, expected
-):
+    checkpoint: MakeCheckpoint, settings: Any, spec: Any, expected: Any
+) -> None:
     replica = await checkpoint(**settings)
     task = await replica.create(**spec)
     assert capped(task.spec) == expected
@@ -69,7 +73,7 @@ async def test_the_cap_in_money_is_the_submits_else_the_default_where_the_model_
     assert task.budget.max_tokens == 2_000_000
 
 
-async def test_a_submit_repeated_after_a_change_of_the_defaults_is_the_same_task(checkpoint):
+async def test_a_submit_repeated_after_a_change_of_the_defaults_is_the_same_task(checkpoint: MakeCheckpoint) -> None:
     before = await checkpoint(default_model=OPUS)
     after = await checkpoint(dsn=before.dsn, default_model=UNPRICED, default_max_usd=0.0)
     task = await before.create("r-1")
@@ -78,7 +82,7 @@ async def test_a_submit_repeated_after_a_change_of_the_defaults_is_the_same_task
         await after.create("r-1", agent=task_pb2.AgentSpec(model=OPUS))
 
 
-async def fork(replica, task_id, **overrides):
+async def fork(replica: Any, task_id: Any, **overrides: Any) -> Any:
     request = pb.CheckpointServiceForkTaskRequest(
         task_id=task_id,
         request_id=str(uuid4()),
@@ -89,7 +93,9 @@ async def fork(replica, task_id, **overrides):
     return (await replica.stub.ForkTask(request, timeout=TIMEOUT_SECONDS)).task
 
 
-async def test_a_fork_has_the_other_tasks_model_and_cap_and_the_ledgers_where_that_had_none(checkpoint):
+async def test_a_fork_has_the_other_tasks_model_and_cap_and_the_ledgers_where_that_had_none(
+    checkpoint: MakeCheckpoint,
+) -> None:
     old = await checkpoint()
     uncapped = await old.create()
     replica = await checkpoint(dsn=old.dsn, default_model=OPUS)
@@ -103,7 +109,9 @@ async def test_a_fork_has_the_other_tasks_model_and_cap_and_the_ledgers_where_th
     assert capped(own.spec) == (OPUS, 7, SUBMITTED)
 
 
-async def test_a_default_cap_does_not_follow_a_fork_to_a_model_without_a_price_but_a_submitted_one_does(checkpoint):
+async def test_a_default_cap_does_not_follow_a_fork_to_a_model_without_a_price_but_a_submitted_one_does(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint(default_model=OPUS)
     by_default = await replica.create()
     forked = await fork(replica, by_default.task_id, model=UNPRICED)
@@ -112,7 +120,7 @@ async def test_a_default_cap_does_not_follow_a_fork_to_a_model_without_a_price_b
     assert capped((await fork(replica, submitted.task_id, model=UNPRICED)).spec) == (UNPRICED, 5, SUBMITTED)
 
 
-async def test_a_fork_keeps_a_cap_that_was_not_wanted_or_says_so_itself(checkpoint):
+async def test_a_fork_keeps_a_cap_that_was_not_wanted_or_says_so_itself(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint(default_model=OPUS)
     uncapped = await replica.create(limits=NO_CAP)
     kept = await fork(replica, uncapped.task_id)
@@ -125,7 +133,7 @@ async def test_a_fork_keeps_a_cap_that_was_not_wanted_or_says_so_itself(checkpoi
     assert (*capped(freed.spec), freed.budget.max_nano_usd) == (OPUS, 0, NONE_SUBMITTED, 0)
 
 
-async def test_a_cap_and_no_cap_at_once_are_refused(checkpoint):
+async def test_a_cap_and_no_cap_at_once_are_refused(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint(default_model=OPUS)
     both = task_pb2.Limits(max_nano_usd=5, no_money_cap=True)
     with pytest.raises(InvalidRequest, match="no_money_cap: cannot be set together with max_nano_usd"):
@@ -135,7 +143,7 @@ async def test_a_cap_and_no_cap_at_once_are_refused(checkpoint):
         await fork(replica, task.task_id, limits=both)
 
 
-async def test_sub_agents_have_the_model_of_their_parent_and_a_share_of_its_cap(checkpoint):
+async def test_sub_agents_have_the_model_of_their_parent_and_a_share_of_its_cap(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint(default_model=OPUS)
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(reserve=reserve(model=OPUS))
@@ -153,7 +161,9 @@ async def test_sub_agents_have_the_model_of_their_parent_and_a_share_of_its_cap(
 @pytest.mark.parametrize(
     ("limits", "expected"), [(None, (OPUS, 10 * DOLLAR, DEFAULT)), (NO_CAP, (OPUS, 0, NONE_SUBMITTED))]
 )
-async def test_a_schedules_run_has_the_ledgers_model_and_cap_unless_it_wants_none(checkpoint, limits, expected):
+async def test_a_schedules_run_has_the_ledgers_model_and_cap_unless_it_wants_none(
+    checkpoint: MakeCheckpoint, limits: Any, expected: Any
+) -> None:
     replica = await checkpoint(default_model=OPUS)
     schedules = ScheduleServiceStub(replica.channel)
     spec = task_pb2.TaskSpec(goal="go", limits=limits)

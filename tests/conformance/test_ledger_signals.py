@@ -1,7 +1,10 @@
 """Events from outside: taken by one wait, once, whether they come before it, after it or at the same moment."""
 
+from __future__ import annotations
+
 import asyncio
 import json
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -11,13 +14,13 @@ from services.checkpoint.waits import signals
 from tenure.domain.errors import AlreadyExists, LimitReached
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, entry, kinds
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, entry, kinds
 
 QUEUED = task_pb2.TASK_STATE_QUEUED
 WAITING_EXTERNAL = task_pb2.TASK_STATE_WAITING_EXTERNAL
 
 
-async def begun(replica, correlation_id):
+async def begun(replica: Any, correlation_id: Any) -> Any:
     """An owner that is about to wait."""
     owner = await replica.claim((await replica.create()).task_id)
     intent = ledger_pb2.ToolIntent(call_id="1.0", tool_use_id="u", tool="wait_external", arguments_json="{}")
@@ -26,27 +29,27 @@ async def begun(replica, correlation_id):
     return owner, pb.Transition(to_state=WAITING_EXTERNAL, reason="EVENT_AWAITED", wait=wait)
 
 
-async def waiting(replica, correlation_id):
+async def waiting(replica: Any, correlation_id: Any) -> Any:
     owner, move = await begun(replica, correlation_id)
     assert (await owner.commit(transition=move)).state == WAITING_EXTERNAL
     return owner.task.task_id
 
 
-async def send(replica, correlation_id, payload="{}", request_id=""):
+async def send(replica: Any, correlation_id: Any, payload: str = "{}", request_id: str = "") -> Any:
     request = pb.SendSignalRequest(
         correlation_id=correlation_id, request_id=request_id or str(uuid4()), actor="carol", payload_json=payload
     )
     return await replica.stub.SendSignal(request, timeout=TIMEOUT_SECONDS)
 
 
-async def payload_of(replica, task_id):
+async def payload_of(replica: Any, task_id: Any) -> Any:
     """What the task's call came to; one outcome at most."""
     seen = [one.body.tool_outcome for one in await replica.entries(task_id) if one.body.HasField("tool_outcome")]
     assert len(seen) <= 1
     return json.loads(seen[0].outcome.content)["payload"] if seen else None
 
 
-async def test_an_event_wakes_the_task_that_waits_for_it(checkpoint):
+async def test_an_event_wakes_the_task_that_waits_for_it(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task_id = await waiting(replica, "order-1")
     sent = await send(replica, "order-1", '{"paid": 12345678901234567890}')
@@ -57,7 +60,9 @@ async def test_an_event_wakes_the_task_that_waits_for_it(checkpoint):
     assert entries[-3].actor == "carol"
 
 
-async def test_an_event_that_came_first_is_delivered_in_the_transaction_that_begins_the_wait(checkpoint):
+async def test_an_event_that_came_first_is_delivered_in_the_transaction_that_begins_the_wait(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint()
     assert not (await send(replica, "order-2", '"early"')).HasField("task")
     owner, move = await begun(replica, "order-2")
@@ -73,7 +78,7 @@ async def test_an_event_that_came_first_is_delivered_in_the_transaction_that_beg
     ]
 
 
-async def test_an_event_and_its_wait_meet_even_when_both_come_at_once(checkpoint):
+async def test_an_event_and_its_wait_meet_even_when_both_come_at_once(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     other = await checkpoint(dsn=replica.dsn)
     for number in range(12):
@@ -86,7 +91,7 @@ async def test_an_event_and_its_wait_meet_even_when_both_come_at_once(checkpoint
         assert await payload_of(replica, owner.task.task_id) == "x"
 
 
-async def test_each_event_is_taken_by_one_wait_and_the_oldest_goes_first(checkpoint):
+async def test_each_event_is_taken_by_one_wait_and_the_oldest_goes_first(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     for payload in ("1", "2"):
         await send(replica, "many", payload)
@@ -101,7 +106,7 @@ async def test_each_event_is_taken_by_one_wait_and_the_oldest_goes_first(checkpo
     assert sorted([await payload_of(replica, task_id) for task_id in tasks]) == [0, 1, 2]
 
 
-async def test_a_repeated_event_is_one_event_and_its_id_stands_for_one_payload(checkpoint):
+async def test_a_repeated_event_is_one_event_and_its_id_stands_for_one_payload(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task_id = await waiting(replica, "once")
     answers = await asyncio.gather(*(send(replica, "once", "1", "r-1") for _ in range(5)))
@@ -112,7 +117,7 @@ async def test_a_repeated_event_is_one_event_and_its_id_stands_for_one_payload(c
     assert (await again.commit(transition=move)).state == WAITING_EXTERNAL
 
 
-async def test_an_event_for_another_tenant_is_not_ours(checkpoint):
+async def test_an_event_for_another_tenant_is_not_ours(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task_id = await waiting(replica, "shared-name")
     await replica.query(
@@ -123,7 +128,9 @@ async def test_an_event_for_another_tenant_is_not_ours(checkpoint):
     assert (await replica.get(task_id)).state == WAITING_EXTERNAL
 
 
-async def test_kept_events_are_bounded_and_forgotten(checkpoint, monkeypatch):
+async def test_kept_events_are_bounded_and_forgotten(
+    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(signals, "MOST_KEPT", 3)
     monkeypatch.setattr(sweeps, "FORGET_INTERVAL_SECONDS", 0.1)
     replica = await checkpoint()
@@ -141,7 +148,9 @@ async def test_kept_events_are_bounded_and_forgotten(checkpoint, monkeypatch):
     assert len(await replica.query("select request_id from ledger.signals")) == 1
 
 
-async def test_a_wait_for_an_event_is_cancelled_at_once_and_leaves_later_events_alone(checkpoint):
+async def test_a_wait_for_an_event_is_cancelled_at_once_and_leaves_later_events_alone(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint()
     task_id = await waiting(replica, "gone")
     assert (await replica.cancel(task_id)).state == task_pb2.TASK_STATE_CANCELLED

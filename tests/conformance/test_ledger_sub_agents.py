@@ -1,7 +1,10 @@
 """Sub-agents in the ledger: born with the intent of their call, once; their parent is woken once, whatever races."""
 
+from __future__ import annotations
+
 import asyncio
 import json
+from typing import Any
 from uuid import UUID, uuid5
 
 import pytest
@@ -14,6 +17,7 @@ from tenure.wire.common import duration, moment
 from tenure.wire.ledger import entries_to_domain
 from tests.support.fix_checkpoint import (
     TIMEOUT_SECONDS,
+    MakeCheckpoint,
     answer,
     entry,
     kinds,
@@ -29,13 +33,13 @@ FAILED = task_pb2.TASK_STATE_FAILED
 SPAWN = "spawn_sub_agents"
 
 
-def call(goals=("a", "b"), call_id="1.0", **more):
+def call(goals: Any = ("a", "b"), call_id: str = "1.0", **more: Any) -> Any:
     arguments = json.dumps({"goals": list(goals), **more})
     intent = ledger_pb2.ToolIntent(call_id=call_id, tool_use_id=f"use-{call_id}", tool=SPAWN, arguments_json=arguments)
     return entry(int(call_id.split(".", maxsplit=1)[0]), tool_intent=intent)
 
 
-def wait(call_id="1.0", timeout_seconds=3600.0):
+def wait(call_id: str = "1.0", timeout_seconds: float = 3600.0) -> Any:
     wait = task_pb2.Wait(
         kind=task_pb2.WAIT_KIND_SUB_AGENTS, call_id=call_id, at_deadline=task_pb2.WAIT_DEADLINE_POLICY_GO_ON
     )
@@ -44,49 +48,53 @@ def wait(call_id="1.0", timeout_seconds=3600.0):
     )
 
 
-def ids(task_id, count, call_id="1.0"):
+def ids(task_id: Any, count: Any, call_id: str = "1.0") -> Any:
     return [str(uuid5(UUID(task_id), f"{call_id}/{index}")) for index in range(count)]
 
 
-async def spawner(replica, *facts, **spec):
+async def spawner(replica: Any, *facts: Any, **spec: Any) -> Any:
     """An owner that has spawned, and the answer to its commit."""
     owner = await replica.claim((await replica.create(**spec)).task_id)
     await owner.commit(reserve=reserve())
     return owner, await owner.commit(answer(text="so far"), *(facts or (call(),)))
 
 
-async def waiting(replica, *facts, timeout_seconds=3600.0, **spec):
+async def waiting(replica: Any, *facts: Any, timeout_seconds: float = 3600.0, **spec: Any) -> Any:
     """A parent that waits, as its owner left it."""
     owner, _ = await spawner(replica, *facts, **spec)
     await owner.commit(transition=wait(timeout_seconds=timeout_seconds))
     return await replica.get(owner.task.task_id)
 
 
-async def in_state(replica, task_id, *states):
+async def in_state(replica: Any, task_id: Any, *states: Any) -> Any:
     async with asyncio.timeout(TIMEOUT_SECONDS):
         while (task := await replica.get(task_id)).state not in states:
             await asyncio.sleep(0.02)
         return task
 
 
-async def finish(replica, task_id, result="done", state=SUCCEEDED, reason="FINAL_ANSWER"):
+async def finish(
+    replica: Any, task_id: Any, result: str = "done", state: Any = SUCCEEDED, reason: str = "FINAL_ANSWER"
+) -> None:
     owner = await replica.claim(task_id)
     await owner.commit(transition=pb.Transition(to_state=state, reason=reason, result=result, message="it broke"))
 
 
-async def outcome_of(replica, task_id):
+async def outcome_of(replica: Any, task_id: Any) -> Any:
     """The one outcome of the parent's call."""
     entries = await replica.entries(task_id)
     (entry,) = [one.body.tool_outcome for one in entries if one.body.HasField("tool_outcome")]
     return entry.outcome
 
 
-async def results(replica, task_id):
+async def results(replica: Any, task_id: Any) -> Any:
     outcome = await outcome_of(replica, task_id)
     return [one["result"] for one in json.loads(outcome.content)["sub_agents"]]
 
 
-async def test_sub_agents_are_created_with_the_intent_and_draw_on_the_budget_of_their_root(checkpoint):
+async def test_sub_agents_are_created_with_the_intent_and_draw_on_the_budget_of_their_root(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint()
     limits = task_pb2.Limits(max_tokens=9000)
     owner, response = await spawner(replica, labels={"a": "b"}, limits=limits)
@@ -109,7 +117,7 @@ async def test_sub_agents_are_created_with_the_intent_and_draw_on_the_budget_of_
         assert moment(child.deadline_time) <= moment(parent.deadline_time)
 
 
-async def test_the_last_sub_agent_wakes_its_parent_with_the_results_in_order(checkpoint):
+async def test_the_last_sub_agent_wakes_its_parent_with_the_results_in_order(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     parent = await waiting(replica, call(("a", "b", "c")))
     first, second, third = parent.wait.sub_agent_task_ids
@@ -129,7 +137,9 @@ async def test_the_last_sub_agent_wakes_its_parent_with_the_results_in_order(che
     assert fold(entries_to_domain(owner.entries)).open_intents == []
 
 
-async def test_a_parent_that_is_resumed_before_its_wait_finds_its_sub_agents_and_spawns_no_others(checkpoint):
+async def test_a_parent_that_is_resumed_before_its_wait_finds_its_sub_agents_and_spawns_no_others(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint()
     owner, _ = await spawner(replica)
     parent = owner.task.task_id
@@ -145,7 +155,7 @@ async def test_a_parent_that_is_resumed_before_its_wait_finds_its_sub_agents_and
     assert await replica.query("select count(*) from ledger.tasks where depth > 0") == [(2,)]
 
 
-async def test_a_commit_that_is_sent_again_spawns_once_and_is_answered_alike(checkpoint):
+async def test_a_commit_that_is_sent_again_spawns_once_and_is_answered_alike(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(reserve=reserve())
@@ -170,7 +180,9 @@ async def test_a_commit_that_is_sent_again_spawns_once_and_is_answered_alike(che
         ({"goals": ["a", "b"]}, {"policy": {"sub_agents": {"max_living": 2}}}, "over 2"),
     ],
 )
-async def test_a_spawn_that_is_refused_is_an_outcome_and_fails_no_task(checkpoint, facts, spec, expected):
+async def test_a_spawn_that_is_refused_is_an_outcome_and_fails_no_task(
+    checkpoint: MakeCheckpoint, facts: Any, spec: Any, expected: str
+) -> None:
     replica = await checkpoint()
     owner, response = await spawner(replica, call(**facts), **spec)
     (added,) = response.foreign_entries
@@ -182,7 +194,9 @@ async def test_a_spawn_that_is_refused_is_an_outcome_and_fails_no_task(checkpoin
     await owner.commit(reserve=reserve(step=2))
 
 
-async def test_a_model_that_names_no_tool_for_its_sub_agents_reads_so_and_the_task_goes_on(checkpoint):
+async def test_a_model_that_names_no_tool_for_its_sub_agents_reads_so_and_the_task_goes_on(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     tools = [tool_pb2.ToolDefinition(name=name, input_schema_json="{}") for name in (SPAWN, "read_file")]
@@ -197,7 +211,7 @@ async def test_a_model_that_names_no_tool_for_its_sub_agents_reads_so_and_the_ta
     assert (await replica.get(owner.task.task_id)).state == RUNNING
 
 
-async def test_agents_at_the_greatest_depth_have_no_sub_agents(checkpoint):
+async def test_agents_at_the_greatest_depth_have_no_sub_agents(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task_id = (await replica.create()).task_id
     for depth in range(4):
@@ -208,7 +222,7 @@ async def test_agents_at_the_greatest_depth_have_no_sub_agents(checkpoint):
         (task_id,) = ids(task_id, 1)
 
 
-async def test_names_that_somebody_took_refuse_the_spawn_and_no_neighbours_commit(checkpoint):
+async def test_names_that_somebody_took_refuse_the_spawn_and_no_neighbours_commit(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(reserve=reserve())
@@ -217,7 +231,7 @@ async def test_names_that_somebody_took_refuse_the_spawn_and_no_neighbours_commi
     assert "request_ids are used" in response.foreign_entries[0].body.tool_outcome.outcome.content
 
 
-async def test_a_call_that_needs_leave_spawns_when_it_has_it(checkpoint):
+async def test_a_call_that_needs_leave_spawns_when_it_has_it(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner, response = await spawner(replica, agent={"approve_tools": [SPAWN]})
     assert not response.foreign_entries
@@ -245,7 +259,7 @@ async def test_a_call_that_needs_leave_spawns_when_it_has_it(checkpoint):
     await in_state(replica, parent.task_id, QUEUED)
 
 
-async def test_an_approvers_tokens_raise_a_sub_agents_own_cap_with_its_roots(checkpoint):
+async def test_an_approvers_tokens_raise_a_sub_agents_own_cap_with_its_roots(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     parent, _ = await spawner(replica, limits=task_pb2.Limits(max_tokens=9000))
     task_id = ids(parent.task.task_id, 2)[0]
@@ -271,7 +285,7 @@ async def test_an_approvers_tokens_raise_a_sub_agents_own_cap_with_its_roots(che
     assert (await again.commit(reserve=large)).reserve.HasField("granted")
 
 
-async def test_late_sub_agents_are_stopped_at_the_deadline_and_their_parent_goes_on(checkpoint):
+async def test_late_sub_agents_are_stopped_at_the_deadline_and_their_parent_goes_on(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     parent = await waiting(replica)
     first, late = parent.wait.sub_agent_task_ids
@@ -290,7 +304,7 @@ async def test_late_sub_agents_are_stopped_at_the_deadline_and_their_parent_goes
     assert kinds(await replica.entries(parent.task_id)).count("tool_outcome") == 1
 
 
-async def test_a_cancel_goes_down_the_whole_tree(checkpoint):
+async def test_a_cancel_goes_down_the_whole_tree(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     parent = await waiting(replica)
     first, second = parent.wait.sub_agent_task_ids
@@ -306,7 +320,7 @@ async def test_a_cancel_goes_down_the_whole_tree(checkpoint):
     assert (await outcome_of(replica, parent.task_id)).status == tool_pb2.OUTCOME_STATUS_CANCELLED
 
 
-async def test_a_parent_that_ends_otherwise_stops_its_sub_agents(checkpoint):
+async def test_a_parent_that_ends_otherwise_stops_its_sub_agents(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner, _ = await spawner(replica)
     closed = ledger_pb2.ToolOutcome(call_id="1.0", outcome=tool_pb2.Outcome(status=tool_pb2.OUTCOME_STATUS_NOT_RUN))
@@ -316,7 +330,9 @@ async def test_a_parent_that_ends_otherwise_stops_its_sub_agents(checkpoint):
         assert (await in_state(replica, task_id, CANCELLED)).reason == "PARENT_ENDED"
 
 
-async def test_a_sub_agent_that_an_operator_requeues_outlives_its_call_but_not_its_parents_cancel(checkpoint):
+async def test_a_sub_agent_that_an_operator_requeues_outlives_its_call_but_not_its_parents_cancel(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint()
     parent = await waiting(replica, call(("a",)))
     (child,) = parent.wait.sub_agent_task_ids
@@ -332,14 +348,16 @@ async def test_a_sub_agent_that_an_operator_requeues_outlives_its_call_but_not_i
     assert (await in_state(replica, child, CANCELLED)).attempt == 2
 
 
-async def told_all(replica):
+async def told_all(replica: Any) -> None:
     """Until no news is left."""
     async with asyncio.timeout(TIMEOUT_SECONDS):
         while await replica.query("select 1 from ledger.family_news limit 1"):
             await asyncio.sleep(0.02)
 
 
-async def test_a_wait_for_sub_agents_takes_no_other_answer_and_comes_after_the_commit_that_spawns(checkpoint):
+async def test_a_wait_for_sub_agents_takes_no_other_answer_and_comes_after_the_commit_that_spawns(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint()
     parent = await waiting(replica)
     said = pb.WaitAnswer(wait_id=parent.wait.wait_id, decision="approve")
@@ -351,7 +369,9 @@ async def test_a_wait_for_sub_agents_takes_no_other_answer_and_comes_after_the_c
         await owner.commit(call(), transition=wait())
 
 
-async def test_trees_that_end_at_once_by_their_last_the_deadline_and_a_cancel_wake_each_parent_once(checkpoint):
+async def test_trees_that_end_at_once_by_their_last_the_deadline_and_a_cancel_wake_each_parent_once(
+    checkpoint: MakeCheckpoint,
+) -> None:
     """Two replicas, many trees in one moment: no deadlock, nothing forgotten, each call with one outcome."""
     replica = await checkpoint()
     other = await checkpoint(dsn=replica.dsn)

@@ -1,7 +1,10 @@
 """Phases that the ledger judges by database time, and starts that it holds back: each by the task's own policy."""
 
+from __future__ import annotations
+
 import asyncio
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -13,6 +16,7 @@ from tenure.wire.common import duration, moment, state_name, timestamp
 from tenure.wire.ledger import entries_to_domain
 from tests.support.fix_checkpoint import (
     TIMEOUT_SECONDS,
+    MakeCheckpoint,
     answer,
     entry,
     kinds,
@@ -27,7 +31,9 @@ FAILED = task_pb2.TASK_STATE_FAILED
 ENDS = {"FAIL": "FAILED", "TIME_OUT": "TIMED_OUT", "RETRY": "RETRY_SCHEDULED"}
 
 
-def policy(action="", after=None, *, phase="queued", retry_seconds=3600.0, retries=3):
+def policy(
+    action: str = "", after: Any = None, *, phase: str = "queued", retry_seconds: float = 3600.0, retries: int = 3
+) -> Any:
     task_policy = task_pb2.TaskPolicy()
     task_policy.retry.max_attempts = retries
     task_policy.retry.initial_backoff.CopyFrom(duration(retry_seconds))
@@ -38,19 +44,19 @@ def policy(action="", after=None, *, phase="queued", retry_seconds=3600.0, retri
     return task_policy
 
 
-async def task_where(replica, task_id, holds):
+async def task_where(replica: Any, task_id: Any, holds: Any) -> Any:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not holds(task := await replica.get(task_id)):
             await asyncio.sleep(0.05)
     return task
 
 
-async def offered(replica):
+async def offered(replica: Any) -> Any:
     answered = await replica.stub.ListClaimable(pb.ListClaimableRequest(limit=10), timeout=TIMEOUT_SECONDS)
     return [offer.task_id for offer in answered.offers]
 
 
-async def waiting(replica, **spec):
+async def waiting(replica: Any, **spec: Any) -> Any:
     """A task that waits for a person, who has an hour."""
     owner = await replica.claim((await replica.create(**spec)).task_id)
     await owner.commit(reserve=reserve())
@@ -61,12 +67,12 @@ async def waiting(replica, **spec):
     return owner.task.task_id
 
 
-async def lose(replica, task_id, claims, reason):
+async def lose(replica: Any, task_id: Any, claims: Any, reason: Any) -> Any:
     lost = pb.RequeueLostRequest.Lost(task_id=task_id, claim_id=claims.claim_id, reason=reason, message="too slow")
     return (await replica.stub.RequeueLost(pb.RequeueLostRequest(lost=[lost]), timeout=TIMEOUT_SECONDS)).task_ids
 
 
-async def test_a_task_that_nobody_takes_in_time_is_left_as_its_policy_says(checkpoint):
+async def test_a_task_that_nobody_takes_in_time_is_left_as_its_policy_says(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     tasks = {action: (await replica.create(policy=policy(action, 1.0))).task_id for action in ENDS}
     by_default = (await replica.create(policy=policy("", 1.0))).task_id
@@ -81,7 +87,7 @@ async def test_a_task_that_nobody_takes_in_time_is_left_as_its_policy_says(check
     assert await offered(replica) == [patient]
 
 
-async def test_a_task_that_nobody_ever_takes_fails_after_its_retries(checkpoint):
+async def test_a_task_that_nobody_ever_takes_fails_after_its_retries(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task_id = (await replica.create(policy=policy("RETRY", 1.0, retries=1, retry_seconds=0.01))).task_id
     task = await task_where(replica, task_id, lambda task: task.state == FAILED)
@@ -94,7 +100,7 @@ async def test_a_task_that_nobody_ever_takes_fails_after_its_retries(checkpoint)
     assert fold(entries_to_domain(entries)).timeout_retries == 1
 
 
-async def test_a_task_in_the_hands_of_a_worker_queues_no_more(checkpoint):
+async def test_a_task_in_the_hands_of_a_worker_queues_no_more(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create(policy=policy("FAIL", 2.0))).task_id)
     unheld = (await replica.create(policy=policy("FAIL", 2.0))).task_id
@@ -106,7 +112,9 @@ async def test_a_task_in_the_hands_of_a_worker_queues_no_more(checkpoint):
 
 
 @pytest.mark.parametrize("action", ENDS)
-async def test_a_wait_that_nobody_answers_ends_by_policy_whatever_its_asker_wants(checkpoint, action):
+async def test_a_wait_that_nobody_answers_ends_by_policy_whatever_its_asker_wants(
+    checkpoint: MakeCheckpoint, action: Any
+) -> None:
     replica = await checkpoint()
     task_id = await waiting(replica, policy=policy(action, 1.0, phase="wait"))
     task = await task_where(replica, task_id, lambda task: task.state != WAITING_USER)
@@ -118,7 +126,7 @@ async def test_a_wait_that_nobody_answers_ends_by_policy_whatever_its_asker_want
     assert bool(fold(entries_to_domain(entries)).open_intents) == is_asked_again
 
 
-async def test_a_whole_task_that_takes_too_long_may_fail(checkpoint):
+async def test_a_whole_task_that_takes_too_long_may_fail(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     limits = task_pb2.Limits(timeout=duration(0.3))
     task_id = (await replica.create(limits=limits, policy=policy("FAIL", phase="task"))).task_id
@@ -127,7 +135,9 @@ async def test_a_whole_task_that_takes_too_long_may_fail(checkpoint):
 
 
 @pytest.mark.parametrize("action", ["", *ENDS])
-async def test_a_worker_without_progress_loses_the_task_as_its_policy_says(checkpoint, action):
+async def test_a_worker_without_progress_loses_the_task_as_its_policy_says(
+    checkpoint: MakeCheckpoint, action: Any
+) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create(policy=policy(action, phase="progress"))).task_id)
     assert await lose(replica, owner.task.task_id, owner.claims, "WORKER_STUCK") == [owner.task.task_id]
@@ -141,7 +151,9 @@ async def test_a_worker_without_progress_loses_the_task_as_its_policy_says(check
 
 
 @pytest.mark.parametrize("action", ["GO_ON", *ENDS])
-async def test_a_task_that_was_granted_and_never_opened_is_left_as_its_policy_says(checkpoint, action):
+async def test_a_task_that_was_granted_and_never_opened_is_left_as_its_policy_says(
+    checkpoint: MakeCheckpoint, action: Any
+) -> None:
     replica = await checkpoint()
     task_id = (await replica.create(policy=policy(action, 5.0, phase="start"))).task_id
     token, claims = await replica.grant(task_id)
@@ -155,7 +167,7 @@ async def test_a_task_that_was_granted_and_never_opened_is_left_as_its_policy_sa
         await replica.open(token, claims)
 
 
-async def test_a_claim_that_is_not_the_granted_one_any_more_moves_nothing(checkpoint):
+async def test_a_claim_that_is_not_the_granted_one_any_more_moves_nothing(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task_id = (await replica.create(policy=policy("FAIL", 5.0, phase="start"))).task_id
     _, former = await replica.grant(task_id)
@@ -164,7 +176,7 @@ async def test_a_claim_that_is_not_the_granted_one_any_more_moves_nothing(checkp
     assert (await replica.get(task_id)).state == QUEUED
 
 
-async def test_offers_carry_the_tasks_own_patience(checkpoint):
+async def test_offers_carry_the_tasks_own_patience(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     response = policy("RETRY", 7.0, phase="start")
     response.timeouts.progress.after.CopyFrom(duration(9.0))
@@ -177,7 +189,7 @@ async def test_offers_carry_the_tasks_own_patience(checkpoint):
     assert not none.HasField("progress_timeout")
 
 
-async def test_the_class_of_the_failure_stands_in_the_move_that_it_led_to(checkpoint):
+async def test_the_class_of_the_failure_stands_in_the_move_that_it_led_to(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     move = pb.Transition(
@@ -189,7 +201,7 @@ async def test_the_class_of_the_failure_stands_in_the_move_that_it_led_to(checkp
     assert last.next_retry_time == (await replica.get(owner.task.task_id)).next_retry_time
 
 
-async def test_a_task_is_offered_from_its_start_on_and_all_its_clocks_run_from_then(checkpoint):
+async def test_a_task_is_offered_from_its_start_on_and_all_its_clocks_run_from_then(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     start = datetime.now(UTC) + timedelta(hours=1)
     limits = task_pb2.Limits(timeout=duration(600))
@@ -211,7 +223,9 @@ async def test_a_task_is_offered_from_its_start_on_and_all_its_clocks_run_from_t
     assert (await replica.get(task.task_id)).sequence == task.sequence
 
 
-async def test_a_task_that_is_held_back_is_cancelled_at_once_and_requeued_without_its_delay(checkpoint):
+async def test_a_task_that_is_held_back_is_cancelled_at_once_and_requeued_without_its_delay(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint()
     later = timestamp(datetime.now(UTC) + timedelta(hours=1))
     task = await replica.create(start_time=later)
@@ -226,7 +240,7 @@ async def test_a_task_that_is_held_back_is_cancelled_at_once_and_requeued_withou
     assert await offered(replica) == [task.task_id]
 
 
-async def test_a_fork_of_a_task_that_is_held_back_is_not(checkpoint):
+async def test_a_fork_of_a_task_that_is_held_back_is_not(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.create(start_time=timestamp(datetime.now(UTC) + timedelta(hours=1)))
     request = pb.CheckpointServiceForkTaskRequest(request_id="f", task_id=task.task_id, actor="bob")

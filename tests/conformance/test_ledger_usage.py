@@ -1,7 +1,11 @@
 """Bills summed up: by every key, each by one index, those of pruned tasks included."""
 
+from __future__ import annotations
+
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import psycopg
 import pytest
@@ -10,6 +14,7 @@ from services.checkpoint.tenants.rows import TENANTS
 from tenure.runtime.request_context import as_tenant
 from tenure.v1 import tenant_service_pb2 as pb
 from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
+from tests.support.fix_checkpoint import MakeCheckpoint
 from tests.support.patience import CALL_SECONDS
 
 ROOT = "00000000-0000-7000-8000-{:012x}"
@@ -26,7 +31,7 @@ select ('00000000-0000-7000-8000-' || lpad(to_hex(n %% {ROOTS}), 12, '0'))::uuid
 
 
 @pytest.fixture
-async def billed(checkpoint):
+async def billed(checkpoint: MakeCheckpoint) -> Any:
     """A ledger with as many bills as a busy fortnight leaves."""
     replica = await checkpoint()
     await replica.query(FILL)
@@ -34,19 +39,19 @@ async def billed(checkpoint):
     return replica
 
 
-async def sums(replica, tenant, **fields):
+async def sums(replica: Any, tenant: Any, **fields: Any) -> Any:
     request = pb.GetTenantUsageRequest(**fields)
     with as_tenant(tenant):
         return await TenantServiceStub(replica.channel).GetTenantUsage(request, timeout=CALL_SECONDS)
 
 
-def since(**ago):
+def since(**ago: Any) -> Any:
     request = pb.GetTenantUsageRequest()
     request.begin_time.FromDatetime(datetime.now(UTC) - timedelta(**ago))
     return {"begin_time": request.begin_time}
 
 
-async def test_sums_by_every_key_are_those_of_the_bills(billed):
+async def test_sums_by_every_key_are_those_of_the_bills(billed: Any) -> None:
     whole = (await sums(billed, "t-3", **since(days=30))).sums
     assert [(one.key, one.calls, one.nano_usd) for one in whole] == [("t-3", BILLS // TENANTS_COUNT, 7 * 2000)]
     usage = whole[0].usage
@@ -59,7 +64,7 @@ async def test_sums_by_every_key_are_those_of_the_bills(billed):
         assert sum(one.usage.cache_read_input_tokens for one in parts) == 600_000
 
 
-async def test_pages_of_sums_join_without_gap_or_repeat(billed):
+async def test_pages_of_sums_join_without_gap_or_repeat(billed: Any) -> None:
     fields = {"group_by": pb.USAGE_GROUPING_ROOT, **since(days=30)}
     whole = [one.key for one in (await sums(billed, "t-3", page_size=1000, **fields)).sums]
     results, token = [], ""
@@ -72,7 +77,7 @@ async def test_pages_of_sums_join_without_gap_or_repeat(billed):
     assert results == whole
 
 
-async def test_a_span_has_what_was_settled_in_it_and_a_root_what_it_ever_was(billed):
+async def test_a_span_has_what_was_settled_in_it_and_a_root_what_it_ever_was(billed: Any) -> None:
     hour = (await sums(billed, "t-3", **since(hours=1))).sums
     assert hour[0].calls < 20
     root = (await sums(billed, "t-3", root_task_id=ROOT.format(3))).sums
@@ -80,7 +85,7 @@ async def test_a_span_has_what_was_settled_in_it_and_a_root_what_it_ever_was(bil
     assert not (await sums(billed, "t-4", root_task_id=ROOT.format(3))).sums, "it is another tenant's"
 
 
-async def test_simulated_calls_and_those_without_a_price_are_counted_apart(checkpoint):
+async def test_simulated_calls_and_those_without_a_price_are_counted_apart(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     bills = [
         ("claude-opus-4-8", "req_011", False, 50),
@@ -104,7 +109,7 @@ async def test_simulated_calls_and_those_without_a_price_are_counted_apart(check
 
 
 @pytest.mark.parametrize("grouping", ["TENANT", "ROOT", "MODEL", "DAY"])
-async def test_each_of_them_reads_one_index(billed, grouping):
+async def test_each_of_them_reads_one_index(billed: Any, grouping: str) -> None:
     now = datetime.now(UTC)
     simulated = {"simulated_request": "req_sim_", "simulated_model": "sim-"}
     shared = {"tenant": "t-3", "grouping": grouping, "after": "", "limit": 100, **simulated}
@@ -113,7 +118,7 @@ async def test_each_of_them_reads_one_index(billed, grouping):
     assert await indexes(billed, TENANTS.usage_of_root, **shared, root_task_id=ROOT.format(3)) == ["token_usage_root"]
 
 
-async def indexes(replica, statement, **parameters):
+async def indexes(replica: Any, statement: Any, **parameters: Any) -> Any:
     async with await psycopg.AsyncConnection.connect(replica.dsn, autocommit=True) as postgres:
         await postgres.execute("set search_path to ledger; set enable_seqscan to off")
         cursor = await postgres.execute(b"explain (format json, analyze) " + statement, parameters)
@@ -123,7 +128,7 @@ async def indexes(replica, statement, **parameters):
     return [node["Index Name"] for node in nodes(plan) if "Index Name" in node]
 
 
-def nodes(plan):
+def nodes(plan: Any) -> Iterator[Any]:
     yield plan
     for inner in plan.get("Plans", ()):
         yield from nodes(inner)

@@ -11,7 +11,7 @@ import pytest
 from tenure.domain.errors import InvalidRequest, NotFound, Unauthenticated, WrongState
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, answer, reserve
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, answer, reserve
 
 PRICED = "claude-sonnet-4-5"
 USED = {
@@ -23,7 +23,7 @@ USED = {
 SUMS = (*USED, "used_nano_usd")
 
 
-async def report(replica, token, *, step=1, attempt_number=1, usage=USED):
+async def report(replica: Any, token: Any, *, step: int = 1, attempt_number: int = 1, usage: Any = USED) -> None:
     request = pb.ReportUsageRequest(
         token=token,
         step=step,
@@ -34,11 +34,11 @@ async def report(replica, token, *, step=1, attempt_number=1, usage=USED):
     await replica.stub.ReportUsage(request, timeout=TIMEOUT_SECONDS)
 
 
-async def bills(replica, task_id):
+async def bills(replica: Any, task_id: Any) -> Any:
     return list((await replica.stub.ListBills(pb.ListBillsRequest(task_id=task_id), timeout=TIMEOUT_SECONDS)).bills)
 
 
-async def calling(replica, *, output=100):
+async def calling(replica: Any, *, output: int = 100) -> Any:
     """An owner with a model call in flight."""
     task_id = (await replica.create()).task_id
     owner = await replica.claim(task_id)
@@ -48,13 +48,13 @@ async def calling(replica, *, output=100):
     return owner
 
 
-async def fenced(replica):
+async def fenced(replica: Any) -> Any:
     """One whose task another worker took over, and that other one."""
     owner = await calling(replica)
     return owner, await replica.claim(owner.task.task_id)
 
 
-async def rows(replica, task_id):
+async def rows(replica: Any, task_id: Any) -> Any:
     """All that the ledger has of a task, as JSON, by table."""
     named = await replica.query(
         "select c.table_name, c.column_name from information_schema.columns c join information_schema.tables t"
@@ -72,7 +72,7 @@ async def rows(replica, task_id):
     }
 
 
-async def test_a_fenced_worker_may_say_what_its_own_last_call_used(checkpoint):
+async def test_a_fenced_worker_may_say_what_its_own_last_call_used(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner, _ = await fenced(replica)
     task_id = owner.task.task_id
@@ -91,7 +91,7 @@ async def test_a_fenced_worker_may_say_what_its_own_last_call_used(checkpoint):
     assert before.budget.reserved_tokens == after.budget.reserved_tokens == 0
 
 
-async def test_a_report_changes_nothing_but_the_bill_and_the_budget(checkpoint):
+async def test_a_report_changes_nothing_but_the_bill_and_the_budget(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner, successor = await fenced(replica)
     task_id = owner.task.task_id
@@ -115,7 +115,7 @@ async def test_a_report_changes_nothing_but_the_bill_and_the_budget(checkpoint):
     await successor.commit(answer(attempt=2))
 
 
-async def test_a_report_counts_once(checkpoint):
+async def test_a_report_counts_once(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner, _ = await fenced(replica)
     task_id = owner.task.task_id
@@ -126,7 +126,7 @@ async def test_a_report_counts_once(checkpoint):
     assert (await replica.get(task_id)).budget.used_tokens == 100
 
 
-async def test_nobody_bills_anothers_call(checkpoint):
+async def test_nobody_bills_anothers_call(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner, successor = await fenced(replica)
     task_id = owner.task.task_id
@@ -152,7 +152,7 @@ AS_MANY_BUT_DEARER = {"output_tokens": 200}
 @pytest.mark.parametrize(
     "usage", [{"input_tokens": 201}, {"output_tokens": 2**62}, {"input_tokens": -1}, AS_MANY_BUT_DEARER, {}]
 )
-async def test_no_more_is_billed_than_was_set_aside(checkpoint, usage):
+async def test_no_more_is_billed_than_was_set_aside(checkpoint: MakeCheckpoint, usage: Any) -> None:
     replica = await checkpoint()
     owner, _ = await fenced(replica)
     before = await rows(replica, owner.task.task_id)
@@ -161,7 +161,7 @@ async def test_no_more_is_billed_than_was_set_aside(checkpoint, usage):
     assert await rows(replica, owner.task.task_id) == before
 
 
-async def test_a_call_is_settled_before_it_is_reported(checkpoint):
+async def test_a_call_is_settled_before_it_is_reported(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await calling(replica)
     with pytest.raises(WrongState) as refused:
@@ -175,7 +175,7 @@ async def test_a_call_is_settled_before_it_is_reported(checkpoint):
     assert (bill.lost, bill.usage.output_tokens, bill.HasField("estimated_usage")) == (False, 10, False)
 
 
-async def test_the_task_may_have_ended_by_then(checkpoint):
+async def test_the_task_may_have_ended_by_then(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner, successor = await fenced(replica)
     await successor.commit(reserve=reserve(step=1, attempt=2))
@@ -186,7 +186,7 @@ async def test_the_task_may_have_ended_by_then(checkpoint):
     assert task.budget.used_tokens == 110
 
 
-async def test_what_was_heard_of_a_lost_call_is_billed_as_it_was_heard(checkpoint):
+async def test_what_was_heard_of_a_lost_call_is_billed_as_it_was_heard(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await calling(replica)
     heard = ledger_pb2.HeardCall(step=1, attempt_number=1, usage=task_pb2.TokenUsage(**USED))
@@ -195,7 +195,7 @@ async def test_what_was_heard_of_a_lost_call_is_billed_as_it_was_heard(checkpoin
     assert (bill.lost, bill.usage) == (True, task_pb2.TokenUsage(**USED))
 
 
-async def test_what_was_heard_of_the_call_before_is_none_of_this_one(checkpoint):
+async def test_what_was_heard_of_the_call_before_is_none_of_this_one(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await calling(replica)
     await owner.commit(answer(), reserve=reserve(step=2, input_tokens=100))
@@ -204,7 +204,7 @@ async def test_what_was_heard_of_the_call_before_is_none_of_this_one(checkpoint)
     assert (bill.step, bill.lost, bill.usage) == (2, True, task_pb2.TokenUsage(input_tokens=100))
 
 
-async def lose(replica, owner, heard):
+async def lose(replica: Any, owner: Any, heard: Any) -> None:
     lost = pb.RequeueLostRequest.Lost(
         task_id=owner.task.task_id, claim_id=owner.claims.claim_id, reason="WORKER_LOST", heard_call=heard
     )
@@ -221,7 +221,7 @@ async def lose(replica, owner, heard):
         "delete from ledger.usage_reports where task_id = %s",
     ],
 )
-async def test_the_database_takes_no_other_correction(checkpoint, statement):
+async def test_the_database_takes_no_other_correction(checkpoint: MakeCheckpoint, statement: str) -> None:
     replica = await checkpoint()
     owner, _ = await fenced(replica)
     await report(replica, owner.token)

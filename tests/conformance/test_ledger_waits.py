@@ -1,8 +1,11 @@
 """Waits in the ledger: begun with an owner's move, answered once whatever is repeated or races, gone with the task."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 from datetime import timedelta
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -16,6 +19,7 @@ from tenure.wire.common import duration, moment
 from tenure.wire.ledger import entries_to_domain
 from tests.support.fix_checkpoint import (
     TIMEOUT_SECONDS,
+    MakeCheckpoint,
     answer,
     entry,
     kinds,
@@ -28,17 +32,17 @@ TIMED_OUT = task_pb2.TASK_STATE_TIMED_OUT
 CANCELLED = task_pb2.TASK_STATE_CANCELLED
 
 
-def intent(call_id="1.0", tool="request_approval"):
+def intent(call_id: str = "1.0", tool: str = "request_approval") -> Any:
     intent = ledger_pb2.ToolIntent(call_id=call_id, tool_use_id=f"use-{call_id}", tool=tool, arguments_json='{"a": 1}')
     return entry(1, tool_intent=intent)
 
 
-def approval(call_id="1.0", **fields):
+def approval(call_id: str = "1.0", **fields: Any) -> Any:
     values = {"kind": task_pb2.WAIT_KIND_APPROVAL, "question": "Ship it?", "options": ["approve", "deny"]}
     return task_pb2.Wait(call_id=call_id, **{**values, **fields})
 
 
-def leave_of_a_person(call_id="1.0"):
+def leave_of_a_person(call_id: str = "1.0") -> Any:
     return approval(
         call_id,
         kind=task_pb2.WAIT_KIND_TOOL_APPROVAL,
@@ -48,13 +52,15 @@ def leave_of_a_person(call_id="1.0"):
     )
 
 
-def move(wait, timeout_seconds=3600.0):
+def move(wait: Any, timeout_seconds: float = 3600.0) -> Any:
     return pb.Transition(
         to_state=WAITING_USER, reason="APPROVAL_REQUESTED", wait=wait, wait_timeout=duration(timeout_seconds)
     )
 
 
-async def waiting(replica, wait=None, *, intents=("1.0",), timeout_seconds=3600.0, **spec):
+async def waiting(
+    replica: Any, wait: Any = None, *, intents: Any = ("1.0",), timeout_seconds: float = 3600.0, **spec: Any
+) -> Any:
     """A task that waits, as its owner left it."""
     owner = await replica.claim((await replica.create(**spec)).task_id)
     await owner.commit(reserve=reserve())
@@ -64,7 +70,7 @@ async def waiting(replica, wait=None, *, intents=("1.0",), timeout_seconds=3600.
     return await replica.get(owner.task.task_id)
 
 
-async def say(replica, task, request_id="", actor="bob", **said):
+async def say(replica: Any, task: Any, request_id: str = "", actor: str = "bob", **said: Any) -> Any:
     request = pb.AppendForeignRequest(
         task_id=task.task_id,
         request_id=request_id or str(uuid4()),
@@ -74,14 +80,14 @@ async def say(replica, task, request_id="", actor="bob", **said):
     return (await replica.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)).task
 
 
-async def in_state(replica, task_id, state):
+async def in_state(replica: Any, task_id: Any, state: Any) -> Any:
     async with asyncio.timeout(TIMEOUT_SECONDS):
         while (task := await replica.get(task_id)).state != state:
             await asyncio.sleep(0.02)
         return task
 
 
-async def test_the_snapshot_shows_the_wait_and_nobody_holds_the_task(checkpoint):
+async def test_the_snapshot_shows_the_wait_and_nobody_holds_the_task(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await waiting(replica, timeout_seconds=60)
     assert (task.state, task.owner, task.wait.question) == (WAITING_USER, "", "Ship it?")
@@ -95,7 +101,9 @@ async def test_the_snapshot_shows_the_wait_and_nobody_holds_the_task(checkpoint)
     assert listed.tasks[0].wait == task.wait
 
 
-async def test_an_answer_becomes_the_calls_outcome_with_who_and_when_and_queues_the_task(checkpoint):
+async def test_an_answer_becomes_the_calls_outcome_with_who_and_when_and_queues_the_task(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint()
     task = await waiting(replica)
     resumed = await say(replica, task, decision="approve", comment="go ahead")
@@ -113,7 +121,7 @@ async def test_an_answer_becomes_the_calls_outcome_with_who_and_when_and_queues_
     await owner.commit(reserve=reserve(step=2))
 
 
-async def test_two_approvals_at_once_resolve_the_wait_once_and_the_other_is_refused(checkpoint):
+async def test_two_approvals_at_once_resolve_the_wait_once_and_the_other_is_refused(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     other = await checkpoint(dsn=replica.dsn)
     for _ in range(5):
@@ -125,7 +133,9 @@ async def test_two_approvals_at_once_resolve_the_wait_once_and_the_other_is_refu
         assert kinds(await replica.entries(task.task_id)).count("wait_resolution") == 1
 
 
-async def test_the_same_request_is_answered_again_and_another_answer_under_it_is_refused(checkpoint):
+async def test_the_same_request_is_answered_again_and_another_answer_under_it_is_refused(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint()
     task = await waiting(replica)
     results = await asyncio.gather(*(say(replica, task, "r-1", decision="approve") for _ in range(5)))
@@ -152,7 +162,9 @@ async def test_the_same_request_is_answered_again_and_another_answer_under_it_is
         (leave_of_a_person(), {"decision": "allow", "edited_arguments_json": "{}"}),
     ],
 )
-async def test_what_is_no_answer_to_the_wait_is_refused_and_it_waits_on(checkpoint, wait, said):
+async def test_what_is_no_answer_to_the_wait_is_refused_and_it_waits_on(
+    checkpoint: MakeCheckpoint, wait: Any, said: Any
+) -> None:
     replica = await checkpoint()
     task = await waiting(replica, wait)
     with pytest.raises(InvalidRequest):
@@ -160,7 +172,7 @@ async def test_what_is_no_answer_to_the_wait_is_refused_and_it_waits_on(checkpoi
     assert (await replica.get(task.task_id)) == task
 
 
-async def test_an_extra_budget_raises_the_cap_and_the_entry_says_so(checkpoint):
+async def test_an_extra_budget_raises_the_cap_and_the_entry_says_so(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await waiting(replica, limits=task_pb2.Limits(max_tokens=1000))
     resumed = await say(replica, task, reply="yes, and take more", extra_budget_tokens=500)
@@ -169,7 +181,7 @@ async def test_an_extra_budget_raises_the_cap_and_the_entry_says_so(checkpoint):
     assert (resolution.extra_budget_tokens, resolution.answer) == (500, "yes, and take more")
 
 
-async def test_a_call_that_was_allowed_stays_open_for_the_next_owner(checkpoint):
+async def test_a_call_that_was_allowed_stays_open_for_the_next_owner(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await waiting(replica, leave_of_a_person())
     await say(replica, task, decision="edit", edited_arguments_json='{"a": 2}', comment="less")
@@ -182,7 +194,9 @@ async def test_a_call_that_was_allowed_stays_open_for_the_next_owner(checkpoint)
     assert refused.value.reason == "OPEN_INTENTS"
 
 
-async def test_a_call_that_was_denied_has_its_outcome_in_the_words_of_whoever_denied_it(checkpoint):
+async def test_a_call_that_was_denied_has_its_outcome_in_the_words_of_whoever_denied_it(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint()
     task = await waiting(replica, leave_of_a_person())
     await say(replica, task, decision="deny", comment="too much")
@@ -192,7 +206,7 @@ async def test_a_call_that_was_denied_has_its_outcome_in_the_words_of_whoever_de
     assert outcome.content.endswith("too much")
 
 
-async def test_a_wait_that_nobody_answers_ends_the_task(checkpoint):
+async def test_a_wait_that_nobody_answers_ends_the_task(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await in_state(replica, (await waiting(replica, timeout_seconds=1)).task_id, TIMED_OUT)
     assert (task.reason, task.result) == ("WAIT_EXPIRED", "so far")
@@ -201,7 +215,7 @@ async def test_a_wait_that_nobody_answers_ends_the_task(checkpoint):
     assert entries[-3].body.wait_resolution.answer_kind == ledger_pb2.WAIT_ANSWER_KIND_NO_ANSWER
 
 
-async def test_a_wait_that_may_go_on_goes_on_without_an_answer(checkpoint):
+async def test_a_wait_that_may_go_on_goes_on_without_an_answer(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     wait = approval(at_deadline=task_pb2.WAIT_DEADLINE_POLICY_GO_ON)
     task = await in_state(replica, (await waiting(replica, wait, timeout_seconds=1)).task_id, QUEUED)
@@ -210,14 +224,14 @@ async def test_a_wait_that_may_go_on_goes_on_without_an_answer(checkpoint):
     assert json.loads(outcome.content)["answer"] == "no answer"
 
 
-async def test_answers_that_race_with_the_deadline_resolve_the_wait_once(checkpoint):
+async def test_answers_that_race_with_the_deadline_resolve_the_wait_once(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     other = await checkpoint(dsn=replica.dsn)
     wait = approval(at_deadline=task_pb2.WAIT_DEADLINE_POLICY_GO_ON)
     tasks = [await waiting(replica, wait) for _ in range(6)]
     await replica.query("update ledger.tasks set wait_deadline_at = now() + interval '200 ms'")
 
-    async def answered(task, seconds):
+    async def answered(task: Any, seconds: Any) -> None:
         await asyncio.sleep(seconds)
         try:
             await say(other, task, decision="approve")
@@ -230,7 +244,7 @@ async def test_answers_that_race_with_the_deadline_resolve_the_wait_once(checkpo
         assert response.count("wait_resolution") == response.count("tool_outcome") == 1
 
 
-async def test_a_waiting_task_is_cancelled_at_once_though_its_call_is_open(checkpoint):
+async def test_a_waiting_task_is_cancelled_at_once_though_its_call_is_open(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await waiting(replica)
     cancelled = await replica.cancel(task.task_id)
@@ -242,7 +256,7 @@ async def test_a_waiting_task_is_cancelled_at_once_though_its_call_is_open(check
     assert over.value.reason == "WAIT_OVER"
 
 
-async def test_a_cancel_that_races_with_an_answer_leaves_a_whole_ledger(checkpoint):
+async def test_a_cancel_that_races_with_an_answer_leaves_a_whole_ledger(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     for _ in range(5):
         task = await waiting(replica)
@@ -254,7 +268,9 @@ async def test_a_cancel_that_races_with_an_answer_leaves_a_whole_ledger(checkpoi
         assert kinds(await replica.entries(task.task_id)).count("tool_outcome") == 1
 
 
-async def test_the_tasks_clock_stands_still_while_it_waits_for_a_person_however_often(checkpoint):
+async def test_the_tasks_clock_stands_still_while_it_waits_for_a_person_however_often(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint()
     task = await waiting(replica)
     first = moment(task.deadline_time)
@@ -274,7 +290,7 @@ async def test_the_tasks_clock_stands_still_while_it_waits_for_a_person_however_
         task = await replica.get(task.task_id)
 
 
-async def test_a_task_that_waits_for_a_person_outlives_its_own_timeout(checkpoint):
+async def test_a_task_that_waits_for_a_person_outlives_its_own_timeout(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await waiting(replica, limits=task_pb2.Limits(timeout=duration(2)))
     await replica.query(
@@ -286,7 +302,9 @@ async def test_a_task_that_waits_for_a_person_outlives_its_own_timeout(checkpoin
     assert moment(resumed.deadline_time) > moment(resumed.update_time) + timedelta(minutes=50)
 
 
-async def test_a_call_in_doubt_waits_with_a_clock_that_stands_still_and_without_an_answer(checkpoint):
+async def test_a_call_in_doubt_waits_with_a_clock_that_stands_still_and_without_an_answer(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(intent(tool="pay"), transition=pb.Transition(to_state=WAITING_USER, reason="TOOL_IN_DOUBT"))
@@ -299,7 +317,7 @@ async def test_a_call_in_doubt_waits_with_a_clock_that_stands_still_and_without_
     assert since == [(True,)]
 
 
-async def test_several_calls_of_a_step_wait_one_after_another(checkpoint):
+async def test_several_calls_of_a_step_wait_one_after_another(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await waiting(replica, intents=("1.0", "1.1"))
     await say(replica, task, decision="approve")
@@ -322,7 +340,7 @@ async def test_several_calls_of_a_step_wait_one_after_another(checkpoint):
         (WAITING_USER, task_pb2.Wait(call_id="1.0")),
     ],
 )
-async def test_a_wait_that_does_not_fit_its_move_is_refused(checkpoint, state, wait):
+async def test_a_wait_that_does_not_fit_its_move_is_refused(checkpoint: MakeCheckpoint, state: Any, wait: Any) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(intent())
@@ -330,7 +348,7 @@ async def test_a_wait_that_does_not_fit_its_move_is_refused(checkpoint, state, w
         await owner.commit(transition=pb.Transition(to_state=state, reason="WAITS", wait=wait))
 
 
-async def test_an_answer_to_another_wait_is_refused_with_the_present_one(checkpoint):
+async def test_an_answer_to_another_wait_is_refused_with_the_present_one(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await waiting(replica, leave_of_a_person())
     with pytest.raises(WrongState) as other:
@@ -342,7 +360,7 @@ async def test_an_answer_to_another_wait_is_refused_with_the_present_one(checkpo
     assert (await replica.get(task.task_id)).state == WAITING_USER
 
 
-async def test_leave_is_given_only_to_the_call_that_was_shown(checkpoint):
+async def test_leave_is_given_only_to_the_call_that_was_shown(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await waiting(replica, leave_of_a_person())
     with pytest.raises(InvalidRequest, match="call_digest"):
@@ -355,7 +373,7 @@ async def test_leave_is_given_only_to_the_call_that_was_shown(checkpoint):
     assert (await say(replica, task, decision="allow")).state == QUEUED
 
 
-async def test_an_error_about_a_wait_fits_into_the_trailers_of_grpc(checkpoint):
+async def test_an_error_about_a_wait_fits_into_the_trailers_of_grpc(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     long = json.dumps({"text": "\U0001f600" * 20_000}, ensure_ascii=False)
     wait = leave_of_a_person()

@@ -1,22 +1,25 @@
 """Watchers get every entry once and in order, from whatever replica, through whatever breaks."""
 
+from __future__ import annotations
+
 import asyncio
 from typing import Any
 
 import grpc
 import pytest
 
+from devstack.postgres_process import PostgresProcess
 from services.checkpoint.queries import MIGRATIONS
 from tenure.domain.errors import NotFound, OutOfRange, Unavailable
 from tenure.runtime import metrics
 from tenure.runtime.sql import migrate
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, kinds, words
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, kinds, words
 from tests.support.patience import PATIENCE_SECONDS
 
 
-async def watch(replica, task_id, after=0):
+async def watch(replica: Any, task_id: Any, after: int = 0) -> Any:
     """Every entry to the end of the task, going on after the last one seen when the stream breaks."""
     seen: list[Any] = []
     while True:
@@ -30,7 +33,7 @@ async def watch(replica, task_id, after=0):
             await asyncio.sleep(0.05)
 
 
-async def test_the_old_entries_come_first_and_then_the_new_ones_until_the_end(checkpoint):
+async def test_the_old_entries_come_first_and_then_the_new_ones_until_the_end(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     watching = asyncio.create_task(watch(replica, owner.task.task_id))
@@ -40,14 +43,14 @@ async def test_the_old_entries_come_first_and_then_the_new_ones_until_the_end(ch
     assert [one.sequence for one in await watching] == list(range(1, 10))
 
 
-async def test_an_ended_task_is_told_to_its_end_and_the_stream_closes(checkpoint):
+async def test_an_ended_task_is_told_to_its_end_and_the_stream_closes(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.cancel((await replica.create()).task_id)
     assert kinds(await watch(replica, task.task_id))[-1] == "QUEUED>CANCELLED"
     assert await watch(replica, task.task_id, after=task.sequence) == []
 
 
-async def test_a_cursor_beyond_the_newest_entry_is_refused(checkpoint):
+async def test_a_cursor_beyond_the_newest_entry_is_refused(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.create()
     with pytest.raises(OutOfRange) as refused:
@@ -57,7 +60,9 @@ async def test_a_cursor_beyond_the_newest_entry_is_refused(checkpoint):
         await replica.stub.WatchEntries(pb.WatchEntriesRequest(task_id="00000000-0000-7000-8000-000000000000")).read()
 
 
-async def test_watchers_across_two_replicas_get_every_entry_once_through_a_postgres_restart(checkpoint, own_postgres):
+async def test_watchers_across_two_replicas_get_every_entry_once_through_a_postgres_restart(
+    checkpoint: MakeCheckpoint, own_postgres: PostgresProcess
+) -> None:
     dsn = own_postgres.dsn()
     await migrate(dsn, MIGRATIONS)
     replica = await checkpoint(dsn=dsn)
@@ -76,7 +81,7 @@ async def test_watchers_across_two_replicas_get_every_entry_once_through_a_postg
         assert [one.sequence for one in seen] == list(range(1, 3 + 30 + 2))
 
 
-async def commit_until_durable(owner, request):
+async def commit_until_durable(owner: Any, request: Any) -> Any:
     """The same commit again and again: a repeat is answered."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
@@ -86,7 +91,7 @@ async def commit_until_durable(owner, request):
                 await asyncio.sleep(0.05)
 
 
-async def test_a_watcher_that_waits_holds_no_connection(checkpoint):
+async def test_a_watcher_that_waits_holds_no_connection(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     tasks = [await replica.create() for _ in range(40)]
     calls = [
@@ -104,7 +109,7 @@ async def test_a_watcher_that_waits_holds_no_connection(checkpoint):
         call.cancel()
 
 
-async def test_a_slow_reader_holds_up_nobody_and_loses_nothing(checkpoint):
+async def test_a_slow_reader_holds_up_nobody_and_loses_nothing(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     slow = replica.stub.WatchEntries(pb.WatchEntriesRequest(task_id=owner.task.task_id), timeout=PATIENCE_SECONDS)
@@ -119,7 +124,9 @@ async def test_a_slow_reader_holds_up_nobody_and_loses_nothing(checkpoint):
     assert [one.sequence for one in seen] == list(range(1, 35))
 
 
-async def test_who_has_all_so_far_is_handed_what_is_committed_here_and_nothing_is_read_for_it(checkpoint):
+async def test_who_has_all_so_far_is_handed_what_is_committed_here_and_nothing_is_read_for_it(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint()
     task = await replica.create()
     call = replica.stub.WatchEntries(pb.WatchEntriesRequest(task_id=task.task_id), timeout=TIMEOUT_SECONDS)
@@ -142,7 +149,9 @@ async def test_who_has_all_so_far_is_handed_what_is_committed_here_and_nothing_i
     assert metrics.read("tenure_watch_reads_total") - reads <= 3
 
 
-async def test_watchers_of_two_replicas_that_commit_in_turns_have_no_gap_and_no_repeat(checkpoint):
+async def test_watchers_of_two_replicas_that_commit_in_turns_have_no_gap_and_no_repeat(
+    checkpoint: MakeCheckpoint,
+) -> None:
     replica = await checkpoint()
     other = await checkpoint(dsn=replica.dsn)
     task = await replica.create()
@@ -159,7 +168,7 @@ async def test_watchers_of_two_replicas_that_commit_in_turns_have_no_gap_and_no_
         assert seen == whole
 
 
-async def test_a_hint_that_was_lost_is_made_up_by_the_poll(checkpoint):
+async def test_a_hint_that_was_lost_is_made_up_by_the_poll(checkpoint: MakeCheckpoint) -> None:
     """An entry written behind the service's back, as when a notification got lost."""
     replica = await checkpoint()
     task = await replica.create()
@@ -174,7 +183,7 @@ async def test_a_hint_that_was_lost_is_made_up_by_the_poll(checkpoint):
     call.cancel()
 
 
-async def test_a_draining_server_ends_its_streams_and_another_goes_on(checkpoint):
+async def test_a_draining_server_ends_its_streams_and_another_goes_on(checkpoint: MakeCheckpoint) -> None:
     stopping = asyncio.Event()
     replica = await checkpoint(stopping=stopping)
     task = await replica.create()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -10,6 +11,7 @@ import pytest
 
 from tenure.runtime.settings import ConfigurationError
 from tenure.runtime.sql import Migrations, Queries, migrate
+from tests.support.fix_postgres import FreshDatabase
 
 FIRST = ("0001_tasks.sql", "create table tasks (id int); create index on tasks (id); -- 100 % of them")
 SECOND = ("0002_more.sql", "alter table tasks add column state text")
@@ -25,7 +27,7 @@ async def rows(dsn: str, statement: str) -> list[tuple[Any, ...]]:
         return await (await postgres.execute(statement)).fetchall()
 
 
-async def test_migrations_run_once_in_order_in_their_schema(fresh_database):
+async def test_migrations_run_once_in_order_in_their_schema(fresh_database: FreshDatabase) -> None:
     dsn = await fresh_database()
     assert await migrate(dsn, ledger(FIRST)) == ["0001_tasks.sql"]
     assert await migrate(dsn, ledger(SECOND, FIRST)) == ["0002_more.sql"]
@@ -35,32 +37,32 @@ async def test_migrations_run_once_in_order_in_their_schema(fresh_database):
     assert applied == [(1, "0001_tasks.sql"), (2, "0002_more.sql")]
 
 
-async def test_replicas_that_start_together_apply_each_once(fresh_database):
+async def test_replicas_that_start_together_apply_each_once(fresh_database: FreshDatabase) -> None:
     dsn = await fresh_database()
     applied = await asyncio.gather(*(migrate(dsn, ledger(FIRST, SECOND)) for _ in range(5)))
     assert sorted(map(len, applied)) == [0, 0, 0, 0, 2]
 
 
-async def test_schemas_do_not_know_each_other(fresh_database):
+async def test_schemas_do_not_know_each_other(fresh_database: FreshDatabase) -> None:
     dsn = await fresh_database()
     await asyncio.gather(migrate(dsn, ledger(FIRST)), migrate(dsn, Migrations.from_texts("tools", [FIRST])))
     assert await rows(dsn, "select count(*) from ledger.tasks, tools.tasks") == [(0,)]
 
 
-async def test_a_file_changed_after_it_ran_is_refused(fresh_database):
+async def test_a_file_changed_after_it_ran_is_refused(fresh_database: FreshDatabase) -> None:
     dsn = await fresh_database()
     await migrate(dsn, ledger(FIRST))
     with pytest.raises(ConfigurationError, match=r"0001_tasks.sql was changed"):
         await migrate(dsn, ledger((FIRST[0], FIRST[1] + " "), SECOND))
 
 
-async def test_line_endings_are_no_change(fresh_database):
+async def test_line_endings_are_no_change(fresh_database: FreshDatabase) -> None:
     dsn = await fresh_database()
     await migrate(dsn, ledger(("0001_a.sql", "create table a (\n n int)")))
     assert await migrate(dsn, ledger(("0001_a.sql", "create table a (\r\n n int)"))) == []
 
 
-async def test_pending_ones_are_told_when_migrating_is_not_allowed(fresh_database):
+async def test_pending_ones_are_told_when_migrating_is_not_allowed(fresh_database: FreshDatabase) -> None:
     dsn = await fresh_database()
     with pytest.raises(ConfigurationError) as caught:
         await migrate(dsn, ledger(FIRST, SECOND), allowed=False)
@@ -70,7 +72,7 @@ async def test_pending_ones_are_told_when_migrating_is_not_allowed(fresh_databas
     assert await rows(dsn, "select 1 from pg_namespace where nspname = 'ledger'") == []
 
 
-async def test_a_migration_that_fails_leaves_nothing_of_itself(fresh_database):
+async def test_a_migration_that_fails_leaves_nothing_of_itself(fresh_database: FreshDatabase) -> None:
     dsn = await fresh_database()
     with pytest.raises(psycopg.errors.DivisionByZero) as caught:
         await migrate(dsn, ledger(FIRST, BROKEN))
@@ -78,14 +80,16 @@ async def test_a_migration_that_fails_leaves_nothing_of_itself(fresh_database):
     assert await migrate(dsn, ledger(FIRST, SECOND)) == [SECOND[0]]
 
 
-async def test_a_database_ahead_of_the_code_is_left_alone(fresh_database, caplog):
+async def test_a_database_ahead_of_the_code_is_left_alone(
+    fresh_database: FreshDatabase, caplog: pytest.LogCaptureFixture
+) -> None:
     dsn = await fresh_database()
     await migrate(dsn, ledger(FIRST, SECOND))
     assert await migrate(dsn, ledger(FIRST)) == []
     assert "ahead" in caplog.text
 
 
-async def test_a_template_is_cloned_with_its_migrations(fresh_database):
+async def test_a_template_is_cloned_with_its_migrations(fresh_database: FreshDatabase) -> None:
     dsn = await fresh_database(ledger(FIRST), Migrations.from_texts("tools", [FIRST]))
     other = await fresh_database(ledger(FIRST))
     assert await migrate(dsn, ledger(FIRST)) == []
@@ -97,12 +101,12 @@ async def test_a_template_is_cloned_with_its_migrations(fresh_database):
 @pytest.mark.parametrize(
     "names", [["0002_a.sql"], ["0001_a.sql", "0003_b.sql"], ["0001_a.sql", "0001_b.sql"], ["1_a.sql"], ["0001-a.sql"]]
 )
-def test_numbers_have_no_gaps_and_no_doubles(names):
+def test_numbers_have_no_gaps_and_no_doubles(names: Any) -> None:
     with pytest.raises(ValueError, match="expected"):
         ledger(*((name, "select 1") for name in names))
 
 
-def test_migrations_are_found_in_their_package(tmp_path, monkeypatch):
+def test_migrations_are_found_in_their_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "owner_of_sql" / "sql" / "migrations"
     folder.mkdir(parents=True)
     (folder / "0001_a.sql").write_text("select 1")
@@ -114,7 +118,7 @@ def test_migrations_are_found_in_their_package(tmp_path, monkeypatch):
     assert Queries.load("owner_of_sql").a == b"select 1"
 
 
-async def test_a_named_statement_runs(fresh_database):
+async def test_a_named_statement_runs(fresh_database: FreshDatabase) -> None:
     queries = Queries("""
 -- The head of the file.
 
@@ -133,7 +137,7 @@ select %(n)s::int * 3
         assert await (await postgres.execute(queries.doubled, {"n": 21})).fetchone() == (42,)
 
 
-def test_a_statement_that_is_not_there_is_an_error_where_it_is_named():
+def test_a_statement_that_is_not_there_is_an_error_where_it_is_named() -> None:
     with pytest.raises(AttributeError, match=r"queries.sql has no statement named nothing"):
         _ = Queries("-- name: a\n-- Why.\nselect 1").nothing
 
@@ -148,6 +152,6 @@ def test_a_statement_that_is_not_there_is_an_error_where_it_is_named():
         ("-- name: A-b\n-- Why.\nselect 1", "no name"),
     ],
 )
-def test_a_file_of_statements_keeps_its_form(text, problem):
+def test_a_file_of_statements_keeps_its_form(text: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         Queries(text)

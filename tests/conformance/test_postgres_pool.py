@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import psycopg
 import psycopg.conninfo
@@ -26,26 +29,28 @@ from tenure.runtime.postgres import (
     transaction,
 )
 from tenure.runtime.settings import ConfigurationError, Secret
+from tests.support.fix_postgres import FreshDatabase
+from tests.support.fix_proxy import MakeProxy
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 SMALL = PoolOptions(min_size=1, max_size=4, acquire_timeout_seconds=CALL_SECONDS)
 
 
 @asynccontextmanager
-async def pool_of(dsn: str, **changes):
+async def pool_of(dsn: str, **changes: Any) -> AsyncGenerator[Any]:
     chosen = {"min_size": 1, "max_size": 4, "acquire_timeout_seconds": CALL_SECONDS, **changes}
     async with open_pool(dsn, service="test", options=PoolOptions(**chosen)) as pool:
         yield pool
 
 
-async def one(pool, statement: str, parameters=()):
+async def one(pool: Any, statement: str, parameters: Any = ()) -> Any:
     async with connection(pool) as postgres:
         row = await (await postgres.execute(statement, parameters)).fetchone()
         assert row is not None
         return row[0]
 
 
-async def test_every_connection_is_set_up_for_short_durable_statements(fresh_database):
+async def test_every_connection_is_set_up_for_short_durable_statements(fresh_database: FreshDatabase) -> None:
     async with open_pool(Secret(await fresh_database()), service="test", schema="ledger", options=SMALL) as pool:
         for name, value in {
             "statement_timeout": "10s",
@@ -67,7 +72,7 @@ async def test_every_connection_is_set_up_for_short_durable_statements(fresh_dat
             assert prepared[0] >= 1
 
 
-async def test_a_transaction_is_all_or_nothing(fresh_database):
+async def test_a_transaction_is_all_or_nothing(fresh_database: FreshDatabase) -> None:
     async with pool_of(await fresh_database()) as pool:
         async with connection(pool) as postgres:
             await postgres.execute("create table t (n int)")
@@ -76,19 +81,19 @@ async def test_a_transaction_is_all_or_nothing(fresh_database):
         assert await one(pool, "select count(*) from t") == 0
 
 
-async def insert_and_fail(pool) -> None:
+async def insert_and_fail(pool: Any) -> None:
     async with transaction(pool) as postgres:
         await postgres.execute("insert into t values (1)")
         raise ValueError("undo")
 
 
-async def test_our_own_wrong_statement_stays_what_it_is(fresh_database):
+async def test_our_own_wrong_statement_stays_what_it_is(fresh_database: FreshDatabase) -> None:
     async with pool_of(await fresh_database()) as pool:
         with pytest.raises(psycopg.errors.UndefinedTable):
             await one(pool, "select * from nowhere")
 
 
-async def test_a_pool_that_is_used_up_is_unavailable(fresh_database):
+async def test_a_pool_that_is_used_up_is_unavailable(fresh_database: FreshDatabase) -> None:
     async with pool_of(await fresh_database(), max_size=1, acquire_timeout_seconds=0.1) as pool:
         async with connection(pool):
             with pytest.raises(errors.Unavailable) as caught:
@@ -96,7 +101,7 @@ async def test_a_pool_that_is_used_up_is_unavailable(fresh_database):
         assert (caught.value.reason, caught.value.metadata) == ("POSTGRES_UNAVAILABLE", {})
 
 
-async def test_too_many_waiting_is_a_limit(fresh_database):
+async def test_too_many_waiting_is_a_limit(fresh_database: FreshDatabase) -> None:
     async with pool_of(await fresh_database(), max_size=1, max_waiting=1) as pool, connection(pool):
         waiting = asyncio.create_task(one(pool, "select 1"))
         while not pool.get_stats().get("requests_waiting"):
@@ -107,14 +112,14 @@ async def test_too_many_waiting_is_a_limit(fresh_database):
         await asyncio.gather(waiting, return_exceptions=True)
 
 
-async def test_a_statement_that_takes_too_long_is_stopped(fresh_database):
+async def test_a_statement_that_takes_too_long_is_stopped(fresh_database: FreshDatabase) -> None:
     async with pool_of(await fresh_database(), statement_timeout_seconds=0.1) as pool:
         with pytest.raises(errors.Unavailable) as caught:
             await one(pool, "select pg_sleep(30)")
         assert caught.value.reason == "STATEMENT_TIMEOUT"
 
 
-async def test_waiting_for_a_lock_is_bounded(fresh_database):
+async def test_waiting_for_a_lock_is_bounded(fresh_database: FreshDatabase) -> None:
     async with pool_of(await fresh_database(), lock_timeout_seconds=0.1) as pool:
         async with transaction(pool) as holder:
             await holder.execute("select pg_advisory_xact_lock(1)")
@@ -124,14 +129,16 @@ async def test_waiting_for_a_lock_is_bounded(fresh_database):
 
 
 @pytest.fixture
-async def falling_silent(fresh_database, tcp_proxy):
+async def falling_silent(fresh_database: FreshDatabase, tcp_proxy: MakeProxy) -> Any:
     """A DSN of a Postgres behind a proxy: connections to a frozen one stay, too, and no keepalive breaks them."""
-    dsn = psycopg.conninfo.conninfo_to_dict(await fresh_database())
+    dsn: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(await fresh_database())
     proxy = await tcp_proxy("127.0.0.1", int(str(dsn["port"])))
     return psycopg.conninfo.make_conninfo(**{**dsn, "host": "127.0.0.1", "port": proxy.port}), proxy
 
 
-async def test_a_statement_of_a_server_that_fell_silent_ends(falling_silent, monkeypatch):
+async def test_a_statement_of_a_server_that_fell_silent_ends(
+    falling_silent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(postgres_module, "WAIT_MARGIN_SECONDS", 0.3)
     dsn, proxy = falling_silent
     async with pool_of(dsn, statement_timeout_seconds=0.2) as pool, asyncio.timeout(PATIENCE_SECONDS):
@@ -144,7 +151,9 @@ async def test_a_statement_of_a_server_that_fell_silent_ends(falling_silent, mon
         assert await one(pool, "select 1") == 1
 
 
-async def test_a_listener_notices_a_server_that_fell_silent(falling_silent, monkeypatch):
+async def test_a_listener_notices_a_server_that_fell_silent(
+    falling_silent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(postgres_waits, "LISTEN_SECONDS", 0.2)
     dsn, proxy = falling_silent
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -159,7 +168,7 @@ async def test_a_listener_notices_a_server_that_fell_silent(falling_silent, monk
                 await anext(heard)
 
 
-async def test_a_read_only_server_is_unavailable_and_acknowledges_nothing(fresh_database):
+async def test_a_read_only_server_is_unavailable_and_acknowledges_nothing(fresh_database: FreshDatabase) -> None:
     settings = (("default_transaction_read_only", "on"),)
     async with pool_of(await fresh_database(), settings=settings) as pool:
         with pytest.raises(errors.Unavailable) as caught:
@@ -167,7 +176,7 @@ async def test_a_read_only_server_is_unavailable_and_acknowledges_nothing(fresh_
         assert caught.value.reason == "READ_ONLY"
 
 
-async def test_no_room_is_told_as_such_and_leaves_the_connection_usable(fresh_database):
+async def test_no_room_is_told_as_such_and_leaves_the_connection_usable(fresh_database: FreshDatabase) -> None:
     async with pool_of(await fresh_database()) as pool, connection(pool) as postgres:
         with pytest.raises(errors.Unavailable) as caught:
             async with connection(pool) as other:
@@ -176,7 +185,7 @@ async def test_no_room_is_told_as_such_and_leaves_the_connection_usable(fresh_da
         assert await (await postgres.execute("select 1")).fetchone() == (1,)
 
 
-async def test_a_deadlock_is_run_again_and_both_succeed(fresh_database):
+async def test_a_deadlock_is_run_again_and_both_succeed(fresh_database: FreshDatabase) -> None:
     """Postgres undoes one of two; its second run waits until the other is through.
 
     Without that wait it may take its first row again before the other one has woken up, and both meet anew.
@@ -191,7 +200,7 @@ async def test_a_deadlock_is_run_again_and_both_succeed(fresh_database):
         async def crossing(first: int, second: int) -> None:
             met = False
 
-            async def work(postgres):
+            async def work(postgres: Any) -> None:
                 nonlocal met, runs
                 runs += 1
                 if met:
@@ -211,11 +220,11 @@ async def test_a_deadlock_is_run_again_and_both_succeed(fresh_database):
         assert runs == 3
 
 
-async def test_what_was_undone_leaves_the_other_time_to_take_its_locks(fresh_database):
+async def test_what_was_undone_leaves_the_other_time_to_take_its_locks(fresh_database: FreshDatabase) -> None:
     """Measured without that: about one deadlock in thirty was met again at once, a second later by Postgres's clock."""
     clock, began = asyncio.get_running_loop().time, []
 
-    async def conflict(postgres):
+    async def conflict(postgres: Any) -> None:
         began.append(clock())
         await postgres.execute("do $$ begin raise exception 'again' using errcode = '40P01'; end $$")
 
@@ -225,8 +234,8 @@ async def test_what_was_undone_leaves_the_other_time_to_take_its_locks(fresh_dat
     assert min(later - earlier for earlier, later in pairwise(began)) >= 0.05 / 2
 
 
-async def test_conflicts_without_end_are_told_in_the_end(fresh_database):
-    async def conflict(postgres):
+async def test_conflicts_without_end_are_told_in_the_end(fresh_database: FreshDatabase) -> None:
+    async def conflict(postgres: Any) -> None:
         await postgres.execute("do $$ begin raise exception 'again' using errcode = '40001'; end $$")
 
     async with pool_of(await fresh_database()) as pool:
@@ -234,7 +243,7 @@ async def test_conflicts_without_end_are_told_in_the_end(fresh_database):
             await in_transaction(pool, conflict)
 
 
-async def test_the_pool_survives_a_crash_of_the_server(own_postgres):
+async def test_the_pool_survives_a_crash_of_the_server(own_postgres: PostgresProcess) -> None:
     async with pool_of(own_postgres.dsn(), min_size=4, acquire_timeout_seconds=2.0) as pool:
         assert await one(pool, "select 1") == 1
         await asyncio.to_thread(own_postgres.kill)
@@ -250,7 +259,7 @@ async def test_the_pool_survives_a_crash_of_the_server(own_postgres):
                     continue  # bounded by the pool's own wait, and by the timeout around
 
 
-async def test_a_connection_ended_while_it_works_has_an_unknown_outcome(fresh_database):
+async def test_a_connection_ended_while_it_works_has_an_unknown_outcome(fresh_database: FreshDatabase) -> None:
     async with pool_of(await fresh_database()) as pool:
         async with connection(pool) as victim:
             sleeping = asyncio.create_task(sleep_in(victim))
@@ -263,12 +272,12 @@ async def test_a_connection_ended_while_it_works_has_an_unknown_outcome(fresh_da
         assert (caught.value.reason, caught.value.metadata) == ("POSTGRES_UNAVAILABLE", {"outcome": "unknown"})
 
 
-async def sleep_in(postgres) -> None:
+async def sleep_in(postgres: Any) -> None:
     with domain_errors():
         await postgres.execute("select pg_sleep(30)")
 
 
-async def test_a_server_that_is_not_there_is_unavailable_in_time(unused_tcp_port):
+async def test_a_server_that_is_not_there_is_unavailable_in_time(unused_tcp_port: int) -> None:
     dsn = f"postgresql://tenure@127.0.0.1:{unused_tcp_port}/x"
     options = PoolOptions(start_timeout_seconds=0.5)
     with pytest.raises(errors.Unavailable):
@@ -276,7 +285,7 @@ async def test_a_server_that_is_not_there_is_unavailable_in_time(unused_tcp_port
             pytest.fail("opened a pool to nothing")
 
 
-async def test_a_service_may_start_before_its_server(own_postgres):
+async def test_a_service_may_start_before_its_server(own_postgres: PostgresProcess) -> None:
     dsn = own_postgres.dsn()
     await own_postgres.stop_async()
 
@@ -291,34 +300,36 @@ async def test_a_service_may_start_before_its_server(own_postgres):
 
 
 @pytest.mark.parametrize("setting", ["fsync", "full_page_writes"])
-async def test_a_server_that_may_lose_entries_is_refused(tmp_path, setting):
+async def test_a_server_that_may_lose_entries_is_refused(tmp_path: Path, setting: str) -> None:
     async with PostgresProcess(tmp_path / "data", settings={setting: "off"}) as server, pool_of(server.dsn()) as pool:
         with pytest.raises(ConfigurationError, match=f"{setting}=off"):
             await startup_guard(pool)
         await startup_guard(pool, allow_unsafe=True)
 
 
-async def test_asynchronous_commits_are_refused(fresh_database):
+async def test_asynchronous_commits_are_refused(fresh_database: FreshDatabase) -> None:
     async with pool_of(await fresh_database(), settings=(("synchronous_commit", "off"),)) as pool:
         with pytest.raises(ConfigurationError, match="synchronous_commit=off"):
             await startup_guard(pool)
 
 
-async def test_a_server_too_old_is_refused_whatever_is_allowed(fresh_database, monkeypatch):
+async def test_a_server_too_old_is_refused_whatever_is_allowed(
+    fresh_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tenure.runtime.postgres.OLDEST_VERSION", 990000)
     async with pool_of(await fresh_database()) as pool:
         with pytest.raises(ConfigurationError, match="14 or newer"):
             await startup_guard(pool, allow_unsafe=True)
 
 
-async def test_a_durable_server_is_accepted(fresh_database):
+async def test_a_durable_server_is_accepted(fresh_database: FreshDatabase) -> None:
     async with pool_of(await fresh_database()) as pool:
         await startup_guard(pool)
 
 
 async def test_a_connection_that_breaks_leaves_the_outcome_unknown_and_the_next_one_works(
-    fresh_database, postgres_server, tcp_proxy
-):
+    fresh_database: FreshDatabase, postgres_server: PostgresProcess, tcp_proxy: MakeProxy
+) -> None:
     dsn = await fresh_database()
     proxy = await tcp_proxy("127.0.0.1", postgres_server.port)
     through = dsn.replace(f":{postgres_server.port}/", f":{proxy.port}/")
@@ -334,8 +345,8 @@ async def test_a_connection_that_breaks_leaves_the_outcome_unknown_and_the_next_
 
 
 async def test_what_was_asked_of_a_silent_server_is_answered_when_it_hears_again(
-    fresh_database, postgres_server, tcp_proxy
-):
+    fresh_database: FreshDatabase, postgres_server: PostgresProcess, tcp_proxy: MakeProxy
+) -> None:
     dsn = await fresh_database()
     proxy = await tcp_proxy("127.0.0.1", postgres_server.port)
     through = dsn.replace(f":{postgres_server.port}/", f":{proxy.port}/")

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
 from uuid import UUID
@@ -40,6 +41,7 @@ from tenure.v1.tool_provider_service_pb2_grpc import (
 from tenure.validators import validate
 from tests.support.certificates import issue
 from tests.support.fake_may_begin import Begins
+from tests.support.fix_time import PassSeconds
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 DONE, FAILED = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED
@@ -149,7 +151,7 @@ async def called(
             return await tool.run(call_context or context(), {"half": "\ud800", "é": 1})
 
 
-async def test_a_call_is_within_the_contract_and_its_output_is_shown():
+async def test_a_call_is_within_the_contract_and_its_output_is_shown() -> None:
     scripted = Scripted(outcome(pb.PROVIDER_STATUS_SUCCEEDED, "done", "FINE"))
     shown: list[Any] = []
     answer = await called(scripted, call_context=context(shown.append), bearer_token="secret", headers={"x-shop": "1"})
@@ -181,7 +183,9 @@ async def test_a_call_is_within_the_contract_and_its_output_is_shown():
     ],
 )
 @pytest.mark.parametrize("effect_class", [EffectClass.KEYED, EffectClass.UNSAFE])
-async def test_a_refusal_is_an_answer_whatever_the_class(answering, detail, words, effect_class):
+async def test_a_refusal_is_an_answer_whatever_the_class(
+    answering: Any, detail: str, words: str, effect_class: Any
+) -> None:
     scripted = Scripted(answering)
     answer = await called(scripted, effect_class)
     assert (answer.status, answer.detail, len(scripted.requests)) == (FAILED, detail, 1)
@@ -196,7 +200,7 @@ async def test_a_refusal_is_an_answer_whatever_the_class(answering, detail, word
         outcome(pb.PROVIDER_STATUS_IN_DOUBT, "who knows"),
     ],
 )
-async def test_what_may_be_repeated_is_sent_again_with_the_same_key(first):
+async def test_what_may_be_repeated_is_sent_again_with_the_same_key(first: Any) -> None:
     scripted = Scripted(first, GOOD)
     assert (await called(scripted)).content == "done"
     assert [one.idempotency_key for one in scripted.requests] == [f"{TASK}/1.0"] * 2
@@ -214,14 +218,14 @@ async def test_what_may_be_repeated_is_sent_again_with_the_same_key(first):
         too_much_metadata,
     ],
 )
-async def test_an_unsafe_call_that_ended_in_the_dark_is_in_doubt_and_sent_once(answering):
+async def test_an_unsafe_call_that_ended_in_the_dark_is_in_doubt_and_sent_once(answering: Any) -> None:
     scripted = Scripted(answering)
     with pytest.raises(ToolInDoubt, match="The provider shop was asked, and its answer was lost"):
         await called(scripted, EffectClass.UNSAFE)
     assert len(scripted.requests) == 1
 
 
-async def test_an_unsafe_call_that_is_stopped_here_goes_on_at_its_provider_for_all_anybody_knows():
+async def test_an_unsafe_call_that_is_stopped_here_goes_on_at_its_provider_for_all_anybody_knows() -> None:
     key = CallKey(UUID(TASK), "1.0")
     request = CallRequest(key, Claims(f"tasks/{TASK}", "acme", 7, "c", "w"), "shop__t", EffectClass.UNSAFE, b"{}")
     scripted, run = Scripted(never), RunningCalls().add(request, 1)
@@ -239,7 +243,7 @@ async def test_an_unsafe_call_that_is_stopped_here_goes_on_at_its_provider_for_a
             await carrying
 
 
-async def test_a_runner_that_may_begin_nothing_any_more_asks_no_provider():
+async def test_a_runner_that_may_begin_nothing_any_more_asks_no_provider() -> None:
     scripted = Scripted(never)
     async with (
         serving(scripted) as address,
@@ -253,27 +257,27 @@ async def test_a_runner_that_may_begin_nothing_any_more_asks_no_provider():
 
 
 @pytest.mark.parametrize("answering", [ends(grpc.StatusCode.INTERNAL), nothing, too_much, too_much_metadata])
-async def test_a_provider_with_a_bug_is_not_asked_again(answering):
+async def test_a_provider_with_a_bug_is_not_asked_again(answering: Any) -> None:
     scripted = Scripted(answering)
     with pytest.raises(ToolInDoubt):
         await called(scripted)
     assert len(scripted.requests) == 1
 
 
-async def test_a_call_that_breaks_every_time_is_not_sent_for_ever():
+async def test_a_call_that_breaks_every_time_is_not_sent_for_ever() -> None:
     scripted = Scripted(ends(grpc.StatusCode.UNAVAILABLE))
     with pytest.raises(ToolInDoubt):
         await called(scripted)
     assert len(scripted.requests) == 5
 
 
-async def test_a_stale_epoch_after_a_lost_answer_does_not_say_that_nothing_was_done():
+async def test_a_stale_epoch_after_a_lost_answer_does_not_say_that_nothing_was_done() -> None:
     answer = await called(Scripted(ends(grpc.StatusCode.UNAVAILABLE), stale))
     assert answer.detail == "STALE_EPOCH"
     assert answer.content.endswith("It was sent before, and that answer was lost: what it did then has happened.")
 
 
-async def test_a_call_that_is_stopped_or_out_of_time_is_cancelled_at_the_provider(pass_seconds):
+async def test_a_call_that_is_stopped_or_out_of_time_is_cancelled_at_the_provider(pass_seconds: PassSeconds) -> None:
     scripted = Scripted(never)
     async with (
         serving(scripted) as address,
@@ -295,7 +299,7 @@ async def test_a_call_that_is_stopped_or_out_of_time_is_cancelled_at_the_provide
         await asyncio.wait_for(scripted.cancelled.wait(), PATIENCE_SECONDS)
 
 
-async def test_its_tools_are_taken_as_it_describes_them_again_and_again(caplog):
+async def test_its_tools_are_taken_as_it_describes_them_again_and_again(caplog: pytest.LogCaptureFixture) -> None:
     scripted, registry = Scripted(GOOD), ToolRegistry([])
     scripted.tools += [
         tool_pb2.ToolDefinition(name="a b", input_schema_json="{}"),
@@ -321,7 +325,7 @@ async def test_its_tools_are_taken_as_it_describes_them_again_and_again(caplog):
             await asyncio.wait({watching})
 
 
-async def test_a_provider_may_want_to_know_who_calls_and_be_known_itself(tmp_path):
+async def test_a_provider_may_want_to_know_who_calls_and_be_known_itself(tmp_path: Path) -> None:
     authority = issue("authority")
     (tmp_path / "ca.pem").write_bytes(authority.certificate.public_bytes(serialization.Encoding.PEM))
     server = issue("server", ("127.0.0.1",), authority).write(tmp_path / "server.pem")
@@ -358,12 +362,12 @@ async def test_a_provider_may_want_to_know_who_calls_and_be_known_itself(tmp_pat
         ({"tenants": ["No Such"]}, "should match pattern"),
     ],
 )
-def test_a_provider_that_cannot_be_called_is_a_mistake_of_the_file(fields, expected):
+def test_a_provider_that_cannot_be_called_is_a_mistake_of_the_file(fields: Any, expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
         ProviderSettings(**{"address": "127.0.0.1:1", **fields})
 
 
-def test_the_name_of_a_source_leaves_room_for_its_tools_and_is_its_own():
+def test_the_name_of_a_source_leaves_room_for_its_tools_and_is_its_own() -> None:
     provider, server = {"address": "127.0.0.1:1"}, {"command": "true"}
     for name in ("built-in", "a__b", "a_", "", "a b"):
         with pytest.raises(ValueError, match=r"pattern|built-in"):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
+from tests.support.fix_proxy import MakeProxy
 from tests.support.patience import PATIENCE_SECONDS
 
 
 @asynccontextmanager
-async def echo():
+async def echo() -> AsyncGenerator[Any]:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while chunk := await reader.read(1024):
             writer.write(chunk)
@@ -22,7 +25,7 @@ async def echo():
 
 
 @asynccontextmanager
-async def talking_to(port: int):
+async def talking_to(port: int) -> AsyncGenerator[Any]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         yield reader, writer
@@ -30,7 +33,7 @@ async def talking_to(port: int):
         writer.close()
 
 
-async def test_it_passes_everything_on_both_ways(tcp_proxy):
+async def test_it_passes_everything_on_both_ways(tcp_proxy: MakeProxy) -> None:
     async with echo() as port, asyncio.timeout(PATIENCE_SECONDS):
         proxy = await tcp_proxy("127.0.0.1", port)
         async with talking_to(proxy.port) as (reader, writer):
@@ -39,7 +42,7 @@ async def test_it_passes_everything_on_both_ways(tcp_proxy):
             assert await reader.read(-1) == b"x" * 1_000_000
 
 
-async def test_deaf_keeps_connections_and_passes_nothing(tcp_proxy):
+async def test_deaf_keeps_connections_and_passes_nothing(tcp_proxy: MakeProxy) -> None:
     async with echo() as port, asyncio.timeout(PATIENCE_SECONDS):
         proxy = await tcp_proxy("127.0.0.1", port)
         async with talking_to(proxy.port) as (reader, writer):
@@ -53,7 +56,7 @@ async def test_deaf_keeps_connections_and_passes_nothing(tcp_proxy):
             assert await reading == b"hello"
 
 
-async def test_reset_breaks_connections_and_accepts_new_ones(tcp_proxy):
+async def test_reset_breaks_connections_and_accepts_new_ones(tcp_proxy: MakeProxy) -> None:
     async with echo() as port, asyncio.timeout(PATIENCE_SECONDS):
         proxy = await tcp_proxy("127.0.0.1", port)
         async with talking_to(proxy.port) as (reader, writer):
@@ -67,7 +70,7 @@ async def test_reset_breaks_connections_and_accepts_new_ones(tcp_proxy):
             assert await reader.read(5) == b"again"
 
 
-async def test_stop_refuses_and_start_accepts_at_the_same_address(tcp_proxy):
+async def test_stop_refuses_and_start_accepts_at_the_same_address(tcp_proxy: MakeProxy) -> None:
     async with echo() as port, asyncio.timeout(PATIENCE_SECONDS):
         proxy = await tcp_proxy("127.0.0.1", port)
         address = proxy.address

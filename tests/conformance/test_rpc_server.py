@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -83,7 +84,7 @@ def refuse_bad(message: bytes) -> None:
 
 
 @asynccontextmanager
-async def echoing(*, grace_seconds: float = 2.0, **options: Any):
+async def echoing(*, grace_seconds: float = 2.0, **options: Any) -> AsyncGenerator[Any]:
     echo = Echo()
     server = RpcServer("127.0.0.1:0", validate=refuse_bad, grace_seconds=grace_seconds, **options)
     server.add(SERVICE, register, echo)
@@ -101,7 +102,7 @@ async def talk(channel: TenureChannel, arity: str, *messages: bytes) -> list[byt
 
 
 @pytest.mark.parametrize("arity", [*ARITIES, "written"])
-async def test_a_domain_error_crosses_the_wire_in_every_arity(arity):
+async def test_a_domain_error_crosses_the_wire_in_every_arity(arity: Any) -> None:
     async with echoing() as (echo, channel):
         echo.error = errors.Unavailable("no room", reason="STORAGE_FULL", retry_after_seconds=1.5, metadata={"a": "b"})
         with pytest.raises(errors.Unavailable) as caught:
@@ -112,7 +113,9 @@ async def test_a_domain_error_crosses_the_wire_in_every_arity(arity):
 
 @pytest.mark.parametrize("arity", ARITIES)
 @pytest.mark.parametrize("no_message", [b"\x0a\x03\xed\xa0\xbd", b"\xff\xff\xff", b"\x0a\x7f"])
-async def test_bytes_that_are_no_message_are_refused_with_a_reason(arity, no_message, caplog):
+async def test_bytes_that_are_no_message_are_refused_with_a_reason(
+    arity: Any, no_message: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     """Half of a surrogate pair in a text, a field that does not exist, a length beyond the end."""
     async with echoing() as (_, channel):
         method = getattr(channel, arity)(f"/{SERVICE}/parsed_{arity}")
@@ -124,7 +127,9 @@ async def test_bytes_that_are_no_message_are_refused_with_a_reason(arity, no_mes
 
 
 @pytest.mark.parametrize("arity", [*ARITIES, "written"])
-async def test_a_bug_tells_nothing_outside_and_everything_in_the_log(arity, caplog):
+async def test_a_bug_tells_nothing_outside_and_everything_in_the_log(
+    arity: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     async with echoing() as (echo, channel):
         echo.error = ValueError("secret detail")
         with caplog.at_level(logging.ERROR), pytest.raises(PeerFailed) as caught:
@@ -136,7 +141,7 @@ async def test_a_bug_tells_nothing_outside_and_everything_in_the_log(arity, capl
 
 
 @pytest.mark.parametrize("arity", [*ARITIES, "written"])
-async def test_the_validator_sees_every_request_message(arity):
+async def test_the_validator_sees_every_request_message(arity: Any) -> None:
     async with echoing() as (_, channel):
         messages = (b"good", b"bad") if arity.startswith("stream") else (b"bad",)
         with pytest.raises(errors.InvalidRequest) as caught:
@@ -145,7 +150,7 @@ async def test_the_validator_sees_every_request_message(arity):
 
 
 @pytest.mark.parametrize("arity", ARITIES)
-async def test_the_tenant_goes_along(arity):
+async def test_the_tenant_goes_along(arity: Any) -> None:
     async with echoing() as (_, channel):
         assert (await talk(channel, arity, b"x"))[-1] == b"default:x"
         with as_tenant("acme-1"):
@@ -153,7 +158,7 @@ async def test_the_tenant_goes_along(arity):
 
 
 @pytest.mark.parametrize("arity", ARITIES)
-async def test_the_trace_goes_along_while_spans_are_exported(arity):
+async def test_the_trace_goes_along_while_spans_are_exported(arity: Any) -> None:
     async with echoing() as (echo, channel), exporting(Resource.get_empty(), InMemorySpanExporter(), None):
         echo.answer = lambda _request: b"within " + traceparent().encode()
         assert (await talk(channel, arity, b"x"))[-1] == b"within "
@@ -163,7 +168,7 @@ async def test_the_trace_goes_along_while_spans_are_exported(arity):
 
 
 @pytest.mark.parametrize("named", [["Acme"], ["a" * 64], [""], ["a", "b"]])
-async def test_a_tenant_that_is_none_is_refused(named):
+async def test_a_tenant_that_is_none_is_refused(named: Any) -> None:
     async with echoing() as (_, channel):
         call = channel.raw.unary_unary(f"/{SERVICE}/unary_unary")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -171,7 +176,7 @@ async def test_a_tenant_that_is_none_is_refused(named):
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_calls_are_counted_by_method_and_code():
+async def test_calls_are_counted_by_method_and_code() -> None:
     def handled(code: str) -> float:
         return metrics.read("grpc_server_handled_total", grpc_method="stream_stream", grpc_code=code)
 
@@ -185,7 +190,7 @@ async def test_calls_are_counted_by_method_and_code():
     assert metrics.read("grpc_server_msg_received_total", grpc_method="stream_stream") == received + 4
 
 
-async def test_a_client_that_goes_away_is_nobodys_bug(caplog):
+async def test_a_client_that_goes_away_is_nobodys_bug(caplog: pytest.LogCaptureFixture) -> None:
     def cancelled() -> float:
         return metrics.read("grpc_server_handled_total", grpc_method="unary_stream", grpc_code="CANCELLED")
 
@@ -201,13 +206,13 @@ async def test_a_client_that_goes_away_is_nobodys_bug(caplog):
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-async def test_a_unary_call_without_a_deadline_is_refused():
+async def test_a_unary_call_without_a_deadline_is_refused() -> None:
     async with RpcServer("127.0.0.1:0") as server, open_channel(server.address) as channel:
         with pytest.raises(TypeError, match="timeout"):
             channel.unary_unary(f"/{SERVICE}/unary_unary")(b"x")
 
 
-async def test_a_deadline_that_passes_leaves_the_outcome_unknown():
+async def test_a_deadline_that_passes_leaves_the_outcome_unknown() -> None:
     async with echoing() as (_, channel):
         call = channel.unary_stream(f"/{SERVICE}/unary_stream")(b"forever", timeout=0.2)
         with pytest.raises(errors.Unavailable) as caught:
@@ -215,7 +220,7 @@ async def test_a_deadline_that_passes_leaves_the_outcome_unknown():
         assert (caught.value.reason, caught.value.metadata) == ("DEADLINE_EXCEEDED", {"outcome": "unknown"})
 
 
-async def test_nobody_listening_is_unavailable():
+async def test_nobody_listening_is_unavailable() -> None:
     async with RpcServer("127.0.0.1:0") as server:
         address = server.address
     async with open_channel(address) as channel:
@@ -223,21 +228,21 @@ async def test_nobody_listening_is_unavailable():
             await channel.unary_unary("/x/Y")(b"", timeout=CALL_SECONDS)
 
 
-async def test_a_method_nobody_serves_is_the_peers_failure():
+async def test_a_method_nobody_serves_is_the_peers_failure() -> None:
     async with echoing() as (_, channel):
         with pytest.raises(PeerFailed) as caught:
             await channel.unary_unary(f"/{SERVICE}/nothing")(b"")
         assert caught.value.code is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_a_message_beyond_the_limit_is_refused_for_good():
+async def test_a_message_beyond_the_limit_is_refused_for_good() -> None:
     async with echoing() as (_, channel):
         with pytest.raises(errors.InvalidRequest) as caught:
             await talk(channel, "unary_unary", b"x" * (4 * 1024 * 1024 + 1))
         assert caught.value.reason == "MESSAGE_TOO_LARGE"
 
 
-async def test_the_writer_of_a_stream_learns_how_it_ended():
+async def test_the_writer_of_a_stream_learns_how_it_ended() -> None:
     async with echoing() as (_, channel):
         call = channel.stream_stream(f"/{SERVICE}/stream_stream")()
         await call.write(b"raise")
@@ -248,7 +253,7 @@ async def test_the_writer_of_a_stream_learns_how_it_ended():
         assert caught.value.current == 2
 
 
-async def test_health_goes_first_and_streams_end_by_themselves_when_the_server_drains():
+async def test_health_goes_first_and_streams_end_by_themselves_when_the_server_drains() -> None:
     async with echoing(grace_seconds=2 * PATIENCE_SECONDS) as (echo, channel):
         health = health_pb2_grpc.HealthStub(channel)
         watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
@@ -264,7 +269,7 @@ async def test_health_goes_first_and_streams_end_by_themselves_when_the_server_d
         assert caught.value.reason == "DRAINING"
 
 
-async def test_a_call_that_is_under_way_is_answered_while_the_server_drains():
+async def test_a_call_that_is_under_way_is_answered_while_the_server_drains() -> None:
     async with echoing(grace_seconds=2 * PATIENCE_SECONDS) as (echo, channel):
         call = asyncio.ensure_future(talk(channel, "unary_unary", b"until stopping"))
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -273,7 +278,7 @@ async def test_a_call_that_is_under_way_is_answered_while_the_server_drains():
             assert await call == [b"default:until stopping"]
 
 
-async def test_health_knows_the_server_and_each_service():
+async def test_health_knows_the_server_and_each_service() -> None:
     async with echoing() as (_, channel):
         health = health_pb2_grpc.HealthStub(channel)
         for service in ("", SERVICE):
@@ -286,7 +291,7 @@ async def test_health_knows_the_server_and_each_service():
 
 
 @pytest.mark.parametrize("version", ["v1alpha", "v1"])
-async def test_reflection_lists_the_services(version):
+async def test_reflection_lists_the_services(version: str) -> None:
     async with echoing() as (_, channel):
         method = channel.stream_stream(
             f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
@@ -298,13 +303,13 @@ async def test_reflection_lists_the_services(version):
         assert SERVICE in {service.name for service in answers[0].list_services_response.service}
 
 
-async def test_two_servers_never_share_a_port():
+async def test_two_servers_never_share_a_port() -> None:
     async with RpcServer("127.0.0.1:0") as first:
         with pytest.raises(OSError, match="cannot listen"):
             await RpcServer(first.address).start()
 
 
-async def test_several_addresses_share_the_calls_and_a_lost_one_is_left_out():
+async def test_several_addresses_share_the_calls_and_a_lost_one_is_left_out() -> None:
     first, second = (RpcServer("127.0.0.1:0", grace_seconds=0.1) for _ in range(2))
     for name, server in (("first", first), ("second", second)):
 
@@ -335,17 +340,17 @@ async def test_several_addresses_share_the_calls_and_a_lost_one_is_left_out():
         (["[::1]:1", "[::1]:2"], "ipv6:[::1]:1,[::1]:2"),
     ],
 )
-def test_the_target_of_addresses(addresses, target):
+def test_the_target_of_addresses(addresses: Any, target: str) -> None:
     assert target_of(addresses) == target
 
 
 @pytest.mark.parametrize("addresses", [[], ["a:1", "b:2"], ["127.0.0.1:1", "[::1]:2"]])
-def test_addresses_that_cannot_share_a_channel_are_told(addresses):
+def test_addresses_that_cannot_share_a_channel_are_told(addresses: Any) -> None:
     with pytest.raises(ValueError, match=r"address|mixed"):
         target_of(addresses)
 
 
-async def test_the_details_are_readable_by_any_client_of_google_rpc():
+async def test_the_details_are_readable_by_any_client_of_google_rpc() -> None:
     """What grpcurl prints: not our classes, but google.rpc.Status with ErrorInfo."""
     from google.rpc import error_details_pb2, status_pb2
 

@@ -12,6 +12,7 @@ from tenure.domain import errors
 from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.rpc_options import Keepalive, ServerLimits
 from tenure.runtime.rpc_server import RpcServer
+from tests.support.fix_proxy import MakeProxy
 from tests.support.patience import PATIENCE_SECONDS
 
 QUICK = Keepalive(interval_seconds=1.0, timeout_seconds=0.5)
@@ -43,7 +44,7 @@ def serve(session: Session, keepalive: Keepalive) -> RpcServer:
     return server
 
 
-async def test_a_client_notices_a_server_that_fell_silent(tcp_proxy):
+async def test_a_client_notices_a_server_that_fell_silent(tcp_proxy: MakeProxy) -> None:
     async with serve(Session(), Keepalive()) as server:
         proxy = await tcp_proxy("127.0.0.1", server.port)
         async with open_channel(proxy.address, keepalive=QUICK) as channel:
@@ -56,7 +57,7 @@ async def test_a_client_notices_a_server_that_fell_silent(tcp_proxy):
             assert caught.value.metadata == {"outcome": "unknown"}
 
 
-async def test_a_server_notices_a_client_that_fell_silent(tcp_proxy):
+async def test_a_server_notices_a_client_that_fell_silent(tcp_proxy: MakeProxy) -> None:
     session = Session()
     async with serve(session, QUICK) as server:
         proxy = await tcp_proxy("127.0.0.1", server.port)
@@ -69,7 +70,7 @@ async def test_a_server_notices_a_client_that_fell_silent(tcp_proxy):
                 await session.ended.wait()
 
 
-async def test_a_client_that_pings_within_the_limit_is_never_told_to_go_away():
+async def test_a_client_that_pings_within_the_limit_is_never_told_to_go_away() -> None:
     """Its pings come faster than gRPC accepts by default; our limit allows them, and the connection stays."""
     async with serve(Session(), Keepalive()) as server:
         fast = Keepalive(interval_seconds=0.2, timeout_seconds=20.0)
@@ -83,7 +84,7 @@ async def test_a_client_that_pings_within_the_limit_is_never_told_to_go_away():
             await asyncio.gather(reading, return_exceptions=True)
 
 
-async def test_a_quiet_healthy_connection_is_kept():
+async def test_a_quiet_healthy_connection_is_kept() -> None:
     """A server strikes at the third ping that comes too soon: one that misreads our interval shows by the sixth."""
     async with (
         serve(Session(), Keepalive()) as server,
@@ -97,7 +98,7 @@ async def test_a_quiet_healthy_connection_is_kept():
 
 
 @pytest.mark.parametrize("how", ["read", "iterate"])
-async def test_a_call_that_another_task_cancelled_is_unavailable_and_not_the_end_of_its_reader(how):
+async def test_a_call_that_another_task_cancelled_is_unavailable_and_not_the_end_of_its_reader(how: str) -> None:
     """grpc.aio raises CancelledError there, which a loop that reconnects takes for its own end."""
     async with serve(Session(), Keepalive()) as server, open_channel(server.address) as channel:
         call = channel.stream_stream("/t.Session/Hold")()
@@ -118,7 +119,7 @@ async def test_a_call_that_another_task_cancelled_is_unavailable_and_not_the_end
         assert (caught.value.reason, caught.value.metadata) == ("CALL_CANCELLED", {"outcome": "unknown"})
 
 
-async def test_a_reader_that_is_cancelled_itself_is_cancelled():
+async def test_a_reader_that_is_cancelled_itself_is_cancelled() -> None:
     async with serve(Session(), Keepalive()) as server, open_channel(server.address) as channel:
         call = channel.stream_stream("/t.Session/Hold")()
         assert await call.read() == b"welcome"

@@ -18,7 +18,7 @@ from tenure.v1 import task_pb2
 from tenure.v1 import tenant_service_pb2 as tenants
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
 from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint
 from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.server
@@ -106,7 +106,7 @@ class Schedules:
 
 
 @pytest.fixture
-async def schedules(checkpoint) -> Schedules:
+async def schedules(checkpoint: MakeCheckpoint) -> Schedules:
     """Of one replica."""
     return Schedules(await checkpoint())
 
@@ -116,7 +116,7 @@ async def end(replica: Checkpoint, task_id: str) -> None:
 
 
 class TestDueTimes:
-    async def test_a_due_time_is_one_task_of_the_schedule(self, schedules):
+    async def test_a_due_time_is_one_task_of_the_schedule(self, schedules: Schedules) -> None:
         schedule = await schedules.create()
         assert schedule.next_due_time.ToDatetime().strftime("%m-%d %H:%M") == "01-01 00:00"
         await schedules.come_due(schedule)
@@ -131,7 +131,7 @@ class TestDueTimes:
         assert (after.started_runs, after.skipped_runs) == (1, 0)
         assert after.next_due_time == schedule.next_due_time
 
-    async def test_three_sweepers_create_each_run_once(self, checkpoint):
+    async def test_three_sweepers_create_each_run_once(self, checkpoint: MakeCheckpoint) -> None:
         """A hundred schedules, four due times each; three replicas look for them all the time."""
         replica = await checkpoint()
         for _ in range(2):
@@ -156,7 +156,7 @@ class TestDueTimes:
         )
         assert (started, skipped, failed) == (40, 0, 0)
 
-    async def test_a_run_that_was_created_is_found_again_and_not_created_twice(self, schedules):
+    async def test_a_run_that_was_created_is_found_again_and_not_created_twice(self, schedules: Schedules) -> None:
         """As after a ledger's row of the schedule went back: the request_id is the run's identity."""
         schedule = await schedules.create()
         await schedules.come_due(schedule, 2)
@@ -168,7 +168,7 @@ class TestDueTimes:
         (again,) = await schedules.until(schedule, 1)
         assert again.task_id == first.task_id
 
-    async def test_a_clock_that_goes_back_brings_nothing_twice(self, schedules):
+    async def test_a_clock_that_goes_back_brings_nothing_twice(self, schedules: Schedules) -> None:
         """The next due time stands in the row: it is in the future then, and waited for."""
         schedule = await schedules.create(cron="* * * * *")
         await schedules.come_due(schedule)
@@ -178,7 +178,9 @@ class TestDueTimes:
         )
         assert ahead
 
-    async def test_an_outage_is_caught_up_with_within_the_window_and_the_rest_is_counted(self, schedules):
+    async def test_an_outage_is_caught_up_with_within_the_window_and_the_rest_is_counted(
+        self, schedules: Schedules
+    ) -> None:
         schedule = await schedules.create(
             cron="* * * * *", overlap_policy=pb.OVERLAP_POLICY_QUEUE, catch_up_window={"seconds": 330}
         )
@@ -193,7 +195,7 @@ class TestDueTimes:
         after = (await schedules.get("nightly")).schedule
         assert after.skipped_runs == sum(run.due_times for run in missed)
 
-    async def test_of_a_long_row_only_the_newest_are_made_up_for(self, schedules):
+    async def test_of_a_long_row_only_the_newest_are_made_up_for(self, schedules: Schedules) -> None:
         schedule = await schedules.create(
             cron="* * * * *", overlap_policy=pb.OVERLAP_POLICY_QUEUE, catch_up_window={"seconds": 86400}
         )
@@ -203,7 +205,7 @@ class TestDueTimes:
         assert left_out.reason == "CATCH_UP_LIMIT"
         assert left_out.due_times in {51, 52}
 
-    async def test_after_its_end_nothing_is_due_and_the_schedule_stays(self, schedules):
+    async def test_after_its_end_nothing_is_due_and_the_schedule_stays(self, schedules: Schedules) -> None:
         ((start, last),) = await schedules.replica.query(
             "select date_trunc('minute', now()), date_trunc('minute', now()) + interval '1 minute'"
         )
@@ -218,7 +220,7 @@ class TestDueTimes:
         assert not after.HasField("next_due_time")
         assert await schedules.replica.query("select 1 from ledger.schedules where look_at is null")
 
-    async def test_the_record_of_runs_is_bounded(self, schedules):
+    async def test_the_record_of_runs_is_bounded(self, schedules: Schedules) -> None:
         schedule = await schedules.create(overlap_policy=pb.OVERLAP_POLICY_SKIP)
         await schedules.replica.query(
             "insert into ledger.schedule_runs (schedule_id, source_run_id, due_at, outcome, recorded_at)"
@@ -232,7 +234,7 @@ class TestDueTimes:
 
 
 class TestOverlap:
-    async def test_skip(self, schedules):
+    async def test_skip(self, schedules: Schedules) -> None:
         schedule = await schedules.create()
         await schedules.come_due(schedule, 4)
         (first,) = await schedules.until(schedule, 1)
@@ -244,7 +246,7 @@ class TestOverlap:
         third = (await schedules.until(schedule, 2))[-1]
         assert third.task_id not in {"", first.task_id}
 
-    async def test_queue_starts_one_after_the_other_in_order(self, schedules):
+    async def test_queue_starts_one_after_the_other_in_order(self, schedules: Schedules) -> None:
         schedule = await schedules.create(overlap_policy=pb.OVERLAP_POLICY_QUEUE)
         for minutes_ago in (6, 4, 2):
             await schedules.come_due(schedule, minutes_ago)
@@ -259,7 +261,7 @@ class TestOverlap:
         assert started == sorted(started)
         assert (await schedules.get("nightly")).schedule.waiting_runs == 0
 
-    async def test_cancel_previous_cancels_what_runs_and_starts_when_it_has_ended(self, schedules):
+    async def test_cancel_previous_cancels_what_runs_and_starts_when_it_has_ended(self, schedules: Schedules) -> None:
         schedule = await schedules.create(overlap_policy=pb.OVERLAP_POLICY_CANCEL_PREVIOUS)
         await schedules.come_due(schedule, 4)
         (first,) = await schedules.until(schedule, 1)
@@ -276,7 +278,7 @@ class TestOverlap:
         kinds = [entry.body.WhichOneof("body") for entry in await schedules.replica.entries(first.task_id)]
         assert kinds.count("cancel_request") == 1
 
-    async def test_a_task_that_nobody_holds_is_cancelled_at_once(self, schedules):
+    async def test_a_task_that_nobody_holds_is_cancelled_at_once(self, schedules: Schedules) -> None:
         schedule = await schedules.create(overlap_policy=pb.OVERLAP_POLICY_CANCEL_PREVIOUS)
         await schedules.come_due(schedule, 4)
         (first,) = await schedules.until(schedule, 1)
@@ -286,7 +288,9 @@ class TestOverlap:
 
 
 class TestQuotas:
-    async def test_beyond_its_tenants_rate_a_run_is_put_off_where_others_are_refused(self, schedules):
+    async def test_beyond_its_tenants_rate_a_run_is_put_off_where_others_are_refused(
+        self, schedules: Schedules
+    ) -> None:
         """The rate is used up for minutes by what was put off before: no slow machine sees the end of that."""
         replica = schedules.replica
         await self.limit(replica, tenants.QUOTA_POLICY_DELAY)
@@ -314,7 +318,7 @@ class TestQuotas:
 
 
 class TestUpdates:
-    async def test_what_is_given_is_changed_and_the_rest_stays(self, schedules):
+    async def test_what_is_given_is_changed_and_the_rest_stays(self, schedules: Schedules) -> None:
         first = await schedules.create(time_zone="Europe/Berlin", catch_up_window={"seconds": 600})
         changed = await schedules.update(cron="30 7 2 1 *", overlap_policy=pb.OVERLAP_POLICY_QUEUE)
         assert (changed.cron, changed.overlap_policy) == ("30 7 2 1 *", pb.OVERLAP_POLICY_QUEUE)
@@ -334,7 +338,9 @@ class TestUpdates:
             each.ClearField("update_time")  # the look for due times that an update brings forward may come in between
         assert repeated == schedule
 
-    async def test_of_two_updates_of_one_revision_one_is_refused_and_a_repeat_is_answered(self, schedules):
+    async def test_of_two_updates_of_one_revision_one_is_refused_and_a_repeat_is_answered(
+        self, schedules: Schedules
+    ) -> None:
         await schedules.create()
         changed = await schedules.update(cron="0 1 * * *", expected_revision=1)
         with pytest.raises(WrongState) as refused:
@@ -347,7 +353,9 @@ class TestUpdates:
         with pytest.raises(NotFound):
             await schedules.update("another", cron="0 1 * * *")
 
-    async def test_what_has_come_due_is_run_as_the_schedule_was_and_the_rest_as_it_is(self, schedules):
+    async def test_what_has_come_due_is_run_as_the_schedule_was_and_the_rest_as_it_is(
+        self, schedules: Schedules
+    ) -> None:
         """No sweep has looked at it yet: the update decides it."""
         schedule = await schedules.create()
         await schedules.replica.query(
@@ -362,14 +370,14 @@ class TestUpdates:
         later = (await schedules.until(schedule, 2))[-1]
         assert (await schedules.replica.get(later.task_id)).spec.goal == "tidy up twice"
 
-    async def test_a_paused_schedule_stays_paused_and_goes_on_by_its_new_times(self, schedules):
+    async def test_a_paused_schedule_stays_paused_and_goes_on_by_its_new_times(self, schedules: Schedules) -> None:
         await schedules.create()
         await schedules.pause("nightly")
         changed = await schedules.update(cron="0 0 3 1 *")
         assert (changed.paused, changed.HasField("next_due_time")) == (True, False)
         assert (await schedules.resume("nightly")).next_due_time.ToDatetime().day == 3
 
-    async def test_what_was_decided_is_not_due_again_after_a_clock_went_back(self, schedules):
+    async def test_what_was_decided_is_not_due_again_after_a_clock_went_back(self, schedules: Schedules) -> None:
         """The database's clock cannot be set here: its due time is recorded for later instead."""
         schedule = await schedules.create()
         await schedules.come_due(schedule)
@@ -391,7 +399,9 @@ class TestUpdates:
             ({"expected_revision": -1}, "expected_revision"),
         ],
     )
-    async def test_what_can_never_run_is_refused_and_changes_nothing(self, schedules, wrong, field):
+    async def test_what_can_never_run_is_refused_and_changes_nothing(
+        self, schedules: Schedules, wrong: Any, field: str
+    ) -> None:
         first = await schedules.create()
         with pytest.raises(InvalidRequest) as refused:
             await schedules.update(**wrong)
@@ -400,7 +410,7 @@ class TestUpdates:
 
 
 class TestVerbs:
-    async def test_creating_again_is_the_same_and_another_under_the_name_is_refused(self, schedules):
+    async def test_creating_again_is_the_same_and_another_under_the_name_is_refused(self, schedules: Schedules) -> None:
         first = await schedules.create()
         assert await schedules.create() == first
         with pytest.raises(AlreadyExists) as refused:
@@ -424,11 +434,11 @@ class TestVerbs:
             {"spec": task_pb2.TaskSpec(goal="x", source=task_pb2.Source(source_id="mine"))},
         ],
     )
-    async def test_what_can_never_run_is_refused(self, schedules, wrong):
+    async def test_what_can_never_run_is_refused(self, schedules: Schedules, wrong: Any) -> None:
         with pytest.raises(InvalidRequest):
             await schedules.create(**wrong)
 
-    async def test_a_paused_schedule_lets_nothing_come_due_and_makes_nothing_up_for(self, schedules):
+    async def test_a_paused_schedule_lets_nothing_come_due_and_makes_nothing_up_for(self, schedules: Schedules) -> None:
         schedule = await schedules.create(cron="* * * * *")
         paused = await schedules.pause("nightly")
         assert (paused.paused, paused.pause_reason, paused.pause_actor) == (True, "holidays", "alice")
@@ -441,7 +451,7 @@ class TestVerbs:
         assert ahead
         assert (await schedules.resume("nightly")).started_runs == 0
 
-    async def test_what_waits_is_not_started_while_paused(self, schedules):
+    async def test_what_waits_is_not_started_while_paused(self, schedules: Schedules) -> None:
         schedule = await schedules.create(overlap_policy=pb.OVERLAP_POLICY_QUEUE)
         for minutes_ago in (4, 2):
             await schedules.come_due(schedule, minutes_ago)
@@ -456,7 +466,7 @@ class TestVerbs:
         await schedules.resume("nightly")
         await schedules.until(schedule, 2)
 
-    async def test_a_trigger_is_a_task_now_once_for_each_request_id(self, schedules):
+    async def test_a_trigger_is_a_task_now_once_for_each_request_id(self, schedules: Schedules) -> None:
         schedule = await schedules.create()
         await schedules.pause("nightly")
         first = await schedules.trigger("nightly", "r1")
@@ -467,13 +477,15 @@ class TestVerbs:
         assert result.schedule.started_runs == 2
         assert {run.source_run_id for run in result.runs} == {"trigger/r1", "trigger/r2"}
 
-    async def test_a_due_time_finds_a_triggered_task_running(self, schedules):
+    async def test_a_due_time_finds_a_triggered_task_running(self, schedules: Schedules) -> None:
         schedule = await schedules.create()
         await schedules.trigger("nightly")
         await schedules.come_due(schedule)
         await schedules.until(schedule, 1, SKIPPED)
 
-    async def test_deleted_is_gone_and_its_tasks_go_on_and_the_next_of_its_name_is_another(self, schedules):
+    async def test_deleted_is_gone_and_its_tasks_go_on_and_the_next_of_its_name_is_another(
+        self, schedules: Schedules
+    ) -> None:
         schedule = await schedules.create()
         task = await schedules.trigger("nightly", "r")
         assert await schedules.delete("nightly")
@@ -485,7 +497,7 @@ class TestVerbs:
         assert again.schedule_id != schedule.schedule_id
         assert (await schedules.trigger("nightly", "r")).task_id != task.task_id
 
-    async def test_another_tenants_schedule_is_not_there(self, schedules):
+    async def test_another_tenants_schedule_is_not_there(self, schedules: Schedules) -> None:
         await schedules.create()
         async with open_channel(schedules.replica.address, tenant="others") as channel:
             stub: Any = ScheduleServiceStub(channel)
@@ -496,7 +508,7 @@ class TestVerbs:
                 await stub.DeleteSchedule(pb.DeleteScheduleRequest(schedule="nightly"), timeout=TIMEOUT_SECONDS)
             ).deleted
 
-    async def test_a_list_is_paged_by_name(self, schedules):
+    async def test_a_list_is_paged_by_name(self, schedules: Schedules) -> None:
         for name in "cab":
             await schedules.create(name)
         first = await schedules.stub.ListSchedules(pb.ListSchedulesRequest(page_size=2), timeout=TIMEOUT_SECONDS)
@@ -508,7 +520,7 @@ class TestVerbs:
         assert [one.name for one in rest.schedules] == ["c"]
         assert rest.next_page_token == ""
 
-    async def test_a_tenant_has_no_more_than_its_limit(self, checkpoint):
+    async def test_a_tenant_has_no_more_than_its_limit(self, checkpoint: MakeCheckpoint) -> None:
         """Also when the last ones are created at the same moment at two replicas."""
         replica = await checkpoint(max_schedules_per_tenant=3)
         other = await checkpoint(dsn=replica.dsn, max_schedules_per_tenant=3)
@@ -523,7 +535,7 @@ class TestVerbs:
 
 
 class TestFailures:
-    async def test_a_run_that_cannot_be_created_is_recorded_and_the_next_one_runs(self, schedules):
+    async def test_a_run_that_cannot_be_created_is_recorded_and_the_next_one_runs(self, schedules: Schedules) -> None:
         schedule = await schedules.create()
         ((due,),) = await schedules.replica.query(
             "select to_char(date_trunc('minute', now()) at time zone 'UTC' - interval '2 hours',"
@@ -544,7 +556,7 @@ class TestFailures:
         assert (after.failed_runs, after.started_runs, after.problem) == (1, 1, "")
 
     @pytest.mark.parametrize("broken", ["time_zone = 'Atlantis/Capital'", r"spec = '\xff'::bytea", "cron = 'no'"])
-    async def test_a_broken_schedule_is_put_off_and_the_others_go_on(self, schedules, broken):
+    async def test_a_broken_schedule_is_put_off_and_the_others_go_on(self, schedules: Schedules, broken: str) -> None:
         bad = await schedules.create("bad")
         good = await schedules.create("good")
         await schedules.replica.query(f"update ledger.schedules set {broken} where name = 'bad'")

@@ -6,9 +6,12 @@ import asyncio
 import json
 import os
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.fix_postgres import FreshDatabase
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.service_process import REPOSITORY
 
@@ -38,7 +41,7 @@ async def run(name: str, *arguments: str, **variables: str) -> tuple[int | None,
 
 
 @pytest.mark.parametrize("name", SERVICES)
-async def test_all_that_is_missing_unknown_or_malformed_is_told_at_once(name):
+async def test_all_that_is_missing_unknown_or_malformed_is_told_at_once(name: Any) -> None:
     prefix = f"TENURE_{name.upper()}_"
     code, _, text = await run(name, **{f"{prefix}LISTEN": "nowhere", f"{prefix}LISTENS": "x", "TENURE_LOG_LEVEL": "x"})
     assert code == 2
@@ -51,7 +54,7 @@ async def test_all_that_is_missing_unknown_or_malformed_is_told_at_once(name):
 
 
 @pytest.mark.parametrize("name", SERVICES)
-async def test_help_tells_every_variable_and_an_unknown_word_starts_nothing(name):
+async def test_help_tells_every_variable_and_an_unknown_word_starts_nothing(name: Any) -> None:
     code, text, _ = await run(name, "--help")
     assert code == 0
     for variable in (f"TENURE_{name.upper()}_LISTEN", "TENURE_LOG_FORMAT"):
@@ -62,7 +65,9 @@ async def test_help_tells_every_variable_and_an_unknown_word_starts_nothing(name
 
 
 @pytest.mark.parametrize("name", ["coordinator", "tools", "checkpoint"])
-async def test_a_key_file_that_is_none_is_told_in_a_sentence(name, fresh_database, tmp_path):
+async def test_a_key_file_that_is_none_is_told_in_a_sentence(
+    name: str, fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
     (tmp_path / "keys.json").write_text("{}")
     given = {
         "POSTGRES_DSN": await fresh_database() if name != "coordinator" else "",
@@ -78,7 +83,9 @@ async def test_a_key_file_that_is_none_is_told_in_a_sentence(name, fresh_databas
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "tools"])
-async def test_migrate_brings_the_database_up_to_date_and_ends(name, fresh_database, signing_keys, tmp_path):
+async def test_migrate_brings_the_database_up_to_date_and_ends(
+    name: str, fresh_database: FreshDatabase, signing_keys: Path, tmp_path: Path
+) -> None:
     given = {
         "POSTGRES_DSN": await fresh_database(),
         "VERIFYING_KEYS_FILE": str(signing_keys / "verifying.json"),
@@ -93,14 +100,14 @@ async def test_migrate_brings_the_database_up_to_date_and_ends(name, fresh_datab
         assert (code, text.count('"message": "migrated"')) == (0, migrations)
 
 
-async def test_queues_that_no_coordinator_takes_are_told_at_the_start():
+async def test_queues_that_no_coordinator_takes_are_told_at_the_start() -> None:
     for queues in ("two words", ",".join(f"q{number}" for number in range(65))):
         code, _, text = await run("worker", ANTHROPIC_API_KEY="k", TENURE_WORKER_QUEUES=queues)
         assert code == 2
         assert "TENURE_WORKER_QUEUES: at most 64 names" in text
 
 
-async def test_a_worker_offers_no_loop_that_it_does_not_know():
+async def test_a_worker_offers_no_loop_that_it_does_not_know() -> None:
     code, _, text = await run("worker", ANTHROPIC_API_KEY="k", TENURE_WORKER_LOOPS="messages,mine")
     assert (code, "knows no loop 'mine'" in text) == (2, True)
 
@@ -114,7 +121,9 @@ async def test_a_worker_offers_no_loop_that_it_does_not_know():
         ({"http_tools": {"read_file": {"url": "http://a/", "description": "d"}}}, 2, "http_tools.read_file"),
     ],
 )
-async def test_the_file_of_tools_can_be_looked_at_without_anything_else(tmp_path, content, code, expected):
+async def test_the_file_of_tools_can_be_looked_at_without_anything_else(
+    tmp_path: Path, content: Any, code: int, expected: str
+) -> None:
     file = tmp_path / "tools.json"
     file.write_text(json.dumps(content))
     needed = {"POSTGRES_DSN": "nowhere", "VERIFYING_KEYS_FILE": "none", "WORKSPACE_ROOT": str(tmp_path)}

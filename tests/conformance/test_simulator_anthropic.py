@@ -9,6 +9,8 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -23,35 +25,35 @@ TOOLS = [{"name": name, "input_schema": {"type": "object"}} for name in ("write_
 
 
 @pytest.fixture
-async def client(simulator):
+async def client(simulator: Any) -> AsyncIterator[Any]:
     async with client_of(simulator) as client:
         yield client
 
 
-def client_of(simulator, **options):
+def client_of(simulator: Any, **options: Any) -> Any:
     return anthropic.AsyncAnthropic(base_url=simulator.url, max_retries=0, **{"api_key": "sk-test", **options})
 
 
-async def ask(client, model, messages=GOAL, **fields):
+async def ask(client: Any, model: Any, messages: Any = GOAL, **fields: Any) -> Any:
     return await client.messages.create(model=model, messages=messages, **{"max_tokens": 4096, **fields})
 
 
-async def stream(client, model, messages=GOAL, **fields):
+async def stream(client: Any, model: Any, messages: Any = GOAL, **fields: Any) -> Any:
     async with client.messages.stream(model=model, messages=messages, **{"max_tokens": 4096, **fields}) as events:
         return await events.get_final_message()
 
 
-def text_of(message):
+def text_of(message: Any) -> Any:
     return "".join(block.text for block in message.content if block.type == "text")
 
 
-def shape_of(message):
+def shape_of(message: Any) -> Any:
     """Everything but what is new in every answer."""
     blocks = [(block.type, getattr(block, "text", None), getattr(block, "input", None)) for block in message.content]
     return blocks, message.stop_reason, message.model, message.role
 
 
-def billed(usage):
+def billed(usage: Any) -> Any:
     return {
         "input_tokens": usage.input_tokens,
         "cache_creation_input_tokens": usage.cache_creation_input_tokens,
@@ -60,7 +62,7 @@ def billed(usage):
     }
 
 
-async def last_call(simulator):
+async def last_call(simulator: Any) -> Any:
     """The only call of this test, once it is over: a client that went away does not wait for the log."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not (calls := await asyncio.to_thread(simulator.calls)):
@@ -72,7 +74,7 @@ async def last_call(simulator):
 @pytest.mark.parametrize(
     "model", ["sim-hello", "sim-parallel-tools", "sim-refusal", "sim-max-tokens", "claude-opus-4-8"]
 )
-async def test_a_stream_tells_the_same_as_a_whole_answer(client, model):
+async def test_a_stream_tells_the_same_as_a_whole_answer(client: Any, model: str) -> None:
     whole, streamed = await ask(client, model), await stream(client, model)
     assert shape_of(whole) == shape_of(streamed)
     assert whole.usage.output_tokens == streamed.usage.output_tokens
@@ -80,7 +82,7 @@ async def test_a_stream_tells_the_same_as_a_whole_answer(client, model):
     assert len(set(ids)) == len(ids)
 
 
-async def test_events_come_in_the_providers_order(client):
+async def test_events_come_in_the_providers_order(client: Any) -> None:
     events = await ask(client, "sim-one-tool", stream=True)
     kinds = [event.type async for event in events]
     order = list(dict.fromkeys(kinds))
@@ -90,7 +92,7 @@ async def test_events_come_in_the_providers_order(client):
 
 
 @pytest.mark.parametrize("answer", [ask, stream])
-async def test_the_bill_is_what_the_answer_said(simulator, client, answer):
+async def test_the_bill_is_what_the_answer_said(simulator: Any, client: Any, answer: Any) -> None:
     system = [{"type": "text", "text": "Be brief. " * 500, "cache_control": {"type": "ephemeral"}}]
     expected = dict.fromkeys(simulator.billed(), 0)
     for _ in range(2):
@@ -102,14 +104,14 @@ async def test_the_bill_is_what_the_answer_said(simulator, client, answer):
     assert [call["answered"] for call in simulator.calls()] == [True, True]
 
 
-async def test_a_counted_request_costs_what_was_counted(simulator, client):
+async def test_a_counted_request_costs_what_was_counted(simulator: Any, client: Any) -> None:
     counted = await client.messages.count_tokens(model="sim-hello", messages=GOAL, tools=TOOLS, system="Be brief.")
     message = await ask(client, "sim-hello", tools=TOOLS, system="Be brief.")
     assert counted.input_tokens == message.usage.input_tokens
     assert [call["output_tokens"] for call in simulator.calls("count_tokens")] == [0]
 
 
-async def test_research_is_played_to_its_end_through_every_resume(simulator):
+async def test_research_is_played_to_its_end_through_every_resume(simulator: Any) -> None:
     messages: list[dict[str, Any]] = list(GOAL)
     stop_reasons: list[Any] = []
     while not stop_reasons or stop_reasons[-1] == "tool_use":
@@ -128,12 +130,12 @@ async def test_research_is_played_to_its_end_through_every_resume(simulator):
     assert "did web_search" in sources["content"]
 
 
-async def test_echo_says_what_was_said(client):
+async def test_echo_says_what_was_said(client: Any) -> None:
     messages = [*GOAL, {"role": "assistant", "content": "yes?"}, {"role": "user", "content": "ä \U0001f600 \x00 end"}]
     assert text_of(await ask(client, "sim-echo", messages)) == "ä \U0001f600 \x00 end"
 
 
-async def test_a_thousand_steps_stay_in_turn(client):
+async def test_a_thousand_steps_stay_in_turn(client: Any) -> None:
     messages: list[dict[str, Any]] = list(GOAL)
     for step in range(1000):
         messages.append(
@@ -162,7 +164,9 @@ async def test_a_thousand_steps_stay_in_turn(client):
     ],
 )
 @pytest.mark.parametrize("answer", [ask, stream])
-async def test_an_ordered_status_raises_the_clients_own_error(simulator, client, answer, status, error):
+async def test_an_ordered_status_raises_the_clients_own_error(
+    simulator: Any, client: Any, answer: Any, status: int, error: Any
+) -> None:
     simulator.order_fault(status=status, retry_after_seconds=2.5, message="as ordered")
     with pytest.raises(error) as caught:
         await answer(client, "sim-hello")
@@ -174,7 +178,7 @@ async def test_an_ordered_status_raises_the_clients_own_error(simulator, client,
     assert text_of(await answer(client, "sim-hello"))  # it was ordered once
 
 
-async def test_the_rate_limit_of_a_scenario_is_met_twice_by_each_conversation(simulator, client):
+async def test_the_rate_limit_of_a_scenario_is_met_twice_by_each_conversation(simulator: Any, client: Any) -> None:
     for goal in ("one", "another"):
         messages = [{"role": "user", "content": goal}]
         for _ in range(2):
@@ -184,23 +188,23 @@ async def test_the_rate_limit_of_a_scenario_is_met_twice_by_each_conversation(si
         assert text_of(await ask(client, "sim-error-429", messages)) == "Thank you for your patience."
 
 
-async def test_a_hidden_retry_of_the_client_is_seen(simulator):
+async def test_a_hidden_retry_of_the_client_is_seen(simulator: Any) -> None:
     simulator.order_fault(status=529)
     async with client_of(simulator).with_options(max_retries=1) as client:
         await ask(client, "sim-hello")
     assert [call["retry_count"] for call in simulator.calls()] == ["0", "1"]
 
 
-async def test_a_scenario_may_refuse_for_ever(client):
+async def test_a_scenario_may_refuse_for_ever(client: Any) -> None:
     for _ in range(4):
         with pytest.raises(anthropic.BadRequestError, match="maximum allowed"):
             await ask(client, "sim-error-400")
 
 
-async def test_a_broken_stream_raises_and_is_billed_for_what_came(simulator, client):
+async def test_a_broken_stream_raises_and_is_billed_for_what_came(simulator: Any, client: Any) -> None:
     seen = []
 
-    async def watch():
+    async def watch() -> None:
         async for event in await ask(client, "sim-broken-stream", stream=True):
             seen.append(event)  # noqa: PERF401  what came before the break must be kept
 
@@ -217,12 +221,12 @@ async def test_a_broken_stream_raises_and_is_billed_for_what_came(simulator, cli
     assert 0 < call["output_tokens"] < whole.usage.output_tokens
 
 
-async def test_a_whole_answer_may_break_too(client):
+async def test_a_whole_answer_may_break_too(client: Any) -> None:
     with pytest.raises(anthropic.APIConnectionError):
         await ask(client, "sim-broken-stream")
 
 
-async def test_an_error_in_the_stream_is_the_providers(client):
+async def test_an_error_in_the_stream_is_the_providers(client: Any) -> None:
     with pytest.raises(anthropic.APIStatusError) as caught:
         await stream(client, "sim-overloaded-stream")
     assert caught.value.type == "overloaded_error"
@@ -230,7 +234,7 @@ async def test_an_error_in_the_stream_is_the_providers(client):
 
 
 @pytest.mark.parametrize("answer", [ask, stream])
-async def test_a_dripping_answer_outlasts_the_clients_own_timeout(simulator, answer):
+async def test_a_dripping_answer_outlasts_the_clients_own_timeout(simulator: Any, answer: Any) -> None:
     simulator.order_fault(drip_ms=350)
     async with client_of(simulator, timeout=httpx2.Timeout(1.2)) as client:
         begun_at = asyncio.get_running_loop().time()
@@ -238,7 +242,7 @@ async def test_a_dripping_answer_outlasts_the_clients_own_timeout(simulator, ans
     assert asyncio.get_running_loop().time() - begun_at > 1.2
 
 
-async def test_an_ordered_latency_is_kept(simulator, client):
+async def test_an_ordered_latency_is_kept(simulator: Any, client: Any) -> None:
     simulator.order_fault(latency_ms=300, model="sim-hello")
     assert await ask(client, "sim-echo")
     begun_at = asyncio.get_running_loop().time()
@@ -246,7 +250,7 @@ async def test_an_ordered_latency_is_kept(simulator, client):
     assert asyncio.get_running_loop().time() - begun_at >= 0.3
 
 
-async def test_a_client_that_leaves_in_mid_stream_is_billed_for_what_it_got(simulator, client):
+async def test_a_client_that_leaves_in_mid_stream_is_billed_for_what_it_got(simulator: Any, client: Any) -> None:
     async with client.messages.stream(model="sim-slow", max_tokens=4096, messages=GOAL) as events:
         got = 0
         async for text in events.text_stream:
@@ -260,7 +264,7 @@ async def test_a_client_that_leaves_in_mid_stream_is_billed_for_what_it_got(simu
     assert call["duration_ms"] < 30_000
 
 
-async def test_a_client_that_gives_up_waiting_is_noticed_at_once(simulator, client):
+async def test_a_client_that_gives_up_waiting_is_noticed_at_once(simulator: Any, client: Any) -> None:
     simulator.order_fault(latency_ms=60_000)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(2.0):
@@ -270,62 +274,62 @@ async def test_a_client_that_gives_up_waiting_is_noticed_at_once(simulator, clie
     assert call["duration_ms"] < 30_000
 
 
-async def test_an_answer_is_cut_at_max_tokens(client):
+async def test_an_answer_is_cut_at_max_tokens(client: Any) -> None:
     message = await stream(client, "claude-opus-4-8", max_tokens=10)
     assert (message.stop_reason, message.usage.output_tokens) == ("max_tokens", 10)
     assert 36 < len(text_of(message)) <= 40
 
 
-async def test_a_paused_turn_goes_on_when_it_is_sent_back(client):
+async def test_a_paused_turn_goes_on_when_it_is_sent_back(client: Any) -> None:
     paused = await ask(client, "sim-pause-turn")
     assert paused.stop_reason == "pause_turn"
     resumed = await ask(client, "sim-pause-turn", [*GOAL, {"role": "assistant", "content": paused.content}])
     assert text_of(resumed) == "And here is the rest of it."
 
 
-async def test_no_other_answer_may_be_begun_for_the_model(client):
+async def test_no_other_answer_may_be_begun_for_the_model(client: Any) -> None:
     with pytest.raises(anthropic.BadRequestError, match="must end with a user message"):
         await ask(client, "sim-hello", [*GOAL, {"role": "assistant", "content": "Well,"}])
 
 
-async def test_a_refusal_says_so(client):
+async def test_a_refusal_says_so(client: Any) -> None:
     message = await stream(client, "sim-refusal")
     assert (message.stop_reason, message.stop_details.type) == ("refusal", "refusal")
 
 
-async def test_an_invalid_conversation_is_refused_and_not_billed(simulator, client):
+async def test_an_invalid_conversation_is_refused_and_not_billed(simulator: Any, client: Any) -> None:
     call = {"type": "tool_use", "id": "t1", "name": "write_file", "input": {}}
     with pytest.raises(anthropic.BadRequestError, match="without `tool_result` blocks"):
         await ask(client, "sim-hello", [*GOAL, {"role": "assistant", "content": [call]}, *GOAL])
     assert simulator.billed()["input_tokens"] == 0
 
 
-async def test_a_key_is_needed(simulator):
+async def test_a_key_is_needed(simulator: Any) -> None:
     async with client_of(simulator, api_key="sk-invalid") as client:
         with pytest.raises(anthropic.AuthenticationError, match="invalid x-api-key"):
             await ask(client, "sim-hello")
 
 
-async def test_an_unknown_scenario_is_no_model(client):
+async def test_an_unknown_scenario_is_no_model(client: Any) -> None:
     with pytest.raises(anthropic.NotFoundError, match="model: sim-nobody"):
         await ask(client, "sim-nobody")
 
 
-async def test_counting_may_be_missing_while_the_model_answers(simulator, client):
+async def test_counting_may_be_missing_while_the_model_answers(simulator: Any, client: Any) -> None:
     simulator.order_fault(status=404, endpoint="count_tokens")
     assert await ask(client, "sim-hello")
     with pytest.raises(anthropic.NotFoundError):
         await client.messages.count_tokens(model="sim-hello", messages=GOAL)
 
 
-async def test_a_request_may_be_too_large(client):
+async def test_a_request_may_be_too_large(client: Any) -> None:
     with pytest.raises(anthropic.APIStatusError) as caught:
         await ask(client, "sim-hello", [{"role": "user", "content": "x" * (33 * 1024 * 1024)}])
     body: Any = caught.value.body
     assert (caught.value.status_code, body["error"]["type"]) == (413, "request_too_large")
 
 
-async def test_every_call_is_in_the_file_with_what_the_caller_said_about_it(simulator, client):
+async def test_every_call_is_in_the_file_with_what_the_caller_said_about_it(simulator: Any, client: Any) -> None:
     message = await ask(
         client, "sim-hello", metadata={"user_id": "task-1"}, extra_headers={"x-tenure-attempt": "task-1/3.2"}
     )
@@ -339,13 +343,13 @@ async def test_every_call_is_in_the_file_with_what_the_caller_said_about_it(simu
     assert line["output_tokens"] == message.usage.output_tokens
 
 
-async def test_many_at_once_are_all_answered_and_billed(simulator, client):
+async def test_many_at_once_are_all_answered_and_billed(simulator: Any, client: Any) -> None:
     messages = await asyncio.gather(*(stream(client, "sim-hello") for _ in range(100)))
     assert simulator.billed()["output_tokens"] == sum(message.usage.output_tokens for message in messages)
     assert len({call["request_id"] for call in simulator.calls()}) == 100
 
 
-def test_a_stopped_simulator_has_logged_what_it_cut(tmp_path):
+def test_a_stopped_simulator_has_logged_what_it_cut(tmp_path: Path) -> None:
     with running_simulator(tmp_path / "calls.jsonl", "--latency-ms", "60000") as control:
         request = urllib.request.Request(
             control.url + "/v1/messages",
@@ -358,7 +362,7 @@ def test_a_stopped_simulator_has_logged_what_it_cut(tmp_path):
     assert (line["ending"], line["answered"], line["output_tokens"]) == ("abandoned", False, 1)
 
 
-def test_the_simulator_says_which_scenario_is_wrong(tmp_path):
+def test_the_simulator_says_which_scenario_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("- text: fine\n- words: not fine")
     command = [sys.executable, "-m", "devstack.simulator", "--scenarios", str(tmp_path)]
     done = subprocess.run(
@@ -368,15 +372,15 @@ def test_the_simulator_says_which_scenario_is_wrong(tmp_path):
     assert "mine.yaml, turn 1: Additional properties are not allowed" in done.stderr
 
 
-def test_an_unknown_fault_is_refused(simulator):
+def test_an_unknown_fault_is_refused(simulator: Any) -> None:
     with pytest.raises(urllib.error.HTTPError) as caught:
         simulator.order_fault(explode=True)
     assert caught.value.code == 400
     caught.value.close()
 
 
-def test_search_answers_the_same_question_the_same_way(simulator):
-    def ask_search(query):
+def test_search_answers_the_same_question_the_same_way(simulator: Any) -> None:
+    def ask_search(query: Any) -> Any:
         with urllib.request.urlopen(f"{simulator.url}/search?{query}", timeout=PATIENCE_SECONDS) as response:
             return json.load(response)["results"]
 
@@ -389,7 +393,7 @@ def test_search_answers_the_same_question_the_same_way(simulator):
     caught.value.close()
 
 
-def test_the_search_runs_alone_too():
+def test_the_search_runs_alone_too() -> None:
     command = [sys.executable, "-m", "devstack.search_stub"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as process:
         assert process.stdout is not None
@@ -400,7 +404,7 @@ def test_the_search_runs_alone_too():
         assert process.wait(timeout=PATIENCE_SECONDS) == 0
 
 
-async def test_a_prompt_beyond_the_window_is_refused_and_an_answer_ends_with_it(client, simulator):
+async def test_a_prompt_beyond_the_window_is_refused_and_an_answer_ends_with_it(client: Any, simulator: Any) -> None:
     with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 50 maximum"):
         await ask(client, "sim-steps-1-read_file-0ms-50w", [{"role": "user", "content": "word " * 100}])
     answer = await ask(client, "sim-steps-0-read_file-50w", [{"role": "user", "content": "a" * 196}])
@@ -413,7 +417,7 @@ async def test_a_prompt_beyond_the_window_is_refused_and_an_answer_ends_with_it(
     assert (refused["status"], refused["input_tokens"], answered["status"]) == (400, 0, 200)
 
 
-async def test_the_log_tells_equal_prompts_from_others(client, simulator):
+async def test_the_log_tells_equal_prompts_from_others(client: Any, simulator: Any) -> None:
     for messages in (GOAL, GOAL, [{"role": "user", "content": "something else"}]):
         await ask(client, "sim-hello", messages)
     one, same, other = (call["prompt_hash"] for call in simulator.calls())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from typing import Any
+
 import pytest
 
 from tenure.domain.errors import InvalidRequest
@@ -9,6 +12,9 @@ from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import schedule_service_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
+from tests.support.fix_checkpoint import MakeCheckpoint
+from tests.support.fix_gateway import Serve
+from tests.support.fix_tools import StartTools
 from tests.support.patience import CALL_SECONDS
 
 MISTAKEN, RIGHT = (task_pb2.ToolAllowlist(names=[name]) for name in ("raed_file", "read_file"))
@@ -16,7 +22,7 @@ HINT = "there is no tool 'raed_file'; did you mean read_file"
 
 
 @pytest.fixture
-async def doors(checkpoint, tool_service, gateway):
+async def doors(checkpoint: MakeCheckpoint, tool_service: StartTools, gateway: Serve) -> AsyncIterator[Any]:
     """TaskService and ScheduleService of one gateway."""
     replica, tools = await checkpoint(), await tool_service()
     stub = await gateway(replica.address, tools=tools.address)
@@ -30,19 +36,19 @@ def spec(tools: task_pb2.ToolAllowlist, loop: str = "") -> task_pb2.TaskSpec:
     )
 
 
-async def refusal_of(call) -> dict[str, str]:
+async def refusal_of(call: Any) -> dict[str, str]:
     with pytest.raises(InvalidRequest) as refused:
         await call
     return dict(refused.value.violations)
 
 
-async def submitted(tasks, loop: str = "") -> str:
+async def submitted(tasks: Any, loop: str = "") -> str:
     request = api.SubmitTaskRequest(goal="a", agent=task_pb2.AgentSpec(loop=loop))
     task_id: str = (await tasks.SubmitTask(request)).task.task_id
     return task_id
 
 
-async def test_a_submit_and_a_fork_are_refused(doors):
+async def test_a_submit_and_a_fork_are_refused(doors: Any) -> None:
     tasks, _ = doors
     request = api.SubmitTaskRequest(goal="a", agent=spec(MISTAKEN).agent)
     refused = await refusal_of(tasks.SubmitTask(request))
@@ -56,14 +62,14 @@ async def test_a_submit_and_a_fork_are_refused(doors):
     assert (await tasks.ForkTask(fork)).task.spec.agent.tools == RIGHT
 
 
-async def test_a_fork_of_another_loop_names_tools_that_only_that_loop_knows(doors):
+async def test_a_fork_of_another_loop_names_tools_that_only_that_loop_knows(doors: Any) -> None:
     tasks, _ = doors
     task_id = await submitted(tasks, loop="mine")
     fork = api.ForkTaskRequest(task_id=task_id, overrides=task_pb2.ForkOverrides(tools=MISTAKEN))
     assert (await tasks.ForkTask(fork)).task.spec.agent.tools == MISTAKEN
 
 
-async def test_a_schedule_is_refused_when_it_is_made_and_when_its_spec_is_changed(doors):
+async def test_a_schedule_is_refused_when_it_is_made_and_when_its_spec_is_changed(doors: Any) -> None:
     _, schedules = doors
     create = schedule_service_pb2.CreateScheduleRequest(name="nightly", cron="0 0 1 1 *", spec=spec(MISTAKEN))
     refused = await refusal_of(schedules.CreateSchedule(create))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,9 @@ from tenure.domain.errors import Unavailable
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.v1 import tool_pb2, tool_service_pb2
 from tenure.wire.tool import outcome_to_domain
-from tests.support.fix_tools import execute_request, listed_sources, offered
+from tests.support.fix_provider import StartProvider
+from tests.support.fix_proxy import MakeProxy
+from tests.support.fix_tools import Grants, StartTools, execute_request, listed_sources, offered
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 DONE, FAILED, DOUBT = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.IN_DOUBT
@@ -23,10 +27,10 @@ LATE_MS = 3_600_000
 
 
 @pytest.fixture
-async def behind(tool_service, node_provider, tools_sections):
+async def behind(tool_service: StartTools, node_provider: StartProvider, tools_sections: Callable[..., Path]) -> Any:
     """A provider and a replica of the tool service that knows it."""
 
-    async def start(provider=None, *, failpoints="", **section):
+    async def start(provider: Any = None, *, failpoints: str = "", **section: Any) -> Any:
         provider = provider or await node_provider()
         section.setdefault("address", provider.address)
         config = tools_sections(providers={"stock": section})
@@ -35,12 +39,12 @@ async def behind(tool_service, node_provider, tools_sections):
     return start
 
 
-async def names(tools, owner) -> dict[str, int]:
+async def names(tools: Any, owner: Any) -> dict[str, int]:
     response = await tools.stub.ListTools(tool_service_pb2.ListToolsRequest(token=owner.token), timeout=CALL_SECONDS)
     return {tool.name: tool.effect_class for tool in response.tools if tool.name.startswith("stock")}
 
 
-def keys_file(grants, path: Path) -> Path:
+def keys_file(grants: Any, path: Path) -> Path:
     """As `tenure --json leases keys` prints them."""
     keys = json.loads(grants.verifying_keys_file.read_text())
     lines = [json.dumps({"key_id": one["key_id"], "public_key": one["public_key"]}) for one in keys["keys"]]
@@ -48,7 +52,7 @@ def keys_file(grants, path: Path) -> Path:
     return path
 
 
-async def test_its_tools_are_offered_under_its_name_to_its_tenants_only(behind, grants):
+async def test_its_tools_are_offered_under_its_name_to_its_tenants_only(behind: Any, grants: Grants) -> None:
     _, tools = await behind(tenants=["acme"], allow=["move_stock", "ship"], effects={"ship": "KEYED"})
     acme, other = grants.claim(tenant="acme"), grants.claim(tenant="other")
     assert await names(tools, acme) == {MOVE: tool_pb2.EFFECT_CLASS_KEYED, SHIP: tool_pb2.EFFECT_CLASS_KEYED}
@@ -63,7 +67,9 @@ async def test_its_tools_are_offered_under_its_name_to_its_tenants_only(behind, 
     assert refused.content.startswith(f"There is no tool named '{MOVE}'")
 
 
-async def test_it_gets_the_key_the_epoch_and_a_token_that_it_can_verify(behind, node_provider, grants, tmp_path):
+async def test_it_gets_the_key_the_epoch_and_a_token_that_it_can_verify(
+    behind: Any, node_provider: StartProvider, grants: Grants, tmp_path: Path
+) -> None:
     provider = await node_provider(keys=keys_file(grants, tmp_path / "keys.jsonl"))
     _, tools = await behind(provider)
     owner = grants.claim(epoch=2**60 + 1)  # no double holds it
@@ -72,7 +78,9 @@ async def test_it_gets_the_key_the_epoch_and_a_token_that_it_can_verify(behind, 
     assert provider.moves() == [(f"{owner.task_id}/1.0", 2**60 + 1)]
 
 
-async def test_it_refuses_a_token_that_is_none_of_ours(behind, node_provider, grants, tmp_path):
+async def test_it_refuses_a_token_that_is_none_of_ours(
+    behind: Any, node_provider: StartProvider, grants: Grants, tmp_path: Path
+) -> None:
     forged = tmp_path / "keys.jsonl"
     forged.write_text(json.dumps({"key_id": "other", "public_key": base64.b64encode(b"x" * 32).decode()}))
     provider = await node_provider(keys=forged)
@@ -83,7 +91,7 @@ async def test_it_refuses_a_token_that_is_none_of_ours(behind, node_provider, gr
     assert provider.moves() == []
 
 
-async def test_a_call_that_is_run_again_moves_nothing_twice(behind, grants):
+async def test_a_call_that_is_run_again_moves_nothing_twice(behind: Any, grants: Grants) -> None:
     provider, dying = await behind(failpoints="tools.after_effect=kill9")
     owner = grants.claim(epoch=10)
     with pytest.raises(Unavailable):
@@ -95,7 +103,9 @@ async def test_a_call_that_is_run_again_moves_nothing_twice(behind, grants):
     assert provider.moves() == [(f"{owner.task_id}/1.0", 10)]
 
 
-async def test_what_arrives_after_a_takeover_is_refused_by_the_providers_own_table(behind, grants, tcp_proxy):
+async def test_what_arrives_after_a_takeover_is_refused_by_the_providers_own_table(
+    behind: Any, grants: Grants, tcp_proxy: MakeProxy
+) -> None:
     """The old runner is frozen, and its call is still on the network when the new one has written."""
     provider, new = await behind()
     host, _, port = provider.address.rpartition(":")
@@ -116,7 +126,7 @@ async def test_what_arrives_after_a_takeover_is_refused_by_the_providers_own_tab
     assert provider.rows("select amount from stock") == [(2,)]
 
 
-async def test_a_refusal_by_epoch_is_told_as_what_it_is(behind, grants):
+async def test_a_refusal_by_epoch_is_told_as_what_it_is(behind: Any, grants: Grants) -> None:
     provider, tools = await behind()
     owner = grants.claim(epoch=10)
     provider.rows("insert into fences (task, epoch) values (?, 11)", owner.task_id)
@@ -126,7 +136,9 @@ async def test_a_refusal_by_epoch_is_told_as_what_it_is(behind, grants):
     assert provider.shipments() == 0
 
 
-async def test_a_provider_killed_in_mid_call_is_asked_again_where_that_is_harmless(behind, node_provider, grants):
+async def test_a_provider_killed_in_mid_call_is_asked_again_where_that_is_harmless(
+    behind: Any, node_provider: StartProvider, grants: Grants
+) -> None:
     provider = await node_provider(answer_after_ms=LATE_MS)
     _, tools = await behind(provider, timeout_seconds=CALL_SECONDS)
     owner = grants.claim()
@@ -149,7 +161,9 @@ async def test_a_provider_killed_in_mid_call_is_asked_again_where_that_is_harmle
     assert len(provider.moves()) == 1
 
 
-async def test_a_provider_killed_in_mid_call_leaves_an_unsafe_call_in_doubt(behind, node_provider, grants):
+async def test_a_provider_killed_in_mid_call_leaves_an_unsafe_call_in_doubt(
+    behind: Any, node_provider: StartProvider, grants: Grants
+) -> None:
     provider = await node_provider(answer_after_ms=LATE_MS)
     _, tools = await behind(provider)
     owner = grants.claim()
@@ -163,7 +177,9 @@ async def test_a_provider_killed_in_mid_call_leaves_an_unsafe_call_in_doubt(behi
     assert provider.shipments() == 1
 
 
-async def test_a_shorter_time_of_the_callers_is_kept_and_said_by_class(behind, node_provider, grants):
+async def test_a_shorter_time_of_the_callers_is_kept_and_said_by_class(
+    behind: Any, node_provider: StartProvider, grants: Grants
+) -> None:
     provider = await node_provider(answer_after_ms=LATE_MS)
     _, tools = await behind(provider)
     owner = grants.claim()
@@ -182,7 +198,7 @@ async def test_a_shorter_time_of_the_callers_is_kept_and_said_by_class(behind, n
     assert shipped.status is DOUBT
 
 
-async def stands(tools, linked: bool):
+async def stands(tools: Any, linked: bool) -> Any:
     """Returns what is told of the provider as soon as it is there, or is away."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while (source := (await listed_sources(tools))["stock"]).linked is not linked:
@@ -190,7 +206,7 @@ async def stands(tools, linked: bool):
         return source
 
 
-async def test_a_provider_that_is_away_is_told_and_is_there_again_when_it_is_back(behind, grants):
+async def test_a_provider_that_is_away_is_told_and_is_there_again_when_it_is_back(behind: Any, grants: Grants) -> None:
     provider, tools = await behind(connect_seconds=0.3, bearer_token="hush-hush-hush", tenants=["default"])
     owner = grants.claim()
     linked = await stands(tools, linked=True)
@@ -214,7 +230,9 @@ async def test_a_provider_that_is_away_is_told_and_is_there_again_when_it_is_bac
     assert back.change_time.ToNanoseconds() >= back.last_error_time.ToNanoseconds()
 
 
-async def test_a_provider_that_comes_later_is_waited_for(behind, node_provider, grants):
+async def test_a_provider_that_comes_later_is_waited_for(
+    behind: Any, node_provider: StartProvider, grants: Grants
+) -> None:
     provider = await node_provider()
     await provider.kill()
     _, tools = await behind(provider, connect_seconds=0.3)
@@ -229,8 +247,8 @@ async def test_a_provider_that_comes_later_is_waited_for(behind, node_provider, 
 
 
 async def test_a_begun_call_whose_tool_is_gone_is_concluded_where_it_could_be_repeated(
-    behind, tool_service, node_provider, grants
-):
+    behind: Any, tool_service: StartTools, node_provider: StartProvider, grants: Grants
+) -> None:
     """The next replica's config has no such provider."""
     provider = await node_provider(answer_after_ms=LATE_MS)
     _, dying = await behind(provider)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import uuid
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from tenure.domain.fencing import Claims
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_service_pb2
 from tenure.wire.token import sign_claims
-from tests.support.fix_tools import Owner, execute_request
+from tests.support.fix_tools import Grants, Outside, Owner, StartTools, execute_request
 from tests.support.patience import CALL_SECONDS
 
 ALL_TOOLS = [
@@ -33,7 +34,9 @@ ALL_TOOLS = [
 ]
 
 
-async def test_a_call_is_executed_once_and_says_how_it_goes(tool_service, grants, outside):
+async def test_a_call_is_executed_once_and_says_how_it_goes(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     tools = await tool_service()
     owner = grants.claim()
     events = await tools.events(owner, "1.0", "append_record", file="a", line="x")
@@ -42,7 +45,7 @@ async def test_a_call_is_executed_once_and_says_how_it_goes(tool_service, grants
     assert outside.lines("a") == [{"key": f"{owner.task_id}/1.0", "epoch": owner.epoch, "line": "x"}]
 
 
-async def test_a_repeat_is_answered_from_the_record(tool_service, grants, outside):
+async def test_a_repeat_is_answered_from_the_record(tool_service: StartTools, grants: Grants, outside: Outside) -> None:
     tools = await tool_service()
     owner = grants.claim()
     first = await tools.outcome(owner, "1.0", "append_record_unsafe", file="a", line="x")
@@ -52,7 +55,7 @@ async def test_a_repeat_is_answered_from_the_record(tool_service, grants, outsid
     assert len(outside.lines("a")) == 1
 
 
-async def test_repeats_of_a_running_call_join_it(tool_service, grants, outside):
+async def test_repeats_of_a_running_call_join_it(tool_service: StartTools, grants: Grants, outside: Outside) -> None:
     tools = await tool_service()
     owner = grants.claim()
     arguments = {"file": "a", "line": "x", "delay_ms": 300}
@@ -63,7 +66,9 @@ async def test_repeats_of_a_running_call_join_it(tool_service, grants, outside):
     assert len(outside.lines("a")) == 1
 
 
-async def test_a_caller_that_goes_away_stops_nothing(tool_service, grants, outside):
+async def test_a_caller_that_goes_away_stops_nothing(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     tools = await tool_service()
     owner = grants.claim()
     call = tools.stub.Execute(
@@ -78,7 +83,9 @@ async def test_a_caller_that_goes_away_stops_nothing(tool_service, grants, outsi
     assert len(outside.lines("a")) == 1
 
 
-async def test_a_call_id_cannot_be_used_for_another_call(tool_service, grants, outside):
+async def test_a_call_id_cannot_be_used_for_another_call(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     tools = await tool_service()
     owner = grants.claim()
     await tools.outcome(owner, "1.0", "append_record", file="a", line="x")
@@ -102,7 +109,9 @@ async def test_a_call_id_cannot_be_used_for_another_call(tool_service, grants, o
         ("nul\0tool", "{}", "There is no tool named"),
     ],
 )
-async def test_arguments_that_do_not_fit_are_an_outcome_the_model_can_use(tool_service, grants, tool, arguments, words):
+async def test_arguments_that_do_not_fit_are_an_outcome_the_model_can_use(
+    tool_service: StartTools, grants: Grants, tool: str, arguments: Any, words: str
+) -> None:
     tools = await tool_service()
     request = execute_request(grants.claim(), "1.0", tool, arguments)
     for _ in range(2):
@@ -112,7 +121,9 @@ async def test_arguments_that_do_not_fit_are_an_outcome_the_model_can_use(tool_s
         assert words in events[0].outcome.content
 
 
-async def test_only_allowed_tools_are_listed_and_run(tool_service, grants, outside):
+async def test_only_allowed_tools_are_listed_and_run(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     tools = await tool_service()
     for allowed, expected in ((None, ALL_TOOLS), ((), []), (("read_file", "unknown"), ["read_file"])):
         owner = grants.claim(tools=allowed)
@@ -123,7 +134,7 @@ async def test_only_allowed_tools_are_listed_and_run(tool_service, grants, outsi
     assert len(outside.lines("a")) == 1
 
 
-async def test_every_tool_says_what_a_model_and_a_worker_must_know(tool_service, grants):
+async def test_every_tool_says_what_a_model_and_a_worker_must_know(tool_service: StartTools, grants: Grants) -> None:
     tools = await tool_service()
     answer = await tools.stub.ListTools(
         tool_service_pb2.ListToolsRequest(token=grants.claim().token), timeout=CALL_SECONDS
@@ -136,7 +147,9 @@ async def test_every_tool_says_what_a_model_and_a_worker_must_know(tool_service,
         assert tool.output_limit_bytes > 0
 
 
-async def test_a_token_that_is_not_ours_opens_nothing(tool_service, grants, outside):
+async def test_a_token_that_is_not_ours_opens_nothing(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     tools = await tool_service()
     owner = grants.claim()
     owner.token.claims = grants.claim().token.claims
@@ -150,7 +163,9 @@ async def test_a_token_that_is_not_ours_opens_nothing(tool_service, grants, outs
     assert outside.lines("a") == []
 
 
-async def test_a_token_of_another_resource_than_a_task_calls_nothing(tool_service, grants, outside):
+async def test_a_token_of_another_resource_than_a_task_calls_nothing(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     tools = await tool_service()
     claims = Claims("leases/backup", "default", 10, str(uuid.uuid4()), "worker-1")
     owner = Owner("backup", 10, sign_claims(grants.signer, claims, datetime.now(UTC)))
@@ -164,7 +179,9 @@ async def test_a_token_of_another_resource_than_a_task_calls_nothing(tool_servic
     assert outside.lines("a") == []
 
 
-async def test_calls_beyond_all_places_are_told_to_come_again_and_were_not_run(tool_service, grants, outside):
+async def test_calls_beyond_all_places_are_told_to_come_again_and_were_not_run(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     tools = await tool_service(max_accepted=1)
     owner = grants.claim()
     running = tools.begin(owner, "1.0", "append_record_unsafe", file="a", line="first", delay_ms=1500)
@@ -179,7 +196,9 @@ async def test_calls_beyond_all_places_are_told_to_come_again_and_were_not_run(t
     assert (await tools.outcome(owner, "1.1", "append_record", file="b", line="second")).status == "SUCCEEDED"
 
 
-async def test_a_file_beyond_the_limit_is_read_in_part_and_says_so(tool_service, grants, outside):
+async def test_a_file_beyond_the_limit_is_read_in_part_and_says_so(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     tools = await tool_service()
     owner = grants.claim()
     await tools.outcome(owner, "1.0", "write_file", path="big.txt", content="ü" * 100_000)
@@ -189,7 +208,9 @@ async def test_a_file_beyond_the_limit_is_read_in_part_and_says_so(tool_service,
     assert outcome.content.endswith(" of 200000; offset 65336 goes on]")
 
 
-async def test_nul_and_invalid_utf8_are_output_like_any_other(tool_service, grants, outside):
+async def test_nul_and_invalid_utf8_are_output_like_any_other(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     tools = await tool_service()
     owner = grants.claim()
     workspace = outside.workspace(owner)
@@ -200,7 +221,9 @@ async def test_nul_and_invalid_utf8_are_output_like_any_other(tool_service, gran
     assert await tools.outcome(owner, "1.0", "read_file", path="odd") == outcome
 
 
-async def test_many_calls_of_many_tasks_are_each_executed_once(tool_service, grants, outside):
+async def test_many_calls_of_many_tasks_are_each_executed_once(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     tools = await tool_service()
     owners = [grants.claim() for _ in range(20)]
     calls = [(owner, f"1.{index}") for owner in owners for index in range(10)]

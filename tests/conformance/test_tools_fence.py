@@ -5,31 +5,37 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from services.tools.sandbox import Detection
 from tenure.domain.errors import StaleEpoch, Unavailable
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_pb2, tool_service_pb2
-from tests.support.fix_tools import appear, execute_request
+from tests.support.fix_tools import Grants, Outside, StartTools, appear, execute_request
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 SLOW_PROGRAM = "import time\nprint('begun', flush=True)\ntime.sleep(60)"
 
 
-async def asked_for_ever(tools, owner):
+async def asked_for_ever(tools: Any, owner: Any) -> None:
     """Until it is refused."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             await tools.outcome(owner, "9.0", "list_files")
 
 
-async def refused_calls(tools, owner):
+async def refused_calls(tools: Any, owner: Any) -> Any:
     request = tool_service_pb2.ListRefusedCallsRequest(task_id=owner.task_id)
     return (await tools.stub.ListRefusedCalls(request, timeout=CALL_SECONDS)).refused_calls
 
 
-async def test_a_lower_epoch_is_refused_and_leaves_a_trail(tool_service, grants, outside):
+async def test_a_lower_epoch_is_refused_and_leaves_a_trail(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     tools = await tool_service()
     old = grants.claim(epoch=10)
     new = grants.claim(old.task_id, epoch=11)
@@ -44,7 +50,7 @@ async def test_a_lower_epoch_is_refused_and_leaves_a_trail(tool_service, grants,
     assert tools.logged("refused a stale Execute")[0]["task"] == old.task_id
 
 
-async def test_a_lower_epoch_is_refused_even_for_what_is_recorded(tool_service, grants):
+async def test_a_lower_epoch_is_refused_even_for_what_is_recorded(tool_service: StartTools, grants: Grants) -> None:
     tools = await tool_service()
     old = grants.claim(epoch=10)
     await tools.outcome(old, "1.0", "append_record", file="a", line="x")
@@ -53,7 +59,9 @@ async def test_a_lower_epoch_is_refused_even_for_what_is_recorded(tool_service, 
         await tools.outcome(old, "1.0", "append_record", file="a", line="x")
 
 
-async def test_an_equal_epoch_of_another_claim_is_refused(tool_service, grants, outside):
+async def test_an_equal_epoch_of_another_claim_is_refused(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     tools = await tool_service()
     one = grants.claim(epoch=10)
     await tools.fence(one)
@@ -62,7 +70,7 @@ async def test_an_equal_epoch_of_another_claim_is_refused(tool_service, grants, 
     assert outside.lines("a") == []
 
 
-async def test_the_trail_is_shown_to_its_own_tenant_only(tool_service, grants):
+async def test_the_trail_is_shown_to_its_own_tenant_only(tool_service: StartTools, grants: Grants) -> None:
     tools = await tool_service()
     old = grants.claim(epoch=10, tenant="other")
     await tools.fence(grants.claim(old.task_id, epoch=11, tenant="other"))
@@ -71,14 +79,16 @@ async def test_the_trail_is_shown_to_its_own_tenant_only(tool_service, grants):
     assert not await refused_calls(tools, old)
 
 
-async def test_the_first_calls_of_a_task_do_not_refuse_each_other(tool_service, grants):
+async def test_the_first_calls_of_a_task_do_not_refuse_each_other(tool_service: StartTools, grants: Grants) -> None:
     tools = await tool_service()
     owner = grants.claim()
     outcomes = await asyncio.gather(*(tools.outcome(owner, f"1.{n}", "list_files") for n in range(20)))
     assert {outcome.status for outcome in outcomes} == {OutcomeStatus.SUCCEEDED}
 
 
-async def test_after_a_close_the_same_epoch_is_refused_too(tool_service, grants, outside):
+async def test_after_a_close_the_same_epoch_is_refused_too(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     tools = await tool_service()
     owner = grants.claim()
     await tools.outcome(owner, "1.0", "append_record", file="a", line="x")
@@ -93,7 +103,9 @@ async def test_after_a_close_the_same_epoch_is_refused_too(tool_service, grants,
     assert len(outside.lines("a")) == 1
 
 
-async def test_a_higher_epoch_opens_a_closed_fence_again(tool_service, grants, outside):
+async def test_a_higher_epoch_opens_a_closed_fence_again(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     tools = await tool_service()
     owner = grants.claim(epoch=10)
     await tools.fence(owner, close=True)
@@ -102,7 +114,9 @@ async def test_a_higher_epoch_opens_a_closed_fence_again(tool_service, grants, o
     assert outcome.status is OutcomeStatus.SUCCEEDED
 
 
-async def test_a_higher_epoch_takes_over_what_was_accepted(tool_service, grants, outside, tmp_path):
+async def test_a_higher_epoch_takes_over_what_was_accepted(
+    tool_service: StartTools, grants: Grants, outside: Outside, tmp_path: Path
+) -> None:
     tools = await tool_service(failpoints=f"tools.after_accept=1#touch({tmp_path}/accepted)->1#wait({tmp_path}/go)")
     old = grants.claim(epoch=10)
     first = tools.begin(old, "1.0", "append_record_unsafe", file="a", line="x")
@@ -117,7 +131,9 @@ async def test_a_higher_epoch_takes_over_what_was_accepted(tool_service, grants,
     assert [line["epoch"] for line in outside.lines("a")] == [11]
 
 
-async def test_a_higher_epoch_joins_what_was_started(tool_service, grants, outside, tools_database):
+async def test_a_higher_epoch_joins_what_was_started(
+    tool_service: StartTools, grants: Grants, outside: Outside, tools_database: Callable[..., Awaitable[list[Any]]]
+) -> None:
     tools = await tool_service()
     old = grants.claim(epoch=10)
     call = tools.stub.Execute(
@@ -133,7 +149,9 @@ async def test_a_higher_epoch_joins_what_was_started(tool_service, grants, outsi
     assert await tools_database("select epoch from calls where task_id = %s", uuid.UUID(old.task_id)) == [(11,)]
 
 
-async def test_a_close_turns_what_was_accepted_into_not_run(tool_service, grants, outside, tmp_path):
+async def test_a_close_turns_what_was_accepted_into_not_run(
+    tool_service: StartTools, grants: Grants, outside: Outside, tmp_path: Path
+) -> None:
     tools = await tool_service(failpoints=f"tools.after_accept=touch({tmp_path}/accepted)->wait({tmp_path}/go)")
     owner = grants.claim()
     call = tools.begin(owner, "1.0", "append_record", file="a", line="x")
@@ -150,7 +168,9 @@ async def test_a_close_turns_what_was_accepted_into_not_run(tool_service, grants
     assert after.status is OutcomeStatus.NOT_RUN
 
 
-async def test_a_repeat_that_is_called_off_is_in_doubt_and_not_unrun(tool_service, grants, outside, tmp_path):
+async def test_a_repeat_that_is_called_off_is_in_doubt_and_not_unrun(
+    tool_service: StartTools, grants: Grants, outside: Outside, tmp_path: Path
+) -> None:
     dying = await tool_service(failpoints="tools.after_effect=kill9")
     owner = grants.claim()
     with pytest.raises(Unavailable):
@@ -169,7 +189,9 @@ async def test_a_repeat_that_is_called_off_is_in_doubt_and_not_unrun(tool_servic
     assert len(outside.lines("a")) == 1
 
 
-async def test_a_close_kills_the_program(tool_service, grants, sandbox_detection):
+async def test_a_close_kills_the_program(
+    tool_service: StartTools, grants: Grants, sandbox_detection: Detection
+) -> None:
     if sandbox_detection.missing:
         pytest.skip("no sandbox on this machine")
     tools = await tool_service()
@@ -184,7 +206,9 @@ async def test_a_close_kills_the_program(tool_service, grants, sandbox_detection
     assert (await call).status is OutcomeStatus.CANCELLED
 
 
-async def test_a_close_on_one_replica_stops_what_runs_on_another(tool_service, grants, outside):
+async def test_a_close_on_one_replica_stops_what_runs_on_another(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     tools, other = await tool_service(), await tool_service()
     owner = grants.claim()
     call = tools.begin(owner, "1.0", "append_record_unsafe", file="a", line="x", delay_ms=25_000)
@@ -195,7 +219,9 @@ async def test_a_close_on_one_replica_stops_what_runs_on_another(tool_service, g
     assert outside.lines("a") == []
 
 
-async def test_what_is_past_its_point_of_no_return_is_told_as_done(tool_service, grants, outside, tmp_path):
+async def test_what_is_past_its_point_of_no_return_is_told_as_done(
+    tool_service: StartTools, grants: Grants, outside: Outside, tmp_path: Path
+) -> None:
     tools = await tool_service(failpoints=f"tools.after_effect=1#touch({tmp_path}/done)->1#wait({tmp_path}/go)")
     owner = grants.claim()
     call = tools.begin(owner, "1.0", "append_record_unsafe", file="a", line="x")
@@ -208,7 +234,7 @@ async def test_what_is_past_its_point_of_no_return_is_told_as_done(tool_service,
     assert (await call).status is OutcomeStatus.SUCCEEDED
 
 
-async def test_two_replicas_join_one_call(tool_service, grants, outside):
+async def test_two_replicas_join_one_call(tool_service: StartTools, grants: Grants, outside: Outside) -> None:
     tools, other = await tool_service(), await tool_service()
     owner = grants.claim()
     call = tools.begin(owner, "1.0", "append_record_unsafe", file="a", line="x", delay_ms=600)
@@ -219,7 +245,9 @@ async def test_two_replicas_join_one_call(tool_service, grants, outside):
     assert len(outside.lines("a")) == 1
 
 
-async def test_replicas_that_meet_a_task_for_the_first_time_agree(tool_service, grants, outside):
+async def test_replicas_that_meet_a_task_for_the_first_time_agree(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     replicas = [await tool_service(), await tool_service()]
     owners = [grants.claim() for _ in range(40)]
     arguments = {"file": "a", "line": "x"}
@@ -230,7 +258,9 @@ async def test_replicas_that_meet_a_task_for_the_first_time_agree(tool_service, 
     assert len(outside.lines("a")) == len(owners)
 
 
-async def test_a_fence_answers_however_much_the_calls_said(tool_service, grants, tools_database):
+async def test_a_fence_answers_however_much_the_calls_said(
+    tool_service: StartTools, grants: Grants, tools_database: Callable[..., Awaitable[list[Any]]]
+) -> None:
     tools = await tool_service()
     owner = grants.claim()
     await tools.outcome(owner, "1.0", "write_file", path="f", content="x" * 64_000)

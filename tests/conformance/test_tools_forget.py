@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tenure.domain.errors import StaleEpoch, Unavailable
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_service_pb2
+from tests.support.fix_tools import Grants, Outside, StartTools
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 SLOW_PROGRAM = "import time\nprint('begun', flush=True)\ntime.sleep(60)"
 
 
-async def forget(tools, owner):
+async def forget(tools: Any, owner: Any) -> None:
     await tools.stub.Forget(tool_service_pb2.ForgetRequest(token=owner.token), timeout=CALL_SECONDS)
 
 
-async def forgets(tools, owner) -> bool:
+async def forgets(tools: Any, owner: Any) -> bool:
     """Whether it was forgotten, as far as its caller knows."""
     try:
         await forget(tools, owner)
@@ -35,8 +38,8 @@ async def gone(path: Path) -> None:
 
 
 async def test_calls_refusals_and_files_go_and_a_zombie_is_refused_for_ever(
-    tool_service, grants, outside, tools_database
-):
+    tool_service: StartTools, grants: Grants, outside: Outside, tools_database: Callable[..., Awaitable[list[Any]]]
+) -> None:
     tools = await tool_service()
     first = grants.claim(epoch=10)
     owner = grants.claim(first.task_id, epoch=11)
@@ -63,7 +66,9 @@ async def test_calls_refusals_and_files_go_and_a_zombie_is_refused_for_ever(
     assert (await tools.outcome(kept, "1.1", "read_file", path="b.txt")).content == "y"
 
 
-async def test_a_task_that_never_called_a_tool_is_fenced_as_well(tool_service, grants, outside):
+async def test_a_task_that_never_called_a_tool_is_fenced_as_well(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     tools = await tool_service()
     owner = grants.claim(epoch=10)
     await forget(tools, owner)
@@ -72,7 +77,9 @@ async def test_a_task_that_never_called_a_tool_is_fenced_as_well(tool_service, g
     assert not outside.workspace(owner).exists()
 
 
-async def test_what_still_runs_is_stopped_first_and_a_stale_claim_forgets_nothing(tool_service, grants, outside):
+async def test_what_still_runs_is_stopped_first_and_a_stale_claim_forgets_nothing(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     tools = await tool_service()
     owner = grants.claim(epoch=10)
     running = tools.begin(owner, "1.0", "execute_python", code=SLOW_PROGRAM)
@@ -86,7 +93,13 @@ async def test_what_still_runs_is_stopped_first_and_a_stale_claim_forgets_nothin
     await gone(outside.workspace(owner))
 
 
-async def test_a_death_at_any_point_leaves_nothing_behind(tool_service, grants, outside, tools_database, tmp_path):
+async def test_a_death_at_any_point_leaves_nothing_behind(
+    tool_service: StartTools,
+    grants: Grants,
+    outside: Outside,
+    tools_database: Callable[..., Awaitable[list[Any]]],
+    tmp_path: Path,
+) -> None:
     other = await tool_service()
     for point in ("before_forget", "after_forget", "before_removal"):
         owner = grants.claim(epoch=10)
@@ -102,7 +115,9 @@ async def test_a_death_at_any_point_leaves_nothing_behind(tool_service, grants, 
         assert await tools_database("select 1 from calls where task_id = %s", owner.task_id) == []
 
 
-async def test_a_task_that_comes_back_with_a_ledger_put_back_keeps_its_files(tool_service, grants, outside):
+async def test_a_task_that_comes_back_with_a_ledger_put_back_keeps_its_files(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     tools = await tool_service(workspace_sweep_interval_seconds=0.1)
     owner = grants.claim(epoch=10)
     await forget(tools, owner)
@@ -115,7 +130,9 @@ async def test_a_task_that_comes_back_with_a_ledger_put_back_keeps_its_files(too
     assert (await tools.outcome(back, "5.1", "read_file", path="a.txt")).content == "x"
 
 
-async def test_many_files_are_removed_beside_what_others_ask_for(tool_service, grants, outside):
+async def test_many_files_are_removed_beside_what_others_ask_for(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     tools = await tool_service()
     owner, other = grants.claim(epoch=10), grants.claim(epoch=10)
     await tools.outcome(owner, "1.0", "write_file", path="a.txt", content="x")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -22,18 +25,20 @@ from tenure.runtime.postgres import open_pool
 from tenure.runtime.request_context import as_tenant
 from tenure.v1 import tool_pb2
 from tenure.v1 import tool_service_pb2 as pb
-from tests.support.fix_tools import appear
+from tests.support.fix_tools import Grants, Outside, StartTools, appear
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 UNSAFE = "append_record_unsafe"
 
 
-async def listed(tools, tenant="default", **options):
+async def listed(tools: Any, tenant: str = "default", **options: Any) -> Any:
     with as_tenant(tenant):
         return await tools.stub.ListInDoubtCalls(pb.ListInDoubtCallsRequest(**options), timeout=CALL_SECONDS)
 
 
-async def test_calls_in_doubt_are_listed_to_their_tenant_with_what_a_person_needs_to_know(tool_service, grants):
+async def test_calls_in_doubt_are_listed_to_their_tenant_with_what_a_person_needs_to_know(
+    tool_service: StartTools, grants: Grants
+) -> None:
     dying, tools = await tool_service(), await tool_service()
     owners = [grants.claim(epoch=10), grants.claim(epoch=10), grants.claim(epoch=10, tenant="acme")]
     line = "é" * 3000
@@ -68,8 +73,8 @@ async def test_calls_in_doubt_are_listed_to_their_tenant_with_what_a_person_need
 
 @pytest.mark.skipif(own_identity() is None, reason="only Linux tells which process is which")
 async def test_it_is_told_when_the_runner_is_proven_gone_and_a_late_outcome_ends_the_doubt(
-    tool_service, grants, outside, tmp_path
-):
+    tool_service: StartTools, grants: Grants, outside: Outside, tmp_path: Path
+) -> None:
     frozen = await tool_service(failpoints=f"tools.after_effect=touch({tmp_path}/there)->freeze")
     dying, tools = await tool_service(failpoints="tools.after_effect=kill9"), await tool_service()
     slept, died = grants.claim(epoch=10), grants.claim(epoch=10)
@@ -81,7 +86,7 @@ async def test_it_is_told_when_the_runner_is_proven_gone_and_a_late_outcome_ends
         outcome = await tools.outcome(owner, "1.0", UNSAFE, file=file, line="x")
         assert outcome.status is OutcomeStatus.IN_DOUBT
 
-    async def gone():
+    async def gone() -> Any:
         return {call.task_id: call.runner_gone for call in (await listed(tools)).calls}
 
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -92,12 +97,14 @@ async def test_it_is_told_when_the_runner_is_proven_gone_and_a_late_outcome_ends
             await asyncio.sleep(0.05)
 
 
-async def test_a_page_size_beyond_the_bound_is_refused(tool_service):
+async def test_a_page_size_beyond_the_bound_is_refused(tool_service: StartTools) -> None:
     with pytest.raises((InvalidRequest, grpc.aio.AioRpcError)):
         await listed(await tool_service(), page_size=501)
 
 
-async def test_every_way_into_doubt_is_counted(tools_dsn, tools_database):
+async def test_every_way_into_doubt_is_counted(
+    tools_dsn: str, tools_database: Callable[..., Awaitable[list[Any]]]
+) -> None:
     """Two calls of a task that is ended: one began before and is called off, the runner of the other is gone. Then
     one that had begun before has its mark taken back.
     """

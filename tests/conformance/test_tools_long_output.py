@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from services.tools.sandbox import Detection
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.wire.tool import outcome_to_domain
-from tests.support.fix_tools import execute_request
+from tests.support.fix_tools import Grants, Outside, StartTools, execute_request
 from tests.support.patience import CALL_SECONDS
 
 LINES = "".join(f"line {number}: ü\n" for number in range(8000))
@@ -16,7 +19,9 @@ PROGRAM = "for number in range(8000): print(f'line {number}: ü')"
 LIMIT_BYTES = 2000
 
 
-async def limited(tools, owner, call_id: str, tool: str, limit_bytes: int = LIMIT_BYTES, **arguments) -> Outcome:
+async def limited(
+    tools: Any, owner: Any, call_id: str, tool: str, limit_bytes: int = LIMIT_BYTES, **arguments: Any
+) -> Outcome:
     """What the call came to, for a caller that can use so much of its output."""
     request = execute_request(owner, call_id, tool, json.dumps(arguments))
     request.output_limit_bytes = limit_bytes
@@ -24,7 +29,9 @@ async def limited(tools, owner, call_id: str, tool: str, limit_bytes: int = LIMI
     return outcome_to_domain(events[-1].outcome)
 
 
-async def test_a_long_output_is_shown_in_part_and_kept_whole(tool_service, grants, outside, sandbox_detection):
+async def test_a_long_output_is_shown_in_part_and_kept_whole(
+    tool_service: StartTools, grants: Grants, outside: Outside, sandbox_detection: Detection
+) -> None:
     tools = await tool_service()
     owner = grants.claim()
     outcome = await limited(tools, owner, "3.0", "execute_python", code=PROGRAM)
@@ -42,7 +49,9 @@ async def test_a_long_output_is_shown_in_part_and_kept_whole(tool_service, grant
     assert again == outcome
 
 
-async def test_a_file_is_read_in_pieces_that_make_it_whole(tool_service, grants, outside):
+async def test_a_file_is_read_in_pieces_that_make_it_whole(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     tools = await tool_service()
     owner = grants.claim()
     await tools.outcome(owner, "1.0", "write_file", path="a.txt", content=LINES)
@@ -64,8 +73,13 @@ async def test_a_file_is_read_in_pieces_that_make_it_whole(tool_service, grants,
 
 @pytest.mark.parametrize("obstacle", ["full", "link", "file"])
 async def test_what_cannot_be_kept_is_cut_and_says_so(
-    tool_service, grants, outside, sandbox_detection, obstacle, tmp_path
-):
+    tool_service: StartTools,
+    grants: Grants,
+    outside: Outside,
+    sandbox_detection: Detection,
+    obstacle: str,
+    tmp_path: Path,
+) -> None:
     tools = await tool_service(workspace_bytes=16 * 1024 if obstacle == "full" else 1024 * 1024)
     owner = grants.claim()
     workspace = outside.workspace(owner)
@@ -82,8 +96,8 @@ async def test_what_cannot_be_kept_is_cut_and_says_so(
 
 
 async def test_a_runner_that_dies_between_file_and_record_costs_nothing(
-    tool_service, grants, outside, sandbox_detection
-):
+    tool_service: StartTools, grants: Grants, outside: Outside, sandbox_detection: Detection
+) -> None:
     """The call is run again, and its outcome speaks of the file of that run."""
     first = await tool_service(failpoints="tools.after_effect=kill9")
     owner = grants.claim()
@@ -99,7 +113,7 @@ async def test_a_runner_that_dies_between_file_and_record_costs_nothing(
     assert (outside.workspace(owner) / outcome.output_path).read_text() == LINES.rstrip("\n")
 
 
-async def _ending(call):
+async def _ending(call: Any) -> Any:
     try:
         return await call
     except Exception as error:  # noqa: BLE001  whatever a caller hears of a runner that died

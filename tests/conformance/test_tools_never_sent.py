@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_pb2
+from tests.support.fix_tools import Grants, StartTools
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 from tests.support.scripted_http import answer, scripted_http
 
@@ -50,8 +52,11 @@ def shop(url: str) -> dict[str, Any]:
 
 
 async def test_a_call_whose_task_ends_before_it_was_sent_is_not_run_and_in_no_doubt(
-    tool_service, grants, tools_sections, tools_database
-):
+    tool_service: StartTools,
+    grants: Grants,
+    tools_sections: Callable[..., Path],
+    tools_database: Callable[..., Awaitable[list[Any]]],
+) -> None:
     async with mute() as server:
         tools = await tool_service(config_file=tools_sections(http_tools=shop(f"https://127.0.0.1:{server.port}/")))
         owner = grants.claim()
@@ -67,8 +72,8 @@ async def test_a_call_whose_task_ends_before_it_was_sent_is_not_run_and_in_no_do
 
 
 async def test_a_call_that_a_service_in_its_orderly_end_had_not_sent_is_run_by_the_next_one(
-    tool_service, grants, tools_sections
-):
+    tool_service: StartTools, grants: Grants, tools_sections: Callable[..., Path]
+) -> None:
     async with mute() as server:
         config = tools_sections(http_tools=shop(f"https://127.0.0.1:{server.port}/"))
         ending = await tool_service(config_file=config, drain_seconds=0.1)

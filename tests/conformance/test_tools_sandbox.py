@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.tools.sandbox import Detection
 from tenure.domain.errors import Unavailable
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_service_pb2
 from tenure.wire.tool import outcome_to_domain
-from tests.support.fix_tools import execute_request
+from tests.support.fix_tools import Grants, StartTools, execute_request
 from tests.support.patience import CALL_SECONDS
 
 _Status = health_pb2.HealthCheckResponse
@@ -21,20 +23,20 @@ SERVICE = "tenure.v1.ToolService"
 SLOW_PROGRAM = "import time\nx = bytearray(40 << 20)\nprint('begun', flush=True)\ntime.sleep(600)"
 
 
-async def health_of(tools, service: str) -> int:
+async def health_of(tools: Any, service: str) -> int:
     stub = health_pb2_grpc.HealthStub(tools.channel)
     answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=CALL_SECONDS)
     status: int = answer.status
     return status
 
 
-async def list_tools(tools, owner):
+async def list_tools(tools: Any, owner: Any) -> Any:
     request = tool_service_pb2.ListToolsRequest(token=owner.token)
     return (await tools.stub.ListTools(request, timeout=CALL_SECONDS)).tools
 
 
 @pytest.fixture
-def leaky_bubblewrap(sandbox_detection, tmp_path: Path) -> Path:
+def leaky_bubblewrap(sandbox_detection: Detection, tmp_path: Path) -> Path:
     """Bubblewrap as an operator might wrap it, "so that names resolve": it shows the host's /etc."""
     real = sandbox_detection.require().bubblewrap
     copy = tmp_path / "programs"
@@ -50,7 +52,9 @@ def leaky_bubblewrap(sandbox_detection, tmp_path: Path) -> Path:
     return wrapper
 
 
-async def test_a_service_whose_sandbox_leaks_serves_nothing_and_says_why(tool_service, leaky_bubblewrap, grants):
+async def test_a_service_whose_sandbox_leaks_serves_nothing_and_says_why(
+    tool_service: StartTools, leaky_bubblewrap: Path, grants: Grants
+) -> None:
     tools = await tool_service(sandbox_bubblewrap=leaky_bubblewrap)
     for service in ("", SERVICE):
         assert await health_of(tools, service) == _Status.NOT_SERVING
@@ -66,7 +70,7 @@ async def test_a_service_whose_sandbox_leaks_serves_nothing_and_says_why(tool_se
     assert await tools.terminate() == 0
 
 
-async def test_a_service_without_bubblewrap_serves_the_other_tools(tool_service, grants):
+async def test_a_service_without_bubblewrap_serves_the_other_tools(tool_service: StartTools, grants: Grants) -> None:
     tools = await tool_service(sandbox_bubblewrap="/nonexistent/bwrap")
     for service in ("", SERVICE):
         assert await health_of(tools, service) == _Status.SERVING
@@ -79,7 +83,9 @@ async def test_a_service_without_bubblewrap_serves_the_other_tools(tool_service,
     assert refused.usage is None
 
 
-async def test_an_outcome_says_what_its_program_used(tool_service, grants, sandbox_detection):
+async def test_an_outcome_says_what_its_program_used(
+    tool_service: StartTools, grants: Grants, sandbox_detection: Detection
+) -> None:
     tools = await tool_service()
     code = (
         "import time\nx = bytearray(40 << 20)\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass"
@@ -97,8 +103,8 @@ async def test_an_outcome_says_what_its_program_used(tool_service, grants, sandb
 
 @pytest.mark.parametrize("ended_by", ["its owner", "the next owner"])
 async def test_a_stopped_program_is_recorded_with_who_ended_it_and_what_it_used(
-    tool_service, grants, sandbox_detection, ended_by
-):
+    tool_service: StartTools, grants: Grants, sandbox_detection: Detection, ended_by: str
+) -> None:
     """A stale owner's call and one that its own owner stopped are told apart for ever."""
     tools = await tool_service(python_wall_seconds=120)
     owner = grants.claim(epoch=10)
@@ -113,7 +119,9 @@ async def test_a_stopped_program_is_recorded_with_who_ended_it_and_what_it_used(
     assert outcome.usage.wall_seconds < 100
 
 
-async def test_a_call_that_the_next_owner_joined_is_that_owners_to_cancel(tool_service, grants, sandbox_detection):
+async def test_a_call_that_the_next_owner_joined_is_that_owners_to_cancel(
+    tool_service: StartTools, grants: Grants, sandbox_detection: Detection
+) -> None:
     tools = await tool_service(python_wall_seconds=120)
     first = grants.claim(epoch=10)
     call = tools.begin(first, "1.0", "execute_python", code=SLOW_PROGRAM)
@@ -141,7 +149,9 @@ while not os.path.exists('stop'):
 """
 
 
-async def test_no_race_of_links_leads_the_service_out_of_a_workspace(tool_service, grants, sandbox_detection):
+async def test_no_race_of_links_leads_the_service_out_of_a_workspace(
+    tool_service: StartTools, grants: Grants, sandbox_detection: Detection
+) -> None:
     """A program swaps files for links while the service reads, lists, and gives the files to the next run's uid."""
     tools = await tool_service(python_wall_seconds=120)
     owner = grants.claim()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,7 @@ class Bank:
     answers: bool = False
     payments: int = 0
 
-    async def pay(self, _context, _arguments) -> ToolAnswer:
+    async def pay(self, _context: Any, _arguments: Any) -> ToolAnswer:
         self.payments += 1
         if not self.answers:
             raise ToolInDoubt(LOST)
@@ -98,8 +99,8 @@ async def outcome_of(executor: Executor, asking: ExecuteJob, word: Resolution | 
 
 
 async def test_an_unsafe_call_whose_tool_does_not_know_is_in_doubt_for_everybody_until_a_word(
-    executor, bank, tools_database
-):
+    executor: Executor, bank: Bank, tools_database: Callable[..., Awaitable[list[Any]]]
+) -> None:
     asking, counted = request(bank), metrics.cell("tenure_calls_in_doubt_total")
     before = counted.value
     first = await outcome_of(executor, asking)
@@ -119,7 +120,7 @@ async def test_an_unsafe_call_whose_tool_does_not_know_is_in_doubt_for_everybody
     assert bank.payments == 2
 
 
-async def test_what_the_tool_did_not_know_a_person_may(executor, bank):
+async def test_what_the_tool_did_not_know_a_person_may(executor: Executor, bank: Bank) -> None:
     asking = request(bank)
     await outcome_of(executor, asking)
     response = await outcome_of(executor, asking, Resolution(1, Happened("receipt 7"), "I looked", "olga"))
@@ -128,13 +129,15 @@ async def test_what_the_tool_did_not_know_a_person_may(executor, bank):
     assert bank.payments == 1
 
 
-async def test_a_call_that_may_be_repeated_has_failed_and_says_what_is_known(executor, bank):
+async def test_a_call_that_may_be_repeated_has_failed_and_says_what_is_known(executor: Executor, bank: Bank) -> None:
     outcome = await outcome_of(executor, request(bank, EffectClass.KEYED))
     assert (outcome.status, outcome.detail) == (OutcomeStatus.FAILED, "MAY_HAVE_HAPPENED")
     assert outcome.content.endswith("It is not known whether it had its effect.")
 
 
-async def test_a_word_on_a_call_whose_record_was_lost_is_taken_as_if_it_were_there(executor, bank, tools_database):
+async def test_a_word_on_a_call_whose_record_was_lost_is_taken_as_if_it_were_there(
+    executor: Executor, bank: Bank, tools_database: Callable[..., Awaitable[list[Any]]]
+) -> None:
     """As after the tools' database was put back."""
     bank.answers = True
     kept = "select state, call_attempt, begun_before, doubted_at is not null from calls where task_id = "
@@ -156,8 +159,8 @@ async def test_a_word_on_a_call_whose_record_was_lost_is_taken_as_if_it_were_the
 
 @pytest.mark.parametrize("elsewhere", [(True, False), (False, True)])
 async def test_a_call_of_which_any_attempt_acted_elsewhere_is_proven_by_no_end_of_a_runner(
-    executor, bank, tools_database, elsewhere
-):
+    executor: Executor, bank: Bank, tools_database: Callable[..., Awaitable[list[Any]]], elsewhere: Any
+) -> None:
     """Its tool may have come from a provider, and be one of the service's own by now."""
     asking = request(bank)
     for call_attempt, acts_elsewhere in enumerate(elsewhere, 1):
@@ -176,11 +179,17 @@ async def test_a_call_of_which_any_attempt_acted_elsewhere_is_proven_by_no_end_o
     ],
 )
 async def test_a_call_that_a_fault_of_ours_broke_off_has_an_outcome_for_every_replica(
-    executor, bank, tools_database, monkeypatch, effect_class, status, state
-):
+    executor: Executor,
+    bank: Bank,
+    tools_database: Callable[..., Awaitable[list[Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+    effect_class: Any,
+    status: Any,
+    state: str,
+) -> None:
     """Another replica joins a call that stands as STARTED for as long as its runner lives."""
 
-    def broken(*_arguments):
+    def broken(*_arguments: Any) -> Any:
         raise OSError("no space left")
 
     bank.answers = True
@@ -193,8 +202,10 @@ async def test_a_call_that_a_fault_of_ours_broke_off_has_an_outcome_for_every_re
     assert await outcome_of(executor, asking) == outcome
 
 
-async def test_a_fault_between_the_mark_and_the_effect_takes_the_mark_back(executor, bank, tools_database, monkeypatch):
-    async def broken(name):
+async def test_a_fault_between_the_mark_and_the_effect_takes_the_mark_back(
+    executor: Executor, bank: Bank, tools_database: Callable[..., Awaitable[list[Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(name: Any) -> None:
         if name == "tools.before_effect":
             raise OSError("no space left")
 

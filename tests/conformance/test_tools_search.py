@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar
+from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from tenure.domain.tools import OutcomeStatus
+from tests.support.fix_tools import Grants, StartTools
 
 
 class _Endpoint(BaseHTTPRequestHandler):
@@ -30,7 +32,7 @@ class _Endpoint(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def endpoint():
+def endpoint() -> Iterator[Any]:
     class Endpoint(_Endpoint):
         requests: ClassVar = []
 
@@ -44,7 +46,9 @@ def endpoint():
     thread.join()
 
 
-async def test_results_are_told_and_the_provider_can_recognise_the_call(tool_service, grants, endpoint):
+async def test_results_are_told_and_the_provider_can_recognise_the_call(
+    tool_service: StartTools, grants: Grants, endpoint: Any
+) -> None:
     results = [{"title": f"T{n}", "url": f"https://e/{n}", "snippet": f"S{n}"} for n in range(9)]
     endpoint.answer = (200, json.dumps({"results": results}).encode())
     tools = await tool_service(search_url=endpoint.url)
@@ -61,14 +65,16 @@ async def test_results_are_told_and_the_provider_can_recognise_the_call(tool_ser
     ("answer", "detail"),
     [((503, b""), "HTTP_503"), ((200, b"<html>"), "BAD_ANSWER"), ((200, b"x" * (2 << 20)), "ANSWER_TOO_LARGE")],
 )
-async def test_a_bad_answer_is_an_outcome(tool_service, grants, endpoint, answer, detail):
+async def test_a_bad_answer_is_an_outcome(
+    tool_service: StartTools, grants: Grants, endpoint: Any, answer: Any, detail: str
+) -> None:
     endpoint.answer = answer
     tools = await tool_service(search_url=endpoint.url)
     outcome = await tools.outcome(grants.claim(), "1.0", "web_search", query="x")
     assert (outcome.status, outcome.detail) == (OutcomeStatus.FAILED, detail)
 
 
-async def test_no_endpoint_is_an_outcome(tool_service, grants):
+async def test_no_endpoint_is_an_outcome(tool_service: StartTools, grants: Grants) -> None:
     tools = await tool_service()
     outcome = await tools.outcome(grants.claim(), "1.0", "web_search", query="x")
     assert (outcome.status, outcome.detail) == (OutcomeStatus.FAILED, "NOT_CONFIGURED")

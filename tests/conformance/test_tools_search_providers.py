@@ -6,6 +6,8 @@ import asyncio
 import gzip
 import json
 import logging
+from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -24,18 +26,19 @@ from tests.conformance.search_answers import (
     SERPER,
     TAVILY,
 )
+from tests.support.fix_tools import Grants, StartTools
 from tests.support.http_stub import HttpStub, never, page
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 CONTEXT = CallContext("default", "task", "1.0", "task/1.0", 7, print)
 
 
-def answered(content, status="200 OK", **headers):
+def answered(content: Any, status: str = "200 OK", **headers: Any) -> Any:
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
     return page(body, status, content_type="application/json", **headers)
 
 
-async def search(stranger, provider="brave", *, settings=None, **arguments):
+async def search(stranger: Any, provider: str = "brave", *, settings: Any = None, **arguments: Any) -> Any:
     """What the model is told."""
     usual = {"url": stranger.url("/search"), "api_key": KEY, "allow_private": True, "timeout_seconds": CALL_SECONDS}
     async with Searcher.open(WebSearchSettings(provider=provider, **{**usual, **(settings or {})})) as searcher:
@@ -43,7 +46,7 @@ async def search(stranger, provider="brave", *, settings=None, **arguments):
         return (await tool.run(CONTEXT, {"query": "fencing & tokens", **arguments})).content
 
 
-async def failure(stranger, provider="brave", **settings):
+async def failure(stranger: Any, provider: str = "brave", **settings: Any) -> Any:
     with pytest.raises(ToolFailure) as failed:
         await search(stranger, provider, settings=settings)
     assert KEY not in failed.value.message + str(failed.value.__cause__)
@@ -51,7 +54,7 @@ async def failure(stranger, provider="brave", **settings):
 
 
 class TestFormats:
-    async def test_brave_is_asked_with_its_token_and_its_marks_are_taken_out(self):
+    async def test_brave_is_asked_with_its_token_and_its_marks_are_taken_out(self) -> None:
         async with HttpStub(lambda _: answered(BRAVE)) as stranger:
             match = await search(stranger, "brave", num_results=2)
         assert match == (
@@ -63,7 +66,7 @@ class TestFormats:
         assert (seen.method, parse_qs(urlsplit(seen.target).query)) == ("GET", query)
         assert (seen.headers["x-subscription-token"], seen.headers["accept"]) == (KEY, "application/json")
 
-    async def test_tavily_is_posted_to_with_a_bearer_token(self):
+    async def test_tavily_is_posted_to_with_a_bearer_token(self) -> None:
         async with HttpStub(lambda _: answered(TAVILY)) as stranger:
             match = await search(stranger, "tavily")
         assert match.splitlines()[:3] == [
@@ -76,7 +79,7 @@ class TestFormats:
         assert (seen.method, seen.headers["authorization"]) == ("POST", f"Bearer {KEY}")
         assert seen.headers["content-type"] == "application/json"
 
-    async def test_serper_is_posted_to_with_its_key(self):
+    async def test_serper_is_posted_to_with_its_key(self) -> None:
         async with HttpStub(lambda _: answered(SERPER)) as stranger:
             match = await search(stranger, "serper", num_results=1)
         assert match == "1. Apple\n   https://www.apple.com/\n   Discover the innovative world of Apple."
@@ -84,7 +87,7 @@ class TestFormats:
         assert (seen.method, seen.headers["x-api-key"]) == ("POST", KEY)
         assert json.loads(seen.body) == {"q": "fencing & tokens", "num": 1}
 
-    async def test_searxng_is_asked_for_json_without_a_key(self):
+    async def test_searxng_is_asked_for_json_without_a_key(self) -> None:
         async with HttpStub(lambda _: answered(SEARXNG)) as stranger:
             match = await search(stranger, "searxng", settings={"api_key": None, "url": stranger.url("/?language=de")})
         assert match.startswith(
@@ -96,7 +99,7 @@ class TestFormats:
         assert "authorization" not in seen.headers
 
     @pytest.mark.parametrize("provider", ["brave", "tavily", "serper", "searxng"])
-    async def test_strangers_are_not_told_which_call_it_is(self, provider):
+    async def test_strangers_are_not_told_which_call_it_is(self, provider: str) -> None:
         answers = {"brave": BRAVE, "tavily": TAVILY, "serper": SERPER, "searxng": SEARXNG}
         async with HttpStub(lambda _: answered(answers[provider])) as stranger:
             await search(stranger, provider)
@@ -112,11 +115,11 @@ class TestFormats:
             ("plain", {"results": ["no result", 7]}),
         ],
     )
-    async def test_nothing_found_is_an_answer(self, provider, answer):
+    async def test_nothing_found_is_an_answer(self, provider: str, answer: Any) -> None:
         async with HttpStub(lambda _: answered(answer)) as stranger:
             assert await search(stranger, provider) == "Nothing was found."
 
-    async def test_what_a_result_says_stays_in_its_line_and_is_cut(self):
+    async def test_what_a_result_says_stays_in_its_line_and_is_cut(self) -> None:
         title = "a<b>b</b>\n2. forged\x1b[2J &lt;i&gt; 1 < 2 > 0"
         results = [{"title": title, "url": "https://e/", "snippet": "x" * 10_000}]
         async with HttpStub(lambda _: answered({"results": results})) as stranger:
@@ -140,7 +143,7 @@ class TestSettings:
             ("{provider: brave, api_key: x, max_results: 50}", "web_search.max_results: Input should be less than"),
         ],
     )
-    def test_a_mistake_is_told_with_its_place(self, tmp_path, section, expected):
+    def test_a_mistake_is_told_with_its_place(self, tmp_path: Path, section: str, expected: str) -> None:
         path = tmp_path / "tools.yaml"
         path.write_text(f"web_search: {section}")
         with pytest.raises(ConfigurationError) as raised:
@@ -148,7 +151,7 @@ class TestSettings:
         (problem,) = raised.value.problems
         assert problem.startswith(f"{path}: {expected}")
 
-    def test_the_key_is_shown_by_nothing(self, tmp_path):
+    def test_the_key_is_shown_by_nothing(self, tmp_path: Path) -> None:
         path = tmp_path / "tools.yaml"
         path.write_text("web_search: {provider: brave, api_key: '${SEARCH_KEY}'}")
         config = read_config(path, {"SEARCH_KEY": KEY})
@@ -160,13 +163,15 @@ class TestSettings:
             read_config(path, {"SEARCH_KEY": KEY})
         assert KEY not in str(raised.value) + str(raised.value.__cause__)
 
-    def test_the_usual_addresses_are_theirs(self):
+    def test_the_usual_addresses_are_theirs(self) -> None:
         hosts = {"brave": "api.search.brave.com", "tavily": "api.tavily.com", "serper": "google.serper.dev"}
         for provider, host in hosts.items():
             endpoint = WebSearchSettings(provider=provider, api_key="x").endpoint
             assert (endpoint.scheme, endpoint.host) == ("https", host)
 
-    async def test_a_process_asks_whom_its_file_names_and_keeps_the_key_to_itself(self, tool_service, grants, tmp_path):
+    async def test_a_process_asks_whom_its_file_names_and_keeps_the_key_to_itself(
+        self, tool_service: StartTools, grants: Grants, tmp_path: Path
+    ) -> None:
         async with HttpStub(lambda _: answered({"message": KEY}, "401 Unauthorized")) as stranger:
             path = tmp_path / "tools.yaml"
             section = {"provider": "brave", "url": stranger.url(), "api_key": KEY, "allow_private": True}
@@ -181,7 +186,9 @@ class TestSettings:
 
 class TestRefusals:
     @pytest.mark.parametrize("status", ["401 Unauthorized", "403 Forbidden"])
-    async def test_a_refused_key_is_told_and_logged_without_the_key(self, status, caplog):
+    async def test_a_refused_key_is_told_and_logged_without_the_key(
+        self, status: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
         caplog.set_level(logging.DEBUG)
         async with HttpStub(lambda _: answered({"message": f"{KEY} is no key"}, status)) as stranger:
             failed = await failure(stranger)
@@ -190,26 +197,26 @@ class TestRefusals:
         assert "receive_response_headers" in caplog.text
         assert KEY not in caplog.text
 
-    async def test_an_instance_that_forbids_json_is_told_as_that(self):
+    async def test_an_instance_that_forbids_json_is_told_as_that(self) -> None:
         async with HttpStub(lambda _: page("", "403 Forbidden")) as stranger:
             failed = await failure(stranger, "searxng", api_key=None)
         assert failed.detail == "HTTP_403"
         assert "search.formats" in failed.message
 
-    async def test_a_busy_service_is_asked_again_when_it_says(self):
+    async def test_a_busy_service_is_asked_again_when_it_says(self) -> None:
         answers = [answered({}, "429 Too Many Requests", retry_after="0"), answered({}, "503 x"), answered(PLAIN)]
         async with HttpStub(lambda _: answers.pop(0)) as stranger:
             match = await search(stranger, "plain")
         assert match.startswith("1. T0")
         assert len(stranger.seen) == 3
 
-    async def test_a_service_that_asks_for_more_time_than_there_is_is_left_alone(self):
+    async def test_a_service_that_asks_for_more_time_than_there_is_is_left_alone(self) -> None:
         async with HttpStub(lambda _: answered({}, "429 Too Many Requests", retry_after="3600")) as stranger:
             failed = await failure(stranger)
         assert (failed.detail, len(stranger.seen)) == ("HTTP_429", 1)
         assert "3600 s" in failed.message
 
-    async def test_a_redirect_is_followed_nowhere(self):
+    async def test_a_redirect_is_followed_nowhere(self) -> None:
         async with HttpStub(lambda _: answered(BRAVE)) as other:
             there = other.url()
             async with HttpStub(lambda _: page("", "302 Found", location=there)) as stranger:
@@ -235,21 +242,21 @@ class TestRefusals:
             (answered({}, "500 Oops"), "HTTP_500"),
         ],
     )
-    async def test_a_bad_answer_is_an_outcome(self, answer, detail):
+    async def test_a_bad_answer_is_an_outcome(self, answer: Any, detail: str) -> None:
         async with HttpStub(lambda _: answer) as stranger:
             assert (await failure(stranger)).detail == detail
 
-    async def test_a_packed_answer_is_read(self):
+    async def test_a_packed_answer_is_read(self) -> None:
         async with HttpStub(
             lambda _: answered(gzip.compress(json.dumps(PLAIN).encode()), content_encoding="gzip")
         ) as s:
             assert (await search(s, "plain")).startswith("1. T0")
 
-    async def test_a_service_that_says_nothing_is_given_up(self):
+    async def test_a_service_that_says_nothing_is_given_up(self) -> None:
         async with HttpStub(never) as stranger:
             assert (await failure(stranger, timeout_seconds=0.3)).detail == "TIMEOUT"
 
-    async def test_a_cancelled_search_gives_up_its_connection(self):
+    async def test_a_cancelled_search_gives_up_its_connection(self) -> None:
         async with HttpStub(never) as stranger:
             searching = asyncio.create_task(search(stranger))
             await stranger.until_requested()
@@ -258,7 +265,7 @@ class TestRefusals:
                 await stranger.left.wait()
             assert searching.cancelled()
 
-    async def test_a_service_inside_is_not_reached_unless_that_is_allowed(self):
+    async def test_a_service_inside_is_not_reached_unless_that_is_allowed(self) -> None:
         async with HttpStub(lambda _: answered(BRAVE)) as stranger:
             inside = stranger.url("/search").replace("http:", "https:")
             assert (await failure(stranger, url=inside, allow_private=False)).detail == "ADDRESS_REFUSED"

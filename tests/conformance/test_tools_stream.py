@@ -9,20 +9,21 @@ from typing import Any
 import grpc
 import pytest
 
+from services.tools.sandbox import Detection
 from tenure.domain.errors import StaleEpoch, Unavailable
 from tenure.v1 import tool_pb2, tool_service_pb2
 from tenure.wire.common import refusal_to_domain
-from tests.support.fix_tools import execute_request
+from tests.support.fix_tools import Grants, Outside, StartTools, execute_request
 from tests.support.patience import PATIENCE_SECONDS
 
 
 class Stream:
     """A worker's end."""
 
-    def __init__(self, tools) -> None:
+    def __init__(self, tools: Any) -> None:
         self.call = tools.stub.ExecuteStream()
 
-    async def send(self, *tagged) -> None:
+    async def send(self, *tagged: Any) -> None:
         """(tag, owner, call_id, tool, arguments), in one frame."""
         calls = [
             tool_service_pb2.TaggedExecute(tag=tag, call=execute_request(owner, call_id, tool, json.dumps(arguments)))
@@ -41,7 +42,9 @@ class Stream:
         return results
 
 
-async def test_a_slow_tool_does_not_delay_a_fast_one(tool_service, grants, outside):
+async def test_a_slow_tool_does_not_delay_a_fast_one(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     stream = Stream(await tool_service())
     owner = grants.claim()
     await stream.send(
@@ -52,7 +55,9 @@ async def test_a_slow_tool_does_not_delay_a_fast_one(tool_service, grants, outsi
     assert [line["line"] for line in outside.lines("a")] == ["fast", "slow"]
 
 
-async def test_a_refusal_comes_by_its_tag_and_harms_no_neighbour(tool_service, grants, outside):
+async def test_a_refusal_comes_by_its_tag_and_harms_no_neighbour(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     tools = await tool_service()
     stream = Stream(tools)
     old = grants.claim(epoch=10)
@@ -75,7 +80,9 @@ async def test_a_refusal_comes_by_its_tag_and_harms_no_neighbour(tool_service, g
     assert endings[4].outcome.status == tool_pb2.OUTCOME_STATUS_SUCCEEDED
 
 
-async def test_a_hundred_calls_of_one_frame_are_all_answered_by_their_tags(tool_service, grants, outside):
+async def test_a_hundred_calls_of_one_frame_are_all_answered_by_their_tags(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     stream = Stream(await tool_service())
     owners = [grants.claim() for _ in range(100)]
     await stream.send(
@@ -86,7 +93,7 @@ async def test_a_hundred_calls_of_one_frame_are_all_answered_by_their_tags(tool_
     assert len(outside.lines("a")) == 100
 
 
-async def test_a_tag_in_flight_cannot_be_used_again(tool_service, grants, outside):
+async def test_a_tag_in_flight_cannot_be_used_again(tool_service: StartTools, grants: Grants, outside: Outside) -> None:
     stream = Stream(await tool_service())
     owner = grants.claim()
     slow = {"file": "a", "line": "x", "delay_ms": 500}
@@ -98,7 +105,9 @@ async def test_a_tag_in_flight_cannot_be_used_again(tool_service, grants, outsid
     assert (await stream.endings(1))[0].HasField("outcome")
 
 
-async def test_the_end_of_the_callers_half_waits_for_what_is_in_flight(tool_service, grants):
+async def test_the_end_of_the_callers_half_waits_for_what_is_in_flight(
+    tool_service: StartTools, grants: Grants
+) -> None:
     stream = Stream(await tool_service())
     await stream.send((1, grants.claim(), "1.0", "append_record", {"file": "a", "line": "x", "delay_ms": 300}))
     await stream.call.done_writing()
@@ -106,7 +115,7 @@ async def test_the_end_of_the_callers_half_waits_for_what_is_in_flight(tool_serv
     assert await stream.call.read() is grpc.aio.EOF
 
 
-async def test_a_stream_that_breaks_stops_nothing(tool_service, grants, outside):
+async def test_a_stream_that_breaks_stops_nothing(tool_service: StartTools, grants: Grants, outside: Outside) -> None:
     tools = await tool_service()
     stream = Stream(tools)
     owner = grants.claim()
@@ -119,7 +128,9 @@ async def test_a_stream_that_breaks_stops_nothing(tool_service, grants, outside)
     assert len(outside.lines("a")) == 1
 
 
-async def test_programs_show_their_output_while_they_run(tool_service, grants, sandbox_detection):
+async def test_programs_show_their_output_while_they_run(
+    tool_service: StartTools, grants: Grants, sandbox_detection: Detection
+) -> None:
     if sandbox_detection.missing:
         pytest.skip("no sandbox on this machine")
     tools = await tool_service()
@@ -134,7 +145,9 @@ async def test_programs_show_their_output_while_they_run(tool_service, grants, s
     assert events[-1].outcome.content == "early\nlate"
 
 
-async def test_a_draining_server_ends_its_streams_and_finishes_its_calls(tool_service, grants, outside):
+async def test_a_draining_server_ends_its_streams_and_finishes_its_calls(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     tools = await tool_service()
     stream = Stream(tools)
     await stream.send((1, grants.claim(), "1.0", "append_record_unsafe", {"file": "a", "line": "x", "delay_ms": 800}))

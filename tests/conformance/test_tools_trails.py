@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import pytest
 
@@ -12,16 +13,18 @@ from tenure.domain.errors import NotFound
 from tenure.domain.tools import CallState, EffectClass, OutcomeStatus
 from tenure.v1 import admin_service_pb2 as api
 from tenure.v1 import tool_service_pb2
-from tests.support.fix_gateway import NOBODYS
+from tests.support.fix_checkpoint import MakeCheckpoint
+from tests.support.fix_gateway import NOBODYS, Serve
+from tests.support.fix_tools import Grants, StartTools
 from tests.support.patience import CALL_SECONDS
 
 
-async def listed(tools, owner, after="", page_size=0):
+async def listed(tools: Any, owner: Any, after: str = "", page_size: int = 0) -> Any:
     request = tool_service_pb2.ListCallsRequest(task_id=owner.task_id, after_call_id=after, page_size=page_size)
     return await tools.stub.ListCalls(request, timeout=CALL_SECONDS)
 
 
-async def test_calls_are_told_with_their_trail_and_the_fence(tool_service, grants):
+async def test_calls_are_told_with_their_trail_and_the_fence(tool_service: StartTools, grants: Grants) -> None:
     tools = await tool_service()
     owner = grants.claim(epoch=10, claim_id="the-claim")
     outcome = await tools.outcome(owner, "1.0", "append_record", file="a", line="x")
@@ -43,7 +46,7 @@ async def test_calls_are_told_with_their_trail_and_the_fence(tool_service, grant
     assert fence.changed_at <= call.accepted_at <= call.started_at <= call.finished_at
 
 
-async def test_a_closed_fence_says_when(tool_service, grants):
+async def test_a_closed_fence_says_when(tool_service: StartTools, grants: Grants) -> None:
     tools = await tool_service()
     owner = grants.claim(epoch=10)
     await tools.outcome(owner, "1.0", "list_files")
@@ -56,7 +59,7 @@ async def test_a_closed_fence_says_when(tool_service, grants):
     assert fence.changed_at > call.finished_at
 
 
-async def test_pages_follow_each_other_without_gap_or_repeat(tool_service, grants):
+async def test_pages_follow_each_other_without_gap_or_repeat(tool_service: StartTools, grants: Grants) -> None:
     tools = await tool_service()
     owner = grants.claim()
     names = [f"{step}.{index}" for step in (1, 2, 10) for index in range(2)]
@@ -71,7 +74,7 @@ async def test_pages_follow_each_other_without_gap_or_repeat(tool_service, grant
     assert seen == sorted(names)
 
 
-async def test_a_task_without_calls_and_a_strangers_have_none(tool_service, grants):
+async def test_a_task_without_calls_and_a_strangers_have_none(tool_service: StartTools, grants: Grants) -> None:
     tools = await tool_service()
     stranger = grants.claim(tenant="somebody-else")
     await tools.outcome(stranger, "1.0", "list_files")
@@ -81,8 +84,8 @@ async def test_a_task_without_calls_and_a_strangers_have_none(tool_service, gran
 
 
 async def test_operators_read_them_through_the_gateway_of_their_own_tasks_only(
-    checkpoint, tool_service, grants, gateway
-):
+    checkpoint: MakeCheckpoint, tool_service: StartTools, grants: Grants, gateway: Serve
+) -> None:
     replica, tools = await checkpoint(), await tool_service()
     task_id = (await replica.create()).task_id
     stub = await gateway(replica.address, tools=tools.address)

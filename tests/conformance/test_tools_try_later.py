@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from services.tools.calls.effects import MOST_ATTEMPTS
+from services.tools.calls.executing import Executor
 from services.tools.calls.start_and_finish import OutcomeMark
 from tenure.domain.errors import LimitReached
 from tenure.domain.tools import EffectClass, OutcomeStatus
 from tenure.runtime.batching import Batcher
 from tenure.v1 import tool_pb2
 from tests import busy_tools
-from tests.conformance.test_tools_say_doubt import bank, executor, outcome_of, request  # noqa: F401
-from tests.support.fix_tools import Outside
+from tests.conformance.test_tools_say_doubt import Bank, bank, executor, outcome_of, request  # noqa: F401
+from tests.support.fix_tools import Grants, Outside, StartTools
 
 UNSAFE, KEYED = "append_record_unsafe", "append_record"
 LINE = {"file": "a", "line": "x"}
@@ -27,7 +29,9 @@ def busy(outside: Outside, name: str) -> Path:
     return path
 
 
-async def test_an_unsafe_call_whose_tool_says_try_later_is_in_doubt_for_every_replica(tool_service, grants, outside):
+async def test_an_unsafe_call_whose_tool_says_try_later_is_in_doubt_for_every_replica(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     tools, other = await tool_service(module="tests.busy_tools"), await tool_service()
     owner, _ = grants.claim(), busy(outside, busy_tools.AFTER)
     outcome = await tools.outcome(owner, "1.0", UNSAFE, **LINE)
@@ -37,7 +41,9 @@ async def test_an_unsafe_call_whose_tool_says_try_later_is_in_doubt_for_every_re
     assert len(outside.lines("a")) == 1
 
 
-async def test_a_call_that_may_be_repeated_is_repeated_by_any_replica(tool_service, grants, outside):
+async def test_a_call_that_may_be_repeated_is_repeated_by_any_replica(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     tools, other = await tool_service(module="tests.busy_tools"), await tool_service()
     owner, _ = grants.claim(), busy(outside, busy_tools.AFTER)
     with pytest.raises(LimitReached) as caught:
@@ -49,7 +55,9 @@ async def test_a_call_that_may_be_repeated_is_repeated_by_any_replica(tool_servi
     assert len(outside.lines("a")) == 1
 
 
-async def test_a_released_call_is_in_doubt_when_its_task_ends(tool_service, grants, outside):
+async def test_a_released_call_is_in_doubt_when_its_task_ends(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     tools, other = await tool_service(module="tests.busy_tools"), await tool_service()
     owner, _ = grants.claim(), busy(outside, busy_tools.AFTER)
     with pytest.raises(LimitReached):
@@ -60,8 +68,8 @@ async def test_a_released_call_is_in_doubt_when_its_task_ends(tool_service, gran
 
 @pytest.mark.parametrize("tool", [UNSAFE, KEYED])
 async def test_a_call_of_which_the_tool_says_that_nothing_was_done_is_run_by_any_replica(
-    tool_service, grants, outside, tool
-):
+    tool_service: StartTools, grants: Grants, outside: Outside, tool: Any
+) -> None:
     tools, other = await tool_service(module="tests.busy_tools"), await tool_service()
     owner, _ = grants.claim(), busy(outside, busy_tools.BEFORE)
     with pytest.raises(LimitReached):
@@ -75,7 +83,9 @@ async def test_a_call_of_which_the_tool_says_that_nothing_was_done_is_run_by_any
 @pytest.mark.parametrize(
     ("when", "detail"), [(busy_tools.BEFORE, "ARCHIVE_FULL"), (busy_tools.AFTER, "MAY_HAVE_HAPPENED")]
 )
-async def test_a_tool_that_says_try_later_for_ever_fails_in_the_end(tool_service, grants, outside, when, detail):
+async def test_a_tool_that_says_try_later_for_ever_fails_in_the_end(
+    tool_service: StartTools, grants: Grants, outside: Outside, when: Any, detail: str
+) -> None:
     tools, other = [await tool_service(module="tests.busy_tools") for _ in range(2)]
     owner, _ = grants.claim(), busy(outside, when)
     refusals, outcome = 0, None
@@ -91,8 +101,8 @@ async def test_a_tool_that_says_try_later_for_ever_fails_in_the_end(tool_service
 
 @pytest.mark.parametrize(("tool", "status"), [(UNSAFE, OutcomeStatus.IN_DOUBT), (KEYED, OutcomeStatus.FAILED)])
 async def test_a_refusal_between_the_effect_and_its_record_ends_the_call_for_every_replica(
-    tool_service, grants, outside, tool, status
-):
+    tool_service: StartTools, grants: Grants, outside: Outside, tool: Any, status: Any
+) -> None:
     tools, other = await tool_service(failpoints="tools.after_effect=1#error(UNAVAILABLE)"), await tool_service()
     owner = grants.claim()
     outcome = await tools.outcome(owner, "1.0", tool, **LINE)
@@ -101,7 +111,9 @@ async def test_a_refusal_between_the_effect_and_its_record_ends_the_call_for_eve
     assert len(outside.lines("a")) == 1
 
 
-async def test_a_refusal_between_the_mark_and_the_effect_takes_the_mark_back(tool_service, grants, outside):
+async def test_a_refusal_between_the_mark_and_the_effect_takes_the_mark_back(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     tools, other = await tool_service(failpoints="tools.before_effect=1#error(LIMIT_REACHED)"), await tool_service()
     owner = grants.claim()
     with pytest.raises(LimitReached):
@@ -110,12 +122,16 @@ async def test_a_refusal_between_the_mark_and_the_effect_takes_the_mark_back(too
     assert len(outside.lines("a")) == 1
 
 
-async def test_an_outcome_waits_for_room_to_be_recorded(executor, bank, monkeypatch):  # noqa: F811
+async def test_an_outcome_waits_for_room_to_be_recorded(
+    executor: Executor,  # noqa: F811
+    bank: Bank,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As after an outage of the database, when many outcomes wait."""
     submit = Batcher.submit
     refusals: list[OutcomeMark] = []
 
-    async def full_at_first(batcher, item):
+    async def full_at_first(batcher: Any, item: Any) -> Any:
         if isinstance(item, OutcomeMark) and len(refusals) < 2:
             refusals.append(item)
             raise LimitReached("too many finishes wait", retry_after_seconds=0.01)

@@ -8,6 +8,7 @@ import psycopg
 
 from services.tools.statements import MIGRATIONS, SCHEMA
 from tenure.runtime.sql import Migrations, migrate
+from tests.support.fix_postgres import FreshDatabase
 from tests.support.patience import PATIENCE_SECONDS
 
 RELEASED = 3
@@ -24,7 +25,7 @@ def first(count: int) -> Migrations:
     return Migrations(SCHEMA, MIGRATIONS.files[:count])
 
 
-async def test_no_upgrade_keeps_runners_from_renewing_while_it_is_at_their_calls(fresh_database):
+async def test_no_upgrade_keeps_runners_from_renewing_while_it_is_at_their_calls(fresh_database: FreshDatabase) -> None:
     dsn = await fresh_database(first(RELEASED))
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as postgres:
         await postgres.execute(FENCE)
@@ -40,7 +41,7 @@ async def test_no_upgrade_keeps_runners_from_renewing_while_it_is_at_their_calls
             await asyncio.wait_for(upgrade, PATIENCE_SECONDS)
 
 
-async def test_doubts_that_replicas_from_before_find_are_seen(fresh_database):
+async def test_doubts_that_replicas_from_before_find_are_seen(fresh_database: FreshDatabase) -> None:
     dsn = await fresh_database(first(RELEASED))
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as postgres:
         await postgres.execute(FENCE)

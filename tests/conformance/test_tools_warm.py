@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
+from services.tools.sandbox import Detection
 from tenure.domain.tools import OutcomeStatus
+from tests.support.fix_tools import Grants, Outside, StartTools
 from tests.support.patience import PATIENCE_SECONDS
 
 # When the program's interpreter was started, in seconds since the machine was.
@@ -19,7 +22,7 @@ print(started)
 """
 
 
-async def _is_older_than_its_call(tools, owner, number: int) -> bool:
+async def _is_older_than_its_call(tools: Any, owner: Any, number: int) -> bool:
     wanted = time.clock_gettime(time.CLOCK_BOOTTIME)
     outcome = await tools.outcome(owner, f"{number}.0", "execute_python", code=PROGRAM)
     assert outcome.status is OutcomeStatus.SUCCEEDED
@@ -27,8 +30,8 @@ async def _is_older_than_its_call(tools, owner, number: int) -> bool:
 
 
 async def test_a_program_begins_in_a_sandbox_that_was_there_before_the_call(
-    tool_service, grants, outside, sandbox_detection
-):
+    tool_service: StartTools, grants: Grants, outside: Outside, sandbox_detection: Detection
+) -> None:
     tools = await tool_service(sandbox_warm=1)
     if [line for line in tools.log if "no sandbox is started ahead" in line["message"]]:
         pytest.skip("no sandbox can be started ahead here")
@@ -41,6 +44,8 @@ async def test_a_program_begins_in_a_sandbox_that_was_there_before_the_call(
     assert (outside.workspace(owner) / "kept").read_text() == "x" * calls
 
 
-async def test_none_is_started_ahead_when_none_is_wanted(tool_service, grants, sandbox_detection):
+async def test_none_is_started_ahead_when_none_is_wanted(
+    tool_service: StartTools, grants: Grants, sandbox_detection: Detection
+) -> None:
     tools = await tool_service(sandbox_warm=0)
     assert not await _is_older_than_its_call(tools, grants.claim(), 1)

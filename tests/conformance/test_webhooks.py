@@ -19,28 +19,31 @@ from tenure.wire.webhook_service import new_secret
 from tests.conformance.webhook_client import HERE, WebhookClient, types
 from tests.support.fix_checkpoint import (
     TIMEOUT_SECONDS,
+    MakeCheckpoint,
     answer,
     entry,
     reserve,
 )
-from tests.support.fix_webhooks import Receiver, Reply
+from tests.support.fix_webhooks import MakeReceiver, Receiver, Reply
 
 pytestmark = pytest.mark.server
 
 
 @pytest.fixture
-async def hooks(checkpoint) -> WebhookClient:
+async def hooks(checkpoint: MakeCheckpoint) -> WebhookClient:
     return WebhookClient(await checkpoint(webhook=WebhookSettings(**HERE)))
 
 
 @pytest.fixture
-async def receiver(webhook_receiver) -> Receiver:
+async def receiver(webhook_receiver: MakeReceiver) -> Receiver:
     answer: Receiver = await webhook_receiver()
     return answer
 
 
 class TestDelivery:
-    async def test_an_end_is_told_signed_with_the_task_in_the_contracts_names(self, hooks, receiver):
+    async def test_an_end_is_told_signed_with_the_task_in_the_contracts_names(
+        self, hooks: WebhookClient, receiver: Receiver
+    ) -> None:
         await hooks.create(receiver)
         task_id = await hooks.finish(goal="find out")
         (webhook,) = await receiver.until(1)
@@ -54,7 +57,9 @@ class TestDelivery:
         (delivery,) = await hooks.deliveries()
         assert (delivery.delivery_id, delivery.attempts, delivery.last_status_code) == (webhook.webhook_id, 1, 200)
 
-    async def test_a_wait_for_leave_carries_what_its_answer_has_to_repeat(self, hooks, receiver):
+    async def test_a_wait_for_leave_carries_what_its_answer_has_to_repeat(
+        self, hooks: WebhookClient, receiver: Receiver
+    ) -> None:
         """A receiver can answer by the delivery alone: the wait's id, and the digest of the call it decides on."""
         await hooks.create(receiver, event_types=["task.waiting_user"])
         owner = await hooks.replica.claim((await hooks.replica.create()).task_id)
@@ -88,7 +93,9 @@ class TestDelivery:
         task = (await hooks.replica.stub.AppendForeign(answered, timeout=TIMEOUT_SECONDS)).task
         assert task.state == task_pb2.TASK_STATE_QUEUED
 
-    async def test_only_what_is_wanted_is_told_and_what_was_before_is_not(self, hooks, receiver):
+    async def test_only_what_is_wanted_is_told_and_what_was_before_is_not(
+        self, hooks: WebhookClient, receiver: Receiver
+    ) -> None:
         await hooks.finish()
         wanted = task_pb2.TaskFilter(labels={"team": "a"})
         await hooks.create(receiver, event_types=["task.*"], filter=wanted)
@@ -100,7 +107,7 @@ class TestDelivery:
         assert types(receiver.came) == ["task.queued", "task.running", "task.succeeded"]
         assert {one.task_id for one in receiver.came} == {task_id}
 
-    async def test_a_request_to_end_is_no_second_arrival(self, hooks, receiver):
+    async def test_a_request_to_end_is_no_second_arrival(self, hooks: WebhookClient, receiver: Receiver) -> None:
         await hooks.create(receiver, event_types=["task.running", "task.cancel_requested", "task.cancelled"])
         owner = await hooks.replica.claim((await hooks.replica.create()).task_id)
         await hooks.replica.cancel(owner.task.task_id)
@@ -109,8 +116,8 @@ class TestDelivery:
         assert types(receiver.came) == ["task.running", "task.cancel_requested", "task.cancelled"]
 
     async def test_an_answer_that_does_not_come_is_a_failure_and_a_redirect_is_followed_nowhere(
-        self, checkpoint, receiver
-    ):
+        self, checkpoint: MakeCheckpoint, receiver: Receiver
+    ) -> None:
         never = asyncio.Event()
         replies = [Reply(307, (("location", receiver.url),)), Reply(after=never.wait()), Reply(200)]
         receiver.answer = lambda _delivery: replies.pop(0) if replies else Reply()
@@ -125,7 +132,9 @@ class TestDelivery:
         (delivery,) = await hooks.deliveries()
         assert delivery.attempts >= 3
 
-    async def test_of_an_answer_no_more_than_its_beginning_is_read(self, checkpoint, receiver):
+    async def test_of_an_answer_no_more_than_its_beginning_is_read(
+        self, checkpoint: MakeCheckpoint, receiver: Receiver
+    ) -> None:
         hooks = WebhookClient(await checkpoint(webhook=WebhookSettings(**{**HERE, "max_attempts": 1})))
         receiver.answer = lambda _delivery: Reply(500, body=b"no\n\x00" * 1_000_000)
         await hooks.create(receiver)
@@ -139,7 +148,9 @@ class TestDelivery:
 
 
 class TestOrder:
-    async def test_a_tasks_deliveries_keep_their_order_whatever_fails_and_whoever_sends(self, checkpoint, receiver):
+    async def test_a_tasks_deliveries_keep_their_order_whatever_fails_and_whoever_sends(
+        self, checkpoint: MakeCheckpoint, receiver: Receiver
+    ) -> None:
         """Three replicas; every second attempt is refused."""
         settings = WebhookSettings(**{**HERE, "max_attempts": 100})
         hooks = WebhookClient(await checkpoint(webhook=settings))
@@ -155,7 +166,9 @@ class TestOrder:
         await hooks.until(lambda hook: hook.delivered == 36)
         await hooks.counts_are_those_of_the_deliveries()
 
-    async def test_a_task_that_keeps_failing_holds_up_only_itself(self, hooks, receiver):
+    async def test_a_task_that_keeps_failing_holds_up_only_itself(
+        self, hooks: WebhookClient, receiver: Receiver
+    ) -> None:
         """Its second delivery waits behind its first; others go by."""
         await hooks.create(receiver, event_types=["task.queued", "task.succeeded"])
         bad: list[str] = []
@@ -171,7 +184,9 @@ class TestOrder:
             ["task.queued"] * 10 + ["task.succeeded"] * 10
         )
 
-    async def test_an_endpoint_that_never_answers_holds_up_no_other(self, hooks, webhook_receiver):
+    async def test_an_endpoint_that_never_answers_holds_up_no_other(
+        self, hooks: WebhookClient, webhook_receiver: MakeReceiver
+    ) -> None:
         silent, well = await webhook_receiver(), await webhook_receiver()
         never = asyncio.Event()
         silent.answer = lambda _delivery: Reply(after=never.wait())
@@ -182,7 +197,9 @@ class TestOrder:
         await well.until(12)
         assert not silent.took
 
-    async def test_what_waits_is_bounded_and_the_feed_keeps_the_rest(self, checkpoint, receiver):
+    async def test_what_waits_is_bounded_and_the_feed_keeps_the_rest(
+        self, checkpoint: MakeCheckpoint, receiver: Receiver
+    ) -> None:
         settings = WebhookSettings(**{**HERE, "max_pending": 1, "max_attempts": 100})
         hooks = WebhookClient(await checkpoint(webhook=settings))
         healthy = asyncio.Event()
@@ -198,7 +215,7 @@ class TestOrder:
 
 
 class TestMethods:
-    async def test_a_webhook_is_found_listed_tested_and_deleted(self, hooks, receiver):
+    async def test_a_webhook_is_found_listed_tested_and_deleted(self, hooks: WebhookClient, receiver: Receiver) -> None:
         made = await hooks.create(receiver, name="b")
         await hooks.create(name="a", event_types=["task.failed"])
         page = await hooks.stub.ListWebhooks(pb.ListWebhooksRequest(page_size=1), timeout=TIMEOUT_SECONDS)
@@ -216,7 +233,7 @@ class TestMethods:
         with pytest.raises(NotFound):
             await hooks.call("ListWebhookDeliveries", made.webhook_id)
 
-    async def test_a_name_is_one_webhook_and_a_tenant_has_a_bounded_number(self, checkpoint):
+    async def test_a_name_is_one_webhook_and_a_tenant_has_a_bounded_number(self, checkpoint: MakeCheckpoint) -> None:
         hooks = WebhookClient(await checkpoint(webhook=WebhookSettings(max_per_tenant=1)))
         secret = new_secret()
         made = await hooks.create(secret=secret)
@@ -230,14 +247,16 @@ class TestMethods:
     @pytest.mark.parametrize(
         "host", ["127.0.0.1", "localhost", "[::1]", "169.254.169.254", "10.0.0.1", "[::ffff:10.0.0.1]"]
     )
-    async def test_nothing_that_is_not_public_is_reached_unless_it_is_allowed(self, checkpoint, host):
+    async def test_nothing_that_is_not_public_is_reached_unless_it_is_allowed(
+        self, checkpoint: MakeCheckpoint, host: str
+    ) -> None:
         hooks = WebhookClient(await checkpoint())
         with pytest.raises(InvalidRequest, match="public"):
             await hooks.create(url=f"http://{host}:8080/")
 
     async def test_an_address_in_a_spelling_that_hides_where_it_leads_is_refused_when_it_is_to_be_sent(
-        self, checkpoint, receiver
-    ):
+        self, checkpoint: MakeCheckpoint, receiver: Receiver
+    ) -> None:
         """A number of the old kind is no address to look at, and the resolver leads it to the loopback."""
         hooks = WebhookClient(await checkpoint(webhook=WebhookSettings(max_attempts=1)))
         await hooks.create(url=receiver.url.replace("127.0.0.1", "2130706433"))

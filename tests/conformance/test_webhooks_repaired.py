@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from typing import Any
 
 import pytest
 
@@ -17,8 +18,8 @@ from tenure.v1 import task_pb2
 from tenure.v1 import webhook_service_pb2 as pb
 from tenure.wire.webhook_service import new_secret
 from tests.conformance.webhook_client import HERE, WebhookClient, types
-from tests.support.fix_checkpoint import TIMEOUT_SECONDS
-from tests.support.fix_webhooks import Receiver, Reply
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, MakeCheckpointProcess
+from tests.support.fix_webhooks import MakeReceiver, Receiver, Reply
 
 pytestmark = pytest.mark.server
 
@@ -31,18 +32,20 @@ SHORT_TURNS = {
 
 
 @pytest.fixture
-async def hooks(checkpoint) -> WebhookClient:
+async def hooks(checkpoint: MakeCheckpoint) -> WebhookClient:
     return WebhookClient(await checkpoint(webhook=WebhookSettings(**HERE)))
 
 
 @pytest.fixture
-async def receiver(webhook_receiver) -> Receiver:
+async def receiver(webhook_receiver: MakeReceiver) -> Receiver:
     answer: Receiver = await webhook_receiver()
     return answer
 
 
 class TestDeadLetters:
-    async def test_after_the_last_failure_it_is_a_dead_letter_and_can_be_replayed_in_order(self, checkpoint, receiver):
+    async def test_after_the_last_failure_it_is_a_dead_letter_and_can_be_replayed_in_order(
+        self, checkpoint: MakeCheckpoint, receiver: Receiver
+    ) -> None:
         settings = WebhookSettings(**{**HERE, "max_attempts": 2})
         hooks = WebhookClient(await checkpoint(webhook=settings))
         receiver.answer = lambda _delivery: Reply(500, body=b"out of paper")
@@ -67,7 +70,7 @@ class TestDeadLetters:
             await hooks.call("ReplayWebhookDeliveries", delivery_id="00000000-0000-0000-0000-000000000000")
         await hooks.counts_are_those_of_the_deliveries()
 
-    async def test_replaying_all_keeps_each_tasks_order(self, checkpoint, receiver):
+    async def test_replaying_all_keeps_each_tasks_order(self, checkpoint: MakeCheckpoint, receiver: Receiver) -> None:
         hooks = WebhookClient(await checkpoint(webhook=WebhookSettings(**{**HERE, "max_attempts": 1})))
         receiver.answer = lambda _delivery: Reply(500)
         await hooks.create(receiver, event_types=["task.*"])
@@ -79,7 +82,9 @@ class TestDeadLetters:
         for task_id in task_ids:
             assert types(receiver.took, task_id) == ["task.queued", "task.running", "task.succeeded"]
 
-    async def test_a_replayed_letter_comes_before_what_is_pending_of_its_task(self, checkpoint, receiver):
+    async def test_a_replayed_letter_comes_before_what_is_pending_of_its_task(
+        self, checkpoint: MakeCheckpoint, receiver: Receiver
+    ) -> None:
         hooks = WebhookClient(await checkpoint(webhook=WebhookSettings(**{**HERE, "max_attempts": 1})))
         receiver.answer = lambda delivery: Reply(410 if delivery.type == "task.succeeded" else 500)
         await hooks.create(receiver, event_types=["task.queued", "task.succeeded"])
@@ -93,7 +98,9 @@ class TestDeadLetters:
         await hooks.until(lambda hook: hook.delivered == 2)
         await hooks.counts_are_those_of_the_deliveries()
 
-    async def test_too_many_dead_letters_pause_the_webhook_and_they_can_be_discarded(self, checkpoint, receiver):
+    async def test_too_many_dead_letters_pause_the_webhook_and_they_can_be_discarded(
+        self, checkpoint: MakeCheckpoint, receiver: Receiver
+    ) -> None:
         hooks = WebhookClient(await checkpoint(webhook=WebhookSettings(**{**HERE, "max_attempts": 1, "max_dead": 2})))
         receiver.answer = lambda _delivery: Reply(500)
         await hooks.create(receiver)
@@ -113,7 +120,9 @@ class TestDeadLetters:
 
 
 class TestSecrets:
-    async def test_during_the_overlap_both_secrets_hold_and_afterwards_the_new_one_only(self, hooks, receiver):
+    async def test_during_the_overlap_both_secrets_hold_and_afterwards_the_new_one_only(
+        self, hooks: WebhookClient, receiver: Receiver
+    ) -> None:
         await hooks.create(receiver)
         old, new = receiver.secrets[0], new_secret()
         rotated = await hooks.call("RotateWebhookSecret", secret=new)
@@ -131,7 +140,9 @@ class TestSecrets:
         await hooks.finish()
         assert (await receiver.until(3))[2].valid == 0
 
-    async def test_a_secret_is_shown_by_what_made_it_and_by_nothing_else(self, hooks, receiver):
+    async def test_a_secret_is_shown_by_what_made_it_and_by_nothing_else(
+        self, hooks: WebhookClient, receiver: Receiver
+    ) -> None:
         await hooks.create(receiver)
         listed = await hooks.stub.ListWebhooks(pb.ListWebhooksRequest(), timeout=TIMEOUT_SECONDS)
         assert [hook.name for hook in listed.webhooks] == ["hook"]
@@ -140,7 +151,9 @@ class TestSecrets:
 
 
 class TestStops:
-    async def test_gone_pauses_the_webhook_and_keeps_the_delivery(self, hooks, receiver):
+    async def test_gone_pauses_the_webhook_and_keeps_the_delivery(
+        self, hooks: WebhookClient, receiver: Receiver
+    ) -> None:
         receiver.answer = lambda _delivery: Reply(410)
         await hooks.create(receiver)
         await hooks.finish()
@@ -152,7 +165,9 @@ class TestStops:
         assert not (await hooks.call("ResumeWebhook")).webhook.paused
         await receiver.until(1)
 
-    async def test_what_happened_during_a_pause_is_told_afterwards(self, hooks, receiver):
+    async def test_what_happened_during_a_pause_is_told_afterwards(
+        self, hooks: WebhookClient, receiver: Receiver
+    ) -> None:
         await hooks.create(receiver)
         paused = (await hooks.call("PauseWebhook", reason="moving", actor="alice")).webhook
         assert (paused.pause_code, paused.pause_reason, paused.pause_actor) == ("OPERATOR", "moving", "alice")
@@ -161,7 +176,9 @@ class TestStops:
         await hooks.call("ResumeWebhook")
         assert (await receiver.until(1))[0].task_id == task_id
 
-    async def test_the_end_of_a_task_that_was_pruned_during_a_pause_is_told_without_the_task(self, hooks, receiver):
+    async def test_the_end_of_a_task_that_was_pruned_during_a_pause_is_told_without_the_task(
+        self, hooks: WebhookClient, receiver: Receiver
+    ) -> None:
         await hooks.create(receiver)
         await hooks.call("PauseWebhook", reason="for long")
         task_id = await hooks.finish()
@@ -170,7 +187,7 @@ class TestStops:
         (delivery,) = await receiver.until(1)
         assert (delivery.type, delivery.task_id, "task" in delivery.data) == ("task.succeeded", task_id, False)
 
-    async def test_an_endpoint_that_asks_for_time_is_left_alone(self, hooks, receiver):
+    async def test_an_endpoint_that_asks_for_time_is_left_alone(self, hooks: WebhookClient, receiver: Receiver) -> None:
         """Its Retry-After holds back everything that is sent there; going on by hand ends the wait."""
         receiver.answer = lambda _delivery: Reply(429, (("retry-after", "3600"),))
         await hooks.create(receiver)
@@ -186,7 +203,9 @@ class TestStops:
         await hooks.call("ResumeWebhook")
         assert (await receiver.until(1))[0].task_id == other
 
-    async def test_changes_that_were_no_longer_kept_are_told_as_missed(self, hooks, receiver):
+    async def test_changes_that_were_no_longer_kept_are_told_as_missed(
+        self, hooks: WebhookClient, receiver: Receiver
+    ) -> None:
         await hooks.create(receiver)
         await hooks.call("PauseWebhook", reason="for long")
         await hooks.finish()
@@ -213,7 +232,9 @@ class TestStops:
             ("update ledger.webhooks set xid = '4611686018427387904'", pb.WEBHOOK_GAP_REASON_PUT_BACK),
         ],
     )
-    async def test_a_ledger_that_was_copied_or_put_back_is_told_too(self, hooks, receiver, change, reason):
+    async def test_a_ledger_that_was_copied_or_put_back_is_told_too(
+        self, hooks: WebhookClient, receiver: Receiver, change: str, reason: Any
+    ) -> None:
         await hooks.create(receiver)
         await hooks.call("PauseWebhook", reason="moving")
         await hooks.replica.query(change)
@@ -227,8 +248,8 @@ class TestStops:
 
 class TestTurns:
     async def test_a_deliverer_that_was_killed_between_sending_and_recording_repeats_it(
-        self, checkpoint_process, receiver
-    ):
+        self, checkpoint_process: MakeCheckpointProcess, receiver: Receiver
+    ) -> None:
         """It is killed at the failpoint; the next one sends the same again, with the same id."""
         doomed = await checkpoint_process(failpoints="checkpoint.after_delivery=1#kill9", environment=SHORT_TURNS)
         hooks = WebhookClient(doomed.replica)
@@ -241,8 +262,8 @@ class TestTurns:
         assert (first.valid, second.valid) == (1, 1)
 
     async def test_a_deliverer_that_wakes_up_after_another_took_over_changes_nothing(
-        self, checkpoint_process, receiver
-    ):
+        self, checkpoint_process: MakeCheckpointProcess, receiver: Receiver
+    ) -> None:
         """It is frozen with a receipt in its hand. The other one sends the same again, and goes on."""
         sleeper = await checkpoint_process(failpoints="checkpoint.after_delivery=1#freeze", environment=SHORT_TURNS)
         hooks = WebhookClient(sleeper.replica)
@@ -264,7 +285,9 @@ class TestTurns:
         assert (before.pending_deliveries, after.pending_deliveries) == (0, 0)
         await hooks.counts_are_those_of_the_deliveries()
 
-    async def test_a_turn_that_another_took_over_writes_nothing_more(self, checkpoint, receiver):
+    async def test_a_turn_that_another_took_over_writes_nothing_more(
+        self, checkpoint: MakeCheckpoint, receiver: Receiver
+    ) -> None:
         """As one that slept with an answer in its hand: the cursor, the counts and the delivery stay the other's."""
         hooks = WebhookClient(await checkpoint(webhook=WebhookSettings(**HERE)))
         gate = asyncio.Event()
@@ -281,7 +304,7 @@ class TestTurns:
         assert not after.HasField("last_failed_time")
         assert [one.webhook_id for one in receiver.came] == [receiver.came[0].webhook_id] * 2
 
-    async def test_a_turn_that_is_over_moves_no_cursor(self, hooks):
+    async def test_a_turn_that_is_over_moves_no_cursor(self, hooks: WebhookClient) -> None:
         """The cursor that it read stands where another turn left it: nothing is written down twice, or left out."""
         webhook = await hooks.create()
         await hooks.call("PauseWebhook", reason="so that only this test reads")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Any, Final
 
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.wire.common import state_name
+from tests.support.fix_worker import WorkerBench
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 TASKS: Final = 2
@@ -19,7 +20,7 @@ SYSTEM: Final = "Be brief, and say what you do. " * 250
 """Two thousand tokens: a call's bill is mostly its input, as agents' bills are."""
 
 
-async def bills(bench, task_ids):
+async def bills(bench: Any, task_ids: Any) -> Any:
     listed = {}
     for task_id in task_ids:
         answer = await bench.ledger.ListBills(pb.ListBillsRequest(task_id=task_id), timeout=CALL_SECONDS)
@@ -27,7 +28,7 @@ async def bills(bench, task_ids):
     return listed
 
 
-async def all_are_speaking(bench, output_tokens, tasks=TASKS):
+async def all_are_speaking(bench: Any, output_tokens: Any, tasks: Any = TASKS) -> None:
     """Waits until every task has a call that drips, and so was answered in part."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
@@ -38,7 +39,7 @@ async def all_are_speaking(bench, output_tokens, tasks=TASKS):
             await asyncio.sleep(0.02)
 
 
-async def test_a_run_whose_workers_are_killed_is_billed_within_one_percent(bench):
+async def test_a_run_whose_workers_are_killed_is_billed_within_one_percent(bench: WorkerBench) -> None:
     """Calls drip sixteen tokens a second, until their worker is killed; others are answered at once."""
     victim = await bench.start_worker()
     bench.simulator.order_fault(drip_ms=400, count=TASKS)
@@ -71,7 +72,7 @@ async def test_a_run_whose_workers_are_killed_is_billed_within_one_percent(bench
     assert sum(task.budget.reserved_tokens for task in tasks) == 0
 
 
-async def test_a_worker_whose_task_is_taken_away_says_what_its_call_used(bench):
+async def test_a_worker_whose_task_is_taken_away_says_what_its_call_used(bench: WorkerBench) -> None:
     await bench.start_worker()
     bench.simulator.order_fault(drip_ms=400, count=1)
     task_id = await bench.submit("sim-worker-wordy", system=SYSTEM)

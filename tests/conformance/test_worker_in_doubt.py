@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from contextlib import suppress
+from typing import Any
 
 from devstack.child_process import ServiceDied
 from tenure.domain import entries as facts
@@ -15,12 +16,13 @@ from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.common import state_name
 from tenure.wire.ledger import operator_request_to_wire
 from tests.conformance.test_worker_outages import in_doubt
+from tests.support.fix_worker import WorkerBench
 from tests.support.patience import CALL_SECONDS
 
 WAIT = InDoubtPolicy.WAIT_FOR_PERSON
 
 
-async def say(bench, task_id: str, decision: Decision) -> None:
+async def say(bench: Any, task_id: str, decision: Decision) -> None:
     """Of the only call, once the task waits for it."""
     task = await bench.in_state(task_id, TaskState.WAITING_USER)
     (doubted,) = task.calls_in_doubt
@@ -32,13 +34,15 @@ async def say(bench, task_id: str, decision: Decision) -> None:
     await bench.ledger.AppendForeign(request, timeout=CALL_SECONDS)
 
 
-async def outcome_at_the_end(bench, task_id: str):
+async def outcome_at_the_end(bench: Any, task_id: str) -> Any:
     assert state_name((await bench.ended(task_id)).state) == "SUCCEEDED"
     (response,) = await bench.bodies(task_id, facts.ToolOutcome)
     return response.outcome
 
 
-async def test_what_did_not_happen_is_run_once_though_worker_after_worker_dies_with_the_word(bench):
+async def test_what_did_not_happen_is_run_once_though_worker_after_worker_dies_with_the_word(
+    bench: WorkerBench,
+) -> None:
     """Before the tools hear of it, and after they did as it says."""
     task_id = await in_doubt(bench, WAIT, "tools.before_effect=1#kill9")
     await bench.in_state(task_id, TaskState.WAITING_USER)
@@ -57,7 +61,9 @@ async def test_what_did_not_happen_is_run_once_though_worker_after_worker_dies_w
     assert await bench.effects(task_id) == ["once"]
 
 
-async def test_a_word_that_is_not_taken_makes_the_task_wait_again_and_giving_up_lets_the_agent_go_on(bench):
+async def test_a_word_that_is_not_taken_makes_the_task_wait_again_and_giving_up_lets_the_agent_go_on(
+    bench: WorkerBench,
+) -> None:
     task_id = await in_doubt(bench, WAIT)
     await say(bench, task_id, DidNotHappen())
     task = await bench.in_state(task_id, TaskState.WAITING_USER)
@@ -69,7 +75,9 @@ async def test_a_word_that_is_not_taken_makes_the_task_wait_again_and_giving_up_
     assert await bench.effects(task_id) == ["once"]
 
 
-async def test_a_word_that_was_given_is_kept_though_the_task_is_ended_before_anybody_carries_it_out(bench):
+async def test_a_word_that_was_given_is_kept_though_the_task_is_ended_before_anybody_carries_it_out(
+    bench: WorkerBench,
+) -> None:
     task_id = await in_doubt(bench, WAIT)
     await bench.in_state(task_id, TaskState.WAITING_USER)
     for worker in bench.workers:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 from tenure.domain import entries as facts
+from tests.support.fix_worker import WorkerBench
 from tests.support.patience import PATIENCE_SECONDS
 
 
-async def test_words_that_come_after_the_last_answer_are_answered(bench, tmp_path):
+async def test_words_that_come_after_the_last_answer_are_answered(bench: WorkerBench, tmp_path: Path) -> None:
     """The answer is in the ledger, the end not yet: without asking the ledger the words would be lost."""
     reached, go_on = tmp_path / "reached", tmp_path / "go-on"
     await bench.start_worker(failpoints=f"worker.before_close_out=1#touch({reached})->1#wait({go_on})")

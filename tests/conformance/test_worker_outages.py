@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 from devstack.options import choose_address
 from devstack.service_process import ServiceProcess
@@ -12,13 +13,14 @@ from tenure.domain.states import TaskState
 from tenure.domain.task import InDoubtPolicy, TaskPolicy
 from tenure.domain.tools import OutcomeStatus
 from tenure.wire.common import state_name
+from tests.support.fix_worker import WorkerBench
 from tests.support.patience import PATIENCE_SECONDS
 
 TTL_SECONDS = 5.0
 PACED_EFFECTS = sorted(str(number) for number in range(6))
 
 
-async def test_a_checkpoint_that_restarts_costs_no_step(bench):
+async def test_a_checkpoint_that_restarts_costs_no_step(bench: WorkerBench) -> None:
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-paced")
     await bench.reached(task_id, facts.AssistantMessage, 2)
@@ -28,7 +30,7 @@ async def test_a_checkpoint_that_restarts_costs_no_step(bench):
     assert len(bench.model_calls(task_id)) == 7
 
 
-async def test_a_commit_whose_answer_was_lost_is_not_written_twice(bench):
+async def test_a_commit_whose_answer_was_lost_is_not_written_twice(bench: WorkerBench) -> None:
     await bench.start_worker()
     checkpoint = await bench.restart("checkpoint", failpoints="checkpoint.after_commit=4#kill9")
     task_id = await bench.submit("sim-worker-paced")
@@ -40,7 +42,7 @@ async def test_a_commit_whose_answer_was_lost_is_not_written_twice(bench):
     assert sorted(await bench.effects(task_id)) == PACED_EFFECTS
 
 
-async def test_a_ledger_that_takes_no_commit_has_the_task_let_go_unharmed(bench):
+async def test_a_ledger_that_takes_no_commit_has_the_task_let_go_unharmed(bench: WorkerBench) -> None:
     worker = await bench.start_worker()
     await bench.restart("checkpoint", failpoints="checkpoint.before_commit=error(UNAVAILABLE)")
     task_id = await bench.submit("sim-hello")
@@ -53,7 +55,7 @@ async def test_a_ledger_that_takes_no_commit_has_the_task_let_go_unharmed(bench)
     assert worker.exit_code is None
 
 
-async def test_tools_that_restart_cost_no_effect(bench):
+async def test_tools_that_restart_cost_no_effect(bench: WorkerBench) -> None:
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-paced")
     await bench.reached(task_id, facts.ToolOutcome, 2)
@@ -63,7 +65,7 @@ async def test_tools_that_restart_cost_no_effect(bench):
     assert sorted(await bench.effects(task_id)) == PACED_EFFECTS
 
 
-async def in_doubt(bench, policy, failpoint="tools.after_effect=1#kill9"):
+async def in_doubt(bench: Any, policy: Any, failpoint: str = "tools.after_effect=1#kill9") -> Any:
     """A task whose one unsafe call was begun by tools that died before they could say what came of it."""
     await bench.start_worker()
     tools = await bench.restart("tools", failpoints=failpoint)
@@ -73,7 +75,7 @@ async def in_doubt(bench, policy, failpoint="tools.after_effect=1#kill9"):
     return task_id
 
 
-async def test_a_call_in_doubt_waits_for_a_person_and_stays_open(bench):
+async def test_a_call_in_doubt_waits_for_a_person_and_stays_open(bench: WorkerBench) -> None:
     task_id = await in_doubt(bench, InDoubtPolicy.WAIT_FOR_PERSON)
     task = await bench.in_state(task_id, TaskState.WAITING_USER)
     assert task.reason == "TOOL_IN_DOUBT"
@@ -82,7 +84,7 @@ async def test_a_call_in_doubt_waits_for_a_person_and_stays_open(bench):
     assert await bench.effects(task_id) == ["once"]
 
 
-async def test_a_call_in_doubt_is_told_to_the_model_if_the_task_says_so(bench):
+async def test_a_call_in_doubt_is_told_to_the_model_if_the_task_says_so(bench: WorkerBench) -> None:
     task_id = await in_doubt(bench, InDoubtPolicy.TELL_MODEL)
     assert state_name((await bench.ended(task_id)).state) == "SUCCEEDED"
     (outcome,) = await bench.bodies(task_id, facts.ToolOutcome)
@@ -90,7 +92,7 @@ async def test_a_call_in_doubt_is_told_to_the_model_if_the_task_says_so(bench):
     assert await bench.effects(task_id) == ["once"]
 
 
-async def test_a_worker_keeps_its_claims_when_its_coordinator_restarts(bench):
+async def test_a_worker_keeps_its_claims_when_its_coordinator_restarts(bench: WorkerBench) -> None:
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-paced")
     await bench.reached(task_id, facts.AssistantMessage, 1)
@@ -99,7 +101,7 @@ async def test_a_worker_keeps_its_claims_when_its_coordinator_restarts(bench):
     assert (state_name(task.state), task.claim_count) == ("SUCCEEDED", 1)
 
 
-async def test_a_worker_takes_its_claims_along_when_its_coordinator_freezes(bench):
+async def test_a_worker_takes_its_claims_along_when_its_coordinator_freezes(bench: WorkerBench) -> None:
     first = bench.stack.services["coordinator"]
     second = await another_coordinator(first)
     try:
@@ -117,7 +119,7 @@ async def test_a_worker_takes_its_claims_along_when_its_coordinator_freezes(benc
     assert sorted(await bench.effects(task_id)) == PACED_EFFECTS
 
 
-async def test_a_worker_without_its_coordinator_ends_its_model_call_and_begins_nothing_new(bench):
+async def test_a_worker_without_its_coordinator_ends_its_model_call_and_begins_nothing_new(bench: WorkerBench) -> None:
     """Etcd is away for longer than a lease: afterwards the task is one owner's, and whole."""
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-slow-answer")
@@ -139,7 +141,7 @@ async def test_a_worker_without_its_coordinator_ends_its_model_call_and_begins_n
     assert len(bench.model_calls(task_id)) == 2
 
 
-async def test_a_slow_tool_that_gives_signs_is_not_stuck_and_one_that_does_not_is(bench):
+async def test_a_slow_tool_that_gives_signs_is_not_stuck_and_one_that_does_not_is(bench: WorkerBench) -> None:
     coordinator = bench.stack.services["coordinator"]
     coordinator.kill()
     coordinator.start({"TENURE_COORDINATOR_PROGRESS_TIMEOUT_SECONDS": "5"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from tenure.domain import entries as facts
 from tenure.domain.states import TaskState
 from tenure.wire.common import state_name
 from tests.conformance.test_worker_tasks import EFFECTS, the_answers_of_a_whole_run
+from tests.support.fix_worker import WorkerBench
 
 # Where, how many model calls a whole run of four steps then takes at most, and which scenario gets there.
 BOUNDARIES = {
@@ -28,7 +30,9 @@ BOUNDARIES = {
 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
-async def test_a_worker_killed_at_any_boundary_costs_at_most_the_call_in_flight(bench, boundary):
+async def test_a_worker_killed_at_any_boundary_costs_at_most_the_call_in_flight(
+    bench: WorkerBench, boundary: Any
+) -> None:
     which, most_calls = BOUNDARIES[boundary]
     victim = await bench.start_worker(failpoints=f"{boundary}={which}kill9")
     task_id = await bench.submit("sim-worker-effects")
@@ -42,7 +46,7 @@ async def test_a_worker_killed_at_any_boundary_costs_at_most_the_call_in_flight(
     assert task.budget.reserved_tokens == 0
 
 
-async def test_an_outcome_committed_early_is_not_computed_again(bench):
+async def test_an_outcome_committed_early_is_not_computed_again(bench: WorkerBench) -> None:
     victim = await bench.start_worker(failpoints="worker.after_outcome=1#kill9")
     task_id = await bench.submit("sim-worker-siblings")
     assert await bench.died(victim) != 0
@@ -52,7 +56,7 @@ async def test_an_outcome_committed_early_is_not_computed_again(bench):
     assert len(bench.model_calls(task_id)) == 2
 
 
-async def test_a_killed_workers_task_runs_elsewhere_without_waiting_for_its_lease_to_end(bench):
+async def test_a_killed_workers_task_runs_elsewhere_without_waiting_for_its_lease_to_end(bench: WorkerBench) -> None:
     victim = await bench.start_worker()
     task_id = await bench.submit("sim-worker-long-answer")
     await bench.reached(task_id, facts.ModelAttempt)
@@ -64,7 +68,7 @@ async def test_a_killed_workers_task_runs_elsewhere_without_waiting_for_its_leas
     await bench.ended(task_id)
 
 
-async def test_a_frozen_worker_is_refused_when_it_wakes_and_takes_new_tasks(bench):
+async def test_a_frozen_worker_is_refused_when_it_wakes_and_takes_new_tasks(bench: WorkerBench) -> None:
     sleeper = await bench.start_worker()
     task_id = await bench.submit("sim-worker-paced")
     await bench.reached(task_id, facts.AssistantMessage, 2)
@@ -82,7 +86,7 @@ async def test_a_frozen_worker_is_refused_when_it_wakes_and_takes_new_tasks(benc
     assert sleeper.exit_code is None
 
 
-async def test_a_worker_that_is_told_to_stop_gives_its_task_back_at_once(bench):
+async def test_a_worker_that_is_told_to_stop_gives_its_task_back_at_once(bench: WorkerBench) -> None:
     leaver = await bench.start_worker()
     task_id = await bench.submit("sim-worker-long-answer")
     await bench.reached(task_id, facts.ModelAttempt)
@@ -100,7 +104,7 @@ async def test_a_worker_that_is_told_to_stop_gives_its_task_back_at_once(bench):
     await bench.ended(task_id)
 
 
-async def test_a_call_goes_on_while_its_worker_is_drained_and_is_joined(bench):
+async def test_a_call_goes_on_while_its_worker_is_drained_and_is_joined(bench: WorkerBench) -> None:
     leaver = await bench.start_worker()
     task_id = await bench.submit("sim-worker-slow-tool")
     await bench.reached(task_id, facts.ToolIntent)
@@ -112,7 +116,7 @@ async def test_a_call_goes_on_while_its_worker_is_drained_and_is_joined(bench):
     assert len(bench.model_calls(task_id)) == 2
 
 
-async def test_a_zombie_that_ignores_its_trust_window_is_stopped_by_the_fences(bench):
+async def test_a_zombie_that_ignores_its_trust_window_is_stopped_by_the_fences(bench: WorkerBench) -> None:
     zombie = await bench.start_worker(failpoints="worker.ignore_trust_window")
     task_id = await bench.submit("sim-worker-paced")
     await bench.reached(task_id, facts.AssistantMessage, 1)
@@ -126,6 +130,6 @@ async def test_a_zombie_that_ignores_its_trust_window_is_stopped_by_the_fences(b
     assert await the_answers_of_a_whole_run(bench, task_id) == list(range(1, 8))
 
 
-def drained_seconds(worker):
+def drained_seconds(worker: Any) -> Any:
     (line,) = [json.loads(line) for line in worker.log().splitlines() if '"drained"' in line]
     return line["seconds"]

@@ -17,20 +17,21 @@ from tenure.domain.task import Limits, TaskPolicy
 from tenure.domain.tools import OutcomeStatus
 from tenure.wire.common import state_name
 from tenure.wire.task import usage_to_domain
+from tests.support.fix_worker import WorkerBench
 from tests.support.patience import PATIENCE_SECONDS
 
 COUNTS = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 EFFECTS = sorted(f"{kind} {number}" for kind in ("keyed", "once") for number in (1, 2, 3))
 
 
-async def the_answers_of_a_whole_run(bench, task_id):
+async def the_answers_of_a_whole_run(bench: Any, task_id: Any) -> Any:
     """Each step was answered once, whatever happened meanwhile."""
     answered = [entry.step for entry in await bench.entries(task_id) if isinstance(entry.body, facts.AssistantMessage)]
     assert answered == sorted(set(answered))
     return answered
 
 
-async def test_a_task_with_tools_goes_through(bench):
+async def test_a_task_with_tools_goes_through(bench: WorkerBench) -> None:
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-effects")
     task = await bench.ended(task_id)
@@ -41,7 +42,7 @@ async def test_a_task_with_tools_goes_through(bench):
     assert len(await bench.bodies(task_id, facts.ToolsDefined)) == 1
 
 
-async def test_tools_that_are_allowed_and_there_are_not_are_named_in_the_ledger(bench):
+async def test_tools_that_are_allowed_and_there_are_not_are_named_in_the_ledger(bench: WorkerBench) -> None:
     await bench.start_worker()
     task_id = await bench.submit("sim-one-tool", tools=("write_file", "wriet_file"))
     assert state_name((await bench.ended(task_id)).state) == "SUCCEEDED"
@@ -50,7 +51,7 @@ async def test_tools_that_are_allowed_and_there_are_not_are_named_in_the_ledger(
     assert defined.unknown_names == ("wriet_file",)
 
 
-async def test_the_ledgers_usage_is_the_simulators_bill(bench):
+async def test_the_ledgers_usage_is_the_simulators_bill(bench: WorkerBench) -> None:
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-effects")
     used = usage_to_domain((await bench.ended(task_id)).usage)
@@ -59,7 +60,7 @@ async def test_the_ledgers_usage_is_the_simulators_bill(bench):
     assert used == billed
 
 
-async def test_a_task_reads_from_the_providers_cache_what_it_sent_before(bench):
+async def test_a_task_reads_from_the_providers_cache_what_it_sent_before(bench: WorkerBench) -> None:
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-effects", tools=None)
     used = usage_to_domain((await bench.ended(task_id)).usage)
@@ -73,7 +74,7 @@ async def test_a_task_reads_from_the_providers_cache_what_it_sent_before(bench):
     assert used.cache_read_input_tokens > 0.6 * (used.total - used.output_tokens)
 
 
-async def test_a_long_prompt_is_counted_by_the_provider_before_it_is_sent(bench):
+async def test_a_long_prompt_is_counted_by_the_provider_before_it_is_sent(bench: WorkerBench) -> None:
     await bench.start_worker(count_tokens_above="0")
     task_id = await bench.submit("sim-worker-effects")
     await bench.ended(task_id)
@@ -83,7 +84,7 @@ async def test_a_long_prompt_is_counted_by_the_provider_before_it_is_sent(bench)
     assert reserved == [with_margin(tokens) for tokens in inputs]
 
 
-async def test_a_count_that_fails_never_fails_the_step(bench):
+async def test_a_count_that_fails_never_fails_the_step(bench: WorkerBench) -> None:
     bench.simulator.order_fault(endpoint="count_tokens", status=500, count=3)
     await bench.start_worker(count_tokens_above="0")
     task_id = await bench.submit("sim-worker-effects")
@@ -91,7 +92,7 @@ async def test_a_count_that_fails_never_fails_the_step(bench):
     assert len(bench.model_calls(task_id)) == 4
 
 
-async def test_a_worker_that_is_told_so_asks_for_no_cache(bench):
+async def test_a_worker_that_is_told_so_asks_for_no_cache(bench: WorkerBench) -> None:
     await bench.start_worker(prompt_caching="false")
     task_id = await bench.submit("sim-worker-effects", tools=None)
     used = usage_to_domain((await bench.ended(task_id)).usage)
@@ -99,7 +100,7 @@ async def test_a_worker_that_is_told_so_asks_for_no_cache(bench):
     assert used.input_tokens > 0
 
 
-async def test_a_sandboxed_call_and_its_siblings_are_answered_in_one_message(bench):
+async def test_a_sandboxed_call_and_its_siblings_are_answered_in_one_message(bench: WorkerBench) -> None:
     await bench.start_worker()
     task_id = await bench.submit("sim-parallel-tools")
     assert (await bench.ended(task_id)).result == "All three are done."
@@ -108,14 +109,14 @@ async def test_a_sandboxed_call_and_its_siblings_are_answered_in_one_message(ben
     assert len(bench.model_calls(task_id)) == 2
 
 
-async def test_many_tasks_go_through_one_worker_at_once(bench):
+async def test_many_tasks_go_through_one_worker_at_once(bench: WorkerBench) -> None:
     await bench.start_worker(slots="8")
     task_ids = [await bench.submit("sim-worker-paced") for _ in range(16)]
     ended = await asyncio.gather(*(bench.ended(task_id) for task_id in task_ids))
     assert {state_name(task.state) for task in ended} == {"SUCCEEDED"}
 
 
-async def test_a_claim_is_given_back_when_its_task_is_closed(bench):
+async def test_a_claim_is_given_back_when_its_task_is_closed(bench: WorkerBench) -> None:
     await bench.start_worker()
     task_id = await bench.submit("sim-hello")
     await bench.ended(task_id)
@@ -124,7 +125,7 @@ async def test_a_claim_is_given_back_when_its_task_is_closed(bench):
             await asyncio.sleep(0.02)
 
 
-async def test_an_outcome_does_not_wait_long_for_a_slow_sibling(bench):
+async def test_an_outcome_does_not_wait_long_for_a_slow_sibling(bench: WorkerBench) -> None:
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-siblings")
     await bench.ended(task_id)
@@ -135,7 +136,7 @@ async def test_an_outcome_does_not_wait_long_for_a_slow_sibling(bench):
     assert len(bench.model_calls(task_id)) == 2
 
 
-async def test_a_cut_answer_is_continued(bench):
+async def test_a_cut_answer_is_continued(bench: WorkerBench) -> None:
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-cut")
     task = await bench.ended(task_id)
@@ -143,7 +144,7 @@ async def test_a_cut_answer_is_continued(bench):
     assert len(await bench.bodies(task_id, facts.UserMessage)) == 1
 
 
-async def test_an_answer_that_is_always_cut_fails_the_task(bench):
+async def test_an_answer_that_is_always_cut_fails_the_task(bench: WorkerBench) -> None:
     await bench.start_worker()
     task_id = await bench.submit("sim-max-tokens", max_output_tokens=300)
     task = await bench.ended(task_id)
@@ -151,7 +152,7 @@ async def test_an_answer_that_is_always_cut_fails_the_task(bench):
 
 
 @pytest.mark.parametrize("fault", [{"status": 429, "retry_after_seconds": 0.5}, {"status": 529}, {"broken_stream": 1}])
-async def test_a_passing_failure_of_the_provider_costs_another_attempt_only(bench, fault):
+async def test_a_passing_failure_of_the_provider_costs_another_attempt_only(bench: WorkerBench, fault: Any) -> None:
     await bench.start_worker()
     bench.simulator.order_fault(**fault, count=2)
     task_id = await bench.submit("sim-hello")
@@ -161,7 +162,7 @@ async def test_a_passing_failure_of_the_provider_costs_another_attempt_only(benc
     assert len(bench.model_calls(task_id)) == 3
 
 
-async def test_a_refused_request_fails_the_task_in_the_providers_words(bench):
+async def test_a_refused_request_fails_the_task_in_the_providers_words(bench: WorkerBench) -> None:
     await bench.start_worker()
     bench.simulator.order_fault(status=400, message="that model is gone", count=10)
     task = await bench.ended(await bench.submit("sim-hello"))
@@ -169,7 +170,7 @@ async def test_a_refused_request_fails_the_task_in_the_providers_words(bench):
     assert "that model is gone" in task.message
 
 
-async def test_a_provider_that_stays_down_has_the_task_scheduled_then_failed(bench):
+async def test_a_provider_that_stays_down_has_the_task_scheduled_then_failed(bench: WorkerBench) -> None:
     await bench.start_worker()
     bench.simulator.order_fault(status=500, count=100)
     policy = TaskPolicy(retry=RetryPolicy(max_attempts=1, initial_seconds=0.1, cap_seconds=0.1))
@@ -180,7 +181,7 @@ async def test_a_provider_that_stays_down_has_the_task_scheduled_then_failed(ben
     assert len(bench.model_calls(task_id)) == 10
 
 
-async def test_the_step_limit_ends_a_task_with_what_it_has(bench):
+async def test_the_step_limit_ends_a_task_with_what_it_has(bench: WorkerBench) -> None:
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-endless", limits=Limits(max_steps=3))
     task = await bench.ended(task_id)
@@ -188,7 +189,7 @@ async def test_the_step_limit_ends_a_task_with_what_it_has(bench):
     assert len(bench.model_calls(task_id)) == 3
 
 
-async def test_the_token_limit_ends_a_task_and_is_never_overshot(bench):
+async def test_the_token_limit_ends_a_task_and_is_never_overshot(bench: WorkerBench) -> None:
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-endless", limits=Limits(max_tokens=9000))
     task = await bench.ended(task_id)
@@ -197,7 +198,7 @@ async def test_the_token_limit_ends_a_task_and_is_never_overshot(bench):
     assert task.budget.reserved_tokens == 0
 
 
-async def test_a_cancel_during_a_model_call_ends_it_at_once_and_bills_it(bench):
+async def test_a_cancel_during_a_model_call_ends_it_at_once_and_bills_it(bench: WorkerBench) -> None:
     worker = await bench.start_worker()
     task_id = await bench.submit("sim-worker-long-answer")
     await bench.reached(task_id, facts.ModelAttempt)
@@ -213,7 +214,7 @@ async def test_a_cancel_during_a_model_call_ends_it_at_once_and_bills_it(bench):
     assert abs(usage_to_domain(task.usage).total - billed) <= 0.05 * billed
 
 
-async def test_live_text_is_the_text_of_the_answer(bench):
+async def test_live_text_is_the_text_of_the_answer(bench: WorkerBench) -> None:
     worker = await bench.start_worker()
     task_id = await bench.submit("sim-slow")
     await bench.reached(task_id, facts.ModelAttempt)
@@ -222,7 +223,7 @@ async def test_live_text_is_the_text_of_the_answer(bench):
     assert len(pieces) > 5
 
 
-async def test_a_cancel_during_a_call_ends_with_an_outcome_and_no_effect_begins_later(bench):
+async def test_a_cancel_during_a_call_ends_with_an_outcome_and_no_effect_begins_later(bench: WorkerBench) -> None:
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-slow-tool")
     await bench.reached(task_id, facts.ToolIntent)
@@ -233,7 +234,7 @@ async def test_a_cancel_during_a_call_ends_with_an_outcome_and_no_effect_begins_
     assert outcome.outcome.status in {OutcomeStatus.CANCELLED, OutcomeStatus.NOT_RUN, OutcomeStatus.IN_DOUBT}
 
 
-async def test_a_passed_deadline_ends_a_task_in_the_middle_of_a_call(bench):
+async def test_a_passed_deadline_ends_a_task_in_the_middle_of_a_call(bench: WorkerBench) -> None:
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-long-answer", limits=Limits(timeout_seconds=2))
     task = await bench.ended(task_id)
@@ -241,7 +242,7 @@ async def test_a_passed_deadline_ends_a_task_in_the_middle_of_a_call(bench):
     assert task.budget.reserved_tokens == 0
 
 
-async def test_words_that_come_during_the_last_answer_are_read(bench):
+async def test_words_that_come_during_the_last_answer_are_read(bench: WorkerBench) -> None:
     await bench.start_worker()
     task_id = await bench.submit("sim-slow")
     await bench.reached(task_id, facts.ModelAttempt)

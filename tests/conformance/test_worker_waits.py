@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 from tenure.domain import entries as facts
 from tenure.domain.states import TaskState
@@ -10,22 +11,23 @@ from tenure.domain.task import AgentSpec, TaskSpec
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.common import state_name
 from tenure.wire.task import spec_to_wire
+from tests.support.fix_worker import WorkerBench
 from tests.support.patience import CALL_SECONDS
 
 
-async def submit(bench, model, **agent):
+async def submit(bench: Any, model: Any, **agent: Any) -> Any:
     spec = TaskSpec(goal=f"record-{uuid.uuid4().hex}", agent=AgentSpec(model=model, **agent), queue=bench.queue)
     request = pb.CreateTaskRequest(request_id=str(uuid.uuid4()), spec=spec_to_wire(spec))
     return (await bench.ledger.CreateTask(request, timeout=CALL_SECONDS)).task.task_id
 
 
-async def answer(bench, task, decision):
+async def answer(bench: Any, task: Any, decision: Any) -> None:
     said = pb.WaitAnswer(wait_id=task.wait.wait_id, call_digest=task.wait.call_digest, decision=decision)
     request = pb.AppendForeignRequest(task_id=task.task_id, request_id=str(uuid.uuid4()), actor="bob", wait_answer=said)
     await bench.ledger.AppendForeign(request, timeout=CALL_SECONDS)
 
 
-async def test_a_worker_that_dies_before_it_waits_leaves_the_asking_to_the_next(bench):
+async def test_a_worker_that_dies_before_it_waits_leaves_the_asking_to_the_next(bench: WorkerBench) -> None:
     await bench.start_worker(failpoints="worker.after_intent=1#kill9")
     task_id = await submit(bench, "sim-approval")
     await bench.start_worker()
@@ -38,7 +40,7 @@ async def test_a_worker_that_dies_before_it_waits_leaves_the_asking_to_the_next(
     assert len(await bench.bodies(task_id, facts.WaitResolution)) == 1
 
 
-async def test_a_call_that_got_leave_happens_once_though_its_worker_dies_with_it(bench):
+async def test_a_call_that_got_leave_happens_once_though_its_worker_dies_with_it(bench: WorkerBench) -> None:
     """Who executes it dies after the effect and before the outcome is committed: it is answered from the record."""
     dying = await bench.start_worker(failpoints="worker.after_execute=2#kill9")  # the first time it only asked
     task_id = await submit(bench, "sim-worker-unsafe", approve_tools=("append_record_unsafe",))
@@ -52,7 +54,7 @@ async def test_a_call_that_got_leave_happens_once_though_its_worker_dies_with_it
     assert len(await bench.bodies(task_id, facts.WaitResolution)) == 1
 
 
-async def test_an_event_reaches_the_model(bench):
+async def test_an_event_reaches_the_model(bench: WorkerBench) -> None:
     await bench.start_worker()
     task_id = await bench.submit("sim-event")  # its goal names the event
     task = await bench.in_state(task_id, TaskState.WAITING_EXTERNAL)

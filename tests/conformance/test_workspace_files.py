@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from tenure.domain.errors import InvalidRequest, NotFound, OutOfRange, WrongStat
 from tenure.runtime.request_context import as_tenant
 from tenure.v1 import tool_service_pb2 as pb
 from tenure.v1 import workspace_pb2
+from tests.support.fix_tools import Grants, Outside, StartTools
 from tests.support.patience import CALL_SECONDS
 
 KINDS = {
@@ -21,7 +23,7 @@ KINDS = {
 }
 
 
-async def listed(tools, task_id: str, path: str = "", *, page_size: int = 0):
+async def listed(tools: Any, task_id: str, path: str = "", *, page_size: int = 0) -> Any:
     files, request = [], pb.ToolServiceListFilesRequest(task_id=task_id, path=path, page_size=page_size)
     while True:
         page = await tools.stub.ListFiles(request, timeout=CALL_SECONDS)
@@ -31,20 +33,20 @@ async def listed(tools, task_id: str, path: str = "", *, page_size: int = 0):
             return files
 
 
-async def read(tools, task_id: str, path: str, *, offset: int = 0, version: str = ""):
+async def read(tools: Any, task_id: str, path: str, *, offset: int = 0, version: str = "") -> Any:
     request = pb.ToolServiceReadFileRequest(task_id=task_id, path=path, offset=offset, version=version)
     parts = [part async for part in tools.stub.ReadFile(request, timeout=CALL_SECONDS)]
     return parts[0].header, b"".join(part.content for part in parts[1:])
 
 
 @pytest.fixture
-def workspace(grants, outside) -> Path:
+def workspace(grants: Grants, outside: Outside) -> Path:
     path: Path = outside.workspace(grants.claim())
     path.mkdir(parents=True)
     return path
 
 
-async def test_everything_is_listed_once_whatever_the_pages(tool_service, workspace):
+async def test_everything_is_listed_once_whatever_the_pages(tool_service: StartTools, workspace: Path) -> None:
     tools = await tool_service()
     for path in ("b/deep/er", "b-", "a", "b/x"):
         (workspace / path).mkdir(parents=True)
@@ -76,7 +78,9 @@ async def test_everything_is_listed_once_whatever_the_pages(tool_service, worksp
     assert [file.path for file in await listed(tools, workspace.name, "b/deep", page_size=1)] == ["er", "er/file"]
 
 
-async def test_a_list_goes_on_where_it_was_when_its_last_file_is_gone(tool_service, workspace):
+async def test_a_list_goes_on_where_it_was_when_its_last_file_is_gone(
+    tool_service: StartTools, workspace: Path
+) -> None:
     tools = await tool_service()
     for number in range(6):
         (workspace / f"{number}").write_text("x")
@@ -89,7 +93,7 @@ async def test_a_list_goes_on_where_it_was_when_its_last_file_is_gone(tool_servi
     assert [file.path for file in page.files] == ["2a", "3", "4"]
 
 
-async def test_the_first_page_tells_how_full_it_is(tool_service, workspace):
+async def test_the_first_page_tells_how_full_it_is(tool_service: StartTools, workspace: Path) -> None:
     tools = await tool_service(workspace_bytes=1_000_000, workspace_files=10)
     (workspace / "file").write_bytes(b"x" * 100_000)
     page = await tools.stub.ListFiles(pb.ToolServiceListFilesRequest(task_id=workspace.name), timeout=CALL_SECONDS)
@@ -97,7 +101,9 @@ async def test_the_first_page_tells_how_full_it_is(tool_service, workspace):
     assert 100_000 <= page.usage.used_bytes < 200_000
 
 
-async def test_a_name_that_is_no_utf8_is_told_and_cannot_be_asked_for(tool_service, workspace):
+async def test_a_name_that_is_no_utf8_is_told_and_cannot_be_asked_for(
+    tool_service: StartTools, workspace: Path
+) -> None:
     tools = await tool_service()
     Path(os.fsdecode(os.fsencode(workspace) + b"/bad\xff\x1b[31m")).write_text("x")
     (file,) = await listed(tools, workspace.name)
@@ -107,7 +113,7 @@ async def test_a_name_that_is_no_utf8_is_told_and_cannot_be_asked_for(tool_servi
     assert refused.value.reason == "FILE_NOT_FOUND"
 
 
-async def test_a_file_is_read_byte_by_byte_from_any_offset(tool_service, workspace):
+async def test_a_file_is_read_byte_by_byte_from_any_offset(tool_service: StartTools, workspace: Path) -> None:
     tools = await tool_service()
     content = os.urandom(700_001)
     (workspace / "dir").mkdir()
@@ -123,7 +129,7 @@ async def test_a_file_is_read_byte_by_byte_from_any_offset(tool_service, workspa
         await read(tools, workspace.name, "dir/binary", offset=700_002)
 
 
-async def test_a_file_that_was_written_meanwhile_is_not_read_on(tool_service, workspace):
+async def test_a_file_that_was_written_meanwhile_is_not_read_on(tool_service: StartTools, workspace: Path) -> None:
     tools = await tool_service()
     (workspace / "file").write_bytes(b"x" * 1000)
     header, _ = await read(tools, workspace.name, "file")
@@ -150,7 +156,7 @@ async def test_a_file_that_was_written_meanwhile_is_not_read_on(tool_service, wo
     assert got < 8_000_000
 
 
-async def test_nothing_else_is_read(tool_service, workspace):
+async def test_nothing_else_is_read(tool_service: StartTools, workspace: Path) -> None:
     tools = await tool_service()
     (workspace.parent / "secret").write_text("not for agents")
     (workspace / "dir").mkdir()
@@ -175,7 +181,9 @@ async def test_nothing_else_is_read(tool_service, workspace):
             await listed(tools, workspace.name, path if path != "dir" else "file")
 
 
-async def test_another_tenants_files_are_none_and_asking_makes_none(tool_service, grants, workspace, outside):
+async def test_another_tenants_files_are_none_and_asking_makes_none(
+    tool_service: StartTools, grants: Grants, workspace: Path, outside: Outside
+) -> None:
     tools = await tool_service()
     (workspace / "file").write_text("x")
     with as_tenant("somebody-else"):

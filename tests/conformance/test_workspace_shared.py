@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tenure.domain.tools import OutcomeStatus
+from tests.support.fix_tools import Grants, Outside, StartTools
 from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = [
@@ -41,8 +43,8 @@ async def appears(path: Path) -> None:
 
 @pytest.mark.parametrize("first_uids", [(300_000, 300_000), (300_000, 310_000)], ids=["one range", "a range each"])
 async def test_programs_of_a_task_in_two_replicas_read_and_change_each_others_files(
-    tool_service, grants, outside, first_uids
-):
+    tool_service: StartTools, grants: Grants, outside: Outside, first_uids: Any
+) -> None:
     one, other = [await tool_service(sandbox_first_uid=uid, **SETTINGS) for uid in first_uids]
     owner, stranger = grants.claim(), grants.claim()
     first = one.begin(owner, "1.0", "execute_python", code=MEET.format(mine="one", theirs="two"))
@@ -59,7 +61,9 @@ async def test_programs_of_a_task_in_two_replicas_read_and_change_each_others_fi
     assert (await apart).content == "gone"
 
 
-async def test_what_a_killed_replica_ran_goes_on_elsewhere_with_all_its_files(tool_service, grants, outside):
+async def test_what_a_killed_replica_ran_goes_on_elsewhere_with_all_its_files(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     one, other = [await tool_service(sandbox_first_uid=uid, **SETTINGS) for uid in (300_000, 310_000)]
     owner = grants.claim()
     lost = one.begin(owner, "1.0", "execute_python", code=MEET.format(mine="one", theirs="two"))
@@ -72,7 +76,7 @@ async def test_what_a_killed_replica_ran_goes_on_elsewhere_with_all_its_files(to
     assert 310_000 <= outside.workspace(owner).stat().st_uid < 310_002
 
 
-async def test_without_locks_nothing_is_run(tool_service, grants, outside):
+async def test_without_locks_nothing_is_run(tool_service: StartTools, grants: Grants, outside: Outside) -> None:
     outside.workspaces.mkdir()
     (outside.workspaces / ".sandboxes").symlink_to("elsewhere")
     tools = await tool_service(**SETTINGS)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from services.tools.sandbox import Detection
 from tenure.domain.tools import OutcomeStatus
+from tests.support.fix_tools import Grants, Outside, StartTools
 
 SECRET = "not for agents"
 
 
-async def test_files_are_written_read_and_listed(tool_service, grants, outside):
+async def test_files_are_written_read_and_listed(tool_service: StartTools, grants: Grants, outside: Outside) -> None:
     tools = await tool_service()
     owner = grants.claim()
     assert (await tools.outcome(owner, "1.0", "list_files")).content == "There are no files."
@@ -25,7 +29,7 @@ async def test_files_are_written_read_and_listed(tool_service, grants, outside):
     assert (missing.status, missing.content) == (OutcomeStatus.FAILED, "'nothing': No such file or directory.")
 
 
-async def test_tasks_do_not_see_each_others_files(tool_service, grants):
+async def test_tasks_do_not_see_each_others_files(tool_service: StartTools, grants: Grants) -> None:
     tools = await tool_service()
     one, other = grants.claim(), grants.claim()
     await tools.outcome(one, "1.0", "write_file", path="f", content="x")
@@ -36,7 +40,9 @@ async def test_tasks_do_not_see_each_others_files(tool_service, grants):
     "path",
     ["../secret", "/etc/hostname", "a/../../secret", "link", "linked/secret", "dir", "pipe", ".", "a\0b", "x/" * 40],
 )
-async def test_no_path_leads_out_of_the_workspace(tool_service, grants, outside, tmp_path, path):
+async def test_no_path_leads_out_of_the_workspace(
+    tool_service: StartTools, grants: Grants, outside: Outside, tmp_path: Path, path: Any
+) -> None:
     tools = await tool_service()
     owner = grants.claim()
     workspace = outside.workspace(owner)
@@ -58,7 +64,9 @@ async def test_no_path_leads_out_of_the_workspace(tool_service, grants, outside,
     assert written.status is (OutcomeStatus.SUCCEEDED if path in {"link", "pipe"} else OutcomeStatus.FAILED)
 
 
-async def test_a_workspace_that_is_a_link_is_not_entered(tool_service, grants, outside, tmp_path):
+async def test_a_workspace_that_is_a_link_is_not_entered(
+    tool_service: StartTools, grants: Grants, outside: Outside, tmp_path: Path
+) -> None:
     tools = await tool_service()
     owner = grants.claim()
     elsewhere = tmp_path / "elsewhere"
@@ -70,7 +78,9 @@ async def test_a_workspace_that_is_a_link_is_not_entered(tool_service, grants, o
     assert list(elsewhere.iterdir()) == []
 
 
-async def test_programs_and_file_tools_work_on_the_same_files(tool_service, grants, sandbox_detection):
+async def test_programs_and_file_tools_work_on_the_same_files(
+    tool_service: StartTools, grants: Grants, sandbox_detection: Detection
+) -> None:
     tools = await tool_service()
     owner = grants.claim()
     await tools.outcome(owner, "1.0", "write_file", path="in.txt", content="6 7")
@@ -90,7 +100,9 @@ async def test_programs_and_file_tools_work_on_the_same_files(tool_service, gran
     assert (await tools.outcome(owner, "1.5", "execute_python", code=code)).content == "43 44 6 7 used"
 
 
-async def test_what_goes_wrong_in_a_program_is_an_outcome(tool_service, grants, sandbox_detection):
+async def test_what_goes_wrong_in_a_program_is_an_outcome(
+    tool_service: StartTools, grants: Grants, sandbox_detection: Detection
+) -> None:
     tools, strict = await tool_service(), await tool_service(python_wall_seconds=3)
     owner = grants.claim()
     failed = await tools.outcome(owner, "1.0", "execute_python", code="print('before')\n1 / 0")
@@ -104,7 +116,9 @@ async def test_what_goes_wrong_in_a_program_is_an_outcome(tool_service, grants, 
     assert greedy.status is OutcomeStatus.FAILED
 
 
-async def test_without_a_sandbox_the_tool_says_so_and_nothing_runs(tool_service, grants, outside):
+async def test_without_a_sandbox_the_tool_says_so_and_nothing_runs(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     tools = await tool_service(sandbox_bubblewrap="/nonexistent/bwrap")
     outcome = await tools.outcome(grants.claim(), "1.0", "execute_python", code="open('f', 'w')")
     assert (outcome.status, outcome.detail) == (OutcomeStatus.FAILED, "SANDBOX_UNAVAILABLE")
@@ -112,7 +126,7 @@ async def test_without_a_sandbox_the_tool_says_so_and_nothing_runs(tool_service,
     assert any("execute_python will not run anything" in line["message"] for line in tools.log)
 
 
-async def test_a_full_workspace_takes_no_more_files(tool_service, grants, outside):
+async def test_a_full_workspace_takes_no_more_files(tool_service: StartTools, grants: Grants, outside: Outside) -> None:
     tools = await tool_service(workspace_bytes=64 * 1024)
     owner = grants.claim()
     await tools.outcome(owner, "1.0", "write_file", path="f", content="x" * 60_000)
@@ -122,8 +136,8 @@ async def test_a_full_workspace_takes_no_more_files(tool_service, grants, outsid
 
 @pytest.mark.parametrize("path", ["down", "."])
 async def test_where_no_program_is_started_any_more_files_can_be_deleted(
-    tool_service, grants, outside, sandbox_detection, path
-):
+    tool_service: StartTools, grants: Grants, outside: Outside, sandbox_detection: Detection, path: str
+) -> None:
     """Deeper than can be counted, or far beyond the bound: the program that would clear it up is not started."""
     tools = await tool_service(workspace_bytes=64 * 1024)
     owner = grants.claim()
@@ -140,7 +154,9 @@ async def test_where_no_program_is_started_any_more_files_can_be_deleted(
     assert (await tools.outcome(owner, "1.3", "execute_python", code="print('ran')")).content == "ran"
 
 
-async def test_a_workspace_with_all_the_files_it_may_have_takes_only_new_versions(tool_service, grants, outside):
+async def test_a_workspace_with_all_the_files_it_may_have_takes_only_new_versions(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     tools = await tool_service(workspace_files=3)
     owner = grants.claim()
     await tools.outcome(owner, "1.0", "write_file", path="a/b/f", content="x")

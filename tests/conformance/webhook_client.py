@@ -70,5 +70,5 @@ class WebhookClient:
         assert all(row[:2] == row[2:] for row in rows), rows
 
 
-def types(deliveries, task_id=""):
+def types(deliveries: Any, task_id: str = "") -> Any:
     return [one.type for one in deliveries if one.task_id == (task_id or one.task_id)]

@@ -36,11 +36,11 @@ def documented() -> Iterator[tuple[str, ...]]:
         yield tuple(path)
 
 
-def test_every_verb_is_documented_and_every_documented_verb_exists():
+def test_every_verb_is_documented_and_every_documented_verb_exists() -> None:
     assert set(documented()) == set(verbs(cli))
 
 
-def test_no_page_names_a_verb_that_does_not_exist():
+def test_no_page_names_a_verb_that_does_not_exist() -> None:
     root = PAGE.parents[1]
     pages = [*root.glob("*.md"), *root.glob("docs/*.md"), *root.glob("examples/**/*.md"), *root.glob("deploy/**/*.md")]
     named = {

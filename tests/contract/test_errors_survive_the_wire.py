@@ -31,7 +31,7 @@ def examples() -> Iterator[errors.TenureError]:
 
 
 @pytest.mark.parametrize("raised", list(examples()), ids=lambda error: f"{type(error).__name__}-{error.reason}")
-async def test_an_error_survives_a_call(raised):
+async def test_an_error_survives_a_call(raised: Any) -> None:
     async def fail(_request: bytes, _context: Any) -> bytes:
         raise raised
 
@@ -45,7 +45,7 @@ async def test_an_error_survives_a_call(raised):
 
 
 @pytest.mark.parametrize("raised", list(examples()), ids=lambda error: f"{type(error).__name__}-{error.reason}")
-def test_an_error_survives_a_frame(raised):
+def test_an_error_survives_a_frame(raised: Any) -> None:
     assert_same(from_plain(*to_plain(raised)), raised)
 
 
@@ -61,7 +61,7 @@ MOST_OF_ALL = (
 
 
 @pytest.mark.parametrize("raised", MOST_OF_ALL, ids=lambda error: type(error).__name__)
-async def test_an_error_of_any_size_arrives_with_its_reason(raised):
+async def test_an_error_of_any_size_arrives_with_its_reason(raised: Any) -> None:
     """gRPC refuses trailers above a limit, some of them already above half of it: so it is done often."""
 
     async def fail(_request: bytes, _context: Any) -> bytes:
@@ -82,7 +82,7 @@ async def test_an_error_of_any_size_arrives_with_its_reason(raised):
     assert (in_frame.reason, in_frame.message) == (caught.value.reason, caught.value.message)
 
 
-def test_what_utf_8_cannot_hold_is_replaced():
+def test_what_utf_8_cannot_hold_is_replaced() -> None:
     response = from_plain(*to_plain(errors.NotFound("half of \ud83d", metadata={"name": "\udc00"})))
     assert response.message == "half of ?"
 
@@ -96,7 +96,7 @@ words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=
     reason=st.from_regex(r"[A-Z][A-Z_]{0,20}", fullmatch=True),
     metadata=st.dictionaries(words.filter(lambda word: not word.startswith("tenure-")), words, max_size=3),
 )
-def test_no_reason_or_metadata_confuses_the_class(kind, message, reason, metadata):
+def test_no_reason_or_metadata_confuses_the_class(kind: Any, message: Any, reason: Any, metadata: Any) -> None:
     raised = kind(message, reason=reason, metadata=metadata)
     assert_same(from_plain(*to_plain(raised)), raised)
 

@@ -16,12 +16,12 @@ def drawn() -> list[tuple[str, str]]:
     return re.findall(r"^\s*(\w+) --> (\w+)", text, re.MULTILINE)
 
 
-def test_the_picture_draws_every_move_once_and_no_other():
+def test_the_picture_draws_every_move_once_and_no_other() -> None:
     allowed = sorted((state.value, target.value) for state, targets in MOVES.items() for target in targets)
     assert sorted(drawn()) == allowed
 
 
-def test_every_state_can_be_reached_in_the_picture():
+def test_every_state_can_be_reached_in_the_picture() -> None:
     reached = {"QUEUED"}
     for _ in TaskState:
         reached |= {target for state, target in drawn() if state in reached}

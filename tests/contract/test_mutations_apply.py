@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ def text_of(edit: Edit) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(MUTATIONS))
-def test_each_edit_of_a_mutation_finds_its_place(name):
+def test_each_edit_of_a_mutation_finds_its_place(name: Any) -> None:
     texts: dict[str, str] = {}
     for edit in MUTATIONS[name].edits:
         texts[edit.where] = edit.apply(texts.get(edit.where) or text_of(edit))

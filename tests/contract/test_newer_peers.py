@@ -5,7 +5,7 @@ Never is it a crash: a task must not suffer from an upgrade that is half done.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
@@ -47,14 +47,14 @@ def _make_newer(message: Message) -> None:
     message.MergeFromString(UNKNOWN_FIELD)
 
 
-def test_the_newer_message_is_one():
+def test_the_newer_message_is_one() -> None:
     spec = newer(spec_to_wire(SPEC))
     assert (spec.priority, spec.policy.on_in_doubt) == (UNKNOWN_VALUE, UNKNOWN_VALUE)
     assert spec.SerializeToString().endswith(UNKNOWN_FIELD)
     assert task_pb2.TaskSpec.FromString(spec.SerializeToString()) == spec
 
 
-def test_a_spec_with_unknown_choices_takes_the_defaults():
+def test_a_spec_with_unknown_choices_takes_the_defaults() -> None:
     read = spec_to_domain(newer(spec_to_wire(SPEC)))
     plain = spec_to_domain(task_pb2.TaskSpec(goal=SPEC.goal))
     assert (read.goal, read.queue, read.limits, read.labels) == (SPEC.goal, SPEC.queue, SPEC.limits, SPEC.labels)
@@ -67,7 +67,7 @@ def test_a_spec_with_unknown_choices_takes_the_defaults():
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: type(body).__name__)
-def test_a_fact_is_read_or_left_to_a_newer_version(body):
+def test_a_fact_is_read_or_left_to_a_newer_version(body: Any) -> None:
     entry = newer(ledger_pb2.Entry(sequence=1, body=body_to_wire(body)))
     closes = isinstance(body, facts.OperatorRequest) and isinstance(body.act, facts.OperatorCloseOut)
     if closes or isinstance(body, facts.Transition | facts.WaitResolution):  # we could not tell what follows
@@ -79,19 +79,19 @@ def test_a_fact_is_read_or_left_to_a_newer_version(body):
         assert type(read.body) is type(body)
 
 
-def test_a_tool_or_an_outcome_of_an_unknown_kind_is_taken_for_the_worst():
+def test_a_tool_or_an_outcome_of_an_unknown_kind_is_taken_for_the_worst() -> None:
     tool = tool_to_domain(newer(tool_pb2.ToolDefinition(name="t", input_schema_json="{}")))
     assert tool.effect_class.name == "UNSAFE"
     assert outcome_to_domain(newer(tool_pb2.Outcome(content="c"))).status.name == "FAILED"
 
 
-def test_calls_that_stand_in_an_unknown_way_are_asked_for_later():
+def test_calls_that_stand_in_an_unknown_way_are_asked_for_later() -> None:
     with pytest.raises(Unavailable) as refused:
         call_statuses_to_domain([newer(tool_pb2.CallRecord(call_id="1.0"))])
     assert refused.value.reason == "NEWER_TOOLS"
 
 
-def test_a_state_that_is_unknown_can_be_shown():
+def test_a_state_that_is_unknown_can_be_shown() -> None:
     assert state_name(UNKNOWN_VALUE) == f"STATE_{UNKNOWN_VALUE}"
     assert state_name(task_pb2.TASK_STATE_RUNNING) == "RUNNING"
 
@@ -106,6 +106,6 @@ def test_a_state_that_is_unknown_can_be_shown():
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_a_request_with_a_field_that_we_do_not_know_is_served(request_message):
+def test_a_request_with_a_field_that_we_do_not_know_is_served(request_message: Any) -> None:
     request_message.MergeFromString(UNKNOWN_FIELD)
     validate(request_message)

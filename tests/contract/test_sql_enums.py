@@ -1,6 +1,10 @@
 """What the database allows is what the domain allows: the two say it in their own words, and this compares them."""
 
+from __future__ import annotations
+
 import re
+from collections.abc import AsyncIterator
+from typing import Any
 
 import psycopg
 import pytest
@@ -13,40 +17,41 @@ from tenure.domain.states import MOVES, TERMINAL, TaskState
 from tenure.domain.task import LeaseLostPolicy, Priority
 from tenure.domain.webhooks import DeliveryState, GapReason
 from tenure.v1 import ledger_pb2
+from tests.support.fix_postgres import FreshDatabase
 
 pytestmark = pytest.mark.server
 
 
 @pytest.fixture
-async def ledger(fresh_database):
+async def ledger(fresh_database: FreshDatabase) -> AsyncIterator[Any]:
     """A connection to an empty ledger."""
     async with await psycopg.AsyncConnection.connect(await fresh_database(MIGRATIONS), autocommit=True) as postgres:
         await postgres.execute("set search_path to ledger")
         yield postgres
 
 
-async def rows(postgres, statement, *parameters):
+async def rows(postgres: Any, statement: Any, *parameters: Any) -> Any:
     return await (await postgres.execute(statement, parameters)).fetchall()
 
 
-async def allowed_by(postgres, constraint):
+async def allowed_by(postgres: Any, constraint: Any) -> Any:
     ((text,),) = await rows(
         postgres, "select pg_get_constraintdef(oid) from pg_constraint where conname = %s", constraint
     )
     return set(re.findall(r"'([A-Z_]*)'", text))
 
 
-async def test_the_states_are_the_domains(ledger):
+async def test_the_states_are_the_domains(ledger: Any) -> None:
     assert await allowed_by(ledger, "tasks_state") == {state.value for state in TaskState}
     assert await allowed_by(ledger, "ended_iff_terminal") == {state.value for state in TERMINAL}
 
 
-async def test_the_moves_are_the_domains(ledger):
+async def test_the_moves_are_the_domains(ledger: Any) -> None:
     names = set(await rows(ledger, "select from_state, to_state from moves"))
     assert names == {(state.value, target.value) for state, targets in MOVES.items() for target in targets}
 
 
-async def test_the_policies_and_priorities_are_the_domains(ledger):
+async def test_the_policies_and_priorities_are_the_domains(ledger: Any) -> None:
     assert await allowed_by(ledger, "tasks_on_lease_lost") == {policy.value for policy in LeaseLostPolicy}
     ((text,),) = await rows(
         ledger, "select pg_get_constraintdef(oid) from pg_constraint where conname = 'tasks_priority_check'"
@@ -54,23 +59,23 @@ async def test_the_policies_and_priorities_are_the_domains(ledger):
     assert [int(number) for number in re.findall(r"\d+", text)] == [min(Priority), max(Priority)]
 
 
-async def test_the_overlap_policies_and_outcomes_of_schedules_are_the_domains(ledger):
+async def test_the_overlap_policies_and_outcomes_of_schedules_are_the_domains(ledger: Any) -> None:
     assert await allowed_by(ledger, "schedules_overlap") == set(OverlapPolicy)
     assert await allowed_by(ledger, "schedule_runs_outcome") == set(RunOutcome)
 
 
-async def test_the_states_of_deliveries_and_the_reasons_of_gaps_are_the_domains(ledger):
+async def test_the_states_of_deliveries_and_the_reasons_of_gaps_are_the_domains(ledger: Any) -> None:
     assert await allowed_by(ledger, "webhook_deliveries_state") == set(DeliveryState)
     assert await allowed_by(ledger, "webhook_gaps_reason") == set(GapReason)
 
 
-async def test_endings_that_may_be_asked_for_are_ends_that_are_no_success(ledger):
+async def test_endings_that_may_be_asked_for_are_ends_that_are_no_success(ledger: Any) -> None:
     assert await allowed_by(ledger, "tasks_ending_state") - {""} == {
         state.value for state in TERMINAL - {TaskState.SUCCEEDED}
     }
 
 
-async def test_the_database_refuses_a_move_that_is_not_in_the_table(ledger):
+async def test_the_database_refuses_a_move_that_is_not_in_the_table(ledger: Any) -> None:
     await insert_task(ledger)
     with pytest.raises(psycopg.errors.CheckViolation):
         await ledger.execute("update tasks set state = 'SUCCEEDED', ended_at = now()")
@@ -91,13 +96,13 @@ async def test_the_database_refuses_a_move_that_is_not_in_the_table(ledger):
         "owner = 'w'",
     ],
 )
-async def test_the_database_refuses_rows_that_must_never_be(ledger, change):
+async def test_the_database_refuses_rows_that_must_never_be(ledger: Any, change: str) -> None:
     await insert_task(ledger)
     with pytest.raises(psycopg.errors.CheckViolation):
         await ledger.execute(f"update tasks set {change}".encode())
 
 
-async def test_entries_are_never_changed(ledger):
+async def test_entries_are_never_changed(ledger: Any) -> None:
     await insert_task(ledger)
     await ledger.execute(b"insert into entries select task_id, 1, tenant, 0, '', 1, 0, 1, 'x', now(), '' from tasks")
     for statement in ("update entries set step = 2", "delete from entries"):
@@ -105,7 +110,7 @@ async def test_entries_are_never_changed(ledger):
             await ledger.execute(statement.encode())
 
 
-async def insert_task(postgres):
+async def insert_task(postgres: Any) -> None:
     await postgres.execute(
         "insert into tasks (task_id, tenant, request_id, request_hash, root_task_id, queue, priority, loop, labels, "
         "max_steps, on_lease_lost, deadline_at) values "
@@ -113,7 +118,7 @@ async def insert_task(postgres):
     )
 
 
-async def test_every_partition_keeps_bodies_as_they_are(ledger):
+async def test_every_partition_keeps_bodies_as_they_are(ledger: Any) -> None:
     """The default would compress each body, which was measured to take most of a commit's time."""
     result = await rows(
         ledger,
@@ -124,7 +129,7 @@ async def test_every_partition_keeps_bodies_as_they_are(ledger):
     assert {storage for _, storage in result} == {"e"}
 
 
-async def test_no_index_covers_a_column_that_a_step_changes(ledger):
+async def test_no_index_covers_a_column_that_a_step_changes(ledger: Any) -> None:
     """Otherwise each step would write to every index of its row."""
     text = QUERIES.write.decode()
     changed = set(re.findall(r"(\w+) = ", text.partition("from unnest")[0].partition("set ")[2]))
@@ -134,7 +139,7 @@ async def test_no_index_covers_a_column_that_a_step_changes(ledger):
     assert changed & covered == set()
 
 
-async def test_the_lock_reads_the_columns_in_the_order_of_the_row(ledger):
+async def test_the_lock_reads_the_columns_in_the_order_of_the_row(ledger: Any) -> None:
     cursor = await ledger.execute(QUERIES.lock, {"task_ids": []})
     names = [column.name for column in cursor.description]
     assert tuple(names[: len(TaskRow.__dataclass_fields__)]) == tuple(TaskRow.__dataclass_fields__)
@@ -142,6 +147,6 @@ async def test_the_lock_reads_the_columns_in_the_order_of_the_row(ledger):
     assert [*read, "changed", "beyond_tokens", "beyond_nano_usd"] == list(BudgetRow.__dataclass_fields__)
 
 
-def test_kinds_are_the_field_numbers_of_the_contract():
+def test_kinds_are_the_field_numbers_of_the_contract() -> None:
     assert {name: number for name, number in KINDS.items() if number < 3} == {"submitted": 1, "transition": 2}
     assert len(set(KINDS.values())) == len(ledger_pb2.EntryBody.DESCRIPTOR.fields)

@@ -39,20 +39,20 @@ def verify(files: dict[str, Path], resource: str, tenant: str) -> subprocess.Com
     return subprocess.run(command, capture_output=True, text=True, timeout=CALL_SECONDS, check=False)
 
 
-def test_node_reads_what_a_good_token_says(files):
+def test_node_reads_what_a_good_token_says(files: dict[str, Path]) -> None:
     done = verify(files, "leases/tables/ü", "acme")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"epoch": str(EPOCH), "claim_id": "0b0e", "holder": "holder-1"}
 
 
 @pytest.mark.parametrize(("resource", "tenant"), [("tasks/tables/ü", "acme"), ("leases/tables/ü", "other")])
-def test_node_refuses_a_token_of_something_else(files, resource, tenant):
+def test_node_refuses_a_token_of_something_else(files: dict[str, Path], resource: str, tenant: str) -> None:
     done = verify(files, resource, tenant)
     assert (done.returncode, done.stderr.strip()) == (1, "WRONG_RESOURCE")
 
 
 @pytest.mark.parametrize("change", ["claims", "key", "cut"])
-def test_node_refuses_a_token_that_was_tampered_with(files, change):
+def test_node_refuses_a_token_that_was_tampered_with(files: dict[str, Path], change: str) -> None:
     raw = bytearray(base64.b64decode(files["token"].read_text()))
     if change == "claims":
         raw[raw.index(b"holder-1") + 7] ^= 1

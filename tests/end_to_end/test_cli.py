@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import signal
 import uuid
+from typing import Any
 
 import pytest
 
 from tenure.cli.exit_codes import Exit
 from tenure.wire.common import state_name
 from tests.end_to_end.command import Done, next_value, start, started, tenure
+from tests.end_to_end.installation import Installation
 from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.server
 
 
 @pytest.fixture
-def run(installation):
+def run(installation: Installation) -> Any:
     """The command, at the shared installation."""
 
     async def at_installation(*arguments: str, stdin: str = "") -> Done:
@@ -26,14 +28,14 @@ def run(installation):
     return at_installation
 
 
-async def submitted(run, *arguments: str) -> str:
+async def submitted(run: Any, *arguments: str) -> str:
     done = await run("submit", "find out", "--model", "sim-hello", *arguments)
     assert done.code == Exit.OK
     value: str = done.out.strip()
     return value
 
 
-async def test_submit_prints_the_id_alone_and_wait_prints_the_result(run):
+async def test_submit_prints_the_id_alone_and_wait_prints_the_result(run: Any) -> None:
     task_id = await submitted(run)
     assert str(uuid.UUID(task_id)) == task_id
     done = await run("wait", task_id)
@@ -41,7 +43,7 @@ async def test_submit_prints_the_id_alone_and_wait_prints_the_result(run):
     assert done.err.startswith("SUCCEEDED · 1 step · ")
 
 
-async def test_a_goal_may_come_from_standard_input_and_every_option_reaches_the_task(run):
+async def test_a_goal_may_come_from_standard_input_and_every_option_reaches_the_task(run: Any) -> None:
     done = await run(
         *("--json", "submit", "-", "--model", "sim-hello", "--system", "be brief", "--tools", "read_file,list_files"),
         *(
@@ -82,7 +84,7 @@ async def test_a_goal_may_come_from_standard_input_and_every_option_reaches_the_
     assert (await run("cancel", task["task_id"])).code == Exit.OK
 
 
-async def test_submit_and_get_show_the_resolved_model_and_the_default_caps(run):
+async def test_submit_and_get_show_the_resolved_model_and_the_default_caps(run: Any) -> None:
     done = await run("submit", "x", "--queue", "elsewhere")
     assert "for claude-opus-4-8. It may use 2,000,000 tokens and $10.00; the cap in money is the default." in done.err
     shown = (await run("get", done.out.strip())).out
@@ -92,21 +94,21 @@ async def test_submit_and_get_show_the_resolved_model_and_the_default_caps(run):
     assert (await run("cancel", done.out.strip())).code == Exit.OK
 
 
-async def test_submit_and_get_show_why_a_task_has_no_cap_in_money(run):
+async def test_submit_and_get_show_why_a_task_has_no_cap_in_money(run: Any) -> None:
     done = await run("submit", "x", "--model", "sim-hello", "--queue", "elsewhere")
     assert "It may use 2,000,000 tokens; no cap in money: the price of sim-hello is unknown." in done.err
     assert "no cap in money: the price of sim-hello is unknown" in (await run("get", done.out.strip())).out
     assert (await run("cancel", done.out.strip())).code == Exit.OK
 
 
-async def test_no_tools_is_an_empty_list_and_not_an_absent_one(run):
+async def test_no_tools_is_an_empty_list_and_not_an_absent_one(run: Any) -> None:
     (task,) = (await run("--json", "submit", "x", "--model", "sim-hello", "--no-tools")).values
     assert task["spec"]["agent"]["tools"] == {"names": []}
     (task,) = (await run("--json", "submit", "x", "--model", "sim-hello")).values
     assert "tools" not in task["spec"]["agent"]
 
 
-async def test_the_same_request_id_is_the_same_task_and_another_goal_under_it_is_refused(run):
+async def test_the_same_request_id_is_the_same_task_and_another_goal_under_it_is_refused(run: Any) -> None:
     request_id = uuid.uuid4().hex
     first = await submitted(run, "--request-id", request_id)
     assert await submitted(run, "--request-id", request_id) == first
@@ -114,7 +116,7 @@ async def test_the_same_request_id_is_the_same_task_and_another_goal_under_it_is
     assert other.code == Exit.REFUSED
 
 
-async def test_watching_a_submit_shows_steps_calls_and_the_result_once(run):
+async def test_watching_a_submit_shows_steps_calls_and_the_result_once(run: Any) -> None:
     done = await run("submit", "a note", "--model", "sim-one-tool", "--watch")
     assert done.code == Exit.OK
     assert "Step 1  " in done.out
@@ -125,7 +127,7 @@ async def test_watching_a_submit_shows_steps_calls_and_the_result_once(run):
     assert "\x1b" not in done.out
 
 
-async def test_a_task_that_fails_exits_with_1_and_says_why(run):
+async def test_a_task_that_fails_exits_with_1_and_says_why(run: Any) -> None:
     watched = await run("submit", "x", "--model", "sim-no-such-scenario", "--watch")
     assert watched.code == Exit.TASK_FAILED
     assert "✗ FAILED (MODEL_REJECTED)" in watched.out
@@ -135,7 +137,7 @@ async def test_a_task_that_fails_exits_with_1_and_says_why(run):
     assert waited.err.startswith("FAILED (MODEL_REJECTED): ")
 
 
-async def test_waiting_too_short_is_5(run):
+async def test_waiting_too_short_is_5(run: Any) -> None:
     task_id = (await run("submit", "x", "--model", "sim-e2e-slow-answer")).out.strip()
     waited = await run("wait", task_id, "--timeout", "300ms")
     assert waited.code == Exit.NOT_YET
@@ -148,7 +150,7 @@ async def test_waiting_too_short_is_5(run):
     assert again["state"] == "TASK_STATE_CANCELLED"
 
 
-async def test_what_cannot_be_is_3_in_one_sentence(run):
+async def test_what_cannot_be_is_3_in_one_sentence(run: Any) -> None:
     task_id = await submitted(run)
     await run("wait", task_id)
     refusals = [
@@ -167,7 +169,7 @@ async def test_what_cannot_be_is_3_in_one_sentence(run):
         assert refused.err.count("\n") == 1
 
 
-async def test_a_task_is_found_by_the_beginning_of_its_id_unless_several_begin_so(run):
+async def test_a_task_is_found_by_the_beginning_of_its_id_unless_several_begin_so(run: Any) -> None:
     first, second = await submitted(run), await submitted(run)
     (item,) = (await run("--json", "get", second[:18])).values
     assert item["task_id"] == second
@@ -178,7 +180,7 @@ async def test_a_task_is_found_by_the_beginning_of_its_id_unless_several_begin_s
     assert second not in both.err
 
 
-async def test_list_shows_what_is_asked_for_newest_first(run):
+async def test_list_shows_what_is_asked_for_newest_first(run: Any) -> None:
     label = f"batch={uuid.uuid4().hex}"
     first, second = await submitted(run, "--label", label), await submitted(run, "--label", label)
     await run("wait", first)
@@ -194,12 +196,12 @@ async def test_list_shows_what_is_asked_for_newest_first(run):
     assert "no tasks" in none.err
 
 
-async def test_another_tenants_tasks_are_not_there(run):
+async def test_another_tenants_tasks_are_not_there(run: Any) -> None:
     task_id = await submitted(run)
     assert (await run("--tenant", "others", "get", task_id)).code == Exit.REFUSED
 
 
-async def test_get_says_how_a_task_stands(run):
+async def test_get_says_how_a_task_stands(run: Any) -> None:
     task_id = await submitted(run)
     await run("wait", task_id)
     shown = (await run("get", task_id)).out
@@ -207,7 +209,7 @@ async def test_get_says_how_a_task_stands(run):
         assert expected in shown
 
 
-async def test_entries_are_the_whole_ledger_in_order(run):
+async def test_entries_are_the_whole_ledger_in_order(run: Any) -> None:
     task_id = await submitted(run)
     await run("wait", task_id)
     entries = (await run("--json", "entries", task_id)).values
@@ -220,7 +222,7 @@ async def test_entries_are_the_whole_ledger_in_order(run):
     assert lines[-1].endswith("RUNNING → SUCCEEDED (FINAL_ANSWER)")
 
 
-async def test_a_running_task_has_a_claim_and_workers_tell_what_they_hold(run, installation):
+async def test_a_running_task_has_a_claim_and_workers_tell_what_they_hold(run: Any, installation: Installation) -> None:
     task_id = await installation.submit("sim-e2e-slow-answer")
     attempt = await installation.until(task_id, "model_attempt")
     (claim,) = (await run("--json", "claims", task_id)).values
@@ -239,14 +241,14 @@ async def test_a_running_task_has_a_claim_and_workers_tell_what_they_hold(run, i
     assert (nobody.code, nobody.out, nobody.err) == (Exit.OK, "", "nobody holds it\n")
 
 
-async def test_refusals_of_a_task_that_nobody_lost_are_none(run):
+async def test_refusals_of_a_task_that_nobody_lost_are_none(run: Any) -> None:
     task_id = await submitted(run)
     done = await run("refusals", task_id)
     assert (done.code, done.out, done.err) == (Exit.OK, "", "nothing was refused\n")
     assert (await run("--json", "refusals", task_id)).out == ""
 
 
-async def test_watching_for_machines_is_one_event_a_line_and_goes_on_where_it_is_told(run):
+async def test_watching_for_machines_is_one_event_a_line_and_goes_on_where_it_is_told(run: Any) -> None:
     task_id = await submitted(run)
     done = await run("--json", "watch", task_id)
     assert done.code == Exit.OK
@@ -256,7 +258,7 @@ async def test_watching_for_machines_is_one_event_a_line_and_goes_on_where_it_is
     assert [event["entry"]["sequence"] for event in later.values if "entry" in event] == sequences[2:]
 
 
-async def test_watching_after_an_entry_tells_only_what_follows(run):
+async def test_watching_after_an_entry_tells_only_what_follows(run: Any) -> None:
     task_id = await submitted(run)
     whole = await run("watch", task_id)
     tail = await run("watch", task_id, "--after", "4")
@@ -265,7 +267,7 @@ async def test_watching_after_an_entry_tells_only_what_follows(run):
     assert "✓ SUCCEEDED" in tail.out
 
 
-async def test_live_text_reaches_a_watcher_in_pieces_that_fit(installation):
+async def test_live_text_reaches_a_watcher_in_pieces_that_fit(installation: Installation) -> None:
     address = installation.stack.gateway_address
     async with started("--json", "submit", "x", "--model", "sim-e2e-slow-answer", "--watch", address=address) as watch:
         task_id = (await next_value(watch))["task_id"]
@@ -279,7 +281,7 @@ async def test_live_text_reaches_a_watcher_in_pieces_that_fit(installation):
     await installation.client.cancel(task_id)
 
 
-async def test_ctrl_c_stops_watching_and_not_the_task(installation):
+async def test_ctrl_c_stops_watching_and_not_the_task(installation: Installation) -> None:
     task_id = await installation.submit("sim-approval")
     waiting = await installation.in_state(task_id, "WAITING_USER")
     watch = await start("watch", task_id, address=installation.stack.gateway_address)
@@ -293,7 +295,7 @@ async def test_ctrl_c_stops_watching_and_not_the_task(installation):
     assert state_name((await installation.ended(task_id)).state) == "SUCCEEDED"
 
 
-async def test_a_watch_survives_a_restart_of_the_gateway_without_gap_or_repeat(own_installation):
+async def test_a_watch_survives_a_restart_of_the_gateway_without_gap_or_repeat(own_installation: Installation) -> None:
     gateway = own_installation.stack.services["gateway"]
     task_id = await own_installation.submit("sim-e2e-paced", goal="watched")
     async with started("--json", "watch", task_id, "--no-live", address=gateway.address) as watch:
@@ -307,7 +309,7 @@ async def test_a_watch_survives_a_restart_of_the_gateway_without_gap_or_repeat(o
     assert [*seen, *rest] == list(range(1, len(seen) + len(rest) + 1))
 
 
-async def test_a_submit_with_a_mistaken_tool_is_refused_with_the_nearest(installation):
+async def test_a_submit_with_a_mistaken_tool_is_refused_with_the_nearest(installation: Installation) -> None:
     refused = await tenure("submit", "hi", "--tools", "raed_file", address=installation.stack.gateway_address)
     assert refused.code == Exit.REFUSED
     assert "there is no tool 'raed_file'; did you mean read_file" in refused.err

@@ -41,7 +41,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def test_a_task_survives_a_frozen_and_a_killed_worker_and_the_stale_one_is_refused(tmp_path):
+def test_a_task_survives_a_frozen_and_a_killed_worker_and_the_stale_one_is_refused(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     run = subprocess.run(
         [*COMMAND, "--data", str(data_dir)], capture_output=True, text=True, timeout=WHOLE_SECONDS, check=False
@@ -63,7 +63,7 @@ def test_a_task_survives_a_frozen_and_a_killed_worker_and_the_stale_one_is_refus
     assert processes_of(data_dir) == set()
 
 
-def test_ctrl_c_ends_every_process_of_the_demo(tmp_path):
+def test_ctrl_c_ends_every_process_of_the_demo(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     with subprocess.Popen(
         [*COMMAND, "--data", str(data_dir)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
@@ -82,7 +82,7 @@ def test_ctrl_c_ends_every_process_of_the_demo(tmp_path):
     assert processes_of(data_dir) == set()
 
 
-def test_a_used_folder_is_refused_before_anything_is_started(tmp_path):
+def test_a_used_folder_is_refused_before_anything_is_started(tmp_path: Path) -> None:
     (tmp_path / "records").mkdir()
     run = subprocess.run(
         [*COMMAND, "--data", str(tmp_path)], capture_output=True, text=True, timeout=STOP_SECONDS, check=False

@@ -8,6 +8,7 @@ import os
 import signal
 from asyncio.subprocess import Process
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ async def interrupted(dev: Process) -> str:
     return out.decode() + err.decode()
 
 
-async def test_a_stack_ends_in_order_and_finds_its_tasks_again(tmp_path):
+async def test_a_stack_ends_in_order_and_finds_its_tasks_again(tmp_path: Path) -> None:
     data = tmp_path / "data"
     dev = await start("--json", "dev", "--data", str(data), *QUICK)
     address = (await next_value(dev))["gateway"]
@@ -65,7 +66,7 @@ async def test_a_stack_ends_in_order_and_finds_its_tasks_again(tmp_path):
         assert (task["task_id"], task["state"]) == (task_id, "TASK_STATE_SUCCEEDED")
 
 
-async def test_its_screen_says_what_runs_where_and_what_to_do(tmp_path):
+async def test_its_screen_says_what_runs_where_and_what_to_do(tmp_path: Path) -> None:
     async with started("dev", *QUICK, cwd=tmp_path) as dev:
         screen = ""
         while "Ctrl-C" not in screen:
@@ -94,7 +95,7 @@ async def test_its_screen_says_what_runs_where_and_what_to_do(tmp_path):
 
 
 @needs_proc
-async def test_a_second_start_on_its_folder_is_refused_and_a_dead_worker_comes_back(tmp_path):
+async def test_a_second_start_on_its_folder_is_refused_and_a_dead_worker_comes_back(tmp_path: Path) -> None:
     async with started("--json", "dev", "--data", str(tmp_path), *QUICK) as dev:
         address = (await next_value(dev))["gateway"]
         second = await tenure("dev", "--data", str(tmp_path))
@@ -114,7 +115,7 @@ async def test_a_second_start_on_its_folder_is_refused_and_a_dead_worker_comes_b
 
 
 @needs_proc
-async def test_an_interrupt_while_it_starts_leaves_nothing_behind(tmp_path):
+async def test_an_interrupt_while_it_starts_leaves_nothing_behind(tmp_path: Path) -> None:
     dev = await start("--json", "dev", "--data", str(tmp_path), *QUICK)
     assert dev.stderr is not None
     while b"starting checkpoint" not in await asyncio.wait_for(dev.stderr.readline(), PATIENCE_SECONDS):
@@ -144,7 +145,7 @@ def _resolves_below(link: Path, folder: Path) -> bool:
         (("--postgres", "postgresql://127.0.0.1:1/x"), "does not take us in"),
     ],
 )
-async def test_what_cannot_start_says_why_in_a_sentence(tmp_path, arguments, expected):
+async def test_what_cannot_start_says_why_in_a_sentence(tmp_path: Path, arguments: Any, expected: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     filled = [argument.format(file=tmp_path / "file", folder=tmp_path / "folder") for argument in arguments]
@@ -203,7 +204,7 @@ async def test_data_of_another_postgres_is_refused_before_anything_is_started(tm
     assert [path.name for path in data.iterdir()] == ["postgres"]
 
 
-async def test_a_mistake_in_the_file_of_tools_is_told_before_anything_is_started(tmp_path):
+async def test_a_mistake_in_the_file_of_tools_is_told_before_anything_is_started(tmp_path: Path) -> None:
     file, data = tmp_path / "tools.yaml", tmp_path / "data"
     tool = {"url": "http://127.0.0.1:1/", "description": "It has a name that is taken."}
     file.write_text(json.dumps({"http_tools": {"read_file": tool}}))

@@ -16,6 +16,7 @@ import psycopg
 import pytest
 
 from tests.support.fix_coordinator import Fleet
+from tests.support.fix_postgres import FreshDatabase
 from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.server
@@ -49,7 +50,9 @@ def ask(process: Process, line: str) -> None:
     process.stdin.write(f"{line}\n".encode())
 
 
-async def test_a_write_of_a_frozen_holder_that_arrives_late_is_refused(fleet: Fleet, fresh_database):
+async def test_a_write_of_a_frozen_holder_that_arrives_late_is_refused(
+    fleet: Fleet, fresh_database: FreshDatabase
+) -> None:
     """Coordinators are dialled directly here: LeaseService is the same at the gateway."""
     dsn, coordinator = await fresh_database(), await fleet.coordinator()
     async with AsyncExitStack() as stack:

@@ -12,12 +12,13 @@ import pytest
 from tenure.cli.exit_codes import Exit
 from tenure.v1 import task_pb2
 from tests.end_to_end.command import next_value, started, tenure
+from tests.end_to_end.installation import Installation
 from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.server
 
 
-async def changes(process, count: int):
+async def changes(process: Any, count: int) -> Any:
     """The next lines that tell of changes."""
     results: list[Any] = []
     while len(results) < count:
@@ -27,7 +28,7 @@ async def changes(process, count: int):
     return results
 
 
-async def test_each_change_of_every_task_is_a_line_and_a_cursor_goes_on_behind_it(installation):
+async def test_each_change_of_every_task_is_a_line_and_a_cursor_goes_on_behind_it(installation: Installation) -> None:
     address = installation.stack.gateway_address
     label = ("--label", f"run={uuid.uuid4().hex}")
     async with started("--json", "follow", *label, address=address) as process:
@@ -46,12 +47,12 @@ async def test_each_change_of_every_task_is_a_line_and_a_cursor_goes_on_behind_i
         assert await changes(process, 2) == [running | {"change": again(running, ended)}, ended]
 
 
-def again(change, newest):
+def again(change: Any, newest: Any) -> Any:
     """As it is told later: with the task as it is by then."""
     return change["change"] | {"task": newest["change"]["task"]}
 
 
-async def test_for_people_a_line_says_which_task_did_what(installation):
+async def test_for_people_a_line_says_which_task_did_what(installation: Installation) -> None:
     address = installation.stack.gateway_address
     label = ("--label", f"run={uuid.uuid4().hex}")
     async with started("follow", "--state", "succeeded", *label, address=address) as process:
@@ -65,14 +66,14 @@ async def test_for_people_a_line_says_which_task_did_what(installation):
     assert line.rstrip().endswith("say hello to all of them")
 
 
-async def test_a_cursor_of_another_installation_is_3_with_what_to_do(installation):
+async def test_a_cursor_of_another_installation_is_3_with_what_to_do(installation: Installation) -> None:
     foreign = "MSA4YjA3NzY1Mi0wMDAwLTAwMDAtMDAwMC0wMDAwMDAwMDAwMDAgNSA1"
     done = await tenure("follow", "--after", foreign, address=installation.stack.gateway_address)
     assert done.code == Exit.REFUSED
     assert "list the tasks" in done.err
 
 
-async def test_the_client_goes_on_through_restarts_of_ledger_and_gateway(own_installation):
+async def test_the_client_goes_on_through_restarts_of_ledger_and_gateway(own_installation: Installation) -> None:
     """Without a gap or a repeat, while a task runs."""
     stack = own_installation.stack
     seen: list[tuple[str, int]] = []

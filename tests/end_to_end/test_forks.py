@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -19,14 +20,14 @@ SUCCEEDED = task_pb2.TASK_STATE_SUCCEEDED
 
 
 @pytest_asyncio.fixture
-async def run(installation: Installation):
+async def run(installation: Installation) -> Any:
     async def command(*arguments: str, stdin: str = "") -> Done:
         return await tenure(*arguments, address=installation.stack.gateway_address, stdin=stdin)
 
     return command
 
 
-def said(entries) -> list[str]:
+def said(entries: Any) -> list[str]:
     return [entry.body.user_message.text for entry in entries if entry.body.HasField("user_message")]
 
 
@@ -83,7 +84,7 @@ async def test_a_running_task_is_forked_and_both_do_their_own_work_once(installa
     assert examine(await recorded(installation, task_id, forked.task_id)).violations == ()
 
 
-async def test_the_command_sends_forks_and_shows_where_a_task_comes_from(installation: Installation, run) -> None:
+async def test_the_command_sends_forks_and_shows_where_a_task_comes_from(installation: Installation, run: Any) -> None:
     task_id = await installation.submit("sim-hello")
     await installation.ended(task_id)
     refused = await run("send", task_id, "hello again")
@@ -108,7 +109,7 @@ async def test_the_command_sends_forks_and_shows_where_a_task_comes_from(install
 
 
 async def test_a_conversation_has_one_living_task_and_the_next_one_after_its_end(
-    installation: Installation, run
+    installation: Installation, run: Any
 ) -> None:
     conversation = uuid.uuid4().hex
     submit = ("--model", "sim-hello", "--conversation", conversation, "--exclusive")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 import uuid
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +19,7 @@ from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tests.support.fix_checkpoint import Checkpoint, words
+from tests.support.fix_postgres import FreshDatabase
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.service_process import ServiceProcess
 
@@ -25,7 +29,7 @@ WATCHERS = 4
 
 
 @pytest.fixture
-async def installation(fresh_database, signing_keys):
+async def installation(fresh_database: FreshDatabase, signing_keys: Path) -> AsyncIterator[Any]:
     """Two ledgers over one database, and two gateways over both; each a process."""
     dsn = await fresh_database(MIGRATIONS)
     async with AsyncExitStack() as opened:
@@ -43,13 +47,13 @@ async def installation(fresh_database, signing_keys):
         yield Checkpoint(address, dsn, signing_keys, channel), ledgers, gateways
 
 
-async def started(opened, process):
+async def started(opened: Any, process: Any) -> Any:
     await process.start()
     opened.push_async_callback(process.kill)
     return process
 
 
-async def until_answered(call):
+async def until_answered(call: Any) -> Any:
     """The same again and again: everything that is called here may be repeated."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
@@ -59,7 +63,7 @@ async def until_answered(call):
                 await asyncio.sleep(0.05)
 
 
-async def write(ledger, dice):
+async def write(ledger: Any, dice: Any) -> None:
     """Tasks from their beginning to some end."""
     for _ in range(TASKS_A_WRITER):
         request_id = str(uuid.uuid4())
@@ -73,7 +77,7 @@ async def write(ledger, dice):
             await until_answered(lambda owner=owner, commit=commit: owner.send(commit))
 
 
-async def watch(gateways, cursor, last_task, dice):
+async def watch(gateways: Any, cursor: Any, last_task: Any, dice: Any) -> Any:
     """Everything up to the last task's beginning, by one client after another, each going on at the cursor before."""
     seen = []
     while True:
@@ -90,7 +94,7 @@ async def watch(gateways, cursor, last_task, dice):
                     break
 
 
-async def restart_all(ledgers, gateways):
+async def restart_all(ledgers: Any, gateways: Any) -> None:
     """One after another, and both ledgers at once, killed and drained."""
     for process in (*ledgers, *gateways):
         await process.kill()
@@ -102,12 +106,12 @@ async def restart_all(ledgers, gateways):
     await asyncio.gather(*(process.start_again() for process in ledgers))
 
 
-async def first_cursor(gateways):
+async def first_cursor(gateways: Any) -> Any:
     async with Client(gateways[0].address) as client, aclosing(client.watch_tasks()) as events:
         return (await anext(events)).cursor
 
 
-async def test_watchers_of_all_tasks_miss_and_repeat_nothing_through_restarts_of_everything(installation):
+async def test_watchers_of_all_tasks_miss_and_repeat_nothing_through_restarts_of_everything(installation: Any) -> None:
     ledger, ledgers, gateways = installation
     cursor = await first_cursor(gateways)
     last_task = asyncio.get_running_loop().create_future()

@@ -10,18 +10,22 @@ import sys
 import time
 import uuid
 from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from devstack import StackOptions
+from devstack.postgres_process import PostgresProcess
 from devstack.stack import Stack
 from devstack.stores import ensure_database
 from tenure.domain import entries as facts
 from tenure.domain.task import Limits
 from tenure.wire.common import state_name
+from tests.support.fix_worker import WorkerBench
 from tests.support.partition import check_whole, logged
 from tests.support.shifted_clocks import KINDS, Clocks
 
@@ -40,19 +44,21 @@ print(json.dumps({
 
 
 @pytest.fixture(scope="module")
-def all_clocks(tmp_path_factory):
+def all_clocks(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return Clocks(tmp_path_factory.mktemp("clocks"))
 
 
 @pytest.fixture
-def clocks(all_clocks):
+def clocks(all_clocks: Any) -> Iterator[Any]:
     """The wall clocks are right again at the end of a test."""
     yield all_clocks
     all_clocks.right_wall_clocks()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def worker_stack(tmp_path_factory, postgres_server, all_clocks):
+async def worker_stack(
+    tmp_path_factory: pytest.TempPathFactory, postgres_server: PostgresProcess, all_clocks: Any
+) -> AsyncIterator[Any]:
     """Every kind of service with clocks of its own."""
     folder = tmp_path_factory.mktemp("clock-stack")
     await ensure_database(postgres_server.dsn(), "clock_tests")
@@ -66,7 +72,7 @@ async def worker_stack(tmp_path_factory, postgres_server, all_clocks):
         yield stack
 
 
-def test_a_process_sees_the_clocks_it_is_given(clocks):
+def test_a_process_sees_the_clocks_it_is_given(clocks: Any) -> None:
     clocks.shift("tools", wall_seconds=-HOUR, jump_seconds=50.0)
     environment = {**os.environ, **clocks.environment()["tools"]}
     wall, monotonic = time.time(), time.monotonic()
@@ -79,7 +85,7 @@ def test_a_process_sees_the_clocks_it_is_given(clocks):
         assert said[name] - monotonic == pytest.approx(50.0, abs=10), name
 
 
-async def decisions(bench, task_id):
+async def decisions(bench: Any, task_id: Any) -> Any:
     """What became of a task, without its times; calls that run at once may end in any order."""
     said: Counter[Any] = Counter()
     for entry in await bench.entries(task_id):
@@ -90,7 +96,7 @@ async def decisions(bench, task_id):
     return state_name(task.state), task.reason, task.claim_count, said
 
 
-async def a_day_of_tasks(bench, while_running):
+async def a_day_of_tasks(bench: Any, while_running: Any) -> Any:
     """Effects, a death and a takeover, a timeout that is far and one that is near: what was decided of each."""
     plain, mortal = (replace(bench, queue=f"q-{uuid.uuid4().hex[:12]}") for _ in range(2))
     _, doomed = await asyncio.gather(
@@ -111,10 +117,10 @@ async def a_day_of_tasks(bench, while_running):
     return [await decisions(bench, task_id) for task_id in running]
 
 
-async def test_decisions_are_the_same_whatever_the_wall_clocks_say(bench, clocks):
+async def test_decisions_are_the_same_whatever_the_wall_clocks_say(bench: WorkerBench, clocks: Any) -> None:
     """F41: an hour ahead or behind, in different directions, and jumping by two while tasks run."""
 
-    def shift(sign):
+    def shift(sign: Any) -> None:
         for number, kind in enumerate(KINDS):
             clocks.shift(kind, wall_seconds=sign * (-1) ** number * HOUR)
 
@@ -125,7 +131,9 @@ async def test_decisions_are_the_same_whatever_the_wall_clocks_say(bench, clocks
     assert await a_day_of_tasks(bench, lambda: shift(-1)) == expected
 
 
-async def test_a_worker_past_its_deadline_starts_no_effect_until_a_renewal_is_answered(bench, clocks, tmp_path):
+async def test_a_worker_past_its_deadline_starts_no_effect_until_a_renewal_is_answered(
+    bench: WorkerBench, clocks: Any, tmp_path: Path
+) -> None:
     """F42: its clock jumps, as after a pause, between an intent and its call, and no coordinator answers."""
     go_on = tmp_path / "go-on"
     worker = await bench.start_worker(failpoints=f"worker.after_intent=1#wait({go_on})")
@@ -146,7 +154,7 @@ async def test_a_worker_past_its_deadline_starts_no_effect_until_a_renewal_is_an
     await check_whole(bench, task_id, PACED_STEPS)
 
 
-async def test_monotonic_clocks_that_jump_cost_at_most_a_takeover(bench, clocks):
+async def test_monotonic_clocks_that_jump_cost_at_most_a_takeover(bench: WorkerBench, clocks: Any) -> None:
     """F42: every service in turn believes that minutes have passed: renewals, deadlines and patience are all over."""
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-steady")

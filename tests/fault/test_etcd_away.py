@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from tenure.domain import entries as facts
 from tenure.wire.common import state_name
+from tests.support.fix_worker import WorkerBench
 from tests.support.partition import at, check_whole, recorded
 
 TTL_SECONDS = 5.0
@@ -14,11 +15,14 @@ AWAY_SECONDS = 9.0
 BEGINNINGS = ("model_attempt", "tool_intent")
 
 
-async def test_without_etcd_a_worker_begins_nothing_after_its_trust_window_and_goes_on_when_it_is_back(bench):
+async def test_without_etcd_a_worker_begins_nothing_after_its_trust_window_and_goes_on_when_it_is_back(
+    bench: WorkerBench,
+) -> None:
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-steady")
     await bench.reached(task_id, facts.AssistantMessage, 2)
     etcd = bench.stack.etcd
+    assert etcd is not None
     etcd.pause()
     left_at = datetime.now(UTC)
     try:

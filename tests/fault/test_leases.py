@@ -10,6 +10,7 @@ import signal
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,7 +104,7 @@ async def leases(backends: Backends, survivor: ServiceProcess) -> Leases:
     return await backends.at(survivor)
 
 
-async def eventually(attempt, why: str, errors: tuple[type[Exception], ...] = (Unavailable,)):
+async def eventually(attempt: Any, why: str, errors: tuple[type[Exception], ...] = (Unavailable,)) -> Any:
     """What it gives once it is not refused any more."""
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -120,7 +121,9 @@ async def eventually(attempt, why: str, errors: tuple[type[Exception], ...] = (U
 
 
 @pytest.mark.parametrize("moment", ["after_lease_claim", "after_lease_register"])
-async def test_an_acquire_whose_coordinator_died_is_taken_up_by_its_repeat(backends, leases, moment):
+async def test_an_acquire_whose_coordinator_died_is_taken_up_by_its_repeat(
+    backends: Backends, leases: Leases, moment: str
+) -> None:
     dying = await backends.at(await backends.replica(failpoints=f"coordinator.{moment}=kill9"))
     with pytest.raises(TenureError):
         await dying.acquire("a", "one", request_id="r-1")
@@ -128,7 +131,7 @@ async def test_an_acquire_whose_coordinator_died_is_taken_up_by_its_repeat(backe
     assert (await leases.renew(lease)).epoch == lease.epoch
 
 
-async def test_a_claim_that_nobody_registers_is_cleaned_up(backends, leases):
+async def test_a_claim_that_nobody_registers_is_cleaned_up(backends: Backends, leases: Leases) -> None:
     dying = await backends.at(await backends.replica(failpoints="coordinator.after_lease_claim=kill9"))
     with pytest.raises(TenureError):
         await dying.acquire("a", "one", ttl_seconds=600)
@@ -136,7 +139,9 @@ async def test_a_claim_that_nobody_registers_is_cleaned_up(backends, leases):
     assert lease.previous_epoch == 0  # the claim before was never a grant
 
 
-async def test_a_coordinator_that_froze_between_claim_and_register_grants_nothing_late(backends, leases, tmp_path):
+async def test_a_coordinator_that_froze_between_claim_and_register_grants_nothing_late(
+    backends: Backends, leases: Leases, tmp_path: Path
+) -> None:
     reached = tmp_path / "reached"
     frozen = await backends.replica(failpoints=f"coordinator.after_lease_claim=1#touch({reached})->1#freeze")
     late = await backends.at(frozen)
@@ -149,7 +154,7 @@ async def test_a_coordinator_that_froze_between_claim_and_register_grants_nothin
     assert (await leases.renew(lease)).epoch == lease.epoch
 
 
-async def test_leases_live_on_when_their_coordinator_dies(backends, leases):
+async def test_leases_live_on_when_their_coordinator_dies(backends: Backends, leases: Leases) -> None:
     first = await backends.replica()
     lease = await (await backends.at(first)).acquire("a")
     await first.kill()
@@ -157,7 +162,7 @@ async def test_leases_live_on_when_their_coordinator_dies(backends, leases):
     assert await leases.release(lease)
 
 
-async def test_a_watch_ends_with_unavailable_when_its_replica_drains(backends):
+async def test_a_watch_ends_with_unavailable_when_its_replica_drains(backends: Backends) -> None:
     replica = await backends.replica()
     async with watch(await backends.at(replica)) as answers:
         await anext(answers)
@@ -167,7 +172,9 @@ async def test_a_watch_ends_with_unavailable_when_its_replica_drains(backends):
     assert ended.value.reason == "DRAINING"
 
 
-async def test_while_the_ledger_is_away_nothing_is_granted_and_the_repeat_gets_it(broken_fleet: Fleet, leases):
+async def test_while_the_ledger_is_away_nothing_is_granted_and_the_repeat_gets_it(
+    broken_fleet: Fleet, leases: Leases
+) -> None:
     held = await leases.acquire("held")
     broken_fleet.checkpoint.signal(signal.SIGSTOP)
     with pytest.raises(Unavailable):
@@ -181,7 +188,9 @@ async def test_while_the_ledger_is_away_nothing_is_granted_and_the_repeat_gets_i
 # etcd is away, and goes back in time
 
 
-async def test_an_acquire_during_an_outage_of_etcd_is_one_lease_in_the_end(broken_etcd: EtcdProcess, leases):
+async def test_an_acquire_during_an_outage_of_etcd_is_one_lease_in_the_end(
+    broken_etcd: EtcdProcess, leases: Leases
+) -> None:
     async with paused(broken_etcd):
         with pytest.raises(Unavailable):
             await leases.acquire("a", "one", request_id="r-1")
@@ -190,7 +199,7 @@ async def test_an_acquire_during_an_outage_of_etcd_is_one_lease_in_the_end(broke
     assert (await leases.renew(lease)).epoch == lease.epoch
 
 
-async def test_a_watch_whose_history_was_compacted_says_so(broken_etcd: EtcdProcess, leases):
+async def test_a_watch_whose_history_was_compacted_says_so(broken_etcd: EtcdProcess, leases: Leases) -> None:
     revision = (await leases.list()).revision
     await leases.release(await leases.acquire("a"))
     await compact(broken_etcd)
@@ -200,7 +209,9 @@ async def test_a_watch_whose_history_was_compacted_says_so(broken_etcd: EtcdProc
     assert refused.value.reason == "CURSOR_EXPIRED"
 
 
-async def test_epochs_grow_and_old_leases_are_lost_when_etcd_was_replaced(broken_etcd: EtcdProcess, leases):
+async def test_epochs_grow_and_old_leases_are_lost_when_etcd_was_replaced(
+    broken_etcd: EtcdProcess, leases: Leases
+) -> None:
     for _ in range(20):  # so that the new etcd's revisions are behind
         await leases.release(await leases.acquire("warm-up"))
     lease = await leases.acquire("a", "one")
@@ -223,8 +234,8 @@ async def test_epochs_grow_and_old_leases_are_lost_when_etcd_was_replaced(broken
 
 
 async def test_leases_that_revive_with_a_backup_are_deleted_and_their_watches_end(
-    broken_etcd: EtcdProcess, survivor: ServiceProcess, leases
-):
+    broken_etcd: EtcdProcess, survivor: ServiceProcess, leases: Leases
+) -> None:
     """As after a restore: keys of the former generation are there again, with their leases."""
     lease = await leases.acquire("a", "one", ttl_seconds=600)
     async with watch(leases) as answers:
@@ -245,7 +256,9 @@ async def test_leases_that_revive_with_a_backup_are_deleted_and_their_watches_en
 # Holders
 
 
-async def test_who_cannot_renew_in_time_is_stopped_before_others_can_hold_the_lease(backends, leases):
+async def test_who_cannot_renew_in_time_is_stopped_before_others_can_hold_the_lease(
+    backends: Backends, leases: Leases
+) -> None:
     replica = await backends.replica()
     held = HeldLease((await backends.at(replica)).stub, "a", holder="one", ttl_seconds=2)
 
@@ -260,7 +273,7 @@ async def test_who_cannot_renew_in_time_is_stopped_before_others_can_hold_the_le
     await eventually(lambda: leases.acquire("a", "two"), "the lease never ends", (LeaseHeld, Unavailable))
 
 
-async def test_who_lost_the_lease_is_stopped_and_gives_back_nothing(leases):
+async def test_who_lost_the_lease_is_stopped_and_gives_back_nothing(leases: Leases) -> None:
     async def work() -> None:
         async with HeldLease(leases.stub, "a", holder="one", ttl_seconds=5) as held:
             await leases.transfer("two", lease=pb.LeaseReference(resource="a", epoch=held.epoch))
@@ -272,7 +285,7 @@ async def test_who_lost_the_lease_is_stopped_and_gives_back_nothing(leases):
     assert (await leases.get("a")).holder == "two"
 
 
-async def test_who_is_cancelled_from_outside_is_just_cancelled_and_gives_the_lease_back(leases):
+async def test_who_is_cancelled_from_outside_is_just_cancelled_and_gives_the_lease_back(leases: Leases) -> None:
     async def work() -> None:
         async with HeldLease(leases.stub, "a", holder="one", ttl_seconds=30):
             holding.set()
@@ -288,7 +301,7 @@ async def test_who_is_cancelled_from_outside_is_just_cancelled_and_gives_the_lea
         await leases.get("a")
 
 
-async def test_a_held_lease_is_waited_for_renewed_and_given_back(leases):
+async def test_a_held_lease_is_waited_for_renewed_and_given_back(leases: Leases) -> None:
     async with HeldLease(leases.stub, "a", holder="one", ttl_seconds=3) as first:
         waiting = asyncio.create_task(once_held(leases, "two"))
         await asyncio.sleep(3.5)  # longer than a lease lives without renewals
@@ -299,8 +312,8 @@ async def test_a_held_lease_is_waited_for_renewed_and_given_back(leases):
 
 
 async def test_new_tokens_follow_the_signing_key_and_old_ones_verify_until_it_is_withdrawn(
-    broken_fleet: Fleet, backends, leases, tmp_path
-):
+    broken_fleet: Fleet, backends: Backends, leases: Leases, tmp_path: Path
+) -> None:
     """The last one: from here on new replicas sign with another key."""
     verifier = TokenVerifier(leases.stub, refresh_seconds=0.0)
     lease = await leases.acquire("a")
@@ -322,7 +335,7 @@ async def test_new_tokens_follow_the_signing_key_and_old_ones_verify_until_it_is
         await verifier.verify(lease.token, resource="leases/a", tenant=backends.tenant)
 
 
-async def test_a_good_token_of_another_resource_is_refused(backends, leases):
+async def test_a_good_token_of_another_resource_is_refused(backends: Backends, leases: Leases) -> None:
     verifier, lease = TokenVerifier(leases.stub), await leases.acquire("a")
     for resource, tenant in (("leases/b", backends.tenant), ("tasks/a", backends.tenant), ("leases/a", "default")):
         with pytest.raises(PermissionDenied):
@@ -349,7 +362,7 @@ async def once_held(leases: Leases, holder: str) -> pb.Lease:
         return held.info
 
 
-async def exists(path) -> None:
+async def exists(path: Any) -> None:
     path.stat()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,9 @@ from tenure.domain import entries as facts
 from tenure.domain.fencing import DEFAULT_MARGIN_SECONDS
 from tenure.domain.states import TaskState
 from tenure.wire.common import state_name
+from tests.support.fix_network import Network
 from tests.support.fix_proxy import Lost
+from tests.support.fix_worker import WorkerBench
 from tests.support.partition import (
     at,
     check_whole,
@@ -23,7 +26,9 @@ from tests.support.partition import (
 
 
 @pytest.mark.parametrize("zombie", [False, True], ids=["obedient", "zombie"])
-async def test_cut_off_from_the_coordinator_its_writes_count_until_the_next_owner_opens(bench, network, zombie):
+async def test_cut_off_from_the_coordinator_its_writes_count_until_the_next_owner_opens(
+    bench: WorkerBench, network: Network, zombie: bool
+) -> None:
     """F16. The zombie does not know its trust window: then the ledger's fence alone ends what it does."""
     cut = await placed_worker(bench, network, failpoints="worker.ignore_trust_window" if zombie else "")
     task_id = await bench.submit("sim-worker-steady")
@@ -51,7 +56,9 @@ async def test_cut_off_from_the_coordinator_its_writes_count_until_the_next_owne
 
 
 @pytest.mark.parametrize("lost", [Lost.REQUESTS, Lost.ANSWERS])
-async def test_a_coordinator_heard_one_way_only_is_as_good_as_none(bench, network, lost):
+async def test_a_coordinator_heard_one_way_only_is_as_good_as_none(
+    bench: WorkerBench, network: Network, lost: Any
+) -> None:
     """F19. Whichever half of the talk gets lost, another worker has the task within the lease's time."""
     cut = await placed_worker(bench, network)
     task_id = await bench.submit("sim-worker-steady")

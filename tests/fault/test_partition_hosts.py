@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -31,7 +33,7 @@ with socket.create_server(("127.0.0.1", 0)) as server:
 
 
 @pytest.fixture(params=["namespaces", "proxies"])
-async def hosts(request, monkeypatch):
+async def hosts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
     """A network of each kind; without namespaces here, the run's head says so and this is the other kind twice."""
     if request.param == "proxies":
         monkeypatch.setenv(CHOICE, "proxies")
@@ -40,7 +42,7 @@ async def hosts(request, monkeypatch):
 
 
 @asynccontextmanager
-async def echo():
+async def echo() -> AsyncGenerator[Any]:
     """The port, and the list of what arrived."""
     arrived: list[bytes] = []
 
@@ -55,7 +57,7 @@ async def echo():
 
 
 @asynccontextmanager
-async def running(host, program: str, *arguments: str):
+async def running(host: Any, program: str, *arguments: str) -> AsyncGenerator[Any]:
     """A program on a host."""
     command = host.command([sys.executable, "-c", program, *arguments])
     pipe = asyncio.subprocess.PIPE
@@ -67,18 +69,18 @@ async def running(host, program: str, *arguments: str):
         await process.wait()
 
 
-def client_on(host, address: str):
+def client_on(host: Any, address: str) -> Any:
     """Says what it reads and prints what it hears."""
     return running(host, CLIENT, address)
 
 
-async def hears(process, within_seconds: float = PATIENCE_SECONDS) -> bytes:
+async def hears(process: Any, within_seconds: float = PATIENCE_SECONDS) -> bytes:
     async with asyncio.timeout(within_seconds):
         answer: bytes = await process.stdout.readline()
         return answer
 
 
-async def test_a_cut_line_is_silent_until_it_is_mended_and_loses_no_connection(hosts):
+async def test_a_cut_line_is_silent_until_it_is_mended_and_loses_no_connection(hosts: Any) -> None:
     host = hosts.host()
     async with (
         echo() as (port, arrived),
@@ -95,7 +97,7 @@ async def test_a_cut_line_is_silent_until_it_is_mended_and_loses_no_connection(h
         assert await hears(client) == b"two\n"
 
 
-async def test_a_line_can_lose_one_direction_only(hosts):
+async def test_a_line_can_lose_one_direction_only(hosts: Any) -> None:
     host = hosts.host()
     async with (
         echo() as (port, arrived),
@@ -114,7 +116,7 @@ async def test_a_line_can_lose_one_direction_only(hosts):
         assert await hears(client) == b"two\n"
 
 
-async def test_other_lines_and_hosts_are_not_cut(hosts):
+async def test_other_lines_and_hosts_are_not_cut(hosts: Any) -> None:
     first, second = hosts.host(), hosts.host()
     async with echo() as (port, _):
         cut, kept = await first.reach("cut", f"127.0.0.1:{port}"), await first.reach("kept", f"127.0.0.1:{port}")
@@ -130,7 +132,7 @@ async def test_other_lines_and_hosts_are_not_cut(hosts):
                 await hears(client, 0.3)
 
 
-async def test_what_listens_on_a_host_can_be_reached(hosts):
+async def test_what_listens_on_a_host_can_be_reached(hosts: Any) -> None:
     host = hosts.host()
     async with running(host, SERVER) as server:
         where, _, port = (await host.serve(int(await hears(server)))).rpartition(":")
@@ -139,7 +141,7 @@ async def test_what_listens_on_a_host_can_be_reached(hosts):
         writer.close()
 
 
-async def test_nothing_of_a_network_is_left_behind():
+async def test_nothing_of_a_network_is_left_behind() -> None:
     async with Network() as network, echo() as (port, _):
         host = network.host()
         await host.reach("echo", f"127.0.0.1:{port}")

@@ -10,10 +10,13 @@ import time
 import uuid
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 from tenure.domain import entries as facts
 from tenure.wire.common import state_name
+from tests.support.fix_network import Network
 from tests.support.fix_proxy import Lost
+from tests.support.fix_worker import WorkerBench
 from tests.support.partition import (
     check_whole,
     logged,
@@ -26,7 +29,7 @@ STANDSTILL_SECONDS = 8.0
 """Six steps take less, but for the time in which a silent Postgres is given up."""
 
 
-async def cut_off_from_the_ledger_it_lets_go_and_takes_nothing_until_it_has_it_again(bench, network):
+async def cut_off_from_the_ledger_it_lets_go_and_takes_nothing_until_it_has_it_again(bench: Any, network: Any) -> None:
     """F17. Its lease is well: it says itself that it cannot work."""
     cut = await placed_worker(bench, network)
     task_id = await bench.submit("sim-worker-steady")
@@ -44,7 +47,7 @@ async def cut_off_from_the_ledger_it_lets_go_and_takes_nothing_until_it_has_it_a
     assert state_name((await bench.ended(await bench.submit("sim-hello"))).state) == "SUCCEEDED"
 
 
-async def answers_of_tools_that_get_lost_cost_no_second_effect(bench, network):
+async def answers_of_tools_that_get_lost_cost_no_second_effect(bench: Any, network: Any) -> None:
     """F18 and F19: requests arrive, answers do not. The connection is given up, the call asked for again."""
     cut = await placed_worker(bench, network)
     task_id = await bench.submit("sim-worker-steady")
@@ -57,7 +60,7 @@ async def answers_of_tools_that_get_lost_cost_no_second_effect(bench, network):
     await check_whole(bench, task_id)
 
 
-async def lose_postgres(bench, replicas, task_id):
+async def lose_postgres(bench: Any, replicas: Any, task_id: Any) -> Any:
     """Cuts off the replica that the worker talks to: the first, or else the second."""
     for steps, replica in zip((2, 9), replicas, strict=True):
         await bench.reached(task_id, facts.AssistantMessage, steps)
@@ -70,7 +73,7 @@ async def lose_postgres(bench, replicas, task_id):
     raise AssertionError("neither loss was noticed")
 
 
-async def a_ledger_replica_that_lost_postgres_costs_no_claim_while_there_is_another(bench, network):
+async def a_ledger_replica_that_lost_postgres_costs_no_claim_while_there_is_another(bench: Any, network: Any) -> None:
     replicas = [await placed_service(bench, network, "checkpoint") for _ in range(2)]
     await placed_worker(bench, network, checkpoint=",".join(one.address for one in replicas))
     task_id = await bench.submit("sim-worker-steady")
@@ -80,7 +83,7 @@ async def a_ledger_replica_that_lost_postgres_costs_no_claim_while_there_is_anot
     await check_whole(bench, task_id)
 
 
-async def tools_that_lost_postgres_cost_no_claim_and_no_effect_while_there_are_others(bench, network):
+async def tools_that_lost_postgres_cost_no_claim_and_no_effect_while_there_are_others(bench: Any, network: Any) -> None:
     replicas = [await placed_service(bench, network, "tools") for _ in range(2)]
     await placed_worker(bench, network, tools=",".join(one.address for one in replicas))
     task_id = await bench.submit("sim-worker-steady")
@@ -90,7 +93,7 @@ async def tools_that_lost_postgres_cost_no_claim_and_no_effect_while_there_are_o
     await check_whole(bench, task_id)
 
 
-async def test_lines_that_fall_silent_cost_time_and_nothing_else(bench, network):
+async def test_lines_that_fall_silent_cost_time_and_nothing_else(bench: WorkerBench, network: Network) -> None:
     scenarios = (
         cut_off_from_the_ledger_it_lets_go_and_takes_nothing_until_it_has_it_again,
         answers_of_tools_that_get_lost_cost_no_second_effect,

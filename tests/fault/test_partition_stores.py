@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from typing import Any
 
 from tenure.domain import entries as facts
 from tenure.domain.errors import Unavailable
@@ -11,21 +12,25 @@ from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
 from tenure.wire.common import state_name
+from tests.support.fix_network import Network
 from tests.support.fix_proxy import Lost
+from tests.support.fix_worker import WorkerBench
 from tests.support.partition import check_whole, logged, placed_service
 from tests.support.patience import PATIENCE_SECONDS
 
 CALL_SECONDS = 10.0
 
 
-async def serves(placed, wanted: bool) -> None:
+async def serves(placed: Any, wanted: bool) -> None:
     """Waits until the health of a replica is as wanted."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while await placed.process.serves() is not wanted:
             await asyncio.sleep(0.1)
 
 
-async def test_a_worker_leaves_a_coordinator_that_lost_etcd_and_keeps_its_claims(bench, network):
+async def test_a_worker_leaves_a_coordinator_that_lost_etcd_and_keeps_its_claims(
+    bench: WorkerBench, network: Network
+) -> None:
     both = [await placed_service(bench, network, "coordinator") for _ in range(2)]
     worker = await bench.start_worker(coordinator_addresses=",".join(one.address for one in both))
     task_id = await bench.submit("sim-worker-steady")
@@ -41,7 +46,9 @@ async def test_a_worker_leaves_a_coordinator_that_lost_etcd_and_keeps_its_claims
     await check_whole(bench, task_id)
 
 
-async def test_a_coordinator_that_lost_the_ledger_keeps_its_workers_and_hands_out_nothing(bench, network):
+async def test_a_coordinator_that_lost_the_ledger_keeps_its_workers_and_hands_out_nothing(
+    bench: WorkerBench, network: Network
+) -> None:
     cut = await placed_service(bench, network, "coordinator")
     await bench.start_worker(coordinator_addresses=cut.address)
     running = await bench.submit("sim-worker-paced")
@@ -56,7 +63,9 @@ async def test_a_coordinator_that_lost_the_ledger_keeps_its_workers_and_hands_ou
     assert state_name((await bench.ended(waiting)).state) == "SUCCEEDED"
 
 
-async def test_a_gateway_that_hears_no_answers_refuses_in_time_and_its_watches_miss_nothing(bench, network):
+async def test_a_gateway_that_hears_no_answers_refuses_in_time_and_its_watches_miss_nothing(
+    bench: WorkerBench, network: Network
+) -> None:
     cut = await placed_service(bench, network, "gateway", heartbeat_seconds="0.5")
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-steady")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
 from tenure.domain import entries as facts
 from tenure.wire.common import state_name
+from tests.support.fix_worker import WorkerBench
 from tests.support.partition import check_whole, logged
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -16,7 +18,7 @@ AWAY_SECONDS = 9.0
 """A lease lasts 5 s."""
 
 
-async def serving(worker, expected: bool) -> None:
+async def serving(worker: Any, expected: bool) -> None:
     """Waits until the worker's gRPC health says so."""
     ends_at = time.monotonic() + PATIENCE_SECONDS
     while await worker.serves() is not expected:
@@ -25,7 +27,9 @@ async def serving(worker, expected: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["coordinator", "checkpoint", "tools"])
-async def test_a_service_paused_for_longer_than_the_trust_window_costs_time_and_nothing_else(bench, kind):
+async def test_a_service_paused_for_longer_than_the_trust_window_costs_time_and_nothing_else(
+    bench: WorkerBench, kind: str
+) -> None:
     worker = await bench.start_worker()
     task_id = await bench.submit("sim-worker-steady")
     await bench.reached(task_id, facts.AssistantMessage, 2)

@@ -6,7 +6,9 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from typing import Any
 
 import psycopg
 import pytest
@@ -18,6 +20,7 @@ from devstack.stack import Stack
 from tenure.domain import entries as facts
 from tenure.wire.common import state_name
 from tests.fault.acknowledged import acknowledged_writes
+from tests.support.fix_worker import WorkerBench
 from tests.support.partition import check_whole, logged
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.small_disk import SmallDisk
@@ -29,14 +32,14 @@ SMALL = {"max_wal_size": "64MB", "min_wal_size": "32MB", "shared_buffers": "32MB
 
 
 @pytest.fixture(scope="module")
-def disk(tmp_path_factory):
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The disk of Postgres; None where none can be mounted, and then its errors are raised in Postgres."""
     with SmallDisk.mounted(tmp_path_factory.mktemp("small-disk"), size_mib=400) as mounted:
         yield mounted
 
 
 @pytest.fixture(scope="module")
-def postgres(tmp_path_factory, disk):
+def postgres(tmp_path_factory: pytest.TempPathFactory, disk: Any) -> Iterator[Any]:
     """The module's own, to be broken."""
     folder = disk.folder if disk else tmp_path_factory.mktemp("storage-postgres")
     with PostgresProcess(folder / "data", settings=SMALL) as server:
@@ -44,40 +47,40 @@ def postgres(tmp_path_factory, disk):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def worker_stack(tmp_path_factory, postgres):
+async def worker_stack(tmp_path_factory: pytest.TempPathFactory, postgres: Any) -> AsyncIterator[Any]:
     """In the place of the one over the server that all tests share."""
     folder = tmp_path_factory.mktemp("storage-stack")
     async with Stack(StackOptions(data_dir=folder, workers=0, postgres_dsn=postgres.dsn())) as stack:
         yield stack
 
 
-async def execute(postgres, statement):
+async def execute(postgres: Any, statement: Any) -> Any:
     async with await psycopg.AsyncConnection.connect(postgres.dsn(), autocommit=True) as connection:
         cursor = await connection.execute(statement)
         return await cursor.fetchone() if cursor.description else None
 
 
-async def until(condition, what):
+async def until(condition: Any, what: Any) -> None:
     ends_at = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < ends_at, f"never: {what}"
         await asyncio.sleep(0.05)
 
 
-async def start_again(postgres):
+async def start_again(postgres: Any) -> None:
     """Once it has ended."""
     await until(lambda: postgres.pid is None, "Postgres ends")
     await asyncio.to_thread(postgres.start)
 
 
-def no_bug_told(bench):
+def no_bug_told(bench: Any) -> None:
     """No service took what happened for a bug of its own."""
     for name, service in bench.stack.services.items():
         for line in service.log().splitlines():
             assert "unexpected error" not in line, f"{name}: {line}"
 
 
-async def ended_well(bench, task_id, writes):
+async def ended_well(bench: Any, task_id: Any, writes: Any) -> None:
     task = await bench.ended(task_id)
     assert state_name(task.state) == "SUCCEEDED"
     await check_whole(bench, task_id, PACED_STEPS)
@@ -86,7 +89,7 @@ async def ended_well(bench, task_id, writes):
 
 
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGQUIT], ids=["crash", "immediate"])
-async def test_a_restart_of_postgres_loses_nothing_acknowledged(bench, postgres, by):
+async def test_a_restart_of_postgres_loses_nothing_acknowledged(bench: WorkerBench, postgres: Any, by: Any) -> None:
     """F32."""
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-paced")
@@ -99,7 +102,9 @@ async def test_a_restart_of_postgres_loses_nothing_acknowledged(bench, postgres,
     await ended_well(bench, task_id, writes)
 
 
-async def test_a_read_only_postgres_acknowledges_nothing_and_all_goes_on_when_it_writes_again(bench, postgres):
+async def test_a_read_only_postgres_acknowledges_nothing_and_all_goes_on_when_it_writes_again(
+    bench: WorkerBench, postgres: Any
+) -> None:
     """F33."""
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-paced")
@@ -118,7 +123,7 @@ async def test_a_read_only_postgres_acknowledges_nothing_and_all_goes_on_when_it
     await ended_well(bench, task_id, writes)
 
 
-async def take_all_room(postgres, disk):
+async def take_all_room(postgres: Any, disk: Any) -> None:
     """A disk filled to its last byte, or its error raised where a write would meet it."""
     if disk:
         disk.fill()
@@ -131,7 +136,7 @@ async def take_all_room(postgres, disk):
     await execute(postgres, "create trigger full_disk before insert on ledger.entries execute function public.full()")
 
 
-async def give_room(postgres, disk):
+async def give_room(postgres: Any, disk: Any) -> None:
     if disk:
         disk.free()
     else:
@@ -140,7 +145,9 @@ async def give_room(postgres, disk):
         await asyncio.to_thread(postgres.start)
 
 
-async def test_a_full_disk_fails_no_task_and_all_goes_on_when_there_is_room(bench, postgres, disk):
+async def test_a_full_disk_fails_no_task_and_all_goes_on_when_there_is_room(
+    bench: WorkerBench, postgres: Any, disk: Any
+) -> None:
     """F34."""
     worker = await bench.start_worker()
     task_id = await bench.submit("sim-worker-bulky")
@@ -160,7 +167,9 @@ async def test_a_full_disk_fails_no_task_and_all_goes_on_when_there_is_room(benc
     no_bug_told(bench)
 
 
-async def test_no_room_for_the_log_ahead_is_a_crash_like_any_other(bench, postgres, disk):
+async def test_no_room_for_the_log_ahead_is_a_crash_like_any_other(
+    bench: WorkerBench, postgres: Any, disk: Any
+) -> None:
     """F34: Postgres panics. Where no disk can be filled one of its processes is killed, which it answers alike."""
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-paced")
@@ -180,7 +189,9 @@ async def test_no_room_for_the_log_ahead_is_a_crash_like_any_other(bench, postgr
     await ended_well(bench, task_id, writes)
 
 
-async def test_transactions_that_postgres_undoes_are_run_again_and_nobody_hears_of_it(bench, postgres):
+async def test_transactions_that_postgres_undoes_are_run_again_and_nobody_hears_of_it(
+    bench: WorkerBench, postgres: Any
+) -> None:
     """F36: of the transactions that write to a ledger one in ten is undone, mostly twice in a row."""
     await bench.start_worker()
     await execute(postgres, "create sequence public.hits")
@@ -207,7 +218,7 @@ async def test_transactions_that_postgres_undoes_are_run_again_and_nobody_hears_
         await execute(postgres, "drop sequence public.hits")
 
 
-async def test_a_deadlock_that_others_cause_is_survived(bench, postgres):
+async def test_a_deadlock_that_others_cause_is_survived(bench: WorkerBench, postgres: Any) -> None:
     """F36, by a session that locks in the wrong order."""
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-paced")
@@ -226,7 +237,7 @@ async def test_a_deadlock_that_others_cause_is_survived(bench, postgres):
     no_bug_told(bench)
 
 
-async def waits_for_a_lock(postgres):
+async def waits_for_a_lock(postgres: Any) -> None:
     """Until the ledger does."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         waiting = (

@@ -6,26 +6,30 @@ No disk is filled: the process may make files only so large, which the system te
 from __future__ import annotations
 
 import resource
+from typing import Any
 
 import pytest
 
 from tenure.domain.tools import OutcomeStatus
+from tests.support.fix_tools import Grants, Outside, StartTools
 
 UNLIMITED = resource.RLIM_INFINITY
 
 
 @pytest.fixture
-async def tools(tool_service):
+async def tools(tool_service: StartTools) -> Any:
     return await tool_service()
 
 
-def limit_files(tools, size_bytes):
+def limit_files(tools: Any, size_bytes: Any) -> None:
     resource.prlimit(tools.process.pid, resource.RLIMIT_FSIZE, (size_bytes, UNLIMITED))
 
 
 @pytest.mark.parametrize("room_bytes", [0, 10], ids=["none", "for the beginning of a line"])
 @pytest.mark.parametrize("tool", ["append_record", "append_record_unsafe"])
-async def test_a_record_without_room_takes_a_whole_line_or_nothing(tools, grants, outside, tool, room_bytes):
+async def test_a_record_without_room_takes_a_whole_line_or_nothing(
+    tools: Any, grants: Grants, outside: Outside, tool: str, room_bytes: int
+) -> None:
     owner = grants.claim()
     await tools.outcome(owner, "1.0", tool, file="a", line="first")
     before = (outside.records / "a.jsonl").read_bytes()
@@ -39,7 +43,9 @@ async def test_a_record_without_room_takes_a_whole_line_or_nothing(tools, grants
     assert [line["line"] for line in outside.lines("a")] == ["first", "third"]
 
 
-async def test_a_workspace_without_room_is_told_to_the_model_and_leaves_the_file_that_was_there(tools, grants, outside):
+async def test_a_workspace_without_room_is_told_to_the_model_and_leaves_the_file_that_was_there(
+    tools: Any, grants: Grants, outside: Outside
+) -> None:
     owner = grants.claim()
     await tools.outcome(owner, "1.0", "write_file", path="notes", content="what was there")
     limit_files(tools, 20)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import uuid
+from typing import Any
 
 import pytest
 
@@ -12,29 +13,31 @@ from tenure.domain.errors import AlreadyExists, Unavailable
 from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
-from tests.support.fix_proxy import Lost
+from tests.support.fix_checkpoint import MakeCheckpoint
+from tests.support.fix_gateway import Serve
+from tests.support.fix_proxy import Lost, MakeProxy
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 REPEATS = 20
 
 
 @pytest.fixture
-async def gateways(checkpoint, gateway):
+async def gateways(checkpoint: MakeCheckpoint, gateway: Serve) -> Any:
     """Two, each over a ledger replica of its own."""
     first = await checkpoint()
     second = await checkpoint(dsn=first.dsn)
     return [await gateway(replica.address) for replica in (first, second)]
 
 
-def submit(**fields) -> api.SubmitTaskRequest:
+def submit(**fields: Any) -> api.SubmitTaskRequest:
     return api.SubmitTaskRequest(**{"request_id": str(uuid.uuid4()), "goal": "once", **fields})
 
 
-async def tasks(stub):
+async def tasks(stub: Any) -> Any:
     return (await stub.ListTasks(api.ListTasksRequest())).tasks
 
 
-async def test_the_same_submit_at_once_by_two_gateways_is_one_task(gateways):
+async def test_the_same_submit_at_once_by_two_gateways_is_one_task(gateways: Any) -> None:
     """F39."""
     request = submit()
     answers = await asyncio.gather(*(gateways[number % 2].SubmitTask(request) for number in range(REPEATS)))
@@ -42,7 +45,7 @@ async def test_the_same_submit_at_once_by_two_gateways_is_one_task(gateways):
     assert len(await tasks(gateways[0])) == 1
 
 
-async def test_different_submits_of_one_id_at_once_make_one_task_and_the_others_are_told_of_it(gateways):
+async def test_different_submits_of_one_id_at_once_make_one_task_and_the_others_are_told_of_it(gateways: Any) -> None:
     """F39: whoever comes first."""
     request_id = str(uuid.uuid4())
     requests = [submit(request_id=request_id, goal=f"goal {number % 4}") for number in range(REPEATS)]
@@ -59,7 +62,9 @@ async def test_different_submits_of_one_id_at_once_make_one_task_and_the_others_
         assert refusal.metadata["task_id"] == accepted[0].task_id
 
 
-async def test_another_tenants_submit_of_the_same_id_is_another_task(checkpoint, gateway):
+async def test_another_tenants_submit_of_the_same_id_is_another_task(
+    checkpoint: MakeCheckpoint, gateway: Serve
+) -> None:
     replica = await checkpoint()
     request = submit()
     ours, theirs = [await gateway(replica.address, tenant=tenant) for tenant in ("default", "acme")]
@@ -69,7 +74,9 @@ async def test_another_tenants_submit_of_the_same_id_is_another_task(checkpoint,
     assert [task.task_id for task in await tasks(theirs)] == [second.task_id]
 
 
-async def test_a_submit_whose_answer_was_lost_with_its_gateway_is_answered_by_another(gateways, tcp_proxy):
+async def test_a_submit_whose_answer_was_lost_with_its_gateway_is_answered_by_another(
+    gateways: Any, tcp_proxy: MakeProxy
+) -> None:
     """F40."""
     doomed, other = gateways
     host, _, port = doomed.process.address.rpartition(":")

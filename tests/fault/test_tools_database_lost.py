@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
+from devstack.postgres_process import PostgresProcess
 from services.tools.statements import MIGRATIONS
 from tenure.domain.errors import Unavailable
 from tenure.domain.tools import OutcomeStatus
 from tenure.runtime.sql import migrate
+from tests.support.fix_tools import Grants, Outside, StartTools
 from tests.support.patience import PATIENCE_SECONDS
 
 UNSAFE = "append_record_unsafe"
 
 
 @pytest.fixture
-async def losable(own_postgres, tool_service):
+async def losable(own_postgres: PostgresProcess, tool_service: StartTools) -> Any:
     """A server of our own, and a tool service over it."""
     await migrate(own_postgres.dsn(), MIGRATIONS)
     return own_postgres, await tool_service(postgres_dsn=own_postgres.dsn())
 
 
-async def begun(tools, owner, **arguments):
+async def begun(tools: Any, owner: Any, **arguments: Any) -> Any:
     """An Execute whose effect has begun."""
     call = tools.begin(owner, "1.0", UNSAFE, file="a", line="x", **arguments)
     await tools.started(owner)
     return call
 
 
-async def executed(tools, owner, call_id, **arguments):
+async def executed(tools: Any, owner: Any, call_id: Any, **arguments: Any) -> Any:
     """The outcome, asked for until the service has its database again."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
@@ -39,7 +42,9 @@ async def executed(tools, owner, call_id, **arguments):
                 await asyncio.sleep(0.1)
 
 
-async def test_without_its_database_it_is_unavailable_and_runs_nothing(losable, grants, outside):
+async def test_without_its_database_it_is_unavailable_and_runs_nothing(
+    losable: Any, grants: Grants, outside: Outside
+) -> None:
     postgres, tools = losable
     owner = grants.claim()
     await asyncio.to_thread(postgres.stop)
@@ -52,7 +57,7 @@ async def test_without_its_database_it_is_unavailable_and_runs_nothing(losable, 
     assert len(outside.lines("a")) == 1
 
 
-async def test_an_outcome_outlasts_the_outage(losable, grants, outside):
+async def test_an_outcome_outlasts_the_outage(losable: Any, grants: Grants, outside: Outside) -> None:
     postgres, tools = losable
     owner = grants.claim()
     call = await begun(tools, owner, delay_ms=500)
@@ -67,7 +72,9 @@ async def test_an_outcome_outlasts_the_outage(losable, grants, outside):
     assert len(outside.lines("a")) == 1
 
 
-async def test_an_effect_that_outlives_the_trust_window_is_stopped_and_in_doubt(losable, grants, outside):
+async def test_an_effect_that_outlives_the_trust_window_is_stopped_and_in_doubt(
+    losable: Any, grants: Grants, outside: Outside
+) -> None:
     postgres, tools = losable
     owner = grants.claim()
     call = await begun(tools, owner, delay_ms=8000)

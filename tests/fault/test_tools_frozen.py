@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tenure.domain.errors import StaleEpoch, TenureError
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_pb2
-from tests.support.fix_tools import appear
+from tests.support.fix_tools import Grants, Outside, StartTools, appear
 from tests.support.patience import PATIENCE_SECONDS
 
 UNSAFE = "append_record_unsafe"
 
 
-async def state_becomes(tools_database, owner, state):
+async def state_becomes(tools_database: Any, owner: Any, state: Any) -> None:
     """Wait for the record."""
     statement, task_id = "select state from calls where task_id = %s", uuid.UUID(owner.task_id)
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -26,8 +29,13 @@ async def state_becomes(tools_database, owner, state):
 
 @pytest.mark.parametrize("moment", ["after_accept", "before_effect"])
 async def test_a_frozen_runner_woken_after_a_close_starts_nothing(
-    tool_service, grants, outside, tools_database, tmp_path, moment
-):
+    tool_service: StartTools,
+    grants: Grants,
+    outside: Outside,
+    tools_database: Callable[..., Awaitable[list[Any]]],
+    tmp_path: Path,
+    moment: str,
+) -> None:
     frozen = await tool_service(failpoints=f"tools.{moment}=touch({tmp_path}/there)->freeze")
     owner = grants.claim(epoch=10)
     call = frozen.begin(owner, "1.0", UNSAFE, file="a", line="x")
@@ -44,14 +52,22 @@ async def test_a_frozen_runner_woken_after_a_close_starts_nothing(
     assert outside.lines("a") == []
 
 
-async def test_a_start_that_is_late_is_taken_back_and_set_anew(tool_service, grants, outside):
+async def test_a_start_that_is_late_is_taken_back_and_set_anew(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     tools = await tool_service(failpoints="tools.before_effect=1#sleep(1200)")
     outcome = await tools.outcome(grants.claim(), "1.0", UNSAFE, file="a", line="x")
     assert (outcome.status, outcome.call_attempt) == (OutcomeStatus.SUCCEEDED, 2)
     assert len(outside.lines("a")) == 1
 
 
-async def test_a_late_outcome_clears_the_doubt(tool_service, grants, outside, tools_database, tmp_path):
+async def test_a_late_outcome_clears_the_doubt(
+    tool_service: StartTools,
+    grants: Grants,
+    outside: Outside,
+    tools_database: Callable[..., Awaitable[list[Any]]],
+    tmp_path: Path,
+) -> None:
     frozen = await tool_service(failpoints=f"tools.after_effect=touch({tmp_path}/there)->freeze")
     owner = grants.claim(epoch=10)
     frozen.begin(owner, "1.0", UNSAFE, file="a", line="x")
@@ -64,7 +80,9 @@ async def test_a_late_outcome_clears_the_doubt(tool_service, grants, outside, to
     assert len(outside.lines("a")) == 1
 
 
-async def test_a_runner_that_was_judged_dead_stops_what_it_runs(tool_service, grants, outside):
+async def test_a_runner_that_was_judged_dead_stops_what_it_runs(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     frozen = await tool_service()
     owner = grants.claim(epoch=10)
     arguments = {"file": "a", "line": "x", "delay_ms": 6000}
@@ -84,7 +102,9 @@ async def test_a_runner_that_was_judged_dead_stops_what_it_runs(tool_service, gr
     assert (await frozen.outcome(successor, "1.1", UNSAFE, file="a", line="y")).status is OutcomeStatus.SUCCEEDED
 
 
-async def test_a_stale_owner_hears_it_also_from_a_service_that_slept(tool_service, grants, outside):
+async def test_a_stale_owner_hears_it_also_from_a_service_that_slept(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     sleeper, tools = await tool_service(), await tool_service()
     owner = grants.claim(epoch=10)
     await sleeper.outcome(owner, "1.0", UNSAFE, file="a", line="x")

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +18,7 @@ from tenure.domain.in_doubt import Abandon, DidNotHappen, Happened, Resolution
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_pb2
 from tenure.wire.tool import outcome_to_domain, resolution_to_wire
-from tests.support.fix_tools import appear, execute_request
+from tests.support.fix_tools import Grants, Outside, StartTools, appear, execute_request
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 UNSAFE = "append_record_unsafe"
@@ -24,7 +27,7 @@ DONE, DOUBT = OutcomeStatus.SUCCEEDED, OutcomeStatus.IN_DOUBT
 GONE = DidNotHappen(runner_is_gone=True)
 
 
-async def resolve(tools, owner, decision, call_attempt=1):
+async def resolve(tools: Any, owner: Any, decision: Any, call_attempt: int = 1) -> Any:
     """What an Execute with a word comes to."""
     request = execute_request(owner, "1.0", UNSAFE, json.dumps(ARGUMENTS))
     request.resolution.CopyFrom(resolution_to_wire(Resolution(call_attempt, decision, "I looked", "olga")))
@@ -32,7 +35,7 @@ async def resolve(tools, owner, decision, call_attempt=1):
     return outcome_to_domain(events[-1].outcome)
 
 
-async def in_doubt(tool_service, grants, failpoint="tools.before_effect=kill9"):
+async def in_doubt(tool_service: Any, grants: Any, failpoint: str = "tools.before_effect=kill9") -> Any:
     """A replica that took over a call in doubt, and its owner: the runner was killed."""
     dying = await tool_service(failpoints=failpoint)
     owner = grants.claim(epoch=10)
@@ -44,7 +47,9 @@ async def in_doubt(tool_service, grants, failpoint="tools.before_effect=kill9"):
     return tools, successor
 
 
-async def test_what_happened_by_a_persons_word_is_the_calls_outcome_for_good(tool_service, grants, outside):
+async def test_what_happened_by_a_persons_word_is_the_calls_outcome_for_good(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     tools, owner = await in_doubt(tool_service, grants, "tools.after_effect=kill9")
     outcome = await resolve(tools, owner, Happened("it is there"))
     assert (outcome.status, outcome.content, outcome.detail, outcome.call_attempt) == (
@@ -58,7 +63,9 @@ async def test_what_happened_by_a_persons_word_is_the_calls_outcome_for_good(too
     assert len(outside.lines("a")) == 1
 
 
-async def test_what_is_given_up_is_in_doubt_for_good(tool_service, grants, outside):
+async def test_what_is_given_up_is_in_doubt_for_good(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     tools, owner = await in_doubt(tool_service, grants)
     outcome = await resolve(tools, owner, Abandon())
     assert (outcome.status, outcome.detail, outcome.call_attempt) == (DOUBT, "ABANDONED", 2)
@@ -67,8 +74,8 @@ async def test_what_is_given_up_is_in_doubt_for_good(tool_service, grants, outsi
 
 
 async def test_what_did_not_happen_is_run_once_more_and_a_doubt_that_comes_anew_needs_a_new_word(
-    tool_service, grants, outside
-):
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     tools, owner = await in_doubt(tool_service, grants)
     assert (await resolve(tools, owner, DidNotHappen())).detail == "RUNNER_NOT_GONE"
     assert (await resolve(tools, owner, GONE, call_attempt=2)).status is DOUBT
@@ -89,8 +96,14 @@ async def test_what_did_not_happen_is_run_once_more_and_a_doubt_that_comes_anew_
     [("after_accept", DONE, 3, 1), ("before_effect", DOUBT, 2, 0), ("after_effect", DOUBT, 2, 1)],
 )
 async def test_a_service_killed_while_it_takes_a_word_leaves_it_to_the_next(
-    tool_service, grants, outside, moment, status, call_attempt, effects
-):
+    tool_service: StartTools,
+    grants: Grants,
+    outside: Outside,
+    moment: str,
+    status: Any,
+    call_attempt: int,
+    effects: int,
+) -> None:
     """The ledger has the word, and gives it again until there is an outcome, or a new doubt."""
     tools, owner = await in_doubt(tool_service, grants)
     dying = await tool_service(failpoints=f"tools.{moment}=kill9")
@@ -112,8 +125,14 @@ async def test_a_service_killed_while_it_takes_a_word_leaves_it_to_the_next(
     ],
 )
 async def test_a_paused_replica_that_wakes_can_neither_begin_nor_record_over_a_newer_decision(
-    tool_service, grants, outside, tools_database, tmp_path, moment, decision
-):
+    tool_service: StartTools,
+    grants: Grants,
+    outside: Outside,
+    tools_database: Callable[..., Awaitable[list[Any]]],
+    tmp_path: Path,
+    moment: str,
+    decision: Any,
+) -> None:
     paused = await tool_service(failpoints=f"tools.{moment}=touch({tmp_path}/there)->freeze")
     owner = grants.claim(epoch=10)
     call = paused.begin(owner, "1.0", UNSAFE, **ARGUMENTS)
@@ -137,8 +156,12 @@ async def test_a_paused_replica_that_wakes_can_neither_begin_nor_record_over_a_n
 
 
 async def test_a_late_outcome_that_came_before_the_word_counts_more(
-    tool_service, grants, outside, tools_database, tmp_path
-):
+    tool_service: StartTools,
+    grants: Grants,
+    outside: Outside,
+    tools_database: Callable[..., Awaitable[list[Any]]],
+    tmp_path: Path,
+) -> None:
     frozen = await tool_service(failpoints=f"tools.after_effect=touch({tmp_path}/there)->freeze")
     owner = grants.claim(epoch=10)
     frozen.begin(owner, "1.0", UNSAFE, **ARGUMENTS)
@@ -155,7 +178,9 @@ async def test_a_late_outcome_that_came_before_the_word_counts_more(
     assert len(outside.lines("a")) == 1
 
 
-async def test_words_that_race_at_two_replicas_are_decided_once(tool_service, grants, outside, tools_database):
+async def test_words_that_race_at_two_replicas_are_decided_once(
+    tool_service: StartTools, grants: Grants, outside: Outside, tools_database: Callable[..., Awaitable[list[Any]]]
+) -> None:
     tools, owner = await in_doubt(tool_service, grants)
     other = await tool_service()
     results = await asyncio.gather(
@@ -165,7 +190,9 @@ async def test_words_that_race_at_two_replicas_are_decided_once(tool_service, gr
     assert len(outside.lines("a")) == 1
 
 
-async def test_a_call_that_is_called_off_after_a_word_is_in_doubt_and_not_simply_not_run(tool_service, grants, outside):
+async def test_a_call_that_is_called_off_after_a_word_is_in_doubt_and_not_simply_not_run(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     """That it did not happen before is known by that word alone."""
     tools, owner = await in_doubt(tool_service, grants)
     dying = await tool_service(failpoints="tools.after_accept=kill9")
@@ -178,7 +205,9 @@ async def test_a_call_that_is_called_off_after_a_word_is_in_doubt_and_not_simply
     assert outside.lines("a") == []
 
 
-async def test_it_is_known_since_when_a_call_is_in_doubt(tool_service, grants, tools_database):
+async def test_it_is_known_since_when_a_call_is_in_doubt(
+    tool_service: StartTools, grants: Grants, tools_database: Callable[..., Awaitable[list[Any]]]
+) -> None:
     tools, owner = await in_doubt(tool_service, grants)
     since = "select doubted_at is not null, doubted_at >= started_at from calls"
     assert await tools_database(since) == [(True, True)]

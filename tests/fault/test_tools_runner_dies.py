@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from services.tools.sandbox import Detection
 from tenure.domain.errors import Unavailable
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_pb2, tool_service_pb2
-from tests.support.fix_tools import execute_request
+from tests.support.fix_tools import Grants, Outside, StartTools, execute_request
 from tests.support.patience import PATIENCE_SECONDS
 
 KEYED, UNSAFE = "append_record", "append_record_unsafe"
@@ -36,8 +38,16 @@ DONE, DOUBT = OutcomeStatus.SUCCEEDED, OutcomeStatus.IN_DOUBT
 )
 @pytest.mark.parametrize("next_epoch", [10, 11])
 async def test_whatever_the_moment_an_effect_happens_at_most_once(
-    tool_service, grants, outside, moment, tool, status, call_attempt, effects, next_epoch
-):
+    tool_service: StartTools,
+    grants: Grants,
+    outside: Outside,
+    moment: str,
+    tool: Any,
+    status: Any,
+    call_attempt: int,
+    effects: int,
+    next_epoch: int,
+) -> None:
     dying = await tool_service(failpoints=f"tools.{moment}=kill9")
     owner = grants.claim(epoch=10)
     with pytest.raises(Unavailable):
@@ -54,8 +64,8 @@ async def test_whatever_the_moment_an_effect_happens_at_most_once(
 
 @pytest.mark.parametrize(("moment", "call_attempt"), [("before_accept", 1), ("before_start", 2)])
 async def test_a_call_of_any_class_whose_mark_was_not_set_is_simply_run(
-    tool_service, grants, outside, moment, call_attempt
-):
+    tool_service: StartTools, grants: Grants, outside: Outside, moment: str, call_attempt: int
+) -> None:
     dying = await tool_service(failpoints=f"tools.{moment}=kill9")
     owner = grants.claim()
     record = {"file": "a", "line": "x"}
@@ -81,8 +91,14 @@ async def test_a_call_of_any_class_whose_mark_was_not_set_is_simply_run(
     [("before_withdraw", DOUBT, 1, 0), ("after_withdraw", DONE, 3, 1)],
 )
 async def test_a_service_killed_while_it_takes_a_late_mark_back(
-    tool_service, grants, outside, moment, status, call_attempt, effects
-):
+    tool_service: StartTools,
+    grants: Grants,
+    outside: Outside,
+    moment: str,
+    status: Any,
+    call_attempt: int,
+    effects: int,
+) -> None:
     """The effect was never begun: known to nobody before that is recorded."""
     dying = await tool_service(failpoints=f"tools.before_effect=1#sleep(1200);tools.{moment}=kill9")
     owner = grants.claim()
@@ -95,7 +111,9 @@ async def test_a_service_killed_while_it_takes_a_late_mark_back(
 
 
 @pytest.mark.parametrize("moment", ["before_effect", "after_effect"])
-async def test_pure_and_idempotent_calls_are_run_again(tool_service, grants, outside, moment):
+async def test_pure_and_idempotent_calls_are_run_again(
+    tool_service: StartTools, grants: Grants, outside: Outside, moment: str
+) -> None:
     dying = await tool_service(failpoints=f"tools.{moment}=kill9")
     owner = grants.claim()
     with pytest.raises(Unavailable):
@@ -112,7 +130,9 @@ async def test_pure_and_idempotent_calls_are_run_again(tool_service, grants, out
 
 
 @pytest.mark.parametrize(("tool", "status", "effects"), [(KEYED, DONE, 1), (UNSAFE, DOUBT, 0)])
-async def test_a_runner_killed_in_the_middle_of_an_effect(tool_service, grants, outside, tool, status, effects):
+async def test_a_runner_killed_in_the_middle_of_an_effect(
+    tool_service: StartTools, grants: Grants, outside: Outside, tool: Any, status: Any, effects: int
+) -> None:
     dying = await tool_service()
     owner = grants.claim()
     arguments = {"file": "a", "line": "x", "delay_ms": 1000}
@@ -126,7 +146,9 @@ async def test_a_runner_killed_in_the_middle_of_an_effect(tool_service, grants, 
     assert len(outside.lines("a")) == effects
 
 
-async def test_those_who_joined_a_dead_runners_call_get_it_run_again(tool_service, grants, outside):
+async def test_those_who_joined_a_dead_runners_call_get_it_run_again(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     dying, other = await tool_service(), await tool_service()
     owner = grants.claim()
     arguments = {"file": "a", "line": "x", "delay_ms": 1000}
@@ -141,7 +163,9 @@ async def test_those_who_joined_a_dead_runners_call_get_it_run_again(tool_servic
     assert len(outside.lines("a")) == 1
 
 
-async def test_a_close_settles_the_calls_of_a_dead_runner(tool_service, grants, outside):
+async def test_a_close_settles_the_calls_of_a_dead_runner(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     dying = await tool_service()
     owner = grants.claim()
     for call_id, tool in (("1.0", KEYED), ("1.1", UNSAFE)):
@@ -153,7 +177,9 @@ async def test_a_close_settles_the_calls_of_a_dead_runner(tool_service, grants, 
     assert outside.lines("a") == []
 
 
-async def test_a_killed_service_takes_its_programs_along(tool_service, grants, outside, sandbox_detection):
+async def test_a_killed_service_takes_its_programs_along(
+    tool_service: StartTools, grants: Grants, outside: Outside, sandbox_detection: Detection
+) -> None:
     if sandbox_detection.missing:
         pytest.skip("no sandbox on this machine")
     dying = await tool_service()
@@ -176,7 +202,9 @@ async def test_a_killed_service_takes_its_programs_along(tool_service, grants, o
     assert (outside.workspace(owner) / "run").read_text() == "xx"
 
 
-async def test_a_service_told_to_stop_gives_its_calls_back(tool_service, grants, outside):
+async def test_a_service_told_to_stop_gives_its_calls_back(
+    tool_service: StartTools, grants: Grants, outside: Outside
+) -> None:
     stopping = await tool_service(drain_seconds=0.1)
     owner = grants.claim()
     arguments = {"file": "a", "line": "x", "delay_ms": 20_000}
@@ -197,12 +225,12 @@ async def test_a_service_told_to_stop_gives_its_calls_back(tool_service, grants,
     assert outside.lines("a") == []
 
 
-def framed(tag, owner, call_id, tool, arguments):
+def framed(tag: Any, owner: Any, call_id: Any, tool: Any, arguments: Any) -> Any:
     call = execute_request(owner, call_id, tool, json.dumps(arguments))
     return tool_service_pb2.ExecuteStreamRequest(calls=[tool_service_pb2.TaggedExecute(tag=tag, call=call)])
 
 
-def programs_of(pid):
+def programs_of(pid: Any) -> Any:
     """The processes right below the service that are bubblewrap."""
     results = []
     for entry in Path("/proc").iterdir():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
+from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from services.tools.statements import SCHEMA
 from tenure.domain.tools import OutcomeStatus
 from tenure.runtime.dedicated_connection import DedicatedConnection
 from tenure.runtime.postgres import open_pool
+from tests.support.fix_tools import Grants, Outside, StartTools
 from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.skipif(own_identity() is None, reason="only Linux tells which process is which")
@@ -25,10 +28,10 @@ LONG = {"file": "a", "line": "x", "delay_ms": 20_000}
 
 
 @pytest.fixture
-def lives(tools_database):
+def lives(tools_database: Callable[..., Awaitable[list[Any]]]) -> Any:
     """The lives of one process, the oldest first: which are proven over."""
 
-    async def read(replica):
+    async def read(replica: Any) -> Any:
         rows = await tools_database(
             "select ended_at is not null from runners where pid = %s order by runner_id", replica.process.pid
         )
@@ -37,13 +40,15 @@ def lives(tools_database):
     return read
 
 
-async def becomes(read, replica, expected):
+async def becomes(read: Any, replica: Any, expected: Any) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while await read(replica) != expected:
             await asyncio.sleep(0.05)
 
 
-async def test_a_killed_process_is_proven_gone_and_one_that_is_frozen_never_is(tool_service, grants, lives):
+async def test_a_killed_process_is_proven_gone_and_one_that_is_frozen_never_is(
+    tool_service: StartTools, grants: Grants, lives: Any
+) -> None:
     killed, frozen, tools = await tool_service(), await tool_service(), await tool_service()
     frozen.freeze()
     owner = grants.claim()
@@ -59,8 +64,8 @@ async def test_a_killed_process_is_proven_gone_and_one_that_is_frozen_never_is(t
 
 
 async def test_a_process_that_slept_proves_that_its_last_life_is_over_and_not_its_own(
-    tool_service, grants, outside, lives
-):
+    tool_service: StartTools, grants: Grants, outside: Outside, lives: Any
+) -> None:
     sleeper = await tool_service()
     owner = grants.claim(epoch=10)
     call = sleeper.begin(owner, "1.0", UNSAFE, **LONG)
@@ -75,7 +80,7 @@ async def test_a_process_that_slept_proves_that_its_last_life_is_over_and_not_it
     call.cancel()
 
 
-async def test_an_orderly_end_is_proof(tool_service, grants, outside, lives):
+async def test_an_orderly_end_is_proof(tool_service: StartTools, grants: Grants, outside: Outside, lives: Any) -> None:
     stopping = await tool_service(drain_seconds=0.1)
     owner = grants.claim()
     call = stopping.begin(owner, "1.0", UNSAFE, **LONG)
@@ -88,17 +93,19 @@ async def test_an_orderly_end_is_proof(tool_service, grants, outside, lives):
     call.cancel()
 
 
-async def test_an_effect_that_does_not_stop_keeps_its_life_unproven(tools_dsn, tools_database):
+async def test_an_effect_that_does_not_stop_keeps_its_life_unproven(
+    tools_dsn: str, tools_database: Callable[..., Awaitable[list[Any]]]
+) -> None:
     runs, released = RunningCalls(), asyncio.Event()
 
-    async def stubborn():
+    async def stubborn() -> None:
         while not released.is_set():
             try:
                 await released.wait()
             except asyncio.CancelledError:
                 continue
 
-    async def ended():
+    async def ended() -> Any:
         return [row[0] for row in await tools_database("select ended_at is not null from runners order by runner_id")]
 
     times, identity = LivenessTimes(ttl_seconds=300.0), own_identity()
@@ -129,8 +136,8 @@ async def test_an_effect_that_does_not_stop_keeps_its_life_unproven(tools_dsn, t
 
 
 async def test_a_machine_that_was_started_anew_proves_its_runners_gone_and_forgets_none_that_a_doubt_names(
-    tool_service, tools_database
-):
+    tool_service: StartTools, tools_database: Callable[..., Awaitable[list[Any]]]
+) -> None:
     uptime = uptime_seconds()
     rows = {
         "gone": ("here", uptime + 3600),
@@ -164,8 +171,8 @@ async def test_a_machine_that_was_started_anew_proves_its_runners_gone_and_forge
 
 
 async def test_a_machine_nobody_named_is_taken_for_no_other_and_a_copy_of_a_running_one_for_another(
-    tool_service, tools_database
-):
+    tool_service: StartTools, tools_database: Callable[..., Awaitable[list[Any]]]
+) -> None:
     here = own_identity()
     assert here is not None
     assert here.machine_id == ""

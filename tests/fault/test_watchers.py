@@ -15,7 +15,8 @@ from tenure.domain.errors import OutOfRange, Unavailable
 from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
-from tests.support.fix_checkpoint import kinds, words
+from tests.support.fix_checkpoint import MakeCheckpointProcess, kinds, words
+from tests.support.fix_gateway import Serve
 from tests.support.patience import PATIENCE_SECONDS
 
 SLOW_READERS = 40
@@ -28,7 +29,7 @@ entries, was measured as 4 MiB in the gateway and 4 in the ledger, however much 
 
 
 @pytest.fixture
-async def ledgers(checkpoint_process):
+async def ledgers(checkpoint_process: MakeCheckpointProcess) -> Any:
     """Two replicas, each a process."""
     first = await checkpoint_process()
     return [first, await checkpoint_process(dsn=first.replica.dsn)]
@@ -40,16 +41,16 @@ def memory_mib(pid: int) -> int:
     return int(line.split()[1]) // 1024
 
 
-def watch(stub, task_id, after=0):
+def watch(stub: Any, task_id: Any, after: int = 0) -> Any:
     return stub.WatchTask(api.WatchTaskRequest(task_id=task_id, after_sequence=after), timeout=2 * PATIENCE_SECONDS)
 
 
-async def read_on(stream):
+async def read_on(stream: Any) -> Any:
     """The entries, to the stream's end."""
     return [event.entry async for event in stream if event.HasField("entry")]
 
 
-async def slow_readers(opened, address, task_id):
+async def slow_readers(opened: Any, address: Any, task_id: Any) -> Any:
     """Streams of which the first entry was read, each on a connection of its own, so that nobody else holds it back."""
     streams = []
     for _ in range(SLOW_READERS):
@@ -59,7 +60,9 @@ async def slow_readers(opened, address, task_id):
     return streams
 
 
-async def test_slow_readers_cost_no_memory_and_hold_up_neither_commits_nor_other_readers(checkpoint_process, gateway):
+async def test_slow_readers_cost_no_memory_and_hold_up_neither_commits_nor_other_readers(
+    checkpoint_process: MakeCheckpointProcess, gateway: Serve
+) -> None:
     """F43. What they do not read is not kept for them: it is read from the ledger once they go on."""
     ledger = await checkpoint_process()
     replica = ledger.replica
@@ -83,7 +86,7 @@ async def test_slow_readers_cost_no_memory_and_hold_up_neither_commits_nor_other
             assert [entry.sequence for entry in await read_on(slow[0])] == whole[1:]
 
 
-async def restless(stubs, task_id, dice):
+async def restless(stubs: Any, task_id: Any, dice: Any) -> Any:
     """A watcher that breaks off after a few entries and comes back by either gateway: all it was told, in order."""
     seen: list[Any] = []
     while not (seen and kinds(seen[-1:]) == ["RUNNING>SUCCEEDED"]):
@@ -102,7 +105,7 @@ async def restless(stubs, task_id, dice):
     return seen
 
 
-async def test_watchers_that_come_and_go_by_two_gateways_are_told_everything_once(ledgers, gateway):
+async def test_watchers_that_come_and_go_by_two_gateways_are_told_everything_once(ledgers: Any, gateway: Serve) -> None:
     """F44, while a ledger replica and a gateway are killed and commits are written by both ledgers in turn."""
     owners_replica, other = (each.replica for each in ledgers)
     owner = await owners_replica.claim((await owners_replica.create()).task_id)
@@ -129,7 +132,7 @@ async def test_watchers_that_come_and_go_by_two_gateways_are_told_everything_onc
         assert beyond.value.reason == "CURSOR_EXPIRED"
 
 
-async def test_a_drained_gateways_watchers_go_on_at_another_where_they_were(ledgers, gateway):
+async def test_a_drained_gateways_watchers_go_on_at_another_where_they_were(ledgers: Any, gateway: Serve) -> None:
     """F45."""
     replica = ledgers[0].replica
     owner = await replica.claim((await replica.create()).task_id)

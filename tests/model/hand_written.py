@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
 
-def _several(text):
+
+def _several(text: Any) -> Any:
     return [one.strip() for one in text.split(";") if one.strip()]
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -46,7 +48,7 @@ _epochs = itertools.count((1 << 40) + 1, 1000)  # between them is room for claim
 
 
 @asynccontextmanager
-async def service_role(owner_dsn):
+async def service_role(owner_dsn: Any) -> AsyncGenerator[Any]:
     """The role of docs/postgres.md under a name of its own, as roles are the whole server's; the DSN it comes with."""
     name = f"ledger_service_{uuid4().hex}"
     async with await psycopg.AsyncConnection.connect(owner_dsn, autocommit=True) as owner:
@@ -60,7 +62,7 @@ async def service_role(owner_dsn):
 
 
 @asynccontextmanager
-async def open_world(dsn, keys):
+async def open_world(dsn: Any, keys: Any) -> AsyncGenerator[Any]:
     options = PoolOptions(max_size=3, settings=SESSION_SETTINGS)
     async with (
         open_pool(dsn, service="test", schema=SCHEMA, options=options) as pool,
@@ -70,24 +72,24 @@ async def open_world(dsn, keys):
 
 
 class World:
-    def __init__(self, pool, by_hand, signer, verifier):
+    def __init__(self, pool: Any, by_hand: Any, signer: Any, verifier: Any) -> None:
         self.pool, self.by_hand, self.signer, self.verifier = pool, by_hand, signer, verifier
         self.defaults = TaskDefaults()
 
-    async def create(self):
+    async def create(self) -> Any:
         request = pb.CreateTaskRequest(request_id=str(uuid4()), spec=task_pb2.TaskSpec(goal="do it"))
         return (await create_task(self.pool, TENANT, request, self.defaults)).task.task_id
 
-    async def grant(self, task_id):
+    async def grant(self, task_id: Any) -> Any:
         claims = Claims(f"tasks/{task_id}", TENANT, next(_epochs), str(uuid4()), "worker-1")
         grant = pb.RegisterGrantsRequest.Grant(task_id=task_id, epoch=claims.epoch, claim_id=claims.claim_id)
         assert await register_grants(self.pool, [grant]) == [claims.claim_id]
         return claims
 
-    async def open(self, claims):
+    async def open(self, claims: Any) -> None:
         await open_task(self.pool, claims)
 
-    async def commit(self, claims, number, sequence, *entries, **fields):
+    async def commit(self, claims: Any, number: Any, sequence: Any, *entries: Any, **fields: Any) -> None:
         request = pb.CommitRequest(
             token=sign_claims(self.signer, claims, datetime.now(UTC)),
             commit_id=str(uuid4()),
@@ -103,20 +105,20 @@ class World:
         if isinstance(result, Exception):
             raise result
 
-    async def append(self, task_id, **fact):
+    async def append(self, task_id: Any, **fact: Any) -> None:
         request = pb.AppendForeignRequest(task_id=task_id, request_id=str(uuid4()), actor="alice", **fact)
         await append_external_entry(self.pool, TENANT, request)
 
-    async def signal(self, name):
+    async def signal(self, name: Any) -> None:
         request = pb.SendSignalRequest(correlation_id=name, request_id=str(uuid4()), payload_json="1", actor="bob")
         await send_signal(self.pool, TENANT, request)
 
-    async def lose(self, task_id, claim_id):
+    async def lose(self, task_id: Any, claim_id: Any) -> Any:
         lost = pb.RequeueLostRequest.Lost(task_id=task_id, claim_id=claim_id, reason="CLAIM_LOST")
         put_back, _ = await requeue_lost(self.pool, [lost])
         return put_back == [task_id]
 
-    async def expire(self, task_id, column):
+    async def expire(self, task_id: Any, column: Any) -> None:
         """Its time has come: first by hand, then by the sweep that looks for it."""
         await self.by_hand.execute(f"update ledger.tasks set {column} = now() where task_id = %s".encode(), [task_id])
         sweep = {
@@ -126,14 +128,14 @@ class World:
         }
         await sweep[column](self.pool)
 
-    async def row(self, task_id):
+    async def row(self, task_id: Any) -> Any:
         """All of the task's row but what offers and grants leave there."""
         statement = "select to_jsonb(t) - '{offered_until,granted,granted_claim}'::text[] from ledger.tasks t"
         cursor = await self.by_hand.execute(f"{statement} where task_id = %s".encode(), [task_id])
         ((row,),) = await cursor.fetchall()
         return row
 
-    async def entries(self, task_id):
+    async def entries(self, task_id: Any) -> Any:
         cursor = await self.by_hand.execute(
             "select sequence, epoch, claim_id, attempt, step, actor, body from ledger.entries where task_id = %s "
             "order by sequence",
@@ -152,14 +154,14 @@ class World:
             for sequence, epoch, claim_id, attempt, step, actor, body in await cursor.fetchall()
         ]
 
-    async def point(self, task_id):
+    async def point(self, task_id: Any) -> Any:
         return fold(entries_to_domain(await self.entries(task_id)))
 
-    async def execute(self, statement, *parameters):
+    async def execute(self, statement: Any, *parameters: Any) -> None:
         """One statement by hand."""
         await self.by_hand.execute(statement.encode(), parameters)
 
-    async def move(self, task_id, current, target, *, expected, begins_attempt):
+    async def move(self, task_id: Any, current: Any, target: Any, *, expected: Any, begins_attempt: Any) -> None:
         """A move by hand, as well-formed as its author can make it: the row says all that its new state asks for."""
         async with self.by_hand.transaction():
             if expected:
@@ -167,7 +169,7 @@ class World:
             attempt = ", attempt = attempt + 1, result = ''" if begins_attempt else ""
             await self.execute(f"update ledger.tasks set {dress(target)}{attempt} where task_id = %s", task_id)
 
-    async def _tell(self, task_id, current, target):
+    async def _tell(self, task_id: Any, current: Any, target: Any) -> None:
         transition = ledger_pb2.StateTransition(
             from_state=STATES.to_wire(current), to_state=STATES.to_wire(target), reason="BY_HAND"
         )
@@ -180,7 +182,7 @@ class World:
         await self.execute("update ledger.tasks set sequence = sequence + 1 where task_id = %s", task_id)
 
 
-def dress(target):
+def dress(target: Any) -> Any:
     """What a row says besides its state."""
     held = target is TaskState.RUNNING
     waits = target in {TaskState.WAITING_USER, TaskState.WAITING_EXTERNAL}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -24,6 +24,7 @@ from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tests.model.budget_watch import versions, watch_budgets
 from tests.model.spenders import PATIENCE_SECONDS, Spender
+from tests.support.fix_checkpoint import MakeCheckpoint
 
 pytestmark = pytest.mark.server
 
@@ -43,7 +44,7 @@ TO_BE_MET: Final = (
 TO_BE_MET_WITH_SURPRISES: Final = ("overrun", "reported")
 
 
-async def family(replicas, seed, surprises):
+async def family(replicas: Any, seed: Any, surprises: Any) -> Any:
     """A root and its 49 children, tied together in the database, and what they meet."""
     root = await replicas[0].create(limits=task_pb2.Limits(max_tokens=CAP))
     others = await asyncio.gather(*[replicas[n % len(replicas)].create() for n in range(SPENDERS - 1)])
@@ -60,7 +61,7 @@ async def family(replicas, seed, surprises):
     return root.task_id, spenders, met
 
 
-async def raise_the_cap(replica, root_task_id):
+async def raise_the_cap(replica: Any, root_task_id: Any) -> None:
     for tokens in GRANTS:
         await asyncio.sleep(0.5)
         await replica.query(
@@ -69,7 +70,9 @@ async def raise_the_cap(replica, root_task_id):
 
 
 @pytest.mark.parametrize(("seed", "surprises"), [(1, False), (2, True)])
-async def test_fifty_spenders_of_one_root_never_pass_its_cap(checkpoint, seed, surprises):
+async def test_fifty_spenders_of_one_root_never_pass_its_cap(
+    checkpoint: MakeCheckpoint, seed: int, surprises: bool
+) -> None:
     """`surprises`: calls that came to more than was set aside for them, which nobody can take back, only count."""
     first = await checkpoint()
     replicas = [first, await checkpoint(dsn=first.dsn), await checkpoint(dsn=first.dsn)]
@@ -89,7 +92,7 @@ async def test_fifty_spenders_of_one_root_never_pass_its_cap(checkpoint, seed, s
     assert verify(await told_by(first, [spender.task_id for spender in spenders])) == []
 
 
-async def told_by(replica, task_ids):
+async def told_by(replica: Any, task_ids: Any) -> Any:
     """What a ledger has of these tasks."""
     tasks = await asyncio.gather(*[replica.get(task_id) for task_id in task_ids])
     entries = await asyncio.gather(*[replica.entries(task_id) for task_id in task_ids])
@@ -104,7 +107,7 @@ async def told_by(replica, task_ids):
     )
 
 
-async def bills_of(replica, task_id):
+async def bills_of(replica: Any, task_id: Any) -> Any:
     request = pb.ListBillsRequest(task_id=task_id, page_size=1000)
     listed = await replica.stub.ListBills(request, timeout=PATIENCE_SECONDS)
     assert not listed.more

@@ -3,6 +3,8 @@
 Hypothesis makes the sequences up; the real service on a real Postgres carries them out. Refusals are part of the game.
 """
 
+from __future__ import annotations
+
 import asyncio
 from contextlib import suppress
 from itertools import pairwise
@@ -20,6 +22,7 @@ from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.wire.common import STATES
 from tenure.wire.ledger import entries_to_domain
 from tests.support.fix_checkpoint import (
+    MakeCheckpointProcess,
     answer,
     entry,
     reserve,
@@ -33,56 +36,56 @@ CAP = 2_000
 class World:
     """One task, everybody who ever held it, and what each of them may try next."""
 
-    def __init__(self, replica, task_id):
+    def __init__(self, replica: Any, task_id: Any) -> None:
         self.replica, self.task_id = replica, task_id
         self.owners: list[Any] = []
         self.step, self.calls = 0, 0
 
-    async def claim(self, _luck):
+    async def claim(self, _luck: Any) -> None:
         self.owners.append(await self.replica.claim(self.task_id))
 
-    async def requeue(self, luck):
+    async def requeue(self, luck: Any) -> None:
         await self.replica.requeue(self.pick(luck), output_tokens=luck % 50)
 
-    async def cancel(self, luck):
+    async def cancel(self, luck: Any) -> None:
         await self.replica.cancel(self.task_id, f"c-{luck % 3}")
 
-    async def say(self, luck):
+    async def say(self, luck: Any) -> None:
         await self.replica.say(self.task_id, "words", f"m-{luck % 5}")
 
-    async def note(self, luck):
+    async def note(self, luck: Any) -> None:
         await self.pick(luck).commit(words(step=self.step))
 
-    async def reserve(self, luck):
+    async def reserve(self, luck: Any) -> None:
         self.step += 1
         await self.pick(luck).commit(reserve=reserve(step=self.step, input_tokens=luck % 300, output=100))
 
-    async def answer(self, luck):
+    async def answer(self, luck: Any) -> None:
         await self.pick(luck).commit(answer(step=self.step, tokens=luck % 120), intent(f"{self.step}.0", self.step))
 
-    async def outcome(self, luck):
+    async def outcome(self, luck: Any) -> None:
         await self.pick(luck).commit(outcome(f"{self.step}.0", self.step))
 
-    async def repeat(self, luck):
+    async def repeat(self, luck: Any) -> None:
         owner = self.pick(luck)
         request = owner.request(words())
         first = await owner.send(request)
         assert await owner.send(request) == first
 
-    async def park(self, luck):
+    async def park(self, luck: Any) -> None:
         transition = pb.Transition(to_state=[3, 4, 5][luck % 3], reason="WAITS")
         if transition.to_state == task_pb2.TASK_STATE_RETRY_SCHEDULED:
             transition.retry_delay.FromMilliseconds(luck % 20)
         await self.pick(luck).commit(transition=transition)
 
-    async def give_back(self, luck):
+    async def give_back(self, luck: Any) -> None:
         transition = pb.Transition(to_state=task_pb2.TASK_STATE_QUEUED, reason="WORKER_DRAINED")
         await self.pick(luck).commit(transition=transition)
 
-    async def end(self, luck):
+    async def end(self, luck: Any) -> None:
         await self.pick(luck).end(TERMINAL_NUMBERS[luck % 5])
 
-    def pick(self, luck):
+    def pick(self, luck: Any) -> Any:
         """Mostly the newest owner, now and then one of before."""
         return self.owners[-1 if luck % 4 else luck % len(self.owners)]
 
@@ -90,11 +93,11 @@ class World:
 ACTIONS = [name for name in vars(World) if not name.startswith("_") and name != "pick"]
 
 
-def intent(call_id, step):
+def intent(call_id: Any, step: Any) -> Any:
     return entry(step, tool_intent=ledger_pb2.ToolIntent(call_id=call_id, tool="t", arguments_json="{}"))
 
 
-def outcome(call_id, step):
+def outcome(call_id: Any, step: Any) -> Any:
     result = tool_pb2.Outcome(status=tool_pb2.OUTCOME_STATUS_SUCCEEDED, content="ok")
     return entry(step, tool_outcome=ledger_pb2.ToolOutcome(call_id=call_id, outcome=result))
 
@@ -102,20 +105,20 @@ def outcome(call_id, step):
 histories = st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 10_000)), min_size=3, max_size=25)
 
 
-async def test_every_history_leaves_a_whole_ledger(checkpoint_process):
+async def test_every_history_leaves_a_whole_ledger(checkpoint_process: MakeCheckpointProcess) -> None:
     # A process of its own: hypothesis minds random numbers drawn beside it, such as a sweep's.
     replica = (await checkpoint_process()).replica
     loop = asyncio.get_running_loop()
 
     @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
     @given(histories)
-    def check(actions):
+    def check(actions: Any) -> None:
         asyncio.run_coroutine_threadsafe(play(replica, actions), loop).result(60)
 
     await asyncio.to_thread(check)
 
 
-async def play(replica, actions):
+async def play(replica: Any, actions: Any) -> None:
     limits = task_pb2.Limits(max_tokens=CAP)
     task = await replica.create(f"history-{uuid4()}", limits=limits)
     world = World(replica, task.task_id)
@@ -126,7 +129,7 @@ async def play(replica, actions):
     await check_ledger(replica, task.task_id)
 
 
-async def check_ledger(replica, task_id):
+async def check_ledger(replica: Any, task_id: Any) -> None:
     entries = await replica.entries(task_id)
     task = await replica.get(task_id)
     assert [one.sequence for one in entries] == list(range(1, len(entries) + 1))
@@ -147,7 +150,7 @@ USAGE = (
 OPEN = "select (model_input + model_output) * model_open::int, model_open from ledger.tasks where task_id = %s"
 
 
-def check_moves(entries):
+def check_moves(entries: Any) -> None:
     """Each transition begins where the one before ended, and is in the table."""
     moves = [one.body.transition for one in entries if one.body.WhichOneof("body") == "transition"]
     for one, later in pairwise(moves):
@@ -159,14 +162,14 @@ def check_moves(entries):
         assert entries[-1].body.transition == ends[0]
 
 
-def check_epochs(entries):
+def check_epochs(entries: Any) -> None:
     """Facts under claims never go back to an older claim."""
     epochs = [one.epoch for one in entries if one.epoch]
     assert epochs == sorted(epochs)
     assert len({(one.epoch, one.claim_id) for one in entries if one.epoch}) == len(set(epochs))
 
 
-def check_bills(entries, task, usage, held):
+def check_bills(entries: Any, task: Any, usage: Any, held: Any) -> None:
     """Every attempt is billed once when it is settled; what is set aside is what is open."""
     ((bills, billed),) = usage
     ((reserved, is_open),) = held

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ def places() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("path", "name"), sorted(set(places())))
-def test_a_model_points_to_code_that_is_there(path, name):
+def test_a_model_points_to_code_that_is_there(path: Any, name: Any) -> None:
     text = (ROOT / path).read_text()
     *owners, last = name.split(".")
     for owner in owners:
@@ -37,7 +38,7 @@ def test_a_model_points_to_code_that_is_there(path, name):
         assert re.search(rf"(def|class) {last}\b", text), f"{path} has no {last}"
 
 
-def test_every_mutation_of_a_model_is_in_the_matrix():
+def test_every_mutation_of_a_model_is_in_the_matrix() -> None:
     checked = {flag for each in (*matrix.SMALL, *matrix.LARGE) for flag in each.flags.split()}
     used = {
         flag
@@ -50,6 +51,6 @@ def test_every_mutation_of_a_model_is_in_the_matrix():
 
 @pytest.mark.skipif(bool(check.advice()), reason=check.advice() or "spin and gcc are there")
 @pytest.mark.parametrize("configuration", matrix.SMALL, ids=lambda each: each.name)
-def test_the_protocol_holds_and_each_guard_is_needed(configuration):
+def test_the_protocol_holds_and_each_guard_is_needed(configuration: Any) -> None:
     verdict = check.check(configuration)
     assert verdict.is_expected, f"{verdict.got}, after {verdict.states} states\n{verdict.trace}"

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import os
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, cast
 
 import psycopg
@@ -30,6 +31,7 @@ from tests.model.expected_task import NOBODY, Expected
 from tests.model.hand_written import OF_ANY_TASK, OF_ENDED_TASKS, OF_OTHER_TABLES, OF_TASKS_THAT_NOBODY_HOLDS
 from tests.model.states_world import open_world, service_role
 from tests.support.fix_checkpoint import entry, words
+from tests.support.fix_postgres import FreshDatabase
 
 pytestmark = pytest.mark.server
 HISTORIES = int(os.environ.get("STATE_HISTORIES", "12"))
@@ -52,7 +54,7 @@ CLOSED_OUT = (TaskState.FAILED, TaskState.TIMED_OUT, TaskState.CANCELLED)
 REFUSED = (psycopg.errors.IntegrityError, psycopg.errors.InsufficientPrivilege)
 
 
-async def test_the_database_and_the_domain_allow_the_same(fresh_database, signing_keys):
+async def test_the_database_and_the_domain_allow_the_same(fresh_database: FreshDatabase, signing_keys: Path) -> None:
     loop = asyncio.get_running_loop()
     async with (
         service_role(await fresh_database(MIGRATIONS)) as dsn,
@@ -61,7 +63,9 @@ async def test_the_database_and_the_domain_allow_the_same(fresh_database, signin
         await asyncio.to_thread(run_state_machine_as_test, cast("Any", lambda: OneTask(world, loop)), settings=SETTINGS)
 
 
-async def test_every_move_that_is_in_the_table_and_no_other_can_be_made_by_hand(fresh_database, signing_keys):
+async def test_every_move_that_is_in_the_table_and_no_other_can_be_made_by_hand(
+    fresh_database: FreshDatabase, signing_keys: Path
+) -> None:
     async with service_role(await fresh_database(MIGRATIONS)) as dsn, open_world(dsn, signing_keys) as world:
         for current, to in itertools.product(TaskState, TaskState):
             if current is to:
@@ -83,14 +87,14 @@ async def test_every_move_that_is_in_the_table_and_no_other_can_be_made_by_hand(
 
 
 class OneTask(RuleBasedStateMachine):
-    def __init__(self, world, loop):
+    def __init__(self, world: Any, loop: Any) -> None:
         super().__init__()
         self.world, self.loop = world, loop
 
-    def run(self, work):
+    def run(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
 
-    def check(self, predict, work):
+    def check(self, predict: Any, work: Any) -> None:
         """What the rules say of it is what the ledger does."""
         expected = self.outcome(predict)
         before = self.run(self.seen())
@@ -105,16 +109,16 @@ class OneTask(RuleBasedStateMachine):
             assert after == before
         self.agree(*after)
 
-    def outcome(self, predict):
+    def outcome(self, predict: Any) -> Any:
         try:
             return predict(), None
         except TenureError as refusal:
             return None, type(refusal)
 
-    async def seen(self):
+    async def seen(self) -> Any:
         return await self.world.row(self.task.task_id), await self.world.point(self.task.task_id)
 
-    def agree(self, row, point):
+    def agree(self, row: Any, point: Any) -> None:
         task = self.task
         assert (row["state"], row["attempt"], row["holds"]) == (task.state, task.attempt, task.holds)
         assert (row["epoch"], row["claim_id"]) == (task.opened.epoch, task.opened.claim_id)
@@ -124,41 +128,41 @@ class OneTask(RuleBasedStateMachine):
         self.sequence = row["sequence"]
 
     @initialize()
-    def submit(self):
+    def submit(self) -> None:
         self.task = Expected(self.run(self.world.create()))
         self.granted = None
         self.agree(*self.run(self.seen()))
 
     @rule()
-    def grant_and_open(self):
+    def grant_and_open(self) -> None:
         self.granted = self.run(self.world.grant(self.task.task_id))
         self.task.claims.append(self.granted)
         self.open(self.granted)
 
     @precondition(lambda self: self.task.claims)
     @rule(luck=st.integers(0, 9))
-    def open_again(self, luck):
+    def open_again(self, luck: int) -> None:
         self.open(self.task.claims[luck % len(self.task.claims)])
 
-    def open(self, claims):
+    def open(self, claims: Any) -> None:
         granted = self.granted.fence if self.granted else NOBODY
         self.check(lambda: self.task.open(claims, granted), self.world.open(claims))
 
     @precondition(lambda self: self.task.claims)
     @rule(luck=st.integers(0, 9), number=st.sampled_from([1, 1, 1, 1, 0, 2]))
-    def say(self, luck, number):
+    def say(self, luck: int, number: int) -> None:
         claims, number = self.owner(luck), max(1, self.task.commits + number)
         self.commit(claims, number, {}, words())
 
     @precondition(lambda self: self.task.holds and self.task.claims)
     @rule(luck=st.integers(0, 9), to=st.sampled_from([TaskState.QUEUED, *ENDS]))
-    def leave(self, luck, to):
+    def leave(self, luck: int, to: Any) -> None:
         transition = pb.Transition(to_state=STATES.to_wire(to), reason="WHY")
         self.commit(self.owner(luck), self.task.commits + 1, {"to": to}, transition=transition)
 
     @precondition(lambda self: self.task.holds and self.task.claims)
     @rule(luck=st.integers(0, 9), to=st.sampled_from(PARKED))
-    def park(self, luck, to):
+    def park(self, luck: int, to: Any) -> None:
         transition = pb.Transition(to_state=STATES.to_wire(to), reason="WHY")
         if to is TaskState.RETRY_SCHEDULED:
             transition.retry_delay.FromSeconds(3600)
@@ -177,18 +181,18 @@ class OneTask(RuleBasedStateMachine):
             self.owner(luck), self.task.commits + 1, predicted, entry(0, tool_intent=intent), transition=transition
         )
 
-    def owner(self, luck):
+    def owner(self, luck: Any) -> Any:
         """Mostly the newest, now and then one of before."""
         return self.task.claims[0 if luck == 9 else -1]
 
-    def commit(self, claims, number, predicted, *entries, **fields):
+    def commit(self, claims: Any, number: Any, predicted: Any, *entries: Any, **fields: Any) -> None:
         self.check(
             lambda: self.task.commit(claims, number, **predicted),
             self.world.commit(claims, number, self.sequence, *entries, **fields),
         )
 
     @rule()
-    def cancel(self):
+    def cancel(self) -> None:
         fact = ledger_pb2.CancelRequest(reason="enough")
         self.check(
             lambda: self.task.cancel(PendingEnding(TaskState.CANCELLED, "", "", "")),
@@ -196,7 +200,7 @@ class OneTask(RuleBasedStateMachine):
         )
 
     @rule(to=st.sampled_from(CLOSED_OUT))
-    def close_out(self, to):
+    def close_out(self, to: Any) -> None:
         act = ledger_pb2.OperatorRequest.CloseOut(to_state=STATES.to_wire(to))
         self.check(
             lambda: self.task.ask_end(PendingEnding(to, "", "", "")),
@@ -206,13 +210,13 @@ class OneTask(RuleBasedStateMachine):
         )
 
     @rule()
-    def requeue(self):
+    def requeue(self) -> None:
         request = ledger_pb2.OperatorRequest(reason="so", requeue=ledger_pb2.OperatorRequest.Requeue())
         self.check(self.task.requeue, self.world.append(self.task.task_id, operator_request=request))
 
     @precondition(lambda self: self.task.state in WAITING or self.task.state in TERMINAL)
     @rule()
-    def answer(self):
+    def answer(self) -> None:
         row, _ = self.run(self.seen())
         wait = task_pb2.Wait.FromString(bytes.fromhex(row["wait"].removeprefix("\\x")))
         if self.task.state is TaskState.WAITING_EXTERNAL and self.task.waiting_call:
@@ -224,12 +228,12 @@ class OneTask(RuleBasedStateMachine):
 
     @precondition(lambda self: self.task.claims)
     @rule(luck=st.integers(0, 9))
-    def lose(self, luck):
+    def lose(self, luck: int) -> None:
         claims = self.owner(luck)
         self.check(lambda: self.task.lose(claims), self.world.lose(self.task.task_id, claims.claim_id))
 
     @rule(what=st.sampled_from(["next_retry_at", "wait_deadline_at", "deadline_at"]))
-    def expire(self, what):
+    def expire(self, what: str) -> None:
         timed_out = PendingEnding(TaskState.TIMED_OUT, "", "", "")
         row, _ = self.run(self.seen())
         if row[what] is None:
@@ -243,7 +247,7 @@ class OneTask(RuleBasedStateMachine):
         self.run(self.world.execute("update ledger.tasks set deadline_at = now() + interval '1 day'"))
 
     @rule(luck=st.integers(0, 99), expected=st.sampled_from([True, True, True, False]))
-    def move_by_hand(self, luck, expected):
+    def move_by_hand(self, luck: int, expected: bool) -> None:
         """Every other one is a move of the table."""
         others = sorted(set(TaskState) - {self.task.state})
         choice = sorted(MOVES[self.task.state]) or others if luck % 2 else others
@@ -265,7 +269,7 @@ class OneTask(RuleBasedStateMachine):
         self.agree(row, point)
 
     @rule(luck=st.integers(0, 999))
-    def tamper(self, luck):
+    def tamper(self, luck: int) -> None:
         living = self.task.state not in TERMINAL
         changes = OF_ANY_TASK + ([] if living else OF_ENDED_TASKS)
         changes += [] if self.task.holds else OF_TASKS_THAT_NOBODY_HOLDS
@@ -273,7 +277,7 @@ class OneTask(RuleBasedStateMachine):
         statements += ["delete from ledger.tasks where task_id = %s"] if living else []
         self.refused(statements[luck % len(statements)])
 
-    def refused(self, statement):
+    def refused(self, statement: Any) -> None:
         before = self.run(self.seen())
         with pytest.raises(REFUSED):
             self.run(self.world.execute(statement, self.task.task_id))

@@ -79,12 +79,12 @@ def running_simulator(log_path: Path, *options: str) -> Iterator[SimulatorContro
 
 
 @pytest.fixture(scope="session")
-def simulator_process(tmp_path_factory):
+def simulator_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with running_simulator(tmp_path_factory.mktemp("simulator") / "calls.jsonl") as control:
         yield control
 
 
 @pytest.fixture
-def simulator(simulator_process):
+def simulator(simulator_process: Any) -> Any:
     simulator_process.reset()
     return simulator_process

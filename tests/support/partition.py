@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from devstack.options import choose_address
 from devstack.service_process import ServiceProcess
@@ -106,7 +107,7 @@ async def _over(host: Host, environment: Mapping[str, str]) -> dict[str, str]:
     return changed
 
 
-async def logged(process, words: str, times: int = 1) -> None:
+async def logged(process: Any, words: str, times: int = 1) -> None:
     """Waits until the process has said so, so often."""
     ends_at = time.monotonic() + PATIENCE_SECONDS
     while process.log().count(words) < times:
@@ -114,23 +115,23 @@ async def logged(process, words: str, times: int = 1) -> None:
         await asyncio.sleep(0.05)
 
 
-async def recorded(bench, task_id):
+async def recorded(bench: Any, task_id: Any) -> Any:
     """The entries as they stand in the ledger, with the times of their writing."""
     request = pb.ListEntriesRequest(task_id=task_id, page_size=1000)
     return (await bench.ledger.ListEntries(request, timeout=CALL_SECONDS)).entries
 
 
-def at(entry) -> datetime:
+def at(entry: Any) -> datetime:
     value: datetime = entry.record_time.ToDatetime(UTC)
     return value
 
 
-def openings(entries):
+def openings(entries: Any) -> Any:
     """The entries by which the task became RUNNING, in order."""
     return [one for one in entries if state_name(one.body.transition.to_state) == "RUNNING"]
 
 
-async def check_whole(bench, task_id, steps=STEADY_STEPS):
+async def check_whole(bench: Any, task_id: Any, steps: Any = STEADY_STEPS) -> None:
     """What holds whatever was cut: no gap, no step twice, epochs only grow, every call's effect there once."""
     entries = await bench.entries(task_id)
     assert [entry.sequence for entry in entries] == list(range(1, len(entries) + 1))
@@ -141,6 +142,6 @@ async def check_whole(bench, task_id, steps=STEADY_STEPS):
     assert len(await bench.effects(task_id)) == steps
 
 
-def model_calls(bench, task_id) -> list[datetime]:
+def model_calls(bench: Any, task_id: Any) -> list[datetime]:
     """When the model was asked."""
     return [datetime.fromisoformat(call["time"]) for call in bench.model_calls(task_id)]

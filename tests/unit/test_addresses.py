@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ipaddress import IPv6Address, ip_address
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -53,18 +54,18 @@ from tenure.domain.outbound import EVERYWHERE, Networks
         ("ff02::1", "multicast"),
     ],
 )
-def test_what_is_not_public_is_refused_by_its_kind(address, kind):
+def test_what_is_not_public_is_refused_by_its_kind(address: str, kind: str) -> None:
     assert Networks().refusal(ip_address(address)) == kind
     assert Networks(EVERYWHERE).refusal(ip_address(address)) is None
 
 
 @pytest.mark.parametrize("address", ["93.184.216.34", "1.1.1.1", "2606:2800:220:1::1", "::ffff:1.1.1.1"])
-def test_what_is_public_is_reached(address):
+def test_what_is_public_is_reached(address: str) -> None:
     assert Networks().refusal(ip_address(address)) is None
 
 
 @given(st.ip_addresses())
-def test_nothing_is_let_through_that_python_knows_to_be_special(address):
+def test_nothing_is_let_through_that_python_knows_to_be_special(address: Any) -> None:
     if Networks().allow(address):
         inner = address.ipv4_mapped if isinstance(address, IPv6Address) else None
         assert (inner or address).is_global
@@ -74,7 +75,7 @@ def test_nothing_is_let_through_that_python_knows_to_be_special(address):
 
 
 @given(st.ip_addresses(v=4))
-def test_an_address_is_judged_alike_however_the_new_world_spells_it(address):
+def test_an_address_is_judged_alike_however_the_new_world_spells_it(address: Any) -> None:
     networks = Networks(["10.1.0.0/16"])
     for prefix in ("::ffff:0:0", "64:ff9b::"):
         spelt = IPv6Address(int(IPv6Address(prefix)) + int(address))
@@ -82,6 +83,6 @@ def test_an_address_is_judged_alike_however_the_new_world_spells_it(address):
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST.", "a.localhost", "127.0.0.1", "::1"])
-def test_names_of_this_machine_need_not_be_resolved(host):
+def test_names_of_this_machine_need_not_be_resolved(host: str) -> None:
     assert not Networks().may_be(host)
     assert Networks(EVERYWHERE).may_be(host)

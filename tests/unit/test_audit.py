@@ -7,6 +7,7 @@ import pkgutil
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,7 +56,7 @@ def test_checks_ask_only_for_sources_that_there_are() -> None:
 
 
 @pytest.mark.parametrize("story", [taken_over, cancelled, cancelled_again, requeued, granted])
-def test_a_good_history_passes_every_check(story) -> None:
+def test_a_good_history_passes_every_check(story: Any) -> None:
     report = examine(story().history())
     assert (report.violations, report.not_run, report.unread) == ((), (), 0)
     assert (report.tasks, report.entries) == (1, len(story().entries))

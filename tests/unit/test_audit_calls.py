@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -179,5 +180,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(PARAMETERS, FAULTS)
-def test_a_call_that_is_not_as_it_should_be_is_noticed(story, change, invariants, says, seen_by_clients) -> None:
+def test_a_call_that_is_not_as_it_should_be_is_noticed(
+    story: Any, change: Any, invariants: Any, says: Any, seen_by_clients: Any
+) -> None:
     check_fault(story, change, invariants, says, seen_by_clients)

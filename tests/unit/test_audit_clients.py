@@ -199,5 +199,7 @@ def test_a_gap_that_the_server_told_of_is_none() -> None:
 
 
 @pytest.mark.parametrize(PARAMETERS, FAULTS)
-def test_what_clients_were_promised_is_kept(story, change, invariants, says, seen_by_clients) -> None:
+def test_what_clients_were_promised_is_kept(
+    story: Any, change: Any, invariants: Any, says: Any, seen_by_clients: Any
+) -> None:
     check_fault(story, change, invariants, says, seen_by_clients)

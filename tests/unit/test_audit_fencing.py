@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -174,5 +175,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(PARAMETERS, FAULTS)
-def test_a_claim_that_is_got_round_is_noticed(story, change, invariants, says, seen_by_clients) -> None:
+def test_a_claim_that_is_got_round_is_noticed(
+    story: Any, change: Any, invariants: Any, says: Any, seen_by_clients: Any
+) -> None:
     check_fault(story, change, invariants, says, seen_by_clients)

@@ -118,7 +118,7 @@ def came_late() -> Story:
 
 
 @pytest.mark.parametrize("story", [happened, ended_before_the_tools_heard, run_again, given_up, came_late])
-def test_a_call_that_was_in_doubt_passes_every_check(story) -> None:
+def test_a_call_that_was_in_doubt_passes_every_check(story: Any) -> None:
     report = examine(story().history())
     assert (report.violations, report.not_run) == ((), ())
 
@@ -128,7 +128,7 @@ def without_a_word(story: Story) -> None:
     renumber(story)
 
 
-def other(decision: Decision):
+def other(decision: Decision) -> Any:
     return body(facts.OperatorRequest, act=ResolveCall("1.0", 1, decision))
 
 
@@ -170,7 +170,7 @@ def twice(story: Story) -> None:
     renumber(story)
 
 
-def outcome(**changes: Any):
+def outcome(**changes: Any) -> Any:
     """The ledger tells the outcome otherwise."""
 
     def change(story: Story) -> None:
@@ -234,5 +234,5 @@ ANOTHER = "its record is IN_DOUBT"
         fault("I10", "a word nobody gave", nobody_gave_it, "and nobody gave it", happened, seen_by_clients=True),
     ],
 )
-def test_a_spoiled_doubt_is_told(story, change, invariants, says, seen_by_clients) -> None:
+def test_a_spoiled_doubt_is_told(story: Any, change: Any, invariants: Any, says: Any, seen_by_clients: Any) -> None:
     check_fault(story, change, invariants, says, seen_by_clients)

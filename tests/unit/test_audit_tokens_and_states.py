@@ -214,5 +214,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(PARAMETERS, FAULTS)
-def test_what_does_not_add_up_is_noticed(story, change, invariants, says, seen_by_clients) -> None:
+def test_what_does_not_add_up_is_noticed(
+    story: Any, change: Any, invariants: Any, says: Any, seen_by_clients: Any
+) -> None:
     check_fault(story, change, invariants, says, seen_by_clients)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -78,7 +79,7 @@ def allowed() -> Story:
 
 
 @pytest.mark.parametrize("story", [story_of_a_question, allowed])
-def test_a_task_that_waited_passes_every_check(story) -> None:
+def test_a_task_that_waited_passes_every_check(story: Any) -> None:
     report = examine(story().history())
     assert (report.violations, report.not_run) == ((), ())
 
@@ -138,7 +139,7 @@ def executed(story: Story) -> None:
         ),
     ],
 )
-def test_a_spoiled_wait_is_told(story, change, invariants, says, seen_by_clients) -> None:
+def test_a_spoiled_wait_is_told(story: Any, change: Any, invariants: Any, says: Any, seen_by_clients: Any) -> None:
     check_fault(story, change, invariants, says, seen_by_clients)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -21,7 +23,7 @@ class Store:
         self.go = asyncio.Event()
         self.go.set()
 
-    async def write(self, batch):
+    async def write(self, batch: Any) -> Any:
         self.batches.append(list(batch))
         await self.go.wait()
         if self.failures:
@@ -32,7 +34,7 @@ class Store:
 
 
 @asynccontextmanager
-async def batching(store: Store, **limits):
+async def batching(store: Store, **limits: Any) -> AsyncGenerator[Any]:
     batcher = Batcher("test", store.write, key=lambda i: i[0], size=lambda i: len(i[1]), limits=BatchLimits(**limits))
     loop = asyncio.create_task(batcher.run())
     try:
@@ -42,11 +44,11 @@ async def batching(store: Store, **limits):
         await asyncio.gather(loop, return_exceptions=True)
 
 
-async def submitted(batcher, *items):
+async def submitted(batcher: Any, *items: Any) -> Any:
     return await asyncio.gather(*(batcher.submit(item) for item in items), return_exceptions=True)
 
 
-async def test_what_waits_goes_together():
+async def test_what_waits_goes_together() -> None:
     store = Store()
     async with batching(store) as batcher:
         store.go.clear()
@@ -60,21 +62,21 @@ async def test_what_waits_goes_together():
     assert [len(batch) for batch in store.batches] == [1, 2]
 
 
-async def test_a_refusal_harms_no_neighbour():
+async def test_a_refusal_harms_no_neighbour() -> None:
     async with batching(Store()) as batcher:
         answers = await submitted(batcher, ("a", "x"), ("b", "refuse"), ("c", "z"))
     assert [answers[0], answers[2]] == ["X", "Z"]
     assert isinstance(answers[1], NotFound)
 
 
-async def test_a_poisonous_item_fails_alone():
+async def test_a_poisonous_item_fails_alone() -> None:
     async with batching(Store()) as batcher:
         answers = await submitted(batcher, ("a", "x"), ("b", "poison"), ("c", "z"))
     assert [answers[0], answers[2]] == ["X", "Z"]
     assert isinstance(answers[1], ValueError)
 
 
-async def test_two_of_a_key_never_share_a_batch_and_keep_their_order():
+async def test_two_of_a_key_never_share_a_batch_and_keep_their_order() -> None:
     store = Store()
     async with batching(store) as batcher:
         await submitted(batcher, ("a", "1"), ("a", "2"), ("b", "3"), ("a", "4"))
@@ -84,14 +86,14 @@ async def test_two_of_a_key_never_share_a_batch_and_keep_their_order():
 @pytest.mark.parametrize(
     ("limits", "sizes"), [({"max_items": 2}, [2, 1]), ({"max_bytes": 5}, [1, 2]), ({"max_bytes": 1}, [1, 1, 1])]
 )
-async def test_a_batch_is_bounded_by_count_and_by_bytes(limits, sizes):
+async def test_a_batch_is_bounded_by_count_and_by_bytes(limits: Any, sizes: Any) -> None:
     store = Store()
     async with batching(store, **limits) as batcher:
         assert await submitted(batcher, ("a", "xxxx"), ("b", "yy"), ("c", "zz")) == ["XXXX", "YY", "ZZ"]
     assert [len(batch) for batch in store.batches] == sizes
 
 
-async def test_an_outage_is_waited_out_with_the_same_batch():
+async def test_an_outage_is_waited_out_with_the_same_batch() -> None:
     store = Store()
     store.failures = [Unavailable("down"), Unavailable("down")]
     async with batching(store) as batcher:
@@ -99,7 +101,7 @@ async def test_an_outage_is_waited_out_with_the_same_batch():
     assert store.batches == [[("a", "x")]] * 3
 
 
-async def test_an_item_is_given_up_when_its_patience_is_over():
+async def test_an_item_is_given_up_when_its_patience_is_over() -> None:
     store = Store()
     store.failures = [Unavailable("down")] * 100
     async with batching(store, patience_seconds=0.05) as batcher:
@@ -107,7 +109,7 @@ async def test_an_item_is_given_up_when_its_patience_is_over():
             await batcher.submit(("a", "x"))
 
 
-async def test_a_full_queue_refuses_at_once():
+async def test_a_full_queue_refuses_at_once() -> None:
     store = Store()
     store.go.clear()
     async with batching(store, max_waiting=1) as batcher:
@@ -122,7 +124,7 @@ async def test_a_full_queue_refuses_at_once():
         await asyncio.gather(*tasks, third, return_exceptions=True)
 
 
-async def test_a_caller_that_goes_away_cancels_nothing():
+async def test_a_caller_that_goes_away_cancels_nothing() -> None:
     store = Store()
     store.go.clear()
     async with batching(store) as batcher:
@@ -136,7 +138,7 @@ async def test_a_caller_that_goes_away_cancels_nothing():
     assert store.batches == [[("a", "x")], [("b", "y")]]
 
 
-async def test_at_the_end_everybody_who_waits_is_told():
+async def test_at_the_end_everybody_who_waits_is_told() -> None:
     store = Store()
     store.go.clear()
     async with batching(store) as batcher:
@@ -146,7 +148,7 @@ async def test_at_the_end_everybody_who_waits_is_told():
     assert [answer.reason for answer in await waiting] == ["DRAINING", "DRAINING"]
 
 
-async def test_what_waits_is_bounded_by_bytes_too():
+async def test_what_waits_is_bounded_by_bytes_too() -> None:
     store = Store()
     store.go.clear()
     async with batching(store, max_items=1, max_waiting_bytes=4) as batcher:
@@ -162,7 +164,7 @@ async def test_what_waits_is_bounded_by_bytes_too():
         assert await batcher.submit(("c", "xxxx")) == "XXXX"
 
 
-async def test_whoever_hands_in_hears_once_whatever_comes_of_it():
+async def test_whoever_hands_in_hears_once_whatever_comes_of_it() -> None:
     store, heard = Store(), []
     async with batching(store) as batcher:
         for place, value in enumerate(("x", "refuse", "poison")):

@@ -21,7 +21,7 @@ def busy_process(program: str) -> subprocess.Popen[bytes]:
     return process
 
 
-def test_what_a_process_used_is_its_own_and_its_childrens_time():
+def test_what_a_process_used_is_its_own_and_its_childrens_time() -> None:
     parent = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BUSY!r}])"
     process = busy_process(parent)
     used = cpu.cpu_seconds(process.pid)
@@ -29,13 +29,13 @@ def test_what_a_process_used_is_its_own_and_its_childrens_time():
     assert 0.25 < used < 5
 
 
-def test_a_process_that_is_gone_uses_nothing():
+def test_a_process_that_is_gone_uses_nothing() -> None:
     process = busy_process(BUSY)
     process.communicate(b"\n")
     assert cpu.cpu_seconds(process.pid) == 0
 
 
-def test_a_meter_counts_from_its_start_and_tells_our_own_time_apart():
+def test_a_meter_counts_from_its_start_and_tells_our_own_time_apart() -> None:
     process = busy_process(BUSY)
     meter = cpu.CpuMeter({"idle": process.pid}, own="us")
     meter.start()
@@ -48,7 +48,7 @@ def test_a_meter_counts_from_its_start_and_tells_our_own_time_apart():
     assert used["idle"] < 0.05
 
 
-def test_where_the_system_tells_nothing_the_meter_tells_nothing(monkeypatch):
+def test_where_the_system_tells_nothing_the_meter_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "AVAILABLE", False)
     meter = cpu.CpuMeter({"us": os.getpid()}, own="bench")
     meter.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -31,11 +32,11 @@ class CountingLedger:
 
 
 @pytest.fixture
-def tasks():
+def tasks() -> Any:
     return [HeldTask(f"task-{number}", token_pb2.FencingToken(claims=b"%d" % number), 2) for number in range(4)]
 
 
-async def test_in_a_closed_loop_each_writer_has_one_commit_in_flight(tasks):
+async def test_in_a_closed_loop_each_writer_has_one_commit_in_flight(tasks: Any) -> None:
     ledger = CountingLedger()
     run = await closed_loop(ledger.commit, tasks, 0.1)
     assert ledger.most_in_flight == len(tasks)
@@ -44,7 +45,7 @@ async def test_in_a_closed_loop_each_writer_has_one_commit_in_flight(tasks):
     assert run.per_second == len(run.latencies) / run.seconds
 
 
-async def test_arrivals_wait_for_nobody_but_a_free_task(tasks):
+async def test_arrivals_wait_for_nobody_but_a_free_task(tasks: Any) -> None:
     ledger = CountingLedger()
     run = await random_arrivals(ledger.commit, tasks, per_second=20_000, seconds=0.1)
     assert ledger.most_in_flight == len(tasks)
@@ -52,5 +53,5 @@ async def test_arrivals_wait_for_nobody_but_a_free_task(tasks):
     assert max(run.latencies) > 0.05, "the wait for a free task counts"
 
 
-def test_a_fact_has_five_kilobytes():
+def test_a_fact_has_five_kilobytes() -> None:
     assert len(fact().body.user_message.text) == BODY_BYTES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ MACHINE = Machine(cores=2, system="Linux", python="3.11.7", postgres="18.6", etc
 
 
 @pytest.fixture
-def section():
+def section() -> Any:
     section = Section("Commits", "As fast as they go.")
     section.add_rounds("frames", [2000.0, 1000.0, 3000.0], "/s", bound=over(1666))
     section.add_latencies("kill", [0.5, 1.5], bound=at_most(1000))
@@ -22,7 +23,7 @@ def section():
     return section
 
 
-def test_a_figure_stands_in_one_line_with_its_range_and_its_bound(section):
+def test_a_figure_stands_in_one_line_with_its_range_and_its_bound(section: Any) -> None:
     lines = render(MACHINE, [section], 12.3).splitlines()
     assert any(
         line.split() == ["frames", "2,000", "/s", "1,000", "to", "3,000", "over", "1,666", "/s", "held"]
@@ -34,7 +35,7 @@ def test_a_figure_stands_in_one_line_with_its_range_and_its_bound(section):
     assert any("resume" in line and line.endswith("4,000 entries") for line in lines)
 
 
-def test_the_report_names_the_machine_and_every_measurement(section):
+def test_the_report_names_the_machine_and_every_measurement(section: Any) -> None:
     text = render(MACHINE, [section], 12.3)
     assert "2 cores" in text
     assert "Postgres 18.6" in text
@@ -42,26 +43,26 @@ def test_the_report_names_the_machine_and_every_measurement(section):
     assert "Measured in 12 s." in text
 
 
-def test_the_verdict_names_what_was_missed(section):
+def test_the_verdict_names_what_was_missed(section: Any) -> None:
     assert verdict([section]) == "1 of 2 bounds missed: kill, p99."
     section.figures = [figure for figure in section.figures if figure.holds is not False]
     assert verdict([section]) == "All bounds hold."
     assert verdict([]) == "Nothing measured here has a bound."
 
 
-def test_a_bound_that_is_just_reached_holds_only_if_it_is_the_most_allowed():
+def test_a_bound_that_is_just_reached_holds_only_if_it_is_the_most_allowed() -> None:
     assert Figure("a", 10.0, "ms", bound=at_most(10)).holds
     assert not Figure("a", 10.0, "/s", bound=over(10)).holds
     assert Figure("a", 10.0, "ms").holds is None
 
 
-def test_nothing_is_told_of_rounds_that_measured_nothing():
+def test_nothing_is_told_of_rounds_that_measured_nothing() -> None:
     section = Section("CPU", "Where the system tells it.")
     section.add_rounds("CPU of checkpoint", [], "µs a commit")
     assert section.figures == []
 
 
-def test_programs_get_the_numbers_as_they_were_measured(section):
+def test_programs_get_the_numbers_as_they_were_measured(section: Any) -> None:
     read = json.loads(json.dumps(as_json(MACHINE, [section], 12.3)))
     assert read["machine"]["cores"] == 2
     figures = {figure["what"]: figure for figure in read["sections"][0]["figures"]}
@@ -73,11 +74,11 @@ def test_programs_get_the_numbers_as_they_were_measured(section):
 @pytest.mark.parametrize(
     ("value", "shown"), [(8713.4, "8,713"), (123.4, "123"), (45.67, "45.7"), (3.14159, "3.14"), (0.0, "0.00")]
 )
-def test_a_number_shows_what_the_measurement_can_carry(value, shown):
+def test_a_number_shows_what_the_measurement_can_carry(value: float, shown: str) -> None:
     assert number(value) == shown
 
 
-def test_columns_are_as_wide_as_their_widest_cell():
+def test_columns_are_as_wide_as_their_widest_cell() -> None:
     assert table([("what", "figure"), ("a", "1,000 ms"), ("longer", "2 ms")]) == [
         "what      figure",
         "a       1,000 ms",

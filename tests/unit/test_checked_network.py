@@ -20,11 +20,11 @@ from tests.support.dialling import Dialler, answering
 from tests.support.patience import PATIENCE_SECONDS
 
 
-def backend(dialler, answers, allowed=()):
+def backend(dialler: Any, answers: Any, allowed: Any = ()) -> Any:
     return CheckedNetworkBackend(Networks(allowed), "tests", resolve=answering(answers), dialer=dialler)
 
 
-async def test_a_name_is_resolved_once_and_its_judged_address_is_dialled():
+async def test_a_name_is_resolved_once_and_its_judged_address_is_dialled() -> None:
     dialler = Dialler()
     answers = [["93.184.216.34"], ["127.0.0.1"]]
     await backend(dialler, answers).connect_tcp("rebinding.example", 80)
@@ -32,7 +32,7 @@ async def test_a_name_is_resolved_once_and_its_judged_address_is_dialled():
     assert answers == [["127.0.0.1"]]
 
 
-async def test_only_the_public_ones_of_many_addresses_are_dialled():
+async def test_only_the_public_ones_of_many_addresses_are_dialled() -> None:
     dialler = Dialler(failing={"93.184.216.34", "1.1.1.1"})
     answers = [["127.0.0.1", "93.184.216.34", "10.0.0.1", "::1", "1.1.1.1", "fe80::1%eth0"]]
     with pytest.raises(httpcore2.ConnectError):
@@ -40,7 +40,7 @@ async def test_only_the_public_ones_of_many_addresses_are_dialled():
     assert [address for address, _ in dialler.dialled] == ["93.184.216.34", "1.1.1.1"]
 
 
-async def test_a_name_that_leads_inside_only_is_refused_with_its_kind():
+async def test_a_name_that_leads_inside_only_is_refused_with_its_kind() -> None:
     dialler = Dialler()
     with pytest.raises(AddressRefused, match=r"tests may not reach 169\.254\.169\.254") as refused:
         await backend(dialler, [["169.254.169.254"]]).connect_tcp("metadata.example", 80)
@@ -48,7 +48,7 @@ async def test_a_name_that_leads_inside_only_is_refused_with_its_kind():
     assert dialler.dialled == []
 
 
-async def test_an_address_is_not_resolved():
+async def test_an_address_is_not_resolved() -> None:
     dialler = Dialler()
     with pytest.raises(AddressRefused):
         await backend(dialler, []).connect_tcp("::ffff:127.0.0.1", 80)
@@ -56,14 +56,14 @@ async def test_an_address_is_not_resolved():
     assert dialler.dialled == [("127.0.0.1", 80)]
 
 
-async def test_a_name_without_address_and_sockets_of_the_machine_lead_nowhere():
+async def test_a_name_without_address_and_sockets_of_the_machine_lead_nowhere() -> None:
     with pytest.raises(Unresolved):
         await backend(Dialler(), [[]]).connect_tcp("empty.example", 80)
     with pytest.raises(AddressRefused):
         await backend(Dialler(), []).connect_unix_socket("/run/docker.sock")
 
 
-async def test_the_machines_resolver_is_asked_for_real_names():
+async def test_the_machines_resolver_is_asked_for_real_names() -> None:
     """A number of the old kind is a name to us, and the machine's resolver leads it to the loopback."""
     checked = CheckedNetworkBackend(Networks(), "tests", dialer=Dialler())
     with pytest.raises(AddressRefused, match=r"127\.0\.0\.1"):
@@ -76,7 +76,7 @@ async def test_the_machines_resolver_is_asked_for_real_names():
 class Silent(Dialler):
     """Nobody answers at the one address, as behind a firewall that drops."""
 
-    async def connect_tcp(self, host, port, timeout=None, *how):
+    async def connect_tcp(self, host: Any, port: Any, timeout: Any = None, *how: Any) -> Any:
         stream = await super().connect_tcp(host, port)
         if host == "2606:4700::1":
             with pytest.raises(TimeoutError):
@@ -86,7 +86,7 @@ class Silent(Dialler):
         return stream
 
 
-async def test_an_address_where_nobody_answers_leaves_the_others_their_time(monkeypatch):
+async def test_an_address_where_nobody_answers_leaves_the_others_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbound_http, "ADDRESS_SECONDS", 0.1)
     dialler = Silent()
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -94,7 +94,7 @@ async def test_an_address_where_nobody_answers_leaves_the_others_their_time(monk
     assert [address for address, _ in dialler.dialled] == ["2606:4700::1", "93.184.216.34"]
 
 
-async def test_the_time_for_a_connection_is_for_all_of_it():
+async def test_the_time_for_a_connection_is_for_all_of_it() -> None:
     async def never(_host: str, _port: int) -> Any:
         await asyncio.Event().wait()
 
@@ -106,6 +106,6 @@ async def test_the_time_for_a_connection_is_for_all_of_it():
             await backend(Silent(), [["2606:4700::1"]]).connect_tcp("a.example", 80, 0.1)
 
 
-def test_an_address_gets_its_share_and_the_last_one_all_that_is_left():
+def test_an_address_gets_its_share_and_the_last_one_all_that_is_left() -> None:
     assert [_share_seconds(left, others) for left, others in ((None, 1), (60, 3), (3, 2), (-1, 1))] == [2, 2, 1, 0]
     assert [_share_seconds(left, 0) for left in (None, 7)] == [None, 7]

@@ -1,6 +1,9 @@
 """What a person is shown at a wait, and which answer their words are."""
 
+from __future__ import annotations
+
 import json
+from typing import Any
 
 import pytest
 
@@ -35,18 +38,18 @@ QUESTION = task_pb2.Wait(wait_id="w8", kind=task_pb2.WAIT_KIND_QUESTION, questio
         (QUESTION, "\n", None),
     ],
 )
-def test_a_typed_line_is_an_answer_or_the_person_is_asked_again(wait, line, said):
+def test_a_typed_line_is_an_answer_or_the_person_is_asked_again(wait: Any, line: str, said: Any) -> None:
     assert said_in(wait, line) == said
 
 
 @pytest.mark.parametrize("wait", [LEAVE, APPROVAL, CHOICE, QUESTION], ids=["leave", "approval", "choice", "question"])
-def test_every_command_that_answers_names_the_wait(wait):
+def test_every_command_that_answers_names_the_wait(wait: Any) -> None:
     commands = answer_commands(TASK_ID, wait)
     assert commands
     assert all(command.startswith("tenure resume 01a2025d-5126 --wait w8 --") for command in commands)
 
 
-def test_the_arguments_of_a_call_are_shown_whole_and_move_no_cursor():
+def test_the_arguments_of_a_call_are_shown_whole_and_move_no_cursor() -> None:
     assert "x" * 5000 in wait_text(LEAVE)
     hostile = task_pb2.Wait(wait_id="w8", tool="pay", arguments_json='{"to": "\x1b[2Jbob"}')
     assert "\x1b" not in wait_text(hostile)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import socket
+from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -21,7 +23,7 @@ from tenure.runtime.rpc_status import PeerFailed
 from tenure.v1 import task_pb2
 
 
-def run(*arguments):
+def run(*arguments: Any) -> Any:
     return CliRunner().invoke(cli, list(arguments))
 
 
@@ -37,27 +39,27 @@ def run(*arguments):
         (PeerFailed(grpc.StatusCode.INTERNAL, "bug"), Exit.INTERNAL),
     ],
 )
-def test_an_error_exits_by_what_the_caller_can_do(error, code):
+def test_an_error_exits_by_what_the_caller_can_do(error: Any, code: Any) -> None:
     assert exit_of_error(error) == code
 
 
-def test_only_success_is_a_yes():
+def test_only_success_is_a_yes() -> None:
     for name, number in task_pb2.TaskState.items():
         if name.endswith(("SUCCEEDED", "FAILED", "TIMED_OUT", "CANCELLED", "EXCEEDED")):
             assert (exit_of_task(task_pb2.Task(state=number)) == Exit.OK) is name.endswith("SUCCEEDED")
 
 
-def test_every_exit_code_is_in_the_help():
+def test_every_exit_code_is_in_the_help() -> None:
     names = {int(code) for code in re.findall(r"^\s*(\d+)  ", run("--help").output, re.MULTILINE)}
     assert names == {code.value for code in Exit}
 
 
-def test_all_violations_are_told_in_one_sentence():
+def test_all_violations_are_told_in_one_sentence() -> None:
     error = errors.InvalidRequest(violations=[("goal", "must have bytes"), ("queue", "must be a name")])
     assert explain(error, "") == "goal must have bytes; queue must be a name"
 
 
-def test_nothing_that_answers_is_4_and_says_what_starts_a_stack():
+def test_nothing_that_answers_is_4_and_says_what_starts_a_stack() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # bound and not listening: refuses
         address = f"127.0.0.1:{closed.getsockname()[1]}"
@@ -68,7 +70,7 @@ def test_nothing_that_answers_is_4_and_says_what_starts_a_stack():
     assert result.stderr.count("\n") == 1
 
 
-def test_a_follower_whom_nothing_answers_hears_so_while_it_is_tried_again(monkeypatch):
+def test_a_follower_whom_nothing_answers_hears_so_while_it_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tenure.cli.follow._SILENCE_SECONDS", 0.0)
     monkeypatch.setattr("tenure.client.reconnect.RECONNECT_SECONDS", 0.0)
     with socket.socket() as closed:
@@ -100,13 +102,13 @@ def test_a_follower_whom_nothing_answers_hears_so_while_it_is_tried_again(monkey
         ["--address", "http://127.0.0.1:8470", "list"],
     ],
 )
-def test_a_wrong_command_line_is_2(arguments):
+def test_a_wrong_command_line_is_2(arguments: Any) -> None:
     result = run(*arguments)
     assert result.exit_code == Exit.USAGE
     assert "Error:" in result.stderr
 
 
-def test_keys_are_made_and_never_overwritten(tmp_path):
+def test_keys_are_made_and_never_overwritten(tmp_path: Path) -> None:
     folder = tmp_path / "keys"
     assert run("keys", "create", str(folder)).exit_code == Exit.OK
     private = (folder / "signing.json").read_bytes()

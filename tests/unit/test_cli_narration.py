@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -28,16 +29,16 @@ class Teller:
         self.narrator = Narrator(self.task, self.console, is_plain=not terminal)
         self._screen = Screen(self.console, "01a2007f-3602-74e0-8abc-b7091d7852f6", self.task)
 
-    def tell(self, *entries):
+    def tell(self, *entries: Any) -> Any:
         for entry in entries:
             self._screen.say(self.narrator.tell(entry))
         return self
 
-    def tell_text(self, delta):
+    def tell_text(self, delta: Any) -> Any:
         self._screen.say(self.narrator.tell_text(delta))
         return self
 
-    def end(self, **fields):
+    def end(self, **fields: Any) -> Any:
         task = task_pb2.Task(step=2, usage=task_pb2.TokenUsage(input_tokens=100, output_tokens=20), **fields)
         task.create_time.FromSeconds(1_800_000_000)
         task.end_time.FromSeconds(1_800_000_041)
@@ -45,33 +46,33 @@ class Teller:
         return self
 
     @property
-    def seen(self):
+    def seen(self) -> Any:
         return self._written.getvalue()
 
 
 @pytest.fixture
-def ledger():
+def ledger() -> Any:
     return Ledger()
 
 
 @pytest.fixture(params=[True, False], ids=["terminal", "pipe"])
-def teller(request):
+def teller(request: pytest.FixtureRequest) -> Any:
     return Teller(terminal=request.param)
 
 
-def test_a_step_has_its_text_its_tokens_and_its_time(teller, ledger):
+def test_a_step_has_its_text_its_tokens_and_its_time(teller: Any, ledger: Any) -> None:
     teller.tell(ledger.queued(), ledger.opened(), ledger.attempt(1), ledger.answer(1, "I begin."))
     assert "worker-1 takes the task · epoch 1.42" in teller.seen
     assert "Step 1  1.2 s · 2,310 tokens in, 87 out" in teller.seen
     assert "  I begin.\n" in teller.seen
 
 
-def test_a_call_is_told_with_its_outcome_its_time_and_its_first_line(teller, ledger):
+def test_a_call_is_told_with_its_outcome_its_time_and_its_first_line(teller: Any, ledger: Any) -> None:
     teller.tell(ledger.intent("1.0", "web_search", query="prices"), ledger.outcome("1.0", "one\ntwo\nthree"))
     assert '  ✓ web_search query="prices"  0.2 s\n    one (+2 lines)\n' in teller.seen
 
 
-def test_a_program_is_told_with_what_it_used(teller, ledger):
+def test_a_program_is_told_with_what_it_used(teller: Any, ledger: Any) -> None:
     counted = tool_pb2.ProgramUsage(wall_time=duration(0.5), cpu_time=duration(0.25), peak_memory_bytes=12 << 20)
     for call_id, usage in (("1.0", counted), ("1.1", tool_pb2.ProgramUsage(wall_time=duration(0.5)))):
         response = ledger.outcome(call_id, "1", usage=usage)
@@ -80,7 +81,7 @@ def test_a_program_is_told_with_what_it_used(teller, ledger):
     assert 'code="x"  0.2 s\n' in teller.seen
 
 
-def test_nothing_that_was_printed_reaches_the_terminal_as_a_command(teller, ledger):
+def test_nothing_that_was_printed_reaches_the_terminal_as_a_command(teller: Any, ledger: Any) -> None:
     hostile = "\x1b]0;title\x07\x1b[2J"
     teller.tell(ledger.queued(), ledger.opened(), ledger.attempt(1), ledger.answer(1, hostile))
     teller.tell(ledger.intent("1.0", "execute_python", code=hostile), ledger.outcome("1.0", hostile))
@@ -88,13 +89,13 @@ def test_nothing_that_was_printed_reaches_the_terminal_as_a_command(teller, ledg
     assert "\\x1b[2J" in teller.seen
 
 
-def test_a_failed_call_says_how(teller, ledger):
+def test_a_failed_call_says_how(teller: Any, ledger: Any) -> None:
     failed = ledger.outcome("1.0", "Traceback", status="FAILED", detail="OUT_OF_MEMORY")
     teller.tell(ledger.intent("1.0", "execute_python", code="x"), failed)
     assert '✗ execute_python code="x"  FAILED (OUT_OF_MEMORY)  0.2 s' in teller.seen
 
 
-def test_a_functions_steps_are_told_with_what_they_came_to(teller, ledger):
+def test_a_functions_steps_are_told_with_what_they_came_to(teller: Any, ledger: Any) -> None:
     done = ledger_pb2.ControlStep(name="count", result_json='{"rows":3}', duration=duration(1.5))
     failure = ledger_pb2.ControlFailure(error_class="ConnectionError", message="no route", retryable=True)
     failed = ledger_pb2.ControlStep(name="notify", failure=failure, duration=duration(0.2))
@@ -106,7 +107,7 @@ def test_a_functions_steps_are_told_with_what_they_came_to(teller, ledger):
     assert "✗ the function failed: ConnectionError, may be tried again: no route" in teller.seen
 
 
-def test_arguments_are_cut_to_the_width(ledger):
+def test_arguments_are_cut_to_the_width(ledger: Any) -> None:
     teller = Teller(terminal=True, width=60)
     teller.tell(ledger.intent("1.0", "write_file", content="long " * 100), ledger.outcome("1.0", "word " * 100))
     lines = teller.seen.splitlines()
@@ -115,12 +116,12 @@ def test_arguments_are_cut_to_the_width(ledger):
     assert lines[0].endswith("…  0.2 s")
 
 
-def test_a_pipe_is_told_of_a_call_when_it_begins_and_a_terminal_draws_it(ledger):
+def test_a_pipe_is_told_of_a_call_when_it_begins_and_a_terminal_draws_it(ledger: Any) -> None:
     for terminal, expected in ((False, True), (True, False)):
         assert ("→ web_search" in Teller(terminal=terminal).tell(ledger.intent("1.0", "web_search")).seen) is expected
 
 
-def test_text_is_wrapped_on_a_terminal_and_whole_in_a_pipe(ledger):
+def test_text_is_wrapped_on_a_terminal_and_whole_in_a_pipe(ledger: Any) -> None:
     text = "word " * 40
     wrapped = Teller(terminal=True, width=60).tell(ledger.answer(1, text)).seen
     assert all(len(line) <= 60 for line in wrapped.splitlines())
@@ -128,33 +129,33 @@ def test_text_is_wrapped_on_a_terminal_and_whole_in_a_pipe(ledger):
     assert f"  {text.strip()}\n" in Teller(terminal=False, width=60).tell(ledger.answer(1, text)).seen
 
 
-def test_a_takeover_says_who_for_whom_why_and_both_epochs(teller, ledger):
+def test_a_takeover_says_who_for_whom_why_and_both_epochs(teller: Any, ledger: Any) -> None:
     teller.tell(ledger.queued(), ledger.opened(), ledger.attempt(3), ledger.lost(), ledger.opened("worker-2", SECOND))
     assert "worker-1 no longer holds the task (WORKER_LOST)\n  the connection to worker-1 broke" in teller.seen
     assert "worker-2 goes on for worker-1 at step 3 · epoch 1.42 → 1.97" in teller.seen
 
 
-def test_unfinished_text_is_discarded_aloud_by_a_takeover(teller, ledger):
+def test_unfinished_text_is_discarded_aloud_by_a_takeover(teller: Any, ledger: Any) -> None:
     teller.tell(ledger.queued(), ledger.opened(), ledger.attempt(1)).tell_text(piece("I was sayi", 0))
     teller.tell(ledger.lost())
     assert "the unfinished text is discarded" in teller.seen
     assert not teller.task.live.text
 
 
-def test_unfinished_text_is_discarded_aloud_by_a_new_attempt(teller, ledger):
+def test_unfinished_text_is_discarded_aloud_by_a_new_attempt(teller: Any, ledger: Any) -> None:
     teller.tell(ledger.queued(), ledger.opened(), ledger.attempt(1)).tell_text(piece("I was sayi", 0))
     teller.tell_text(piece("Anew", 0, attempt=2))
     assert teller.seen.count("the unfinished text is discarded") == 1
     assert teller.task.live.text == "Anew"
 
 
-def test_text_that_became_an_answer_is_not_called_discarded(teller, ledger):
+def test_text_that_became_an_answer_is_not_called_discarded(teller: Any, ledger: Any) -> None:
     teller.tell(ledger.queued(), ledger.opened(), ledger.attempt(1)).tell_text(piece("All of it", 0))
     teller.tell(ledger.answer(1, "All of it."), ledger.attempt(2)).tell_text(piece("Next", 0, step=2))
     assert "discarded" not in teller.seen
 
 
-def test_a_failed_model_call_is_told_with_its_code_and_what_it_asks_for(teller, ledger):
+def test_a_failed_model_call_is_told_with_its_code_and_what_it_asks_for(teller: Any, ledger: Any) -> None:
     failure = ledger_pb2.ModelFailure(
         attempt_number=1, error_class="RATE_LIMITED", status_code=429, message="slow down", retry_after=duration(7)
     )
@@ -163,14 +164,14 @@ def test_a_failed_model_call_is_told_with_its_code_and_what_it_asks_for(teller, 
     assert "step 4: the model is asked again, attempt 2" in teller.seen
 
 
-def test_a_wait_is_told_with_its_reason(teller, ledger):
+def test_a_wait_is_told_with_its_reason(teller: Any, ledger: Any) -> None:
     doubt = {"reason": "TOOL_IN_DOUBT", "message": "nobody knows whether call 1.0 happened"}
     teller.tell(ledger.queued(), ledger.opened(), ledger.move("WAITING_USER", "RUNNING", **doubt))
     assert "WAITING_USER (TOOL_IN_DOUBT)\n  nobody knows whether call 1.0 happened" in teller.seen
     assert "tenure tools in-doubt, then tenure tools resolve" in teller.seen
 
 
-def test_the_final_answer_is_told_once_as_the_result(teller, ledger):
+def test_the_final_answer_is_told_once_as_the_result(teller: Any, ledger: Any) -> None:
     teller.tell(ledger.queued(), ledger.opened(), ledger.answer(2, "It is done.", "end_turn"))
     teller.tell(ledger.move("SUCCEEDED", "RUNNING", result="It is done.", reason="FINAL_ANSWER"))
     teller.end(state="TASK_STATE_SUCCEEDED", result="It is done.")
@@ -178,13 +179,13 @@ def test_the_final_answer_is_told_once_as_the_result(teller, ledger):
     assert "✓ SUCCEEDED · 2 steps · 120 tokens · 41 s\n" in teller.seen
 
 
-def test_the_words_before_another_message_are_not_held_back(teller, ledger):
+def test_the_words_before_another_message_are_not_held_back(teller: Any, ledger: Any) -> None:
     message = ledger_pb2.UserMessage(text="one more thing")
     teller.tell(ledger.answer(1, "It is done.", "end_turn"), ledger.entry(1, user_message=message))
     assert teller.seen.index("It is done.") < teller.seen.index("one more thing")
 
 
-def test_an_end_without_success_says_why_and_what_there_was(teller, ledger):
+def test_an_end_without_success_says_why_and_what_there_was(teller: Any, ledger: Any) -> None:
     teller.tell(ledger.queued(), ledger.opened(), ledger.lost(), ledger.opened("worker-2", SECOND))
     teller.end(
         state="TASK_STATE_COST_EXCEEDED", reason="TOKEN_LIMIT", message="the cap is reached", result="Half of it."
@@ -195,7 +196,7 @@ def test_an_end_without_success_says_why_and_what_there_was(teller, ledger):
     assert "Half of it." in teller.seen
 
 
-def test_a_pipe_gets_no_control_characters(ledger):
+def test_a_pipe_gets_no_control_characters(ledger: Any) -> None:
     teller = Teller(terminal=False)
     teller.tell(ledger.queued(), ledger.opened(), ledger.answer(1, "**bold**", "end_turn"))
     teller.end(state="TASK_STATE_SUCCEEDED", result="**bold**")
@@ -203,11 +204,11 @@ def test_a_pipe_gets_no_control_characters(ledger):
     assert "**bold**" in teller.seen
 
 
-def test_an_entry_of_a_kind_that_is_not_known_is_passed_over(teller, ledger):
+def test_an_entry_of_a_kind_that_is_not_known_is_passed_over(teller: Any, ledger: Any) -> None:
     assert teller.tell(ledger.entry()).seen == ""
 
 
-def test_what_a_takeover_cost_is_told_after_the_takeover(teller, ledger):
+def test_what_a_takeover_cost_is_told_after_the_takeover(teller: Any, ledger: Any) -> None:
     lost = ledger_pb2.AttemptLost(attempt_number=1, usage=task_pb2.TokenUsage(input_tokens=900, output_tokens=12))
     teller.tell(ledger.queued(), ledger.opened(), ledger.attempt(1)).tell_text(piece("I was sayi", 0))
     teller.tell(ledger.entry(1, attempt_lost=lost), ledger.lost())
@@ -216,7 +217,7 @@ def test_what_a_takeover_cost_is_told_after_the_takeover(teller, ledger):
     assert places == sorted(places)
 
 
-def test_tools_that_there_are_not_are_told_of(teller, ledger):
+def test_tools_that_there_are_not_are_told_of(teller: Any, ledger: Any) -> None:
     known = tool_pb2.ToolDefinition(name="read_file")
     all_there = ledger.entry(tools_defined=ledger_pb2.ToolsDefined(tools=[known]))
     two_missing = ledger.entry(tools_defined=ledger_pb2.ToolsDefined(tools=[known], unknown_names=["raed_file", "x"]))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -68,7 +70,7 @@ async def test_the_ledgers_line_of_a_tasks_tools_cuts_no_name() -> None:
     tools = ledger_pb2.ToolsDefined(tools=[tool_pb2.ToolDefinition(name=name) for name in names])
     entry = ledger_pb2.Entry(sequence=4, body=ledger_pb2.EntryBody(tools_defined=tools))
 
-    async def entries():
+    async def entries() -> AsyncGenerator[Any]:
         yield entry
 
     context = context_of(80)

@@ -2,40 +2,42 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tenure.cli.watch_state import MAX_TEXT, LiveTextView, WatchedTask
 from tenure.domain.states import TaskState
 from tests.unit.cli_entries import FIRST, SECOND, Ledger, piece
 
 
-def watched(*entries):
+def watched(*entries: Any) -> Any:
     task = WatchedTask()
     for entry in entries:
         task.apply(entry)
     return task
 
 
-def test_pieces_become_one_text():
+def test_pieces_become_one_text() -> None:
     live = LiveTextView()
     for part in (piece("Hello ", 0), piece("world", 6)):
         assert not live.apply(part)
     assert live.text == "Hello world"
 
 
-def test_a_piece_that_comes_again_after_a_broken_stream_is_not_said_twice():
+def test_a_piece_that_comes_again_after_a_broken_stream_is_not_said_twice() -> None:
     live = LiveTextView()
     for part in (piece("Hello ", 0), piece("world", 6), piece("Hello world, again", 0), piece("Hello", 0)):
         live.apply(part)
     assert live.text == "Hello world, again"
 
 
-def test_a_gap_in_the_pieces_is_shown():
+def test_a_gap_in_the_pieces_is_shown() -> None:
     live = LiveTextView()
     live.apply(piece("Hello ", 0))
     live.apply(piece("end", 100))
     assert live.text == "Hello …end"
 
 
-def test_a_new_block_is_a_new_paragraph():
+def test_a_new_block_is_a_new_paragraph() -> None:
     live = LiveTextView()
     live.apply(piece("one", 0))
     live.apply(piece("two", 0, block=1))
@@ -43,7 +45,7 @@ def test_a_new_block_is_a_new_paragraph():
     assert live.text == "one\n\ntwo"
 
 
-def test_a_later_attempt_a_later_step_and_a_higher_epoch_each_throw_unfinished_text_away():
+def test_a_later_attempt_a_later_step_and_a_higher_epoch_each_throw_unfinished_text_away() -> None:
     for later in (piece("B", 0, attempt=2), piece("B", 0, step=2), piece("B", 0, epoch=SECOND)):
         live = LiveTextView()
         live.apply(piece("A", 0))
@@ -51,7 +53,7 @@ def test_a_later_attempt_a_later_step_and_a_higher_epoch_each_throw_unfinished_t
         assert live.text == "B"
 
 
-def test_text_of_an_earlier_attempt_or_a_fenced_owner_is_ignored():
+def test_text_of_an_earlier_attempt_or_a_fenced_owner_is_ignored() -> None:
     live = LiveTextView()
     live.apply(piece("new", 0, epoch=SECOND, attempt=2))
     for stale in (piece("old", 3, epoch=FIRST, attempt=9), piece("old", 3, epoch=SECOND, attempt=1)):
@@ -59,20 +61,20 @@ def test_text_of_an_earlier_attempt_or_a_fenced_owner_is_ignored():
     assert live.text == "new"
 
 
-def test_unfinished_text_is_bounded():
+def test_unfinished_text_is_bounded() -> None:
     live = LiveTextView()
     for number in range(4):
         live.apply(piece("x" * MAX_TEXT, number * MAX_TEXT))
     assert len(live.text) == MAX_TEXT
 
 
-def test_a_task_that_another_worker_goes_on_with_was_taken_over():
+def test_a_task_that_another_worker_goes_on_with_was_taken_over() -> None:
     ledger = Ledger()
     task = watched(ledger.queued(), ledger.opened(), ledger.lost(), ledger.opened("worker-2", SECOND))
     assert (task.takeovers, task.owner, task.epoch) == (1, "worker-2", SECOND)
 
 
-def test_a_retry_is_no_takeover():
+def test_a_retry_is_no_takeover() -> None:
     ledger = Ledger()
     task = watched(
         ledger.queued(),
@@ -84,7 +86,7 @@ def test_a_retry_is_no_takeover():
     assert task.takeovers == 0
 
 
-def test_calls_are_open_until_their_outcome():
+def test_calls_are_open_until_their_outcome() -> None:
     ledger = Ledger()
     task = watched(ledger.queued(), ledger.opened(), ledger.intent("1.0", "a"), ledger.intent("1.1", "b"))
     assert list(task.calls) == ["1.0", "1.1"]
@@ -92,7 +94,7 @@ def test_calls_are_open_until_their_outcome():
     assert list(task.calls) == ["1.1"]
 
 
-def test_a_model_call_is_under_way_until_it_is_answered():
+def test_a_model_call_is_under_way_until_it_is_answered() -> None:
     ledger = Ledger()
     task = watched(ledger.queued(), ledger.opened(), ledger.attempt(1))
     assert task.attempt is not None
@@ -101,7 +103,7 @@ def test_a_model_call_is_under_way_until_it_is_answered():
     assert task.step == 1
 
 
-def test_the_end_is_known():
+def test_the_end_is_known() -> None:
     ledger = Ledger()
     task = watched(ledger.queued(), ledger.opened())
     assert not task.ended

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import click
 import pytest
@@ -18,24 +19,24 @@ from tenure.v1 import task_pb2
     ("typed", "seconds"),
     [("90s", 90.0), ("10m", 600.0), ("1h30m", 5400.0), ("250ms", 0.25), ("2.5m", 150.0), ("45", 45.0)],
 )
-def test_durations_are_typed_with_their_units(typed, seconds):
+def test_durations_are_typed_with_their_units(typed: str, seconds: float) -> None:
     assert DURATION.convert(typed, None, None) == seconds
 
 
 @pytest.mark.parametrize("typed", ["", "soon", "10 minutes", "m", "10m!", "-5s", "1y"])
-def test_what_is_no_duration_is_refused_with_an_example(typed):
+def test_what_is_no_duration_is_refused_with_an_example(typed: str) -> None:
     with pytest.raises(click.BadParameter, match="write for example"):
         DURATION.convert(typed, None, None)
 
 
-def test_a_label_is_split_at_its_first_equals_sign():
+def test_a_label_is_split_at_its_first_equals_sign() -> None:
     assert LABEL.convert("team=a=b", None, None) == ("team", "a=b")
     for typed in ("team", "=x"):
         with pytest.raises(click.BadParameter):
             LABEL.convert(typed, None, None)
 
 
-def test_an_empty_list_of_tools_is_not_taken_for_all_tools():
+def test_an_empty_list_of_tools_is_not_taken_for_all_tools() -> None:
     assert NAMES.convert("a, b,", None, None) == ("a", "b")
     with pytest.raises(click.BadParameter, match="--no-tools"):
         NAMES.convert(",", None, None)
@@ -54,31 +55,31 @@ def test_an_empty_list_of_tools_is_not_taken_for_all_tools():
         (7500.0, "2 h 5 min"),
     ],
 )
-def test_durations_are_said_in_two_figures_and_never_as_sixty_of_a_unit(seconds, said):
+def test_durations_are_said_in_two_figures_and_never_as_sixty_of_a_unit(seconds: float, said: str) -> None:
     assert formatting.seconds_text(seconds) == said
 
 
 @pytest.mark.parametrize(
     ("passed", "said"), [(5, "5 s ago"), (117, "117 s ago"), (600, "10 min ago"), (200_000, "2 d ago")]
 )
-def test_long_ago_is_said_in_one_unit(passed, said):
+def test_long_ago_is_said_in_one_unit(passed: int, said: str) -> None:
     moment = Timestamp()
     moment.FromNanoseconds(time.time_ns() - passed * 1_000_000_000)
     assert formatting.ago(moment) == said
 
 
-def test_what_never_was_is_a_dash():
+def test_what_never_was_is_a_dash() -> None:
     assert formatting.ago(Timestamp()) == "-"
 
 
-def test_ids_are_as_long_as_tells_them_apart():
+def test_ids_are_as_long_as_tells_them_apart() -> None:
     apart = distinct_ids(["01a2007f-3602-74e0", "01a2007f-3603-74e0"])
     assert list(apart.values()) == ["01a2007f-3602", "01a2007f-3603"]
     together = distinct_ids(["01a2007f-3602-74e0-8abc", "01a2007f-3602-74e1-8abc"])
     assert list(together.values()) == ["01a2007f-3602-74e0", "01a2007f-3602-74e1"]
 
 
-def test_the_tokens_of_a_task_are_the_sum_of_the_four():
+def test_the_tokens_of_a_task_are_the_sum_of_the_four() -> None:
     usage = task_pb2.TokenUsage(
         input_tokens=1000, output_tokens=200, cache_creation_input_tokens=30, cache_read_input_tokens=4
     )
@@ -86,17 +87,17 @@ def test_the_tokens_of_a_task_are_the_sum_of_the_four():
     assert formatting.usage_text(usage) == "1,034 tokens in (4 from the cache, 0 %), 200 out"
 
 
-def test_a_line_is_cut_with_an_ellipsis_and_whitespace_flattened():
+def test_a_line_is_cut_with_an_ellipsis_and_whitespace_flattened() -> None:
     assert formatting.one_line("a\n  b\tc", 10) == "a b c"
     assert formatting.one_line("x" * 11, 10) == "x" * 9 + "…"
 
 
-def test_the_first_line_tells_how_many_follow():
+def test_the_first_line_tells_how_many_follow() -> None:
     assert formatting.first_line("\n\nfirst\nsecond\n\nthird\n", 80) == "first (+2 lines)"
     assert formatting.first_line("", 80) == ""
 
 
-def test_arguments_are_said_by_name_and_stay_as_they_came_when_they_are_no_object():
+def test_arguments_are_said_by_name_and_stay_as_they_came_when_they_are_no_object() -> None:
     assert formatting.arguments_text('{"path": "ü.txt", "n": 5}') == 'path="ü.txt" n=5'
     assert formatting.arguments_text('{"code": "a\\nb"}') == 'code="a↵b"'
     assert formatting.arguments_text("[1, 2]") == "[1, 2]"
@@ -106,7 +107,7 @@ def test_arguments_are_said_by_name_and_stay_as_they_came_when_they_are_no_objec
 HOSTILE = "\0\x1b]0;title\x07\x1b[2J\x9b31mred\r\nsecond\rline \u202egnp.exe"
 
 
-def test_what_programs_print_does_nothing_to_a_terminal():
+def test_what_programs_print_does_nothing_to_a_terminal() -> None:
     shown = formatting.harmless(HOSTILE)
     assert shown == "\\x00\\x1b]0;title\\x07\\x1b[2J\\x9b31mred\nsecond\\rline \\u202egnp.exe"
     assert formatting.harmless("tab\there, ünïcode, 👩‍💻\n") == "tab\there, ünïcode, 👩‍💻\n"
@@ -133,7 +134,9 @@ def test_what_programs_print_does_nothing_to_a_terminal():
         ("m", 10**10, task_pb2.MONEY_CAP_UNSPECIFIED, ""),
     ],
 )
-def test_the_reason_of_a_cap_in_money_and_of_its_absence_is_shown(model, nano_usd, money_cap, expected):
+def test_the_reason_of_a_cap_in_money_and_of_its_absence_is_shown(
+    model: str, nano_usd: Any, money_cap: Any, expected: str
+) -> None:
     limits = task_pb2.Limits(max_nano_usd=nano_usd, money_cap=money_cap)
     spec = task_pb2.TaskSpec(agent=task_pb2.AgentSpec(model=model), limits=limits)
     assert formatting.money_cap_text(spec) == expected

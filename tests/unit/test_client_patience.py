@@ -41,7 +41,9 @@ async def asked_in_vain(client: Client, gateway: Gateway) -> int:
     return gateway.request_count
 
 
-async def test_a_gateway_that_has_answered_is_looked_for_longer(gateway: Gateway, monkeypatch: pytest.MonkeyPatch):
+async def test_a_gateway_that_has_answered_is_looked_for_longer(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with Client("127.0.0.1:1") as client:
         monkeypatch.setattr(client.tasks, "GetTask", gateway.get_task)
         assert await asked_in_vain(client, gateway) == PATIENCE.max_attempts
@@ -50,6 +52,6 @@ async def test_a_gateway_that_has_answered_is_looked_for_longer(gateway: Gateway
         assert await asked_in_vain(client, gateway) == RETURN_PATIENCE.max_attempts
 
 
-def test_it_outlasts_the_pauses_between_a_channels_attempts():
+def test_it_outlasts_the_pauses_between_a_channels_attempts() -> None:
     waits = [RETURN_PATIENCE.ceiling_seconds(failures) for failures in range(1, RETURN_PATIENCE.max_attempts)]
     assert sum(waits) / 2 > 3 * 2.4  # on average; a channel tries every 2 s with a jitter of 20 %

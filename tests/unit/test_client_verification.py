@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -35,16 +36,16 @@ class Keys:
 
 
 @pytest.fixture
-def signer(tmp_path) -> Signer:
+def signer(tmp_path: Path) -> Signer:
     write_key_pair(tmp_path / "k.json", tmp_path / "v.json", "k1")
     return Signer.load(tmp_path / "k.json")
 
 
-def token_of(signer: Signer):
+def token_of(signer: Signer) -> Any:
     return sign_claims(signer, CLAIMS, datetime.now(UTC))
 
 
-async def test_a_known_key_is_not_asked_for_again(signer):
+async def test_a_known_key_is_not_asked_for_again(signer: Signer) -> None:
     keys = Keys()
     keys.known = [signer]
     verifier = TokenVerifier(cast("Any", keys))
@@ -53,7 +54,7 @@ async def test_a_known_key_is_not_asked_for_again(signer):
     assert keys.request_count == 1
 
 
-async def test_an_unknown_key_is_asked_for_but_not_with_every_forgery(signer):
+async def test_an_unknown_key_is_asked_for_but_not_with_every_forgery(signer: Signer) -> None:
     keys = Keys()
     verifier = TokenVerifier(cast("Any", keys))
     for _ in range(5):
@@ -62,7 +63,7 @@ async def test_an_unknown_key_is_asked_for_but_not_with_every_forgery(signer):
     assert keys.request_count == 1
 
 
-async def test_while_nobody_answers_the_known_keys_go_on_and_others_have_to_wait(signer):
+async def test_while_nobody_answers_the_known_keys_go_on_and_others_have_to_wait(signer: Signer) -> None:
     keys = Keys()
     keys.known = [signer]
     verifier = TokenVerifier(cast("Any", keys), refresh_seconds=0.0)
@@ -78,12 +79,12 @@ async def test_while_nobody_answers_the_known_keys_go_on_and_others_have_to_wait
     [(None, Fence(1, "a")), (Fence(1, "a"), Fence(2, "b")), (Fence(2, "b"), Fence(2, "b"))],
     ids=["the first", "a higher one", "the same one"],
 )
-def test_a_fence_lets_in_who_is_not_stale(current, presented):
+def test_a_fence_lets_in_who_is_not_stale(current: Any, presented: Any) -> None:
     assert raise_fence(current, presented) == presented
 
 
 @pytest.mark.parametrize("presented", [Fence(1, "a"), Fence(2, "c")], ids=["a lower one", "the number of another"])
-def test_a_fence_refuses_who_is_stale(presented):
+def test_a_fence_refuses_who_is_stale(presented: Any) -> None:
     with pytest.raises(StaleEpoch) as refused:
         raise_fence(Fence(2, "b"), presented)
     assert (refused.value.presented, refused.value.current) == (presented.epoch, 2)

@@ -49,7 +49,7 @@ def grant(
     return to.send_grant(claim(number), pb.Grant(task_id=f"t{number}", claim_id=f"c{number}", priority=priority), NOW)
 
 
-def test_grants_on_their_way_are_taken_off_the_free_slots():
+def test_grants_on_their_way_are_taken_off_the_free_slots() -> None:
     worker = session(4)
     assert grant(worker, 1)
     assert grant(worker, 2)
@@ -60,7 +60,7 @@ def test_grants_on_their_way_are_taken_off_the_free_slots():
     assert worker.slots(NOW).any == 2
 
 
-def test_a_worker_that_read_more_grants_than_were_sent_is_refused():
+def test_a_worker_that_read_more_grants_than_were_sent_is_refused() -> None:
     """Such a count made the stream end with an internal error."""
     worker = session(4)
     grant(worker, 1)
@@ -69,7 +69,7 @@ def test_a_worker_that_read_more_grants_than_were_sent_is_refused():
     assert worker.slots(NOW).any == 3
 
 
-def test_a_worker_that_does_not_count_grants_is_taken_at_its_word():
+def test_a_worker_that_does_not_count_grants_is_taken_at_its_word() -> None:
     worker = session(2)
     grant(worker, 1)
     assert worker.slots(NOW).any == 1
@@ -77,7 +77,7 @@ def test_a_worker_that_does_not_count_grants_is_taken_at_its_word():
     assert worker.slots(NOW).any == 5
 
 
-def test_a_claim_in_the_making_takes_a_slot():
+def test_a_claim_in_the_making_takes_a_slot() -> None:
     worker = session(1)
     worker.take_slot()
     assert worker.slots(NOW).any == 0
@@ -85,13 +85,13 @@ def test_a_claim_in_the_making_takes_a_slot():
     assert worker.slots(NOW).any == 1
 
 
-def test_nothing_is_granted_while_the_lease_is_in_doubt():
+def test_nothing_is_granted_while_the_lease_is_in_doubt() -> None:
     assert session().slots(NOW + TIMING.unheard_seconds).any == 4
     assert session().slots(NOW + TIMING.unheard_seconds + 0.1).any == 0
     assert session(renewed_at=None).slots(NOW).any == 0  # re-attached: nobody knows how long the lease still lives
 
 
-def test_nothing_is_granted_to_a_worker_that_drains_or_is_gone():
+def test_nothing_is_granted_to_a_worker_that_drains_or_is_gone() -> None:
     draining, gone = session(), session()
     draining.draining = True
     gone.end(None)
@@ -100,14 +100,14 @@ def test_nothing_is_granted_to_a_worker_that_drains_or_is_gone():
     assert not gone.claims
 
 
-def test_a_worker_that_does_not_read_loses_its_stream_and_not_our_memory():
+def test_a_worker_that_does_not_read_loses_its_stream_and_not_our_memory() -> None:
     worker = session()
     sent = sum(worker.send(pb.SessionResponse()) for _ in range(OUTBOX_MESSAGES + 10))
     assert sent == OUTBOX_MESSAGES
     assert worker.ended.is_set()
 
 
-def test_a_claim_is_unnamed_from_its_grant_until_a_renewal_names_it():
+def test_a_claim_is_unnamed_from_its_grant_until_a_renewal_names_it() -> None:
     worker = session()
     grant(worker, 1)
     assert worker.claims["c1"].unnamed_since == NOW
@@ -120,14 +120,14 @@ def test_a_claim_is_unnamed_from_its_grant_until_a_renewal_names_it():
     assert seen == [None, NOW + 3]
 
 
-def test_a_holding_that_is_not_the_sessions_is_told_back():
+def test_a_holding_that_is_not_the_sessions_is_told_back() -> None:
     worker = session()
     grant(worker, 1)
     unknown = worker.observe([pb.Holding(task_id="t1", claim_id="c1"), pb.Holding(task_id="t2", claim_id="old")], NOW)
     assert [each.claim_id for each in unknown] == ["old"]
 
 
-def test_there_is_room_for_what_can_wait_while_half_of_the_outbox_is_free():
+def test_there_is_room_for_what_can_wait_while_half_of_the_outbox_is_free() -> None:
     worker = session()
     while worker.room:
         assert worker.send(pb.SessionResponse())
@@ -135,7 +135,7 @@ def test_there_is_room_for_what_can_wait_while_half_of_the_outbox_is_free():
     assert worker.send(pb.SessionResponse(goaway=pb.Goaway()))
 
 
-def test_what_is_known_of_a_session_is_current_until_a_renewal_was_missed():
+def test_what_is_known_of_a_session_is_current_until_a_renewal_was_missed() -> None:
     worker = session()
     assert worker.is_current(NOW + TIMING.unheard_seconds)
     assert not worker.is_current(NOW + TIMING.unheard_seconds + 0.1)
@@ -148,20 +148,20 @@ def test_what_is_known_of_a_session_is_current_until_a_renewal_was_missed():
     assert not worker.is_unanswered
 
 
-def test_nothing_is_granted_over_a_stream_that_was_sent_away():
+def test_nothing_is_granted_over_a_stream_that_was_sent_away() -> None:
     worker = session()
     worker.sent_away = True
     assert worker.slots(NOW).any == 0
 
 
-def test_a_profile_has_the_defaults_filled_in_and_no_order():
+def test_a_profile_has_the_defaults_filled_in_and_no_order() -> None:
     assert WorkerProfile.of(pb.Hello()) == WorkerProfile(("default",), (), ("messages",))
     one = pb.Hello(queues=["b", "a"], priorities=[task_pb2.PRIORITY_LOW, task_pb2.PRIORITY_HIGH], loops=["x", "x"])
     other = pb.Hello(queues=["a", "b"], priorities=[task_pb2.PRIORITY_HIGH, task_pb2.PRIORITY_LOW], loops=["x"])
     assert WorkerProfile.of(one) == WorkerProfile.of(other)
 
 
-def test_a_claim_is_opened_once_its_worker_tells_of_the_tasks_ledger():
+def test_a_claim_is_opened_once_its_worker_tells_of_the_tasks_ledger() -> None:
     worker = session()
     grant(worker, 1)
     named = pb.Holding(task_id="t1", claim_id="c1")
@@ -174,7 +174,7 @@ def test_a_claim_is_opened_once_its_worker_tells_of_the_tasks_ledger():
     assert (worker.claims["c1"].unnamed_since, worker.claims["c1"].unopened_since) == (NOW + 3, None)
 
 
-def test_a_tasks_own_patience_goes_before_the_coordinators():
+def test_a_tasks_own_patience_goes_before_the_coordinators() -> None:
     worker = session()
     patient, own = claim(1), claim(2)
     worker.hold(patient, NOW, named=True)
@@ -183,7 +183,7 @@ def test_a_tasks_own_patience_goes_before_the_coordinators():
     assert stuck == ["c2"]
 
 
-def test_slots_kept_for_higher_tiers_are_not_offered_to_lower_ones_whatever_is_on_its_way():
+def test_slots_kept_for_higher_tiers_are_not_offered_to_lower_ones_whatever_is_on_its_way() -> None:
     worker = session(4)
     worker.report_slots(Slots(4, 3, 1), grants_read=0)
     assert worker.slots(NOW) == Slots(4, 3, 1)
@@ -197,5 +197,5 @@ def test_slots_kept_for_higher_tiers_are_not_offered_to_lower_ones_whatever_is_o
     assert worker.slots(NOW) == Slots(2, 2, 0)
 
 
-def test_who_says_nothing_of_tiers_keeps_no_slot_for_any():
+def test_who_says_nothing_of_tiers_keeps_no_slot_for_any() -> None:
     assert session(3).slots(NOW) == Slots(3, 3, 3)

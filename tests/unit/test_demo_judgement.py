@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +28,7 @@ KEPT = Observed(
 BEGAN = datetime(2030, 1, 1, tzinfo=UTC)
 
 
-def test_what_keeps_all_promises_breaks_none():
+def test_what_keeps_all_promises_breaks_none() -> None:
     assert broken(judge(KEPT)) == []
 
 
@@ -50,11 +52,11 @@ def test_what_keeps_all_promises_breaks_none():
         ("few_model_calls_repeated", replace(KEPT, model_calls=2)),
     ],
 )
-def test_each_broken_promise_is_named_alone(name, seen):
+def test_each_broken_promise_is_named_alone(name: str, seen: Any) -> None:
     assert [promise.name for promise in broken(judge(seen))] == [name]
 
 
-def moved(to_state, seconds, *, actor="checkpoint", epoch=0, reason=""):
+def moved(to_state: Any, seconds: Any, *, actor: str = "checkpoint", epoch: int = 0, reason: str = "") -> Any:
     entry = ledger_pb2.Entry(actor=actor, epoch=epoch)
     entry.record_time.FromDatetime(BEGAN + timedelta(seconds=seconds))
     entry.body.transition.to_state = task_pb2.TaskState.Value(f"TASK_STATE_{to_state}")
@@ -62,7 +64,7 @@ def moved(to_state, seconds, *, actor="checkpoint", epoch=0, reason=""):
     return entry
 
 
-def test_holders_are_read_in_order_with_the_reason_that_freed_the_task():
+def test_holders_are_read_in_order_with_the_reason_that_freed_the_task() -> None:
     entries = [
         moved("QUEUED", 0, reason="SUBMITTED"),
         moved("RUNNING", 1, actor="w1", epoch=5),
@@ -75,14 +77,14 @@ def test_holders_are_read_in_order_with_the_reason_that_freed_the_task():
     assert holders(entries)[1].opened_at == BEGAN + timedelta(seconds=3)
 
 
-def test_an_answer_committed_twice_is_counted_twice():
+def test_an_answer_committed_twice_is_counted_twice() -> None:
     entries = [ledger_pb2.Entry(step=step) for step in (1, 2, 2)]
     for entry in entries:
         entry.body.assistant_message.content_json = "[]"
     assert answers_by_step([moved("RUNNING", 0), *entries]) == {1: 1, 2: 2}
 
 
-def test_the_call_of_a_line_is_found_by_its_arguments():
+def test_the_call_of_a_line_is_found_by_its_arguments() -> None:
     entry = ledger_pb2.Entry()
     entry.body.tool_intent.call_id = "6.0"
     entry.body.tool_intent.arguments_json = '{"file": "unsafe", "line": "the order"}'
@@ -90,13 +92,13 @@ def test_the_call_of_a_line_is_found_by_its_arguments():
     assert call_of_line([entry], "another order") is None
 
 
-def test_effects_are_counted_as_often_as_they_stand_in_the_files(tmp_path):
+def test_effects_are_counted_as_often_as_they_stand_in_the_files(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"key": "1", "line": "one"}\n{"key": "2", "line": "two"}\n')
     (tmp_path / "b.jsonl").write_text('{"key": "3", "line": "one"}\nhalf a rec')
     assert count_effects(tmp_path) == {"one": 2, "two": 1, "half a rec": 1}
 
 
-def test_the_slow_call_of_the_scenario_is_the_unsafe_one_that_its_worker_is_killed_in():
+def test_the_slow_call_of_the_scenario_is_the_unsafe_one_that_its_worker_is_killed_in() -> None:
     call = next(call for call in effectful_calls() if call.arguments["line"] == slow_line())
     assert call.name == "append_record_unsafe"
     assert call.arguments["delay_ms"] >= 3000

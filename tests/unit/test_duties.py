@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ SILENCE_SECONDS = 0.1
 class Scripted:
     """A duty whose runs do what they are given, one after another; the last one waits for ever."""
 
-    def __init__(self, *runs) -> None:
+    def __init__(self, *runs: Any) -> None:
         self._runs = list(runs)
         self.began = 0
         self.goes_on = asyncio.Event()
@@ -45,20 +46,20 @@ class Scripted:
         await asyncio.Event().wait()
 
 
-async def return_at_once():
+async def return_at_once() -> None:
     return
 
 
-async def cancel_itself():
+async def cancel_itself() -> Any:
     """As gRPC does: whoever reads from a call that was cancelled gets a CancelledError, though nobody cancelled it."""
     raise asyncio.CancelledError
 
 
-async def wait_for_ever():
+async def wait_for_ever() -> None:
     await asyncio.Event().wait()
 
 
-async def goes_on_after(*runs, **options) -> tuple[Scripted, list[str]]:
+async def goes_on_after(*runs: Any, **options: Any) -> tuple[Scripted, list[str]]:
     duty = Scripted(*runs)
     stuck: list[str] = []
     async with asyncio.timeout(PATIENCE_SECONDS), Duties(QUICK, on_stuck=stuck.append) as duties:
@@ -67,27 +68,28 @@ async def goes_on_after(*runs, **options) -> tuple[Scripted, list[str]]:
     return duty, stuck
 
 
-async def test_a_cancellation_that_nobody_asked_for_does_not_end_a_duty(caplog):
+async def test_a_cancellation_that_nobody_asked_for_does_not_end_a_duty(caplog: pytest.LogCaptureFixture) -> None:
     before = metrics.read("tenure_duty_failures_total", duty="scripted") or 0
     duty, _ = await goes_on_after(cancel_itself)
     assert duty.began == 2
     assert metrics.read("tenure_duty_failures_total", duty="scripted") == before + 1
     (record,) = [record for record in caplog.records if record.exc_info]
     assert record.levelno == logging.ERROR
+    assert record.exc_info
     assert isinstance(record.exc_info[1], DutyEnded)
     assert "cancel_itself" in caplog.text  # with the place where it was raised
 
 
-async def test_a_cancellation_inside_a_duty_is_not_left_in_its_next_run():
+async def test_a_cancellation_inside_a_duty_is_not_left_in_its_next_run() -> None:
     left = []
 
-    async def cancel_the_task():
+    async def cancel_the_task() -> None:
         task = asyncio.current_task()
         assert task is not None
         task.cancel()
         await asyncio.sleep(0)
 
-    async def look():
+    async def look() -> None:
         task = asyncio.current_task()
         assert task is not None
         left.append(task.cancelling())
@@ -96,13 +98,13 @@ async def test_a_cancellation_inside_a_duty_is_not_left_in_its_next_run():
     assert left == [0]
 
 
-async def test_a_duty_that_returns_is_started_again(caplog):
+async def test_a_duty_that_returns_is_started_again(caplog: pytest.LogCaptureFixture) -> None:
     duty, _ = await goes_on_after(return_at_once)
     assert duty.began == 2
     assert "it has no end" in caplog.text
 
 
-async def test_a_duty_that_may_end_ends_by_its_return(caplog):
+async def test_a_duty_that_may_end_ends_by_its_return(caplog: pytest.LogCaptureFixture) -> None:
     duty = Scripted(return_at_once)
     async with asyncio.timeout(PATIENCE_SECONDS), Duties(QUICK) as duties:
         await duties.start("scripted", duty, may_end=True)
@@ -110,7 +112,9 @@ async def test_a_duty_that_may_end_ends_by_its_return(caplog):
     assert not caplog.records
 
 
-async def test_a_silent_duty_is_started_again_and_the_log_says_where_it_waited(caplog):
+async def test_a_silent_duty_is_started_again_and_the_log_says_where_it_waited(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     before = metrics.read("tenure_duty_stalls_total", duty="scripted") or 0
     duty, stuck = await goes_on_after(wait_for_ever, silence_seconds=SILENCE_SECONDS)
     assert duty.began >= 2
@@ -120,13 +124,13 @@ async def test_a_silent_duty_is_started_again_and_the_log_says_where_it_waited(c
     assert "wait_for_ever" in caplog.text
 
 
-async def test_a_duty_that_notes_progress_is_left_alone_also_from_a_task_of_its_own():
-    async def beat():
+async def test_a_duty_that_notes_progress_is_left_alone_also_from_a_task_of_its_own() -> None:
+    async def beat() -> None:
         for _ in range(8 * TICKS_OF_SILENCE):
             await asyncio.sleep(SILENCE_SECONDS / TICKS_OF_SILENCE / 2)
             note_progress()
 
-    async def work():
+    async def work() -> None:
         await asyncio.create_task(beat())
 
     run = Run("beating", work)
@@ -135,7 +139,7 @@ async def test_a_duty_that_notes_progress_is_left_alone_also_from_a_task_of_its_
     assert run.failure(may_end=True) is None
 
 
-async def test_time_in_which_the_process_did_not_run_is_no_silence(monkeypatch):
+async def test_time_in_which_the_process_did_not_run_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that was frozen finds its timers due at once, and its duty has had no time to go on."""
     loop = asyncio.get_running_loop()
     ran = asyncio.Event()
@@ -156,11 +160,13 @@ async def test_time_in_which_the_process_did_not_run_is_no_silence(monkeypatch):
         await watching
 
 
-async def test_a_silent_duty_that_does_not_end_ends_the_process(monkeypatch, caplog):
+async def test_a_silent_duty_that_does_not_end_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(duties_module, "STUCK_SECONDS", 0.1)
     release, exits = asyncio.Event(), []
 
-    async def deaf():
+    async def deaf() -> None:
         while not release.is_set():
             try:
                 await release.wait()
@@ -179,7 +185,7 @@ async def test_a_silent_duty_that_does_not_end_ends_the_process(monkeypatch, cap
     assert "deaf" in reason
 
 
-async def test_the_process_really_ends():
+async def test_the_process_really_ends() -> None:
     program = (
         "import asyncio\nfrom tenure.runtime import process as d\nd.STUCK_SECONDS = 0.1\n"
         "async def deaf():\n    while True:\n        try: await asyncio.Event().wait()\n"
@@ -197,10 +203,10 @@ async def test_the_process_really_ends():
     assert b"the duty deaf is stuck" in words
 
 
-async def test_whoever_is_cancelled_again_still_waits_for_the_run_to_end():
+async def test_whoever_is_cancelled_again_still_waits_for_the_run_to_end() -> None:
     ended = []
 
-    async def slow_to_end():
+    async def slow_to_end() -> None:
         try:
             await asyncio.Event().wait()
         finally:
@@ -222,11 +228,11 @@ async def test_whoever_is_cancelled_again_still_waits_for_the_run_to_end():
         assert task.cancelled()
 
 
-async def test_a_stall_says_through_what_it_waits():
-    async def inner():
+async def test_a_stall_says_through_what_it_waits() -> None:
+    async def inner() -> None:
         await asyncio.Event().wait()
 
-    async def outer():
+    async def outer() -> None:
         await inner()
 
     run = Run("nested", outer)
@@ -235,11 +241,13 @@ async def test_a_stall_says_through_what_it_waits():
     await run.cancel()
 
 
-async def test_a_duty_that_rests_is_left_alone_and_one_that_falls_silent_after_its_rest_is_not(caplog):
+async def test_a_duty_that_rests_is_left_alone_and_one_that_falls_silent_after_its_rest_is_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """However long it rests; what it does afterwards has the whole limit again."""
     rested = asyncio.Event()
 
-    async def rest_then_wait_for_ever():
+    async def rest_then_wait_for_ever() -> None:
         await rest(3 * SILENCE_SECONDS)
         rested.set()
         await wait_for_ever()
@@ -252,10 +260,10 @@ async def test_a_duty_that_rests_is_left_alone_and_one_that_falls_silent_after_i
     assert "wait_for_ever" in caplog.text
 
 
-async def test_a_wait_that_this_process_ends_may_take_any_time():
+async def test_a_wait_that_this_process_ends_may_take_any_time() -> None:
     woken = asyncio.Event()
 
-    async def work():
+    async def work() -> None:
         with resting():
             await woken.wait()
 
@@ -268,7 +276,7 @@ async def test_a_wait_that_this_process_ends_may_take_any_time():
         await watching
 
 
-async def test_a_duty_with_a_reason_for_no_limit_is_left_alone():
+async def test_a_duty_with_a_reason_for_no_limit_is_left_alone() -> None:
     duty = Scripted()
     async with asyncio.timeout(PATIENCE_SECONDS), Duties(QUICK) as duties:
         task = duties.start("scripted", duty, silence_seconds=NoLimit("a test waits for its end"))

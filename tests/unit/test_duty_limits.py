@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,19 +44,19 @@ def duties_of(folder: str) -> list[Started]:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_every_duty_of_a_service_has_a_silence_limit_or_says_why_not(service):
+def test_every_duty_of_a_service_has_a_silence_limit_or_says_why_not(service: Any) -> None:
     duties = duties_of(f"services/{service}")
     assert [f"{duty.where} {duty.name}" for duty in duties if duty.limit == "None"] == []
 
 
-def test_no_duty_is_started_elsewhere_than_in_a_service():
+def test_no_duty_is_started_elsewhere_than_in_a_service() -> None:
     assert duties_of("tenure/runtime") == []
     assert {path.name for path in (REPOSITORY / "services").iterdir() if path.is_dir()} - {"__pycache__"} == set(
         SERVICES
     )
 
 
-def test_the_services_duties_are_seen():
+def test_the_services_duties_are_seen() -> None:
     """As many as there are: if the way in which they are started changes, the test above must not see none."""
     names = {service: {duty.name.strip("'") for duty in duties_of(f"services/{service}")} for service in SERVICES}
     assert {"dispatch", "reconciliation", "claim deletions", "endings"} <= names["coordinator"]
@@ -66,7 +67,7 @@ def test_the_services_duties_are_seen():
     assert {"session", "commit stream", "tool stream", "usage reports", "attendance"} == names["worker"]
 
 
-def test_whoever_has_no_limit_gives_a_reason():
+def test_whoever_has_no_limit_gives_a_reason() -> None:
     unlimited = [duty for service in SERVICES for duty in duties_of(f"services/{service}") if duty.limit.isupper()]
     without = {duty.limit for duty in unlimited if not duty.limit.endswith("SECONDS")}
     assert without == {"UNTIL_THE_END"}
@@ -74,6 +75,6 @@ def test_whoever_has_no_limit_gives_a_reason():
     assert checkpoint.UNTIL_THE_END.why
 
 
-def test_a_duty_without_a_limit_is_noticed():
+def test_a_duty_without_a_limit_is_noticed() -> None:
     source = 'duties.start("sweep", sweep)\nduties.start(f"write {n}", write, may_end=True, silence_seconds=5.0)\n'
     assert [duty.limit for duty in started_in(source, "x.py")] == ["None", "5.0"]

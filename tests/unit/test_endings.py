@@ -1,6 +1,9 @@
 """Endings that nobody has to carry out: from wherever a task stands, the moves to its end are all in the table."""
 
+from __future__ import annotations
+
 import itertools
+from typing import Any
 
 import pytest
 
@@ -63,7 +66,7 @@ def test_a_task_with_an_open_call_only_goes_where_it_can_be_opened(state: TaskSt
         ((CallState.FINISHED, Outcome(OutcomeStatus.FAILED, "no")), Outcome(OutcomeStatus.FAILED, "no")),
     ],
 )
-def test_an_open_call_of_an_ended_task_comes_to_what_the_closed_fence_knows_of_it(standing, outcome) -> None:
+def test_an_open_call_of_an_ended_task_comes_to_what_the_closed_fence_knows_of_it(standing: Any, outcome: Any) -> None:
     standings = {} if standing is None else {"1.0": CallStatus(*standing), "9.9": CallStatus(CallState.STARTED)}
     [response] = outcomes_of_ended_calls([ToolIntent("1.0", "use-1", "tool", "{}")], standings, {}, ())
     assert (response.call_id, response.outcome) == ("1.0", outcome)
@@ -81,7 +84,7 @@ def test_an_open_call_of_an_ended_task_comes_to_what_the_closed_fence_knows_of_i
     ],
 )
 def test_a_word_that_no_owner_carried_to_the_tools_counts_at_the_end_for_the_attempt_it_is_of(
-    decision, state, call_attempt, expected
+    decision: Any, state: Any, call_attempt: int, expected: Any
 ) -> None:
     intent, word = ToolIntent("1.0", "use-1", "tool", "{}"), Resolution(2, decision, "I looked", "olga")
     [ended] = outcomes_of_ended_calls([intent], {"1.0": CallStatus(state, None, call_attempt)}, {"1.0": word}, ())
@@ -89,7 +92,7 @@ def test_a_word_that_no_owner_carried_to_the_tools_counts_at_the_end_for_the_att
 
 
 @pytest.mark.parametrize(("tools", "limit_bytes"), [((), 64 * 1024), ((SHORT,), SHORT.output_limit_bytes)])
-def test_what_a_person_says_at_an_end_is_cut_to_what_the_tool_may_say(tools, limit_bytes) -> None:
+def test_what_a_person_says_at_an_end_is_cut_to_what_the_tool_may_say(tools: Any, limit_bytes: Any) -> None:
     intent = ToolIntent("1.0", "use-1", "tool", "{}")
     word = Resolution(1, Happened("ü" * 100_000), "I looked", "olga")
     standings = {"1.0": CallStatus(CallState.IN_DOUBT, None, 1)}
@@ -99,7 +102,7 @@ def test_what_a_person_says_at_an_end_is_cut_to_what_the_tool_may_say(tools, lim
     assert ended.outcome.content.endswith(f"longer than {limit_bytes} bytes]")
 
 
-def test_a_claim_that_vanished_with_etcd_is_nobodys_death_and_yet_a_lost_lease():
+def test_a_claim_that_vanished_with_etcd_is_nobodys_death_and_yet_a_lost_lease() -> None:
     assert Reason.CLAIM_LOST in NOBODY_DIED
     ending = ending_of_lost_claim(LeaseLostPolicy.TIME_OUT, OwnerDeaths(), Reason.CLAIM_LOST, "gone")
     assert ending is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ FACTS = Facts(
 SERVES = WorkerFact("worker-1", ("batch", "default"), ("messages",))
 
 
-def explained(state: str = "RUNNING", **facts) -> str:
+def explained(state: str = "RUNNING", **facts: Any) -> str:
     """The lines of these facts, after what holds of every explanation."""
     lines = explain(replace(FACTS, state=TaskState(state), **facts))
     assert 3 <= len(lines) <= MOST_LINES
@@ -41,7 +42,7 @@ def explained(state: str = "RUNNING", **facts) -> str:
     return "\n".join(lines)
 
 
-def test_a_running_task_is_told_with_its_owner_its_lease_its_progress_and_its_calls():
+def test_a_running_task_is_told_with_its_owner_its_lease_its_progress_and_its_calls() -> None:
     text = explained(calls=(CallFact("4.0", "execute_python", "STARTED"), CallFact("4.1", "search")), refusals=2)
     assert text.splitlines() == [
         "RUNNING on worker-1 for 3 min, epoch 1.42",
@@ -54,11 +55,11 @@ def test_a_running_task_is_told_with_its_owner_its_lease_its_progress_and_its_ca
     ]
 
 
-def test_a_running_task_without_a_claim_is_about_to_be_queued():
+def test_a_running_task_without_a_claim_is_about_to_be_queued() -> None:
     assert "its claim is gone: it is about to be queued again" in explained(lease_seconds=0.0)
 
 
-def test_control_work_that_nobody_can_do_is_told_with_its_function():
+def test_control_work_that_nobody_can_do_is_told_with_its_function() -> None:
     says = explained("QUEUED", loop="control.month_end", workers=(SERVES,))
     assert "No worker serves queue batch and the function month_end; 1 other worker is there" in says
     assert "a worker of queue batch and the function month_end that is started" in says
@@ -77,7 +78,7 @@ def test_control_work_that_nobody_can_do_is_told_with_its_function():
         (None, "No coordinator answers, so nothing is known of workers"),
     ],
 )
-def test_a_queued_task_is_told_with_who_could_take_it(workers, says):
+def test_a_queued_task_is_told_with_who_could_take_it(workers: Any, says: str) -> None:
     text = explained("QUEUED", reason="WORKER_LOST", message="worker-1 is gone", workers=workers)
     assert "QUEUED for 3 min, attempt 1, after step 4: the connection to its worker broke (worker-1 is gone)" in text
     assert says in text
@@ -86,7 +87,7 @@ def test_a_queued_task_is_told_with_who_could_take_it(workers, says):
     assert f"What moves it: {taker}" in text
 
 
-def test_a_task_that_waits_for_its_retry_is_told_when_it_comes():
+def test_a_task_that_waits_for_its_retry_is_told_when_it_comes() -> None:
     text = explained("RETRY_SCHEDULED", reason="MODEL_RATE_LIMITED", until_retry=40.0)
     assert "the model's provider asked to slow down" in text
     assert "It is queued again in 40 s" in text
@@ -94,13 +95,13 @@ def test_a_task_that_waits_for_its_retry_is_told_when_it_comes():
 
 
 @pytest.mark.parametrize(("state", "verb"), [("WAITING_USER", "tenure resume"), ("WAITING_EXTERNAL", "tenure signal")])
-def test_a_waiting_task_is_told_for_what_and_until_when(state, verb):
+def test_a_waiting_task_is_told_for_what_and_until_when(state: str, verb: str) -> None:
     text = explained(state, reason="ASKED", waits_for="an answer to: may I?", until_answer=3600.0)
     assert "It waits for an answer to: may I?; in 60 min nobody waits any longer" in text
     assert verb in text
 
 
-def test_calls_in_doubt_are_named_once():
+def test_calls_in_doubt_are_named_once() -> None:
     message = "it is not known whether these calls happened: 4.0 (pay)"
     text = explained(
         "WAITING_USER", reason="TOOL_IN_DOUBT", message=message, calls=(CallFact("4.0", "pay", "IN_DOUBT"),)
@@ -133,7 +134,7 @@ def test_the_class_of_the_providers_refusal_comes_from_the_tasks_last_move() -> 
 
 
 @pytest.mark.parametrize("state", sorted(TERMINAL))
-def test_an_ended_task_is_told_with_its_end_and_whether_it_can_go_on(state):
+def test_an_ended_task_is_told_with_its_end_and_whether_it_can_go_on(state: Any) -> None:
     text = explained(state, reason="MODEL_UNAVAILABLE", message="overloaded")
     assert f"Ended as {state} 3 min ago, attempt 1, after step 4" in text
     assert "timeout" not in text
@@ -145,13 +146,13 @@ def test_an_ended_task_is_told_with_its_end_and_whether_it_can_go_on(state):
 
 
 @pytest.mark.parametrize("state", ["QUEUED", "RUNNING", "WAITING_USER", "WAITING_EXTERNAL", "RETRY_SCHEDULED"])
-def test_a_task_that_is_to_end_is_told_so(state):
+def test_a_task_that_is_to_end_is_told_so(state: str) -> None:
     text = explained(state, is_to_end=True)
     assert "Its end was asked for" in text
     assert "What moves it: its end" in text
 
 
-def test_what_nobody_answers_is_said():
+def test_what_nobody_answers_is_said() -> None:
     text = explained(
         lease_seconds=None, workers=None, tools_answered=False, calls=(CallFact("4.0", "t"),), refusals=None
     )
@@ -160,7 +161,7 @@ def test_what_nobody_answers_is_said():
     assert "Nothing is known of refused writes" in text
 
 
-def test_a_deadline_that_passed_and_a_reason_without_words_are_told_as_they_are():
+def test_a_deadline_that_passed_and_a_reason_without_words_are_told_as_they_are() -> None:
     assert "Its timeout has passed" in explained("QUEUED", reason="SOMETHING_NEW", until_deadline=-5.0)
     assert "SOMETHING_NEW" in explained("QUEUED", reason="SOMETHING_NEW")
 
@@ -168,11 +169,11 @@ def test_a_deadline_that_passed_and_a_reason_without_words_are_told_as_they_are(
 @pytest.mark.parametrize(
     ("seconds", "text"), [(-1, "0 s"), (3.2, "3 s"), (200, "3 min"), (7500, "2 h 5 min"), (200_000, "2 d")]
 )
-def test_spans_are_said_as_people_say_them(seconds, text):
+def test_spans_are_said_as_people_say_them(seconds: float, text: str) -> None:
     assert span(seconds) == text
 
 
-def test_the_facts_are_those_of_the_services():
+def test_the_facts_are_those_of_the_services() -> None:
     task = task_pb2.Task(state=task_pb2.TASK_STATE_RUNNING, owner="w", epoch=7, step=2)
     task.deadline_time.FromSeconds(1100)
     intents = [ledger_pb2.ToolIntent(call_id=f"2.{index}", tool="t") for index in range(2)]
@@ -195,18 +196,18 @@ def test_the_facts_are_those_of_the_services():
     assert facts.calls == (CallFact("2.1", "t", "STARTED"),)
 
 
-def test_a_task_that_is_held_back_says_until_when_and_needs_no_worker():
+def test_a_task_that_is_held_back_says_until_when_and_needs_no_worker() -> None:
     lines = explained("QUEUED", until_start=7500.0, until_deadline=90_000.0)
     assert "It is not to be started before its time, in 2 h 5 min" in lines
     assert "No worker" not in lines
     assert lines.endswith("What moves it: time; tenure cancel ends it")
 
 
-def test_a_task_that_is_timed_in_the_queue_says_how_long_it_may_stay():
+def test_a_task_that_is_timed_in_the_queue_says_how_long_it_may_stay() -> None:
     assert "In 30 s it will have queued too long" in explained("QUEUED", until_too_long=30.0)
 
 
-def test_how_long_a_task_may_stay_in_the_queue_counts_from_its_move_or_its_start():
+def test_how_long_a_task_may_stay_in_the_queue_counts_from_its_move_or_its_start() -> None:
     task = task_pb2.Task(state=task_pb2.TASK_STATE_QUEUED, attempt=1)
     task.spec.policy.timeouts.queued.after.FromSeconds(60)
     moved = ledger_pb2.Entry(
@@ -219,6 +220,6 @@ def test_how_long_a_task_may_stay_in_the_queue_counts_from_its_move_or_its_start
         assert (facts.until_start, facts.until_too_long) == (until_start, until_too_long)
 
 
-def test_amounts_of_money_are_shown_as_people_read_them():
+def test_amounts_of_money_are_shown_as_people_read_them() -> None:
     budget = replace(FACTS.budget, max_nano_usd=10**10, used_nano_usd=19_164_750, reserved_nano_usd=223_262_500)
     assert "of its $10.00 $0.019, $0.22 set aside" in explained(budget=budget)

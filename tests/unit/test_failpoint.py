@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,12 +36,12 @@ PLACE = "worker.after_model"
 
 
 @pytest.fixture(autouse=True)
-def _off():
+def _off() -> Iterator[Any]:
     yield
     disarm()
 
 
-async def test_off_nothing_happens():
+async def test_off_nothing_happens() -> None:
     await failpoint(PLACE)
 
 
@@ -57,13 +59,13 @@ async def test_off_nothing_happens():
         (f"{PLACE}=0#kill9", "'0#kill9' is no action"),
     ],
 )
-def test_a_typo_is_an_error(setting, problem):
+def test_a_typo_is_an_error(setting: str, problem: str) -> None:
     with pytest.raises(ConfigurationError, match="TENURE_FAILPOINTS") as caught:
         arm(setting)
     assert problem in str(caught.value)
 
 
-def test_all_typos_are_told_together_and_nothing_is_armed():
+def test_all_typos_are_told_together_and_nothing_is_armed() -> None:
     with pytest.raises(ConfigurationError) as caught:
         arm("worker.ignore_trust_window;a.b=kill9;c.d=kill9")
     assert len(caught.value.problems) == 2
@@ -80,14 +82,14 @@ def test_all_typos_are_told_together_and_nothing_is_armed():
         ("INTERNAL", PeerFailed),
     ],
 )
-async def test_error_raises_what_the_code_stands_for(name, kind):
+async def test_error_raises_what_the_code_stands_for(name: str, kind: Any) -> None:
     arm(f"{PLACE}=error({name})")
     with pytest.raises(kind):
         await failpoint(PLACE)
     await failpoint("worker.after_open")
 
 
-async def test_only_the_nth_hit_counts():
+async def test_only_the_nth_hit_counts() -> None:
     arm(f"{PLACE}=2#error(UNAVAILABLE)")
     await failpoint(PLACE)
     with pytest.raises(errors.Unavailable):
@@ -95,7 +97,7 @@ async def test_only_the_nth_hit_counts():
     await failpoint(PLACE)
 
 
-async def test_a_probability_is_kept_roughly():
+async def test_a_probability_is_kept_roughly() -> None:
     arm(f"{PLACE}=0.3*error(UNAVAILABLE)")
     raised = 0
     for _ in range(2000):
@@ -106,7 +108,7 @@ async def test_a_probability_is_kept_roughly():
     assert 450 < raised < 750
 
 
-async def test_files_coordinate_without_sleeping(tmp_path):
+async def test_files_coordinate_without_sleeping(tmp_path: Path) -> None:
     reached, go_on = tmp_path / "reached", tmp_path / "go-on"
     arm(f"{PLACE}=touch({reached})->wait({go_on})")
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -118,7 +120,7 @@ async def test_files_coordinate_without_sleeping(tmp_path):
         await passing
 
 
-async def test_sleep_takes_milliseconds():
+async def test_sleep_takes_milliseconds() -> None:
     arm(f"{PLACE}=sleep(50)")
     clock = asyncio.get_running_loop().time
     began = clock()
@@ -126,14 +128,14 @@ async def test_sleep_takes_milliseconds():
     assert clock() - began >= 0.05
 
 
-async def test_hits_are_counted_so_that_a_suite_can_prove_it_was_there():
+async def test_hits_are_counted_so_that_a_suite_can_prove_it_was_there() -> None:
     before = metrics.read("tenure_failpoint_hits_total", failpoint=PLACE)
     arm(f"{PLACE}=sleep(0)")
     await failpoint(PLACE)
     assert metrics.read("tenure_failpoint_hits_total", failpoint=PLACE) == before + 1
 
 
-def test_a_switch_is_on_only_when_named():
+def test_a_switch_is_on_only_when_named() -> None:
     assert not failpoint_enabled("worker.ignore_trust_window")
     arm("worker.ignore_trust_window")
     assert failpoint_enabled("worker.ignore_trust_window")
@@ -157,14 +159,14 @@ def break_a_process(action: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", PROGRAM, action], cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
-def test_kill9_leaves_no_time_for_anything():
+def test_kill9_leaves_no_time_for_anything() -> None:
     with break_a_process("kill9") as process:
         assert process.wait(30) == -signal.SIGKILL
         assert process.stdout is not None
         assert process.stdout.read() == ""
 
 
-def test_freeze_lasts_until_sigcont():
+def test_freeze_lasts_until_sigcont() -> None:
     with break_a_process("freeze") as process:
         _, status = os.waitpid(process.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
@@ -172,19 +174,19 @@ def test_freeze_lasts_until_sigcont():
         assert process.communicate(timeout=PATIENCE_SECONDS)[0] == "went on\n"
 
 
-def test_names_are_declared_once():
+def test_names_are_declared_once() -> None:
     with pytest.raises(AssertionError, match="twice"):
         declare(PLACE, "again")
     with pytest.raises(AssertionError, match="twice"):
         declare_switch("worker.ignore_trust_window", "again")
 
 
-def test_every_failpoint_stands_exactly_once_in_the_code_of_its_service():
+def test_every_failpoint_stands_exactly_once_in_the_code_of_its_service() -> None:
     places = Counter((name, service_of(file)) for file in sources() for name in called_with(file, "failpoint"))
     assert places == Counter((name, name.partition(".")[0]) for name in FAILPOINTS)
 
 
-def test_every_switch_that_is_read_is_declared():
+def test_every_switch_that_is_read_is_declared() -> None:
     switched = {name for file in sources() for name in called_with(file, "failpoint_enabled")}
     assert switched <= set(SWITCHES), "declare it in tenure/runtime/failpoints.py"
 

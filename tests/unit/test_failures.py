@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from typing import Any
 
 import pytest
 
@@ -25,16 +26,16 @@ LASTING = {
 }
 
 
-def failure(error_class: FailureClass, **fields) -> ModelFailure:
+def failure(error_class: FailureClass, **fields: Any) -> ModelFailure:
     return ModelFailure(1, error_class.value, "words", error_class in RETRYABLE, **fields)
 
 
-def test_what_is_wrong_with_the_request_the_key_or_the_account_stays_so():
+def test_what_is_wrong_with_the_request_the_key_or_the_account_stays_so() -> None:
     assert set(FailureClass) - RETRYABLE == LASTING
 
 
 @pytest.mark.parametrize("error_class", sorted(LASTING))
-def test_a_lasting_failure_ends_the_task_at_once_with_its_class(error_class):
+def test_a_lasting_failure_ends_the_task_at_once_with_its_class(error_class: Any) -> None:
     verdict = after_failure([failure(FailureClass(error_class))], 0, POLICY, result="so far", luck=0.5)
     assert isinstance(verdict, Transition)
     assert (verdict.to_state, verdict.reason) == (TaskState.FAILED, Reason.MODEL_REJECTED)
@@ -42,7 +43,7 @@ def test_a_lasting_failure_ends_the_task_at_once_with_its_class(error_class):
 
 
 @pytest.mark.parametrize("error_class", sorted(RETRYABLE - {FailureClass.INTERRUPTED}))
-def test_a_passing_failure_is_tried_again_then_scheduled_with_its_class_then_fails(error_class):
+def test_a_passing_failure_is_tried_again_then_scheduled_with_its_class_then_fails(error_class: Any) -> None:
     failures = [failure(error_class)] * MODEL_CALL_TRIES
     assert isinstance(after_failure(failures[:1], 0, POLICY, result="", luck=0.5), RetryModelCall)
     limited = error_class is FailureClass.RATE_LIMITED
@@ -54,7 +55,7 @@ def test_a_passing_failure_is_tried_again_then_scheduled_with_its_class_then_fai
         assert verdict.retry_delay_seconds == (2.0 if to_state is TaskState.RETRY_SCHEDULED else None)
 
 
-def test_a_provider_that_asks_for_a_long_pause_gets_it_without_a_worker():
+def test_a_provider_that_asks_for_a_long_pause_gets_it_without_a_worker() -> None:
     verdict = after_failure(
         [failure(FailureClass.RATE_LIMITED, retry_after_seconds=900.0)], 0, POLICY, result="", luck=0.5
     )
@@ -75,17 +76,17 @@ def test_a_provider_that_asks_for_a_long_pause_gets_it_without_a_worker():
         (504, "TIMEOUT"),
     ],
 )
-def test_every_status_has_a_class(status, error_class):
+def test_every_status_has_a_class(status: int, error_class: str) -> None:
     assert class_of_status(status) == error_class
 
 
-def test_only_a_timeout_by_our_own_clock_is_a_model_call_that_took_too_long():
+def test_only_a_timeout_by_our_own_clock_is_a_model_call_that_took_too_long() -> None:
     assert is_late(failure(FailureClass.TIMEOUT))
     assert not is_late(failure(FailureClass.TIMEOUT, status_code=504))
     assert not is_late(failure(FailureClass.CONNECTION))
 
 
-def test_a_pause_is_read_as_a_number_and_as_a_date_by_the_providers_clock():
+def test_a_pause_is_read_as_a_number_and_as_a_date_by_the_providers_clock() -> None:
     now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     values = {"retry-after": format_datetime(now + timedelta(seconds=90), usegmt=True), "date": _http(now)}
     assert _retry_after_seconds(values) == 90.0
@@ -93,7 +94,7 @@ def test_a_pause_is_read_as_a_number_and_as_a_date_by_the_providers_clock():
     assert _retry_after_seconds({"retry-after-ms": "250", "retry-after": "9"}) == 0.25
 
 
-def test_a_pause_is_bounded_and_nonsense_is_none():
+def test_a_pause_is_bounded_and_nonsense_is_none() -> None:
     now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     assert _retry_after_seconds({"retry-after": "99999999"}) == LONGEST_RETRY_AFTER_SECONDS
     assert _retry_after_seconds({"retry-after": _http(now - timedelta(days=1)), "date": _http(now)}) == 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,44 +28,44 @@ def served(some: list[Waiting], places: int, loads: dict[str, Load] | None = Non
     return "".join(line.tenant if line.is_new else line.tenant.upper() for line in lines)
 
 
-def test_a_tenant_with_ten_thousand_tasks_delays_the_first_of_another_by_one_place_at_most():
+def test_a_tenant_with_ten_thousand_tasks_delays_the_first_of_another_by_one_place_at_most() -> None:
     assert served([waiting("a", 10_000, age=9), waiting("b", 1)], 4) == "abaa"
     assert served([waiting("a", 10_000, age=9), waiting("b", 1)], 1, {"a": Load(1)}) == "b"
 
 
-def test_who_has_fewest_running_is_served_until_all_have_as_many():
+def test_who_has_fewest_running_is_served_until_all_have_as_many() -> None:
     loads = {"a": Load(4), "b": Load(1), "c": Load(2)}
     assert served([waiting("a", 9, age=9), waiting("b", 9), waiting("c", 9)], 7, loads) == "bbcbcab"
 
 
-def test_among_equals_the_oldest_is_first():
+def test_among_equals_the_oldest_is_first() -> None:
     assert served([waiting("a", age=1), waiting("b", age=3), waiting("c", age=2)], 2) == "bc"
 
 
-def test_what_was_begun_goes_before_what_is_new():
+def test_what_was_begun_goes_before_what_is_new() -> None:
     assert served([waiting("a", 9, age=9), waiting("a", 2, begun=True)], 4) == "AAaa"
     loads = {"a": Load(5), "b": Load(1)}
     assert served([waiting("a", 2, begun=True), waiting("b", 2, age=9)], 4, loads) == "AAbb"
 
 
-def test_a_tenant_with_nothing_running_is_not_kept_out_by_what_others_began():
+def test_a_tenant_with_nothing_running_is_not_kept_out_by_what_others_began() -> None:
     assert served([waiting("a", UNBOUNDED, begun=True), waiting("b", 5, age=9)], 4) == "AbAA"
     assert served([waiting("a", UNBOUNDED, begun=True), waiting("b", 5, age=9)], 1, {"a": Load(1)}) == "b"
 
 
-def test_tiers_go_before_everything():
+def test_tiers_go_before_everything() -> None:
     some = [waiting("a", 9, age=9, begun=True), waiting("b", 2, tier=HIGH), waiting("c", 9, tier=LOW, age=99)]
     assert served(some, 3, {"b": Load(50)}) == "bbA"
 
 
-def test_what_a_tenant_may_have_running_is_never_exceeded():
+def test_what_a_tenant_may_have_running_is_never_exceeded() -> None:
     loads = {"a": Load(1, most=3), "b": Load(7, most=5)}
     assert served([waiting("a", 9), waiting("a", 1, begun=True), waiting("b", 9, begun=True)], 9, loads) == "Aa"
     some = [waiting("a", 2, tier=HIGH), waiting("a", 9, tier=LOW)]
     assert served(some, 9, {"a": Load(0, most=3)}) == "aaa"
 
 
-def test_places_kept_for_higher_tiers_stay_free():
+def test_places_kept_for_higher_tiers_stay_free() -> None:
     some = [waiting("h", 1, tier=HIGH), waiting("n", 9), waiting("l", 9, tier=LOW)]
     assert [line.tenant for line in share(some, {}, Slots(6, 4, 1))] == list("hnnnn")
     assert [line.tenant for line in share([waiting("n", 2), waiting("l", 9, tier=LOW)], {}, Slots(6, 4, 1))] == list(
@@ -81,7 +82,9 @@ LINES = st.lists(
 
 @settings(deadline=None)
 @given(LINES, st.dictionaries(st.sampled_from("abcd"), st.integers(0, 5)), st.integers(1, 12))
-def test_no_place_is_left_and_no_tenant_without_a_task_while_another_gets_a_second(some, running, places):
+def test_no_place_is_left_and_no_tenant_without_a_task_while_another_gets_a_second(
+    some: Any, running: Any, places: int
+) -> None:
     requests = [waiting(tenant, count, age, begun=begun) for tenant, begun, count, age in some]
     lines = share(requests, {tenant: Load(count) for tenant, count in running.items()}, Slots.open_to_all(places))
     assert len(lines) == min(places, sum(each.count for each in requests))
@@ -94,7 +97,7 @@ def test_no_place_is_left_and_no_tenant_without_a_task_while_another_gets_a_seco
 
 @settings(deadline=None)
 @given(LINES, st.dictionaries(st.sampled_from("abcd"), st.integers(0, 5)), st.integers(1, 12))
-def test_one_round_is_as_many_rounds_of_one_place(some, running, places):
+def test_one_round_is_as_many_rounds_of_one_place(some: Any, running: Any, places: int) -> None:
     """Nothing is better for a tenant because a coordinator has more slots to fill."""
     left = {Line(NORMAL, tenant, not begun): (count, age) for tenant, begun, count, age in some}
 

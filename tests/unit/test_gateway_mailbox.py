@@ -20,7 +20,7 @@ def delta(text: str, *, offset: int = 0, step: int = 1, epoch: int = 7, block: i
     return live_pb2.Delta(epoch=epoch, step=step, attempt_number=1, block=block, offset=offset, text=text)
 
 
-async def test_the_next_page_waits_until_the_last_was_taken():
+async def test_the_next_page_waits_until_the_last_was_taken() -> None:
     box = Mailbox()
     await box.put_page(page(1))
     waiting = asyncio.ensure_future(box.put_page(page(2)))
@@ -33,7 +33,7 @@ async def test_the_next_page_waits_until_the_last_was_taken():
     assert box.take_page() is None
 
 
-async def test_pieces_that_follow_each_other_become_one():
+async def test_pieces_that_follow_each_other_become_one() -> None:
     box = Mailbox()
     for piece in (delta("ab"), delta("cd", offset=2), delta("x", block=1), delta("ef", offset=4)):
         box.add_text(piece)
@@ -41,14 +41,14 @@ async def test_pieces_that_follow_each_other_become_one():
     assert box.take_text() == []
 
 
-async def test_text_beyond_the_bound_pushes_the_oldest_out():
+async def test_text_beyond_the_bound_pushes_the_oldest_out() -> None:
     box = Mailbox()
     for step in (1, 2, 3):
         box.add_text(delta("x" * (MAX_PENDING_CHARACTERS // 2), step=step))
     assert [one.step for one in box.take_text()] == [2, 3]
 
 
-async def test_text_whose_record_is_committed_or_whose_owner_is_fenced_is_not_sent():
+async def test_text_whose_record_is_committed_or_whose_owner_is_fenced_is_not_sent() -> None:
     box = Mailbox()
     for epoch, step in ((7, 1), (7, 2), (8, 2), (8, 3)):
         box.add_text(delta("x", epoch=epoch, step=step))
@@ -56,7 +56,7 @@ async def test_text_whose_record_is_committed_or_whose_owner_is_fenced_is_not_se
     assert [(one.epoch, one.step) for one in box.take_text()] == [(8, 3)]
 
 
-async def test_what_is_there_is_told_before_the_error_that_ends_it():
+async def test_what_is_there_is_told_before_the_error_that_ends_it() -> None:
     box = Mailbox()
     await box.put_page(page(1))
     box.fail(Unavailable("the first"))
@@ -67,5 +67,5 @@ async def test_what_is_there_is_told_before_the_error_that_ends_it():
         await box.wait(1.0)
 
 
-async def test_nothing_within_the_time_is_said_so():
+async def test_nothing_within_the_time_is_said_so() -> None:
     assert not await Mailbox().wait(0.01)

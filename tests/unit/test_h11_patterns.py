@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from typing import Any
 
 import h11
 import pytest
@@ -22,7 +23,7 @@ AS_SHIPPED = {"header_field_re": _abnf.header_field, "chunk_header_re": _abnf.ch
 PIECES = st.sampled_from(["a", "x:", ":", " ", "\t", "  ", ";", "\0", "\r", "\n", "\r\n", "1", "fF", "é"])
 
 
-def reading():
+def reading() -> Any:
     read_in_one_pass()
     connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=100 * 1024)
     connection.send(h11.Request(method="GET", target="/", headers=[("host", "a")]))
@@ -30,7 +31,7 @@ def reading():
     return connection
 
 
-def read_all(connection, content):
+def read_all(connection: Any, content: Any) -> None:
     for start in range(0, len(content), 65536):
         connection.receive_data(content[start : start + 65536])
         while connection.next_event() is not h11.NEED_DATA:
@@ -49,7 +50,7 @@ def read_all(connection, content):
     ],
     ids=["header", "value", "trailer", "extension", "chunk", "status"],
 )
-def test_no_line_of_a_stranger_takes_the_square_of_its_length(content):
+def test_no_line_of_a_stranger_takes_the_square_of_its_length(content: Any) -> None:
     connection = reading()
     began = time.process_time()
     with pytest.raises(h11.RemoteProtocolError):
@@ -59,7 +60,7 @@ def test_no_line_of_a_stranger_takes_the_square_of_its_length(content):
 
 @pytest.mark.parametrize("name", AS_SHIPPED)
 @given(pieces=st.lists(PIECES, max_size=12))
-def test_what_is_matched_is_what_was_matched(name, pieces):
+def test_what_is_matched_is_what_was_matched(name: Any, pieces: list[Any]) -> None:
     read_in_one_pass()
     line = "".join(pieces).encode("latin-1")
     for tried in (line, b"x:" + line, b"1" + line + b"\r\n"):

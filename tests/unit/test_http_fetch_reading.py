@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,11 +18,11 @@ from tenure.runtime.outbound_http import Body
 HERE = parse_url("https://example.com/a/b")
 
 
-def text(html):
+def text(html: Any) -> Any:
     return readable(html, HERE)[0]
 
 
-def read(content, content_type="text/plain", *, is_whole=True):
+def read(content: Any, content_type: str = "text/plain", *, is_whole: bool = True) -> Any:
     return read_text(Body(content, is_whole=is_whole), content_type, HERE)
 
 
@@ -49,11 +50,11 @@ class TestHtml:
             ("", ""),
         ],
     )
-    def test_it_is_what_a_reader_would_see(self, html, expected):
+    def test_it_is_what_a_reader_would_see(self, html: Any, expected: str) -> None:
         assert readable(html, HERE) == (expected, True)
 
     @given(st.text(alphabet="<>/!-[]&;#x \"'=ascriptvg\n", max_size=300))
-    def test_nothing_in_it_breaks_the_reader(self, html):
+    def test_nothing_in_it_breaks_the_reader(self, html: str) -> None:
         read(html.encode(), "text/html")
 
     @pytest.mark.parametrize(
@@ -86,20 +87,20 @@ class TestHtml:
             "<pre> ",
         ],
     )
-    def test_its_time_goes_with_its_length_whatever_is_repeated_in_it(self, piece):
+    def test_its_time_goes_with_its_length_whatever_is_repeated_in_it(self, piece: str) -> None:
         html = piece * (300_000 // len(piece))
         began = time.process_time()
         _, is_whole = readable(html, HERE, most_seconds=60.0)
         assert time.process_time() - began < 20  # the square of it would be hours
         assert is_whole or piece == "<a href=x>"
 
-    def test_links_do_not_make_much_of_little(self):
+    def test_links_do_not_make_much_of_little(self) -> None:
         base = parse_url("https://example.com/" + "a" * 4000)
         text, is_whole = readable("<a href=x>" * 50_000, base)
         assert not is_whole
         assert len(text) < 600_000
 
-    def test_what_takes_too_long_is_cut(self):
+    def test_what_takes_too_long_is_cut(self) -> None:
         assert readable("<p>a" * 100_000, HERE, most_seconds=-1.0) == ("", False)
 
 
@@ -124,15 +125,17 @@ class TestCharacters:
             (b"\xff\xfeg\x00", "text/plain; charset=nonsense", "g"),
         ],
     )
-    def test_they_are_read_as_said_by_mark_header_or_document(self, content, content_type, expected):
+    def test_they_are_read_as_said_by_mark_header_or_document(
+        self, content: Any, content_type: str, expected: str
+    ) -> None:
         assert read(content, content_type).content.endswith(expected)
 
-    def test_half_a_character_at_a_cut_end_is_left_out(self):
+    def test_half_a_character_at_a_cut_end_is_left_out(self) -> None:
         cut = read("aä".encode()[:-1], is_whole=False)
         assert (cut.content, cut.is_whole) == ("a", False)
 
     @given(st.binary(max_size=200), st.sampled_from(["utf-8", "utf-16", "gb18030", "iso-2022-jp", "big5", "x", ""]))
-    def test_nothing_in_a_body_breaks_the_reader(self, content, charset):
+    def test_nothing_in_a_body_breaks_the_reader(self, content: bytes, charset: str) -> None:
         for content_type in (f"text/html; charset={charset}", f"application/xml;charset={charset}"):
             try:
                 content_value = read(content, content_type, is_whole=bool(len(content) % 2)).content
@@ -144,11 +147,11 @@ class TestCharacters:
     @pytest.mark.parametrize(
         "content_type", ["", "text/csv", "Application/JSON; a=b", "application/ld+json", "image/svg+xml"]
     )
-    def test_text_is_read(self, content_type):
+    def test_text_is_read(self, content_type: str) -> None:
         assert reads(content_type)
 
     @pytest.mark.parametrize("content_type", ["image/png", "application/zip", "json", "video/mp4", "application/x-sh2"])
-    def test_other_things_are_not(self, content_type):
+    def test_other_things_are_not(self, content_type: str) -> None:
         assert not reads(content_type)
 
 
@@ -172,7 +175,7 @@ class TestCharacters:
         ({"allow": ["*"], "allow_private": True}, "allow_private"),
     ],
 )
-def test_a_mistake_in_the_section_is_told_with_its_place(section, place):
+def test_a_mistake_in_the_section_is_told_with_its_place(section: Any, place: str) -> None:
     with pytest.raises(ValidationError) as raised:
         HttpFetchSettings.model_validate(section)
     assert [".".join(map(str, error["loc"])) for error in raised.value.errors()] == [place]

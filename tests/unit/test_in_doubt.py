@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tenure.domain.errors import WrongState
@@ -28,28 +30,34 @@ FIRST, SECOND = CallInDoubt("1.0", 1), CallInDoubt("1.1", 3)
 WORD = ResolveCall("1.0", 1, Happened())
 
 
-def decided(fields=WORD, *waited_for, state=TaskState.WAITING_USER, reason=Reason.TOOL_IN_DOUBT, open_calls=("1.0",)):
+def decided(
+    fields: Any = WORD,
+    *waited_for: Any,
+    state: Any = TaskState.WAITING_USER,
+    reason: Any = Reason.TOOL_IN_DOUBT,
+    open_calls: Any = ("1.0",),
+) -> Any:
     return decide_resolution(state, reason, open_calls, waited_for, fields)
 
 
-def said(decision, call_attempt=1):
+def said(decision: Any, call_attempt: int = 1) -> Any:
     return Resolution(call_attempt, decision, "I looked", "olga")
 
 
 @pytest.mark.parametrize("state", sorted(TERMINAL))
-def test_after_the_end_no_word_is_taken(state):
+def test_after_the_end_no_word_is_taken(state: Any) -> None:
     refusal = decided(WORD, FIRST, state=state)
     assert isinstance(refusal, WrongState)
     assert (refusal.reason, refusal.metadata["state"]) == ("WRONG_STATE", state)
 
 
-def test_each_call_that_is_waited_for_needs_its_own_word():
+def test_each_call_that_is_waited_for_needs_its_own_word() -> None:
     assert decided(WORD, FIRST, SECOND) == (SECOND,)
     assert decided(ResolveCall("1.1", 3, Abandon()), SECOND) == ()
 
 
 @pytest.mark.parametrize("waited_for", [(), (CallInDoubt("1.0", 0),)])
-def test_an_attempt_that_no_worker_named_is_any_attempt(waited_for):
+def test_an_attempt_that_no_worker_named_is_any_attempt(waited_for: Any) -> None:
     assert decided(ResolveCall("1.0", 5, Abandon()), *waited_for) == ()
 
 
@@ -63,13 +71,13 @@ def test_an_attempt_that_no_worker_named_is_any_attempt(waited_for):
         (ResolveCall("1.0", 2, Abandon()), {}, "OTHER_ATTEMPT"),
     ],
 )
-def test_a_word_that_nobody_waits_for_is_refused(expected, changes, reason):
+def test_a_word_that_nobody_waits_for_is_refused(expected: Any, changes: Any, reason: str) -> None:
     refusal = decided(expected, FIRST, **changes)
     assert isinstance(refusal, WrongState)
     assert refusal.reason == reason
 
 
-def test_what_happened_ends_the_call_under_the_next_attempt():
+def test_what_happened_ends_the_call_under_the_next_attempt() -> None:
     taken = apply_resolution(said(Happened("paid")), 1, runner_gone=False)
     assert isinstance(taken, SettledByResolution)
     assert (taken.outcome.status, taken.outcome.content, taken.outcome.call_attempt) == (
@@ -82,7 +90,7 @@ def test_what_happened_ends_the_call_under_the_next_attempt():
     assert untold.outcome.content == "olga found that this call happened: I looked"
 
 
-def test_what_is_given_up_stays_unknown_and_is_final():
+def test_what_is_given_up_stays_unknown_and_is_final() -> None:
     taken = apply_resolution(said(Abandon()), 1, runner_gone=False)
     assert isinstance(taken, SettledByResolution)
     assert (taken.outcome.status, taken.outcome.detail) == (OutcomeStatus.IN_DOUBT, ABANDONED)
@@ -101,17 +109,19 @@ def test_what_is_given_up_stays_unknown_and_is_final():
         (DidNotHappen(runner_is_gone=True), False, True),
     ],
 )
-def test_nothing_is_run_again_unless_its_runner_was_gone_when_it_was_said(decision, runner_gone, runs_again):
+def test_nothing_is_run_again_unless_its_runner_was_gone_when_it_was_said(
+    decision: Any, runner_gone: bool, runs_again: bool
+) -> None:
     taken = apply_resolution(said(decision), 1, runner_gone=runner_gone)
     assert taken == (RunAgain(2) if runs_again else None)
 
 
 @pytest.mark.parametrize("decision", [Happened(), DidNotHappen(runner_is_gone=True), Abandon()])
-def test_a_doubt_that_came_anew_needs_a_new_word(decision):
+def test_a_doubt_that_came_anew_needs_a_new_word(decision: Any) -> None:
     assert apply_resolution(said(decision, call_attempt=1), 2, runner_gone=True) is None
 
 
-def test_a_doubt_is_told_in_the_tools_own_words_and_says_when_a_word_was_not_taken():
+def test_a_doubt_is_told_in_the_tools_own_words_and_says_when_a_word_was_not_taken() -> None:
     response = outcome_in_doubt(2, "The connection broke.")
     assert response.content.startswith("It is not known whether this call happened: The connection broke. ")
     assert (response.call_attempt, response.detail) == (2, "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,25 +13,25 @@ from tenure.domain.lost_model_calls import ReportedCall, settle_lost
 tokens = st.integers(-(2**40), 2**40)
 
 
-def heard(*usage):
+def heard(*usage: Any) -> Any:
     return ReportedCall(1, 1, TokenUsage(*usage))
 
 
-def test_it_is_billed_what_was_heard_of_it():
+def test_it_is_billed_what_was_heard_of_it() -> None:
     assert settle_lost(100, 50, heard(10, 20, 30, 40)) == TokenUsage(10, 20, 30, 40)
 
 
-def test_unheard_it_is_billed_its_whole_input():
+def test_unheard_it_is_billed_its_whole_input() -> None:
     assert settle_lost(100, 50, None) == TokenUsage(100)
     assert settle_lost(100, 50, heard()) == TokenUsage(100)
 
 
-def test_output_heard_without_its_input_leaves_the_input_estimated():
+def test_output_heard_without_its_input_leaves_the_input_estimated() -> None:
     assert settle_lost(100, 50, heard(0, 20)) == TokenUsage(100, 20)
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.tuples(tokens, tokens, tokens, tokens))
-def test_whatever_was_heard_stays_within_what_was_set_aside(input_tokens, output_tokens, said):
+def test_whatever_was_heard_stays_within_what_was_set_aside(input_tokens: int, output_tokens: int, said: Any) -> None:
     usage = settle_lost(input_tokens, output_tokens, heard(*said))
     counts = (
         usage.input_tokens,

@@ -293,7 +293,7 @@ async def _unanswered(root: Path, effect_class: EffectClass) -> ToolAnswer:
     return await calling.run(replace(context(), timeout_seconds=0.05), {})
 
 
-async def test_a_link_that_neither_opens_nor_fails_is_given_up(monkeypatch):
+async def test_a_link_that_neither_opens_nor_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when what closes a failed connection hangs: whoever links again must not wait for that."""
     monkeypatch.setattr(held_module, "OPEN_SECONDS", 0.1)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tenure.domain.entries import Entry, Transition
@@ -30,12 +32,14 @@ def transfer(seen_epoch: int, sequence: int = 3) -> Done:
 
 @pytest.mark.parametrize("seen_epoch", [0, FIRST])
 @pytest.mark.parametrize("sequence", [3, 4])
-def test_a_transfer_is_kept_while_only_the_next_owner_and_those_without_a_claim_write(seen_epoch, sequence):
+def test_a_transfer_is_kept_while_only_the_next_owner_and_those_without_a_claim_write(
+    seen_epoch: Any, sequence: int
+) -> None:
     history = [*HISTORY, moved(5, TaskState.QUEUED, "CLAIM_LOST"), moved(6, TaskState.QUEUED, epoch=SECOND)]
     assert list(undone(history, [transfer(seen_epoch, sequence)])) == []
 
 
 @pytest.mark.parametrize("seen_epoch", [0, FIRST])
-def test_a_transfer_is_undone_when_the_former_owner_writes_again(seen_epoch):
+def test_a_transfer_is_undone_when_the_former_owner_writes_again(seen_epoch: Any) -> None:
     [broken] = undone([*HISTORY, moved(5, TaskState.QUEUED, epoch=FIRST)], [transfer(seen_epoch)])
     assert "undone or never done" in broken

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import tracemalloc
 import zlib
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
 
 import httpcore2
 import pytest
@@ -15,19 +16,19 @@ from hypothesis import strategies as st
 from tenure.runtime.outbound_http import BadEncoding, HttpResponse
 
 
-def answer(chunks, encoding):
-    async def stream():
+def answer(chunks: Any, encoding: Any) -> Any:
+    async def stream() -> AsyncGenerator[Any]:
         for chunk in chunks:
             yield chunk
 
     return HttpResponse(200, {"content-encoding": encoding}, httpcore2.Response(200, content=stream()))
 
 
-def cut_up(content, size):
+def cut_up(content: Any, size: Any) -> Any:
     return [content[start : start + size] for start in range(0, len(content), size)]
 
 
-async def test_a_bomb_takes_no_more_memory_than_its_cap():
+async def test_a_bomb_takes_no_more_memory_than_its_cap() -> None:
     bomb = gzip.compress(bytes(128 << 20))
     tracemalloc.start()
     try:
@@ -39,11 +40,11 @@ async def test_a_bomb_takes_no_more_memory_than_its_cap():
     assert peak_bytes < 8 << 20
 
 
-async def test_a_bomb_that_comes_to_nothing_is_read_no_further_than_the_cap():
+async def test_a_bomb_that_comes_to_nothing_is_read_no_further_than_the_cap() -> None:
     """Endless empty files: nothing comes out, and still they are not read for ever."""
     read = 0
 
-    async def endless():
+    async def endless() -> AsyncGenerator[Any]:
         nonlocal read
         while True:
             read += 1
@@ -66,7 +67,9 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 
 
 @given(st.binary(max_size=300), st.sampled_from(sorted(PACK)), st.integers(1, 50), st.integers(0, 400))
-async def test_what_was_packed_comes_out_however_it_is_cut_up(content, encoding, size, most_bytes):
+async def test_what_was_packed_comes_out_however_it_is_cut_up(
+    content: bytes, encoding: Any, size: int, most_bytes: int
+) -> None:
     packed = PACK[encoding](content)
     body = await answer(cut_up(packed, size), encoding).read(most_bytes)
     assert len(body.content) <= most_bytes
@@ -77,7 +80,7 @@ async def test_what_was_packed_comes_out_however_it_is_cut_up(content, encoding,
 
 
 @given(st.binary(max_size=100), st.sampled_from(["gzip", "deflate"]))
-async def test_what_is_not_packed_as_it_says_is_refused_or_comes_out_bounded(content, encoding):
+async def test_what_is_not_packed_as_it_says_is_refused_or_comes_out_bounded(content: bytes, encoding: str) -> None:
     try:
         body = await answer([content], encoding).read(1000)
     except BadEncoding:
@@ -86,7 +89,7 @@ async def test_what_is_not_packed_as_it_says_is_refused_or_comes_out_bounded(con
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "x" * 1000])
-async def test_other_encodings_are_refused_before_a_byte_is_read(encoding):
+async def test_other_encodings_are_refused_before_a_byte_is_read(encoding: Any) -> None:
     with pytest.raises(BadEncoding) as refused:
         await answer([], encoding).read(1000)
     assert len(str(refused.value)) < 200

@@ -6,6 +6,7 @@ import asyncio
 import re
 import ssl
 import time
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 from unittest.mock import AsyncMock, Mock
@@ -31,13 +32,13 @@ MOST_CPU_SECONDS = 4.0
 
 
 @asynccontextmanager
-async def outgoing(**settings):
+async def outgoing(**settings: Any) -> AsyncGenerator[Any]:
     backend = CheckedNetworkBackend(Networks(EVERYWHERE), "tests", **settings)
     async with Outgoing(backend, most_connections=4) as connections:
         yield connections
 
 
-async def test_a_header_of_blanks_holds_nobody_up(monkeypatch):
+async def test_a_header_of_blanks_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """With h11 as it was shipped, until there is a backend for strangers."""
     monkeypatch.setattr(_readers, "header_field_re", re.compile(_abnf.header_field.encode("ascii")))
     answer = b"HTTP/1.1 200 OK\r\nx:" + b" " * 95_000 + b"\0\r\n\r\n"
@@ -49,7 +50,7 @@ async def test_a_header_of_blanks_holds_nobody_up(monkeypatch):
         assert time.process_time() - began < MOST_CPU_SECONDS
 
 
-async def test_it_is_told_when_the_request_goes_out_and_not_before():
+async def test_it_is_told_when_the_request_goes_out_and_not_before() -> None:
     seen = []
     async with HttpStub(lambda _: page("hello")) as stranger, outgoing() as connections:
         url = parse_url(stranger.url())
@@ -66,19 +67,19 @@ async def test_it_is_told_when_the_request_goes_out_and_not_before():
 class Keeping(httpcore2.AnyIOBackend):
     """No stream is closed by being forgotten."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.streams: list[Any] = []
 
-    async def connect_tcp(self, *args, **kwargs):
+    async def connect_tcp(self, *args: Any, **kwargs: Any) -> Any:
         self.streams.append(await super().connect_tcp(*args, **kwargs))
         return self.streams[-1]
 
 
 @pytest.mark.parametrize("how", ["cancelled", "late"])
-async def test_a_handshake_that_nobody_answers_leaves_no_socket_open(how):
+async def test_a_handshake_that_nobody_answers_leaves_no_socket_open(how: str) -> None:
     greeted, ended = asyncio.Event(), asyncio.Event()
 
-    async def say_nothing(reader, writer):
+    async def say_nothing(reader: Any, writer: Any) -> None:
         await reader.read(1)
         greeted.set()
         while await reader.read(1000):
@@ -86,7 +87,7 @@ async def test_a_handshake_that_nobody_answers_leaves_no_socket_open(how):
         writer.close()
         ended.set()
 
-    async def ask(connections, port):
+    async def ask(connections: Any, port: Any) -> None:
         seconds = 0.5 if how == "late" else None
         async with connections.send("GET", parse_url(f"https://127.0.0.1:{port}/"), [], connect_seconds=seconds):
             pass
@@ -103,16 +104,16 @@ async def test_a_handshake_that_nobody_answers_leaves_no_socket_open(how):
         server.close()
 
 
-async def test_of_a_body_in_endless_tiny_pieces_few_are_taken_and_others_get_their_turns():
+async def test_of_a_body_in_endless_tiny_pieces_few_are_taken_and_others_get_their_turns() -> None:
     given = turns = 0
 
-    async def endless():
+    async def endless() -> AsyncGenerator[Any]:
         nonlocal given
         while True:
             given += 1
             yield b"x"
 
-    async def count():
+    async def count() -> None:
         nonlocal turns
         while True:
             turns += 1
@@ -126,8 +127,8 @@ async def test_of_a_body_in_endless_tiny_pieces_few_are_taken_and_others_get_the
     assert turns > 20
 
 
-async def test_a_body_in_small_pieces_is_read_to_its_end():
-    async def lines():
+async def test_a_body_in_small_pieces_is_read_to_its_end() -> None:
+    async def lines() -> AsyncGenerator[Any]:
         for _ in range(20_000):
             yield b"a line of forty bytes or so, as it comes\n"
 
@@ -135,7 +136,7 @@ async def test_a_body_in_small_pieces_is_read_to_its_end():
     assert body.is_whole
 
 
-async def test_no_more_is_taken_at_once_than_a_turn_may_cost():
+async def test_no_more_is_taken_at_once_than_a_turn_may_cost() -> None:
     async with HttpStub(lambda _: page(b"x" * (1 << 20))) as stranger:
         stream = await CheckedNetworkBackend(Networks(EVERYWHERE), "tests").connect_tcp("127.0.0.1", stranger.port)
         await stream.write(b"GET / HTTP/1.1\r\n\r\n")
@@ -144,10 +145,10 @@ async def test_no_more_is_taken_at_once_than_a_turn_may_cost():
         await stream.aclose()
 
 
-async def test_others_have_their_turn_though_all_of_an_answer_is_there_already():
+async def test_others_have_their_turn_though_all_of_an_answer_is_there_already() -> None:
     turns, stream = 0, UntrustedStream(Mock(read=AsyncMock(return_value=b"x")))
 
-    async def count():
+    async def count() -> None:
         nonlocal turns
         while True:
             turns += 1
@@ -160,7 +161,7 @@ async def test_others_have_their_turn_though_all_of_an_answer_is_there_already()
     assert turns >= 19
 
 
-def test_only_of_a_failed_handshake_it_is_said_that_nothing_was_sent():
+def test_only_of_a_failed_handshake_it_is_said_that_nothing_was_sent() -> None:
     broken = ssl.SSLError(1, "bad record")
     after = failure_answer(broken, "The host", 5)
     assert (after.detail, "Nothing was sent" in after.message) == ("CONNECTION_LOST", False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from tenure.wire.coordinator_service import lower_tiers, slots_to_domain
 HIGH, NORMAL, LOW = Priority.HIGH, Priority.NORMAL, Priority.LOW
 
 
-def test_the_last_slots_are_kept_for_higher_tiers():
+def test_the_last_slots_are_kept_for_higher_tiers() -> None:
     reserved = ReservedSlots(high=1, normal=1)
     assert reserved.slots(4, {}) == Slots(4, 3, 2)
     assert reserved.slots(4, {LOW: 2}) == Slots(2, 1, 0)
@@ -22,21 +23,21 @@ def test_the_last_slots_are_kept_for_higher_tiers():
     assert reserved.slots(4, {LOW: 2, NORMAL: 1, HIGH: 1}) == NO_SLOTS
 
 
-def test_what_a_tier_holds_fills_its_own_slots_first():
+def test_what_a_tier_holds_fills_its_own_slots_first() -> None:
     reserved = ReservedSlots(high=2)
     assert reserved.slots(4, {HIGH: 2}) == Slots(2, 2, 2)
     assert reserved.slots(4, {HIGH: 3}) == Slots(1, 1, 1)
     assert reserved.slots(4, {HIGH: 1}) == Slots(3, 2, 2)
 
 
-def test_a_worker_whose_slots_rest_keeps_what_is_left_for_the_highest():
+def test_a_worker_whose_slots_rest_keeps_what_is_left_for_the_highest() -> None:
     assert ReservedSlots(high=1).slots(1, {}) == Slots(1, 0, 0)
     assert ReservedSlots(high=3).slots(1, {}) == Slots(1, 0, 0)
 
 
 @settings(deadline=None)
 @given(st.integers(0, 8), st.integers(0, 3), st.integers(0, 3), st.lists(st.sampled_from(list(Priority)), max_size=9))
-def test_taking_one_by_one_is_what_holding_them_is(slots, high, normal, tiers):
+def test_taking_one_by_one_is_what_holding_them_is(slots: int, high: int, normal: int, tiers: list[Any]) -> None:
     reserved = ReservedSlots(high, normal)
     held = Counter[Priority]()
     places = reserved.slots(slots, held)
@@ -52,7 +53,7 @@ def test_taking_one_by_one_is_what_holding_them_is(slots, high, normal, tiers):
 
 @settings(deadline=None)
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
-def test_places_survive_the_wire(count, kept_for_high, kept_for_normal):
+def test_places_survive_the_wire(count: int, kept_for_high: int, kept_for_normal: int) -> None:
     below_high = max(0, count - kept_for_high)
     places = Slots(count, below_high, max(0, below_high - kept_for_normal))
     assert slots_to_domain(places.any, lower_tiers(places)) == places

@@ -5,8 +5,10 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +44,7 @@ FOREVER = "await asyncio.Event().wait()"
 
 
 @contextmanager
-def running(main: str):
+def running(main: str) -> Iterator[Any]:
     program = f"{PRELUDE}\n{main}\nsys.exit(run(main, closing_timeout_seconds=1.0))"
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -62,7 +64,7 @@ def wait_for(process: subprocess.Popen[str], word: str) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains_and_closes_in_reverse_order(number):
+def test_a_signal_drains_and_closes_in_reverse_order(number: Any) -> None:
     with running(SERVING) as process:
         wait_for(process, "ready")
         process.send_signal(number)
@@ -71,7 +73,7 @@ def test_a_signal_drains_and_closes_in_reverse_order(number):
         assert process.returncode == 0
 
 
-def test_a_second_signal_ends_at_once():
+def test_a_second_signal_ends_at_once() -> None:
     main = SERVING + f"    {FOREVER}\n"
     with running(main) as process:
         wait_for(process, "ready")
@@ -81,7 +83,7 @@ def test_a_second_signal_ends_at_once():
         assert process.wait(20) == 128 + signal.SIGTERM
 
 
-def test_a_signal_while_starting_closes_what_is_open():
+def test_a_signal_while_starting_closes_what_is_open() -> None:
     main = f"""
 async def main(process):
     await process.open(part("database"))
@@ -95,7 +97,7 @@ async def main(process):
         assert (out, process.returncode) == ("close database\n", 0)
 
 
-def test_a_configuration_that_does_not_hold_is_told_plainly():
+def test_a_configuration_that_does_not_hold_is_told_plainly() -> None:
     main = """
 async def main(process):
     raise ConfigurationError(["TENURE_X is missing", "TENURE_Y must be a number"])
@@ -107,7 +109,7 @@ async def main(process):
         assert err.split("\n") == seen
 
 
-def test_a_failure_is_logged_and_closes_what_is_open():
+def test_a_failure_is_logged_and_closes_what_is_open() -> None:
     main = """
 async def main(process):
     await process.open(part("database"))
@@ -119,7 +121,7 @@ async def main(process):
         assert "ValueError: broken" in err
 
 
-def test_closing_that_hangs_is_bounded():
+def test_closing_that_hangs_is_bounded() -> None:
     main = f"""
 @asynccontextmanager
 async def hanging():

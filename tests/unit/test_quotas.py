@@ -1,5 +1,7 @@
 """Quotas: windows slide, a cap delays or refuses, and says for how long."""
 
+from __future__ import annotations
+
 from decimal import Decimal
 from typing import Any
 
@@ -41,21 +43,21 @@ TOKENS, SUBMITS, MONEY, RUNNING = (
 )
 
 
-def quota(kind, most, policy=QuotaPolicy.DELAY):
+def quota(kind: Any, most: Any, policy: Any = QuotaPolicy.DELAY) -> Any:
     return Quota(kind, most, policy)
 
 
-def at(kind, **amounts_by_age):
+def at(kind: Any, **amounts_by_age: Any) -> Any:
     """Amounts by their age in seconds, as s10=…"""
     return {bucket_of(kind, NOW - int(age[1:])): amount for age, amount in amounts_by_age.items()}
 
 
-def test_a_window_counts_what_is_younger_than_it_and_nothing_older():
+def test_a_window_counts_what_is_younger_than_it_and_nothing_older() -> None:
     use = use_of(quota(TOKENS, 1000), at(TOKENS, s10=5, s3500=7, s3700=100), NOW)
     assert (use.used, use.room_after_seconds) == (12, 0.0)
 
 
-def test_a_bucket_counts_until_all_of_it_is_out_of_the_window():
+def test_a_bucket_counts_until_all_of_it_is_out_of_the_window() -> None:
     bucket = bucket_of(TOKENS, NOW)
     until = (bucket + 61) * 60
     assert use_of(quota(TOKENS, 10), {bucket: 10}, until - 1).is_reached
@@ -63,7 +65,7 @@ def test_a_bucket_counts_until_all_of_it_is_out_of_the_window():
 
 
 @pytest.mark.parametrize("kind", SPANS)
-def test_there_is_room_at_the_moment_that_is_told_and_not_a_bucket_before(kind):
+def test_there_is_room_at_the_moment_that_is_told_and_not_a_bucket_before(kind: Any) -> None:
     span = SPANS[kind]
     first = bucket_of(kind, NOW) - span.buckets
     amounts = {first + 1: 6, first + 3: 3, first + 5: 4}
@@ -73,7 +75,7 @@ def test_there_is_room_at_the_moment_that_is_told_and_not_a_bucket_before(kind):
     assert use_of(wanted, amounts, room - 0.5).is_reached
 
 
-def test_what_is_put_off_by_a_rate_starts_so_that_no_minute_has_more():
+def test_what_is_put_off_by_a_rate_starts_so_that_no_minute_has_more() -> None:
     most, starts = 3, []
     amounts: dict[Any, Any] = {}
     for _ in range(10):
@@ -85,7 +87,7 @@ def test_what_is_put_off_by_a_rate_starts_so_that_no_minute_has_more():
     assert all(sum(second <= other < second + 60 for other in starts) <= most for second in starts)
 
 
-def test_a_refusal_tells_which_quota_and_when_to_come_again():
+def test_a_refusal_tells_which_quota_and_when_to_come_again() -> None:
     use = use_of(quota(SUBMITS, 2, QuotaPolicy.REFUSE), at(SUBMITS, s20=1, s5=1), NOW)
     with pytest.raises(LimitReached) as refused:
         start_of("acme", {SUBMITS: use})
@@ -99,7 +101,7 @@ def test_a_refusal_tells_which_quota_and_when_to_come_again():
     assert refused.value.retry_after_seconds == pytest.approx(41)
 
 
-def test_of_several_refusals_the_longest_is_told():
+def test_of_several_refusals_the_longest_is_told() -> None:
     minute = use_of(quota(SUBMITS, 1, QuotaPolicy.REFUSE), at(SUBMITS, s5=1), NOW)
     day = use_of(quota(MONEY, 1, QuotaPolicy.REFUSE), at(MONEY, s5=1), NOW)
     with pytest.raises(LimitReached) as refused:
@@ -109,27 +111,27 @@ def test_of_several_refusals_the_longest_is_told():
     assert refused.value.retry_after_seconds > 86_000
 
 
-def test_a_schedules_run_is_put_off_and_never_refused():
+def test_a_schedules_run_is_put_off_and_never_refused() -> None:
     use = use_of(quota(SUBMITS, 1, QuotaPolicy.REFUSE), at(SUBMITS, s5=1), NOW)
     start = start_of("acme", {SUBMITS: use}, may_refuse=False)
     assert start.after_seconds == pytest.approx(56)
     assert "1 of 1 submits a minute" in start.message
 
 
-def test_a_task_put_off_for_tokens_or_money_looks_again_when_somebody_may_have_raised_the_cap():
+def test_a_task_put_off_for_tokens_or_money_looks_again_when_somebody_may_have_raised_the_cap() -> None:
     use = use_of(quota(MONEY, 1), at(MONEY, s5=1), NOW)
     assert use.room_after_seconds > 86_000
     assert held_seconds(use) == start_of("acme", {MONEY: use}).after_seconds == LONGEST_HOLD_SECONDS
 
 
-def test_running_tasks_are_held_back_by_the_offers_unless_the_policy_refuses():
+def test_running_tasks_are_held_back_by_the_offers_unless_the_policy_refuses() -> None:
     assert start_of("acme", {RUNNING: use_of_running(quota(RUNNING, 2), 2)}) == StartDecision()
     with pytest.raises(LimitReached):
         start_of("acme", {RUNNING: use_of_running(quota(RUNNING, 2, QuotaPolicy.REFUSE), 2)})
     assert start_of("acme", {RUNNING: use_of_running(quota(RUNNING, 2, QuotaPolicy.REFUSE), 1)}) == StartDecision()
 
 
-def test_a_submit_that_its_rate_would_put_off_for_more_than_an_hour_is_refused():
+def test_a_submit_that_its_rate_would_put_off_for_more_than_an_hour_is_refused() -> None:
     second = bucket_of(SUBMITS, NOW)
     backlog = {second + 61 * n: 1 for n in range(60)}
     with pytest.raises(LimitReached):
@@ -137,25 +139,25 @@ def test_a_submit_that_its_rate_would_put_off_for_more_than_an_hour_is_refused()
 
 
 @pytest.mark.parametrize(("used", "soft"), [(79, False), (80, True), (100, True)])
-def test_the_soft_cap_is_four_fifths(used, soft):
+def test_the_soft_cap_is_four_fifths(used: int, soft: bool) -> None:
     assert QuotaUse(quota(TOKENS, 100), used).is_soft is soft
 
 
-def test_money_is_told_in_dollars():
+def test_money_is_told_in_dollars() -> None:
     assert (
         QuotaUse(quota(MONEY, 2_000_000_000), 1_234_560_000).describe()
         == f"{usd(1_234_560_000)} of {usd(2_000_000_000)} a day"
     )
 
 
-def test_a_model_call_waits_for_tokens_and_money_and_for_nothing_else():
+def test_a_model_call_waits_for_tokens_and_money_and_for_nothing_else() -> None:
     minute = use_of(quota(SUBMITS, 1), at(SUBMITS, s5=1), NOW)
     assert wait_of_call({SUBMITS: minute}) is None
     hour = use_of(quota(TOKENS, 1), at(TOKENS, s5=1), NOW)
     assert wait_of_call({SUBMITS: minute, TOKENS: hour}) is hour
 
 
-def test_a_short_wait_keeps_the_worker_and_a_long_one_lets_the_task_go():
+def test_a_short_wait_keeps_the_worker_and_a_long_one_lets_the_task_go() -> None:
     assert wait_for_budget(Denied("TENANT_QUOTA", "", 10.0), 0, 0.5) == 10.0
     assert wait_for_budget(Denied("TENANT_QUOTA", "", 10.0), MOST_WAITS, 0.5) is None
     assert wait_for_budget(Denied("TENANT_QUOTA", "", 100.0), 0, 0.5) is None
@@ -164,7 +166,7 @@ def test_a_short_wait_keeps_the_worker_and_a_long_one_lets_the_task_go():
     assert (left.to_state, left.reason, left.retry_delay_seconds) == (TaskState.RETRY_SCHEDULED, "TENANT_QUOTA", 100.0)
 
 
-def test_who_waits_beside_calls_in_flight_lets_go_before_it_is_taken_for_stuck():
+def test_who_waits_beside_calls_in_flight_lets_go_before_it_is_taken_for_stuck() -> None:
     busy = Denied("BUDGET_BUSY", "set aside")
     waits = [wait_for_budget(busy, number, 1.0) for number in range(MOST_BUSY_WAITS + 1)]
     assert waits.pop() is None
@@ -173,7 +175,7 @@ def test_who_waits_beside_calls_in_flight_lets_go_before_it_is_taken_for_stuck()
     assert (left.to_state, left.reason) == (TaskState.RETRY_SCHEDULED, "BUDGET_BUSY")
 
 
-def test_defaults_are_read_from_the_file_with_money_in_dollars():
+def test_defaults_are_read_from_the_file_with_money_in_dollars() -> None:
     table = {"running_tasks": 5, "usd_per_day": {"most": Decimal("12.5"), "policy": "DELAY"}}
     quotas = read_source_defaults({"tenant_quotas": table}, "file").tenant_quotas
     assert quotas == {
@@ -196,6 +198,6 @@ def test_defaults_are_read_from_the_file_with_money_in_dollars():
         [],
     ],
 )
-def test_what_is_wrong_in_the_file_is_told_at_the_start(table):
+def test_what_is_wrong_in_the_file_is_told_at_the_start(table: Any) -> None:
     with pytest.raises(ConfigurationError, match="tenant_quotas"):
         read_source_defaults({"tenant_quotas": table}, "file")

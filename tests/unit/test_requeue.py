@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tenure.domain import entries as facts
@@ -18,17 +20,17 @@ AMPLE = (Budget(1000, 100, 0),)
 
 
 @pytest.mark.parametrize("state", sorted(TERMINAL - {TaskState.SUCCEEDED}))
-def test_what_ended_without_success_begins_another_attempt(state):
+def test_what_ended_without_success_begins_another_attempt(state: Any) -> None:
     assert decide_requeue(state, AMPLE, 3, 10, facts.Requeue()) == RequeueVerdict(begins_attempt=True)
 
 
-def test_what_waits_for_its_retry_goes_on_in_its_attempt():
+def test_what_waits_for_its_retry_goes_on_in_its_attempt() -> None:
     verdict = decide_requeue(TaskState.RETRY_SCHEDULED, AMPLE, 3, 10, facts.Requeue())
     assert verdict == RequeueVerdict(begins_attempt=False)
 
 
 @pytest.mark.parametrize("state", ["SUCCEEDED", "QUEUED", "RUNNING", "WAITING_USER", "WAITING_EXTERNAL"])
-def test_nothing_else_is_requeued(state):
+def test_nothing_else_is_requeued(state: str) -> None:
     refused = decide_requeue(TaskState(state), AMPLE, 3, 10, facts.Requeue())
     assert isinstance(refused, WrongState)
     assert refused.metadata == {"state": state}
@@ -42,19 +44,19 @@ def test_nothing_else_is_requeued(state):
         (AMPLE, 10, "STEP_LIMIT", facts.Requeue(extra_steps=1)),
     ],
 )
-def test_what_could_not_go_on_needs_more(budgets, step, reason, extra):
+def test_what_could_not_go_on_needs_more(budgets: Any, step: int, reason: str, extra: Any) -> None:
     refused = decide_requeue(TaskState.COST_EXCEEDED, budgets, step, 10, facts.Requeue())
     assert isinstance(refused, BudgetExhausted)
     assert refused.reason == reason
     assert decide_requeue(TaskState.COST_EXCEEDED, budgets, step, 10, extra) == RequeueVerdict(begins_attempt=True)
 
 
-def test_what_siblings_have_set_aside_for_the_moment_is_not_used_up():
+def test_what_siblings_have_set_aside_for_the_moment_is_not_used_up() -> None:
     busy = (Budget(1000, 600, 400, 500, 300, 200),)
     assert decide_requeue(TaskState.FAILED, busy, 3, 10, facts.Requeue()) == RequeueVerdict(begins_attempt=True)
 
 
-def test_money_that_is_used_up_needs_more_money():
+def test_money_that_is_used_up_needs_more_money() -> None:
     broke = (Budget(1000, 100, 0, 500, 500, 0), Budget(0, 100, 0, 300, 300, 0))
     refused = decide_requeue(TaskState.COST_EXCEEDED, broke, 3, 10, facts.Requeue(extra_tokens=100))
     assert isinstance(refused, BudgetExhausted)
@@ -63,7 +65,7 @@ def test_money_that_is_used_up_needs_more_money():
     assert paid == RequeueVerdict(begins_attempt=True)
 
 
-def test_where_money_has_no_cap_none_is_raised():
+def test_where_money_has_no_cap_none_is_raised() -> None:
     for refused in (
         decide_requeue(TaskState.FAILED, AMPLE, 3, 10, facts.Requeue(extra_nano_usd=1)),
         decide_grant(TaskState.RUNNING, AMPLE[0], 3, 10, facts.GrantBudget(extra_nano_usd=1)),
@@ -72,12 +74,12 @@ def test_where_money_has_no_cap_none_is_raised():
 
 
 @pytest.mark.parametrize("state", ["QUEUED", "RUNNING", "WAITING_USER", "WAITING_EXTERNAL", "RETRY_SCHEDULED"])
-def test_a_live_root_goes_on_with_what_it_is_granted(state):
+def test_a_live_root_goes_on_with_what_it_is_granted(state: str) -> None:
     verdict = decide_grant(TaskState(state), AMPLE[0], 3, 10, facts.GrantBudget(extra_tokens=1))
     assert verdict == RequeueVerdict(begins_attempt=False)
 
 
-def test_a_root_that_ended_for_want_of_budget_is_requeued_by_the_rule_of_requeues():
+def test_a_root_that_ended_for_want_of_budget_is_requeued_by_the_rule_of_requeues() -> None:
     empty, enough = Budget(1000, 1200, 0), facts.GrantBudget(extra_tokens=201)
     refused = decide_grant(TaskState.COST_EXCEEDED, empty, 3, 10, facts.GrantBudget(extra_tokens=200))
     assert isinstance(refused, BudgetExhausted)
@@ -85,7 +87,7 @@ def test_a_root_that_ended_for_want_of_budget_is_requeued_by_the_rule_of_requeue
 
 
 @pytest.mark.parametrize("state", ["SUCCEEDED", "FAILED", "TIMED_OUT", "CANCELLED"])
-def test_a_root_that_ended_otherwise_takes_no_grant(state):
+def test_a_root_that_ended_otherwise_takes_no_grant(state: str) -> None:
     refused = decide_grant(TaskState(state), AMPLE[0], 3, 10, facts.GrantBudget(extra_tokens=1))
     assert isinstance(refused, WrongState)
     assert refused.metadata == {"state": state}
@@ -102,13 +104,15 @@ def test_a_root_that_ended_otherwise_takes_no_grant(state):
         ("FAILED", "MODEL_REJECTED", None, 7, False),
     ],
 )
-def test_nothing_ends_for_want_of_what_it_was_granted_meanwhile(to_state, reason, ending, granted_at, refused):
+def test_nothing_ends_for_want_of_what_it_was_granted_meanwhile(
+    to_state: str, reason: str, ending: Any, granted_at: int, refused: bool
+) -> None:
     refusal = refuse_limit_with_unread_grant(TaskState(to_state), reason, ending, granted_at)
     assert (refusal is not None) is refused
     assert refusal is None or refusal.reason == "UNREAD_GRANT"
 
 
-def history(*bodies, end=TaskState.FAILED):
+def history(*bodies: Any, end: Any = TaskState.FAILED) -> Any:
     """A task that began, did this in step 1, ended, and was requeued."""
     start = [facts.Submitted(TaskSpec("do it")), facts.Transition(TaskState.QUEUED, "SUBMITTED")]
     running = facts.Transition(TaskState.RUNNING, "OPENED")
@@ -118,15 +122,15 @@ def history(*bodies, end=TaskState.FAILED):
     return fold(facts.Entry(number, 1, body) for number, body in enumerate(seen, 1))
 
 
-def attempt(number=1):
+def attempt(number: int = 1) -> Any:
     return facts.ModelAttempt(number, "m", 10, 10, 20)
 
 
-def said(stop_reason, text="…"):
+def said(stop_reason: Any, text: str = "…") -> Any:
     return facts.AssistantMessage(1, ({"type": "text", "text": text},), stop_reason, TokenUsage())
 
 
-def test_failures_of_the_attempt_before_do_not_count_and_its_model_attempts_do():
+def test_failures_of_the_attempt_before_do_not_count_and_its_model_attempts_do() -> None:
     failure = facts.ModelFailure(1, "INVALID_REQUEST", "no", retryable=False)
     point = history(attempt(), failure)
     assert (point.failures, point.retries) == ([], 0)
@@ -134,18 +138,18 @@ def test_failures_of_the_attempt_before_do_not_count_and_its_model_attempts_do()
 
 
 @pytest.mark.parametrize("stop_reason", ["refusal", "model_context_window_exceeded"])
-def test_an_answer_that_led_nowhere_is_asked_for_again(stop_reason):
+def test_an_answer_that_led_nowhere_is_asked_for_again(stop_reason: str) -> None:
     point = history(attempt(), said(stop_reason))
     assert [message["role"] for message in point.messages] == ["user"]
     assert next_move(point) == CallModel(2, 1)
 
 
-def test_an_answer_that_was_cut_off_too_often_is_gone_on_with():
+def test_an_answer_that_was_cut_off_too_often_is_gone_on_with() -> None:
     bodies = [fact for _ in range(3) for fact in (attempt(), said("max_tokens"), facts.UserMessage("go on"))][:-1]
     assert isinstance(next_move(history(*bodies)), ContinueTruncated)
 
 
-def test_an_answer_that_was_the_last_word_before_a_cancel_stands():
+def test_an_answer_that_was_the_last_word_before_a_cancel_stands() -> None:
     point = history(attempt(), said("end_turn", "42"), facts.CancelRequest("enough"), end=TaskState.CANCELLED)
     assert point.cancel_reason is None
     assert next_move(point) == CloseOut(TaskState.SUCCEEDED, "FINAL_ANSWER", "", "42")

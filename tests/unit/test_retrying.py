@@ -32,32 +32,32 @@ class Flaky:
         return self.runs
 
 
-async def test_what_may_succeed_later_is_tried_again():
+async def test_what_may_succeed_later_is_tried_again() -> None:
     assert await retrying(Flaky(Unavailable("1"), Unavailable("2")), QUICK) == 3
 
 
-async def test_the_last_error_is_raised_when_no_attempt_is_left():
+async def test_the_last_error_is_raised_when_no_attempt_is_left() -> None:
     flaky = Flaky(*(Unavailable(str(number)) for number in range(1, 5)))
     with pytest.raises(Unavailable, match="3"):
         await retrying(flaky, QUICK)
     assert flaky.runs == 3
 
 
-async def test_what_is_fenced_is_never_tried_again():
+async def test_what_is_fenced_is_never_tried_again() -> None:
     flaky = Flaky(StaleEpoch(presented=1, current=2))
     with pytest.raises(StaleEpoch):
         await retrying(flaky, QUICK)
     assert flaky.runs == 1
 
 
-async def test_the_wait_is_at_least_what_was_asked_for():
+async def test_the_wait_is_at_least_what_was_asked_for() -> None:
     clock = asyncio.get_running_loop().time
     began = clock()
     await retrying(Flaky(Unavailable("busy", retry_after_seconds=0.1)), QUICK, luck=lambda: 0.0)
     assert clock() - began >= 0.1
 
 
-async def test_cancelling_ends_the_tries():
+async def test_cancelling_ends_the_tries() -> None:
     task = asyncio.create_task(retrying(Flaky(Unavailable("", retry_after_seconds=60)), QUICK))
     await asyncio.sleep(0)
     task.cancel()
@@ -65,7 +65,7 @@ async def test_cancelling_ends_the_tries():
         await task
 
 
-async def test_a_duty_that_fails_is_counted_told_and_started_again(caplog):
+async def test_a_duty_that_fails_is_counted_told_and_started_again(caplog: pytest.LogCaptureFixture) -> None:
     recovered = asyncio.Event()
     flaky = Flaky(ValueError("first"), Unavailable("second"))
 
@@ -83,7 +83,7 @@ async def test_a_duty_that_fails_is_counted_told_and_started_again(caplog):
     assert [record.error.message for record in caplog.records if hasattr(record, "error")] == ["second"]
 
 
-async def test_a_part_that_is_away_is_no_fault_of_a_duty_with_a_group(caplog):
+async def test_a_part_that_is_away_is_no_fault_of_a_duty_with_a_group(caplog: pytest.LogCaptureFixture) -> None:
     failed_twice = asyncio.Event()
     failures = [[Unavailable("Postgres is away")], [Unavailable("and"), Unavailable("still")]]
 
@@ -104,7 +104,7 @@ async def test_a_part_that_is_away_is_no_fault_of_a_duty_with_a_group(caplog):
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
 
 
-async def test_no_duty_outlives_its_company():
+async def test_no_duty_outlives_its_company() -> None:
     ended = []
 
     async def duty() -> None:
@@ -120,7 +120,7 @@ async def test_no_duty_outlives_its_company():
     assert ended == ["cleaned up"]
 
 
-async def test_a_duty_that_fails_while_it_is_cancelled_is_not_started_again():
+async def test_a_duty_that_fails_while_it_is_cancelled_is_not_started_again() -> None:
     async def break_on_cancellation() -> None:
         try:
             await asyncio.Event().wait()
@@ -139,7 +139,7 @@ async def test_a_duty_that_fails_while_it_is_cancelled_is_not_started_again():
         assert task.cancelled()
 
 
-async def test_a_duty_whose_group_failed_once_goes_on():
+async def test_a_duty_whose_group_failed_once_goes_on() -> None:
     failed_twice = asyncio.Event()
     failures = 0
 

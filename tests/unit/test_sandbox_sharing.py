@@ -41,7 +41,7 @@ def taken(lease: UidLease | None) -> UidLease:
     return lease
 
 
-def test_who_joins_runs_under_the_uid_of_those_there(replica, workspace):
+def test_who_joins_runs_under_the_uid_of_those_there(replica: UidLocks, workspace: Callable[[str], Path]) -> None:
     first = taken(replica.take(workspace("a"), UID))
     second = taken(replica.take(workspace("a"), UID + 1))
     assert (first.uid, second.uid, workspace("a").stat().st_uid) == (UID, UID, UID)
@@ -54,7 +54,7 @@ def test_who_joins_runs_under_the_uid_of_those_there(replica, workspace):
     assert workspace("a").stat().st_uid == UID + 1
 
 
-def test_a_uid_in_use_is_not_given_to_another_workspace(replica, workspace):
+def test_a_uid_in_use_is_not_given_to_another_workspace(replica: UidLocks, workspace: Callable[[str], Path]) -> None:
     first = taken(replica.take(workspace("a"), UID))
     assert replica.take(workspace("b"), UID) is None
     assert replica.take(None, UID) is None
@@ -68,7 +68,9 @@ def test_a_uid_in_use_is_not_given_to_another_workspace(replica, workspace):
     assert taken(replica.take(workspace("b"), UID)).uid == UID
 
 
-def test_nobody_ever_runs_under_the_uid_of_the_system(replica, workspace, monkeypatch):
+def test_nobody_ever_runs_under_the_uid_of_the_system(
+    replica: UidLocks, workspace: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(uid_locks, "_DECIDES_WITHIN_SECONDS", 0.0)
     taken(replica.take(workspace("a"), UID))
     os.chown(workspace("a"), 0, 0)
@@ -76,7 +78,7 @@ def test_nobody_ever_runs_under_the_uid_of_the_system(replica, workspace, monkey
         replica.take(workspace("a"), UID + 1)
 
 
-def test_racing_replicas_agree(replica, workspace):
+def test_racing_replicas_agree(replica: UidLocks, workspace: Callable[[str], Path]) -> None:
     """Each with a uid of its own, all at once, again and again."""
     racers = range(6)
     for _ in range(20):

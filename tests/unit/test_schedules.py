@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -57,17 +58,19 @@ def dues(cron: str, after: str, count: int, zone: ZoneInfo = BERLIN) -> list[str
 
 class TestChanges:
     @given(crons, zones, moments)
-    def test_new_times_count_from_now(self, cron, zone, now):
+    def test_new_times_count_from_now(self, cron: Any, zone: Any, now: Any) -> None:
         times = Times(cron, ZoneInfo(zone))
         assert next_due_after_change(times, now, None) == times.next_after(now)
         assert next_due_after_change(times, now, now - timedelta(days=1)) == times.next_after(now)
 
     @given(crons, zones, moments, steps)
-    def test_what_was_decided_is_not_due_again_when_the_clock_was_put_back(self, cron, zone, decided_until, step):
+    def test_what_was_decided_is_not_due_again_when_the_clock_was_put_back(
+        self, cron: Any, zone: Any, decided_until: Any, step: Any
+    ) -> None:
         result = next_due_after_change(Times(cron, ZoneInfo(zone)), decided_until - abs(step), decided_until)
         assert result is None or result > decided_until
 
-    def test_a_sooner_expression_is_due_sooner_and_one_that_is_over_never(self):
+    def test_a_sooner_expression_is_due_sooner_and_one_that_is_over_never(self) -> None:
         now = utc("2026-03-01T12:00:30")
         assert next_due_after_change(EVERY_MINUTE, now, None) == utc("2026-03-01T12:01")
         assert next_due_after_change(Times("* * * * *", UTC, ends_at=now), now, None) is None
@@ -76,7 +79,7 @@ class TestChanges:
 class TestDueTimes:
     @given(crons, zones, moments)
     @settings(max_examples=100, deadline=None)
-    def test_the_next_due_time_is_later_and_a_whole_minute(self, cron, zone, moment):
+    def test_the_next_due_time_is_later_and_a_whole_minute(self, cron: Any, zone: Any, moment: Any) -> None:
         result = Times(cron, ZoneInfo(zone)).next_after(moment)
         assert result is not None
         assert result > moment
@@ -86,7 +89,9 @@ class TestDueTimes:
     @settings(max_examples=100, deadline=None)
     @example("30 2 * * *", "Europe/Berlin", utc("2026-10-25T00:10"), timedelta(hours=1))
     @example("15,45 2 * * *", "Europe/Berlin", utc("2026-03-29T00:10"), timedelta(minutes=50))
-    def test_it_does_not_depend_on_where_one_begins_to_look(self, cron, zone, moment, later):
+    def test_it_does_not_depend_on_where_one_begins_to_look(
+        self, cron: Any, zone: Any, moment: Any, later: Any
+    ) -> None:
         """What lies between two moments is found from both: none is lost when a sweep comes late, none comes twice."""
         times = Times(cron, ZoneInfo(zone))
         first, second = times.next_after(moment), times.next_after(moment + later)
@@ -96,21 +101,21 @@ class TestDueTimes:
         if first > moment + later:
             assert first == second
 
-    def test_a_time_of_day_that_is_left_out_comes_due_right_after_the_gap(self):
+    def test_a_time_of_day_that_is_left_out_comes_due_right_after_the_gap(self) -> None:
         """In Berlin 02:00 to 03:00 is left out on 29 March 2026; 03:00 there is 01:00 UTC."""
         assert dues("30 2 * * *", "2026-03-28T12:00", 2) == ["29 01:00", "30 00:30"]
         assert dues("15,45 2 * * *", "2026-03-28T12:00", 2) == ["29 01:00", "30 00:15"]
 
-    def test_a_time_of_day_that_comes_twice_comes_due_once(self):
+    def test_a_time_of_day_that_comes_twice_comes_due_once(self) -> None:
         """02:00 to 03:00 comes twice on 25 October 2026, first from 00:00 UTC."""
         assert dues("30 2 * * *", "2026-10-24T12:00", 2) == ["25 00:30", "26 01:30"]
         assert dues("30 2 * * *", "2026-10-25T00:45", 1) == ["26 01:30"]
 
-    def test_every_hour_stays_every_hour(self):
+    def test_every_hour_stays_every_hour(self) -> None:
         assert dues("30 * * * *", "2026-03-29T00:00", 3) == ["29 00:30", "29 01:30", "29 02:30"]
         assert dues("30 * * * *", "2026-10-25T00:00", 3) == ["25 00:30", "25 01:30", "25 02:30"]
 
-    def test_with_a_star_the_clock_is_followed_as_it_goes(self):
+    def test_with_a_star_the_clock_is_followed_as_it_goes(self) -> None:
         assert dues("*/30 2 * * *", "2026-03-28T12:00", 1) == ["30 00:00"]
         assert dues("*/30 2 * * *", "2026-10-24T12:00", 5) == [
             "25 00:00",
@@ -120,7 +125,7 @@ class TestDueTimes:
             "26 01:00",
         ]
 
-    def test_nothing_comes_due_before_the_start_and_after_the_end(self):
+    def test_nothing_comes_due_before_the_start_and_after_the_end(self) -> None:
         times = Times("0 12 * * *", UTC, utc("2026-03-05T12:00"), utc("2026-03-06T12:00"))
         first = times.next_after(START)
         assert first is not None
@@ -135,7 +140,7 @@ class TestDueTimes:
     @example("0 0 30 2 *")
     @example("* * * * * *")
     @example("@daily")
-    def test_what_is_no_expression_is_refused_and_nothing_worse(self, text):
+    def test_what_is_no_expression_is_refused_and_nothing_worse(self, text: str) -> None:
         try:
             check_cron(text)
         except ValueError:
@@ -145,31 +150,31 @@ class TestDueTimes:
     @pytest.mark.parametrize(
         "name", ["", "Mars/Olympus", "/etc/passwd", "../etc/passwd", "localtime", "Europe", "a\0b"]
     )
-    def test_what_is_no_time_zone_is_refused(self, name):
+    def test_what_is_no_time_zone_is_refused(self, name: str) -> None:
         with pytest.raises(ValueError, match="IANA"):
             read_zone(name)
 
-    def test_a_run_is_named_by_its_due_time_in_utc(self):
+    def test_a_run_is_named_by_its_due_time_in_utc(self) -> None:
         assert run_id_of(datetime(2026, 3, 30, 2, 30, tzinfo=BERLIN)) == "2026-03-30T00:30:00Z"
 
 
 class TestCatchingUp:
-    def test_what_is_not_due_is_left_alone(self):
+    def test_what_is_not_due_is_left_alone(self) -> None:
         due = what_is_due(EVERY_MINUTE, START, START - timedelta(seconds=1), 60)
         assert (due.missed, due.runs, due.next_due) == ((), (), START)
 
-    def test_an_outage_within_the_window_is_made_up_for(self):
+    def test_an_outage_within_the_window_is_made_up_for(self) -> None:
         due = what_is_due(EVERY_MINUTE, START, START + timedelta(minutes=3), 3600)
         assert due.runs == tuple(START + timedelta(minutes=minute) for minute in range(4))
         assert (due.missed, due.next_due) == ((), START + timedelta(minutes=4))
 
-    def test_what_is_older_than_the_window_is_skipped_and_counted(self):
+    def test_what_is_older_than_the_window_is_skipped_and_counted(self) -> None:
         due = what_is_due(EVERY_MINUTE, START, START + timedelta(minutes=30), 180)
         (missed,) = due.missed
         assert (missed.reason, missed.count) == (RunReason.MISSED, 27)
         assert len(due.runs) == 4
 
-    def test_of_more_than_may_be_made_up_for_the_newest_are(self):
+    def test_of_more_than_may_be_made_up_for_the_newest_are(self) -> None:
         due = what_is_due(EVERY_MINUTE, START, START + timedelta(minutes=30), 3600)
         (missed,) = due.missed
         assert (missed.reason, missed.count) == (RunReason.CATCH_UP_LIMIT, 31 - MOST_CATCH_UP_RUNS)
@@ -181,7 +186,9 @@ class TestCatchingUp:
         st.integers(60, 90_000),
         st.sampled_from(["* * * * *", "*/5 * * * *", "7 * * * *"]),
     )
-    def test_each_due_time_is_dealt_with_once_whatever_the_clock_does(self, looks, window_seconds, cron):
+    def test_each_due_time_is_dealt_with_once_whatever_the_clock_does(
+        self, looks: list[Any], window_seconds: int, cron: str
+    ) -> None:
         """The clock leaps and goes back between looks; what was dealt with is what came due, in order, without gaps."""
         times = Times(cron, UTC)
         next_due = first = times.next_after(START)
@@ -204,7 +211,7 @@ class TestCatchingUp:
         assert missed + len(runs) == len(list(times.until(first, newest)))
         assert next_due == times.next_after(max(newest, START))
 
-    def test_a_long_outage_is_dealt_with_in_parts(self):
+    def test_a_long_outage_is_dealt_with_in_parts(self) -> None:
         now = START + timedelta(days=3)
         next_due: datetime | None = START
         missed, parts = 0, 0
@@ -233,7 +240,9 @@ class TestOverlap:
         st.integers(0, MOST_WAITING_RUNS),
         st.integers(0, MOST_CATCH_UP_RUNS),
     )
-    def test_each_run_has_one_fate_and_at_most_one_starts(self, policy, is_active, waiting_count, due_count):
+    def test_each_run_has_one_fate_and_at_most_one_starts(
+        self, policy: Any, is_active: bool, waiting_count: int, due_count: int
+    ) -> None:
         waiting = MINUTES[:waiting_count] if policy is not OverlapPolicy.SKIP else []
         due = MINUTES[20 : 20 + due_count]
         plan = plan_runs(policy, is_active=is_active, waiting=waiting, due=due)
@@ -248,19 +257,19 @@ class TestOverlap:
         if (waiting or due) and not is_active:
             assert started
 
-    def test_skip_lets_the_first_run_and_skips_what_comes_while_it_does(self):
+    def test_skip_lets_the_first_run_and_skips_what_comes_while_it_does(self) -> None:
         plan = plan_runs(OverlapPolicy.SKIP, is_active=False, waiting=[], due=MINUTES[:3])
         assert (plan.start, [one for one, _ in plan.skip]) == (MINUTES[0], MINUTES[1:3])
         plan = plan_runs(OverlapPolicy.SKIP, is_active=True, waiting=[], due=MINUTES[:1])
         assert (plan.start, plan.skip) == (None, ((MINUTES[0], RunReason.OVERLAP),))
 
-    def test_queue_starts_the_oldest_and_lets_the_others_wait_while_there_is_room(self):
+    def test_queue_starts_the_oldest_and_lets_the_others_wait_while_there_is_room(self) -> None:
         plan = plan_runs(OverlapPolicy.QUEUE, is_active=False, waiting=MINUTES[:2], due=MINUTES[5:6])
         assert (plan.start, plan.wait, plan.skip) == (MINUTES[0], (MINUTES[5],), ())
         full = plan_runs(OverlapPolicy.QUEUE, is_active=True, waiting=MINUTES[:MOST_WAITING_RUNS], due=MINUTES[20:21])
         assert (full.wait, full.skip) == ((), ((MINUTES[20], RunReason.QUEUE_FULL),))
 
-    def test_cancel_previous_cancels_what_runs_and_lets_only_the_newest_wait(self):
+    def test_cancel_previous_cancels_what_runs_and_lets_only_the_newest_wait(self) -> None:
         plan = plan_runs(OverlapPolicy.CANCEL_PREVIOUS, is_active=True, waiting=MINUTES[:1], due=MINUTES[5:7])
         assert plan.cancel_active
         assert (plan.wait, plan.start) == ((MINUTES[6],), None)
@@ -268,6 +277,6 @@ class TestOverlap:
         then = plan_runs(OverlapPolicy.CANCEL_PREVIOUS, is_active=False, waiting=[MINUTES[6]], due=[])
         assert (then.start, then.cancel_active) == (MINUTES[6], False)
 
-    def test_nothing_is_cancelled_while_nothing_is_due(self):
+    def test_nothing_is_cancelled_while_nothing_is_due(self) -> None:
         plan = plan_runs(OverlapPolicy.CANCEL_PREVIOUS, is_active=True, waiting=[], due=[])
         assert not plan.cancel_active

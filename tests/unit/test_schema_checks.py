@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ OVERRIDES = task_pb2.ForkOverrides(result_schema_json="{}")
 FORK = ledger.CheckpointServiceForkTaskRequest(overrides=OVERRIDES)
 
 
-def everything(*schemas: str):
+def everything(*schemas: str) -> Any:
     return lambda _request: [("field", schema) for schema in schemas]
 
 
@@ -42,16 +43,16 @@ def checked() -> float:
         (schedule_service_pb2.UpdateScheduleRequest(spec=SPEC), "spec.result_schema_json"),
     ],
 )
-def test_the_schema_of_a_request_is_found_wherever_it_stands(request_, field):
+def test_the_schema_of_a_request_is_found_wherever_it_stands(request_: Any, field: str) -> None:
     assert schemas_in(request_) == [(field, "{}")]
 
 
-def test_a_request_without_a_schema_has_none():
+def test_a_request_without_a_schema_has_none() -> None:
     assert schemas_in(api.SubmitTaskRequest(goal="g")) == []
     assert schemas_in(api.GetTaskRequest(task_id="t")) == []
 
 
-async def test_a_schema_is_checked_once_and_refused_by_its_field():
+async def test_a_schema_is_checked_once_and_refused_by_its_field() -> None:
     checks, before = SchemaChecks(everything('{"type": "objekt"}')), checked()
     for _ in range(3):
         with pytest.raises(InvalidRequest) as refused:
@@ -61,19 +62,19 @@ async def test_a_schema_is_checked_once_and_refused_by_its_field():
     await SchemaChecks(everything('{"type": "object"}')).examine(None)
 
 
-async def test_a_schema_that_takes_too_much_processor_time_is_refused():
+async def test_a_schema_that_takes_too_much_processor_time_is_refused() -> None:
     patterns = [{"pattern": "(?i)" + "[!-\uffff]" * 140 + "x" * number} for number in range(4)]
     assert await check_apart(json.dumps({"anyOf": patterns}), cpu_seconds=1) == TOO_COSTLY_SCHEMA
 
 
-async def test_an_answer_whose_comparison_takes_too_much_memory_is_refused():
+async def test_an_answer_whose_comparison_takes_too_much_memory_is_refused() -> None:
     """Each of 10,000 ways through the branches is an error of its own that quotes the whole answer: 2 GB."""
     schema = {"$defs": {"d": {"anyOf": [{"type": "array"}] * 100}}, "anyOf": [{"$ref": "#/$defs/d"}] * 100}
     judgement = await judge_apart(json.dumps(schema), json.dumps("x" * 200_000), cpu_seconds=60)
     assert judgement.violations == (TOO_COSTLY_ANSWER,)
 
 
-async def test_a_tenant_has_one_check_at_a_time_and_a_bounded_number_that_wait(monkeypatch):
+async def test_a_tenant_has_one_check_at_a_time_and_a_bounded_number_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tenants are served in between."""
     running: list[str] = []
     go_on = asyncio.Event()

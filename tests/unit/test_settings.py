@@ -51,13 +51,13 @@ def problems(environment: dict[str, str]) -> tuple[str, ...]:
     return caught.value.problems
 
 
-def test_defaults_hold_where_nothing_is_said():
+def test_defaults_hold_where_nothing_is_said() -> None:
     settings = read()
     assert (settings.ttl_seconds, settings.slots, settings.peers, settings.max_cost) == (5.0, 8, (), None)
     assert settings.shared == Shared()
 
 
-def test_each_type_is_read_from_text():
+def test_each_type_is_read_from_text() -> None:
     settings = read(
         ADDRESS="[::1]:80",
         TTL_SECONDS="7.5",
@@ -74,7 +74,7 @@ def test_each_type_is_read_from_text():
     assert (settings.queues, settings.workspace, settings.max_cost) == (("x", "y"), Path("/srv"), 1.25)
 
 
-def test_a_variable_may_have_a_name_that_is_not_ours_and_groups_have_their_own_prefix():
+def test_a_variable_may_have_a_name_that_is_not_ours_and_groups_have_their_own_prefix() -> None:
     settings = load(
         Settings,
         {f"{PREFIX}DATABASE": "d", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317", "TENURE_LOG_FORMAT": "human"},
@@ -83,7 +83,7 @@ def test_a_variable_may_have_a_name_that_is_not_ours_and_groups_have_their_own_p
     assert (settings.endpoint, settings.shared.log_format) == ("http://c:4317", "human")
 
 
-def test_everything_wrong_is_told_together():
+def test_everything_wrong_is_told_together() -> None:
     response = problems(
         {
             f"{PREFIX}TTL_SECONDS": "soon",
@@ -105,20 +105,20 @@ def test_everything_wrong_is_told_together():
     )
 
 
-def test_variables_of_other_services_are_not_unknown():
+def test_variables_of_other_services_are_not_unknown() -> None:
     settings = load(
         Settings, {f"{PREFIX}DATABASE": "d", "TENURE_WORKER_SLOTS": "1", "TENURE_FAILPOINTS": "x"}, prefix=PREFIX
     )
     assert settings.shared.failpoints == "x"
 
 
-def test_relations_are_checked_once_the_values_are_there():
+def test_relations_are_checked_once_the_values_are_there() -> None:
     response = problems({f"{PREFIX}DATABASE": "d", f"{PREFIX}RENEW_SECONDS": "3"})
     assert response == (f"{PREFIX}RENEW_SECONDS must be at most a third of {PREFIX}TTL_SECONDS",)
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf", "", "1e999"])
-def test_a_duration_is_a_finite_number(number):
+def test_a_duration_is_a_finite_number(number: str) -> None:
     if number:
         assert problems({f"{PREFIX}DATABASE": "d", f"{PREFIX}TTL_SECONDS": number})
     else:  # an empty variable is one that was not given
@@ -126,23 +126,23 @@ def test_a_duration_is_a_finite_number(number):
 
 
 @pytest.mark.parametrize("address", ["host", ":80", "host:", "host:x", "host:65536", "::1:80", "host:-1", "host:²"])
-def test_an_address_is_host_and_port(address):
+def test_an_address_is_host_and_port(address: str) -> None:
     assert problems({f"{PREFIX}DATABASE": "d", f"{PREFIX}ADDRESS": address})
 
 
-def test_a_secret_shows_itself_only_when_asked():
+def test_a_secret_shows_itself_only_when_asked() -> None:
     settings = read(DATABASE="postgresql://u:hunter2@h/d")
     shown = [repr(settings), str(settings.database), f"{settings.database}", json.dumps(settings.database, default=str)]
     assert not [text for text in shown if "hunter2" in text]
     assert settings.database.reveal() == "postgresql://u:hunter2@h/d"
 
 
-def test_settings_do_not_change():
+def test_settings_do_not_change() -> None:
     with pytest.raises(FrozenInstanceError):
         read().slots = 3  # type: ignore[misc]  # that is the test
 
 
-def test_the_table_tells_every_variable():
+def test_the_table_tells_every_variable() -> None:
     table = describe(Settings, prefix=PREFIX)
     assert "TENURE_TEST_DATABASE" in table
     lines = {line.split()[0]: line for line in table.splitlines()}

@@ -60,14 +60,16 @@ def prunings(_: pytest.MonkeyPatch, look: HangsOnce) -> Callable[[], Awaitable[N
 
 
 @pytest.mark.parametrize("loop", [sweeper, dispatch, prunings])
-async def test_a_round_that_never_ends_is_given_up_and_the_next_one_begins(monkeypatch, loop):
+async def test_a_round_that_never_ends_is_given_up_and_the_next_one_begins(
+    monkeypatch: pytest.MonkeyPatch, loop: Any
+) -> None:
     look = HangsOnce()
     async with asyncio.timeout(PATIENCE_SECONDS), Duties(QUICK) as duties:
         duties.start("loop", loop(monkeypatch, look), silence_seconds=SILENCE_SECONDS)
         await look.asked_again.wait()
 
 
-async def test_a_write_that_never_ends_is_given_up_and_the_next_batch_is_written():
+async def test_a_write_that_never_ends_is_given_up_and_the_next_batch_is_written() -> None:
     look = HangsOnce()
 
     async def write(batch: Any) -> list[Any]:
@@ -87,7 +89,9 @@ async def nothing(*_: object, **__: object) -> list[Any]:
 
 
 @pytest.mark.parametrize("loop", ["sweep", "dispatch", "write"])
-async def test_a_loop_without_work_is_left_alone(monkeypatch, loop, caplog):
+async def test_a_loop_without_work_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, loop: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """For many times its limit."""
     monkeypatch.setattr(sweeps, "queue_due_retries", nothing)
     ledger: Any = SimpleNamespace(list_claimable=nothing)

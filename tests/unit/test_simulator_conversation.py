@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from devstack.simulator.http_server import ApiError
@@ -10,79 +12,79 @@ from devstack.simulator.request_checks import check_count, check_create
 GOAL = {"role": "user", "content": "go"}
 
 
-def tool_use(identity, **arguments):
+def tool_use(identity: Any, **arguments: Any) -> Any:
     return {"type": "tool_use", "id": identity, "name": "read_file", "input": arguments}
 
 
-def result(identity, content="ok", **more):
+def result(identity: Any, content: str = "ok", **more: Any) -> Any:
     return {"type": "tool_result", "tool_use_id": identity, "content": content, **more}
 
 
-def assistant(*blocks):
+def assistant(*blocks: Any) -> Any:
     return {"role": "assistant", "content": list(blocks)}
 
 
-def user(*blocks):
+def user(*blocks: Any) -> Any:
     return {"role": "user", "content": list(blocks)}
 
 
-def text(words):
+def text(words: Any) -> Any:
     return {"type": "text", "text": words}
 
 
-def check(*messages, **fields):
+def check(*messages: Any, **fields: Any) -> Any:
     return check_create({"model": "sim-hello", "max_tokens": 10, "messages": list(messages), **fields})
 
 
-def refusal(*messages, **fields):
+def refusal(*messages: Any, **fields: Any) -> Any:
     with pytest.raises(ApiError) as caught:
         check(*messages, **fields)
     assert caught.value.status == 400
     return caught.value.message
 
 
-def test_a_tool_loop_with_one_message_for_all_results_is_valid():
+def test_a_tool_loop_with_one_message_for_all_results_is_valid() -> None:
     check(GOAL, assistant(text("two"), tool_use("t1"), tool_use("t2")), user(result("t2"), result("t1", is_error=True)))
 
 
-def test_text_may_follow_results():
+def test_text_may_follow_results() -> None:
     check(GOAL, assistant(tool_use("t1")), user(result("t1"), text("and another thing")))
 
 
-def test_messages_of_one_role_are_combined():
+def test_messages_of_one_role_are_combined() -> None:
     check(GOAL, GOAL, assistant(tool_use("t1"), tool_use("t2")), user(result("t1")), user(result("t2"), text("more")))
 
 
-def test_a_tool_use_without_result_is_refused():
+def test_a_tool_use_without_result_is_refused() -> None:
     words = refusal(GOAL, assistant(tool_use("t1"), tool_use("t2")), user(result("t1")))
     assert words.startswith("messages.1: `tool_use` ids were found without `tool_result` blocks immediately after: t2.")
 
 
-def test_a_tool_use_at_the_end_is_refused():
+def test_a_tool_use_at_the_end_is_refused() -> None:
     assert "without `tool_result`" in refusal(GOAL, assistant(tool_use("t1")))
 
 
-def test_text_before_results_is_refused():
+def test_text_before_results_is_refused() -> None:
     words = refusal(GOAL, assistant(tool_use("t1")), user(text("well"), result("t1")))
     assert "immediately after: t1" in words
 
 
-def test_a_result_that_nothing_asked_for_is_refused():
+def test_a_result_that_nothing_asked_for_is_refused() -> None:
     words = refusal(GOAL, assistant(text("no tools")), user(result("t9")))
     assert words.startswith("messages.2.content: unexpected `tool_use_id` found in `tool_result` blocks: t9.")
 
 
-def test_a_result_of_an_earlier_turn_is_refused():
+def test_a_result_of_an_earlier_turn_is_refused() -> None:
     first = (GOAL, assistant(tool_use("t1")), user(result("t1")))
     assert "unexpected `tool_use_id`" in refusal(*first, assistant(text("hm")), user(result("t1")))
 
 
-def test_two_results_of_one_tool_use_are_refused():
+def test_two_results_of_one_tool_use_are_refused() -> None:
     words = refusal(GOAL, assistant(tool_use("t1")), user(result("t1"), result("t1")))
     assert "each tool_use must have a single result" in words
 
 
-def test_repeated_tool_use_ids_are_refused():
+def test_repeated_tool_use_ids_are_refused() -> None:
     loop = (assistant(tool_use("t1")), user(result("t1")))
     assert "ids must be unique" in refusal(GOAL, *loop, *loop)
 
@@ -108,7 +110,7 @@ def test_repeated_tool_use_ids_are_refused():
         (["hello"], "messages.0: Input should be a valid dictionary"),
     ],
 )
-def test_what_is_no_conversation_is_refused(messages, words):
+def test_what_is_no_conversation_is_refused(messages: Any, words: str) -> None:
     assert words in refusal(*messages)
 
 
@@ -131,13 +133,13 @@ def test_what_is_no_conversation_is_refused(messages, words):
         ({"system": [{**text("a"), "cache_control": {"type": "ephemeral"}}] * 5}, "maximum of 4 blocks"),
     ],
 )
-def test_what_is_no_request_is_refused(fields, words):
+def test_what_is_no_request_is_refused(fields: Any, words: str) -> None:
     with pytest.raises(ApiError) as caught:
         check_create({"model": "sim-hello", "max_tokens": 10, "messages": [GOAL], **fields})
     assert (caught.value.status, words in caught.value.message) == (400, True)
 
 
-def test_counting_takes_no_max_tokens():
+def test_counting_takes_no_max_tokens() -> None:
     assert check_count({"model": "m", "messages": [GOAL]})["model"] == "m"
     with pytest.raises(ApiError, match="max_tokens: Extra inputs"):
         check_count({"model": "m", "messages": [GOAL], "max_tokens": 1})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -15,11 +17,11 @@ HEAD = b"POST /x HTTP/1.1\r\nHost: a\r\n"
 class Echo:
     """Answers with the body it got; /wait never answers, /crash fails."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.waiting = asyncio.Event()
         self.cancelled = asyncio.Event()
 
-    async def __call__(self, request, reply):
+    async def __call__(self, request: Any, reply: Any) -> None:
         if request.path == "/crash":
             raise RuntimeError("as ordered")
         if request.path == "/wait":
@@ -32,18 +34,18 @@ class Echo:
 
 
 @pytest.fixture
-async def echo():
+async def echo() -> Any:
     return Echo()
 
 
 @pytest.fixture
-async def server(echo):
+async def server(echo: Any) -> AsyncIterator[Any]:
     async with HttpServer(echo, max_body_bytes=1000) as server:
         yield server
 
 
 @pytest.fixture
-async def connection(server):
+async def connection(server: Any) -> AsyncIterator[Any]:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     async with asyncio.timeout(PATIENCE_SECONDS):
         yield reader, writer
@@ -51,19 +53,19 @@ async def connection(server):
     await writer.wait_closed()
 
 
-async def answer(reader):
+async def answer(reader: Any) -> Any:
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
     length = next((int(line.split(":")[1]) for line in head.splitlines() if line.startswith("content-length")), 0)
     return int(head.split()[1]), await reader.readexactly(length)
 
 
-async def test_requests_sent_at_once_are_answered_in_order(connection):
+async def test_requests_sent_at_once_are_answered_in_order(connection: Any) -> None:
     reader, writer = connection
     writer.write(b"".join(HEAD + b"Content-Length: 3\r\n\r\n" + body for body in (b"one", b"two", b"six")))
     assert [await answer(reader) for _ in range(3)] == [(200, b"one"), (200, b"two"), (200, b"six")]
 
 
-async def test_a_request_may_come_in_single_bytes(connection):
+async def test_a_request_may_come_in_single_bytes(connection: Any) -> None:
     reader, writer = connection
     for byte in HEAD + b"Content-Length: 2\r\n\r\nok":
         writer.write(bytes([byte]))
@@ -71,7 +73,7 @@ async def test_a_request_may_come_in_single_bytes(connection):
     assert await answer(reader) == (200, b"ok")
 
 
-async def test_a_body_is_asked_for_when_the_client_waits_for_that(connection):
+async def test_a_body_is_asked_for_when_the_client_waits_for_that(connection: Any) -> None:
     reader, writer = connection
     writer.write(HEAD + b"Content-Length: 2\r\nExpect: 100-continue\r\n\r\n")
     assert await answer(reader) == (100, b"")
@@ -91,7 +93,9 @@ async def test_a_body_is_asked_for_when_the_client_waits_for_that(connection):
         (HEAD + b"X: " + b"x" * 70_000, 431),
     ],
 )
-async def test_what_cannot_be_read_is_refused_and_the_connection_ends(connection, request_bytes, status):
+async def test_what_cannot_be_read_is_refused_and_the_connection_ends(
+    connection: Any, request_bytes: Any, status: int
+) -> None:
     reader, writer = connection
     writer.write(request_bytes)
     results, body = await answer(reader)
@@ -100,13 +104,13 @@ async def test_what_cannot_be_read_is_refused_and_the_connection_ends(connection
     assert await reader.read() == b""
 
 
-async def test_a_failing_handler_is_told_as_500_without_its_secrets(connection):
+async def test_a_failing_handler_is_told_as_500_without_its_secrets(connection: Any) -> None:
     reader, writer = connection
     writer.write(b"GET /crash HTTP/1.1\r\n\r\n")
     assert await answer(reader) == (500, b'{"error": "Internal server error"}')
 
 
-async def test_a_client_that_leaves_cancels_its_request(server, echo):
+async def test_a_client_that_leaves_cancels_its_request(server: Any, echo: Any) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(b"GET /wait HTTP/1.1\r\n\r\n")
@@ -116,7 +120,7 @@ async def test_a_client_that_leaves_cancels_its_request(server, echo):
         await writer.wait_closed()
 
 
-async def test_stopping_cancels_what_is_being_answered(server, echo, connection):
+async def test_stopping_cancels_what_is_being_answered(server: Any, echo: Any, connection: Any) -> None:
     reader, writer = connection
     writer.write(b"GET /wait HTTP/1.1\r\n\r\n")
     await echo.waiting.wait()

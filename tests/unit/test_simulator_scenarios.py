@@ -6,6 +6,8 @@ import contextlib
 import io
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -37,14 +39,14 @@ BUILT_IN_ARGUMENTS = {
 OPTIONAL_ARGUMENTS = {"delay_ms"}
 
 
-def calls_of(name):
+def calls_of(name: Any) -> Any:
     scenario = load_scenario(SHIPPED / f"{name}.yaml")
     return [call for turn in scenario.turns for call in turn.calls]
 
 
 @pytest.fixture
-def load(tmp_path):
-    def write_and_load(text):
+def load(tmp_path: Path) -> Any:
+    def write_and_load(text: Any) -> Any:
         path = tmp_path / "mine.yaml"
         path.write_text(text)
         return load_scenario(path)
@@ -76,7 +78,7 @@ def load(tmp_path):
         ("- text: [", "mine.yaml", "while parsing"),
     ],
 )
-def test_a_wrong_file_is_told_with_its_name_and_turn(load, text, place, words):
+def test_a_wrong_file_is_told_with_its_name_and_turn(load: Any, text: str, place: str, words: str) -> None:
     with pytest.raises(ScenarioError) as caught:
         load(text)
     assert "mine.yaml" in str(caught.value)
@@ -84,19 +86,19 @@ def test_a_wrong_file_is_told_with_its_name_and_turn(load, text, place, words):
     assert words in str(caught.value)
 
 
-def test_a_repeated_turn_is_played_so_often_and_the_last_one_for_ever(load):
+def test_a_repeated_turn_is_played_so_often_and_the_last_one_for_ever(load: Any) -> None:
     scenario = load("- {text: again, repeat: 3}\n- text: end")
     assert [scenario.turn(index).text for index in range(6)] == ["again"] * 3 + ["end"] * 3
 
 
-def test_a_file_of_mine_replaces_a_shipped_one(tmp_path):
+def test_a_file_of_mine_replaces_a_shipped_one(tmp_path: Path) -> None:
     (tmp_path / "hello.yaml").write_text("- text: mine")
     scenario = ScenarioLibrary([tmp_path]).find("sim-hello")
     assert scenario is not None
     assert scenario.turn(0).text == "mine"
 
 
-def test_any_real_models_name_plays_research():
+def test_any_real_models_name_plays_research() -> None:
     library = ScenarioLibrary()
     research = library.find("claude-opus-4-8")
     assert research is not None
@@ -104,7 +106,7 @@ def test_any_real_models_name_plays_research():
     assert library.find("sim-no-such-scenario") is None
 
 
-def test_steps_call_their_tool_n_times_and_end():
+def test_steps_call_their_tool_n_times_and_end() -> None:
     scenario = ScenarioLibrary().find("sim-steps-1000-write_file-5ms-200b")
     assert scenario is not None
     turns = [scenario.turn(index) for index in range(1002)]
@@ -116,20 +118,20 @@ def test_steps_call_their_tool_n_times_and_end():
 
 
 @pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.yaml")), ids=lambda path: path.stem)
-def test_shipped_scenarios_call_built_in_tools_with_their_arguments(path):
+def test_shipped_scenarios_call_built_in_tools_with_their_arguments(path: Any) -> None:
     for turn in load_scenario(path).turns:
         for call in turn.calls:
             assert set(call.arguments) - OPTIONAL_ARGUMENTS == BUILT_IN_ARGUMENTS[call.name]
 
 
-def test_research_uses_every_kind_of_tool_and_some_at_once():
+def test_research_uses_every_kind_of_tool_and_some_at_once() -> None:
     calls = calls_of("research")
     assert 10 <= len(calls) <= 20
     assert {call.name for call in calls} == {"web_search", "execute_python", "write_file", "read_file", "list_files"}
     assert any(len(turn.calls) > 1 for turn in load_scenario(SHIPPED / "research.yaml").turns)
 
 
-def test_research_finds_what_it_searches_for():
+def test_research_finds_what_it_searches_for() -> None:
     for call in calls_of("research"):
         if call.name == "web_search":
             first = search(call.arguments["query"], call.arguments["num_results"])[0]
@@ -137,7 +139,7 @@ def test_research_finds_what_it_searches_for():
 
 
 @pytest.mark.parametrize("name", ["research", "demo", "parallel-tools"])
-def test_the_code_of_scenarios_runs_in_plain_python(name, tmp_path):
+def test_the_code_of_scenarios_runs_in_plain_python(name: str, tmp_path: Path) -> None:
     codes = [call.arguments["code"] for call in calls_of(name) if call.name == "execute_python"]
     assert codes
     for code in codes:
@@ -150,7 +152,7 @@ def test_the_code_of_scenarios_runs_in_plain_python(name, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_prices_in_research_are_those_its_code_computes():
+def test_the_prices_in_research_are_those_its_code_computes() -> None:
     code = next(call.arguments["code"] for call in calls_of("research") if call.name == "execute_python")
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
@@ -165,7 +167,7 @@ def test_the_prices_in_research_are_those_its_code_computes():
         assert row in written["competitive-analysis-final.md"]
 
 
-def test_every_side_effect_of_demo_is_distinct():
+def test_every_side_effect_of_demo_is_distinct() -> None:
     lines = [(call.name, call.arguments["line"]) for call in calls_of("demo") if call.name.startswith("append_record")]
     assert len(set(lines)) == len(lines)
     assert {name for name, _ in lines} == {"append_record", "append_record_unsafe"}
@@ -193,12 +195,12 @@ MESSAGES = [
         ("{plain}", "{plain}"),
     ],
 )
-def test_references_are_filled_from_the_conversation(template, filled):
+def test_references_are_filled_from_the_conversation(template: str, filled: str) -> None:
     reply = compose(Turn(text=template), {"model": "m", "max_tokens": 100, "messages": MESSAGES})
     assert reply.blocks[0].text == filled
 
 
-def test_a_filled_reference_is_not_filled_again():
+def test_a_filled_reference_is_not_filled_again() -> None:
     messages = [{"role": "user", "content": "{{turn}}"}]
     reply = compose(Turn(text="{{goal}}"), {"model": "m", "max_tokens": 100, "messages": messages})
     assert reply.blocks[0].text == "{{turn}}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,25 +16,25 @@ from devstack.simulator.tokens import InputTokens, PromptCache, count_request
 MARK = {"cache_control": {"type": "ephemeral"}}
 
 
-def text(words, **more):
+def text(words: Any, **more: Any) -> Any:
     return {"type": "text", "text": words, **more}
 
 
-def request(*messages, **fields):
+def request(*messages: Any, **fields: Any) -> Any:
     return {"model": "m", "max_tokens": 1000, "messages": list(messages), **fields}
 
 
-def test_four_bytes_of_text_are_a_token():
+def test_four_bytes_of_text_are_a_token() -> None:
     body = request({"role": "user", "content": "12345"}, {"role": "user", "content": [text("äää")]}, system="1234")
     assert count_request(body) == 2 + 2 + 1
 
 
-def small_cache(now=lambda: 0.0):
+def small_cache(now: Any = lambda: 0.0) -> Any:
     """Keeps prefixes of any length, so that sums can be read."""
     return PromptCache(least_tokens=0, now=now)
 
 
-def test_a_prefix_is_created_once_and_read_afterwards():
+def test_a_prefix_is_created_once_and_read_afterwards() -> None:
     cache = small_cache()
     system = [text("x" * 400, **MARK)]
     first = request({"role": "user", "content": "a" * 40}, system=system)
@@ -42,7 +43,7 @@ def test_a_prefix_is_created_once_and_read_afterwards():
     assert cache.price(second) == InputTokens(20, cache_read=100)
 
 
-def test_a_prefix_is_forgotten_five_minutes_after_its_last_use():
+def test_a_prefix_is_forgotten_five_minutes_after_its_last_use() -> None:
     clock = [0.0]
     cache = small_cache(lambda: clock[0])
     body = request({"role": "user", "content": [text("a" * 400, **MARK)]})
@@ -52,14 +53,14 @@ def test_a_prefix_is_forgotten_five_minutes_after_its_last_use():
     assert reads == [0, 100, 100, 0]
 
 
-def test_a_prefix_that_is_too_short_is_not_kept():
+def test_a_prefix_that_is_too_short_is_not_kept() -> None:
     cache = PromptCache()
     body = request({"role": "user", "content": [text("a" * 4092, **MARK), text("b" * 4, **MARK)]})
     assert cache.price(body) == InputTokens(0, cache_creation=1024)
     assert cache.price(request({"role": "user", "content": [text("a" * 4092, **MARK)]})) == InputTokens(1023)
 
 
-def test_only_what_was_marked_is_found():
+def test_only_what_was_marked_is_found() -> None:
     cache = small_cache()
     cache.price(request({"role": "user", "content": [text("a" * 400), text("b" * 400, **MARK)]}))
     again = request({"role": "user", "content": [text("a" * 400, **MARK), text("c" * 400)]})
@@ -67,7 +68,7 @@ def test_only_what_was_marked_is_found():
 
 
 @pytest.mark.parametrize(("between", "read"), [(19, 100), (20, 0)])
-def test_a_prefix_is_looked_for_twenty_parts_before_a_mark(between, read):
+def test_a_prefix_is_looked_for_twenty_parts_before_a_mark(between: int, read: int) -> None:
     cache = small_cache()
     cache.price(request({"role": "user", "content": [text("a" * 400, **MARK)]}))
     new = [text("b" * 4) for _ in range(between)]
@@ -75,7 +76,7 @@ def test_a_prefix_is_looked_for_twenty_parts_before_a_mark(between, read):
     assert cache.price(again).cache_read == read
 
 
-def test_a_growing_conversation_reads_what_it_created():
+def test_a_growing_conversation_reads_what_it_created() -> None:
     cache = small_cache()
     turns = [{"role": "user", "content": [text(f"{index}" * 400)]} for index in range(3)]
     seen = 0
@@ -86,13 +87,13 @@ def test_a_growing_conversation_reads_what_it_created():
         seen += 100
 
 
-def test_the_requests_own_mark_covers_all_of_it():
+def test_the_requests_own_mark_covers_all_of_it() -> None:
     assert small_cache().price(request({"role": "user", "content": "a" * 40}, **MARK)) == InputTokens(
         0, cache_creation=10
     )
 
 
-def test_another_model_shares_no_prefix():
+def test_another_model_shares_no_prefix() -> None:
     cache = small_cache()
     body = request({"role": "user", "content": [text("a" * 40, **MARK)]})
     cache.price(body)
@@ -100,14 +101,14 @@ def test_another_model_shares_no_prefix():
 
 
 @given(st.lists(st.tuples(st.text(min_size=1, max_size=30), st.booleans()), min_size=1, max_size=8))
-def test_caching_never_changes_the_sum(parts):
+def test_caching_never_changes_the_sum(parts: list[Any]) -> None:
     body = request({"role": "user", "content": [text(words, **(MARK if marked else {})) for words, marked in parts]})
     cache = small_cache()
     assert cache.price(body).total == cache.price(body).total == count_request(body)
 
 
 @given(st.text(min_size=1, max_size=300), st.integers(0, 30))
-def test_an_answer_never_exceeds_max_tokens(words, max_tokens):
+def test_an_answer_never_exceeds_max_tokens(words: str, max_tokens: int) -> None:
     turn = Turn(text="{{goal}}", calls=(ToolCall("write_file", {"path": "a", "content": "b" * 100}),))
     reply = compose(turn, {**request({"role": "user", "content": words}), "max_tokens": max_tokens})
     assert reply.output_tokens <= max_tokens
@@ -116,7 +117,7 @@ def test_an_answer_never_exceeds_max_tokens(words, max_tokens):
     assert all(isinstance(block.value()["input"], dict) for block in reply.blocks if block.tool_name)
 
 
-def test_a_scenarios_own_output_tokens_are_cut_in_proportion():
+def test_a_scenarios_own_output_tokens_are_cut_in_proportion() -> None:
     reply = compose(
         Turn(text="x" * 100, output_tokens=1000), {**request({"role": "user", "content": "a"}), "max_tokens": 500}
     )
@@ -124,7 +125,7 @@ def test_a_scenarios_own_output_tokens_are_cut_in_proportion():
 
 
 @given(st.text(min_size=1, max_size=500), st.integers(1, 50))
-def test_deltas_add_up_to_the_answer(words, deltas):
+def test_deltas_add_up_to_the_answer(words: str, deltas: int) -> None:
     turn = Turn(text="{{goal}}", calls=(ToolCall("f", {"a": "{{goal}}"}),))
     reply = compose(turn, {**request({"role": "user", "content": words}), "max_tokens": 10_000})
     events = list(stream_events(reply, InputTokens(1), deltas))
@@ -140,6 +141,6 @@ def test_deltas_add_up_to_the_answer(words, deltas):
 
 
 @pytest.mark.parametrize("share", [0, 1, 50, 99])
-def test_a_part_of_an_answer_costs_its_share(share):
+def test_a_part_of_an_answer_costs_its_share(share: int) -> None:
     reply = compose(Turn(text="x" * 100), request({"role": "user", "content": "a"}))
     assert reply.tokens_after(share) == max(1, -(-share // 4))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -20,6 +21,7 @@ from devstack import (
 )
 from devstack.child_process import last_words, warnings_of
 from devstack.data_dir import forget_addresses, hold_folder, read_addresses, write_addresses
+from devstack.etcd import EtcdProcess
 from devstack.options import (
     FREE_PORTS,
     REPLICATED,
@@ -36,7 +38,7 @@ from tenure.cli.dev import UNSAFE_ETCD, command_name, passed_on
 from tenure.cli.parameters import REPLICAS
 
 
-def test_a_folder_has_one_stack(tmp_path):
+def test_a_folder_has_one_stack(tmp_path: Path) -> None:
     with hold_folder(tmp_path):
         write_addresses(tmp_path, {"gateway": "127.0.0.1:8470"})
         with pytest.raises(FolderBusy, match=r"its gateway is 127\.0\.0\.1:8470"), hold_folder(tmp_path):
@@ -45,7 +47,7 @@ def test_a_folder_has_one_stack(tmp_path):
         pass
 
 
-def test_a_stack_that_was_killed_holds_its_folder_no_longer(tmp_path):
+def test_a_stack_that_was_killed_holds_its_folder_no_longer(tmp_path: Path) -> None:
     source = (
         "import sys, pathlib; from devstack.data_dir import hold_folder\n"
         "with hold_folder(pathlib.Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
@@ -62,7 +64,7 @@ def test_a_stack_that_was_killed_holds_its_folder_no_longer(tmp_path):
         pass
 
 
-def test_addresses_are_found_while_their_writer_lives(tmp_path):
+def test_addresses_are_found_while_their_writer_lives(tmp_path: Path) -> None:
     assert read_addresses(tmp_path) is None
     write_addresses(tmp_path, {"gateway": "127.0.0.1:1"})
     assert read_addresses(tmp_path) == {"gateway": "127.0.0.1:1"}
@@ -70,7 +72,7 @@ def test_addresses_are_found_while_their_writer_lives(tmp_path):
     assert read_addresses(tmp_path) is None
 
 
-def test_addresses_of_a_dead_writer_or_half_a_file_are_none(tmp_path):
+def test_addresses_of_a_dead_writer_or_half_a_file_are_none(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     for content in (json.dumps({"pid": gone.pid, "gateway": "x"}), '{"pid": ', "[]", "{}"):
@@ -78,7 +80,7 @@ def test_addresses_of_a_dead_writer_or_half_a_file_are_none(tmp_path):
         assert read_addresses(tmp_path) is None
 
 
-def test_a_usual_port_that_is_taken_is_left_to_its_owner():
+def test_a_usual_port_that_is_taken_is_left_to_its_owner() -> None:
     with socket.socket() as owner:
         owner.bind(("127.0.0.1", 0))
         owner.listen()
@@ -90,18 +92,18 @@ def test_a_usual_port_that_is_taken_is_left_to_its_owner():
             del USUAL_PORTS["test"]
 
 
-def test_free_ports_are_not_those_of_outgoing_connections():
+def test_free_ports_are_not_those_of_outgoing_connections() -> None:
     chosen = {choose_address("gateway", usual=False) for _ in range(20)}
     assert all(int(address.rpartition(":")[2]) in FREE_PORTS for address in chosen)
     assert FREE_PORTS.stop <= 32_768
 
 
-def test_an_address_that_was_chosen_already_is_avoided():
+def test_an_address_that_was_chosen_already_is_avoided() -> None:
     first = choose_address("gateway", usual=True)
     assert choose_address("gateway", usual=True, avoid={first}) != first
 
 
-def test_stacks_that_start_at_once_choose_different_addresses(tmp_path, monkeypatch):
+def test_stacks_that_start_at_once_choose_different_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them chooses seconds before anything listens on what the other chose."""
     port = int(choose_address("gateway", usual=False).rpartition(":")[2])
     monkeypatch.setitem(USUAL_PORTS, "gateway", port)
@@ -115,7 +117,7 @@ def test_stacks_that_start_at_once_choose_different_addresses(tmp_path, monkeypa
     assert choose_address("gateway", usual=True) == first
 
 
-def test_the_last_words_are_the_last_warning_and_the_error_below_its_stack():
+def test_the_last_words_are_the_last_warning_and_the_error_below_its_stack() -> None:
     lines = [
         json.dumps({"level": "INFO", "message": "listening"}),
         json.dumps({"level": "ERROR", "message": "the process failed", "stack": "Traceback\n  File\nOSError: no room"}),
@@ -124,13 +126,13 @@ def test_the_last_words_are_the_last_warning_and_the_error_below_its_stack():
     assert last_words("\n".join(lines)) == "the process failed: OSError: no room"
 
 
-def test_the_last_words_may_be_plain():
+def test_the_last_words_may_be_plain() -> None:
     assert last_words("the configuration does not hold:\n  - TENURE_X is missing\n\n") == "TENURE_X is missing"
     assert last_words("") == ""
     assert len(last_words("x" * 5000)) == 300
 
 
-def test_the_warnings_of_one_logger_are_found():
+def test_the_warnings_of_one_logger_are_found() -> None:
     lines = [
         json.dumps({"level": "WARNING", "logger": "services.tools.main", "message": "no sandbox"}),
         json.dumps({"level": "INFO", "logger": "services.tools.main", "message": "listening"}),
@@ -141,23 +143,23 @@ def test_the_warnings_of_one_logger_are_found():
     assert warnings_of("\n".join(lines), "services.tools.main") == ["no sandbox"]
 
 
-def test_how_a_process_ended_is_said_in_words():
+def test_how_a_process_ended_is_said_in_words() -> None:
     assert death_of(None) == ""
     assert death_of(-9) == "was killed (SIGKILL)"
     assert death_of(2) == "ended with code 2"
 
 
-def test_only_named_variables_reach_the_services():
+def test_only_named_variables_reach_the_services() -> None:
     passed = passed_on({"PATH": "/bin", "ANTHROPIC_API_KEY": "secret", "OTEL_SERVICE_NAME": "x", "NO_PROXY": "corp"})
     assert passed == {"PATH": "/bin", "OTEL_SERVICE_NAME": "x", "NO_PROXY": "corp,127.0.0.1,localhost"}
 
 
 @pytest.mark.parametrize(("release", "unsafe"), [("3.5.0", True), ("3.5.2", True), ("3.5.3", False), ("3.5.16", False)])
-def test_releases_that_can_corrupt_data_are_known(release, unsafe):
+def test_releases_that_can_corrupt_data_are_known(release: str, unsafe: bool) -> None:
     assert bool(UNSAFE_ETCD.match(release)) is unsafe
 
 
-async def test_an_etcd_that_is_none_is_refused_in_a_sentence():
+async def test_an_etcd_that_is_none_is_refused_in_a_sentence() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         endpoint = f"127.0.0.1:{closed.getsockname()[1]}"
@@ -166,7 +168,7 @@ async def test_an_etcd_that_is_none_is_refused_in_a_sentence():
 
 
 @pytest.mark.server
-async def test_the_version_of_an_etcd_of_ones_own_is_asked(etcd_process):
+async def test_the_version_of_an_etcd_of_ones_own_is_asked(etcd_process: EtcdProcess) -> None:
     assert await endpoint_version(etcd_process.endpoint) == etcd_process.version
 
 
@@ -182,7 +184,7 @@ def test_the_advice_names_the_command_as_it_can_be_typed(tmp_path: Path, monkeyp
     assert command_name("/usr/lib/python3/tenure/cli/__main__.py") == "tenure"
 
 
-def test_replicas_are_named_after_their_service(tmp_path):
+def test_replicas_are_named_after_their_service(tmp_path: Path) -> None:
     options = StackOptions(data_dir=tmp_path, workers=2, replicas={"tools": 3})
     assert options.names_of("tools") == ["tools", "tools-2", "tools-3"]
     assert options.names_of("gateway") == ["gateway"]
@@ -190,12 +192,12 @@ def test_replicas_are_named_after_their_service(tmp_path):
 
 
 @pytest.mark.parametrize("unfit", [{"tools": 0}, {"worker": 2}, {"etcd": 3}])
-def test_only_services_have_replicas_and_at_least_one(tmp_path, unfit):
+def test_only_services_have_replicas_and_at_least_one(tmp_path: Path, unfit: Any) -> None:
     with pytest.raises(ValueError, match="replicas"):
         StackOptions(data_dir=tmp_path, replicas=unfit)
 
 
-def test_tool_replicas_on_one_host_have_sandbox_uids_of_their_own(tmp_path):
+def test_tool_replicas_on_one_host_have_sandbox_uids_of_their_own(tmp_path: Path) -> None:
     options = StackOptions(data_dir=tmp_path, replicas={"tools": 3})
     uids = [
         int(
@@ -208,7 +210,7 @@ def test_tool_replicas_on_one_host_have_sandbox_uids_of_their_own(tmp_path):
     assert all(later - earlier >= UIDS_APART for earlier, later in pairwise(uids))
 
 
-def test_the_number_of_replicas_is_typed_for_all_or_by_service():
+def test_the_number_of_replicas_is_typed_for_all_or_by_service() -> None:
     assert REPLICAS.convert("2", None, None) == dict.fromkeys(REPLICATED, 2)
     assert REPLICAS.convert("coordinator=2, tools=3", None, None) == {"coordinator": 2, "tools": 3}
     for text in ("0", "tools", "tools=x", "worker=2", ""):
@@ -225,7 +227,7 @@ def test_the_number_of_replicas_is_typed_for_all_or_by_service():
         ({"anthropic_api_key": "key", "model": "claude-sonnet-5"}, "claude-sonnet-5"),
     ],
 )
-def test_the_ledger_and_the_workers_have_one_default_model(tmp_path, expected, model):
+def test_the_ledger_and_the_workers_have_one_default_model(tmp_path: Path, expected: Any, model: str) -> None:
     options = StackOptions(data_dir=tmp_path, **expected)
     ledger = environment_of("checkpoint", "checkpoint", "", options, Layout(tmp_path), StackAddresses())
     worker = environment_of("worker", "worker-1", "", options, Layout(tmp_path), StackAddresses())

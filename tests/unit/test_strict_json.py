@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,19 +25,19 @@ VALUES = st.recursive(
 
 
 @pytest.mark.parametrize("text", ["NaN", "[Infinity]", "-Infinity", "1e999", "-1e999", "", "{", "1 2", "9" * 5000])
-def test_what_is_no_json_is_refused(text):
+def test_what_is_no_json_is_refused(text: Any) -> None:
     with pytest.raises(ValueError, match=r"."):
         strict_json(text)
 
 
-def test_a_name_may_come_twice_only_where_that_is_allowed():
+def test_a_name_may_come_twice_only_where_that_is_allowed() -> None:
     assert strict_json('{"a": 1, "a": 2}') == {"a": 2}
     with pytest.raises(ValueError, match="twice"):
         strict_json('[{"a": {"b": 1, "b": 1}}]', unique_names=True)
 
 
 @given(VALUES)
-def test_a_well_formed_value_can_be_written_and_read(value):
+def test_a_well_formed_value_can_be_written_and_read(value: Any) -> None:
     try:
         made = well_formed_value(value)
     except ValueError as error:
@@ -47,7 +48,7 @@ def test_a_well_formed_value_can_be_written_and_read(value):
 
 
 @given(ANY_TEXT)
-def test_a_well_formed_text_is_kept(text):
+def test_a_well_formed_text_is_kept(text: Any) -> None:
     made = well_formed(text)
     made.encode()
     assert well_formed(made) == made
@@ -58,18 +59,18 @@ def test_a_well_formed_text_is_kept(text):
     assert made == text
 
 
-def test_pairs_are_joined_and_lone_halves_replaced():
+def test_pairs_are_joined_and_lone_halves_replaced() -> None:
     assert well_formed("\ud83d\ude00|\ud83d|\ude00|\ude00\ud83d") == "\U0001f600|\ufffd|\ufffd|\ufffd\ufffd"
 
 
 @given(ANY_TEXT, st.integers(0, 30))
-def test_an_escaped_text_can_be_shown_and_is_bounded(text, most):
+def test_an_escaped_text_can_be_shown_and_is_bounded(text: Any, most: int) -> None:
     shown = escaped(text, most)
     shown.encode()
     assert all(one.isprintable() or one == "\n" for one in shown)
     assert len(shown) <= 10 * most + 2
 
 
-def test_depth_counts_every_level():
+def test_depth_counts_every_level() -> None:
     values: tuple[object, ...] = (1, [], [1], {"a": [{}]})
     assert [depth_of(one) for one in values] == [1, 1, 2, 3]

@@ -1,7 +1,10 @@
 """Rules of sub-agents: what a call may spawn, what each gets, what the call comes to."""
 
+from __future__ import annotations
+
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -31,22 +34,22 @@ SPEC = TaskSpec("all of it", AgentSpec(tools=("a", "b")), Limits(max_tokens=1000
 PARENT = Parent(TASK, SPEC, 0, (Budget(1000, 100, 0), Budget(0, 100, 0)), 1)
 
 
-def spawn_request(goals=("x", "y"), **more):
+def spawn_request(goals: Any = ("x", "y"), **more: Any) -> Any:
     return read_spawn(json.dumps({"goals": list(goals), **more}))
 
 
-def test_names_follow_from_the_call_alone():
+def test_names_follow_from_the_call_alone() -> None:
     assert sub_agent_id(TASK, "1.0", 0) == sub_agent_id(TASK, "1.0", 0)
     names = {sub_agent_id(TASK, call, index) for call in ("1.0", "1.1") for index in range(3)}
     assert len(names) == 6
 
 
-def test_the_default_share_leaves_one_for_the_parent():
+def test_the_default_share_leaves_one_for_the_parent() -> None:
     assert decide_spawn(spawn_request(), PARENT) == Share(300, ("a", "b"))
     assert decide_spawn(spawn_request(max_tokens=450, tools=["b"]), PARENT) == Share(450, ("b",))
 
 
-def test_nobody_gives_away_more_than_the_root_or_it_itself_has_left():
+def test_nobody_gives_away_more_than_the_root_or_it_itself_has_left() -> None:
     assert isinstance(decide_spawn(spawn_request(max_tokens=451), PARENT), Outcome)
     own = replace(PARENT, depth=1, budgets=(Budget(1000, 100, 500), Budget(200, 50, 0)))
     assert own.tokens_left == 150
@@ -54,7 +57,7 @@ def test_nobody_gives_away_more_than_the_root_or_it_itself_has_left():
     assert isinstance(decide_spawn(spawn_request(), replace(PARENT, budgets=(Budget(1000, 999, 0),))), Outcome)
 
 
-def test_money_is_shared_alike():
+def test_money_is_shared_alike() -> None:
     budgets = (Budget(1000, 0, 0, 9000, 0, 0),)
     share = decide_spawn(spawn_request(), replace(PARENT, budgets=budgets))
     assert isinstance(share, Share)
@@ -72,13 +75,13 @@ def test_money_is_shared_alike():
         (replace(PARENT, is_to_end=True), 1, "is to end"),
     ],
 )
-def test_trees_have_limits(parent, goals, expected):
+def test_trees_have_limits(parent: Any, goals: int, expected: str) -> None:
     refused = decide_spawn(spawn_request(["x"] * goals), parent)
     assert isinstance(refused, Outcome)
     assert expected in refused.content
 
 
-def test_tools_are_never_wider_than_the_parents():
+def test_tools_are_never_wider_than_the_parents() -> None:
     refused = decide_spawn(spawn_request(tools=["a", "c"]), PARENT)
     assert isinstance(refused, Outcome)
     assert "c" in refused.content
@@ -86,7 +89,7 @@ def test_tools_are_never_wider_than_the_parents():
     assert decide_spawn(spawn_request(tools=["c"]), everything) == Share(300, ("c",))
 
 
-def test_a_name_of_no_tool_is_refused_with_the_nearest_where_the_loop_records_its_tools():
+def test_a_name_of_no_tool_is_refused_with_the_nearest_where_the_loop_records_its_tools() -> None:
     everything = replace(PARENT, spec=replace(SPEC, agent=AgentSpec(tools=None)), tools_defined=("read_file", "b"))
     refused = decide_spawn(spawn_request(tools=["raed_file", "b"]), everything)
     assert isinstance(refused, Outcome)
@@ -101,13 +104,13 @@ def test_a_name_of_no_tool_is_refused_with_the_nearest_where_the_loop_records_it
     "arguments",
     ["[]", "{}", '{"goals": [" "]}', '{"goals": ["a"], "max_tokens": -1}', '{"goals": ["a"], "tools": ["/"]}'],
 )
-def test_arguments_that_do_not_fit_are_told(arguments):
+def test_arguments_that_do_not_fit_are_told(arguments: str) -> None:
     with pytest.raises(InvalidArguments):
         read_spawn(arguments)
     assert isinstance(wait_of(ToolIntent("1.0", "u", SPAWN_SUB_AGENTS, arguments)), Outcome)
 
 
-def test_a_sub_agent_is_its_parent_but_for_its_goal_and_share():
+def test_a_sub_agent_is_its_parent_but_for_its_goal_and_share() -> None:
     control = replace(
         SPEC,
         control=ControlWork("f"),
@@ -121,7 +124,7 @@ def test_a_sub_agent_is_its_parent_but_for_its_goal_and_share():
     assert spec_of_sub_agent(SPEC, "x", Share(7, None), -3.0).limits.timeout_seconds == 1.0
 
 
-def test_what_came_of_them_is_told_in_order_and_within_bounds():
+def test_what_came_of_them_is_told_in_order_and_within_bounds() -> None:
     ends = {
         TaskState.SUCCEEDED: "r",
         TaskState.TIMED_OUT: "[timeout]",
@@ -139,7 +142,7 @@ def test_what_came_of_them_is_told_in_order_and_within_bounds():
     assert len(json.loads(long.content)["sub_agents"][0]["result"].encode()) <= MOST_RESULT_BYTES // 2
 
 
-def test_a_call_that_needs_leave_waits_for_a_person_first_and_then_for_its_sub_agents():
+def test_a_call_that_needs_leave_waits_for_a_person_first_and_then_for_its_sub_agents() -> None:
     intent = ToolIntent("1.0", "u", SPAWN_SUB_AGENTS, '{"goals": ["x"], "deadline_seconds": 5}')
     first = wait_of(intent, approve_tools=(SPAWN_SUB_AGENTS,))
     then = wait_of(intent, approve_tools=(SPAWN_SUB_AGENTS,), allowed=("1.0",))
@@ -149,7 +152,7 @@ def test_a_call_that_needs_leave_waits_for_a_person_first_and_then_for_its_sub_a
     assert move_to_wait(then).to_state is TaskState.WAITING_EXTERNAL
 
 
-def test_what_is_said_of_unknown_arguments_can_be_written_down():
+def test_what_is_said_of_unknown_arguments_can_be_written_down() -> None:
     with pytest.raises(InvalidArguments) as refusal:
         read_spawn('{"goals": ["x"], "\\ud800": 1}')
     assert str(refusal.value).encode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -19,11 +20,11 @@ async def failing() -> AsyncIterator[None]:
         yield
 
 
-async def fail():
+async def fail() -> Any:
     raise ValueError("a child failed")
 
 
-async def fail_when(event: asyncio.Event):
+async def fail_when(event: asyncio.Event) -> Any:
     await event.wait()
     raise ValueError("a child failed")
 
@@ -34,31 +35,31 @@ def cancellations() -> int:
     return task.cancelling()
 
 
-async def test_a_child_that_fails_while_the_group_is_waited_for_leaves_no_cancellation():
+async def test_a_child_that_fails_while_the_group_is_waited_for_leaves_no_cancellation() -> None:
     async with failing(), TaskGroup() as group:
         group.create_task(fail())
         group.create_task(asyncio.Event().wait())
     assert cancellations() == 0
 
 
-async def test_a_child_that_fails_while_the_body_works_leaves_no_cancellation():
+async def test_a_child_that_fails_while_the_body_works_leaves_no_cancellation() -> None:
     async with failing(), TaskGroup() as group:
         group.create_task(fail())
         await asyncio.Event().wait()
     assert cancellations() == 0
 
 
-async def test_a_body_that_fails_leaves_no_cancellation():
+async def test_a_body_that_fails_leaves_no_cancellation() -> None:
     async with failing(), TaskGroup() as group:
         group.create_task(asyncio.Event().wait())
         await fail()
     assert cancellations() == 0
 
 
-async def test_groups_within_groups_leave_no_cancellation():
+async def test_groups_within_groups_leave_no_cancellation() -> None:
     go = asyncio.Event()
 
-    async def inner():
+    async def inner() -> None:
         async with TaskGroup() as group:
             group.create_task(fail_when(go))
 
@@ -68,7 +69,7 @@ async def test_groups_within_groups_leave_no_cancellation():
     assert cancellations() == 0
 
 
-async def test_a_timeout_after_a_group_that_failed_is_a_timeout():
+async def test_a_timeout_after_a_group_that_failed_is_a_timeout() -> None:
     """With Python 3.11.2 it was a CancelledError, which ended the worker's session without a word."""
     async with failing(), TaskGroup() as group:
         group.create_task(fail())
@@ -77,10 +78,10 @@ async def test_a_timeout_after_a_group_that_failed_is_a_timeout():
             await asyncio.Event().wait()
 
 
-async def test_a_cancellation_from_outside_is_kept():
+async def test_a_cancellation_from_outside_is_kept() -> None:
     begun = asyncio.Event()
 
-    async def work():
+    async def work() -> None:
         async with TaskGroup() as group:
             group.create_task(asyncio.Event().wait())
             begun.set()
@@ -94,19 +95,19 @@ async def test_a_cancellation_from_outside_is_kept():
     assert task.cancelled()
 
 
-async def test_a_cancellation_from_outside_that_a_failure_hides_still_counts():
+async def test_a_cancellation_from_outside_that_a_failure_hides_still_counts() -> None:
     """So that whoever goes on after the failure can see it."""
     begun = asyncio.Event()
     counted = []
 
-    async def fail_when_cancelled():
+    async def fail_when_cancelled() -> None:
         begun.set()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             raise ValueError("failed at that moment") from None
 
-    async def work():
+    async def work() -> None:
         try:
             async with TaskGroup() as group:
                 group.create_task(fail_when_cancelled())

@@ -34,7 +34,7 @@ async def taken(watch: TaskWatch) -> list[int] | None:
     return None if growths is None else [one.first for one in growths]
 
 
-async def test_growths_that_follow_one_another_are_handed_over_in_order_and_once():
+async def test_growths_that_follow_one_another_are_handed_over_in_order_and_once() -> None:
     watch = watch_at(4)
     watch.tell(growth(5, count=2))
     watch.tell(growth(7))
@@ -46,14 +46,14 @@ async def test_growths_that_follow_one_another_are_handed_over_in_order_and_once
 
 
 @pytest.mark.parametrize("expected", [[6], [5, 7], [6, 5], [None], [5, None], [None, 5]])
-async def test_whoever_missed_something_reads(expected: list[int | None]):
+async def test_whoever_missed_something_reads(expected: list[int | None]) -> None:
     watch = watch_at(4)
     for first in expected:
         watch.tell(None if first is None else growth(first))
     assert await taken(watch) is None
 
 
-async def test_once_it_has_read_it_is_handed_what_follows():
+async def test_once_it_has_read_it_is_handed_what_follows() -> None:
     watch = watch_at(4)
     watch.tell(growth(6))
     assert await taken(watch) is None
@@ -62,7 +62,7 @@ async def test_once_it_has_read_it_is_handed_what_follows():
     assert await taken(watch) == [7]
 
 
-async def test_what_came_while_it_read_and_was_read_is_not_handed_over_again():
+async def test_what_came_while_it_read_and_was_read_is_not_handed_over_again() -> None:
     watch = watch_at(4)
     watch.tell(growth(5))
     watch.tell(growth(6))
@@ -77,7 +77,7 @@ async def test_what_came_while_it_read_and_was_read_is_not_handed_over_again():
 
 
 @pytest.mark.parametrize(("most", "size_bytes"), [(MOST_ENTRIES, 1), (4, MOST_BYTES // 4)])
-async def test_more_than_a_bound_is_not_kept_for_a_slow_one(most: int, size_bytes: int):
+async def test_more_than_a_bound_is_not_kept_for_a_slow_one(most: int, size_bytes: int) -> None:
     watch = watch_at(0)
     for sequence in range(1, most + 1):
         watch.tell(growth(sequence, size_bytes=size_bytes))

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from tenure.runtime.telemetry import MetricsExport, exporting, span, telemetry
 
 
 @pytest.fixture
-def logged():
+def logged() -> Iterator[Any]:
     """The text that came out, in the form asked for."""
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
@@ -39,7 +40,7 @@ def logged():
     logging.captureWarnings(capture=False)
 
 
-def test_counters_add_and_are_read_by_some_of_their_labels():
+def test_counters_add_and_are_read_by_some_of_their_labels() -> None:
     registry = MetricRegistry()
     registry.cell("x_total", service="a", reason="r").value += 2
     registry.cell("x_total", service="b", reason="r").value += 1
@@ -49,11 +50,11 @@ def test_counters_add_and_are_read_by_some_of_their_labels():
     assert registry.read("nothing") == 0
 
 
-def test_the_same_labels_are_the_same_cell_in_any_order():
+def test_the_same_labels_are_the_same_cell_in_any_order() -> None:
     assert metrics.cell("y_total", a="1", b="2") is metrics.cell("y_total", b="2", a="1")
 
 
-def test_exporters_see_every_name_the_later_ones_too():
+def test_exporters_see_every_name_the_later_ones_too() -> None:
     registry, reader = MetricRegistry(), InMemoryMetricReader()
     registry.cell("early_total", service="a").value = 1
     export = MetricsExport(Resource.get_empty(), reader, registry)
@@ -71,7 +72,7 @@ def test_exporters_see_every_name_the_later_ones_too():
     assert ({"le": "0.25"}, 1) in values["took_seconds_bucket"]
 
 
-def test_a_log_line_is_one_json_object_with_its_facts(logged):
+def test_a_log_line_is_one_json_object_with_its_facts(logged: Any) -> None:
     out = logged("json")
     with as_tenant("acme"), log_context(task="t-1", epoch=7), log_context(epoch=8):
         logging.getLogger("tenure.x").info("committed\n%s", "twice", extra={"sequence": 17, "dsn": Secret("hunter2")})
@@ -90,7 +91,7 @@ def test_a_log_line_is_one_json_object_with_its_facts(logged):
     }
 
 
-def test_facts_end_with_their_block(logged):
+def test_facts_end_with_their_block(logged: Any) -> None:
     out = logged("json")
     with log_context(task="t-1"):
         pass
@@ -98,7 +99,7 @@ def test_facts_end_with_their_block(logged):
     assert "task" not in json.loads(out.getvalue())
 
 
-def test_an_exception_is_logged_with_its_stack_on_one_line(logged):
+def test_an_exception_is_logged_with_its_stack_on_one_line(logged: Any) -> None:
     out = logged("json")
     try:
         int("broken")
@@ -108,20 +109,20 @@ def test_an_exception_is_logged_with_its_stack_on_one_line(logged):
     assert "ValueError: invalid literal" in json.loads(out.getvalue())["stack"]
 
 
-def test_a_very_long_fact_is_cut(logged):
+def test_a_very_long_fact_is_cut(logged: Any) -> None:
     out = logged("json")
     logging.getLogger("x").info("m", extra={"body": "x" * 100_000})
     assert len(out.getvalue()) < 10_000
 
 
-def test_people_get_lines(logged):
+def test_people_get_lines(logged: Any) -> None:
     out = logged("human")
     with log_context(task="t-1"):
         logging.getLogger("tenure.runtime.x").warning("slow")
     assert out.getvalue().split(maxsplit=1)[1] == "WARNING runtime.x  slow  task=t-1\n"
 
 
-def test_warnings_go_to_the_log(logged):
+def test_warnings_go_to_the_log(logged: Any) -> None:
     out = logged("json")
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -129,14 +130,14 @@ def test_warnings_go_to_the_log(logged):
     assert json.loads(out.getvalue())["logger"] == "py.warnings"
 
 
-async def test_without_a_collector_a_span_is_nothing():
+async def test_without_a_collector_a_span_is_nothing() -> None:
     async with telemetry("checkpoint", {}):
         with span("commit", {semconv.TASK_ID: "t"}) as nothing:
             assert not nothing.is_recording()
             assert traceparent() == ""
 
 
-async def test_spans_are_exported_by_the_end_as_children_of_those_around_them():
+async def test_spans_are_exported_by_the_end_as_children_of_those_around_them() -> None:
     exporter = InMemorySpanExporter()
     async with exporting(Resource.get_empty(), exporter, InMemoryMetricReader()):
         with span("invoke_agent messages", {semconv.TASK_ID: "t"}), span("chat claude"):
@@ -149,7 +150,7 @@ async def test_spans_are_exported_by_the_end_as_children_of_those_around_them():
     assert not trace.get_current_span().is_recording()
 
 
-async def test_a_span_is_the_child_of_one_that_another_service_told_of():
+async def test_a_span_is_the_child_of_one_that_another_service_told_of() -> None:
     exporter = InMemorySpanExporter()
     async with exporting(Resource.get_empty(), exporter, None):
         with span("execute_tool asked"):
@@ -163,7 +164,7 @@ async def test_a_span_is_the_child_of_one_that_another_service_told_of():
 
 
 @pytest.mark.parametrize("expected", ["", "garbage", "00-00-00-00"])
-async def test_a_trace_that_is_none_changes_nothing(expected):
+async def test_a_trace_that_is_none_changes_nothing(expected: str) -> None:
     exporter = InMemorySpanExporter()
     async with exporting(Resource.get_empty(), exporter, None):
         continue_trace([("traceparent", expected)])
@@ -175,7 +176,7 @@ async def test_a_trace_that_is_none_changes_nothing(expected):
     assert within.parent.span_id == around.context.span_id
 
 
-async def test_a_collector_that_is_gone_does_not_hold_up_the_end(unused_tcp_port):
+async def test_a_collector_that_is_gone_does_not_hold_up_the_end(unused_tcp_port: int) -> None:
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{unused_tcp_port}"}
     async with telemetry("checkpoint", environment, instance="i-1", version="1"):
         with span("commit") as exported:
@@ -191,14 +192,16 @@ async def test_a_collector_that_is_gone_does_not_hold_up_the_end(unused_tcp_port
     ],
     ids=["traces alone", "metrics alone", "disabled"],
 )
-async def test_each_signal_goes_where_its_own_variable_says(unused_tcp_port, environment, records):
+async def test_each_signal_goes_where_its_own_variable_says(
+    unused_tcp_port: int, environment: Any, records: bool
+) -> None:
     given = {name: value.format(port=unused_tcp_port) for name, value in environment.items()}
     async with telemetry("checkpoint", given):
         with span("commit") as one:
             assert one.is_recording() is records
 
 
-def test_a_request_s_url_is_not_logged_with_the_secrets_in_its_query(logged):
+def test_a_request_s_url_is_not_logged_with_the_secrets_in_its_query(logged: Any) -> None:
     stream = logged("json")
     for name in ("httpx", "httpx2", "mcp.client.streamable_http"):
         logging.getLogger(name).info("HTTP Request: GET https://a/?key=hush")

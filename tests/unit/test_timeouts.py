@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -34,18 +35,18 @@ from tenure.wire.task import held_back_seconds, spec_to_domain, spec_to_wire
 RETRY = RetryPolicy(max_attempts=2, initial_seconds=10.0, factor=3.0, cap_seconds=20.0)
 
 
-def move(action, retries=0, phase=Phase.STEP):
+def move(action: Any, retries: int = 0, phase: Any = Phase.STEP) -> Any:
     return after_timeout(phase, action, RETRY, retries, detail="too long", luck=0.5)
 
 
 @pytest.mark.parametrize("phase", Phase)
-def test_each_phase_ends_in_its_own_reason(phase):
+def test_each_phase_ends_in_its_own_reason(phase: Any) -> None:
     failed = move(TimeoutAction.FAIL, phase=phase)
     assert failed == TimeoutMove(TaskState.FAILED, REASONS[phase], "too long")
     assert list(REASONS.values()).count(REASONS[phase]) == 1
 
 
-def test_a_policy_fails_times_out_retries_or_goes_on():
+def test_a_policy_fails_times_out_retries_or_goes_on() -> None:
     assert move(TimeoutAction.GO_ON) is None
     assert move(TimeoutAction.TIME_OUT).to_state is TaskState.TIMED_OUT
     first, second = move(TimeoutAction.RETRY), move(TimeoutAction.RETRY, retries=1)
@@ -56,7 +57,7 @@ def test_a_policy_fails_times_out_retries_or_goes_on():
     )
 
 
-def test_unset_is_what_was_before_there_were_timeouts():
+def test_unset_is_what_was_before_there_were_timeouts() -> None:
     timeouts = Timeouts()
     goes_on = [phase for phase in Phase if timeouts.action(phase) is TimeoutAction.GO_ON]
     assert goes_on == [Phase.START, Phase.MODEL_CALL, Phase.TOOL_CALL, Phase.PROGRESS]
@@ -65,15 +66,15 @@ def test_unset_is_what_was_before_there_were_timeouts():
     assert timeouts.action_of_wait(WaitDeadlinePolicy.TIME_OUT) is TimeoutAction.TIME_OUT
 
 
-def test_a_wait_is_as_long_as_was_asked_and_no_longer_than_the_policy_allows():
+def test_a_wait_is_as_long_as_was_asked_and_no_longer_than_the_policy_allows() -> None:
     limited = Timeouts(wait=PhaseTimeout(60.0, TimeoutAction.FAIL))
     assert [limited.wait_seconds(WaitKind.EVENT, request) for request in (0.0, 5.0, 600.0)] == [60.0, 5.0, 60.0]
     assert [Timeouts().wait_seconds(WaitKind.EVENT, request) for request in (0.0, 600.0)] == [7200.0, 600.0]
     assert limited.action_of_wait(WaitDeadlinePolicy.GO_ON) is TimeoutAction.FAIL
 
 
-def test_retries_of_timeouts_are_counted_over_the_attempt_and_those_of_the_model_in_a_row():
-    def moved(to_state, reason, from_state=TaskState.RUNNING):
+def test_retries_of_timeouts_are_counted_over_the_attempt_and_those_of_the_model_in_a_row() -> None:
+    def moved(to_state: Any, reason: Any, from_state: Any = TaskState.RUNNING) -> Any:
         return facts.Transition(to_state, reason, from_state=from_state)
 
     retry = TaskState.RETRY_SCHEDULED
@@ -101,7 +102,7 @@ def test_retries_of_timeouts_are_counted_over_the_attempt_and_those_of_the_model
 NOTHING = TokenUsage()
 
 
-def test_timeouts_and_the_start_survive_the_wire_and_absent_ones_stay_absent():
+def test_timeouts_and_the_start_survive_the_wire_and_absent_ones_stay_absent() -> None:
     timeouts = Timeouts(
         queued=PhaseTimeout(600.0, TimeoutAction.RETRY),
         progress=PhaseTimeout(None, TimeoutAction.FAIL),
@@ -115,13 +116,13 @@ def test_timeouts_and_the_start_survive_the_wire_and_absent_ones_stay_absent():
     assert not spec_to_wire(TaskSpec("go")).policy.HasField("timeouts")
 
 
-def test_an_action_of_a_newer_release_is_the_phases_default():
+def test_an_action_of_a_newer_release_is_the_phases_default() -> None:
     spec = task_pb2.TaskSpec()
     spec.policy.timeouts.start.action = 99  # type: ignore[assignment]  # what this release does not know
     assert spec_to_domain(spec).policy.timeouts.action(Phase.START) is TimeoutAction.GO_ON
 
 
-def submit_request(phase, after=None, action=None):
+def submit_request(phase: Any, after: Any = None, action: Any = None) -> Any:
     request = api.SubmitTaskRequest(goal="go")
     response = getattr(request.policy.timeouts, phase.field)
     if after is not None:
@@ -131,14 +132,14 @@ def submit_request(phase, after=None, action=None):
     return request
 
 
-def refused(request):
+def refused(request: Any) -> Any:
     with pytest.raises(InvalidRequest) as error:
         validate(request)
     return [violation.field for violation in error.value.violations]
 
 
 @pytest.mark.parametrize("phase", Phase)
-def test_what_makes_no_sense_for_a_phase_is_refused(phase):
+def test_what_makes_no_sense_for_a_phase_is_refused(phase: Any) -> None:
     after = None if phase is Phase.TASK else 5.0
     for action in TimeoutAction:
         request = submit_request(phase, after, action)
@@ -149,7 +150,7 @@ def test_what_makes_no_sense_for_a_phase_is_refused(phase):
 
 
 @pytest.mark.parametrize("phase", Phase)
-def test_durations_are_bounded(phase):
+def test_durations_are_bounded(phase: Any) -> None:
     field = f"policy.timeouts.{phase.field}.after"
     for after in (-1.0, 0.5, 31 * 86_400.0):
         assert refused(submit_request(phase, after)) == [field]
@@ -157,7 +158,7 @@ def test_durations_are_bounded(phase):
         assert refused(submit_request(phase, action=TimeoutAction.FAIL)) == [field]
 
 
-def test_a_start_is_not_further_ahead_than_a_year():
+def test_a_start_is_not_further_ahead_than_a_year() -> None:
     now = datetime.now(UTC)
     validate(api.SubmitTaskRequest(goal="go", start_time=timestamp(now - timedelta(days=1))))
     validate(api.SubmitTaskRequest(goal="go", start_time=timestamp(now + timedelta(days=300))))
@@ -165,8 +166,8 @@ def test_a_start_is_not_further_ahead_than_a_year():
     assert refused(api.SubmitTaskRequest(goal="go", start_time=late)) == ["start_time"]
 
 
-def test_a_task_is_held_back_until_its_start_and_never_after_it_was_begun():
-    def task(**fields):
+def test_a_task_is_held_back_until_its_start_and_never_after_it_was_begun() -> None:
+    def task(**fields: Any) -> Any:
         spec = task_pb2.TaskSpec(start_time=timestamp(datetime.fromtimestamp(100, UTC)))
         return task_pb2.Task(spec=spec, **{"state": task_pb2.TASK_STATE_QUEUED, "attempt": 1, **fields})
 

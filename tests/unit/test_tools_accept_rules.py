@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ def call_request(fence: Fence = MINE, arguments: bytes = b"{}", clear: Outcome |
     return CallRequest(CallKey(TASK, "1.0"), claims, "tool", EffectClass.KEYED, arguments, clear)
 
 
-def row(state: CallState, effect_class: EffectClass = EffectClass.KEYED, **changes) -> CallRow:
+def row(state: CallState, effect_class: EffectClass = EffectClass.KEYED, **changes: Any) -> CallRow:
     known = CallRow(
         CallKey(TASK, "1.0"),
         effect_class,
@@ -67,7 +68,9 @@ RUNNING = RunnerIdentity(ME, 3)
         (Fence(11, "new"), True, MINE, None),
     ],
 )
-def test_a_call_needs_an_epoch_that_is_higher_or_the_open_claim_itself(current, closed, presented, after):
+def test_a_call_needs_an_epoch_that_is_higher_or_the_open_claim_itself(
+    current: Any, closed: bool, presented: Any, after: Any
+) -> None:
     admitted = admit(ToolFenceRow(current, closed), presented)
     if after is None:
         assert isinstance(admitted, StaleEpoch)
@@ -76,7 +79,7 @@ def test_a_call_needs_an_epoch_that_is_higher_or_the_open_claim_itself(current, 
         assert admitted == after
 
 
-def test_closing_is_repeatable_and_cannot_be_undone_by_the_same_claim():
+def test_closing_is_repeatable_and_cannot_be_undone_by_the_same_claim() -> None:
     closed = admit_fence(ToolFenceRow(MINE, closed=False), MINE, close=True)
     assert closed == ToolFenceRow(MINE, closed=True)
     assert admit_fence(closed, MINE, close=True) == closed
@@ -85,20 +88,20 @@ def test_closing_is_repeatable_and_cannot_be_undone_by_the_same_claim():
     assert isinstance(admit_fence(closed, Fence(10, "theirs"), close=True), StaleEpoch)
 
 
-def test_a_new_call_is_run_unless_its_outcome_is_clear():
+def test_a_new_call_is_run_unless_its_outcome_is_clear() -> None:
     clear = Outcome(OutcomeStatus.NOT_ALLOWED, "no")
     assert decide(None, call_request(), IDLE) == RunCall(1)
     assert decide(None, call_request(clear=clear), IDLE) == AnswerFromRecord(clear)
 
 
 @pytest.mark.parametrize("state", list(CallState))
-def test_other_arguments_are_refused_in_every_state(state):
+def test_other_arguments_are_refused_in_every_state(state: Any) -> None:
     verdict = decide(row(state), call_request(arguments=b'{"other": 1}'), RUNNING)
     assert isinstance(verdict, AlreadyExists)
     assert verdict.reason == "CALL_ID_REUSED"
 
 
-def test_a_call_whose_tool_is_gone_is_concluded_where_it_would_be_run_again():
+def test_a_call_whose_tool_is_gone_is_concluded_where_it_would_be_run_again() -> None:
     clear = Outcome(OutcomeStatus.INVALID_ARGUMENTS, "no such tool")
     dead = row(CallState.STARTED, EffectClass.PURE, runner_alive=False)
     assert decide(dead, call_request(clear=clear), IDLE) == ConcludeCall(replace(clear, call_attempt=4))
@@ -110,7 +113,7 @@ def test_a_call_whose_tool_is_gone_is_concluded_where_it_would_be_run_again():
 
 @pytest.mark.parametrize("effect_class", [EffectClass.IDEMPOTENT, EffectClass.KEYED])
 @pytest.mark.parametrize("state", [CallState.STARTED, CallState.ACCEPTED])
-def test_a_concluded_call_says_that_an_attempt_before_may_have_had_its_effect(state, effect_class):
+def test_a_concluded_call_says_that_an_attempt_before_may_have_had_its_effect(state: Any, effect_class: Any) -> None:
     clear = Outcome(OutcomeStatus.FAILED, "Not reached: nothing was done.", detail="UNREACHABLE")
     verdict = decide(row(state, effect_class, runner_alive=False), call_request(clear=clear), IDLE)
     assert isinstance(verdict, ConcludeCall)
@@ -119,7 +122,7 @@ def test_a_concluded_call_says_that_an_attempt_before_may_have_had_its_effect(st
     )
 
 
-def test_a_call_whose_tool_became_unsafe_is_not_run_again():
+def test_a_call_whose_tool_became_unsafe_is_not_run_again() -> None:
     dead = row(CallState.STARTED, runner_alive=False)
     assert decide(dead, replace(call_request(), effect_class=EffectClass.UNSAFE), IDLE) == MarkInDoubt(3)
     assert decide(replace(dead, effect_class=EffectClass.UNSAFE), call_request(), IDLE) == MarkInDoubt(3)
@@ -130,7 +133,7 @@ def test_a_call_whose_tool_became_unsafe_is_not_run_again():
     assert response.outcome.status is OutcomeStatus.INVALID_ARGUMENTS
 
 
-def test_an_accepted_call_is_joined_by_its_own_claim_and_taken_over_by_everybody_else():
+def test_an_accepted_call_is_joined_by_its_own_claim_and_taken_over_by_everybody_else() -> None:
     accepted = row(CallState.ACCEPTED)
     assert decide(accepted, call_request(), RUNNING) == JoinCall(3)
     assert decide(accepted, call_request(Fence(11, "next")), RUNNING) == RunCall(4)
@@ -139,7 +142,7 @@ def test_an_accepted_call_is_joined_by_its_own_claim_and_taken_over_by_everybody
 
 
 @pytest.mark.parametrize("effect_class", list(EffectClass))
-def test_a_started_call_is_joined_while_its_runner_lives(effect_class):
+def test_a_started_call_is_joined_while_its_runner_lives(effect_class: Any) -> None:
     for fence in (MINE, Fence(11, "next")):
         assert decide(row(CallState.STARTED, effect_class), call_request(fence), IDLE) == JoinCall(3)
         here = row(CallState.STARTED, effect_class, runner_id=ME, runner_alive=False)
@@ -150,12 +153,14 @@ def test_a_started_call_is_joined_while_its_runner_lives(effect_class):
 @pytest.mark.parametrize(
     "lost", [{"runner_alive": False}, {"runner_id": ME}, {"runner_id": None, "runner_alive": False}]
 )
-def test_only_a_call_that_may_not_happen_twice_is_in_doubt_when_its_runner_is_lost(effect_class, lost):
+def test_only_a_call_that_may_not_happen_twice_is_in_doubt_when_its_runner_is_lost(
+    effect_class: Any, lost: Any
+) -> None:
     verdict = decide(row(CallState.STARTED, effect_class, **lost), call_request(), IDLE)
     assert verdict == (MarkInDoubt(3) if effect_class is EffectClass.UNSAFE else RunCall(4))
 
 
-def test_what_is_settled_is_answered_from_the_record():
+def test_what_is_settled_is_answered_from_the_record() -> None:
     outcome = Outcome(
         OutcomeStatus.FAILED, "no \0 luck", truncated=True, detail="X", duration_seconds=1.5, call_attempt=3
     )
@@ -168,7 +173,7 @@ def test_what_is_settled_is_answered_from_the_record():
         assert (verdict.outcome.status, verdict.outcome.call_attempt) == (status, 3)
 
 
-def test_a_word_on_the_attempt_in_doubt_settles_the_call_or_has_it_run_again_under_the_next_one():
+def test_a_word_on_the_attempt_in_doubt_settles_the_call_or_has_it_run_again_under_the_next_one() -> None:
     doubted = row(CallState.IN_DOUBT, EffectClass.UNSAFE)
     settled = decide(doubted, replace(call_request(), resolution=said(Happened("paid"))), IDLE)
     assert isinstance(settled, ConcludeCall)
@@ -179,20 +184,20 @@ def test_a_word_on_the_attempt_in_doubt_settles_the_call_or_has_it_run_again_und
     assert decide(doubted, replace(again, clear=vanished), IDLE) == ConcludeCall(replace(vanished, call_attempt=4))
 
 
-def test_a_call_that_runs_in_this_process_is_not_gone_whatever_is_said():
+def test_a_call_that_runs_in_this_process_is_not_gone_whatever_is_said() -> None:
     again = replace(call_request(), resolution=said(DidNotHappen(runner_is_gone=True)))
     assert decide(row(CallState.IN_DOUBT, EffectClass.UNSAFE), again, RUNNING) == JoinCall(3)
 
 
 @pytest.mark.parametrize("call_attempt", [2, 4])
-def test_a_word_on_another_attempt_changes_nothing(call_attempt):
+def test_a_word_on_another_attempt_changes_nothing(call_attempt: int) -> None:
     again = replace(call_request(), resolution=said(DidNotHappen(runner_is_gone=True), call_attempt))
     answer = decide(row(CallState.IN_DOUBT, EffectClass.UNSAFE), again, IDLE)
     assert isinstance(answer, AnswerFromRecord)
     assert (answer.outcome.status, answer.outcome.call_attempt) == (OutcomeStatus.IN_DOUBT, 3)
 
 
-def test_an_outcome_that_came_first_counts_more_than_a_word():
+def test_an_outcome_that_came_first_counts_more_than_a_word() -> None:
     known = Outcome(OutcomeStatus.SUCCEEDED, "done", call_attempt=3)
     finished = row(CallState.FINISHED, EffectClass.UNSAFE, outcome=pack_outcome(known))
     assert decide(finished, replace(call_request(), resolution=said(Happened("paid"))), IDLE) == AnswerFromRecord(known)
@@ -206,14 +211,14 @@ def test_an_outcome_that_came_first_counts_more_than_a_word():
         (DidNotHappen(), MarkInDoubt(3)),
     ],
 )
-def test_a_call_whose_record_was_lost_is_in_doubt_still_when_a_word_comes_for_it(decision, verdict):
+def test_a_call_whose_record_was_lost_is_in_doubt_still_when_a_word_comes_for_it(decision: Any, verdict: Any) -> None:
     assert decide(None, replace(call_request(), resolution=said(decision)), IDLE) == verdict
     settled = decide(None, replace(call_request(), resolution=said(Happened("paid"))), IDLE)
     assert isinstance(settled, ConcludeCall)
     assert (settled.outcome.content, settled.outcome.call_attempt) == ("paid", 4)
 
 
-def test_a_call_whose_record_and_tool_are_gone_is_not_run_whatever_is_said():
+def test_a_call_whose_record_and_tool_are_gone_is_not_run_whatever_is_said() -> None:
     vanished = Outcome(OutcomeStatus.INVALID_ARGUMENTS, "no such tool")
     again = replace(call_request(clear=vanished), resolution=said(DidNotHappen(runner_is_gone=True)))
     assert decide(None, again, IDLE) == ConcludeCall(replace(vanished, call_attempt=4))
@@ -221,7 +226,7 @@ def test_a_call_whose_record_and_tool_are_gone_is_not_run_whatever_is_said():
 
 
 @pytest.mark.parametrize("known", [None, row(CallState.IN_DOUBT, EffectClass.UNSAFE)])
-def test_what_a_person_says_is_bounded_as_outputs_are(known):
+def test_what_a_person_says_is_bounded_as_outputs_are(known: Any) -> None:
     response = replace(call_request(), resolution=said(Happened("y" * 5000)), output_limit_bytes=2048)
     verdict = decide(known, response, IDLE)
     assert isinstance(verdict, ConcludeCall)
@@ -229,5 +234,5 @@ def test_what_a_person_says_is_bounded_as_outputs_are(known):
     assert verdict.outcome.truncated
 
 
-def said(decision, call_attempt: int = 3) -> Resolution:
+def said(decision: Any, call_attempt: int = 3) -> Resolution:
     return Resolution(call_attempt, decision, "I looked", "olga")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ def written(directory: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize("text", ["", "{}", "# nothing yet\n"])
-def test_an_empty_file_says_nothing(tmp_path, text):
+def test_an_empty_file_says_nothing(tmp_path: Path, text: str) -> None:
     assert read_config(written(tmp_path, text), {}) == ToolsConfig() == read_config(None, {})
 
 
@@ -32,7 +33,7 @@ def test_an_empty_file_says_nothing(tmp_path, text):
         ("a: '" + "x" * 1024 * 1024 + "'", "it is larger than 1048576 bytes"),
     ],
 )
-def test_a_mistake_is_told_with_the_file_and_its_place(tmp_path, text, expected):
+def test_a_mistake_is_told_with_the_file_and_its_place(tmp_path: Path, text: Any, expected: str) -> None:
     path = written(tmp_path, text)
     with pytest.raises(ConfigurationError) as raised:
         read_config(path, {"HERE": "y"})
@@ -40,12 +41,12 @@ def test_a_mistake_is_told_with_the_file_and_its_place(tmp_path, text, expected)
     assert problem.startswith(f"{path}: {expected}")
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path):
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="it cannot be read: No such file or directory"):
         read_config(tmp_path / "none.yaml", {})
 
 
-def test_a_variable_that_is_escaped_is_not_filled_in(tmp_path):
+def test_a_variable_that_is_escaped_is_not_filled_in(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as raised:
         read_config(written(tmp_path, "x${A}y$${B}: 1"), {"A": "1"})
     assert "x${A}y$${B}: Extra" in str(raised.value)  # keys are taken as they are

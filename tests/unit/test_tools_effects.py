@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -36,31 +37,31 @@ def call_request() -> CallRequest:
 
 
 def a_tool(
-    run, timeout_seconds: float = 5.0, limit_bytes: int = 1000, effect_class: EffectClass = EffectClass.UNSAFE
+    run: Any, timeout_seconds: float = 5.0, limit_bytes: int = 1000, effect_class: EffectClass = EffectClass.UNSAFE
 ) -> Tool:
     definition = define("tool", effect_class, "d", {}, timeout_seconds=timeout_seconds, output_limit_bytes=limit_bytes)
     return Tool(definition, run)
 
 
-async def outcome_of(run_tool, *, may_begin=None, run=None, **options) -> Outcome:
+async def outcome_of(run_tool: Any, *, may_begin: Any = None, run: Any = None, **options: Any) -> Outcome:
     return await carried_out(a_tool(run_tool, **options), may_begin=may_begin, run=run)
 
 
-async def carried_out(tool: Tool, *, may_begin=None, run=None) -> Outcome:
+async def carried_out(tool: Tool, *, may_begin: Any = None, run: Any = None) -> Outcome:
     run = run or RunningCalls().add(call_request(), 1)
     context = CallContext("default", "task", "1.0", "task/1.0", 10, run.emit)
     return await ToolEffect(run, tool, {}, context, may_begin or Begins()).carry_out(lambda _effect: None)
 
 
-async def for_ever(_context, _arguments) -> ToolAnswer:
+async def for_ever(_context: Any, _arguments: Any) -> ToolAnswer:
     await asyncio.Event().wait()
     raise AssertionError
 
 
-async def test_an_effect_that_may_not_begin_never_does():
+async def test_an_effect_that_may_not_begin_never_does() -> None:
     begun = []
 
-    async def tool(_context, _arguments):
+    async def tool(_context: Any, _arguments: Any) -> Any:
         begun.append(True)
         return ToolAnswer("done")
 
@@ -73,17 +74,17 @@ async def test_an_effect_that_may_not_begin_never_does():
     assert not begun
 
 
-async def test_a_tool_that_takes_too_long_is_stopped():
+async def test_a_tool_that_takes_too_long_is_stopped() -> None:
     outcome = await outcome_of(for_ever, timeout_seconds=0.05)
     assert outcome.status is OutcomeStatus.TIMED_OUT
     assert outcome.content.startswith("It took longer than 0.05 s and was stopped.")
 
 
-async def test_what_a_tool_raises_is_an_outcome():
-    async def fails(_context, _arguments):
+async def test_what_a_tool_raises_is_an_outcome() -> None:
+    async def fails(_context: Any, _arguments: Any) -> Any:
         raise ToolFailure("no such file", "MISSING")
 
-    async def crashes(_context, _arguments):
+    async def crashes(_context: Any, _arguments: Any) -> Any:
         raise KeyError("secret")
 
     failed, crashed = await outcome_of(fails), await outcome_of(crashes)
@@ -95,7 +96,7 @@ async def test_what_a_tool_raises_is_an_outcome():
 @pytest.mark.parametrize(
     ("reason", "expected"), [(StopReason.CLOSED, True), (StopReason.LAPSED, False), (StopReason.DRAINED, False)]
 )
-async def test_only_a_trusted_runner_says_what_became_of_a_stopped_effect(reason, expected):
+async def test_only_a_trusted_runner_says_what_became_of_a_stopped_effect(reason: Any, expected: bool) -> None:
     run = RunningCalls().add(call_request(), 1)
     carrying = asyncio.create_task(outcome_of(for_ever, run=run))
     events = run.follow(joined=False)
@@ -109,7 +110,7 @@ async def test_only_a_trusted_runner_says_what_became_of_a_stopped_effect(reason
     await events.aclose()
 
 
-async def test_an_effect_past_its_point_of_no_return_answers_what_it_did():
+async def test_an_effect_past_its_point_of_no_return_answers_what_it_did() -> None:
     begun, go = asyncio.Event(), asyncio.Event()
 
     async def write() -> str:
@@ -117,7 +118,7 @@ async def test_an_effect_past_its_point_of_no_return_answers_what_it_did():
         await go.wait()
         return "written"
 
-    async def tool(_context, _arguments):
+    async def tool(_context: Any, _arguments: Any) -> Any:
         return ToolAnswer(await past_return(write()))
 
     run = RunningCalls().add(call_request(), 1)
@@ -132,10 +133,10 @@ async def test_an_effect_past_its_point_of_no_return_answers_what_it_did():
     assert (outcome.status, outcome.content) == (OutcomeStatus.SUCCEEDED, "written")
 
 
-async def test_what_a_tool_elsewhere_connects_to_is_sent_nothing_once_its_runner_may_begin_nothing():
+async def test_what_a_tool_elsewhere_connects_to_is_sent_nothing_once_its_runner_may_begin_nothing() -> None:
     begins, sent = Begins(), []
 
-    async def tool(context, _arguments):
+    async def tool(context: Any, _arguments: Any) -> Any:
         begins.may = False  # it slept while it connected
         context.check_may_begin(False)
         sent.append(True)
@@ -146,7 +147,7 @@ async def test_what_a_tool_elsewhere_connects_to_is_sent_nothing_once_its_runner
     assert sent == []
 
 
-async def test_of_a_call_that_was_sent_before_its_runner_was_judged_dead_others_judge():
+async def test_of_a_call_that_was_sent_before_its_runner_was_judged_dead_others_judge() -> None:
     begins, sendings = Begins(), []
 
     async def send(sending: SendAttempt) -> ToolAnswer:
@@ -155,7 +156,7 @@ async def test_of_a_call_that_was_sent_before_its_runner_was_judged_dead_others_
         begins.may = False
         raise AnswerLostError("gone")
 
-    async def tool(context, _arguments):
+    async def tool(context: Any, _arguments: Any) -> Any:
         return await CallDelivery("The shop", EffectClass.KEYED, context, CALL_SECONDS).carry_out(send)
 
     with pytest.raises(RunnerStopped):
@@ -163,8 +164,8 @@ async def test_of_a_call_that_was_sent_before_its_runner_was_judged_dead_others_
     assert len(sendings) == 1
 
 
-async def test_output_is_shown_while_it_comes_and_dropped_when_nobody_reads():
-    async def tool(context, _arguments):
+async def test_output_is_shown_while_it_comes_and_dropped_when_nobody_reads() -> None:
+    async def tool(context: Any, _arguments: Any) -> Any:
         context.emit("piece ")
         await asyncio.sleep(0)
         for _ in range(1000):
@@ -182,14 +183,14 @@ async def test_output_is_shown_while_it_comes_and_dropped_when_nobody_reads():
     assert 0 < sum(len(event.text) for event in results[:-1] if isinstance(event, Output)) <= 64 * 1024
 
 
-async def test_those_who_wait_for_a_call_that_is_stopped_before_it_began_are_told_at_once():
+async def test_those_who_wait_for_a_call_that_is_stopped_before_it_began_are_told_at_once() -> None:
     run = RunningCalls().add(call_request(), 1)
     run.request_stop(StopReason.CLOSED)
     with pytest.raises(Superseded):
         [event async for event in run.follow(joined=False)]
 
 
-def test_a_displaced_run_does_not_unlist_the_one_that_took_its_place():
+def test_a_displaced_run_does_not_unlist_the_one_that_took_its_place() -> None:
     async def check() -> None:
         runs, call = RunningCalls(), call_request()
         first, second = runs.add(call, 1), runs.add(call, 2)
@@ -203,48 +204,50 @@ def test_a_displaced_run_does_not_unlist_the_one_that_took_its_place():
 
 
 @pytest.mark.parametrize("text", ["", "short", "ü" * 50, "a\0b", "\ud800"])
-def test_what_fits_is_kept_as_valid_text(text):
+def test_what_fits_is_kept_as_valid_text(text: Any) -> None:
     kept, was_cut = cut(text, 100)
     assert not was_cut
     assert kept == text.replace("\ud800", "?")
 
 
 @pytest.mark.parametrize("limit", [0, 10, 64, 100, 101, 102])
-def test_what_is_cut_is_valid_text_within_the_limit_and_says_so(limit):
+def test_what_is_cut_is_valid_text_within_the_limit_and_says_so(limit: int) -> None:
     kept, was_cut = cut("ü" * 1000, limit)
     assert was_cut
     assert len(kept.encode()) <= max(limit, 60)
     assert kept.endswith(f"longer than {limit} bytes]")
 
 
-async def lost(_context, _arguments) -> ToolAnswer:
+async def lost(_context: Any, _arguments: Any) -> ToolAnswer:
     raise ToolInDoubt("The connection broke.")
 
 
-async def test_an_unsafe_tool_that_does_not_know_says_so_and_nothing_is_made_of_it():
+async def test_an_unsafe_tool_that_does_not_know_says_so_and_nothing_is_made_of_it() -> None:
     with pytest.raises(ToolInDoubt):
         await outcome_of(lost)
 
 
 @pytest.mark.parametrize("effect_class", [EffectClass.PURE, EffectClass.IDEMPOTENT, EffectClass.KEYED])
-async def test_any_other_tool_that_does_not_know_has_failed_and_says_what_is_known(effect_class):
+async def test_any_other_tool_that_does_not_know_has_failed_and_says_what_is_known(effect_class: Any) -> None:
     outcome = await outcome_of(lost, effect_class=effect_class)
     assert (outcome.status, outcome.detail) == (OutcomeStatus.FAILED, "MAY_HAVE_HAPPENED")
     assert outcome.content == "The connection broke. It is not known whether it had its effect."
 
 
-def elsewhere(run_tool, effect_class: EffectClass = EffectClass.UNSAFE) -> Tool:
+def elsewhere(run_tool: Any, effect_class: EffectClass = EffectClass.UNSAFE) -> Tool:
     return replace(a_tool(run_tool, timeout_seconds=0.05, effect_class=effect_class), acts_elsewhere=True)
 
 
-async def crashes(_context, _arguments) -> ToolAnswer:
+async def crashes(_context: Any, _arguments: Any) -> ToolAnswer:
     raise KeyError("ours")
 
 
 @pytest.mark.parametrize(
     ("run_tool", "words"), [(for_ever, "longer than 0.05 s and was asked to stop"), (crashes, "crash")]
 )
-async def test_an_unsafe_call_that_goes_on_elsewhere_is_decided_by_no_timeout_and_no_error_of_ours(run_tool, words):
+async def test_an_unsafe_call_that_goes_on_elsewhere_is_decided_by_no_timeout_and_no_error_of_ours(
+    run_tool: Any, words: str
+) -> None:
     with pytest.raises(ToolInDoubt, match=words):
         await carried_out(elsewhere(run_tool))
     assert (await carried_out(elsewhere(run_tool, EffectClass.KEYED))).is_error
@@ -253,7 +256,7 @@ async def test_an_unsafe_call_that_goes_on_elsewhere_is_decided_by_no_timeout_an
 @pytest.mark.parametrize(
     ("reason", "doubt"), [(StopReason.CLOSED, True), (StopReason.FENCED, True), (StopReason.LAPSED, False)]
 )
-async def test_an_unsafe_call_that_is_stopped_here_may_go_on_elsewhere(reason, doubt):
+async def test_an_unsafe_call_that_is_stopped_here_may_go_on_elsewhere(reason: Any, doubt: bool) -> None:
     run = RunningCalls().add(call_request(), 1)
     tool = replace(a_tool(for_ever), acts_elsewhere=True)
     carrying = asyncio.create_task(carried_out(tool, run=run))
@@ -265,11 +268,11 @@ async def test_an_unsafe_call_that_is_stopped_here_may_go_on_elsewhere(reason, d
     await events.aclose()
 
 
-async def test_what_does_not_stop_is_never_said_to_have_stopped(monkeypatch):
+async def test_what_does_not_stop_is_never_said_to_have_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.tools.calls.effects.STOPPING_SECONDS", 0.05)
     released = asyncio.Event()
 
-    async def stubborn(_context, _arguments):
+    async def stubborn(_context: Any, _arguments: Any) -> Any:
         await past_return(released.wait())
         return ToolAnswer("late")
 

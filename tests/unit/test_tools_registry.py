@@ -6,6 +6,7 @@ import asyncio
 import re
 from dataclasses import replace
 from importlib import resources
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ ALL = Claims("tasks/t", "default", 1, "c", "w")
 NONE = Claims("tasks/t", "default", 1, "c", "w", tools=())
 
 
-async def never(_context, _arguments):
+async def never(_context: Any, _arguments: Any) -> Any:
     raise AssertionError
 
 
@@ -31,11 +32,11 @@ def tool(name: str) -> Tool:
 REGISTRY = ToolRegistry([tool("b"), tool("a")])
 
 
-def test_arguments_that_fit_are_handed_on():
+def test_arguments_that_fit_are_handed_on() -> None:
     assert REGISTRY.judge(ALL, "a", '{"count": 2}') == {"count": 2}
 
 
-def test_each_problem_is_told_with_its_place_and_none_at_length():
+def test_each_problem_is_told_with_its_place_and_none_at_length() -> None:
     judged = REGISTRY.judge(ALL, "a", '{"count": -1, "items": ["x", ' + ", ".join(["5"] * 20) + "]}")
     assert isinstance(judged, Outcome)
     assert judged.status is OutcomeStatus.INVALID_ARGUMENTS
@@ -47,7 +48,7 @@ def test_each_problem_is_told_with_its_place_and_none_at_length():
     assert len(huge.content) < 1000
 
 
-def test_a_tool_that_is_not_allowed_is_told_apart_from_one_that_is_not_there():
+def test_a_tool_that_is_not_allowed_is_told_apart_from_one_that_is_not_there() -> None:
     for claims, name, status in (
         (NONE, "a", "NOT_ALLOWED"),
         (NONE, "z", "INVALID_ARGUMENTS"),
@@ -60,19 +61,19 @@ def test_a_tool_that_is_not_allowed_is_told_apart_from_one_that_is_not_there():
     assert REGISTRY.definitions(NONE) == []
 
 
-def test_names_that_are_allowed_in_vain_are_told():
+def test_names_that_are_allowed_in_vain_are_told() -> None:
     some = Claims("tasks/t", "default", 1, "c", "w", tools=("z", "a", "aa"))
     assert [definition.name for definition in REGISTRY.definitions(some)] == ["a"]
     assert REGISTRY.unknown_names(some) == ["aa", "z"]
     assert REGISTRY.unknown_names(ALL) == REGISTRY.unknown_names(NONE) == []
 
 
-def test_two_tools_of_one_name_are_a_mistake():
+def test_two_tools_of_one_name_are_a_mistake() -> None:
     with pytest.raises(ValueError, match="two tools of this name"):
         ToolRegistry([tool("a"), tool("a")])
 
 
-def test_the_database_knows_the_states_and_classes_of_the_rules():
+def test_the_database_knows_the_states_and_classes_of_the_rules() -> None:
     sql = resources.files("services.tools").joinpath("sql/migrations/0001_calls.sql").read_text()
     for column, enum in (("state", CallState), ("effect_class", EffectClass)):
         listed = re.search(rf"check \({column} in \((.*?)\)\)", sql)
@@ -84,7 +85,7 @@ def put_names(registry: ToolRegistry) -> list[str]:
     return [definition.name for definition in registry.definitions(ALL)]
 
 
-def test_a_source_replaces_its_own_tools_and_no_others():
+def test_a_source_replaces_its_own_tools_and_no_others() -> None:
     registry = ToolRegistry([tool("a")])
     assert registry.put("s", [tool("s__x"), tool("s__y")]) == []
     kept = registry.find("s__x")
@@ -98,7 +99,7 @@ def test_a_source_replaces_its_own_tools_and_no_others():
     assert put_names(registry) == ["a"]
 
 
-def test_a_tool_whose_schema_cannot_be_used_is_left_out_and_the_rest_is_taken():
+def test_a_tool_whose_schema_cannot_be_used_is_left_out_and_the_rest_is_taken() -> None:
     bad = Tool(replace(tool("s__bad").definition, input_schema_json='{"$ref": "http://127.0.0.1:1/"}'), never)
     registry = ToolRegistry([])
     assert registry.put("s", [bad, tool("s__good")]) == [
@@ -107,7 +108,7 @@ def test_a_tool_whose_schema_cannot_be_used_is_left_out_and_the_rest_is_taken():
     assert put_names(registry) == ["s__good"]
 
 
-def test_a_call_of_a_source_that_is_not_reached_yet_is_put_off_for_a_while():
+def test_a_call_of_a_source_that_is_not_reached_yet_is_put_off_for_a_while() -> None:
     now = 100.0
     registry = ToolRegistry([], clock=lambda: now)
     registry.expect("s")
@@ -125,7 +126,7 @@ def test_a_call_of_a_source_that_is_not_reached_yet_is_put_off_for_a_while():
     assert judged.status is OutcomeStatus.INVALID_ARGUMENTS
 
 
-def test_tools_of_some_tenants_do_not_exist_for_others():
+def test_tools_of_some_tenants_do_not_exist_for_others() -> None:
     registry = ToolRegistry([tool("a")])
     acme = replace(ALL, tenant="acme", tools=("s__x",))
     other = replace(acme, tenant="other")
@@ -143,7 +144,7 @@ def test_tools_of_some_tenants_do_not_exist_for_others():
     assert registry.put("other", [tool("s__x")]) == ["s__x: there are two tools of this name"]
 
 
-async def test_who_asks_for_tools_waits_for_a_source_that_is_expected_but_not_for_long():
+async def test_who_asks_for_tools_waits_for_a_source_that_is_expected_but_not_for_long() -> None:
     now = [0.0]
     registry = ToolRegistry([tool("a")], clock=lambda: now[0])
     registry.expect("late")
@@ -171,7 +172,7 @@ async def test_who_lists_the_tools_of_a_tenant_waits_for_the_sources_of_that_ten
     assert [one.name for one, _ in registry.offered("other")] == ["a"]
 
 
-def test_sources_have_room_for_so_many_characters_and_no_more():
+def test_sources_have_room_for_so_many_characters_and_no_more() -> None:
     def wide(name: str) -> Tool:
         return Tool(replace(tool(name).definition, description="d" * (200 * 1024)), never)
 
@@ -187,12 +188,12 @@ def test_sources_have_room_for_so_many_characters_and_no_more():
     assert registry.put("s5", [wide("s5__x")]) == []
 
 
-def test_ours_may_be_as_long_as_they_are():
+def test_ours_may_be_as_long_as_they_are() -> None:
     wide = [Tool(replace(tool(name).definition, description="d" * (200 * 1024)), never) for name in ("a", "b")]
     assert ToolRegistry(wide).find("b") is wide[1]
 
 
-def test_a_source_s_patterns_are_not_matched_and_ours_are():
+def test_a_source_s_patterns_are_not_matched_and_ours_are() -> None:
     def patterned(name: str) -> Tool:
         schema = '{"type": "object", "properties": {"a": {"pattern": "^b$"}}}'
         return Tool(replace(tool(name).definition, input_schema_json=schema), never)

@@ -14,7 +14,7 @@ from services.tools.schemas import Schema, untrusted_schema
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 
 
-def test_a_schema_is_read_by_the_draft_that_it_names():
+def test_a_schema_is_read_by_the_draft_that_it_names() -> None:
     tuples = {"type": "object", "properties": {"a": {"type": "array", "items": [{"type": "string"}]}}}
     assert Schema(json.dumps({"$schema": DRAFT_7, **tuples})).problems({"a": [1]}) == [
         "a[0]: 1 is not of type 'string'"
@@ -27,13 +27,13 @@ def test_a_schema_is_read_by_the_draft_that_it_names():
     "reference", ["http://127.0.0.1:1/a.json", "file:///etc/passwd", "other.json#/a", "urn:x:y", DRAFT_7]
 )
 @pytest.mark.parametrize("draft", [DRAFT_7, "https://json-schema.org/draft/2020-12/schema"])
-def test_a_schema_that_refers_to_another_document_is_refused(reference, draft):
+def test_a_schema_that_refers_to_another_document_is_refused(reference: Any, draft: Any) -> None:
     schema = {"$schema": draft, "type": "object", "properties": {"a": {"items": {"$ref": reference}}}}
     with pytest.raises(ValueError, match="refers to another document"):
         Schema(json.dumps(schema))
 
 
-def test_references_inside_work_and_endless_or_broken_ones_are_told():
+def test_references_inside_work_and_endless_or_broken_ones_are_told() -> None:
     inside = {"type": "object", "$defs": {"n": {"type": "integer"}}, "properties": {"a": {"$ref": "#/$defs/n"}}}
     assert Schema(json.dumps(inside)).problems({"a": "x"}) == ["a: 'x' is not of type 'integer'"]
     for broken in ({"$ref": "#"}, {"$ref": "#/$defs/none"}):
@@ -44,18 +44,18 @@ def test_references_inside_work_and_endless_or_broken_ones_are_told():
 @pytest.mark.parametrize(
     "schema", ["nonsense", "3", '"x"', "[]", "true", '{"type": "string"}', '{"type": 3}', "[" * 100_000]
 )
-def test_what_is_no_schema_of_an_object_is_refused(schema):
+def test_what_is_no_schema_of_an_object_is_refused(schema: Any) -> None:
     with pytest.raises(ValueError, match="its schema"):
         Schema(schema)
 
 
-def cpu_seconds_of(work) -> float:
+def cpu_seconds_of(work: Any) -> float:
     before = process_time()
     work()
     return process_time() - before
 
 
-def test_a_strangers_schema_costs_a_bounded_number_of_steps():
+def test_a_strangers_schema_costs_a_bounded_number_of_steps() -> None:
     doubling = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
     bomb = json.dumps({"type": "object", "$defs": {**doubling, "d40": {}}, "$ref": "#/$defs/d0"})
     wide = json.dumps({"type": "object", "properties": {"a": {"items": {"enum": list(range(20_000))}}}})
@@ -65,7 +65,7 @@ def test_a_strangers_schema_costs_a_bounded_number_of_steps():
         assert texts == ["checking them against the tool's schema takes too long: give less at once"]
 
 
-def test_a_strangers_patterns_are_not_matched_and_ours_are():
+def test_a_strangers_patterns_are_not_matched_and_ours_are() -> None:
     slow = json.dumps({"type": "object", "properties": {"a": {"pattern": "^(a+)+$"}}})
     assert untrusted_schema(slow).problems({"a": "a" * 64 + "!"}) == []
     assert Schema(json.dumps({"type": "object", "properties": {"a": {"pattern": "^b$"}}})).problems({"a": "a"})
@@ -75,13 +75,13 @@ def test_a_strangers_patterns_are_not_matched_and_ours_are():
     assert untrusted_schema(json.dumps(left)).problems({"a": 1}) == []
 
 
-def test_a_strangers_list_is_compared_with_itself_however_long_it_is():
+def test_a_strangers_list_is_compared_with_itself_however_long_it_is() -> None:
     schema = untrusted_schema(json.dumps({"type": "object", "properties": {"a": {"uniqueItems": True}}}))
     assert schema.problems({"a": [1] * 1001})
     assert schema.problems({"a": list(range(1001))}) == []
 
 
-def test_a_part_of_a_strangers_schema_that_names_a_draft_is_applied_within_the_same_bounds():
+def test_a_part_of_a_strangers_schema_that_names_a_draft_is_applied_within_the_same_bounds() -> None:
     for draft in ("https://json-schema.org/draft/2020-12/schema", "http://json-schema.org/draft-07/schema#"):
         slow = json.dumps({"type": "object", "properties": {"a": {"$schema": draft, "pattern": "^(a+)+$"}}})
         assert untrusted_schema(slow).problems({"a": "a" * 64 + "!"}) == []
@@ -99,7 +99,7 @@ DISTINCT = [{"a": number} for number in range(3000)]
         {f"p{number}": {} for number in range(10_000)},
     ],
 )
-def test_a_strangers_schema_is_checked_in_bounded_time(parts: dict[str, object]):
+def test_a_strangers_schema_is_checked_in_bounded_time(parts: dict[str, object]) -> None:
     properties = {name: part for name, part in parts.items() if name != "$schema"}
     draft = parts.get("$schema", "https://json-schema.org/draft/2020-12/schema")
     schema = json.dumps({"$schema": draft, "type": "object", "properties": properties}, ensure_ascii=False)
@@ -111,7 +111,7 @@ def test_a_strangers_schema_is_checked_in_bounded_time(parts: dict[str, object])
     assert cpu_seconds_of(take) < 15
 
 
-def test_items_that_have_to_differ_and_references_by_name_cost_a_bounded_time():
+def test_items_that_have_to_differ_and_references_by_name_cost_a_bounded_time() -> None:
     named = {"a": {"$anchor": "a"}, **{f"x{number}": {} for number in range(3000)}}
     for schema, arguments in (
         ({"properties": {"l": {"uniqueItems": True}}}, {"l": DISTINCT[:1000]}),
@@ -121,7 +121,7 @@ def test_items_that_have_to_differ_and_references_by_name_cost_a_bounded_time():
         assert cpu_seconds_of(lambda c=compiled, a=arguments: c.problems(a)) < 15
 
 
-def test_every_draft_is_known_by_its_own_schema():
+def test_every_draft_is_known_by_its_own_schema() -> None:
     for draft in ("2020-12", "2019-09"):
         named = {"$schema": f"https://json-schema.org/draft/{draft}/schema", "type": "object"}
         untrusted_schema(json.dumps({**named, "properties": {"a": {"dependentRequired": {"x": ["y"]}}}}))
@@ -137,7 +137,7 @@ def test_every_draft_is_known_by_its_own_schema():
                 untrusted_schema(json.dumps({**named, "properties": {"a": wrong}}))
 
 
-def test_a_strangers_schema_is_applied_like_ours_otherwise():
+def test_a_strangers_schema_is_applied_like_ours_otherwise() -> None:
     schema = json.dumps(
         {
             "type": "object",
@@ -162,19 +162,19 @@ def test_a_strangers_schema_is_applied_like_ours_otherwise():
         {"type": "object", "properties": {"a": {"type": "text"}}},
     ],
 )
-def test_whatever_the_library_raises_of_a_schema_is_told_of_that_schema(schema):
+def test_whatever_the_library_raises_of_a_schema_is_told_of_that_schema(schema: Any) -> None:
     with pytest.raises(ValueError, match="its schema is none"):
         untrusted_schema(json.dumps(schema))
 
 
-def test_a_reference_that_makes_something_else_a_schema_is_told():
+def test_a_reference_that_makes_something_else_a_schema_is_told() -> None:
     for target in ("#/required", "#/properties/a"):
         schema = {"type": "object", "required": ["a"], "properties": {"a": {"$ref": target}}}
         problems = untrusted_schema(json.dumps(schema)).problems({"a": 1})
         assert all("cannot be applied" in problem for problem in problems)
 
 
-def test_half_a_character_in_a_schema_or_in_arguments_is_told_in_words_that_a_message_can_carry():
+def test_half_a_character_in_a_schema_or_in_arguments_is_told_in_words_that_a_message_can_carry() -> None:
     half = '{"type": "object", "$ref": "\\ud800"}'
     with pytest.raises(ValueError, match=r"another document: \\ud800") as refusal:
         untrusted_schema(half)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from services.tools.sending import AnswerLostError, CallDelivery, NotSentError, SendAttempt
@@ -26,17 +28,17 @@ async def delivered(effect_class: EffectClass, *steps: Exception | str) -> ToolA
 
 
 @pytest.mark.parametrize("effect_class", list(EffectClass))
-async def test_a_bug_after_the_call_was_sent_leaves_it_open_whether_it_happened(effect_class):
+async def test_a_bug_after_the_call_was_sent_leaves_it_open_whether_it_happened(effect_class: Any) -> None:
     with pytest.raises(ToolInDoubt, match="KeyError"):
         await delivered(effect_class, NotSentError("no way"), "out: a bug")
 
 
-async def test_a_bug_in_sending_again_does_not_hide_that_it_was_sent_before():
+async def test_a_bug_in_sending_again_does_not_hide_that_it_was_sent_before() -> None:
     with pytest.raises(ToolInDoubt, match="KeyError"):
         await delivered(EffectClass.KEYED, AnswerLostError("gone"), KeyError("a bug"))
 
 
 @pytest.mark.parametrize("effect_class", list(EffectClass))
-async def test_a_bug_before_anything_was_sent_is_a_crash(effect_class):
+async def test_a_bug_before_anything_was_sent_is_a_crash(effect_class: Any) -> None:
     with pytest.raises(KeyError):
         await delivered(effect_class, KeyError("a bug"))

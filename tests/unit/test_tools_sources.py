@@ -12,7 +12,7 @@ def described(name: str, **fields: object) -> ToolDefinition:
     return ToolDefinition(name, "", "{}", UNSAFE, **fields)  # type: ignore[arg-type]  # any of its fields
 
 
-def test_what_is_left_unsaid_is_the_usual_and_what_is_beyond_bounds_is_cut_to_them():
+def test_what_is_left_unsaid_is_the_usual_and_what_is_beyond_bounds_is_cut_to_them() -> None:
     taken, problems = offered(
         "s",
         [
@@ -33,7 +33,7 @@ def test_what_is_left_unsaid_is_the_usual_and_what_is_beyond_bounds_is_cut_to_th
     assert problems == []
 
 
-def test_the_operators_word_counts_more_than_the_sources():
+def test_the_operators_word_counts_more_than_the_sources() -> None:
     rules = Rules(frozenset({"x", "gone"}), {"x": PURE}, timeout_seconds=5, output_limit_bytes=2048)
     taken, problems = offered("s", [described("x"), described("y")], rules)
     (x,) = taken.values()
@@ -41,7 +41,7 @@ def test_the_operators_word_counts_more_than_the_sources():
     assert problems == ["'gone' is named in the config file, and there is no such tool"]
 
 
-def test_what_cannot_be_offered_is_left_out_with_its_reason():
+def test_what_cannot_be_offered_is_left_out_with_its_reason() -> None:
     long = described("long")
     taken, problems = offered(
         "s", [described("x"), described("x"), described("x" * 62), described(""), described("a.b"), long], Rules()
@@ -55,12 +55,12 @@ def test_what_cannot_be_offered_is_left_out_with_its_reason():
     ]
 
 
-def test_a_source_has_no_end_of_tools_in_vain():
+def test_a_source_has_no_end_of_tools_in_vain() -> None:
     taken, problems = offered("s", [described(f"t{number}") for number in range(10_000)], Rules())
     assert (len(taken), len(problems)) == (MOST_TOOLS, 1)
 
 
-def test_what_is_named_and_comes_after_too_many_others_is_not_said_to_be_missing():
+def test_what_is_named_and_comes_after_too_many_others_is_not_said_to_be_missing() -> None:
     rules = Rules(effects={"t9999": PURE})
     _, (problem,) = offered("s", [described(f"t{number}") for number in range(10_000)], rules)
     assert "are left out" in problem

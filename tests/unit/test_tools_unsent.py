@@ -42,7 +42,7 @@ async def unsent(context: CallContext, _arguments: object) -> ToolAnswer:
 
 @pytest.mark.parametrize("reason", list(StopReason))
 @pytest.mark.parametrize("effect_class", [KEYED, UNSAFE])
-async def test_a_call_that_is_stopped_before_it_was_sent_never_began(effect_class, reason):
+async def test_a_call_that_is_stopped_before_it_was_sent_never_began(effect_class: Any, reason: Any) -> None:
     run = RunningCalls().add(call_request(), 1)
     carrying = asyncio.create_task(carried_out(elsewhere(unsent, effect_class), run=run))
     events = run.follow(joined=False)
@@ -53,13 +53,13 @@ async def test_a_call_that_is_stopped_before_it_was_sent_never_began(effect_clas
     await events.aclose()
 
 
-async def test_a_call_whose_time_ends_before_it_was_sent_is_in_no_doubt_and_not_run_again():
+async def test_a_call_whose_time_ends_before_it_was_sent_is_in_no_doubt_and_not_run_again() -> None:
     outcome = await carried_out(elsewhere(unsent, timeout_seconds=0.05))
     assert outcome.status is OutcomeStatus.TIMED_OUT
     assert outcome.content.endswith("It was not sent yet: nothing was done.")
 
 
-async def test_a_call_that_crashes_here_before_it_was_sent_is_in_no_doubt():
+async def test_a_call_that_crashes_here_before_it_was_sent_is_in_no_doubt() -> None:
     async def crashes(context: CallContext, _arguments: object) -> ToolAnswer:
         context.mark_not_sent()
         raise KeyError("ours")
@@ -77,7 +77,9 @@ async def test_a_call_that_crashes_here_before_it_was_sent_is_in_no_doubt():
         ([AskedToWaitError(ToolAnswer("busy", OutcomeStatus.FAILED), 0.0)], False, False),
     ],
 )
-async def test_a_delivery_that_is_stopped_vouches_for_a_call_that_nobody_was_sent(before, goes_out, vouched):
+async def test_a_delivery_that_is_stopped_vouches_for_a_call_that_nobody_was_sent(
+    before: Any, goes_out: bool, vouched: bool
+) -> None:
     waits, said, left = asyncio.Event(), [], list(before)
 
     async def send(sending: SendAttempt) -> ToolAnswer:
@@ -115,7 +117,9 @@ class Server:
 
 
 @pytest.mark.parametrize(("losses", "effect_class"), [(0, UNSAFE), (1, KEYED)])
-async def test_a_call_that_waits_for_its_mcp_server_was_not_sent_unless_it_was_before(losses, effect_class):
+async def test_a_call_that_waits_for_its_mcp_server_was_not_sent_unless_it_was_before(
+    losses: int, effect_class: Any
+) -> None:
     server = Server(losses)
     definition = elsewhere(unsent, effect_class).definition
     with ThreadPoolExecutor(1) as threads:
@@ -131,7 +135,7 @@ async def test_a_call_that_waits_for_its_mcp_server_was_not_sent_unless_it_was_b
                 await carrying
 
 
-async def test_a_call_that_was_sent_and_is_stopped_is_in_doubt_as_ever():
+async def test_a_call_that_was_sent_and_is_stopped_is_in_doubt_as_ever() -> None:
     waits = asyncio.Event()
 
     async def sent(_context: CallContext, _arguments: object) -> ToolAnswer:

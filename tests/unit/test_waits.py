@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -38,11 +39,16 @@ from tenure.domain.waits import (
 DECISION, REPLY, PAYLOAD = WaitAnswerKind.DECISION, WaitAnswerKind.REPLY, WaitAnswerKind.PAYLOAD
 
 
-def intent(tool, call_id="1.0", **arguments):
+def intent(tool: Any, call_id: str = "1.0", **arguments: Any) -> Any:
     return ToolIntent(call_id, f"use-{call_id}", tool, json.dumps(arguments))
 
 
-def turn(*intents, approve=(), tools=("request_approval", "ask_user", "wait_external", "pay", "read"), more=()):
+def turn(
+    *intents: Any,
+    approve: Any = (),
+    tools: Any = ("request_approval", "ask_user", "wait_external", "pay", "read"),
+    more: Any = (),
+) -> Any:
     """The point after an answer with these calls, and after `more`."""
     defined = tuple(ToolDefinition(name, "", "{}", EffectClass.UNSAFE) for name in tools)
     bodies = [
@@ -56,22 +62,22 @@ def turn(*intents, approve=(), tools=("request_approval", "ask_user", "wait_exte
     return fold(Entry(number, 1, body) for number, body in enumerate(bodies, 1))
 
 
-def leave(call_id="1.0", answer="allow", **fields):
+def leave(call_id: str = "1.0", answer: str = "allow", **fields: Any) -> Any:
     return WaitResolution("w1", call_id, WaitKind.TOOL_APPROVAL, DECISION, answer, **fields)
 
 
-def test_calls_that_ask_wait_and_the_others_are_run_first():
+def test_calls_that_ask_wait_and_the_others_are_run_first() -> None:
     calls = (intent("read", "1.0"), intent("ask_user", "1.1", question="?"), intent("pay", "1.2"))
     move = next_move(turn(*calls, approve=("pay",)))
     assert move == ExecuteTools(1, calls[:1], calls[1:])
 
 
-def test_a_tool_that_the_task_does_not_have_is_not_waited_for():
+def test_a_tool_that_the_task_does_not_have_is_not_waited_for() -> None:
     call = intent("ask_user", question="?")
     assert next_move(turn(call, tools=("read",))) == ExecuteTools(1, (call,))
 
 
-def test_a_call_that_got_leave_is_run_as_it_was_allowed():
+def test_a_call_that_got_leave_is_run_as_it_was_allowed() -> None:
     call = intent("pay", amount=100)
     assert next_move(turn(call, approve=("pay",), more=[leave()])) == ExecuteTools(1, (call,))
     given = leave(answer="edit", edited_arguments_json='{"amount": 5}', comment="less")
@@ -86,12 +92,12 @@ def test_a_call_that_got_leave_is_run_as_it_was_allowed():
     assert "less" in done.pending_content[-1]["text"]
 
 
-def test_leave_is_for_one_call_only():
+def test_leave_is_for_one_call_only() -> None:
     calls = (intent("pay", "1.0"), intent("pay", "1.1"))
     assert next_move(turn(*calls, approve=("pay",), more=[leave("1.0")])) == ExecuteTools(1, calls[:1], calls[1:])
 
 
-def test_a_call_makes_the_wait_that_its_arguments_say():
+def test_a_call_makes_the_wait_that_its_arguments_say() -> None:
     wait = wait_of(intent("request_approval", question="Ship?", options=["now", "never"], at_deadline="go_on"))
     assert isinstance(wait, Wait)
     assert (wait.kind, wait.options, wait.timeout_seconds) == (WaitKind.APPROVAL, ("now", "never"), 24 * 3600.0)
@@ -118,18 +124,18 @@ def test_a_call_makes_the_wait_that_its_arguments_say():
         ("wait_external", {}),
     ],
 )
-def test_arguments_that_make_no_wait_are_an_outcome_the_model_reads(tool, arguments):
+def test_arguments_that_make_no_wait_are_an_outcome_the_model_reads(tool: str, arguments: Any) -> None:
     outcome = wait_of(intent(tool, **arguments))
     assert isinstance(outcome, Outcome)
     assert outcome.status is OutcomeStatus.INVALID_ARGUMENTS
 
 
-def test_arguments_that_are_no_object_are_an_outcome_too():
+def test_arguments_that_are_no_object_are_an_outcome_too() -> None:
     for text in ("[]", "{", "7", "[" * 100_000):
         assert isinstance(wait_of(ToolIntent("1.0", "u", "ask_user", text)), Outcome)
 
 
-def test_the_model_reads_who_answered_what_and_when():
+def test_the_model_reads_who_answered_what_and_when() -> None:
     wait = Wait(WaitKind.EVENT, "1.0", correlation_id="c")
     outcome = outcome_of_answer(wait, WaitAnswer(PAYLOAD, '{"n": [1]}'), actor="carol", at="2026-01-01T00:00:00+00:00")
     assert outcome is not None
@@ -140,14 +146,14 @@ def test_the_model_reads_who_answered_what_and_when():
     }
 
 
-def test_no_answer_to_a_call_that_needs_leave_is_no_leave():
+def test_no_answer_to_a_call_that_needs_leave_is_no_leave() -> None:
     wait = Wait(WaitKind.TOOL_APPROVAL, "1.0", options=TOOL_DECISIONS, tool="pay")
     outcome = outcome_of_answer(wait, NO_ANSWER, actor="checkpoint", at="then")
     assert outcome is not None
     assert outcome.status is OutcomeStatus.NOT_ALLOWED
 
 
-def test_an_event_is_not_answered_by_a_person():
+def test_an_event_is_not_answered_by_a_person() -> None:
     assert refuse_answer(Wait(WaitKind.EVENT, "1.0", correlation_id="c"), WaitAnswer(REPLY, "x")) is not None
     assert refuse_answer(Wait(WaitKind.QUESTION, "1.0", "?"), WaitAnswer(DECISION, "approve")) is not None
     assert refuse_answer(Wait(WaitKind.QUESTION, "1.0", "?"), WaitAnswer(REPLY, "x")) is None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
+from typing import Any
 
 import httpcore2
 import pytest
@@ -15,33 +17,33 @@ from tests.support.http_stub import HttpStub, page
 from tests.support.patience import CALL_SECONDS
 
 
-async def send(url):
+async def send(url: Any) -> Any:
     delivery = OutgoingDelivery(1, "d", "{}", 0, datetime.now(UTC), url, b"x" * 24, None)
     async with Sender(Networks(EVERYWHERE), CALL_SECONDS, 2) as sender:
         return await sender.send(delivery)
 
 
-async def test_the_url_is_asked_for_as_it_is_written():
+async def test_the_url_is_asked_for_as_it_is_written() -> None:
     async with HttpStub(lambda _: page()) as stranger:
         assert (await send(stranger.url("/hook;v=1/x;y?z=1;2"))).received
     assert [seen.target for seen in stranger.seen] == ["/hook;v=1/x;y?z=1;2"]
 
 
 @pytest.mark.parametrize("headers", [{}, {"content_encoding": "br"}, {"content_length": "99"}])
-async def test_the_status_is_the_answer_whatever_its_body_is(headers):
+async def test_the_status_is_the_answer_whatever_its_body_is(headers: Any) -> None:
     async with HttpStub(lambda _: page("no", "500 Oh", **headers)) as stranger:
         answer = await send(stranger.url())
     assert (answer.status, answer.problem) == (500, "HTTP 500: no")
 
 
 @pytest.mark.parametrize("error", [ssl.SSLError(1, "bad record"), ConnectionResetError(), httpcore2.ReadError()])
-async def test_a_connection_that_breaks_in_the_body_takes_no_status_back(error):
-    async def breaking():
+async def test_a_connection_that_breaks_in_the_body_takes_no_status_back(error: Any) -> None:
+    async def breaking() -> AsyncGenerator[Any]:
         yield b"beginning"
         raise error
 
     assert await _beginning(HttpResponse(200, {}, httpcore2.Response(200, content=breaking()))) == "beginning"
 
 
-async def test_a_url_that_can_be_read_in_two_ways_is_told():
+async def test_a_url_that_can_be_read_in_two_ways_is_told() -> None:
     assert "four decimal parts" in (await send("http://2130706433/")).problem

@@ -1,5 +1,7 @@
 """What a change is called, who wants it, what is sent of it, and what an answer means."""
 
+from __future__ import annotations
+
 import json
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -40,27 +42,27 @@ POLICY = RetryPolicy(max_attempts=4, initial_seconds=10.0, factor=4.0, cap_secon
 
 
 class TestEvents:
-    def test_ends_waits_and_warnings_are_told_unless_asked_otherwise(self):
+    def test_ends_waits_and_warnings_are_told_unless_asked_otherwise(self) -> None:
         names = {state for state in MOVES if wants([], event_of(state, "", cancel_requested=False))}
         assert names == TERMINAL | WAITING
         assert wants([], BUDGET_WARNING_EVENT)
 
-    def test_a_request_to_end_is_called_so_and_no_arrival_in_the_state(self):
+    def test_a_request_to_end_is_called_so_and_no_arrival_in_the_state(self) -> None:
         assert event_of(TaskState.WAITING_USER, "", cancel_requested=True) == "task.cancel_requested"
         assert event_of(TaskState.WAITING_USER, "", cancel_requested=False) == "task.waiting_user"
 
-    def test_a_warning_is_no_second_arrival_in_the_state_either(self):
+    def test_a_warning_is_no_second_arrival_in_the_state_either(self) -> None:
         response = event_of(TaskState.RUNNING, "BUDGET_WARNING", cancel_requested=False)
         assert response == BUDGET_WARNING_EVENT == "task.budget_warning"
         assert event_of(TaskState.RUNNING, "QUOTA_WARNING", cancel_requested=False) == "task.quota_warning"
         assert wants([], "task.quota_warning")
 
-    def test_a_star_stands_for_the_last_part(self):
+    def test_a_star_stands_for_the_last_part(self) -> None:
         assert wants(["task.*"], "task.running")
         assert not wants(["task.*"], "tasks.running")
         assert not wants(["task.running"], "task.running_out")
 
-    def test_types_that_nothing_is_called_yet_may_be_asked_for_and_are_known_as_such(self):
+    def test_types_that_nothing_is_called_yet_may_be_asked_for_and_are_known_as_such(self) -> None:
         assert is_pattern("lease.lost")
         assert unknown_events(["lease.lost", "task.suceeded", "task.failed", "task.*"]) == [
             "lease.lost",
@@ -68,15 +70,15 @@ class TestEvents:
         ]
 
     @pytest.mark.parametrize("text", ["", "*", "task.", ".task", "Task.failed", "task.*.x", "task failed", "t" * 101])
-    def test_what_is_no_type_is_refused(self, text):
+    def test_what_is_no_type_is_refused(self, text: Any) -> None:
         assert not is_pattern(text)
 
-    def test_every_default_is_a_type(self):
+    def test_every_default_is_a_type(self) -> None:
         assert all(is_pattern(event) for event in DEFAULT_EVENTS)
 
 
 class TestBodies:
-    def test_a_body_says_type_time_and_data(self):
+    def test_a_body_says_type_time_and_data(self) -> None:
         decoded = json.loads(body_of("task.failed", NOW, {"task_id": "t"}))
         assert decoded == {"type": "task.failed", "timestamp": "2026-11-22T08:00:00Z", "data": {"task_id": "t"}}
 
@@ -86,7 +88,9 @@ class TestBodies:
         st.integers(0, 40_000),
         st.integers(0, 40_000),
     )
-    def test_however_large_a_task_is_its_body_is_bounded_and_says_what_was_cut(self, text, result, goal, system):
+    def test_however_large_a_task_is_its_body_is_bounded_and_says_what_was_cut(
+        self, text: str, result: int, goal: int, system: int
+    ) -> None:
         task = {
             "task_id": "t",
             "result": text * (result // 10),
@@ -99,14 +103,14 @@ class TestBodies:
         assert decoded["data"]["task_id"] == "t"
         assert ("truncated" in decoded) == (json.dumps(decoded["data"].get("task")) != whole)
 
-    def test_the_longest_text_is_cut_first_and_the_others_stay(self):
+    def test_the_longest_text_is_cut_first_and_the_others_stay(self) -> None:
         data = {"task": {"result": "r" * 100_000, "spec": {"goal": "g" * 10_000}}}
         decoded = json.loads(body_of("task.succeeded", NOW, data))
         assert decoded["truncated"] == ["task.result"]
         assert decoded["data"]["task"]["spec"]["goal"] == "g" * 10_000
         assert MOST_BODY_BYTES - 1000 < len(json.dumps(decoded, separators=(",", ":"))) <= MOST_BODY_BYTES
 
-    def test_of_a_task_that_is_large_otherwise_only_its_id_is_told(self):
+    def test_of_a_task_that_is_large_otherwise_only_its_id_is_told(self) -> None:
         data = {"task_id": "t", "task": {"wait": {"arguments_json": "a" * 100_000}}}
         decoded = json.loads(body_of("task.waiting_user", NOW, data))
         assert (decoded["data"], decoded["truncated"]) == ({"task_id": "t"}, ["task"])
@@ -114,20 +118,20 @@ class TestBodies:
 
 class TestVerdicts:
     @pytest.mark.parametrize("status", [200, 204, 299])
-    def test_any_2xx_is_a_receipt(self, status):
+    def test_any_2xx_is_a_receipt(self, status: int) -> None:
         assert decide_delivery(WebhookResponse(status), 1, 0.5).state is DeliveryState.DELIVERED
 
     @pytest.mark.parametrize("status", [0, 100, 301, 307, 400, 404, 429, 500, 503])
-    def test_anything_else_is_sent_again_until_the_tries_are_used_up(self, status):
+    def test_anything_else_is_sent_again_until_the_tries_are_used_up(self, status: int) -> None:
         assert decide_delivery(WebhookResponse(status), 3, 0.5, POLICY).state is DeliveryState.PENDING
         assert decide_delivery(WebhookResponse(status), 4, 0.5, POLICY).state is DeliveryState.DEAD
 
     @given(st.integers(1, 3), st.floats(0, 1, exclude_max=True))
-    def test_waits_have_full_jitter_and_grow_to_a_cap(self, attempts, luck):
+    def test_waits_have_full_jitter_and_grow_to_a_cap(self, attempts: int, luck: float) -> None:
         wait = decide_delivery(WebhookResponse(500), attempts, luck, POLICY).wait_seconds
         assert wait == luck * min(100.0, 10.0 * 4.0 ** (attempts - 1))
 
-    def test_what_the_endpoint_asks_for_is_the_least_and_bounded(self):
+    def test_what_the_endpoint_asks_for_is_the_least_and_bounded(self) -> None:
         wanted = decide_delivery(WebhookResponse(503, retry_after_seconds=50.0), 1, 0.0, POLICY)
         assert (wanted.wait_seconds, wanted.hold_seconds) == (50.0, 50.0)
         assert decide_delivery(WebhookResponse(500, retry_after_seconds=50.0), 1, 0.0, POLICY).hold_seconds == 0.0
@@ -136,11 +140,11 @@ class TestVerdicts:
             == LONGEST_RETRY_AFTER_SECONDS
         )
 
-    def test_gone_pauses_and_gives_nothing_up(self):
+    def test_gone_pauses_and_gives_nothing_up(self) -> None:
         verdict = decide_delivery(WebhookResponse(410), 99, 0.5, POLICY)
         assert (verdict.state, verdict.pause_code) == (DeliveryState.PENDING, "GONE")
 
-    def test_retry_after_is_read_as_seconds_and_as_a_date(self):
+    def test_retry_after_is_read_as_seconds_and_as_a_date(self) -> None:
         assert retry_after_seconds(" 120 ", NOW) == 120.0
         later = (NOW + timedelta(seconds=90)).strftime("%a, %d %b %Y %H:%M:%S GMT")
         assert retry_after_seconds(later, NOW) == 90.0
@@ -149,7 +153,7 @@ class TestVerdicts:
 
 
 class TestSignatures:
-    def test_a_letter_is_signed_with_each_secret_that_holds_the_newest_first(self):
+    def test_a_letter_is_signed_with_each_secret_that_holds_the_newest_first(self) -> None:
         old, new = read_secret(new_secret()), read_secret(new_secret())
         sent_at = datetime.now(UTC)
         headers = dict(headers_of(OutgoingDelivery(1, "id", '{"ü": 1}', 1, sent_at, "https://example.com", new, old)))
@@ -160,7 +164,7 @@ class TestSignatures:
         assert Webhook(old).verify('{"ü": 1}', {**headers, "webhook-signature": second})
 
     @pytest.mark.parametrize("text", ["whsec_", "whsec_YQ==", "whsec_???", "d" * 44, "whsec_" + "A" * 92])
-    def test_what_is_no_secret_is_refused(self, text):
+    def test_what_is_no_secret_is_refused(self, text: Any) -> None:
         with pytest.raises(ValueError, match="whsec_"):
             read_secret(text)
 
@@ -188,31 +192,31 @@ class TestAddresses:
             "2002:0a00:0001::1",
         ],
     )
-    def test_what_is_not_public_is_not_reached(self, address):
+    def test_what_is_not_public_is_not_reached(self, address: str) -> None:
         assert not Networks().allow(ip_address(address))
 
     @pytest.mark.parametrize("address", ["93.184.216.34", "2606:2800:220:1::1", "64:ff9b::93.184.216.34"])
-    def test_what_is_public_is_reached(self, address):
+    def test_what_is_public_is_reached(self, address: str) -> None:
         assert Networks().allow(ip_address(address))
 
-    def test_a_network_that_is_allowed_is_reached_whatever_its_spelling(self):
+    def test_a_network_that_is_allowed_is_reached_whatever_its_spelling(self) -> None:
         networks = Networks(["10.1.0.0/16"])
         assert networks.allow(ip_address("10.1.2.3"))
         assert networks.allow(ip_address("::ffff:10.1.2.3"))
         assert not networks.allow(ip_address("10.2.0.1"))
 
-    def test_settings_that_cannot_hold_are_told_together(self):
+    def test_settings_that_cannot_hold_are_told_together(self) -> None:
         items = list(WebhookSettings(allowed_networks=("10.1.2.3/8",), turn_seconds=1.0).problems())
         assert len(items) == 2
         assert list(WebhookSettings().problems()) == []
 
 
-def create(**fields):
+def create(**fields: Any) -> Any:
     return pb.CreateWebhookRequest(**{"name": "hook", "url": "https://example.com/x?y=z", **fields})
 
 
 class TestRequests:
-    def test_a_name_and_a_url_are_all_a_webhook_needs(self):
+    def test_a_name_and_a_url_are_all_a_webhook_needs(self) -> None:
         validate(create())
         validate(create(event_types=["task.*", "lease.lost"], secret=new_secret(), url="http://[2001:db8::1]:8080"))
 
@@ -237,12 +241,12 @@ class TestRequests:
             ({"secret": "hunter2"}, "secret"),
         ],
     )
-    def test_what_does_not_fit_is_refused(self, fields, field):
+    def test_what_does_not_fit_is_refused(self, fields: Any, field: str) -> None:
         with pytest.raises(InvalidRequest) as refused:
             validate(create(**fields))
         assert field in {violation.field for violation in refused.value.violations}
 
-    def test_deliveries_are_listed_in_bounded_pages_of_known_states(self):
+    def test_deliveries_are_listed_in_bounded_pages_of_known_states(self) -> None:
         validate(
             pb.ListWebhookDeliveriesRequest(webhook="hook", page_token="12", states=[pb.WEBHOOK_DELIVERY_STATE_DEAD])
         )

@@ -10,43 +10,43 @@ from services.worker.model_stream import MOST_CONTENT_BYTES, MOST_TOKENS, Answer
 from tenure.domain.conversation import with_own_ids
 
 
-def start(**usage):
+def start(**usage: Any) -> Any:
     return {"type": "message_start", "message": {"model": "m", "usage": usage}}
 
 
-def block(index, **fields):
+def block(index: Any, **fields: Any) -> Any:
     return {"type": "content_block_start", "index": index, "content_block": fields}
 
 
-def delta(index, kind, **fields):
+def delta(index: Any, kind: Any, **fields: Any) -> Any:
     return {"type": "content_block_delta", "index": index, "delta": {"type": kind, **fields}}
 
 
-def stop(index):
+def stop(index: Any) -> Any:
     return {"type": "content_block_stop", "index": index}
 
 
-def end(stop_reason, **usage):
+def end(stop_reason: Any, **usage: Any) -> Any:
     return {"type": "message_delta", "delta": {"stop_reason": stop_reason}, "usage": usage}
 
 
 STOP = {"type": "message_stop"}
 
 
-def fold(*events):
+def fold(*events: Any) -> Any:
     folded = AnswerFold()
     for event in events if events[0]["type"] == "message_start" else (start(), *events):
         folded.take(event)
     return folded
 
 
-def call(index=0, *pieces, complete=True):
+def call(index: int = 0, *pieces: Any, complete: bool = True) -> Any:
     opened = block(index, type="tool_use", id="t", name="mail", input={})
     deltas = [delta(index, "input_json_delta", partial_json=piece) for piece in pieces]
     return [opened, *deltas, *([stop(index)] if complete else [])]
 
 
-def test_thinking_keeps_its_signature():
+def test_thinking_keeps_its_signature() -> None:
     folded = fold(
         block(0, type="thinking", thinking="", signature=""),
         delta(0, "thinking_delta", thinking="hm"),
@@ -57,7 +57,7 @@ def test_thinking_keeps_its_signature():
     assert folded.content() == ({"type": "thinking", "thinking": "hmm", "signature": "sig"},)
 
 
-def test_citations_are_kept():
+def test_citations_are_kept() -> None:
     folded = fold(
         block(0, type="text", text="", citations=None),
         delta(0, "text_delta", text="so"),
@@ -68,31 +68,31 @@ def test_citations_are_kept():
     )
 
 
-def test_a_call_without_arguments_has_an_empty_object():
+def test_a_call_without_arguments_has_an_empty_object() -> None:
     folded = fold(*call(), end("tool_use", output_tokens=3))
     assert folded.content()[0]["input"] == {}
 
 
-def test_a_call_that_ended_before_the_limit_is_kept():
+def test_a_call_that_ended_before_the_limit_is_kept() -> None:
     folded = fold(*call(0, '{"to":', '"a"}'), *call(1, '{"to', complete=True), end("max_tokens", output_tokens=3))
     assert [one["input"] for one in folded.content()] == [{"to": "a"}]
 
 
-def test_a_call_of_which_nothing_came_before_the_limit_is_left_out():
+def test_a_call_of_which_nothing_came_before_the_limit_is_left_out() -> None:
     assert fold(*call(), end("max_tokens", output_tokens=3)).content() == ()
 
 
-def test_arguments_that_are_no_json_are_a_malformed_answer():
+def test_arguments_that_are_no_json_are_a_malformed_answer() -> None:
     with pytest.raises(MalformedAnswer):
         fold(*call(0, '{"to'), end("tool_use", output_tokens=3)).content()
 
 
-def test_empty_text_is_left_out():
+def test_empty_text_is_left_out() -> None:
     folded = fold(block(0, type="text", text=""), delta(0, "text_delta", text=" \n"), end("end_turn", output_tokens=1))
     assert folded.content() == ()
 
 
-def test_counts_are_cumulative_and_the_absent_stay():
+def test_counts_are_cumulative_and_the_absent_stay() -> None:
     folded = fold(
         start(input_tokens=10, output_tokens=1, cache_read_input_tokens=7, cache_creation_input_tokens=None),
         end("end_turn", output_tokens=5, input_tokens=None, cache_read_input_tokens=None),
@@ -101,23 +101,23 @@ def test_counts_are_cumulative_and_the_absent_stay():
     assert (usage.input_tokens, usage.output_tokens, usage.cache_read_input_tokens) == (10, 5, 7)
 
 
-def test_output_that_was_not_counted_yet_is_estimated():
+def test_output_that_was_not_counted_yet_is_estimated() -> None:
     folded = fold(
         start(input_tokens=10, output_tokens=1), block(0, type="text", text=""), delta(0, "text_delta", text="x" * 40)
     )
     assert folded.usage().output_tokens == 10
 
 
-def test_nothing_said_is_nothing_billed():
+def test_nothing_said_is_nothing_billed() -> None:
     assert AnswerFold().usage().total == 0
 
 
-def text(index=0, *pieces):
+def text(index: int = 0, *pieces: Any) -> Any:
     deltas = [delta(index, "text_delta", text=piece) for piece in pieces]
     return [block(index, type="text", text=""), *deltas, stop(index)]
 
 
-def test_what_comes_after_the_end_is_no_part_of_the_answer():
+def test_what_comes_after_the_end_is_no_part_of_the_answer() -> None:
     folded = fold(
         start(input_tokens=3), *text(0, "done"), end("end_turn", output_tokens=1), STOP, start(), *text(0, "x")
     )
@@ -125,24 +125,24 @@ def test_what_comes_after_the_end_is_no_part_of_the_answer():
     assert folded.content() == ({"type": "text", "text": "done"},)
 
 
-def test_halves_of_a_character_are_joined_and_a_lone_half_is_replaced():
+def test_halves_of_a_character_are_joined_and_a_lone_half_is_replaced() -> None:
     folded = fold(*text(0, "a\ud83d", "\ude00b\ud83d"), end("end_turn", output_tokens=1))
     assert folded.content() == ({"type": "text", "text": "a\U0001f600b\ufffd"},)
 
 
-def test_a_lone_half_in_arguments_is_replaced():
+def test_a_lone_half_in_arguments_is_replaced() -> None:
     folded = fold(*call(0, '{"q\\ud83d":["\\ude00 ok", "\\ud83d\\ude00"]}'), end("tool_use", output_tokens=1))
     assert folded.content()[0]["input"] == {"q\ufffd": ["\ufffd ok", "\U0001f600"]}
 
 
-def test_an_unknown_event_is_ignored_and_members_that_nobody_takes_back_are_left_out():
+def test_an_unknown_event_is_ignored_and_members_that_nobody_takes_back_are_left_out() -> None:
     folded = fold(
         start(), {"type": "message_news"}, block(0, type="text", text="a", colour="red"), stop(0), end("end_turn"), STOP
     )
     assert folded.content() == ({"type": "text", "text": "a"},)
 
 
-def test_a_thought_that_was_cut_off_is_left_out():
+def test_a_thought_that_was_cut_off_is_left_out() -> None:
     thought = [block(0, type="thinking", thinking="", signature=""), delta(0, "thinking_delta", thinking="hm")]
     assert fold(*thought, end("max_tokens", output_tokens=1), STOP).content() == ()
 
@@ -156,7 +156,7 @@ DEEP = '{"a":' * 100 + "1" + "}" * 100
      '{"\\ud83d":1,"\\ude00":2}', '{"a":' + "1" * 5000 + "}", '{"a":1} {"b":2}'],
     ids=range(12),
 )  # fmt: skip
-def test_arguments_that_could_not_be_sent_back_are_malformed(arguments):
+def test_arguments_that_could_not_be_sent_back_are_malformed(arguments: Any) -> None:
     with pytest.raises(MalformedAnswer):
         fold(*call(0, arguments), end("tool_use", output_tokens=3)).content()
 
@@ -206,7 +206,9 @@ def test_arguments_that_could_not_be_sent_back_are_malformed(arguments):
     ],
     ids=range(39),
 )  # fmt: skip
-def test_events_that_break_the_protocol_are_a_malformed_answer_and_leave_a_usage_that_can_be_billed(events):
+def test_events_that_break_the_protocol_are_a_malformed_answer_and_leave_a_usage_that_can_be_billed(
+    events: Any,
+) -> None:
     folded = AnswerFold()
     begun = events[0]["type"] == "message_start"
     with pytest.raises(MalformedAnswer) as malformed:  # noqa: PT012  any of them may be the one
@@ -217,12 +219,12 @@ def test_events_that_break_the_protocol_are_a_malformed_answer_and_leave_a_usage
 
 
 @pytest.mark.parametrize("stop_reason", ["tool_use", "pause_turn"])
-def test_an_answer_that_stops_for_a_call_has_one(stop_reason):
+def test_an_answer_that_stops_for_a_call_has_one(stop_reason: str) -> None:
     with pytest.raises(MalformedAnswer):
         fold(*text(0, "a"), end(stop_reason, output_tokens=1), STOP).content()
 
 
-def test_calls_get_ids_that_no_other_call_of_the_conversation_has():
+def test_calls_get_ids_that_no_other_call_of_the_conversation_has() -> None:
     uses: list[dict[str, Any]] = [
         {"type": "tool_use", "id": one, "name": "mail", "input": {}} for one in ("a", "a", "", "b c", "new", "x" * 500)
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -38,13 +39,15 @@ tools = st.lists(
 
 
 @given(st.just("") | words, tools, messages, messages)
-def test_the_bound_is_never_below_what_the_simulator_counts(system, tools, messages, to_come):
+def test_the_bound_is_never_below_what_the_simulator_counts(
+    system: Any, tools: Any, messages: Any, to_come: Any
+) -> None:
     body = {"tools": tools, "system": system, "messages": [*messages, *to_come]}
     assert InputEstimate(system, tools).upper_bound(messages, to_come) >= count_request(body)
 
 
 @given(st.lists(words, min_size=1, max_size=5), st.integers(0, 5))
-def test_what_the_provider_counted_is_taken_at_its_word(texts, known):
+def test_what_the_provider_counted_is_taken_at_its_word(texts: list[Any], known: int) -> None:
     said = [{"role": "user", "content": [{"type": "text", "text": text}]} for text in texts]
     known = min(known, len(said))
     counted = count_request({"messages": said[:known]})
@@ -57,7 +60,7 @@ KINDS = dict(samples())
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_bound_stays_near(kind):
+def test_the_bound_stays_near(kind: Any) -> None:
     assert 1.0 <= text_tokens(KINDS[kind]) / count_text(KINDS[kind]) < 4.5
 
 
@@ -66,10 +69,10 @@ DENSE = {"numbers": 1.97, "uuids": 1.48, "hex": 1.72, "base64": 1.42, "thai": 1.
 
 
 @pytest.mark.parametrize("kind", DENSE)
-def test_dense_text_is_not_taken_for_prose(kind):
+def test_dense_text_is_not_taken_for_prose(kind: Any) -> None:
     assert text_tokens(KINDS[kind]) >= len(KINDS[kind].encode()) / DENSE[kind]
 
 
-def test_a_count_beforehand_gets_a_margin():
+def test_a_count_beforehand_gets_a_margin() -> None:
     for counted in [random.randint(0, 10**6) for _ in range(20)]:
         assert counted * 1.02 <= with_margin(counted) <= counted * 1.02 + 17

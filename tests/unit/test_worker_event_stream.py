@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,18 +21,18 @@ from services.worker.model_stream import (
 EVENTS = [{"type": "a", "text": "ä\U0001f600\u2028\x85 b"}, {"type": "b", "n": 1.5}]
 
 
-def written(events, line_end="\n"):
+def written(events: Any, line_end: str = "\n") -> Any:
     lines = [(f"event: {one['type']}", f"data: {json.dumps(one, ensure_ascii=False)}", "", "") for one in events]
     return line_end.join(line for four in lines for line in four).encode()
 
 
-def read(*chunks):
+def read(*chunks: Any) -> Any:
     stream = EventStream()
     return [event for chunk in chunks for event in stream.feed(chunk)]
 
 
 @given(st.sampled_from(["\n", "\r\n", "\r"]), st.lists(st.integers(0, 200), max_size=6), st.booleans())
-def test_events_are_read_however_their_bytes_are_cut(line_end, cuts, has_mark):
+def test_events_are_read_however_their_bytes_are_cut(line_end: str, cuts: list[int], has_mark: bool) -> None:
     sent = (b"\xef\xbb\xbf" if has_mark else b"") + written(EVENTS, line_end)
     places = [0, *sorted(min(cut, len(sent)) for cut in cuts), len(sent)]
     if has_mark:
@@ -39,21 +40,21 @@ def test_events_are_read_however_their_bytes_are_cut(line_end, cuts, has_mark):
     assert read(*(sent[a:b] for a, b in itertools.pairwise(places))) == EVENTS
 
 
-def test_events_are_read_byte_by_byte():
+def test_events_are_read_byte_by_byte() -> None:
     assert read(*(bytes([one]) for one in written(EVENTS, "\r\n"))) == EVENTS
 
 
-def test_an_event_without_a_name_has_the_type_of_its_data():
+def test_an_event_without_a_name_has_the_type_of_its_data() -> None:
     assert read(b'data: {"type":\ndata: "a"}\n\n') == [{"type": "a"}]
 
 
-def test_comments_pings_and_unknown_fields_are_no_events():
+def test_comments_pings_and_unknown_fields_are_no_events() -> None:
     assert (
         read(b': hi\n\nevent: ping\n\nevent: ping\ndata: {"type": "ping"}\n\ndata: {"type":"ping"}\nid: 3\n\n\n') == []
     )
 
 
-def test_an_event_that_is_not_ended_is_no_event():
+def test_an_event_that_is_not_ended_is_no_event() -> None:
     assert read(b'event: a\ndata: {"type": "a"}\n') == []
 
 
@@ -80,7 +81,7 @@ def test_an_event_that_is_not_ended_is_no_event():
     ],
     ids=range(17),
 )
-def test_what_cannot_be_read_is_malformed_and_says_what_was_received(sent):
+def test_what_cannot_be_read_is_malformed_and_says_what_was_received(sent: Any) -> None:
     with pytest.raises(MalformedAnswer) as malformed:
         read(*(sent[at : at + 100_000] for at in range(0, len(sent), 100_000)))
     assert len(str(malformed.value)) < 1000
@@ -91,6 +92,6 @@ def test_what_cannot_be_read_is_malformed_and_says_what_was_received(sent):
     "sent",
     [b"event: error\ndata: {}\n\n", b"event: error\n\n", b'data: {"type": "error"}\n\n', b"event:error\ndata: x\n\n"],
 )
-def test_an_error_is_told_apart(sent):
+def test_an_error_is_told_apart(sent: bytes) -> None:
     with pytest.raises(ErrorEvent):
         read(sent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from tenure.domain.timeouts import Phase, PhaseTimeout, TimeoutAction, Timeouts
 LONG = 60.0
 
 
-async def test_a_step_that_takes_too_long_is_interrupted_in_its_wait():
+async def test_a_step_that_takes_too_long_is_interrupted_in_its_wait() -> None:
     interrupts = Interrupts()
     clock = StepClock(interrupts)
     clock.begin(3, 0.05)
@@ -28,7 +29,7 @@ async def test_a_step_that_takes_too_long_is_interrupted_in_its_wait():
     interrupts.check()  # what was met or came too late is no more
 
 
-async def test_the_next_step_has_a_time_of_its_own_and_the_same_one_goes_on():
+async def test_the_next_step_has_a_time_of_its_own_and_the_same_one_goes_on() -> None:
     interrupts = Interrupts()
     clock = StepClock(interrupts)
     clock.begin(1, 0.0)
@@ -42,7 +43,7 @@ async def test_the_next_step_has_a_time_of_its_own_and_the_same_one_goes_on():
     clock.stop()
 
 
-async def test_an_end_and_a_drain_outrank_a_late_step():
+async def test_an_end_and_a_drain_outrank_a_late_step() -> None:
     interrupts = Interrupts()
     interrupts.request(Interruption.LATE, "late")
     interrupts.request(Interruption.DRAIN, "drain")
@@ -58,7 +59,7 @@ async def test_an_end_and_a_drain_outrank_a_late_step():
 @pytest.mark.parametrize(
     ("action", "state"), [(TimeoutAction.FAIL, TaskState.FAILED), (TimeoutAction.RETRY, TaskState.RETRY_SCHEDULED)]
 )
-async def test_a_task_is_left_as_its_policy_says_and_with_what_it_has(action, state):
+async def test_a_task_is_left_as_its_policy_says_and_with_what_it_has(action: Any, state: Any) -> None:
     policy = TaskPolicy(retry=RetryPolicy(), timeouts=Timeouts(tool_call=PhaseTimeout(action=action)))
     point = ResumePoint(last_text="so far")
     left = late_transition(point, policy, Phase.TOOL_CALL, "too long")

@@ -84,7 +84,9 @@ async def test_a_key_that_a_service_does_not_know_yet_is_no_crash() -> None:
 
 
 @pytest.mark.parametrize(("error", "resting"), [(ValueError("a bug"), 1), (Unavailable("no ledger"), 0)])
-async def test_a_slot_rests_after_a_crash_and_after_nothing_else(error: Exception, resting: int, monkeypatch) -> None:
+async def test_a_slot_rests_after_a_crash_and_after_nothing_else(
+    error: Exception, resting: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(claim_ledger, "TRIES", RetryPolicy(max_attempts=1, initial_seconds=0.0))
     held_tasks, held, rests = HeldTasks(), holding(), CrashBackoff()
     parts = cast("Any", SimpleNamespace(ledger=Raises(error)))

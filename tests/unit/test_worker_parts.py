@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from time import monotonic
+from typing import Any
 
 import pytest
 
@@ -22,12 +23,12 @@ from tenure.wire.task import usage_to_domain
 from tests.support.patience import PATIENCE_SECONDS
 
 
-def holding(task_id="t1", epoch=1):
+def holding(task_id: str = "t1", epoch: int = 1) -> Any:
     claims = Claims(f"tasks/{task_id}", "default", epoch, str(uuid.uuid4()), "w1")
     return HeldTask(claims, token_pb2.FencingToken(), "messages")
 
 
-async def test_an_interruption_ends_a_wait_at_once_and_tells_why():
+async def test_an_interruption_ends_a_wait_at_once_and_tells_why() -> None:
     interrupts = Interrupts()
     waiting = asyncio.create_task(interrupts.sleep(60))
     await asyncio.sleep(0)
@@ -37,7 +38,7 @@ async def test_an_interruption_ends_a_wait_at_once_and_tells_why():
     assert interrupted.value.kind is Interruption.DRAIN
 
 
-async def test_an_end_outranks_a_drain():
+async def test_an_end_outranks_a_drain() -> None:
     interrupts = Interrupts()
     interrupts.request(Interruption.END)
     interrupts.request(Interruption.DRAIN)
@@ -46,10 +47,10 @@ async def test_an_end_outranks_a_drain():
     assert interrupted.value.kind is Interruption.END
 
 
-async def test_interrupted_work_has_ended_before_the_interruption_is_told():
+async def test_interrupted_work_has_ended_before_the_interruption_is_told() -> None:
     interrupts, ended = Interrupts(), []
 
-    async def work():
+    async def work() -> None:
         try:
             await asyncio.sleep(60)
         finally:
@@ -64,13 +65,13 @@ async def test_interrupted_work_has_ended_before_the_interruption_is_told():
     assert ended
 
 
-async def test_work_that_ended_in_time_gives_its_result_and_its_error():
+async def test_work_that_ended_in_time_gives_its_result_and_its_error() -> None:
     interrupts = Interrupts()
 
-    async def fail():
+    async def fail() -> Any:
         raise LookupError
 
-    async def succeed():
+    async def succeed() -> int:
         return 7
 
     assert await interrupts.guard(succeed()) == 7
@@ -78,11 +79,11 @@ async def test_work_that_ended_in_time_gives_its_result_and_its_error():
         await interrupts.guard(fail())
 
 
-async def test_nothing_is_begun_once_interrupted():
+async def test_nothing_is_begun_once_interrupted() -> None:
     interrupts, began = Interrupts(), []
     interrupts.request(Interruption.DRAIN)
 
-    async def work():
+    async def work() -> None:
         began.append(True)
 
     with pytest.raises(Interrupted):
@@ -90,7 +91,7 @@ async def test_nothing_is_begun_once_interrupted():
     assert not began
 
 
-async def test_the_gate_is_closed_until_a_session_begins_and_after_its_window():
+async def test_the_gate_is_closed_until_a_session_begins_and_after_its_window() -> None:
     gate = TrustGate()
     seen = [gate.is_open]
     gate.begin(monotonic(), 5.0)
@@ -99,7 +100,7 @@ async def test_the_gate_is_closed_until_a_session_begins_and_after_its_window():
     assert [*seen, gate.is_open] == [False, True, False]
 
 
-async def test_a_renewal_opens_the_gate_for_those_who_wait():
+async def test_a_renewal_opens_the_gate_for_those_who_wait() -> None:
     gate = TrustGate()
     gate.begin(monotonic() - 10, 5.0)
     waiting = asyncio.create_task(gate.wait_open())
@@ -112,7 +113,7 @@ async def test_a_renewal_opens_the_gate_for_those_who_wait():
         await waiting
 
 
-async def test_the_switch_makes_a_zombie():
+async def test_the_switch_makes_a_zombie() -> None:
     failpoints.arm("worker.ignore_trust_window")
     try:
         assert TrustGate().is_open
@@ -120,7 +121,7 @@ async def test_the_switch_makes_a_zombie():
         failpoints.disarm()
 
 
-async def test_a_late_reader_gets_the_unfinished_text_and_a_slow_one_one_large_piece():
+async def test_a_late_reader_gets_the_unfinished_text_and_a_slow_one_one_large_piece() -> None:
     live = LiveText()
     live.begin(3, 1)
     for word in ("one ", "two ", "three"):
@@ -132,7 +133,7 @@ async def test_a_late_reader_gets_the_unfinished_text_and_a_slow_one_one_large_p
     assert list(live.since(reader)) == []
 
 
-async def test_a_finished_answer_is_not_shown_to_those_who_come_now():
+async def test_a_finished_answer_is_not_shown_to_those_who_come_now() -> None:
     live = LiveText()
     live.begin(1, 1)
     live.append(0, "whole")
@@ -142,7 +143,7 @@ async def test_a_finished_answer_is_not_shown_to_those_who_come_now():
     assert [piece.text for piece in live.since(early)] == ["whole"]
 
 
-async def test_a_new_attempt_begins_anew_for_every_reader():
+async def test_a_new_attempt_begins_anew_for_every_reader() -> None:
     live = LiveText()
     live.begin(1, 1)
     live.append(0, "first")
@@ -153,14 +154,14 @@ async def test_a_new_attempt_begins_anew_for_every_reader():
     assert [(piece.attempt_number, piece.offset, piece.text) for piece in live.since(reader)] == [(2, 0, "again")]
 
 
-async def test_live_pieces_are_bounded():
+async def test_live_pieces_are_bounded() -> None:
     live = LiveText()
     live.begin(1, 1)
     live.append(0, "x" * (MOST_CHARACTERS_PER_DELTA + 1))
     assert [len(piece.text) for piece in live.since(live.cursor())] == [MOST_CHARACTERS_PER_DELTA, 1]
 
 
-async def test_every_reader_wakes_for_text_and_for_the_end():
+async def test_every_reader_wakes_for_text_and_for_the_end() -> None:
     live = LiveText()
     live.begin(1, 1)
     waiting = [asyncio.create_task(live.wait_changed(live.cursor())) for _ in range(3)]
@@ -177,7 +178,7 @@ async def test_every_reader_wakes_for_text_and_for_the_end():
         await ending
 
 
-async def test_a_newer_claim_of_a_task_takes_the_place_of_the_older():
+async def test_a_newer_claim_of_a_task_takes_the_place_of_the_older() -> None:
     held_tasks, old, new = HeldTasks(), holding(epoch=1), holding(epoch=2)
     held_tasks.add(old)
     held_tasks.add(new)
@@ -186,7 +187,7 @@ async def test_a_newer_claim_of_a_task_takes_the_place_of_the_older():
     assert held_tasks.get("t1") is new
 
 
-async def test_lost_claims_are_not_named_as_held():
+async def test_lost_claims_are_not_named_as_held() -> None:
     held_tasks, one, other = HeldTasks(), holding("t1"), holding("t2")
     held_tasks.add(one)
     held_tasks.add(other)
@@ -194,14 +195,14 @@ async def test_lost_claims_are_not_named_as_held():
     assert [held.task_id for held in held_tasks.to_wire()] == ["t2"]
 
 
-def test_an_announced_backoff_is_what_is_left_of_it():
+def test_an_announced_backoff_is_what_is_left_of_it() -> None:
     progress = ClaimProgress()
     assert not progress.to_wire().HasField("backoff")
     progress.announce_backoff(30)
     assert 29 < progress.to_wire().backoff.seconds + 1 <= 30
 
 
-async def test_what_was_not_written_is_said_again():
+async def test_what_was_not_written_is_said_again() -> None:
     to_say = PendingUpdates(lambda: Slots.open_to_all(3))
     to_say.releases.append(pb.Release(task_id="t1", reason="CLOSED"))
     message = to_say.next()
@@ -211,7 +212,7 @@ async def test_what_was_not_written_is_said_again():
     assert to_say.next() is None
 
 
-async def test_calls_that_went_on_are_told_once_and_stay_known():
+async def test_calls_that_went_on_are_told_once_and_stay_known() -> None:
     held_tasks, speaking, silent = HeldTasks(), holding("t1"), holding("t2")
     held_tasks.add(speaking)
     held_tasks.add(silent)

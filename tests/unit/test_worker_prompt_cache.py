@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from services.worker.model import Prompt, marked
 TOOLS = [{"name": name, "description": "x" * 4000, "input_schema": {"type": "object"}} for name in ("a", "b")]
 
 
-def history(turns, calls=1):
+def history(turns: Any, calls: int = 1) -> Any:
     messages = [{"role": "user", "content": [{"type": "text", "text": "goal " * 100}]}]
     for turn in range(turns):
         uses = [f"t{turn}-{index}" for index in range(calls)]
@@ -24,7 +25,7 @@ def history(turns, calls=1):
     return messages
 
 
-def body(prompt):
+def body(prompt: Any) -> Any:
     return {
         "model": "m",
         "max_tokens": 9,
@@ -36,7 +37,7 @@ def body(prompt):
 
 @pytest.mark.parametrize("calls", [1, 30])
 @pytest.mark.parametrize("system", ["Be brief. " * 300, ""])
-def test_each_turn_reads_all_that_the_one_before_was_sent(system, calls):
+def test_each_turn_reads_all_that_the_one_before_was_sent(system: Any, calls: int) -> None:
     cache, before = PromptCache(), 0
     for turns in range(5):
         request = body(marked(Prompt(system, TOOLS, history(turns, calls))))
@@ -46,7 +47,7 @@ def test_each_turn_reads_all_that_the_one_before_was_sent(system, calls):
         before = count_request(request)
 
 
-def test_another_task_of_the_same_agent_reads_its_system_prompt_and_tools():
+def test_another_task_of_the_same_agent_reads_its_system_prompt_and_tools() -> None:
     cache = PromptCache()
     system = "Be brief. " * 500
     cache.price(body(marked(Prompt(system, TOOLS, history(3)))))
@@ -57,7 +58,7 @@ def test_another_task_of_the_same_agent_reads_its_system_prompt_and_tools():
 
 @pytest.mark.parametrize("system", ["Be brief.", ""])
 @pytest.mark.parametrize("tools", [TOOLS, []])
-def test_marks_are_no_part_of_what_the_model_reads(system, tools):
+def test_marks_are_no_part_of_what_the_model_reads(system: str, tools: Any) -> None:
     plain = Prompt(system, tools, history(4))
     kept = copy.deepcopy(plain)
     prompt = marked(plain)

@@ -15,7 +15,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_a_crash_takes_a_slot_for_a_while(clock: list[float]):
+def test_a_crash_takes_a_slot_for_a_while(clock: list[float]) -> None:
     resting = CrashBackoff()
     assert resting.count() == 0
     resting.after_crash()
@@ -24,7 +24,7 @@ def test_a_crash_takes_a_slot_for_a_while(clock: list[float]):
     assert resting.count() == 0
 
 
-def test_crashes_in_a_row_rest_longer_and_never_for_ever(clock: list[float]):
+def test_crashes_in_a_row_rest_longer_and_never_for_ever(clock: list[float]) -> None:
     resting = CrashBackoff()
     for _ in range(20):
         resting.after_crash()
@@ -34,7 +34,7 @@ def test_crashes_in_a_row_rest_longer_and_never_for_ever(clock: list[float]):
     assert resting.count() == 0
 
 
-def test_a_task_that_was_done_makes_the_next_rest_a_short_one(clock: list[float]):
+def test_a_task_that_was_done_makes_the_next_rest_a_short_one(clock: list[float]) -> None:
     resting = CrashBackoff()
     for _ in range(5):
         resting.after_crash()

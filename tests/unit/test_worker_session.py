@@ -81,7 +81,9 @@ async def working(coordinator: Coordinator, silence_seconds: float = 30.0) -> As
         yield session
 
 
-async def test_a_coordinator_that_answers_no_renewal_and_no_hello_is_attached_to_again(coordinator, caplog):
+async def test_a_coordinator_that_answers_no_renewal_and_no_hello_is_attached_to_again(
+    coordinator: Coordinator, caplog: pytest.LogCaptureFixture
+) -> None:
     """The break of a stream, then a Hello whose deadline passes: with Python 3.11.2 the second one was the end."""
     async with working(coordinator) as session:
         coordinator.deaf = True
@@ -89,13 +91,15 @@ async def test_a_coordinator_that_answers_no_renewal_and_no_hello_is_attached_to
         assert not session.is_attached
         coordinator.deaf = False
         await comes(lambda: session.is_attached)
-    reasons = [record.why for record in caplog.records if record.message in {"detached", "could not attach"}]
+    reasons = [vars(record)["why"] for record in caplog.records if record.message in {"detached", "could not attach"}]
     assert reasons[0].endswith("was not answered within 0.1 s")
     assert set(reasons[1:]) == {"Hello was not answered within 0.3 s"}
     assert len(reasons) >= 3
 
 
-async def test_a_channel_that_does_not_close_keeps_nobody_from_attaching(coordinator, monkeypatch):
+async def test_a_channel_that_does_not_close_keeps_nobody_from_attaching(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def never(*_: object) -> None:
         await asyncio.Event().wait()
 
@@ -107,7 +111,9 @@ async def test_a_channel_that_does_not_close_keeps_nobody_from_attaching(coordin
         await comes(lambda: session.is_attached)
 
 
-async def test_a_cancellation_of_grpcs_own_while_attaching_is_not_the_end(coordinator, monkeypatch):
+async def test_a_cancellation_of_grpcs_own_while_attaching_is_not_the_end(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     attach = WorkerSession._attach
     cancelled: list[bool] = []
 
@@ -123,7 +129,9 @@ async def test_a_cancellation_of_grpcs_own_while_attaching_is_not_the_end(coordi
         assert session.is_attached
 
 
-async def test_an_attachment_that_hangs_is_noticed_and_made_anew(coordinator, monkeypatch):
+async def test_an_attachment_that_hangs_is_noticed_and_made_anew(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     attach = WorkerSession._attach
     hung: list[bool] = []
 
@@ -139,7 +147,7 @@ async def test_an_attachment_that_hangs_is_noticed_and_made_anew(coordinator, mo
         assert session.is_attached
 
 
-async def test_answered_renewals_are_progress(coordinator):
+async def test_answered_renewals_are_progress(coordinator: Coordinator) -> None:
     silence_seconds = 10 * RENEW_SECONDS
     async with working(coordinator, silence_seconds) as session:
         await comes(lambda: coordinator.renewals >= 30)
@@ -147,7 +155,7 @@ async def test_answered_renewals_are_progress(coordinator):
         assert coordinator.hellos == 1
 
 
-async def test_a_worker_that_nobody_took_in_does_not_serve_until_somebody_does():
+async def test_a_worker_that_nobody_took_in_does_not_serve_until_somebody_does() -> None:
     health, attached = Health(), True
 
     async def says(serving: bool) -> None:

@@ -33,7 +33,7 @@ def _install(path: str) -> None:
     _shift_datetime(wall)
 
 
-def _shift_time(wall, monotonic) -> None:
+def _shift_time(wall: Any, monotonic: Any) -> None:
     true_time, true_time_ns = time.time, time.time_ns
     true_monotonic, true_monotonic_ns = time.monotonic, time.monotonic_ns
     true_gettime, true_gettime_ns = time.clock_gettime, time.clock_gettime_ns
@@ -43,7 +43,7 @@ def _shift_time(wall, monotonic) -> None:
         told_the_truth = sys._getframe(1).f_globals.get("__name__") in _UNSHIFTED
         return true_time() + (0.0 if told_the_truth else wall())
 
-    def of_a_moment(function):
+    def of_a_moment(function: Any) -> Any:
         return lambda seconds=None: function(shifted_time() if seconds is None else seconds)
 
     time.time = shifted_time
@@ -56,7 +56,7 @@ def _shift_time(wall, monotonic) -> None:
     time.ctime = of_a_moment(time.ctime)
 
 
-def _shift_datetime(wall) -> None:
+def _shift_datetime(wall: Any) -> None:
     true: Any = datetime.datetime
 
     class AnyDatetime(type):
@@ -65,15 +65,15 @@ def _shift_datetime(wall) -> None:
 
     class Datetime(true, metaclass=AnyDatetime):  # type: ignore[misc]  # a class of before the clock is shifted
         @classmethod
-        def now(cls, tz=None):
+        def now(cls, tz: Any = None) -> Any:
             return cls.fromtimestamp(true.now(datetime.UTC).timestamp() + wall(), tz)
 
         @classmethod
-        def utcnow(cls):
+        def utcnow(cls) -> Any:
             return cls.now(datetime.UTC).replace(tzinfo=None)
 
         @classmethod
-        def today(cls):
+        def today(cls) -> Any:
             return cls.now()
 
     setattr(datetime, "datetime", Datetime)  # noqa: B010  a type cannot be assigned to
