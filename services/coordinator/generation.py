@@ -1,21 +1,23 @@
-"""The generation: the ledger's and etcd's count of etcd's lives have to agree before anything is granted.
+"""Keeps the generation: the ledger and etcd must agree on the number of etcd's lives before any claim is granted.
 
-An etcd that was restored or replaced goes back in revisions, and its old claims may revive. So the generation is
-compared at the start, after every reconnect and whenever something does not fit; where it does not hold, it is raised
-by compare-and-set in the ledger, then in etcd, and whatever is older is deleted.
+An etcd that was restored or replaced goes back in its revisions, and its old claims may exist again. So this module
+compares the two generations at the start, after every reconnect and after every inconsistency. When they differ, it
+raises the generation by compare-and-set in the ledger, then in etcd, and deletes everything of older generations.
 
-Why no old token ever supersedes a newer one, even where nobody noticed the restore:
-- A token is signed only after the ledger put its (epoch, claim_id) into the task's row, where the epoch had to exceed
-  the last one put there. So along a task tokens ascend in the order in which they came to be, whatever etcd does; a
-  restore that was overlooked, because the revision has passed the old maximum by now, only makes numbers skip.
-- The ledger lets in who *equals* that row, so there a higher number in the hands of an older owner is worth nothing.
-  The tools let in who is not lower; what they hold never exceeds the ledger's row, so the next token opens their door.
-- A revived claim is not the registered one: nothing is signed for it, and the reconciliation deletes it.
-- Nothing older than the ledger's generation is registered: who slept through a raise grants nothing from before it.
-- A deletion names revision and lease, and leases are not given twice: none hits a claim of another life.
-The raise is thus not what makes old tokens harmless. It is what lets new claims be registered at all where etcd is
-behind, and what clears away in one go what a restore revived. There is one exception. If ledger and etcd are both put
-back, but the tools' database is not, the tools may hold epochs that nobody remembers: docs/etcd.md says what to do.
+Why an old token never supersedes a newer one, even after an unnoticed restore:
+- A token is signed only after the ledger wrote its (epoch, claim_id) to the task row, and the ledger requires a higher
+  epoch than the last one there. So the tokens of a task ascend in the order of their creation, whatever etcd does. A
+  restore that goes unnoticed, because the revision has passed the old maximum again, only skips numbers.
+- The ledger accepts only a claim that *equals* the task row, so a higher epoch in an older owner's hands is worthless.
+  The tool service accepts a claim that is not lower than its fence. Its fence never exceeds the task row, so the next
+  token passes it.
+- A claim that a restore brought back is not the registered one: no token is signed for it, and the reconciliation
+  deletes it.
+- The ledger registers no claim of an older generation: a replica that slept through a raise grants nothing from before.
+- A deletion names revision and lease, and etcd never gives a lease id twice: it hits no claim of another life of etcd.
+So the raise is not what makes old tokens harmless. It allows new claims to be registered at all while etcd is behind,
+and deletes at once everything that a restore brought back. There is one exception: when ledger and etcd are both
+restored but the tool service's database is not, the tool service may hold epochs that neither knows; see docs/etcd.md.
 """
 
 from __future__ import annotations
@@ -67,54 +69,60 @@ def is_half_raised(ledger: pb.GetEpochsResponse, etcd: EtcdGeneration, worked_in
 
 
 class Generation:
-    """The generation this replica works in. While it is in doubt nothing is granted and no session begins."""
+    """The generation that this replica works in. While it is in doubt, no claim is granted and no session begins."""
 
     def __init__(
-        self, store: LeaseStore, ledger: LedgerClient, losses: LostClaims, on_health: Callable[[bool], Awaitable[None]]
+        self,
+        store: LeaseStore,
+        ledger: LedgerClient,
+        lost_claims: LostClaims,
+        on_health: Callable[[bool], Awaitable[None]],
     ) -> None:
         self._store = store
         self._ledger = ledger
-        self._losses = losses
+        self._lost_claims = lost_claims
         self._on_health = on_health
         self._settled: int | None = None
-        self._why_not = ("etcd is not reached, or its generation is being settled", ETCD_UNAVAILABLE)
+        self._why_not = ("etcd is unreachable, or its generation is being settled; try again later", ETCD_UNAVAILABLE)
         self._last: int | None = None
         self._cleared = -1
         self._revision = 0
         self._lost_life = -1
         self._doubts = 0
-        self._told: str | None = None
+        self._logged_reason: str | None = None
         self._doubted = asyncio.Event()
-        self._looked = asyncio.Event()
+        self._checked_once = asyncio.Event()
         self._now_settled = asyncio.Event()
 
     @property
     def is_settled(self) -> bool:
-        """Whether anything may be granted."""
+        """Whether claims may be granted."""
         return self._settled is not None
 
     def current(self) -> int:
-        """The generation. Raises Unavailable while it is in doubt."""
+        """Returns the generation. Raises Unavailable while it is in doubt."""
         if self._settled is None:
             message, reason = self._why_not
             raise Unavailable(message, reason=reason)
         return self._settled
 
     async def first_look(self) -> None:
-        """Returns once `watch_over` has looked for the first time, whatever it found."""
-        await self._looked.wait()
+        """Waits for the first check of `watch_over`, whatever its result."""
+        await self._checked_once.wait()
 
     async def settled(self, within_seconds: float) -> int:
-        """The generation, waited for. Raises Unavailable when it stays in doubt."""
-        with suppress(TimeoutError):  # told below, unless it was settled in this very moment
+        """Waits for the generation. Raises Unavailable when it stays in doubt."""
+        # `current` raises the error, unless the generation was settled at this very moment
+        with suppress(TimeoutError):
             async with asyncio.timeout(within_seconds):
                 await self._now_settled.wait()
         return self.current()
 
     def doubt(self, *, lost_life: int = -1) -> None:
-        """Something does not fit: compare before anything else is granted.
+        """Puts the generation in doubt after an inconsistency: no claim is granted before the next comparison.
 
-        `lost_life`: etcd went back behind what was seen in that generation, which therefore must not be granted in.
+        `lost_life`: etcd went back behind a revision seen in that generation, so no claim may be granted in it any
+        more.
         """
         self._doubts += 1
         self._lost_life = max(self._lost_life, lost_life)
@@ -122,7 +130,7 @@ class Generation:
         self._doubted.set()
 
     async def watch_over(self) -> None:
-        """Duty: look at etcd every second, settle what is in doubt, and say whether this replica can serve."""
+        """Checks etcd every second, settles a generation in doubt, and reports the health of this replica. A duty."""
         while True:
             note_progress()
             self._doubted.clear()
@@ -131,7 +139,7 @@ class Generation:
             except (TenureError, PeerFailed) as error:
                 self._fail(error)
             await self._on_health(self.is_settled)
-            self._looked.set()
+            self._checked_once.set()
             try:
                 async with asyncio.timeout(_POLL_SECONDS):
                     await self._doubted.wait()
@@ -140,10 +148,10 @@ class Generation:
 
     def _fail(self, error: TenureError | PeerFailed) -> None:
         reason = error.reason if isinstance(error, Unavailable) else ETCD_UNAVAILABLE
-        if self._told != reason:  # once for each outage
-            _log.warning("nothing is granted until etcd and the ledger answer", extra={"error": error})
-        self._told = reason
-        self._unsettle(f"nothing is granted: {error}", reason)
+        if self._logged_reason != reason:  # once per outage
+            _log.warning("no claim is granted until etcd and the ledger answer", extra={"error": error})
+        self._logged_reason = reason
+        self._unsettle(f"no claim is granted: {error}", reason)
 
     def _unsettle(self, message: str, reason: str) -> None:
         self._settled, self._why_not = None, (message, reason)
@@ -160,18 +168,18 @@ class Generation:
         self._revision = etcd.revision
 
     async def _check_alarms(self) -> None:
-        """With an alarm etcd answers reads and takes few writes or none.
+        """Raises Unavailable while etcd has an alarm: it answers reads, but few writes or none.
 
-        Some releases go on taking claims, as they do not count the puts of nested transactions: the last they need.
-        Others refuse even transactions that only read; so this is asked first.
+        Some releases still accept claims, because they do not count the puts of nested transactions; those claims would
+        be the last ones. Other releases refuse even read-only transactions. So this check comes first.
         """
         alarms = await self._store.alarms(timeout_seconds=_ANSWER_SECONDS)
         metrics.gauge("tenure_etcd_out_of_space", float(_NO_SPACE in alarms))
         if not alarms:
             return
         if _NO_SPACE in alarms:
-            advice = "compact it, defragment each member, then `etcdctl alarm disarm`; what runs goes on meanwhile"
-            raise Unavailable(f"etcd is out of space: {advice}", reason=ETCD_OUT_OF_SPACE)
+            advice = "compact it, defragment each member, then `etcdctl alarm disarm`; running tasks go on meanwhile"
+            raise Unavailable(f"etcd is out of space, and no claim is granted: {advice}", reason=ETCD_OUT_OF_SPACE)
         raise Unavailable(f"etcd has raised the alarm {', '.join(sorted(alarms))}", reason=ETCD_UNAVAILABLE)
 
     async def _settle(self) -> EtcdGeneration:
@@ -188,10 +196,12 @@ class Generation:
             if ledger.generation != self._cleared:
                 await self._clear_older(ledger.generation)
                 self._cleared = ledger.generation
-            if doubts == self._doubts:  # whoever doubted meanwhile knew something that was not asked for yet
+            if doubts == self._doubts:  # a doubt that came meanwhile may rest on newer facts than this comparison
                 self._adopt(ledger.generation)
                 return etcd
-        raise Unavailable("the generation does not settle: others keep raising it", reason=ETCD_UNAVAILABLE)
+        raise Unavailable(
+            "the generation does not settle, because other replicas keep raising it", reason=ETCD_UNAVAILABLE
+        )
 
     def _why_raise(self, ledger: pb.GetEpochsResponse, etcd: EtcdGeneration) -> str | None:
         if etcd.generation != ledger.generation:
@@ -204,9 +214,9 @@ class Generation:
         return None
 
     async def _was_raised_between(self, ledger: pb.GetEpochsResponse, etcd: EtcdGeneration) -> bool:
-        """Whether etcd is ahead only because another replica raised both after the ledger was read.
+        """Returns whether etcd is ahead only because another replica raised both after this replica read the ledger.
 
-        The ledger is always raised first, so a ledger that is still behind now was itself restored.
+        A raise starts with the ledger, so a ledger that is still behind now was itself restored.
         """
         if etcd.generation is None or etcd.generation <= ledger.generation:
             return False
@@ -230,15 +240,19 @@ class Generation:
         return max(self._lost_life, self._last or 0)
 
     def _adopt(self, generation: int) -> None:
-        if self._told is not None or generation != self._last:
+        if self._logged_reason is not None or generation != self._last:
             _log.info("granting in this generation", extra={"generation": generation})
-        self._told = None
+        self._logged_reason = None
         self._settled = self._last = generation
         self._now_settled.set()
         metrics.gauge("tenure_generation", generation)
 
     async def _clear_older(self, generation: int) -> None:
-        """Claims first: a claim that goes alone is requeued by who deleted it, so that the reason is told truly."""
+        """Deletes everything of older generations.
+
+        Claims come first: this replica requeues their tasks with the true reason. After a deleted session the key watch
+        would requeue them with another one.
+        """
         await self._store.leases.delete_older(generation)
         result = await self._store.claims.list_all()
         claims = [each for each in result.values() if each.record.generation < generation]
@@ -246,11 +260,11 @@ class Generation:
         if not claims and not sessions:
             return
         await self._store.claims.delete_many(claims)
-        message = f"etcd was restored or replaced; claims from before generation {generation} do not hold"
-        await self._losses.requeue(LostClaim.of(each, Reason.CLAIM_LOST, message) for each in claims)
+        message = f"etcd was restored or replaced; claims of generations before {generation} are void"
+        await self._lost_claims.requeue(LostClaim.of(each, Reason.CLAIM_LOST, message) for each in claims)
         await self._end_sessions(sessions)
-        facts = {"generation": generation, "claims": len(claims), "sessions": len(sessions)}
-        _log.warning("ended what was left of older generations; its tasks are queued again", extra=facts)
+        fields = {"generation": generation, "claims": len(claims), "sessions": len(sessions)}
+        _log.warning("ended the sessions and claims of older generations; their tasks are queued again", extra=fields)
 
     async def _end_sessions(self, sessions: Sequence[HeldSession]) -> None:
         for start in range(0, len(sessions), _SESSIONS_AT_ONCE):

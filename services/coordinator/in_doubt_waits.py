@@ -1,6 +1,7 @@
-"""Tasks that wait for a word on calls in doubt although the tools know by now what became of them.
+"""Ends waits for resolutions that are no longer needed, because the tool service knows the calls' outcomes by now.
 
-A runner that was taken for dead may wake up and record what it did: nobody tells the ledger, so the tools are asked.
+A runner that was declared dead may wake up and record the outcome. It does not notify the ledger, so this module polls
+the tool service.
 """
 
 from __future__ import annotations
@@ -29,33 +30,34 @@ _AT_ONCE: Final = 32
 
 
 class InDoubtWaits:
-    """The duty `run`, in every replica: the ledger gives each wait to one of them. Ledger and tools may be of an older
-    version that knows none of this.
+    """Polls in every replica: the ledger gives each wait to one replica. The duty is `run`.
+
+    The ledger or the tool service may be of an older version without these methods.
     """
 
     def __init__(self, ledger: LedgerClient, tools: ToolsClient) -> None:
         self._ledger, self._tools = ledger, tools
 
     async def run(self) -> None:
-        """Duty."""
+        """Polls once a second. A duty."""
         while True:
             try:
-                while await self._see_to_some() == _AT_ONCE:
+                while await self._check_some() == _AT_ONCE:
                     pass
             except (TenureError, PeerFailed) as error:
-                _log.warning("waits for words on calls in doubt could not be seen to", extra={"error": error})
+                _log.warning("waits for resolutions of calls in doubt could not be checked", extra={"error": error})
                 await rest(_FAILED_PAUSE_SECONDS)
             await rest(_POLL_SECONDS * random.uniform(0.8, 1.2))
 
-    async def _see_to_some(self) -> int:
-        """How many were told of. What the tools do not say now is asked again after a while."""
+    async def _check_some(self) -> int:
+        """Checks some waits and returns their number. The ledger lists an unsettled one again after a while."""
         note_progress()
         waits = await self._ledger.list_doubt_waits(_AT_ONCE)
         answers = await asyncio.gather(*map(self._is_settled, waits))
         settled = [one for one, is_settled in zip(waits, answers, strict=True) if is_settled]
         if settled:
             for task_id in await self._ledger.requeue_settled(settled):
-                _log.info("nothing of this task is in doubt any more", extra={"task": task_id})
+                _log.info("no call of the task is in doubt any more", extra={"task": task_id})
         return len(waits)
 
     async def _is_settled(self, wait: pb.ListDoubtWaitsResponse.DoubtWait) -> bool:
@@ -64,6 +66,6 @@ class InDoubtWaits:
             try:
                 statuses = await self._tools.look(wait.task_id, [call.call_id for call in waited_for])
             except (TenureError, PeerFailed) as error:
-                _log.warning("the tools do not say whether calls are in doubt", extra={"error": error})
+                _log.warning("the tool service did not answer whether calls are in doubt", extra={"error": error})
                 return False
         return nothing_in_doubt(waited_for, statuses)

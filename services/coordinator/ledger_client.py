@@ -1,4 +1,4 @@
-"""The checkpoint service as the coordinator uses it: every call with its deadline."""
+"""The coordinator's client of the checkpoint service. Every call has a deadline."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ MAX_CLAIMS: Final = 512
 _TIMEOUT_SECONDS: Final = 5.0
 _PAGE: Final = 1000
 _OPEN_TIMEOUT_SECONDS: Final = 30.0
-# A watch is opened anew every quarter of an hour, so that no call is without a deadline.
+# The queue watch opens a new stream every quarter of an hour, so that each call has a deadline.
 WATCH_SECONDS: Final = 900.0
 
 
 class LedgerClient:
-    """Raises what the checkpoint service answers: domain errors, and Unavailable when it does not."""
+    """Raises the checkpoint service's domain errors, and Unavailable when it does not answer."""
 
     def __init__(self, channel: TenureChannel) -> None:
         self._stub = CheckpointServiceStub(channel)
@@ -38,7 +38,7 @@ class LedgerClient:
     async def list_claimable(
         self, profile: WorkerProfile, slots: Slots, worker_ids: Collection[str], *, without_suspects: bool
     ) -> Sequence[pb.Offer]:
-        """Queued tasks for one of these workers, that nobody else is offered for the next second."""
+        """Returns offers for these workers. No other coordinator gets the same offers in the next second."""
         request = pb.ListClaimableRequest(
             queues=profile.queues,
             priorities=profile.priorities,
@@ -51,20 +51,20 @@ class LedgerClient:
         return (await self._stub.ListClaimable(request, timeout=_TIMEOUT_SECONDS)).offers
 
     async def register(self, claims: Sequence[HeldClaim]) -> set[str]:
-        """The claim_ids that now are grants."""
+        """Registers claims and returns the claim ids that the ledger accepted as grants."""
         grants = [
             pb.RegisterGrantsRequest.Grant(task_id=each.task_id, epoch=each.epoch, claim_id=each.record.claim_id)
             for each in claims
         ]
-        answer = await self._stub.RegisterGrants(pb.RegisterGrantsRequest(grants=grants), timeout=_TIMEOUT_SECONDS)
-        return set(answer.claim_ids)
+        response = await self._stub.RegisterGrants(pb.RegisterGrantsRequest(grants=grants), timeout=_TIMEOUT_SECONDS)
+        return set(response.claim_ids)
 
     async def requeue(self, lost: Sequence[pb.RequeueLostRequest.Lost]) -> Sequence[str]:
-        """The tasks among them that were running under exactly that claim; at most MAX_CLAIMS at once."""
+        """Requeues tasks that run under exactly these claims, at most MAX_CLAIMS. Returns the requeued task ids."""
         return (await self._stub.RequeueLost(pb.RequeueLostRequest(lost=lost), timeout=_TIMEOUT_SECONDS)).task_ids
 
     async def inspect(self, claims: Sequence[HeldClaim]) -> Sequence[pb.InspectClaimsResponse.Verdict]:
-        """What the ledger knows of these claims, in their order; at most MAX_CLAIMS at once."""
+        """Returns the ledger's view of each of these claims, in their order; at most MAX_CLAIMS."""
         named_claims = [
             pb.InspectClaimsRequest.Claim(task_id=each.task_id, claim_id=each.record.claim_id) for each in claims
         ]
@@ -73,7 +73,7 @@ class LedgerClient:
         ).verdicts
 
     async def list_running(self) -> list[pb.ListRunningResponse.Running]:
-        """All running tasks, page by page."""
+        """Returns all running tasks, read in pages."""
         running: list[pb.ListRunningResponse.Running] = []
         while True:
             after = running[-1].task_id if running else ""
@@ -84,71 +84,71 @@ class LedgerClient:
                 return running
 
     async def list_endings(self, limit: int, grace_seconds: float) -> Sequence[pb.ListEndingsResponse.Ending]:
-        """Tasks that somebody other than their worker must end now."""
+        """Returns pending endings that a coordinator must carry out now."""
         request = pb.ListEndingsRequest(limit=limit, grace=duration(grace_seconds))
         return (await self._stub.ListEndings(request, timeout=_TIMEOUT_SECONDS)).endings
 
     async def list_prunings(self, limit: int) -> Sequence[pb.ListPruningsResponse.Pruning]:
-        """Pruned tasks that the tools have not forgotten, which nobody else is told of for a while."""
+        """Returns pruned tasks for the tool service to forget. Other coordinators do not get them for a while."""
         request = pb.ListPruningsRequest(limit=limit)
         return (await self._stub.ListPrunings(request, timeout=_TIMEOUT_SECONDS)).prunings
 
     async def note_forgotten(self, task_ids: Sequence[str]) -> None:
-        """The tools are done with these."""
+        """Records that the tool service has forgotten these tasks."""
         await self._stub.NoteForgotten(pb.NoteForgottenRequest(task_ids=task_ids), timeout=_TIMEOUT_SECONDS)
 
     async def list_doubt_waits(self, limit: int) -> Sequence[pb.ListDoubtWaitsResponse.DoubtWait]:
-        """Tasks that wait for a word on calls in doubt, which nobody else is told of for a while."""
+        """Returns tasks that wait for a resolution. Other coordinators do not get them for a while."""
         request = pb.ListDoubtWaitsRequest(limit=limit)
         return (await self._stub.ListDoubtWaits(request, timeout=_TIMEOUT_SECONDS)).waits
 
     async def requeue_settled(self, waits: Sequence[pb.ListDoubtWaitsResponse.DoubtWait]) -> Sequence[str]:
-        """The tasks among them that still waited as they were seen."""
+        """Requeues tasks whose calls are settled. Returns those that were still in the same wait."""
         settled = [pb.RequeueSettledRequest.Settled(task_id=one.task_id, epoch=one.epoch) for one in waits]
         request = pb.RequeueSettledRequest(settled=settled)
         return (await self._stub.RequeueSettled(request, timeout=_TIMEOUT_SECONDS)).task_ids
 
     async def watch_queue(self) -> AsyncGenerator[pb.WatchQueueResponse, None]:
-        """Hints, until the stream ends."""
+        """Yields the messages of the queue watch until the stream ends."""
         async for hint in self._stub.WatchQueue(pb.WatchQueueRequest(), timeout=WATCH_SECONDS):
             yield hint
 
     async def get_epochs(self) -> pb.GetEpochsResponse:
-        """The ledger's generation and its highest registered epoch."""
+        """Returns the ledger's generation and its highest registered epoch."""
         return await self._stub.GetEpochs(pb.GetEpochsRequest(), timeout=_TIMEOUT_SECONDS)
 
     async def raise_generation(self, expected: int, reason: str) -> int:
-        """Compare-and-set; the generation that stands, whoever raised it."""
+        """Raises the generation by compare-and-set. Returns the current one, also when another replica raised it."""
         request = pb.RaiseGenerationRequest(expected=expected, reason=reason)
         return (await self._stub.RaiseGeneration(request, timeout=_TIMEOUT_SECONDS)).generation
 
     async def open(self, token: token_pb2.FencingToken) -> OpenedTask:
-        """Take a task over with what its history says of its end."""
+        """Opens a task and returns the part of its history that a close-out needs."""
         return await read_opened_to_end(self._stub.Open(pb.OpenRequest(token=token), timeout=_OPEN_TIMEOUT_SECONDS))
 
     async def commit(self, request: pb.CommitRequest) -> pb.CommitResponse:
-        """Repeatable with the same request."""
+        """Commits entries. A repeat with the same request is safe."""
         return await self._stub.Commit(request, timeout=_TIMEOUT_SECONDS)
 
 
-# The checkpoint service as LeaseService uses it. The tenant is that of the request being answered.
+# The LeaseService's client of the checkpoint service. The tenant is that of the current request.
 
 MAX_INSPECTED: Final = 512
 
 
 class LeaseGrantClient:
-    """Raises what the checkpoint service answers: domain errors, and Unavailable when it does not."""
+    """Raises the checkpoint service's domain errors, and Unavailable when it does not answer."""
 
     def __init__(self, channel: TenureChannel) -> None:
         self._stub = CheckpointServiceStub(channel)
 
     async def last_grant(self, resource: str) -> pb.GetLeaseGrantResponse:
-        """The resource's last grant, and how it was given back; epoch 0 when it was never held."""
+        """Returns the resource's last grant and its release; epoch 0 when the resource was never held."""
         request = pb.GetLeaseGrantRequest(resource=resource)
         return await self._stub.GetLeaseGrant(request, timeout=_TIMEOUT_SECONDS)
 
     async def register(self, held: NamedLease) -> pb.RegisterLeaseResponse:
-        """Whether this claim may be signed. Repeatable."""
+        """Registers a lease's claim. The answer says whether it may get a token. A repeat is safe."""
         record = held.record
         grant = pb.LeaseGrant(
             resource=held.resource,
@@ -163,17 +163,17 @@ class LeaseGrantClient:
         return await self._stub.RegisterLease(pb.RegisterLeaseRequest(grant=grant), timeout=_TIMEOUT_SECONDS)
 
     async def note_release(self, held: NamedLease, reason: str, message: str) -> None:
-        """Write down why it is about to be given back. Repeatable."""
+        """Records the reason of a release that is about to happen. A repeat is safe."""
         request = pb.NoteLeaseReleaseRequest(
             resource=held.resource, claim_id=held.record.claim_id, reason=reason, message=message
         )
         await self._stub.NoteLeaseRelease(request, timeout=_TIMEOUT_SECONDS)
 
     async def registered(self, leases: Sequence[NamedLease]) -> set[str]:
-        """Which of these claims, of any tenants, are registered; at most MAX_INSPECTED at once."""
+        """Returns the registered ones of these claims, which may be of any tenants; at most MAX_INSPECTED."""
         claims = [
             pb.InspectLeasesRequest.Claim(tenant=each.tenant, resource=each.resource, claim_id=each.record.claim_id)
             for each in leases
         ]
-        answer = await self._stub.InspectLeases(pb.InspectLeasesRequest(claims=claims), timeout=_TIMEOUT_SECONDS)
-        return set(answer.registered_claim_ids)
+        response = await self._stub.InspectLeases(pb.InspectLeasesRequest(claims=claims), timeout=_TIMEOUT_SECONDS)
+        return set(response.registered_claim_ids)

@@ -1,4 +1,4 @@
-"""The coordinator: who may try. Any number of replicas, no leader: all they do is conditional."""
+"""Starts the coordinator process. Any number of replicas run without a leader, because every write is conditional."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tenure.validators import validate
 SERVICE = "tenure.v1.CoordinatorService"
 LEASES = "tenure.v1.LeaseService"
 SILENCE_SECONDS: Final = 60.0
-"""Of duties that talk to etcd: their calls have deadlines of seconds, and a quiet watch is asked for a sign of life."""
+"""The silence limit of duties that talk to etcd: their calls have deadlines of seconds, and watches send progress."""
 
 LISTS_SILENCE_SECONDS: Final = 300.0
 """Of duties that read everything there is of a kind, page by page."""
@@ -48,23 +48,24 @@ LISTS_SILENCE_SECONDS: Final = 300.0
 TOOLS_SILENCE_SECONDS: Final = 180.0
 """Of duties that have others close fences or forget tasks: such a call may take its whole deadline, and is repeated."""
 
-HINTS_SILENCE_SECONDS: Final = WATCH_SECONDS + 60.0
+QUEUE_WATCH_SILENCE_SECONDS: Final = WATCH_SECONDS + 60.0
 """A watch without a hint ends by its deadline."""
 
 GENERATION_SILENCE_SECONDS: Final = 300.0
-"""After a restore of etcd one look clears away all that is left of older generations."""
+"""Longer, because after a restore of etcd one check deletes everything of older generations."""
 
-# Streams are sent away one by one, with an announcement; a connection's age must not break them unannounced.
+# Each old session stream gets a Goaway, so that its worker attaches elsewhere. A maximum age of connections would break
+# streams without one.
 LIMITS = ServerLimits(max_connection_age_seconds=20 * 24 * 3600.0)
 
 
 async def compose(process: Process, settings: CoordinatorSettings) -> None:
-    """Everything, served until the process is to end."""
+    """Serves the coordinator until the process stops."""
     await serve(process, await assemble(process, settings))
 
 
 async def assemble(process: Process, settings: CoordinatorSettings) -> RpcServer:
-    """Clients, then what is known in memory, then the duties: what closes first needs what closes later."""
+    """Opens the clients, then the state in memory, then the duties, because they close in the opposite order."""
     coordinator_id = settings.id or f"{instance_id()}-{uuid4().hex[:6]}"
     timing = settings.timing()
     store = await process.open(
@@ -77,66 +78,66 @@ async def assemble(process: Process, settings: CoordinatorSettings) -> RpcServer
     )
     checkpoint = await process.open(open_channel(settings.checkpoint_address))
     ledger = LedgerClient(checkpoint)
-    tool_fence = ToolsClient(await process.open(open_channel(settings.tools_address)))
+    tools = ToolsClient(await process.open(open_channel(settings.tools_address)))
     issuer = Issuer(settings.signing_key_file, settings.verifying_keys_file)
     server = RpcServer(settings.listen, validate=validate, stopping=process.stopping, limits=LIMITS)
 
     sessions = Sessions()
-    losses = LostClaims(store, ledger)
-    generation = Generation(store, ledger, losses, server_health(server))
-    granting = ClaimGranter(store, ledger, losses, issuer, generation)
-    dispatch = Dispatch(ledger, sessions, granting, generation, process.stopping)
-    losses.on_requeued(dispatch.on_queued)
+    lost_claims = LostClaims(store, ledger)
+    generation = Generation(store, ledger, lost_claims, server_health(server))
+    granter = ClaimGranter(store, ledger, lost_claims, issuer, generation)
+    dispatch = Dispatch(ledger, sessions, granter, generation, process.stopping)
+    lost_claims.on_requeued(dispatch.on_queued)
 
-    # Deletions outlive all that hands them in: on its way out, every other part may still have some.
+    # The claim deletions close last: every other part may still submit some while it closes.
     deletions = await process.open(Duties())
-    deletions.start("claim deletions", losses.run, silence_seconds=SILENCE_SECONDS)
+    deletions.start("claim deletions", lost_claims.run, silence_seconds=SILENCE_SECONDS)
     own_session = await process.open(OwnSession(coordinator_id, store, generation, timing))
     duties = await process.open(Duties())
-    ender = CloseOutRunner(store, ledger, tool_fence, losses, issuer, generation, own_session)
-    endings = PendingEndings(ledger, sessions, ender, grace_seconds=settings.cancel_grace_seconds)
-    operating = OperatorRequests(store, sessions, losses)
+    close_out_runner = CloseOutRunner(store, ledger, tools, lost_claims, issuer, generation, own_session)
+    endings = PendingEndings(ledger, sessions, close_out_runner, grace_seconds=settings.cancel_grace_seconds)
+    operator_requests = OperatorRequests(store, sessions, lost_claims)
     interval_seconds = settings.reconcile_interval_seconds
-    reconciliation = Reconciliation(store, ledger, sessions, losses, interval_seconds, timing, operating)
-    vanishing = KeyWatch(coordinator_id, store, sessions, losses, generation, operating)
-    releases = await process.open(ClaimReleases(store, losses))
+    reconciliation = Reconciliation(store, ledger, sessions, lost_claims, interval_seconds, timing, operator_requests)
+    key_watch = KeyWatch(coordinator_id, store, sessions, lost_claims, generation, operator_requests)
+    releases = await process.open(ClaimReleases(store, lost_claims))
     takeover = await process.open(Takeover(store, timing.reconnect_grace_seconds))
-    attaching = SessionAttach(coordinator_id, store, generation, sessions, timing)
+    session_attach = SessionAttach(coordinator_id, store, generation, sessions, timing)
     servicer = CoordinatorServicer(
-        store, sessions, attaching, takeover, dispatch, releases, issuer, operating, process.stopping
+        store, sessions, session_attach, takeover, dispatch, releases, issuer, operator_requests, process.stopping
     )
     server.add(SERVICE, add_CoordinatorServiceServicer_to_server, servicer)
-    leases, sweeping = lease_service(settings, store, checkpoint, issuer, generation, process.stopping)
+    leases, lease_sweep = lease_service(settings, store, checkpoint, issuer, generation, process.stopping)
     server.add(LEASES, add_LeaseServiceServicer_to_server, leases)
 
     duties.start("generation", generation.watch_over, silence_seconds=GENERATION_SILENCE_SECONDS)
-    duties.start("vanishing", vanishing.run, silence_seconds=SILENCE_SECONDS)
+    duties.start("vanishing", key_watch.run, silence_seconds=SILENCE_SECONDS)
     duties.start("dispatch", dispatch.run, may_end=True, silence_seconds=SILENCE_SECONDS)
-    hints = QueueListener(ledger, dispatch.on_queued, endings.on_cancels)
-    duties.start("hints", hints.run, silence_seconds=HINTS_SILENCE_SECONDS)
-    duties.start("stalled", StuckClaims(sessions, losses).run, silence_seconds=SILENCE_SECONDS)
+    queue_listener = QueueListener(ledger, dispatch.on_queued, endings.on_cancels)
+    duties.start("hints", queue_listener.run, silence_seconds=QUEUE_WATCH_SILENCE_SECONDS)
+    duties.start("stalled", StuckClaims(sessions, lost_claims).run, silence_seconds=SILENCE_SECONDS)
     duties.start("reconciliation", reconciliation.run, silence_seconds=LISTS_SILENCE_SECONDS)
     duties.start("own session", own_session.run, silence_seconds=SILENCE_SECONDS)
     duties.start("endings", endings.run, silence_seconds=TOOLS_SILENCE_SECONDS)
-    prunings = PrunedTasks(ledger, tool_fence, issuer, coordinator_id)
-    duties.start("prunings", prunings.run, silence_seconds=TOOLS_SILENCE_SECONDS)
-    duties.start("doubt waits", InDoubtWaits(ledger, tool_fence).run, silence_seconds=TOOLS_SILENCE_SECONDS)
+    pruned_tasks = PrunedTasks(ledger, tools, issuer, coordinator_id)
+    duties.start("prunings", pruned_tasks.run, silence_seconds=TOOLS_SILENCE_SECONDS)
+    duties.start("doubt waits", InDoubtWaits(ledger, tools).run, silence_seconds=TOOLS_SILENCE_SECONDS)
     duties.start("signing key", issuer.follow_rotation, silence_seconds=SILENCE_SECONDS)
-    duties.start("unregistered leases", sweeping.run, silence_seconds=LISTS_SILENCE_SECONDS)
+    duties.start("unregistered leases", lease_sweep.run, silence_seconds=LISTS_SILENCE_SECONDS)
     await generation.first_look()
     return server
 
 
 def server_health(server: RpcServer) -> Callable[[bool], Awaitable[None]]:
-    """How the generation's duty says whether this replica serves: not while etcd does not answer."""
+    """Returns the function that sets the health of this replica: NOT_SERVING while etcd does not answer."""
 
-    async def say(serving: bool) -> None:
+    async def set_serving_all(serving: bool) -> None:
         for service in ("", SERVICE, LEASES):
             await server.health.set_serving(service, serving)
 
-    return say
+    return set_serving_all
 
 
 def main() -> int:
-    """The exit code."""
+    """Runs the coordinator and returns its exit code."""
     return run_service("coordinator", CoordinatorSettings, os.environ, compose, arguments=sys.argv[1:])

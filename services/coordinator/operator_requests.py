@@ -1,4 +1,4 @@
-"""What operators do through the coordinator: take a task from its owner, and tell a worker to drain."""
+"""Carries out operators' requests: lists of workers and claims, transfer of a task, drain of a worker."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from services.coordinator.sessions.session_attach import Sessions
 
 
-# What is live: workers and claims, read from etcd for people.
+# Lists of live workers and claims, read from etcd.
 
 _MOST_CLAIMS: Final = 10_000
 _LEASES_AT_ONCE: Final = 16
 
 
 async def list_workers(store: LeaseStore) -> list[pb.Worker]:
-    """Live sessions of workers, by worker_id. Raises Unavailable."""
+    """Returns the live sessions of workers, sorted by worker id. Raises Unavailable."""
     sessions = await store.sessions.list_all()
     counts = Counter(claim.record.session_id for claim in (await store.claims.list_all()).values())
     drains = await store.drains.list_all()
@@ -43,27 +43,27 @@ async def list_workers(store: LeaseStore) -> list[pb.Worker]:
 
 
 async def list_claims(store: LeaseStore, task_id: str) -> list[pb.Claim]:
-    """Live claims with what is left of their leases, by task_id. Raises Unavailable."""
+    """Returns the live claims with the remaining seconds of their leases, sorted by task id. Raises Unavailable."""
     held_claims = await (store.claims.find_many([task_id]) if task_id else store.claims.list_all())
     claims = [held_claims[each] for each in sorted(held_claims)[:_MOST_CLAIMS]]
-    left = await _remaining(store, {claim.lease for claim in claims})
-    return [_claim(claim, left[claim.lease]) for claim in claims]
+    remaining = await _remaining(store, {claim.lease for claim in claims})
+    return [_claim(claim, remaining[claim.lease]) for claim in claims]
 
 
 async def _remaining(store: LeaseStore, leases: set[int]) -> dict[int, int]:
-    left: dict[int, int] = {}
+    remaining: dict[int, int] = {}
     at_once = asyncio.Semaphore(_LEASES_AT_ONCE)
 
-    async def ask(lease: int) -> None:
+    async def read_one(lease: int) -> None:
         async with at_once:
-            left[lease] = await store.sessions.remaining_seconds(lease)
+            remaining[lease] = await store.sessions.remaining_seconds(lease)
 
-    await asyncio.gather(*map(ask, leases))
-    return left
+    await asyncio.gather(*map(read_one, leases))
+    return remaining
 
 
 def worker_to_wire(session: HeldSession, claim_count: int, *, draining: bool) -> pb.Worker:
-    """A session as people see it."""
+    """Returns a session as the API shows it."""
     record = session.record
     return pb.Worker(
         worker_id=record.worker_id,
@@ -98,15 +98,17 @@ WORKER_NOT_FOUND: Final = "WORKER_NOT_FOUND"
 
 
 class OperatorRequests:
-    """Any replica may be asked about any worker: what it does is conditional, and told to the others through etcd."""
+    """Accepts a request for any worker, at any replica: writes are conditional and reach other replicas
+    through etcd.
+    """
 
-    def __init__(self, store: LeaseStore, sessions: Sessions, losses: LostClaims) -> None:
+    def __init__(self, store: LeaseStore, sessions: Sessions, lost_claims: LostClaims) -> None:
         self._store = store
         self._sessions = sessions
-        self._losses = losses
+        self._lost_claims = lost_claims
 
     async def transfer(self, request: pb.CoordinatorServiceTransferTaskRequest) -> bool:
-        """Whether it was taken from its owner now. Raises NotFound, Unavailable."""
+        """Transfers a task. Returns whether it was taken from its owner now. Raises NotFound and Unavailable."""
         if request.to_worker_id:
             await self._live(request.to_worker_id)
         held = (await self._store.claims.find_many([request.task_id])).get(request.task_id)
@@ -123,28 +125,28 @@ class OperatorRequests:
             actor=request.actor,
             to_worker_id=request.to_worker_id,
         )
-        return await self._losses.take_for_operator(held, lost)
+        return await self._lost_claims.transfer(held, lost)
 
     async def drain(self, request: pb.CoordinatorServiceDrainWorkerRequest) -> list[pb.Worker]:
-        """Marks every session of the worker; those that are attached elsewhere are told there. Raises NotFound."""
+        """Marks every session of the worker as draining. Other replicas notify their sessions. Raises NotFound."""
         record = DrainRecord(actor=request.actor, reason=request.reason)
         live = await self._live(request.worker_id)
         await failpoint("coordinator.before_drain")
         marked = [held for held in live if await self._store.drains.put(held, record)]
         await failpoint("coordinator.after_drain")
         if not marked:
-            raise NotFound(f"the worker {request.worker_id} has gone", reason=WORKER_NOT_FOUND)
-        _log.info("a worker is to drain", extra={"worker": request.worker_id, "why": record.message})
+            raise NotFound(f"the sessions of worker {request.worker_id} have ended", reason=WORKER_NOT_FOUND)
+        _log.info("a worker is marked to drain", extra={"worker": request.worker_id, "why": record.message})
         return [worker_to_wire(held, 0, draining=True) for held in marked]
 
     def is_draining(self, session_id: str, record: DrainRecord) -> None:
-        """There is a mark: if the session is attached here, its worker is told."""
+        """Notifies the worker of a marked session that is attached here."""
         session = self._sessions.get(session_id)
         if session is not None:
             session.request_drain(record.message)
 
     async def remind(self) -> None:
-        """Tells the workers attached here whose mark the watch has missed. Raises Unavailable."""
+        """Notifies the attached workers whose mark the key watch has missed. Raises Unavailable."""
         for session_id, record in (await self._store.drains.list_all()).items():
             self.is_draining(session_id, record)
 
@@ -152,5 +154,5 @@ class OperatorRequests:
         sessions = await self._store.sessions.list_all()
         live_sessions = [held for held in sessions if held.record.worker_id == worker_id and not held.record.own]
         if not live_sessions:
-            raise NotFound(f"there is no worker {worker_id}", reason=WORKER_NOT_FOUND)
+            raise NotFound(f"no worker {worker_id} has a live session", reason=WORKER_NOT_FOUND)
         return live_sessions

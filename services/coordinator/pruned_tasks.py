@@ -1,6 +1,6 @@
-"""Tasks that the ledger has pruned: the tools are told to forget them, under a token of each one's last grant.
+"""Makes the tool service forget pruned tasks, with a token of each task's last grant.
 
-The coordinator keeps nothing: what it does not bring to its end, the ledger offers again to whoever asks.
+The coordinator stores nothing: the ledger lists an unfinished task again, for any replica.
 """
 
 from __future__ import annotations
@@ -29,26 +29,30 @@ _AT_ONCE: Final = 16
 
 
 class PrunedTasks:
-    """The duty `run`, in every replica: the ledger gives each task to one of them. Ledger and tools may be of an older
-    version that knows none of this.
+    """Works in every replica: the ledger gives each task to one replica. The duty is `run`.
+
+    The ledger or the tool service may be of an older version without these methods.
     """
 
     def __init__(self, ledger: LedgerClient, tools: ToolsClient, issuer: Issuer, holder: str) -> None:
         self._ledger, self._tools, self._issuer, self._holder = ledger, tools, issuer, holder
 
     async def run(self) -> None:
-        """Duty."""
+        """Works once a second. A duty."""
         while True:
             try:
-                while await self._see_to_some() == _AT_ONCE:
+                while await self._forget_some() == _AT_ONCE:
                     pass
             except (TenureError, PeerFailed) as error:
-                _log.warning("pruned tasks could not be seen to", extra={"error": error})
+                _log.warning("pruned tasks could not be listed", extra={"error": error})
                 await rest(_FAILED_PAUSE_SECONDS)
             await rest(_POLL_SECONDS * random.uniform(0.8, 1.2))
 
-    async def _see_to_some(self) -> int:
-        """How many were offered. What the tools would not forget now is offered again after a while."""
+    async def _forget_some(self) -> int:
+        """Handles some pruned tasks.
+
+        Returns their number, or 0 if none was forgotten; the ledger lists those again later.
+        """
         note_progress()
         prunings = await self._ledger.list_prunings(_AT_ONCE)
         if not prunings:
@@ -69,6 +73,8 @@ class PrunedTasks:
             try:
                 await self._tools.forget(token)
             except (TenureError, PeerFailed) as error:
-                _log.warning("the tools did not forget a pruned task", extra={"task": pruning.task_id, "error": error})
+                _log.warning(
+                    "the tool service did not forget a pruned task", extra={"task": pruning.task_id, "error": error}
+                )
                 return False
         return True

@@ -1,4 +1,4 @@
-"""CoordinatorService."""
+"""Serves CoordinatorService: sessions of workers, and the lists and requests of operators."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Final
 
 from services.coordinator.operator_requests import list_claims, list_workers
-from services.coordinator.sessions.session_stream import NOTHING_TAKEN, SessionStreamServer, StreamEnd
+from services.coordinator.sessions.session_stream import SESSION_GOES_ON, SessionStreamServer, StreamEnd
 from tenure.domain.errors import InvalidRequest
 from tenure.runtime.rpc_server import draining
 from tenure.v1 import coordinator_service_pb2 as pb
@@ -25,24 +25,24 @@ _HELLO_SECONDS: Final = 10.0
 
 
 class CoordinatorServicer(CoordinatorServiceServicer):
-    """The methods; what they do is in the modules they are given."""
+    """Passes each method on to the module that does the work."""
 
     def __init__(
         self,
         store: LeaseStore,
         sessions: Sessions,
-        attaching: SessionAttach,
+        session_attach: SessionAttach,
         takeover: Takeover,
         dispatch: Dispatch,
         releases: ClaimReleases,
         issuer: Issuer,
-        operating: OperatorRequests,
+        operator_requests: OperatorRequests,
         stopping: asyncio.Event,
     ) -> None:
-        self._operating = operating
+        self._operator_requests = operator_requests
         self._store = store
         self._sessions = sessions
-        self._attaching = attaching
+        self._session_attach = session_attach
         self._takeover = takeover
         self._dispatch = dispatch
         self._releases = releases
@@ -52,34 +52,34 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     async def Session(  # type: ignore[override]  # it writes to the context and yields nothing
         self, request_iterator: AsyncIterator[pb.SessionRequest], context: Any
     ) -> None:
-        """From Hello to the end of the stream, and what follows from how it ended."""
+        """Attaches a session, serves its stream, and starts a takeover if the stream's end calls for one."""
         if self._stopping.is_set():
             raise draining()
-        session = await self._attaching.attach(await _hello(request_iterator))
+        session = await self._session_attach.attach(await _hello(request_iterator))
         stream = SessionStreamServer(session, self._store, self._issuer, self._releases, self._dispatch, self._stopping)
         try:
             self._dispatch.on_queued()
             await stream.serve(request_iterator, context)
         finally:
             self._sessions.detach(session)
-            if stream.ending not in NOTHING_TAKEN:
+            if stream.ending not in SESSION_GOES_ON:
                 self._takeover.begin(session, announced=stream.ending is StreamEnd.GOODBYE)
 
     async def ListWorkers(self, _request: Any, _context: Any) -> pb.CoordinatorServiceListWorkersResponse:
-        """Live sessions."""
+        """Lists the live sessions of workers."""
         return pb.CoordinatorServiceListWorkersResponse(workers=await list_workers(self._store))
 
     async def ListClaims(self, request: Any, _context: Any) -> pb.CoordinatorServiceListClaimsResponse:
-        """Live claims."""
+        """Lists the live claims."""
         return pb.CoordinatorServiceListClaimsResponse(claims=await list_claims(self._store, request.task_id))
 
     async def TransferTask(self, request: Any, _context: Any) -> pb.CoordinatorServiceTransferTaskResponse:
-        """Takes a task from its owner."""
-        return pb.CoordinatorServiceTransferTaskResponse(taken=await self._operating.transfer(request))
+        """Transfers a task from its owner to another worker."""
+        return pb.CoordinatorServiceTransferTaskResponse(taken=await self._operator_requests.transfer(request))
 
     async def DrainWorker(self, request: Any, _context: Any) -> pb.CoordinatorServiceDrainWorkerResponse:
-        """Tells a worker to drain, wherever it is attached."""
-        return pb.CoordinatorServiceDrainWorkerResponse(workers=await self._operating.drain(request))
+        """Drains a worker that is attached to any replica."""
+        return pb.CoordinatorServiceDrainWorkerResponse(workers=await self._operator_requests.drain(request))
 
 
 async def _hello(requests: AsyncIterator[pb.SessionRequest]) -> pb.Hello:

@@ -1,4 +1,4 @@
-"""What a coordinator is configured with."""
+"""The settings of a coordinator."""
 
 from __future__ import annotations
 
@@ -13,46 +13,52 @@ from tenure.runtime.settings import Address, group, setting
 
 @dataclass(frozen=True, kw_only=True)
 class CoordinatorSettings:
-    """TENURE_COORDINATOR_…"""
+    """Settings with the prefix TENURE_COORDINATOR_."""
 
-    listen: Address = setting("where to serve", default=Address("127.0.0.1:8471"))
+    listen: Address = setting("the address to serve on", default=Address("127.0.0.1:8471"))
     id: str = setting("this replica's name, unique among live ones; empty: host, pid and a random part", default="")
-    etcd_endpoints: tuple[str, ...] = setting("etcd members", default=("127.0.0.1:2379",))
-    etcd_ca_file: Path | None = setting("authority of etcd's certificates", default=None)
-    etcd_certificate_file: Path | None = setting("our certificate for etcd", default=None)
-    etcd_key_file: Path | None = setting("the key of our certificate for etcd", default=None)
-    checkpoint_address: tuple[Address, ...] = setting("checkpoint services", default=(Address("127.0.0.1:8472"),))
-    tools_address: tuple[Address, ...] = setting("tool services", default=(Address("127.0.0.1:8473"),))
-    signing_key_file: Path = setting("the private key tokens are signed with")
-    verifying_keys_file: Path = setting("the public keys tokens are verified with")
-    ttl_seconds: int = setting("how long a session lives without a renewal", default=5, minimum=2, maximum=300)
-    renew_interval_seconds: float = setting("how often workers renew", default=1.5, minimum=0.1)
-    reconnect_grace_seconds: float = setting("how long a broken stream may come back", default=0.5, minimum=0.0)
-    start_timeout_seconds: float = setting("how long a claim may go unnamed by renewals", default=5.0, minimum=0.1)
-    progress_timeout_seconds: float = setting("how long a claim may go without progress", default=120.0, minimum=0.1)
-    call_interval_seconds: float = setting(
-        "how often workers tell of model calls in flight: what they are billed if lost", default=0.2, minimum=0.05
+    etcd_endpoints: tuple[str, ...] = setting("the members of etcd", default=("127.0.0.1:2379",))
+    etcd_ca_file: Path | None = setting("the authority of etcd's certificates", default=None)
+    etcd_certificate_file: Path | None = setting("the client certificate for etcd", default=None)
+    etcd_key_file: Path | None = setting("the key of the client certificate for etcd", default=None)
+    checkpoint_address: tuple[Address, ...] = setting(
+        "the checkpoint services' addresses", default=(Address("127.0.0.1:8472"),)
     )
-    cancel_grace_seconds: float = setting("how long an owner has to carry out a cancel", default=1.0, minimum=0.0)
-    reconcile_interval_seconds: float = setting("how often ledger and etcd are compared", default=3.0, minimum=0.1)
+    tools_address: tuple[Address, ...] = setting("the tool services' addresses", default=(Address("127.0.0.1:8473"),))
+    signing_key_file: Path = setting("the private key that signs tokens")
+    verifying_keys_file: Path = setting("the public keys that verify tokens")
+    ttl_seconds: int = setting("the lifetime of a session without a renewal", default=5, minimum=2, maximum=300)
+    renew_interval_seconds: float = setting("the interval of workers' renewals", default=1.5, minimum=0.1)
+    reconnect_grace_seconds: float = setting("the time to attach again after a broken stream", default=0.5, minimum=0.0)
+    start_timeout_seconds: float = setting(
+        "the longest time without a renewal naming a claim", default=5.0, minimum=0.1
+    )
+    progress_timeout_seconds: float = setting(
+        "the longest time of a claim without progress", default=120.0, minimum=0.1
+    )
+    call_interval_seconds: float = setting(
+        "the interval of reports on model calls in flight, from which lost calls are billed", default=0.2, minimum=0.05
+    )
+    cancel_grace_seconds: float = setting("the time for an owner to carry out a cancel", default=1.0, minimum=0.0)
+    reconcile_interval_seconds: float = setting("the interval of the reconciliation", default=3.0, minimum=0.1)
     max_leases_per_tenant: int = setting(
-        "named resources a tenant may hold; etcd ends about 1,000 leases a second", default=1000, minimum=1
+        "the maximum of named leases per tenant; etcd ends about 1,000 leases a second", default=1000, minimum=1
     )
     common: CommonSettings = group(CommonSettings)
 
     def problems(self) -> Iterator[str]:
-        """Relations between the settings."""
+        """Yields the settings that contradict each other."""
         if self.renew_interval_seconds * 2 > self.ttl_seconds:
-            yield "TENURE_COORDINATOR_RENEW_INTERVAL_SECONDS must fit into the TTL twice: one renewal may be lost"
+            yield "TENURE_COORDINATOR_RENEW_INTERVAL_SECONDS must be at most half of the TTL: one renewal may be lost"
         if self.reconnect_grace_seconds >= self.ttl_seconds:
             yield "TENURE_COORDINATOR_RECONNECT_GRACE_SECONDS must be shorter than the TTL, or it has no effect"
         if self.start_timeout_seconds <= self.renew_interval_seconds * 2:
-            yield "TENURE_COORDINATOR_START_TIMEOUT_SECONDS must be longer than two renewals: they name what is held"
+            yield "TENURE_COORDINATOR_START_TIMEOUT_SECONDS must be longer than two renewal intervals"
         if (self.etcd_certificate_file is None) != (self.etcd_key_file is None):
-            yield "TENURE_COORDINATOR_ETCD_CERTIFICATE_FILE and …_ETCD_KEY_FILE need each other"
+            yield "TENURE_COORDINATOR_ETCD_CERTIFICATE_FILE and …_ETCD_KEY_FILE must be set together"
 
     def timing(self) -> Timing:
-        """The durations sessions live by."""
+        """Returns the durations of sessions."""
         return Timing(
             ttl_seconds=self.ttl_seconds,
             renew_interval_seconds=self.renew_interval_seconds,

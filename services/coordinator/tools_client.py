@@ -1,4 +1,4 @@
-"""The tool service as the coordinator uses it: to close a task's fence before its end or for ever, to look at calls."""
+"""The coordinator's client of the tool service: closes fences, reads call states, forgets pruned tasks."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _TIMEOUT_SECONDS: Final = 10.0
 
 
 class ToolsClient:
-    """Raises what the tool service answers, and Unavailable when it does not."""
+    """Raises the tool service's domain errors, and Unavailable when it does not answer."""
 
     def __init__(self, channel: TenureChannel) -> None:
         self._stub = ToolServiceStub(channel)
 
     async def close(self, token: token_pb2.FencingToken) -> CallStatuses:
-        """End every call of the task, this epoch's included, and say how each one stands. Repeatable."""
+        """Ends every call of the task, this epoch's included, and returns each call's state. A repeat is safe."""
         request = tool_service_pb2.FenceRequest(token=token, close=True)
         return call_statuses_to_domain((await self._stub.Fence(request, timeout=_TIMEOUT_SECONDS)).calls)
 
     async def look(self, task_id: str, call_ids: Sequence[str]) -> dict[str, AttemptStatus]:
-        """How these calls of a task stand, as far as they are known; at most 64."""
+        """Returns the state of each known call among these calls of a task; at most 64."""
         request = tool_service_pb2.ListCallsRequest(task_id=task_id, call_ids=call_ids)
         listed = (await self._stub.ListCalls(request, timeout=_TIMEOUT_SECONDS)).calls
         return {
@@ -41,5 +41,5 @@ class ToolsClient:
         }
 
     async def forget(self, token: token_pb2.FencingToken) -> None:
-        """All that the tools have of a pruned task goes, but its closed fence. Repeatable."""
+        """Deletes the tool service's data of a pruned task except its closed fence. A repeat is safe."""
         await self._stub.Forget(tool_service_pb2.ForgetRequest(token=token), timeout=_TIMEOUT_SECONDS)

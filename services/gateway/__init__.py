@@ -1,0 +1,13 @@
+"""The gateway: serves the public API and forwards each request. It stores nothing.
+
+main.py           the settings, and how the parts are put together
+tasks.py          TaskService: submit, cancel, resume, fork, files, wait for the end
+tool_names.py     the check of tool names at submit
+watch.py          WatchTask: entries, live text and heartbeats of one task
+task_changes.py   WatchTasks: the changes of all tasks of a tenant
+explain.py        ExplainTask: why a task is where it is
+admin.py          AdminService: lists and requests of operators
+in_doubt.py       lists and resolutions of calls in doubt
+forwarding.py     LeaseService, ScheduleService, TenantService and WebhookService, forwarded
+peers.py          the services behind the gateway, and the retries of calls to them
+"""

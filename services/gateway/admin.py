@@ -1,4 +1,4 @@
-"""AdminService: what operators look at, and what they do to tasks: through the ledger's doors, like everybody."""
+"""Serves AdminService: the lists and requests of operators, through the same fences as all other writes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tenure.wire.common import seconds, state_name
 
 
 class AdminServicer(AdminServiceServicer):
-    """Asks the services that know."""
+    """Passes each method on to the services that know the answer."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
@@ -50,7 +50,7 @@ class AdminServicer(AdminServiceServicer):
         return api.ListClaimsResponse(claims=listed.claims)
 
     async def ListRefusals(self, request: api.ListRefusalsRequest, _context: Any) -> api.ListRefusalsResponse:
-        """The ledger is asked first: it knows whose task it is, the tools know only tasks that called them."""
+        """Asks the ledger first: it knows the task's tenant, and the tool service knows only tasks with calls."""
         ledger_request = ledger.ListRefusedWritesRequest(task_id=request.task_id)
         writes = await patiently(lambda: self._peers.checkpoint.ListRefusedWrites(ledger_request))
         of_tools = tools.ListRefusedCallsRequest(task_id=request.task_id)
@@ -72,7 +72,7 @@ class AdminServicer(AdminServiceServicer):
     async def ListCalls(
         self, request: api.AdminServiceListCallsRequest, _context: Any
     ) -> api.AdminServiceListCallsResponse:
-        """The ledger knows whose task it is; asked with the first page only."""
+        """Checks the task's tenant in the ledger, with the first page only."""
         if not request.after_call_id:
             await read_task(self._peers, request.task_id)
         page = tools.ListCallsRequest(
@@ -108,7 +108,7 @@ class AdminServicer(AdminServiceServicer):
         )
 
     async def TransferTask(self, request: api.TransferTaskRequest, _context: Any) -> api.TransferTaskResponse:
-        """The ledger says under which epoch it is held, and then what came of it: only that claim is taken away."""
+        """Transfers a task. The ledger names the epoch and later shows the result: only that claim is ended."""
         task = await read_task(self._peers, request.task_id)
         epoch = request.epoch or task.epoch
         if is_held(task, epoch):
@@ -123,7 +123,7 @@ class AdminServicer(AdminServiceServicer):
         elif not transferred(task, epoch):
             raise task_not_running(task)
         task = await read_task(self._peers, request.task_id)
-        if is_held(task, epoch):  # its claim is gone from etcd, which the ledger does not know yet
+        if is_held(task, epoch):  # its claim is gone from etcd, but the ledger has not requeued it yet
             raise still_held(task)
         return api.TransferTaskResponse(task=task)
 
@@ -170,7 +170,7 @@ class AdminServicer(AdminServiceServicer):
         )
 
     async def PruneTasks(self, request: api.PruneTasksRequest, _context: Any) -> api.PruneTasksResponse:
-        """The ledger does it and writes down who asked, and why."""
+        """Prunes tasks in the ledger, which records the operator and the reason."""
         ledger_request = ledger.CheckpointServicePruneTasksRequest(
             reason=request.reason, actor=caller(), dry_run=request.dry_run, limit=request.limit
         )
@@ -182,7 +182,7 @@ class AdminServicer(AdminServiceServicer):
         return api.PruneTasksResponse(task_ids=response.task_ids, more=response.more)
 
     async def _claims_of(self, tasks: Sequence[task_pb2.AgingTask]) -> list[coordinator.Claim]:
-        """Of all tasks in one question, if any of these is held at all."""
+        """Returns the claims of all tasks with one request, if any of these tasks is held."""
         if not any(task.owner for task in tasks):
             return []
         request = coordinator.CoordinatorServiceListClaimsRequest()
@@ -191,7 +191,10 @@ class AdminServicer(AdminServiceServicer):
     async def _intervene(
         self, task_id: str, request_id: str, operator_request: ledger_pb2.OperatorRequest
     ) -> task_pb2.Task:
-        """Recorded is acknowledged, as with a cancel: what is left to do is found in the ledger by those who do it."""
+        """Records an operator request.
+
+        It is acknowledged when recorded, like a cancel: other processes carry it out.
+        """
         fact = ledger.AppendForeignRequest(
             task_id=task_id, request_id=request_id or new_id(), actor=caller(), operator_request=operator_request
         )
@@ -201,7 +204,7 @@ class AdminServicer(AdminServiceServicer):
 def aging_with_leases(
     tasks: Sequence[task_pb2.AgingTask], claims: Sequence[coordinator.Claim] | None, request: api.ListAgingTasksRequest
 ) -> list[api.ListAgingTasksResponse.Aging]:
-    """Each with what is left of its claim; those whose lease is well are left out where that was asked for."""
+    """Returns tasks with the remaining time of their leases, without healthy ones if the request says so."""
     left = {(claim.task_id, claim.epoch): claim.remaining for claim in claims or ()}
     results = []
     for task in tasks:
@@ -214,17 +217,17 @@ def aging_with_leases(
 
 
 def transferred(task: task_pb2.Task, epoch: int) -> bool:
-    """Whether the claim of this epoch was taken away before: the request is a repeat."""
+    """Whether the claim of this epoch was transferred before: the request is a repeat."""
     return task.epoch > epoch or (task.epoch == epoch and task.reason == Reason.OPERATOR_TRANSFER)
 
 
 def is_held(task: task_pb2.Task, epoch: int) -> bool:
-    """Whether it runs under this claim, as far as the ledger knows."""
+    """Whether the ledger shows the task under this claim."""
     return task.state == task_pb2.TASK_STATE_RUNNING and task.epoch == epoch
 
 
 def still_held(task: task_pb2.Task) -> Unavailable:
-    """The transfer changed nothing: its claim is gone from etcd, and is yet to be requeued in the ledger."""
+    """Returns the error for a task whose claim is gone from etcd but not yet requeued in the ledger."""
     return Unavailable(
         f"the task was not transferred: it still runs under {describe_epoch(task.epoch)}, whose claim the coordinator"
         " did not find; repeat the transfer in a moment",
@@ -234,6 +237,6 @@ def still_held(task: task_pb2.Task) -> Unavailable:
 
 
 def task_not_running(task: task_pb2.Task) -> WrongState:
-    """Nobody holds it, so it cannot be taken from anybody."""
+    """Returns the error for a task without an owner."""
     state = state_name(task.state)
     return WrongState(f"the task is {state}: no worker holds it", metadata={"state": state})

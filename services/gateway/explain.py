@@ -1,4 +1,4 @@
-"""ExplainTask: gathers what the ledger, the coordinators and the tools know of one task, and says it in lines."""
+"""Serves ExplainTask: collects the knowledge of the ledger, the coordinators and the tools, and puts it into lines."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ from tenure.wire.tenant_service import describe_use
 T = TypeVar("T")
 
 NEWEST_ENTRIES: Final = 500
-"""What is open is told from so many of the newest entries: more than one step has."""
+"""The number of newest entries that are read for open calls: more than a step has."""
 _TIMEOUT_SECONDS: Final = 3.0
 
 
 async def explain_task(peers: Peers, task_id: str) -> api.ExplainTaskResponse:
-    """Raises NotFound, and Unavailable when the ledger does not answer; without the others it says less."""
+    """Raises NotFound, and Unavailable when the ledger does not answer.
+
+    Without the other services the answer is shorter.
+    """
     task = await read_task(peers, task_id)
     page = ledger.ListEntriesRequest(
         task_id=task_id, after_sequence=max(0, task.sequence - NEWEST_ENTRIES), page_size=NEWEST_ENTRIES
@@ -57,9 +60,9 @@ def gather_facts(
     *,
     now: float,
 ) -> Facts:
-    """None for what nobody answered. `entries`: the newest ones."""
+    """Collects the input of `explain`. None stands for a service that did not answer. `entries`: the newest ones."""
     moved = [entry for entry in entries if entry.body.HasField("transition")]
-    left = None if claims is None else [seconds(claim.remaining) for claim in claims if claim.epoch == task.epoch]
+    remaining = None if claims is None else [seconds(claim.remaining) for claim in claims if claim.epoch == task.epoch]
     waits = task.HasField("wait")
     return Facts(
         state=STATES.to_domain(task.state),
@@ -81,7 +84,7 @@ def gather_facts(
         is_to_end=task.cancel_requested,
         waits_for=_waits_for(task.wait) if waits else "",
         until_answer=unix_seconds(task.wait.deadline_time) - now if waits else None,
-        lease_seconds=None if left is None else max(left, default=0.0),
+        lease_seconds=None if remaining is None else max(remaining, default=0.0),
         workers=None if workers is None else tuple(map(_worker, workers)),
         calls=_open_calls(entries, calls or ()),
         tools_answered=calls is not None,
@@ -99,7 +102,7 @@ def _until_too_long(task: task_pb2.Task, moved: Sequence[ledger_pb2.Entry], now:
 
 
 def _open_calls(entries: Sequence[ledger_pb2.Entry], calls: Sequence[tool_pb2.CallTrail]) -> tuple[CallFact, ...]:
-    """Intents without an outcome, and how they stand at the tools."""
+    """Returns the intents without an outcome, with their call states at the tool service."""
     status = {call.record.call_id: CALL_STATES.to_domain(call.record.state).value for call in calls}
     intents = {}
     for entry in entries:
@@ -150,14 +153,14 @@ async def _refusals(peers: Peers, task_id: str) -> int:
 
 
 async def _caps(peers: Peers) -> Sequence[str]:
-    """The caps that the caller's tenant, whose task it is, is at."""
+    """Returns the reached quotas of the caller's tenant, which is the task's tenant."""
     tenant = (await peers.tenants.GetTenant(tenants.GetTenantRequest(), timeout=_TIMEOUT_SECONDS)).tenant
     reached = (use for use in tenant.quotas if use.hard_reached)
     return [describe_use(use.quota.kind, use.used, use.quota.most) for use in reached]
 
 
 async def _unless_away(awaitable: Awaitable[T]) -> T | None:
-    """None when it does not answer: what is told is the task, not the installation."""
+    """Returns None when the service does not answer: the answer explains the task, not the installation."""
     try:
         return await awaitable
     except (TenureError, PeerFailed, TimeoutError):

@@ -1,4 +1,7 @@
-"""WebhookService handed through to the ledger. Every call may be repeated: secrets that nobody gave are made here."""
+"""Forwards LeaseService, ScheduleService, TenantService and WebhookService to the services that implement them.
+
+Every call may be repeated behind the gateway: it adds missing request ids and webhook secrets.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +31,13 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
 
-# LeaseService handed through to the coordinators, so that backends need to know one address only.
+# LeaseService, forwarded to the coordinators, so that backends need one address only.
 
 _log: Final = logging.getLogger(__name__)
 
 
 class LeaseForwarder(LeaseServiceServicer):
-    """Adds nothing but patience with replicas that restart."""
+    """Adds retries for replicas that restart."""
 
     def __init__(self, peers: Peers, stopping: asyncio.Event) -> None:
         self._peers, self._stopping = peers, stopping
@@ -43,7 +46,10 @@ class LeaseForwarder(LeaseServiceServicer):
         return await patiently(lambda: self._peers.leases.AcquireLease(request))
 
     async def RenewLease(self, request: pb.RenewLeaseRequest, _context: Any) -> pb.RenewLeaseResponse:
-        """A repeat renews later than the holder, who counts from its own sending, believes: no harm."""
+        """Renews a lease.
+
+        A repeat is safe: the holder counts from its own sending, so the lease lives longer than it assumes.
+        """
         return await patiently(lambda: self._peers.leases.RenewLease(request))
 
     async def ReleaseLease(self, request: pb.ReleaseLeaseRequest, _context: Any) -> pb.ReleaseLeaseResponse:
@@ -59,7 +65,10 @@ class LeaseForwarder(LeaseServiceServicer):
         return await patiently(lambda: self._peers.leases.ListLeases(request))
 
     async def WatchLeases(self, request: pb.WatchLeasesRequest, _context: Any) -> AsyncIterator[pb.WatchLeasesResponse]:
-        """Ends when the coordinator's stream does, or we drain: one watches again after the last revision heard."""
+        """Ends with the coordinator's stream, or when this gateway drains.
+
+        The caller watches again after the last revision.
+        """
         call = self._peers.leases.WatchLeases(request)
         stopping = asyncio.create_task(self._stopping.wait())
         try:
@@ -81,23 +90,24 @@ class LeaseForwarder(LeaseServiceServicer):
 
 
 def _read(reading: asyncio.Task[Any]) -> Any:
-    """What was read. Where our peers are, and how they failed, is for the log alone."""
+    """Returns the message that was read. Only the log shows the addresses and the failures of the services."""
     try:
         return reading.result()
     except Unavailable as error:
         if error.metadata.get("outcome") != "unknown":
             raise
-        _log.warning("the coordinator behind a watch of leases does not answer", extra={"why": str(error)})
+        _log.warning("the coordinator of a lease watch does not answer", extra={"why": str(error)})
         raise Unavailable(
-            "watch again after the last revision heard", retry_after_seconds=RETRY_AFTER_SECONDS
+            "the coordinator does not answer; watch again after the last revision received",
+            retry_after_seconds=RETRY_AFTER_SECONDS,
         ) from error
 
 
-# ScheduleService handed through to the ledger. Every call may be repeated: a trigger gets its id here.
+# ScheduleService, forwarded to the ledger. Every call may be repeated: a trigger gets its request id here.
 
 
 class ScheduleForwarder(ScheduleServiceServicer):
-    """Adds patience with replicas that restart, and who asks."""
+    """Adds retries for replicas that restart, and the caller as actor."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
@@ -121,7 +131,7 @@ class ScheduleForwarder(ScheduleServiceServicer):
     async def UpdateSchedule(
         self, request: schedule_pb.UpdateScheduleRequest, _context: Any
     ) -> schedule_pb.UpdateScheduleResponse:
-        """A repeat behind this call finds the schedule as asked. A new spec is checked as that of a new schedule."""
+        """Updates a schedule. A repeat finds the schedule as requested. A new spec is checked like a new schedule's."""
         await check_tool_names(self._peers, request.spec.agent, "spec.")
         return await patiently(lambda: self._peers.schedules.UpdateSchedule(request))
 
@@ -149,15 +159,15 @@ class ScheduleForwarder(ScheduleServiceServicer):
     async def DeleteSchedule(
         self, request: schedule_pb.DeleteScheduleRequest, _context: Any
     ) -> schedule_pb.DeleteScheduleResponse:
-        """A repeat behind this call may find that the first one did it."""
+        """Deletes a schedule. A repeat may answer that the first try deleted it."""
         return await patiently(lambda: self._peers.schedules.DeleteSchedule(request))
 
 
-# TenantService handed through to the ledger: here it is decided who may look at, and change, which tenant.
+# TenantService, forwarded to the ledger. The gateway decides who may read and change which tenant.
 
 
 class TenantForwarder(TenantServiceServicer):
-    """`operators`: the tenants whose callers may act on all."""
+    """Limits each caller to its own tenant, except callers of the tenants in `operators`."""
 
     def __init__(self, peers: Peers, operators: Collection[str]) -> None:
         self._peers, self._operators = peers, frozenset(operators)
@@ -169,7 +179,7 @@ class TenantForwarder(TenantServiceServicer):
     async def UpdateTenantLimits(
         self, request: tenant_pb.UpdateTenantLimitsRequest, _context: Any
     ) -> tenant_pb.UpdateTenantLimitsResponse:
-        """A repeat behind this call finds the quotas as asked."""
+        """Updates quotas. A repeat finds the quotas as requested."""
         self._check_operator()
         forwarded_request = tenant_pb.UpdateTenantLimitsRequest()
         forwarded_request.CopyFrom(request)
@@ -192,11 +202,11 @@ class TenantForwarder(TenantServiceServicer):
 
     def _check_operator(self) -> None:
         if current_tenant() not in self._operators:
-            raise PermissionDenied("this is for operators", reason="OPERATORS_ONLY")
+            raise PermissionDenied("only operators may call this method", reason="OPERATORS_ONLY")
 
     @contextmanager
     def _acting_on(self, named: str) -> Iterator[None]:
-        """Inside, calls are the named tenant's. To others than operators it is not told whether there is one."""
+        """Makes the enclosed calls as the named tenant. Raises the same NotFound for existing and missing tenants."""
         if named in {"", current_tenant()}:
             yield
             return
@@ -207,7 +217,7 @@ class TenantForwarder(TenantServiceServicer):
 
 
 class WebhookForwarder(WebhookServiceServicer):
-    """Adds patience with replicas that restart, and who asks."""
+    """Adds retries for replicas that restart, and the caller as actor."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
@@ -215,7 +225,7 @@ class WebhookForwarder(WebhookServiceServicer):
     async def CreateWebhook(
         self, request: webhook_pb.CreateWebhookRequest, _context: Any
     ) -> webhook_pb.CreateWebhookResponse:
-        """A repeat behind this call has the same secret, and so the same payload."""
+        """Creates a webhook. A repeat sends the same secret, and so the same payload."""
         forwarded_request = webhook_pb.CreateWebhookRequest()
         forwarded_request.CopyFrom(request)
         forwarded_request.secret = request.secret or new_secret()
@@ -253,13 +263,13 @@ class WebhookForwarder(WebhookServiceServicer):
     async def DeleteWebhook(
         self, request: webhook_pb.DeleteWebhookRequest, _context: Any
     ) -> webhook_pb.DeleteWebhookResponse:
-        """A repeat behind this call may find that the first one did it."""
+        """Deletes a webhook. A repeat may answer that the first try deleted it."""
         return await patiently(lambda: self._peers.webhooks.DeleteWebhook(request))
 
     async def TestWebhook(
         self, request: webhook_pb.TestWebhookRequest, _context: Any
     ) -> webhook_pb.TestWebhookResponse:
-        """A repeat behind this call may send a second event: harmless, and told apart by its id."""
+        """Sends a test event. A repeat may send a second event with another id, which is harmless."""
         return await patiently(lambda: self._peers.webhooks.TestWebhook(request))
 
     async def ListWebhookDeliveries(
@@ -270,7 +280,7 @@ class WebhookForwarder(WebhookServiceServicer):
     async def ReplayWebhookDeliveries(
         self, request: webhook_pb.ReplayWebhookDeliveriesRequest, _context: Any
     ) -> webhook_pb.ReplayWebhookDeliveriesResponse:
-        """A repeat behind this call finds fewer to replay; the number is then of the rest."""
+        """Replays dead deliveries. A repeat finds fewer of them; the number in the answer is that of the rest."""
         return await patiently(lambda: self._peers.webhooks.ReplayWebhookDeliveries(request))
 
     async def DiscardWebhookDeliveries(

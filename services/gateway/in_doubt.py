@@ -1,4 +1,7 @@
-"""Calls in doubt as operators see and settle them: the tools know the calls, the ledger knows who waits for them."""
+"""Lists and resolves calls in doubt.
+
+The tool service knows the calls, and the ledger knows the tasks that wait for their resolutions.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,14 @@ from tenure.v1 import tool_service_pb2 as tools
 
 DEFAULT_PAGE: Final = 50
 _MOST_PAGES: Final = 10
-"""Of the tools for one of ours: most of a tenant's doubts may be of tasks that went on."""
+"""The limit of the tool service's pages per answer: most calls in doubt of a tenant may be of tasks that went on."""
 _AT_ONCE: Final = 16
 
 
 async def list_in_doubt(
     peers: Peers, request: api.AdminServiceListInDoubtCallsRequest
 ) -> api.AdminServiceListInDoubtCallsResponse:
-    """A page; NotFound for a task that is not the caller's."""
+    """Returns a page. Raises NotFound for a task that is not the caller's."""
     if request.task_id:
         await read_task(peers, request.task_id)
     if request.task_id or request.all:
@@ -35,7 +38,10 @@ async def list_in_doubt(
 async def _list_waited_for(
     peers: Peers, request: api.AdminServiceListInDoubtCallsRequest
 ) -> api.AdminServiceListInDoubtCallsResponse:
-    """What somebody can settle is found by what waits: doubts that nobody can settle any more are kept, and many."""
+    """Returns the resolvable calls, found through the tasks that wait.
+
+    The tool service also keeps many calls in doubt that can no longer be resolved.
+    """
     ledger_request = ledger.ListDoubtsRequest(
         page_size=request.page_size or DEFAULT_PAGE, page_token=request.page_token
     )
@@ -44,7 +50,7 @@ async def _list_waited_for(
     listed = []
     for doubt in page.doubts:
         call = known.get((doubt.task_id, doubt.call.call_id))
-        # A late outcome, or another doubt than the one that is waited for: the task goes on soon.
+        # The outcome came late, or the task waits for another call attempt: the task goes on soon.
         if call is not None and doubt.call.call_attempt in {0, call.call_attempt}:
             listed.append(_waited_for(call))
     return api.AdminServiceListInDoubtCallsResponse(calls=listed, next_page_token=page.next_page_token)
@@ -61,7 +67,7 @@ async def _look_through(
         )
         page = await _page(peers, tools_request)
         listed = await _with_tasks(peers, page.calls)
-        listed_calls += [one for one in listed if one.resolvable or request.all]
+        listed_calls += [each for each in listed if each.resolvable or request.all]
         token = page.next_page_token
         if not token or len(listed_calls) == page_size:
             break
@@ -69,10 +75,11 @@ async def _look_through(
 
 
 async def operator_request_of(peers: Peers, request: api.ResolveInDoubtCallRequest) -> ledger_pb2.OperatorRequest:
-    """The word as the ledger is to record it. Raises WrongState (RUNNER_NOT_GONE) for "it did not happen" while the
-    call's runner may still make it happen, unless the caller gives its word that it cannot.
+    """Returns the resolution in the form of the ledger.
 
-    A word that was given once is written the same way when it comes again: a proof is never taken back.
+    Raises WrongState (RUNNER_NOT_GONE) for "it did not happen" while the runner may still make the call happen, unless
+    the caller states that the runner is gone. A repeated resolution is recorded in the same form: a proof is never
+    withdrawn.
     """
     decision = tool_pb2.InDoubtDecision()
     decision.CopyFrom(request.decision)
@@ -86,8 +93,10 @@ async def operator_request_of(peers: Peers, request: api.ResolveInDoubtCallReque
 
 
 async def _is_proven(peers: Peers, request: api.ResolveInDoubtCallRequest) -> bool:
-    """Whether nothing more comes of that attempt's runner. True for an attempt that is in doubt no more and that nobody
-    waits for: the ledger says what becomes of a word on it.
+    """Whether the runner of that call attempt is proven gone.
+
+    True for an attempt that is no longer in doubt and that no task waits for: then the ledger decides about a
+    resolution.
     """
     task = await read_task(peers, request.task_id)
     waits = _waits(task, request.call_id, request.call_attempt)
@@ -106,17 +115,17 @@ def _not_gone(call: tool_pb2.InDoubtCall) -> WrongState:
     metadata = {"runner_id": call.runner_id, "runner_instance": call.runner_instance}
     if call.acts_elsewhere:
         return WrongState(
-            f"call {call.call_id} acts elsewhere, where it may still be worked on. Wait longer than its longest run. "
-            "Then look again whether the call happened; if it did not, say so again with your word that nothing over "
-            "there works on it any more",
+            f"call {call.call_id} acts in another system that may still work on it. Wait longer than its maximum run. "
+            "Then check again whether the call happened; if it did not, resolve it again with the statement that the "
+            "other system no longer works on it",
             reason=RUNNER_NOT_GONE,
             metadata=metadata,
         )
-    who = f"the process that ran call {call.call_id} ({call.runner_instance or call.runner_id})"
+    runner = f"the process that ran call {call.call_id} ({call.runner_instance or call.runner_id})"
     return WrongState(
-        f"{who} is not proven gone: paused or cut off, it may still make the call happen. Make sure that it is gone: "
-        "end it, or start its machine anew. Then look again whether the call happened; if it did not, say so again "
-        "with your word that the runner is gone",
+        f"{runner} is not proven gone: if paused or cut off, it may still make the call happen. Make sure that it is "
+        "gone: end it, or restart its machine. Then check again whether the call happened; if it did not, resolve it "
+        "again with the statement that the runner is gone",
         reason=RUNNER_NOT_GONE,
         metadata=metadata,
     )
@@ -124,10 +133,10 @@ def _not_gone(call: tool_pb2.InDoubtCall) -> WrongState:
 
 def _not_there(call_id: str) -> WrongState:
     return WrongState(
-        f"the tools do not have call {call_id} in doubt. Either its outcome came late: then its task goes on by itself "
-        "within a minute. Or they lost it, as when their database was put back: then nobody here can tell whether what "
-        "ran it is gone. Look whether the call happened; if it did not, say so again with your word that the runner is "
-        "gone",
+        f"the tool service does not have call {call_id} in doubt. Either its outcome came late: then its task goes on "
+        "within a minute. Or the tool service lost the call, for example when its database was restored: then it "
+        "cannot prove that the runner is gone. Check whether the call happened; if it did not, resolve it again with "
+        "the statement that the runner is gone",
         reason=RUNNER_NOT_GONE,
     )
 
@@ -135,11 +144,11 @@ def _not_there(call_id: str) -> WrongState:
 async def _with_tasks(
     peers: Peers, calls: Sequence[tool_pb2.InDoubtCall]
 ) -> list[api.AdminServiceListInDoubtCallsResponse.Listed]:
-    """Each call with its task, which the ledger may have pruned."""
-    room = asyncio.Semaphore(_AT_ONCE)
+    """Returns each call with its task, or without one if the ledger has pruned it."""
+    at_once = asyncio.Semaphore(_AT_ONCE)
 
     async def find(task_id: str) -> task_pb2.Task | None:
-        async with room:
+        async with at_once:
             try:
                 return await read_task(peers, task_id)
             except NotFound:
@@ -171,17 +180,18 @@ def _waited_for(call: tool_pb2.InDoubtCall) -> api.AdminServiceListInDoubtCallsR
 
 
 def _waits(task: task_pb2.Task, call_id: str, call_attempt: int) -> bool:
-    """Whether the task waits for a word on this attempt of the call. One whose worker did not say which calls it waits
-    for waits for any.
+    """Whether the task waits for a resolution of this call attempt.
+
+    A task whose worker did not name the calls waits for any resolution.
     """
     if task.state != task_pb2.TASK_STATE_WAITING_USER or task.reason != Reason.TOOL_IN_DOUBT:
         return False
-    named = [one for one in task.calls_in_doubt if one.call_id == call_id]
-    return not task.calls_in_doubt or any(one.call_attempt in {0, call_attempt} for one in named)
+    named = [each for each in task.calls_in_doubt if each.call_id == call_id]
+    return not task.calls_in_doubt or any(each.call_attempt in {0, call_attempt} for each in named)
 
 
 async def _named(peers: Peers, names: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tool_pb2.InDoubtCall]:
-    """Of these calls, each with its task's id before it, those that are in doubt."""
+    """Returns those of the named calls (task id, call id) that are in doubt."""
     if not names:
         return {}
     call_names = [

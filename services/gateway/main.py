@@ -1,4 +1,4 @@
-"""The gateway: the public API. Keeps nothing: any number of replicas, killed at any time, lose nobody's task."""
+"""Starts the gateway, which serves the public API. It stores nothing: any number of replicas may run or be killed."""
 
 from __future__ import annotations
 
@@ -27,19 +27,23 @@ from tenure.validators import schemas_in, validate
 
 @dataclass(frozen=True, kw_only=True)
 class GatewaySettings:
-    """TENURE_GATEWAY_…"""
+    """Settings with the prefix TENURE_GATEWAY_."""
 
-    listen: Address = setting("where to serve", default=Address("127.0.0.1:8470"))
-    checkpoint_address: tuple[Address, ...] = setting("checkpoint services", default=(Address("127.0.0.1:8472"),))
-    coordinator_address: tuple[Address, ...] = setting("coordinators", default=(Address("127.0.0.1:8471"),))
-    tools_address: tuple[Address, ...] = setting("tool services", default=(Address("127.0.0.1:8473"),))
+    listen: Address = setting("the address to serve on", default=Address("127.0.0.1:8470"))
+    checkpoint_address: tuple[Address, ...] = setting(
+        "the checkpoint services' addresses", default=(Address("127.0.0.1:8472"),)
+    )
+    coordinator_address: tuple[Address, ...] = setting(
+        "the coordinators' addresses", default=(Address("127.0.0.1:8471"),)
+    )
+    tools_address: tuple[Address, ...] = setting("the tool services' addresses", default=(Address("127.0.0.1:8473"),))
     operator_tenants: tuple[str, ...] = setting("tenants whose callers may act on all others", default=("default",))
-    heartbeat_seconds: float = setting("silence of a stream before a heartbeat", default=15.0, minimum=0.1)
+    heartbeat_seconds: float = setting("the silence of a stream before a heartbeat", default=15.0, minimum=0.1)
     common: CommonSettings = group(CommonSettings)
 
 
 async def compose(process: Process, settings: GatewaySettings) -> None:
-    """Channels first, then the server on them."""
+    """Opens the channels to the services, then the server that uses them."""
     peers = await process.open(Peers(settings.checkpoint_address, settings.coordinator_address, settings.tools_address))
     live = await process.open(LiveTextRelay(peers))
     examine = SchemaChecks(schemas_in).examine
@@ -57,5 +61,5 @@ async def compose(process: Process, settings: GatewaySettings) -> None:
 
 
 def main() -> int:
-    """The exit code."""
+    """Runs the gateway and returns its exit code."""
     return run_service("gateway", GatewaySettings, os.environ, compose, arguments=sys.argv[1:])

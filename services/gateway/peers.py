@@ -1,4 +1,4 @@
-"""The services behind the gateway, and how patient it is with them."""
+"""Holds the stubs of the services behind the gateway, and the retries of calls to them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tenure.v1.tenant_service_pb2_grpc import TenantServiceStub
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tenure.v1.webhook_service_pb2_grpc import WebhookServiceStub
 
-if TYPE_CHECKING:  # these exist for type checkers only
+if TYPE_CHECKING:  # these names exist for type checkers only
     from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceAsyncStub
     from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceAsyncStub
     from tenure.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub
@@ -36,11 +36,11 @@ _log: Final = logging.getLogger(__name__)
 CALL_TIMEOUT_SECONDS: Final = 10.0
 RETRY_AFTER_SECONDS: Final = 1.0
 PATIENCE: Final = RetryPolicy(max_attempts=4, initial_seconds=0.1, factor=3.0, cap_seconds=1.0)
-"""A replica that restarts is hidden from callers; a service that stays away is told to them within seconds."""
+"""The retries of a call. They hide the restart of a replica; after a few seconds the caller gets an error."""
 
 
 class Peers:
-    """Stubs of the services, on channels of our own."""
+    """The stubs of the services, on channels of this process."""
 
     def __init__(self, checkpoint: Sequence[str], coordinator: Sequence[str], tools: Sequence[str]) -> None:
         self._addresses = {"the ledger": checkpoint, "the coordinator": coordinator, "the tool service": tools}
@@ -74,9 +74,9 @@ class Peers:
 
 
 async def patiently(call: Callable[[], Awaitable[T]]) -> T:
-    """Makes a call that may be repeated until it is answered, for a few seconds at the most.
+    """Makes a repeatable call, and repeats it for a few seconds until the service answers.
 
-    Raises Unavailable with a moment to come again: where our peers are and how they failed is told to the log alone.
+    Raises Unavailable with a retry delay. Only the log shows the addresses and the failures of the services.
     """
     try:
         return await retrying(call, PATIENCE, on=(Unavailable,))
@@ -85,13 +85,13 @@ async def patiently(call: Callable[[], Awaitable[T]]) -> T:
 
 
 async def read_task(peers: Peers, task_id: str) -> task_pb2.Task:
-    """As it is in the ledger now. Raises NotFound, Unavailable."""
+    """Returns the task from the ledger. Raises NotFound and Unavailable."""
     request = CheckpointServiceGetTaskRequest(task_id=task_id)
     return (await patiently(lambda: peers.checkpoint.GetTask(request))).task
 
 
 def out_of_reach(error: TryLater) -> Unavailable:
-    """What callers are told of a peer that does not answer: which one, not where it is."""
+    """Returns the error for a caller when a service does not answer. It names the service, not its address."""
     peer = error.metadata.get(PEER, "a part of this installation")
     _log.warning("a service behind the gateway does not answer", extra={"peer": peer, "why": str(error)})
     return Unavailable(

@@ -1,7 +1,7 @@
-"""WatchTasks: what happens to all tasks of a tenant, with heartbeats, for as long as somebody watches.
+"""Serves WatchTasks: the change feed of a tenant, with heartbeats, until the watcher leaves.
 
-Changes are pulled: the next ones are fetched when the last were taken, so a slow reader loses nothing and costs nobody
-memory. A ledger that is away is waited for, behind heartbeats.
+Changes are pulled: the next ones are fetched after the last ones were sent, so a slow reader loses nothing and needs no
+memory here. While the ledger is unreachable, the stream waits and sends heartbeats.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ RETRY_AFTER_DRAIN_SECONDS: Final = 1.0
 async def follow_changes(
     peers: Peers, request: api.WatchTasksRequest
 ) -> AsyncGenerator[ledger.WatchChangesResponse, None]:
-    """For ever, through restarts of the ledger's replicas.
+    """Yields changes without end, across restarts of the ledger's replicas.
 
-    Raises InvalidRequest and OutOfRange as they come, and Unavailable when the ledger does not answer at the beginning.
+    Raises InvalidRequest and OutOfRange, and Unavailable when the ledger does not answer the first request.
     """
     ledger_request = ledger.WatchChangesRequest(filter=request.filter, after_cursor=request.after_cursor)
     failures, begun = 0, False
     while True:
         try:
-            async for answer in peers.checkpoint.WatchChanges(ledger_request):
+            async for response in peers.checkpoint.WatchChanges(ledger_request):
                 failures, begun = 0, True
-                ledger_request.after_cursor = answer.cursor
-                yield answer
-            failures += 1  # ended in order: a replica that drains
+                ledger_request.after_cursor = response.cursor
+                yield response
+            failures += 1  # the stream ended in order: a replica drains
         except TryLater as error:
             failures += 1
             if not begun and PATIENCE.exhausted(failures):
@@ -47,12 +47,15 @@ async def follow_changes(
 
 
 class WatchTasksStream:
-    """One watcher. Inside `async with`, `events` goes on until it is closed, and raises Unavailable when we drain."""
+    """Serves one watcher in `async with`.
+
+    `events` has no end of its own. Raises Unavailable when this gateway drains.
+    """
 
     def __init__(self, peers: Peers, request: api.WatchTasksRequest, stopping: asyncio.Event) -> None:
         self._peers, self._request, self._stopping = peers, request, stopping
         self._cursor = request.after_cursor
-        self._answers: asyncio.Queue[ledger.WatchChangesResponse] = asyncio.Queue(maxsize=1)
+        self._responses: asyncio.Queue[ledger.WatchChangesResponse] = asyncio.Queue(maxsize=1)
 
     async def __aenter__(self) -> Self:
         self._reader = asyncio.create_task(self._read())
@@ -65,24 +68,27 @@ class WatchTasksStream:
         await asyncio.gather(self._reader, self._drain, return_exceptions=True)
 
     async def events(self, heartbeat_seconds: float) -> AsyncGenerator[api.WatchTasksResponse, None]:
-        """A heartbeat once the ledger has answered, then changes, and a heartbeat when nothing was sent for long."""
+        """Yields a heartbeat once the ledger has answered, then changes, and a heartbeat after each long silence."""
         beat_at = time.monotonic() + heartbeat_seconds
         begun = False
         while True:
-            answer = await self._next(beat_at - time.monotonic() if begun else None)
-            for item in answer.items if answer else ():
+            response = await self._next(beat_at - time.monotonic() if begun else None)
+            for item in response.items if response else ():
                 self._cursor = item.cursor
                 yield api.WatchTasksResponse(change=item.change, cursor=item.cursor)
                 beat_at = time.monotonic() + heartbeat_seconds
-            self._cursor = answer.cursor if answer else self._cursor
-            if (begun and time.monotonic() >= beat_at) or (answer and not begun):
+            self._cursor = response.cursor if response else self._cursor
+            if (begun and time.monotonic() >= beat_at) or (response and not begun):
                 begun = True
                 yield self._heartbeat()
                 beat_at = time.monotonic() + heartbeat_seconds
 
     async def _next(self, timeout_seconds: float | None) -> ledger.WatchChangesResponse | None:
-        """The next answer of the ledger, None when the time is over before. Raises what ended the reader."""
-        taking = asyncio.create_task(self._answers.get())
+        """Returns the ledger's next answer, or None when the time is over first.
+
+        Raises the error that ended the reader.
+        """
+        taking = asyncio.create_task(self._responses.get())
         try:
             await asyncio.wait(
                 {taking, self._reader, self._drain},
@@ -104,9 +110,9 @@ class WatchTasksStream:
         return None
 
     async def _read(self) -> None:
-        async with aclosing(follow_changes(self._peers, self._request)) as answers:
-            async for answer in answers:
-                await self._answers.put(answer)
+        async with aclosing(follow_changes(self._peers, self._request)) as responses:
+            async for response in responses:
+                await self._responses.put(response)
 
     def _heartbeat(self) -> api.WatchTasksResponse:
         beat = api.WatchTasksResponse(heartbeat=api.WatchTasksHeartbeat(), cursor=self._cursor)

@@ -1,4 +1,4 @@
-"""TaskService: what backends call. Each method says in words of the ledger what the caller asked for."""
+"""Serves TaskService, the API of backends: translates each method into requests to the ledger and the tool service."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tenure.v1 import tool_service_pb2 as tools
 from tenure.v1.task_service_pb2_grpc import TaskServiceServicer
 from tenure.wire.common import STATES, seconds
 
-# ForkTask: the id first, then the files under it, then the task that may run.
+# ForkTask: reserves the task id, copies the files under it, then creates the task.
 
 COPY_TIMEOUT_SECONDS: Final = 120.0
 
@@ -32,7 +32,10 @@ COPY_TIMEOUT_SECONDS: Final = 120.0
 async def fork_task(
     peers: Peers, request: ledger.CheckpointServiceForkTaskRequest, *, with_files: bool
 ) -> api.ForkTaskResponse:
-    """Raises what the ledger says, and WrongState (WORKSPACE_LIMIT, WORKSPACE_UNREADABLE) of files."""
+    """Forks a task.
+
+    Raises the ledger's errors, and WrongState (WORKSPACE_LIMIT, WORKSPACE_UNREADABLE) for the files.
+    """
     if not with_files:
         return api.ForkTaskResponse(task=(await patiently(lambda: peers.checkpoint.ForkTask(request))).task)
     prepare = ledger.PrepareForkRequest(fork=request)
@@ -49,14 +52,14 @@ async def fork_task(
     return api.ForkTaskResponse(task=task, copied=done.copied if made_now else None)
 
 
-# Tasks' files: the ledger says whose a task is, the tools have what is in its workspace.
+# Files of tasks: the ledger knows the tenant of a task, the tool service has its workspace.
 
 READ_TIMEOUT_SECONDS: Final = 600.0
-"""Of one stream: a reader that is slower goes on with another."""
+"""The limit of one stream. A slower reader continues with another stream."""
 
 
 async def list_files(peers: Peers, request: api.ListFilesRequest) -> api.ListFilesResponse:
-    """A page. Raises NotFound, WrongState, InvalidRequest."""
+    """Returns a page of files. Raises NotFound, WrongState and InvalidRequest."""
     if not request.page_token:
         await read_task(peers, request.task_id)
     tools_request = tools.ToolServiceListFilesRequest(
@@ -68,7 +71,7 @@ async def list_files(peers: Peers, request: api.ListFilesRequest) -> api.ListFil
 
 
 async def read_file(peers: Peers, request: api.ReadFileRequest) -> AsyncGenerator[api.ReadFileResponse, None]:
-    """A file, part by part. Raises NotFound, WrongState, InvalidRequest, OutOfRange, LimitReached, Unavailable."""
+    """Yields a file in parts. Raises NotFound, WrongState, InvalidRequest, OutOfRange, LimitReached and Unavailable."""
     await read_task(peers, request.task_id)
     tools_request = tools.ToolServiceReadFileRequest(
         task_id=request.task_id, path=request.path, offset=request.offset, version=request.version
@@ -85,20 +88,23 @@ async def read_file(peers: Peers, request: api.ReadFileRequest) -> AsyncGenerato
 
 
 async def _parts(call: object) -> AsyncGenerator[api.ReadFileResponse, None]:
-    async for part in call:  # type: ignore[attr-defined]  # grpcio types its calls by wrong names
+    async for part in call:  # type: ignore[attr-defined]  # grpcio's types for calls are wrong
         if part.WhichOneof("part") == "header":
             yield api.ReadFileResponse(header=part.header)
         else:
             yield api.ReadFileResponse(content=part.content)
 
 
-# WaitTask: sleeps on the ledger's stream, which tells it of the end alone, instead of asking again and again.
+# WaitTask: waits on a stream of the ledger that reports only the end of the task, instead of polling.
 
 
 async def wait_for_end(
     peers: Peers, task_id: str, timeout_seconds: float, stopping: asyncio.Event
 ) -> api.WaitTaskResponse:
-    """Returns when the task has ended, the time is over or we drain: then with `ended` false, to be asked again."""
+    """Waits until the task has ended, the time is over or this gateway drains.
+
+    In the last two cases `ended` is false, and the caller asks again.
+    """
     task = await read_task(peers, task_id)
     if not _ended(task):
         await _until_closed(peers, task, timeout_seconds, stopping)
@@ -133,14 +139,14 @@ DEFAULT_WAIT_SECONDS: Final = 30.0
 
 
 class TaskServicer(TaskServiceServicer):
-    """Holds nothing but its peers. `stopping` ends streams when the process drains."""
+    """Serves TaskService without state of its own. `stopping` ends the streams when the process drains."""
 
     def __init__(self, peers: Peers, live: LiveTextRelay, stopping: asyncio.Event, heartbeat_seconds: float) -> None:
         self._peers, self._live, self._stopping = peers, live, stopping
         self._heartbeat_seconds = heartbeat_seconds
 
     async def SubmitTask(self, request: api.SubmitTaskRequest, _context: Any) -> api.SubmitTaskResponse:
-        """Without a request_id of the caller's, ours still makes the retries behind this call safe."""
+        """Submits a task. A request id made here makes the retries behind the gateway safe if the caller sent none."""
         await check_tool_names(self._peers, request.agent)
         create = ledger.CreateTaskRequest(request_id=request.request_id or new_id(), spec=_spec(request))
         created = await patiently(lambda: self._peers.checkpoint.CreateTask(create))
@@ -184,18 +190,21 @@ class TaskServicer(TaskServiceServicer):
                 yield event
 
     async def CancelTask(self, request: api.CancelTaskRequest, _context: Any) -> api.CancelTaskResponse:
-        """Persisting the request is the whole of it: coordinators find it in the ledger, whatever happens to us."""
-        fact = ledger.AppendForeignRequest(
+        """Records a cancel request in the ledger. Coordinators find it there, whatever happens to this gateway."""
+        external_entry = ledger.AppendForeignRequest(
             task_id=request.task_id,
             request_id=new_id(),
             actor=caller(),
             cancel_request=ledger_pb2.CancelRequest(reason=request.reason),
         )
-        done = await patiently(lambda: self._peers.checkpoint.AppendForeign(fact))
+        done = await patiently(lambda: self._peers.checkpoint.AppendForeign(external_entry))
         return api.CancelTaskResponse(task=done.task)
 
     async def ResumeTask(self, request: api.ResumeTaskRequest, _context: Any) -> api.ResumeTaskResponse:
-        """An event finds its task by its name; a person's answer names the task and the wait that it is for."""
+        """Answers a wait.
+
+        A signal finds its task by the correlation id; a person's answer names the task and the wait.
+        """
         request_id = request.request_id or new_id()
         if request.correlation_id:
             event = ledger.SendSignalRequest(
@@ -206,20 +215,20 @@ class TaskServicer(TaskServiceServicer):
             )
             sent = await patiently(lambda: self._peers.checkpoint.SendSignal(event))
             return api.ResumeTaskResponse(task=sent.task if sent.HasField("task") else None)
-        fact = ledger.AppendForeignRequest(
+        external_entry = ledger.AppendForeignRequest(
             task_id=request.task_id, request_id=request_id, actor=caller(), wait_answer=_answer(request)
         )
-        done = await patiently(lambda: self._peers.checkpoint.AppendForeign(fact))
+        done = await patiently(lambda: self._peers.checkpoint.AppendForeign(external_entry))
         return api.ResumeTaskResponse(task=done.task)
 
     async def SendMessage(self, request: api.SendMessageRequest, _context: Any) -> api.SendMessageResponse:
-        fact = ledger.AppendForeignRequest(
+        external_entry = ledger.AppendForeignRequest(
             task_id=request.task_id,
             request_id=request.request_id or new_id(),
             actor=caller(),
             user_message=ledger_pb2.UserMessage(text=request.text),
         )
-        done = await patiently(lambda: self._peers.checkpoint.AppendForeign(fact))
+        done = await patiently(lambda: self._peers.checkpoint.AppendForeign(external_entry))
         return api.SendMessageResponse(task=done.task)
 
     async def ForkTask(self, request: api.ForkTaskRequest, _context: Any) -> api.ForkTaskResponse:
@@ -248,12 +257,12 @@ class TaskServicer(TaskServiceServicer):
 
 
 def new_id() -> str:
-    """A UUIDv7."""
+    """Returns a new UUIDv7."""
     return str(uuid_utils.uuid7())
 
 
 def caller() -> str:
-    """Who is recorded as the author of what this call does. Until there is authentication: the tenant."""
+    """Returns the actor of this call's entries. Without authentication it is the tenant."""
     return f"tenant/{current_tenant()}"
 
 

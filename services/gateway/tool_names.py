@@ -1,4 +1,4 @@
-"""Names of tools are checked wherever a caller gives them, so that a mistake in one costs no model call."""
+"""Checks tool names wherever a caller gives them, so that a mistake in a name costs no model call."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from tenure.v1 import task_pb2
 
 CHECK_SECONDS: Final = 1.0
-"""A submit does not depend on the tool service, so it does not wait for it for long."""
+"""The timeout of the check: a submit does not depend on the tool service, so it does not wait long for it."""
 
 _log = logging.getLogger(__name__)
 
 
 async def check_tool_names(peers: Peers, agent: task_pb2.AgentSpec, prefix: str = "") -> None:
-    """Raises InvalidRequest for names of no tool, with the nearest names that are. `prefix`: of the agent's field.
+    """Raises InvalidRequest for unknown tool names, with the nearest known names. `prefix`: of the agent's field.
 
-    A loop of one's own may have tools that the tool service does not know. When the tool service does not answer, the
-    task is accepted: its first entry about tools names those that there are not.
+    A loop of the user's own may have tools that the tool service does not know. When the tool service does not answer,
+    the task is accepted: its entry `tools_defined` lists the unknown names.
     """
     if agent.loop in {"", DEFAULT_LOOP}:
         fields = {f"{prefix}agent.tools.names": agent.tools.names, f"{prefix}agent.approve_tools": agent.approve_tools}
@@ -49,7 +49,7 @@ async def _check(peers: Peers, fields: Mapping[str, Sequence[str]]) -> None:
     try:
         checked = await peers.tools.CheckToolNames(request, timeout=CHECK_SECONDS)
     except Unavailable as error:
-        _log.warning("the names of a task's tools are not checked", extra={"error": str(error)})
+        _log.warning("a task is accepted without a check of its tool names", extra={"error": str(error)})
         return
     violations = [
         (field, unknown_tool_text(one.name, one.nearest))

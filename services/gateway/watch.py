@@ -1,7 +1,7 @@
-"""WatchTask: one stream out of committed entries, live text and heartbeats.
+"""Serves WatchTask: one stream of committed entries, live text and heartbeats.
 
-Entries are pulled: the next page is fetched when the last one was taken, so a slow reader loses nothing and costs
-nobody memory. Live text is pushed and may be dropped: the assistant_message entry has it all.
+Entries are pulled: the next page is fetched after the last one was sent, so a slow reader loses nothing and needs no
+memory here. Live text is pushed and may be dropped: the assistant_message entry has the whole text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tenure.v1 import task_service_pb2 as api
 from tenure.v1 import worker_service_pb2 as worker
 from tenure.v1.worker_service_pb2_grpc import WorkerServiceStub
 
-# A task's entries, for as long as somebody wants them: outlives restarts of the ledger's replicas.
+# The entries of a task, read across restarts of the ledger's replicas.
 
 RECONNECT: Final = RetryPolicy(initial_seconds=0.1, factor=2.0, cap_seconds=2.0)
 
@@ -36,10 +36,10 @@ RECONNECT: Final = RetryPolicy(initial_seconds=0.1, factor=2.0, cap_seconds=2.0)
 async def follow_entries(
     peers: Peers, task_id: str, after_sequence: int, *, closing_only: bool = False
 ) -> AsyncGenerator[ledger.WatchEntriesResponse]:
-    """Pages without gap or repeat, ending after the one that closes the task; `closing_only`: just that one.
+    """Yields pages without gaps or repeats, up to the page that closes the task; with `closing_only`, only that page.
 
-    Takes the next page only when asked, so that a slow reader costs nobody memory. A ledger that is away is waited for:
-    the caller's stream goes on where it was. Raises NotFound and OutOfRange as they come.
+    Fetches a page only when the caller takes it, so a slow reader needs no memory here. While the ledger is
+    unreachable, the caller's stream waits and then goes on. Raises NotFound and OutOfRange.
     """
     failures = 0
     while True:
@@ -54,38 +54,38 @@ async def follow_entries(
                 yield page
                 if page.closed:
                     return
-            failures += 1  # ended in order, without the closing page: a replica that drains
+            failures += 1  # the stream ended without the closing page: a replica drains
         except TryLater:
             failures += 1
         await asyncio.sleep(RECONNECT.wait_seconds(failures, random.random()))
 
 
-# What waits to be sent to one watcher: at most one page of entries, and live text that may be dropped.
+# The outbox of one watcher: at most one page of entries, and live text that may be dropped.
 
 MAX_PENDING_CHARACTERS: Final = 256 * 1024
-"""Of live text for one slow reader. Beyond it the oldest goes: it is not a record, and offsets show the gap."""
+"""The limit of live text for one slow reader. Beyond it the oldest text is dropped; offsets show the gap."""
 
 
 class Mailbox:
-    """Filled by the watch's readers, emptied by its one sender. `fail` ends it, after what is already in it."""
+    """Collects pages and text from the readers of a watch for its one sender. `fail` ends it after the last page."""
 
     def __init__(self) -> None:
         self._page: ledger.WatchEntriesResponse | None = None
         self._deltas: OrderedDict[tuple[int, int, int, int], live_pb2.Delta] = OrderedDict()
         self._characters = 0
         self._error: BaseException | None = None
-        self._changed, self._room = asyncio.Event(), asyncio.Event()
-        self._room.set()
+        self._changed, self._page_taken = asyncio.Event(), asyncio.Event()
+        self._page_taken.set()
 
     async def put_page(self, page: ledger.WatchEntriesResponse) -> None:
-        """Waits until the last page was taken: so a slow reader slows only its own stream."""
-        await self._room.wait()
-        self._room.clear()
+        """Waits until the last page was taken, so that a slow reader delays only its own stream."""
+        await self._page_taken.wait()
+        self._page_taken.clear()
         self._page = page
         self._changed.set()
 
     def add_text(self, delta: live_pb2.Delta) -> None:
-        """Joins the piece to what waits of the same block."""
+        """Appends the piece to the pending text of the same block."""
         key = (delta.epoch, delta.step, delta.attempt_number, delta.block)
         waiting = self._deltas.get(key)
         if waiting is not None and waiting.offset + len(waiting.text) == delta.offset:
@@ -99,17 +99,20 @@ class Mailbox:
         self._changed.set()
 
     def discard_text(self, epoch: int, step: int) -> None:
-        """Drops what waits of this step and before, and of lower epochs: its record was committed, or never will be."""
+        """Drops pending text up to this step, and of lower epochs: its entry was committed, or never will be."""
         for key in [key for key in self._deltas if key[0] < epoch or key[1] <= step]:
             self._characters -= len(self._deltas.pop(key).text)
 
     def fail(self, error: BaseException) -> None:
-        """Nothing more will come."""
+        """Ends the mailbox with an error."""
         self._error = self._error or error
         self._changed.set()
 
     async def wait(self, timeout_seconds: float) -> bool:
-        """Whether there is something to take before the time is over; raises what `fail` was given once it is empty."""
+        """Waits for content.
+
+        Returns False when the time is over. Raises the error of `fail` once the mailbox is empty.
+        """
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._changed.wait()
@@ -121,22 +124,22 @@ class Mailbox:
         return True
 
     def take_page(self) -> ledger.WatchEntriesResponse | None:
-        """The page, making room for the next."""
+        """Takes the page, so that the next one may follow."""
         page, self._page = self._page, None
-        self._room.set()
+        self._page_taken.set()
         if self._error is not None:
             self._changed.set()
         return page
 
     def take_text(self) -> list[live_pb2.Delta]:
-        """All text that waits, oldest first."""
+        """Takes all pending text, oldest first."""
         taken = list(self._deltas.values())
         self._deltas.clear()
         self._characters = 0
         return taken
 
 
-# Live text: from the worker that holds a task to those who watch it, while somebody does.
+# Live text, relayed from the owner of a task while there are watchers.
 
 _log: Final = logging.getLogger(__name__)
 CLOSE_SECONDS: Final = 1.0
@@ -144,7 +147,7 @@ REDIAL: Final = RetryPolicy(max_attempts=6, initial_seconds=0.1, factor=2.0, cap
 
 
 class LiveTextRelay:
-    """Knows where workers serve their text, and keeps one channel to each that somebody listens to."""
+    """Knows the live address of each worker, and keeps one channel to each worker that has watchers."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
@@ -160,7 +163,7 @@ class LiveTextRelay:
             await channel.close()
 
     async def follow(self, task_id: str, worker_id: str, epoch: int, on_text: Callable[[live_pb2.Delta], None]) -> None:
-        """Hands on the text of one claim until its worker ends it. Best effort: without it a watch is still whole."""
+        """Relays the text of one claim until its worker ends it. Best effort: a watch is complete without live text."""
         for failures in range(1, REDIAL.max_attempts + 1):
             try:
                 address = await self._address_of(worker_id)
@@ -168,8 +171,8 @@ class LiveTextRelay:
                     return
                 await self._listen(address, task_id, epoch, on_text)
             except (TenureError, PeerFailed) as error:
-                facts = {"task": task_id, "epoch": describe_epoch(epoch), "worker": worker_id, "why": str(error)}
-                _log.info("no live text", extra=facts)
+                fields = {"task": task_id, "epoch": describe_epoch(epoch), "worker": worker_id, "why": str(error)}
+                _log.info("the live text of a task is not available", extra=fields)
                 self._addresses.pop(worker_id, None)
             await asyncio.sleep(REDIAL.wait_seconds(failures, random.random()))
 
@@ -180,12 +183,12 @@ class LiveTextRelay:
             async for piece in WorkerServiceStub(channel).WatchLive(request):
                 on_text(piece.delta)
         finally:
-            await self._give_back(address)
+            await self._release(address)
 
     async def _address_of(self, worker_id: str) -> str:
         if worker_id not in self._addresses:
             listed = await self._peers.coordinator.ListWorkers(coordinator.CoordinatorServiceListWorkersRequest())
-            self._addresses = {one.worker_id: one.live_address for one in listed.workers}
+            self._addresses = {each.worker_id: each.live_address for each in listed.workers}
         return self._addresses.get(worker_id, "")
 
     def _acquire(self, address: str) -> TenureChannel:
@@ -194,7 +197,7 @@ class LiveTextRelay:
         self._listeners[address] = self._listeners.get(address, 0) + 1
         return self._channels[address]
 
-    async def _give_back(self, address: str) -> None:
+    async def _release(self, address: str) -> None:
         self._listeners[address] -= 1
         if not self._listeners[address]:
             del self._listeners[address]
@@ -202,14 +205,17 @@ class LiveTextRelay:
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await self._channels.pop(address).close()
             except TimeoutError:
-                _log.warning("a channel to a worker did not close in time", extra={"address": address})
+                _log.warning("closing a channel to a worker timed out", extra={"address": address})
 
 
 RETRY_AFTER_DRAIN_SECONDS: Final = 1.0
 
 
 class WatchTaskStream:
-    """One watcher. Inside `async with`, `events` ends after the closing entry, and raises Unavailable when we drain."""
+    """Serves one watcher in `async with`.
+
+    `events` ends after the closing entry. Raises Unavailable when this gateway drains.
+    """
 
     def __init__(
         self, peers: Peers, live: LiveTextRelay, request: api.WatchTaskRequest, stopping: asyncio.Event
@@ -217,14 +223,14 @@ class WatchTaskStream:
         self._peers, self._live, self._request, self._stopping = peers, live, request, stopping
         self._sequence, self._answered = request.after_sequence, (0, 0)
         self._mailbox = Mailbox()
-        self._waits_for_others = False
+        self._waits_for_sub_agents = False
         self._readers: list[asyncio.Task[None]] = []
         self._owner: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        # A stream that begins has a task and a ledger behind it.
+        # Before the stream begins, the task was found in the ledger.
         task = await read_task(self._peers, self._request.task_id)
-        self._waits_for_others = task.state == task_pb2.TASK_STATE_WAITING_EXTERNAL
+        self._waits_for_sub_agents = task.state == task_pb2.TASK_STATE_WAITING_EXTERNAL
         if self._request.live and task.state == task_pb2.TASK_STATE_RUNNING:
             self._follow(task.owner, task.epoch)
         self._start(self._read_entries())
@@ -237,12 +243,12 @@ class WatchTaskStream:
         await asyncio.gather(*self._readers, return_exceptions=True)
 
     async def events(self, heartbeat_seconds: float) -> AsyncGenerator[api.WatchTaskResponse, None]:
-        """Everything as it happens; a heartbeat when nothing was sent for that long, whatever woke us meanwhile."""
+        """Yields all events as they happen, and a heartbeat when nothing was sent for `heartbeat_seconds`."""
         beat_at = time.monotonic() + heartbeat_seconds
         while True:
             woken = await self._mailbox.wait(beat_at - time.monotonic())
             page = self._mailbox.take_page() if woken else None
-            for event in self._news(page):
+            for event in self._events_of(page):
                 yield event
                 beat_at = time.monotonic() + heartbeat_seconds
             if page and page.closed:
@@ -251,18 +257,20 @@ class WatchTaskStream:
                 yield await self._heartbeat()
                 beat_at = time.monotonic() + heartbeat_seconds
 
-    def _news(self, page: ledger.WatchEntriesResponse | None) -> Iterator[api.WatchTaskResponse]:
-        """The page's entries, then the live text that they left worth sending."""
+    def _events_of(self, page: ledger.WatchEntriesResponse | None) -> Iterator[api.WatchTaskResponse]:
+        """Yields the entries of the page, then the live text that these entries did not replace."""
         for entry in page.entries if page else ():
-            self._take_note(entry)
+            self._observe(entry)
             yield api.WatchTaskResponse(entry=entry)
         if page is None or not page.closed:
             yield from (
-                api.WatchTaskResponse(delta=delta) for delta in self._mailbox.take_text() if self._is_news(delta)
+                api.WatchTaskResponse(delta=delta) for delta in self._mailbox.take_text() if self._is_unanswered(delta)
             )
 
-    def _take_note(self, entry: ledger_pb2.Entry) -> None:
-        """A committed answer makes its live text old; a new owner makes that of the one before void."""
+    def _observe(self, entry: ledger_pb2.Entry) -> None:
+        """Updates the watch's state: a committed answer replaces its live text, a new owner voids the last owner's
+        text.
+        """
         self._sequence = entry.sequence
         body = entry.body
         if body.HasField("assistant_message"):
@@ -270,27 +278,28 @@ class WatchTaskStream:
             self._mailbox.discard_text(*self._answered)
         to_state = body.transition.to_state
         if to_state:
-            self._waits_for_others = to_state == task_pb2.TASK_STATE_WAITING_EXTERNAL
+            self._waits_for_sub_agents = to_state == task_pb2.TASK_STATE_WAITING_EXTERNAL
         if to_state == task_pb2.TASK_STATE_RUNNING and self._request.live:
             self._mailbox.discard_text(entry.epoch, self._answered[1])
             self._follow(entry.actor, entry.epoch)
 
-    def _is_news(self, delta: live_pb2.Delta) -> bool:
+    def _is_unanswered(self, delta: live_pb2.Delta) -> bool:
         epoch, step = self._answered
         return delta.epoch >= epoch and delta.step > step
 
     async def _heartbeat(self) -> api.WatchTaskResponse:
-        """While sub-agents spend the budget of a task that waits, its entries say nothing of it: this does."""
+        """Returns a heartbeat. While a task waits for its sub-agents, it carries the budget that they spend."""
         beat = api.WatchTaskResponse(heartbeat=api.Heartbeat(sequence=self._sequence))
         beat.heartbeat.time.FromNanoseconds(time.time_ns())
-        if self._waits_for_others:
-            with suppress(TryLater, PeerFailed, NotFound):  # the next one tells; how the stream ends, its readers say
+        if self._waits_for_sub_agents:
+            # the next heartbeat brings it; the readers report how the stream ends
+            with suppress(TryLater, PeerFailed, NotFound):
                 request = ledger.CheckpointServiceGetTaskRequest(task_id=self._request.task_id)
                 beat.heartbeat.budget.CopyFrom((await self._peers.checkpoint.GetTask(request)).task.budget)
         return beat
 
     def _follow(self, worker_id: str, epoch: int) -> None:
-        """Listens to the task's owner from now on, and to nobody before it."""
+        """Relays the live text of the task's present owner, and of no earlier one."""
         if self._owner is not None:
             self._owner.cancel()
         text = self._live.follow(self._request.task_id, worker_id, epoch, self._mailbox.add_text)

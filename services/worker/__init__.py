@@ -1,0 +1,38 @@
+"""The worker: takes tasks from a coordinator and runs them. It stores nothing.
+
+The files, in the order in which data flows:
+
+main.py             settings, and how the parts are put together
+session.py          the session: attach to a coordinator, attach elsewhere after a break, drain, end
+session_stream.py   one attachment: renewals, slots and releases out; grants, revocations and notices in
+health.py           NOT_SERVING while the worker is not attached
+supervisor.py       one coroutine per held task; crash backoff; drain
+held_claims.py      the held tasks: claim, token and progress of each
+interrupts.py       interruptions of a task, the step timeout, the trust window's gate
+loop.py             the common part of all loops: open, work, close out
+task_loop.py        the loop `messages` of agents
+control/            the loop `control` of control functions
+dependencies.py     the clients and defaults that all loops share
+
+claim_ledger.py     a claim's ledger: Open, commits, the fold
+ledger_client.py    the client of the checkpoint service
+frame_client.py     the stream of frames under commits and tool calls, with repeats after a break
+
+model_step.py       a model call of a step: reserve, call, commit the answer or the failure
+context_window.py   the tokens of the next call, and when to compact
+budget_wait.py      how long to wait for budget
+model.py            the client of the model provider
+model_stream.py     the provider's events, folded into an answer and its usage
+usage_reports.py    the usage of lost model calls, reported for the bill
+live_text.py        the text of the model call in flight
+live_server.py      WorkerService, which serves that text
+
+tool_step.py        the tool calls of a step
+tools_client.py     the client of the tool service
+transitions.py      how a task leaves the worker: after a failure, a timeout or an interruption; the close-out
+
+What to touch when:
+- a loop makes a new kind of move: tenure/domain/turn.py and task_loop.py
+- a task leaves the worker for a new reason: transitions.py
+- worker and coordinator exchange a new message: session_stream.py, and sessions/session_stream.py of the coordinator
+"""

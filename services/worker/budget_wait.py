@@ -1,7 +1,7 @@
-"""What a task does while there is no room for its next call: at a cap of its tenant, or beside others' calls in flight.
+"""Decides how a task waits for budget: at a cap of its tenant, or beside other calls in flight.
 
-A short wait keeps its worker, a long one does not: a task that says nothing for long is taken for stuck. It never
-ends by it.
+A short wait keeps its worker. A long wait does not, because a claim without progress counts as stuck. A budget wait
+never ends the task.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from tenure.domain.states import Reason, TaskState
 
 PATIENCE_SECONDS: Final = 30.0
 MOST_WAITS: Final = 3
-"""At a cap of the tenant, each no longer than PATIENCE_SECONDS."""
+"""The number of waits at a cap of the tenant, each of at most PATIENCE_SECONDS."""
 MOST_BUSY_WAITS: Final = 12
-"""Beside others' calls: 41 s together."""
+"""The number of waits beside other calls in flight: 41 s together."""
 _BUSY: Final = RetryPolicy(initial_seconds=0.2, factor=2.0, cap_seconds=5.0)
-_UNTOLD_SECONDS: Final = 5.0
+_DEFAULT_SECONDS: Final = 5.0
 
 
 def wait_for_budget(denied: Denied, waits: int, luck: float) -> float | None:
-    """How long to keep the task and ask again, in seconds, after so many waits. None: let it go, or end it."""
+    """Returns the seconds to keep the task before the next try, after `waits` waits. None: release or end the task."""
     if denied.reason == Reason.BUDGET_BUSY:
         return _BUSY.wait_seconds(waits + 1, luck) if waits < MOST_BUSY_WAITS else None
     after_seconds = _after_seconds(denied)
@@ -31,11 +31,11 @@ def wait_for_budget(denied: Denied, waits: int, luck: float) -> float | None:
     return after_seconds if is_short and waits < MOST_WAITS else None
 
 
-def leave_until_budget(denied: Denied) -> Transition:
-    """Queued again by the time that there may be room. It counts as no retry."""
+def queue_until_budget(denied: Denied) -> Transition:
+    """Returns the transition that queues the task again when budget may be free. It does not count as a retry."""
     delay_seconds = _after_seconds(denied)
     return Transition(TaskState.RETRY_SCHEDULED, denied.reason, denied.message, retry_delay_seconds=delay_seconds)
 
 
 def _after_seconds(denied: Denied) -> float:
-    return _UNTOLD_SECONDS if denied.retry_after_seconds is None else max(1.0, denied.retry_after_seconds)
+    return _DEFAULT_SECONDS if denied.retry_after_seconds is None else max(1.0, denied.retry_after_seconds)

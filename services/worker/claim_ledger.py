@@ -1,4 +1,4 @@
-"""One claim's hold on the ledger: opens the task, appends under its commit numbers, keeps the fold up to date."""
+"""Writes one claim's entries to the ledger: opens the task, commits under commit numbers, keeps the fold up to date."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 from services.worker.held_claims import HeldTask
 from services.worker.interrupts import Interruption
 from services.worker.ledger_client import LedgerClient
-from tenure.domain import entries as facts
+from tenure.domain import entries
 from tenure.domain.budget import Denied, Granted, ReserveRequest
 from tenure.domain.errors import TOO_MUCH_APPENDED, SequenceConflict, TryLater, Unavailable
 from tenure.domain.fold import ResumePoint, fold
@@ -32,26 +32,29 @@ from tenure.wire.tool import calls_in_doubt_to_wire
 
 _log: Final = logging.getLogger(__name__)
 TRIES: Final = RetryPolicy(max_attempts=3, initial_seconds=1.0, factor=2.0, cap_seconds=5.0)
-"""After so many failures of storage the task is let go: whoever claims it next may be luckier."""
+"""The retries of a request to the ledger. After them the worker releases the claim, and the next owner may succeed."""
 
 MOST_MESSAGE_CHARACTERS: Final = 4000
 MOST_CATCH_UPS: Final = 8
 
-Fact = tuple[int, facts.Body]
-"""A fact to be appended, with its step."""
+StepEntry = tuple[int, entries.Body]
+"""An entry to append: its step and its body."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """What a commit asked for, to be folded in once it is durable."""
+    """The content of a commit, to be folded in once it is durable."""
 
-    own: Sequence[Fact]
+    own: Sequence[StepEntry]
     reserve: ReserveRequest | None
-    transition: facts.Transition | None
+    transition: entries.Transition | None
 
 
 class ClaimLedger:
-    """Every method may raise Fenced (drop the task at once) and, after `TRIES`, TryLater (let it go)."""
+    """The ledger of one task under one claim.
+
+    Every method may raise Fenced (the claim is stale: drop it at once) and, after `TRIES`, TryLater (release it).
+    """
 
     def __init__(self, client: LedgerClient, held_task: HeldTask) -> None:
         self._client = client
@@ -60,7 +63,7 @@ class ClaimLedger:
         self.point = ResumePoint()
 
     async def open(self) -> None:
-        """Takes the task over and folds its history; repeatable, which reads everything anew."""
+        """Opens the task and folds its history. A repeat reads everything again."""
 
         async def attempt() -> None:
             opened = await self._client.open(self._held_task.token)
@@ -76,21 +79,24 @@ class ClaimLedger:
         link(self.point.parent_trace)
         _log.info("task opened", extra={"sequence": self.point.sequence})
 
-    async def append(self, own: Sequence[Fact]) -> None:
-        """Writes facts, in as many commits as their size needs."""
+    async def append(self, own: Sequence[StepEntry]) -> None:
+        """Appends entries, in as many commits as their size needs."""
         for part in portions(own, size_bytes):
             if part:
                 await self._commit(_Written(part, None, None))
 
-    async def reserve(self, own: Sequence[Fact], request: ReserveRequest) -> Granted | Denied:
-        """Writes facts and asks for the tokens of a model call; the facts are written whatever the answer."""
+    async def reserve(self, own: Sequence[StepEntry], request: ReserveRequest) -> Granted | Denied:
+        """Appends entries and reserves the tokens of a model call.
+
+        The entries are written even when the answer is Denied.
+        """
         *before, last = portions(own, size_bytes)
         for part in before:
             await self._commit(_Written(part, None, None))
         return _reserve_result(await self._commit(_Written(last, request, None)))
 
-    async def leave(self, own: Sequence[Fact], transition: facts.Transition) -> None:
-        """Writes facts and moves the task out of RUNNING, all at once: afterwards the claim holds nothing."""
+    async def close_out(self, own: Sequence[StepEntry], transition: entries.Transition) -> None:
+        """Appends entries and moves the task out of RUNNING in the same commit. Afterwards the claim holds nothing."""
         *before, last = portions(own, size_bytes, last_bytes=_transition_to_wire(transition).ByteSize())
         for part in before:
             await self._commit(_Written(part, None, None))
@@ -110,8 +116,9 @@ class ClaimLedger:
         return response
 
     async def _send(self, written: _Written) -> pb.CommitResponse:
-        """Sends a commit. What others appended is read first when it is too much for the commit's answer: opening the
-        task again would settle a model call as lost whose answer is in this very commit.
+        """Sends a commit, and reads other authors' entries first when they do not fit into the commit's answer.
+
+        Another Open would be wrong here: it would settle as lost a model call whose answer is in this very commit.
         """
         for _ in range(MOST_CATCH_UPS):
             request = self._request(written)
@@ -120,17 +127,17 @@ class ClaimLedger:
             except SequenceConflict as conflict:
                 if conflict.reason != TOO_MUCH_APPENDED:
                     raise
-                _log.info("much was appended by others meanwhile", extra={"sequence": self.point.sequence})
+                _log.info("other authors appended many entries meanwhile", extra={"sequence": self.point.sequence})
             await self._catch_up()
-        raise SequenceConflict(f"others append faster than this worker reads: {MOST_CATCH_UPS} times too much")
+        raise SequenceConflict(f"other authors append faster than this worker reads, in {MOST_CATCH_UPS} tries")
 
     async def _catch_up(self) -> None:
-        """Folds in what others appended since the last commit."""
+        """Folds in the entries that other authors appended since the last commit."""
         task_id, more = self._held_task.task_id, True
         while more:
             read = partial(self._client.entries_after, task_id, self.point.sequence)
-            entries, more = await retrying(read, TRIES, on=(TryLater, PeerFailed))
-            for entry in entries:
+            page, more = await retrying(read, TRIES, on=(TryLater, PeerFailed))
+            for entry in page:
                 self.point.apply(entry)
 
     def _attributes(self) -> dict[str, str | int]:
@@ -138,7 +145,7 @@ class ClaimLedger:
         return {semconv.TASK_ID: claims.task_id, semconv.EPOCH: claims.epoch, semconv.STEP: self.point.step}
 
     def _request(self, written: _Written) -> pb.CommitRequest:
-        """The same object is sent again after a failure: its number and id are what makes a repeat harmless."""
+        """Builds a commit. A retry sends the same object: its number and its id make the repeat harmless."""
         reserve, transition = written.reserve, written.transition
         return pb.CommitRequest(
             token=self._held_task.token,
@@ -152,7 +159,10 @@ class ClaimLedger:
         )
 
     def _fold_in(self, written: _Written, response: pb.CommitResponse) -> None:
-        """Our facts and those of others, in the order the ledger gave them. SequenceConflict: read everything anew."""
+        """Folds in this claim's entries and those of other authors, in the order of the ledger.
+
+        Raises SequenceConflict when entries are missing: the task must be opened again.
+        """
         foreign = {entry.sequence: entry for entry in response.foreign_entries}
         own = list(written.own)
         if written.reserve is not None and isinstance(granted := _reserve_result(response), Granted):
@@ -163,26 +173,26 @@ class ClaimLedger:
             if sequence in foreign:
                 self.point.apply(*read_entries([foreign[sequence]]))
                 continue
-            fact = next(ours, None)
-            if fact is None:
+            entry = next(ours, None)
+            if entry is None:
                 break
-            self.point.apply(facts.Entry(sequence, *fact))
+            self.point.apply(entries.Entry(sequence, *entry))
         if self.point.sequence != response.sequence or next(ours, None) is not None:
-            raise SequenceConflict("the ledger holds entries that this answer did not tell of")
+            raise SequenceConflict("the answer to a commit does not have all new entries of the task")
 
 
-def _spawns(own: Sequence[Fact]) -> bool:
-    """Whether the traces of other tasks are to be linked to this one's."""
-    return any(isinstance(body, facts.ToolIntent) and body.tool == SPAWN_SUB_AGENTS for _, body in own)
+def _spawns(own: Sequence[StepEntry]) -> bool:
+    """Whether the commit creates sub-agents, whose traces link to this task's trace."""
+    return any(isinstance(body, entries.ToolIntent) and body.tool == SPAWN_SUB_AGENTS for _, body in own)
 
 
-def size_bytes(fact: Fact) -> int:
-    """Of its entry in a commit."""
-    return new_entry(*fact).ByteSize()
+def size_bytes(entry: StepEntry) -> int:
+    """Returns the size of an entry in a commit, in bytes."""
+    return new_entry(*entry).ByteSize()
 
 
-def _attempt(request: ReserveRequest, granted: Granted) -> facts.ModelAttempt:
-    return facts.ModelAttempt(
+def _attempt(request: ReserveRequest, granted: Granted) -> entries.ModelAttempt:
+    return entries.ModelAttempt(
         attempt_number=request.attempt_number,
         model=request.model,
         input_tokens=request.input_tokens,
@@ -218,10 +228,10 @@ def _reserve_result(response: pb.CommitResponse) -> Granted | Denied:
             after = seconds(denied.retry_after) if denied.HasField("retry_after") else None
             return Denied(denied.reason, denied.message, after)
         case _:
-            raise Unavailable("the answer says nothing of the reserve", reason="NO_RESERVE_RESULT")
+            raise Unavailable("the answer to a commit has no result of its reservation", reason="NO_RESERVE_RESULT")
 
 
-def _transition_to_wire(transition: facts.Transition) -> pb.Transition:
+def _transition_to_wire(transition: entries.Transition) -> pb.Transition:
     delay, wait = transition.retry_delay_seconds, transition.wait
     return pb.Transition(
         to_state=STATES.to_wire(transition.to_state),

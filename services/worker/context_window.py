@@ -1,4 +1,4 @@
-"""How much room a conversation has left in the model's window: what its next call takes, and what to do about it."""
+"""Measures the conversation against the model's context window, before each call, and decides on compaction."""
 
 from __future__ import annotations
 
@@ -24,47 +24,47 @@ from tenure.domain.conversation import Message
 from tenure.domain.task import TaskSpec
 from tenure.domain.turn import CallModel
 
-# An upper bound of a request's input in tokens, without asking the provider.
+# The upper bound of a request's input in tokens, computed without the provider.
 
 BYTES_PER_TOKEN: Final = 3
 _PIECES: Final = re.compile(rb"[A-Za-z][a-z]{0,4}|[0-9]{1,2}|[!-/:-@\[-`{-~]")
-_NO_WORDS: Final = re.compile(rb"[a-z]{16}")
-_MORE_FOR_NO_WORD: Final = 6
-"""So many letters in a row are rather a key than a word: tokens of two letters, not of five."""
+_KEYS: Final = re.compile(rb"[a-z]{16}")
+_EXTRA_FOR_KEY: Final = 6
+"""A run of lowercase letters this long is rather a key than a word: its tokens have two letters, not five."""
 
 _LEADS: Final = ((bytes(range(0xC2, 0xE0)), 1), (bytes(range(0xE0, 0xF0)), 2), (bytes(range(0xF0, 0xF5)), 4))
-"""What begins a character of two, three or four bytes, and how many tokens it takes at most."""
+"""The first bytes of characters of two, three or four bytes, and the tokens that such a character takes at most."""
 
 TOKENS_PER_REQUEST: Final = 32
 TOKENS_PER_MESSAGE: Final = 8
 TOKENS_FOR_TOOLS: Final = 512
-"""The provider's own words about tools, sent along with the first definition."""
+"""The provider's own text about tools, which it adds to the first definition."""
 
 Counted = tuple[int, int]
-"""How many messages a request had, and the tokens of all of it."""
+"""The number of messages of a request, and the tokens of the whole request."""
 
 
 def with_margin(counted_tokens: int) -> int:
-    """What a prompt takes at most that the provider has counted beforehand: it calls its own count an estimate."""
+    """Returns an upper bound for a prompt that the provider counted beforehand: it calls its count an estimate."""
     return counted_tokens + counted_tokens // 50 + 16
 
 
 def text_tokens(text: str) -> int:
-    """An upper bound of the tokens of a text. Takes 60 µs for a KiB."""
+    """Returns an upper bound of the tokens of a text. Takes 60 µs for a KiB."""
     encoded = text.encode("utf-8", "surrogatepass")
-    pieces = _PIECES.subn(b"", encoded)[1] + _MORE_FOR_NO_WORD * _NO_WORDS.subn(b"", encoded)[1]
+    pieces = _PIECES.subn(b"", encoded)[1] + _EXTRA_FOR_KEY * _KEYS.subn(b"", encoded)[1]
     if not encoded.isascii():
         pieces += sum(tokens * (len(encoded) - len(encoded.translate(None, leads))) for leads, tokens in _LEADS)
     return max(pieces + pieces // 12, -(-len(encoded) // BYTES_PER_TOKEN))
 
 
 def likely_tokens(text: str) -> int:
-    """Rather too many for prose, code and the definitions of tools; too few for what is no language."""
+    """Returns an estimate: too high for prose, code and tool definitions, too low for text that is not a language."""
     return -(-len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
 
 
 def _definition_tokens(tool: Mapping[str, Any]) -> int:
-    """Much structure, which tokenizers know well."""
+    """Estimates a tool definition: it is mostly structure, which tokenizers encode well."""
     return likely_tokens(_as_json(tool))
 
 
@@ -73,9 +73,9 @@ def _as_json(value: Any) -> str:
 
 
 class InputEstimate:
-    """The bound for one task's conversation. Messages are not changed; the newest may be taken back.
+    """The upper bound for one task's conversation. Messages never change; only the newest ones may be removed.
 
-    `measure` of a text in tokens: for what is only likely, `likely_tokens`.
+    `measure` returns the tokens of a text; `likely_tokens` makes this an estimate.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class InputEstimate:
     def upper_bound(
         self, messages: Sequence[Message], to_come: Iterable[Message] = (), counted: Counted | None = None
     ) -> int:
-        """Tokens of a request with `messages` and then `to_come`, which are not in the ledger yet."""
+        """Returns the tokens of a request with `messages` and then `to_come`, which are not in the ledger yet."""
         self._measure(messages)
         known, tokens = counted if counted is not None and counted[0] <= len(messages) else (0, self._fixed)
         return tokens + self._sums[-1] - self._sums[known] + sum(map(self._message_tokens, to_come))
@@ -112,11 +112,11 @@ class InputEstimate:
 
 
 TOKENS_AROUND_SUMMARY: Final = 256
-"""What is around the conversation in the request for a summary."""
+"""The tokens around the conversation in the request for a summary."""
 
 
 def window_for(spec: TaskSpec, defaults: ModelDefaults) -> Window:
-    """The window of the task's model, under what the task and this worker allow."""
+    """Returns the context window of the task's model, within the limits of the task and of this worker."""
     return window_of(
         spec.agent.model or defaults.model,
         max_output_tokens=spec.agent.max_output_tokens or defaults.max_output_tokens,
@@ -125,7 +125,7 @@ def window_for(spec: TaskSpec, defaults: ModelDefaults) -> Window:
 
 
 class ContextWindow:
-    """Of one task under one claim; reads the fold as it stands."""
+    """The context window of one task under one claim. Reads the current fold."""
 
     def __init__(
         self, ledger: ClaimLedger, window: Window, system: str, tools: Sequence[Mapping[str, Any]] = ()
@@ -134,42 +134,45 @@ class ContextWindow:
         self._measure_anew()
 
     def is_short(self, move: CallModel, to_come: Message | None) -> bool:
-        """Whether something is to be decided before the call. `to_come`: what the ledger does not have yet."""
+        """Whether a compaction must be decided before the call. `to_come`: a message that is not in the ledger yet."""
         return self._ledger.point.must_shorten or (
             not move.summary_through_step and self._expected(to_come) > self._window.near
         )
 
-    def make(self, move: CallModel) -> NextCompaction | None:
-        """What to do before the call. All that is pending is in the ledger by now."""
+    def next_compaction_of(self, move: CallModel) -> NextCompaction | None:
+        """Returns the compaction to make before the call, or None. Nothing may be pending."""
         point = self._ledger.point
         content = point.pending_content
         to_come: Message | None = {"role": "user", "content": content} if content else None
         expected = self._expected(to_come)
-        made = next_compaction(point, expected, self._window, expected - self._expected(None))
-        return None if move.summary_through_step and isinstance(made, AskSummary) else made
+        compaction = next_compaction(point, expected, self._window, expected - self._expected(None))
+        return None if move.summary_through_step and isinstance(compaction, AskSummary) else compaction
 
     def upper_bound(self, move: CallModel, to_come: Message | None = None) -> int:
-        """Tokens of the call's input, at most."""
+        """Returns an upper bound of the call's input, in tokens."""
         if move.summary_through_step:
             summary_request = self.summary_messages(move.summary_through_step)
             return InputEstimate(SUMMARY_SYSTEM, ()).upper_bound(summary_request)
         return self._bound(to_come, self._ledger.point.counted)
 
-    def guessed(self, move: CallModel, to_come: Message | None = None) -> int:
-        """How much of the bound nobody has counted, in tokens: what the provider did not see in the call before."""
+    def estimated_tokens(self, move: CallModel, to_come: Message | None = None) -> int:
+        """Returns the tokens of the upper bound that the provider has not counted: those newer than the last call."""
         counted = None if move.summary_through_step else self._ledger.point.counted
         return self.upper_bound(move, to_come) - (counted[1] if counted else 0)
 
-    def is_worth_keeping(self) -> bool:
-        """Whether the provider keeps a prompt this long. By the conversation alone: a successor asks alike."""
+    def is_worth_caching(self) -> bool:
+        """Whether the provider caches a prompt of this length.
+
+        Only the conversation counts, so the next owner decides alike.
+        """
         return self._bound(None, None) >= LEAST_TOKENS
 
     def output_tokens(self, move: CallModel) -> int:
-        """The longest answer."""
+        """Returns the maximum tokens of the answer."""
         return summary_output_tokens(self._window.tokens) if move.summary_through_step else self._window.output_tokens
 
     def summary_messages(self, through_step: int) -> list[Message]:
-        """The request for a summary; half as large at most as what the provider refused, if it refused something."""
+        """Returns the request for a summary: at most half as large as a prompt that the provider refused."""
         point = self._ledger.point
         fits = self._window.tokens - summary_output_tokens(self._window.tokens) - TOKENS_AROUND_SUMMARY
         if point.overflows:
@@ -177,9 +180,10 @@ class ContextWindow:
         return summary_messages(point, through_step, fits * BYTES_PER_TOKEN)
 
     def _expected(self, to_come: Message | None) -> int:
-        """Of the next turn: as the provider counted, or as was estimated when results were cleared.
+        """Returns the expected tokens of the next call.
 
-        What came since is taken as what it likely is: by a bound, a conversation would be shortened too soon.
+        They are the provider's count, or the estimate after results were cleared. Newer messages count with their
+        likely size: with their upper bound, a conversation would be compacted too soon.
         """
         point = self._ledger.point
         conversation = point.conversation
@@ -197,7 +201,7 @@ class ContextWindow:
         return estimate.upper_bound(self._ledger.point.messages, () if to_come is None else (to_come,), counted)
 
     def _measure_anew(self) -> None:
-        """A compaction changes messages that were measured: then all are measured again."""
+        """Measures the messages again, because a compaction has changed them."""
         self._changes = self._ledger.point.conversation.changes
         self._bounds = InputEstimate(self._system, self._tools)
         self._likely = InputEstimate(self._system, self._tools, likely_tokens)

@@ -1,4 +1,4 @@
-"""What every task's loop works with."""
+"""The clients and defaults that every task's loop uses."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tenure.control import Function
 
 @dataclass(frozen=True, slots=True)
 class ModelDefaults:
-    """For tasks that leave it to the worker. `context_window_tokens` 0: as large as the model's is.
+    """The model settings of tasks that set none. `context_window_tokens` 0 means the whole context window of the model.
 
-    `count_tokens_above`: the provider is asked to count when more of the input than this is a guess.
+    The worker asks the provider to count a prompt when it would have to estimate more than `count_tokens_above` tokens.
     """
 
     model: str
@@ -28,7 +28,7 @@ class ModelDefaults:
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """Shared by all tasks of the process."""
+    """The dependencies that all tasks of the process share."""
 
     ledger: LedgerClient
     tools: ToolsClient
@@ -40,5 +40,8 @@ class Dependencies:
 
     @property
     def in_reach(self) -> bool:
-        """Whether a task that is taken now could be worked on. A worker cut off must not take what others could do."""
+        """Whether the ledger and the tools are reachable.
+
+        A worker that is cut off from either must not take tasks that other workers could run.
+        """
         return self.ledger.in_reach and self.tools.in_reach

@@ -1,8 +1,10 @@
-"""One stream to a service, for all tasks of the worker. Its frames carry whatever became ready while the last write was
-in flight: no timer, so one message alone is never delayed, and many together cost little more than one.
+"""Keeps one stream to a service for all tasks of the worker.
 
-After a broken stream everything unanswered is sent again. That is safe because both services recognise a repeat: a
-commit by its number and id, a call by its call_id.
+A frame carries every message that became ready while the last write was in flight. There is no timer: one message alone
+is never delayed, and many together cost little more than one.
+
+After a broken stream all unanswered messages are sent again. That is safe because both services recognise a repeat: a
+commit by its number and id, a call by its call id.
 """
 
 from __future__ import annotations
@@ -29,12 +31,12 @@ from tenure.validators import MAX_FRAME_BYTES, MAX_FRAME_ITEMS
 
 _log: Final = logging.getLogger(__name__)
 ENVELOPE_BYTES: Final = 24
-"""At most, around each message of a frame: its tag, and two heads with their lengths."""
+"""The upper bound of the bytes around each message of a frame: its tag, and two headers with their lengths."""
 MOST_UNANSWERED: Final = 8192
 SILENCE_SECONDS: Final = 60.0
-"""Of the duty `run`: many times what a broken stream takes to end and to be opened anew."""
+"""The silence limit of the duty `run`: many times the duration of a stream's break and of its replacement."""
 
-_STANDS_SECONDS: Final = 5.0
+_IDLE_CHECK_SECONDS: Final = 5.0
 RECONNECT: Final = RetryPolicy(initial_seconds=0.05, factor=2.0, cap_seconds=1.0)
 
 OnEvent = Callable[[Any], None]
@@ -43,7 +45,10 @@ Tagged = tuple[int, Any]
 
 @dataclass(slots=True)
 class _Pending:
-    """A message without its last answer. `size`: its bytes in a frame, at most. `stream`: the one it went by last."""
+    """A message without its final answer.
+
+    `size`: the upper bound of its bytes in a frame. `stream`: the number of the last stream that carried it.
+    """
 
     message: Message
     size: int
@@ -53,7 +58,7 @@ class _Pending:
 
 @dataclass(frozen=True, slots=True)
 class FrameShape:
-    """What differs between the two services: how to connect, to build a frame and to take one apart."""
+    """The differences between the two services: how to connect, to build a frame and to split one."""
 
     name: str
     connect: Callable[[], Any]
@@ -62,7 +67,7 @@ class FrameShape:
 
 
 class FrameClient:
-    """Sends messages under tags and gives back their events. `run` is an endless duty: without it nothing moves."""
+    """Sends messages under tags and passes on their events. Needs `run`, an endless duty, to send anything."""
 
     def __init__(self, shape: FrameShape) -> None:
         self._shape = shape
@@ -74,18 +79,18 @@ class FrameClient:
         self._stream = 0
         self._given_up = asyncio.Event()
 
-    def ask(self, message: Message, on_event: OnEvent) -> int:
-        """Sends `message` as soon as may be; `on_event` is called with each event. LimitReached when too many wait.
+    def send(self, message: Message, on_event: OnEvent) -> int:
+        """Sends `message` as soon as possible and calls `on_event` with each event.
 
-        InvalidRequest when it fits into no frame: such a frame would break the stream, again after each new connection,
-        for all that are unanswered.
+        Raises LimitReached when too many messages are unanswered, and InvalidRequest when the message fits into no
+        frame: such a frame would break the stream, again after each new connection, for all unanswered messages.
         """
         size = message.ByteSize() + ENVELOPE_BYTES
         if size > MAX_FRAME_BYTES:
             text = f"at most {MAX_FRAME_BYTES} bytes go to {self._shape.name} in one frame, and this message has {size}"
             raise InvalidRequest(f"{text}; send less in one message")
         if len(self._pending) >= MOST_UNANSWERED:
-            raise LimitReached(f"{MOST_UNANSWERED} messages to {self._shape.name} are unanswered")
+            raise LimitReached(f"{MOST_UNANSWERED} messages to {self._shape.name} are unanswered; try again later")
         tag, self._next_tag = self._next_tag, self._next_tag + 1
         self._pending[tag] = _Pending(message, size, on_event)
         self._unsent.append(tag)
@@ -93,29 +98,32 @@ class FrameClient:
         return tag
 
     def forget(self, tag: int) -> None:
-        """No event of this tag is wanted any more; if it was not sent yet it never will be."""
+        """Ignores further events of this tag. A message that was not sent yet is never sent."""
         self._pending.pop(tag, None)
 
     def give_up_stream_of(self, tag: int) -> None:
-        """Whoever answers there cannot do this: the next stream may lead to another replica, which can."""
+        """Ends the stream that carried this message.
+
+        The replica behind it cannot answer, and the next stream may reach another replica.
+        """
         pending = self._pending.get(tag)
         if pending is not None and pending.stream == self._stream:
             self._given_up.set()
 
     @property
     def is_broken(self) -> bool:
-        """A stream broke, and none has brought a frame since."""
+        """Whether a stream broke and no later one has brought a frame yet."""
         return self._failures > 0
 
     async def run(self) -> None:
-        """Keeps a stream for ever."""
+        """Keeps a stream open for ever."""
         while True:
             try:
                 await self._one_stream()
             except* (TenureError, PeerFailed) as broken:
                 self._failures += 1
-                facts = {"peer": self._shape.name, "unanswered": len(self._pending), "why": str(broken.exceptions[0])}
-                _log.warning("a stream broke and is opened anew", extra=facts)
+                fields = {"peer": self._shape.name, "unanswered": len(self._pending), "why": str(broken.exceptions[0])}
+                _log.warning("a stream broke and is opened again", extra=fields)
             heed_cancellation()
             note_progress()
             metrics.count("tenure_worker_streams_broken_total", peer=self._shape.name)
@@ -125,7 +133,7 @@ class FrameClient:
         call = self._shape.connect()
         self._stream += 1
         self._given_up.clear()
-        self._unsent = deque(self._pending)  # all that is unanswered, in the order it was asked
+        self._unsent = deque(self._pending)  # all unanswered messages, in the order of `send`
         try:
             async with TaskGroup() as group:
                 group.create_task(self._give_up())
@@ -152,14 +160,14 @@ class FrameClient:
 
     async def _give_up(self) -> Never:
         while not self._given_up.is_set():
-            note_progress()  # a stream may stand idle for hours; only on the way to the next one silence is a fault
+            note_progress()  # a stream may be idle for hours; silence is a fault only between two streams
             with suppress(TimeoutError):
-                async with asyncio.timeout(_STANDS_SECONDS):
+                async with asyncio.timeout(_IDLE_CHECK_SECONDS):
                     await self._given_up.wait()
-        raise Unavailable(f"{self._shape.name} is there and of no use", reason="STREAM_GIVEN_UP")
+        raise Unavailable(f"this replica of {self._shape.name} gave no usable answer", reason="STREAM_GIVEN_UP")
 
     def _take(self) -> list[Tagged]:
-        """The next frame's content, at least one message if any waits."""
+        """Returns the messages of the next frame: at least one if any is unsent."""
         batch: list[Tagged] = []
         left_bytes = MAX_FRAME_BYTES
         while self._unsent and len(batch) < MAX_FRAME_ITEMS:

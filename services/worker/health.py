@@ -1,4 +1,4 @@
-"""Says in the worker's gRPC health whether a coordinator has taken it in: without one it works on nothing new."""
+"""Reports NOT_SERVING in the gRPC health while the worker is not attached: it starts nothing new without a session."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tenure.runtime.rpc_server import Health
 _log: Final = logging.getLogger(__name__)
 SERVICE: Final = "tenure.v1.WorkerService"
 UNATTACHED_SECONDS: Final = 5.0
-"""For so long a worker may be on its way to another coordinator, and still counts as serving."""
+"""The time that an unattached worker still counts as serving, so that it can attach to another coordinator."""
 
 _LOOK_SECONDS: Final = 0.5
 
 
 class AttachmentHealth:
-    """The duty `run` looks, because it has to notice most of all when whoever should report is stuck."""
+    """Polls the attachment in the duty `run`: a stuck session could not report its own state."""
 
     def __init__(
         self, health: Health, is_attached: Callable[[], bool], patience_seconds: float = UNATTACHED_SECONDS
@@ -29,16 +29,16 @@ class AttachmentHealth:
         self._serving = True
 
     async def run(self) -> Never:
-        """NOT_SERVING after `patience_seconds` without an attachment, SERVING as soon as there is one."""
+        """Sets NOT_SERVING after `patience_seconds` without an attachment, and SERVING as soon as there is one."""
         clock = asyncio.get_running_loop().time
         attached_at = clock()
         while True:
             if self._is_attached():
                 attached_at = clock()
-            await self._say(serving=clock() - attached_at < self._patience_seconds)
+            await self._report(serving=clock() - attached_at < self._patience_seconds)
             await rest(_LOOK_SECONDS)
 
-    async def _say(self, *, serving: bool) -> None:
+    async def _report(self, *, serving: bool) -> None:
         if serving == self._serving:
             return
         self._serving = serving
@@ -46,6 +46,8 @@ class AttachmentHealth:
         for service in ("", SERVICE):
             await self._health.set_serving(service, serving)
         if serving:
-            _log.info("serving: a coordinator has taken this worker in")
+            _log.info("serving: the worker is attached to a coordinator")
         else:
-            _log.warning("not serving: no coordinator has taken this worker in", extra={"for": self._patience_seconds})
+            _log.warning(
+                "not serving: the worker is not attached to a coordinator", extra={"for": self._patience_seconds}
+            )

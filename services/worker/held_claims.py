@@ -1,4 +1,4 @@
-"""What this worker holds: for each task its claim, its progress and the coroutine that works on it."""
+"""The tasks that this worker holds: for each its claim, its progress and the coroutine that works on it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tenure.wire.common import PRIORITIES, duration
 from tenure.wire.task import reported_call_to_wire
 from tenure.wire.token import read_claims
 
-# What is told of a claim with every renewal: being alive and making progress are two facts.
+# Every renewal reports the progress of each claim, because a live worker may make no progress.
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """The newest model call. `usage` tells what it is billed so far."""
+    """The newest model call. `usage` returns what it is billed so far."""
 
     step: int
     attempt_number: int
@@ -37,14 +37,14 @@ class _Call:
 
 
 def _ignore() -> None:
-    """Between renewals nobody wants to know."""
+    """Does nothing: the default of `ClaimProgress.on_call`."""
 
 
 @dataclass(slots=True)
 class ClaimProgress:
-    """The progress of one claim. `backoff_until` is a monotonic moment, 0: nobody waits on purpose.
+    """The progress of one claim. `backoff_until` is a monotonic time; 0 means that the task does not wait on purpose.
 
-    `call_went_on`: the model call gave something that was not told yet; `on_call` is called when it did.
+    `call_went_on` is set when the model call has output that was not reported yet; `on_call` is called at that moment.
     """
 
     sequence: int = 0
@@ -55,38 +55,41 @@ class ClaimProgress:
     _call: _Call | None = None
 
     def begin_call(self, step: int, attempt_number: int, usage: Callable[[], TokenUsage]) -> None:
-        """A model call is about to be sent. It is told of until the next one: its answer may never be committed."""
+        """Records a model call that is about to be sent.
+
+        Renewals report it until the next call begins, because its answer may never be committed.
+        """
         self._call = _Call(step, attempt_number, usage)
 
     def on_model_call_progress(self) -> None:
-        """The call in flight has given something, or has ended."""
+        """Records output of the model call in flight, or its end."""
         self.call_went_on = True
         self.on_call()
 
     def on_tool_progress(self) -> None:
-        """A running tool gave a sign of life."""
+        """Records an event of a running tool."""
         self.tool_signs += 1
 
     def announce_backoff(self, seconds: float) -> None:
-        """From now on this long nothing will happen, on purpose."""
+        """Announces that the task will wait on purpose for this long."""
         self.backoff_until = monotonic() + seconds
 
     def to_wire(self) -> pb.Progress:
-        """The message of a renewal; the backoff counts from its sending."""
-        left = self.backoff_until - monotonic()
+        """Returns the message for a renewal. The backoff counts from the sending of the message."""
+        remaining_seconds = self.backoff_until - monotonic()
         call = None if self._call is None else self._call.reported()
         return pb.Progress(
             sequence=self.sequence,
             output_tokens=0 if call is None else call.usage.output_tokens,
             tool_signs=self.tool_signs,
-            backoff=duration(left) if left > 0 else None,
+            backoff=duration(remaining_seconds) if remaining_seconds > 0 else None,
             call=None if call is None else reported_call_to_wire(call),
         )
 
 
 @dataclass(slots=True, eq=False)
 class HeldTask:
-    """One claim. `token` is replaced when the coordinator signs it anew; the claims stay the same."""
+    """A claim that this worker holds. The coordinator may sign its `token` again; the token's claims stay the same."""
 
     claims: Claims
     token: token_pb2.FencingToken
@@ -100,7 +103,7 @@ class HeldTask:
 
     @classmethod
     def of_grant(cls, grant: pb.Grant) -> HeldTask:
-        """A claim as it was granted. Unauthenticated when its token cannot be read."""
+        """Builds a held task from its grant. Raises Unauthenticated when the token cannot be read."""
         return cls(read_claims(grant.token), grant.token, grant.loop, PRIORITIES.to_domain(grant.priority))
 
     @property
@@ -108,18 +111,18 @@ class HeldTask:
         return self.claims.task_id
 
     def drop(self) -> None:
-        """The claim is lost: stop at once, write nothing."""
+        """Stops the work of a lost claim at once, without a further write."""
         self.lost = True
         if self.work is not None and not failpoint_enabled("worker.ignore_trust_window"):
             self.work.cancel()
 
     def to_wire(self) -> pb.Holding:
-        """As renewals name it."""
+        """Returns the claim as renewals report it."""
         return pb.Holding(task_id=self.task_id, claim_id=self.claims.claim_id, progress=self.progress.to_wire())
 
 
 class HeldTasks:
-    """All claims held, by task."""
+    """All held tasks, by task id."""
 
     def __init__(self) -> None:
         self._by_task: dict[str, HeldTask] = {}
@@ -133,14 +136,14 @@ class HeldTasks:
         return iter(list(self._by_task.values()))
 
     def by_tier(self) -> Counter[Priority]:
-        """How many of each tier."""
+        """Counts the held tasks of each tier."""
         return Counter(held_task.tier for held_task in self._by_task.values())
 
     def get(self, task_id: str) -> HeldTask | None:
         return self._by_task.get(task_id)
 
     def add(self, held_task: HeldTask) -> None:
-        """Takes it in. A claim of the same task that was held before is lost: two never hold at once."""
+        """Adds a held task. Drops an older claim of the same task: a task has one claim at a time."""
         former = self._by_task.get(held_task.task_id)
         if former is not None:
             former.drop()
@@ -148,30 +151,30 @@ class HeldTasks:
         held_task.progress.on_call = self.calls_went_on.set
 
     def remove(self, held_task: HeldTask) -> None:
-        """Takes it out, unless a newer claim of the task has taken its place."""
+        """Removes a held task, unless a newer claim of the task has replaced it."""
         if self._by_task.get(held_task.task_id) is held_task:
             del self._by_task[held_task.task_id]
         self._changed.set()
 
     def drop_claims(self, claim_ids: set[str]) -> None:
-        """These claims are gone."""
+        """Drops these claims, which are lost."""
         for held_task in self:
             if held_task.claims.claim_id in claim_ids:
                 held_task.drop()
 
     def replace_token(self, token: token_pb2.FencingToken) -> None:
-        """The same claim, signed anew."""
+        """Replaces the token of a claim that the coordinator signed again."""
         claims = read_claims(token)
         held_task = self.get(claims.task_id)
         if held_task is not None and held_task.claims.fence == claims.fence:
             held_task.token = token
 
     def to_wire(self) -> list[pb.Holding]:
-        """As Hello and renewals name them; lost ones are no longer held."""
+        """Returns the claims as Hello and renewals report them, without lost ones."""
         return [held_task.to_wire() for held_task in self if not held_task.lost]
 
     def take_calls(self) -> list[pb.Holding]:
-        """Those whose model call went on since this was asked the last time."""
+        """Returns the claims whose model call went on since the last call of this method."""
         self.calls_went_on.clear()
         claims = [held_task for held_task in self if held_task.progress.call_went_on and not held_task.lost]
         for held_task in claims:
@@ -179,7 +182,7 @@ class HeldTasks:
         return [held_task.to_wire() for held_task in claims]
 
     async def wait_empty(self) -> None:
-        """Waits until nothing is held."""
+        """Waits until this worker holds no task."""
         while self._by_task:
             self._changed.clear()
             await self._changed.wait()

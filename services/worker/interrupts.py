@@ -1,6 +1,6 @@
-"""How a task's work is interrupted in good order: only while it waits, never inside a commit.
+"""Interrupts a task's work: only while it waits, never inside a commit. Also the trust window's gate.
 
-Losing the claim is different: that is a cancellation of the whole coroutine, since nothing it writes counts any more.
+A lost claim is different: it cancels the whole coroutine, since no write under a lost claim counts.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _Result = TypeVar("_Result")
 
 
 class Interruption(IntEnum):
-    """Why the work stops. A higher one outranks a lower one."""
+    """The reason of an interruption. A higher value replaces a lower one."""
 
-    LATE = 1  # a step took too long: leave the task as its policy says
-    DRAIN = 2  # the process ends: give the task back
-    END = 3  # somebody asked for the task's end, or its deadline passed: close it out
+    LATE = 1  # a step took too long: close the task out by its policy
+    DRAIN = 2  # the worker drains: give the task back to the queue
+    END = 3  # the task has a pending ending or passed its deadline: close it out
 
 
-class Interrupted(Exception):  # noqa: N818  it is news to act on, not an error
-    """The work was stopped. `kind` says what to do now, `message` why."""
+class Interrupted(Exception):  # noqa: N818  an instruction for the loop, not an error
+    """The work was interrupted. `kind` says what the loop has to do, `message` says why."""
 
     def __init__(self, kind: Interruption, message: str = "") -> None:
         super().__init__(kind.name)
@@ -34,7 +34,7 @@ class Interrupted(Exception):  # noqa: N818  it is news to act on, not an error
 
 
 class Interrupts:
-    """One task's interruptions. An END outranks a DRAIN: who drains closes what is to be closed first."""
+    """The interruptions of one task. END replaces DRAIN: a draining worker first carries out a pending ending."""
 
     def __init__(self) -> None:
         self._kind: Interruption | None = None
@@ -43,28 +43,28 @@ class Interrupts:
 
     @property
     def ending(self) -> bool:
-        """Whether the task's end was asked for."""
+        """Whether the task has a pending ending."""
         return self._kind is Interruption.END
 
     def request(self, kind: Interruption, message: str = "") -> None:
-        """Interrupt the work at its next wait, or in the one it is in."""
+        """Interrupts the work in its present wait or at its next one."""
         if self._kind is None or self._kind < kind:
             self._kind, self._message = kind, message
         self._set.set()
 
     def withdraw(self, kind: Interruption) -> None:
-        """Take a request back that the work has not met, and that holds no more."""
+        """Withdraws a request that no longer applies and that the work has not noticed yet."""
         if self._kind is kind:
             self._kind, self._message = None, ""
             self._set.clear()
 
     def check(self) -> None:
-        """Raises Interrupted when something was requested."""
+        """Raises Interrupted when an interruption was requested."""
         if self._kind is not None:
             raise Interrupted(self._kind, self._message)
 
     async def guard(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """The result of `work`; when an interruption comes first, `work` is cancelled and Interrupted raised."""
+        """Returns the result of `work`. An earlier interruption cancels `work` and raises Interrupted."""
         if self._kind is not None:
             work.close()
             raise Interrupted(self._kind, self._message)
@@ -82,15 +82,18 @@ class Interrupts:
         raise Interrupted(self._kind, self._message)
 
     async def sleep(self, seconds: float) -> None:
-        """Waits, unless interrupted."""
+        """Waits `seconds`, unless interrupted."""
         await self.guard(asyncio.sleep(seconds))
 
 
-# The clock of a step: interrupts what takes too long.
+# The step timeout.
 
 
 class StepClock:
-    """Interrupts the work when a step takes too long. One step at a time, under one claim: a successor begins anew."""
+    """Interrupts the work when a step takes too long.
+
+    Times one step at a time under one claim; the next owner starts anew.
+    """
 
     def __init__(self, interrupts: Interrupts) -> None:
         self._interrupts = interrupts
@@ -98,7 +101,10 @@ class StepClock:
         self._alarm: asyncio.TimerHandle | None = None
 
     def begin(self, step: int, limit_seconds: float | None) -> None:
-        """The step before is over. Begun again, a step goes on; None: it is not timed."""
+        """Starts the timeout of a step and ends that of the step before. A repeated call goes on with the first start.
+
+        `limit_seconds` None: the step has no timeout.
+        """
         if step == self._step:
             return
         self.stop()
@@ -109,43 +115,46 @@ class StepClock:
             self._alarm = loop.call_later(limit_seconds, self._interrupts.request, Interruption.LATE, message)
 
     def stop(self) -> None:
-        """The step is over. An alarm that nobody has met yet came too late itself."""
+        """Ends the timeout of the step, and withdraws an interruption that the work has not noticed yet."""
         if self._alarm is not None:
             self._alarm.cancel()
         self._alarm, self._step = None, 0
         self._interrupts.withdraw(Interruption.LATE)
 
 
-# The gate before everything new: open while the trust window is.
+# The gate before everything new.
 
 
 class TrustGate:
-    """Closed until the first answered renewal, and again whenever none was answered for too long."""
+    """Is open while the trust window is open.
+
+    Stays closed until the first answered renewal, and closes again after too long without one.
+    """
 
     def __init__(self) -> None:
         self._window: TrustWindow | None = None
         self._renewed = asyncio.Event()
 
     def begin(self, sent_at: float, ttl_seconds: float) -> None:
-        """A new session began, asked for at this monotonic moment."""
+        """Starts the trust window of a new session whose Hello was sent at this monotonic time."""
         self._window = TrustWindow(sent_at, ttl_seconds)
         self._renewed.set()
 
     def renew(self, sent_at: float) -> None:
-        """The renewal sent at this moment was answered."""
+        """Extends the trust window: the renewal that was sent at this monotonic time was answered."""
         assert self._window is not None, "no session yet"
         self._window = self._window.renewed(sent_at)
         self._renewed.set()
 
     @property
     def is_open(self) -> bool:
-        """Whether something new may be started now."""
+        """Whether the worker may begin something new now."""
         if failpoint_enabled("worker.ignore_trust_window"):
             return True
         return self._window is not None and self._window.is_open(monotonic())
 
     async def wait_open(self) -> None:
-        """Waits for a renewal while the window is closed."""
+        """Waits until a renewal opens the trust window."""
         while not self.is_open:
             self._renewed.clear()
             await self._renewed.wait()

@@ -1,4 +1,4 @@
-"""The worker's side of the checkpoint service: Open as a stream of pages, commits in frames."""
+"""The worker's client of the checkpoint service: Open reads a stream of pages, commits travel in frames."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LIST_PAGE: Final = 1000
 
 
 class LedgerClient:
-    """Raises domain errors: Fenced when the claim is no longer the ledger's, TryLater when it may work later."""
+    """Raises domain errors: Fenced when the claim is stale, TryLater when a later try may succeed."""
 
     def __init__(self, channel: TenureChannel) -> None:
         self._channel = channel
@@ -38,24 +38,30 @@ class LedgerClient:
         self._frames = FrameClient(shape)
 
     async def run(self) -> None:
-        """Keeps the commit stream; a duty."""
+        """Keeps the commit stream open, as a duty."""
         await self._frames.run()
 
     @property
     def in_reach(self) -> bool:
-        """False while its stream is broken and no connection stands."""
+        """False while the commit stream is broken and no connection is ready."""
         return not self._frames.is_broken or self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def open(self, token: token_pb2.FencingToken) -> OpenedTask:
-        """Takes the task over. Repeatable under the same claim. WrongState when it cannot be opened."""
+        """Opens the task and returns its history. A repeat under the same claim is safe.
+
+        Raises WrongState when the task cannot be opened.
+        """
         return await read_opened(self._stub.Open(pb.OpenRequest(token=token), timeout=OPEN_TIMEOUT_SECONDS))
 
     async def commit(
         self, request: pb.CommitRequest, timeout_seconds: float = COMMIT_TIMEOUT_SECONDS
     ) -> pb.CommitResponse:
-        """Durable when it returns. On Unavailable its fate is unknown: commit the very same request again."""
+        """Commits; the commit is durable when this returns.
+
+        After Unavailable its outcome is unknown: send the same request again.
+        """
         answer: asyncio.Future[pb.TaggedCommitResult] = asyncio.get_running_loop().create_future()
-        tag = self._frames.ask(request, partial(_settle, answer))
+        tag = self._frames.send(request, partial(_settle, answer))
         try:
             async with asyncio.timeout(timeout_seconds):
                 result = await answer
@@ -64,7 +70,9 @@ class LedgerClient:
         except TimeoutError:
             self._frames.give_up_stream_of(tag)
             raise Unavailable(
-                f"no answer to a commit within {timeout_seconds:g} s", reason="TIMEOUT", metadata=OUTCOME_UNKNOWN
+                f"the ledger did not answer a commit within {timeout_seconds:g} s",
+                reason="TIMEOUT",
+                metadata=OUTCOME_UNKNOWN,
             ) from None
         except Unavailable:
             self._frames.give_up_stream_of(tag)
@@ -74,13 +82,13 @@ class LedgerClient:
         return result.response
 
     async def entries_after(self, task_id: str, sequence: int) -> tuple[list[Entry], bool]:
-        """A page of what the ledger has after a sequence, and whether there is more."""
+        """Returns a page of the entries after a sequence, and whether more follow."""
         request = pb.ListEntriesRequest(task_id=task_id, after_sequence=sequence, page_size=LIST_PAGE)
         page = await self._stub.ListEntries(request, timeout=OPEN_TIMEOUT_SECONDS)
         return read_entries(page.entries), page.more
 
     async def report_usage(self, token: token_pb2.FencingToken, call: ReportedCall, provider_request_id: str) -> None:
-        """Says what a call used that was settled as lost; a stale token will do. Repeatable."""
+        """Reports the usage of a call that the ledger settled as lost. A stale token is enough. A repeat is safe."""
         request = pb.ReportUsageRequest(
             token=token,
             step=call.step,

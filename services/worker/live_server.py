@@ -1,4 +1,4 @@
-"""WorkerService: the live text of this worker's tasks, for whoever asks."""
+"""Serves WorkerService: the live text of this worker's tasks."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from tenure.v1 import worker_service_pb2 as pb
 from tenure.v1 import worker_service_pb2_grpc as grpc_pb
 
 COALESCE_SECONDS: Final = 0.05
-"""So long pieces are gathered: a message each would cost more than the model's stream itself."""
+"""The time in which pieces are gathered: a message for each would cost more than the model's stream itself."""
 
 
 class LiveServicer(grpc_pb.WorkerServiceServicer):
-    """Reads the holdings; the tasks' loops do not know of it."""
+    """Reads the held tasks; the tasks' loops do not depend on it."""
 
     def __init__(self, held_tasks: HeldTasks) -> None:
         self._held_tasks = held_tasks
 
     async def WatchLive(self, request: pb.WatchLiveRequest, _context: Any) -> AsyncIterator[pb.WatchLiveResponse]:
-        """See the proto. A slow reader holds up only itself: what it missed comes in one piece."""
+        """See the proto. A slow reader delays only itself: it receives the missed text in one piece."""
         held_task = self._held_tasks.get(request.task_id)
         if held_task is None or (held_task.claims.tenant, held_task.claims.epoch) != (current_tenant(), request.epoch):
-            raise NotFound(f"this worker does not hold task {request.task_id} under that epoch")
+            raise NotFound(f"this worker does not hold task {request.task_id} under epoch {request.epoch}")
         cursor = held_task.live.cursor()
         while True:
             closed = held_task.live.closed

@@ -1,4 +1,4 @@
-"""The text of the model call in flight, for whoever watches it. Never stored: the ledger has the whole answer."""
+"""Keeps the live text of the model call in flight for watchers. It is never stored: the ledger has the whole answer."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class TextPiece(NamedTuple):
 
 @dataclass(slots=True)
 class LiveCursor:
-    """Where one reader is: how much it has of each block of which call."""
+    """The position of one reader: the characters that it has of each block of a call."""
 
     call: int = 0
     offsets: dict[int, int] = field(default_factory=dict)
 
 
 class LiveText:
-    """Keeps the newest call's text only, so it is bounded by one answer however many watch, and however slowly."""
+    """The text of the newest call only: bounded by one answer for any number of readers, however slow."""
 
     def __init__(self) -> None:
         self._call = 0
@@ -41,38 +41,38 @@ class LiveText:
 
     @property
     def closed(self) -> bool:
-        """No more text will come."""
+        """Whether the claim is over, so that no more text will come."""
         return self._closed
 
     def begin(self, step: int, attempt_number: int) -> None:
-        """A model call begins; the text of the one before is gone."""
+        """Begins a model call and drops the text of the call before."""
         self._call += 1
         self._step, self._attempt_number = step, attempt_number
         self._blocks = {}
         self._finished = False
 
     def append(self, block: int, text: str) -> None:
-        """The next piece of a block."""
+        """Appends the next piece of a block."""
         self._blocks.setdefault(block, []).append(text)
-        self._tell()
+        self._wake_readers()
 
     def finish(self) -> None:
-        """The answer is whole: who comes now reads it in the ledger."""
+        """Marks the answer as complete: a new reader finds it in the ledger."""
         self._finished = True
 
     def close(self) -> None:
-        """The claim is over."""
+        """Ends the live text: the claim is over."""
         self._closed = True
-        self._tell()
+        self._wake_readers()
 
     def cursor(self) -> LiveCursor:
-        """A new reader's place: at the beginning of an unfinished answer, else behind the finished one."""
+        """Returns the cursor of a new reader: the start of an unfinished answer, or the end of a finished one."""
         if not self._finished:
             return LiveCursor(self._call)
         return LiveCursor(self._call, {block: len(self._text(block)) for block in self._blocks})
 
     def since(self, cursor: LiveCursor) -> Iterator[TextPiece]:
-        """What the reader has not had yet; moves its cursor along."""
+        """Yields the text that the reader has not had yet, and moves its cursor."""
         if cursor.call != self._call:
             cursor.call, cursor.offsets = self._call, {}
         for block in sorted(self._blocks):
@@ -83,7 +83,7 @@ class LiveText:
                 yield TextPiece(self._step, self._attempt_number, block, offset, piece)
 
     async def wait_changed(self, cursor: LiveCursor) -> None:
-        """Waits until there is something for this reader, or the end."""
+        """Waits until there is text for this reader, or until the claim is over."""
         while not self._closed and not self._has_more(cursor):
             self._changed.clear()
             await self._changed.wait()
@@ -95,9 +95,9 @@ class LiveText:
 
     def _text(self, block: int) -> str:
         pieces = self._blocks[block]
-        if len(pieces) > 1:  # joined when somebody reads, so that unwatched text costs an append
+        if len(pieces) > 1:  # joined by the reader, so that unwatched text costs only an append
             pieces[:] = ["".join(pieces)]
         return pieces[0]
 
-    def _tell(self) -> None:
+    def _wake_readers(self) -> None:
         self._changed.set()

@@ -1,6 +1,6 @@
-"""What all loops of tasks have in common: open, fold, work until the task is left; tools, interruptions.
+"""The common part of all loops: open, fold, work until the task leaves this worker; tools and interruptions.
 
-What a loop does in between is its own: see task_loop.py (agents) and control/loop.py (functions).
+task_loop.py (agents) and control/loop.py (control functions) hold the work of each loop.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from services.worker.claim_ledger import ClaimLedger, Fact
+from services.worker.claim_ledger import ClaimLedger, StepEntry
 from services.worker.context_window import window_for
 from services.worker.dependencies import Dependencies
 from services.worker.held_claims import HeldTask
 from services.worker.interrupts import Interrupted, Interruption, StepClock
 from services.worker.tool_step import ToolStep
-from services.worker.transitions import after_calls, after_interruption, leave
-from tenure.domain import entries as facts
+from services.worker.transitions import after_calls, after_interruption, close_out
+from tenure.domain import entries
 from tenure.domain.close_out import UNREAD_MESSAGES
 from tenure.domain.compaction import Window
 from tenure.domain.errors import SequenceConflict, WrongState
@@ -38,7 +38,10 @@ LIST_TOOLS_TRIES: Final = RetryPolicy(max_attempts=8, initial_seconds=0.2, facto
 
 
 class Loop:
-    """`run` returns the reason to release the claim with. Raises Fenced (drop it), anything else (let it go)."""
+    """Drives one task under one claim. `run` returns the reason of the release.
+
+    Raises Fenced when the claim is stale (drop it); any other error releases the claim.
+    """
 
     _tools: ToolStep
     _window: Window
@@ -46,11 +49,11 @@ class Loop:
     def __init__(self, dependencies: Dependencies, held_task: HeldTask) -> None:
         self._dependencies, self._held_task = dependencies, held_task
         self._ledger = ClaimLedger(dependencies.ledger, held_task)
-        self._pending: list[Fact] = []
+        self._pending: list[StepEntry] = []
         self._clock = StepClock(held_task.interrupts)
 
     async def run(self) -> ReleaseReason:
-        """Works until the task is left."""
+        """Works until the task leaves this worker."""
         try:
             return await self._run()
         except BaseException:
@@ -70,25 +73,28 @@ class Loop:
             except Interrupted as interrupted:
                 return await self._stop(interrupted)
             except SequenceConflict as conflict:
-                _log.warning("the task is opened again", extra={"why": str(conflict)})
+                _log.warning("the task is opened again after a sequence conflict", extra={"why": str(conflict)})
                 conflicts += 1
             except WrongState as refusal:
                 if refusal.reason not in {UNREAD_MESSAGES, UNREAD_GRANT}:
                     raise
-                _log.info("something came meanwhile that changes how the task ends", extra={"why": str(refusal)})
+                _log.info(
+                    "the close-out was refused because of new entries; the task is opened again",
+                    extra={"why": str(refusal)},
+                )
             self._report_unsettled_call()
             await self._ledger.open()
-        raise SequenceConflict(f"{MOST_CONFLICTS} conflicts under one claim")
+        raise SequenceConflict(f"{MOST_CONFLICTS} sequence conflicts under one claim")
 
     def _report_unsettled_call(self) -> None:
-        """The ledger is about to settle by what it heard a call that we know all of."""
+        """Reports a call's usage before the ledger settles the call as lost with less information."""
 
     async def _work(self) -> ReleaseReason:
-        """Works from the resume point until the task is left."""
+        """Works from the resume point until the task leaves this worker."""
         raise NotImplementedError
 
     def _begin(self) -> None:
-        """After an Open: nothing is pending."""
+        """Prepares the work after an Open: no entry is pending."""
         self._window = window_for(self._spec, self._dependencies.defaults)
         self._tools = ToolStep(self._dependencies, self._held_task, self._ledger, self._spec.policy, self._window)
         self._pending = []
@@ -103,38 +109,41 @@ class Loop:
         return self._point.spec
 
     def _time(self, step: int) -> None:
-        """From here on it is this step that is timed; what was begun before goes on."""
+        """Starts the step timeout of this step. A step that was begun before goes on."""
         self._clock.begin(step, self._spec.policy.timeouts.step.after_seconds)
 
     async def _define_tools(self) -> Sequence[ToolDefinition]:
-        """The tools as they are at the first Open go into the ledger; a resumed task keeps them."""
+        """Returns the task's tools.
+
+        The first Open writes their definitions to the ledger, and a resumed task keeps them.
+        """
         tools = self._point.tools
         if tools is None:
             defined = await self._held_task.interrupts.guard(self._list_tools())
             if defined.unknown_names:
-                _log.warning("the task allows tools that there are not", extra={"tools": list(defined.unknown_names)})
+                _log.warning("the task allows tools that do not exist", extra={"tools": list(defined.unknown_names)})
             self._pending.append((0, defined))
             tools = defined.tools
         self._tools.use_tools(tools)
         return tools
 
-    async def _list_tools(self) -> facts.ToolsDefined:
-        async def ask() -> facts.ToolsDefined:
+    async def _list_tools(self) -> entries.ToolsDefined:
+        async def ask() -> entries.ToolsDefined:
             await self._dependencies.trust.wait_open()
             return await self._dependencies.tools.list_tools(self._held_task.token)
 
         return await retrying(ask, LIST_TOOLS_TRIES)
 
     async def _wait_trusted(self) -> None:
-        """Nothing new begins outside of the trust window; what is known is written down all the same."""
+        """Commits pending entries and waits while the trust window is closed: nothing new may begin then."""
         if self._dependencies.trust.is_open:
             return
         await self._ledger.append(self._pending)
         self._pending = []
         await self._held_task.interrupts.guard(self._dependencies.trust.wait_open())
 
-    async def _execute_calls(self, move: ExecuteTools) -> facts.Transition | None:
-        """Runs them; their outcomes are pending then. A transition: how the task is left for what they came to."""
+    async def _execute_calls(self, move: ExecuteTools) -> entries.Transition | None:
+        """Runs tool calls; their outcomes become pending. Returns a transition when the task must leave this worker."""
         self._time(move.step)
         await failpoint("worker.after_intent")
         try:
@@ -144,21 +153,21 @@ class Loop:
             self._tools.uncommitted = []
         await failpoint("worker.after_execute")
         self._clock.stop()
-        if left := after_calls(self._point, self._spec.policy, unusual):
-            return left
+        if transition := after_calls(self._point, self._spec.policy, unusual):
+            return transition
         for ask in move.asks:
-            wanted = wait_of(ask, self._spec.agent.approve_tools, self._point.allowed_calls)
-            if isinstance(wanted, Wait):
-                return move_to_wait(wanted)
-            self._pending.append((move.step, facts.ToolOutcome(ask.call_id, wanted)))
+            wait_or_outcome = wait_of(ask, self._spec.agent.approve_tools, self._point.allowed_calls)
+            if isinstance(wait_or_outcome, Wait):
+                return move_to_wait(wait_or_outcome)
+            self._pending.append((move.step, entries.ToolOutcome(ask.call_id, wait_or_outcome)))
         return None
 
     async def _stop(self, interrupted: Interrupted) -> ReleaseReason:
-        """Interrupted: one commit with all that is known leaves the task, as it is to be left."""
+        """Closes the task out after an interruption, in one commit with all pending entries."""
         transition = after_interruption(self._point, self._spec.policy, interrupted)
         self._settle_open_attempt()
-        await leave(self._dependencies, self._held_task, self._ledger, self._pending, transition)
+        await close_out(self._dependencies, self._held_task, self._ledger, self._pending, transition)
         return ReleaseReason.WORKER_DRAINED if interrupted.kind is Interruption.DRAIN else ReleaseReason.CLOSED
 
     def _settle_open_attempt(self) -> None:
-        """Whatever was broken off and needs its end in the ledger becomes pending."""
+        """Adds the end of an interrupted model attempt to the pending entries."""

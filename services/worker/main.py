@@ -1,4 +1,7 @@
-"""The worker: works on tasks. Stateless: whatever happens to it, another one goes on from the last commit."""
+"""Starts the worker process.
+
+A worker is stateless: if it is lost, another worker resumes its tasks from the last commit.
+"""
 
 from __future__ import annotations
 
@@ -39,75 +42,85 @@ _log: Final = logging.getLogger(__name__)
 LIVE_GRACE_SECONDS: Final = 0.1
 REPORTS_SILENCE_SECONDS: Final = 2 * REPORT_TIMEOUT_SECONDS
 KNOWN_LOOPS: Final = frozenset({DEFAULT_LOOP, CONTROL_LOOP})
-ANY_INTERFACE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104  compared with, not bound to
-NO_KEY: Final = "none"  # an endpoint of one's own may want no key; the library insists on sending some
+ANY_INTERFACE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104  compared with the setting, never bound to
+NO_KEY: Final = "none"  # an endpoint of the user's own may need no key, but the library insists on sending one
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelProviderSettings:
-    """The provider's own variables."""
+    """The model provider's own environment variables."""
 
-    api_key: Secret = setting("the provider's key", default=Secret(""), variable="ANTHROPIC_API_KEY")
-    base_url: str = setting("another endpoint than the provider's", default="", variable="ANTHROPIC_BASE_URL")
+    api_key: Secret = setting("the API key of the model provider", default=Secret(""), variable="ANTHROPIC_API_KEY")
+    base_url: str = setting("an endpoint instead of the provider's own", default="", variable="ANTHROPIC_BASE_URL")
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
-    """TENURE_WORKER_…"""
+    """Settings with the prefix TENURE_WORKER_."""
 
     id: str = setting("unique among live workers (default: host-pid-random)", default="")
-    listen: Address = setting("where to serve live text", default=Address("127.0.0.1:0"))
-    advertise: str = setting("host:port under which gateways reach it (default: as bound)", default="")
-    coordinator_addresses: tuple[Address, ...] = setting("coordinators", default=(Address("127.0.0.1:8471"),))
-    checkpoint_address: tuple[Address, ...] = setting("checkpoint services", default=(Address("127.0.0.1:8472"),))
-    tools_address: tuple[Address, ...] = setting("tool services", default=(Address("127.0.0.1:8473"),))
-    slots: int = setting("tasks at once", default=16, minimum=1, maximum=1024)
-    reserved_slots_high: int = setting("of these, kept for HIGH tasks", default=0, minimum=0)
-    reserved_slots_normal: int = setting("of the others, kept for NORMAL and HIGH tasks", default=0, minimum=0)
-    queues: tuple[str, ...] = setting("queues to take tasks from", default=("default",))
-    priorities: tuple[str, ...] = setting("priorities to take tasks of", default=("HIGH", "NORMAL", "LOW"))
-    loops: tuple[str, ...] = setting("loops it knows; control with its modules", default=(DEFAULT_LOOP,))
-    control_modules: tuple[str, ...] = setting("modules whose FUNCTIONS it runs as control work", default=())
-    model: str = setting("for tasks that name none", default=DEFAULT_MODEL)
+    listen: Address = setting("the address to serve live text on", default=Address("127.0.0.1:0"))
+    advertise: str = setting("host:port for gateways (default: the bound address)", default="")
+    coordinator_addresses: tuple[Address, ...] = setting(
+        "the coordinators' addresses", default=(Address("127.0.0.1:8471"),)
+    )
+    checkpoint_address: tuple[Address, ...] = setting(
+        "the checkpoint services' addresses", default=(Address("127.0.0.1:8472"),)
+    )
+    tools_address: tuple[Address, ...] = setting("the tool services' addresses", default=(Address("127.0.0.1:8473"),))
+    slots: int = setting("the maximum number of tasks at a time", default=16, minimum=1, maximum=1024)
+    reserved_slots_high: int = setting("slots reserved for HIGH tasks", default=0, minimum=0)
+    reserved_slots_normal: int = setting("further slots reserved for NORMAL and HIGH tasks", default=0, minimum=0)
+    queues: tuple[str, ...] = setting("the queues to take tasks from", default=("default",))
+    priorities: tuple[str, ...] = setting("the priority tiers to take tasks of", default=("HIGH", "NORMAL", "LOW"))
+    loops: tuple[str, ...] = setting("the loops to offer: messages, control", default=(DEFAULT_LOOP,))
+    control_modules: tuple[str, ...] = setting("modules with FUNCTIONS for the loop control", default=())
+    model: str = setting("the model of tasks that name none", default=DEFAULT_MODEL)
     max_output_tokens: int = setting(
-        "of one model call, for tasks that name none", default=8192, minimum=1, maximum=64000
+        "the maximum output of a model call, for tasks that set none", default=8192, minimum=1, maximum=64000
     )
     context_window_tokens: int = setting(
-        "the most tokens of one model call, input and output; 0: as many as the model takes", default=0, minimum=0
+        "the maximum input and output of a model call in tokens; 0: the model's context window", default=0, minimum=0
     )
-    model_timeout_seconds: float = setting("of one model call, whole", default=600.0, minimum=0.1)
-    model_silence_seconds: float = setting("of one model call, between two bytes", default=60.0, minimum=0.1)
-    prompt_caching: bool = setting("ask the provider to keep the beginning of each prompt", default=True)
-    count_tokens: bool = setting("let the provider count long prompts, where the endpoint offers it", default=True)
+    model_timeout_seconds: float = setting("the timeout of a model call", default=600.0, minimum=0.1)
+    model_silence_seconds: float = setting("the longest silence in a model call", default=60.0, minimum=0.1)
+    prompt_caching: bool = setting("use the provider's prompt caching", default=True)
+    count_tokens: bool = setting("let the provider count long prompts, if it can", default=True)
     count_tokens_above: int = setting(
-        "how many tokens of a prompt may be estimated here without asking", default=8192, minimum=0
+        "the estimated tokens of a prompt above which the provider counts it", default=8192, minimum=0
     )
-    drain_seconds: float = setting("to give tasks back at the end", default=5.0, minimum=0.0)
+    drain_seconds: float = setting("the time to give tasks back at the end", default=5.0, minimum=0.0)
     provider: ModelProviderSettings = group(ModelProviderSettings)
     common: CommonSettings = group(CommonSettings)
 
     def problems(self) -> Iterator[str]:
-        """What coordinators would refuse. And a loop that is offered and not known would be driven by another one."""
+        """Yields the settings that a coordinator would refuse, and loops that this worker does not have.
+
+        An unknown loop must not be offered: the worker would drive its tasks with another loop.
+        """
         if len(self.queues) > MAX_CHOICES or not all(map(NAME.match, self.queues)):
             yield f"TENURE_WORKER_QUEUES: at most {MAX_CHOICES} names of up to 63 letters, digits, dots, - and _"
         if not set(self.priorities) <= set(Priority.__members__):
-            yield f"TENURE_WORKER_PRIORITIES: some of {', '.join(Priority.__members__)}"
+            yield f"TENURE_WORKER_PRIORITIES: use only {', '.join(Priority.__members__)}"
         if self.reserved_slots_high + self.reserved_slots_normal > self.slots:
-            yield "TENURE_WORKER_RESERVED_SLOTS_HIGH and …_NORMAL: together at most TENURE_WORKER_SLOTS"
+            yield "TENURE_WORKER_RESERVED_SLOTS_HIGH and …_NORMAL: their sum must be at most TENURE_WORKER_SLOTS"
         if 0 < self.context_window_tokens < MIN_WINDOW_TOKENS:
-            yield f"TENURE_WORKER_CONTEXT_WINDOW_TOKENS: 0, or {MIN_WINDOW_TOKENS} and more"
+            yield f"TENURE_WORKER_CONTEXT_WINDOW_TOKENS: must be 0, or at least {MIN_WINDOW_TOKENS}"
         for loop in self.loops:
             if loop not in KNOWN_LOOPS:
-                yield f"TENURE_WORKER_LOOPS: this worker knows no loop {loop!r}, only {', '.join(sorted(KNOWN_LOOPS))}"
+                yield f"TENURE_WORKER_LOOPS: this worker knows no loop {loop!r}; use {', '.join(sorted(KNOWN_LOOPS))}"
         if CONTROL_LOOP in self.loops and not self.control_modules:
-            yield "TENURE_WORKER_CONTROL_MODULES is missing: without functions there is no control work to do"
+            yield "TENURE_WORKER_CONTROL_MODULES is missing: the loop control needs modules with functions"
         if self.id and not WORKER_ID.match(self.id):
             yield f"TENURE_WORKER_ID: {self.id!r} is not {WORKER_ID_RULE}"
         if DEFAULT_LOOP in self.loops and not self.provider.api_key and not self.provider.base_url:
-            yield "ANTHROPIC_API_KEY is missing (or ANTHROPIC_BASE_URL, for an endpoint that wants no key)"
+            yield "ANTHROPIC_API_KEY is missing (set ANTHROPIC_BASE_URL instead for an endpoint that needs no key)"
 
     def identity(self, port: int, functions: Iterable[str]) -> WorkerIdentity:
-        """What coordinators are told; each function is a loop. Bound to all interfaces, it has its host's name."""
+        """Returns the identity that Hello sends to coordinators. Each control function is offered as a loop.
+
+        A worker bound to all interfaces advertises its host name.
+        """
         host = socket.gethostname() if self.listen.host in ANY_INTERFACE else self.listen.rpartition(":")[0]
         host_name = re.sub(r"[^a-zA-Z0-9.-]", "-", socket.gethostname()).lstrip(".-")[:80] or "worker"
         worker_id = self.id or f"{host_name}-{os.getpid()}-{secrets.token_hex(3)}"
@@ -117,25 +130,30 @@ class WorkerSettings:
 
 
 async def compose(process: Process, settings: WorkerSettings) -> None:
-    """Clients, the server of live text, then the session, which brings tasks. Draining comes before all closing."""
-    logging.getLogger("httpx2").setLevel(logging.WARNING)  # else a line for every call, which the ledger has anyway
-    held_tasks, trust, rests = HeldTasks(), TrustGate(), CrashBackoff()
+    """Opens the clients, then the live text server, then the session, which brings tasks.
+
+    Drains before anything closes.
+    """
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # its line for every call repeats what the ledger has
+    held_tasks, trust, crash_backoff = HeldTasks(), TrustGate(), CrashBackoff()
     duties = await process.open(Duties())
     dependencies = await _open_dependencies(process, settings, trust, duties)
     server = await _serve_live_text(process, settings, held_tasks)
 
     reserved = ReservedSlots(settings.reserved_slots_high, settings.reserved_slots_normal)
 
-    def places() -> Slots:
+    def free_slots() -> Slots:
         if process.stopping.is_set() or not dependencies.in_reach:
             return NO_SLOTS
-        return reserved.slots(settings.slots - rests.count(), held_tasks.by_tier())
+        return reserved.slots(settings.slots - crash_backoff.count(), held_tasks.by_tier())
 
     addresses = settings.coordinator_addresses
     session = WorkerSession(
-        addresses, settings.identity(server.port, dependencies.functions), held_tasks, trust, places
+        addresses, settings.identity(server.port, dependencies.functions), held_tasks, trust, free_slots
     )
-    supervisor = await process.open(Supervisor(dependencies, held_tasks, rests, session.release, settings.slots))
+    supervisor = await process.open(
+        Supervisor(dependencies, held_tasks, crash_backoff, session.release, settings.slots)
+    )
     duties.start("session", lambda: session.run(supervisor.take), may_end=True, silence_seconds=SILENCE_SECONDS)
     duties.start(
         "attendance", AttachmentHealth(server.health, lambda: session.is_attached).run, silence_seconds=SILENCE_SECONDS
@@ -147,7 +165,7 @@ async def compose(process: Process, settings: WorkerSettings) -> None:
 async def _open_dependencies(
     process: Process, settings: WorkerSettings, trust: TrustGate, duties: Duties
 ) -> Dependencies:
-    """What all tasks share; its streams run as duties."""
+    """Opens the clients that all tasks share, and starts their streams as duties."""
     functions = load_functions(settings.control_modules)
     ledger = LedgerClient(await process.open(open_channel(settings.checkpoint_address)))
     tools = ToolsClient(await process.open(open_channel(settings.tools_address)))
@@ -172,7 +190,7 @@ async def _open_dependencies(
 
 
 async def _serve_live_text(process: Process, settings: WorkerSettings, held_tasks: HeldTasks) -> RpcServer:
-    """The server, bound to its port."""
+    """Starts the live text server and binds its port."""
     server = RpcServer(settings.listen, validate=validate, grace_seconds=LIVE_GRACE_SECONDS)
     server.add(SERVICE, add_WorkerServiceServicer_to_server, LiveServicer(held_tasks))
     await process.open(server)
@@ -181,5 +199,5 @@ async def _serve_live_text(process: Process, settings: WorkerSettings, held_task
 
 
 def main() -> int:
-    """The exit code."""
+    """Runs the worker and returns its exit code."""
     return run_service("worker", WorkerSettings, os.environ, compose, arguments=sys.argv[1:])

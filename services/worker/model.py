@@ -1,6 +1,7 @@
-"""The model: one client for the process, one request per attempt. The only file that knows the provider's library.
+"""Calls the model: one client for the process, one request per model attempt.
 
-Retries are the worker's, written into the ledger: the library's own two would be invisible there and on the bill.
+Only this file knows the provider's library. The worker retries and records each retry in the ledger: the library's own
+two retries would be invisible there and on the bill.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ from tenure.domain.retry import RETRYABLE, FailureClass, class_of_status
 from tenure.domain.tool_arguments import escaped, strict_json
 from tenure.runtime import metrics
 
-# Which parts of a prompt the provider is asked to keep, so that the next request reads them at a tenth of the
-# price.
+# Prompt caching: the marked parts of a prompt are kept by the provider, and the next request reads them at a tenth of
+# the price.
 
 LEAST_TOKENS: Final = 1024
-"""The provider keeps no prefix that is shorter, whatever the model. The limit of marks, four, is never reached."""
+"""The shortest prefix that the provider keeps, whatever the model. A prompt stays below the limit of four marks."""
 
 _MARK: Final = {"type": "ephemeral"}
 _MARKED_MESSAGES: Final = 2
 
 
 class Prompt(NamedTuple):
-    """What the model reads. `system` "": there is none."""
+    """The input of the model. `system` "" means no system prompt."""
 
     system: str | list[dict[str, Any]]
     tools: Sequence[Mapping[str, Any]]
@@ -54,7 +55,7 @@ class Prompt(NamedTuple):
 
 
 def marked(prompt: Prompt) -> Prompt:
-    """The same prompt with its marks. Nothing given is changed, and what is not marked is not copied."""
+    """Returns the prompt with its cache marks. Does not change the argument, and copies only what it marks."""
     system, tools, messages = prompt
     if isinstance(system, str) and system:
         system = [{"type": "text", "text": system, "cache_control": _MARK}]
@@ -68,7 +69,7 @@ def marked(prompt: Prompt) -> Prompt:
 
 
 def _with_mark(message: Message) -> Message:
-    """A user's message: its last block is a text or a tool's result, both of which can be marked."""
+    """Marks the last block of a user message, which is a text or a tool result: both may carry a mark."""
     content: Any = message["content"]
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     return {**message, "content": [*blocks[:-1], {**blocks[-1], "cache_control": _MARK}]}
@@ -90,18 +91,18 @@ _STATUS_OF_TYPE: Final = {
     "request_too_large": 413,
 }
 _TOO_LONG: Final = re.compile(r"prompt is too long|exceed context limit", re.IGNORECASE)
-"""The provider has no type of its own for it, only words."""
+"""The provider has no error type for it, only this text."""
 
 LONGEST_RETRY_AFTER_SECONDS: Final = 24 * 3600.0
-"""The longest wait that the ledger takes: no task lives longer."""
+"""The longest wait that the ledger accepts: no task lives longer."""
 
 
 COUNT_TIMEOUT_SECONDS: Final = 5.0
 AFTER_THE_ANSWER_SECONDS: Final = 1.0
-"""So long the end of the response may take once the answer is whole: a connection read to its end is used again."""
+"""The time to read the rest of a response after the answer is complete: only a connection read to its end is reused."""
 
 MOST_FAILURE_CHARACTERS: Final = 2000
-"""Of a stranger's words in the ledger."""
+"""The limit of a provider's error text in the ledger."""
 _MOST_ID_CHARACTERS: Final = 190
 _MOST_REST_BYTES: Final = 1024 * 1024
 
@@ -111,9 +112,9 @@ _BILLED_EVENTS: Final = frozenset({"message_start", "content_block_delta", "mess
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """One attempt. `attempt` names it to the provider's logs. `timeout_seconds` 0: the client's own.
+    """One model attempt. `attempt` is its name in the provider's logs. `timeout_seconds` 0: the client's own timeout.
 
-    `is_repeated_soon`: the next request will begin like this one, so that it is worth keeping.
+    `is_repeated_soon`: the next request will begin with the same prompt, so that caching it pays.
     """
 
     model: str
@@ -128,7 +129,7 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
-    """What the model said, as it goes into the ledger."""
+    """The model's answer in the form of the ledger."""
 
     content: tuple[ContentBlock, ...]
     stop_reason: str
@@ -138,10 +139,11 @@ class ModelAnswer:
     latency_seconds: float
 
 
-class ModelCallFailed(Exception):  # noqa: N818  what happened, told in the words of the ledger
-    """The call gave no answer. `retryable`: another attempt may; `usage`: what it is billed, as far as is known.
+class ModelCallFailed(Exception):  # noqa: N818  an outcome that the ledger records, not an error of this program
+    """The call gave no answer.
 
-    `was_answered`: the provider took the request and began a stream.
+    `retryable`: another attempt may succeed. `usage`: the known usage, which is billed. `was_answered`: the provider
+    accepted the request and began a stream.
     """
 
     def __init__(
@@ -165,9 +167,9 @@ class ModelCallFailed(Exception):  # noqa: N818  what happened, told in the word
 
 @dataclass(slots=True)
 class ModelCall:
-    """What is heard of a call while it runs; to be read whenever it is cut short.
+    """The observable state of a running call, readable at any moment.
 
-    `transferred`: the provider answered the request with a success.
+    `was_taken`: the provider answered the request with a success status.
     """
 
     on_text: Callable[[int, str], None]
@@ -179,17 +181,20 @@ class ModelCall:
 
     @property
     def usage(self) -> TokenUsage:
-        """What it is billed so far."""
+        """The billed usage so far."""
         return self.fold.usage()
 
     def observe(self, chunk: bytes) -> None:
-        """Takes the next bytes of the stream. Raises MalformedAnswer and ErrorEvent; not once the answer is whole."""
+        """Takes the next bytes of the stream. Stops at the end of the answer.
+
+        Raises MalformedAnswer and ErrorEvent before that end.
+        """
         for event in self.stream.feed(chunk):
-            self._hear_event(event)
+            self._take_event(event)
             if self.fold.stopped:
                 return
 
-    def _hear_event(self, event: Event) -> None:
+    def _take_event(self, event: Event) -> None:
         text = self.fold.take(event)
         if event["type"] in _BILLED_EVENTS:
             self.on_usage()
@@ -198,7 +203,7 @@ class ModelCall:
 
 
 class ModelClient:
-    """Shared by all tasks: a client of its own for each call would cost ten times the processor time."""
+    """The client that all tasks share: a client for each call would cost ten times the processor time."""
 
     def __init__(
         self,
@@ -230,7 +235,7 @@ class ModelClient:
         await self._client.close()
 
     async def answer(self, request: ModelRequest, call: ModelCall) -> ModelAnswer:
-        """Sends one request and reads its answer to the end. Raises ModelCallFailed, whatever went wrong."""
+        """Sends one request and reads its answer to the end. Raises ModelCallFailed for every failure."""
         began = time.monotonic()
         timeout_seconds = request.timeout_seconds or self.timeout_seconds
         try:
@@ -253,21 +258,22 @@ class ModelClient:
         )
 
     async def count(self, request: ModelRequest) -> int | None:
-        """The input of a request as the provider counts it beforehand, in tokens; None: it does not say.
+        """Returns the provider's own count of a request's input in tokens, or None.
 
-        An endpoint that does not offer it is asked once. No failure is an error: there is a bound without it.
+        An endpoint without this method is asked only once. A failure is not an error: the worker's own bound remains.
         """
         if not self.counts_tokens:
             return None
         try:
             async with asyncio.timeout(COUNT_TIMEOUT_SECONDS):
                 tokens = await self._count(request)
-        except Exception as error:  # noqa: BLE001  a stranger's answer to a question that need not be answered
+        except Exception as error:  # noqa: BLE001  the endpoint is foreign code, and the count is optional
             status = getattr(error, "status_code", 0)
             self.counts_tokens = status not in _NOT_OFFERED
             metrics.count("tenure_worker_token_counts_total", result=str(status or type(error).__name__))
             _log.warning(
-                "the provider did not count a prompt", extra={"why": escaped(_words(error), MOST_FAILURE_CHARACTERS)}
+                "the provider did not count a prompt",
+                extra={"why": escaped(_error_text(error), MOST_FAILURE_CHARACTERS)},
             )
             return None
         metrics.count("tenure_worker_token_counts_total", result="COUNTED")
@@ -282,7 +288,7 @@ class ModelClient:
         )
         tokens: object = getattr(counted, "input_tokens", None)
         if type(tokens) is not int or not 0 < tokens <= MOST_TOKENS:
-            raise MalformedAnswer(f"a count of tokens from 1 to {MOST_TOKENS} was due; received {shown(counted)}")
+            raise MalformedAnswer(f"the count of tokens must be from 1 to {MOST_TOKENS}; received {shown(counted)}")
         return tokens
 
     async def _stream(self, request: ModelRequest, call: ModelCall) -> None:
@@ -291,7 +297,7 @@ class ModelClient:
         async with self._client.messages.with_streaming_response.create(
             model=request.model,
             max_tokens=request.max_output_tokens,
-            messages=cast("Any", messages),  # the ledger's blocks are the provider's own, as plain JSON
+            messages=cast("Any", messages),  # the ledger keeps blocks as the provider's own plain JSON
             system=cast("Any", system) or anthropic.omit,
             tools=cast("Any", tools) or anthropic.omit,
             extra_headers={"x-tenure-attempt": request.attempt},
@@ -305,11 +311,11 @@ class ModelClient:
                 if call.fold.stopped:
                     await _read_to_the_end(chunks)
                     return
-        raise MalformedAnswer(f"the stream ended after {call.stream.size_bytes} bytes, before the answer did")
+        raise MalformedAnswer(f"the stream ended after {call.stream.size_bytes} bytes, before the end of the answer")
 
 
 async def _read_to_the_end(chunks: AsyncIterator[bytes]) -> None:
-    """The answer is whole: whatever happens to the rest of the response is no failure of the call."""
+    """Reads the rest of the response. The answer is complete, so a failure here is not a failure of the call."""
     read_bytes = 0
     with suppress(TimeoutError, httpx2.HTTPError):
         async with asyncio.timeout(AFTER_THE_ANSWER_SECONDS):
@@ -320,36 +326,38 @@ async def _read_to_the_end(chunks: AsyncIterator[bytes]) -> None:
 
 
 def _failure(error: Exception, timeout_seconds: float, *, was_taken: bool) -> ModelCallFailed:
-    """What goes wrong once the request was sent may go well at another attempt, unless the provider says no."""
+    """Classifies a failure. A retry may help after the request was sent, unless the provider refused it."""
     match error:
         case anthropic.APIStatusError():
             return _refused(error)
         case TimeoutError():
-            return ModelCallFailed(FailureClass.TIMEOUT, f"no whole answer within {timeout_seconds:g} s")
+            return ModelCallFailed(
+                FailureClass.TIMEOUT, f"the model's answer was not complete within {timeout_seconds:g} s"
+            )
         case anthropic.APITimeoutError() | httpx2.TimeoutException():
             return ModelCallFailed(FailureClass.TIMEOUT, "the provider was silent for too long")
         case anthropic.APIConnectionError():
-            return ModelCallFailed(FailureClass.CONNECTION, _words(error.__cause__ or error))
+            return ModelCallFailed(FailureClass.CONNECTION, _error_text(error.__cause__ or error))
         case ErrorEvent():
             return _refused_in_stream(error)
         case httpx2.HTTPError() | MalformedAnswer():
-            return ModelCallFailed(FailureClass.BROKEN_STREAM, _words(error))
-        case _ if was_taken:  # none that we know of
+            return ModelCallFailed(FailureClass.BROKEN_STREAM, _error_text(error))
+        case _ if was_taken:  # no known error reaches this line
             _log.error("unexpected error while reading an answer of the model", exc_info=error)
-            return ModelCallFailed(FailureClass.BROKEN_STREAM, f"{type(error).__name__}: {_words(error)}")
-        case _:  # the library refused to send it: no attempt will do better
-            return ModelCallFailed(FailureClass.INVALID_REQUEST, _words(error))
+            return ModelCallFailed(FailureClass.BROKEN_STREAM, f"{type(error).__name__}: {_error_text(error)}")
+        case _:  # the library refused to send the request, so no retry will help
+            return ModelCallFailed(FailureClass.INVALID_REQUEST, _error_text(error))
 
 
 def _refused(error: anthropic.APIStatusError) -> ModelCallFailed:
-    """An error status. The body is whatever somebody on the way wrote."""
+    """Classifies an error status. The body may come from any proxy on the way."""
     kind, message = _error_of(error.body)
     status = error.status_code if error.status_code >= 400 else _STATUS_OF_TYPE.get(kind, 500)
     return _refusal(status, message or error.message, _retry_after_seconds(error.response.headers))
 
 
 def _refused_in_stream(error: ErrorEvent) -> ModelCallFailed:
-    """An error event inside a stream that began with status 200: its type stands for a status."""
+    """Classifies an error event inside a stream that began with status 200: its type stands for a status."""
     try:
         body = strict_json(error.data)
     except (ValueError, RecursionError):
@@ -359,7 +367,7 @@ def _refused_in_stream(error: ErrorEvent) -> ModelCallFailed:
 
 
 def _error_of(body: object) -> tuple[str, str]:
-    """(type, message) of the provider's error object; "" for what it does not say."""
+    """Returns (type, message) of the provider's error object; "" for a missing part."""
     text = body.get("error") if isinstance(body, dict) else None
     if not isinstance(text, dict):
         return "", ""
@@ -378,7 +386,7 @@ def _refusal(status: int, message: str, retry_after_seconds: float | None) -> Mo
 
 
 def _retry_after_seconds(headers: Mapping[str, str]) -> float | None:
-    """What the provider asked us to wait, as a number or until a date; nonsense counts as nothing."""
+    """Returns the wait that the provider asked for, as a number or a date. An unreadable value counts as none."""
     for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         text = headers.get(name, "")
         if text.replace(".", "", 1).isdecimal():
@@ -386,12 +394,13 @@ def _retry_after_seconds(headers: Mapping[str, str]) -> float | None:
     until, now = _date(headers.get("retry-after", "")), _date(headers.get("date", ""))
     if until is None:
         return None
-    wait_seconds = (until - (now or datetime.now(UTC))).total_seconds()  # by the provider's own clock, if it tells it
+    # by the provider's own clock, if it sends its date
+    wait_seconds = (until - (now or datetime.now(UTC))).total_seconds()
     return min(max(wait_seconds, 0.0), LONGEST_RETRY_AFTER_SECONDS)
 
 
 def _date(text: str) -> datetime | None:
-    """A date as HTTP writes it; one without a zone is UTC, as all of them are."""
+    """Parses an HTTP date. A date without a zone is UTC, as all HTTP dates are."""
     try:
         moment = parsedate_to_datetime(text)
     except (ValueError, OverflowError):
@@ -400,9 +409,9 @@ def _date(text: str) -> datetime | None:
 
 
 def _id(message: str) -> str:
-    """The provider's id of a request, as far as it is one."""
+    """Limits the provider's id of a request to printable characters and a maximum length."""
     return escaped(message, _MOST_ID_CHARACTERS)
 
 
-def _words(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return str(error) or type(error).__name__

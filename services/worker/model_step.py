@@ -1,4 +1,4 @@
-"""One model call of a step: reserve, call, and write down what came, answer or failure."""
+"""Makes one model call of a step: reserve, call, and commit the answer or the failure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from services.worker.claim_ledger import ClaimLedger, Fact, size_bytes
+from services.worker.claim_ledger import ClaimLedger, StepEntry, size_bytes
 from services.worker.context_window import ContextWindow, with_margin
 from services.worker.dependencies import Dependencies
 from services.worker.held_claims import HeldTask
 from services.worker.interrupts import Interrupted
 from services.worker.model import ModelAnswer, ModelCall, ModelCallFailed, ModelRequest
-from tenure.domain import entries as facts
+from tenure.domain import entries
 from tenure.domain.budget import Denied, ReserveRequest, TokenUsage
 from tenure.domain.compaction import SUMMARY_SYSTEM, Window
 from tenure.domain.conversation import Message, text_of, with_own_ids
@@ -29,24 +29,24 @@ from tenure.runtime.failpoints import failpoint
 from tenure.runtime.telemetry import span
 from tenure.wire.checkpoint_service import MOST_BYTES, MOST_ENTRIES, is_one_portion
 
-# What a model call comes to in the ledger: its answer with an intent for each tool call, or how it failed.
+# The entries of a model call: its answer with an intent for each tool call, or its failure.
 
 
-def interrupted_call(attempt: facts.ModelAttempt, reported: ModelCall | None) -> facts.ModelFailure:
-    """Settles an attempt that was broken off by us, or never sent (`heard` None), with what is known of its bill."""
-    failure = ModelCallFailed(FailureClass.INTERRUPTED, "the worker broke the call off")
+def interrupted_call(attempt: entries.ModelAttempt, reported: ModelCall | None) -> entries.ModelFailure:
+    """Settles a model attempt that this worker cancelled, or never sent (`reported` None), with the known usage."""
+    failure = ModelCallFailed(FailureClass.INTERRUPTED, "the worker cancelled the call")
     if reported is not None:
         failure.usage, failure.request_id = reported.usage, reported.request_id
-    return failure_fact(attempt, failure)
+    return failure_entry(attempt, failure)
 
 
-def billed(attempt: facts.ModelAttempt, usage: TokenUsage) -> TokenUsage:
-    """What the provider said, and the whole input as it was set aside if it never counted that: no prompt is empty."""
+def billed(attempt: entries.ModelAttempt, usage: TokenUsage) -> TokenUsage:
+    """Returns the usage that the provider stated. Without its count of the input, the reserved input is billed."""
     return usage if usage.total > usage.output_tokens else replace(usage, input_tokens=attempt.input_tokens)
 
 
-def failure_fact(attempt: facts.ModelAttempt, error: ModelCallFailed) -> facts.ModelFailure:
-    return facts.ModelFailure(
+def failure_entry(attempt: entries.ModelAttempt, error: ModelCallFailed) -> entries.ModelFailure:
+    return entries.ModelFailure(
         attempt_number=attempt.attempt_number,
         error_class=error.error_class.value,
         message=error.message,
@@ -58,15 +58,18 @@ def failure_fact(attempt: facts.ModelAttempt, error: ModelCallFailed) -> facts.M
     )
 
 
-def too_large(answer: ModelAnswer, own: Sequence[Fact]) -> ModelCallFailed:
-    """An answer and the intents of its calls are committed at once, or a crash between two commits would lose some."""
+def too_large(answer: ModelAnswer, own: Sequence[StepEntry]) -> ModelCallFailed:
+    """Returns the failure of an answer that does not fit into one commit.
+
+    The answer and its intents must share a commit: a crash between two commits would lose some of the intents.
+    """
     message = f"the answer has {len(own) - 1} tool calls and takes {sum(map(size_bytes, own))} bytes in the ledger"
-    most = f"one answer may have {MOST_ENTRIES - 1} calls and {MOST_BYTES} bytes"
+    most = f"an answer may have at most {MOST_ENTRIES - 1} tool calls and {MOST_BYTES} bytes"
     return _unusable(FailureClass.ANSWER_TOO_LARGE, f"{message}; {most}", answer)
 
 
 def no_summary(answer: ModelAnswer) -> ModelCallFailed:
-    return _unusable(FailureClass.NO_SUMMARY, f"asked for a summary, it stopped: {answer.stop_reason}", answer)
+    return _unusable(FailureClass.NO_SUMMARY, f"the model wrote no summary; stop reason: {answer.stop_reason}", answer)
 
 
 def _unusable(error_class: FailureClass, message: str, answer: ModelAnswer) -> ModelCallFailed:
@@ -75,18 +78,18 @@ def _unusable(error_class: FailureClass, message: str, answer: ModelAnswer) -> M
     return failure
 
 
-def summary_facts(step: int, attempt: facts.ModelAttempt, answer: ModelAnswer) -> list[Fact]:
-    """The answer, and that it stands for the conversation from now on; in one commit."""
+def summary_entries(step: int, attempt: entries.ModelAttempt, answer: ModelAnswer) -> list[StepEntry]:
+    """Returns the summary and the compaction that puts it in place of the conversation, for one commit."""
     message = tuple(block for block in answer.content if block.get("type") == "text")
-    summary = facts.Summary(attempt.summary_through_step, text_of(message))
-    return [(step, _message(attempt, replace(answer, content=message))), (step, facts.Compaction(summary))]
+    summary = entries.Summary(attempt.summary_through_step, text_of(message))
+    return [(step, _message(attempt, replace(answer, content=message))), (step, entries.Compaction(summary))]
 
 
-def answer_facts(step: int, attempt: facts.ModelAttempt, answer: ModelAnswer) -> list[Fact]:
-    """The answer, and an intent for each call in it, to be written before any tool runs."""
+def answer_entries(step: int, attempt: entries.ModelAttempt, answer: ModelAnswer) -> list[StepEntry]:
+    """Returns the answer and an intent for each of its tool calls, to be committed before any tool runs."""
     uses = [block for block in answer.content if block.get("type") == "tool_use"]
     intents = [
-        facts.ToolIntent(
+        entries.ToolIntent(
             call_id=call_id(step, index),
             tool_use_id=block["id"],
             tool=block["name"],
@@ -97,8 +100,8 @@ def answer_facts(step: int, attempt: facts.ModelAttempt, answer: ModelAnswer) ->
     return [(step, _message(attempt, answer)), *((step, intent) for intent in intents)]
 
 
-def _message(attempt: facts.ModelAttempt, answer: ModelAnswer) -> facts.AssistantMessage:
-    return facts.AssistantMessage(
+def _message(attempt: entries.ModelAttempt, answer: ModelAnswer) -> entries.AssistantMessage:
+    return entries.AssistantMessage(
         attempt_number=attempt.attempt_number,
         content=answer.content,
         stop_reason=answer.stop_reason,
@@ -111,11 +114,11 @@ def _message(attempt: facts.ModelAttempt, answer: ModelAnswer) -> facts.Assistan
 
 _log: Final = logging.getLogger(__name__)
 MIN_OUTPUT_TOKENS: Final = 256
-"""Less is not worth a call: the task ends at its token limit instead."""
+"""A smaller output is not worth a call: the task ends at its token limit instead."""
 
 
 class ModelStep:
-    """The model calls of one task, under one claim."""
+    """Makes the model calls of one task under one claim."""
 
     def __init__(
         self, dependencies: Dependencies, held_task: HeldTask, ledger: ClaimLedger, spec: TaskSpec, window: Window
@@ -126,18 +129,18 @@ class ModelStep:
         self._timeout_seconds = spec.policy.timeouts.model_call.after_seconds or dependencies.model.timeout_seconds
         self._tools: list[dict[str, Any]] = []
         self.context_window = ContextWindow(ledger, window, self._system)
-        self.interrupted_call: facts.ModelFailure | None = None
+        self.interrupted_call: entries.ModelFailure | None = None
         self._foreseen = 0
         self._counted: tuple[ModelRequest, int | None] | None = None
-        self._newest: tuple[facts.ModelAttempt, int, ModelCall] | None = None
+        self._newest: tuple[entries.ModelAttempt, int, ModelCall] | None = None
 
     def use_tools(self, tools: Sequence[ToolDefinition]) -> None:
-        """The definitions as the task keeps them."""
+        """Takes the tool definitions that the task keeps."""
         self._tools = [_tool_to_provider(tool) for tool in tools]
         self.context_window = ContextWindow(self._ledger, self._window, self._system, self._tools)
 
-    async def reserve(self, move: CallModel, pending: Sequence[Fact], to_come: Message | None) -> Denied | None:
-        """Commits `pending` and sets the call's tokens aside. None: granted, call it."""
+    async def reserve(self, move: CallModel, pending: Sequence[StepEntry], to_come: Message | None) -> Denied | None:
+        """Commits `pending` and reserves the tokens of the call. None: granted."""
         output_tokens = self.context_window.output_tokens(move)
         input_tokens = await self._input_tokens(move, to_come)
         request = ReserveRequest(
@@ -153,40 +156,44 @@ class ModelStep:
         return result if isinstance(result, Denied) else None
 
     async def _input_tokens(self, move: CallModel, to_come: Message | None) -> int:
-        """What the input takes at most: our own bound, or what the provider counts if too much of ours is a guess."""
+        """Returns the maximum input tokens.
+
+        It is this worker's bound, or the provider's count if too much of the bound is estimated.
+        """
         self._foreseen = self.context_window.upper_bound(move, to_come)
-        if self.context_window.guessed(move, to_come) <= self._dependencies.defaults.count_tokens_above:
+        if self.context_window.estimated_tokens(move, to_come) <= self._dependencies.defaults.count_tokens_above:
             return self._foreseen
         prompt = self._prompt(move, to_come)
-        if self._counted is None or self._counted[0] != prompt:  # asked again when others' reservations were in the way
+        # a repeat after a denied reservation needs no second count
+        if self._counted is None or self._counted[0] != prompt:
             counted = await self._held_task.interrupts.guard(self._dependencies.model.count(prompt))
             self._counted = prompt, counted
         counted = self._counted[1]
         return self._foreseen if counted is None else with_margin(counted)
 
     def _prompt(self, move: CallModel, to_come: Message | None) -> ModelRequest:
-        """What will be sent, for counting."""
+        """Returns the prompt to be sent, for counting."""
         if move.summary_through_step:
             summary_request = self.context_window.summary_messages(move.summary_through_step)
             return ModelRequest(self._model, summary_request, 0, SUMMARY_SYSTEM)
         messages = [*self._ledger.point.messages, *(() if to_come is None else (to_come,))]
         return ModelRequest(self._model, messages, 0, self._system, self._tools)
 
-    async def call(self) -> facts.ModelFailure | None:
-        """Sends the reserved call and commits its answer and intents, or gives back its failure, not yet committed.
+    async def call(self) -> entries.ModelFailure | None:
+        """Sends the reserved call and commits its answer and intents. Returns a failure, not yet committed, or None.
 
-        Interrupted: the call is broken off, and `interrupted_call` settles its attempt.
+        An interruption cancels the call, and `interrupted_call` settles its attempt.
         """
         attempt = self._ledger.point.open_attempt
-        assert attempt is not None, "nothing is reserved"
+        assert attempt is not None, "the call has no reservation"
         step = self._ledger.point.step
-        show = _show_nothing if attempt.summary_through_step else self._held_task.live.append
+        on_text = _drop_text if attempt.summary_through_step else self._held_task.live.append
         progress = self._held_task.progress
-        reported = ModelCall(on_text=show, on_usage=progress.on_model_call_progress)
+        reported = ModelCall(on_text=on_text, on_usage=progress.on_model_call_progress)
         self._newest = attempt, step, reported
         progress.begin_call(step, attempt.attempt_number, lambda: reported.usage)
         self._held_task.live.begin(step, attempt.attempt_number)
-        # A model may think for minutes before its first word, and the call has a bound of its own.
+        # A model may think for minutes before its first output, and the call has a timeout of its own.
         progress.announce_backoff(self._timeout_seconds)
         try:
             await failpoint("worker.before_model")
@@ -198,7 +205,7 @@ class ModelStep:
         except ModelCallFailed as error:
             metrics.count("tenure_worker_model_failures_total", error_class=error.error_class)
             _log.warning("a model call failed", extra={"step": step, "why": str(error)})
-            return failure_fact(attempt, error)
+            return failure_entry(attempt, error)
         except Interrupted:
             self.interrupted_call = interrupted_call(attempt, reported)
             raise
@@ -209,19 +216,22 @@ class ModelStep:
         answer = replace(answer, usage=billed(attempt, answer.usage))
         if attempt.summary_through_step:
             if not text_of(answer.content):
-                return failure_fact(attempt, no_summary(answer))
-            own = summary_facts(step, attempt, answer)
+                return failure_entry(attempt, no_summary(answer))
+            own = summary_entries(step, attempt, answer)
         else:
             content = with_own_ids(answer.content, self._ledger.point.messages, step)
-            own = answer_facts(step, attempt, replace(answer, content=content))
+            own = answer_entries(step, attempt, replace(answer, content=content))
         if not is_one_portion(own, size_bytes):
-            return failure_fact(attempt, too_large(answer, own))
+            return failure_entry(attempt, too_large(answer, own))
         await self._ledger.append(own)
         return None
 
     @property
     def unsettled(self) -> tuple[ReportedCall, str] | None:
-        """What the newest call is billed, with the provider's id of it, if the ledger took no end of it from us."""
+        """Returns the usage of the newest call and the provider's id of it.
+
+        Returns None if the ledger has an end of the call from this claim, or if nothing was used.
+        """
         if self._newest is None:
             return None
         attempt, step, call = self._newest
@@ -229,8 +239,8 @@ class ModelStep:
             return None
         return ReportedCall(step, attempt.attempt_number, call.usage), call.request_id
 
-    def _request(self, attempt: facts.ModelAttempt, step: int) -> ModelRequest:
-        """Words that slipped in between estimate and commit are paid for out of the output."""
+    def _request(self, attempt: entries.ModelAttempt, step: int) -> ModelRequest:
+        """Builds the request. Messages that arrived between estimate and commit reduce the maximum output."""
         name = f"{self._held_task.task_id}/{step}/{attempt.attempt_number}"
         if attempt.summary_through_step:
             summary_request = self.context_window.summary_messages(attempt.summary_through_step)
@@ -244,10 +254,10 @@ class ModelStep:
             tools=self._tools,
             attempt=name,
             timeout_seconds=self._timeout_seconds,
-            is_repeated_soon=self.context_window.is_worth_keeping(),
+            is_repeated_soon=self.context_window.is_worth_caching(),
         )
 
-    def _attributes(self, attempt: facts.ModelAttempt, step: int) -> dict[str, Any]:
+    def _attributes(self, attempt: entries.ModelAttempt, step: int) -> dict[str, Any]:
         return {
             semconv.OPERATION_NAME: semconv.CHAT,
             semconv.PROVIDER_NAME: semconv.PROVIDER_ANTHROPIC,
@@ -258,8 +268,8 @@ class ModelStep:
         }
 
 
-def _show_nothing(_block: int, _text: str) -> None:
-    """A summary is no part of what the agent says."""
+def _drop_text(_block: int, _text: str) -> None:
+    """Drops the text of a summary: the agent does not say it to the user."""
 
 
 def _answer_attributes(answer: ModelAnswer) -> dict[str, Any]:

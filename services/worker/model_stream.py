@@ -1,5 +1,7 @@
-"""The provider's stream events, folded into content blocks and usage. Strict: whatever does not follow the protocol of
-streams is a malformed answer, and what is taken can be stored, read again and sent back.
+"""Folds the provider's stream events into content blocks and usage.
+
+The fold is strict: a deviation from the stream protocol is a malformed answer, and every accepted block can be stored,
+read again and sent back.
 """
 
 from __future__ import annotations
@@ -19,28 +21,28 @@ from tenure.domain.tool_arguments import (
     well_formed_value,
 )
 
-# The provider's event stream, from bytes to JSON objects. Strict and bounded: whoever sends it is a stranger.
+# The provider's event stream, from bytes to JSON objects. Strict and bounded, because the endpoint is not trusted.
 
 MOST_STREAM_BYTES: Final = 64 * 1024 * 1024
-"""Of one answer: 64,000 tokens of output with an event of a kilobyte for each."""
+"""The limit of one answer: 64,000 tokens of output with an event of a kilobyte for each."""
 MOST_EVENT_BYTES: Final = 8 * 1024 * 1024
 
 MOST_DEPTH: Final = 64
-"""Of nesting, so that everything that came can be written again."""
+"""The maximum nesting, so that all received JSON can be written again."""
 
 _SHOWN_CHARACTERS: Final = 200
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 Event = dict[str, Any]
-"""An event's data; its `type` is a text."""
+"""The data of an event; its `type` is a string."""
 
 
-class MalformedAnswer(Exception):  # noqa: N818  it is the answer that is malformed
-    """What the provider sent cannot be read as an answer. Says what was received."""
+class MalformedAnswer(Exception):  # noqa: N818  describes the answer
+    """The provider's stream is not a readable answer. The message quotes the received data."""
 
 
-class ErrorEvent(Exception):  # noqa: N818  what the provider said, no error of ours
-    """The provider ended its stream with an error. `data`: as it was sent, JSON or not."""
+class ErrorEvent(Exception):  # noqa: N818  the provider's statement, not an error of this program
+    """The provider ended its stream with an error. `data`: as received, JSON or not."""
 
     def __init__(self, data: str) -> None:
         super().__init__(shown(data))
@@ -48,14 +50,17 @@ class ErrorEvent(Exception):  # noqa: N818  what the provider said, no error of 
 
 
 def shown(received: object) -> str:
-    """What was received, for a message: short, in quotes, and only what can be printed."""
+    """Quotes received data for a message: short and printable."""
     text = received if isinstance(received, str) else repr(received)
     return f'"{escaped(text, _SHOWN_CHARACTERS)}"'
 
 
 @dataclass(slots=True)
 class EventStream:
-    """Give `feed` the bytes as they come; it yields the events that are whole. `size_bytes`: of all that came."""
+    """Splits bytes into events: `feed` takes bytes as they come and yields complete events.
+
+    `size_bytes` is the total of received bytes.
+    """
 
     size_bytes: int = 0
     _pieces: list[bytes] = field(default_factory=list)
@@ -66,7 +71,7 @@ class EventStream:
     _event_bytes: int = 0
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
-        """The events that end in this chunk, without pings. Raises MalformedAnswer and ErrorEvent."""
+        """Yields the events that end in this chunk, without pings. Raises MalformedAnswer and ErrorEvent."""
         if not self.size_bytes:
             chunk = chunk.removeprefix(_BYTE_ORDER_MARK)
         self.size_bytes += len(chunk)
@@ -78,7 +83,7 @@ class EventStream:
                 yield event
 
     def _lines(self, chunk: bytes) -> list[bytes]:
-        """The lines that are whole. A line feed at the beginning may belong to the carriage return before it."""
+        """Returns the complete lines. A leading line feed may belong to the carriage return of the chunk before."""
         if self._is_after_return:
             chunk = chunk.removeprefix(b"\n")
         self._is_after_return = chunk.endswith(b"\r")
@@ -102,7 +107,7 @@ class EventStream:
         try:
             name, _, value = line.decode().partition(":")
         except UnicodeDecodeError as error:
-            raise MalformedAnswer(f"a line of the stream is no UTF-8: {shown(line[:_SHOWN_CHARACTERS])}") from error
+            raise MalformedAnswer(f"a line of the stream is not UTF-8: {shown(line[:_SHOWN_CHARACTERS])}") from error
         value = value.removeprefix(" ")
         if name == "event":
             self._name = value
@@ -124,7 +129,7 @@ class EventStream:
 
 
 def _parsed(name: str, data: str) -> Event:
-    """An event without a name is one of the type that its data says: some servers send no names."""
+    """Parses an event. An event without a name has the type that its data states: some servers send no names."""
     try:
         event: Event = strict_json(data, unique_names=True)
     except (ValueError, RecursionError) as error:
@@ -145,17 +150,17 @@ _USAGE_FIELDS: Final = (
     "cache_read_input_tokens",
 )
 BYTES_PER_TOKEN: Final = 4
-"""Of output, until the provider says the true number: what a call is billed that was cut off or lost."""
+"""The bytes of one output token, for calls without a final usage: cancelled and lost calls are billed with it."""
 
 MOST_TOKENS: Final = 100_000_000
-"""In one count of usage: ten times the largest window there may be. More is no count."""
+"""The limit of one usage count: ten times the largest context window. A larger number is not a count."""
 MOST_CONTENT_BYTES: Final = 4 * 1024 * 1024
-"""Of an answer's pieces: several times what one commit holds, so that reading a stream without end stops."""
+"""The limit of an answer's content: several times the size of a commit, so that an endless stream is stopped."""
 MOST_BLOCKS: Final = 4096
 MOST_MODEL_CHARACTERS: Final = 200
 
 TOOL_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,128}\Z")
-"""What the provider takes back as the name of a tool: any other would make every later request fail."""
+"""The tool names that the provider accepts back: any other name would make every later request fail."""
 
 _EVENTS: Final = frozenset(
     {
@@ -174,7 +179,7 @@ _OWN_FIELDS: Final = {
     "redacted_thinking": ("data",),
     "tool_use": ("id", "name", "input"),
 }
-"""What is kept of these blocks: an unknown member would be refused when it is sent back."""
+"""The members of these blocks that are kept: the provider refuses an unknown member when it is sent back."""
 _SERVER_BLOCKS: Final = re.compile(r"(server_tool_use|mcp_tool_use|container_upload|[a-z_]+_tool_result)\Z")
 _DELTAS: Final = {
     "text_delta": ("text", frozenset({"text"})),
@@ -182,7 +187,7 @@ _DELTAS: Final = {
     "signature_delta": ("signature", frozenset({"thinking"})),
     "input_json_delta": ("partial_json", _CALLS),
 }
-"""Which member of a delta is the piece, and to which blocks it may belong."""
+"""The member of a delta that carries the piece, and the block types that it may belong to."""
 
 _CUT_OFF: Final = "max_tokens"
 _STOP_REASONS: Final = frozenset(
@@ -200,7 +205,7 @@ _STOP_REASONS: Final = frozenset(
 
 @dataclass(slots=True)
 class _Block:
-    """One content block while it comes: pieces as lists, joined once."""
+    """One content block in progress: pieces as lists, joined once."""
 
     start: dict[str, Any]
     pieces: dict[str, list[str]] = field(default_factory=dict)
@@ -217,9 +222,9 @@ class _Block:
 
 @dataclass(slots=True)
 class AnswerFold:
-    """Take every event; afterwards read `content()` and `usage()`. Both may be read at any time before the end too.
+    """Folds events into an answer. `content()` and `usage()` may be read at any time.
 
-    `stopped`: the answer's last event has come; what a stream sends after that is no part of it.
+    `stopped`: the answer's last event was taken; later events of the stream do not belong to the answer.
     """
 
     model: str = ""
@@ -232,15 +237,15 @@ class AnswerFold:
     _final_usage: bool = False
 
     def take(self, event: Event) -> str:
-        """Folds one event in; returns the piece of visible text it brought, "" for none. Raises MalformedAnswer.
+        """Folds one event in. Returns the piece of visible text that it brought, or "". Raises MalformedAnswer.
 
-        Events of unknown types are ignored: the provider announces that it may add some.
+        Ignores events of unknown types: the provider announces that it may add some.
         """
         kind = event["type"]
         if self.stopped or kind not in _EVENTS:
             return ""
         if self._begun == (kind == "message_start"):
-            raise MalformedAnswer(f"an answer has one message_start, at its beginning; received {shown(event)}")
+            raise MalformedAnswer(f"an answer must have one message_start, at its beginning; received {shown(event)}")
         match kind:
             case "message_start":
                 self._start_message(event)
@@ -257,7 +262,10 @@ class AnswerFold:
         return ""
 
     def usage(self) -> TokenUsage:
-        """What the provider said so far; output it has not counted yet is estimated from what came."""
+        """Returns the usage that the provider stated so far.
+
+        Output that it has not counted yet is estimated from the text.
+        """
         message = dict(self._usage)
         if not self._final_usage:
             estimated = -(-self.size_bytes // BYTES_PER_TOKEN)
@@ -265,16 +273,18 @@ class AnswerFold:
         return TokenUsage(**message)
 
     def content(self) -> tuple[ContentBlock, ...]:
-        """The blocks, as they are sent back in the next request. A call that was cut off by the output limit is left
-        out, and so is empty text, which the provider would refuse. Raises MalformedAnswer.
+        """Returns the content blocks in the form that the next request sends back.
+
+        Leaves out a tool call that the output limit cut off, and empty text, which the provider would refuse. Raises
+        MalformedAnswer.
         """
         folded = [self._fold_block(block) for block in self._blocks]
         content = tuple(block for block in folded if block is not None)
         kinds = {block["type"] for block in content}
         if self.stop_reason == "tool_use" and "tool_use" not in kinds:
-            raise MalformedAnswer("the answer stopped to use tools and has no call of a tool")
+            raise MalformedAnswer("the answer stopped to use tools and has no tool call")
         if self.stop_reason == "pause_turn" and kinds.isdisjoint(_CALLS):
-            raise MalformedAnswer("the answer paused for a tool of the provider and has no call of one")
+            raise MalformedAnswer("the answer paused for a tool of the provider and has no call of such a tool")
         return content
 
     def _start_message(self, event: Event) -> None:
@@ -282,13 +292,13 @@ class AnswerFold:
         message = _object(event, "message")
         model = message.get("model", "")
         if not isinstance(model, str):
-            raise MalformedAnswer(f"the model's name is no text; received {shown(model)}")
+            raise MalformedAnswer(f"the model's name is not a string; received {shown(model)}")
         self.model = well_formed(model)[:MOST_MODEL_CHARACTERS]
         self._take_usage(message)
 
     def _start_block(self, event: Event) -> None:
         if event.get("index") != len(self._blocks) or len(self._blocks) >= MOST_BLOCKS:
-            message = f"content block {shown(event.get('index'))} came where {len(self._blocks)} was next"
+            message = f"received content block {shown(event.get('index'))}, expected block {len(self._blocks)}"
             raise MalformedAnswer(f"{message}, of at most {MOST_BLOCKS}")
         start = _object(event, "content_block")
         kind = _text(start, "type")
@@ -341,7 +351,10 @@ class AnswerFold:
             raise MalformedAnswer(f"the answer has more than {MOST_CONTENT_BYTES} bytes")
 
     def _take_usage(self, holder: dict[str, Any]) -> bool:
-        """Counts are cumulative; absent ones stay as they were. True when the output was counted."""
+        """Stores usage counts, which are cumulative; an absent count stays as it was.
+
+        Returns whether output was counted.
+        """
         usage = holder.get("usage")
         if usage is None:
             return False
@@ -349,7 +362,9 @@ class AnswerFold:
         message = {name: count for name, count in counts.items() if count is not None}
         for name, count in message.items():
             if type(count) is not int or not 0 <= count <= MOST_TOKENS:
-                raise MalformedAnswer(f"the usage has {name} {shown(count)}: no count from 0 to {MOST_TOKENS}")
+                raise MalformedAnswer(
+                    f"the usage has {name} {shown(count)}, which is not a count from 0 to {MOST_TOKENS}"
+                )
         self._usage.update(message)
         return "output_tokens" in message
 
@@ -362,7 +377,8 @@ class AnswerFold:
         if block.kind in _CALLS:
             return self._fold_call(folded, block)
         is_empty_text = block.kind == "text" and not folded["text"].strip()
-        is_half_a_thought = block.kind == "thinking" and not block.complete  # without its signature nobody takes it
+        # the provider refuses a thought without its signature
+        is_half_a_thought = block.kind == "thinking" and not block.complete
         return None if is_empty_text or is_half_a_thought else folded
 
     def _fold_call(self, folded: dict[str, Any], block: _Block) -> ContentBlock | None:
@@ -381,7 +397,7 @@ class AnswerFold:
 
 
 def _checked_start(kind: str, start: dict[str, Any]) -> dict[str, Any]:
-    """The block as it begins, with the members that it must have."""
+    """Returns the members of a block's start. Raises MalformedAnswer when a required member is missing."""
     kept = {key: start[key] for key in _OWN_FIELDS[kind] if key in start} if kind in _OWN_FIELDS else dict(start)
     try:
         kept = {"type": kind, **well_formed_value(kept)}
@@ -394,7 +410,7 @@ def _checked_start(kind: str, start: dict[str, Any]) -> dict[str, Any]:
     if kind in {"text", "thinking", "redacted_thinking"}:
         _text(kept, "data" if kind == "redacted_thinking" else kind)
     if not isinstance(kept.get("citations") or [], list):
-        raise MalformedAnswer(f"the citations of a text are no list; received {shown(kept['citations'])}")
+        raise MalformedAnswer(f"the citations of a text are not a list; received {shown(kept['citations'])}")
     return _checked_call(kept) if kind in _CALLS else kept
 
 
@@ -402,12 +418,12 @@ def _checked_call(start: dict[str, Any]) -> dict[str, Any]:
     _text(start, "id")
     name = _text(start, "name")
     if not TOOL_NAME.match(name):
-        raise MalformedAnswer(f"a call names a tool that cannot be: {shown(name)}")
+        raise MalformedAnswer(f"a call has an invalid tool name: {shown(name)}")
     return {**start, "input": _object(start, "input") if start.get("input") is not None else {}}
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """A call's arguments. Raises ValueError."""
+    """Parses a tool call's arguments. Raises ValueError."""
     try:
         value = strict_json(text, unique_names=True)
     except RecursionError as error:
@@ -420,12 +436,12 @@ def _arguments(text: str) -> dict[str, Any]:
 def _text(holder: dict[str, Any], key: str) -> str:
     value = holder.get(key)
     if not isinstance(value, str):
-        raise MalformedAnswer(f"{key} is no text; received {shown(holder)}")
+        raise MalformedAnswer(f"{key} is not a string; received {shown(holder)}")
     return value
 
 
 def _object(holder: dict[str, Any], key: str) -> dict[str, Any]:
     value = holder.get(key)
     if not isinstance(value, dict):
-        raise MalformedAnswer(f"{key} is no object; received {shown(holder)}")
+        raise MalformedAnswer(f"{key} is not an object; received {shown(holder)}")
     return value

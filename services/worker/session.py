@@ -1,11 +1,12 @@
-"""The worker's session: one lease for all its tasks, attached to any coordinator.
+"""The worker's session: one lease for all its tasks, attached to one coordinator at a time.
 
-A stream's break is not the session's end: the worker attaches to another coordinator under the same session_id and
-keeps its claims. The old stream is let go only when the new one stands, so that nobody takes the worker for dead.
+The end of a stream is not the end of the session: the worker attaches to another coordinator under the same session_id
+and keeps its claims. It closes the old stream only after the new one is attached, so that no coordinator takes the
+worker for dead.
 
-Nothing on the way from one attachment to the next waits without a deadline: attaching and closing have their own, and
-a renewal that is not answered ends an attachment. What still waits for longer than `SILENCE_SECONDS`, or ends by a
-cancellation of gRPC's own, is seen by the duties, which start `run` again: the session and its claims go on.
+Every step between two attachments has a deadline: attaching and closing have their own, and an unanswered renewal ends
+an attachment. If `run` still makes no progress for `SILENCE_SECONDS`, or ends by a cancellation inside gRPC, the duties
+restart it: the session and its claims go on.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ ATTACH_TIMEOUT_SECONDS: Final = 2.0
 CLOSE_TIMEOUT_SECONDS: Final = 1.0
 GOODBYE_TIMEOUT_SECONDS: Final = 0.2
 SILENCE_SECONDS: Final = 30.0
-"""Of the duty `run`: many times what an attempt to attach, its pause or a renewal may take."""
+"""The silence limit of the duty `run`: many times the duration of an attach, of the pause after it or of a renewal."""
 
 REATTACH: Final = RetryPolicy(initial_seconds=0.1, factor=2.0, cap_seconds=2.0)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
-    """What Hello says of this worker."""
+    """The description of this worker that Hello carries."""
 
     worker_id: str
     queues: tuple[str, ...]
@@ -60,7 +61,7 @@ class WorkerIdentity:
 
 
 class _Attached(NamedTuple):
-    """A stream that stands."""
+    """An attached stream and the intervals that the coordinator's Welcome set."""
 
     call: Any
     renew_interval_seconds: float
@@ -68,7 +69,7 @@ class _Attached(NamedTuple):
 
 
 class WorkerSession:
-    """Keeps the session for as long as `run`, an endless duty, runs. `take` is called with every grant."""
+    """Keeps the session while `run`, an endless duty, runs. `take` is called with every grant."""
 
     def __init__(
         self,
@@ -87,15 +88,18 @@ class WorkerSession:
         self._failures = 0
         self._attached: _Attached | None = None
         self._former = AsyncExitStack()
-        self._leaving = False
-        self._left = asyncio.Event()
+        self._ending_session = False
+        self._session_ended = asyncio.Event()
         self._take: Callable[[HeldTask], None] | None = None
 
     async def run(self, take: Callable[[HeldTask], None]) -> None:
-        """Attaches, and again whenever the stream breaks, until goodbye was said. May be run again after any end."""
+        """Attaches, and attaches again whenever the stream breaks, until `end_session`.
+
+        May be run again after any end.
+        """
         self._take, self._attached = take, None
         try:
-            while not self._leaving:
+            while not self._ending_session:
                 try:
                     await self._one_attachment()
                 except (TenureError, PeerFailed, AttachmentLost) as error:
@@ -103,46 +107,46 @@ class WorkerSession:
                 heed_cancellation()
                 note_progress()
                 await asyncio.sleep(REATTACH.wait_seconds(self._failures, random.random()) if self._failures else 0)
-            self._left.set()
+            self._session_ended.set()
         finally:
             self._attached = None
             await _close(self._former)
 
     @property
     def is_attached(self) -> bool:
-        """Whether a coordinator has taken this worker in, and its stream stands."""
+        """Whether this worker is attached to a coordinator."""
         return self._attached is not None
 
     def release(self, held_task: HeldTask, reason: ReleaseReason) -> None:
-        """Gives a claim back."""
+        """Releases a claim."""
         claims = held_task.claims
         self._updates.releases.append(pb.Release(task_id=claims.task_id, claim_id=claims.claim_id, reason=reason))
         self.report_slots()
 
     def report_slots(self) -> None:
-        """There is room for another number of tasks now."""
+        """Reports the number of free slots, which has changed."""
         self._updates.slots_changed = True
-        self._speak()
+        self._wake_writer()
 
     def drain(self) -> None:
-        """No more tasks, please."""
+        """Tells the coordinator to send no more tasks."""
         self._updates.draining = True
-        self._speak()
+        self._wake_writer()
 
     async def end_session(self) -> None:
-        """Everything that is to be said is said, and the coordinator has read it; gives up after a moment."""
+        """Sends all pending updates and ends the stream, in at most GOODBYE_TIMEOUT_SECONDS."""
         try:
             async with asyncio.timeout(GOODBYE_TIMEOUT_SECONDS):
                 await self._updates.all_sent.wait()
-                self._leaving = True
+                self._ending_session = True
                 if self._attached is not None:
                     await self._attached.call.done_writing()
-                    await self._left.wait()
+                    await self._session_ended.wait()
         except TimeoutError:
-            _log.warning("the coordinator could not be told everything", extra={"left": len(self._updates.releases)})
+            _log.warning("the session ended with unsent releases", extra={"left": len(self._updates.releases)})
 
     def on_grant(self, grant: pb.Grant) -> None:
-        """A task to work on."""
+        """Starts the work of a granted task."""
         assert self._take is not None, "grants come while `run` runs"
         held_task = HeldTask.of_grant(grant)
         if self._updates.draining:
@@ -151,26 +155,28 @@ class WorkerSession:
             self._take(held_task)
 
     def on_revoke(self, revoke: pb.Revoke) -> None:
-        """A claim is lost."""
+        """Drops a claim that is lost."""
         _log.warning("a claim was revoked", extra={"task": revoke.task_id, "why": revoke.reason})
         self._held_tasks.drop_claims({revoke.claim_id})
 
     def on_cancel(self, notice: pb.CancelNotice) -> None:
-        """The task's end was asked for."""
+        """Interrupts a task that has a pending ending."""
         held_task = self._held_tasks.get(notice.task_id)
         if held_task is not None:
             held_task.interrupts.request(Interruption.END)
 
     def on_drain(self, notice: pb.DrainNotice) -> None:
-        """An operator wants us to give all back and take no more. The session goes on: we are there, and idle."""
+        """Drains the worker for an operator. The session goes on: the worker stays attached and idle."""
         if not self._updates.draining:
-            _log.warning("told to drain", extra={"why": notice.message, "tasks": len(self._held_tasks)})
+            _log.warning(
+                "an operator drains this worker", extra={"why": notice.message, "tasks": len(self._held_tasks)}
+            )
         self.drain()
         for held_task in self._held_tasks:
             held_task.interrupts.request(Interruption.DRAIN, notice.message)
 
     async def _one_attachment(self) -> None:
-        """Serves one stream to its break. Its resources go to `_former`, freed once the next attachment stands."""
+        """Serves one stream until it breaks. Moves its resources to `_former`, which closes after the next attach."""
         address = self._addresses[0]
         opened = AsyncExitStack()
         try:
@@ -199,10 +205,11 @@ class WorkerSession:
         except TimeoutError:
             raise AttachmentLost(f"Hello was not answered within {ATTACH_TIMEOUT_SECONDS:g} s") from None
         if answer is grpc.aio.EOF or not answer.HasField("welcome"):
-            raise Unavailable("no Welcome came", reason="STREAM_ENDED")
+            raise Unavailable("the coordinator answered Hello without a Welcome", reason="STREAM_ENDED")
         welcome = answer.welcome
         if welcome.session_id != self._session_id:
-            # Only a new lease lives from our asking on; an old one may be about to end until a renewal is answered.
+            # The trust window of a new lease begins when Hello was sent. The remaining TTL of an old lease is unknown
+            # until a renewal is answered.
             self._trust.begin(sent_at, seconds(welcome.ttl))
         self._session_id = welcome.session_id
         self._held_tasks.drop_claims(set(welcome.lost_claim_ids))
@@ -223,30 +230,30 @@ class WorkerSession:
         )
 
     def _lose_attachment(self, error: Exception) -> None:
-        if self._leaving:
+        if self._ending_session:
             return
         metrics.count("tenure_worker_detachments_total", why=type(error).__name__)
         was_attached = self._attached is not None
-        facts = {"coordinator": self._addresses[0], "failures": self._failures, "why": str(error)}
-        _log.warning("detached" if was_attached else "could not attach", extra=facts)
+        fields = {"coordinator": self._addresses[0], "failures": self._failures, "why": str(error)}
+        _log.warning("detached" if was_attached else "could not attach", extra=fields)
         if self._attached is None or not isinstance(error, AttachmentLost):
             self._failures += 1
         if self._attached is None and isinstance(error, Refused) and self._session_id:
-            # This session is not to be had back: its claims are gone, begin anew.
+            # The coordinator refused this session: its claims are lost, and the worker begins a new session.
             self._session_id = ""
             self._held_tasks.drop_claims({held_task.claims.claim_id for held_task in self._held_tasks})
         self._attached = None
         self._addresses.append(self._addresses.pop(0))
 
-    def _speak(self) -> None:
+    def _wake_writer(self) -> None:
         self._updates.all_sent.clear()
-        self._updates.something.set()
+        self._updates.changed.set()
 
 
 async def _close(resources: AsyncExitStack) -> None:
-    """Ends a stream and its channel. A close that hangs must not keep the worker from attaching elsewhere."""
+    """Closes a stream and its channel. A close that hangs must not keep the worker from attaching elsewhere."""
     try:
         async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
             await resources.aclose()
     except TimeoutError:
-        _log.warning("a channel to a coordinator did not close in time", extra={"seconds": CLOSE_TIMEOUT_SECONDS})
+        _log.warning("closing a channel to a coordinator timed out", extra={"seconds": CLOSE_TIMEOUT_SECONDS})

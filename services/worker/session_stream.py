@@ -1,7 +1,7 @@
-"""One attachment of the session: a stream with one coordinator, from Welcome to its break.
+"""Serves one attachment of the session: a stream with one coordinator, from Welcome to its end.
 
-What is to be said is state, not a queue: a renewal that is due, slots that changed, claims to give back. So nothing
-grows while the coordinator is slow, and what was not said is said to the next one.
+The updates to send are state, not a queue: a renewal that is due, changed slots, claims to release. So nothing grows
+while the coordinator is slow, and an update that was not sent goes to the next coordinator.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tenure.wire.coordinator_service import lower_tiers
 
 
 class AttachmentLost(Exception):  # noqa: N818  a reason to attach elsewhere, not an error
-    """The attachment is over; the session and its claims are not."""
+    """The attachment is over; the session and its claims go on."""
 
 
 class SessionEvents(Protocol):
-    """Who acts on what the coordinator says."""
+    """The receiver of the coordinator's messages."""
 
     def on_grant(self, grant: pb.Grant) -> None: ...
 
@@ -43,9 +43,10 @@ class SessionEvents(Protocol):
 
 @dataclass(slots=True)
 class PendingUpdates:
-    """What the worker has to say, apart from renewals; outlives attachments.
+    """The updates that the worker has to send besides renewals. They outlive attachments.
 
-    `grants_read` counts those of the present attachment: the coordinator takes off what it sent and we had not read.
+    `grants_read` counts the grants of the present attachment: the coordinator subtracts the grants that it sent and the
+    worker had not read.
     """
 
     slots: Callable[[], Slots]
@@ -54,16 +55,16 @@ class PendingUpdates:
     slots_changed: bool = False
     draining: bool = False
     drain_sent: bool = False
-    something: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
     all_sent: asyncio.Event = field(default_factory=asyncio.Event)
 
     def begin(self) -> None:
-        """A new attachment: its coordinator was told nothing yet."""
+        """Begins a new attachment, whose coordinator has received nothing yet."""
         self.drain_sent = False
         self.grants_read = 0
 
     def next(self) -> pb.SessionRequest | None:
-        """The next message. It counts as said only by `said`, so that a broken write loses nothing."""
+        """Returns the next message, or None. Only `mark_sent` removes it, so that a broken write loses nothing."""
         if self.draining and not self.drain_sent:
             return pb.SessionRequest(drain=pb.Drain())
         if self.releases:
@@ -75,8 +76,8 @@ class PendingUpdates:
             return pb.SessionRequest(slots=slots)
         return None
 
-    def said(self, message: pb.SessionRequest) -> None:
-        """The message was written."""
+    def mark_sent(self, message: pb.SessionRequest) -> None:
+        """Removes a message that was written."""
         match message.WhichOneof("message"):
             case "drain":
                 self.drain_sent = True
@@ -87,30 +88,36 @@ class PendingUpdates:
 
 
 class SessionStreamClient:
-    """Renews, says and hears until it breaks. Only the writing task writes: gRPC wants one at a time."""
+    """Renews the session, sends updates and reads messages until the stream breaks.
+
+    Only the `_write` coroutine writes, because gRPC allows one writer at a time.
+    """
 
     def __init__(
-        self, call: Any, held_tasks: HeldTasks, trust: TrustGate, to_say: PendingUpdates, hears: SessionEvents
+        self, call: Any, held_tasks: HeldTasks, trust: TrustGate, updates: PendingUpdates, events: SessionEvents
     ) -> None:
         self._call, self._held_tasks, self._trust = call, held_tasks, trust
-        self._updates, self._hears = to_say, hears
+        self._updates, self._events = updates, events
         self._renew: pb.Renew | None = None
         self._calls_are_due = False
         self._sent_at: dict[int, float] = {}
         self._answered = asyncio.Event()
 
     async def serve(self, renew_interval_seconds: float, call_interval_seconds: float) -> Never:
-        """Works until the stream breaks, and raises why: Detached, or what the coordinator ended it with."""
+        """Works until the stream breaks.
+
+        Raises AttachmentLost, or the error with which the coordinator ended the stream.
+        """
         try:
             async with TaskGroup() as group:
                 group.create_task(self._write())
                 group.create_task(self._read())
                 group.create_task(self._keep_renewing(renew_interval_seconds))
                 if call_interval_seconds:
-                    group.create_task(self._keep_telling_of_calls(call_interval_seconds))
+                    group.create_task(self._keep_reporting_calls(call_interval_seconds))
         except ExceptionGroup as broken:
             raise broken.exceptions[0] from broken
-        raise AssertionError("a stream ends by an exception only")
+        raise AssertionError("unreachable: the loops of a stream end by an exception only")
 
     async def _keep_renewing(self, interval_seconds: float) -> Never:
         number = 0
@@ -127,7 +134,7 @@ class SessionStreamClient:
                 lower_tiers=lower_tiers(slots),
                 grants_read=self._updates.grants_read,
             )
-            self._updates.something.set()
+            self._updates.changed.set()
             try:
                 async with asyncio.timeout(interval_seconds):
                     await self._answered.wait()
@@ -135,23 +142,23 @@ class SessionStreamClient:
                 raise AttachmentLost(f"renewal {number} was not answered within {interval_seconds:g} s") from None
             await asyncio.sleep(max(0.0, sent_at + interval_seconds - monotonic()))
 
-    async def _keep_telling_of_calls(self, interval_seconds: float) -> Never:
-        """The first words of a call at once, so that its input is known exactly; then now and then."""
+    async def _keep_reporting_calls(self, interval_seconds: float) -> Never:
+        """Reports model calls in flight: the first output at once, for an exact bill, then once per interval."""
         while True:
             await self._held_tasks.calls_went_on.wait()
             self._held_tasks.calls_went_on.clear()
             self._calls_are_due = True
-            self._updates.something.set()
+            self._updates.changed.set()
             await asyncio.sleep(interval_seconds)
 
     async def _write(self) -> Never:
         while True:
             while (message := self._next()) is not None:
                 await self._call.write(message)
-                self._said(message)
+                self._mark_sent(message)
             self._updates.all_sent.set()
-            await self._updates.something.wait()
-            self._updates.something.clear()
+            await self._updates.changed.wait()
+            self._updates.changed.clear()
 
     def _next(self) -> pb.SessionRequest | None:
         if self._renew is not None:
@@ -162,11 +169,11 @@ class SessionStreamClient:
                 return pb.SessionRequest(calls_heard=pb.CallsHeard(holdings=calls))
         return self._updates.next()
 
-    def _said(self, message: pb.SessionRequest) -> None:
+    def _mark_sent(self, message: pb.SessionRequest) -> None:
         if message.HasField("renew"):
             self._renew = None
         elif not message.HasField("calls_heard"):
-            self._updates.said(message)
+            self._updates.mark_sent(message)
 
     async def _read(self) -> Never:
         while (message := await self._call.read()) is not grpc.aio.EOF:
@@ -175,15 +182,15 @@ class SessionStreamClient:
                     self._on_renewed(message.renewed)
                 case "grant":
                     self._updates.grants_read += 1
-                    self._hears.on_grant(message.grant)
+                    self._events.on_grant(message.grant)
                 case "revoke":
-                    self._hears.on_revoke(message.revoke)
+                    self._events.on_revoke(message.revoke)
                 case "cancel":
-                    self._hears.on_cancel(message.cancel)
+                    self._events.on_cancel(message.cancel)
                 case "drain":
-                    self._hears.on_drain(message.drain)
+                    self._events.on_drain(message.drain)
                 case "goaway":
-                    raise AttachmentLost("the coordinator drains")
+                    raise AttachmentLost("the coordinator shuts down")
         raise Unavailable("the coordinator ended the session's stream", reason="STREAM_ENDED")
 
     def _on_renewed(self, renewed: pb.Renewed) -> None:

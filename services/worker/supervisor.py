@@ -1,4 +1,4 @@
-"""Works on many tasks at once, each in a coroutine of its own. One task's bug never harms another."""
+"""Runs each held task in a coroutine of its own. A bug in one task's work never harms another task."""
 
 from __future__ import annotations
 
@@ -26,45 +26,46 @@ from tenure.runtime.request_context import set_tenant
 from tenure.runtime.rpc_status import PeerFailed
 from tenure.runtime.telemetry import span
 
-# Slots that rest after a crash in a task's work.
+# Crash backoff: the pause of a slot after a crash in a task's work.
 
 CRASH_BACKOFF: Final = RetryPolicy(initial_seconds=1.0, factor=2.0, cap_seconds=60.0)
-"""The longer, the more crashes came in a row."""
+"""The pause grows with the number of crashes in a row."""
 
 
 class CrashBackoff:
-    """How many slots rest now. Renewals tell the coordinator soon enough when one is rested."""
+    """Counts the slots that pause after a crash. The next renewal reports a slot whose pause is over."""
 
     def __init__(self) -> None:
         self._until: list[float] = []
         self._crashes = 0
 
     def after_crash(self) -> None:
-        """One slot more, from now on."""
+        """Pauses one more slot."""
         self._crashes += 1
         self._until.append(monotonic() + CRASH_BACKOFF.ceiling_seconds(self._crashes))
 
     def after_success(self) -> None:
-        """The worker can do its work after all: the next rest is a short one again."""
+        """Resets the pause to its shortest: the worker can do its work."""
         self._crashes = 0
 
     def count(self) -> int:
-        """Resting slots."""
+        """Returns the number of slots that pause now."""
         now = monotonic()
         self._until = [until for until in self._until if until > now]
         return len(self._until)
 
 
-# The end of a worker in good order: nothing is lost, and another one goes on at once.
+# Draining: the worker ends without loss, and other workers resume its tasks at once.
 
 _log: Final = logging.getLogger(__name__)
 
 
 async def drain(session: WorkerSession, held_tasks: HeldTasks, timeout_seconds: float) -> None:
-    """Takes no more, gives every task back to the queue with what is known of it, and says so.
+    """Takes no more tasks, gives every held task back to the queue with a commit, and ends the session.
 
-    Model calls in flight are broken off and billed for what they gave; tools go on and are joined by the next owner.
-    What is not given back in time is let go: its successor resumes it from its last commit.
+    Model calls in flight are cancelled and billed for the output so far; running tools go on, and the next owner joins
+    them. A claim that is not given back within `timeout_seconds` is released without a close-out: the next owner
+    resumes its task from the last commit.
     """
     began, count = monotonic(), len(held_tasks)
     session.drain()
@@ -74,30 +75,42 @@ async def drain(session: WorkerSession, held_tasks: HeldTasks, timeout_seconds: 
         async with asyncio.timeout(timeout_seconds):
             await held_tasks.wait_empty()
     except TimeoutError:
-        _log.warning("some tasks were not given back in time", extra={"left": len(held_tasks)})
+        _log.warning(
+            "the drain timed out: some tasks were not given back to the queue", extra={"left": len(held_tasks)}
+        )
     await session.end_session()
     _log.info("drained", extra={"tasks": count, "seconds": round(monotonic() - began, 3)})
 
 
 Release = Callable[[HeldTask, ReleaseReason], None]
-"""Gives a claim back, with the reason."""
+"""Releases a claim with a reason."""
 
 
 def loop_of(dependencies: Dependencies, held_task: HeldTask) -> Loop:
-    """What drives the task: the claim says what it was given out for."""
+    """Returns the loop that drives the task. The claim names it."""
     return (
         ControlLoop(dependencies, held_task) if offered_function(held_task.loop) else TaskLoop(dependencies, held_task)
     )
 
 
 class Supervisor:
-    """Closing it cancels what still works and lets those tasks go."""
+    """Runs held tasks. Closing it cancels the running work and releases its claims."""
 
     def __init__(
-        self, dependencies: Dependencies, held_tasks: HeldTasks, rests: CrashBackoff, release: Release, slots: int
+        self,
+        dependencies: Dependencies,
+        held_tasks: HeldTasks,
+        crash_backoff: CrashBackoff,
+        release: Release,
+        slots: int,
     ) -> None:
-        self._dependencies, self._held_tasks, self._rests, self._release = dependencies, held_tasks, rests, release
-        self._most = 2 * slots  # a grant may cross a message about slots; far beyond that somebody miscounts
+        self._dependencies, self._held_tasks, self._crash_backoff, self._release = (
+            dependencies,
+            held_tasks,
+            crash_backoff,
+            release,
+        )
+        self._most = 2 * slots  # a grant may cross a report of free slots; far beyond that a coordinator miscounts
         self._working: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -109,9 +122,12 @@ class Supervisor:
         await asyncio.gather(*self._working, return_exceptions=True)
 
     def take(self, held_task: HeldTask) -> None:
-        """Begins to work on a task."""
+        """Starts the work of a held task. Releases the claim at once when this worker holds far too many tasks."""
         if len(self._held_tasks) >= self._most:
-            _log.warning("a grant beyond all slots is given back", extra={"task": held_task.task_id})
+            _log.warning(
+                "a grant is refused: this worker holds twice as many tasks as it has slots",
+                extra={"task": held_task.task_id},
+            )
             self._release(held_task, ReleaseReason.WORKER_HALTED)
             return
         self._held_tasks.add(held_task)
@@ -130,17 +146,17 @@ class Supervisor:
                 held_task.live.close()
                 self._held_tasks.remove(held_task)
                 if not held_task.lost:
-                    self._rest(reason)
+                    self._note_end(reason)
                     self._release(held_task, reason)
                 ending = "LOST" if held_task.lost else reason
                 metrics.count("tenure_worker_releases_total", reason=ending)
                 _log.info("task left", extra={"reason": ending, "sequence": held_task.progress.sequence})
 
-    def _rest(self, reason: ReleaseReason) -> None:
+    def _note_end(self, reason: ReleaseReason) -> None:
         if reason is ReleaseReason.WORKER_CRASHED:
-            self._rests.after_crash()
+            self._crash_backoff.after_crash()
         elif reason is ReleaseReason.CLOSED:
-            self._rests.after_success()
+            self._crash_backoff.after_success()
 
     async def _loop(self, held_task: HeldTask) -> ReleaseReason:
         attributes = {
@@ -157,14 +173,14 @@ class Supervisor:
         except Fenced as fenced:
             _log.warning("fenced: the task is dropped", extra={"why": str(fenced)})
             return ReleaseReason.FENCED
-        except WrongState as refusal:  # ended or parked since it was granted: nothing is left to do
+        except WrongState as refusal:  # the task ended or began a wait after the grant, so nothing is left to do
             _log.info("the task cannot be opened", extra={"why": str(refusal)})
             return ReleaseReason.CLOSED
-        except (TryLater, Unauthenticated) as error:  # a service may not know yet the key that signs since a moment
-            _log.warning("the task is let go", extra={"why": str(error)})
+        except (TryLater, Unauthenticated) as error:  # a service may not know a signing key yet that is new
+            _log.warning("the claim is released", extra={"why": str(error)})
             return ReleaseReason.WORKER_HALTED
         except PeerFailed as error:
-            _log.warning("the task is let go", extra={"why": str(error)})
-        except Exception:  # noqa: BLE001  a bug in one task's work: logged with its stack, the others go on
-            _log.exception("unexpected error: the task is let go")
+            _log.warning("the claim is released", extra={"why": str(error)})
+        except Exception:  # noqa: BLE001  a bug in one task's work: logged with its stack, the other tasks go on
+            _log.exception("unexpected error: the claim is released")
         return ReleaseReason.WORKER_CRASHED

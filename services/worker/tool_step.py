@@ -1,4 +1,4 @@
-"""The tool calls of one step: run in parallel, their outcomes collected for the next commit."""
+"""Runs the tool calls of one step in parallel and collects their outcomes for the next commit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final
 
-from services.worker.claim_ledger import ClaimLedger, Fact
+from services.worker.claim_ledger import ClaimLedger, StepEntry
 from services.worker.dependencies import Dependencies
 from services.worker.held_claims import HeldTask
 from services.worker.tools_client import CallLimits
@@ -26,28 +26,31 @@ from tenure.runtime.telemetry import span
 from tenure.validators import MIN_OUTPUT_BYTES
 
 SIBLING_WAIT_SECONDS: Final = 1.0
-"""So long an outcome waits for the other calls of its step, then it is committed without them."""
+"""The time that an outcome waits for the other calls of its step. After it, it is committed without them."""
 
 GRACE_SECONDS: Final = 30.0
-"""Beyond a tool's own timeout, for its queue and its records."""
+"""The time beyond a tool's own timeout for its queue and its records."""
 
 UNKNOWN_TOOL_TIMEOUT_SECONDS: Final = 60.0
 AGAIN: Final = RetryPolicy(initial_seconds=0.1, factor=2.0, cap_seconds=5.0)
 PATIENCE_SECONDS: Final = 60.0
-"""With tools that give no sign of life; then the task is let go. Short of the time after which a coordinator takes this
-worker for stuck, and counts its death: an outage must not look like a task that kills its workers."""
+"""The time without an event from the tool service after which the claim is released.
+
+It is shorter than the time after which a coordinator declares the claim stuck and counts a crash: an outage of the tool
+service must not look like a crash loop.
+"""
 
 
 @dataclass(slots=True)
 class ToolStepProblems:
-    """Calls of a step that its model may not be all there is to: a person must settle them, or they took too long."""
+    """The calls of a step that need more than the model: calls in doubt, and calls that took too long."""
 
     in_doubt: list[tuple[ToolIntent, Outcome]] = field(default_factory=list)
     late: list[ToolIntent] = field(default_factory=list)
 
 
 class ToolStep:
-    """`uncommitted` has the outcomes that no commit took along yet, also after an interruption."""
+    """Runs calls. `uncommitted` holds the outcomes that no commit took along yet, also after an interruption."""
 
     def __init__(
         self, dependencies: Dependencies, held_task: HeldTask, ledger: ClaimLedger, policy: TaskPolicy, window: Window
@@ -62,18 +65,18 @@ class ToolStep:
         self._tools: Mapping[str, ToolDefinition] = {}
         self._window = window
         self._output_limit_bytes = 0
-        self.uncommitted: list[Fact] = []
+        self.uncommitted: list[StepEntry] = []
 
     def use_tools(self, tools: Sequence[ToolDefinition]) -> None:
-        """The definitions as the task keeps them: how long a call may take."""
+        """Takes the tool definitions that the task keeps, with their timeouts."""
         self._tools = {tool.name: tool for tool in tools}
 
     async def run(self, step: int, intents: Sequence[ToolIntent]) -> ToolStepProblems:
-        """Runs all of them; returns those that may be no matter of the model's alone.
+        """Runs all calls. Returns the calls whose outcome may not go to the model.
 
-        Interrupted: stops waiting. What runs goes on, and is joined by whoever executes it again.
+        An interruption ends the wait. The calls go on, and the next owner joins them.
         """
-        unusual = ToolStepProblems()
+        problems = ToolStepProblems()
         self._output_limit_bytes = max(MIN_OUTPUT_BYTES, self._window.result_bytes // max(1, len(intents)))
         running = {asyncio.create_task(self._execute(intent)): intent for intent in intents}
         commit_at: float | None = None
@@ -82,19 +85,19 @@ class ToolStep:
                 for call in await self._held_task.interrupts.guard(_first_done(running, commit_at)):
                     intent, outcome = running.pop(call), call.result()
                     if is_unsettled(outcome) and self._policy is InDoubtPolicy.WAIT_FOR_PERSON:
-                        unusual.in_doubt.append((intent, outcome))
+                        problems.in_doubt.append((intent, outcome))
                     else:
-                        unusual.late += [intent] if outcome.status is OutcomeStatus.TIMED_OUT else []
+                        problems.late += [intent] if outcome.status is OutcomeStatus.TIMED_OUT else []
                         self.uncommitted.append((step, ToolOutcome(intent.call_id, outcome)))
                 commit_at = await self._commit_overdue(commit_at) if running else None
         finally:
             for call in running:
                 call.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-        return unusual
+        return problems
 
     async def _commit_overdue(self, commit_at: float | None) -> float | None:
-        """When the outcomes so far are to be committed at the latest; commits them when that is now."""
+        """Commits the outcomes when they are due. Returns the latest time of the next commit, or None."""
         if not self.uncommitted:
             return None
         if commit_at is None:
@@ -118,36 +121,41 @@ class ToolStep:
         with span(f"{semconv.EXECUTE_TOOL} {intent.tool}", attributes) as executing:
             try:
                 outcome = await self._execute_with_retries(intent, limits)
-            except InvalidRequest as refusal:  # the model's own doing, for example arguments beyond all bounds
+            except InvalidRequest as refusal:  # the model's own mistake, for example arguments beyond all limits
                 outcome = Outcome(OutcomeStatus.INVALID_ARGUMENTS, refusal.message)
             except Fenced as refusal:
                 if not failpoint_enabled("worker.ignore_trust_window"):
                     raise
-                outcome = Outcome(OutcomeStatus.NOT_RUN, refusal.message)  # deaf to the end: it goes on to its commit
+                # the failpoint makes the worker ignore the fence until its commit is refused
+                outcome = Outcome(OutcomeStatus.NOT_RUN, refusal.message)
             if outcome.is_error:
                 executing.set_attribute(semconv.ERROR_TYPE, outcome.status.value)
             return outcome
 
     async def _execute_with_retries(self, intent: ToolIntent, limits: CallLimits) -> Outcome:
-        """The outcome, asked for again and again. Raises TryLater once nothing was heard of the call for too long."""
+        """Retries until there is an outcome. Raises TryLater when the call gave no event for too long."""
         progress = self._held_task.progress
-        heard_at, failures = monotonic(), 0
+        progress_at, failures = monotonic(), 0
 
-        def hear() -> None:
-            nonlocal heard_at
-            heard_at = monotonic()
+        def take_event() -> None:
+            nonlocal progress_at
+            progress_at = monotonic()
             progress.on_tool_progress()
 
         while True:
             await self._dependencies.trust.wait_open()
             try:
                 return await self._dependencies.tools.execute(
-                    self._held_task.token, intent, hear, limits, self._ledger.point.resolutions.get(intent.call_id)
+                    self._held_task.token,
+                    intent,
+                    take_event,
+                    limits,
+                    self._ledger.point.resolutions.get(intent.call_id),
                 )
             except TryLater as error:
                 failures += 1
                 wait_seconds = AGAIN.wait_seconds(failures, random.random(), error.retry_after_seconds)
-                if monotonic() + wait_seconds - heard_at >= PATIENCE_SECONDS:
+                if monotonic() + wait_seconds - progress_at >= PATIENCE_SECONDS:
                     raise
             await asyncio.sleep(wait_seconds)
 
@@ -155,7 +163,7 @@ class ToolStep:
 async def _first_done(
     running: Mapping[asyncio.Task[Outcome], ToolIntent], until: float | None
 ) -> set[asyncio.Task[Outcome]]:
-    """The calls that ended; none when `until` comes first."""
+    """Returns the calls that ended; none when `until` comes first."""
     timeout = None if until is None else max(0.0, until - monotonic())
     done, _ = await asyncio.wait(running, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
     return done

@@ -1,4 +1,4 @@
-"""The worker's side of the tool service: calls in frames, definitions and fences one by one."""
+"""The worker's client of the tool service: calls travel in frames, tool lists and fences in single requests."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ UNARY_TIMEOUT_SECONDS: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class CallLimits:
-    """`outcome_seconds`: without an outcome for so long, the call is to be executed again. `tool_seconds`: how long the
-    tool may run; None: as long as it does by itself. `output_bytes`: so much the model can be shown; 0: the tool's own.
+    """The limits of a call.
+
+    `outcome_seconds`: the wait for an outcome; after it the call is executed again. `tool_seconds`: the run time of the
+    tool; None: the tool's own limit. `output_bytes`: the output that fits into the conversation; 0: the tool's own
+    limit.
     """
 
     outcome_seconds: float
@@ -38,7 +41,7 @@ class CallLimits:
 
 
 class ToolsClient:
-    """Raises domain errors: Fenced when the tools' fence is above this claim."""
+    """Raises domain errors: Fenced when the claim is stale at the tool service's fence."""
 
     def __init__(self, channel: TenureChannel) -> None:
         self._channel = channel
@@ -46,21 +49,24 @@ class ToolsClient:
         self._frames = FrameClient(FrameShape("tools", self._stub.ExecuteStream, _build_frame, _events))
 
     async def run(self) -> None:
-        """Keeps the call stream; a duty."""
+        """Keeps the call stream open, as a duty."""
         await self._frames.run()
 
     @property
     def in_reach(self) -> bool:
-        """False while its stream is broken and no connection stands."""
+        """False while the call stream is broken and no connection is ready."""
         return not self._frames.is_broken or self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def list_tools(self, token: token_pb2.FencingToken) -> ToolsDefined:
-        """The tools this token may call, and the names it allows in vain; both by name."""
+        """Returns the tools that the token allows, and the allowed names that do not exist; both sorted by name."""
         answer = await self._stub.ListTools(pb.ListToolsRequest(token=token), timeout=UNARY_TIMEOUT_SECONDS)
         return ToolsDefined(tuple(tool_to_domain(tool) for tool in answer.tools), tuple(answer.unknown_names))
 
     async def fence(self, token: token_pb2.FencingToken, *, close: bool) -> CallStatuses:
-        """Raises the fence; with `close` nothing of this task starts or runs any more. Repeatable."""
+        """Raises the tool service's fence to this claim. With `close`, no call of the task starts or runs any more.
+
+        A repeat is safe.
+        """
         answer = await self._stub.Fence(pb.FenceRequest(token=token, close=close), timeout=UNARY_TIMEOUT_SECONDS)
         return call_statuses_to_domain(answer.calls)
 
@@ -68,27 +74,27 @@ class ToolsClient:
         self,
         token: token_pb2.FencingToken,
         intent: ToolIntent,
-        on_sign: Callable[[], None],
+        on_event: Callable[[], None],
         limits: CallLimits,
         resolution: Resolution | None,
     ) -> Outcome:
-        """Runs the call or joins it. `on_sign` hears every sign of life of it; a refusal is none. Cancelling this stops
-        waiting, not the tool. `resolution`: a word on the call, from the ledger.
+        """Runs the call, or joins the running call. `on_event` is called with every event of the call except a refusal.
 
-        Unavailable when there was no outcome in time: execute it again, which joins.
+        Cancelling this coroutine ends the wait, not the tool. `resolution` is the ledger's resolution of the call, if
+        any. Raises Unavailable when there was no outcome in time: execute the call again, which joins it.
         """
-        ending: asyncio.Future[pb.TaggedExecuteEvent] = asyncio.get_running_loop().create_future()
+        final_event: asyncio.Future[pb.TaggedExecuteEvent] = asyncio.get_running_loop().create_future()
 
-        def hear(event: pb.TaggedExecuteEvent) -> None:
+        def take_event(event: pb.TaggedExecuteEvent) -> None:
             if not event.HasField("refusal"):
-                on_sign()
-            if event.WhichOneof("event") in {"outcome", "refusal"} and not ending.done():
-                ending.set_result(event)
+                on_event()
+            if event.WhichOneof("event") in {"outcome", "refusal"} and not final_event.done():
+                final_event.set_result(event)
 
-        tag = self._frames.ask(_build_request(token, intent, limits, resolution), hear)
+        tag = self._frames.send(_build_request(token, intent, limits, resolution), take_event)
         try:
             async with asyncio.timeout(limits.outcome_seconds):
-                event = await ending
+                event = await final_event
             if event.HasField("refusal"):
                 raise refusal_to_domain(event.refusal)
         except TimeoutError:

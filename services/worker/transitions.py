@@ -1,4 +1,7 @@
-"""How a task is left before its last answer: interrupted, with a call in doubt, or as a phase took too long."""
+"""Decides how a task leaves this worker before its last answer, and writes the close-out.
+
+Causes: an interruption, a failed model call, a call in doubt, a phase timeout.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from services.worker.claim_ledger import TRIES, ClaimLedger, Fact
+from services.worker.claim_ledger import TRIES, ClaimLedger, StepEntry
 from services.worker.dependencies import Dependencies
 from services.worker.held_claims import HeldTask
 from services.worker.interrupts import Interrupted, Interruption
 from services.worker.tool_step import ToolStepProblems
-from tenure.domain import entries as facts
+from tenure.domain import entries
 from tenure.domain.close_out import outcomes_of_ended_calls
 from tenure.domain.entries import ModelFailure, ToolIntent, Transition
 from tenure.domain.errors import TryLater
@@ -28,15 +31,15 @@ from tenure.runtime.failpoints import failpoint
 from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_status import PeerFailed
 
-# What follows a failed model call: a rule without clock or dice.
+# The decision after a failed model call: a pure rule.
 
 LONGEST_WAIT_SECONDS: Final = 60.0
-"""A provider that wants a longer pause gets it, but without a worker that holds the task all the while."""
+"""A longer wait asked for by the provider is granted, but no worker holds the task meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryModelCall:
-    """Another attempt of the same step, after a wait."""
+    """Another model attempt of the same step, after a wait."""
 
     wait_seconds: float
 
@@ -44,10 +47,11 @@ class RetryModelCall:
 def after_failure(
     failures: Sequence[ModelFailure], retries: int, policy: RetryPolicy, *, result: str, luck: float
 ) -> RetryModelCall | Transition:
-    """`failures` in a row, the newest last; `retries`: how often the task was scheduled again; `result` so far.
+    """Decides after failed attempts of one step: retry the call, retry the task later, or fail the task.
 
-    A failure that another attempt cannot mend ends the task in the provider's words. After the tries of one call the
-    task's own policy takes over, and then it fails.
+    `failures` are in a row, the newest last; `retries` counts the retries of the task; `result` is its result so far. A
+    failure that a retry cannot repair ends the task with the provider's message. When the attempts of one call are used
+    up, the task's own retry policy applies, and after it the task fails.
     """
     newest = failures[-1]
     message = f"{newest.error_class}: {newest.message}"
@@ -57,22 +61,24 @@ def after_failure(
     wait = MODEL_CALL_RETRY.wait_seconds(count, luck, newest.retry_after_seconds) if count else 0.0
     if not MODEL_CALL_RETRY.exhausted(count) and wait <= LONGEST_WAIT_SECONDS:
         return RetryModelCall(wait)
-    leave = partial(Transition, reason=reason_of_retry(newest.error_class), error_class=newest.error_class)
+    transition_to = partial(Transition, reason=reason_of_retry(newest.error_class), error_class=newest.error_class)
     if policy.exhausted(retries):
-        return leave(TaskState.FAILED, message=f"{message} (after {retries} retries of the task)", result=result)
+        return transition_to(
+            TaskState.FAILED, message=f"{message} (after {retries} retries of the task)", result=result
+        )
     delay_seconds = policy.wait_seconds(retries + 1, luck, newest.retry_after_seconds)
-    return leave(TaskState.RETRY_SCHEDULED, message=message, retry_delay_seconds=delay_seconds)
+    return transition_to(TaskState.RETRY_SCHEDULED, message=message, retry_delay_seconds=delay_seconds)
 
 
 def is_late(failure: ModelFailure) -> bool:
-    """Whether the call itself took too long, by our clock: a provider that says so of its own doing has a status."""
+    """Whether the call exceeded this worker's timeout. A timeout that the provider reports has a status code."""
     return failure.error_class == FailureClass.TIMEOUT and not failure.status_code
 
 
 def late_transition(
     point: ResumePoint, policy: TaskPolicy, phase: Phase, detail: str, error_class: str = ""
 ) -> Transition | None:
-    """How the task is left because a phase took too long; None: it goes on."""
+    """Returns the transition after a phase timeout. None: the task goes on."""
     action = policy.timeouts.action(phase)
     move = after_timeout(phase, action, policy.retry, point.timeout_retries, detail=detail, luck=random.random())
     if move is None:
@@ -89,44 +95,47 @@ def late_transition(
 
 
 def late_call(point: ResumePoint, policy: TaskPolicy, failure: ModelFailure) -> Transition | None:
-    """The same for a model call, if that is what it failed of."""
+    """Returns the transition after the timeout of a model call.
+
+    None: the call failed otherwise, or the task goes on.
+    """
     if not is_late(failure):
         return None
     detail = f"{failure.error_class}: {failure.message}"
     return late_transition(point, policy, Phase.MODEL_CALL, detail, failure.error_class)
 
 
-def after_calls(point: ResumePoint, policy: TaskPolicy, unusual: ToolStepProblems) -> Transition | None:
-    """How the task is left after the calls of a step; None: the model reads what they came to."""
-    if unusual.in_doubt:
-        return _wait_for_resolution(unusual.in_doubt)
-    if unusual.late:
-        detail = f"these calls took too long and were stopped: {_names(unusual.late)}"
+def after_calls(point: ResumePoint, policy: TaskPolicy, problems: ToolStepProblems) -> Transition | None:
+    """Returns the transition after the calls of a step. None: the model reads their outcomes."""
+    if problems.in_doubt:
+        return _wait_for_resolution(problems.in_doubt)
+    if problems.late:
+        detail = f"these calls took too long and were stopped: {_names(problems.late)}"
         return late_transition(point, policy, Phase.TOOL_CALL, detail)
     return None
 
 
 def after_interruption(point: ResumePoint, policy: TaskPolicy, interrupted: Interrupted) -> Transition:
-    """Given back, left by its policy for steps, or ended: the ledger knows best as what, and writes that."""
+    """Returns the transition after an interruption. The ledger knows a pending ending best, and writes its state."""
     match interrupted.kind:
         case Interruption.DRAIN:
             detail = interrupted.message or "its worker shuts down"
             return Transition(TaskState.QUEUED, Reason.WORKER_DRAINED, detail)
         case Interruption.LATE:
             late = late_transition(point, policy, Phase.STEP, interrupted.message)
-            assert late is not None, "a step that is timed does not just go on"
+            assert late is not None, "a policy with a step timeout has an action for it"
             return late
         case Interruption.END:
-            detail = point.cancel_reason or "its end was asked for"
+            detail = point.cancel_reason or "its end was requested"
             return Transition(TaskState.CANCELLED, Reason.CANCEL_REQUESTED, detail, point.last_text)
 
 
 def _wait_for_resolution(in_doubt: Sequence[tuple[ToolIntent, Outcome]]) -> Transition:
-    """A person is to say what became of them; the wait names each with its attempt."""
+    """Returns the transition to a wait for a person's resolution. The wait names each call with its attempt."""
     detail = f"it is not known whether these calls happened: {_names([intent for intent, _ in in_doubt])}"
     running = [intent for intent, outcome in in_doubt if outcome.detail == RUNNER_NOT_GONE]
     if running:
-        detail += f"; to be run again, the runner of these must be gone: {_names(running)}"
+        detail += f"; before these run again, the runner of these must be gone: {_names(running)}"
     calls = tuple(CallInDoubt(intent.call_id, outcome.call_attempt) for intent, outcome in in_doubt)
     return Transition(TaskState.WAITING_USER, Reason.TOOL_IN_DOUBT, detail, calls_in_doubt=calls)
 
@@ -135,32 +144,34 @@ def _names(intents: Sequence[ToolIntent]) -> str:
     return ", ".join(f"{intent.call_id} ({intent.tool})" for intent in intents)
 
 
-# Leaving a task in good order: the one commit that gives it up.
+# The close-out: the one commit with which a task leaves this worker.
 
 
-async def leave(
+async def close_out(
     dependencies: Dependencies,
     held_task: HeldTask,
     ledger: ClaimLedger,
-    pending: Sequence[Fact],
-    transition: facts.Transition,
+    pending: Sequence[StepEntry],
+    transition: entries.Transition,
 ) -> None:
-    """Writes what is pending and the move. An ending writes an outcome for every open call, and first closes the tools'
-    fence: otherwise a delayed call could begin its effect after the end.
+    """Commits the pending entries and the transition.
+
+    A terminal transition also writes an outcome for every open call. It closes the tool service's fence first:
+    otherwise a delayed call could begin its effect after the end of the task.
     """
     own = list(pending)
     if is_terminal(transition.to_state):
         own += await _outcomes_of_open_calls(dependencies, held_task, ledger, own)
         await failpoint("worker.before_close_out")
-    await ledger.leave(own, transition)
+    await ledger.close_out(own, transition)
     if is_terminal(transition.to_state):
         await failpoint("worker.after_close_out")
 
 
 async def _outcomes_of_open_calls(
-    dependencies: Dependencies, held_task: HeldTask, ledger: ClaimLedger, pending: Sequence[Fact]
-) -> list[Fact]:
-    settled = {body.call_id for _, body in pending if isinstance(body, facts.ToolOutcome)}
+    dependencies: Dependencies, held_task: HeldTask, ledger: ClaimLedger, pending: Sequence[StepEntry]
+) -> list[StepEntry]:
+    settled = {body.call_id for _, body in pending if isinstance(body, entries.ToolOutcome)}
     still_open = [intent for intent in ledger.point.open_intents if intent.call_id not in settled]
     if not still_open:
         return []

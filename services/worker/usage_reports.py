@@ -1,6 +1,7 @@
-"""What calls used that the ledger settled without us: told beside, since it is for the bill alone.
+"""Reports the usage of lost model calls to the ledger, for the bill alone.
 
-A worker that loses its claim still knows what its last call was billed; the ledger has only what was heard of it.
+A worker that lost its claim still knows the usage of its last call. The ledger, which settled the call, knows only the
+usage that renewals reported.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from tenure.v1 import token_pb2
 _log: Final = logging.getLogger(__name__)
 MOST_WAITING: Final = 1000
 TRIED_SECONDS: Final = 300.0
-"""So long a claim that is gone may take to be settled by others, and the ledger to come back."""
+"""The time in which another process may settle a lost claim's call, and the ledger may become reachable again."""
 
 _PAUSE_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class UsageReport:
-    """Of one call, under the token that it was made under."""
+    """The usage of one call, with the token under which the call was made."""
 
     token: token_pb2.FencingToken
     task_id: str
@@ -40,37 +41,40 @@ class UsageReport:
 
 
 class UsageReports:
-    """Start `run` as a duty. What does not fit, or is not taken in time, stays billed as it was heard."""
+    """Sends usage reports; start `run` as a duty.
+
+    A report that does not fit or is not accepted in time is dropped: the call keeps the bill from the renewals.
+    """
 
     def __init__(self, ledger: LedgerClient) -> None:
         self._ledger = ledger
         self._waiting: deque[UsageReport] = deque()
-        self._there_is_work = asyncio.Event()
+        self._has_reports = asyncio.Event()
 
     def note(self, report: UsageReport) -> None:
-        """To be told as soon as the ledger takes it."""
+        """Queues a report."""
         if len(self._waiting) >= MOST_WAITING:
             metrics.count("tenure_worker_usage_reports_total", result="DROPPED")
             return
         self._waiting.append(report)
-        self._there_is_work.set()
+        self._has_reports.set()
 
     async def run(self) -> Never:
-        """Tells what waits, again and again, until it is taken or too old."""
+        """Sends the queued reports repeatedly, until each is accepted or too old."""
         while True:
             with resting():
-                await self._there_is_work.wait()
+                await self._has_reports.wait()
             for _ in range(len(self._waiting)):
                 report = self._waiting.popleft()
                 note_progress()
-                if not await self._is_done_with(report):
+                if not await self._send(report):
                     self._waiting.append(report)
             if self._waiting:
                 await rest(_PAUSE_SECONDS)
             else:
-                self._there_is_work.clear()
+                self._has_reports.clear()
 
-    async def _is_done_with(self, report: UsageReport) -> bool:
+    async def _send(self, report: UsageReport) -> bool:
         try:
             await self._ledger.report_usage(report.token, report.call, report.provider_request_id)
         except (TenureError, PeerFailed) as error:
@@ -79,8 +83,8 @@ class UsageReports:
             if may_be_taken_yet and monotonic() - report.noted_at < TRIED_SECONDS:
                 return False
             if reason != ATTEMPT_SETTLED:
-                facts = {"task": report.task_id, "step": report.call.step, "why": str(error)}
-                _log.warning("what a lost call used could not be told", extra=facts)
+                fields = {"task": report.task_id, "step": report.call.step, "why": str(error)}
+                _log.warning("the usage of a lost model call could not be reported", extra=fields)
             metrics.count("tenure_worker_usage_reports_total", result=reason)
             return True
         metrics.count("tenure_worker_usage_reports_total", result="TAKEN")

@@ -72,7 +72,7 @@ async def test_coming_back_within_the_grace_keeps_the_claim(fleet: Fleet) -> Non
     await worker.break_off()
     again = fleet.keep(await worker.reattach())
     assert (again.session_id, again.lost) == (worker.session_id, [])
-    await replica.logged("a worker came back elsewhere")
+    await replica.logged("a worker attached to another coordinator")
     [claim] = await fleet.claims(replica, task_id)
     assert claim.claim_id == grant.claim_id
     await again.commit(grant, 1, transition={"to_state": SUCCEEDED, "reason": "FINAL_ANSWER"})
@@ -89,7 +89,7 @@ async def test_coming_back_to_another_replica_keeps_the_claim_and_the_first_ones
     again = fleet.keep(await worker.reattach(second.address))
     await worker.break_off()
     assert (again.session_id, again.lost) == (worker.session_id, [])
-    await first.logged("a worker came back elsewhere")
+    await first.logged("a worker attached to another coordinator")
     await again.hears("renewed")
     [listed] = await fleet.workers(first)
     assert listed.coordinator_id == "second"

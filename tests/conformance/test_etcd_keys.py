@@ -173,7 +173,7 @@ async def test_our_bound_on_the_width_of_a_transaction_is_etcds(etcd: EtcdSpace)
         return Txn(then=tuple(Txn(when=(absent(key), absent(key), absent(key)), then=(Put(key, b""),)) for key in keys))
 
     assert (await etcd.client.txn(wide(MAX_TXN_OPS - 3))).succeeded
-    with pytest.raises(ValueError, match="129 wide"):
+    with pytest.raises(ValueError, match="129 operations wide"):
         await etcd.client.txn(wide(MAX_TXN_OPS - 2))
     with pytest.raises(grpc.aio.AioRpcError, match="too many operations"):
         await etcd.client.endpoints.current.kv.Txn(transactions._request(wide(MAX_TXN_OPS - 2)), timeout=CALL_SECONDS)
@@ -234,7 +234,7 @@ async def test_many_keys_are_read_back_in_groups(etcd: EtcdSpace) -> None:
 
 async def test_a_request_over_etcds_size_is_refused(etcd: EtcdSpace) -> None:
     await etcd.client.put(etcd.key("large"), bytes(MAX_REQUEST_BYTES - 200))
-    with pytest.raises(EtcdRefused, match="etcd takes 1572864"):
+    with pytest.raises(EtcdRefused, match="etcd's limit of 1572864"):
         await etcd.client.put(etcd.key("large"), bytes(MAX_REQUEST_BYTES))
 
 

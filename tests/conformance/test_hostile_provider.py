@@ -24,7 +24,7 @@ from devstack.simulator.request_checks import check_create
 from devstack.simulator.simulator import ModelSimulator
 from services.worker.claim_ledger import size_bytes
 from services.worker.model import MOST_FAILURE_CHARACTERS, ModelCall, ModelCallFailed, ModelClient, ModelRequest
-from services.worker.model_step import answer_facts, billed, failure_fact
+from services.worker.model_step import answer_entries, billed, failure_entry
 from services.worker.model_stream import MOST_CONTENT_BYTES, MOST_TOKENS
 from tenure.domain import entries as facts
 from tenure.domain.conversation import with_own_ids
@@ -131,7 +131,7 @@ def check_answer(answer: Any) -> str:
     answer = replace(answer, usage=billed(ATTEMPT, answer.usage), latency_seconds=0.5)
     assert 0 < answer.usage.total <= 4 * MOST_TOKENS
     answer = replace(answer, content=with_own_ids(answer.content, [], 1))
-    own = answer_facts(1, ATTEMPT, answer)
+    own = answer_entries(1, ATTEMPT, answer)
     if not is_one_portion(own, size_bytes):
         return "an answer too large for one commit"
     read = list(stored(own))
@@ -148,7 +148,7 @@ def check_answer(answer: Any) -> str:
 
 
 def check_failure(failure: Any, call: Any) -> Any:
-    fact = failure_fact(ATTEMPT, failure)
+    fact = failure_entry(ATTEMPT, failure)
     assert list(stored([(1, fact)])) == [fact]
     assert 0 <= fact.usage.total <= 4 * MOST_TOKENS + MOST_CONTENT_BYTES
     assert 0 < len(failure.message) <= MOST_MESSAGE_CHARACTERS

@@ -123,7 +123,7 @@ async def test_the_command_shows_who_holds_what(run: Any, client: Client) -> Non
         assert str(held.epoch) in shown
         assert "nobody ever held it" in shown
     gone = await run("leases", "get", "tables/a")
-    assert (gone.exit_code, gone.stderr) == (Exit.REFUSED, "tenure: nobody holds tables/a\n")
+    assert (gone.exit_code, gone.stderr) == (Exit.REFUSED, "tenure: tables/a has no holder\n")
 
 
 async def test_the_command_acquires_and_says_who_is_in_the_way(run: Any) -> None:

@@ -47,7 +47,7 @@ async def test_a_ledger_that_takes_no_commit_has_the_task_let_go_unharmed(bench:
     await bench.restart("checkpoint", failpoints="checkpoint.before_commit=error(UNAVAILABLE)")
     task_id = await bench.submit("sim-hello")
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while "the task is let go" not in worker.log():
+        while "the claim is released" not in worker.log():
             await asyncio.sleep(0.1)
     assert bench.model_calls(task_id) == []
     await bench.restart("checkpoint")

@@ -118,7 +118,7 @@ async def test_out_of_space_nothing_is_granted_what_runs_goes_on_and_space_bring
             await owners.of([running])
             await fill(client)
             await health_becomes(replica, serving=False)
-            response = await replica.logged("nothing is granted until etcd and the ledger answer")
+            response = await replica.logged("no claim is granted until etcd and the ledger answer")
             assert "etcdctl alarm disarm" in response["error"]
             waiting = await fleet.submit()
             late = fleet.keep(ScriptedWorker(replica.address, fleet.ledger, worker_id="late"))

@@ -50,6 +50,6 @@ async def test_a_session_ended_by_the_replica_it_has_left_is_noticed(fleet: Flee
     await worker.open(grant)
     fleet.keep(await worker.reattach(other.address))
     await worker.break_off()
-    await left.logged("ended a session" if mutation else "a worker came back elsewhere")
+    await left.logged("ended a session" if mutation else "a worker attached to another coordinator")
     kept = [claim.claim_id for claim in await fleet.claims(other, task_id)]
     assert kept == ([] if mutation else [grant.claim_id])

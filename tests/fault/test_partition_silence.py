@@ -36,7 +36,7 @@ async def cut_off_from_the_ledger_it_lets_go_and_takes_nothing_until_it_has_it_a
     await bench.reached(task_id, facts.AssistantMessage, 2)
     cut.host.cut("checkpoint")
     cut_at = datetime.now(UTC)
-    await logged(cut.process, "the task is let go")
+    await logged(cut.process, "the claim is released")
     assert sum(one > cut_at for one in model_calls(bench, task_id)) <= 1, "only what was in flight"
     other = await bench.start_worker()
     task = await bench.ended(task_id)
@@ -53,7 +53,7 @@ async def answers_of_tools_that_get_lost_cost_no_second_effect(bench: Any, netwo
     task_id = await bench.submit("sim-worker-steady")
     await bench.reached(task_id, facts.ToolOutcome, 2)
     cut.host.cut("tools", Lost.ANSWERS)
-    await logged(cut.process, "a stream broke and is opened anew")
+    await logged(cut.process, "a stream broke and is opened again")
     cut.host.mend("tools")
     task = await bench.ended(task_id)
     assert (state_name(task.state), task.claim_count) == ("SUCCEEDED", 1)

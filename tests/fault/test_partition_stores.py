@@ -57,7 +57,7 @@ async def test_a_coordinator_that_lost_the_ledger_keeps_its_workers_and_hands_ou
     task = await bench.ended(running)
     assert (state_name(task.state), task.claim_count) == ("SUCCEEDED", 1)
     waiting = await bench.submit("sim-hello")
-    await logged(cut.process, "nothing could be granted for now")
+    await logged(cut.process, "the dispatch of offers failed and is retried")
     assert state_name((await bench.task(waiting)).state) == "QUEUED"
     cut.host.mend("checkpoint")
     assert state_name((await bench.ended(waiting)).state) == "SUCCEEDED"

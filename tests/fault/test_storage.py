@@ -155,7 +155,7 @@ async def test_a_full_disk_fails_no_task_and_all_goes_on_when_there_is_room(
     async with acknowledged_writes(bench) as writes:
         await take_all_room(postgres, disk)
         await writes.refused("STORAGE_FULL")
-        await logged(worker, "the task is let go")
+        await logged(worker, "the claim is released")
         calls = len(bench.model_calls(task_id))
         await writes.refused("STORAGE_FULL", "POSTGRES_UNAVAILABLE")
         assert len(bench.model_calls(task_id)) <= calls + 1, "it pays for no answer that it cannot write down"

@@ -24,7 +24,7 @@ def test_the_width_of_a_transaction_is_its_longest_list_and_its_widest_nested_on
 def test_a_transaction_etcd_would_find_too_wide_is_not_sent() -> None:
     fits = Txn(then=tuple(Get(b"%d" % number) for number in range(MAX_TXN_OPS)))
     assert len(to_request(fits).success) == MAX_TXN_OPS
-    with pytest.raises(ValueError, match="129 wide"):
+    with pytest.raises(ValueError, match="129 operations wide"):
         to_request(Txn(then=(*fits.then, Get(b"more"))))
 
 

@@ -11,7 +11,7 @@ from services.checkpoint.submit.source_defaults import read_source_defaults
 from services.worker.budget_wait import (
     MOST_BUSY_WAITS,
     MOST_WAITS,
-    leave_until_budget,
+    queue_until_budget,
     wait_for_budget,
 )
 from tenure.domain.budget import Denied, usd
@@ -162,7 +162,7 @@ def test_a_short_wait_keeps_the_worker_and_a_long_one_lets_the_task_go() -> None
     assert wait_for_budget(Denied("TENANT_QUOTA", "", 10.0), MOST_WAITS, 0.5) is None
     assert wait_for_budget(Denied("TENANT_QUOTA", "", 100.0), 0, 0.5) is None
     assert wait_for_budget(Denied("TOKEN_LIMIT", "", None), 0, 0.5) is None
-    left = leave_until_budget(Denied("TENANT_QUOTA", "full", 100.0))
+    left = queue_until_budget(Denied("TENANT_QUOTA", "full", 100.0))
     assert (left.to_state, left.reason, left.retry_delay_seconds) == (TaskState.RETRY_SCHEDULED, "TENANT_QUOTA", 100.0)
 
 
@@ -171,7 +171,7 @@ def test_who_waits_beside_calls_in_flight_lets_go_before_it_is_taken_for_stuck()
     waits = [wait_for_budget(busy, number, 1.0) for number in range(MOST_BUSY_WAITS + 1)]
     assert waits.pop() is None
     assert sum(wait or 0 for wait in waits) < 60  # half of what a coordinator waits for progress
-    left = leave_until_budget(busy)
+    left = queue_until_budget(busy)
     assert (left.to_state, left.reason) == (TaskState.RETRY_SCHEDULED, "BUDGET_BUSY")
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from services.worker.held_claims import HeldTask
-from services.worker.transitions import leave
+from services.worker.transitions import close_out
 from tenure.domain import entries as facts
 from tenure.domain.fencing import Claims
 from tenure.domain.fold import ResumePoint
@@ -35,7 +35,7 @@ class Ledger:
         self.point.resolutions["1.0"] = Resolution(1, decision, "I looked", "olga")
         self.left: list[Any] = []
 
-    async def leave(self, own: list[Any], _transition: facts.Transition) -> None:
+    async def close_out(self, own: list[Any], _transition: facts.Transition) -> None:
         self.left += own
 
 
@@ -52,7 +52,7 @@ async def test_a_worker_that_ends_a_task_writes_down_what_a_person_had_said_of_i
     held = HeldTask(Claims("tasks/t1", "default", 7, "c1", "w1"), token_pb2.FencingToken(), "messages")
     ledger, parts = Ledger(decision), cast("Any", SimpleNamespace(tools=Tools()))
     ending = facts.Transition(TaskState.CANCELLED, Reason.CANCEL_REQUESTED)
-    await leave(parts, held, cast("Any", ledger), [], ending)
+    await close_out(parts, held, cast("Any", ledger), [], ending)
     ((_, body),) = ledger.left
     assert (body.call_id, body.outcome.status) == ("1.0", expected[0])
     assert body.outcome.content.startswith(expected[1])

@@ -20,7 +20,7 @@ def frames_of(build: Callable[[list[Tagged]], Any], messages: Sequence[Any], fir
     client = FrameClient(FrameShape("test", lambda: None, build, lambda _: ()))
     client._next_tag = first_tag
     for message in messages:
-        client.ask(message, lambda _: None)
+        client.send(message, lambda _: None)
     return [build(batch) for batch in itertools.takewhile(bool, (client._take() for _ in itertools.count()))]
 
 

@@ -203,13 +203,13 @@ def test_an_announced_backoff_is_what_is_left_of_it() -> None:
 
 
 async def test_what_was_not_written_is_said_again() -> None:
-    to_say = PendingUpdates(lambda: Slots.open_to_all(3))
-    to_say.releases.append(pb.Release(task_id="t1", reason="CLOSED"))
-    message = to_say.next()
+    updates = PendingUpdates(lambda: Slots.open_to_all(3))
+    updates.releases.append(pb.Release(task_id="t1", reason="CLOSED"))
+    message = updates.next()
     assert message is not None
-    assert to_say.next() == message
-    to_say.said(message)
-    assert to_say.next() is None
+    assert updates.next() == message
+    updates.mark_sent(message)
+    assert updates.next() is None
 
 
 async def test_calls_that_went_on_are_told_once_and_stay_known() -> None:

@@ -1,6 +1,6 @@
-"""Which session gets which offer: the one with the most free slots, no two suspects, and each where operators want.
+"""Assigns offers to sessions: most free slots first, one suspect task per session, operators' wishes respected.
 
-Slots that are kept for higher tiers are filled first by these: else what could go there would take another's place.
+A task first fills the slots that are reserved for its tier: otherwise it would take a slot that other tiers may use.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ _Entry = tuple[bool, int, int]
 
 
 class Assigned(NamedTuple):
-    """An offer, and the session with a slot set aside for it."""
+    """An offer, and the session with a slot reserved for it."""
 
     offer: pb.Offer
     session: AttachedSession
 
     @property
     def tier(self) -> Priority:
-        """Which slots it fills."""
+        """The tier whose slots the task fills."""
         return tier_of(self.offer)
 
 
 def tier_of(offer: pb.Offer) -> Priority:
-    """The offered task's tier."""
+    """Returns the tier of the offered task."""
     return PRIORITIES.to_domain(offer.priority)
 
 
 def assign(offers: Sequence[pb.Offer], sessions: Sequence[AttachedSession], now: float) -> list[Assigned]:
-    """In the order of the offers. Those that nobody can take are left out."""
+    """Returns assignments in the order of the offers, without offers that no session can take."""
     slots = _FreeSlots(sessions, now)
     taken = ((offer, slots.take(offer)) for offer in offers)
     return [Assigned(offer, session) for offer, session in taken if session is not None]
 
 
 class _FreeSlots:
-    """For each tier a heap of (whether no slot is kept for the tier, minus free slots, index of the session).
+    """One heap per tier of (whether no slot is reserved for the tier, minus free slots, index of the session).
 
-    What was taken meanwhile is found out when an entry comes up: it can only have come to stand further back.
+    An entry is corrected when it comes up: slots taken meanwhile can only have moved it further back.
     """
 
     def __init__(self, sessions: Sequence[AttachedSession], now: float) -> None:
@@ -56,7 +56,7 @@ class _FreeSlots:
         self._for_suspects = {index for index, session in enumerate(sessions) if not session.has_suspect}
 
     def take(self, offer: pb.Offer) -> AttachedSession | None:
-        """A slot, or None."""
+        """Takes a slot for the offer, or returns None."""
         tier = tier_of(offer)
         heap = self._heaps[tier]
         passed_over: list[_Entry] = []

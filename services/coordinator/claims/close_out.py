@@ -1,11 +1,11 @@
-"""One ending of a task by somebody other than its worker, through the same fences as everybody.
+"""Closes out tasks that must end without their worker, through the same fences as every owner.
 
-Delete the owner's claim, claim under the coordinator's own session, register, Open, close the tools' fence, then commit
-an outcome for every open intent with the end: in one commit, unless they are too large for one. Without the fence an
-Execute that was delayed on its way would start an effect after the end.
+Deletes the owner's claim, claims under the coordinator's own session, registers, opens, closes the tool service's
+fence, then commits an outcome for every open intent together with the end; in one commit, unless they are too large for
+one. Without the fence a delayed Execute would start an effect after the end.
 
-The list of endings may be old: meanwhile the owner can end the task, and an operator can requeue it. So what Open
-returns decides whether the ending is still due. While this claim is open, nothing withdraws an ending.
+The list of pending endings may be out of date: meanwhile the owner can end the task, and an operator can requeue it. So
+the result of Open decides whether the ending is still due. While this claim is open, nothing withdraws an ending.
 """
 
 from __future__ import annotations
@@ -57,28 +57,28 @@ _COMMIT: Final = RetryPolicy(max_attempts=4, initial_seconds=0.1, factor=2.0, ca
 
 
 class CloseOutRunner:
-    """Ends tasks. An ending that fails half-way lets go of the task; it is listed again."""
+    """Closes tasks out. A close-out that fails half-way releases the task, and the ledger lists its ending again."""
 
     def __init__(
         self,
         store: LeaseStore,
         ledger: LedgerClient,
-        tool_fence: ToolsClient,
-        losses: LostClaims,
+        tools: ToolsClient,
+        lost_claims: LostClaims,
         issuer: Issuer,
         generation: Generation,
         own_session: OwnSession,
     ) -> None:
         self._store = store
         self._ledger = ledger
-        self._tool_fence = tool_fence
-        self._losses = losses
+        self._tools = tools
+        self._lost_claims = lost_claims
         self._issuer = issuer
         self._generation = generation
         self._own_session = own_session
 
     async def end(self, ending: pb.ListEndingsResponse.Ending) -> bool:
-        """Whether it was ended here and now. Raises Unavailable; somebody else being quicker is no error."""
+        """Closes a task out. Returns False when another process was first. Raises Unavailable."""
         held = await self._claim(ending)
         if held is None:
             return False
@@ -90,25 +90,25 @@ class CloseOutRunner:
             if not await self._close_out(ending, held):
                 return False
         except (Fenced, WrongState) as error:
-            _log.info("somebody else ended or took the task", extra={"task": ending.task_id, "error": error})
+            _log.info("another process ended or opened the task", extra={"task": ending.task_id, "error": error})
             return False
         except TenureError as error:
             message = f"{self._own_session.holder} could not end the task: {error.message}"
-            await self._losses.requeue([LostClaim.of(held, Reason.CLAIM_LOST, message)])
+            await self._lost_claims.requeue([LostClaim.of(held, Reason.CLAIM_LOST, message)])
             raise
         finally:
             await failpoint("coordinator.before_ending_release")
-            await self._losses.delete(held)
+            await self._lost_claims.delete(held)
         metrics.count("tenure_close_outs_total", reason=ending.reason)
-        facts = {"task": ending.task_id, "epoch": describe_epoch(held.epoch), "reason": ending.reason}
-        _log.info("ended a task", extra=facts)
+        fields = {"task": ending.task_id, "epoch": describe_epoch(held.epoch), "reason": ending.reason}
+        _log.info("ended a task", extra=fields)
         return True
 
     async def _claim(self, ending: pb.ListEndingsResponse.Ending) -> HeldClaim | None:
-        """Our claim, after the owner's was deleted; None if somebody else claimed in between."""
+        """Deletes the owner's claim and makes one of its own. Returns None if another process claimed in between."""
         owner = (await self._store.claims.find_many([ending.task_id])).get(ending.task_id)
         if owner is not None:
-            await self._losses.delete(owner)
+            await self._lost_claims.delete(owner)
         session = await self._own_session.current()
         record = ClaimRecord(
             claim_id=str(uuid4()),
@@ -127,18 +127,18 @@ class CloseOutRunner:
         elif claimed.refusal is ClaimRefusal.GENERATION:
             self._generation.doubt()
         elif claimed.refusal is ClaimRefusal.UNCLEAR:
-            raise Unavailable("a claim for an ending is unclear")
+            raise Unavailable("etcd did not confirm the claim for a close-out")
         return claimed.held
 
     async def _close_out(self, ending: pb.ListEndingsResponse.Ending, held: HeldClaim) -> bool:
-        """Whether the task was ended. A task whose ending is over goes back to the queue."""
+        """Returns whether the task was ended. A task whose ending is no longer due goes back to the queue."""
         token = self._issuer.issue(held)
         await failpoint("coordinator.before_ending_open")
         opened = await self._ledger.open(token)
         await failpoint("coordinator.after_ending_open")
         if not _is_due(ending, opened.task):
-            message = f"{self._own_session.holder} came to end attempt {ending.attempt} ({ending.reason}): it is over"
-            await self._losses.requeue([LostClaim.of(held, Reason.ENDING_OVER, message)])
+            message = f"{self._own_session.holder} found the ending of attempt {ending.attempt} ({ending.reason}) over"
+            await self._lost_claims.requeue([LostClaim.of(held, Reason.ENDING_OVER, message)])
             return False
         point = unfinished(opened.entries)
         outcomes = await self._outcomes(token, point)
@@ -155,7 +155,7 @@ class CloseOutRunner:
     async def _commit(
         self, token: token_pb2.FencingToken, opened: OpenedTask, commits: Iterable[pb.CommitRequest]
     ) -> None:
-        """One after another: what a crash leaves in between is a task with fewer open calls, whose end is still due."""
+        """Commits in sequence. A crash in between leaves a task with fewer open calls, whose ending is still due."""
         sequence = opened.task.sequence
         for number, request in enumerate(commits, opened.next_commit_number):
             request.token.CopyFrom(token)
@@ -163,19 +163,20 @@ class CloseOutRunner:
             sequence = (await retrying(partial(self._ledger.commit, request), _COMMIT)).sequence
 
     async def _outcomes(self, token: token_pb2.FencingToken, point: Unfinished) -> list[ToolOutcome]:
-        """What each open intent came to. A task without any has nothing at the tools that could still begin."""
+        """Returns the outcome of each open intent. Without open intents no call can start at the tool service."""
         if not (intents := point.open_intents):
             return []
-        statuses = await self._tool_fence.close(token)
+        statuses = await self._tools.close(token)
         return outcomes_of_ended_calls(intents, statuses, point.resolutions, point.tools)
 
 
 def _is_due(ending: pb.ListEndingsResponse.Ending, task: task_pb2.Task) -> bool:
-    """A ledger of an older version lists endings without their attempt."""
+    """Whether the ending is still due. A ledger of an older version lists endings without their attempt."""
     return task.cancel_requested and ending.attempt in {0, task.attempt}
 
 
-# Endings that are due: owners are told first; what they do not carry out in time is carried out here.
+# Pending endings: the owner is notified first. A coordinator carries out an ending that the owner did not carry out in
+# time.
 
 _POLL_SECONDS: Final = 0.5
 _AT_ONCE: Final = 16
@@ -183,21 +184,24 @@ _FAILED_PAUSE_SECONDS: Final = 1.0
 
 
 class PendingEndings:
-    """The duty `run` asks the ledger what is to be ended. In every replica: the ledger gives each to one of them."""
+    """Asks the ledger for pending endings, in every replica: the ledger gives each ending to one replica.
+
+    The duty is `run`.
+    """
 
     def __init__(
-        self, ledger: LedgerClient, sessions: Sessions, ender: CloseOutRunner, *, grace_seconds: float
+        self, ledger: LedgerClient, sessions: Sessions, close_out_runner: CloseOutRunner, *, grace_seconds: float
     ) -> None:
         self._ledger = ledger
         self._sessions = sessions
-        self._ender = ender
+        self._close_out_runner = close_out_runner
         self._grace_seconds = grace_seconds
         self._woken = asyncio.Event()
-        self._room = asyncio.Semaphore(_AT_ONCE)
-        self._under_way: set[str] = set()
+        self._capacity = asyncio.Semaphore(_AT_ONCE)
+        self._in_progress: set[str] = set()
 
     def on_cancels(self, task_ids: Iterable[str]) -> None:
-        """Tell the owners that are attached here."""
+        """Notifies the owners that are attached here."""
         wanted = set(task_ids)
         for task_id, session in self._sessions.holders_of(wanted):
             session.send(coordinator_pb.SessionResponse(cancel=coordinator_pb.CancelNotice(task_id=task_id)))
@@ -205,52 +209,52 @@ class PendingEndings:
             self._woken.set()
 
     async def run(self) -> None:
-        """Duty. One ending that takes long, or fails, holds up no other."""
+        """Carries out pending endings. A slow or failing close-out delays no other. A duty."""
         async with TaskGroup() as group:
             while True:
                 try:
                     while await self._sweep(group):
                         pass
                 except TenureError as error:
-                    _log.warning("endings could not be listed", extra={"error": error})
+                    _log.warning("pending endings could not be listed", extra={"error": error})
                     await rest(_FAILED_PAUSE_SECONDS)
                 await self._wait()
 
     async def _sweep(self, group: TaskGroup) -> bool:
-        """Begin to end what is due, as much as there is room for; whether there may be more."""
-        async with self._room:
-            wanted = _AT_ONCE - len(self._under_way)
+        """Starts close-outs, up to the limit of concurrent ones. Returns whether more may be due."""
+        async with self._capacity:
+            wanted = _AT_ONCE - len(self._in_progress)
         note_progress()
         due = await self._ledger.list_endings(wanted, self._grace_seconds)
         for ending in due:
-            if ending.task_id not in self._under_way:
-                await self._room.acquire()
-                self._under_way.add(ending.task_id)
+            if ending.task_id not in self._in_progress:
+                await self._capacity.acquire()
+                self._in_progress.add(ending.task_id)
                 group.create_task(self._end_one(ending))
         return len(due) == wanted
 
     async def _end_one(self, ending: checkpoint_service_pb2.ListEndingsResponse.Ending) -> None:
         try:
             await self._end(ending)
-        except Exception:  # noqa: BLE001  whatever is wrong with one task: logged with its stack, the others are ended
+        except Exception:  # noqa: BLE001  a failure of one task: logged with its stack, the others are ended
             _log.exception("a task could not be ended", extra={"task": ending.task_id})
             await asyncio.sleep(_FAILED_PAUSE_SECONDS)
         finally:
-            self._under_way.discard(ending.task_id)
-            self._room.release()
+            self._in_progress.discard(ending.task_id)
+            self._capacity.release()
 
     async def _end(self, ending: checkpoint_service_pb2.ListEndingsResponse.Ending) -> None:
-        set_tenant(ending.tenant)  # of this asyncio task only
+        set_tenant(ending.tenant)  # only of this asyncio task
         attributes = {semconv.TASK_ID: ending.task_id, semconv.REASON: ending.reason}
         with log_context(task=ending.task_id), span("end_task", attributes):
             try:
-                await self._ender.end(ending)
+                await self._close_out_runner.end(ending)
             except TenureError as error:
                 _log.warning("a task could not be ended yet", extra={"error": error})
                 await asyncio.sleep(_FAILED_PAUSE_SECONDS)
 
     async def _wait(self) -> None:
-        """Until the poll, or the end of the grace of a cancel that was hinted at."""
+        """Waits for the next poll, or for the end of the grace after a cancel notification."""
         try:
             async with asyncio.timeout(_POLL_SECONDS):
                 with resting():

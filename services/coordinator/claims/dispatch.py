@@ -1,7 +1,7 @@
-"""When to ask the ledger for queued tasks, and for how many: only for what sessions here can take now.
+"""Decides when to ask the ledger for offers and for how many: only as many as sessions here can take now.
 
-Hints say when; a poll stands behind them. Once a list came back short, the next free slot alone is no reason to ask
-again: something has to have been queued since.
+The queue watch triggers a request, and a poll backs it up. After a list that was shorter than asked, another free slot
+does not trigger a request: a task must have been queued since.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger(__name__)
 MOST_WORKERS_NAMED: Final = 1000
-"""Of more, some are not asked for: what an operator meant for those waits a little longer."""
+"""The limit of worker ids in one request. With more workers, an operator's transfer to an unnamed one waits longer."""
 _POLL_SECONDS: Final = 0.5
 
 
 class Dispatch:
-    """The duty `run` brings offers and sessions together, profile by profile."""
+    """Brings offers and sessions together, one worker profile at a time. The duty is `run`."""
 
     def __init__(
         self,
@@ -48,31 +48,31 @@ class Dispatch:
         self._generation = generation
         self._stopping = stopping
         self._woken = asyncio.Event()
-        self._hints = 0
-        # Profiles for which a list came short, with the lowest tier that it had places left for.
+        self._wakeups = 0
+        # Profiles whose last list was shorter than asked, with the lowest tier that had slots left.
         self._dry: dict[WorkerProfile, Priority] = {}
 
     def on_queued(self) -> None:
-        """Something may be claimable."""
-        self._hints += 1
+        """Wakes the dispatch: a task may be claimable."""
+        self._wakeups += 1
         self._dry.clear()
         self._woken.set()
 
     def on_slots(self, session: AttachedSession) -> None:
-        """A session can take something, if there is anything."""
+        """Wakes the dispatch if a session has slots for which there may be tasks."""
         slots = session.slots(asyncio.get_running_loop().time())
         if not self._is_dry(session.profile, slots):
             self._woken.set()
 
     async def run(self) -> None:
-        """Duty: until the replica drains; a batch that was begun is carried to its end."""
+        """Dispatches until the replica drains. A batch that was begun is carried to its end. A duty."""
         while not self._stopping.is_set():
             self._woken.clear()
             try:
                 while await self._round():
                     pass
             except TenureError as error:
-                _log.warning("nothing could be granted for now", extra={"error": error})
+                _log.warning("the dispatch of offers failed and is retried", extra={"error": error})
             await self._wait()
 
     async def _wait(self) -> None:
@@ -84,7 +84,7 @@ class Dispatch:
             self._dry.clear()
 
     async def _round(self) -> bool:
-        """Serve each profile with free slots once; whether there may be more for any of them."""
+        """Serves each profile with free slots once. Returns whether there may be more offers for any of them."""
         more = False
         for profile, sessions in self._by_profile().items():
             if self._stopping.is_set() or not self._generation.is_settled:
@@ -98,19 +98,19 @@ class Dispatch:
         slots = sum((session.slots(now) for session in sessions), NO_SLOTS).at_most(MAX_BATCH)
         if self._is_dry(profile, slots):
             return False
-        hints = self._hints
+        wakeups = self._wakeups
         without_suspects = all(session.has_suspect for session in sessions)
         worker_ids = {session.worker_id for session in sessions[:MOST_WORKERS_NAMED]}
         offers = await self._ledger.list_claimable(profile, slots, worker_ids, without_suspects=without_suspects)
         short_of = reduce(Slots.after, map(tier_of, offers), slots).lowest_tier()
-        if short_of is not None and hints == self._hints:
+        if short_of is not None and wakeups == self._wakeups:
             self._dry[profile] = short_of
         if offers:
             await self._granting.grant(offers, sessions)
         return short_of is None
 
     def _is_dry(self, profile: WorkerProfile, slots: Slots) -> bool:
-        """Whether there is nothing for any of these places, as far as is known."""
+        """Whether the ledger is known to have no task for any of these slots."""
         lowest, dry = slots.lowest_tier(), self._dry.get(profile)
         return lowest is None or (dry is not None and lowest <= dry)
 

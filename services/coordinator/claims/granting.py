@@ -1,6 +1,6 @@
-"""From offers to grants: claim in etcd, register in the ledger, sign, send. In this order, and no step assumed.
+"""Turns offers into grants: claims in etcd, registers in the ledger, signs, sends; in this order, checking each step.
 
-A claim whose fate is unclear is neither granted nor taken for lost. A claim that the ledger does not register is
+A claim whose fate is unclear is neither granted nor treated as lost. A claim that the ledger does not register is
 deleted. A grant that cannot be sent is taken back at once.
 """
 
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
     from tenure.v1 import token_pb2
 
 
-# Signing tokens. Only for claims that the ledger has registered: who calls this has asked it.
+# Signing of fencing tokens. Callers sign only claims that the ledger has registered.
 
 _log: Final = logging.getLogger(__name__)
 _CHECK_SECONDS: Final = 5.0
 
 
 class Issuer:
-    """Signs with the key in a file, and with another one as soon as the file holds another one."""
+    """Signs with the key in a file, and changes to another key when the file does."""
 
     def __init__(self, signing_key_file: Path, verifying_keys_file: Path) -> None:
         self._path = signing_key_file
@@ -60,11 +60,11 @@ class Issuer:
 
     @property
     def key_id(self) -> str:
-        """The key that signs now."""
+        """The id of the key that signs now."""
         return self._signer.key_id
 
     def issue(self, claim: HeldClaim) -> token_pb2.FencingToken:
-        """The token of a registered claim; signing one again gives the same epoch under the present key."""
+        """Returns the token of a registered claim. A repeat signs the same epoch with the present key."""
         record = claim.record
         claims = Claims(
             resource=f"{TASK_PREFIX}{claim.task_id}",
@@ -77,12 +77,12 @@ class Issuer:
         return sign_claims(self._signer, claims, datetime.now(UTC))
 
     def issue_again(self, task_id: str, tenant: str, epoch: int, claim_id: str, holder: str) -> token_pb2.FencingToken:
-        """A token of a grant that the ledger told of as a pruned task's last: good for closing what it guarded."""
+        """Returns a token of a pruned task's last grant, as the ledger states it: enough to delete the task's data."""
         claims = Claims(f"{TASK_PREFIX}{task_id}", tenant, epoch, claim_id, holder)
         return sign_claims(self._signer, claims, datetime.now(UTC))
 
     def issue_lease(self, held: NamedLease) -> token_pb2.FencingToken:
-        """The token of a named resource's registered lease, likewise; it opens no task."""
+        """Returns the token of a registered named lease. It opens no task."""
         claims = Claims(
             resource=f"{LEASE_PREFIX}{held.resource}",
             tenant=held.tenant,
@@ -93,11 +93,14 @@ class Issuer:
         return sign_claims(self._signer, claims, datetime.now(UTC))
 
     def check(self, token: token_pb2.FencingToken) -> Claims:
-        """What a token says that is shown to us. Raises Unauthenticated (INVALID_TOKEN)."""
+        """Returns the claims of a presented token. Raises Unauthenticated (INVALID_TOKEN)."""
         return check_token(self._verifier, token)
 
     def signing_keys(self) -> list[pb.SigningKey]:
-        """All public keys that verify, the active one marked. It verifies here even before the others' file has it."""
+        """Returns all public keys that verify, with the active one marked.
+
+        The active key is included even before the file of verifying keys has it.
+        """
         keys = {**self._verifier.public_keys(), self._signer.key_id: self._signer.public_key_bytes()}
         return [
             pb.SigningKey(key_id=key_id, public_key=public_key, active=key_id == self._signer.key_id)
@@ -105,13 +108,16 @@ class Issuer:
         ]
 
     async def follow_rotation(self) -> None:
-        """Duty: take up a new key. An unusable file changes nothing, or a slip of an operator would stop all grants."""
+        """Takes up a new signing key.
+
+        A duty. An unusable file changes nothing: an operator's mistake must not stop all grants.
+        """
         while True:
             await rest(_CHECK_SECONDS)
             try:
                 signer = await asyncio.to_thread(Signer.load, self._path)
             except ValueError as error:
-                _log.error("the signing key cannot be read; the former one stays in use", extra={"error": error})
+                _log.error("the signing key cannot be read; the former key stays in use", extra={"error": error})
                 continue
             if signer.key_id != self._signer.key_id:
                 _log.info("signing with another key", extra={"former": self._signer.key_id, "key_id": signer.key_id})
@@ -123,23 +129,24 @@ _MOST_UNCLEAR: Final = 10_000
 
 
 class ClaimGranter:
-    """One batch at a time, at most MAX_BATCH offers."""
+    """Grants offers, one batch at a time, of at most MAX_BATCH offers."""
 
     def __init__(
-        self, store: LeaseStore, ledger: LedgerClient, losses: LostClaims, issuer: Issuer, generation: Generation
+        self, store: LeaseStore, ledger: LedgerClient, lost_claims: LostClaims, issuer: Issuer, generation: Generation
     ) -> None:
         self._store = store
         self._ledger = ledger
-        self._losses = losses
+        self._lost_claims = lost_claims
         self._issuer = issuer
         self._generation = generation
-        # Claims of ours that may or may not be in etcd, by task: one that shows up was never granted.
+        # Claims of this replica that may or may not be in etcd, by task. If one appears later, it was never granted.
         self._unclear: OrderedDict[str, str] = OrderedDict()
 
     async def grant(self, offers: Sequence[checkpoint_pb.Offer], sessions: Sequence[AttachedSession]) -> int:
-        """Hand the offers to sessions with free slots. How many were handed out; the others are offered again.
+        """Grants the offers to sessions with free slots. Returns the number of grants.
 
-        Raises Unavailable when etcd or the ledger does not answer; what was claimed by then is taken back.
+        The other tasks are offered again. Raises Unavailable when etcd or the ledger does not answer; claims that were
+        made by then are taken back.
         """
         assigned = assign(offers, sessions, asyncio.get_running_loop().time())
         for each in assigned:
@@ -164,8 +171,11 @@ class ClaimGranter:
             raise
         await failpoint("coordinator.after_register")
         unregistered = [each for each in held if each.record.claim_id not in registered]
-        if unregistered:  # the ledger knows a higher epoch: has etcd gone back?
-            _log.warning("claims were not registered", extra={"tasks": [each.task_id for each in unregistered]})
+        if unregistered:  # the ledger knows a higher epoch: etcd may have gone back
+            _log.warning(
+                "claims were not registered by the ledger and are deleted",
+                extra={"tasks": [each.task_id for each in unregistered]},
+            )
             metrics.count("tenure_claims_unregistered_total", len(unregistered))
             self._generation.doubt()
         unsent = [each for each in held if each.record.claim_id in registered and not self._send(each, claims[each])]
@@ -173,30 +183,30 @@ class ClaimGranter:
         return len(held) - len(unregistered) - len(unsent)
 
     async def _claim(self, assigned: Sequence[Assigned]) -> dict[HeldClaim, Assigned]:
-        """Claim, and once more where only a dead claim was in the way."""
-        made, in_the_way = await self._claim_once(assigned)
-        if in_the_way:
-            await self._take_back([holder for holder, _ in in_the_way])
-            made_again, _ = await self._claim_once([each for _, each in in_the_way])
-            made.update(made_again)
-        return made
+        """Claims, and claims again where a dead claim was in the way."""
+        assigned_by_claim, dead = await self._claim_once(assigned)
+        if dead:
+            await self._take_back([holder for holder, _ in dead])
+            made_again, _ = await self._claim_once([each for _, each in dead])
+            assigned_by_claim.update(made_again)
+        return assigned_by_claim
 
     async def _claim_once(
         self, assigned: Sequence[Assigned]
     ) -> tuple[dict[HeldClaim, Assigned], list[tuple[HeldClaim, Assigned]]]:
         generation = self._generation.current()
         wanted = [self._new_claim(each, generation) for each in assigned]
-        made: dict[HeldClaim, Assigned] = {}
-        in_the_way: list[tuple[HeldClaim, Assigned]] = []
+        assigned_by_claim: dict[HeldClaim, Assigned] = {}
+        dead: list[tuple[HeldClaim, Assigned]] = []
         for claimed, each in zip(await self._store.claims.claim_many(wanted), assigned, strict=True):
             if claimed.held is not None:
-                made[claimed.held] = each
+                assigned_by_claim[claimed.held] = each
             elif self._is_dead(claimed, each.offer):
                 assert claimed.holder is not None
-                in_the_way.append((claimed.holder, each))
+                dead.append((claimed.holder, each))
             else:
                 self._refused(claimed, each)
-        return made, in_the_way
+        return assigned_by_claim, dead
 
     def _new_claim(self, each: Assigned, generation: int) -> NewClaim:
         offer, session = each.offer, each.session
@@ -218,10 +228,10 @@ class ClaimGranter:
         return NewClaim(offer.task_id, record, session.held)
 
     def _is_dead(self, claimed: ClaimResult, offer: checkpoint_pb.Offer) -> bool:
-        """Whether the claim in the way is one that nobody works under.
+        """Whether no worker works under the claim in the way.
 
-        A queued task whose newest Open was under that very claim was moved out of it: only its release is still to
-        come. And an unclear claim of ours that showed up was never granted.
+        The newest Open of a queued task was under that very claim: the task was moved out of it, and only its release
+        is still to come. An unclear claim of this replica that appeared in etcd was never granted.
         """
         holder = claimed.holder
         if claimed.refusal is not ClaimRefusal.TAKEN or holder is None:
@@ -247,10 +257,13 @@ class ClaimGranter:
                     extra={"task": each.offer.task_id},
                 )
             case ClaimRefusal.TAKEN | ClaimRefusal.NOT_SENT:
-                pass  # another replica was quicker, a claim is about to be cleaned up, or etcd did not answer
+                pass  # another replica claimed first, a dead claim is about to be deleted, or etcd did not answer
 
     def _send(self, held: HeldClaim, assigned: Assigned) -> bool:
-        """Sign and hand over; False if the session is not to be trusted any more, or its stream has ended."""
+        """Signs a claim and sends its grant.
+
+        Returns False if the session's lease is in doubt or its stream has ended.
+        """
         now = asyncio.get_running_loop().time()
         if not assigned.session.may_be_granted(now):
             return False
@@ -265,12 +278,12 @@ class ClaimGranter:
             sent = assigned.session.send_grant(held, grant, now)
         if sent:
             metrics.count("tenure_grants_total")
-            facts = {"task": held.task_id, "epoch": describe_epoch(held.epoch), "worker": held.record.worker_id}
-            _log.info("granted a task", extra=facts)
+            fields = {"task": held.task_id, "epoch": describe_epoch(held.epoch), "worker": held.record.worker_id}
+            _log.info("granted a task", extra=fields)
         return sent
 
     async def _take_back(self, claims: Sequence[HeldClaim]) -> None:
-        results = await asyncio.gather(*(self._losses.delete(each) for each in claims), return_exceptions=True)
+        results = await asyncio.gather(*(self._lost_claims.delete(each) for each in claims), return_exceptions=True)
         for held, result in zip(claims, results, strict=True):
             if isinstance(result, TenureError):
                 _log.warning("a claim could not be deleted", extra={"task": held.task_id, "error": result})
@@ -279,7 +292,7 @@ class ClaimGranter:
 
 
 def _attributes(held: HeldClaim) -> dict[str, str | int]:
-    """What is to be found by somebody who looks for a task's claims."""
+    """Returns the attributes by which an operator finds the claims of a task."""
     return {
         semconv.TASK_ID: held.task_id,
         semconv.TENANT: held.record.tenant,

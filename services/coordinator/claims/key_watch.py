@@ -1,8 +1,9 @@
-"""Watches keys vanish, and requeues what vanished with its session, for a reason that is true.
+"""Watches deleted keys in etcd, and requeues the claims that ended with their session, with the true reason.
 
-A lease that ends takes its session's key and its claims in one revision: LEASE_EXPIRED. A coordinator that ends a
-session deletes the session's key first and revokes the lease after it: WORKER_LOST. A claim that vanishes alone was
-deleted by somebody who knows why, and who requeues it. This is the quick way; the reconciliation is the sure one.
+An expired lease deletes its session's key and its claims in one revision: LEASE_EXPIRED. A coordinator that ends a
+session deletes the session's key first and then revokes the lease: WORKER_LOST. A claim that is deleted alone was
+deleted by a process that knows the reason and requeues the task. This watch is the fast way; the reconciliation is the
+reliable one.
 """
 
 from __future__ import annotations
@@ -32,32 +33,32 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger(__name__)
 _MOST_REMEMBERED: Final = 10_000
 _OTHERS_HEAD_START_SECONDS: Final = 0.3
-"""The replica a session was attached to has heard its progress, so it goes first."""
+"""The replica of the session knows the claims' progress, so the other replicas wait this long."""
 _PAUSE_SECONDS: Final = 0.5
 
 
 class KeyWatch:
-    """The duty `run` is the watch."""
+    """Watches session and claim keys. The duty is `run`."""
 
     def __init__(
         self,
         coordinator_id: str,
         store: LeaseStore,
         sessions: Sessions,
-        losses: LostClaims,
+        lost_claims: LostClaims,
         generation: Generation,
-        operating: OperatorRequests,
+        operator_requests: OperatorRequests,
     ) -> None:
         self._coordinator_id = coordinator_id
         self._store = store
         self._sessions = sessions
-        self._losses = losses
+        self._lost_claims = lost_claims
         self._generation = generation
-        self._operating = operating
+        self._operator_requests = operator_requests
         self._ended: OrderedDict[str, tuple[HeldSession, int]] = OrderedDict()
 
     async def run(self) -> None:
-        """Duty: watch from now on; what happened before, or is missed, is found by the reconciliation."""
+        """Watches from now on. The reconciliation finds earlier and missed deletions. A duty."""
         async with TaskGroup() as requeues:
             while True:
                 try:
@@ -69,18 +70,21 @@ class KeyWatch:
                     await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _watch(self, start_revision: int, generation: int, requeues: TaskGroup) -> None:
-        """`generation`: where the watch began. What it learns late of that one's end is not held against the next."""
+        """Watches from a revision.
+
+        `generation`: that of the watch's begin, so that a late doubt about it spares the next one.
+        """
         async with aclosing(self._store.watch(start_revision)) as events:
             async for event in events:
                 match event:
                     case GenerationDoubt(another_life):
                         self._generation.doubt(lost_life=generation if another_life else -1)
                     case DeletedKeys():
-                        self._take_in(event, requeues)
+                        self._handle_deletions(event, requeues)
                     case DrainMark(session_id, record):
-                        self._operating.is_draining(session_id, record)
+                        self._operator_requests.is_draining(session_id, record)
 
-    def _take_in(self, event: DeletedKeys, requeues: TaskGroup) -> None:
+    def _handle_deletions(self, event: DeletedKeys, requeues: TaskGroup) -> None:
         for session in event.sessions:
             self._session_ended(session, event.revision)
         by_session: dict[str, list[HeldClaim]] = {}
@@ -91,9 +95,9 @@ class KeyWatch:
             if ended is None:
                 self._revoke(session_id, claims)
                 continue
-            lost = self._lost(claims, expired=ended[1] == event.revision)
-            is_ours = ended[0].record.coordinator_id == self._coordinator_id
-            requeues.create_task(self._requeue(lost, 0.0 if is_ours else _OTHERS_HEAD_START_SECONDS))
+            lost = self._lost_claims_of(claims, expired=ended[1] == event.revision)
+            was_attached_here = ended[0].record.coordinator_id == self._coordinator_id
+            requeues.create_task(self._requeue(lost, 0.0 if was_attached_here else _OTHERS_HEAD_START_SECONDS))
 
     def _session_ended(self, ended: HeldSession, revision: int) -> None:
         self._ended[ended.session_id] = (ended, revision)
@@ -104,33 +108,33 @@ class KeyWatch:
             session.lose("the session has ended")
 
     def _revoke(self, session_id: str, claims: list[HeldClaim]) -> None:
-        """Somebody deleted these alone. Whoever worked on them is to know."""
+        """Revokes claims that were deleted alone: their worker must stop."""
         session = self._sessions.get(session_id)
         for claim in claims:
             if session is not None:
                 session.revoke(claim.record.claim_id, Reason.CLAIM_LOST)
 
-    def _lost(self, claims: list[HeldClaim], *, expired: bool) -> list[LostClaim]:
+    def _lost_claims_of(self, claims: list[HeldClaim], *, expired: bool) -> list[LostClaim]:
         session = self._sessions.last_known(claims[0].record.session_id)
         reason, message = _why(claims[0].record.worker_id, session, expired=expired)
         return [LostClaim.of(claim, reason, message, _reported_call(session, claim)) for claim in claims]
 
     async def _requeue(self, lost: list[LostClaim], delay_seconds: float) -> None:
         await asyncio.sleep(delay_seconds)
-        await self._losses.requeue(lost)
+        await self._lost_claims.requeue(lost)
 
 
 def _why(worker_id: str, session: AttachedSession | None, *, expired: bool) -> tuple[str, str]:
     if expired and session is not None and session.is_unanswered:
-        return Reason.CLAIM_LOST, f"worker {worker_id} renewed its lease, and etcd did not answer"
+        return Reason.CLAIM_LOST, f"worker {worker_id} renewed its lease, but etcd did not answer"
     if expired:
         return Reason.LEASE_EXPIRED, f"worker {worker_id} did not renew its lease in time"
     if session is not None and session.draining:
-        return Reason.WORKER_DRAINED, f"worker {worker_id} drained and left the task behind"
-    return Reason.WORKER_LOST, f"the connection to worker {worker_id} broke and it did not come back"
+        return Reason.WORKER_DRAINED, f"worker {worker_id} drained without releasing the task"
+    return Reason.WORKER_LOST, f"the stream of worker {worker_id} broke, and the worker did not attach again"
 
 
 def _reported_call(session: AttachedSession | None, claim: HeldClaim) -> ReportedCall | None:
-    """The newest model call, as far as this replica heard of it."""
+    """Returns the newest model call as reported to this replica, or None."""
     worked = session.claims.get(claim.record.claim_id) if session is not None else None
     return worked.progress.reported.call if worked is not None else None

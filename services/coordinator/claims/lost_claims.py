@@ -1,4 +1,4 @@
-"""Claims that end without a close-out: their keys are deleted, their tasks go back into the queue."""
+"""Ends claims without a close-out: deletes their keys and requeues their tasks."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _AGAIN: Final = RetryPolicy(max_attempts=6, initial_seconds=0.1, factor=2.0, cap
 
 @dataclass(frozen=True, slots=True)
 class LostClaim:
-    """A claim that is gone, or has to go. `call`: what was heard of its newest model call.
+    """A claim that is lost or must end. `call`: the last report of its newest model call.
 
-    `actor`: the operator who takes it away; `to_worker_id`: for whom.
+    `actor`: the operator who transfers the task; `to_worker_id`: the worker that shall get it.
     """
 
     task_id: str
@@ -48,36 +48,42 @@ class LostClaim:
 
     @classmethod
     def of(cls, held: HeldClaim, reason: str, message: str, call: ReportedCall | None = None) -> LostClaim:
-        """The loss of a claim known from etcd."""
+        """Returns the lost claim for a claim known from etcd."""
         return cls(held.task_id, held.record.claim_id, reason, message, call)
 
 
 class LostClaims:
-    """Any replica may do this for any claim: deletions name the claim they mean, and so do requeues."""
+    """Deletes and requeues claims.
+
+    Any replica may do it for any claim: each deletion and each requeue names its claim.
+    """
 
     def __init__(self, store: LeaseStore, ledger: LedgerClient) -> None:
         self._store = store
         self._ledger = ledger
-        self._tell: Callable[[], None] | None = None
+        self._on_requeued: Callable[[], None] | None = None
         limits = BatchLimits(max_items=MAX_BATCH, max_waiting=20_000)
         self._deletes: Batcher[HeldClaim, bool] = Batcher(
             "claim deletions", self._delete, key=lambda held: held.task_id, size=lambda _: 0, limits=limits
         )
 
-    def on_requeued(self, tell: Callable[[], None]) -> None:
-        """Who is to know that something was queued again."""
-        self._tell = tell
+    def on_requeued(self, on_requeued_callback: Callable[[], None]) -> None:
+        """Sets the callback that is called after tasks were requeued."""
+        self._on_requeued = on_requeued_callback
 
     async def run(self) -> None:
-        """Duty: deletes what waits to be deleted, many claims in one request."""
+        """Deletes submitted claims, many in one request. A duty."""
         await self._deletes.run()
 
     async def delete(self, held: HeldClaim) -> bool:
-        """Delete a claim's key; whether it was still there. Raises Unavailable when etcd does not answer for long."""
+        """Deletes a claim's key.
+
+        Returns whether it was still there. Raises Unavailable when etcd does not answer for long.
+        """
         return await self._deletes.submit(held)
 
-    async def take_away(self, held: HeldClaim, lost: LostClaim) -> None:
-        """Delete the key, then requeue. A failure of either is told in the log; the reconciliation does it then."""
+    async def delete_and_requeue(self, held: HeldClaim, lost: LostClaim) -> None:
+        """Deletes the key, then requeues. Logs a failure of either: the reconciliation repeats it."""
         try:
             await self.delete(held)
         except TenureError as error:
@@ -85,24 +91,24 @@ class LostClaims:
             return
         await self.requeue([lost])
 
-    async def take_for_operator(self, held: HeldClaim, lost: LostClaim) -> bool:
-        """Requeue first, then delete the key; whether it was taken now. Raises Unavailable; repeatable.
+    async def transfer(self, held: HeldClaim, lost: LostClaim) -> bool:
+        """Requeues first, then deletes the key. Returns whether the task was requeued now.
 
-        In this order what the operator said is in the ledger with the loss itself. A key that is left behind keeps
-        nobody out: the task was moved out of the claim.
+        In this order the ledger records the operator's reason with the loss itself. A key that is left over keeps no
+        worker out, because the task was moved out of the claim. Raises Unavailable. A repeat is safe.
         """
         requeued = await self._ask([_to_wire(lost)])
         if requeued:
             metrics.count("tenure_requeued_total", reason=lost.reason)
-            facts = {"task": lost.task_id, "claim": lost.claim_id, "reason": lost.reason, "actor": lost.actor}
-            _log.info("took a task from its owner", extra=facts)
+            fields = {"task": lost.task_id, "claim": lost.claim_id, "reason": lost.reason, "actor": lost.actor}
+            _log.info("transferred a task from its owner", extra=fields)
         await self.delete(held)
-        if requeued and self._tell is not None:
-            self._tell()
+        if requeued and self._on_requeued is not None:
+            self._on_requeued()
         return bool(requeued)
 
     async def requeue(self, lost: Iterable[LostClaim]) -> None:
-        """Requeue tasks that still run under exactly these claims. A failure is told in the log, as above."""
+        """Requeues tasks that still run under exactly these claims. Logs a failure: the reconciliation repeats it."""
         waiting = list(lost)
         for start in range(0, len(waiting), MAX_CLAIMS):
             await self._requeue(waiting[start : start + MAX_CLAIMS])
@@ -112,15 +118,15 @@ class LostClaims:
         try:
             requeued = set(await retrying(lambda: self._ask(messages), _AGAIN))
         except (TenureError, PeerFailed) as error:
-            _log.warning("tasks could not be requeued", extra={"tasks": len(lost), "error": error})
+            _log.warning("tasks of lost claims could not be requeued", extra={"tasks": len(lost), "error": error})
             return
         for each in lost:
             if each.task_id in requeued:
                 metrics.count("tenure_requeued_total", reason=each.reason)
-                facts = {"task": each.task_id, "claim": each.claim_id, "reason": each.reason}
-                _log.info("requeued a task whose claim was lost", extra=facts)
-        if requeued and self._tell is not None:
-            self._tell()
+                fields = {"task": each.task_id, "claim": each.claim_id, "reason": each.reason}
+                _log.info("requeued a task whose claim was lost", extra=fields)
+        if requeued and self._on_requeued is not None:
+            self._on_requeued()
 
     async def _ask(self, lost: Sequence[checkpoint_service_pb2.RequeueLostRequest.Lost]) -> Sequence[str]:
         await failpoint("coordinator.before_requeue")
@@ -148,19 +154,19 @@ def _to_wire(lost: LostClaim) -> checkpoint_service_pb2.RequeueLostRequest.Lost:
     )
 
 
-# Claims that workers give back. The key is deleted; what the worker left RUNNING goes back into the queue.
+# Releases: the key is deleted, and a task that the worker left RUNNING is requeued.
 
 _NOTHING_LEFT: Final = frozenset({ReleaseReason.CLOSED, ReleaseReason.FENCED})
-"""Reasons that leave nothing to requeue: the task was moved out of RUNNING, or is another owner's."""
+"""Reasons without a requeue: the task was moved out of RUNNING, or has another owner."""
 _CLOSING_SECONDS: Final = 3.0
 
 
 class ClaimReleases:
-    """Carries releases out beside the streams they came by: a worker may say goodbye right after them."""
+    """Carries out releases apart from their streams: a worker may close its stream right after a release."""
 
-    def __init__(self, store: LeaseStore, losses: LostClaims) -> None:
+    def __init__(self, store: LeaseStore, lost_claims: LostClaims) -> None:
         self._store = store
-        self._losses = losses
+        self._lost_claims = lost_claims
         self._running: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -172,11 +178,11 @@ class ClaimReleases:
         for task in self._running:
             task.cancel()
 
-    def give_back(self, session: AttachedSession, release: pb.Release) -> None:
-        """Begin it."""
+    def release(self, session: AttachedSession, release: pb.Release) -> None:
+        """Starts the release of a claim."""
         claim = session.claims.pop(release.claim_id, None)
-        carrying_out = self._carry_out(session, claim, release)
-        task = asyncio.create_task(carrying_out, name=f"release {release.task_id}")
+        coroutine = self._carry_out(session, claim, release)
+        task = asyncio.create_task(coroutine, name=f"release {release.task_id}")
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
@@ -186,17 +192,17 @@ class ClaimReleases:
             if held is None:
                 return
             if release.reason in _NOTHING_LEFT:
-                await self._losses.delete(held)
+                await self._lost_claims.delete(held)
                 return
         except TenureError as error:
-            _log.warning("a claim could not be given back", extra={"task": release.task_id, "error": error})
+            _log.warning("a claim could not be released", extra={"task": release.task_id, "error": error})
             return
-        message = f"worker {session.worker_id} gave the task back"
+        message = f"worker {session.worker_id} released the task"
         call = claim.progress.reported.call if claim is not None else None
-        await self._losses.take_away(held, LostClaim.of(held, release.reason, message, call))
+        await self._lost_claims.delete_and_requeue(held, LostClaim.of(held, release.reason, message, call))
 
     async def _find(self, session: AttachedSession, release: pb.Release) -> HeldClaim | None:
-        """A claim that a worker let go of while its stream was broken: it came back without holding it."""
+        """Finds a claim that the worker released while its stream was broken, and that its new stream does not hold."""
         held = (await self._store.claims.find_many([release.task_id])).get(release.task_id)
         if held is None or (held.record.claim_id, held.record.session_id) != (release.claim_id, session.session_id):
             return None

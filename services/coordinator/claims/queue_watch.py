@@ -1,4 +1,4 @@
-"""Listens to the ledger's hints. They may be lost or repeated: polls stand behind both uses of them."""
+"""Reads the ledger's queue watch. Its messages may be lost or repeated: polls back up both uses of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _AGAIN: Final = RetryPolicy(initial_seconds=0.1, factor=2.0, cap_seconds=2.0)
 
 
 class QueueListener:
-    """The duty `run` hands hints on."""
+    """Passes on the messages of the queue watch. The duty is `run`."""
 
     def __init__(
         self, ledger: LedgerClient, on_queued: Callable[[], None], on_cancels: Callable[[Iterable[str]], None]
@@ -30,20 +30,20 @@ class QueueListener:
         self._on_cancels = on_cancels
 
     async def run(self) -> None:
-        """Duty: watch, and watch again."""
+        """Watches, and watches again after every end. A duty."""
         failures = 0
         while True:
             note_progress()
-            self._on_queued()  # whatever was said while nobody listened
+            self._on_queued()  # messages may have been lost while there was no stream
             try:
-                async with aclosing(self._ledger.watch_queue()) as hints:
-                    async for hint in hints:
+                async with aclosing(self._ledger.watch_queue()) as messages:
+                    async for message in messages:
                         failures = 0
                         note_progress()
-                        if hint.claimable:
+                        if message.claimable:
                             self._on_queued()
-                        self._on_cancels(hint.cancel_task_ids)
+                        self._on_cancels(message.cancel_task_ids)
             except TenureError as error:
-                _log.info("the ledger's hints have to be asked for again", extra={"error": error})
+                _log.info("the queue watch broke and is opened again", extra={"error": error})
             failures += 1
             await rest(_AGAIN.wait_seconds(failures, random.random()))

@@ -1,7 +1,8 @@
-"""Lists are truth: every few seconds ledger and etcd are compared, and what does not fit is put right.
+"""Compares the ledger with etcd every few seconds, and repairs the differences.
 
-Running rows are read first and claims after them: a row read later could belong to a claim made after the list.
-Whatever is found, somebody may be about to do already; so each finding has to last before anything is done about it.
+It reads the running tasks first and the claims second: a task row that was read later could belong to a claim that was
+made after the list of claims. Another process may be about to repair a difference already, so each difference must last
+for a time first.
 """
 
 from __future__ import annotations
@@ -27,58 +28,61 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger(__name__)
 _LASTING_SECONDS: Final = 1.0
-"""How long a running row has to be without its claim: the watch needs milliseconds, and knows the reason."""
+"""The time for which a running task must be without its claim.
+
+The key watch needs milliseconds, and knows the reason.
+"""
 _WORKED_ON: Final = frozenset({task_pb2.TASK_STATE_QUEUED, task_pb2.TASK_STATE_RUNNING})
 
 
 class Reconciliation:
-    """The duty `run`. In every replica; all it does is conditional."""
+    """Compares in every replica; all its writes are conditional. The duty is `run`."""
 
     def __init__(
         self,
         store: LeaseStore,
         ledger: LedgerClient,
         sessions: Sessions,
-        losses: LostClaims,
+        lost_claims: LostClaims,
         interval_seconds: float,
         timing: Timing,
-        operating: OperatorRequests,
+        operator_requests: OperatorRequests,
     ) -> None:
         self._store = store
         self._ledger = ledger
         self._sessions = sessions
-        self._losses = losses
+        self._lost_claims = lost_claims
         self._interval_seconds = interval_seconds
         self._start_timeout_seconds = timing.start_timeout_seconds
-        self._operating = operating
+        self._operator_requests = operator_requests
         self._suspects: dict[str, float] = {}
 
     async def run(self) -> None:
-        """Duty."""
+        """Compares periodically. A duty."""
         while True:
             await rest(self._interval_seconds * random.uniform(0.8, 1.2))
             try:
                 await self._compare()
             except TenureError as error:
-                _log.warning("ledger and etcd could not be compared", extra={"error": error})
+                _log.warning("the reconciliation of the ledger with etcd failed and is retried", extra={"error": error})
 
     async def _compare(self) -> None:
         running = {row.task_id: row for row in await self._ledger.list_running()}
         claims = await self._store.claims.list_all()
         lost = [row for row in running.values() if _claim_id(claims.get(row.task_id)) != row.claim_id]
-        others = [
+        unmatched = [
             claim
             for claim in claims.values()
             if _running_under(running.get(claim.task_id)) != _claim_id(claim) or self._is_dropped(claim)
         ]
         self._clear_suspects(running)
         await self._end_absent_sessions()
-        await self._operating.remind()
-        await self._delete_unworked(others)
+        await self._operator_requests.remind()
+        await self._delete_unworked(unmatched)
         await self._requeue(lost)
 
     def _clear_suspects(self, running: dict[str, pb.ListRunningResponse.Running]) -> None:
-        """Tasks that made a step since they were granted may be held beside any other."""
+        """Clears the mark of suspect tasks that made a step since their grant: they may share a session again."""
         for session in self._sessions:
             for claim in session.claims.values():
                 row = running.get(claim.held.task_id) if claim.suspect else None
@@ -86,7 +90,7 @@ class Reconciliation:
                     claim.suspect = row.suspect
 
     async def _end_absent_sessions(self) -> None:
-        """Streams of sessions that etcd has no more: the watch may have missed their end."""
+        """Ends the streams of sessions that etcd no longer has: the key watch may have missed their end."""
         attached = list(self._sessions)
         known = {session.session_id for session in await self._store.sessions.list_all()}
         for session in attached:
@@ -97,15 +101,15 @@ class Reconciliation:
         if not lost:
             return
         await asyncio.sleep(_LASTING_SECONDS)
-        await self._losses.requeue(
+        await self._lost_claims.requeue(
             LostClaim(row.task_id, row.claim_id, Reason.CLAIM_LOST, f"the claim of {row.owner or 'its worker'} is gone")
             for row in lost
         )
 
     async def _delete_unworked(self, claims: list[HeldClaim]) -> None:
-        """Claims that are not the running one of their task, or that their worker does not hold.
+        """Deletes claims that their tasks do not run under, or that their workers do not hold.
 
-        They are about to be opened or released, or they were left behind.
+        Such a claim is about to be opened or released, or it was left over, so it must last first.
         """
         now = asyncio.get_running_loop().time()
         since = {each.record.claim_id: self._suspects.get(each.record.claim_id, now) for each in claims}
@@ -127,13 +131,14 @@ class Reconciliation:
         if suspect_seconds < self._start_timeout_seconds:
             return None
         if not verdict.registered:
-            return "the ledger does not know it"
+            return "the ledger has not registered it"
         return "its worker does not hold it" if self._is_dropped(claim) else None
 
     def _is_dropped(self, claim: HeldClaim) -> bool:
-        """Whether it is a claim of a session attached here whose worker came without it, or was told that it is lost.
+        """Whether a session attached here does not hold the claim.
 
-        A release that died with the replica it was said to leaves one behind, and so does a deletion that failed.
+        Its worker attached without the claim, or the claim was revoked. A release that was lost with its replica leaves
+        such a claim, and so does a failed deletion.
         """
         session = self._sessions.get(claim.record.session_id)
         if session is None or claim.record.claim_id in session.claims:
@@ -141,9 +146,9 @@ class Reconciliation:
         return session.is_current(asyncio.get_running_loop().time())
 
     async def _delete(self, claim: HeldClaim, why: str) -> None:
-        _log.warning("a claim that nobody works under is deleted", extra={"task": claim.task_id, "why": why})
-        message = f"a claim of {claim.record.worker_id} was left behind: {why}"
-        await self._losses.take_away(claim, LostClaim.of(claim, Reason.CLAIM_LOST, message))
+        _log.warning("a claim without a working owner is deleted", extra={"task": claim.task_id, "why": why})
+        message = f"a claim of {claim.record.worker_id} was left over: {why}"
+        await self._lost_claims.delete_and_requeue(claim, LostClaim.of(claim, Reason.CLAIM_LOST, message))
 
 
 def _claim_id(claim: HeldClaim | None) -> str:

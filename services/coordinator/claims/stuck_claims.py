@@ -1,4 +1,4 @@
-"""Claims of live workers that do not get on: never taken up, or without progress. They go to somebody else."""
+"""Revokes and requeues claims whose workers are alive but never open the task or make no progress."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ _LOOK_SECONDS: Final = 0.5
 
 
 class StuckClaims:
-    """The duty `run` looks at what the renewals of this replica's sessions say."""
+    """Checks the renewals of this replica's sessions. The duty is `run`."""
 
-    def __init__(self, sessions: Sessions, losses: LostClaims) -> None:
+    def __init__(self, sessions: Sessions, lost_claims: LostClaims) -> None:
         self._sessions = sessions
-        self._losses = losses
+        self._lost_claims = lost_claims
 
     async def run(self) -> None:
-        """Duty."""
+        """Checks all sessions twice a second. A duty."""
         async with TaskGroup() as group:
             while True:
                 await rest(_LOOK_SECONDS)
                 now = asyncio.get_running_loop().time()
                 for session in self._sessions:
                     if not session.is_current(now):
-                        continue  # a replica that slept judges nobody by what it heard before
+                        continue  # a replica that slept has only old reports
                     for claim, why in _stuck_claims_of(session):
-                        group.create_task(self._take_away(claim, *why))
+                        group.create_task(self._end_claim(claim, *why))
 
-    async def _take_away(self, claim: WorkedClaim, reason: str, message: str) -> None:
-        _log.warning("a claim is taken away", extra={"task": claim.held.task_id, "reason": reason, "why": message})
+    async def _end_claim(self, claim: WorkedClaim, reason: str, message: str) -> None:
+        _log.warning("a claim is revoked", extra={"task": claim.held.task_id, "reason": reason, "why": message})
         call = claim.progress.reported.call
-        await self._losses.take_away(claim.held, LostClaim.of(claim.held, reason, message, call))
+        await self._lost_claims.delete_and_requeue(claim.held, LostClaim.of(claim.held, reason, message, call))
 
 
 def _stuck_claims_of(session: AttachedSession) -> list[tuple[WorkedClaim, tuple[str, str]]]:
-    """The claims that have to go; they are the session's no more, and its worker is told."""
-    stalled = [(claim, why) for claim in session.claims.values() if (why := _why(session, claim)) is not None]
-    for claim, (reason, _) in stalled:
+    """Revokes the stuck claims of a session, and returns them with reason and message."""
+    stuck = [(claim, why) for claim in session.claims.values() if (why := _why(session, claim)) is not None]
+    for claim, (reason, _) in stuck:
         session.revoke(claim.held.record.claim_id, reason)
-    return stalled
+    return stuck
 
 
 def _why(session: AttachedSession, claim: WorkedClaim) -> tuple[str, str] | None:
     worker, timing, renewed_at = session.worker_id, session.timing, session.renewed_at
-    # Counted by renewals: a worker that sends none is not idle but dead, and its lease will tell.
+    # Counted at the last renewal: a worker that sends none is not stuck but dead, and its lease will expire.
     if renewed_at is None:
         return None
     if claim.unnamed_since is not None:

@@ -1,4 +1,4 @@
-"""One call to etcd: its deadline, what its failure means, and whether it may be tried again."""
+"""Makes one call to etcd: its deadline, the meaning of its failure, and its retries."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ if TYPE_CHECKING:
     from grpc.aio import AioRpcError
 
 
-# How a call to etcd can fail, sorted by what is known about its effect.
+# The failures of a call to etcd, by the knowledge about its effect.
 
 # ruff: noqa: N818 - like the domain's errors, these are named for what happened
 
 
 class EtcdError(Exception):
-    """The root of everything this package raises for a call to etcd."""
+    """The base class of all errors that this package raises for a call to etcd."""
 
 
 class EtcdUnavailable(EtcdError):
-    """Nothing was done, or nothing was read: the same call may succeed later."""
+    """The call had no effect and read nothing. The same call may succeed later."""
 
 
 class EtcdUnclear(EtcdError):
-    """A write whose outcome is not known. It may still be applied after this was raised: absence proves nothing."""
+    """The outcome of a write is unknown. It may still be applied later, so an absent key proves nothing."""
 
 
 class EtcdRefused(EtcdError):
-    """etcd's answer is no, and nothing was done. The same call will be refused again."""
+    """etcd refused the call, which had no effect. The same call will be refused again."""
 
 
 class LeaseExpired(EtcdRefused):
-    """There is no such lease: it expired, was revoked, or was never granted."""
+    """The lease does not exist: it expired, was revoked, or was never granted."""
 
 
 class Compacted(EtcdRefused):
-    """The revision asked for is no longer kept: list again."""
+    """The requested revision is compacted: list again."""
 
 
 class FutureRevision(EtcdRefused):
-    """The revision asked for is not there yet: this etcd is behind the one that named it."""
+    """The requested revision does not exist yet: this etcd is behind the one that gave it."""
 
 
 class SpaceExhausted(EtcdUnclear):
-    """etcd is out of space (NOSPACE alarm): it takes reads and deletes only until an operator intervenes.
+    """etcd is out of space (NOSPACE alarm): it accepts only reads and deletes until an operator intervenes.
 
-    Unclear all the same: the write that first meets the quota where it is applied, and not at the door, is carried
-    out and then answered with this (quotaApplierV3 of every release).
+    The outcome is still unclear: when a write meets the quota only where it is applied, etcd carries it out and then
+    answers with this error (quotaApplierV3 of every release).
     """
 
 
-# etcd, api/v3rpc/rpctypes/error.go: the texts are the API, several of them share a code.
+# etcd, api/v3rpc/rpctypes/error.go: the texts are the API, because several errors share a code.
 _REFUSALS: dict[str, type[EtcdRefused]] = {
     "requested lease not found": LeaseExpired,
     "mvcc: required revision has been compacted": Compacted,
@@ -67,12 +67,12 @@ _REFUSALS: dict[str, type[EtcdRefused]] = {
 }
 _OUT_OF_SPACE = "mvcc: database space exceeded"
 
-# Given before anything is proposed to raft: a full queue of proposals; a member that knows of no leader (asked for by
-# the `hasleader` metadata and checked by an interceptor in front of the handler).
+# etcd gives these answers before it proposes anything to raft: a full queue of proposals; a member without a leader
+# (requested by the `hasleader` metadata and checked by an interceptor before the handler).
 _NOTHING_PROPOSED = ("etcdserver: too many requests", "etcdserver: no leader")
 
-# etcd answers with these only when a request was rejected as a whole. RESOURCE_EXHAUSTED is not among them: gRPC itself
-# uses it for an answer that is too large, that is, after the write.
+# etcd answers with these codes only when it rejected a request as a whole. RESOURCE_EXHAUSTED is not among them: gRPC
+# itself uses it for an answer that is too large, that is, after the write.
 _DEFINITE_CODES = frozenset(
     {
         StatusCode.INVALID_ARGUMENT,
@@ -88,12 +88,12 @@ _DEFINITE_CODES = frozenset(
 
 
 def read_error(error: AioRpcError) -> EtcdRefused | EtcdUnavailable:
-    """What a failed read means: it changed nothing, so whatever is not a refusal is worth another try."""
+    """Returns the meaning of a failed read. It changed nothing, so every failure except a refusal may be retried."""
     return _refusal(error) or EtcdUnavailable(_message(error))
 
 
 def write_error(error: AioRpcError) -> EtcdRefused | EtcdUnavailable | EtcdUnclear:
-    """What a failed write means. Unclear, unless etcd said otherwise."""
+    """Returns the meaning of a failed write: unclear, unless etcd's answer says otherwise."""
     if refusal := _refusal(error):
         return refusal
     details = error.details() or ""
@@ -126,7 +126,7 @@ _BACKOFF_CAP_SECONDS = 1.0
 
 
 def backoff_seconds(failures: int) -> float:
-    """How long to wait after so many failures in a row: exponential, with full jitter, one second at most."""
+    """Returns the pause after this number of failures in a row: exponential, with full jitter, at most one second."""
     return random.uniform(0, min(_BACKOFF_CAP_SECONDS, _BACKOFF_BASE_SECONDS * 2 ** min(failures, 10)))
 
 
@@ -137,16 +137,20 @@ async def write(
     *,
     timeout_seconds: float,
 ) -> ResponseT:
-    """Send a write exactly once. Raises EtcdRefused, EtcdUnavailable (not applied) or EtcdUnclear (not known)."""
+    """Sends a write exactly once.
+
+    Raises EtcdRefused, EtcdUnavailable (not applied) or EtcdUnclear (outcome unknown).
+    """
     if (size := request.ByteSize()) > MAX_REQUEST_BYTES:
-        # Judged here: the gRPC server in etcd would cut it off with an answer that leaves the outcome open.
-        raise EtcdRefused(f"a request of {size} bytes; etcd takes {MAX_REQUEST_BYTES}")
+        # Checked here, because the gRPC server in etcd would refuse it with an answer that leaves the outcome open.
+        raise EtcdRefused(f"a request has {size} bytes, more than etcd's limit of {MAX_REQUEST_BYTES}")
     endpoint = endpoints.current
     try:
         return await method(endpoint)(request, timeout=timeout_seconds, metadata=REQUIRE_LEADER)
     except grpc.aio.AioRpcError as error:
         meaning = write_error(error)
-        if not isinstance(meaning, EtcdRefused | SpaceExhausted):  # those are the cluster's answer, not the member's
+        # those errors come from the whole cluster, not from this member
+        if not isinstance(meaning, EtcdRefused | SpaceExhausted):
             endpoints.rotate(endpoint)
         raise meaning from error
 
@@ -158,13 +162,13 @@ async def read(
     *,
     timeout_seconds: float,
 ) -> ResponseT:
-    """Ask, going round the members a few times within the deadline. Raises EtcdRefused or EtcdUnavailable."""
+    """Sends a read, to several members in turn within the deadline. Raises EtcdRefused or EtcdUnavailable."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_seconds
     for tries_left in range(_READ_TRIES, 0, -1):
         endpoint = endpoints.current
         remaining = deadline - loop.time()
-        # With others to ask, a member that does not answer gets a share of the time only.
+        # With several members, a member that does not answer gets only a share of the time.
         share = remaining / tries_left if len(endpoints) > 1 else remaining
         try:
             return await method(endpoint)(request, timeout=share, metadata=REQUIRE_LEADER)
@@ -177,7 +181,9 @@ async def read(
             if tries_left == 1 or loop.time() + pause >= deadline:
                 raise meaning from error
             await asyncio.sleep(pause)
-    raise EtcdUnavailable("no try left")  # pragma: no cover - the last try returns or raises
+    raise EtcdUnavailable(
+        "unreachable: the last try returns or raises"
+    )  # pragma: no cover - the last try returns or raises
 
 
 async def read_from(
@@ -188,7 +194,7 @@ async def read_from(
     *,
     timeout_seconds: float,
 ) -> ResponseT:
-    """Ask this member, leader or not, and no other. Raises EtcdRefused or EtcdUnavailable."""
+    """Sends a read to this member only, whether it has a leader or not. Raises EtcdRefused or EtcdUnavailable."""
     try:
         return await method(endpoint)(request, timeout=timeout_seconds)
     except grpc.aio.AioRpcError as error:

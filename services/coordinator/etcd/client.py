@@ -1,4 +1,4 @@
-"""The client of etcd: keys, transactions, leases, watches, over one set of endpoints."""
+"""The client of etcd: keys, transactions, leases and watches, over one set of endpoints."""
 
 from __future__ import annotations
 
@@ -69,17 +69,17 @@ class EtcdClient:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End the keep-alive stream and all channels. Close the iterators of watches before."""
+        """Closes the keep-alive stream and all channels. Close the iterators of watches before."""
         await self._keep_alive.aclose()
         await self.endpoints.aclose()
 
     async def get(self, key: bytes, *, timeout_seconds: float | None = None) -> KeyValue | None:
-        """The key as it is now, or None."""
-        answer = await self._range(stubs.RangeRequest(key=key), timeout_seconds)
-        return key_value(answer.kvs[0]) if answer.kvs else None
+        """Returns the key, or None."""
+        response = await self._range(stubs.RangeRequest(key=key), timeout_seconds)
+        return key_value(response.kvs[0]) if response.kvs else None
 
     async def get_many(self, keys: Iterable[bytes], *, timeout_seconds: float | None = None) -> dict[bytes, KeyValue]:
-        """Those of the keys that exist. Read in groups of MAX_TXN_OPS, each at a revision of its own."""
+        """Returns those of the keys that exist. Reads them in groups of MAX_TXN_OPS, each at its own revision."""
         wanted = list(dict.fromkeys(keys))
         by_key: dict[bytes, KeyValue] = {}
         for start in range(0, len(wanted), MAX_TXN_OPS):
@@ -96,26 +96,27 @@ class EtcdClient:
         max_keys: int = 1_000_000,
         timeout_seconds: float | None = None,
     ) -> Listing:
-        """All keys under a prefix at one revision, read page by page; the deadline is per page.
+        """Returns all keys under a prefix at one revision, read in pages; the deadline is per page.
 
-        Raises EtcdRefused beyond `max_keys`, EtcdUnavailable if compaction overtakes the listing again and again.
+        Raises EtcdRefused beyond `max_keys`, and EtcdUnavailable if compaction repeatedly removes the revision
+        meanwhile.
         """
         for _ in range(_LIST_TRIES):
             try:
                 return await self._list(prefix, page_keys, max_keys, timeout_seconds)
             except Compacted:
-                continue  # its revision was compacted between two pages: begin again at the present one
+                continue  # the revision was compacted between two pages: begin again at the present one
         raise EtcdUnavailable(f"the listing of {prefix!r} was overtaken by compaction {_LIST_TRIES} times")
 
     async def count(self, prefix: bytes, *, timeout_seconds: float | None = None) -> int:
-        """How many keys there are under a prefix."""
+        """Returns the number of keys under a prefix."""
         request = stubs.RangeRequest(key=prefix or b"\x00", range_end=prefix_end(prefix), count_only=True)
         return (await self._range(request, timeout_seconds)).count
 
     async def revision(self, *, timeout_seconds: float | None = None) -> int:
-        """The store's present revision, confirmed by a quorum."""
-        answer = await self._range(stubs.RangeRequest(key=b"\x00", count_only=True), timeout_seconds)
-        return answer.header.revision
+        """Returns the store's present revision, confirmed by a quorum."""
+        response = await self._range(stubs.RangeRequest(key=b"\x00", count_only=True), timeout_seconds)
+        return response.header.revision
 
     async def put(
         self,
@@ -126,41 +127,41 @@ class EtcdClient:
         only_if: Sequence[Compare] = (),
         timeout_seconds: float | None = None,
     ) -> TxnResult:
-        """Put a key if all conditions hold; `succeeded` tells whether they did. Raises LeaseExpired."""
+        """Puts a key if all conditions hold; `succeeded` says whether they did. Raises LeaseExpired."""
         txn = Txn(when=tuple(only_if), then=(Put(key, value, lease),))
         return await self.txn(txn, timeout_seconds=timeout_seconds)
 
     async def delete(
         self, key: bytes, *, only_if: Sequence[Compare] = (), timeout_seconds: float | None = None
     ) -> bool:
-        """Delete a key if all conditions hold. Whether something was deleted."""
+        """Deletes a key if all conditions hold. Returns whether a key was deleted."""
         result = await self.txn(Txn(when=tuple(only_if), then=(Delete(key),)), timeout_seconds=timeout_seconds)
         return result.succeeded and result.results == (1,)
 
     async def delete_prefix(self, prefix: bytes, *, timeout_seconds: float | None = None) -> int:
-        """Delete all keys under a prefix, in one revision. How many there were."""
+        """Deletes all keys under a prefix in one revision. Returns their number."""
         request = stubs.DeleteRangeRequest(key=prefix or b"\x00", range_end=prefix_end(prefix))
         timeout = self._timeout(timeout_seconds)
-        answer = await write(self.endpoints, lambda e: e.kv.DeleteRange, request, timeout_seconds=timeout)
-        return answer.deleted
+        response = await write(self.endpoints, lambda e: e.kv.DeleteRange, request, timeout_seconds=timeout)
+        return response.deleted
 
     async def txn(self, txn: Txn, *, timeout_seconds: float | None = None) -> TxnResult:
-        """Carry out a transaction; tried again only if it is read-only. Raises ValueError when it is too wide."""
+        """Runs a transaction; retries it only if it is read-only. Raises ValueError when it is too wide."""
         call = read if txn.is_read_only else write
         request = transactions.to_request(txn)
         timeout = self._timeout(timeout_seconds)
-        answer = await call(self.endpoints, lambda e: e.kv.Txn, request, timeout_seconds=timeout)
-        return transactions.from_response(answer, answer.header.revision)
+        response = await call(self.endpoints, lambda e: e.kv.Txn, request, timeout_seconds=timeout)
+        return transactions.from_response(response, response.header.revision)
 
     async def grant(self, ttl_seconds: int, *, timeout_seconds: float | None = None) -> EtcdLease:
-        """A new lease. An unclear one, if it was granted, ends by itself after its TTL."""
+        """Grants a new lease. A lease that was granted with an unclear answer ends after its TTL."""
         request = stubs.LeaseGrantRequest(TTL=ttl_seconds)
         timeout = self._timeout(timeout_seconds)
-        answer = await write(self.endpoints, lambda e: e.lease.LeaseGrant, request, timeout_seconds=timeout)
-        return EtcdLease(answer.ID, answer.TTL)
+        response = await write(self.endpoints, lambda e: e.lease.LeaseGrant, request, timeout_seconds=timeout)
+        return EtcdLease(response.ID, response.TTL)
 
     async def revoke(self, lease: int, *, timeout_seconds: float | None = None) -> bool:
-        """End a lease; all its keys vanish in one revision. False if there was no such lease."""
+        """Revokes a lease, which deletes all its keys in one revision. Returns False if the lease does not exist."""
         request = stubs.LeaseRevokeRequest(ID=lease)
         timeout = self._timeout(timeout_seconds)
         try:
@@ -170,72 +171,72 @@ class EtcdClient:
         return True
 
     async def keep_alive(self, lease: int, *, timeout_seconds: float | None = None) -> int:
-        """Renew a lease once; its TTL in seconds. Raises LeaseExpired, EtcdUnavailable, EtcdUnclear.
+        """Renews a lease once and returns its TTL in seconds. Raises LeaseExpired, EtcdUnavailable and EtcdUnclear.
 
-        A sign of life, not a proof of ownership: old releases of etcd may answer for a lease just revoked.
+        An answer is no proof of ownership: old releases of etcd may answer for a lease that was just revoked.
         """
         return await self._keep_alive.renew(lease, timeout_seconds=self._timeout(timeout_seconds))
 
     async def time_to_live(self, lease: int, *, timeout_seconds: float | None = None) -> int:
-        """Seconds left, at least. Raises LeaseExpired."""
+        """Returns the minimum of seconds that the lease has left. Raises LeaseExpired."""
         request = stubs.LeaseTimeToLiveRequest(ID=lease)
         timeout = self._timeout(timeout_seconds)
-        answer = await read(self.endpoints, lambda e: e.lease.LeaseTimeToLive, request, timeout_seconds=timeout)
-        if answer.TTL < 0:
+        response = await read(self.endpoints, lambda e: e.lease.LeaseTimeToLive, request, timeout_seconds=timeout)
+        if response.TTL < 0:
             raise LeaseExpired(f"lease {lease:x} is gone")
-        return answer.TTL
+        return response.TTL
 
     def watch(self, prefix: bytes, start_revision: int, *, previous: bool = False) -> AsyncGenerator[WatchItem, None]:
-        """What changes under a prefix from `start_revision` on: a listing's revision + 1. Ends after a Resync.
+        """Yields the changes under a prefix from `start_revision` on: a listing's revision + 1. Ends after a Resync.
 
-        Use it in `contextlib.aclosing`, so that its stream ends where the loop does.
+        Use it in `contextlib.aclosing`, so that its stream ends with the loop.
         """
         watch = EtcdWatch(self.endpoints, prefix, start_revision, previous=previous, patience=self._watch_patience)
         return watch.items()
 
     async def status(self, *, timeout_seconds: float | None = None) -> MemberStatus:
-        """What the member asked at present says of itself: needs no quorum, so it also tells of a lost leader.
+        """Returns the present member's own status. It needs no quorum, so it also shows a lost leader.
 
-        Raises EtcdUnavailable when it does not answer; the next call then asks the next member.
+        Raises EtcdUnavailable when the member does not answer; the next call then goes to the next member.
         """
         endpoint = self.endpoints.current
-        answer = await read_from(
+        response = await read_from(
             self.endpoints,
             endpoint,
             lambda e: e.maintenance.Status,
             stubs.StatusRequest(),
             timeout_seconds=self._timeout(timeout_seconds),
         )
-        header = answer.header
+        header = response.header
         return MemberStatus(
             endpoint=endpoint.target,
             cluster_id=header.cluster_id,
             member_id=header.member_id,
-            version=answer.version,
+            version=response.version,
             revision=header.revision,
-            raft_term=answer.raftTerm,
-            has_leader=answer.leader != 0,
-            is_leader=answer.leader == header.member_id,
+            raft_term=response.raftTerm,
+            has_leader=response.leader != 0,
+            is_leader=response.leader == header.member_id,
         )
 
     async def alarms(self, *, timeout_seconds: float | None = None) -> frozenset[str]:
-        """The alarms that stand, such as NOSPACE: the cluster's, so any member that has a leader can tell."""
+        """Returns the present alarms of the cluster, such as NOSPACE, as any member with a leader knows them."""
         timeout = self._timeout(timeout_seconds)
         request = stubs.StatusRequest()
-        answer = await read(self.endpoints, lambda e: e.maintenance.Status, request, timeout_seconds=timeout)
-        return frozenset(name for error in answer.errors if (name := _alarm(error)))
+        response = await read(self.endpoints, lambda e: e.maintenance.Status, request, timeout_seconds=timeout)
+        return frozenset(name for error in response.errors if (name := _alarm(error)))
 
     async def _list(self, prefix: bytes, page_keys: int, max_keys: int, timeout_seconds: float | None) -> Listing:
         key_values: list[KeyValue] = []
         start, end, revision = prefix or b"\x00", prefix_end(prefix), 0
         while True:
             page = stubs.RangeRequest(key=start, range_end=end, limit=page_keys, revision=revision)
-            answer = await self._range(page, timeout_seconds)
-            revision = revision or answer.header.revision
-            key_values.extend(key_value(each) for each in answer.kvs)
+            response = await self._range(page, timeout_seconds)
+            revision = revision or response.header.revision
+            key_values.extend(key_value(each) for each in response.kvs)
             if len(key_values) > max_keys:
                 raise EtcdRefused(f"more than {max_keys} keys under {prefix!r}")
-            if not answer.more:
+            if not response.more:
                 return Listing(revision, tuple(key_values))
             start = key_values[-1].key + b"\x00"
 
@@ -248,5 +249,5 @@ class EtcdClient:
 
 
 def _alarm(error: str) -> str:
-    """The alarm in a line of a member's status: `memberID:11 alarm:NOSPACE`. Other lines are no alarms."""
+    """Returns the alarm in a line of a member's status, `memberID:11 alarm:NOSPACE`, or "" for another line."""
     return error.partition("alarm:")[2].strip()

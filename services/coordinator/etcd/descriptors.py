@@ -1,8 +1,8 @@
-"""Reads the descriptors of etcd's API out of the installed `etcd3` package, without running its code.
+"""Reads the descriptors of etcd's API from the installed `etcd3` package, without running its code.
 
 The `_pb2` modules of etcd3 0.12.0 were generated for protobuf 3 and raise TypeError on import under protobuf 4 and
-later. The serialized descriptors inside them are still good: they are cut out of the source text and put into a
-pool of their own, so that another etcd library in the process cannot collide with them.
+later. The serialized descriptors inside them are still valid: this module reads them from the source text and puts them
+into a pool of their own, so that another etcd library in the process cannot collide with them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FILES = ("kv_pb2.py", "auth_pb2.py", "rpc_pb2.py")
 
 
 class EtcdStubsError(ImportError):
-    """The `etcd3` package is missing, or is not the one whose messages are known here."""
+    """The `etcd3` package is missing, or it is not the supported version."""
 
 
 class EtcdApi:
@@ -41,14 +41,14 @@ class EtcdApi:
             self._pool.Add(file)
 
     def message(self, full_name: str) -> Any:
-        """The class of a message; the same object each time."""
+        """Returns the class of a message; the same object each time."""
         try:
             return message_factory.GetMessageClass(self._pool.FindMessageTypeByName(full_name))
         except KeyError as error:
             raise EtcdStubsError(f"the installed etcd3 package has no message {full_name}") from error
 
     def stub(self, service_name: str) -> type[Any]:
-        """A class that, given a grpc.aio channel, has one callable per method of the service."""
+        """Returns a class that takes a grpc.aio channel and has one callable per method of the service."""
         try:
             service = self._pool.FindServiceByName(service_name)
         except KeyError as error:
@@ -76,7 +76,7 @@ def _callable(channel: grpc.aio.Channel, method: MethodDescriptor) -> Any:
 
 
 def _package_folder() -> Path:
-    # Of a top-level package find_spec tells the place without importing it.
+    # find_spec finds a top-level package without importing it.
     spec = importlib.util.find_spec("etcd3")
     if spec is None or not spec.submodule_search_locations:
         raise EtcdStubsError("the package etcd3 is not installed: pip install etcd3==0.12.0")
@@ -96,13 +96,13 @@ def _file_descriptor(path: Path) -> descriptor_pb2.FileDescriptorProto:
 def _serialized_descriptors(tree: ast.Module) -> Iterator[bytes]:
     for node in ast.walk(tree):
         if isinstance(node, ast.keyword) and node.arg == "serialized_pb":
-            # Written as b'…' or as _b('…'), where _b is an encoder for Python 2 and 3 alike.
+            # Written as b'…' or as _b('…'), where _b is an encoder for Python 2 and 3.
             literal = ast.literal_eval(node.value.args[0] if isinstance(node.value, ast.Call) else node.value)
             yield literal.encode("latin1") if isinstance(literal, str) else literal
 
 
 def _add_progress_request(file: descriptor_pb2.FileDescriptorProto) -> None:
-    """Add what etcd 3.4 added to the 3.3 API of the package: asking a watch stream whether it is still alive."""
+    """Adds etcd 3.4's progress request to the 3.3 API of the package: it asks a watch stream for a message."""
     messages = {message.name: message for message in file.message_type}
     if "WatchRequest" not in messages or "WatchProgressRequest" in messages:
         return
@@ -118,7 +118,7 @@ def _add_progress_request(file: descriptor_pb2.FileDescriptorProto) -> None:
 
 
 def _add_status_errors(file: descriptor_pb2.FileDescriptorProto) -> None:
-    """Add what etcd 3.4 added to a member's status: its alarms, in words."""
+    """Adds etcd 3.4's list of alarm texts to a member's status."""
     messages = {message.name: message for message in file.message_type}
     status = messages.get("StatusResponse")
     if status is None or any(field.name == "errors" for field in status.field):

@@ -1,4 +1,4 @@
-"""The members of an etcd cluster as this process sees them: a channel to each, and which one is asked at present."""
+"""Holds a channel to each member of an etcd cluster, and chooses the member for the next call."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ _PING_TIMEOUT_MS = 2_000
 _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", _PING_INTERVAL_MS),
     ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
-    # Without this one a frozen peer is found after a minute, whatever keepalive_timeout_ms says.
+    # Without this option a frozen peer is detected only after a minute, whatever keepalive_timeout_ms says.
     ("grpc.http2.ping_timeout_ms", _PING_TIMEOUT_MS),
     # etcd permits no pings on a connection without streams.
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.http2.max_pings_without_data", 0),
-    # A member that comes back is to be noticed within a second, not after the default of two minutes.
+    # A returning member must be noticed within a second, not after the default of two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.min_reconnect_backoff_ms", 2_000),
-    # Clients do not share connections: what breaks one does not break the other.
+    # Clients do not share connections, so that a broken one affects one client only.
     ("grpc.use_local_subchannel_pool", 1),
-    # etcd is reached inside the cluster; http_proxy is meant for the way out of it.
+    # etcd runs inside the cluster; http_proxy is for traffic that leaves it.
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", 32 * 1024 * 1024),
 )
 
-# Asks a member that has lost its leader to say so at once instead of holding the call until it times out.
+# Makes a member without a leader refuse at once, instead of holding the call until its timeout.
 REQUIRE_LEADER = (("hasleader", "true"),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsIdentity:
-    """PEM bytes: the authority that signed etcd's certificates, and our own certificate and key (both or neither)."""
+    """PEM bytes: the authority of etcd's certificates, and this client's certificate and key (both or neither)."""
 
     ca: bytes | None = None
     certificate: bytes | None = None
@@ -60,7 +60,7 @@ class TlsIdentity:
 
 
 class Endpoint:
-    """One member: its channel and the stubs on it."""
+    """One member: its channel and its stubs."""
 
     def __init__(self, target: str, channel: grpc.aio.Channel) -> None:
         self.target = target
@@ -72,10 +72,10 @@ class Endpoint:
 
 
 class Endpoints:
-    """All members. `current` is the one to ask; whoever finds it failing calls `rotate`.
+    """All members. `current` is the member to use; a caller that finds it failing calls `rotate`.
 
-    Targets are `host:port`, `http://host:port` or `https://host:port`. TLS is used when any is https or a
-    TlsIdentity is given; the two kinds do not mix. To be made, used and closed in one event loop.
+    Targets are `host:port`, `http://host:port` or `https://host:port`. TLS is used when any target is https or a
+    TlsIdentity is given; the two kinds do not mix. Create, use and close it in one event loop.
     """
 
     def __init__(self, targets: Sequence[str], tls: TlsIdentity | None = None) -> None:
@@ -88,19 +88,19 @@ class Endpoints:
 
     @property
     def current(self) -> Endpoint:
-        """The member to ask."""
+        """The member to use."""
         return self._members[self._index]
 
     def __len__(self) -> int:
         return len(self._members)
 
     def rotate(self, failed: Endpoint) -> None:
-        """Go to the next member, if `failed` is still the current one: many callers find the same failure."""
+        """Moves to the next member if `failed` is still the current one, because many callers find the same failure."""
         if failed is self.current:
             self._index = (self._index + 1) % len(self._members)
 
     async def aclose(self) -> None:
-        """Close all channels; calls still running are cancelled."""
+        """Closes all channels, which cancels running calls."""
         await asyncio.gather(*(member.channel.close() for member in self._members))
 
     async def __aenter__(self) -> Self:
@@ -111,7 +111,7 @@ class Endpoints:
 
 
 def parse_targets(targets: Sequence[str]) -> tuple[list[str], bool]:
-    """Split endpoints into `host:port` and whether they want TLS. Raises ValueError on an unusable list."""
+    """Splits endpoints into `host:port` and whether they need TLS. Raises ValueError on an unusable list."""
     if not targets:
         raise ValueError("no etcd endpoint given")
     schemes: set[str] = set()

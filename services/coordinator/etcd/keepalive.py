@@ -1,7 +1,7 @@
-"""Keep-alives of many leases over one stream.
+"""Renews many leases over one stream.
 
-Nothing here renews by itself: each call of `renew` sends one request and gives its answer, so that a lease lives
-exactly as long as somebody has a reason to renew it.
+It never renews on its own: each call of `renew` sends one request and returns its answer, so that a lease lives exactly
+as long as a caller has a reason to renew it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TRIES = 3
-# A stream is opened anew every hour, so that no call is without a deadline.
+# The stream is replaced every hour, so that each call has a deadline.
 _STREAM_MAX_AGE_SECONDS = 3_600.0
 _CLOSE_SECONDS = 1.0
 
 
 class KeepAlive:
-    """The keep-alive stream of this process. Opened at the first renewal, and again after it broke."""
+    """The keep-alive stream of this process. Opens at the first renewal, and again after a break."""
 
     def __init__(self, endpoints: Endpoints, *, max_pending: int) -> None:
         self._endpoints = endpoints
@@ -39,18 +39,18 @@ class KeepAlive:
         self._closed = False
 
     async def renew(self, lease: int, *, timeout_seconds: float) -> int:
-        """Extend a lease by its TTL and return that TTL in seconds, as counted by etcd from some time after the call.
+        """Renews a lease by its TTL. Returns the TTL in seconds, which etcd counts from some time after the call.
 
-        A renewal may be repeated without harm, so it is tried again on another member when the stream breaks.
-        Raises LeaseExpired, EtcdUnavailable when too many are waiting, EtcdUnclear when no answer came in time.
+        A repeated renewal is harmless, so it is retried on another member when the stream breaks. Raises LeaseExpired,
+        EtcdUnavailable when too many renewals are pending, and EtcdUnclear when no answer came in time.
         """
         asked_at = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(timeout_seconds):
                 ttl_seconds = await self._ask(lease)
         except TimeoutError as error:
-            if self._stream is not None and self._stream.heard_at < asked_at:
-                # Nothing at all was heard since: this member is not answering, and nobody else shall wait for it.
+            if self._stream is not None and self._stream.last_answer_at < asked_at:
+                # The member has sent nothing since: it does not answer, and no further renewal shall wait for it.
                 self._stream.break_off("no answer in time")
             raise EtcdUnclear(f"the renewal of lease {lease:x} was not answered in {timeout_seconds} s") from error
         if ttl_seconds <= 0:
@@ -58,7 +58,7 @@ class KeepAlive:
         return ttl_seconds
 
     async def aclose(self) -> None:
-        """End the stream; renewals still waiting end as unclear."""
+        """Ends the stream; pending renewals end as unclear."""
         self._closed = True
         if self._stream is not None:
             self._stream.break_off("the client is closing")
@@ -91,17 +91,17 @@ class _StreamBrokenError(Exception):
 
 
 class _Stream:
-    """One life of the stream. etcd answers its requests one by one, in the order they were sent."""
+    """One connection of the stream. etcd answers its requests one by one, in order."""
 
     def __init__(self, endpoints: Endpoints, *, max_pending: int) -> None:
         self._endpoints = endpoints
         self._endpoint: Endpoint = endpoints.current
         self._max_pending = max_pending
         self._pending = 0
-        # Answers name their lease only. A renewal whose caller went away keeps its place until it is answered.
+        # Answers name only their lease. A renewal whose caller went away keeps its place until it is answered.
         self._waiting: dict[int, deque[asyncio.Future[int]]] = {}
         self._outbox: asyncio.Queue[int | None] = asyncio.Queue()
-        self.heard_at = 0.0
+        self.last_answer_at = 0.0
         self.broken = False
         self._call = self._endpoint.lease.LeaseKeepAlive(
             self._requests(), timeout=_STREAM_MAX_AGE_SECONDS, metadata=REQUIRE_LEADER
@@ -109,9 +109,9 @@ class _Stream:
         self.receiving = asyncio.create_task(self._receive(), name="etcd-keepalive")
 
     async def ask(self, lease: int) -> int:
-        """Send one keep-alive and wait for the TTL it is answered with; the caller sets the deadline by cancelling."""
+        """Sends one keep-alive and returns the TTL of its answer. The caller sets the deadline by cancelling."""
         if self._pending >= self._max_pending:
-            raise EtcdUnavailable(f"{self._pending} renewals are waiting for etcd already")
+            raise EtcdUnavailable(f"{self._pending} renewals are pending already; try again later")
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(lease, deque()).append(answer)
         self._pending += 1
@@ -119,7 +119,7 @@ class _Stream:
         return await answer
 
     def break_off(self, reason: str) -> None:
-        """End this life of the stream now; whoever waits is told."""
+        """Ends this connection now; pending renewals fail."""
         self._end(reason)
         self._call.cancel()
 
@@ -138,10 +138,10 @@ class _Stream:
             self._end(reason)
 
     def _on_message(self, response: stubs.LeaseKeepAliveResponse) -> None:
-        self.heard_at = asyncio.get_running_loop().time()
+        self.last_answer_at = asyncio.get_running_loop().time()
         queue = self._waiting.get(response.ID)
         if not queue:
-            log.warning("etcd answered a keep-alive of lease %x that nobody sent", response.ID)
+            log.warning("etcd answered a keep-alive of lease %x without a request", response.ID)
             return
         answer = queue.popleft()
         self._pending -= 1

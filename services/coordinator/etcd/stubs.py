@@ -1,6 +1,6 @@
-"""The messages and stubs of etcd's gRPC API, ready for grpc.aio. Importing this module is all that is needed.
+"""The messages and stubs of etcd's gRPC API for grpc.aio.
 
-Their types are in stubs.pyi; how they are made is in descriptors.py.
+Their types are in stubs.pyi; descriptors.py builds them.
 """
 
 from services.coordinator.etcd.descriptors import EtcdApi

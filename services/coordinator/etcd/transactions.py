@@ -17,14 +17,14 @@ from typing import TypeAlias
 
 from services.coordinator.etcd import stubs
 
-# What etcd's answers are turned into: plain values without protobuf.
+# etcd's answers as plain values without protobuf.
 
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
     """A key as etcd holds it. `lease` is 0 for a key without one.
 
-    `create_revision` stays when the key is put again; `mod_revision` and `version` move.
+    `create_revision` stays when the key is put again; `mod_revision` and `version` change.
     """
 
     key: bytes
@@ -37,7 +37,7 @@ class KeyValue:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The keys under a prefix at one `revision`, sorted by key. A watch goes on from `revision + 1`."""
+    """The keys under a prefix at one `revision`, sorted by key. A watch continues from `revision + 1`."""
 
     revision: int
     key_values: tuple[KeyValue, ...]
@@ -45,7 +45,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class EtcdLease:
-    """A granted lease. `ttl_seconds` is what etcd granted, which may be more than was asked for."""
+    """A granted lease. `ttl_seconds` is the TTL that etcd granted, which may exceed the requested one."""
 
     id: int
     ttl_seconds: int
@@ -53,7 +53,7 @@ class EtcdLease:
 
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
-    """How one member sees the cluster; told by that member alone, without a quorum."""
+    """The cluster as one member sees it, without a quorum."""
 
     endpoint: str
     cluster_id: int
@@ -66,17 +66,17 @@ class MemberStatus:
 
 
 def key_value(message: stubs.KeyValue) -> KeyValue:
-    """The neutral form of etcd's KeyValue."""
+    """Returns etcd's KeyValue without protobuf."""
     return KeyValue(
         message.key, message.value, message.create_revision, message.mod_revision, message.lease, message.version
     )
 
 
 def prefix_end(prefix: bytes) -> bytes:
-    """The first key after all that begin with `prefix`: etcd's `range_end`. The empty prefix means all keys."""
+    """Returns the first key after all keys with this prefix: etcd's `range_end`. The empty prefix means all keys."""
     kept = prefix.rstrip(b"\xff")
     if not kept:
-        # etcd's way to say "to the end"; there is no key after a row of 0xff.
+        # etcd's notation for "to the end"; no key follows a sequence of 0xff.
         return b"\x00"
     return kept[:-1] + bytes([kept[-1] + 1])
 
@@ -87,14 +87,14 @@ MAX_TXN_OPS = 128
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """One condition on one key. Made by the functions below."""
+    """One condition on one key. The functions below make it."""
 
     message: stubs.Compare = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write a key; with a `lease`, it vanishes with that lease."""
+    """Puts a key; with a `lease`, the key is deleted when the lease ends."""
 
     key: bytes
     value: bytes
@@ -103,7 +103,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """Read one key, or with `prefix` all that begin with it (unpaged: only where few can be)."""
+    """Reads one key, or with `prefix` all keys that begin with it (not in pages: only for few keys)."""
 
     key: bytes
     prefix: bool = False
@@ -111,7 +111,7 @@ class Get:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete one key, or with `prefix` all that begin with it."""
+    """Deletes one key, or with `prefix` all keys that begin with it."""
 
     key: bytes
     prefix: bool = False
@@ -119,7 +119,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Txn:
-    """If all of `when` holds, do `then`, else `otherwise`, atomically.
+    """If all of `when` holds, does `then`, else `otherwise`, atomically.
 
     etcd refuses the whole request when a key could be put twice in it, nested transactions included.
     """
@@ -130,13 +130,13 @@ class Txn:
 
     @property
     def width(self) -> int:
-        """How much of MAX_TXN_OPS this takes: its longest list, and the widest transaction nested in it."""
+        """Returns the share of MAX_TXN_OPS that it needs: its longest list plus the widest nested transaction."""
         nested = [operation.width for operation in (*self.then, *self.otherwise) if isinstance(operation, Txn)]
         return max(len(self.when), len(self.then), len(self.otherwise)) + max(nested, default=0)
 
     @property
     def is_read_only(self) -> bool:
-        """Whether it changes nothing on either branch, and may therefore be tried again."""
+        """Whether neither branch changes a key, so that a retry is safe."""
         return all(
             operation.is_read_only if isinstance(operation, Txn) else isinstance(operation, Get)
             for operation in (*self.then, *self.otherwise)
@@ -161,12 +161,12 @@ class TxnResult:
 
     @property
     def key_values(self) -> tuple[KeyValue, ...]:
-        """What the Gets of the branch taken found, in order; nested transactions have their own."""
+        """Returns the results of the Gets of the branch taken, in order, without nested transactions."""
         return tuple(key_value for result in self.results if isinstance(result, tuple) for key_value in result)
 
     @property
     def nested(self) -> tuple[TxnResult, ...]:
-        """The results of the nested transactions of the branch taken, in order."""
+        """Returns the results of the nested transactions of the branch taken, in order."""
         return tuple(result for result in self.results if isinstance(result, TxnResult))
 
 
@@ -190,17 +190,17 @@ def present(key: bytes) -> Compare:
 
 
 def created_at(key: bytes, revision: int) -> Compare:
-    """The key exists and was created at this revision: it is still the same one, whatever was put since."""
+    """The key exists and was created at this revision: it is the same key, even if it was put again since."""
     return _compare(stubs.Compare(key=key, target=stubs.Compare.CREATE, create_revision=revision))
 
 
 def under_lease(key: bytes, lease: int) -> Compare:
-    """The key exists under this lease. Ids of leases contain the time, so another life of etcd gives others."""
+    """The key exists under this lease. Lease ids contain the time, so another life of etcd gives other ids."""
     return _compare(stubs.Compare(key=key, target=stubs.Compare.LEASE, lease=lease))
 
 
 def modified_at(key: bytes, revision: int) -> Compare:
-    """The key was last put at this revision: nobody touched it since."""
+    """The key was last put at this revision: it is unchanged since."""
     return _compare(stubs.Compare(key=key, target=stubs.Compare.MOD, mod_revision=revision))
 
 
@@ -214,9 +214,9 @@ def _compare(message: stubs.Compare) -> Compare:
 
 
 def to_request(txn: Txn) -> stubs.TxnRequest:
-    """The message for a transaction. Raises ValueError when etcd would find it too wide."""
+    """Returns the message of a transaction. Raises ValueError when it is too wide for etcd."""
     if txn.width > MAX_TXN_OPS:
-        raise ValueError(f"a transaction {txn.width} wide; etcd takes {MAX_TXN_OPS}")
+        raise ValueError(f"a transaction is {txn.width} operations wide; etcd's limit is {MAX_TXN_OPS}")
     return _request(txn)
 
 
@@ -245,7 +245,7 @@ def _end(key: bytes, prefix: bool) -> bytes:
 
 
 def from_response(response: stubs.TxnResponse, revision: int) -> TxnResult:
-    """The result of a transaction. `revision` is the outer header's: nested answers carry none."""
+    """Returns the result of a transaction. `revision` comes from the outer header: nested answers have none."""
     return TxnResult(response.succeeded, revision, tuple(_result(each, revision) for each in response.responses))
 
 

@@ -1,7 +1,7 @@
-"""Watching a prefix: a stream of changes that survives its connections and never falls silent.
+"""Watches a prefix: a stream of changes that survives broken connections and detects silent ones.
 
-A watch is a hint, a list is the truth. Whatever could make the hints incomplete ends the watch with a Resync; the
-caller then lists and watches again from there.
+A watch is a hint, a list is the truth. Every event that could make the hints incomplete ends the watch with a Resync;
+the caller then lists and watches again from there.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ if TYPE_CHECKING:
     from services.coordinator.etcd.endpoints import Endpoints
 
 
-# One connection of a watch, with an ear for silence.
+# One connection of a watch, with detection of silence.
 
-# A stream is opened anew every hour, so that no call is without a deadline.
+# The stream is replaced every hour, so that each call has a deadline.
 _STREAM_MAX_AGE_SECONDS = 3_600.0
 _CLOSE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchPatience:
-    """After `idle_seconds` without a message etcd is asked for one; it has `answer_seconds` to send any."""
+    """After `idle_seconds` without a message, etcd is asked for one; it has `answer_seconds` to send any message."""
 
     idle_seconds: float = 3.0
     answer_seconds: float = 2.0
 
 
 class StreamLostError(Exception):
-    """The stream broke, was canceled, or fell silent: watch again on another connection."""
+    """The stream broke, was canceled, or became silent: watch again on another connection."""
 
 
 async def responses(
     endpoint: Endpoint, create: stubs.WatchRequest, patience: WatchPatience
 ) -> AsyncGenerator[stubs.WatchResponse, None]:
-    """Open a watch and yield what etcd sends, the `created` answer first. Raises StreamLostError, never just ends.
+    """Opens a watch and yields etcd's messages, the `created` answer first. Raises StreamLostError at every end.
 
-    Messages are read as they are asked for: a slow reader holds etcd back instead of filling memory.
+    Reads a message when the caller asks for it: a slow reader slows etcd down instead of filling memory.
     """
     call = endpoint.watch.Watch(timeout=_STREAM_MAX_AGE_SECONDS, metadata=REQUIRE_LEADER)
     reader = _Reader(call)
@@ -60,7 +60,7 @@ async def responses(
         response = await reader.next(within_seconds=patience.answer_seconds)
         while True:
             if response is None:
-                raise StreamLostError("fell silent")
+                raise StreamLostError("was silent for too long")
             note_progress()
             yield response
             response = await reader.next(within_seconds=patience.idle_seconds)
@@ -75,24 +75,27 @@ async def responses(
 
 
 class _Reader:
-    """Reads with a time limit. Cancelling a read of grpc.aio cancels the whole call, so the read is kept instead."""
+    """Reads with a time limit.
+
+    Cancelling a read of grpc.aio cancels the whole call, so a pending read is kept instead.
+    """
 
     def __init__(self, call: grpc.aio.StreamStreamCall[stubs.WatchRequest, stubs.WatchResponse]) -> None:
         self._call = call
         self._reading: asyncio.Task[stubs.WatchResponse] | None = None
 
     async def send(self, request: stubs.WatchRequest, *, within_seconds: float) -> None:
-        """Send a request. A write that blocks is a dead stream too."""
+        """Sends a request. A write that blocks counts as a dead stream."""
         try:
             async with asyncio.timeout(within_seconds):
                 await self._call.write(request)
         except TimeoutError as error:
-            raise StreamLostError("takes no requests") from error
+            raise StreamLostError("did not accept a request in time") from error
         except asyncio.InvalidStateError as error:
             raise StreamLostError("ended") from error
 
     async def next(self, *, within_seconds: float) -> stubs.WatchResponse | None:
-        """The next message, or None if there was none in time; the read goes on and a later call gets it."""
+        """Returns the next message, or None if none came in time; the read goes on, and a later call gets it."""
         if self._reading is None:
             self._reading = asyncio.create_task(self._read(), name="etcd-watch-read")
         done, _ = await asyncio.wait({self._reading}, timeout=within_seconds)
@@ -106,7 +109,7 @@ class _Reader:
         if self._reading is not None:
             await asyncio.wait({self._reading}, timeout=_CLOSE_SECONDS)
             if self._reading.done() and not self._reading.cancelled():
-                # Looked at, so that asyncio does not report it as lost: the stream is being given up anyway.
+                # Retrieved, so that asyncio does not report it as lost: the stream is being closed anyway.
                 self._reading.exception()
 
     async def _read(self) -> stubs.WatchResponse:
@@ -121,9 +124,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KeyChange:
-    """A key was put or deleted. Of a deleted one `key_value` has the key and the revision of the deletion only.
+    """A key was put or deleted. For a deletion `key_value` has only the key and the revision of the deletion.
 
-    `previous` is what it replaced, if the watch asked for it and etcd still keeps it.
+    `previous` is the former value, if the watch asked for it and etcd still has it.
     """
 
     key_value: KeyValue
@@ -133,7 +136,7 @@ class KeyChange:
 
 @dataclass(frozen=True, slots=True)
 class KeyChanges:
-    """All changes under the prefix of one or more revisions, none of them cut in two. `revision` is the last one's."""
+    """All changes under the prefix of one or more complete revisions. `revision` is that of the last one."""
 
     revision: int
     changes: tuple[KeyChange, ...]
@@ -141,16 +144,16 @@ class KeyChanges:
 
 @dataclass(frozen=True, slots=True)
 class WatchReconnected:
-    """The watch goes on over another connection; `revision` is the member's at that time.
+    """The watch continues over another connection; `revision` is the member's at that time.
 
-    No proof yet that nothing was missed: if history was compacted meanwhile, a Resync follows in a moment.
+    It does not prove that no change was missed: if history was compacted meanwhile, a Resync follows soon.
     """
 
     revision: int
 
 
 class ResyncReason(enum.Enum):
-    """Why changes may have been missed."""
+    """The reason why changes may have been missed."""
 
     COMPACTED = "COMPACTED"
     REVISION_WENT_BACK = "REVISION_WENT_BACK"
@@ -159,9 +162,9 @@ class ResyncReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Resync:
-    """Changes may have been missed: list again. The last item of a watch.
+    """Changes may have been missed: list again. It is the last item of a watch.
 
-    `revision` is the one etcd is at; for COMPACTED, the one up to which history is gone.
+    `revision` is etcd's present one; for COMPACTED, the one up to which history is deleted.
     """
 
     reason: ResyncReason
@@ -172,7 +175,7 @@ WatchItem: TypeAlias = KeyChanges | WatchReconnected | Resync
 
 
 class EtcdWatch:
-    """One watch of a prefix, over as many connections as it takes. Iterate it once."""
+    """One watch of a prefix, over any number of connections. Iterate it once."""
 
     def __init__(
         self, endpoints: Endpoints, prefix: bytes, start_revision: int, *, previous: bool, patience: WatchPatience
@@ -188,7 +191,7 @@ class EtcdWatch:
         self._failures = 0
 
     async def items(self) -> AsyncGenerator[WatchItem, None]:
-        """Yield what happens until a Resync; connections are replaced for as long as it takes."""
+        """Yields items until a Resync, and replaces broken connections."""
         while True:
             endpoint = self._endpoints.current
             try:
@@ -234,14 +237,14 @@ class EtcdWatch:
         return self._changes(response.events)
 
     async def _check_history(self, header: stubs.ResponseHeader) -> WatchItem | None:
-        """Is this still the etcd, and the history, that we were watching?
+        """Checks that this is the same etcd with the same history as before.
 
-        It has to be asked here: etcd accepts a watch from a revision it does not have yet, and says nothing.
+        This check is necessary: etcd accepts a watch from a future revision without an error.
         """
         if self._cluster_id is not None and header.cluster_id != self._cluster_id:
             return Resync(ResyncReason.CLUSTER_CHANGED, header.revision)
         if header.revision < self._next_revision - 1:
-            # Either history was lost, or this member merely lags behind: only a linearizable read can tell.
+            # Either history was lost, or this member is behind: only a linearizable read can tell.
             revision = await self._current_revision()
             if revision < self._next_revision - 1:
                 return Resync(ResyncReason.REVISION_WENT_BACK, revision)
@@ -258,12 +261,12 @@ class EtcdWatch:
         return answer.header.revision
 
     def _changes(self, events: Sequence[stubs.Event]) -> KeyChanges | None:
-        # A watch that started in the future of a lagging member was seen to be given older events (etcd #20221).
+        # A watch that started in the future of a member that is behind was given older events (etcd #20221).
         fresh = [event for event in events if event.kv.mod_revision >= self._next_revision]
         if not fresh:
             return None
         revision = max(event.kv.mod_revision for event in fresh)
-        # Not the header's revision: it may be ahead of events that are still to come.
+        # Not the header's revision, which may be ahead of events that are still to come.
         self._next_revision = revision + 1
         return KeyChanges(revision, tuple(_change(event) for event in fresh))
 

@@ -1,12 +1,24 @@
-"""What the coordinator keeps in etcd, and the only place that knows it is etcd.
+"""Stores the coordinators' keys in etcd. Only this package and services/coordinator/etcd know that the store is etcd.
 
-    /tenure/generation            which life of etcd this is
-    /tenure/sessions/<session>    a worker's session, under the session's lease; put anew by every re-attachment
+    /tenure/generation            the generation: the number of lives of etcd
+    /tenure/sessions/<session>    a worker's session, under the session's lease; put again by every attach
     /tenure/claims/<task>         a claim, under its session's lease; put once and never again
-    /tenure/leases/<tenant>/<resource>@<claim_id>   a named resource's lease (LeaseService), likewise, under its own
+    /tenure/drains/<session>      an operator's request to drain the session's worker, under the session's lease
+    /tenure/leases/<tenant>/<resource>@<claim_id>   a named lease (LeaseService); put once, under its own etcd lease
 
-Callers see values and domain errors: `Unavailable` when etcd does not answer or an answer is not known, `SessionLost`
-and `GenerationMoved` when it says no.
+The modules, in the order in which data flows:
+
+    store.py            LeaseStore, the entry point: all keys of one etcd
+    generation_key.py   the generation key, a condition of every write
+    session_keys.py     sessions and their leases; drain marks
+    claim_keys.py       claims: made, found and deleted in batches
+    named_leases.py     leases of LeaseService
+    records.py          the JSON values of the keys
+    events.py           watches of deleted keys, drain marks and named leases
+    refusals.py         etcd's errors as the coordinator's errors
+
+Callers get values and domain errors: `Unavailable` when etcd does not answer or the outcome is unknown, `SessionLost`
+and `GenerationMoved` when etcd refuses.
 """
 
 from services.coordinator.lease_store.records import ClaimRecord, HeldClaim, HeldSession, SessionRecord

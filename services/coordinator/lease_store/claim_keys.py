@@ -1,4 +1,7 @@
-"""Claim keys. A claim is made once, under its session's lease, and every deletion names the one it means."""
+"""Makes, finds and deletes claim keys.
+
+A claim is put once, under its session's lease; each deletion names its claim.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ from services.coordinator.lease_store.records import (
     session_key,
     write_record,
 )
-from services.coordinator.lease_store.refusals import asking_etcd
+from services.coordinator.lease_store.refusals import translated_errors
 from tenure.domain.errors import Unavailable
 from tenure.runtime.failpoints import failpoint
 
@@ -45,14 +48,14 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger(__name__)
 
 MAX_BATCH: Final = 100
-"""Claims in one request. etcd counts the nested list and the widest list inside it against 128."""
+"""The claims in one request. etcd counts the nested list and the widest list inside it against 128."""
 MAX_BATCH_BYTES: Final = 1024 * 1024
-"""Records in one request: etcd refuses a request of more than 1.5 MiB as a whole."""
+"""The bytes of records in one request: etcd refuses a larger request than 1.5 MiB as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewClaim:
-    """A claim to be made for an attached session."""
+    """A claim to make for an attached session."""
 
     task_id: str
     record: ClaimRecord
@@ -60,18 +63,18 @@ class NewClaim:
 
 
 class ClaimRefusal(Enum):
-    """Why a claim was not made."""
+    """The reason why a claim was not made."""
 
     TAKEN = auto()  # the task has a claim, see `holder`
-    SESSION_GONE = auto()  # the session ended, or is attached elsewhere by now
+    SESSION_GONE = auto()  # the session ended, or is attached to another coordinator by now
     GENERATION = auto()  # etcd is at another generation
-    UNCLEAR = auto()  # nobody knows: it may still appear, so it is neither granted nor lost
+    UNCLEAR = auto()  # the outcome is unknown: the claim may still appear, so it is neither granted nor lost
     NOT_SENT = auto()  # etcd stopped answering before this claim's turn
-    TOO_LARGE = auto()  # its record fits into no request: never to be made
+    TOO_LARGE = auto()  # its record exceeds the maximum request: the claim can never be made
 
 
 class ClaimResult(NamedTuple):
-    """What became of a NewClaim: `held`, or why not."""
+    """The result of a NewClaim: `held`, or the refusal."""
 
     wanted: NewClaim
     held: HeldClaim | None
@@ -87,34 +90,35 @@ class ClaimKeys:
         self._listed: dict[KeyValue, HeldClaim | None] = {}
 
     async def claim_many(self, wanted: Sequence[NewClaim]) -> list[ClaimResult]:
-        """Each claim on its own conditions: task unclaimed, session attached as it was, generation unchanged.
+        """Makes claims, each on its own conditions: task unclaimed, attachment unchanged, generation unchanged.
 
-        The result has one Claimed for each NewClaim, in order. An unclear answer is read back by claim_id: a claim that
-        is there is ours; an absent one proves nothing, it may land later. Raises Unavailable when nothing was done.
-        After etcd has answered for some, those it did not answer for are NOT_SENT.
+        Returns one ClaimResult for each NewClaim, in order. After an unclear answer it reads the claims back by claim
+        id: a claim that is there was made by this call; an absent one proves nothing, because it may appear later.
+        Raises Unavailable when no claim was made. After etcd has answered for some claims, those without an answer are
+        NOT_SENT.
         """
         assert len(wanted) <= MAX_BATCH, f"{len(wanted)} claims in one request"
         await failpoint("coordinator.before_claim")
         sized = [(each, len(write_record(each.record))) for each in wanted]
-        made = await self._claim_in_turn(list(_batches([each for each in sized if each[1] <= MAX_BATCH_BYTES])))
-        by_claim = {each.wanted.record.claim_id: each for each in made}
+        results = await self._claim_in_turn(list(_batches([each for each in sized if each[1] <= MAX_BATCH_BYTES])))
+        by_claim = {each.wanted.record.claim_id: each for each in results}
         return [
             by_claim.get(each.record.claim_id) or ClaimResult(each, None, ClaimRefusal.TOO_LARGE) for each in wanted
         ]
 
     async def _claim_in_turn(self, batches: Sequence[Sequence[NewClaim]]) -> list[ClaimResult]:
-        made: list[ClaimResult] = []
+        results: list[ClaimResult] = []
         for number, batch in enumerate(batches):
             try:
-                with asking_etcd():
-                    made += await self._claim_batch(batch)
+                with translated_errors():
+                    results += await self._claim_batch(batch)
             except Unavailable as error:
-                if not made:
+                if not results:
                     raise
-                left = [each for later in batches[number:] for each in later]
-                _log.warning("claims were not made", extra={"claims": len(left), "error": error})
-                return [*made, *(ClaimResult(each, None, ClaimRefusal.NOT_SENT) for each in left)]
-        return made
+                unsent_claims = [each for later in batches[number:] for each in later]
+                _log.warning("claims were not made", extra={"claims": len(unsent_claims), "error": error})
+                return [*results, *(ClaimResult(each, None, ClaimRefusal.NOT_SENT) for each in unsent_claims)]
+        return results
 
     async def _claim_batch(self, batch: Sequence[NewClaim]) -> list[ClaimResult]:
         try:
@@ -125,15 +129,18 @@ class ClaimKeys:
         except LeaseExpired:
             if len(batch) == 1:
                 return [ClaimResult(batch[0], None, ClaimRefusal.SESSION_GONE)]
-            # One dead lease fails the request as a whole, its neighbours too: then each goes alone.
+            # One dead lease fails the whole request, so each claim is then sent alone.
             return await self._claim_in_turn([[each] for each in batch])
         return [_claimed(each, nested) for each, nested in zip(batch, result.nested, strict=True)]
 
     async def delete_many(self, claims: Sequence[HeldClaim]) -> set[str]:
-        """Delete exactly these claims; the claim_ids that were still there. Raises Unavailable; repeatable."""
+        """Deletes exactly these claims.
+
+        Returns the claim ids that still existed. Raises Unavailable. A repeat is safe.
+        """
         deleted: set[str] = set()
         for batch in chunks(claims, MAX_BATCH):
-            with asking_etcd():
+            with translated_errors():
                 result = await self._etcd.txn(Txn(then=tuple(map(_delete_txn, batch))))
             deleted.update(
                 claim.record.claim_id
@@ -143,16 +150,16 @@ class ClaimKeys:
         return deleted
 
     async def find_many(self, task_ids: Iterable[str]) -> dict[str, HeldClaim]:
-        """The claims of these tasks, by task, read linearizably. Raises Unavailable."""
-        with asking_etcd():
+        """Returns the claims of these tasks by task id, read linearizably. Raises Unavailable."""
+        with translated_errors():
             key_values = await self._etcd.get_many(claim_key(task_id) for task_id in task_ids)
         return _by_task(key_values.values())
 
     async def list_all(self) -> dict[str, HeldClaim]:
-        """All claims at one revision, by task. Raises Unavailable."""
-        with asking_etcd():
+        """Returns all claims at one revision by task id. Raises Unavailable."""
+        with translated_errors():
             listing = await self._etcd.list(CLAIMS)
-        # Claims never change, so most are those of the last time: reading ten thousand anew holds up renewals.
+        # A claim never changes, so parsed ones are kept: parsing ten thousand again would delay renewals.
         before = self._listed
         self._listed = {each: before[each] if each in before else read_claim(each) for each in listing.key_values}
         return {claim.task_id: claim for claim in self._listed.values() if claim is not None}
@@ -166,12 +173,12 @@ class ClaimKeys:
 
 
 def chunks(items: Sequence[HeldClaim], size: int) -> Iterator[Sequence[HeldClaim]]:
-    """The items in order, at most `size` at once."""
+    """Yields the items in order, at most `size` at once."""
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
 def _batches(sized: Iterable[tuple[NewClaim, int]]) -> Iterator[list[NewClaim]]:
-    """The claims in order, in batches of at most MAX_BATCH_BYTES."""
+    """Yields the claims in order, in batches of at most MAX_BATCH_BYTES."""
     batch: list[NewClaim] = []
     used = 0
     for each, size in sized:
@@ -199,13 +206,14 @@ def _claim_txn(wanted: NewClaim) -> Txn:
 
 def _delete_txn(claim: HeldClaim) -> Txn:
     key = claim_key(claim.task_id)
-    # A restored etcd gives revisions again: what was seen of its former life must not hit a claim made since.
+    # A restored etcd gives revisions again: a deletion from its former life must not hit a newer claim.
     return Txn(when=(created_at(key, claim.create_revision), under_lease(key, claim.lease)), then=(Delete(key),))
 
 
 def _claimed(wanted: NewClaim, result: TxnResult) -> ClaimResult:
     if result.succeeded:
-        # The revision of the very transaction that put the key: after a refusal it would be somebody else's.
+        # The revision is the claim's only if this very transaction put the key: after a refusal it belongs to another
+        # write.
         return ClaimResult(wanted, HeldClaim(wanted.task_id, wanted.record, result.revision, wanted.session.lease))
     by_key = {each.key: each for each in result.key_values}
     holder = _holder(by_key.get(claim_key(wanted.task_id)))

@@ -1,4 +1,4 @@
-"""What others did to the keys, as it happens: hints for the duties that make sure by lists."""
+"""Watches the keys for the changes of other processes. Watches are hints: duties that list the keys make sure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from services.coordinator.lease_store.records import (
     read_claim,
     read_session,
 )
-from services.coordinator.lease_store.refusals import asking_etcd
+from services.coordinator.lease_store.refusals import translated_errors
 from services.coordinator.lease_store.session_keys import DrainMark, read_drain
 from tenure.runtime.failpoints import failpoint_enabled
 
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from services.coordinator.etcd.client import EtcdClient
 
 
-# What happens to named resources, from a revision on, none left out.
+# Changes of named leases from a revision on, without gaps.
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseChange:
-    """A resource was taken, or (`held` False) is held by nobody any more. `revision` is etcd's."""
+    """A resource was acquired, or (`held` False) its lease ended. `revision` is etcd's."""
 
     revision: int
     lease: NamedLease
@@ -50,11 +50,11 @@ class LeaseChange:
 async def watch_leases(
     etcd: EtcdClient, tenant: str, prefix: str, start_revision: int
 ) -> AsyncGenerator[list[LeaseChange], None]:
-    """All changes of one or more revisions at once. Ends when history is missing: then list, and watch again.
+    """Yields all changes of one or more revisions at once. Ends when history is missing: list and watch again then.
 
-    Use in `aclosing`. A connection that breaks is replaced.
+    Use it in `aclosing`. A broken connection is replaced.
     """
-    with asking_etcd():
+    with translated_errors():
         watch = etcd.watch(tenant_prefix(tenant) + prefix.encode(), start_revision, previous=True)
         async with aclosing(watch) as items:
             async for item in items:
@@ -71,7 +71,10 @@ async def watch_leases(
 
 
 def _read(item: KeyChanges) -> list[LeaseChange] | None:
-    """In order. A transfer deletes and puts in one revision, and is told as what it comes to; None: history is cut."""
+    """Returns the changes in order, or None when history is missing.
+
+    A transfer deletes and puts a key in one revision, and becomes one change.
+    """
     changes: dict[tuple[int, str], LeaseChange] = {}
     for change in item.changes:
         key_value = change.previous if change.deleted else change.key_value
@@ -88,7 +91,7 @@ def _read(item: KeyChanges) -> list[LeaseChange] | None:
 
 @dataclass(frozen=True, slots=True)
 class DeletedKeys:
-    """What was deleted in one revision. A lease that ends takes its session and its claims in the same one."""
+    """The keys deleted in one revision. An expired lease deletes its session and its claims in the same revision."""
 
     revision: int
     sessions: list[HeldSession] = field(default_factory=list)
@@ -97,9 +100,9 @@ class DeletedKeys:
 
 @dataclass(frozen=True, slots=True)
 class GenerationDoubt:
-    """Ask anew what is there: a connection was replaced, the generation was touched, or history is missing.
+    """A reason to check the generation: a connection was replaced, the key changed, or history is missing.
 
-    `another_life`: etcd was restored or replaced, so its revisions may be given a second time.
+    `another_life`: etcd was restored or replaced, so it may give the same revisions again.
     """
 
     another_life: bool = False
@@ -109,8 +112,11 @@ Event = DeletedKeys | GenerationDoubt | DrainMark
 
 
 async def watch_events(etcd: EtcdClient, start_revision: int) -> AsyncGenerator[Event, None]:
-    """From a revision on, until a Doubt with missing history ends it: then list, and watch again. Use in `aclosing`."""
-    with asking_etcd():
+    """Yields events from a revision on. Ends after a GenerationDoubt with missing history: list and watch again then.
+
+    Use it in `aclosing`.
+    """
+    with translated_errors():
         async with aclosing(etcd.watch(PREFIX, start_revision, previous=True)) as items:
             async for item in items:
                 match item:
@@ -126,7 +132,7 @@ async def watch_events(etcd: EtcdClient, start_revision: int) -> AsyncGenerator[
 
 
 def _events(item: KeyChanges) -> list[Event]:
-    """One Vanished per revision: two revisions mean two causes."""
+    """Returns one DeletedKeys per revision: two revisions mean two causes."""
     events: dict[int, DeletedKeys] = {}
     doubts: list[Event] = []
     marks: list[Event] = []
@@ -143,7 +149,7 @@ def _events(item: KeyChanges) -> list[Event]:
 
 def _sort_in(change: KeyChange, event: DeletedKeys) -> None:
     before = change.previous
-    if before is None:  # compacted since: the lists will tell
+    if before is None:  # compacted since: the reconciliation finds it in the lists
         return
     if before.key.startswith(SESSIONS) and (session := read_session(before)) is not None:
         event.sessions.append(session)

@@ -1,4 +1,7 @@
-"""The generation key: which life of etcd this is. Every claim and session is made on the condition that it holds."""
+"""Reads and moves the generation key.
+
+Every claim and session is made on the condition that the generation is unchanged.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from services.coordinator.etcd.transactions import (
     value_is,
 )
 from services.coordinator.lease_store.records import GENERATION_KEY
-from services.coordinator.lease_store.refusals import ETCD_UNREADABLE, asking_etcd
+from services.coordinator.lease_store.refusals import ETCD_UNREADABLE, translated_errors
 from tenure.domain.errors import Unavailable
 from tenure.domain.fencing import MAX_GENERATION
 
@@ -21,29 +24,32 @@ if TYPE_CHECKING:
 
 
 class EtcdGeneration(NamedTuple):
-    """What etcd says: its generation, None when it was never told one, and its revision, at one moment."""
+    """etcd's generation and revision at one moment. The generation is None when the key was never set."""
 
     generation: int | None
     revision: int
 
 
 class GenerationKey:
-    """Reads and moves the key."""
+    """Reads and moves the generation key."""
 
     def __init__(self, etcd: EtcdClient) -> None:
         self._etcd = etcd
 
     async def read(self, *, timeout_seconds: float | None = None) -> EtcdGeneration:
-        """Linearizable. Raises Unavailable, also when the key holds no generation."""
-        with asking_etcd():
+        """Returns etcd's generation, read linearizably. Raises Unavailable, also when the key has no valid value."""
+        with translated_errors():
             result = await self._etcd.txn(Txn(then=(Get(GENERATION_KEY),)), timeout_seconds=timeout_seconds)
         key_values = result.key_values
         return EtcdGeneration(read_generation(key_values[0].value) if key_values else None, result.revision)
 
     async def move(self, expected: int | None, target: int) -> bool:
-        """Compare-and-set; whether it is `target` because of us. Raises Unavailable, also when that is not known."""
+        """Moves the key by compare-and-set.
+
+        Returns whether this call moved it. Raises Unavailable, also when that is unknown.
+        """
         held = absent(GENERATION_KEY) if expected is None else _is(expected)
-        with asking_etcd():
+        with translated_errors():
             put = await self._etcd.put(GENERATION_KEY, write_generation(target), only_if=(held,))
         return put.succeeded
 
@@ -57,11 +63,11 @@ def write_generation(generation: int) -> bytes:
 
 
 def read_generation(value: bytes) -> int:
-    """Raises Unavailable when the key holds something else: nobody may guess a generation."""
+    """Raises Unavailable when the key has another value: a guessed generation would be unsafe."""
     if not value.isdigit() or len(value) > len(str(MAX_GENERATION)) or int(value) > MAX_GENERATION:
         raise Unavailable(
-            f"etcd's key {GENERATION_KEY.decode()} holds no generation but {value[:40]!r}: keep others from writing "
-            "under /tenure/, then delete the key; a new generation is settled by itself",
+            f"etcd's key {GENERATION_KEY.decode()} has no generation but {value[:40]!r}: keep other programs "
+            "from writing under /tenure/, then delete the key; the coordinators then settle a new generation",
             reason=ETCD_UNREADABLE,
         )
     return int(value)

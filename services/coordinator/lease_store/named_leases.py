@@ -1,9 +1,10 @@
-"""The keys of named resources (LeaseService), each under an etcd lease of its own.
+"""Stores the keys of named leases (LeaseService), each under an etcd lease of its own.
 
     /tenure/leases/<tenant>/<resource>@<claim_id>
 
-The claim is part of the key, so that a transfer can delete the old one and put the new one in one transaction: the new
-key is created by it, and its create_revision is higher. That there is one at most is the condition of every put.
+The claim id is part of the key, so that a transfer can delete the old key and put the new one in one transaction: the
+transaction creates the new key, so its create_revision is higher. Every put has the condition that at most one key of
+the resource exists.
 """
 # ruff: noqa: N818 - like the domain's errors, these are named for what happened
 
@@ -26,7 +27,7 @@ from services.coordinator.etcd.transactions import (
 )
 from services.coordinator.lease_store.generation_key import write_generation
 from services.coordinator.lease_store.records import GENERATION_KEY, read_record, write_record
-from services.coordinator.lease_store.refusals import GenerationMoved, asking_etcd
+from services.coordinator.lease_store.refusals import GenerationMoved, translated_errors
 from tenure.domain.errors import Unavailable
 from tenure.domain.fencing import compose_epoch
 
@@ -39,14 +40,15 @@ _log: Final = logging.getLogger(__name__)
 
 
 class LeaseTaken(Exception):
-    """The resource is held, or the lease that was to be replaced is gone: look again."""
+    """The resource is held, or the lease to replace is gone: look again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRecord:
-    """Who holds a resource and why. `acquired_at` is Unix time in seconds, for people.
+    """The holder of a resource and the reason. `acquired_at` is Unix time in seconds, for people.
 
-    `ttl_seconds` is what etcd granted. `transferred`: the holder was named by another and may still acquire it itself.
+    `ttl_seconds` is the TTL that etcd granted. `transferred`: the holder was named by a transfer, and may still acquire
+    the lease itself.
     """
 
     claim_id: str
@@ -64,7 +66,7 @@ class LeaseRecord:
 
 @dataclass(frozen=True, slots=True)
 class NamedLease:
-    """A named resource that is held, as etcd has it."""
+    """The lease of a named resource as etcd has it."""
 
     tenant: str
     resource: str
@@ -74,17 +76,17 @@ class NamedLease:
 
     @property
     def epoch(self) -> int:
-        """The number in its fencing token."""
+        """The epoch in its fencing token."""
         return compose_epoch(self.record.generation, self.create_revision)
 
     @property
     def key(self) -> bytes:
-        """Its key in etcd."""
+        """The key in etcd."""
         return _slot(self.tenant, self.resource) + self.record.claim_id.encode()
 
 
 class LeaseListing(NamedTuple):
-    """Leases by name, and etcd's revision at which it was so."""
+    """Leases sorted by name, and the revision of etcd at which they were read."""
 
     revision: int
     leases: list[NamedLease]
@@ -100,12 +102,12 @@ class NamedLeases:
     async def claim(
         self, tenant: str, resource: str, record: LeaseRecord, *, replacing: NamedLease | None = None
     ) -> NamedLease:
-        """A lease of a free resource, or in the place of exactly this one; under an etcd lease of its own.
+        """Makes a lease of a free resource, or one that replaces exactly `replacing`, under an etcd lease of its own.
 
-        An unclear answer is read back by claim_id. Raises LeaseTaken, GenerationMoved; Unavailable also when it is not
-        known: then it may still appear, to be found by who repeats the request.
+        Reads an unclear answer back by claim id. Raises LeaseTaken and GenerationMoved. Raises Unavailable also when
+        the outcome is unknown: the lease may still appear, and a repeat of the request finds it.
         """
-        with asking_etcd():
+        with translated_errors():
             granted = await self._etcd.grant(record.asked_ttl_seconds)
             wanted = NamedLease(tenant, resource, replace(record, ttl_seconds=granted.ttl_seconds), 0, granted.id)
             try:
@@ -117,7 +119,7 @@ class NamedLeases:
                     raise
                 return holder_lease
             except LeaseExpired as error:
-                raise Unavailable("the lease ran out while it was being made") from error
+                raise Unavailable("the lease expired while it was being made") from error
         if result.succeeded:
             return replace(wanted, create_revision=result.revision)
         await self._revoke(granted.id)
@@ -127,58 +129,61 @@ class NamedLeases:
         raise LeaseTaken
 
     async def find(self, tenant: str, resource: str) -> NamedLease | None:
-        """Who holds it, read linearizably. Raises Unavailable."""
-        with asking_etcd():
+        """Returns the lease of a resource, read linearizably, or None. Raises Unavailable."""
+        with translated_errors():
             listing = await self._etcd.list(_slot(tenant, resource))
         leases = [lease for lease in map(read_lease, listing.key_values) if lease is not None]
         return leases[0] if leases else None
 
     async def count(self, tenant: str) -> int:
-        """How many leases the tenant holds. Raises Unavailable."""
-        with asking_etcd():
+        """Returns the number of the tenant's leases. Raises Unavailable."""
+        with translated_errors():
             return await self._etcd.count(tenant_prefix(tenant))
 
     async def list_tenant(self, tenant: str, prefix: str) -> LeaseListing:
-        """The tenant's leases whose names begin so. Raises Unavailable."""
-        with asking_etcd():
+        """Returns the tenant's leases whose names begin with `prefix`. Raises Unavailable."""
+        with translated_errors():
             listing = await self._etcd.list(tenant_prefix(tenant) + prefix.encode())
         leases = [lease for lease in map(read_lease, listing.key_values) if lease is not None]
         return LeaseListing(listing.revision, sorted(leases, key=lambda lease: lease.resource))
 
     async def list_all(self) -> list[NamedLease]:
-        """All tenants' leases at one revision. Raises Unavailable."""
-        with asking_etcd():
+        """Returns the leases of all tenants at one revision. Raises Unavailable."""
+        with translated_errors():
             listing = await self._etcd.list(LEASES)
-        before = self._listed  # leases never change, so most are those of the last time
+        before = self._listed  # a lease's key never changes, so parsed ones are kept
         self._listed = {each: before[each] if each in before else read_lease(each) for each in listing.key_values}
         return [lease for lease in self._listed.values() if lease is not None]
 
     async def keep_alive(self, held: NamedLease) -> int:
-        """Renew it once; its time to live in seconds. Raises SessionLost, Unavailable."""
-        with asking_etcd():
+        """Renews a lease once. Returns its TTL in seconds. Raises SessionLost and Unavailable."""
+        with translated_errors():
             return await self._etcd.keep_alive(held.lease)
 
     async def remaining_seconds(self, held: NamedLease) -> int:
-        """How long it lives without a renewal, 0 for one that is gone. Raises Unavailable."""
-        with asking_etcd():
+        """Returns the seconds that the lease lives without a renewal; 0 for an expired one. Raises Unavailable."""
+        with translated_errors():
             try:
                 return await self._etcd.time_to_live(held.lease)
             except LeaseExpired:
                 return 0
 
     async def delete(self, held: NamedLease) -> bool:
-        """End exactly this lease; whether it was still there. Raises Unavailable when it is not known; repeatable."""
-        with asking_etcd():
+        """Ends exactly this lease.
+
+        Returns whether it still existed. Raises Unavailable when that is unknown. A repeat is safe.
+        """
+        with translated_errors():
             deleted = await self._etcd.delete(held.key, only_if=_still(held))
         await self._revoke(held.lease)
         return deleted
 
     async def forget(self, replaced: NamedLease) -> None:
-        """After its key was replaced: end its etcd lease, which holds nothing any more."""
+        """Ends the etcd lease of a replaced key, which has no key any more."""
         await self._revoke(replaced.lease)
 
     async def delete_older(self, generation: int) -> None:
-        """End all leases from before a generation. Raises Unavailable."""
+        """Ends all leases of older generations. Raises Unavailable."""
         for held in await self.list_all():
             if held.record.generation < generation:
                 await self.delete(held)
@@ -186,8 +191,8 @@ class NamedLeases:
     async def _revoke(self, lease: int) -> None:
         try:
             await self._etcd.revoke(lease)
-        except EtcdError as error:  # without a key it holds nothing, and ends by itself
-            _log.info("an etcd lease without keys is left to run out", extra={"error": error})
+        except EtcdError as error:  # without a key the etcd lease has no effect, and it expires
+            _log.info("an etcd lease without keys was not revoked; it will expire", extra={"error": error})
 
 
 def tenant_prefix(tenant: str) -> bytes:
@@ -195,7 +200,7 @@ def tenant_prefix(tenant: str) -> bytes:
 
 
 def read_lease(key_value: KeyValue) -> NamedLease | None:
-    """The lease in a key, or None for something that is none: told in the log and left alone."""
+    """Returns the lease in a key. Logs and ignores another value: None."""
     record = read_record(LeaseRecord, key_value)
     if record is None:
         return None
@@ -205,12 +210,12 @@ def read_lease(key_value: KeyValue) -> NamedLease | None:
 
 
 def _slot(tenant: str, resource: str) -> bytes:
-    """What all claims of a resource begin with. Names have no `@`."""
+    """Returns the common prefix of all claims of a resource. Names have no `@`."""
     return tenant_prefix(tenant) + resource.encode() + b"@"
 
 
 def _still(held: NamedLease) -> tuple[Compare, ...]:
-    """Exactly this lease: a restored etcd gives revisions again, but no etcd lease twice."""
+    """The condition for exactly this lease: a restored etcd gives revisions again, but never an etcd lease id."""
     return (created_at(held.key, held.create_revision), under_lease(held.key, held.lease))
 
 

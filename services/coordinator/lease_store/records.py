@@ -1,4 +1,7 @@
-"""The values of sessions and claims in etcd: small JSON, readable with etcdctl, open to fields of newer versions."""
+"""Defines the JSON values of sessions and claims in etcd.
+
+They are small, readable with etcdctl, and open to fields of newer versions.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,10 @@ _Record = TypeVar("_Record", bound="DataclassInstance")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRecord:
-    """Who has the session and which coordinator it is attached to. `started_at` is Unix time in seconds, for people.
+    """The worker of a session and the coordinator that it is attached to.
 
-    `own`: a coordinator's session for endings; no worker, and nothing is dispatched to it.
+    `started_at` is Unix time in seconds, for people. `own`: the session of a coordinator for close-outs; it has no
+    worker and gets no offers.
     """
 
     worker_id: str
@@ -45,9 +49,10 @@ class SessionRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRecord:
-    """Who claimed and why. Has all that is needed to sign its token again: any replica may have to.
+    """The owner of a claim and the reason. It has all fields of a token, because any replica may have to sign it again.
 
-    `suspect`: owners died with the task, so its session is to hold no second such. Timeouts: the task's own, or 0.
+    `suspect`: owners died with the task, so its session must not hold a second such task. The timeouts are the task's
+    own, or 0.
     """
 
     claim_id: str
@@ -67,7 +72,7 @@ class ClaimRecord:
 
 @dataclass(frozen=True, slots=True)
 class HeldSession:
-    """A session as etcd has it. `mod_revision` tells attachments apart: each one puts the key anew."""
+    """A session as etcd has it. Each attach puts the key again, so `mod_revision` identifies the attachment."""
 
     session_id: str
     record: SessionRecord
@@ -77,7 +82,7 @@ class HeldSession:
 
 @dataclass(frozen=True, slots=True)
 class HeldClaim:
-    """A claim as etcd has it. `create_revision` tells it from every other claim of the task."""
+    """A claim as etcd has it. `create_revision` identifies it among all claims of the task."""
 
     task_id: str
     record: ClaimRecord
@@ -86,12 +91,12 @@ class HeldClaim:
 
     @property
     def epoch(self) -> int:
-        """The number in its fencing token."""
+        """The epoch in its fencing token."""
         return compose_epoch(self.record.generation, self.create_revision)
 
     @property
     def fence(self) -> Fence:
-        """What guards compare."""
+        """The pair that fences compare."""
         return Fence(self.epoch, self.record.claim_id)
 
 
@@ -112,27 +117,27 @@ def write_record(record: DataclassInstance) -> bytes:
 
 
 def read_session(key_value: KeyValue) -> HeldSession | None:
-    """The session in a key, or None for something that is none: told in the log and left alone."""
+    """Returns the session in a key. Logs and ignores another value: None."""
     record = read_record(SessionRecord, key_value)
     session_id = key_value.key.removeprefix(SESSIONS).decode(errors="replace")
     return None if record is None else HeldSession(session_id, record, key_value.lease, key_value.mod_revision)
 
 
 def read_claim(key_value: KeyValue) -> HeldClaim | None:
-    """The claim in a key, or None for something that is none: told in the log and left alone."""
+    """Returns the claim in a key. Logs and ignores another value: None."""
     record = read_record(ClaimRecord, key_value)
     task_id = key_value.key.removeprefix(CLAIMS).decode(errors="replace")
     return None if record is None else HeldClaim(task_id, record, key_value.create_revision, key_value.lease)
 
 
 def read_record(kind: type[_Record], key_value: KeyValue) -> _Record | None:
-    """The record in a key; None, told in the log, for something that is none."""
+    """Returns the record in a key. Logs and ignores another value: None."""
     known = {field.name for field in fields(kind)}
     try:
         values: dict[str, Any] = {name: _frozen(value) for name, value in json.loads(key_value.value).items()}
         return kind(**{name: value for name, value in values.items() if name in known})
     except (ValueError, TypeError, AttributeError):
-        _log.warning("a key holds no %s of ours", kind.__name__, extra={"key": key_value.key.decode(errors="replace")})
+        _log.warning("a key has no valid %s", kind.__name__, extra={"key": key_value.key.decode(errors="replace")})
         return None
 
 

@@ -1,4 +1,4 @@
-"""What etcd's failures mean to the coordinator."""
+"""Translates etcd's errors into the coordinator's errors."""
 # ruff: noqa: N818 - like the domain's errors, these are named for what happened
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ ETCD_UNREADABLE = "ETCD_UNREADABLE"
 
 
 class SessionLost(Exception):
-    """The session's lease or key is gone, and every claim under it."""
+    """The session's lease or key is gone, and with it every claim under it."""
 
 
 class GenerationMoved(Exception):
-    """etcd is at another generation than this replica: nothing was done, check the generation first."""
+    """etcd is at another generation than this replica. Nothing was done: check the generation first."""
 
 
 @contextmanager
-def asking_etcd() -> Iterator[None]:
-    """Turns the client's errors into ours. An unclear write is Unavailable too: who cares reads back before."""
+def translated_errors() -> Iterator[None]:
+    """Translates errors of the etcd client.
+
+    An unclear write becomes Unavailable too: a caller that cares reads back first.
+    """
     try:
         yield
     except LeaseExpired as error:

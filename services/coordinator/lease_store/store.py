@@ -1,4 +1,4 @@
-"""The lease store as its users hold it."""
+"""Combines all keys of one etcd into the LeaseStore."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.coordinator.lease_store.claim_keys import ClaimKeys
 from services.coordinator.lease_store.events import Event, LeaseChange, watch_events, watch_leases
 from services.coordinator.lease_store.generation_key import GenerationKey
 from services.coordinator.lease_store.named_leases import NamedLeases
-from services.coordinator.lease_store.refusals import asking_etcd
+from services.coordinator.lease_store.refusals import translated_errors
 from services.coordinator.lease_store.session_keys import DrainMarks, SessionKeys
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class LeaseStore:
-    """Sessions, claims and the generation in one etcd."""
+    """The sessions, claims, drain marks, named leases and the generation in one etcd."""
 
     def __init__(self, etcd: EtcdClient) -> None:
         self._etcd = etcd
@@ -31,16 +31,16 @@ class LeaseStore:
         self.leases = NamedLeases(etcd)
 
     async def alarms(self, *, timeout_seconds: float) -> frozenset[str]:
-        """The alarms that etcd itself has raised. Raises Unavailable."""
-        with asking_etcd():
+        """Returns the alarms that etcd has raised. Raises Unavailable."""
+        with translated_errors():
             return await self._etcd.alarms(timeout_seconds=timeout_seconds)
 
     def watch(self, start_revision: int) -> AsyncGenerator[Event, None]:
-        """What vanishes and is marked from a revision on. See `watch_events`."""
+        """Yields deletions and drain marks from a revision on. See `watch_events`."""
         return watch_events(self._etcd, start_revision)
 
     def watch_leases(self, tenant: str, prefix: str, start_revision: int) -> AsyncGenerator[list[LeaseChange], None]:
-        """What happens to a tenant's named resources from a revision on. See `watch_leases`."""
+        """Yields the changes of a tenant's named leases from a revision on. See `events.watch_leases`."""
         return watch_leases(self._etcd, tenant, prefix, start_revision)
 
 
@@ -48,7 +48,7 @@ class LeaseStore:
 async def open_lease_store(
     endpoints: Sequence[str], *, ca_file: Path | None, certificate_file: Path | None, key_file: Path | None
 ) -> AsyncIterator[LeaseStore]:
-    """The store over these members. No file given: no TLS, unless the addresses say https."""
+    """Opens the store over these members. Without files it uses TLS only if the addresses say https."""
     files = (ca_file, certificate_file, key_file)
     ca, certificate, key = (None if file is None else file.read_bytes() for file in files)
     tls = TlsIdentity(ca=ca, certificate=certificate, key=key) if any(files) else None

@@ -1,8 +1,9 @@
-"""LeaseService: leases of named resources, for backends that are not workers.
+"""Serves LeaseService: leases of named resources, for backends that are not workers.
 
-granting.py   acquire and transfer: claim in etcd, register in the ledger, and only then a token
-granting.py    renew and release                    watching.py   what happens, from a revision on
-servicer.py    who holds what                       servicer.py   claims that were never registered
-servicer.py   the methods                          messages.py   values ↔ messages
-messages.py     which lease a request means          services/coordinator/ledger_client.py     the checkpoint service
+servicer.py    the methods, the list of leases, the sweep of unregistered leases; `lease_service` builds them all
+messages.py    the lease that a request means, and leases as messages, with a token for the holder only
+granting.py    acquire and transfer (claim in etcd, register in the ledger, then a token); renew and release
+watching.py    WatchLeases: changes after a revision
+
+The keys are in lease_store/named_leases.py, the ledger's client is LeaseGrantClient in ledger_client.py.
 """

@@ -1,7 +1,7 @@
-"""Acquire and transfer: claim in etcd, register in the ledger, and only then is it a grant. No step is assumed.
+"""Acquires and transfers leases: claims in etcd, registers in the ledger, and only then grants, checking each step.
 
-A claim that could not be registered because the ledger does not answer is left in etcd: the repeat of the request finds
-it by its request_id and goes on from there. If nobody repeats it, the sweep deletes it.
+A claim that was not registered because the ledger did not answer stays in etcd: a repeat of the request finds it by its
+request id and continues. Without a repeat, the sweep deletes it.
 """
 
 from __future__ import annotations
@@ -26,19 +26,22 @@ if TYPE_CHECKING:
     from tenure.v1 import checkpoint_service_pb2 as pb
 
 
-# Renew and release: what is done with a lease that is held.
+# Renewal and release of a held lease.
 
 _log: Final = logging.getLogger(__name__)
 
 
 class LeaseRenewal:
-    """Everything here names the one lease it means."""
+    """Renews and releases leases. Each method names one lease."""
 
     def __init__(self, keys: NamedLeases, ledger: LeaseGrantClient, generation: Generation) -> None:
         self._keys, self._ledger, self._generation = keys, ledger, generation
 
     async def renew(self, tenant: str, target: Target) -> tuple[NamedLease, int]:
-        """The lease and the seconds it lives from now. Raises StaleEpoch when it is gone, Unavailable."""
+        """Returns the lease and the seconds that it lives from now.
+
+        Raises StaleEpoch when it is gone, and Unavailable.
+        """
         generation = self._generation.current()
         lease = await self._keys.find(tenant, target.resource)
         if lease is None or not is_meant(lease, target):
@@ -52,7 +55,10 @@ class LeaseRenewal:
             raise self._lost(target, None) from None
 
     async def release(self, tenant: str, target: Target, message: str, *, by_operator: bool) -> bool:
-        """Whether this call ended it. What is written down first is the reason, so that it is never missing."""
+        """Releases a lease.
+
+        Returns whether this call ended it. Records the reason first, so that it is never missing.
+        """
         self._generation.current()
         lease = await self._keys.find(tenant, target.resource)
         if lease is None or not is_meant(lease, target):
@@ -61,8 +67,8 @@ class LeaseRenewal:
         await self._ledger.note_release(lease, reason, message)
         released = await self._keys.delete(lease)
         if released:
-            facts = {"lease": lease.resource, "epoch": describe_epoch(lease.epoch), "holder": lease.record.holder}
-            _log.info("a lease was given back", extra={**facts, "reason": reason, "why": message})
+            fields = {"lease": lease.resource, "epoch": describe_epoch(lease.epoch), "holder": lease.record.holder}
+            _log.info("a lease was released", extra={**fields, "reason": reason, "why": message})
         return released
 
     def _lost(self, target: Target, lease: NamedLease | None) -> Exception:
@@ -75,7 +81,7 @@ _AGAIN_SECONDS: Final = 0.5
 
 
 class LeaseRequest(NamedTuple):
-    """What is asked for. `request_id` tells a repeat from another request. `ttl_seconds` 0: as the lease before."""
+    """A request for a lease. `request_id` identifies repeats. `ttl_seconds` 0: the TTL of the lease before."""
 
     tenant: str
     resource: str
@@ -85,14 +91,14 @@ class LeaseRequest(NamedTuple):
 
 
 class GrantedLease(NamedTuple):
-    """A registered lease. `repeated`: it was made by an earlier call, and is not as fresh as its ttl says."""
+    """A registered lease. `repeated`: an earlier call made it, so less than its TTL is left."""
 
     lease: NamedLease
     repeated: bool
 
 
 class LeaseGranter:
-    """Both ways to a new epoch of a resource."""
+    """Grants leases, by acquire and by transfer: both give the resource a new epoch."""
 
     def __init__(
         self, keys: NamedLeases, ledger: LeaseGrantClient, generation: Generation, *, most_per_tenant: int
@@ -101,7 +107,10 @@ class LeaseGranter:
         self._most_per_tenant = most_per_tenant
 
     async def acquire(self, wanted: LeaseRequest) -> GrantedLease:
-        """Raises LeaseHeld, AlreadyExists, LimitReached, StaleEpoch for a repeat that comes too late, Unavailable."""
+        """Acquires a lease.
+
+        Raises LeaseHeld, AlreadyExists, LimitReached, StaleEpoch for a late repeat, and Unavailable.
+        """
         for _ in range(_MOST_ROUNDS):
             existing = await self._keys.find(wanted.tenant, wanted.resource)
             repeated = existing is not None and existing.record.request_id == wanted.request_id
@@ -113,10 +122,15 @@ class LeaseGranter:
                 raise await self._held_by_another(existing)
             if lease is not None:
                 return GrantedLease(lease, repeated)
-        raise Unavailable("others take this lease and lose it again", retry_after_seconds=_AGAIN_SECONDS)
+        raise Unavailable(
+            "other holders keep taking and losing this lease; try again later", retry_after_seconds=_AGAIN_SECONDS
+        )
 
     async def transfer(self, target: Target, wanted: LeaseRequest, reason: str, message: str) -> GrantedLease:
-        """In one step, so that nobody comes in between. Raises StaleEpoch, AlreadyExists, Unavailable."""
+        """Transfers a lease in one step, so that no other holder comes in between.
+
+        Raises StaleEpoch, AlreadyExists and Unavailable.
+        """
         existing = await self._keys.find(wanted.tenant, wanted.resource)
         if existing is not None and existing.record.request_id == wanted.request_id:
             repeated = await self._repeat(existing, wanted)
@@ -127,14 +141,14 @@ class LeaseGranter:
             raise lost(target, existing)
         ttl_seconds = wanted.ttl_seconds or existing.record.asked_ttl_seconds
         record = self._record(wanted._replace(ttl_seconds=ttl_seconds), last.epoch, reason, message, transferred=True)
-        made = await self._claim(wanted, record, existing)
-        lease = None if made is None else await self._register(made)
+        claimed = await self._claim(wanted, record, existing)
+        lease = None if claimed is None else await self._register(claimed)
         if lease is None:
             raise lost(target, await self._keys.find(wanted.tenant, wanted.resource))
         return GrantedLease(lease, repeated=False)
 
     async def _take(self, wanted: LeaseRequest, existing: NamedLease | None) -> NamedLease | None:
-        """A free resource, or one that was transferred to the caller. None: look again."""
+        """Claims a free resource, or one that was transferred to the caller. None: look again."""
         last = await self._ledger.last_grant(wanted.resource)
         if last.grant.request_id == wanted.request_id:
             raise lost(Target(wanted.resource, last.grant.epoch, last.grant.claim_id), existing)
@@ -143,11 +157,11 @@ class LeaseGranter:
             reason, message = _how_it_ended(last)
         else:
             reason, message = existing.record.reason, existing.record.message
-        made = await self._claim(wanted, self._record(wanted, last.grant.epoch, reason, message), existing)
-        return None if made is None else await self._register(made)
+        claimed = await self._claim(wanted, self._record(wanted, last.grant.epoch, reason, message), existing)
+        return None if claimed is None else await self._register(claimed)
 
     async def _repeat(self, lease: NamedLease, wanted: LeaseRequest) -> NamedLease | None:
-        """The same request again: whatever was left undone is done now."""
+        """Handles a repeat of the request: completes the steps that the first try left undone."""
         record = lease.record
         if record.holder != wanted.holder or wanted.ttl_seconds not in {0, record.asked_ttl_seconds}:
             raise AlreadyExists(
@@ -163,7 +177,7 @@ class LeaseGranter:
         self, wanted: LeaseRequest, record: LeaseRecord, replacing: NamedLease | None
     ) -> NamedLease | None:
         try:
-            made = await self._keys.claim(wanted.tenant, wanted.resource, record, replacing=replacing)
+            claimed = await self._keys.claim(wanted.tenant, wanted.resource, record, replacing=replacing)
         except LeaseTaken:
             return None
         except GenerationMoved as error:
@@ -172,26 +186,26 @@ class LeaseGranter:
         await failpoint("coordinator.after_lease_claim")
         if replacing is not None:
             await self._keys.forget(replacing)
-        return made
+        return claimed
 
     async def _register(self, held: NamedLease) -> NamedLease | None:
-        """The lease, once it is a grant. None: another was registered between our look and our claim."""
-        answer = await self._ledger.register(held)
-        if answer.registered:
+        """Returns the lease once it is a grant. None: another lease was registered between the read and the claim."""
+        registration = await self._ledger.register(held)
+        if registration.registered:
             await failpoint("coordinator.after_lease_register")
             metrics.count("tenure_leases_granted_total", reason=held.record.reason)
-            facts = {"lease": held.resource, "holder": held.record.holder, "reason": held.record.reason}
-            _log.info("granted a lease", extra={**facts, "epoch": describe_epoch(held.epoch)})
+            fields = {"lease": held.resource, "holder": held.record.holder, "reason": held.record.reason}
+            _log.info("granted a lease", extra={**fields, "epoch": describe_epoch(held.epoch)})
             return held
         await self._keys.delete(held)
-        if held.record.previous_epoch < answer.epoch < held.epoch:
+        if held.record.previous_epoch < registration.epoch < held.epoch:
             return None
         _log.warning("the claim of a lease was not registered", extra={"lease": held.resource})
-        self._generation.doubt()  # the ledger knows a higher epoch, or another generation: has etcd gone back?
+        self._generation.doubt()  # the ledger knows a higher epoch, or another generation: etcd may have gone back
         raise Unavailable("etcd's generation is being settled", retry_after_seconds=_AGAIN_SECONDS)
 
     async def _check_room(self, tenant: str) -> None:
-        """A bound for the protection of etcd: acquisitions at the same moment may pass it by a few."""
+        """Limits the leases of a tenant to protect etcd. Concurrent requests may exceed the limit by a few."""
         if await self._keys.count(tenant) >= self._most_per_tenant:
             raise LimitReached(
                 f"a tenant holds at most {self._most_per_tenant} leases at once",
@@ -227,12 +241,12 @@ class LeaseGranter:
 
 
 def _is_meant_for(lease: NamedLease, holder: str) -> bool:
-    """Whether it was transferred to this holder, who has not acquired it itself yet."""
+    """Whether the lease was transferred to this holder, which has not acquired it itself yet."""
     return lease.record.transferred and lease.record.holder == holder
 
 
 def _how_it_ended(last: pb.GetLeaseGrantResponse) -> tuple[str, str]:
-    """Reason and words for who comes next."""
+    """Returns the reason and the message of the last lease's end, for the next holder."""
     if not last.grant.epoch:
         return LeaseReason.FIRST, ""
     return last.release_reason or LeaseReason.LEASE_EXPIRED, last.release_message

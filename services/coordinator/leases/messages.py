@@ -1,4 +1,4 @@
-"""Leases as messages. A token is added only for who may have it."""
+"""Translates leases into messages. Only the holder's message has a token."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from tenure.v1 import token_pb2
 
 
-# Which lease a request means: the one of a token, or the one an operator saw.
+# The lease that a request means: that of a token, or that of an operator's request.
 
 LEASE_LOST = "LEASE_LOST"
 
 
 class Target(NamedTuple):
-    """One lease of a resource. `claim_id` empty: an operator named the epoch only."""
+    """One lease of a resource. `claim_id` empty: an operator named only the epoch."""
 
     resource: str
     epoch: int
@@ -29,31 +29,34 @@ class Target(NamedTuple):
 
 
 def target_of_token(issuer: Issuer, tenant: str, token: token_pb2.FencingToken) -> Target:
-    """Raises Unauthenticated, and PermissionDenied for a task's token or another tenant's."""
+    """Returns the lease of a token.
+
+    Raises Unauthenticated, and PermissionDenied for another tenant's token or a task's.
+    """
     claims = issuer.check(token)
     resource = claims.lease_name
     if claims.tenant != tenant:
-        raise PermissionDenied("the token is another tenant's", reason="WRONG_RESOURCE")
+        raise PermissionDenied("the token belongs to another tenant", reason="WRONG_RESOURCE")
     return Target(resource, claims.epoch, claims.claim_id)
 
 
 def target_of(
     issuer: Issuer, tenant: str, request: pb.ReleaseLeaseRequest | pb.TransferLeaseRequest
 ) -> tuple[Target, bool]:
-    """The lease, and whether an operator speaks."""
+    """Returns the lease of a request, and whether an operator sent it."""
     if request.HasField("token"):
         return target_of_token(issuer, tenant, request.token), False
     return Target(request.lease.resource, request.lease.epoch, ""), True
 
 
 def is_meant(lease: NamedLease, target: Target) -> bool:
-    """Whether this is still the lease that was meant."""
+    """Whether this is the lease that the request means."""
     return lease.epoch == target.epoch and target.claim_id in {"", lease.record.claim_id}
 
 
 def lost(target: Target, lease: NamedLease | None) -> StaleEpoch:
-    """The lease is gone; `found` is who holds the resource now."""
-    now = "nobody holds it" if lease is None else f"{lease.record.holder} holds it"
+    """Returns the error for a lost lease. `lease` is the present lease of the resource, if any."""
+    now = "it has no holder" if lease is None else f"{lease.record.holder} holds it"
     current = 0 if lease is None else lease.epoch
     return StaleEpoch(
         f"this lease of {target.resource} is gone; now {now}",
@@ -64,7 +67,7 @@ def lost(target: Target, lease: NamedLease | None) -> StaleEpoch:
 
 
 def to_message(held: NamedLease, remaining_seconds: float | None = None) -> pb.Lease:
-    """For everybody."""
+    """Returns the lease without a token."""
     record = held.record
     return pb.Lease(
         resource=held.resource,
@@ -81,7 +84,7 @@ def to_message(held: NamedLease, remaining_seconds: float | None = None) -> pb.L
 
 
 def to_holders_message(issuer: Issuer, held: NamedLease, remaining_seconds: float) -> pb.Lease:
-    """For its holder: with a token signed now."""
+    """Returns the lease with a token signed now, for its holder."""
     message = to_message(held, remaining_seconds)
     message.token.CopyFrom(issuer.issue_lease(held))
     return message

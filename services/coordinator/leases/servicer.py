@@ -1,4 +1,4 @@
-"""LeaseService on the wire: each method names what does it. No rule stands here."""
+"""Serves the methods of LeaseService. The rules are in the modules that it calls."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tenure.runtime.rpc_client import TenureChannel
 
 
-# Who holds what, page by page.
+# The list of leases, in pages.
 
 DEFAULT_PAGE: Final = 100
 _AT_ONCE: Final = 16
@@ -49,7 +49,10 @@ _AT_ONCE: Final = 16
 async def list_leases(
     keys: NamedLeases, tenant: str, generation: int, request: pb.ListLeasesRequest
 ) -> pb.ListLeasesResponse:
-    """A page by name, what is left of each lease included. The page_token is the last name of the page before."""
+    """Returns a page sorted by name, with the remaining time of each lease.
+
+    `page_token` is the last name of the page before.
+    """
     listing = await keys.list_tenant(tenant, request.prefix)
     size = request.page_size or DEFAULT_PAGE
     rest = [lease for lease in listing.leases if lease.resource > request.page_token]
@@ -67,13 +70,16 @@ async def list_leases(
     )
 
 
-# Claims that were made and never registered: a coordinator died in between, and nobody repeated the request.
+# Unregistered leases: a coordinator died between claim and registration, and the request was not repeated.
 
 _log: Final = logging.getLogger(__name__)
 
 
 class UnregisteredLeaseSweeper:
-    """The duty `run`, in every replica. A lease is asked about until it is known to be registered."""
+    """Deletes unregistered leases, in every replica.
+
+    It asks about a lease until the lease is registered. The duty is `run`.
+    """
 
     def __init__(
         self, keys: NamedLeases, ledger: LeaseGrantClient, *, interval_seconds: float, patience_seconds: float
@@ -84,13 +90,13 @@ class UnregisteredLeaseSweeper:
         self._since: dict[str, float] = {}
 
     async def run(self) -> None:
-        """Duty."""
+        """Sweeps periodically. A duty."""
         while True:
             await rest(self._interval_seconds * random.uniform(0.8, 1.2))
             try:
                 await self._sweep()
             except TenureError as error:
-                _log.warning("leases could not be compared with the ledger", extra={"error": error})
+                _log.warning("the sweep of unregistered leases failed and is retried", extra={"error": error})
 
     async def _sweep(self) -> None:
         leases = {lease.record.claim_id: lease for lease in await self._keys.list_all()}
@@ -109,13 +115,13 @@ class UnregisteredLeaseSweeper:
                 await self._delete(leases[claim_id])
 
     async def _delete(self, lease: NamedLease) -> None:
-        facts = {"lease": lease.resource, "tenant": lease.tenant, "holder": lease.record.holder}
-        _log.warning("a lease that was never registered is deleted", extra=facts)
+        fields = {"lease": lease.resource, "tenant": lease.tenant, "holder": lease.record.holder}
+        _log.warning("an unregistered lease is deleted", extra=fields)
         await self._keys.delete(lease)
 
 
 class LeaseServicer(LeaseServiceServicer):
-    """See protos/tenure/v1/lease_service.proto for what each method promises."""
+    """See protos/tenure/v1/lease_service.proto for the promises of each method."""
 
     def __init__(
         self,
@@ -159,7 +165,7 @@ class LeaseServicer(LeaseServiceServicer):
         if lease is None:
             last = await self._ledger.last_grant(request.resource)
             raise NotFound(
-                f"nobody holds {request.resource}",
+                f"{request.resource} has no holder",
                 reason="LEASE_NOT_HELD",
                 metadata={"last_epoch": str(last.grant.epoch)},
             )
@@ -178,16 +184,19 @@ class LeaseServicer(LeaseServiceServicer):
         return pb.ListSigningKeysResponse(keys=self._issuer.signing_keys())
 
     async def _answer(self, granted: GrantedLease) -> pb.Lease:
-        """Made by this call, it lives for its ttl from the sending at least; but it may be gone before we answer."""
+        """Returns the granted lease.
+
+        A lease of this call lives at least its TTL from now; an older one may be gone already.
+        """
         lease = granted.lease
-        left_seconds = await self._keys.remaining_seconds(lease)
-        if left_seconds <= 0:
+        remaining_now_seconds = await self._keys.remaining_seconds(lease)
+        if remaining_now_seconds <= 0:
             raise lost(Target(lease.resource, lease.epoch, lease.record.claim_id), None)
-        remaining_seconds = left_seconds if granted.repeated else lease.record.ttl_seconds
+        remaining_seconds = remaining_now_seconds if granted.repeated else lease.record.ttl_seconds
         return to_holders_message(self._issuer, lease, remaining_seconds)
 
 
-# LeaseService put together, beside the sessions and claims of workers, with which it shares store and generation.
+# The parts of LeaseService. They share the store and the generation with the sessions and claims of workers.
 
 
 def lease_service(
@@ -198,7 +207,7 @@ def lease_service(
     generation: Generation,
     stopping: asyncio.Event,
 ) -> tuple[LeaseServicer, UnregisteredLeaseSweeper]:
-    """The servicer, and the sweep that is to run as a duty."""
+    """Returns the servicer, and the sweep that must run as a duty."""
     keys, ledger = store.leases, LeaseGrantClient(checkpoint)
     servicer = LeaseServicer(
         keys,

@@ -1,4 +1,4 @@
-"""WatchLeases: every change after a revision, in order, or an error that says to list again."""
+"""Serves WatchLeases: every change after a revision, in order, or an error that asks the caller to list again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _Changes: TypeAlias = "asyncio.Queue[list[LeaseChange] | TenureError]"
 _MOST_PER_TENANT: Final = 64
 _MOST: Final = 1024
 _WAITING: Final = 8
-"""Answers of etcd that wait for a slow reader. Then etcd waits, and in the end its compaction ends the watch."""
+"""Unsent answers for a slow reader. Beyond it etcd is not read, until its compaction ends the watch."""
 HEARTBEAT_SECONDS: Final = 5.0
 
 
@@ -37,7 +37,10 @@ class LeaseWatch:
         self._open: Counter[str] = Counter()
 
     async def watch(self, tenant: str, prefix: str, after_revision: int) -> AsyncGenerator[pb.WatchLeasesResponse]:
-        """Never ends by itself. Raises OutOfRange (CURSOR_EXPIRED), LimitReached, Unavailable."""
+        """Yields changes and heartbeats without end.
+
+        Raises OutOfRange (CURSOR_EXPIRED), LimitReached and Unavailable.
+        """
         with self._counted(tenant):
             generation = self._generation.current()
             revision = await self._start(generation, after_revision)
@@ -54,27 +57,27 @@ class LeaseWatch:
                 await asyncio.gather(reading, return_exceptions=True)
 
     async def _next(self, generation: int, revision: int, changes: _Changes) -> pb.WatchLeasesResponse:
-        """The next changes, or a heartbeat."""
+        """Returns the next changes, or a heartbeat."""
         stopping, getting = asyncio.create_task(self._stopping.wait()), asyncio.create_task(changes.get())
         try:
             await asyncio.wait((stopping, getting), timeout=HEARTBEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             if self._stopping.is_set():
                 raise draining()
             if self._generation.current() != generation:
-                raise _expired("etcd was restored or replaced meanwhile")
+                raise _expired("etcd was restored or replaced in the meantime")
             if not getting.done():
                 return pb.WatchLeasesResponse(revision=compose_epoch(generation, revision))
-            news = getting.result()
+            item = getting.result()
         finally:
             stopping.cancel()
             getting.cancel()
-        if isinstance(news, TenureError):
-            raise news
-        events = [_event(generation, change) for change in news]
-        return pb.WatchLeasesResponse(events=events, revision=compose_epoch(generation, news[-1].revision))
+        if isinstance(item, TenureError):
+            raise item
+        events = [_event(generation, change) for change in item]
+        return pb.WatchLeasesResponse(events=events, revision=compose_epoch(generation, item[-1].revision))
 
     async def _read(self, tenant: str, prefix: str, start: int, changes: _Changes) -> None:
-        """Hands on what is found, and at last why there is no more."""
+        """Puts changes into the queue, and at the end the error that ended the watch."""
         try:
             async with aclosing(self._store.watch_leases(tenant, prefix, start)) as lease_changes:
                 async for each in lease_changes:
@@ -83,23 +86,23 @@ class LeaseWatch:
         except TenureError as error:
             await changes.put(error)
         else:
-            await changes.put(_expired("the history after it is not kept any more"))
+            await changes.put(_expired("etcd no longer has the history after it"))
 
     async def _start(self, generation: int, after_revision: int) -> int:
-        """Etcd's revision to begin after."""
+        """Returns etcd's revision after which the watch begins."""
         now = (await self._store.generation.read()).revision
         if not after_revision:
             return now
         asked_generation, revision = split_epoch(after_revision)
         if asked_generation != generation or revision > now:
-            raise _expired("it is of another life of etcd")
+            raise _expired("it belongs to another generation of etcd")
         return revision
 
     @contextmanager
     def _counted(self, tenant: str) -> Iterator[None]:
         if self._open[tenant] >= _MOST_PER_TENANT or self._open.total() >= _MOST:
             raise LimitReached(
-                "too many watches of leases at this replica",
+                "this replica has too many lease watches; try again later",
                 reason="TOO_MANY_WATCHES",
                 retry_after_seconds=1.0,
                 metadata={"subject": f"tenant:{tenant}"},
@@ -109,7 +112,7 @@ class LeaseWatch:
             yield
         finally:
             self._open[tenant] -= 1
-            self._open += Counter()  # forgets tenants without watches
+            self._open += Counter()  # drops tenants without watches
 
 
 def _event(generation: int, change: LeaseChange) -> pb.LeaseEvent:

@@ -1,4 +1,4 @@
-"""The coordinator's own session: endings are claims like any other, so they need a lease like any other."""
+"""Keeps the coordinator's own session: close-outs use claims like any other, and a claim needs a lease."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class OwnSession:
-    """Begun when first needed, renewed by this process itself as long as it lives, ended with it."""
+    """A session that begins at the first use, is renewed by this process, and ends with it."""
 
     def __init__(
         self,
@@ -47,10 +47,10 @@ class OwnSession:
             try:
                 await self._store.sessions.end(held)
             except TenureError as error:
-                _log.info("the own session will end with its lease", extra={"error": error})
+                _log.info("the coordinator's own session was not ended; its lease will expire", extra={"error": error})
 
     async def current(self) -> HeldSession:
-        """The session, begun if there is none. Raises Unavailable."""
+        """Returns the session, and begins one if there is none. Raises Unavailable."""
         async with self._beginning:
             generation = self._generation.current()
             if self._held is None or self._held.record.generation != generation:
@@ -58,7 +58,7 @@ class OwnSession:
             return self._held
 
     async def run(self) -> None:
-        """Duty: renew it."""
+        """Renews the session. A duty."""
         while True:
             note_progress()
             await asyncio.sleep(self._timing.renew_interval_seconds)
@@ -70,10 +70,10 @@ class OwnSession:
             except SessionLost:
                 self.forget(held)
             except Unavailable as error:
-                _log.warning("the own session was not renewed", extra={"error": error})
+                _log.warning("the coordinator's own session was not renewed", extra={"error": error})
 
     def forget(self, held: HeldSession) -> None:
-        """It is gone: the next ending begins another."""
+        """Drops a lost session: the next close-out begins another."""
         if self._held is held:
             self._held = None
 

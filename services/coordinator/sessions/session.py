@@ -1,4 +1,4 @@
-"""One session attached to this replica: what it can take, what it holds, what is to be told to its worker."""
+"""Keeps one session that is attached to this replica: its slots, its claims and the messages for its worker."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ if TYPE_CHECKING:
     from tenure.v1 import task_pb2
 
 
-# Alive and making progress are two facts. This is the rule for the second; it is told the moment.
+# Progress of a claim: a live worker may make no progress, so it is watched apart from the lease. This rule reads no
+# clock.
 
 LONGEST_BACKOFF_SECONDS: Final = 600.0
-"""A worker that means to wait longer than this has to let go of the task."""
+"""A worker that has to wait longer than this must release the task."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedProgress:
-    """What a worker says was done under a claim. `backoff_seconds`: it waits on purpose for so long."""
+    """The progress that a worker reports for a claim. `backoff_seconds`: the task waits on purpose for this long."""
 
     sequence: int = 0
     output_tokens: int = 0
@@ -43,7 +44,7 @@ class ReportedProgress:
 
 @dataclass(slots=True)
 class ProgressWatch:
-    """One claim's progress as heard. Moments are monotonic seconds of this process."""
+    """The progress of one claim as reported. Times are monotonic seconds of this process."""
 
     patient_until: float
     timeout_seconds: float
@@ -51,14 +52,15 @@ class ProgressWatch:
 
     @classmethod
     def begin(cls, now: float, timeout_seconds: float) -> ProgressWatch:
-        """A claim that was granted, or heard of for the first time, now."""
+        """Starts the watch of a claim that was granted, or first reported, now."""
         return cls(now + timeout_seconds, timeout_seconds)
 
     def observe(self, message: ReportedProgress, now: float) -> None:
-        """Growth anywhere renews the patience, and so does an announced wait: for the wait and the timeout.
+        """Takes a report in.
 
-        What grows ends a wait that was announced before: then the timeout alone counts again.
-        Output tokens begin at zero in every model call; a call comes after a commit, which is growth itself.
+        Any growth restarts the timeout, and so does an announced wait: for the wait and the timeout. Growth ends a wait
+        that was announced before: then the timeout alone counts again. Output tokens begin at zero in every model call,
+        but a call follows a commit, and the commit's sequence is growth itself.
         """
         before = self.reported
         new_call = message.sequence > before.sequence
@@ -69,19 +71,19 @@ class ProgressWatch:
         self.reported = message
 
     def is_stuck(self, now: float) -> bool:
-        """Whether nothing grew for the timeout, announced waits not counted."""
+        """Whether the claim made no progress for the timeout, announced waits not counted."""
         return now > self.patient_until
 
 
 _log: Final = logging.getLogger(__name__)
 SESSION_EXPIRED: Final = "SESSION_EXPIRED"
 OUTBOX_MESSAGES: Final = 1024
-"""What may wait for a worker that does not read. One that can take 10,000 tasks gets them as it reads."""
+"""The limit of unsent messages for a worker. A worker with 10,000 slots gets its grants as it reads them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The durations a session lives by, in seconds."""
+    """The durations of a session, in seconds."""
 
     ttl_seconds: int = 5
     renew_interval_seconds: float = 1.5
@@ -92,18 +94,22 @@ class Timing:
 
     @property
     def unheard_seconds(self) -> float:
-        """A lease is in doubt when so long after its last renewal the next one has not come: one was missed."""
+        """The age of the last renewal at which a lease is in doubt: one renewal was missed."""
         return 2 * self.renew_interval_seconds
 
     @property
     def unanswered_seconds(self) -> float:
-        """A worker leaves when a renewal stays unanswered for an interval; the one before is then two intervals old."""
+        """The age of the last renewal at which a worker may have left a silent replica.
+
+        A worker leaves when a renewal stays unanswered for an interval; the renewal before it is then two intervals
+        old.
+        """
         return 1.75 * self.renew_interval_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerProfile:
-    """What a worker takes. Sessions of one profile are served from one list of offers."""
+    """The tasks that a worker takes. Sessions with one profile share one list of offers."""
 
     queues: tuple[str, ...]
     priorities: tuple[task_pb2.Priority.ValueType, ...]
@@ -111,7 +117,7 @@ class WorkerProfile:
 
     @classmethod
     def of(cls, hello: pb.Hello) -> WorkerProfile:
-        """What Hello says, its defaults filled in."""
+        """Returns the profile of a Hello, with its defaults filled in."""
         return cls(
             tuple(sorted(set(hello.queues))) or (DEFAULT_QUEUE,),
             tuple(sorted(set(hello.priorities))),
@@ -121,10 +127,10 @@ class WorkerProfile:
 
 @dataclass(slots=True)
 class WorkedClaim:
-    """A claim of a session, and what its worker's renewals say of it. `unnamed_since` None: the last one named it.
+    """A claim of a session with its worker's reports.
 
-    `key_id`: what its newest token was signed with. `suspect`: it may be what kills its owners. `unopened_since` None:
-    the worker has told of something in the task's ledger.
+    `unnamed_since` None: the last renewal named the claim. `key_id`: the key of its newest token. `suspect`: the task
+    may be a crash loop. `unopened_since` None: the worker has reported a sequence of the task's ledger.
     """
 
     held: HeldClaim
@@ -135,7 +141,7 @@ class WorkedClaim:
     unopened_since: float | None
 
     def observe(self, reported: ReportedProgress, now: float) -> None:
-        """What a renewal says of it, naming it."""
+        """Takes the report of a renewal that named the claim."""
         self.unnamed_since = None
         if reported.sequence:
             self.unopened_since = None
@@ -143,7 +149,7 @@ class WorkedClaim:
 
 
 class AttachedSession:
-    """One attachment of a worker's session to this replica. Re-attaching makes a new one."""
+    """One attachment of a worker's session to this replica. A worker that attaches again gets a new one."""
 
     def __init__(
         self, held: HeldSession, hello: pb.Hello, timing: Timing, *, attached_at: float, renewed_at: float | None
@@ -153,7 +159,7 @@ class AttachedSession:
         self.timing = timing
         self.claims: dict[str, WorkedClaim] = {}
         self.draining = False
-        self._told_to_drain = False
+        self._drain_sent = False
         self.sent_away = False
         self.lost = False
         self.ended = asyncio.Event()
@@ -163,8 +169,8 @@ class AttachedSession:
         self._unanswered = False
         self._reported = reported_slots(hello)
         self._grants_sent = 0
-        # Of grants that the worker had not read when it counted, and of claims in the making.
-        self._on_their_way: deque[Priority] = deque()
+        # Tiers of sent grants that the worker had not read at its last report of slots, and of claims in the making.
+        self._unread_grants: deque[Priority] = deque()
         self._taken: Counter[Priority] = Counter()
         self._taken_by_suspects = 0
         self._outbox: asyncio.Queue[pb.SessionResponse] = asyncio.Queue(OUTBOX_MESSAGES)
@@ -178,89 +184,101 @@ class AttachedSession:
         return self.held.record.worker_id
 
     def slots(self, now: float) -> Slots:
-        """How many more tasks may be claimed for it."""
+        """Returns the slots that may still be filled."""
         if not self.may_be_granted(now):
             return NO_SLOTS
-        gone = self._taken + Counter(self._on_their_way)
-        left = self._reported.without(gone[Priority.HIGH], gone[Priority.NORMAL], gone[Priority.LOW])
-        return left.at_most(self.room)
+        unavailable = self._taken + Counter(self._unread_grants)
+        remaining = self._reported.without(
+            unavailable[Priority.HIGH], unavailable[Priority.NORMAL], unavailable[Priority.LOW]
+        )
+        return remaining.at_most(self.room)
 
     @property
     def room(self) -> int:
-        """How many messages may be sent of those that can wait: the other half is for those that cannot."""
+        """The number of messages that may be sent now, if they can wait.
+
+        Half of the outbox is kept for messages that cannot.
+        """
         return max(0, OUTBOX_MESSAGES // 2 - self._outbox.qsize())
 
     def may_be_granted(self, now: float) -> bool:
-        """Whether it takes tasks at all. Nothing is handed over while its lease is in doubt."""
+        """Whether the session takes tasks at all. Nothing is granted while its lease is in doubt."""
         return self.is_current(now) and not self.draining and not self.sent_away
 
     @property
     def renewed_at(self) -> float | None:
-        """When the newest renewal came that etcd has answered; None: none yet."""
+        """The arrival time of the newest renewal that etcd has answered; None: no renewal was answered yet."""
         return self._renewed_at
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether its newest renewal is one that etcd did not answer (yet): that its lease ends is not its fault."""
+        """Whether etcd has not answered the newest renewal. If the lease expires then, the worker is not the cause."""
         return self._unanswered
 
     def is_current(self, now: float) -> bool:
-        """Whether what is known of it here is fresh. A replica that slept knows nothing until the next renewal."""
+        """Whether this replica's knowledge of the session is fresh. A replica that slept waits for the next renewal."""
         renewed = self._renewed_at is not None and now - self._renewed_at <= self.timing.unheard_seconds
         return renewed and not self.ended.is_set()
 
     def silent_seconds(self, now: float) -> float:
-        """How long ago etcd last confirmed that it is attached here."""
+        """Returns the seconds since etcd last confirmed that the session is attached here."""
         return now - (self._attached_at if self._renewed_at is None else self._renewed_at)
 
     def take_slot(self, tier: Priority = Priority.NORMAL, *, suspect: bool = False) -> None:
-        """Set a slot aside for a claim in the making."""
+        """Reserves a slot for a claim in the making."""
         self._taken[tier] += 1
         self._taken_by_suspects += suspect
 
     def put_slot_back(self, tier: Priority = Priority.NORMAL, *, suspect: bool = False) -> None:
-        """The claim came to nothing, or was sent."""
+        """Frees a reserved slot: the claim was sent, or failed."""
         self._taken[tier] -= 1
         self._taken_by_suspects -= suspect
 
     @property
     def has_suspect(self) -> bool:
-        """Whether it has, or is about to have, a task that may be a poison: a second one must not die with it."""
+        """Whether the session has, or is about to get, a task that may be a crash loop.
+
+        A second one must not die with it.
+        """
         return self._taken_by_suspects > 0 or any(claim.suspect for claim in self.claims.values())
 
     def report_slots(self, slots: Slots, grants_read: int | None) -> None:
-        """What the worker says it can take, counted when it had read so many of our grants; None: as it says.
+        """Takes the worker's report of free slots.
 
-        Raises InvalidRequest for more grants than were sent.
+        `grants_read`: the number of grants that the worker had read when it counted; None: the report needs no
+        correction. Raises InvalidRequest for more grants than were sent.
         """
         if grants_read is not None and grants_read > self._grants_sent:
             problem = (
-                f"only {self._grants_sent} grants were sent on this stream, and {grants_read} cannot have been read"
+                f"must be at most {self._grants_sent}, the number of grants sent on this stream; got {grants_read}"
             )
             raise InvalidRequest(violations=[("grants_read", problem)])
         self._reported = slots
         unread = 0 if grants_read is None else self._grants_sent - grants_read
-        while len(self._on_their_way) > unread:
-            self._on_their_way.popleft()
+        while len(self._unread_grants) > unread:
+            self._unread_grants.popleft()
 
     def send_grant(self, claim: HeldClaim, grant: pb.Grant, now: float) -> bool:
-        """Hand a registered claim over. False when the stream has ended: then nobody will work on it."""
+        """Sends the grant of a registered claim. Returns False when the stream has ended and no worker can read it."""
         if not self.send(pb.SessionResponse(grant=grant)):
             return False
         self._grants_sent += 1
-        self._on_their_way.append(PRIORITIES.to_domain(grant.priority))
+        self._unread_grants.append(PRIORITIES.to_domain(grant.priority))
         self.hold(claim, now, named=False)
         return True
 
     def hold(self, claim: HeldClaim, now: float, *, named: bool) -> None:
-        """From now on this claim is one of the session's."""
+        """Adds a claim to the session."""
         record = claim.record
         watch = ProgressWatch.begin(now, record.progress_timeout_seconds or self.timing.progress_timeout_seconds)
         unnamed_since = None if named else now
         self.claims[record.claim_id] = WorkedClaim(claim, watch, unnamed_since, record.key_id, record.suspect, now)
 
     def observe(self, holdings: Iterable[pb.Holding], now: float) -> list[pb.Holding]:
-        """Take in what a renewal names. Returns what it names and does not hold: to be revoked."""
+        """Takes the report of a renewal.
+
+        Returns the named claims that the session does not hold, which must be revoked.
+        """
         named = {each.claim_id: each for each in holdings}
         for claim_id, claim in self.claims.items():
             if claim_id in named:
@@ -270,29 +288,29 @@ class AttachedSession:
         return [each for claim_id, each in named.items() if claim_id not in self.claims]
 
     def on_model_calls(self, holdings: Iterable[pb.Holding], now: float) -> None:
-        """Model calls of claims held have gone on. What is not named goes on as before."""
+        """Takes a report of model calls. Claims that it does not name are unaffected."""
         for each in holdings:
             claim = self.claims.get(each.claim_id)
             if claim is not None:
                 claim.observe(_reported_progress(each.progress), now)
 
     def renewed(self, sent_at: float) -> None:
-        """Etcd has answered a renewal that came at that moment."""
+        """Records that etcd answered the renewal that arrived at `sent_at`."""
         self._renewed_at = sent_at
         self._unanswered = False
 
     def renewal_came(self) -> None:
-        """It is to be answered once etcd has answered."""
+        """Records a renewal that etcd has not answered yet."""
         self._unanswered = True
 
     def request_drain(self, message: str) -> None:
-        """An operator wants the worker to drain: it is told once a stream, and nothing more is granted."""
-        if not self._told_to_drain:
-            self._told_to_drain = self.draining = True
+        """Drains the worker for an operator: sends one notice per stream, and ends all grants."""
+        if not self._drain_sent:
+            self._drain_sent = self.draining = True
             self.send(pb.SessionResponse(drain=pb.DrainNotice(message=message)))
 
     def revoke(self, claim_id: str, reason: str) -> WorkedClaim | None:
-        """Tell the worker that a claim is lost; the claim, if it was the session's."""
+        """Revokes a claim and tells the worker. Returns the claim, or None if the session does not hold it."""
         claim = self.claims.pop(claim_id, None)
         if claim is not None:
             revoke = pb.Revoke(task_id=claim.held.task_id, claim_id=claim_id, reason=reason)
@@ -300,36 +318,39 @@ class AttachedSession:
         return claim
 
     def send(self, response: pb.SessionResponse) -> bool:
-        """Put a message into the outbox. A worker that does not read loses its stream, not our memory."""
+        """Queues a message for the worker.
+
+        A worker that does not read loses its stream, so that the queue stays bounded.
+        """
         if self.ended.is_set():
             return False
         try:
             self._outbox.put_nowait(response)
         except asyncio.QueueFull:
             metrics.count("tenure_sessions_slow_total")
-            _log.warning("a worker does not read its stream", extra={"worker": self.worker_id})
+            _log.warning("a session stream is ended: the worker does not read it", extra={"worker": self.worker_id})
             self.end(None)
             return False
         return True
 
     async def next_response(self) -> pb.SessionResponse:
-        """The next message for the worker."""
+        """Waits for the next message to the worker."""
         return await self._outbox.get()
 
     def end(self, error: TenureError | None) -> None:
-        """End the stream, with an error for the worker if there is one to be told. The first call counts."""
+        """Ends the stream, with an error for the worker if there is one. Only the first call has an effect."""
         if not self.ended.is_set():
             self.error = error
             self.ended.set()
 
     def lose(self, message: str) -> None:
-        """The session itself is gone: the worker is told to attach anew."""
+        """Ends the stream of a lost session with an error that makes the worker begin a new session."""
         self.lost = True
         self.end(Unavailable(message, reason=SESSION_EXPIRED))
 
 
 def reported_slots(message: pb.Hello | pb.Renew | pb.Slots) -> Slots:
-    """What a worker can take, as far as it says so."""
+    """Returns the slots that a message of the worker reports."""
     return slots_to_domain(message.free_slots, message.lower_tiers if message.HasField("lower_tiers") else None)
 
 

@@ -1,4 +1,7 @@
-"""The beginning of a session: a new one, or one that comes back from another stream, here or at another replica."""
+"""Attaches sessions: a new one, or one from a broken stream of this or another replica.
+
+Also ends abandoned sessions.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +25,17 @@ if TYPE_CHECKING:
     from services.coordinator.lease_store import HeldClaim, LeaseStore
 
 
-# The sessions attached to this replica, and those that were until a moment ago.
+# The sessions attached to this replica, and those that were attached a moment ago.
 
 _MOST_DEPARTED: Final = 1000
 
 
 class Sessions:
-    """By session_id; at most one attachment each, the newest. Iterating gives those attached now."""
+    """Attached sessions by session id, at most one attachment each. Iteration yields the attached ones."""
 
     def __init__(self) -> None:
         self._attached: dict[str, AttachedSession] = {}
-        # What was heard of their progress is needed once their claims are gone, which is after their streams are.
+        # A lost claim's progress is needed after the stream of its session has ended.
         self._departed: OrderedDict[str, AttachedSession] = OrderedDict()
 
     def __iter__(self) -> Iterator[AttachedSession]:
@@ -42,15 +45,18 @@ class Sessions:
         return len(self._attached)
 
     def get(self, session_id: str) -> AttachedSession | None:
-        """The session, if it is attached here."""
+        """Returns the session if it is attached here."""
         return self._attached.get(session_id)
 
     def last_known(self, session_id: str) -> AttachedSession | None:
-        """The session, if it is attached here or was lately."""
+        """Returns the session if it is attached here, or was lately."""
         return self._attached.get(session_id) or self._departed.get(session_id)
 
     def holders_of(self, task_ids: Collection[str]) -> list[tuple[str, AttachedSession]]:
-        """Those of the tasks that are held by attached sessions. One look for all of them: thousands may be held."""
+        """Returns the tasks among these that attached sessions hold.
+
+        One pass for all tasks, because sessions hold thousands.
+        """
         if not task_ids:
             return []
         return [
@@ -61,7 +67,7 @@ class Sessions:
         ]
 
     def attach(self, session: AttachedSession) -> None:
-        """Take a session in. A former attachment of it ends, and what it ends is its stream only."""
+        """Adds a session. Ends an older attachment of it, which ends only that attachment's stream."""
         former = self._attached.get(session.session_id)
         self._attached[session.session_id] = session
         self._departed.pop(session.session_id, None)
@@ -70,7 +76,7 @@ class Sessions:
             former.end(None)
 
     def detach(self, session: AttachedSession) -> None:
-        """Its stream is over."""
+        """Removes a session whose stream is over."""
         session.end(None)
         if self._attached.get(session.session_id) is not session:
             return
@@ -81,13 +87,14 @@ class Sessions:
         metrics.gauge("tenure_sessions", len(self._attached))
 
 
-# A worker's stream broke. It has a moment to come back, to any replica; then its session ends and its tasks go on.
+# Takeover: a worker whose stream broke has a short grace to attach to any replica. Then its session ends and its tasks
+# are requeued.
 
 _log: Final = logging.getLogger(__name__)
 
 
 class Takeover:
-    """Ends sessions whose streams broke. Closed, it drops what it was waiting for: a draining replica ends nothing."""
+    """Ends sessions whose streams broke. Closing drops the pending ones: a draining replica ends no session."""
 
     def __init__(self, store: LeaseStore, grace_seconds: float) -> None:
         self._store = store
@@ -103,7 +110,7 @@ class Takeover:
         await asyncio.gather(*self._running, return_exceptions=True)
 
     def begin(self, session: AttachedSession, *, announced: bool) -> None:
-        """End the session after the grace, at once if the worker said goodbye; unless it is attached anew by then."""
+        """Ends the session after the grace, or at once if the worker drained, unless it is attached again by then."""
         grace_seconds = 0.0 if announced else self._grace_seconds
         task = asyncio.create_task(self._end(session, grace_seconds), name=f"takeover {session.session_id}")
         self._running.add(task)
@@ -111,15 +118,15 @@ class Takeover:
 
     async def _end(self, session: AttachedSession, grace_seconds: float) -> None:
         await asyncio.sleep(grace_seconds)
-        facts = {"worker": session.worker_id, "session": session.session_id, "claims": len(session.claims)}
+        fields = {"worker": session.worker_id, "session": session.session_id, "claims": len(session.claims)}
         try:
             ended = await self._store.sessions.end(session.held)
         except Unavailable as error:
-            # Not tried again: while etcd did not answer, the worker could not come back either.
-            _log.warning("a session could not be ended; its lease will", extra={**facts, "error": error})
+            # No retry: while etcd did not answer, the worker could not attach elsewhere either.
+            _log.warning("a session could not be ended; its lease will expire", extra={**fields, "error": error})
             return
         metrics.count("tenure_takeovers_total", ended=str(ended).lower())
-        _log.info("ended a session" if ended else "a worker came back elsewhere", extra=facts)
+        _log.info("ended a session" if ended else "a worker attached to another coordinator", extra=fields)
 
 
 _SETTLING_SECONDS: Final = 1.0
@@ -139,17 +146,20 @@ class SessionAttach:
         self._timing = timing
 
     async def attach(self, hello: pb.Hello) -> AttachedSession:
-        """The session, Welcome already in its outbox. Raises Unavailable: attach elsewhere."""
+        """Returns the attached session, with Welcome in its outbox.
+
+        Raises Unavailable: the worker attaches elsewhere.
+        """
         clock = asyncio.get_running_loop().time
         await self._generation.settled(_SETTLING_SECONDS)
         began = clock()
-        held, former = await self._come_back(hello), True
+        held, former = await self._reattach(hello), True
         if held is None:
             held, former = await self._begin(hello), False
-        # Of a lease that is older than this stream nobody here knows how long it still lives: its renewal will tell.
+        # The remaining TTL of a lease that is older than this stream is unknown until its next renewal.
         session = AttachedSession(held, hello, self._timing, attached_at=began, renewed_at=None if former else began)
-        kept = await self._kept(held, hello) if former else {}
-        for held_claim in kept.values():
+        kept_claims = await self._kept_claims(held, hello) if former else {}
+        for held_claim in kept_claims.values():
             session.hold(held_claim, clock(), named=True)
         session.observe(hello.holdings, clock())
         session.send(self._welcome(session, (each.claim_id for each in hello.holdings)))
@@ -159,7 +169,12 @@ class SessionAttach:
         self._sessions.attach(session)
         _log.info(
             "attached a worker",
-            extra={"worker": session.worker_id, "session": session.session_id, "former": former, "claims": len(kept)},
+            extra={
+                "worker": session.worker_id,
+                "session": session.session_id,
+                "former": former,
+                "claims": len(kept_claims),
+            },
         )
         return session
 
@@ -171,10 +186,10 @@ class SessionAttach:
             self._generation.doubt()
             raise Unavailable("etcd's generation is being settled", retry_after_seconds=0.2) from error
 
-    async def _come_back(self, hello: pb.Hello) -> HeldSession | None:
-        """The session the worker had, attached to us from now on; None when it is gone, and its claims with it.
+    async def _reattach(self, hello: pb.Hello) -> HeldSession | None:
+        """Attaches the worker's former session to this replica. None: the session is lost with its claims.
 
-        An attachment that the worker gave up may have come in between, late: that one is put aside as any other.
+        A late attachment that the worker gave up may have come in between; it is replaced like any other.
         """
         for _ in range(_REATTACH_TRIES):
             stored = await self._store.sessions.find(hello.session_id) if hello.session_id else None
@@ -188,8 +203,8 @@ class SessionAttach:
                 return held
         return None
 
-    async def _kept(self, held: HeldSession, hello: pb.Hello) -> dict[str, HeldClaim]:
-        """Which of the holdings etcd still has under this session, by claim_id."""
+    async def _kept_claims(self, held: HeldSession, hello: pb.Hello) -> dict[str, HeldClaim]:
+        """Returns the reported claims that etcd still has under this session, by claim id."""
         named = {each.claim_id for each in hello.holdings}
         stored = await self._store.claims.find_many(each.task_id for each in hello.holdings)
         return {

@@ -1,4 +1,4 @@
-"""One worker's stream: renewals, slots and releases one way, grants and revocations the other."""
+"""Serves one worker's stream: reads renewals, slots and releases, and sends grants and revocations."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger(__name__)
 GOAWAY_SECONDS: Final = 3.0
-"""How long a worker has to move after Goaway before its stream is ended for it."""
+"""The time for a worker to attach elsewhere after Goaway, before its stream is ended."""
 _STREAM_AGE_SECONDS: Final = 1500.0
 MOST_TOKENS: Final = 1000
 MOST_TOKEN_BYTES: Final = 1024 * 1024
-"""What one Renewed brings of tokens signed anew; the rest comes with the next ones."""
+"""The limit of newly signed tokens in one Renewed; the other tokens come with later ones."""
 
 
 class StreamEnd(Enum):
-    """How a stream came to its end, which decides what becomes of the session."""
+    """The way in which a stream ended. It decides whether the session goes on."""
 
-    BROKEN = auto()  # no goodbye: the worker may be dead, or on its way to another replica
-    GOODBYE = auto()  # the worker drained and closed
-    ANNOUNCED = auto()  # we sent it away: it goes elsewhere, nothing is taken from it
-    UNANSWERED = auto()  # it left because we, or etcd, did not answer: its lease tells whether it lives
-    LOST = auto()  # its session is gone
+    BROKEN = auto()  # without an announcement: the worker may be dead, or attach to another replica
+    GOODBYE = auto()  # the worker drained and closed the stream
+    ANNOUNCED = auto()  # this replica sent Goaway: the worker attaches elsewhere and keeps its claims
+    UNANSWERED = auto()  # the worker left because this replica or etcd did not answer: its lease shows whether it lives
+    LOST = auto()  # the session is lost
 
 
-NOTHING_TAKEN: Final = frozenset({StreamEnd.ANNOUNCED, StreamEnd.UNANSWERED})
-"""Ends after which the session goes on: it lives or dies with its lease."""
+SESSION_GOES_ON: Final = frozenset({StreamEnd.ANNOUNCED, StreamEnd.UNANSWERED})
+"""Ends after which the session goes on until its lease expires."""
 
 
 class SessionStreamServer:
@@ -71,28 +71,28 @@ class SessionStreamServer:
         self._stopping = stopping
         self._renew: pb.Renew | None = None
         self._renew_arrived = asyncio.Event()
-        self._said_goodbye = False
+        self._drained = False
         self._was_silent = False
 
     @property
     def ending(self) -> StreamEnd:
-        """What the end of the stream means, once it has come."""
+        """The way in which the stream ended."""
         if self._session.lost:
             return StreamEnd.LOST
-        if self._said_goodbye:
+        if self._drained:
             return StreamEnd.GOODBYE
         if self._session.sent_away:
             return StreamEnd.ANNOUNCED
         return StreamEnd.UNANSWERED if self._was_silent else StreamEnd.BROKEN
 
     async def serve(self, requests: AsyncIterator[pb.SessionRequest], context: Any) -> None:
-        """Until the worker closes or breaks the stream, or the session ends it. Raises the session's error."""
+        """Serves until the worker closes or breaks the stream, or the session ends it. Raises the session's error."""
         session = self._session
         with log_context(worker=session.worker_id, session=session.session_id):
             try:
                 await self._serve(requests, context)
             finally:
-                # When it was this side that was silent, the worker lives, and looks for another replica.
+                # When this replica was silent, the worker is alive and attaches to another replica.
                 silent_seconds = session.silent_seconds(asyncio.get_running_loop().time())
                 self._was_silent = silent_seconds >= session.timing.unanswered_seconds
         if session.error is not None:
@@ -100,8 +100,8 @@ class SessionStreamServer:
 
     async def _serve(self, requests: AsyncIterator[pb.SessionRequest], context: Any) -> None:
         async with TaskGroup() as group:
-            parts = [self._read(requests), self._write(context), self._renewals(), self._send_away()]
-            running = [group.create_task(part) for part in parts]
+            coroutines = [self._read(requests), self._write(context), self._renewals(), self._send_away()]
+            running = [group.create_task(part) for part in coroutines]
             await self._session.ended.wait()
             for task in running:
                 task.cancel()
@@ -109,8 +109,8 @@ class SessionStreamServer:
     async def _read(self, requests: AsyncIterator[pb.SessionRequest]) -> None:
         try:
             async for request in requests:
-                self._take_in(request)
-            self._said_goodbye = self._session.draining
+                self._take_request(request)
+            self._drained = self._session.draining
             self._session.end(None)
         except TenureError as error:
             self._session.end(error)
@@ -118,11 +118,11 @@ class SessionStreamServer:
             _log.debug("a stream broke", extra={"error": error})
             self._session.end(None)
 
-    def _take_in(self, request: pb.SessionRequest) -> None:
+    def _take_request(self, request: pb.SessionRequest) -> None:
         session = self._session
         match request.WhichOneof("message"):
             case "renew":
-                self._heard(request.renew)
+                self._take_renewal(request.renew)
             case "calls_heard":
                 session.on_model_calls(request.calls_heard.holdings, asyncio.get_running_loop().time())
             case "slots":
@@ -130,26 +130,29 @@ class SessionStreamServer:
                 session.report_slots(reported_slots(request.slots), read)
                 self._dispatch.on_slots(session)
             case "release":
-                self._releases.give_back(session, request.release)
+                self._releases.release(session, request.release)
             case "drain":
                 session.draining = True
             case _:
                 raise InvalidRequest(violations=[("hello", "must be the first message, and only the first")])
 
-    def _heard(self, renew: pb.Renew) -> None:
+    def _take_renewal(self, renew: pb.Renew) -> None:
         session = self._session
         now = asyncio.get_running_loop().time()
-        for unknown in session.observe(renew.holdings, now)[: session.room]:  # it names the others again
+        for unknown in session.observe(renew.holdings, now)[: session.room]:  # the next renewal names the others again
             revoke = pb.Revoke(task_id=unknown.task_id, claim_id=unknown.claim_id, reason=Reason.CLAIM_LOST)
             session.send(pb.SessionResponse(revoke=revoke))
         session.report_slots(reported_slots(renew), renew.grants_read if renew.HasField("grants_read") else None)
         session.renewal_came()
-        # Only the newest is renewed: it says all that an older one said, and a slow etcd piles nothing up here.
+        # Only the newest renewal is sent to etcd: it contains all older ones, and nothing piles up while etcd is slow.
         self._renew = renew
         self._renew_arrived.set()
 
     async def _renewals(self) -> None:
-        """The only place where a worker's lease is kept alive: because the worker said that it lives."""
+        """Renews the lease in etcd.
+
+        No other code renews a worker's lease, and only a renewal of the worker causes it.
+        """
         session, clock = self._session, asyncio.get_running_loop().time
         while True:
             await self._renew_arrived.wait()
@@ -165,13 +168,14 @@ class SessionStreamServer:
                 _log.warning("a renewal was not answered by etcd", extra={"error": error})
                 continue
             session.renewed(sent_at)
-            session.send(pb.SessionResponse(renewed=pb.Renewed(renew_number=number, tokens=self._rotated())))
+            session.send(pb.SessionResponse(renewed=pb.Renewed(renew_number=number, tokens=self._rotated_tokens())))
             self._dispatch.on_slots(session)
 
     async def _keep_alive(self, now: float) -> None:
-        """Raises SessionLost, also when the worker is attached elsewhere by now.
+        """Renews the lease. Raises SessionLost, also when the worker is attached elsewhere by now.
 
-        A replica that slept finds old renewals in its buffers: after a silence etcd is asked first whose session it is.
+        A replica that slept finds old renewals in its buffers: after a silence it first asks etcd where the session is
+        attached.
         """
         session = self._session
         if session.silent_seconds(now) > session.timing.unheard_seconds:
@@ -180,10 +184,10 @@ class SessionStreamServer:
                 raise SessionLost("the session has ended, or is attached to another coordinator")
         await self._store.sessions.keep_alive(session.held, timeout_seconds=session.timing.renew_interval_seconds)
 
-    def _rotated(self) -> list[token_pb2.FencingToken]:
-        """Tokens signed anew, for claims whose tokens were signed with another key than now signs.
+    def _rotated_tokens(self) -> list[token_pb2.FencingToken]:
+        """Signs tokens again for claims whose tokens were signed with an older key.
 
-        A portion with each renewal: all of them at once would be too large a message, and hold up other sessions.
+        Each renewal brings a part of them: all at once would be too large a message and would delay other sessions.
         """
         key_id, left_bytes = self._issuer.key_id, MOST_TOKEN_BYTES
         tokens: list[token_pb2.FencingToken] = []
@@ -206,13 +210,16 @@ class SessionStreamServer:
             self._session.end(None)
 
     async def _send_away(self) -> None:
-        """When this replica drains, or the stream is old: move, and keep everything."""
+        """Sends Goaway when this replica drains or the stream is old.
+
+        The worker then attaches elsewhere and keeps its claims.
+        """
         try:
             async with asyncio.timeout(_STREAM_AGE_SECONDS * random.uniform(0.8, 1.0)):
                 await self._stopping.wait()
         except TimeoutError:
-            _log.info("a stream is old; its worker is asked to come again")
-        self._session.sent_away = True  # from here on nothing is granted that it would not read any more
+            _log.info("a session stream is old; its worker is asked to attach again")
+        self._session.sent_away = True  # from here on the worker would not read a grant
         self._session.send(pb.SessionResponse(goaway=pb.Goaway()))
         await asyncio.sleep(GOAWAY_SECONDS)
         self._session.end(draining())

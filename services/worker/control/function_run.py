@@ -1,4 +1,4 @@
-"""The work that a function is given: each step and call becomes a request to the loop that holds the claim."""
+"""Runs a control function: each of its steps and calls becomes a request to the loop that holds the claim."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tenure.runtime import semconv
 from tenure.runtime.telemetry import span
 from tenure.validators import MAX_CONTROL_JSON_BYTES
 
-# What a function asks of its loop. One at a time; the function waits for the answer.
+# The requests of a function to its loop. The function waits for the answer, so there is one at a time.
 
 
 @dataclass(frozen=True, slots=True)
 class BeginStep:
-    """Answered with the step as it is recorded, or None: make it now, in at most this time."""
+    """Asks for the recorded step. The answer None means: make the step now, within the timeout."""
 
     step: int
     name: str
@@ -40,15 +40,15 @@ class BeginStep:
 
 @dataclass(frozen=True, slots=True)
 class RecordStep:
-    """Answered when it is in the ledger."""
+    """Asks to record a step. Answered when the entry is in the ledger."""
 
     step: int
-    fact: ControlStep
+    entry: ControlStep
 
 
 @dataclass(frozen=True, slots=True)
 class CallTools:
-    """Answered with the outcomes, in order."""
+    """Asks for tool calls. Answered with their outcomes, in order."""
 
     step: int
     calls: tuple[FunctionToolCall, ...]
@@ -56,7 +56,7 @@ class CallTools:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """The function is done, after so many steps."""
+    """The function returned, after this number of steps."""
 
     step: int
     result_json: str
@@ -64,7 +64,7 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The function is done with."""
+    """The function raised an exception."""
 
     failure: ControlFailure
 
@@ -72,11 +72,14 @@ class Raised:
 Request = BeginStep | RecordStep | CallTools | Returned | Raised
 
 
-# Plain functions as steps: in a thread each, so that they stop nobody else's work.
+# Plain functions as steps. Each runs in a thread, so that it blocks no other task.
 
 
 async def call(run: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """What `run(*arguments)` comes to. Cancelled, it stops waiting; a thread goes on, and its result is forgotten."""
+    """Returns the result of `run(*arguments)`.
+
+    Cancellation ends the wait; the thread goes on and its result is dropped.
+    """
     if inspect.iscoroutinefunction(run):
         return await run(*arguments)
     result = await _in_thread(run, arguments)
@@ -84,7 +87,7 @@ async def call(run: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
 
 
 async def _in_thread(run: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """A thread of its own that does not keep the process: a step that hangs must not hold up a drain."""
+    """Runs a function in a daemon thread of its own, so that a hanging step cannot hold up a drain."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[Any] = loop.create_future()
     context = contextvars.copy_context()
@@ -101,9 +104,9 @@ async def _in_thread(run: Callable[..., Any], arguments: tuple[Any, ...]) -> Any
         result, error = None, None
         try:
             result = context.run(run, *arguments)
-        except BaseException as raised:  # noqa: BLE001  handed over, whatever it is
+        except BaseException as raised:  # noqa: BLE001  handed to the waiting coroutine, whatever it is
             error = RuntimeError(f"{raised!r}") if isinstance(raised, StopIteration) else raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no coroutine waits
             loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=work, name=f"step {getattr(run, '__name__', '')}", daemon=True).start()
@@ -112,13 +115,13 @@ async def _in_thread(run: Callable[..., Any], arguments: tuple[Any, ...]) -> Any
 
 MOST_NAME_CHARACTERS: Final = 200
 MOST_CALLS: Final = 64
-"""In one step."""
+"""The maximum number of tool calls in one step."""
 
 Ask = Callable[[Request], Awaitable[Any]]
 
 
 class FunctionWork:
-    """See tenure.control.Work. Steps and calls are counted together, 1, 2, 3 …"""
+    """Implements tenure.control.Work. Steps and calls share one number sequence: 1, 2, 3 and so on."""
 
     def __init__(self, task_id: str, ask: Ask) -> None:
         self._task_id, self._ask = task_id, ask
@@ -137,10 +140,10 @@ class FunctionWork:
     async def step(
         self, name: str, run: Callable[..., Any], /, *args: Any, timeout_seconds: float = STEP_TIMEOUT_SECONDS
     ) -> Any:
-        """What it came to, now or before."""
+        """Returns the result of the step, recorded now or earlier. Raises StepFailed."""
         if not 0 < len(name) <= MOST_NAME_CHARACTERS or timeout_seconds <= 0:
-            raise ValueError(f"a step has a name of 1 to {MOST_NAME_CHARACTERS} characters, and some time")
-        with self._alone():
+            raise ValueError(f"a step needs a name of 1 to {MOST_NAME_CHARACTERS} characters and a positive timeout")
+        with self._one_at_a_time():
             step = await self._next()
             recorded: ControlStep | None = await self._ask(BeginStep(step, name, timeout_seconds))
             if recorded is None:
@@ -150,25 +153,25 @@ class FunctionWork:
         return json.loads(recorded.result_json)
 
     async def call_tool(self, tool: str, arguments: Mapping[str, Any] | None = None) -> str:
-        """The content of its outcome."""
+        """Returns the content of the call's outcome. Raises ToolFailed."""
         (outcome,) = await self.call_tools([(tool, arguments or {})])
         if outcome.is_error:
             raise ToolFailed(tool, outcome)
         return outcome.content
 
     async def call_tools(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Outcome]:
-        """Their outcomes."""
+        """Returns the outcomes of the calls, in order."""
         if not 0 < len(calls) <= MOST_CALLS:
-            raise ValueError(f"1 to {MOST_CALLS} calls at a time")
+            raise ValueError(f"call_tools takes 1 to {MOST_CALLS} calls at a time, got {len(calls)}")
         wanted_calls = tuple(
             FunctionToolCall(tool, encode(dict(arguments), "the arguments")) for tool, arguments in calls
         )
-        with self._alone():
+        with self._one_at_a_time():
             outcomes: list[Outcome] = await self._ask(CallTools(await self._next(), wanted_calls))
         return outcomes
 
     async def settle(self) -> None:
-        """A failure that the function lives with is recorded before anything follows from it."""
+        """Records the failure of a step that the function caught, before the next request."""
         failed, self._failed = self._failed, None
         if failed is not None:
             await self._ask(failed)
@@ -189,20 +192,21 @@ class FunctionWork:
             result_json = encode(result, f"the result of step {name}")
         except Exception as error:
             failure = failure_of(error)
-            fact = ControlStep(name, failure=failure, duration_seconds=monotonic() - began)
-            self._failed = RecordStep(step, fact)
+            entry = ControlStep(name, failure=failure, duration_seconds=monotonic() - began)
+            self._failed = RecordStep(step, entry)
             raise StepFailed(name, failure) from error
-        fact = ControlStep(name, result_json, duration_seconds=monotonic() - began)
-        await self._ask(RecordStep(step, fact))
-        return fact
+        entry = ControlStep(name, result_json, duration_seconds=monotonic() - began)
+        await self._ask(RecordStep(step, entry))
+        return entry
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Their order is how they are known again, so there must be one."""
+    def _one_at_a_time(self) -> Iterator[None]:
+        """Raises RuntimeError for a second step or call at the same time.
+
+        The order of steps and calls identifies them after a takeover, so there must be one order.
+        """
         if self._is_busy:
-            raise RuntimeError(
-                "a step or call was begun while another one is under way; use call_tools for several calls"
-            )
+            raise RuntimeError("a step or call began while another was running; use call_tools for several calls")
         self._is_busy = True
         try:
             yield
@@ -211,44 +215,50 @@ class FunctionWork:
 
 
 def encode(value: Any, what: str) -> str:
-    """As JSON. TypeError for what is none, ValueError for what is too large, or not finite."""
+    """Encodes a value as JSON.
+
+    Raises TypeError for another type, and ValueError for a value too large or not finite.
+    """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
     size = len(text.encode())
     if size > MAX_CONTROL_JSON_BYTES:
         raise ValueError(
-            f"{what} has {size} bytes of JSON, at most {MAX_CONTROL_JSON_BYTES} are kept: put it elsewhere"
+            f"{what} has {size} bytes of JSON, at most {MAX_CONTROL_JSON_BYTES} are allowed: store it elsewhere"
         )
     return text
 
 
-# One run of a function, from its beginning to its end or until it is stopped.
+# One run of a function: from its start to its end or its cancellation.
 
 _log: Final = logging.getLogger(__name__)
 STOP_SECONDS: Final = 1.0
-"""So long a function may tidy up after its cancellation. Its task is left then, whether it has ended or not."""
+"""The time for a cancelled function to clean up. After it the task leaves this worker in any case."""
 
 _overdue: Final[set[asyncio.Task[None]]] = set()
-"""Functions that do not end when they are cancelled. What they ask for from now on is refused."""
+"""Functions that ignored their cancellation. Their further requests are refused."""
 
 
 class WorkIsOver(BaseException):
-    """Ends a function that swallowed its cancellation and asks for more. No Exception: it would swallow that too."""
+    """Ends a function that ignored its cancellation and sends a request.
+
+    Not an Exception, which it would ignore too.
+    """
 
 
 class FunctionRequest(NamedTuple):
-    """A request, and where its answer goes."""
+    """A request of the function and the future of its answer."""
 
     request: Request
     answer: asyncio.Future[Any]
 
 
 class FunctionRun:
-    """`async with` it: the function begins, and is cancelled at the end, if it is not done by then."""
+    """Runs the function in `async with`: starts it at the beginning, and cancels it at the end if it is not done."""
 
     def __init__(self, function: Function, control: ControlWork, task_id: str) -> None:
         self._function, self._control = function, control
         self._work = FunctionWork(task_id, self._ask)
-        self._asked: asyncio.Queue[FunctionRequest] = asyncio.Queue(maxsize=1)
+        self._requests: asyncio.Queue[FunctionRequest] = asyncio.Queue(maxsize=1)
         self._is_over = False
         self._running: asyncio.Task[None]
 
@@ -261,33 +271,33 @@ class FunctionRun:
         self._running.cancel()
         await asyncio.wait({self._running}, timeout=STOP_SECONDS)
         if not self._running.done():
-            _log.warning("a function goes on though it was cancelled", extra={"function": self._control.function})
+            _log.warning("a control function ignores its cancellation", extra={"function": self._control.function})
             _overdue.add(self._running)
             self._running.add_done_callback(_overdue.discard)
 
     async def next(self) -> FunctionRequest:
-        """What the function asks for next."""
-        return await self._asked.get()
+        """Waits for the function's next request."""
+        return await self._requests.get()
 
     async def _ask(self, request: Request) -> Any:
         if self._is_over:
             raise WorkIsOver
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        await self._asked.put(FunctionRequest(request, answer))
+        await self._requests.put(FunctionRequest(request, answer))
         return await answer
 
     async def _run(self) -> None:
         try:
-            given = json.loads(self._control.input_json or "null")
-            result = await self._function(self._work, given)
-            result_json = encode(result, "what the function returns")
+            input_value = json.loads(self._control.input_json or "null")
+            result = await self._function(self._work, input_value)
+            result_json = encode(result, "the result of the function")
             await self._work.settle()
             last: Request = Returned(self._work.steps, result_json)
         except asyncio.CancelledError as error:
             if self._is_over:
                 raise
-            last = Raised(failure_of(error))  # something in the function was cancelled, by itself
-        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a backend's own function raises
+            last = Raised(failure_of(error))  # the function cancelled a coroutine of its own
+        except (Exception, SystemExit) as error:  # noqa: BLE001  the user's function may raise anything
             _log.warning("a function failed", exc_info=True, extra={"function": self._control.function})
             last = Raised(failure_of(error))
         except WorkIsOver:

@@ -1,4 +1,4 @@
-"""The functions that this worker has, by name, from the modules it was told."""
+"""Loads the control functions of this worker from the modules that its settings name."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from tenure.validators import FUNCTION_NAME, MAX_CHOICES
 
 TABLE: Final = "FUNCTIONS"
 MOST_FUNCTIONS: Final = MAX_CHOICES - 1
-"""Each is offered like a loop, beside the loop of agents."""
+"""The maximum number of functions. Each is offered like a loop, beside the loop of agents."""
 
 
 def load_functions(modules: Sequence[str]) -> dict[str, Function]:
-    """Imports the modules and takes their FUNCTIONS. Raises ConfigurationError with all that is wrong with them."""
+    """Imports the modules and returns their FUNCTIONS by name. Raises ConfigurationError with all problems."""
     functions: dict[str, Function] = {}
     problems: list[str] = []
     for module in modules:
         try:
             table = getattr(importlib.import_module(module), TABLE, None)
-        except Exception as error:  # noqa: BLE001  whatever a backend's own module does when it is imported
+        except Exception as error:  # noqa: BLE001  the user's module may raise anything at import
             problems.append(f"{module} cannot be imported: {type(error).__name__}: {error}")
             continue
         problems += _problems(module, table, functions)
         functions.update(table if isinstance(table, Mapping) else {})
     if len(functions) > MOST_FUNCTIONS:
-        problems.append(f"a worker has at most {MOST_FUNCTIONS} functions, these are {len(functions)}")
+        problems.append(f"a worker may have at most {MOST_FUNCTIONS} functions, the modules define {len(functions)}")
     if problems:
         raise ConfigurationError(problems)
     return functions
@@ -41,8 +41,8 @@ def _problems(module: str, table: Any, known: Mapping[str, Function]) -> Iterato
         return
     for name, function in table.items():
         if not isinstance(name, str) or FUNCTION_NAME.match(name) is None:
-            yield f"{module}: {name!r} is no name of up to 55 letters, digits, dots, - and _"
+            yield f"{module}: {name!r} is not a name of up to 55 letters, digits, dots, - and _"
         if not inspect.iscoroutinefunction(function):
-            yield f"{module}: {name} is no coroutine function (async def)"
+            yield f"{module}: {name} is not a coroutine function (async def)"
         if name in known:
-            yield f"{module}: there is another function {name}"
+            yield f"{module}: another module has a function {name}"

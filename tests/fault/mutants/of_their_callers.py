@@ -16,8 +16,9 @@ MUTATIONS = (
                 '        await failpoint("worker.after_model")\n',
                 "        from services.worker.tools_client import CallLimits\n"
                 "        limits = CallLimits(30.0)\n"
-                "        for _, intent in answer_facts(step, attempt, answer)[1:]:\n"
-                "            await self._parts.tools.execute(self._holding.token, intent, lambda: None, limits, None)\n"
+                "        for _, intent in answer_entries(step, attempt, answer)[1:]:\n"
+                "            tools, token = self._dependencies.tools, self._held_task.token\n"
+                "            await tools.execute(token, intent, lambda: None, limits, None)\n"
                 '        await failpoint("worker.after_model")\n',
             ),
         ),
