@@ -1,4 +1,4 @@
-"""The bill of a task: what each settled model attempt used. Kept beside the entries; audits compare them."""
+"""The bills of a task: what each settled model attempt used. They are kept beside the entries; audits compare both."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DEFAULT_BILLS: Final = 200
 
 
 async def list_bills(pool: Pool, tenant: str, request: pb.ListBillsRequest) -> pb.ListBillsResponse:
-    """A page; one row more than asked for tells whether there are more. Also of pruned tasks. Raises NotFound."""
+    """Returns one page, also for pruned tasks. Raises NotFound. Reads one extra row to know whether there are more."""
     page_size = request.page_size or DEFAULT_BILLS
     parameters = {
         "task_id": request.task_id,
@@ -68,12 +68,11 @@ def _bill(row: tuple[Any, ...]) -> ledger_pb2.Bill:
     )
 
 
-# What a lost model call used after all, said by the worker that made it: its bill and its budget change, nothing
-# else.
+# Usage reports: what a lost model call used, reported by its worker. Only its bill and its budget change.
 
 
 class _Attempt(NamedTuple):
-    """As it was reserved."""
+    """A model attempt as it was reserved."""
 
     made_under: Fence
     reserved_tokens: int
@@ -82,7 +81,7 @@ class _Attempt(NamedTuple):
 
 
 async def report_usage(pool: Pool, claims: Claims, request: pb.ReportUsageRequest) -> None:
-    """Bill what is reported, once. Raises NotFound, WrongState, InvalidRequest; then nothing has changed."""
+    """Bills the reported usage, once. Raises NotFound, WrongState or InvalidRequest; then nothing has changed."""
     task_id = task_of(claims)
     usage = usage_to_domain(request.usage)
     place = {"task_id": task_id, "step": request.step, "attempt_number": request.attempt_number}
@@ -112,7 +111,7 @@ async def report_usage(pool: Pool, claims: Claims, request: pb.ReportUsageReques
 
 
 async def _find_attempt(connection: Connection, place: dict[str, Any]) -> _Attempt | None:
-    """The newest of its number: a fork's copies were made elsewhere, and have no epoch."""
+    """Returns the newest attempt with the number. Copies in a fork have no epoch, because another task made them."""
     for epoch, claim_id, body in await fetch_all(connection, USAGE_REPORTS.find_attempts, place):
         attempt = ledger_pb2.EntryBody.FromString(body).model_attempt
         if attempt.attempt_number == place["attempt_number"]:

@@ -1,4 +1,4 @@
-"""Entries as they are read: rows to messages, in pages that are bounded by bytes."""
+"""Entry kinds, and reading entries: rows to messages, in pages that are bounded by bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tenure.runtime.postgres import Connection
 
 
-# Kinds of entries: the field numbers of EntryBody's oneof, in the database too.
+# An entry kind is the field number of EntryBody's oneof, in the database too.
 
 KINDS: Final[dict[str, int]] = {field.name: field.number for field in ledger_pb2.EntryBody.DESCRIPTOR.fields}
 
@@ -32,15 +32,15 @@ WRITTEN_BY_OWNERS: Final = frozenset(
         "compaction",
     }
 )
-"""What a Commit may hold. All other kinds are the ledger's own: it writes them when it does what they say."""
+"""The entry kinds that a commit may have. The ledger itself writes all others, when it does what they record."""
 
 PAGE_BYTES: Final = 900_000
-"""Bodies of one page together. Envelopes come on top; a page stays under 1 MiB unless one entry alone is larger."""
+"""The sum of the bodies of a page. With envelopes, a page stays under 1 MiB unless one entry alone is larger."""
 PAGE_ENTRIES: Final = 500
 
 
 def entry_of(columns: Sequence[Any]) -> ledger_pb2.Entry:
-    """An entry from (sequence, epoch, claim_id, attempt, step, actor, recorded_at, body)."""
+    """Returns an entry from (sequence, epoch, claim_id, attempt, step, actor, recorded_at, body)."""
     sequence, epoch, claim_id, attempt, step, actor, recorded_at, body = columns
     return ledger_pb2.Entry(
         sequence=sequence,
@@ -63,7 +63,7 @@ async def read_page(
     page_size: int = PAGE_ENTRIES,
     page_bytes: int = PAGE_BYTES,
 ) -> list[ledger_pb2.Entry]:
-    """The entries after one sequence up to another, oldest first; at least one if there is any."""
+    """Returns the entries after one sequence up to another, oldest first; at least one if there is any."""
     parameters = {
         "task_id": task_id,
         "after": after,

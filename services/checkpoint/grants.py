@@ -1,4 +1,4 @@
-"""The ledger's side of LeaseService: the last grant of each named resource, registered before its token is signed."""
+"""The ledger's side of LeaseService: the last grant of each named lease, registered before its token is signed."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from tenure.runtime.postgres import Connection, Pool
 
 
-# The ledger's side of epochs: the generation of etcd, and the highest epoch it ever registered.
+# The ledger's side of epochs: the generation of etcd, and the highest epoch that the ledger registered.
 
 _log: Final = logging.getLogger(__name__)
 
 
 async def get_epochs(pool: Pool) -> tuple[int, int]:
-    """(generation, highest registered epoch)."""
+    """Returns (generation, highest registered epoch)."""
     async with ledger_connection(pool) as connection:
         return await _read(connection)
 
 
 async def raise_generation(pool: Pool, expected: int, reason: str) -> int:
-    """The generation that stands: above `expected`, by this call or by an earlier one.
+    """Raises the generation above `expected`, unless an earlier call did, and returns it.
 
     Raises WrongState / GENERATIONS_EXHAUSTED when an epoch of the last generation was registered.
     """
@@ -44,7 +44,7 @@ async def raise_generation(pool: Pool, expected: int, reason: str) -> int:
     await failpoint("checkpoint.after_raise")
     if generation <= expected:
         raise WrongState(
-            f"the ledger has registered an epoch of generation {MAX_GENERATION}, the last there is: restore the ledger "
+            f"the ledger has registered an epoch of generation {MAX_GENERATION}, the last one: restore the ledger "
             "from a backup that is older than that epoch",
             reason="GENERATIONS_EXHAUSTED",
         )
@@ -60,7 +60,7 @@ async def _read(connection: Connection) -> tuple[int, int]:
 
 
 async def get_lease_grant(pool: Pool, tenant: str, resource: str) -> pb.GetLeaseGrantResponse:
-    """The last grant; epoch 0 for a resource that was never held."""
+    """Returns the last grant; its epoch is 0 for a lease that was never held."""
     async with ledger_connection(pool) as connection:
         row = await _last(connection, tenant, resource)
     if row is None:
@@ -83,7 +83,7 @@ async def get_lease_grant(pool: Pool, tenant: str, resource: str) -> pb.GetLease
 
 
 async def register_lease(pool: Pool, tenant: str, grant: pb.LeaseGrant) -> pb.RegisterLeaseResponse:
-    """Whether this claim is the resource's grant from now on; a repeat finds that it is."""
+    """Registers the claim as the lease's grant. Says whether it is the grant; a repeat gets the same answer."""
     parameters = {
         "tenant": tenant,
         "resource": grant.resource,
@@ -108,7 +108,7 @@ async def register_lease(pool: Pool, tenant: str, grant: pb.LeaseGrant) -> pb.Re
 
 
 async def record_lease_release(pool: Pool, tenant: str, request: pb.NoteLeaseReleaseRequest) -> None:
-    """Why a grant is given back, unless it is known or there is a newer one."""
+    """Records why a grant was released, unless a reason is recorded or there is a newer grant."""
     parameters = {
         "tenant": tenant,
         "resource": request.resource,
@@ -124,7 +124,7 @@ async def record_lease_release(pool: Pool, tenant: str, request: pb.NoteLeaseRel
 
 
 async def inspect_leases(pool: Pool, claims: Sequence[pb.InspectLeasesRequest.Claim]) -> list[str]:
-    """The claim_ids of those that are registered, in the order asked."""
+    """Returns the claim ids that are registered, in the caller's order."""
     parameters = {
         "tenants": [claim.tenant for claim in claims],
         "resources": [claim.resource for claim in claims],

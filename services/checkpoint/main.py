@@ -66,34 +66,34 @@ UNTIL_THE_END: Final = NoLimit("it waits for the end of the process, and for not
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSettings:
-    """How this process runs."""
+    """The settings of this process."""
 
-    listen: Address = setting("where to serve", default=Address("127.0.0.1:8472"))
+    listen: Address = setting("address to serve on", default=Address("127.0.0.1:8472"))
     postgres_dsn: Secret = setting("the database of the ledger")
-    verifying_keys_file: Path = setting("public keys of those who sign tokens")
-    migrate: str = setting(
-        "check: refuse an old schema; auto: bring it up to date", default="check", choices=("check", "auto")
-    )
-    allow_unsafe_postgres: bool = setting("run on a Postgres that may lose what it acknowledged", default=False)
-    pool_size: int = setting("most connections besides the committing one", default=12, minimum=2, maximum=200)
-    sweep_interval_seconds: float = setting("how often time is looked at", default=0.5, minimum=0.05, maximum=60)
+    verifying_keys_file: Path = setting("public keys that verify fencing tokens")
+    migrate: str = setting("check: refuse an old schema; auto: migrate it", default="check", choices=("check", "auto"))
+    allow_unsafe_postgres: bool = setting("accept a Postgres that may lose acknowledged writes", default=False)
+    pool_size: int = setting("most connections besides the one for commits", default=12, minimum=2, maximum=200)
+    sweep_interval_seconds: float = setting("seconds between two sweeps", default=0.5, minimum=0.05, maximum=60)
     change_retention_seconds: float = setting(
-        "how long a watcher of all tasks may stay away", default=7 * 86_400.0, minimum=1, maximum=366 * 86_400.0
+        "how long changes are kept for disconnected watchers", default=7 * 86_400.0, minimum=1, maximum=366 * 86_400.0
     )
     task_retention_seconds: float = setting(
-        "how long ended tasks are kept; 0: for ever", default=0.0, minimum=0, maximum=100 * 366 * 86_400.0
+        "how long ended tasks are kept; 0: forever", default=0.0, minimum=0, maximum=100 * 366 * 86_400.0
     )
     max_schedules_per_tenant: int = setting("most schedules of one tenant", default=1000, minimum=1)
     webhook: WebhookSettings = group(WebhookSettings, WEBHOOK_PREFIX)
     defaults_file: Path | None = setting("TOML of defaults.<source>: see docs/defaults.md", default=None)
-    default_model: str = setting("for tasks that name none, recorded at submit; empty: the worker's", default="")
+    default_model: str = setting("model of tasks that name none, recorded at submit; empty: the worker's", default="")
     default_max_usd: float = setting(
         "cap in dollars of tasks that set none, where the model has a price; 0: no cap",
         default=DEFAULT_MAX_USD,
         minimum=0,
         maximum=MOST_NANO_USD // NANO_USD,
     )
-    prices_file: Path | None = setting("TOML of models and what their tokens cost: see docs/budgets.md", default=None)
+    prices_file: Path | None = setting(
+        "TOML of models and the prices of their tokens: see docs/budgets.md", default=None
+    )
     common: CommonSettings = group(CommonSettings)
 
     @property
@@ -102,12 +102,12 @@ class CheckpointSettings:
 
 
 async def compose(process: Process, settings: CheckpointSettings) -> None:
-    """Serve until told to stop."""
+    """Assembles the process and serves until it is stopped."""
     await serve(process, await assemble(process, settings))
 
 
 async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
-    """Open everything in the order of dependency; what is left is to open the server."""
+    """Opens everything in the order of dependency and returns the server, not yet opened."""
     verifier = Verifier(settings.verifying_keys_file)
     prices = load_prices(settings.prices_file)
     defaults = TaskDefaults(load_source_defaults(settings.defaults_file), settings.caps, prices)
@@ -157,8 +157,8 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
     schedules = ScheduleServicer(pool, replicas.announce, settings.max_schedules_per_tenant, defaults)
     server.add("tenure.v1.ScheduleService", add_ScheduleServiceServicer_to_server, schedules)
     server.add("tenure.v1.TenantService", add_TenantServiceServicer_to_server, TenantServicer(pool))
-    hooks = WebhookServicer(pool, networks, settings.webhook.max_per_tenant)
-    server.add("tenure.v1.WebhookService", add_WebhookServiceServicer_to_server, hooks)
+    webhook_servicer = WebhookServicer(pool, networks, settings.webhook.max_per_tenant)
+    server.add("tenure.v1.WebhookService", add_WebhookServiceServicer_to_server, webhook_servicer)
     duties.start(
         "close watches", lambda: _close_when(server.stopping, hub), may_end=True, silence_seconds=UNTIL_THE_END
     )
@@ -166,7 +166,7 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
 
 
 def _sweep(duties: Duties, sweeper: Sweeper) -> None:
-    """What time brings about."""
+    """Starts the sweeps."""
     duties.start("retries", sweeper.run_retries, silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("deadlines", sweeper.run_deadlines, silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("queued", sweeper.run_queued, silence_seconds=SWEEP_SILENCE_SECONDS)
@@ -177,29 +177,29 @@ def _sweep(duties: Duties, sweeper: Sweeper) -> None:
 
 
 def _retain(duties: Duties, pool: Pool, settings: CheckpointSettings) -> None:
-    """What is kept for a time, and then goes."""
+    """Starts the duties that delete data after its retention period."""
     changes, kept_seconds = ChangePruner(pool, settings.change_retention_seconds), settings.task_retention_seconds
     duties.start("prune changes", changes.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     if kept_seconds:
         duties.start("prune tasks", TaskPruner(pool, kept_seconds).run, silence_seconds=SWEEP_SILENCE_SECONDS)
-    clearing = PrunedRowCleaner(pool, kept_seconds)
-    duties.start("clear pruned tasks", clearing.run, silence_seconds=SWEEP_SILENCE_SECONDS)
-    duties.start("retention lag", clearing.run_lag, silence_seconds=SWEEP_SILENCE_SECONDS)
+    cleaner = PrunedRowCleaner(pool, kept_seconds)
+    duties.start("clear pruned tasks", cleaner.run, silence_seconds=SWEEP_SILENCE_SECONDS)
+    duties.start("retention lag", cleaner.run_lag, silence_seconds=SWEEP_SILENCE_SECONDS)
 
 
 async def _close_when(stopping: asyncio.Event, hub: Hub) -> None:
-    """Streams that wait for news must not hold up the end."""
+    """Closes the hub when the server stops, so that waiting streams do not delay the end."""
     await stopping.wait()
     hub.close()
 
 
 async def migrate_only(_process: Process, settings: CheckpointSettings) -> None:
-    """Bring the database up to date."""
+    """Migrates the database."""
     await migrate(settings.postgres_dsn, MIGRATIONS)
 
 
 def main() -> int:
-    """The exit code."""
+    """Runs the service and returns the exit code."""
     return run_service(
         NAME, CheckpointSettings, os.environ, compose, arguments=sys.argv[1:], commands={"migrate": migrate_only}
     )

@@ -1,4 +1,4 @@
-"""What is said of a task that is not there: that there is none, or that it was pruned, by whom and why."""
+"""The error for a task that does not exist: there never was one, or it was pruned, by whom and why."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 async def task_not_found(connection: Connection, tenant: str, task_id: str) -> NotFound:
-    """The error to raise. A task of another tenant's is told apart from none in no way."""
+    """Returns the error to raise. It is the same for another tenant's task as for a missing one."""
     row = await fetch_one(connection, RETENTION.find_pruned, {"task_id": task_id, "tenant": tenant})
     if row is None:
         return NotFound(f"there is no task {task_id}")
@@ -22,6 +22,6 @@ async def task_not_found(connection: Connection, tenant: str, task_id: str) -> N
 
 
 async def was_pruned(connection: Connection, tenant: str, task_id: str) -> bool:
-    """Whether it was there once."""
+    """Whether the task existed and was pruned."""
     parameters = {"task_id": task_id, "tenant": tenant}
     return await fetch_one(connection, RETENTION.find_pruned, parameters) is not None

@@ -1,7 +1,7 @@
-"""What models cost: what the installation says itself, then the provider's prices as the package genai-prices has them.
+"""The prices of models: those of the installation's file, else the model provider's as in the package genai-prices.
 
-That list is the installed release's and nothing else: no price is fetched while tasks run, and each reservation keeps
-the prices that it is settled by.
+The list is that of the installed release: tasks never fetch prices, and each reservation keeps the prices by which it
+is settled.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ PROVIDER: Final = "anthropic"
 
 
 class PriceList:
-    """By the name of the model as it is asked."""
+    """Prices by the name of the model as requested."""
 
     def __init__(self, own: Mapping[str, Prices] | None = None) -> None:
         self._own = dict(own or {})
 
     def of(self, model: str, at: datetime) -> Prices | None:
-        """What holds on that day. None: nobody knows."""
+        """Returns the prices on that day; None when the price is unknown."""
         return self._own.get(model) or _listed(model, at.astimezone(UTC).date())
 
 
 @lru_cache(maxsize=1024)
 def _listed(model: str, day: date) -> Prices | None:
-    """The package's, as of the beginning of a day. Free of charge is a price, too."""
+    """Returns the package's prices at the beginning of a day. A price of 0 is a price."""
     result = _provider().find_model(model)
     if result is None:
         return None
@@ -66,38 +66,40 @@ def _listed(model: str, day: date) -> Prices | None:
 
 @cache
 def _provider() -> Provider:
-    """Asked directly: the package's own search remembers every name it was ever asked for."""
+    """Returns the provider directly: the package's own search caches every name that it was ever asked for."""
     return next(provider for provider in get_snapshot().providers if provider.id == PROVIDER)
 
 
 def _rates(price: ModelPrice, start: int) -> Rates:
-    """Of a call with more input than `start`. A cache without a price of its own costs what input costs."""
+    """Returns the rates of a call with more input than `start`. A cache without its own price costs what input
+    costs.
+    """
     standard, output = _rate(price.input_mtok, start), _rate(price.output_mtok, start)
-    assert standard is not None, "the caller looked"
-    assert output is not None, "the caller looked"
+    assert standard is not None, "the caller checked it"
+    assert output is not None, "the caller checked it"
     written, read = _rate(price.cache_write_mtok, start), _rate(price.cache_read_mtok, start)
     return Rates(standard, output, standard if written is None else written, standard if read is None else read)
 
 
 def _rate(price: Price, start: int) -> int | None:
-    """In nano dollars for a million tokens, rounded up."""
+    """Returns nano dollars for a million tokens, rounded up."""
     if isinstance(price, TieredPrices):
         price = next((tier.price for tier in reversed(price.tiers) if tier.start <= start and start), price.base)
     return None if price is None else int((price * NANO_USD).to_integral_value(ROUND_CEILING))
 
 
-# What the installation says that models cost, in a file of its own:
+# The installation's own prices file.
 
 TABLE: Final = "models"
 MOST_USD: Final = 1000
-"""For a million tokens. So sums stay inside an int64."""
+"""The highest price of a million tokens, so that sums fit into an int64."""
 
 _RATES: Final = ("input", "output", "cache_write", "cache_read")
 _NEEDED: Final = frozenset({"input", "output"})
 
 
 def load_prices(path: Path | None) -> PriceList:
-    """Raises ConfigurationError with all that is wrong in the file."""
+    """Reads the file. Raises ConfigurationError with all problems of the file."""
     if path is None:
         return PriceList()
     try:
@@ -108,8 +110,8 @@ def load_prices(path: Path | None) -> PriceList:
 
 
 def read_prices(document: Mapping[str, Any], name: str) -> PriceList:
-    """From a file's content, its fractions as Decimal; `name` is told with what is wrong. ConfigurationError."""
-    problems = [f"{name}: there is only [{TABLE}.<model>], no {key!r}" for key in document if key != TABLE]
+    """Reads a file's content, fractions as Decimal; `name` appears in error messages. Raises ConfigurationError."""
+    problems = [f"{name}: unknown key {key!r}, the file may have [{TABLE}.<model>]" for key in document if key != TABLE]
     tables = document.get(TABLE, {})
     if not isinstance(tables, dict):
         raise ConfigurationError([f"{name}: {TABLE} must be tables, [{TABLE}.<model>]"])

@@ -1,4 +1,4 @@
-"""The statements of this service, and what every connection that runs them needs."""
+"""The SQL statements of this service, and the settings of every connection that runs them."""
 
 from __future__ import annotations
 
@@ -31,28 +31,32 @@ DOUBTS: Final = Queries.load("services.checkpoint", "sql/doubts.sql")
 RETENTION: Final = Queries.load("services.checkpoint", "sql/retention.sql")
 MIGRATIONS: Final = Migrations.of("services.checkpoint", schema=SCHEMA)
 
-# Every statement here has its index. Plans are made once, while tables may still be empty, where a scan looks cheap.
+# Every statement has its index. Postgres plans once, maybe while tables are empty, when a scan would look cheap.
 SESSION_SETTINGS: Final = (("enable_seqscan", "off"),)
 
 
 def prepare_connection(connection: Connection) -> None:
-    """Send every int as int8: by their values psycopg would choose among three types, each a statement to prepare."""
+    """Sends every int as int8. By value psycopg would choose among three types, each with its own prepared
+    statement.
+    """
     connection.adapters.register_dumper(int, Int8BinaryDumper)
     register_columns(connection.adapters)
 
 
 async def fetch_all(connection: Connection, statement: bytes, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """The rows of a statement."""
+    """Returns the rows of a statement."""
     return await (await connection.execute(statement, parameters)).fetchall()
 
 
 async def fetch_one(connection: Connection, statement: bytes, parameters: dict[str, Any]) -> tuple[Any, ...] | None:
-    """The row of a statement, None when there is none."""
+    """Returns the row of a statement, or None."""
     return await (await connection.execute(statement, parameters)).fetchone()
 
 
 async def in_ledger_transaction(pool: Pool, work: Callable[[Connection], Awaitable[T]]) -> T:
-    """Run `work` in a transaction, again after a conflict. Text that Postgres cannot keep is the caller's mistake."""
+    """Runs `work` in a transaction, again after a conflict. Raises InvalidRequest for text that Postgres cannot
+    store.
+    """
 
     async def prepared(connection: Connection) -> T:
         prepare_connection(connection)
@@ -64,7 +68,7 @@ async def in_ledger_transaction(pool: Pool, work: Callable[[Connection], Awaitab
 
 @asynccontextmanager
 async def ledger_connection(pool: Pool) -> AsyncIterator[Connection]:
-    """A connection for reads, in autocommit."""
+    """Yields a connection for reads, in autocommit."""
     with refusing_unfit_text():
         async with connection(pool) as postgres:
             prepare_connection(postgres)
@@ -72,11 +76,12 @@ async def ledger_connection(pool: Pool) -> AsyncIterator[Connection]:
 
 
 class refusing_unfit_text:  # noqa: N801  read as a statement: `with refusing_unfit_text():`
-    """Raises InvalidRequest for what Postgres cannot hold, such as a NUL in a text."""
+    """Raises InvalidRequest for data that Postgres cannot store, such as a NUL in a text."""
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         if isinstance(error, psycopg.errors.DataError):
-            raise InvalidRequest("a text holds characters that cannot be kept", reason="INVALID_TEXT") from error
+            message = "a text has characters that the ledger cannot store: remove them and send the request again"
+            raise InvalidRequest(message, reason="INVALID_TEXT") from error

@@ -1,4 +1,4 @@
-"""Reads for the gateway: a task, tasks in pages, entries in pages. Everything is seen by its own tenant only."""
+"""Reads for the gateway: a task, tasks in pages, entries in pages. A tenant sees only its own tasks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tenure.runtime.postgres import Connection, Pool
 
 
-# Tasks as callers see them: the snapshot row, with the spec from the first entry and the root's budget.
+# Tasks as callers see them: the task row, with the spec from the first entry and the root's budget.
 
 
 class _Snapshot(NamedTuple):
@@ -138,7 +138,7 @@ class _Snapshot(NamedTuple):
 
 
 async def read_tasks(connection: Connection, tenant: str, task_ids: Sequence[str]) -> list[task_pb2.Task]:
-    """The tenant's tasks among these, in this order."""
+    """Returns the tenant's tasks among these ids, in this order."""
     rows: list[tuple[Any, ...]] = await fetch_all(
         connection, QUERIES.tasks_by_id, {"task_ids": list(task_ids), "tenant": tenant}
     )
@@ -146,7 +146,7 @@ async def read_tasks(connection: Connection, tenant: str, task_ids: Sequence[str
 
 
 async def read_task(connection: Connection, tenant: str, task_id: str) -> task_pb2.Task:
-    """The task. NotFound also when it is another tenant's: the two are not told apart."""
+    """Returns the task. Raises the same NotFound for another tenant's task as for a missing one."""
     tasks = await read_tasks(connection, tenant, [task_id])
     if not tasks:
         raise await task_not_found(connection, tenant, task_id)
@@ -162,14 +162,14 @@ _SOONEST: Final = ("-infinity", "00000000-0000-0000-0000-000000000000")
 
 
 class LedgerPosition(NamedTuple):
-    """Where a task's ledger ends."""
+    """The last sequence of a task's ledger, and whether the task has ended."""
 
     sequence: int
     ended: bool
 
 
 async def get_task(pool: Pool, tenant: str, task_id: str) -> task_pb2.Task:
-    """Raises NotFound."""
+    """Returns the task. Raises NotFound."""
     async with ledger_connection(pool) as connection:
         return await read_task(connection, tenant, task_id)
 
@@ -177,7 +177,7 @@ async def get_task(pool: Pool, tenant: str, task_id: str) -> task_pb2.Task:
 async def list_tasks(
     pool: Pool, tenant: str, request: pb.CheckpointServiceListTasksRequest
 ) -> pb.CheckpointServiceListTasksResponse:
-    """A page. Large specs may make it shorter than asked: the token says whether there is more."""
+    """Returns one page. Large specs may make it shorter than requested: the token says whether there is more."""
     page_size = request.page_size or DEFAULT_TASKS
     listing, first = _listing(request)
     place, place_task_id = _read_token(request.page_token, first)
@@ -198,14 +198,14 @@ async def list_tasks(
 
 
 def _listing(request: pb.CheckpointServiceListTasksRequest) -> tuple[bytes, tuple[str, str]]:
-    """The statement that has the index for it, and the place before its first row."""
+    """Returns the statement with the matching index, and the position before its first row."""
     if request.order == task_pb2.TASK_ORDER_WAIT_DEADLINE:
         return QUERIES.list_waits, _SOONEST
     return (FORKS.list_forks if request.filter.forked_from_task_id else QUERIES.list_tasks), _NEWEST
 
 
 async def _tasks_that_fit(connection: Connection, tenant: str, task_ids: list[str]) -> list[task_pb2.Task]:
-    """As many as fit into one answer, at least one; read in small parts, since each may hold a large spec."""
+    """Returns as many tasks as fit into one response, at least one. Reads small parts, because a spec may be large."""
     tasks: list[task_pb2.Task] = []
     size = 0
     for start in range(0, len(task_ids), 10):
@@ -229,7 +229,7 @@ async def list_entries(pool: Pool, tenant: str, request: pb.ListEntriesRequest) 
             page_size=request.page_size or DEFAULT_ENTRIES,
             page_bytes=LIST_BYTES // 2,
         )
-        if not entries and request.after_sequence < place.sequence:  # it was there a moment ago: pruned meanwhile
+        if not entries and request.after_sequence < place.sequence:  # the task was pruned since it was read
             raise await task_not_found(connection, tenant, request.task_id)
     more = bool(entries) and entries[-1].sequence < place.sequence
     return pb.ListEntriesResponse(entries=entries, more=more)
@@ -238,7 +238,7 @@ async def list_entries(pool: Pool, tenant: str, request: pb.ListEntriesRequest) 
 async def entries_after(
     pool: Pool, tenant: str, task_id: str, after: int
 ) -> tuple[LedgerPosition, list[ledger_pb2.Entry]]:
-    """Where the ledger ends, and the next page after a sequence. Raises NotFound."""
+    """Returns the end of the ledger and the next page after a sequence. Raises NotFound."""
     async with ledger_connection(pool) as connection:
         place = await position_of(connection, tenant, task_id)
         if place.sequence <= after:
@@ -247,7 +247,7 @@ async def entries_after(
 
 
 async def position_of(connection: Connection, tenant: str, task_id: str) -> LedgerPosition:
-    """Raises NotFound, also for another tenant's task."""
+    """Returns the end of the ledger. Raises NotFound, also for another tenant's task."""
     row = await fetch_one(connection, QUERIES.task_place, {"task_id": task_id, "tenant": tenant})
     if row is None:
         raise await task_not_found(connection, tenant, task_id)
@@ -255,7 +255,7 @@ async def position_of(connection: Connection, tenant: str, task_id: str) -> Ledg
 
 
 def filter_parameters(wanted: task_pb2.TaskFilter) -> dict[str, Any]:
-    """As the statements take a filter. Raises InvalidRequest."""
+    """Returns a filter as parameters of the statements. Raises InvalidRequest."""
     return {
         "states": [_state(number) for number in wanted.states],
         "queue": wanted.queue,
@@ -269,7 +269,7 @@ def _state(number: int) -> str:
     try:
         return STATES.to_domain(number).value
     except ValueError:
-        raise InvalidRequest(violations=[("filter.states", "must be states")]) from None
+        raise InvalidRequest(violations=[("filter.states", "must be known states")]) from None
 
 
 def _write_token(*, place: str, task_id: str) -> str:
@@ -277,7 +277,7 @@ def _write_token(*, place: str, task_id: str) -> str:
 
 
 def _read_token(token: str, first: tuple[str, str]) -> tuple[str, str]:
-    """(time, task_id) to go on behind."""
+    """Returns the (time, task_id) after which the page begins."""
     if not token:
         return first
     try:
@@ -285,5 +285,6 @@ def _read_token(token: str, first: tuple[str, str]) -> tuple[str, str]:
     except (binascii.Error, UnicodeError):
         place = task_id = ""
     if not place or len(task_id) != len(first[1]):
-        raise InvalidRequest(violations=[("page_token", "is none of ours")])
+        message = "is not a token of this service: use next_page_token of the last response"
+        raise InvalidRequest(violations=[("page_token", message)])
     return place, task_id

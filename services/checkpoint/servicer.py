@@ -1,4 +1,4 @@
-"""CheckpointService on the wire: each method names what does it. No rule stands here."""
+"""CheckpointService: each RPC calls the function that does the work. No rule is decided here."""
 
 # ruff: noqa: ARG002 - names and parameters are the generated servicer's
 
@@ -43,7 +43,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class LedgerDependencies:
-    """What the methods need of the process."""
+    """The dependencies of the RPC methods."""
 
     pool: Pool
     verifier: Verifier

@@ -1,8 +1,8 @@
-"""Arrays for the hot statements, packed at once.
+"""Array parameters of the hot statements, packed at once.
 
-psycopg packs a list element by element in Python, which was measured to cost as much as all the rest of a commit's
-parameters, and it chooses the type of an array by its values: each mixture would be a statement of its own to prepare.
-Format: https://www.postgresql.org/docs/current/protocol-overview.html and `array_recv` in arrayfuncs.c.
+psycopg packs a list element by element in Python, which was measured to cost as much as all other parameters of a
+commit. It also chooses the type of an array by its values: each mixture would need its own prepared statement. Format:
+https://www.postgresql.org/docs/current/protocol-overview.html and `array_recv` in arrayfuncs.c.
 """
 
 from __future__ import annotations
@@ -89,6 +89,6 @@ _DUMPERS: Final = {
 
 
 def register_columns(adapters: AdaptersMap) -> None:
-    """Teach a connection these types."""
+    """Registers the dumpers of these types on a connection."""
     for column, dumper in _DUMPERS.items():
         adapters.register_dumper(column, dumper)

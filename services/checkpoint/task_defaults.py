@@ -1,4 +1,4 @@
-"""What a new task has when its submit does not say: the one place where a submit or a fork becomes a whole spec."""
+"""The defaults of a new task: the only place where a submit or a fork becomes a complete spec."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TaskDefaults:
-    """First the defaults of the task's source, then the model, then the cap in money, which needs the model's price."""
+    """Applies the source's defaults, then the model, then the money cap, which needs the model's price."""
 
     def __init__(
         self,
@@ -29,11 +29,11 @@ class TaskDefaults:
         self._prices = prices or PriceList()
 
     def of_submit(self, spec: task_pb2.TaskSpec) -> TaskSpec:
-        """The effective spec; what was sent stays as it is, so that a repeat of it can be recognised."""
+        """Returns the effective spec. The submitted spec stays unchanged, so that a repeat can be recognised."""
         return resolve_submit(spec_to_domain(self.sources.fill(spec)), self._caps, self._has_price)
 
     def of_fork(self, spec: task_pb2.TaskSpec) -> task_pb2.TaskSpec:
-        """The effective spec of a fork, from the other task's spec with what the fork overrides."""
+        """Returns the effective spec of a fork, from the other task's spec with the overrides of the fork."""
         return spec_to_wire(resolve_fork(spec_to_domain(spec), self._caps, self._has_price))
 
     def _has_price(self, model: str) -> bool:

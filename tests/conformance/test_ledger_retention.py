@@ -229,7 +229,7 @@ async def test_a_family_goes_only_together(checkpoint: MakeCheckpoint) -> None:
     await replica.query("update ledger.tasks set root_task_id = %s where task_id = %s", parent, child)
     await replica.query("update ledger.tasks set root_task_id = %s where task_id = %s", parent, other)
     assert await prune(replica) == 0
-    with pytest.raises(WrongState, match="one of its family"):
+    with pytest.raises(WrongState, match="another task of its tree"):
         await as_operator(replica, task_id=parent)
     await replica.cancel(child)
     assert await prune(replica) == 3

@@ -114,7 +114,7 @@ def test_what_the_installation_says_goes_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("[prices]", "there is only [models.<model>], no 'prices'"),
+        ("[prices]", "unknown key 'prices', the file may have [models.<model>]"),
         ("models = 1", "models must be tables"),
         ("[models]\nm = 1", "models.m: must be a table"),
         ("[models.m]\ninput = 1", "models.m: output is missing"),

@@ -85,7 +85,7 @@ def test_who_names_no_source_is_manual_and_other_sources_are_left_alone() -> Non
     ("text", "expected"),
     [
         ("[defaults.nightly]\n", "defaults.nightly: is no source"),
-        ("[other]\n", "no 'other'"),
+        ("[other]\n", "unknown key 'other'"),
         ("defaults = 3\n", "must be tables"),
         ("[defaults]\nmanual = 3\n", "must be a table"),
         ("[defaults.manual]\nqueue = 'mine'\n", "queue cannot be set here"),

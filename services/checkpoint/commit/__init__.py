@@ -1,0 +1,24 @@
+"""Writes to the ledger of existing tasks: Open, Commit, external entries and operator requests.
+
+prepared.py           checks and decodes a commit request before it waits for its batch
+owner_bodies.py       checks that an entry that an owner commits can be read again
+commit_stream.py      CommitStream: the frames of one worker's commits and results
+committer.py          the connection that writes batches of commits, and its errors
+committing.py         one batch in one transaction: lock, decide, apply, write
+opening.py            Open: raises the fence and pins the history
+external_entries.py   entries of users and operators (AppendForeign), and what an owner has not read of them
+operator_requests.py  requeue, budget grant, close-out and resolution by an operator
+close_out.py          pending endings and phase timeouts that the ledger carries out itself
+task_row.py           the locked task row and the budget row of its root
+draft.py              the changes of one transaction to one task row
+writing.py            writes drafts to the database
+refused_writes.py     the record of writes that a fence refused
+
+Every write has the same order: lock the task row (task_row.py), decide (tenure/domain), change a draft (draft.py),
+write it (writing.py).
+
+What to touch when a task gets a column: a migration, the statement `lock` in sql/queries.sql, `TaskRow`, a column table
+of writing.py, and the statement `write` or `move`.
+What to touch when owners may write a new entry kind: ledger.proto, `services/checkpoint/entries.py` and
+tenure/wire/ledger.py; if it opens or settles a call, also `_calls` in prepared.py.
+"""

@@ -1,4 +1,7 @@
-"""Pending endings that nobody has to carry out: the ledger ends a task that no one holds and that has no open call."""
+"""Carries out pending endings and phase timeouts in the ledger, for tasks without a claim.
+
+The ledger itself ends a task that no worker holds and that has no open call.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
 
 async def carry_out_ending(connection: Connection, draft: Draft) -> None:
-    """End the task or put it where it can be ended, under its row's lock. Mostly there is nothing to do."""
+    """Ends the task, or moves it to where a worker can end it, under its row's lock. Mostly there is nothing to do."""
     row = draft.row
     ending = row.ending
     if ending is not None and row.state in WAITING:
@@ -37,9 +40,9 @@ async def carry_out_ending(connection: Connection, draft: Draft) -> None:
 
 
 async def last_text(connection: Connection, draft: Draft) -> str:
-    """The partial result of a task that is stopped: the newest words of its model, also those of this transaction.
+    """Returns the partial result of a stopped task: its model's newest text, including that of this transaction.
 
-    A summary is an answer too, but one to us: what it is, the compaction behind it says.
+    Skips answers that are summaries for compaction: a compaction entry with a summary follows each of those.
     """
     kind, compaction = KINDS["assistant_message"], KINDS["compaction"]
     after = [*draft.entries[1:], None]
@@ -50,7 +53,7 @@ async def last_text(connection: Connection, draft: Draft) -> str:
     ]
     parameters = {"task_id": draft.row.task_id, "kind": kind, "compaction": compaction}
     for answer, later in (*fresh, *await fetch_all(connection, QUERIES.newest_answers, parameters)):
-        text = "" if _is_summary(later) else _words_of(ledger_pb2.EntryBody.FromString(answer).assistant_message)
+        text = "" if _is_summary(later) else _text_of(ledger_pb2.EntryBody.FromString(answer).assistant_message)
         if text:
             return text
     return ""
@@ -60,23 +63,23 @@ def _is_summary(later: bytes | None) -> bool:
     return later is not None and ledger_pb2.EntryBody.FromString(later).compaction.HasField("summary")
 
 
-def _words_of(message: ledger_pb2.AssistantMessage) -> str:
-    """None for content that is not what the contract says: an ending must not fail for it."""
+def _text_of(message: ledger_pb2.AssistantMessage) -> str:
+    """Returns "" for content that does not follow the contract: an ending must not fail for it."""
     return text_of(readable_content_of(message))
 
 
-# Phases that took too long, as the ledger carries them out: the task's policy decides, its row's lock is held.
+# Phase timeouts that the ledger carries out under the task row's lock. The task's policy decides.
 
 
 def what_follows(draft: Draft, phase: Phase, detail: str, action: TimeoutAction | None = None) -> TimeoutMove | None:
-    """The task's own policy, unless `action` says what it comes to; None: the task goes on as it does."""
+    """Returns what follows a phase timeout, by `action` or else by the task's policy. None: the task goes on."""
     policy = draft.row.task_policy
     chosen = action or policy.timeouts.action(phase)
     return after_timeout(phase, chosen, policy.retry, draft.row.timeout_retries, detail=detail, luck=random.random())
 
 
 def ask(draft: Draft, move: TimeoutMove) -> None:
-    """Move it to its retry, or let its end be the pending one, to be carried out by whoever may."""
+    """Moves the task to its retry, or records its pending ending for whichever component may carry it out."""
     if move.to_state is TaskState.RETRY_SCHEDULED:
         delay_seconds = move.retry_delay_seconds or 0.0
         draft.move(move.to_state, move.reason, move.message, actor=LEDGER, retry_delay_seconds=delay_seconds)
@@ -85,6 +88,6 @@ def ask(draft: Draft, move: TimeoutMove) -> None:
 
 
 async def carry_out(connection: Connection, draft: Draft, move: TimeoutMove) -> None:
-    """The same of a task that nobody may hold: what can be ended at once is."""
+    """Does the same for a task that may have no owner, and carries out an ending that needs no worker."""
     ask(draft, move)
     await carry_out_ending(connection, draft)

@@ -1,8 +1,8 @@
-"""CommitStream: one worker's commits in frames. An answer carries whatever became ready while the last was sent.
+"""CommitStream: one worker's commits in frames of many. A response carries all results that became ready meanwhile.
 
-The stream is bounded by the commits in flight and the results not yet sent: beyond that it is not read, and flow
-control holds the worker back. A refusal is a result under its tag. Every stream reads and writes by itself, so a slow
-reader holds up nobody else.
+The stream bounds the commits in flight plus the results not yet sent. At the bound the service stops reading the
+stream, and flow control holds the worker back. A refusal is a result under its tag. Every stream reads and writes on
+its own, so a slow reader delays no other stream.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BUG: Final = token_pb2.Refusal(code=grpc.StatusCode.INTERNAL.value[0], reason="
 
 
 class CommitFrames:
-    """One stream. `submit` takes a commit and whom to answer, or raises the refusal."""
+    """One commit stream. `submit` takes a commit and a callback for its result, or raises the refusal."""
 
     def __init__(
         self, submit: Callable[[pb.CommitRequest, Answer[pb.CommitResponse]], None], stopping: asyncio.Event
@@ -43,12 +43,12 @@ class CommitFrames:
         self._ready: deque[pb.TaggedCommitResult] = deque()
         self._in_flight: set[int] = set()
         self._changed = asyncio.Event()
-        self._has_room = asyncio.Event()
-        self._has_room.set()
+        self._below_limit = asyncio.Event()
+        self._below_limit.set()
         self._reading_ended = False
 
     async def answers(self, requests: AsyncIterator[pb.CommitStreamRequest]) -> AsyncIterator[pb.CommitStreamResponse]:
-        """Frames of results until the worker has ended its side and everything is answered."""
+        """Yields frames of results until the worker has closed its side and every commit has a result."""
         reader = asyncio.create_task(self._read(requests), name="commit frames")
         stopper = asyncio.create_task(self._wake_when_stopping(), name="commit frames stop")
         try:
@@ -57,9 +57,9 @@ class CommitFrames:
                 self._changed.clear()
                 while self._ready:
                     yield self._frame()
-                    self._look_at_room()
+                    self._update_limit()
                 if reader.done() and not self._in_flight:
-                    reader.result()  # a bad frame ends the stream, once what came before it is answered
+                    reader.result()  # raises the reader's error: a broken frame ends the stream after earlier answers
                 if not self._in_flight and (self._reading_ended or self._stopping.is_set()):
                     break
             if not self._reading_ended:
@@ -74,7 +74,7 @@ class CommitFrames:
             async for frame in requests:
                 for tagged in frame.commits:
                     self._take(tagged)
-                await self._has_room.wait()
+                await self._below_limit.wait()
             self._reading_ended = True
         finally:
             self._changed.set()
@@ -82,7 +82,9 @@ class CommitFrames:
     def _take(self, tagged: pb.TaggedCommit) -> None:
         tag = tagged.tag
         if tag in self._in_flight:
-            self._refuse(tag, InvalidRequest(violations=[("tag", "is in flight already")]))
+            self._refuse(
+                tag, InvalidRequest(violations=[("tag", "is in flight already: use a new tag for each commit")])
+            )
             return
         if self._stopping.is_set():
             self._refuse(tag, draining())
@@ -93,7 +95,7 @@ class CommitFrames:
             self._refuse(tag, error)
             return
         self._in_flight.add(tag)
-        self._look_at_room()
+        self._update_limit()
 
     def _answer(self, tag: int, result: pb.CommitResponse | Exception) -> None:
         self._in_flight.discard(tag)
@@ -109,16 +111,16 @@ class CommitFrames:
     def _refuse(self, tag: int, error: TenureError) -> None:
         self._ready.append(pb.TaggedCommitResult(tag=tag, refusal=refusal_to_wire(error)))
         self._changed.set()
-        self._look_at_room()
+        self._update_limit()
 
-    def _look_at_room(self) -> None:
+    def _update_limit(self) -> None:
         if len(self._in_flight) + len(self._ready) < MOST_IN_FLIGHT:
-            self._has_room.set()
+            self._below_limit.set()
         else:
-            self._has_room.clear()
+            self._below_limit.clear()
 
     def _frame(self) -> pb.CommitStreamResponse:
-        """What is ready, as much as fits into one message."""
+        """Takes ready results, as many as fit into one message."""
         frame = pb.CommitStreamResponse()
         size = 0
         while self._ready:

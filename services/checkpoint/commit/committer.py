@@ -1,7 +1,8 @@
-"""The one connection that commits batches, and what is done when it breaks.
+"""The connection that writes batches of commits, and the handling of its failures.
 
-A connection lost while committing leaves the outcome unknown: the batcher has the same batch run again, on a new one,
-and what was durable already is recognised as a repeat. Nothing is acknowledged that Postgres has not.
+A connection lost during a commit leaves the outcome unknown. The batcher then runs the same batch again on a new
+connection, and the ledger recognises commits that were already durable as repeats. The service acknowledges nothing
+that Postgres has not committed.
 """
 
 from __future__ import annotations
@@ -44,32 +45,32 @@ if TYPE_CHECKING:
     from tenure.v1 import checkpoint_service_pb2 as pb
 
 LOCK_TIMEOUT_SECONDS: Final = 2.0
-"""All others hold a task's lock for milliseconds; one that does not must not hold up the batches for long."""
+"""Other transactions hold a task's lock for milliseconds; one that holds it longer must not delay the batches."""
 ALONE_SECONDS: Final = 0.1
-"""How long a commit that is written alone waits for its locks, until all of a batch have waited MOST_ALONE_SECONDS."""
+"""The lock timeout of a commit that is written alone. It shrinks when a batch has waited MOST_ALONE_SECONDS."""
 MOST_ALONE_SECONDS: Final = 0.5
 LEAST_ALONE_SECONDS: Final = 0.005
 KEPT_SECONDS: Final = 30.0
-"""How long a task whose lock was kept from its commit is written alone: its owner tries again."""
-HOPELESS: Final = frozenset(
+"""How long a task is written alone after another transaction kept its lock: the owner repeats the commit."""
+NOT_RETRIED: Final = frozenset(
     {"LOCK_TIMEOUT", "STATEMENT_TIMEOUT", "STORAGE_FULL", "OUT_OF_MEMORY", "READ_ONLY", "TOO_MANY_CONNECTIONS"}
 )
-"""Refused by a Postgres that is there: trying at once again would only hold up the next batches."""
-# A worker with a refused commit may try again itself.
+"""Reasons of a reachable Postgres that an immediate retry would not change; it would only delay the next batches."""
+# Short patience: the worker can repeat a refused commit itself.
 LIMITS: Final = BatchLimits(patience_seconds=2.0, full_reason="COMMIT_QUEUE_FULL")
 
 
 def commit_batcher(
     write: Write[PreparedCommit, pb.CommitResponse], limits: BatchLimits = LIMITS
 ) -> Batcher[PreparedCommit, pb.CommitResponse]:
-    """Has commits written together by `LedgerCommitter.write`, never two of one task."""
+    """Returns a batcher that has commits written together by `LedgerCommitter.write`, never two of one task."""
     return Batcher("commits", write, key=attrgetter("task_id"), size=attrgetter("size_bytes"), limits=limits)
 
 
 class LedgerCommitter:
     """Commits batches, one after another, on a connection of its own. Close it at the end.
 
-    `on_stale` is told of every commit that a fence refused.
+    `on_stale` receives every commit that a fence refused.
     """
 
     def __init__(
@@ -96,7 +97,10 @@ class LedgerCommitter:
         await self._drop()
 
     async def write(self, commits: Sequence[PreparedCommit]) -> list[pb.CommitResponse | TenureError]:
-        """The results in order. Raises TryLater when the batch may be run again, InvalidRequest for a text."""
+        """Writes a batch and returns the results in order.
+
+        Raises TryLater when the batch may run again, InvalidRequest for a text that Postgres cannot store.
+        """
         with span("commit batch", {semconv.COMMITS: len(commits)}):
             results = await self._write_all(commits)
         for commit, result in zip(commits, results, strict=True):
@@ -105,7 +109,9 @@ class LedgerCommitter:
         return results
 
     async def _write_all(self, commits: Sequence[PreparedCommit]) -> list[pb.CommitResponse | TenureError]:
-        """Together. Tasks whose lock another transaction keeps are written alone, so that no neighbour waits for it."""
+        """Writes commits together. A task whose lock another transaction keeps is written alone, so that no other
+        commit waits.
+        """
         together = [commit for commit in commits if not self._kept_locks.has(commit.task_id)]
         results = dict(zip((commit.task_id for commit in together), await self._attempt(together), strict=True))
         waited_seconds = 0.0
@@ -123,15 +129,15 @@ class LedgerCommitter:
     async def _attempt(
         self, commits: Sequence[PreparedCommit], *, lock_seconds: float | None = None
     ) -> list[pb.CommitResponse | TenureError]:
-        """One transaction, whose refusal as a whole is that of each commit. Raises as `write` does."""
+        """Runs one transaction; a refusal of the whole becomes the result of each commit. Raises as `write` does."""
         if not commits:
             return []
         try:
             return await self._once(commits, lock_seconds)
         except Unavailable as error:
-            if error.reason not in HOPELESS:
+            if error.reason not in NOT_RETRIED:
                 raise
-            if error.reason == "READ_ONLY":  # a standby now: the next connection may find the primary
+            if error.reason == "READ_ONLY":  # the server is a standby now: the next connection may reach the primary
                 await self._drop()
             return [error for _ in commits]
 
@@ -167,19 +173,19 @@ class LedgerCommitter:
         return self._connection
 
     async def _drop_if_unusable(self) -> None:
-        """After an error inside a transaction the connection is as good as before; a broken one is made anew."""
+        """Closes a broken connection. After an error inside a transaction, the connection stays usable."""
         if self._connection is not None and (self._connection.broken or self._connection.closed):
             await self._drop()
 
     async def _drop(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            with suppress(psycopg.Error):  # it is given up either way
+            with suppress(psycopg.Error):  # the connection is abandoned either way
                 await asyncio.shield(connection.close())
 
 
 class _KeptLocks:
-    """Tasks whose lock another transaction kept for too long a moment ago."""
+    """Tasks whose lock another transaction recently kept for too long."""
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}

@@ -1,7 +1,8 @@
-"""A batch of commits in one transaction: lock the rows, decide each by the rules, write all with one statement.
+"""A batch of commits in one transaction: lock the task rows, decide each commit by the rules, write all in one
+statement.
 
 The fence is compared under the lock that the writing transaction holds. A refusal is a result: it writes nothing and
-harms no neighbour.
+affects no other commit of the batch.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ async def commit_batch(
     prices: PriceList,
     limited: LimitedTenants | None = None,
 ) -> tuple[list[Result], Announcement]:
-    """The results in order, and what to announce once the transaction around this is durable.
+    """Returns the results in order, and what to announce once the surrounding transaction is durable.
 
-    No two commits of one task may be in a batch. Raises what Postgres raises, for the batch as a whole.
+    A batch must not have two commits of one task. Raises what Postgres raises, for the batch as a whole.
     """
     tasks, budgets = await lock_tasks(connection, [commit.task_id for commit in commits])
     verdicts = [_decide(tasks.get(commit.task_id), commit) for commit in commits]
@@ -67,11 +68,14 @@ async def commit_batch(
         if isinstance(verdict, TenureError):
             results.append(verdict)
         elif index in external.cut:
-            why = f"others appended too much since {commit.known_sequence}: read it with ListEntries and commit again"
-            results.append(SequenceConflict(why, reason=TOO_MUCH_APPENDED))
+            message = (
+                f"too many external entries after sequence {commit.known_sequence}: read them with ListEntries and "
+                "commit again"
+            )
+            results.append(SequenceConflict(message, reason=TOO_MUCH_APPENDED))
         elif verdict is CommitVerdict.REPEAT:
             stored = pb.CommitResponse.FromString(tasks[commit.task_id].last_reply)
-            results.append(_with_external(stored, external.of(index)))  # they are still where they were
+            results.append(_with_external(stored, external.of(index)))  # entries never move
         elif refusal := _unread(tasks[commit.task_id], commit, external.of(index)):
             results.append(refusal)
         else:
@@ -83,19 +87,20 @@ async def commit_batch(
 
 
 def _decide(row: TaskRow | None, commit: PreparedCommit) -> CommitVerdict | TenureError:
-    """The door first, then whether the facts fit the row. Nothing is changed here."""
+    """Decides a commit: first the fence, then whether its entries fit the task row. Changes nothing."""
     if row is None or row.tenant != commit.tenant:
         return NotFound(f"there is no task {commit.task_id}")
     verdict = decide_commit(row.fence, commit.fence, commit.commit_number, commit.commit_id, commit.payload_hash)
     if verdict is not CommitVerdict.APPLY:
         return verdict
     if commit.known_sequence > row.sequence:
-        return SequenceConflict(f"the ledger ends at {row.sequence}: open again and fold anew")
+        message = f"known_sequence is after the ledger's last sequence {row.sequence}: open the task and fold it again"
+        return SequenceConflict(message)
     return _misfit(row, commit) or verdict
 
 
 def _misfit(row: TaskRow, commit: PreparedCommit) -> TenureError | None:
-    """Why the facts cannot follow what the ledger has."""
+    """Returns why the commit's entries cannot follow the task row, or None."""
     calls = open_calls_after(row.open_calls, commit.calls)
     if isinstance(calls, TenureError):
         return calls
@@ -112,7 +117,7 @@ def _misfit(row: TaskRow, commit: PreparedCommit) -> TenureError | None:
 
 def _misfit_of_move(row: TaskRow, move: PreparedTransition, calls: tuple[str, ...]) -> TenureError | None:
     if move.to_state not in MOVES[row.state]:
-        return InvalidRequest(violations=[("transition.to_state", "is no move out of RUNNING")])
+        return InvalidRequest(violations=[("transition.to_state", "is no state that follows RUNNING")])
     if move.wait is not None and move.wait.call_id not in calls:
         return InvalidRequest(violations=[("transition.wait.call_id", "is no open call")])
     if any(call.call_id not in calls for call in move.in_doubt):
@@ -127,18 +132,18 @@ def _misfit_of_move(row: TaskRow, move: PreparedTransition, calls: tuple[str, ..
 
 
 def _misfit_of_reserve(row: TaskRow, commit: PreparedCommit) -> TenureError | None:
-    """One attempt at a time, and each has its own place in the bill."""
+    """Returns why a reservation cannot follow: one model attempt at a time, and each number has one bill."""
     if commit.reserve is None:
         return None
     if row.model_open and commit.settlement is None:
         return InvalidRequest(violations=[("reserve", "a model attempt is open: settle it first")])
     if (commit.reserve.step, commit.reserve.attempt_number) <= (row.model_step, row.model_attempt):
-        return InvalidRequest(violations=[("reserve", "this attempt was made before: count on")])
+        return InvalidRequest(violations=[("reserve", "this attempt number was used before: use the next one")])
     return None
 
 
 def _unread(row: TaskRow, commit: PreparedCommit, external: list[ledger_pb2.Entry]) -> TenureError | None:
-    """Why the task cannot end like this: words, or more budget, that came after all that its owner knows."""
+    """Returns why the task cannot end like this: its owner has not read a newer user message or budget grant."""
     if commit.move is None:
         return None
     move, others = commit.move, [entry for entry in external if not entry.epoch]
@@ -156,14 +161,15 @@ async def _apply(
     quotas: CallQuotas,
     external: list[ledger_pb2.Entry],
 ) -> pb.CommitResponse:
-    """Nothing can be refused any more. Facts, then the model attempt or the move, then an ending that is due.
+    """Applies a commit that can no longer be refused: entries, then the reservation or the transition, then a due
+    ending.
 
-    A warning comes before all that: the owner must hear of it as of others' facts.
+    A quota warning comes before all of them: the owner must receive it like an external entry.
     """
     if commit.reserve is not None:
         external = external + await quotas.warn(connection, draft)
     base = draft.row.sequence
-    added = await _apply_facts(connection, draft, commit)
+    added = await _apply_entries(connection, draft, commit)
     reserved = None if commit.reserve is None else _reserve(draft, commit.reserve, prices, quotas, commit.holder)
     if commit.move is not None:
         sub_agents = await awaited(connection, draft, commit.move.wait)
@@ -174,10 +180,12 @@ async def _apply(
     return _with_external(_answer(draft, commit, base, reserved, added), external)
 
 
-async def _apply_facts(connection: Connection, draft: Draft, commit: PreparedCommit) -> list[NewEntryRow]:
-    """Facts, settlement, sub-agents to be. Returns what the ledger itself added of those."""
-    for fact in commit.facts:
-        draft.append(fact.kind, fact.body, step=fact.step, actor=commit.holder, by_claim=True)
+async def _apply_entries(connection: Connection, draft: Draft, commit: PreparedCommit) -> list[NewEntryRow]:
+    """Appends the commit's entries, its settlement and its sub-agents. Returns the entries that the ledger added for
+    spawns.
+    """
+    for entry in commit.entries:
+        draft.append(entry.kind, entry.body, step=entry.step, actor=commit.holder, by_claim=True)
     draft.row.open_calls = _calls_of(draft.row, commit)
     draft.reach(commit.step)
     if commit.settlement is not None:
@@ -193,9 +201,9 @@ async def _apply_facts(connection: Connection, draft: Draft, commit: PreparedCom
 def _answer(
     draft: Draft, commit: PreparedCommit, base: int, reserved: pb.ReserveResult | None, added: list[NewEntryRow]
 ) -> pb.CommitResponse:
-    """Kept as it is, for a repeat."""
+    """Builds the response and stores it in the task row for a repeat."""
     row = draft.row
-    draft.committed = True  # also without a fact: a denied reserve is an answer that a repeat must get again
+    draft.committed = True  # also without an entry: a repeat must get the same denied reservation again
     entries_of_others = sorted([*draft.warnings, *added], key=attrgetter("sequence"))
     response = pb.CommitResponse(
         sequence=row.sequence,
@@ -212,7 +220,7 @@ def _answer(
 
 
 def _with_external(response: pb.CommitResponse, external: list[ledger_pb2.Entry]) -> pb.CommitResponse:
-    """In the order of the ledger: what came before the commit, then what came of it."""
+    """Adds external entries in ledger order: first those before the commit, then those that it caused."""
     if external:
         added = list(response.foreign_entries)
         del response.foreign_entries[:]
@@ -222,18 +230,18 @@ def _with_external(response: pb.CommitResponse, external: list[ledger_pb2.Entry]
 
 def _calls_of(row: TaskRow, commit: PreparedCommit) -> tuple[str, ...]:
     calls = open_calls_after(row.open_calls, commit.calls)
-    assert not isinstance(calls, TenureError), "the commit was judged before"
+    assert not isinstance(calls, TenureError), "_misfit checked the calls"
     return calls
 
 
 def _reserve(
     draft: Draft, request: ReserveRequest, prices: PriceList, quotas: CallQuotas, holder: str
 ) -> pb.ReserveResult:
-    """Grant or deny; the commit it travels with is made either way. A task that is to end makes no further call."""
+    """Grants or denies the reservation; the commit applies either way. A pending ending denies every model call."""
     row, ending = draft.row, draft.row.ending
     decided: Granted | Denied
     if ending is not None:
-        decided = Denied(ending.reason, ending.message or "the task is to end")
+        decided = Denied(ending.reason, ending.message or "the task has a pending ending")
     else:
         budgets = (draft.budget.budget, row.own_budget)
         decided = decide_reserve(budgets, request, prices.of(request.model, row.locked_at), row.max_steps)
@@ -259,7 +267,9 @@ def _reserve(
 
 
 def _move(draft: Draft, commit: PreparedCommit, wait: Wait | None) -> None:
-    """The owner's move. A pending ending wins over the owner's own: it was acknowledged; the result is kept."""
+    """Applies the owner's transition. A pending ending wins over the owner's ending, because the service acknowledged
+    it; the owner's result is kept.
+    """
     move, ending = commit.move, draft.row.ending
     assert move is not None
     if ending is not None and move.to_state in TERMINAL:
@@ -285,7 +295,7 @@ def _move(draft: Draft, commit: PreparedCommit, wait: Wait | None) -> None:
 def _external_ranges(
     commits: Sequence[PreparedCommit], verdicts: Sequence[CommitVerdict | TenureError], tasks: dict[str, TaskRow]
 ) -> list[ExternalRange]:
-    """What others appended between what each caller knows and its commit."""
+    """Returns the entries that others appended between each caller's known sequence and its commit."""
     ranges = []
     for index, (commit, verdict) in enumerate(zip(commits, verdicts, strict=True)):
         if isinstance(verdict, TenureError):

@@ -1,6 +1,6 @@
-"""A locked task and what one transaction does to it: facts to append, its row to be, bills to write.
+"""A draft: the changes of one transaction to one locked task row, its new entries and its bills.
 
-A draft only computes. `writing.write` brings drafts into the database; what is not written is forgotten.
+A draft only computes. `writing.write` writes drafts to the database; an unwritten draft has no effect.
 """
 
 from __future__ import annotations
@@ -32,29 +32,31 @@ if TYPE_CHECKING:
     from tenure.domain.waits import Wait
 
 
-# Calls in doubt in a task's row: what a wait is over, and the words that people give, under the row's lock.
+# Calls in doubt in a task row: the calls that a wait needs resolved, and their resolutions, under the row's lock.
 
 _RESOLUTION_TEXTS = {Happened: "happened", DidNotHappen: "did not happen", Abandon: "is given up"}
 
 
 def to_texts(calls: Iterable[CallInDoubt]) -> tuple[str, ...]:
-    """As the row has them."""
+    """Returns the calls as the task row stores them: `call_id:call_attempt`."""
     return tuple(f"{call.call_id}:{call.call_attempt}" for call in calls)
 
 
 def calls_in_doubt(texts: Iterable[str]) -> list[CallInDoubt]:
-    """As the rules know them."""
+    """Parses the calls of a task row."""
     split = (text.rpartition(":") for text in texts)
     return [CallInDoubt(call_id, int(attempt)) for call_id, _, attempt in split]
 
 
 def waited_for(texts: Iterable[str], open_calls: Iterable[str]) -> list[CallInDoubt]:
-    """What a task in such a wait waits for. A worker that does not say which is taken to wait for all that is open."""
+    """Returns the calls that the wait needs resolved: those of the row, else all open calls (the worker named none)."""
     return calls_in_doubt(texts) or [CallInDoubt(call_id, 0) for call_id in open_calls]
 
 
 def record_resolution(row: TaskRow, resolution: ResolveCall) -> None:
-    """The word is about to be appended. Raises WrongState; then nothing has changed."""
+    """Removes the resolved call from the row; the caller appends the resolution. Raises WrongState; then nothing has
+    changed.
+    """
     left = decide_resolution(row.state, row.reason, row.open_calls, calls_in_doubt(row.calls_in_doubt), resolution)
     if not isinstance(left, tuple):
         raise left
@@ -62,7 +64,7 @@ def record_resolution(row: TaskRow, resolution: ResolveCall) -> None:
 
 
 def conclude_with_resolution(draft: Draft, request: OperatorRequest, resolution: ResolveCall, actor: str) -> None:
-    """The task is queued once every call it waits for has its word; until then its row alone changes."""
+    """Queues the task once every call that it waits for is resolved; until then only its row changes."""
     if draft.row.calls_in_doubt:
         draft.moved = True
         return
@@ -71,7 +73,7 @@ def conclude_with_resolution(draft: Draft, request: OperatorRequest, resolution:
 
 
 LEDGER: str = "checkpoint"
-"""The actor of what the ledger does by itself."""
+"""The actor of entries that the ledger adds by itself."""
 
 
 class NewEntryRow(NamedTuple):
@@ -90,7 +92,7 @@ class NewEntryRow(NamedTuple):
 
 
 class BillRow(NamedTuple):
-    """A settled model attempt."""
+    """The bill of a settled model attempt."""
 
     task_id: str
     step: int
@@ -108,11 +110,13 @@ class BillRow(NamedTuple):
 
 @dataclass(slots=True)
 class Draft:
-    """What happens to one task.
+    """The changes of one transaction to one task.
 
-    `moved`: more than a step's columns changed; `committed`: a commit was counted; `deadline_at`: its new deadline;
-    `warnings`: those of its entries that the ledger added by itself, and tells in `changes`;
-    `spawned`: tasks that were created with it.
+    - moved: columns beyond those of a step changed
+    - committed: a commit was counted
+    - deadline_at: the task's new deadline
+    - warnings: entries that the ledger added by itself and also reports in `ledger.changes`
+    - spawned: ids of the tasks that were created with this draft
     """
 
     row: TaskRow
@@ -130,7 +134,7 @@ class Draft:
     warnings: list[NewEntryRow] = field(default_factory=list)
 
     def append(self, kind: int, body: bytes, *, step: int, actor: str, by_claim: bool) -> None:
-        """The next fact. `by_claim`: written by the holder, under its epoch."""
+        """Appends the next entry. `by_claim`: its author is the holder, under its epoch."""
         row = self.row
         row.sequence += 1
         epoch, claim_id = (row.epoch, row.claim_id) if by_claim else (0, "")
@@ -139,7 +143,7 @@ class Draft:
         )
 
     def reserve(self, request: ReserveRequest, granted: Granted, actor: str) -> None:
-        """A model call may be sent: its tokens are set aside and the attempt is in the ledger."""
+        """Reserves tokens and money for a model call and appends its model attempt."""
         row = self.row
         self.budget.reserve(granted.reserved_tokens, granted.reserved_nano_usd)
         row.model_open, row.model_step, row.model_attempt = True, request.step, request.attempt_number
@@ -163,7 +167,7 @@ class Draft:
         self.append(KINDS["model_attempt"], body, step=request.step, actor=actor, by_claim=True)
 
     def settle(self, usage: TokenUsage, *, provider_request_id: str = "", model: str = "", lost: bool = False) -> None:
-        """The open attempt is over: what it used is billed, the rest is free again."""
+        """Settles the open model attempt: bills what it used and frees the rest of its reservation."""
         row = self.row
         assert row.model_open, "only an open attempt is settled"
         prices = row.prices
@@ -191,7 +195,9 @@ class Draft:
         row.model_open, row.model_nano_usd = False, 0
 
     def warn(self) -> None:
-        """After a settlement is in the entries: says which caps are nearly used up, once for each."""
+        """Appends one budget warning for each cap that is nearly used up and has no warning yet. Call it after a
+        settlement.
+        """
         for limit in self.budget.take_warnings():
             warning = ledger_pb2.BudgetWarning(limit=limit, budget=budget_to_wire(self.budget.budget))
             body = ledger_pb2.EntryBody(budget_warning=warning).SerializeToString()
@@ -199,12 +205,12 @@ class Draft:
             self.warnings.append(self.entries[-1])
 
     def settle_lost(self, reported: ReportedCall | None = None) -> None:
-        """The holder is gone: a call it may have sent is billed by what was heard of it, and the ledger says so."""
+        """Settles the open model attempt of a lost holder by what the worker reported, and appends AttemptLost."""
         row = self.row
         if not row.model_open:
             return
         if reported is not None and (reported.step, reported.attempt_number) != (row.model_step, row.model_attempt):
-            reported = None  # of a call before this one
+            reported = None  # the report is about an earlier model attempt
         usage = settle_lost(row.model_input, row.model_output, reported)
         lost = ledger_pb2.AttemptLost(attempt_number=row.model_attempt, usage=usage_to_wire(usage))
         body = ledger_pb2.EntryBody(attempt_lost=lost).SerializeToString()
@@ -213,7 +219,7 @@ class Draft:
         self.warn()
 
     def reach(self, step: int) -> None:
-        """A new step is the proof that owners get somewhere: deaths are counted anew."""
+        """Records the highest step. A new step proves progress of the owners, so the crash loop count starts again."""
         if step > self.row.step:
             self.row.step, self.row.deaths = step, 0
 
@@ -232,7 +238,9 @@ class Draft:
         in_doubt: Sequence[CallInDoubt] = (),
         by_claim: bool = False,
     ) -> None:
-        """One state change, one transition entry. Leaving RUNNING takes the claim and settles what it left open."""
+        """Applies one transition and appends its entry. Leaving RUNNING takes the claim and settles the open model
+        attempt.
+        """
         row = self.row
         check_move(row.state, to_state, begins_attempt=self.begins_attempt)
         self.begins_attempt = False
@@ -272,7 +280,7 @@ class Draft:
         self.claimable = to_state is TaskState.QUEUED and row.ending is None
 
     def claim(self, epoch: int, claim_id: str, owner: str) -> None:
-        """A claim takes the task over: from here on older ones are fenced."""
+        """Gives the task to a claim. From now on the fence refuses older claims."""
         row = self.row
         row.epoch, row.claim_id, row.owner = epoch, claim_id, owner
         row.commit_number, row.last_base = 0, row.sequence
@@ -281,9 +289,11 @@ class Draft:
         self.move(TaskState.RUNNING, Reason.OPENED, "", actor=owner, by_claim=True)
 
     def begin_attempt(self, timeout_seconds: float) -> None:
-        """What judged the attempt before is no more; the move into the queue follows. See tenure.domain.requeue."""
+        """Clears the limits and counters of the last attempt; the transition to QUEUED follows. See
+        tenure.domain.requeue.
+        """
         row = self.row
-        assert row.state in TERMINAL, "an attempt begins after the one before"
+        assert row.state in TERMINAL, "the last attempt must have ended"
         row.attempt += 1
         row.deaths, row.dead_owners, row.timeout_retries = 0, (), 0
         row.ending_state = row.ending_reason = row.ending_message = row.ending_actor = ""
@@ -292,7 +302,7 @@ class Draft:
         self.begins_attempt = True
 
     def request_ending(self, ending: PendingEnding) -> None:
-        """From now on the task is to end like this."""
+        """Records the pending ending."""
         row = self.row
         row.ending_state, row.ending_reason = ending.to_state.value, clean(ending.reason)
         row.ending_message, row.ending_actor = clean(ending.message), clean(ending.actor)
@@ -309,7 +319,7 @@ class Draft:
         return self.moved or self.committed or bool(self.entries)
 
     def _leave_wait(self) -> None:
-        """Whatever it waited for is over. The whole task's clock did not run while it waited for a person."""
+        """Ends the wait. The deadline of the task moves by the time that it waited for a person."""
         row = self.row
         if row.state is TaskState.WAITING_USER and row.waiting_since is not None:
             row.deadline_at += row.locked_at - row.waiting_since
@@ -317,7 +327,7 @@ class Draft:
         row.wait, row.wait_deadline_at, row.wait_correlation = b"", None, ""
 
     def _queued_until(self, to_state: TaskState) -> datetime | None:
-        """Each stay in the queue is timed by itself."""
+        """Returns the end of this stay in the queue; every stay has its own timeout."""
         if to_state is not TaskState.QUEUED:
             return None
         after_seconds = self.row.task_policy.timeouts.queued.after_seconds
@@ -329,10 +339,10 @@ class Draft:
 
 
 def time_of(touched: Sequence[Draft]) -> datetime:
-    """When what one transaction writes is recorded: for all its tasks, at the newest of their locks."""
+    """Returns the time of a transaction's records: the newest lock time of its tasks."""
     return max(draft.row.locked_at for draft in touched)
 
 
 def clean(text: str) -> str:
-    """A text that Postgres can keep. The entry has it as it came."""
+    """Returns the text without NUL, which Postgres cannot store. The entry keeps the original."""
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}") if "\0" in text else text

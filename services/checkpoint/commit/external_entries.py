@@ -1,4 +1,7 @@
-"""Facts of others: a user's words, a request to end. They need no claim, only the row's lock, and come once per id."""
+"""Appends external entries: user messages, cancel requests, answers and operator requests.
+
+They need no claim, only the row's lock. A request id appends its entry once.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +37,16 @@ if TYPE_CHECKING:
     from tenure.runtime.postgres import Connection, Pool
 
 
-# What others appended to a task while its owner worked: read for many owners at once, within bounds.
+# External entries that a task got while its owner worked: read for a batch of commits at once, within bounds.
 
 MOST_ENTRIES: Final = 512
 MOST_BYTES: Final = 1024 * 1024
 
 
 class ExternalRange(NamedTuple):
-    """The entries after `after` up to `until` of one commit's task; `place` is the commit's in its batch."""
+    """The entries of one commit's task after the sequence `after`, up to `until`. `place` is the commit's index in its
+    batch.
+    """
 
     place: int
     task_id: str
@@ -51,18 +56,21 @@ class ExternalRange(NamedTuple):
 
 @dataclass(slots=True)
 class ExternalEntries:
-    """By the commit's index. `cut`: there is more than one answer may hold, the owner must open again."""
+    """External entries by the commit's index.
+
+    `cut`: commits with more entries than one response may have; their owner must read them first.
+    """
 
     entries: dict[int, list[ledger_pb2.Entry]] = field(default_factory=dict)
     cut: set[int] = field(default_factory=set)
 
     def of(self, index: int) -> list[ledger_pb2.Entry]:
-        """Those of one commit, mostly none."""
+        """Returns the entries of one commit; mostly none."""
         return self.entries.get(index, [])
 
 
 async def read_external_entries(connection: Connection, ranges: Sequence[ExternalRange]) -> ExternalEntries:
-    """One statement for all; none when there is nothing to read."""
+    """Reads all ranges with one statement; with none when there is nothing to read."""
     entries = ExternalEntries()
     if not ranges:
         return entries
@@ -83,14 +91,17 @@ async def read_external_entries(connection: Connection, ranges: Sequence[Externa
 
 
 class AppendResult(NamedTuple):
-    """The task as it is now, and what to announce."""
+    """The task after the append and the announcement for watchers."""
 
     task: task_pb2.Task
     announcement: Announcement
 
 
 async def append_external_entry(pool: Pool, tenant: str, wanted: pb.AppendForeignRequest) -> AppendResult:
-    """Raises NotFound, WrongState {state} after the end, AlreadyExists (REQUEST_ID_REUSED)."""
+    """Appends an external entry.
+
+    Raises NotFound, WrongState {state} after the task's end, AlreadyExists (REQUEST_ID_REUSED).
+    """
     digest = _digest(wanted)
 
     async def work(connection: Connection) -> AppendResult:
@@ -115,7 +126,7 @@ async def append_external_entry(pool: Pool, tenant: str, wanted: pb.AppendForeig
 
 
 async def _at_root(connection: Connection, tenant: str, wanted: pb.AppendForeignRequest) -> pb.AppendForeignRequest:
-    """A grant is the root's, whichever of its tasks it was asked for."""
+    """Redirects a budget grant to the root, because the root owns the budget of all its tasks."""
     if not wanted.operator_request.HasField("grant_budget"):
         return wanted
     request = pb.AppendForeignRequest()
@@ -128,7 +139,7 @@ async def _append(connection: Connection, draft: Draft, request: pb.AppendForeig
     if request.WhichOneof("fact") == "wait_answer":
         allowed = waits.answer_wait(draft, request.wait_answer, request.actor, request.request_id)
         if allowed is not None and allowed.tool == SPAWN_SUB_AGENTS:
-            await spawn(connection, draft, allowed, has_leave=True)
+            await spawn(connection, draft, allowed, is_approved=True)
         return
     wanted: OperatorRequest | None = None
     if request.WhichOneof("fact") == "cancel_request":
@@ -149,7 +160,7 @@ async def _append(connection: Connection, draft: Draft, request: pb.AppendForeig
 
 
 def _is_settled(row: TaskRow, request: pb.AppendForeignRequest) -> bool:
-    """Whether a cancel finds what it asks for done or on its way. Raises WrongState for what comes after the end."""
+    """Whether a cancel request has no further effect. Raises WrongState for an entry that cannot follow the end."""
     cancels = request.WhichOneof("fact") == "cancel_request"
     if cancels and TaskState.CANCELLED.value in {row.state.value, row.ending_state}:
         return True
@@ -161,7 +172,7 @@ def _is_settled(row: TaskRow, request: pb.AppendForeignRequest) -> bool:
 
 
 async def _check_readers(connection: Connection, row: TaskRow) -> None:
-    """Raises WrongState for words that nobody would read (NO_READER), or too many (MESSAGES_FULL)."""
+    """Raises WrongState for a message that no worker would read (NO_READER), or too many messages (MESSAGES_FULL)."""
     record = await fetch_one(connection, QUERIES.count_foreign, {"task_id": row.task_id})
     assert record is not None, "a count has a row"
     refusal = refuse_message(row.state, row.ending, record[0], record[1])
@@ -174,7 +185,7 @@ async def _is_new(connection: Connection, request: pb.AppendForeignRequest, dige
     row = await fetch_one(connection, QUERIES.find_foreign, parameters)
     if row is not None and row[0] != digest:
         raise AlreadyExists(
-            "this request_id was used for another fact",
+            "this request_id was used for another request on this task: use a new request_id",
             reason="REQUEST_ID_REUSED",
             metadata={"task_id": request.task_id},
         )
@@ -193,6 +204,6 @@ async def _remember(connection: Connection, draft: Draft, request: pb.AppendFore
 
 
 def _digest(request: pb.AppendForeignRequest) -> bytes:
-    """Of the fact alone: a repeat may come through another identity of the same caller."""
+    """Returns a digest of the content alone: a repeat may come through another identity of the same caller."""
     fact = request.WhichOneof("fact") or ""
     return hashlib.sha256(fact.encode() + b"\0" + getattr(request, fact).SerializeToString(deterministic=True)).digest()

@@ -1,7 +1,7 @@
-"""Open: the fence is raised and the history pinned in one transaction; the history is read afterwards, page by page.
+"""Open: raises the fence and pins the history in one transaction, then reads the history page by page.
 
-That is the same history: no older epoch can append once the fence is raised, and entries are never changed. So no
-lock waits for a slow reader.
+The later read gives the same history: after the fence is raised, no older epoch can append, and entries never change.
+So no lock waits for a slow reader.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 
 class OpenResult(NamedTuple):
-    """The header to send, and what to announce."""
+    """The header to send and the announcement for watchers."""
 
     header: pb.OpenHeader
     announcement: Announcement
 
 
 async def open_task(pool: Pool, claims: Claims) -> OpenResult:
-    """Raise the fence. Raises NotFound, StaleEpoch, WrongState; then nothing has changed."""
+    """Raises the fence to the claim. Raises NotFound, StaleEpoch or WrongState; then nothing has changed."""
     task_id = task_of(claims)
 
     async def work(connection: Connection) -> OpenResult:
@@ -50,7 +50,7 @@ async def open_task(pool: Pool, claims: Claims) -> OpenResult:
             raise await task_not_found(connection, claims.tenant, task_id)
         draft = Draft(row, budgets[row.root_task_id])
         verdict = decide_open(row.fence, claims.fence)
-        if verdict is OpenVerdict.FRESH and row.ending is None:  # who opens it to end it needs no room
+        if verdict is OpenVerdict.FRESH and row.ending is None:  # an Open that only ends the task needs no quota
             await check_running_limit(connection, row.tenant)
         _take_over(draft, verdict, claims)
         await write(connection, [draft])
@@ -64,7 +64,10 @@ async def open_task(pool: Pool, claims: Claims) -> OpenResult:
 
 
 def _take_over(draft: Draft, verdict: OpenVerdict, claims: Claims) -> None:
-    """Settle the call an owner may have sent, and move the task under the new claim. Again: only the first."""
+    """Settles the open model attempt of the last owner and moves the task under the new claim.
+
+    A repeated Open of the same claim only settles the model attempt.
+    """
     draft.settle_lost()
     if verdict is OpenVerdict.AGAIN:
         return
@@ -75,12 +78,15 @@ def _take_over(draft: Draft, verdict: OpenVerdict, claims: Claims) -> None:
 
 
 async def history(pool: Pool, task_id: str, until: int) -> AsyncIterator[pb.EntryPage]:
-    """All entries up to a sequence, in pages; no connection is held while a page is being sent."""
+    """Yields all entries up to the sequence `until` in pages. Holds no connection while a page is sent.
+
+    Raises NotFound when the task is pruned meanwhile.
+    """
     after = 0
     while after < until:
         async with ledger_connection(pool) as connection:
             entries = await read_page(connection, task_id, after=after, until=until)
         if not entries:
-            raise NotFound(f"the task {task_id} has ended and was pruned while its history was read")
+            raise NotFound(f"the task {task_id} was pruned after its end while its history was read")
         yield pb.EntryPage(entries=entries)
         after = entries[-1].sequence

@@ -1,6 +1,4 @@
-"""What operators ask of a task, carried out under its row's lock: a next attempt, an end that is asked for, a word on a
-call in doubt.
-"""
+"""Carries out operator requests under the task row's lock: requeue, budget grant, close-out, resolution of a call."""
 
 from __future__ import annotations
 
@@ -29,15 +27,15 @@ if TYPE_CHECKING:
     from tenure.v1 import ledger_pb2
 
 CLOSED_OUT_AS = frozenset({TaskState.FAILED, TaskState.TIMED_OUT, TaskState.CANCELLED})
-"""Ends that an operator may give a task from wherever it stands."""
+"""Terminal states that an operator may give a task in any state."""
 
 
 async def intervene(
     connection: Connection, draft: Draft, wanted: ledger_pb2.OperatorRequest, actor: str
 ) -> OperatorRequest:
-    """Prepare the row for what is asked; `conclude` follows once the request is appended.
+    """Prepares the row for the request. The caller appends the request and then calls `conclude`.
 
-    Raises WrongState, BudgetExhausted, InvalidRequest; then nothing has changed.
+    Raises WrongState, BudgetExhausted or InvalidRequest; then nothing has changed.
     """
     request, row = _read(wanted), draft.row
     match request.act:
@@ -49,15 +47,16 @@ async def intervene(
             verdict = decide_grant(row.state, draft.budget.budget, row.step, row.max_steps, granted)
             await _prepare(connection, draft, verdict, granted)
         case OperatorCloseOut() as end:
-            _ask_end(draft, end, request.reason, actor)
+            _request_end(draft, end, request.reason, actor)
         case ResolveCall() as resolution:
             record_resolution(row, resolution)
     return request
 
 
 def conclude(draft: Draft, request: OperatorRequest, actor: str) -> None:
-    """The move that a requeue is, or the last word that was waited for. A close-out is a pending ending: whoever may
-    carry it out does.
+    """Applies the transition of a requeue, of a grant that begins an attempt, or of the last resolution.
+
+    A close-out has no transition here: it is a pending ending, for whichever component may carry it out.
     """
     if isinstance(request.act, Requeue):
         draft.move(TaskState.QUEUED, Reason.OPERATOR_REQUEUE, request.reason, actor=actor)
@@ -68,7 +67,7 @@ def conclude(draft: Draft, request: OperatorRequest, actor: str) -> None:
 
 
 async def root_of(connection: Connection, tenant: str, task_id: str) -> str:
-    """Whose budget a task draws on. Raises NotFound."""
+    """Returns the root, whose budget the task uses. Raises NotFound."""
     row = await fetch_one(connection, QUERIES.root_of, {"tenant": tenant, "task_id": task_id})
     if row is None:
         raise await task_not_found(connection, tenant, task_id)
@@ -91,23 +90,23 @@ async def _prepare(
         row.raise_own_caps(requeue.extra_tokens, requeue.extra_nano_usd)
     if verdict.begins_attempt:
         await check_no_rival(connection, row.task_id)
-        await _check_family_kept(connection, row)
+        await _check_tree_kept(connection, row)
         task = await read_task(connection, row.tenant, row.task_id)
         draft.begin_attempt(seconds(task.spec.limits.timeout))
 
 
-async def _check_family_kept(connection: Connection, row: TaskRow) -> None:
-    """Raises WrongState (FAMILY_PRUNED). Pruning holds the budget that is locked here, so the answer stays true."""
+async def _check_tree_kept(connection: Connection, row: TaskRow) -> None:
+    """Raises WrongState (FAMILY_PRUNED). Pruning holds the budget that is locked here, so the check stays true."""
     ancestors = {row.root_task_id, row.parent_task_id or row.root_task_id} - {row.task_id}
     record = await fetch_one(connection, RETENTION.count_ancestors, {"task_ids": sorted(ancestors)})
     assert record is not None, "a count has a row"
     if record[0] < len(ancestors):
-        message = "the task's parent or root was pruned, so it cannot run again: fork it, or submit its goal anew"
+        message = "the task cannot run again because its parent or root was pruned: fork it or submit its goal again"
         raise WrongState(message, reason="FAMILY_PRUNED", metadata={"root_task_id": row.root_task_id})
 
 
-def _ask_end(draft: Draft, close_out: OperatorCloseOut, reason: str, actor: str) -> None:
-    """The newest request for an end is the one that counts."""
+def _request_end(draft: Draft, close_out: OperatorCloseOut, reason: str, actor: str) -> None:
+    """Records the pending ending. The newest request counts."""
     if draft.row.state in TERMINAL:
         raise WrongState(f"the task has ended as {draft.row.state}", metadata={"state": draft.row.state.value})
     draft.request_ending(PendingEnding(close_out.to_state, Reason.OPERATOR_CLOSE_OUT, reason, actor, close_out.result))
@@ -117,7 +116,7 @@ def _read(wanted: ledger_pb2.OperatorRequest) -> OperatorRequest:
     try:
         request = operator_request_to_domain(wanted)
     except ValueError:
-        raise InvalidRequest(violations=[("operator_request", "is not known here")]) from None
+        raise InvalidRequest(violations=[("operator_request", "is of an unknown type")]) from None
     if isinstance(request.act, OperatorCloseOut) and request.act.to_state not in CLOSED_OUT_AS:
         allowed = ", ".join(sorted(CLOSED_OUT_AS))
         raise InvalidRequest(violations=[("operator_request.close_out.to_state", f"must be one of {allowed}")])

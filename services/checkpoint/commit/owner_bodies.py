@@ -1,6 +1,6 @@
-"""Whether a body that an owner commits can be read again: by the next owner's fold, and by whoever sends it to a model.
+"""Checks that an entry that an owner commits can be read again, by the next owner's fold and by the model provider.
 
-Owners may be loops of others. An entry is never changed, so one that cannot be read would stop its task for good.
+Owners may be loops that users wrote. An entry never changes, so an unreadable entry would block its task for good.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tenure.wire.ledger import body_to_domain
 
 
 def problem_of_body(body: ledger_pb2.EntryBody) -> str:
-    """In words that follow the field's name; "": none."""
+    """Returns the problem as text that follows the field's name; "" for none."""
     try:
         body_to_domain(body)
         match body.WhichOneof("body"):
@@ -29,11 +29,11 @@ def problem_of_body(body: ledger_pb2.EntryBody) -> str:
 
 def _check_schema(name: str, schema_json: str) -> None:
     if not isinstance(_check_json(schema_json or "{}"), dict):
-        raise ValueError(f"the input_schema_json of the tool {name!r} is no JSON object")  # noqa: TRY004  told as the rest
+        raise ValueError(f"the input_schema_json of the tool {name!r} is no JSON object")  # noqa: TRY004
 
 
 def _check_json(text: str) -> object:
-    """What the fold would read, but nobody could send: NaN, and halves of surrogate pairs."""
+    """Refuses what the fold would accept but JSON encoders reject: NaN, and half of a surrogate pair."""
     try:
         value = strict_json(text)
         if "\\ud" in text or "\\uD" in text:

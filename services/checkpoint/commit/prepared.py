@@ -1,4 +1,4 @@
-"""A commit as it came, checked and taken apart before it waits for its batch: one bad commit must harm no neighbour."""
+"""Checks and decodes a commit before it waits for its batch, so that a bad commit affects no other commit."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 _SEPARATOR: Final = b"\x00"
 MOST_TOKENS: Final = 10**12
-"""Of one call, far beyond any model: sums over a task's life stay inside an int64."""
+"""The limit of one model call, far above any model: sums over a task's life fit into an int64."""
 
 
 class PreparedEntry(NamedTuple):
-    """An entry as it will be stored."""
+    """An entry as the ledger stores it."""
 
     step: int
     kind: int
@@ -46,7 +46,7 @@ class PreparedEntry(NamedTuple):
 
 
 class Settlement(NamedTuple):
-    """The end of a model attempt, told by one of the entries."""
+    """The settlement of a model attempt, from one of the commit's entries."""
 
     step: int
     attempt_number: int
@@ -56,7 +56,7 @@ class Settlement(NamedTuple):
 
 
 class PreparedTransition(NamedTuple):
-    """The move out of RUNNING that was asked for."""
+    """The transition out of RUNNING that the owner asks for."""
 
     to_state: TaskState
     reason: str
@@ -70,7 +70,7 @@ class PreparedTransition(NamedTuple):
 
 
 class PreparedCommit(NamedTuple):
-    """Everything a batch needs to know of a commit."""
+    """All that a batch needs of one commit."""
 
     task_id: str
     fence: Fence
@@ -80,7 +80,7 @@ class PreparedCommit(NamedTuple):
     commit_number: int
     known_sequence: int
     payload_hash: bytes
-    facts: tuple[PreparedEntry, ...]
+    entries: tuple[PreparedEntry, ...]
     calls: tuple[CallOpened | CallSettled, ...]
     settlement: Settlement | None
     move: PreparedTransition | None
@@ -91,18 +91,21 @@ class PreparedCommit(NamedTuple):
 
     @property
     def step(self) -> int:
-        """The highest step of its facts."""
-        return max((fact.step for fact in self.facts), default=0)
+        """The highest step of its entries, or 0."""
+        return max((entry.step for entry in self.entries), default=0)
 
 
 def prepare(request: pb.CommitRequest, verifier: Verifier, *, validated: bool) -> PreparedCommit:
-    """Raises InvalidRequest, Unauthenticated, PermissionDenied. `validated`: the server's interceptor has done it."""
+    """Verifies the token and decodes the request. Raises InvalidRequest, Unauthenticated or PermissionDenied.
+
+    `validated`: the server's interceptor has validated the request already.
+    """
     if not validated:
         validate(request)
     token = request.token
     verifier.check(SignedBytes(token.claims, token.key_id, token.signature))
     claims, task_id = _claims_of(token.claims)
-    facts = tuple(_facts(request))
+    entries = tuple(_entries(request))
     return PreparedCommit(
         task_id=task_id,
         fence=claims.fence,
@@ -111,13 +114,13 @@ def prepare(request: pb.CommitRequest, verifier: Verifier, *, validated: bool) -
         commit_id=request.commit_id,
         commit_number=request.commit_number,
         known_sequence=request.known_sequence,
-        payload_hash=_hash(request, facts),
-        facts=facts,
+        payload_hash=_hash(request, entries),
+        entries=entries,
         calls=tuple(_calls(request)),
         settlement=_settlement(request),
         move=_move(request),
         reserve=_reserve(request),
-        size_bytes=sum(len(fact.body) for fact in facts),
+        size_bytes=sum(len(entry.body) for entry in entries),
         spawns=_spawns(request),
         traceparent=request.traceparent,
     )
@@ -127,7 +130,9 @@ _claims_read: Final[DigestCache[tuple[Claims, str]]] = DigestCache()
 
 
 def _claims_of(signed: bytes) -> tuple[Claims, str]:
-    """The claims of a token and its task. The same bytes come with every commit; the ledger needs no tool names."""
+    """Returns a token's claims and task id, cached by the signed bytes: every commit of a claim sends the same bytes.
+    The tool names are left out, because the ledger does not use them.
+    """
     known = _claims_read.get(signed)
     if known is None:
         claims = replace(read_claims(token_pb2.FencingToken(claims=signed)), tools=None)
@@ -137,28 +142,28 @@ def _claims_of(signed: bytes) -> tuple[Claims, str]:
 
 
 def task_of(claims: Claims) -> str:
-    """The token's task; a signed name that is no UUID would fail a whole batch."""
+    """Returns the token's task id. Raises InvalidRequest: a signed id that is no UUID would fail a whole batch."""
     task_id = claims.task_id
     try:
         UUID(task_id)
     except ValueError:
-        raise InvalidRequest(violations=[("token", "names no task")]) from None
+        raise InvalidRequest(violations=[("token", "its task_id is no UUID")]) from None
     return task_id
 
 
-def _facts(request: pb.CommitRequest) -> list[PreparedEntry]:
-    facts = []
+def _entries(request: pb.CommitRequest) -> list[PreparedEntry]:
+    entries = []
     for index, entry in enumerate(request.entries):
         kind = entry.body.WhichOneof("body")
         if kind not in WRITTEN_BY_OWNERS:
-            message = "is empty" if kind is None else f"of kind {kind} is written by the ledger alone"
+            message = "is empty" if kind is None else f"the entry kind {kind} is written only by the ledger"
             raise InvalidRequest(violations=[(f"entries[{index}].body", message)])
         if entry.step < 0:
             raise InvalidRequest(violations=[(f"entries[{index}].step", "must not be negative")])
         if problem := problem_of_body(entry.body):
             raise InvalidRequest(violations=[(f"entries[{index}].body.{kind}", problem)])
-        facts.append(PreparedEntry(entry.step, KINDS[kind], entry.body.SerializeToString(deterministic=True)))
-    return facts
+        entries.append(PreparedEntry(entry.step, KINDS[kind], entry.body.SerializeToString(deterministic=True)))
+    return entries
 
 
 def _calls(request: pb.CommitRequest) -> list[CallOpened | CallSettled]:
@@ -179,7 +184,9 @@ def _calls(request: pb.CommitRequest) -> list[CallOpened | CallSettled]:
 
 
 def _spawns(request: pb.CommitRequest) -> tuple[ToolIntent, ...]:
-    """Calls that come to sub-agents. What is waited for is known only when they are there."""
+    """Returns the calls of spawn_sub_agents. Their wait must come in a later commit: the sub-agents do not exist
+    before.
+    """
     intents = (entry.body.tool_intent for entry in request.entries if entry.body.HasField("tool_intent"))
     spawns = tuple(
         ToolIntent(one.call_id, one.tool_use_id, one.tool, one.arguments_json)
@@ -187,13 +194,13 @@ def _spawns(request: pb.CommitRequest) -> tuple[ToolIntent, ...]:
         if one.tool == SPAWN_SUB_AGENTS
     )
     if spawns and request.transition.HasField("wait"):
-        message = "comes in a commit after that with the intent of spawn_sub_agents"
+        message = "must come in a commit after the one with the intent of spawn_sub_agents"
         raise InvalidRequest(violations=[("transition.wait", message)])
     return spawns
 
 
 def _settlement(request: pb.CommitRequest) -> Settlement | None:
-    """A commit settles at most one attempt: there is at most one open."""
+    """Returns the settlement, if any. A commit settles at most one model attempt, because at most one is open."""
     settlement: Settlement | None = None
     for index, entry in enumerate(request.entries):
         settled = settled_usage(entry.body)
@@ -201,16 +208,18 @@ def _settlement(request: pb.CommitRequest) -> Settlement | None:
             continue
         number, usage = settled
         if settlement is not None:
-            raise InvalidRequest(violations=[(f"entries[{index}].body", "a second end of a model attempt")])
+            raise InvalidRequest(
+                violations=[(f"entries[{index}].body", "settles a second model attempt; a commit settles at most one")]
+            )
         counts = astuple(usage)
         if min(counts) < 0 or max(counts) > MOST_TOKENS:
             raise InvalidRequest(violations=[(f"entries[{index}].body", f"usage must be 0 to {MOST_TOKENS}")])
-        settlement = Settlement(entry.step, number, usage, *_provider_words(entry.body))
+        settlement = Settlement(entry.step, number, usage, *_provider_names(entry.body))
     return settlement
 
 
-def _provider_words(body: ledger_pb2.EntryBody) -> tuple[str, str]:
-    """(model, id of the request) as the provider told them."""
+def _provider_names(body: ledger_pb2.EntryBody) -> tuple[str, str]:
+    """Returns (model, request id) as the model provider reported them."""
     if body.WhichOneof("body") == "assistant_message":
         return body.assistant_message.model, body.assistant_message.provider_request_id
     return "", body.model_failure.provider_request_id
@@ -223,9 +232,9 @@ def _move(request: pb.CommitRequest) -> PreparedTransition | None:
     try:
         to_state = STATES.to_domain(transition.to_state)
     except ValueError:
-        raise InvalidRequest(violations=[("transition.to_state", "is no state")]) from None
+        raise InvalidRequest(violations=[("transition.to_state", "is no known state")]) from None
     if transition.result and to_state not in TERMINAL:
-        raise InvalidRequest(violations=[("transition.result", "belongs to endings only")])
+        raise InvalidRequest(violations=[("transition.result", "is only for terminal states")])
     if to_state is TaskState.RETRY_SCHEDULED and not transition.HasField("retry_delay"):
         raise InvalidRequest(violations=[("transition.retry_delay", "must be set for RETRY_SCHEDULED")])
     return PreparedTransition(
@@ -242,7 +251,7 @@ def _move(request: pb.CommitRequest) -> PreparedTransition | None:
 
 
 def _in_doubt(transition: pb.Transition, to_state: TaskState) -> tuple[CallInDoubt, ...]:
-    """The calls that a person is to settle."""
+    """Returns the calls in doubt that the transition names."""
     calls = calls_in_doubt_to_domain(transition.calls_in_doubt)
     if not calls:
         return ()
@@ -251,7 +260,7 @@ def _in_doubt(transition: pb.Transition, to_state: TaskState) -> tuple[CallInDou
         or transition.reason != Reason.TOOL_IN_DOUBT
         or transition.HasField("wait")
     ):
-        message = f"is for {TaskState.WAITING_USER} / {Reason.TOOL_IN_DOUBT}, without a wait"
+        message = f"is only for {TaskState.WAITING_USER} / {Reason.TOOL_IN_DOUBT} without a wait"
         raise InvalidRequest(violations=[("transition.calls_in_doubt", message)])
     if len({call.call_id for call in calls}) < len(calls):
         raise InvalidRequest(violations=[("transition.calls_in_doubt", "names a call twice")])
@@ -259,12 +268,14 @@ def _in_doubt(transition: pb.Transition, to_state: TaskState) -> tuple[CallInDou
 
 
 def _wait(transition: pb.Transition, to_state: TaskState) -> Wait | None:
-    """What the move begins to wait for. A wait for a person is in one state, one for an event in the other."""
+    """Returns the wait that the transition begins. A wait for a person is in WAITING_USER, any other in
+    WAITING_EXTERNAL.
+    """
     if not transition.HasField("wait"):
         return None
     wait = replace(wait_to_domain(transition.wait), timeout_seconds=seconds(transition.wait_timeout), wait_id="")
     if to_state is not (TaskState.WAITING_USER if wait.is_for_person else TaskState.WAITING_EXTERNAL):
-        raise InvalidRequest(violations=[("transition.wait", f"a wait of kind {wait.kind} is not in {to_state}")])
+        raise InvalidRequest(violations=[("transition.wait", f"a wait of kind {wait.kind} cannot be in {to_state}")])
     return wait
 
 
@@ -285,12 +296,12 @@ def _reserve(request: pb.CommitRequest) -> ReserveRequest | None:
     )
 
 
-def _hash(request: pb.CommitRequest, facts: tuple[PreparedEntry, ...]) -> bytes:
-    """Of everything but the token, which may be issued anew between a commit and its repeat."""
+def _hash(request: pb.CommitRequest, entries: tuple[PreparedEntry, ...]) -> bytes:
+    """Returns a digest of all but the token, because the token may be issued anew between a commit and its repeat."""
     digest = blake2b(f"{request.commit_number} {request.known_sequence}".encode(), digest_size=16)
-    for fact in facts:
-        digest.update(f" {fact.step} {fact.kind} {len(fact.body)} ".encode())
-        digest.update(fact.body)
+    for entry in entries:
+        digest.update(f" {entry.step} {entry.kind} {len(entry.body)} ".encode())
+        digest.update(entry.body)
     for name in ("transition", "reserve"):
         digest.update(_SEPARATOR)
         if request.HasField(name):

@@ -1,4 +1,4 @@
-"""The audit of refused writes: who tried what with which epoch. Written beside the path that refuses, never in it."""
+"""Records refused writes: who tried which method with which epoch. It runs beside the refusing path, never in it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ class _Refusal(NamedTuple):
 
 
 class Refusals:
-    """Start `run` as a duty. What does not fit into the queue is counted and still in the log."""
+    """Refused writes that wait to be stored. Start `run` as a duty. One that does not fit is counted and stays in the
+    log.
+    """
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -48,7 +50,7 @@ class Refusals:
         self._there_is_work = asyncio.Event()
 
     def note(self, method: str, task_id: str, tenant: str, holder: str, error: StaleEpoch) -> None:
-        """A fence refused this."""
+        """Records a write that a fence refused."""
         presented, current = error.presented or 0, error.current or 0
         metrics.count("tenure_stale_epoch_rejections_total", service="checkpoint")
         _log.warning(
@@ -70,11 +72,11 @@ class Refusals:
         self._there_is_work.set()
 
     def note_commit(self, commit: PreparedCommit, error: StaleEpoch) -> None:
-        """A fence refused this commit."""
+        """Records a commit that a fence refused."""
         self.note("Commit", commit.task_id, commit.tenant, commit.holder, error)
 
     async def run(self) -> None:
-        """Write what is noted until cancelled. Rows whose write failed are tried again with the next."""
+        """Writes recorded refusals until cancelled. Rows of a failed write are written again with the next."""
         while True:
             with resting():
                 await self._there_is_work.wait()
@@ -99,7 +101,7 @@ class Refusals:
 
 
 async def list_refusals(pool: Pool, tenant: str, task_id: str) -> list[token_pb2.RefusedWrite]:
-    """A task's refused writes, newest first. Raises NotFound."""
+    """Returns a task's refused writes, newest first. Raises NotFound."""
     async with ledger_connection(pool) as connection:
         if await fetch_one(connection, QUERIES.task_place, {"task_id": task_id, "tenant": tenant}) is None:
             raise await task_not_found(connection, tenant, task_id)

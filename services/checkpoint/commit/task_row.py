@@ -1,4 +1,4 @@
-"""The row of a task as it stands under its lock, and the budget of its root. Changed in memory, then written back."""
+"""The locked row of a task and the budget row of its root. Drafts change them in memory and write them back."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from tenure.runtime.postgres import Connection
 
 
-# The wait in a task's row: there from the transition that begins it to the next one.
+# The wait in a task row lasts from the transition that begins it to the next transition.
 
 
 def begin_wait(row: TaskRow, wait: Wait, sequence: int) -> task_pb2.Wait:
-    """The wait as the transition with this sequence tells it; the row has it from now on."""
+    """Stores the wait in the row and returns it as the transition with this sequence shows it."""
     kept = wait_to_wire(wait)
     kept.wait_id = f"w{sequence}"
     timeout_seconds = row.task_policy.timeouts.wait_seconds(wait.kind, wait.timeout_seconds)
@@ -44,7 +44,7 @@ def begin_wait(row: TaskRow, wait: Wait, sequence: int) -> task_pb2.Wait:
 
 
 def shown_wait(row_wait: bytes) -> task_pb2.Wait | None:
-    """The wait as callers see it; one that an earlier version began gets its digest here."""
+    """Returns the wait as callers see it. Adds the digest to a wait that an earlier version began without one."""
     if not row_wait:
         return None
     kept = task_pb2.Wait.FromString(row_wait)
@@ -54,13 +54,13 @@ def shown_wait(row_wait: bytes) -> task_pb2.Wait | None:
 
 
 def current_wait(row: TaskRow) -> Wait | None:
-    """What the task waits for."""
+    """Returns the task's wait, or None."""
     return wait_to_domain(task_pb2.Wait.FromString(row.wait)) if row.wait else None
 
 
 @dataclass(slots=True)
 class TaskRow:
-    """A task under its lock. The fields and their order are those of the statement `lock`."""
+    """A locked task. The fields have the order of the statement `lock`."""
 
     locked_at: datetime
     task_id: str
@@ -125,7 +125,7 @@ class TaskRow:
     calls_in_doubt: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        """What the database gives as text and list becomes what the rules speak of."""
+        """Converts the texts and lists of the database to domain types."""
         self.state = TaskState(self.state)
         self.open_calls = tuple(self.open_calls)
         self.dead_owners = tuple(self.dead_owners)
@@ -133,7 +133,7 @@ class TaskRow:
 
     @property
     def fence(self) -> FenceRow:
-        """What the ledger's door asks."""
+        """The fence and the last commit, as admission needs them."""
         return FenceRow(
             state=self.state,
             opened=Fence(self.epoch, self.claim_id),
@@ -146,7 +146,7 @@ class TaskRow:
 
     @property
     def ending(self) -> PendingEnding | None:
-        """The pending ending."""
+        """The pending ending, or None."""
         if not self.ending_state:
             return None
         return PendingEnding(
@@ -159,42 +159,42 @@ class TaskRow:
 
     @property
     def task_policy(self) -> TaskPolicy:
-        """What to do when things go wrong."""
+        """The task's policy."""
         return policy_to_domain(task_pb2.TaskPolicy.FromString(self.policy))
 
     @property
     def died(self) -> OwnerDeaths:
-        """The deaths of its owners since its newest step."""
+        """The deaths of the task's owners since its newest step."""
         return OwnerDeaths(self.deaths, self.dead_owners)
 
     def count_death(self, owner: str) -> None:
-        """One more."""
+        """Counts the death of an owner."""
         died = self.died.and_of(owner)
         self.deaths, self.dead_owners = died.count, died.owners
 
     @property
     def model_reserved(self) -> int:
-        """What the open attempt has set aside, in tokens."""
+        """The tokens that the open model attempt has reserved."""
         return self.model_input + self.model_output if self.model_open else 0
 
     @property
     def prices(self) -> Prices | None:
-        """What the newest attempt is charged by; None: unknown."""
+        """The prices of the newest model attempt; None: unknown."""
         return prices_to_domain(task_pb2.ModelPrices.FromString(self.model_prices)) if self.model_prices else None
 
     @property
     def own_budget(self) -> Budget:
-        """What the task may use by itself, with no attempt open."""
+        """The budget of the task itself, with no model attempt open."""
         usage = self.input_tokens + self.output_tokens + self.cache_creation_input_tokens + self.cache_read_input_tokens
         return Budget(self.own_max_tokens, usage, 0, self.own_max_nano_usd, self.used_nano_usd, 0)
 
     def raise_own_caps(self, tokens: int, nano_usd: int) -> None:
-        """Allow the task itself so much more, where it has caps of its own."""
+        """Raises the task's own caps, where it has any."""
         self.own_max_tokens += tokens if self.own_max_tokens else 0
         self.own_max_nano_usd += nano_usd if self.own_max_nano_usd else 0
 
     def add_usage(self, usage: TokenUsage, nano_usd: int) -> None:
-        """Count a settled attempt."""
+        """Adds the usage of a settled model attempt."""
         self.used_nano_usd += nano_usd
         self.input_tokens += usage.input_tokens
         self.output_tokens += usage.output_tokens
@@ -204,9 +204,9 @@ class TaskRow:
 
 @dataclass(slots=True)
 class BudgetRow:
-    """The budget of a root under its lock, shared by all its tasks in one transaction.
+    """The locked budget of a root, shared by all its tasks of one transaction.
 
-    `beyond_*`: what the calls that the transaction settles came to beyond what was set aside for them.
+    `beyond_*`: by how much the calls that the transaction settles exceed their reservations.
     """
 
     root_task_id: str
@@ -225,7 +225,7 @@ class BudgetRow:
 
     @property
     def budget(self) -> Budget:
-        """As the rules see it."""
+        """The budget as a domain value."""
         return Budget(
             self.max_tokens,
             self.used_tokens,
@@ -237,19 +237,19 @@ class BudgetRow:
         )
 
     def reserve(self, tokens: int, nano_usd: int) -> None:
-        """Set tokens and money aside."""
+        """Reserves tokens and money."""
         self.reserved_tokens += tokens
         self.reserved_nano_usd += nano_usd
         self.changed = True
 
     def raise_caps(self, tokens: int, nano_usd: int = 0) -> None:
-        """Allow so much more. Where money has no cap, it gets none."""
+        """Raises the caps. A budget without a money cap gets none."""
         self.max_tokens += tokens
         self.max_nano_usd += nano_usd if self.max_nano_usd else 0
         self.changed = True
 
     def take_warnings(self) -> list[str]:
-        """The caps that are due to be warned of, which are warned of from here on."""
+        """Returns the caps that need a warning, and marks them as warned."""
         due = due_warnings(self.budget, self.warned_tokens, self.warned_nano_usd)
         if Reason.TOKEN_LIMIT in due:
             self.warned_tokens = self.max_tokens
@@ -258,20 +258,22 @@ class BudgetRow:
         return due
 
     def give_back(self, tokens: int, nano_usd: int) -> None:
-        """What was set aside is free again."""
+        """Frees a reservation."""
         self.reserved_tokens -= tokens
         self.reserved_nano_usd -= nano_usd
         self.changed = True
 
     def use(self, tokens: int, nano_usd: int, *, unpriced: bool) -> None:
-        """Count what a call used and cost."""
+        """Adds what a call used and cost."""
         self.used_tokens += tokens
         self.used_nano_usd += nano_usd
         self.unpriced_calls += unpriced
         self.changed = True
 
     def count_beyond(self, tokens: int, nano_usd: int) -> None:
-        """A call came to so much more than was set aside for it; below 0: to less. Why: 0020_budget_guards.sql."""
+        """Counts by how much a call exceeds its reservation; values below 0 count as 0. See 0020_budget_guards.sql for
+        the reason.
+        """
         self.beyond_tokens += max(0, tokens)
         self.beyond_nano_usd += max(0, nano_usd)
 
@@ -282,7 +284,7 @@ _TASK_COLUMNS: Final = len(fields(TaskRow))
 async def lock_tasks(
     connection: Connection, task_ids: Collection[str]
 ) -> tuple[dict[str, TaskRow], dict[str, BudgetRow]]:
-    """Locks the rows that exist until the transaction ends; by task_id, and by root_task_id."""
+    """Locks the rows that exist until the transaction ends. Returns tasks by task_id and budgets by root_task_id."""
     tasks: dict[str, TaskRow] = {}
     budgets: dict[str, BudgetRow] = {}
     rows: list[tuple[Any, ...]] = await fetch_all(connection, QUERIES.lock, {"task_ids": list(task_ids)})

@@ -1,4 +1,4 @@
-"""Brings drafts into the database: one statement for what steps change, a second one for changes of state."""
+"""Writes drafts to the database: one statement for the columns that steps change, a second one for transitions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Columns = dict[str, type[Column[Any]]]
 
 OWNERS_SEPARATOR: Final = "\x1f"
-"""Between names of workers: what an array of arrays cannot carry."""
+"""Separates names of workers in one text: Postgres has no arrays of arrays of different lengths."""
 
 _STEP_COLUMNS: Final[Columns] = {
     "task_id": Texts,
@@ -129,7 +129,7 @@ _WARNINGS: Final = {
 
 
 async def write(connection: Connection, drafts: Sequence[Draft]) -> None:
-    """Write what the drafts hold, in the transaction that locked their rows."""
+    """Writes the drafts, in the transaction that locked their rows."""
     touched = [draft for draft in drafts if draft.has_work]
     if not touched:
         return
@@ -182,7 +182,7 @@ def _move_arrays(drafts: Sequence[Draft]) -> dict[str, Any]:
 
 
 def _columns(prefix: str, columns: Columns, items: Sequence[Any]) -> dict[str, Column[Any]]:
-    """One array per column."""
+    """Returns one array per column."""
     if not items:
         return {prefix + name: column() for name, column in columns.items()}
     values = zip(*map(attrgetter(*columns), items), strict=True)

@@ -1,4 +1,4 @@
-"""How much is queued, and for how long: for operators, and for whoever scales workers."""
+"""How many tasks are queued and for how long, for operators and for autoscalers of workers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tenure.runtime.postgres import Pool
 
 
-# Tasks that have not ended, by their age; and those that are held, for who looks after leases and progress.
+# Live tasks by age, and held tasks by their last progress.
 
 DEFAULT_PAGE: Final = 50
 _LIVING: Final = tuple(state.value for state in TaskState if state not in TERMINAL)
@@ -35,7 +35,7 @@ _FIRST: Final = ("-infinity", "00000000-0000-0000-0000-000000000000")
 
 
 async def list_aging(pool: Pool, tenant: str, request: pb.ListAgingRequest) -> pb.ListAgingResponse:
-    """A page; its last row's place is the next one's beginning. Raises InvalidRequest."""
+    """Returns one page; its token is the position of its last row. Raises InvalidRequest."""
     after, after_task_id = _read_token(request.page_token)
     limit = request.page_size or DEFAULT_PAGE
     parameters: dict[str, Any] = {"tenant": tenant, "after_task_id": after_task_id, "limit": limit}
@@ -75,9 +75,9 @@ def _state(number: int) -> str:
     try:
         state = STATES.to_domain(number)
     except ValueError:
-        raise InvalidRequest(violations=[("states", "must be states")]) from None
+        raise InvalidRequest(violations=[("states", "must be known states")]) from None
     if state in TERMINAL:
-        raise InvalidRequest(violations=[("states", f"{state} is an end")])
+        raise InvalidRequest(violations=[("states", f"{state} is a terminal state; only live tasks are listed")])
     return state.value
 
 
@@ -86,28 +86,32 @@ def _write_token(created_at: str, task_id: str) -> str:
 
 
 def _read_token(token: str) -> tuple[str, str]:
-    """(created_at, task_id) to go on after."""
+    """Returns the (created_at, task_id) after which the page begins."""
     if not token:
         return _FIRST
     try:
         created_at, _, task_id = base64.urlsafe_b64decode(token.encode()).decode().rpartition(" ")
         return created_at, str(UUID(task_id))
     except (binascii.Error, UnicodeError, ValueError):
-        raise InvalidRequest(violations=[("page_token", "is none of ours")]) from None
+        raise InvalidRequest(
+            violations=[("page_token", "is not a token of this service: use next_page_token of the last response")]
+        ) from None
 
 
 INTERVAL_SECONDS: Final = 5.0
-_RESTS: Final = 10
-"""A look costs what the queues are long: it is followed by a rest that is so many times longer."""
+_PAUSE_FACTOR: Final = 10
+"""A read costs time in proportion to the queues, so a pause that is this many times longer follows it."""
 MOST_LISTED: Final = 1000
 MOST_NAMED: Final = 100
-"""Queues with a metric of their own, in the life of a process: their names are chosen by who submits."""
+"""Queues with their own metric labels in a process. Clients choose queue names, so the number needs a bound."""
 OTHERS: Final = "(others)"
 
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """One queue and tier. `oldest`, `age_seconds`: of what is not held back; None, 0: there is nothing."""
+    """The depth of one queue and tier. `oldest` and `age_seconds` leave out held back tasks; None and 0 mean no
+    task.
+    """
 
     queue: str
     tier: Priority
@@ -118,24 +122,24 @@ class Depth:
 
 
 class QueueDepths:
-    """Looks for whoever asks, however many do, without taking more than a small part of the database's time."""
+    """Reads the depths for all callers, however many, and uses only a small part of the database's time."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._looking = asyncio.Lock()
-        self._began_at = self._rested_at = float("-inf")
+        self._began_at = self._paused_until = float("-inf")
         self._depths: list[Depth] = []
         self._named: set[str] = set()
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
 
     async def run(self) -> None:
-        """A duty: for ever. Tells the metrics."""
+        """Runs as a duty until cancelled: updates the metrics."""
         while True:
-            self._tell(await self.look())
+            self._report(await self.look())
             await rest(INTERVAL_SECONDS * random.uniform(0.8, 1.2))
 
     async def listed(self) -> list[task_pb2.QueueDepth]:
-        """By queue and priority; at most MOST_LISTED, of more the longest."""
+        """Returns depths by queue and priority: at most MOST_LISTED, the longest queues."""
         depths = sorted(await self.look(), key=lambda each: (each.queue, each.tier))
         return [
             task_pb2.QueueDepth(
@@ -149,15 +153,17 @@ class QueueDepths:
         ]
 
     async def look(self) -> list[Depth]:
-        """The longest first, as of after the question. Those who asked before a look began share it."""
+        """Returns depths, longest first, read after the call began. Callers that arrived before a read began
+        share it.
+        """
         clock = asyncio.get_running_loop().time
         asked_at = clock()
         async with self._looking:
             if self._began_at < asked_at:
-                await rest(max(0.0, self._rested_at - clock()))
+                await rest(max(0.0, self._paused_until - clock()))
                 began_at = clock()
                 self._depths = await self._look()
-                self._began_at, self._rested_at = began_at, clock() + _RESTS * (clock() - began_at)
+                self._began_at, self._paused_until = began_at, clock() + _PAUSE_FACTOR * (clock() - began_at)
             return self._depths
 
     async def _look(self) -> list[Depth]:
@@ -168,8 +174,8 @@ class QueueDepths:
             for queue, priority, queued, held_back, oldest, age_seconds in rows
         ]
 
-    def _tell(self, depths: Iterable[Depth]) -> None:
-        sums: dict[tuple[str, str], tuple[int, int, float]] = dict.fromkeys(self._told, (0, 0, 0.0))
+    def _report(self, depths: Iterable[Depth]) -> None:
+        sums: dict[tuple[str, str], tuple[int, int, float]] = dict.fromkeys(self._reported, (0, 0, 0.0))
         for each in depths:
             key = (self._name(each.queue), each.tier.name)
             queued, held_back, age_seconds = sums.get(key, (0, 0, 0.0))
@@ -178,7 +184,7 @@ class QueueDepths:
             metrics.gauge("tenure_queue_depth", queued, queue=queue, priority=priority)
             metrics.gauge("tenure_queue_held_back", held_back, queue=queue, priority=priority)
             metrics.gauge("tenure_queue_oldest_age_seconds", age_seconds, queue=queue, priority=priority)
-        self._told = set(sums)
+        self._reported = set(sums)
 
     def _name(self, queue: str) -> str:
         if queue not in self._named and len(self._named) < MOST_NAMED:

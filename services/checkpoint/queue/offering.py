@@ -1,7 +1,7 @@
-"""Queued tasks for a coordinator: who waits is read, the rule says whose turn it is, and so many are taken of each.
+"""Offers queued tasks to a coordinator: reads the waiting tenants, orders them by fairness, and takes a share of each.
 
-The rule is tenure.domain.fairness. Nothing is locked while it is asked: of what two coordinators find at once each
-takes other rows, and who comes too short for that looks again.
+The order is that of tenure.domain.fairness. The reads lock nothing: when two coordinators read the same tasks at once,
+each takes other rows, and a coordinator that gets too few reads again.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from tenure.runtime.postgres import Connection
 
 
-# How many tasks a tenant may have running: counted where a task begins to run, under a lock of the tenant's.
+# The quota of running tasks: counted where a task begins to run, under a lock of the tenant's row.
 
 
 async def check_running_limit(connection: Connection, tenant: str) -> None:
-    """Raises WrongState when the tenant has as many running as it may: whoever was granted the task is to let it go.
+    """Raises WrongState when the tenant runs as many tasks as its quota allows: the worker must release the task.
 
-    To be called with the task's row locked. Two statements: the second one sees what was committed before the first
+    Call it with the task row locked. It needs two statements: the second one sees what was committed before the first
     one got the lock.
     """
     if await fetch_one(connection, QUEUE.lock_running, {"tenant": tenant}) is None:
@@ -38,27 +38,29 @@ async def check_running_limit(connection: Connection, tenant: str) -> None:
     row = await fetch_one(connection, QUEUE.count_running, {"tenant": tenant})
     if row is not None and row[1] >= row[0]:
         raise WrongState(
-            f"the tenant has {row[1]} tasks running, of {row[0]} that it may have",
+            f"the tenant has {row[1]} tasks running, its quota is {row[0]}: release the task",
             reason=Reason.TENANT_QUOTA,
             metadata={"state": TaskState.QUEUED.value, "quota": QuotaKind.RUNNING_TASKS.value},
         )
 
 
 MOST_TENANTS: Final = 256
-"""Looked at at a time. Of more, each has its turn: an offer goes on where the one before it ended."""
+"""Tenants that one read covers. With more tenants, an offer begins where the last one ended."""
 MOST_STREAMS: Final = 1000
 _MOST_COUNTED: Final = 1000
-"""Tenants that have more running are alike."""
+"""Tenants with more running tasks than this count as equal."""
 _LOOKS: Final = 8
-"""At one page of tenants. Each but the last was of use, or found what another coordinator was taking."""
+"""Reads of one page of tenants. Each but the last took tasks, or found tasks that another coordinator was taking."""
 _FIRST: Final = ""
 _MOST_KEPT: Final = 1000
 _OfferKey = tuple[frozenset[str], frozenset[str], Priority]
-"""The queues, the loops and the tier."""
+"""(queues, loops, tier)."""
 
 
 class OfferRequest(NamedTuple):
-    """What is asked for. Empty `queues` and `loops`: any. `deaths_below`: only tasks that killed fewer owners."""
+    """A coordinator's request. Empty `queues` or `loops`: any. `deaths_below`: only tasks that fewer owners
+    died with.
+    """
 
     queues: Sequence[str]
     loops: Sequence[str]
@@ -69,7 +71,10 @@ class OfferRequest(NamedTuple):
 
 
 class OfferedTask(NamedTuple):
-    """A task that is kept for who asked. `policy`: a TaskPolicy; the workers are those an operator named, or ""."""
+    """A task that is reserved for the requesting coordinator.
+
+    `policy`: a serialized TaskPolicy. `not_worker_id`, `only_worker_id`: from an operator's transfer, or "".
+    """
 
     task_id: str
     tenant: str
@@ -87,7 +92,7 @@ class OfferedTask(NamedTuple):
 
 @dataclass(slots=True)
 class _Page:
-    """Tenants after a place. `last`: where the page ends, None when there are none after it."""
+    """The tenants after a position. `last`: the last tenant of the page, None when no tenant follows."""
 
     last: str | None
     waiting: list[Waiting]
@@ -96,13 +101,13 @@ class _Page:
 
 @dataclass(slots=True)
 class Offering:
-    """Remembers, for each tier of what is asked for that has more tenants than one look takes in, where to go on."""
+    """Makes offers. For each tier with more tenants than one read covers, remembers where the next offer begins."""
 
     most_tenants: int = MOST_TENANTS
     _next: dict[_OfferKey, str] = field(default_factory=dict)
 
     async def offer(self, connection: Connection, wanted: OfferRequest, slots: Slots) -> list[OfferedTask]:
-        """In the order in which they are to be served. In a transaction of the caller's."""
+        """Returns offers in the order in which to serve them. Runs in the caller's transaction."""
         picking = _Picking(connection, wanted, await _streams(connection, wanted), slots, self.most_tenants)
         if not picking.streams:
             return []
@@ -115,7 +120,7 @@ class Offering:
         return picking.offered
 
     async def _page_through(self, picking: _Picking, wanted: _OfferKey) -> None:
-        """A tier with many tenants, from where the last offer to such workers ended, once around."""
+        """Pages once through a tier with many tenants, from where the last offer for such workers ended."""
         *_, tier = wanted
         begin = after = self._next.get(wanted, _FIRST)
         at_front = after == _FIRST
@@ -129,14 +134,16 @@ class Offering:
         self._keep(wanted, after)
 
     def _keep(self, wanted: _OfferKey, after: str) -> None:
-        """Where to go on. Workers name queues as they like: forgotten, each begins at the front once more."""
+        """Stores where to begin next. Workers choose queue names freely, so a full store is cleared and each begins
+        anew.
+        """
         if len(self._next) >= _MOST_KEPT:
             self._next.clear()
         self._next[wanted] = after
 
 
 class _Picking:
-    """One offer in the making."""
+    """One offer in progress."""
 
     def __init__(
         self,
@@ -152,7 +159,7 @@ class _Picking:
         self._connection = connection
         self._wanted = wanted
         self._most_tenants = most_tenants
-        self._asked: dict[str, Any] = {
+        self._parameters: dict[str, Any] = {
             "queues": [queue for queue, _ in streams],
             "loops": [loop for _, loop in streams],
             "worker_ids": list(wanted.worker_ids),
@@ -160,8 +167,8 @@ class _Picking:
         }
 
     async def look(self, tiers: Sequence[Priority], after: str) -> _Page:
-        """The tenants after this one."""
-        parameters = self._asked | {
+        """Reads the tenants after `after`."""
+        parameters = self._parameters | {
             "priorities": [int(tier) for tier in tiers],
             "after": after,
             "limit": self.slots.any,
@@ -178,7 +185,9 @@ class _Picking:
         return page
 
     async def fill(self, tiers: Sequence[Priority], after: str, page: _Page) -> None:
-        """Takes from a page of tenants what there are places for, whoever else takes from it at the same time."""
+        """Takes tasks of a page of tenants until the slots are full, while other coordinators may take from it
+        as well.
+        """
         short: set[Line] = set()
         for look in range(_LOOKS):
             page = page if look == 0 else await self.look(tiers, after)
@@ -191,12 +200,12 @@ class _Picking:
                 return
 
     async def _take(self, lines: Sequence[Line]) -> set[Line]:
-        """Of each line as many as it comes up. Returns the lines that had fewer to give."""
+        """Takes from each line as many tasks as it has entries. Returns the lines that had fewer."""
         portions = list(Counter(lines).items())
         rows = await fetch_all(
             self._connection,
             QUEUE.take,
-            self._asked
+            self._parameters
             | {
                 "priorities": [int(line.tier) for line, _ in portions],
                 "tenants": [line.tenant for line, _ in portions],
@@ -217,12 +226,12 @@ class _Picking:
 
 
 def _is_more(page: _Page, lines: Sequence[Line]) -> bool:
-    """Whether another look may find what this one left."""
+    """Whether another read may find tasks that this one left."""
     return len(lines) < sum(each.count for each in page.waiting)
 
 
 async def _streams(connection: Connection, wanted: OfferRequest) -> list[tuple[str, str]]:
-    """The queues and loops to take from, as pairs."""
+    """Returns the pairs of queue and loop to take from."""
     if wanted.queues and wanted.loops:
         return [(queue, loop) for queue in sorted(set(wanted.queues)) for loop in sorted(set(wanted.loops))]
     parameters = {"queues": list(wanted.queues), "loops": list(wanted.loops), "most": MOST_STREAMS}

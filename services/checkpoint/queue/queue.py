@@ -1,4 +1,4 @@
-"""What coordinators ask of the queue: offers, endings, grants, and what the ledger knows of claims."""
+"""The requests of coordinators: offers, pending endings, grants, and what the ledger knows about claims."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 DEFAULT_RESERVE_SECONDS: Final = 1.0
 ENDING_RESERVE_SECONDS: Final = 2.0
 MOST_ENDING_RESERVE_SECONDS: Final = 30.0
-"""The longest pause between two tries to end a task, and so how long after an outage the last one may wait."""
+"""The longest pause between two tries to end a task: after an outage, the last task may wait that long."""
 DEFAULT_RUNNING_PAGE: Final = 500
 _ANY_DEATHS: Final = 2**31
 _FIRST_ID: Final = "00000000-0000-0000-0000-000000000000"
 
 
 async def list_claimable(pool: Pool, offering: Offering, request: pb.ListClaimableRequest) -> list[pb.Offer]:
-    """Queued tasks without a pending ending, in the order of tenure.domain.fairness; kept from others for a while."""
+    """Returns queued tasks without a pending ending in the order of tenure.domain.fairness, reserved for the caller."""
     wanted = OfferRequest(
         queues=request.queues,
         loops=request.loops,
@@ -53,7 +53,7 @@ async def list_claimable(pool: Pool, offering: Offering, request: pb.ListClaimab
 
 
 async def list_endings(pool: Pool, request: pb.ListEndingsRequest) -> list[pb.ListEndingsResponse.Ending]:
-    """Tasks to be ended under a claim of the coordinator's own, oldest first; kept from others for a while."""
+    """Returns tasks that a coordinator must end under a claim of its own, oldest first, reserved for the caller."""
     parameters = {
         "grace_seconds": seconds(request.grace),
         "limit": request.limit,
@@ -80,7 +80,9 @@ async def list_endings(pool: Pool, request: pb.ListEndingsRequest) -> list[pb.Li
 
 
 async def register_grants(pool: Pool, grants: Sequence[pb.RegisterGrantsRequest.Grant]) -> list[str]:
-    """The claim_ids that are grants from now on, in the order asked. One statement: all that can be, is."""
+    """Registers claims as grants with one statement and returns the claim ids that became grants, in the caller's
+    order.
+    """
     parameters = {
         "task_ids": [grant.task_id for grant in grants],
         "epochs": [grant.epoch for grant in grants],
@@ -117,7 +119,7 @@ async def inspect_claims(
 
 
 async def list_running(pool: Pool, request: pb.ListRunningRequest) -> list[pb.ListRunningResponse.Running]:
-    """Held tasks with their claims, by task_id."""
+    """Returns held tasks with their claims, by task_id."""
     parameters = {
         "after_task_id": request.after_task_id or _FIRST_ID,
         "page_size": request.page_size or DEFAULT_RUNNING_PAGE,

@@ -1,4 +1,4 @@
-"""Claims that are gone: their tasks go back into the queue, if they still run under exactly that claim."""
+"""Returns the tasks of lost claims to the queue, if they still run under exactly that claim."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger(__name__)
 _PHASES: Final = {REASONS[phase]: phase for phase in (Phase.START, Phase.PROGRESS)}
-"""What coordinators judge, by the reason that they take a claim away for."""
+"""Phases that coordinators time, by the reason with which they end a claim."""
 
 _TASKS_A_TRANSACTION: Final = 128
 _LOCK_SECONDS: Final = 1.0
 _ALONE_LOCK_SECONDS: Final = 0.05
-"""Coordinators wait 5 s for the answer, and their reconciliation names the tasks again that were left out."""
+"""Short: coordinators wait 5 s for the response, and their reconciliation repeats the tasks that were left out."""
 STEERED_SECONDS: Final = 10.0
-"""How long a transferred task waits for the worker it was meant for, before anybody may have it."""
+"""How long a transferred task is offered only as the operator wants, before any worker may have it."""
 
 
 async def requeue_lost(pool: Pool, lost: Sequence[pb.RequeueLostRequest.Lost]) -> tuple[list[str], Announcement]:
-    """The tasks that were put back, or ended by their policy. Any replica may say it: only the first is heard."""
+    """Requeues tasks of lost claims, or ends them by their policy. Returns their ids. A repeat has no effect."""
     put_back: list[str] = []
     announcement = Announcement()
     by_task = {one.task_id: one for one in lost}
@@ -59,7 +59,9 @@ async def requeue_lost(pool: Pool, lost: Sequence[pb.RequeueLostRequest.Lost]) -
 
 
 async def _requeue_part(pool: Pool, part: Sequence[pb.RequeueLostRequest.Lost]) -> list[Draft]:
-    """Together. When another transaction keeps one of the rows, each alone, and those that stay locked are left out."""
+    """Requeues tasks together. When another transaction keeps a row, requeues each alone and leaves out the locked
+    ones.
+    """
     lock_seconds = _LOCK_SECONDS if len(part) > 1 else None
     try:
         return await in_ledger_transaction(pool, partial(_requeue, part, lock_seconds))
@@ -104,19 +106,19 @@ async def _requeue(
 
 
 async def _steer(connection: Connection, lost: pb.RequeueLostRequest.Lost, owner: str) -> None:
-    """For a moment the task is offered where the operator wants it, or at least not to the one that had it."""
+    """For a short time offers the task to the operator's worker, or at least not to the worker that had it."""
     steer = {"task_id": lost.task_id, "steered_from": clean(owner), "steered_to": clean(lost.to_worker_id)}
     await connection.execute(QUERIES.steer, {**steer, "seconds": STEERED_SECONDS})
 
 
 def _is_unopened(row: TaskRow, claim_id: str) -> bool:
-    """Whether the task was granted for this claim, and still stands in the queue for it to be opened."""
+    """Whether the task was granted for this claim and is still queued because the worker did not open it."""
     waits = row.state is TaskState.QUEUED and row.ending is None
     return waits and row.granted_claim == claim_id and row.claim_id != claim_id
 
 
 def _leave_unopened(draft: Draft, lost: pb.RequeueLostRequest.Lost) -> None:
-    """A task that its worker never opened. It stands in the queue, and to go on it stays there."""
+    """Applies the start timeout to a task that its worker never opened. Such a task is still queued."""
     move = what_follows(draft, Phase.START, lost.message)
     if move is not None:
         ask(draft, move)
@@ -134,7 +136,7 @@ def _put_back(draft: Draft, lost: pb.RequeueLostRequest.Lost) -> None:
 
 
 def _reported_call(row: TaskRow, lost: pb.RequeueLostRequest.Lost) -> ReportedCall | None:
-    """An older coordinator tells of output alone, and does not say of which call."""
+    """Returns the reported model call. An older coordinator reports only output tokens, without the call."""
     if lost.HasField("heard_call"):
         return reported_call_to_domain(lost.heard_call)
     usage = TokenUsage(output_tokens=lost.output_tokens)
@@ -142,7 +144,7 @@ def _reported_call(row: TaskRow, lost: pb.RequeueLostRequest.Lost) -> ReportedCa
 
 
 def _decide(draft: Draft, lost: pb.RequeueLostRequest.Lost) -> None:
-    """What the loss leads to besides the queue: by the policy for the phase that took too long, or for lost leases."""
+    """Applies the policy of the phase timeout, or of lost leases; without an ending the task returns to the queue."""
     row = draft.row
     phase = _PHASES.get(lost.reason)
     move = None if phase is None else what_follows(draft, phase, lost.message)

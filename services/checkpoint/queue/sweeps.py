@@ -1,7 +1,7 @@
-"""What time brings about: due starts and retries, passed deadlines, phases that took too long.
+"""Sweeps: due starts and retries, passed deadlines, phase timeouts, late signals.
 
-In any number of replicas, a bounded number of rows at a time. Rows are judged and changed under one lock, by database
-time; what another replica is at is skipped.
+Any number of replicas may sweep, each a bounded number of rows at a time. One lock covers the decision and the change
+of a row, by database time. A sweep skips rows that another replica has locked.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FORGET_INTERVAL_SECONDS: Final = 20.0
 
 
 async def queue_due_retries(pool: Pool) -> list[Draft]:
-    """RETRY_SCHEDULED tasks whose wait is over go back into the queue."""
+    """Queues RETRY_SCHEDULED tasks whose delay is over."""
 
     async def change(_connection: Connection, draft: Draft) -> None:
         draft.move(TaskState.QUEUED, Reason.RETRY_DUE, "", actor=LEDGER)
@@ -44,29 +44,29 @@ async def queue_due_retries(pool: Pool) -> list[Draft]:
 
 
 async def end_overdue(pool: Pool) -> list[Draft]:
-    """Tasks past their deadline are to end; those that nobody holds end here."""
+    """Requests the end of tasks past their deadline, and ends those without an owner."""
 
     async def change(connection: Connection, draft: Draft) -> None:
         move = what_follows(draft, Phase.TASK, "the task's timeout has passed")
-        assert move is not None, "there is no time left to go on in"
+        assert move is not None, "a passed deadline always ends the task"
         await carry_out(connection, draft, move)
 
     return await _sweep(pool, QUERIES.due_deadlines, change)
 
 
 async def end_queued_too_long(pool: Pool) -> list[Draft]:
-    """Tasks that no worker took in the time that their policy gives."""
+    """Applies the queued timeout to tasks that no worker took in time."""
 
     async def change(connection: Connection, draft: Draft) -> None:
         move = what_follows(draft, Phase.QUEUED, "no worker took the task in time")
-        assert move is not None, "only a task that is timed in the queue was found"
+        assert move is not None, "the statement finds only tasks with a queued timeout"
         await carry_out(connection, draft, move)
 
     return await _sweep(pool, QUERIES.due_queued, change)
 
 
 async def start_due(pool: Pool) -> int:
-    """Tasks whose start_time has come are offered from now on; how many. Nothing else of them changes."""
+    """Offers tasks whose start_time has come and returns their number. Nothing else of the tasks changes."""
 
     async def work(connection: Connection) -> int:
         rows = await fetch_all(connection, QUERIES.due_starts, {"limit": ROWS_A_SWEEP})
@@ -81,22 +81,22 @@ async def start_due(pool: Pool) -> int:
 
 
 async def expire_waits(pool: Pool) -> list[Draft]:
-    """Waits past their deadline: the task goes on without an answer, asks again later, or ends, by policy or wait."""
+    """Ends waits past their deadline. By the wait or the policy, the task continues, asks again later, or ends."""
 
     async def change(connection: Connection, draft: Draft) -> None:
         wait = current_wait(draft.row)
-        assert wait is not None, "what has a deadline is a wait, and its row was locked when it was judged"
+        assert wait is not None, "the statement finds only rows with a wait deadline, and locks them"
         sub_agents = await awaited(connection, draft, wait)
-        if end_wait(draft, sub_agents):  # the last one ended just in time, and nobody had told its parent
+        if end_wait(draft, sub_agents):  # the last sub-agent ended in time, but its event was not handled yet
             return
         action = draft.row.task_policy.timeouts.action_of_wait(wait.at_deadline)
-        move = what_follows(draft, Phase.WAIT, "nobody answered what the task waited for", action)
+        move = what_follows(draft, Phase.WAIT, "no answer to the task's wait came in time", action)
         outcome = None if sub_agents is None else outcome_of_sub_agents(sub_agents.all)
         answer = waits.RecordedAnswer(NO_ANSWER, LEDGER, "", outcome)
         if move is None:
             waits.end_wait_with_answer(draft, wait, answer)
             return
-        if move.to_state is not TaskState.RETRY_SCHEDULED:  # there the call stays open: its next owner asks again
+        if move.to_state is not TaskState.RETRY_SCHEDULED:  # a retry leaves the call open: the next owner asks again
             waits.record(draft, wait, answer)
         await carry_out(connection, draft, move)
 
@@ -104,12 +104,12 @@ async def expire_waits(pool: Pool) -> list[Draft]:
 
 
 async def deliver_signals(pool: Pool) -> list[Draft]:
-    """Events that came at the very moment in which their wait began."""
+    """Delivers signals that were committed at the same moment as their wait."""
     return await _sweep(pool, QUERIES.due_signals, signals.take_kept)
 
 
 async def _sweep(pool: Pool, statement: bytes, change: Callable[[Connection, Draft], Awaitable[None]]) -> list[Draft]:
-    """Looks first: mostly nothing is due, and a transaction takes three journeys to find that out."""
+    """Reads without a transaction first: mostly nothing is due, and a transaction costs three round trips."""
     async with ledger_connection(pool) as looking:
         if not await fetch_all(looking, statement, {"limit": 1}):
             return []
@@ -133,17 +133,17 @@ async def _sweep(pool: Pool, statement: bytes, change: Callable[[Connection, Dra
 
 
 async def before_sweep() -> None:
-    """A sweep, of whatever, has found work and committed nothing."""
+    """Failpoint: a sweep has found work and committed nothing."""
     await failpoint("checkpoint.before_sweep")
 
 
 async def after_sweep() -> None:
-    """Its work is durable, and nobody was told."""
+    """Failpoint: a sweep's work is durable and not yet announced."""
     await failpoint("checkpoint.after_sweep")
 
 
 class Sweeper:
-    """One duty per sweep: `run` until cancelled. A full sweep is followed by the next at once."""
+    """One duty per sweep; each runs until cancelled. A full sweep is followed by the next at once."""
 
     def __init__(self, pool: Pool, announce: Callable[[Announcement], None], interval_seconds: float) -> None:
         self._pool = pool
@@ -160,7 +160,7 @@ class Sweeper:
         await self._run("queued", end_queued_too_long)
 
     async def run_starts(self) -> None:
-        """One task needs no telling of a change: that there is something to claim is all the news."""
+        """Runs the start sweep. It announces only that tasks are claimable, because nothing else changed."""
         started = metrics.cell("tenure_swept_tasks_total", sweep="starts")
         while True:
             note_progress()
@@ -177,7 +177,7 @@ class Sweeper:
         await self._run("signals", deliver_signals)
 
     async def run_forgetting(self) -> None:
-        """Old events go, rarely: a bounded number each time, and nobody waits for it."""
+        """Deletes old signals, a bounded number at a time. Seldom, because nothing waits for it."""
         while True:
             await signals.forget_old(self._pool)
             await rest(FORGET_INTERVAL_SECONDS * random.uniform(0.5, 1.0))
@@ -190,5 +190,5 @@ class Sweeper:
             self._announce(announcement_of(drafts))
             swept.value += len(drafts)
             if len(drafts) < ROWS_A_SWEEP:
-                # Replicas that started together must not sweep together for ever.
+                # Random, so that replicas that started together do not keep sweeping together.
                 await rest(self._interval_seconds * random.uniform(0.5, 1.0))

@@ -1,7 +1,7 @@
-"""What hangs on pruned tasks goes, a bounded number of rows in each transaction, with a rest after each.
+"""Deletes the entries of pruned tasks, a bounded number of rows in each transaction, with a pause after each.
 
-None of these rows is locked by a commit, and no reader sees them: who asks for the task finds none. A crash between two
-batches leaves a pruning that is not cleared, and the next replica goes on from what is left.
+No commit locks any of these rows, and no reader sees them: a request for the task gets NotFound. After a crash between
+two batches the pruning is not cleared yet, and the next replica continues with the remaining rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LAG_INTERVAL_SECONDS: Final = 15.0
 
 
 class PrunedRowCleaner:
-    """In any number of replicas: each takes prunings that no other is at."""
+    """Clears prunings. Any number of replicas may run it: each takes prunings that no other has locked."""
 
     def __init__(self, pool: Pool, kept_seconds: float) -> None:
         self._pool = pool
@@ -37,7 +37,7 @@ class PrunedRowCleaner:
         self._cleared = metrics.cell("tenure_pruned_entries_total")
 
     async def run(self) -> None:
-        """A duty: for ever. It rests as long as a batch took, so that it takes half of the time at most."""
+        """Runs as a duty until cancelled. Pauses as long as a batch took, so that it uses at most half of the time."""
         clock = asyncio.get_running_loop().time
         while True:
             began = clock()
@@ -46,7 +46,7 @@ class PrunedRowCleaner:
             await rest(rest_seconds * random.uniform(0.8, 1.2))
 
     async def clear_once(self) -> int:
-        """One batch; how many entries went."""
+        """Clears one batch and returns the number of deleted entries."""
         cleared = await in_ledger_transaction(self._pool, _clear)
         if cleared:
             await failpoint("checkpoint.after_clear")
@@ -54,7 +54,7 @@ class PrunedRowCleaner:
         return cleared
 
     async def run_lag(self) -> None:
-        """A duty: says how far behind retention is, in seconds."""
+        """Reports how far behind retention is, in seconds, as a duty."""
         while True:
             async with ledger_connection(self._pool) as connection:
                 lags = await fetch_one(connection, RETENTION.lags, {"kept_seconds": self._kept_seconds})
@@ -80,15 +80,15 @@ async def _clear(connection: Connection) -> int:
     return sum(before[one.task_id] - one.entries_left for one in portions)
 
 
-# Pruned tasks that the tools still know: offered to coordinators, which see to it, until they say that it is done.
+# Pruned tasks that the tool service still has records of: offered to coordinators until they report that it has none.
 
 RESERVE_SECONDS: Final = 10.0
 MOST_RESERVE_SECONDS: Final = 600.0
-"""The longest pause between two tries: so long after an outage of the tools the last one may wait."""
+"""The longest pause between two tries: after an outage of the tool service, the last task may wait that long."""
 
 
 async def list_prunings(pool: Pool, limit: int) -> list[pb.ListPruningsResponse.Pruning]:
-    """The oldest, kept from others for a while."""
+    """Returns the oldest prunings, reserved for the caller for a while."""
     parameters = {"limit": limit, "reserve_seconds": RESERVE_SECONDS, "most_seconds": MOST_RESERVE_SECONDS}
 
     async def work(connection: Connection) -> list[tuple[Any, ...]]:
@@ -103,7 +103,7 @@ async def list_prunings(pool: Pool, limit: int) -> list[pb.ListPruningsResponse.
 
 
 async def record_forgotten(pool: Pool, task_ids: Sequence[str]) -> None:
-    """The tools are done with these."""
+    """Records that the tool service has forgotten these tasks."""
 
     async def work(connection: Connection) -> None:
         await connection.execute(RETENTION.note_forgotten, {"task_ids": list(task_ids)})

@@ -1,8 +1,8 @@
-"""Ended tasks go when their time is over, or when an operator says so: first the task, then what hangs on it.
+"""Prunes ended tasks when their retention is over or an operator asks for it: first the task row, then its other rows.
 
-The task's row goes with one row written in its place, in one transaction: from then on the ledger knows the task no
-more, so that nobody commits to it, requeues it or is granted it. What is left is found by that row, whoever dies when:
-its entries (clearing.py), and what the tools have of it (clearing.py). Bills are never touched.
+One transaction deletes the task row and writes a row of `prunings` in its place. From then on the ledger does not know
+the task: no commit, requeue or grant can touch it. That row leads to everything that remains, after any crash: the
+entries and the tool service's records (both clearing.py). Bills are never touched.
 """
 
 from __future__ import annotations
@@ -32,25 +32,27 @@ TASKS_A_BATCH: Final = 100
 LONGEST_INTERVAL_SECONDS: Final = 60.0
 
 
-class _Why(NamedTuple):
-    """What is recorded of a pruning."""
+class _PruningRecord(NamedTuple):
+    """The recorded actor and reason of a pruning."""
 
     actor: str
     reason: str
 
 
 class TaskPruner:
-    """What time brings about, in any number of replicas: each takes tasks that no other is at."""
+    """Prunes tasks by age. Any number of replicas may run it: each takes tasks that no other has locked."""
 
     def __init__(self, pool: Pool, kept_seconds: float) -> None:
         self._pool = pool
         self._kept_seconds = kept_seconds
-        self._why = _Why(LEDGER, f"ended tasks are kept for {retention_text(kept_seconds)}")
+        self._record = _PruningRecord(LEDGER, f"ended tasks are kept for {retention_text(kept_seconds)}")
         self._interval_seconds = min(LONGEST_INTERVAL_SECONDS, max(0.1, kept_seconds / 10))
         self._pruned = metrics.cell("tenure_pruned_tasks_total", by="retention")
 
     async def run(self) -> None:
-        """A duty: for ever. After a full batch it rests as long as that took: it takes half of the time at most."""
+        """Runs as a duty until cancelled. After a full batch it pauses as long as that took, to use at most half of the
+        time.
+        """
         clock = asyncio.get_running_loop().time
         while True:
             began = clock()
@@ -59,12 +61,12 @@ class TaskPruner:
             await rest(rest_seconds * random.uniform(0.8, 1.2))
 
     async def prune_once(self) -> int:
-        """One batch; how many tasks went."""
+        """Prunes one batch and returns the number of tasks."""
         parameters = {"kept_seconds": self._kept_seconds, "limit": TASKS_A_BATCH}
 
         async def work(connection: Connection) -> int:
             due = await _due(connection, RETENTION.due_by_age, parameters)
-            await _prune(connection, due, self._why)
+            await _prune(connection, due, self._record)
             return len(due)
 
         pruned = await in_ledger_transaction(self._pool, work)
@@ -77,7 +79,7 @@ class TaskPruner:
 async def prune_for_operator(
     pool: Pool, tenant: str, request: pb.CheckpointServicePruneTasksRequest
 ) -> pb.CheckpointServicePruneTasksResponse:
-    """Now, or only say which. Raises NotFound, WrongState."""
+    """Prunes tasks now, or only lists them (dry run). Raises NotFound or WrongState."""
     limit = request.limit or TASKS_A_BATCH
 
     async def work(connection: Connection) -> list[str]:
@@ -89,23 +91,23 @@ async def prune_for_operator(
             ended = {"tenant": tenant, "ended_before": moment(request.ended_before).isoformat(), "limit": limit}
             chosen = await _due(connection, RETENTION.due_before, ended)
         if not request.dry_run:
-            await _prune(connection, chosen, _Why(clean(request.actor), clean(request.reason)))
+            await _prune(connection, chosen, _PruningRecord(clean(request.actor), clean(request.reason)))
         return chosen
 
     chosen = await in_ledger_transaction(pool, work)
     if not request.dry_run and chosen:
         await _after_prune()
         metrics.count("tenure_pruned_tasks_total", len(chosen), by="operator")
-        _log.warning("an operator pruned tasks", extra=_facts(tenant, request, chosen))
+        _log.warning("an operator pruned tasks", extra=_log_fields(tenant, request, chosen))
     if request.WhichOneof("which") == "task_id":
         return pb.CheckpointServicePruneTasksResponse(task_ids=[request.task_id])
     return pb.CheckpointServicePruneTasksResponse(task_ids=chosen, more=len(chosen) == limit)
 
 
 async def _due(connection: Connection, statement: bytes, parameters: dict[str, Any]) -> list[str]:
-    """Tasks to prune, which stay as they are until this transaction ends, and so do their families.
+    """Returns tasks to prune, locked together with the rest of their trees until the transaction ends.
 
-    A family that somebody works on at this moment is left for later: one of its tasks may be requeued right now.
+    A tree that another transaction has locked is left for later: it may be requeueing one of its tasks.
     """
     rows = await fetch_all(connection, statement, parameters)
     roots = {root_task_id for _, root_task_id, has_family in rows if has_family}
@@ -129,25 +131,25 @@ async def _one(connection: Connection, tenant: str, task_id: str) -> str:
     state, root_task_id = row
     await connection.execute(RETENTION.hold_family, {"root_task_id": root_task_id})
     if TaskState(state) not in TERMINAL or await _living(connection, [root_task_id]):
-        whose = "one of its family" if TaskState(state) in TERMINAL else f"it is {state}"
-        raise WrongState(f"only what has ended is pruned: {whose} has not", metadata={"state": state})
+        problem = "another task of its tree has not ended" if TaskState(state) in TERMINAL else f"it is {state}"
+        raise WrongState(f"only an ended task can be pruned: {problem}", metadata={"state": state})
     return task_id
 
 
-async def _prune(connection: Connection, task_ids: list[str], why: _Why) -> None:
-    """Tasks that this transaction has locked."""
+async def _prune(connection: Connection, task_ids: list[str], record: _PruningRecord) -> None:
+    """Prunes tasks that this transaction has locked."""
     if task_ids:
         await failpoint("checkpoint.before_prune")
-        parameters: dict[str, Any] = {"task_ids": task_ids, "actor": why.actor, "reason": why.reason}
+        parameters: dict[str, Any] = {"task_ids": task_ids, "actor": record.actor, "reason": record.reason}
         await connection.execute(RETENTION.prune, parameters)
 
 
 async def _after_prune() -> None:
-    """The tasks are gone for good; whoever looks for what is left finds it."""
+    """Failpoint: the tasks are gone, their other rows remain."""
     await failpoint("checkpoint.after_prune")
 
 
-def _facts(tenant: str, request: pb.CheckpointServicePruneTasksRequest, task_ids: list[str]) -> dict[str, object]:
+def _log_fields(tenant: str, request: pb.CheckpointServicePruneTasksRequest, task_ids: list[str]) -> dict[str, object]:
     return {
         "tenant": tenant,
         "actor": request.actor,

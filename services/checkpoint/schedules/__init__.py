@@ -1,7 +1,7 @@
-"""Schedules: tasks that come due again and again.
+"""Schedules: rules that submit a task at each due time.
 
-servicer.py   the methods                       servicer.py       what they do
-sweeping.py   the duty that looks for due times  runs.py    what one schedule does, in one transaction
-runs.py   a run's task                       runs.py  the end of tasks that are in the way
-rows.py       a schedule's row, and its runs
+servicer.py  ScheduleService: create, update, pause, resume, trigger and delete
+sweeping.py  the duty that finds schedules with due times
+runs.py      decides, records and starts the due times of one schedule in one transaction
+rows.py      the row of a schedule, and the records of its runs
 """

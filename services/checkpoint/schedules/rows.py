@@ -1,4 +1,4 @@
-"""The row of a schedule and the record of its runs, as the database has them and as callers see them."""
+"""The row of a schedule and the records of its runs, in the database and as messages."""
 
 from __future__ import annotations
 
@@ -54,11 +54,13 @@ class ScheduleRow(NamedTuple):
 
     @property
     def times(self) -> Times:
-        """ValueError when the time zone is unknown here: its data differ between machines."""
+        """The schedule's times. Raises ValueError for a time zone that this machine does not know; its data may
+        differ.
+        """
         return Times(self.cron, read_zone(self.time_zone), self.starts_at, self.ends_at)
 
     def schedule(self) -> pb.Schedule:
-        """As callers see it."""
+        """Returns the schedule as callers see it."""
         next_due_at = None if self.paused else self.next_due_at
         return pb.Schedule(
             schedule_id=self.schedule_id,
@@ -115,7 +117,7 @@ class _Run(NamedTuple):
 
 @dataclass(slots=True)
 class RunRecord:
-    """What one transaction decided of a schedule's runs; written at its end."""
+    """The schedule runs that one transaction decided; written at its end."""
 
     schedule_id: str
     rows: list[tuple[str, str, str, str, str, int, str]] = field(default_factory=list)
@@ -131,16 +133,16 @@ class RunRecord:
         task_id: str = "",
         source_run_id: str = "",
     ) -> None:
-        """One more. `source_run_id`: that of a trigger."""
+        """Adds one run. `source_run_id`: of a trigger."""
         run_id = source_run_id or run_id_of(due)
         self.rows.append((run_id, due.isoformat(), outcome, reason or "", message, due_times, task_id))
 
     def count(self, outcome: RunOutcome) -> int:
-        """How many due times came to this."""
+        """Returns how many due times had this outcome."""
         return sum(row[5] for row in self.rows if row[2] == outcome)
 
     async def write(self, connection: Connection) -> None:
-        """All of it, and of the record so far only what is to be kept."""
+        """Writes the runs, and prunes older ones beyond the number to keep."""
         if not self.rows:
             return
         names = ("source_run_ids", "due_ats", "outcomes", "reasons", "messages", "due_times", "task_ids")
@@ -150,7 +152,7 @@ class RunRecord:
 
 
 async def read_schedule(connection: Connection, tenant: str, id_or_name: str, *, lock: bool = False) -> ScheduleRow:
-    """By id or name. Raises NotFound, also for another tenant's."""
+    """Returns a schedule by id or name. Raises NotFound, also for another tenant's schedule."""
     statement = SCHEDULES.lock if lock else SCHEDULES.find
     row = await fetch_one(connection, statement, {"tenant": tenant, **_named(id_or_name)})
     if row is None:
@@ -159,7 +161,7 @@ async def read_schedule(connection: Connection, tenant: str, id_or_name: str, *,
 
 
 async def read_runs(connection: Connection, schedule_id: str, limit: int) -> list[pb.ScheduleRun]:
-    """Newest first."""
+    """Returns runs, newest first."""
     rows: list[tuple[Any, ...]] = await fetch_all(
         connection, SCHEDULES.runs, {"schedule_id": schedule_id, "limit": limit}
     )
@@ -167,7 +169,7 @@ async def read_runs(connection: Connection, schedule_id: str, limit: int) -> lis
 
 
 def _named(id_or_name: str) -> dict[str, str]:
-    """A name is never a UUID: the contract says so."""
+    """Returns the parameters for an id or a name. By the contract a name is never a UUID."""
     try:
         return {"schedule_id": str(UUID(id_or_name)), "name": ""}
     except ValueError:

@@ -1,4 +1,4 @@
-"""What one schedule does when it is looked at: its due times are decided, recorded and started in one transaction."""
+"""Decides one schedule: its due times are decided, recorded and started in one transaction."""
 
 from __future__ import annotations
 
@@ -39,14 +39,15 @@ if TYPE_CHECKING:
     from tenure.runtime.postgres import Connection
 
 
-# A run's task: created once for each run, whoever comes twice, by the request_id that is the run's identity.
+# A run's task is created once, however often replicas try: its request id is the identity of the run.
 
 
 async def start_run(
     connection: Connection, row: ScheduleRow, source_run_id: str, defaults: TaskDefaults, *, may_refuse: bool = False
 ) -> CreateResult:
-    """In the transaction that records the run. Raises what CreateTask does; quotas only put it off, unless they may
-    refuse it.
+    """Creates the run's task, in the transaction that records the run.
+
+    Raises what CreateTask raises. A quota only delays the task, unless `may_refuse`.
     """
     spec = task_pb2.TaskSpec.FromString(row.spec)
     spec.source.kind = task_pb2.SOURCE_KIND_SCHEDULER
@@ -57,11 +58,11 @@ async def start_run(
     return await create_in(connection, row.tenant, request, defaults, may_refuse=may_refuse)
 
 
-# The end of tasks that are in a newer run's way: asked for in the transaction that lets that run wait.
+# Cancels the tasks that block a newer run, in the transaction that makes that run wait.
 
 
 async def cancel_tasks(connection: Connection, task_ids: Sequence[str], *, actor: str, reason: str) -> Announcement:
-    """Those that have ended, or whose cancel was asked for, are left as they are."""
+    """Requests the cancellation of tasks. Leaves ended tasks and tasks with a cancel request unchanged."""
     tasks, budgets = await lock_tasks(connection, task_ids)
     drafts = [Draft(row, budgets[row.root_task_id]) for row in tasks.values() if not _is_settled(row)]
     if not drafts:
@@ -80,20 +81,20 @@ def _is_settled(row: TaskRow) -> bool:
 
 
 LOOK_AGAIN_SECONDS: Final = 1.0
-"""How often it is asked whether the task that others wait for has ended."""
+"""How often the sweep checks whether the task that blocks waiting runs has ended."""
 ACTIVE_AT_ONCE: Final = 100
 
-_WHY: Final = {
+_MESSAGES: Final = {
     RunReason.OVERLAP: "a task of this schedule had not ended",
     RunReason.QUEUE_FULL: f"{MOST_WAITING_RUNS} runs were waiting",
-    RunReason.REPLACED: "a newer run took its place",
-    RunReason.MISSED: "nobody was there within the catch-up window",
-    RunReason.CATCH_UP_LIMIT: f"only the newest {MOST_CATCH_UP_RUNS} are made up for",
+    RunReason.REPLACED: "a newer run replaced it",
+    RunReason.MISSED: "no replica started it within the catch-up window",
+    RunReason.CATCH_UP_LIMIT: f"only the newest {MOST_CATCH_UP_RUNS} missed due times are started",
 }
 
 
 class ScheduleDecision(NamedTuple):
-    """What to announce, and how many due times came to which outcome. `more`: not all that are due were dealt with."""
+    """The announcement and the number of due times by outcome. `more`: some due times were not handled yet."""
 
     announcement: Announcement
     counts: dict[RunOutcome, int]
@@ -101,7 +102,7 @@ class ScheduleDecision(NamedTuple):
 
 
 async def decide(connection: Connection, schedule_id: str, defaults: TaskDefaults) -> ScheduleDecision:
-    """Nothing, when another replica is at it or was quicker."""
+    """Decides a schedule. Does nothing when another replica has it locked or was faster."""
     row = await fetch_one(connection, SCHEDULES.lock_due, {"schedule_id": schedule_id})
     if row is None:
         return ScheduleDecision(Announcement(), {})
@@ -109,7 +110,7 @@ async def decide(connection: Connection, schedule_id: str, defaults: TaskDefault
 
 
 async def decide_locked(connection: Connection, row: ScheduleRow, defaults: TaskDefaults) -> ScheduleDecision:
-    """The same for a schedule that the caller has locked."""
+    """Decides a schedule that the caller has locked."""
     schedule_id = row.schedule_id
     due = Due((), (), None)
     if row.next_due_at is not None:
@@ -143,18 +144,18 @@ async def decide_locked(connection: Connection, row: ScheduleRow, defaults: Task
 
 def _record(record: RunRecord, due: Due, plan: Plan) -> None:
     for missed in due.missed:
-        why = _WHY[missed.reason]
-        record.add(missed.last, RunOutcome.SKIPPED, missed.reason, why, due_times=missed.count)
+        message = _MESSAGES[missed.reason]
+        record.add(missed.last, RunOutcome.SKIPPED, missed.reason, message, due_times=missed.count)
     for one, reason in plan.skip:
-        record.add(one, RunOutcome.SKIPPED, reason, _WHY[reason])
+        record.add(one, RunOutcome.SKIPPED, reason, _MESSAGES[reason])
     for one in plan.wait:
-        record.add(one, RunOutcome.WAITING, RunReason.OVERLAP, _WHY[RunReason.OVERLAP])
+        record.add(one, RunOutcome.WAITING, RunReason.OVERLAP, _MESSAGES[RunReason.OVERLAP])
 
 
 async def _start(
     connection: Connection, row: ScheduleRow, plan: Plan, record: RunRecord, defaults: TaskDefaults
 ) -> Announcement:
-    """What cannot be created is recorded, and keeps no later run from its turn."""
+    """Starts the planned run. Records a run whose task cannot be created, so that it does not block later runs."""
     if plan.start is None:
         return Announcement()
     try:

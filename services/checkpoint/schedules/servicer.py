@@ -1,4 +1,4 @@
-"""ScheduleService on the wire, as far as the ledger serves it."""
+"""ScheduleService, as far as the ledger serves it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from tenure.runtime.postgres import Connection, Pool
 
 
-# Changes of a schedule: what has come due is decided as it was, in the same transaction; then it is as asked.
+# An update first decides the due times so far by the old schedule, in the same transaction; then it changes the row.
 
 
 class ScheduleUpdate(NamedTuple):
-    """The schedule as it stands, and what to announce of what had come due."""
+    """The updated schedule, and the announcement of the due times that were decided before."""
 
     schedule: pb.Schedule
     announcement: Announcement
@@ -40,7 +40,10 @@ class ScheduleUpdate(NamedTuple):
 async def update_schedule(
     pool: Pool, tenant: str, request: pb.UpdateScheduleRequest, defaults: TaskDefaults
 ) -> ScheduleUpdate:
-    """Raises NotFound, WrongState (SCHEDULE_CHANGED), InvalidRequest, Unavailable (SCHEDULE_BUSY)."""
+    """Updates a schedule.
+
+    Raises NotFound, WrongState (SCHEDULE_CHANGED), InvalidRequest, Unavailable (SCHEDULE_BUSY).
+    """
 
     async def work(connection: Connection) -> ScheduleUpdate:
         row = await read_schedule(connection, tenant, request.schedule, lock=True)
@@ -48,7 +51,7 @@ async def update_schedule(
             return ScheduleUpdate(row.schedule(), Announcement())
         _check_revision(row, request.expected_revision)
         announcement = await _decide_what_is_due(connection, row, defaults)
-        row = await read_schedule(connection, tenant, row.schedule_id, lock=True)  # as that has left it
+        row = await read_schedule(connection, tenant, row.schedule_id, lock=True)  # the decision changed the row
         updated_row = _changed(row, request)
         if _times_changed(row, updated_row):
             updated_row = updated_row._replace(next_due_at=await _next_due(connection, updated_row))
@@ -59,7 +62,7 @@ async def update_schedule(
 
 
 def _changed(row: ScheduleRow, request: pb.UpdateScheduleRequest) -> ScheduleRow:
-    """The row with what was asked for."""
+    """Returns the row with the requested changes."""
     changes: dict[str, Any] = {}
     if request.HasField("spec"):
         changes["spec"] = request.spec.SerializeToString(deterministic=True)
@@ -81,26 +84,28 @@ def _changed(row: ScheduleRow, request: pb.UpdateScheduleRequest) -> ScheduleRow
 def _check_revision(row: ScheduleRow, expected: int) -> None:
     if expected and expected != row.revision:
         raise WrongState(
-            f"the schedule was updated meanwhile: it is at revision {row.revision}",
+            f"the schedule was updated meanwhile, it is at revision {row.revision}: read it and update it again",
             reason="SCHEDULE_CHANGED",
             metadata={"revision": str(row.revision)},
         )
 
 
 def _times_changed(row: ScheduleRow, updated_row: ScheduleRow) -> bool:
-    """Compared by their words: those of the old zone may mean nothing here, and an update is how that is mended."""
+    """Whether the texts of the times differ. Texts, because this machine may not know the old zone, and an update
+    repairs it.
+    """
     return any(
         getattr(row, name) != getattr(updated_row, name) for name in ("cron", "time_zone", "starts_at", "ends_at")
     )
 
 
 async def _decide_what_is_due(connection: Connection, row: ScheduleRow, defaults: TaskDefaults) -> Announcement:
-    """Of a schedule that is paused nothing is due. One whose times cannot be read has nothing that could be decided."""
+    """Decides the due times so far. A paused schedule has none, and unreadable times cannot be decided."""
     if row.paused or row.next_due_at is None or row.next_due_at > row.now or not _is_readable(row):
         return Announcement()
     decided = await decide_locked(connection, row, defaults)
     if decided.more:
-        raise Unavailable("the schedule is catching up with its due times: try again", reason="SCHEDULE_BUSY")
+        raise Unavailable("the schedule still handles its due times: try again", reason="SCHEDULE_BUSY")
     return decided.announcement
 
 
@@ -142,7 +147,7 @@ def _parameters(updated_row: ScheduleRow) -> dict[str, Any]:
     }
 
 
-# What the methods of ScheduleService do to the rows.
+# The methods of ScheduleService on the rows.
 
 DEFAULT_RUNS: Final = 20
 DEFAULT_SCHEDULES: Final = 50
@@ -151,7 +156,10 @@ _TRIGGER: Final = "trigger/"
 
 
 async def create_schedule(pool: Pool, tenant: str, request: pb.CreateScheduleRequest, most: int) -> pb.Schedule:
-    """Raises AlreadyExists (SCHEDULE_EXISTS), LimitReached (TOO_MANY_SCHEDULES), InvalidRequest (never due)."""
+    """Creates a schedule, or returns it for a repeat.
+
+    Raises AlreadyExists (SCHEDULE_EXISTS), LimitReached (TOO_MANY_SCHEDULES), InvalidRequest (never due).
+    """
     digest = hashlib.sha256(request.SerializeToString(deterministic=True)).digest()
     times = _times(request)
 
@@ -168,7 +176,7 @@ async def create_schedule(pool: Pool, tenant: str, request: pb.CreateScheduleReq
 
 
 async def get_schedule(pool: Pool, tenant: str, request: pb.GetScheduleRequest) -> pb.GetScheduleResponse:
-    """Raises NotFound."""
+    """Returns a schedule with its newest runs. Raises NotFound."""
     async with ledger_connection(pool) as connection:
         row = await read_schedule(connection, tenant, request.schedule)
         runs = await read_runs(connection, row.schedule_id, request.run_count or DEFAULT_RUNS)
@@ -176,7 +184,7 @@ async def get_schedule(pool: Pool, tenant: str, request: pb.GetScheduleRequest) 
 
 
 async def list_schedules(pool: Pool, tenant: str, request: pb.ListSchedulesRequest) -> pb.ListSchedulesResponse:
-    """A page by name. The token is the last name."""
+    """Returns a page by name. The token is the last name."""
     parameters = {
         "tenant": tenant,
         "after_name": request.page_token,
@@ -194,7 +202,7 @@ async def list_schedules(pool: Pool, tenant: str, request: pb.ListSchedulesReque
 
 
 async def pause_schedule(pool: Pool, tenant: str, request: pb.PauseScheduleRequest) -> pb.Schedule:
-    """Raises NotFound."""
+    """Pauses a schedule. Raises NotFound."""
 
     async def work(connection: Connection) -> pb.Schedule:
         row = await read_schedule(connection, tenant, request.schedule, lock=True)
@@ -206,7 +214,7 @@ async def pause_schedule(pool: Pool, tenant: str, request: pb.PauseScheduleReque
 
 
 async def resume_schedule(pool: Pool, tenant: str, schedule: str) -> pb.Schedule:
-    """Raises NotFound. What comes next is never before what came next when it was paused."""
+    """Resumes a schedule. Raises NotFound. The next due time is never before the one that was next at the pause."""
 
     async def work(connection: Connection) -> pb.Schedule:
         row = await read_schedule(connection, tenant, schedule, lock=True)
@@ -224,13 +232,13 @@ async def resume_schedule(pool: Pool, tenant: str, schedule: str) -> pb.Schedule
 async def trigger_schedule(
     pool: Pool, tenant: str, request: pb.TriggerScheduleRequest, defaults: TaskDefaults
 ) -> CreateResult:
-    """Raises NotFound, and what CreateTask does."""
+    """Starts a run now. Raises NotFound, and what CreateTask raises."""
 
     async def work(connection: Connection) -> CreateResult:
         row = await read_schedule(connection, tenant, request.schedule, lock=True)
         source_run_id = _TRIGGER + request.request_id
         created = await start_run(connection, row, source_run_id, defaults, may_refuse=True)
-        if created.announcement:  # a repeat finds its task, and has been recorded
+        if created.announcement:  # a repeat finds its task, whose run is already recorded
             record = RunRecord(row.schedule_id)
             record.add(row.now, RunOutcome.STARTED, task_id=created.task.task_id, source_run_id=source_run_id)
             await record.write(connection)
@@ -241,7 +249,7 @@ async def trigger_schedule(
 
 
 async def delete_schedule(pool: Pool, tenant: str, schedule: str) -> bool:
-    """Whether it was there."""
+    """Deletes a schedule. Returns whether it existed."""
 
     async def work(connection: Connection) -> bool:
         try:
@@ -270,7 +278,7 @@ async def _find_again(connection: Connection, tenant: str, name: str, digest: by
     row = ScheduleRow(*record)
     if row.request_hash != digest:
         raise AlreadyExists(
-            f"there is another schedule named {name}",
+            f"there is another schedule named {name}: choose another name, or update that schedule",
             reason="SCHEDULE_EXISTS",
             metadata={"schedule_id": row.schedule_id},
         )
@@ -281,7 +289,8 @@ async def _check_room(connection: Connection, tenant: str, most: int) -> None:
     row = await fetch_one(connection, SCHEDULES.count, {"tenant": tenant})
     assert row is not None, "a count has a row"
     if row[0] >= most:
-        raise LimitReached(f"a tenant may have {most:,} schedules", reason="TOO_MANY_SCHEDULES")
+        message = f"the tenant has {most:,} schedules, the most that it may have: delete one first"
+        raise LimitReached(message, reason="TOO_MANY_SCHEDULES")
 
 
 async def _new_row(

@@ -1,4 +1,6 @@
-"""The duty that looks for schedules with something to do. In any number of replicas; each schedule by itself."""
+"""The duty that finds schedules with due times. Any number of replicas may run it; each schedule has its own
+transaction.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class ScheduleSweeper:
-    """`run` until cancelled. A full sweep is followed by the next at once."""
+    """Runs until cancelled. A full sweep is followed by the next at once."""
 
     def __init__(
         self,
@@ -46,11 +48,13 @@ class ScheduleSweeper:
             full = await self._sweep() == SCHEDULES_A_SWEEP
             heed_cancellation()  # a wait for a connection may have swallowed it
             if not full:
-                # Replicas that started together must not sweep together for ever.
+                # Random, so that replicas that started together do not keep sweeping together.
                 await rest(self._interval_seconds * random.uniform(0.5, 1.0))
 
     async def _sweep(self) -> int:
-        """How many had something to do. In no order: replicas that find the same begin with different ones."""
+        """Returns how many schedules were due. Random order: replicas that find the same ones begin with different
+        ones.
+        """
         async with ledger_connection(self._pool) as connection:
             rows = await fetch_all(connection, SCHEDULES.due, {"limit": SCHEDULES_A_SWEEP})
         schedule_ids = [schedule_id for (schedule_id,) in rows]
@@ -61,7 +65,7 @@ class ScheduleSweeper:
         return len(schedule_ids)
 
     async def _look_at(self, schedule_id: str) -> None:
-        """One that fails is put off, whatever it was: the others are not to wait for it."""
+        """Decides one schedule. Postpones it after any failure, so that the other schedules do not wait for it."""
 
         async def work(connection: Connection) -> ScheduleDecision:
             return await decide(connection, schedule_id, self._defaults)
@@ -73,15 +77,21 @@ class ScheduleSweeper:
             self._announce(decided.announcement)
             for outcome, count in decided.counts.items():
                 metrics.count("tenure_schedule_runs_total", count, outcome=outcome)
-        except Exception as error:  # noqa: BLE001  logged, told in the schedule, and tried again
+        except Exception as error:  # noqa: BLE001  logged, shown in the schedule, and tried again
             heed_cancellation()
             await self._postpone(schedule_id, error)
 
     async def _postpone(self, schedule_id: str, error: Exception) -> None:
-        """Raises Unavailable when not even this can be written: then it is no schedule's fault."""
+        """Postpones a schedule. Raises Unavailable when this cannot be written either: then no schedule is the
+        cause.
+        """
         passing = isinstance(error, TryLater)
-        facts = {"schedule": schedule_id, "error": str(error)}
-        _log.warning("a schedule is put off", extra=facts, exc_info=None if isinstance(error, TenureError) else error)
+        fields = {"schedule": schedule_id, "error": str(error)}
+        _log.warning(
+            "a schedule failed and was postponed",
+            extra=fields,
+            exc_info=None if isinstance(error, TenureError) else error,
+        )
         parameters = {
             "schedule_id": schedule_id,
             "seconds": SOON_SECONDS if passing else POSTPONED_SECONDS,

@@ -1,6 +1,6 @@
 -- name: see_doubt_waits
--- Tasks that wait for a word on calls in doubt, disjoint among coordinators. One that waits long is seen ever more rarely: up to
--- most_seconds after its last time. A wait that is newer than that is due at once.
+-- Tasks that wait for the resolution of calls in doubt, disjoint among coordinators. The longer a task waits, the more
+-- rarely it is read: at most `most_seconds` after the last read. A wait that began after the last read is due at once.
 with locked as (
   select t.task_id from tasks t
    where t.state = 'WAITING_USER' and t.reason = 'TOOL_IN_DOUBT' and t.ending_state = ''
@@ -16,8 +16,8 @@ update tasks t set doubt_seen_at = now()
 returning t.task_id::text, t.tenant, t.epoch, t.calls_in_doubt, t.open_calls;
 
 -- name: list_doubts
--- Tasks of a tenant that wait for a word on calls in doubt, from the place of the last one on, that one included: not all of its
--- calls may have been told.
+-- Tasks of a tenant that wait for the resolution of calls in doubt, from the task of the last call on, inclusive: the
+-- last page may have ended before all of its calls.
 select t.task_id::text, t.waiting_since::text, t.calls_in_doubt, t.open_calls
   from tasks t
  where t.tenant = %(tenant)b and t.state = 'WAITING_USER' and t.reason = 'TOOL_IN_DOUBT'

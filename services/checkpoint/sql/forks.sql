@@ -1,7 +1,7 @@
--- Forks: new tasks that begin with a copy of another's history.
+-- Forks: new tasks that begin with a copy of another task's history.
 
 -- name: pieces_of
--- What a ledger consists of, without the bodies: their lengths are read from the rows' pointers.
+-- The entries of a ledger without their bodies. Lengths are read from the rows' pointers.
 select e.sequence, e.step, e.kind, octet_length(e.body)
   from tasks t join entries e using (task_id)
  where t.task_id = %(task_id)b::text::uuid and t.tenant = %(tenant)b
@@ -9,13 +9,13 @@ select e.sequence, e.step, e.kind, octet_length(e.body)
  limit %(limit)b;
 
 -- name: bodies_of
--- Some entries' bodies.
+-- The bodies of some entries.
 select sequence, body from entries
  where task_id = %(task_id)b::text::uuid and sequence = any(%(sequences)b::bigint[])
  order by sequence;
 
 -- name: mark_fork
--- What a task that was just created has otherwise when it goes on from another's history.
+-- The columns in which a newly created fork differs from other new tasks.
 update tasks
    set reason = case reason when 'SUBMITTED' then 'FORKED' else reason end, sequence = %(sequence)b, step = %(step)b, max_steps = %(max_steps)b,
        model_step = %(model_step)b, model_attempt = %(model_attempt)b,
@@ -23,21 +23,21 @@ update tasks
  where task_id = %(task_id)b::text::uuid;
 
 -- name: copy_entries
--- Entries of one task as entries of another, after those it has: nobody's claim wrote them there. One statement, whatever
--- their number; the bodies do not leave the database.
+-- Copies entries of one task to another, after those that it has, without a claim. One statement, whatever their
+-- number; the bodies do not leave the database.
 insert into entries (task_id, sequence, tenant, epoch, claim_id, attempt, step, kind, actor, recorded_at, body)
 select %(task_id)b::text::uuid, %(after)b + k.place, e.tenant, 0, '', 1, e.step, e.kind, e.actor, now(), e.body
   from unnest(%(sequences)b::bigint[]) with ordinality as k(sequence, place)
   join entries e on e.task_id = %(from_task_id)b::text::uuid and e.sequence = k.sequence;
 
 -- name: begin_fork
--- What follows the copy: the move into the queue, and the words the fork begins with.
+-- The entries after the copy: the transition to QUEUED, and the fork's message.
 insert into entries (task_id, sequence, tenant, epoch, claim_id, attempt, step, kind, actor, recorded_at, body)
 select %(task_id)b::text::uuid, %(after)b + n.place, %(tenant)b, 0, '', 1, %(step)b, n.kind, n.actor, now(), n.body
   from unnest(%(kinds)b::bigint[], %(actors)b::text[], %(bodies)b::bytea[]) with ordinality as n(kind, actor, body, place);
 
 -- name: list_forks
--- A page of ids of one task's forks, newest first: `list_tasks` by another index.
+-- A page of ids of one task's forks, newest first: like `list_tasks`, by another index.
 select t.task_id::text, t.created_at::text
   from tasks t
  where tenant = %(tenant)b
@@ -51,21 +51,22 @@ select t.task_id::text, t.created_at::text
  limit %(page_size)b;
 
 -- name: prepare_fork
--- The id that a fork will have: the same for the same request, as often as it is asked for.
+-- The id that a fork will have. A repeat of the same request gets the same id.
 insert into prepared_forks as p (task_id, tenant, request_id, request_hash)
 values (%(task_id)b::text::uuid, %(tenant)b, %(request_id)b, %(request_hash)b)
     on conflict (tenant, request_id, request_hash) do update set prepared_at = clock_timestamp()
 returning p.task_id::text;
 
 -- name: take_prepared
--- In the transaction that makes the fork: whoever gives the id up meanwhile waits for it, or has done so.
+-- Runs in the transaction that creates the fork. A concurrent give-up of the id waits for it, or has happened before.
 delete from prepared_forks
  where task_id = %(task_id)b::text::uuid and tenant = %(tenant)b
    and request_id = %(request_id)b and request_hash = %(request_hash)b
 returning task_id;
 
 -- name: give_up_prepared
--- Ids that no fork took in time: as if a task had been pruned that was never granted, for files of it may be at the tools.
+-- Gives up ids that no fork used in time. It is like the pruning of a task that was never granted, because the tool
+-- service may have files under the id.
 with given_up as (
   delete from prepared_forks
    where task_id in (select o.task_id from prepared_forks o

@@ -1,8 +1,9 @@
--- The ledger's statements. Lists travel as arrays, one per column: one statement serves one row and a whole batch.
+-- The statements of the ledger. Lists are passed as arrays, one per column: one statement serves one row and a whole
+-- batch.
 
 -- name: lock
--- Locks tasks, then the budgets of their roots, both in the order of their ids: the one order for all writers. `locked_at`
--- is read under the locks, so that a task's times never go back.
+-- Locks tasks, then the budgets of their roots, both in the order of their ids, the one order for all writers. Reads
+-- `locked_at` under the locks, so that a task's times never go back.
 with held as materialized (
   select t.* from tasks t
    where t.task_id = any(%(task_ids)b::text[]::uuid[])
@@ -35,7 +36,7 @@ select clock_timestamp() as locked_at,
   from held join money using (root_task_id);
 
 -- name: write
--- What a step changes, for tasks locked before: rows, facts, bills and budgets in one round trip.
+-- Writes what a step changes in locked tasks: rows, entries, bills and budgets in one round trip.
 with advanced as (
   update tasks t
      set sequence = c.sequence, step = c.step, deaths = c.deaths, open_calls = string_to_array(c.open_calls, ','),
@@ -102,9 +103,9 @@ update budgets b
  where b.root_task_id = c.root_task_id;
 
 -- name: move
--- What a change of state changes besides: rare next to steps, so it does not widen their statement. Each is told in
--- `changes`; 0004_changes.sql says why its xid is the higher of two. A task's xid that no transaction of this cluster can
--- have had yet came with a copy from another cluster.
+-- Writes what a transition changes besides. Transitions are rare compared with steps, so their columns do not widen the
+-- statement of steps. Each transition adds a row to `changes`; 0004_changes.sql says why its xid is the higher of two.
+-- A task's xid that no transaction of this cluster can have had yet came with a copy from another cluster.
 with moved as (
 update tasks t
    set state = c.state, reason = c.reason, message = c.message,
@@ -128,7 +129,8 @@ update tasks t
                                                           else %(locked_at)b::timestamptz end end,
        started_at = case when c.holds then coalesce(t.started_at, %(locked_at)b::timestamptz) else t.started_at end,
        ended_at = case when c.ended then %(locked_at)b::timestamptz end,
-       -- An ending under way keeps its time: else every coordinator would take it from the one that is at it.
+       -- A pending ending keeps its reservation: else another coordinator would take it from the one that carries it
+       -- out.
        offered_until = case when c.ending_state <> '' and not c.ended then t.offered_until end,
        change_xid = greatest(pg_current_xact_id(), case when t.change_xid < pg_snapshot_xmax(pg_current_snapshot())
                                                         then t.change_xid end),
@@ -160,8 +162,9 @@ insert into changes (xid, tenant, task_id, sequence, state, reason, cancel_reque
 select change_xid, tenant, task_id, sequence, state, reason, cancel_requested, updated_at from moved;
 
 -- name: warn
--- Warnings among the entries just written, told in `changes` with the state that the task is still in: a move of the same
--- transaction comes after. The xid as with moves; two warnings of one task have one.
+-- Adds soft cap and budget warnings, among the entries just written, to `changes` with the present state of the task: a
+-- transition of the same transaction comes after them. The xid is that of transitions; two warnings of one task have
+-- the same.
 with warned as (
   update tasks t
      set change_xid = greatest(pg_current_xact_id(), case when t.change_xid < pg_snapshot_xmax(pg_current_snapshot())
@@ -177,9 +180,9 @@ select w.change_xid, w.tenant, w.task_id, c.sequence, w.state, %(reason)b::text,
  order by c.task_id, c.sequence;
 
 -- name: create_task
--- The unique (tenant, request_id) decides between two submits at once; the loser waits and finds the winner's row. So does
--- the index of living tasks of exclusive sources. All clocks of a task that is to start later run from then, whether it was
--- asked for or its tenant is at a cap.
+-- The unique (tenant, request_id) decides between two concurrent submits; the loser waits and finds the winner's row.
+-- The index of live tasks of exclusive sources works the same way. All timeouts of a task with a later start run from
+-- that start, whether the client asked for it or a quota of the tenant delays the task.
 insert into tasks (task_id, tenant, request_id, request_hash, root_task_id, parent_task_id, depth, spawn_call_id,
                    spawn_index, own_max_tokens, own_max_nano_usd, queue, priority, loop, tools, labels, max_steps,
                    on_lease_lost, reason, message, sequence, change_xid, deadline_at, exclusive_source, has_result_schema,
@@ -198,12 +201,12 @@ on conflict do nothing
 returning now();
 
 -- name: create_budget
--- Every root has one from its first moment, so that a reserve never meets a missing row.
+-- Every root has a budget row from the beginning, so that a reservation always finds it.
 insert into budgets (root_task_id, tenant, max_tokens, max_nano_usd)
 values (%(task_id)b::text::uuid, %(tenant)b, %(max_tokens)b, %(max_nano_usd)b);
 
 -- name: create_entries
--- The first two facts: the goal, and the move into the queue. The latter is the task's first change.
+-- The first two entries: the spec, and the transition to QUEUED, which is the task's first change.
 with told as (
   insert into changes (xid, tenant, task_id, sequence, state, reason, cancel_requested, changed_at)
   select change_xid, tenant, task_id, sequence, state, reason, false, created_at from tasks
@@ -214,22 +217,22 @@ select %(task_id)b::text::uuid, e.sequence, %(tenant)b, 0, '', 1, 0, e.kind, 'ch
   from unnest(%(kinds)b::bigint[], %(bodies)b::bytea[]) with ordinality as e(kind, body, sequence);
 
 -- name: find_request
--- What a submit's id was used for.
+-- The task that a request id created.
 select task_id::text, request_hash from tasks where tenant = %(tenant)b and request_id = %(request_id)b;
 
 -- name: find_exclusive
--- The living task of an exclusive source.
+-- The live task of an exclusive source.
 select task_id::text from tasks
  where tenant = %(tenant)b and exclusive_source = %(exclusive_source)b::text and ended_at is null;
 
 -- name: find_rival
--- The living task of an ended one's source, if only one may live.
+-- The live task of an ended task's source, if the source is exclusive.
 select o.task_id::text
   from tasks t join tasks o on o.tenant = t.tenant and o.exclusive_source = t.exclusive_source
  where t.task_id = %(task_id)b::text::uuid and o.task_id <> t.task_id and o.ended_at is null;
 
 -- name: tasks_by_id
--- Snapshots, in the order asked. The spec is read from the first entry: it is kept once.
+-- Task rows in the order of the ids. The spec comes from the first entry, its only place.
 select t.task_id::text, t.tenant, f.body, t.state, t.reason, t.message, t.attempt, t.epoch, t.owner, t.step, t.sequence,
        t.input_tokens, t.output_tokens, t.cache_creation_input_tokens, t.cache_read_input_tokens,
        b.max_tokens, b.used_tokens, b.reserved_tokens, t.result, t.claim_count, t.ending_state,
@@ -245,7 +248,7 @@ select t.task_id::text, t.tenant, f.body, t.state, t.reason, t.message, t.attemp
  order by asked.place;
 
 -- name: list_tasks
--- A page of ids, newest first; the cursor is the last row's place, so that new tasks do not shift pages.
+-- A page of ids, newest first. The cursor is the position of the last row, so that new tasks do not shift pages.
 select t.task_id::text, t.created_at::text
   from tasks t
  where tenant = %(tenant)b
@@ -258,7 +261,8 @@ select t.task_id::text, t.created_at::text
  limit %(page_size)b;
 
 -- name: list_waits
--- A page of ids of tasks that wait, by the deadline of the wait, by an index of its own. The cursor is the last row's place.
+-- A page of ids of waiting tasks, by the deadline of the wait, by an index of its own. The cursor is the position of
+-- the last row.
 select t.task_id::text, coalesce(wait_deadline_at, 'infinity')::text
   from tasks t
  where tenant = %(tenant)b and waiting_since is not null
@@ -273,8 +277,8 @@ select t.task_id::text, coalesce(wait_deadline_at, 'infinity')::text
  limit %(page_size)b;
 
 -- name: page_of_entries
--- Entries after a sequence up to another, cut at a sum of bytes but never to nothing. Lengths are read from the rows'
--- pointers, so what is cut off is not read.
+-- The entries after one sequence up to another, limited by a sum of bytes, at least one. Lengths are read from the
+-- rows' pointers, so that entries beyond the limit are not read.
 select sequence, epoch, claim_id, attempt, step, actor, recorded_at, body
   from (select e.*, sum(octet_length(e.body)) over (order by e.sequence) - octet_length(e.body) as bytes_before
           from entries e
@@ -285,7 +289,8 @@ select sequence, epoch, claim_id, attempt, step, actor, recorded_at, body
  order by sequence;
 
 -- name: foreign_entries
--- What others appended, for the owners of several tasks at once. The caller compares counts: a cut range is refused.
+-- External entries for the owners of several tasks at once. The caller compares counts and refuses a range that was
+-- cut.
 select r.ord, e.sequence, e.epoch, e.claim_id, e.attempt, e.step, e.actor, e.recorded_at, e.body
   from unnest(%(ords)b::bigint[], %(task_ids)b::text[]::uuid[], %(afters)b::bigint[], %(untils)b::bigint[])
        as r(ord, task_id, after, until)
@@ -300,35 +305,37 @@ select r.ord, e.sequence, e.epoch, e.claim_id, e.attempt, e.step, e.actor, e.rec
  order by r.ord, e.sequence;
 
 -- name: newest_answers
--- The last answers of the model, for the partial result of a task that the ledger itself ends; each with the compaction
--- that follows at once, if one does.
+-- The newest answers of the model, for the partial result of a task that the ledger itself ends; each with the
+-- compaction entry that follows directly, if there is one.
 select e.body, c.body from entries e
   left join entries c on c.task_id = e.task_id and c.sequence = e.sequence + 1 and c.kind = %(compaction)b
  where e.task_id = %(task_id)b::text::uuid and e.kind = %(kind)b
  order by e.sequence desc limit 16;
 
 -- name: task_place
--- Where a task's ledger ends, for its own tenant.
+-- The end of a task's ledger, for its own tenant.
 select sequence, state from tasks where task_id = %(task_id)b::text::uuid and tenant = %(tenant)b;
 
 -- name: root_of
--- Whose budget a task draws on.
+-- The root, whose budget the task uses.
 select root_task_id::text from tasks where task_id = %(task_id)b::text::uuid and tenant = %(tenant)b;
 
 -- name: places
--- Where several ledgers end, and whether for good: the backstop of all watchers in one statement.
+-- The ends of several ledgers and whether the tasks have ended: the backstop of all watchers in one statement.
 select task_id::text, sequence, ended_at is not null from tasks where task_id = any(%(task_ids)b::text[]::uuid[]);
 
 -- name: steer
--- Where a task that an operator takes from its owner is to go on. Beside the statement that moves it: rare even there.
+-- The worker for a task that an operator transfers. Not part of the statement that requeues, because transfers are
+-- rare.
 update tasks set steered_from = %(steered_from)b, steered_to = %(steered_to)b,
        steered_until = now() + make_interval(secs => %(seconds)b)
  where task_id = %(task_id)b::text::uuid;
 
 -- name: offer_endings
--- Tasks that somebody other than their worker must end now, disjoint among coordinators like offers. Those that were
--- offered before come last: one that cannot be ended for now must not keep the others waiting. The longer one has been
--- due, the longer it is kept: what cannot be ended, such as while its tools are away, is tried ever more rarely.
+-- Pending endings that a coordinator must carry out now, disjoint among coordinators like offers. Tasks that were
+-- offered before come last: a task that cannot be ended now must not delay the others. The longer a task is due, the
+-- longer it is reserved: one that cannot be ended, for example while its tool service is unreachable, is tried ever
+-- more rarely.
 with locked as (
   select t.task_id from tasks t
    where t.ended_at is null and t.ending_state <> ''
@@ -344,7 +351,7 @@ update tasks t set offered_until = now() + make_interval(secs => least(
 returning t.task_id::text, t.tenant, t.ending_state, t.ending_reason, t.ending_message, t.attempt, t.ending_at;
 
 -- name: aging_oldest
--- A page of tasks that have not ended, the oldest first. State by state, each in the order of its index.
+-- A page of live tasks, the oldest first. State by state, each in the order of its index.
 select found.* from unnest(%(states)b::text[]) as s(name)
  cross join lateral (
        select c.task_id::text, c.state, c.reason, c.queue, c.loop, c.owner, c.attempt, c.step, c.epoch,
@@ -359,7 +366,7 @@ select found.* from unnest(%(states)b::text[]) as s(name)
  limit %(limit)b;
 
 -- name: aging_held
--- A page of held tasks of which nothing was written for a while, through the index that has only held ones.
+-- A page of held tasks without a recent write, through the index that has only held tasks.
 select t.task_id::text, t.state, t.reason, t.queue, t.loop, t.owner, t.attempt, t.step, t.epoch, t.ending_state <> '',
        t.created_at, t.updated_at, t.deadline_at, t.next_retry_at, t.created_at::text
   from tasks t
@@ -368,10 +375,11 @@ select t.task_id::text, t.state, t.reason, t.queue, t.loop, t.owner, t.attempt, 
  order by t.task_id limit %(limit)b;
 
 -- name: register_grants
--- One statement for all: a grant counts from here on or is left out. A repeat finds its own row. Registers only epochs of
--- the ledger's own generation: a coordinator that slept through a restore comes too late for all tasks, not only for
--- those granted anew, and no caller can use up the epochs of generations to come. A claim has one epoch: one that was granted
--- or opened before is left out, so that the guard of the row does not refuse its neighbours with it.
+-- One statement for all: each claim becomes a grant or is left out. A repeat finds its own row. Registers only epochs
+-- of the ledger's own generation: a coordinator that was frozen during a restore is too late for all tasks, not only
+-- for those granted again, and no caller can use up the epochs of later generations. A claim has one epoch: the
+-- statement leaves out a claim that was granted or opened under another one, because the trigger of its row would
+-- refuse the whole statement and harm the other claims.
 with asked as (
   select * from unnest(%(task_ids)b::text[]::uuid[], %(epochs)b::bigint[], %(claim_ids)b::text[])
              as a(task_id, epoch, claim_id)
@@ -393,7 +401,7 @@ with asked as (
 select claim_id from registered;
 
 -- name: inspect_claims
--- What the ledger knows of claims found in etcd, in the order asked.
+-- What the ledger knows about claims in etcd, in the caller's order.
 select coalesce(t.granted_claim = a.claim_id, false), coalesce(t.state, ''),
        coalesce(t.holds and t.claim_id = a.claim_id, false)
   from unnest(%(task_ids)b::text[]::uuid[], %(claim_ids)b::text[]) with ordinality as a(task_id, claim_id, place)
@@ -401,44 +409,45 @@ select coalesce(t.granted_claim = a.claim_id, false), coalesce(t.state, ''),
  order by a.place;
 
 -- name: list_running
--- Running tasks by id, through the index that has only these.
+-- Running tasks by id, through the index that has only those.
 select t.task_id::text, t.claim_id, t.epoch, t.owner, t.updated_at, t.deaths from tasks t
  where t.holds and t.task_id > %(after_task_id)b::text::uuid
  order by t.task_id limit %(page_size)b;
 
 -- name: due_retries
--- Tasks whose wait is over, by database time. Another replica's sweep takes the others.
+-- Tasks whose retry delay is over, by database time. Skips rows that another replica's sweep has locked.
 select task_id::text from tasks
  where state = 'RETRY_SCHEDULED' and next_retry_at <= now()
  order by next_retry_at limit %(limit)b for no key update skip locked;
 
 -- name: due_starts
--- Tasks that may be started from now on, by database time. Nothing else of them changes: the spec keeps when that was to be.
+-- Makes tasks claimable whose start time has come, by database time. Nothing else changes: the spec keeps the start
+-- time.
 with due as (
   select task_id from tasks where starts_at <= now() order by starts_at limit %(limit)b for no key update skip locked
 )
 update tasks t set starts_at = null from due where t.task_id = due.task_id returning t.task_id::text;
 
 -- name: due_queued
--- Tasks that nobody took for too long.
+-- Tasks past their queued timeout.
 select task_id::text from tasks
  where queued_until <= now() and ending_state = ''
  order by queued_until limit %(limit)b for no key update skip locked;
 
 -- name: due_deadlines
--- Tasks past their deadline. The time does not run while a task waits for a person.
+-- Tasks past their deadline. The deadline does not run while a task waits for a person.
 select task_id::text from tasks
  where ended_at is null and ending_state = '' and state <> 'WAITING_USER' and deadline_at <= now()
  order by deadline_at limit %(limit)b for no key update skip locked;
 
 -- name: due_waits
--- Waits that nobody answered in time, by database time. An ending that is under way closes the wait by itself.
+-- Waits past their deadline, by database time. A pending ending closes its task's wait by itself.
 select task_id::text from tasks
  where wait_deadline_at <= now()
  order by wait_deadline_at limit %(limit)b for no key update skip locked;
 
 -- name: due_signals
--- Waits whose event is there: it came while the wait was being committed, so that neither saw the other.
+-- Waits with a kept signal: the signal came while the wait was being committed, so that neither saw the other.
 select t.task_id::text from tasks t
  where t.wait_correlation <> ''
    and exists (select from signals s
@@ -446,7 +455,8 @@ select t.task_id::text from tasks t
  order by t.waiting_since limit %(limit)b for no key update of t skip locked;
 
 -- name: keep_signal
--- An event, unless it is there already or too many are kept under its name. Two at once may pass the limit by one.
+-- Keeps a signal, unless it exists already or too many are kept under its correlation id. Two concurrent signals may
+-- exceed the limit by one.
 insert into signals (tenant, correlation_id, request_id, hash, actor, payload)
 select %(tenant)b::text, %(correlation_id)b::text, %(request_id)b::text, %(hash)b::bytea, %(actor)b::text,
        %(payload)b::bytea
@@ -457,12 +467,13 @@ on conflict do nothing
 returning position;
 
 -- name: find_signal
--- What an event's request_id was used for, and who took it.
+-- The digest of the signal with a request id, and the task that took it.
 select hash, taken_by::text from signals
  where tenant = %(tenant)b::text and correlation_id = %(correlation_id)b::text and request_id = %(request_id)b::text;
 
 -- name: take_signal
--- The oldest event that is kept under a name and that nobody else is at. Under the lock of the task that takes it.
+-- The oldest kept signal of a correlation id that no other transaction has locked. Runs under the lock of the task that
+-- takes it.
 update signals s set taken_by = %(task_id)b::text::uuid
  where (s.tenant, s.correlation_id, s.request_id) = (
          select k.tenant, k.correlation_id, k.request_id from signals k
@@ -471,13 +482,13 @@ update signals s set taken_by = %(task_id)b::text::uuid
 returning payload, actor, request_id;
 
 -- name: waiting_for
--- The task that has waited longest for an event of this name.
+-- The task that has waited longest for a signal of this correlation id.
 select task_id::text from tasks
  where tenant = %(tenant)b::text and wait_correlation = %(correlation_id)b::text and wait_correlation <> ''
  order by waiting_since limit 1;
 
 -- name: forget_signals
--- Events that are too old, taken or not: a repeat of one after that is a new one.
+-- Deletes old signals, taken or not: a later repeat counts as a new signal.
 delete from signals s
  using (select tenant, correlation_id, request_id from signals
          where received_at < now() - make_interval(secs => %(kept_seconds)b)
@@ -485,30 +496,30 @@ delete from signals s
  where (s.tenant, s.correlation_id, s.request_id) = (old.tenant, old.correlation_id, old.request_id);
 
 -- name: find_foreign
--- What a foreign fact's id was used for. Read under the task's lock.
+-- The digest of the external entry with a request id. Read under the task's lock.
 select hash from foreign_requests where task_id = %(task_id)b::text::uuid and request_id = %(request_id)b;
 
 -- name: remember_foreign
--- In the transaction that appends the fact: a repeat finds both or neither.
+-- Runs in the transaction that appends the external entry: a repeat finds both or neither.
 insert into foreign_requests (task_id, request_id, tenant, hash, sequence)
 values (%(task_id)b::text::uuid, %(request_id)b, %(tenant)b, %(hash)b, %(sequence)b);
 
 -- name: get_epochs
--- The one row.
+-- The only row.
 select generation, highest_epoch from epochs;
 
 -- name: raise_generation
--- Compare-and-set. `expected` may be ahead of us: a ledger put back from a backup must pass etcd's generation. The new one
--- is above that of every epoch ever registered, also of those of later generations that an earlier release registered. It
--- is never beyond the last generation that an epoch can hold.
+-- Compare-and-set. `expected` may be ahead of the ledger: a ledger restored from a backup must pass etcd's generation.
+-- The new generation is above that of every registered epoch, including epochs of later generations that an earlier
+-- release registered. It never exceeds the last generation that an epoch can have.
 update epochs set generation = greatest(%(expected)b::bigint, highest_epoch >> 40) + 1
  where generation <= %(expected)b::bigint
    and greatest(%(expected)b::bigint, highest_epoch >> 40) < %(max_generation)b::bigint
 returning generation;
 
 -- name: record_refusals
--- The audit of refused writes; each task keeps its newest, so that a mad worker cannot fill the disk. Only of tasks that are
--- there, under a lock that no commit waits for: nothing may come to hang on a task that is being pruned.
+-- Stores refused writes. Each task keeps its newest, so that a faulty worker cannot fill the disk. Only for tasks that
+-- exist, under a lock that no commit waits for: a task that is being pruned must get no new rows.
 with known as materialized (
   select t.task_id from tasks t where t.task_id = any(%(task_ids)b::text[]::uuid[]) order by t.task_id for key share
 ), added as (
@@ -526,7 +537,7 @@ delete from refusals r
                          order by o.refusal_id desc offset %(kept)b limit 1);
 
 -- name: page_of_bills
--- What a task's model attempts were billed, by the primary key; what a report took the place of comes last.
+-- The bills of a task's model attempts, by the primary key; the usage before a report comes last.
 select u.step, u.attempt_number,
        u.input_tokens, u.output_tokens, u.cache_creation_input_tokens, u.cache_read_input_tokens, u.lost, u.model,
        u.provider_request_id, u.epoch, u.root_task_id::text, u.settled_at, u.nano_usd, u.unpriced,
@@ -545,22 +556,23 @@ select method, presented_epoch, current_epoch, holder, refused_at from refusals
  order by refusal_id desc limit %(limit)b;
 
 -- name: count_foreign
--- How many facts of others a task has taken, and what carries it out.
+-- How many external entries a task has taken, and its loop.
 select count(*), (select loop from tasks where task_id = %(task_id)b::text::uuid)
   from foreign_requests where task_id = %(task_id)b::text::uuid;
 
 -- name: notify
--- Hints for other replicas, in transactions of their own: inside of commits they were measured to halve the rate.
+-- Notifies other replicas, in transactions of its own: inside commits, notifications were measured to halve the rate.
 select pg_notify('tenure_ledger', payload) from unnest(%(payloads)b::text[]) as p(payload);
 
 -- name: get_lease_grant
--- The last grant of a named resource, and how it was given back.
+-- The last grant of a named lease, and how it was released.
 select epoch, claim_id, holder, previous_epoch, request_id, reason, message, release_reason, release_message
   from lease_grants where tenant = %(tenant)b::text and resource = %(resource)b::text;
 
 -- name: register_lease
--- Compare-and-set under the row's lock: a grant follows exactly the one it says, and epochs only grow. Without a row only a
--- first grant is taken. Nothing for a repeat: it finds its own row. Only epochs of the ledger's generation, as with tasks.
+-- Compare-and-set under the row's lock: a grant follows exactly the previous epoch that it names, and epochs only grow.
+-- Without a row only a first grant is accepted. A repeat changes nothing and finds its own row. Accepts only epochs of
+-- the ledger's generation, as for tasks.
 insert into lease_grants as g (tenant, resource, epoch, claim_id, holder, previous_epoch, request_id, reason, message)
 select %(tenant)b::text, %(resource)b::text, %(epoch)b::bigint, %(claim_id)b::text, %(holder)b::text,
        %(previous_epoch)b::bigint, %(request_id)b::text, %(reason)b::text, %(message)b::text
@@ -575,33 +587,33 @@ on conflict (tenant, resource) do update
 returning epoch;
 
 -- name: raise_highest_epoch
--- So that an etcd that went back behind it is noticed.
+-- Records the highest epoch, so that an etcd that went back behind it is noticed.
 update epochs set highest_epoch = %(epoch)b::bigint where highest_epoch < %(epoch)b::bigint;
 
 -- name: note_lease_release
--- The first who says why is believed.
+-- The first recorded reason stays.
 update lease_grants
    set release_reason = %(reason)b::text, release_message = %(message)b::text, released_at = now()
  where tenant = %(tenant)b::text and resource = %(resource)b::text and claim_id = %(claim_id)b::text
    and release_reason = '';
 
 -- name: inspect_leases
--- Of claims found in etcd those that are the last grant of their resource.
+-- The claims in etcd that are the last grant of their lease.
 select a.claim_id
   from unnest(%(tenants)b::text[], %(resources)b::text[], %(claim_ids)b::text[]) as a(tenant, resource, claim_id)
   join lease_grants g using (tenant, resource, claim_id);
 
 -- name: feed
--- Which feed of changes this is, where it stands, and up to where it was pruned.
+-- The id of the change feed, its end, and up to where it was pruned.
 select feed_id::text, pruned_xid::text::bigint, pruned_position, pg_snapshot_xmin(pg_current_snapshot())::text::bigint,
        pg_snapshot_xmax(pg_current_snapshot())::text::bigint
   from change_feed;
 
 -- name: changes_after
--- A page of a tenant's changes after a cursor, below the oldest transaction that is still running: nothing can come in there
--- any more. One statement, so one snapshot: what it was pruned to, what is there and what runs fit together. `fits` is the
--- filter's answer; the page is cut before it, so that few matches do not make a long search. `held_back`: there is more,
--- above that transaction.
+-- A page of a tenant's changes after a cursor, below the oldest transaction that is still running: no earlier row can
+-- appear there. One statement, so one snapshot: the pruned position, the rows and the running transactions are
+-- consistent. `fits` is the filter's result; the page is limited before the filter, so that few matches do not cause a
+-- long search. `held_back`: there are more rows above the oldest running transaction.
 with page as (
   select c.* from changes c
    where c.tenant = %(tenant)b
@@ -628,9 +640,10 @@ select f.feed_id::text, f.pruned_xid::text::bigint, f.pruned_position,
  order by p.xid, p.position;
 
 -- name: prune_changes
--- The oldest changes that need not be kept, a bounded number. One replica at a time: the others go away. Commits never touch
--- this row and never wait for it. What was pruned is noted with it, so that a cursor from before is refused. By ctid, which
--- stays, since a change is never updated: joined by its key, the planner may read the whole table.
+-- Deletes the oldest changes that need not be kept, a bounded number. One replica at a time: the others skip it.
+-- Commits never touch this row and never wait for it. The same statement records the pruned position, so that an
+-- earlier cursor is refused. By ctid, which is stable because a change is never updated: with a join by the key, the
+-- planner may read the whole table.
 with feed as materialized (
   select one from change_feed where leftover_position = 0 for update skip locked
 ), old as materialized (
@@ -647,8 +660,8 @@ with feed as materialized (
 select count(*) from old;
 
 -- name: clear_leftovers
--- A bounded number of the changes of a feed from before, walking along the index from where the last batch ended. One
--- replica at a time. How many rows were looked at: fewer than the limit is the end, and there are no leftovers any more.
+-- Deletes a bounded number of changes of an earlier feed, along the index from where the last batch ended. One replica
+-- at a time. Returns how many rows were read: fewer than the limit means that no leftovers remain.
 with feed as materialized (
   select leftover_position, leftover_reached_xid, leftover_reached_position
     from change_feed where leftover_position > 0 for update skip locked
@@ -672,9 +685,9 @@ with feed as materialized (
 select count(*) from walked;
 
 -- name: adopt_feed
--- A ledger that was copied into this cluster begins a new feed; the answer is a row when it did. The old changes are numbered
--- by transactions of another cluster: a row of this transaction marks where their positions end, and clear_leftovers deletes
--- them. Without effect the first time: then there is nothing to tell apart.
+-- A ledger that was copied into this cluster begins a new feed; returns a row when it did. Transactions of another
+-- cluster numbered the old changes: a row of this transaction marks where their positions end, and clear_leftovers
+-- deletes them. No effect the first time, when there are no old changes.
 with here as (
   select system_identifier from pg_control_system()
 ), copied as materialized (

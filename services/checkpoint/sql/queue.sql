@@ -1,8 +1,8 @@
--- The queue: who waits in it, what is taken from it, how long it is. Which tenants' tasks go next is decided between the
--- first two of these, by tenure.domain.fairness.
+-- The queue: which tasks wait in it, which are taken from it, how long it is. tenure.domain.fairness decides between
+-- the first two statements which tenants' tasks are next.
 
 -- name: streams
--- The queues and loops that have something queued, a step through the index for each: for who does not name his own.
+-- The queues and loops with queued tasks, by one step through the index for each. For requests that do not name them.
 with recursive stream as (
   (select t.queue, t.loop from tasks t
     where t.state = 'QUEUED' and t.ending_state = '' and t.starts_at is null
@@ -22,9 +22,9 @@ select queue, loop from stream
  limit %(most)b;
 
 -- name: waiting
--- A page of tenants that have something queued, found by one step through the index for each, with how much there is to
--- offer of it (counted up to `depth`: the more tenants there are, the fewer places each can get), and with what each has
--- running or on its way to a worker. One row at least: it tells whether there are tenants after the page.
+-- A page of tenants with queued tasks, by one step through the index for each tenant: how many tasks it has to offer
+-- (counted up to `depth`: the more tenants, the fewer slots each can get), and how many it has running or on the way to
+-- a worker. Returns at least one row, which says whether tenants follow after the page.
 with recursive stream as (
   select s.queue, s.loop, p.number as priority
     from unnest(%(queues)b::text[], %(loops)b::text[]) as s(queue, loop)
@@ -53,7 +53,7 @@ with recursive stream as (
 ), present as materialized (
   select distinct h.tenant as name from head h cross join page where page.last is null or h.tenant <= page.last
 ), tenant as materialized (
-  -- Nothing is to be counted for a single one without a limit: whatever it has running, it is next.
+  -- A single tenant without a limit needs no count: it is next, however many tasks it has running.
   select t.name, t.most,
          case when t.most is null and (select count(*) from present) = 1 then 0
               else (select count(*) from (select from tasks r
@@ -96,9 +96,9 @@ select page.last, found.priority, found.tenant, found.is_new, found.waiting, fou
   from page left join (found join tenant on tenant.name = found.tenant) on true;
 
 -- name: take
--- Takes so many of each tenant's, the oldest first. Disjoint offers: rows another coordinator is looking at are skipped,
--- those offered lately are left alone. Rows are locked as they are found: found first and locked later, two who ask at
--- once would find the same, and one get nothing.
+-- Takes a number of tasks from each tenant, the oldest first. Offers are disjoint: rows that another coordinator has
+-- locked are skipped, and tasks that were offered recently are left out. Rows are locked while they are searched: with
+-- a search first and a lock later, two concurrent requests would find the same rows and one would get nothing.
 with portion as (
   select * from unnest(%(priorities)b::bigint[], %(tenants)b::text[], %(are_new)b::boolean[], %(counts)b::bigint[])
            with ordinality as p(priority, tenant, is_new, most, place)
@@ -131,8 +131,8 @@ returning chosen.place - 1, t.created_at, t.task_id::text, t.tenant, t.queue, t.
           case when t.steered_until >= now() then t.steered_to else '' end, t.policy;
 
 -- name: depth
--- How much is queued and for how long, of all tenants, from the index alone. What belongs to a tenant that may have no more
--- running is told apart: more workers would not help it.
+-- How many tasks are queued and for how long, for all tenants, from the index alone. Tasks of a tenant that has reached
+-- its running quota are counted apart: more workers would not help them.
 with recursive line as (
   (select t.queue, t.loop, t.priority, t.tenant from tasks t
     where t.state = 'QUEUED' and t.ending_state = '' and t.starts_at is null
@@ -169,14 +169,15 @@ select w.queue, w.priority, sum(w.queued)::bigint,
  limit %(most)b;
 
 -- name: lock_running
--- Of a tenant that has a limit, those who open tasks count one after the other. No row: it has none, and nobody waits.
+-- Opens of tasks of a tenant with a limit wait here for each other. No row: the tenant has no limit, and none waits.
 select pg_advisory_xact_lock(hashtextextended('running tasks of ' || %(tenant)b::text, 0))
   from (select l.max_running_tasks as most from tenants l
          where l.tenant in (%(tenant)b::text, '') order by l.tenant desc limit 1) l
  where l.most is not null;
 
 -- name: count_running
--- Under that lock, so that the count has what was opened before. What is opened only to be ended does not count.
+-- Runs under that lock, so that the count covers all earlier opens. A task that is opened only to be ended does not
+-- count.
 select l.most, (select count(*) from (select from tasks r
                                        where r.holds and r.tenant = %(tenant)b::text and r.ending_state = ''
                                        limit l.most) r)

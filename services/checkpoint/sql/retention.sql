@@ -1,9 +1,11 @@
--- Retention: ended tasks go, then what hangs on them. Rows of ended tasks are locked for a moment; no commit waits for these.
+-- Retention: prunes ended tasks, then their other rows. Rows of ended tasks are locked for a moment; no commit waits
+-- for them.
 
 -- name: due_by_age
--- Tasks whose time is over, the oldest end first, locked and judged under their lock: one that was requeued meanwhile is not
--- among them. A task goes only when all of its family ended so long ago; the rest of a family is not locked here, so that has
--- to be judged again under the lock of its budget: see hold_families. What others are at is skipped.
+-- Tasks whose retention is over, the oldest end first, locked and checked under the lock: a task that was requeued
+-- meanwhile is left out. A task is pruned only when all of its tree ended so long ago; the rest of the tree is not
+-- locked here, so it is checked again under the lock of its budget: see hold_families. Skips rows that another
+-- transaction has locked.
 select t.task_id::text, t.root_task_id::text,
        exists (select from tasks o where o.root_task_id = t.root_task_id and o.task_id <> t.task_id) as has_family
   from tasks t
@@ -19,7 +21,7 @@ select t.task_id::text, t.root_task_id::text,
    for update of t skip locked;
 
 -- name: due_before
--- The same of one tenant, as an operator asks: those that ended before a moment.
+-- The same for one tenant, for an operator: tasks that ended before a moment.
 select t.task_id::text, t.root_task_id::text,
        exists (select from tasks o where o.root_task_id = t.root_task_id and o.task_id <> t.task_id) as has_family
   from tasks t
@@ -41,28 +43,31 @@ select t.state, t.root_task_id::text from tasks t
    for update of t;
 
 -- name: hold_families
--- Whoever moves a task holds the budget of its root: those whose budget is held here stay as they are. Others are skipped.
+-- Every transition of a task holds the budget of its root, so tasks whose budget is locked here do not change. Skips
+-- budgets that another transaction has locked.
 select root_task_id::text from budgets
  where root_task_id = any(%(root_task_ids)b::text[]::uuid[])
  order by root_task_id
    for no key update skip locked;
 
 -- name: hold_family
--- The same of one, waiting for whoever holds it.
+-- The same for one budget; waits for the transaction that holds it.
 select from budgets where root_task_id = %(root_task_id)b::text::uuid for no key update;
 
 -- name: living_families
--- Those of which a task lives. To be asked after their budgets were locked, by a statement that sees what was done before.
+-- The roots with a live task. Run it after their budgets were locked, as a statement of its own, which sees what was
+-- committed before.
 select r.root_task_id::text from unnest(%(root_task_ids)b::text[]::uuid[]) as r(root_task_id)
  where exists (select from tasks o where o.root_task_id = r.root_task_id and o.ended_at is null);
 
 -- name: count_ancestors
--- How many of a task's root and parent there are.
+-- How many of a task's root and parent exist.
 select count(*) from tasks where task_id = any(%(task_ids)b::text[]::uuid[]);
 
 -- name: prune
--- From here on the ledger knows these tasks no more. What is left to do about each is written with it. A task that was never
--- granted has no token anywhere, and nothing at the tools, unless it is a fork: that begins with files.
+-- Deletes the task rows: from now on the ledger does not know these tasks. The pruning row records what remains to be
+-- done. A task that was never granted has no fencing token and nothing at the tool service, unless it is a fork, which
+-- begins with files.
 with gone as (
   delete from tasks t using unnest(%(task_ids)b::text[]::uuid[]) as d(task_id)
    where t.task_id = d.task_id
@@ -74,18 +79,18 @@ select task_id, tenant, root_task_id, granted, granted_claim, ended_at, %(actor)
   from gone;
 
 -- name: to_clear
--- Pruned tasks of which entries are left, a few; other replicas take others.
+-- Some pruned tasks that still have entries; other replicas take others.
 select task_id::text, entries_left from prunings
  where cleared_at is null
  order by pruned_at limit %(limit)b for no key update skip locked;
 
 -- name: clear_entries
--- From the end, so that what is left is a history from its beginning at every moment.
+-- Deletes from the end, so that the remaining entries are at every moment a history from the beginning.
 delete from entries where task_id = %(task_id)b::text::uuid and sequence > %(entries_left)b;
 
 -- name: note_cleared
--- How far it got. With a task's last entry goes what else hangs on it, and with the last task of a family its budget: the
--- tasks' own deletions are durable long before, so the last to look sees that there are none.
+-- Records the progress. With the last entry of a task its other rows go, and with the last task of a tree the budget:
+-- the deletions of the task rows are durable long before, so the last transaction sees that no task remains.
 with done as materialized (
   update prunings p
      set entries_left = c.entries_left, cleared_at = case when c.entries_left = 0 then clock_timestamp() end
@@ -102,8 +107,8 @@ delete from budgets b using (select distinct root_task_id from done where entrie
    and not exists (select from tasks t where t.root_task_id = d.root_task_id);
 
 -- name: offer_prunings
--- Pruned tasks that the tools have not forgotten yet, disjoint among coordinators. The longer one waits, the longer it is
--- kept from others: while the tools are away, or something still runs there, it is tried ever more rarely.
+-- Pruned tasks that the tool service has not forgotten yet, disjoint among coordinators. The longer a task waits, the
+-- longer it is reserved: while the tool service is unreachable, or still runs a call, it is tried ever more rarely.
 with locked as (
   select p.task_id from prunings p
    where p.forgotten_at is null and (p.offered_until is null or p.offered_until < now())
@@ -117,17 +122,18 @@ update prunings p set offered_until = now() + make_interval(secs => least(
 returning p.task_id::text, p.tenant, p.epoch, p.claim_id, p.pruned_at;
 
 -- name: note_forgotten
--- The tools have closed their fences for ever.
+-- The tool service has closed its fences for good.
 update prunings set forgotten_at = clock_timestamp()
  where task_id = any(%(task_ids)b::text[]::uuid[]) and forgotten_at is null;
 
 -- name: find_pruned
--- What is known of a task that is no more.
+-- The record of a pruned task.
 select ended_at, pruned_at, actor, reason from prunings
  where task_id = %(task_id)b::text::uuid and tenant = %(tenant)b;
 
 -- name: lags
--- How far retention is behind, in seconds: with tasks beyond their time, with entries, and with the tools. null: it is not.
+-- How far retention is behind, in seconds: with tasks to prune, with entries, and with the tool service. null: not
+-- behind.
 select (select extract(epoch from now() - t.ended_at)::float8 - %(kept_seconds)b::float8 from tasks t
          where t.ended_at < now() - make_interval(secs => %(kept_seconds)b)
            and not t.labels @> '{"tenure.retention": "keep"}'::jsonb

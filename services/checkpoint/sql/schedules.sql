@@ -1,7 +1,8 @@
--- The statements of schedules. A schedule's row is locked before any task's: the one order for all who take both.
+-- The statements of schedules. A schedule's row is locked before any task's, the one order for all transactions that
+-- lock both.
 
 -- name: lock_tenant
--- Those who create schedules of one tenant count one after the other.
+-- Creations of schedules of one tenant wait here for each other.
 select pg_advisory_xact_lock(hashtextextended('schedules of ' || %(tenant)b::text, 0));
 
 -- name: count
@@ -9,7 +10,7 @@ select pg_advisory_xact_lock(hashtextextended('schedules of ' || %(tenant)b::tex
 select count(*) from schedules where tenant = %(tenant)b;
 
 -- name: create
--- The database's time says what is next: the caller computed from it in the same transaction.
+-- The database's time decides the next due time: the caller computed it in the same transaction.
 insert into schedules (schedule_id, tenant, name, request_hash, spec, cron, time_zone, overlap_policy, catch_up_seconds,
                        starts_at, ends_at, next_due_at, look_at)
 values (%(schedule_id)b::text::uuid, %(tenant)b, %(name)b, %(request_hash)b, %(spec)b, %(cron)b, %(time_zone)b,
@@ -17,7 +18,7 @@ values (%(schedule_id)b::text::uuid, %(tenant)b, %(name)b, %(request_hash)b, %(s
         %(next_due_at)b::timestamptz, %(next_due_at)b::timestamptz);
 
 -- name: now
--- The one clock that decides.
+-- The only clock that decides.
 select clock_timestamp();
 
 -- name: find
@@ -32,7 +33,7 @@ select clock_timestamp(), s.schedule_id::text, s.tenant, s.name, s.request_hash,
    and (s.schedule_id = nullif(%(schedule_id)b::text, '')::uuid or s.name = nullif(%(name)b::text, ''));
 
 -- name: lock
--- The same under its lock, whose time is read after it was got.
+-- The same, locked; its time is read after the lock was acquired.
 with held as materialized (
   select * from schedules s
    where s.tenant = %(tenant)b
@@ -47,11 +48,11 @@ select clock_timestamp(), s.schedule_id::text, s.tenant, s.name, s.request_hash,
   from held s;
 
 -- name: due
--- Schedules that a sweep has something to do with, those that wait longest first. Each is then locked by itself.
+-- Schedules that a sweep must handle, the longest due first. Each is then locked by itself.
 select schedule_id::text from schedules where look_at <= now() order by look_at limit %(limit)b;
 
 -- name: lock_due
--- One of them, unless another replica is at it or has been: judged again under the lock.
+-- One of them, unless another replica has it locked or has handled it: checked again under the lock.
 with held as materialized (
   select * from schedules s
    where s.schedule_id = %(schedule_id)b::text::uuid and s.look_at <= clock_timestamp()
@@ -65,7 +66,7 @@ select clock_timestamp(), s.schedule_id::text, s.tenant, s.name, s.request_hash,
   from held s;
 
 -- name: list
--- A page by name, cut at a sum of bytes but never to nothing.
+-- A page by name, limited by a sum of bytes, at least one row.
 select moment, schedule_id, tenant, name, request_hash, spec, cron, time_zone, overlap_policy, catch_up_seconds, starts_at,
        ends_at, paused, pause_reason, pause_actor, next_due_at, started_runs, skipped_runs, failed_runs, waiting, problem,
        created_at, updated_at, revision
@@ -84,11 +85,11 @@ select moment, schedule_id, tenant, name, request_hash, spec, cron, time_zone, o
  order by name;
 
 -- name: count_after
--- How many are left from a page on: the page itself may be cut by its bytes.
+-- How many rows follow from a page on: the page itself may be limited by its bytes.
 select count(*) from schedules where tenant = %(tenant)b and name > %(after_name)b;
 
 -- name: advance
--- What a sweep made of it, under the lock.
+-- The result of a sweep, under the lock.
 update schedules
    set next_due_at = %(next_due_at)b::timestamptz, look_at = %(look_at)b::timestamptz,
        started_runs = started_runs + %(started)b, skipped_runs = skipped_runs + %(skipped)b,
@@ -96,25 +97,25 @@ update schedules
  where schedule_id = %(schedule_id)b::text::uuid;
 
 -- name: count_started
--- A trigger's task.
+-- The task of a trigger.
 update schedules set started_runs = started_runs + 1, updated_at = clock_timestamp()
  where schedule_id = %(schedule_id)b::text::uuid;
 
 -- name: postpone
--- What failed is left alone for a while, so that it stands in nobody's way.
+-- A failed schedule is left alone for a while, so that it does not delay others.
 update schedules
    set look_at = clock_timestamp() + make_interval(secs => %(seconds)b), problem = %(problem)b,
        updated_at = clock_timestamp()
  where schedule_id = %(schedule_id)b::text::uuid and look_at <= clock_timestamp();
 
 -- name: pause
--- Nobody looks at it any more. What comes next is kept, so that a clock that goes back brings nothing back.
+-- No sweep handles a paused schedule. The next due time is kept, so that a clock that goes back repeats nothing.
 update schedules
    set paused = true, look_at = null, pause_reason = %(reason)b, pause_actor = %(actor)b, updated_at = clock_timestamp()
  where schedule_id = %(schedule_id)b::text::uuid and not paused;
 
 -- name: resume
--- Looked at at once, for the sake of what waits.
+-- Due at once, because of waiting runs.
 update schedules
    set paused = false, pause_reason = '', pause_actor = '', next_due_at = %(next_due_at)b::timestamptz,
        look_at = clock_timestamp(), problem = '', updated_at = clock_timestamp()
@@ -126,7 +127,7 @@ select max(due_at) from schedule_runs
  where schedule_id = %(schedule_id)b::text::uuid and source_run_id not like 'trigger/%%';
 
 -- name: update
--- Under the lock. Looked at at once, unless it is paused: for the sake of what waits, and of a problem that may be over.
+-- Runs under the lock. Due at once, unless paused: because of waiting runs, and because a problem may be solved.
 update schedules
    set spec = %(spec)b, cron = %(cron)b, time_zone = %(time_zone)b, overlap_policy = %(overlap_policy)b,
        catch_up_seconds = %(catch_up_seconds)b, starts_at = %(starts_at)b::timestamptz, ends_at = %(ends_at)b::timestamptz,
@@ -135,11 +136,11 @@ update schedules
  where schedule_id = %(schedule_id)b::text::uuid;
 
 -- name: delete
--- With its runs, by the foreign key.
+-- Also deletes its runs, by the foreign key.
 delete from schedules where schedule_id = %(schedule_id)b::text::uuid;
 
 -- name: active_tasks
--- Tasks of it that have not ended. Those that have are looked at for the last time.
+-- Live tasks of the schedule. Ended tasks are removed from its active ones.
 with over as (
   update schedule_runs r set active = false
    where r.schedule_id = %(schedule_id)b::text::uuid and r.active
@@ -151,12 +152,12 @@ select r.task_id::text from schedule_runs r
  limit %(limit)b;
 
 -- name: waiting
--- Due times that wait, oldest first.
+-- Waiting due times, oldest first.
 select due_at from schedule_runs
  where schedule_id = %(schedule_id)b::text::uuid and outcome = 'WAITING' order by due_at;
 
 -- name: record
--- What became of due times, one row each. What was decided stays; only what waits is decided later.
+-- The records of due times, one row each. A decided row stays; only a waiting row is decided later.
 insert into schedule_runs as r (schedule_id, source_run_id, due_at, outcome, reason, message, due_times, task_id, active)
 select %(schedule_id)b::text::uuid, d.source_run_id, d.due_at::timestamptz, d.outcome, d.reason, d.message, d.due_times,
        nullif(d.task_id, '')::uuid, d.outcome = 'STARTED'
@@ -169,7 +170,7 @@ on conflict (schedule_id, source_run_id) do update
  where r.outcome = 'WAITING';
 
 -- name: prune
--- The newest are kept, and all that are not over.
+-- Keeps the newest, and all that are not over.
 delete from schedule_runs
  where schedule_id = %(schedule_id)b::text::uuid and outcome <> 'WAITING' and not active
    and source_run_id in (select source_run_id from schedule_runs
@@ -177,7 +178,7 @@ delete from schedule_runs
                           order by recorded_at desc, due_at desc offset %(kept)b);
 
 -- name: runs
--- The newest, with how their tasks stand.
+-- The newest, with the states of their tasks.
 select r.source_run_id, r.due_at, r.outcome, r.reason, r.message, r.due_times, coalesce(r.task_id::text, ''),
        coalesce(t.state, ''), r.recorded_at
   from schedule_runs r left join tasks t using (task_id)

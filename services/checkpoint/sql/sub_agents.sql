@@ -1,8 +1,8 @@
--- Sub-agents: born with their call, and the news between them and their parents.
+-- Sub-agents: created with their call; and the sub-agent events between them and their parents.
 
 -- name: parent
--- Who spawns: what it was submitted as, how deep it stands, how much of its tree is alive, and the tools that it was told of.
--- Under the lock of its root's budget, which all who spawn in a tree hold.
+-- The parent: its spec, its depth, the number of live tasks in its tree, and its recorded tools. Runs under the lock of
+-- the root's budget, which every spawn in the tree holds.
 select f.body, t.depth,
        1 + (select count(*) from tasks o where o.root_task_id = t.root_task_id and o.depth > 0 and o.ended_at is null),
        (select d.body from entries d where d.task_id = t.task_id and d.kind = %(tools_defined)b::smallint
@@ -11,12 +11,13 @@ select f.body, t.depth,
  where t.task_id = %(task_id)b::text::uuid;
 
 -- name: taken
--- Whether names that sub-agents are to have are in use. They are derived, so only somebody who took them on purpose has them.
+-- Whether ids or request ids of new sub-agents are in use. They are derived, so only a deliberate request can have
+-- taken them.
 select exists (select from tasks where task_id = any(%(task_ids)b::text[]::uuid[]))
     or exists (select from tasks where tenant = %(tenant)b and request_id = any(%(request_ids)b::text[]));
 
 -- name: note_spawned
--- On the row of the parent, locked before; no row unless all of them are there.
+-- Updates the locked row of the parent. Returns no row unless all sub-agents exist.
 update tasks set sub_agents = sub_agents + cardinality(%(task_ids)b::text[])
  where task_id = %(task_id)b::text::uuid
    and cardinality(%(task_ids)b::text[]) = (
@@ -25,7 +26,7 @@ update tasks set sub_agents = sub_agents + cardinality(%(task_ids)b::text[])
 returning task_id;
 
 -- name: sub_agents_of
--- What a call spawned, in the order of its goals. Results only once they are wanted: they may be long.
+-- The sub-agents of a call, in the order of its goals. Reads results only on request, because they may be long.
 select c.task_id::text, c.state, c.reason, c.message, case when %(with_results)b::boolean then c.result else '' end,
        extract(epoch from clock_timestamp() - c.created_at)::float8
   from tasks c
@@ -33,7 +34,7 @@ select c.task_id::text, c.state, c.reason, c.message, case when %(with_results)b
  order by c.spawn_index;
 
 -- name: take_news
--- The oldest news of one sort; what others are at is skipped.
+-- The oldest sub-agent events of one kind; skips those that another replica has locked.
 delete from family_news n
  using (select position from family_news where parent_moved = %(parent_moved)b::boolean
          order by position limit %(limit)b for update skip locked) taken
@@ -41,13 +42,13 @@ delete from family_news n
 returning n.parent_task_id::text;
 
 -- name: tell_again
--- More than one transaction should do was found.
+-- Repeats an event that leads to more sub-agents than one transaction handles.
 insert into family_news (parent_task_id, parent_moved)
 select distinct p::uuid, true from unnest(%(parents)b::text[]) as p;
 
 -- name: to_stop
--- Sub-agents that live on although nobody wants them: their parent has ended or is to end, or their call is over. One that
--- an operator requeued lives by the operator's will: only its parent's end stops it.
+-- Live sub-agents that no parent awaits: their parent has ended or has a pending ending, or their call is closed. A
+-- sub-agent that an operator requeued is stopped only when its parent ends.
 select c.task_id::text, p.task_id::text, p.ended_at is not null, p.ending_state <> ''
   from tasks p join tasks c on c.parent_task_id = p.task_id
  where p.task_id = any(%(parents)b::text[]::uuid[]) and c.ended_at is null and c.ending_state = ''

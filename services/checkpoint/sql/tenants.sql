@@ -1,14 +1,14 @@
--- Tenants: their quotas, the windows that these look at, and their bills.
+-- Tenants: their quotas, their usage windows, and their bills.
 
 -- name: find
--- A tenant as it stands. `tenant` '': the defaults.
+-- A tenant's row. `tenant` '': the defaults.
 select tenant, own, revision, actor, reason, max_running_tasks, max_submits_per_minute, max_tokens_per_hour,
        max_nano_usd_per_day, running_policy, submits_policy, tokens_policy, money_policy, created_at, updated_at,
        extract(epoch from clock_timestamp())::float8
   from tenants where tenant = %(tenant)b;
 
 -- name: lock
--- The same, under its lock: submits of a tenant that has a rate are counted one after another, and so are updates.
+-- The same, locked: submits of a tenant with a rate quota are counted one after another, and so are updates.
 select tenant, own, revision, actor, reason, max_running_tasks, max_submits_per_minute, max_tokens_per_hour,
        max_nano_usd_per_day, running_policy, submits_policy, tokens_policy, money_policy, created_at, updated_at,
        extract(epoch from clock_timestamp())::float8
@@ -16,7 +16,7 @@ select tenant, own, revision, actor, reason, max_running_tasks, max_submits_per_
    for no key update;
 
 -- name: note
--- A tenant is heard of for the first time: the defaults hold for it, also those that are just being changed.
+-- Creates an unknown tenant's row: the defaults apply to it, also those that are being changed at this moment.
 insert into tenants (tenant, max_running_tasks, max_submits_per_minute, max_tokens_per_hour, max_nano_usd_per_day,
                      running_policy, submits_policy, tokens_policy, money_policy)
 select %(tenant)b, d.max_running_tasks, d.max_submits_per_minute, d.max_tokens_per_hour, d.max_nano_usd_per_day,
@@ -26,7 +26,7 @@ select %(tenant)b, d.max_running_tasks, d.max_submits_per_minute, d.max_tokens_p
 on conflict do nothing;
 
 -- name: update
--- Under its lock. The same statement sets the defaults.
+-- Runs under the row's lock. The same statement sets the defaults.
 update tenants
    set own = %(own)b::text[], revision = revision + 1, actor = %(actor)b, reason = %(reason)b, updated_at = clock_timestamp(),
        max_running_tasks = %(running_tasks)b::bigint, running_policy = %(running_tasks_policy)b,
@@ -36,7 +36,7 @@ update tenants
  where tenant = %(tenant)b;
 
 -- name: follow_defaults
--- What tenants have no quotas of their own for follows the defaults, which have just changed.
+-- The kinds that tenants do not set themselves follow the defaults, which have just changed.
 update tenants t
    set max_running_tasks = case when 'RUNNING_TASKS' = any(t.own) then t.max_running_tasks else d.max_running_tasks end,
        running_policy = case when 'RUNNING_TASKS' = any(t.own) then t.running_policy else d.running_policy end,
@@ -61,30 +61,30 @@ select tenant, own, revision, actor, reason, max_running_tasks, max_submits_per_
  order by tenant limit %(limit)b;
 
 -- name: limited
--- Those whose model calls have to be looked after: read every second by every replica, so by an index that has no others.
+-- The tenants with quotas for model calls: read every second by every replica, so by an index that has no others.
 select tenant from tenants where max_tokens_per_hour is not null or max_nano_usd_per_day is not null;
 
 -- name: find_some
--- Several tenants as they stand.
+-- Several tenants' rows.
 select tenant, own, revision, actor, reason, max_running_tasks, max_submits_per_minute, max_tokens_per_hour,
        max_nano_usd_per_day, running_policy, submits_policy, tokens_policy, money_policy, created_at, updated_at,
        extract(epoch from clock_timestamp())::float8
   from tenants where tenant = any(%(tenants)b::text[]);
 
 -- name: running
--- How many tasks of a tenant are held, as far as it matters, by the index of these.
+-- How many tasks of a tenant are held, up to the quota, by the index of held tasks.
 select count(*) from (select from tasks where tenant = %(tenant)b and holds limit %(most)b) held;
 
 -- name: windows
--- What was used, of the windows asked for, since their first buckets.
+-- The uses of these windows since their first buckets.
 select w.tenant, w.quota, w.bucket, sum(w.amount)::bigint
   from unnest(%(tenants)b::text[], %(quotas)b::text[], %(firsts)b::bigint[]) as asked(tenant, quota, first)
   join tenant_windows w on w.tenant = asked.tenant and w.quota = asked.quota and w.bucket >= asked.first
  group by 1, 2, 3;
 
 -- name: use
--- Counts what was used. In one order, so that two who write about the same tenants wait for each other and not in a ring. A
--- bucket whose slot has a newer one by now is past all windows.
+-- Adds uses. In one order, so that two writers for the same tenants wait for each other without a deadlock. A bucket
+-- whose slot has a newer bucket by now is older than all windows.
 insert into tenant_windows as w (tenant, quota, slot, shard, bucket, amount)
 select u.tenant, u.quota, u.slot, %(shard)b::bigint, u.bucket, u.amount
   from unnest(%(tenants)b::text[], %(quotas)b::text[], %(slots)b::bigint[], %(buckets)b::bigint[], %(amounts)b::bigint[])
@@ -96,7 +96,7 @@ on conflict (tenant, quota, slot, shard) do update
                      when w.bucket < excluded.bucket then excluded.amount else w.amount end;
 
 -- name: warn
--- A soft cap is met: a row comes back for the first who says so in a window.
+-- Records a soft cap warning: only the first caller in a window gets a row.
 insert into tenant_warnings as w (tenant, quota, warned_at)
 values (%(tenant)b, %(quota)b, clock_timestamp())
 on conflict (tenant, quota) do update set warned_at = excluded.warned_at
@@ -104,12 +104,12 @@ on conflict (tenant, quota) do update set warned_at = excluded.warned_at
 returning warned_at;
 
 -- name: warnings
--- When soft caps were met for the last time.
+-- The times of the last soft cap warnings.
 select tenant, quota, warned_at from tenant_warnings where tenant = any(%(tenants)b::text[]);
 
 -- name: wake
--- Tasks of a tenant that wait at a cap look again now: it is another one. Tasks of a rate keep their place in it, as long as
--- there is one. A bounded number of each, by the index of those that have not ended.
+-- Wakes a tenant's tasks that wait because of a quota that has changed. Tasks of a rate quota keep their position while
+-- the tenant has that quota. A bounded number of each, by the index of live tasks.
 with retrying as (
   select task_id from tasks
    where tenant = %(tenant)b and state = 'RETRY_SCHEDULED' and ended_at is null and reason = 'TENANT_QUOTA'
@@ -125,7 +125,8 @@ with retrying as (
 update tasks set starts_at = now() from held where tasks.task_id = held.task_id;
 
 -- name: usage
--- Bills of a tenant over time, summed up by what is asked for. Keys are compared byte by byte, as pages are cut by them.
+-- Sums of a tenant's bills over time, by the requested grouping. Keys are compared byte by byte, because pages are cut
+-- by them.
 select key, count(*), count(*) filter (where lost), sum(nano_usd)::bigint, count(*) filter (where simulated),
        coalesce(sum(nano_usd) filter (where simulated), 0)::bigint, count(*) filter (where unpriced and not simulated),
        sum(input_tokens)::bigint, sum(output_tokens)::bigint, sum(cache_creation_input_tokens)::bigint,
@@ -141,7 +142,7 @@ select key, count(*), count(*) filter (where lost), sum(nano_usd)::bigint, count
  group by key order by key limit %(limit)b;
 
 -- name: usage_of_root
--- The same of one root, whenever it was: found by the root alone, few, and then looked at for whose they are.
+-- The same for one root, over all time: found by the root alone, few, and then checked for the tenant.
 with found as materialized (
   select * from token_usage where root_task_id = %(root_task_id)b::text::uuid
 )

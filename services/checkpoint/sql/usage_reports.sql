@@ -1,13 +1,14 @@
--- What lost model calls used after all, said by the workers that made them. All under the locks of the task and its budget.
+-- Usage reports of lost model calls, from the workers that made them. All run under the locks of the task and its
+-- budget.
 
 -- name: find_attempts
--- The attempts of one step as they were reserved, newest first: under which claim, and for how much.
+-- The attempts of one step as they were reserved, newest first: under which claim, and how much.
 select epoch, claim_id, body from entries
  where task_id = %(task_id)b::text::uuid and kind = 4 and step = %(step)b and epoch > 0
  order by sequence desc;
 
 -- name: find_bill
--- What the attempt is billed, and whether that was reported.
+-- The bill of the attempt, and whether it was reported.
 select u.lost, r.task_id is not null, u.nano_usd,
        u.input_tokens, u.output_tokens, u.cache_creation_input_tokens, u.cache_read_input_tokens
   from token_usage u
@@ -15,7 +16,7 @@ select u.lost, r.task_id is not null, u.nano_usd,
  where u.task_id = %(task_id)b::text::uuid and u.step = %(step)b and u.attempt_number = %(attempt_number)b;
 
 -- name: keep_report
--- The report, and what the attempt was billed until now.
+-- The report, and what the attempt was billed before.
 insert into usage_reports (task_id, step, attempt_number, holder, reported_at, provider_request_id,
                            input_tokens, output_tokens, cache_creation_input_tokens, cache_read_input_tokens, nano_usd,
                            estimated_input_tokens, estimated_output_tokens, estimated_cache_creation_input_tokens,
@@ -27,8 +28,9 @@ select u.task_id, u.step, u.attempt_number, %(holder)b, %(locked_at)b::timestamp
  where u.task_id = %(task_id)b::text::uuid and u.step = %(step)b and u.attempt_number = %(attempt_number)b;
 
 -- name: correct
--- The bill, the sums of the task and of its root's budget. The triggers of the first two look for the report. What the
--- estimate gave back may be set aside for another call by now: what comes on top counts as beyond what was set aside.
+-- Corrects the bill, and the sums of the task and of its root's budget. The triggers of the first two look for the
+-- report. Tokens that the estimate freed may be reserved for another call by now, so an increase counts as beyond the
+-- reservation.
 with corrected as (
   update token_usage u
      set input_tokens = r.input_tokens, output_tokens = r.output_tokens,

@@ -1,8 +1,8 @@
--- The statements of webhooks. Whoever changes a webhook's deliveries holds the lock of its row: so its counts are those of its
+-- The statements of webhooks. Every change of a webhook's deliveries holds the lock of its row: so its counts match its
 -- deliveries, and their ordinals ascend. No task is locked meanwhile.
 
 -- name: lock_tenant
--- Those who create webhooks of one tenant count one after the other.
+-- Creations of webhooks of one tenant wait here for each other.
 select pg_advisory_xact_lock(hashtextextended('webhooks of ' || %(tenant)b::text, 0));
 
 -- name: count
@@ -10,7 +10,7 @@ select pg_advisory_xact_lock(hashtextextended('webhooks of ' || %(tenant)b::text
 select count(*) from webhooks where tenant = %(tenant)b;
 
 -- name: create
--- It reads the feed from here on: below the oldest transaction that still runs everything has been told.
+-- The webhook reads the feed from now on: changes below the oldest running transaction are in the past.
 insert into webhooks (webhook_id, tenant, name, request_hash, url, event_types, filter, secret, feed_id, xid, position)
 select %(webhook_id)b::text::uuid, %(tenant)b, %(name)b, %(request_hash)b, %(url)b, %(event_types)b::text[], %(filter)b,
        %(secret)b, f.feed_id, pg_snapshot_xmin(pg_current_snapshot()), 0
@@ -27,7 +27,7 @@ select w.webhook_id::text, w.tenant, w.name, w.request_hash, w.url, w.event_type
    and (w.webhook_id = nullif(%(webhook_id)b::text, '')::uuid or w.name = nullif(%(name)b::text, ''));
 
 -- name: lock
--- The same, under its lock.
+-- The same, locked.
 select w.webhook_id::text, w.tenant, w.name, w.request_hash, w.url, w.event_types, w.filter, w.secret,
        case when w.old_secret_until > clock_timestamp() then w.old_secret end, w.old_secret_until, w.paused, w.pause_code,
        w.pause_reason, w.pause_actor, w.feed_id::text, w.xid::text::bigint, w.position, w.read_at, w.turn, w.pending, w.dead,
@@ -49,40 +49,40 @@ select w.webhook_id::text, w.tenant, w.name, w.request_hash, w.url, w.event_type
  limit %(page_size)b;
 
 -- name: gaps
--- The newest of each.
+-- The newest gaps of each webhook.
 select g.webhook_id::text, g.reason, g.from_at, g.to_at, g.from_cursor, g.to_cursor
   from unnest(%(webhook_ids)b::text[]::uuid[]) as w(webhook_id),
        lateral (select * from webhook_gaps n where n.webhook_id = w.webhook_id order by n.found_at desc limit %(limit)b) g
  order by g.webhook_id, g.found_at desc;
 
 -- name: pause
--- Nobody takes a turn any more; what is on its way may still be recorded.
+-- No replica takes a sender lease any more; results of requests in flight may still be recorded.
 update webhooks
    set paused = true, pause_code = %(code)b, pause_reason = %(reason)b, pause_actor = %(actor)b, updated_at = clock_timestamp()
  where webhook_id = %(webhook_id)b::text::uuid and not paused;
 
 -- name: resume
--- At once, whatever the endpoint asked for before.
+-- Sends at once, even if the endpoint asked for a later time.
 update webhooks
    set paused = false, pause_code = '', pause_reason = '', pause_actor = '', hold_until = '-infinity', problem = '',
        updated_at = clock_timestamp()
  where webhook_id = %(webhook_id)b::text::uuid and paused;
 
 -- name: rotate
--- The one before is kept for the time of the overlap.
+-- Keeps the old secret for the overlap.
 update webhooks
    set old_secret = secret, old_secret_until = clock_timestamp() + make_interval(secs => %(overlap_seconds)b),
        secret = %(secret)b, updated_at = clock_timestamp()
  where webhook_id = %(webhook_id)b::text::uuid;
 
 -- name: delete
--- With its deliveries and gaps, by the foreign keys.
+-- Also deletes deliveries and gaps, by the foreign keys.
 delete from webhooks where webhook_id = %(webhook_id)b::text::uuid;
 
 -- name: take_turns
--- Webhooks that have something to do, those whose turn was longest ago first, each for one replica at a time. Something to do: a
--- delivery that is due, a change not read, or a cursor that grows old though nothing happened. `now()` is stable and so compared
--- by the index, where thousands may wait for a later time.
+-- Webhooks with work, those with the oldest sender lease first, each for one replica at a time. Work is: a due
+-- delivery, an unread change, or a cursor that grows old although nothing happened. `now()` is stable and so usable by
+-- the index, where thousands may wait for a later time.
 with due as materialized (
   select w.webhook_id from webhooks w
    where not w.paused and w.turn_until <= clock_timestamp()
@@ -103,18 +103,20 @@ update webhooks w set turn = w.turn + 1, turn_until = clock_timestamp() + make_i
 returning w.webhook_id::text, w.tenant, w.turn;
 
 -- name: keep_turn
--- Under the fence, like all that follow: no row means that another replica had a turn since, or that it is paused or gone.
+-- The fence, as in all following statements: no row means that another replica took the sender lease since, or that the
+-- webhook is paused or deleted.
 update webhooks w set turn_until = clock_timestamp() + make_interval(secs => %(turn_seconds)b)
  where w.webhook_id = %(webhook_id)b::text::uuid and w.turn = %(turn)b and not w.paused
 returning w.event_types, w.filter, w.feed_id::text, w.xid::text::bigint, w.position, w.pending,
           w.hold_until > clock_timestamp();
 
 -- name: end_turn
--- The next one may begin at once.
+-- The next sender lease may begin at once.
 update webhooks set turn_until = clock_timestamp() where webhook_id = %(webhook_id)b::text::uuid and turn = %(turn)b;
 
 -- name: move_cursor
--- From where this turn read it: a deliverer that slept through another's turn moves nothing.
+-- Moves the cursor from where this sender lease read it: a replica that was frozen during another's lease moves
+-- nothing.
 update webhooks
    set feed_id = %(to_feed_id)b::text::uuid, xid = %(to_xid)b::bigint::text::xid8, position = %(to_position)b,
        read_at = clock_timestamp(), pending = pending + %(written)b
@@ -123,7 +125,7 @@ update webhooks
 returning read_at;
 
 -- name: write_deliveries
--- In their order. The first of a line is due at once, when nothing of that line is pending.
+-- In order. The first delivery of a line is due at once when no delivery of that line is pending.
 insert into webhook_deliveries (webhook_id, delivery_id, event_type, line, sequence, body, next_attempt_at)
 select %(webhook_id)b::text::uuid, e.delivery_id::uuid, e.event_type, e.line, e.sequence, e.body,
        case when row_number() over (partition by e.line order by e.number) = 1
@@ -135,7 +137,7 @@ select %(webhook_id)b::text::uuid, e.delivery_id::uuid, e.event_type, e.line, e.
  order by e.number;
 
 -- name: record_gap
--- What could not be read.
+-- The changes that could not be read.
 insert into webhook_gaps (webhook_id, reason, from_at, to_at, from_cursor, to_cursor)
 select w.webhook_id, %(reason)b, w.read_at,
        coalesce(case when %(reason)b::text = 'EXPIRED'
@@ -145,15 +147,15 @@ select w.webhook_id, %(reason)b, w.read_at,
 returning from_at, to_at;
 
 -- name: forget_old_gaps
--- The newest are kept.
+-- Keeps the newest.
 delete from webhook_gaps
  where webhook_id = %(webhook_id)b::text::uuid
    and found_at in (select found_at from webhook_gaps where webhook_id = %(webhook_id)b::text::uuid
                      order by found_at desc offset %(kept)b);
 
 -- name: take_deliveries
--- What is due and not on its way in this turn. An attempt counts before it is made: whether one whose sender died arrived, nobody
--- knows.
+-- Due deliveries that this sender lease is not sending. An attempt counts before it is made: if its sender dies, it is
+-- unknown whether it arrived.
 with held as materialized (
   select webhook_id, url, secret, case when old_secret_until > clock_timestamp() then old_secret end as old_secret
     from webhooks
@@ -172,12 +174,12 @@ update webhook_deliveries d
 returning d.ordinal, d.delivery_id::text, d.body, d.attempts, d.last_attempt_at, held.url, held.secret, held.old_secret;
 
 -- name: count_received
--- The fence of a receipt.
+-- The fence of a received delivery.
 update webhooks set pending = pending - 1, delivered = delivered + 1, last_delivered_at = clock_timestamp(), problem = ''
  where webhook_id = %(webhook_id)b::text::uuid and turn = %(turn)b returning 1;
 
 -- name: count_failed
--- The fence of a failure.
+-- The fence of a failed delivery.
 update webhooks
    set pending = pending - %(died)b, dead = dead + %(died)b, last_failed_at = clock_timestamp(), problem = %(problem)b,
        hold_until = greatest(hold_until, clock_timestamp() + make_interval(secs => %(hold_seconds)b))
@@ -185,7 +187,7 @@ update webhooks
 returning dead;
 
 -- name: end_delivery
--- It was received, or is given up. What is received needs its body no more.
+-- The delivery was received or given up. A received delivery needs its body no more.
 update webhook_deliveries
    set state = %(state)b, next_attempt_at = null, sent_in_turn = null, last_status = %(status)b, last_error = %(error)b,
        ended_at = clock_timestamp(), body = case when %(state)b::text = 'DELIVERED' then '' else body end
@@ -193,14 +195,14 @@ update webhook_deliveries
 returning line;
 
 -- name: put_off_delivery
--- It failed, and is sent again later.
+-- The delivery failed and is sent again later.
 update webhook_deliveries
    set next_attempt_at = clock_timestamp() + make_interval(secs => %(wait_seconds)b), sent_in_turn = null,
        last_status = %(status)b, last_error = %(error)b
  where webhook_id = %(webhook_id)b::text::uuid and ordinal = %(ordinal)b;
 
 -- name: advance_line
--- The next in its line is due at once.
+-- The next delivery of the line is due at once.
 update webhook_deliveries d set next_attempt_at = clock_timestamp()
  where d.webhook_id = %(webhook_id)b::text::uuid
    and d.ordinal = (select n.ordinal from webhook_deliveries n
@@ -208,7 +210,7 @@ update webhook_deliveries d set next_attempt_at = clock_timestamp()
                      order by n.ordinal limit 1);
 
 -- name: forget_received
--- The newest are kept. Behind a turn.
+-- Keeps the newest. Runs at the end of a sender lease.
 delete from webhook_deliveries
  where webhook_id = %(webhook_id)b::text::uuid and state = 'DELIVERED'
    and ordinal < (select ordinal from webhook_deliveries
@@ -226,34 +228,34 @@ select d.ordinal, d.delivery_id::text, d.event_type, d.line, d.sequence, d.state
  limit %(page_size)b;
 
 -- name: delivery
--- One of them.
+-- One delivery.
 select d.ordinal, d.delivery_id::text, d.event_type, d.line, d.sequence, d.state, d.attempts, d.next_attempt_at,
        d.last_attempt_at, d.last_status, d.last_error, d.created_at, d.ended_at
   from webhook_deliveries d
  where d.webhook_id = %(webhook_id)b::text::uuid and d.delivery_id = %(delivery_id)b::text::uuid;
 
 -- name: dead_letters
--- One, or the oldest.
+-- One dead delivery, or the oldest.
 select d.ordinal, d.line from webhook_deliveries d
  where d.webhook_id = %(webhook_id)b::text::uuid and d.state = 'DEAD'
    and (%(delivery_id)b::text = '' or d.delivery_id = nullif(%(delivery_id)b::text, '')::uuid)
  order by d.ordinal limit %(limit)b;
 
 -- name: revive
--- Pending again, with all their tries.
+-- Pending again, with all attempts.
 update webhook_deliveries d
    set state = 'PENDING', attempts = 0, ended_at = null
   from unnest(%(ordinals)b::bigint[]) as r(ordinal)
  where d.webhook_id = %(webhook_id)b::text::uuid and d.ordinal = r.ordinal;
 
 -- name: take_place
--- Whoever is next in these lines without being on its way gives up its place: a revived one may come before it.
+-- The next delivery of these lines that is not in flight loses its position: a replayed one may come before it.
 update webhook_deliveries d set next_attempt_at = null
  where d.webhook_id = %(webhook_id)b::text::uuid and d.line = any(%(lines)b::text[])
    and d.next_attempt_at is not null and d.sent_in_turn is null;
 
 -- name: set_in_line
--- Where nobody is next, the first one is.
+-- Where no delivery is next, the first one becomes it.
 update webhook_deliveries d set next_attempt_at = clock_timestamp()
   from (select distinct on (n.line) n.ordinal from webhook_deliveries n
          where n.webhook_id = %(webhook_id)b::text::uuid and n.line = any(%(lines)b::text[]) and n.state = 'PENDING'
@@ -263,23 +265,23 @@ update webhook_deliveries d set next_attempt_at = clock_timestamp()
  where d.webhook_id = %(webhook_id)b::text::uuid and d.ordinal = f.ordinal;
 
 -- name: count_revived
--- With the rows that were revived.
+-- In the transaction of the replayed rows.
 update webhooks set pending = pending + %(count)b, dead = dead - %(count)b where webhook_id = %(webhook_id)b::text::uuid
 returning dead;
 
 -- name: discard
--- For good.
+-- Deletes them for good.
 delete from webhook_deliveries
  where webhook_id = %(webhook_id)b::text::uuid and ordinal = any(%(ordinals)b::bigint[]);
 
 -- name: count_discarded
--- With the rows that went.
+-- In the transaction of the discarded rows.
 update webhooks set dead = dead - %(count)b where webhook_id = %(webhook_id)b::text::uuid returning dead;
 
 -- name: count_written
--- With a row that was written outside of a turn.
+-- In the transaction of a row that was written without a sender lease.
 update webhooks set pending = pending + 1 where webhook_id = %(webhook_id)b::text::uuid;
 
 -- name: now
--- The one clock.
+-- The only clock.
 select clock_timestamp();

@@ -1,0 +1,7 @@
+"""Creates tasks.
+
+source_defaults.py  the installation's defaults for the tasks of each source
+create.py           CreateTask: one task per request id, and at most one live task per exclusive source
+forking.py          ForkTask: a task whose ledger begins with a copy of another task's history
+spawning.py         sub-agents, created in the transaction that commits their call's intent
+"""

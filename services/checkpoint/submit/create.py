@@ -1,4 +1,4 @@
-"""CreateTask: a submit, once per (tenant, request_id) whatever is repeated."""
+"""CreateTask: creates a task, once per (tenant, request_id), however often the request is repeated."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ if TYPE_CHECKING:
     from tenure.v1 import checkpoint_service_pb2 as pb
 
 
-# One living task per source: what a unique index decides, told in words.
+# At most one live task per exclusive source. A unique index decides; these functions explain its refusals.
 
 
 def exclusive_source(source: Source) -> str | None:
-    """What the index compares; None: any number of tasks may live."""
+    """Returns the value that the unique index compares; None: the source may have any number of live tasks."""
     return f"{source.kind.value}/{source.source_id}" if source.exclusive else None
 
 
 async def refusal_of_source(connection: Connection, tenant: str, source: Source) -> TenureError:
-    """Why a task of this source was not created: another one lives, or did a moment ago."""
+    """Returns why a task of this source was not created: another task of the source is live, or was a moment ago."""
     parameters = {"tenant": tenant, "exclusive_source": exclusive_source(source) or ""}
     row = await fetch_one(connection, QUERIES.find_exclusive, parameters)
     if row is None:
-        return Unavailable("another task of this source has just ended", reason="SOURCE_CHANGED")
+        return Unavailable("another task of this source has just ended: submit again", reason="SOURCE_CHANGED")
     return busy(row[0])
 
 
 async def check_no_rival(connection: Connection, task_id: str) -> None:
-    """Raises AlreadyExists when an ended task cannot live again because another of its source does."""
+    """Raises AlreadyExists when an ended task cannot begin an attempt because another task of its source is live."""
     row = await fetch_one(connection, QUERIES.find_rival, {"task_id": task_id})
     if row is not None:
         raise busy(row[0])
@@ -64,25 +64,29 @@ async def check_no_rival(connection: Connection, task_id: str) -> None:
 
 @contextmanager
 def yielding_to_rivals() -> Iterator[None]:
-    """Around what lets a task live again. A rival that came meanwhile is met when the transaction is run again."""
+    """Wraps the writes that make a task live again. A conflict with a new task of the source runs the transaction
+    again.
+    """
     try:
         yield
     except psycopg.errors.UniqueViolation as error:
         if error.diag.constraint_name != "tasks_one_per_source":
             raise
-        raise TransactionConflict("another task of this source came first") from error
+        raise TransactionConflict("another task of this source was created first") from error
 
 
 def busy(task_id: str) -> AlreadyExists:
-    """What to do instead is said with it."""
+    """Returns the error for a busy source, with what to do instead."""
     message = f"the task {task_id} of this source has not ended"
     return AlreadyExists(
-        f"{message}: speak to it with SendMessage, or cancel it", reason="SOURCE_BUSY", metadata={"task_id": task_id}
+        f"{message}: send it a message with SendMessage, or cancel it",
+        reason="SOURCE_BUSY",
+        metadata={"task_id": task_id},
     )
 
 
 class TreePosition(NamedTuple):
-    """Where a task stands in its tree; a root is its own."""
+    """The position of a task in its tree. The root of a root task is the task itself."""
 
     task_id: str
     root_task_id: str
@@ -93,17 +97,20 @@ class TreePosition(NamedTuple):
 
 
 class CreateResult(NamedTuple):
-    """The task, new or found again, and what to announce."""
+    """The task, new or existing, and the announcement for watchers."""
 
     task: task_pb2.Task
     announcement: Announcement
 
 
 async def create_task(pool: Pool, tenant: str, request: pb.CreateTaskRequest, defaults: TaskDefaults) -> CreateResult:
-    """Raises AlreadyExists (REQUEST_ID_REUSED {task_id}) when the id was used for another spec, LimitReached
-    (TENANT_QUOTA) for what is no repeat.
+    """Creates a task, or returns the one that the request id created before.
 
-    Compared is what was sent, before defaults: a release that changes a default must not refuse a repeated submit.
+    Raises AlreadyExists (REQUEST_ID_REUSED {task_id}) when the request id was used for another spec, and LimitReached
+    (TENANT_QUOTA) unless the request is a repeat.
+
+    The comparison uses the spec as the client sent it, before defaults: a release that changes a default must not
+    refuse a repeated submit.
     """
 
     async def work(connection: Connection) -> CreateResult:
@@ -113,7 +120,7 @@ async def create_task(pool: Pool, tenant: str, request: pb.CreateTaskRequest, de
 
 
 async def in_creation(pool: Pool, work: Callable[[Connection], Awaitable[CreateResult]]) -> CreateResult:
-    """What makes a task in a transaction of its own."""
+    """Runs work that creates a task in a transaction of its own."""
     await failpoint("checkpoint.before_create")
     created = await in_ledger_transaction(pool, work)
     await failpoint("checkpoint.after_create")
@@ -128,7 +135,9 @@ async def create_in(
     *,
     may_refuse: bool = True,
 ) -> CreateResult:
-    """The same within a transaction of the caller's. Without `may_refuse` a quota puts the task off at the most."""
+    """Creates a task within the caller's transaction. Without `may_refuse`, a quota delays the task but never refuses
+    it.
+    """
     spec = defaults.of_submit(request.spec)
     digest = hashlib.sha256(request.spec.SerializeToString(deterministic=True)).digest()
     admission = await admit(connection, tenant, request.request_id, may_refuse=may_refuse, not_before=spec.start_time)
@@ -155,7 +164,10 @@ async def insert_task(
     admission: Admission = FREE,
     task_id: str = "",
 ) -> str | None:
-    """The new task's row and budget. None: the request_id was used before, or a task of an exclusive source lives."""
+    """Inserts the task row and its budget, and returns the task id.
+
+    None: the request id was used before, or the exclusive source has a live task.
+    """
     task_id = task_id or str(uuid_utils.uuid7())
     parameters = {**row_of(TreePosition(task_id, task_id), tenant, request_id, digest, spec), **_start(admission)}
     if await fetch_one(connection, QUERIES.create_task, parameters) is None:
@@ -174,9 +186,10 @@ async def insert_task(
 
 
 async def find_again(connection: Connection, tenant: str, request_id: str, digest: bytes, source: Source) -> str:
-    """The task that a request_id was used for, after an insert that met one.
+    """Returns the task of a request id, after an insert that conflicted.
 
-    AlreadyExists when it was used for something else, or not at all: then a task of the same source lives.
+    Raises AlreadyExists when the request id was used for another request, or was not used at all: then another task of
+    the same exclusive source is live.
     """
     row = await fetch_one(connection, QUERIES.find_request, {"tenant": tenant, "request_id": request_id})
     if row is None:
@@ -184,7 +197,7 @@ async def find_again(connection: Connection, tenant: str, request_id: str, diges
     task_id: str = row[0]
     if row[1] != digest:
         raise AlreadyExists(
-            "this request_id was used for another task",
+            "this request_id was used for another task: use a new request_id",
             reason="REQUEST_ID_REUSED",
             metadata={"task_id": task_id},
         )
@@ -194,7 +207,7 @@ async def find_again(connection: Connection, tenant: str, request_id: str, diges
 async def insert_first_entries(
     connection: Connection, tenant: str, task_id: str, request_id: str, spec: TaskSpec, second: ledger_pb2.EntryBody
 ) -> None:
-    """The goal, and what comes next: the move into the queue, or where the history comes from."""
+    """Inserts the entry `submitted` and the second entry: the transition to QUEUED, or `forked`."""
     submitted = ledger_pb2.TaskSubmitted(spec=spec_to_wire(spec), request_id=request_id)
     parameters = first_entries(task_id, tenant, submitted, second)
     await connection.execute(QUERIES.create_entries, parameters)
@@ -203,7 +216,7 @@ async def insert_first_entries(
 def first_entries(
     task_id: str, tenant: str, submitted: ledger_pb2.TaskSubmitted, second: ledger_pb2.EntryBody
 ) -> dict[str, Any]:
-    """What `create_entries` is given."""
+    """Returns the parameters of `create_entries`."""
     bodies = [ledger_pb2.EntryBody(submitted=submitted), second]
     return {
         "task_id": task_id,
@@ -223,7 +236,7 @@ def _start(admission: Admission) -> dict[str, Any]:
 
 
 def row_of(place: TreePosition, tenant: str, request_id: str, digest: bytes, spec: TaskSpec) -> dict[str, Any]:
-    """What `create_task` is given."""
+    """Returns the parameters of `create_task`."""
     return {
         **place._asdict(),
         "reason": Reason.SPAWNED if place.depth else Reason.SUBMITTED,

@@ -1,10 +1,12 @@
-"""ForkTask: a new task whose ledger begins with a copy of another's conversation.
+"""ForkTask: creates a task whose ledger begins with a copy of another task's conversation.
 
-A copy, not a reference: what is copied is bounded and small next to the model calls it stands for, it is one statement
-that moves no body out of the database, and afterwards every reader (fold, stream, audit, retention) finds a ledger that
-is whole by itself. The other task is neither locked nor changed: entries stay as they are, so any prefix can be read.
+The fork copies entries instead of referring to them. The copy is bounded and small compared with its model calls, and
+one statement makes it inside the database. Afterwards every reader (fold, stream, audit, retention) finds a ledger that
+is complete by itself. The fork neither locks nor changes the other task: entries never change, so any prefix can be
+read.
 
-1 submitted (with what the fork has otherwise) · 2 forked · the copied entries · the move into the queue · the message
+Entries: 1 submitted (with the overrides of the fork) · 2 forked · the copied entries · the transition to QUEUED · the
+message
 """
 
 from __future__ import annotations
@@ -55,18 +57,18 @@ if TYPE_CHECKING:
     from tenure.v1 import checkpoint_service_pb2 as pb
 
 
-# Forks to come: their ids are given out before they exist, because their files must be in place when they may run.
+# Prepared forks: a fork's id is chosen before the fork exists, because its files must be in place before it may run.
 
 KEPT_SECONDS: Final = 600.0
-"""Since it was last asked for; copying takes two minutes at the most."""
+"""How long a prepared id is kept after its last request; a copy of files takes at most two minutes."""
 
 _AT_ONCE: Final = 100
 _INTERVAL_SECONDS: Final = 30.0
-_WHY: Final = "the fork it was prepared for was never made"
+_GIVE_UP_REASON: Final = "the fork that this id was prepared for was never created"
 
 
 async def prepared_id(connection: Connection, tenant: str, request_id: str, digest: bytes) -> str:
-    """The id that this fork will have."""
+    """Returns the id that the fork will have. A repeat returns the same id."""
     parameters = {
         "tenant": tenant,
         "request_id": request_id,
@@ -74,35 +76,35 @@ async def prepared_id(connection: Connection, tenant: str, request_id: str, dige
         "task_id": str(uuid_utils.uuid7()),
     }
     row = await fetch_one(connection, FORKS.prepare_fork, parameters)
-    assert row is not None, "an upsert gives its row"
+    assert row is not None, "an upsert returns its row"
     task_id: str = row[0]
     return task_id
 
 
 async def take_prepared(connection: Connection, tenant: str, request_id: str, digest: bytes, task_id: str) -> None:
-    """From here on it is the fork's, if this transaction commits. Raises Unavailable (FORK_NOT_PREPARED)."""
+    """Gives the prepared id to the fork, if this transaction commits. Raises Unavailable (FORK_NOT_PREPARED)."""
     parameters = {"tenant": tenant, "request_id": request_id, "request_hash": digest, "task_id": task_id}
     if await fetch_one(connection, FORKS.take_prepared, parameters) is None:
-        message = "it took too long to put the fork's files in place"
+        message = "the copy of the fork's files took too long, so the prepared id is gone: fork again"
         raise Unavailable(message, reason="FORK_NOT_PREPARED", retry_after_seconds=1.0)
 
 
 class PreparedForks:
-    """What time brings about, in any number of replicas."""
+    """Gives up prepared ids that no fork used in time. Any number of replicas may run it."""
 
     def __init__(self, pool: Pool, kept_seconds: float = KEPT_SECONDS) -> None:
         self._pool, self._kept_seconds = pool, kept_seconds
 
     async def run(self) -> None:
-        """A duty: for ever."""
+        """Runs as a duty until cancelled."""
         while True:
             while await self.give_up_once() == _AT_ONCE:
                 note_progress()
             await rest(_INTERVAL_SECONDS * random.uniform(0.8, 1.2))
 
     async def give_up_once(self) -> int:
-        """How many were given up."""
-        parameters = {"kept_seconds": self._kept_seconds, "limit": _AT_ONCE, "actor": LEDGER, "reason": _WHY}
+        """Gives up one batch of prepared ids and returns their number."""
+        parameters = {"kept_seconds": self._kept_seconds, "limit": _AT_ONCE, "actor": LEDGER, "reason": _GIVE_UP_REASON}
 
         async def work(connection: Connection) -> int:
             return (await connection.execute(FORKS.give_up_prepared, parameters)).rowcount
@@ -112,15 +114,16 @@ class PreparedForks:
 
 _NAMES: Final = {number: name for name, number in KINDS.items()}
 _HEAD: Final = 2
-"""Entries before the copied ones."""
+"""The number of entries before the copied ones."""
 _MOST_STEPS: Final = 2**31 - 1
 LONGEST: Final = 4 * MOST_ENTRIES
-"""A ledger that is looked through for where it can be cut."""
+"""The longest ledger that is searched for a fork point, in entries."""
 
 
 class _Cut(NamedTuple):
-    """What a fork takes over: the other task's spec, and its entries up to `point`. `stop_reason`: of an answer at the
-    end of those.
+    """The history that a fork takes over: the other task's spec and its entries up to `point`.
+
+    `stop_reason`: of the assistant message at the end of those entries; "" when they end otherwise.
     """
 
     spec: task_pb2.TaskSpec
@@ -138,7 +141,9 @@ class _Cut(NamedTuple):
 async def fork_task(
     pool: Pool, tenant: str, request: pb.CheckpointServiceForkTaskRequest, defaults: TaskDefaults
 ) -> CreateResult:
-    """Raises NotFound, AlreadyExists, WrongState (NO_FORK_POINT, NOTHING_TO_DO, FORK_TOO_LARGE), LimitReached, and
+    """Creates a fork, or returns the one that the request id created before.
+
+    Raises NotFound, AlreadyExists, WrongState (NO_FORK_POINT, NOTHING_TO_DO, FORK_TOO_LARGE), LimitReached, and
     Unavailable (FORK_NOT_PREPARED).
     """
     digest = _digest(request)
@@ -153,7 +158,7 @@ async def fork_task(
         task_id = await insert_task(
             connection, tenant, request.request_id, digest, domain_spec, admission, task_id=prepared
         )
-        if task_id is None:  # the same request at the same time, or a source that allows one task only
+        if task_id is None:  # a concurrent repeat, or an exclusive source that has a live task
             return await _again(connection, tenant, request.request_id, digest, domain_spec.source)
         if prepared:
             await take_prepared(connection, tenant, request.request_id, digest, prepared)
@@ -168,7 +173,7 @@ async def fork_task(
 async def prepare_fork(
     pool: Pool, tenant: str, request: pb.CheckpointServiceForkTaskRequest, defaults: TaskDefaults
 ) -> pb.PrepareForkResponse:
-    """The id that the fork will have, or the fork if it was made. Raises as fork_task does."""
+    """Returns the id that the fork will have, or the fork if it exists. Raises as fork_task does."""
     digest = _digest(request)
 
     async def work(connection: Connection) -> pb.PrepareForkResponse:
@@ -189,7 +194,7 @@ async def prepare_fork(
 async def _planned(
     connection: Connection, tenant: str, request: pb.CheckpointServiceForkTaskRequest, defaults: TaskDefaults
 ) -> tuple[_Cut, task_pb2.TaskSpec]:
-    """What the fork takes over, and what it is to do."""
+    """Returns the history that the fork takes over, and the fork's spec."""
     cut = await _cut(connection, tenant, request)
     spec = defaults.of_fork(overridden(cut.spec, request.overrides))
     _check_result(spec)
@@ -198,7 +203,7 @@ async def _planned(
 
 
 def overridden(spec: task_pb2.TaskSpec, overrides: task_pb2.ForkOverrides) -> task_pb2.TaskSpec:
-    """The other task's spec with what the fork has otherwise."""
+    """Returns the other task's spec with the overrides of the fork."""
     forked = task_pb2.TaskSpec()
     forked.CopyFrom(spec)
     forked.ClearField("start_time")
@@ -257,7 +262,7 @@ async def _cut(connection: Connection, tenant: str, request: pb.CheckpointServic
 
 
 async def _pieces(connection: Connection, tenant: str, task_id: str) -> list[ForkPiece]:
-    """The whole ledger, without its bodies."""
+    """Returns the whole ledger without its bodies."""
     parameters = {"task_id": task_id, "tenant": tenant, "limit": LONGEST + 1}
     rows = await fetch_all(connection, FORKS.pieces_of, parameters)
     if not rows:
@@ -282,21 +287,27 @@ async def _bodies(connection: Connection, task_id: str, sequences: set[int]) -> 
 
 
 def _check_result(spec: task_pb2.TaskSpec) -> None:
-    """What a submit is refused for too, but here only the other task's spec shows it."""
+    """Refuses a result schema for control functions. A submit checks it too, but only the other task's spec shows it
+    here.
+    """
     if spec.HasField("control") and spec.result_schema_json:
-        message = "is for agents: control work says by itself what it returns"
+        message = "is only for agents: a control function defines its own result"
         raise InvalidRequest(violations=[("overrides.result_schema_json", message)])
 
 
 def _check_has_something_to_do(
     cut: _Cut, spec: task_pb2.TaskSpec, request: pb.CheckpointServiceForkTaskRequest
 ) -> None:
-    """After a last word there is nothing, unless somebody says more or that word must fit a schema."""
+    """Raises WrongState when the history ends with a final answer, unless a message or a result schema asks for
+    more.
+    """
     if request.message and spec.HasField("control"):
-        raise WrongState("a function carries this task out, which reads no messages", reason=NO_READER)
+        raise WrongState(
+            "a control function runs this task and reads no messages: fork without a message", reason=NO_READER
+        )
     if cut.stop_reason and is_final_answer(cut.stop_reason) and not request.message and not spec.result_schema_json:
         message = f"the history ends at {cut.point} with the agent's final answer"
-        raise WrongState(f"{message}: say how it goes on, or fork at an earlier step", reason="NOTHING_TO_DO")
+        raise WrongState(f"{message}: send a message with the fork, or fork at an earlier step", reason="NOTHING_TO_DO")
 
 
 async def _write_ledger(
@@ -308,7 +319,9 @@ async def _write_ledger(
     spec: task_pb2.TaskSpec,
     start: StartDecision,
 ) -> None:
-    """The row first: the feed of changes reads it when the first entries come."""
+    """Writes the fork's row and entries. The row comes first: the trigger of the change feed reads it at the first
+    entries.
+    """
     begin = _begin(request, start)
     copied = len(cut.pieces)
     parameters: dict[str, Any] = {"task_id": task_id, "from_task_id": request.task_id, "step": cut.step}
@@ -325,7 +338,7 @@ async def _write_ledger(
     await insert_first_entries(connection, tenant, task_id, request.request_id, spec_to_domain(spec), forked)
     sequences = [piece.sequence for piece in cut.pieces]
     done = await connection.execute(FORKS.copy_entries, {**parameters, "after": _HEAD, "sequences": sequences})
-    if done.rowcount != copied:  # it was there a moment ago: pruned meanwhile
+    if done.rowcount != copied:  # the other task was pruned since it was read
         raise await task_not_found(connection, tenant, request.task_id)
     tail = {
         "tenant": tenant,
@@ -340,7 +353,7 @@ async def _write_ledger(
 def _begin(
     request: pb.CheckpointServiceForkTaskRequest, start: StartDecision
 ) -> list[tuple[str, ledger_pb2.EntryBody]]:
-    """What follows the copy, with who says so."""
+    """Returns the entries after the copy, with their actors."""
     reason = Reason.TENANT_QUOTA if start.after_seconds else Reason.FORKED
     queued = ledger_pb2.StateTransition(to_state=STATES.to_wire(TaskState.QUEUED), reason=reason, message=start.message)
     begin = [(LEDGER, ledger_pb2.EntryBody(transition=queued))]
@@ -351,7 +364,9 @@ def _begin(
 
 
 def _digest(request: pb.CheckpointServiceForkTaskRequest) -> bytes:
-    """Of what is asked, apart from who asks: a repeat may come through another identity of the same caller."""
+    """Returns a digest of the request without its actor: a repeat may come through another identity of the same
+    caller.
+    """
     canonical = type(request)()
     canonical.CopyFrom(request)
     canonical.ClearField("actor")

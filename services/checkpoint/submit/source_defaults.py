@@ -1,4 +1,5 @@
-"""What a task of one source is when its submit says nothing: `defaults.<source>`, as the installation sets them.
+"""The defaults of a source's tasks, for fields that a submit leaves unset: `defaults.<source>` in the installation's
+file.
 
     [defaults.conversation]
     priority = "PRIORITY_HIGH"
@@ -6,9 +7,9 @@
     policy.timeouts.start = { after = "5s" }
     policy.retry = { max_attempts = 1 }
 
-A table is a TaskSpec as the contract has it; of it `limits`, `policy` and `priority` can be set. They are filled in
-when a task is created, so that it shows what holds for it; a later change of the file changes no task. The quotas of
-tenants that have none of their own stand in the same file: see `tenants/defaults.py`.
+A table is a TaskSpec as in the contract, of which `limits`, `policy` and `priority` can be set. The service fills the
+defaults in when it creates a task, so that the task shows its effective values; a later change of the file changes no
+task. The same file has the default quotas of tenants: see `read_quotas` in `tenants/quotas.py`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ SETTABLE: Final = frozenset({"limits", "policy", "priority"})
 
 
 class SourceDefaults:
-    """By source. Without any, a task that says nothing has the contract's defaults."""
+    """The defaults by source. A source without any has the defaults of the contract."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class SourceDefaults:
         self.tenant_quotas = dict(tenant_quotas or {})
 
     def fill(self, spec: task_pb2.TaskSpec) -> task_pb2.TaskSpec:
-        """The spec with what it leaves unset filled in; itself when there is nothing to fill in."""
+        """Returns the spec with its unset fields filled in, or the spec itself when the source has no defaults."""
         defaults = self._by_source.get(SOURCES.to_domain(spec.source.kind))
         if defaults is None:
             return spec
@@ -68,7 +69,7 @@ class SourceDefaults:
 
 
 def load_source_defaults(path: Path | None) -> SourceDefaults:
-    """Raises ConfigurationError with all that is wrong in the file."""
+    """Reads the file. Raises ConfigurationError with all problems of the file."""
     if path is None:
         return SourceDefaults()
     try:
@@ -79,10 +80,12 @@ def load_source_defaults(path: Path | None) -> SourceDefaults:
 
 
 def read_source_defaults(document: Mapping[str, Any], name: str) -> SourceDefaults:
-    """From a file's content; `name` is told with what is wrong. ConfigurationError."""
+    """Reads a file's content; `name` appears in error messages. Raises ConfigurationError with all problems."""
     tables_known = f"[{TABLE}.<source>] and [{QUOTA_TABLE}]"
     problems = [
-        f"{name}: there is only {tables_known}, no {key!r}" for key in document if key not in (TABLE, QUOTA_TABLE)
+        f"{name}: unknown key {key!r}, the file may have {tables_known}"
+        for key in document
+        if key not in (TABLE, QUOTA_TABLE)
     ]
     by_source: dict[SourceKind, task_pb2.TaskSpec] = {}
     tables = document.get(TABLE, {})
@@ -103,7 +106,7 @@ def read_source_defaults(document: Mapping[str, Any], name: str) -> SourceDefaul
 def _problems(source: str, table: Any) -> Iterator[str]:
     names = [kind.lower() for kind in SourceKind]
     if source not in names:
-        yield f"is no source, which are {', '.join(names)}"
+        yield f"is no source: use one of {', '.join(names)}"
         return
     if not isinstance(table, dict):
         yield "must be a table"
@@ -123,7 +126,7 @@ def _problems(source: str, table: Any) -> Iterator[str]:
 
 
 def _fill(target: Message, defaults: Message) -> None:
-    """Field by field, into all that is unset; a duration of 0 is none, as everywhere in the contract."""
+    """Fills unset fields one by one. A duration of 0 counts as unset, as everywhere in the contract."""
     for field, value in defaults.ListFields():
         if field.type != FieldDescriptor.TYPE_MESSAGE:
             is_set = target.HasField(field.name) if field.has_presence else bool(getattr(target, field.name))

@@ -1,6 +1,6 @@
-"""Sub-agents are created with the intent of their call, in its transaction; or the call is refused, with its outcome.
+"""Creates sub-agents in the transaction that commits their call's intent, or closes the call with a refusal as outcome.
 
-Nothing here may fail for what a model asked: other tasks' commits are in the same transaction.
+Nothing here may raise because of a model's arguments: other tasks' commits are in the same transaction.
 """
 
 from __future__ import annotations
@@ -40,15 +40,17 @@ if TYPE_CHECKING:
     from tenure.domain.task import TaskSpec
     from tenure.runtime.postgres import Connection
 
-_TAKEN = Outcome(OutcomeStatus.FAILED, "No sub-agents were begun: their request_ids are used for other tasks.")
+_IDS_TAKEN = Outcome(OutcomeStatus.FAILED, "No sub-agents were begun: their request_ids are used for other tasks.")
 
 
 async def spawn(
-    connection: Connection, draft: Draft, call: ToolIntent, traceparent: str = "", *, has_leave: bool = False
+    connection: Connection, draft: Draft, call: ToolIntent, traceparent: str = "", *, is_approved: bool = False
 ) -> None:
-    """Creates what the call asks for, or closes it. A call that needs leave first, or is not allowed, is left alone."""
+    """Creates the sub-agents of the call, or closes the call. Leaves a call that needs an approval or is not allowed
+    open.
+    """
     parent = await _parent(connection, draft)
-    if not has_leave and not spawns_at_once(parent.spec, call.tool):
+    if not is_approved and not spawns_at_once(parent.spec, call.tool):
         return
     decided = await _decide(connection, draft, call, parent)
     metrics.count("tenure_spawns_total", refused=str(isinstance(decided, Outcome)).lower())
@@ -65,17 +67,20 @@ async def spawn(
         await _create(connection, draft, place, spec, by)
     noted = await fetch_one(connection, SUB_AGENTS.note_spawned, {"task_id": parent.task_id, "task_ids": ids})
     if noted is None:
-        raise Unavailable("somebody took the names of sub-agents at this moment", reason="SUB_AGENTS_TAKEN")
+        raise Unavailable(
+            "another request took the names of the sub-agents at the same moment: commit again",
+            reason="SUB_AGENTS_TAKEN",
+        )
     draft.row.sub_agents += len(ids)
     draft.spawned += tuple(ids)
-    _tell(draft, call, spawn_request, share, ids)
+    _append_spawned(draft, call, spawn_request, share, ids)
 
 
 async def _parent(connection: Connection, draft: Draft) -> Parent:
     row = draft.row
     parameters = {"task_id": row.task_id, "tools_defined": KINDS["tools_defined"]}
     record = await fetch_one(connection, SUB_AGENTS.parent, parameters)
-    assert record is not None, "its row is locked, and entries stay as long as that"
+    assert record is not None, "its row is locked, and its entries live as long as the row"
     submitted, depth, living, defined = record
     return Parent(
         task_id=row.task_id,
@@ -97,15 +102,15 @@ async def _decide(
 ) -> tuple[SpawnRequest, Share] | Outcome:
     try:
         spawn_request = read_spawn(call.arguments_json)
-    except InvalidArguments as why:
-        return unfit(f"The arguments do not fit {SPAWN_SUB_AGENTS}: {why}.")
+    except InvalidArguments as error:
+        return unfit(f"The arguments do not fit {SPAWN_SUB_AGENTS}: {error}.")
     share = decide_spawn(spawn_request, parent)
     if isinstance(share, Outcome):
         return share
     ids = _ids(draft, call, spawn_request)
     names = {"task_ids": ids, "tenant": draft.row.tenant, "request_ids": [_request_id(one) for one in ids]}
     taken = await fetch_one(connection, SUB_AGENTS.taken, names)
-    return _TAKEN if taken is not None and taken[0] else (spawn_request, share)
+    return _IDS_TAKEN if taken is not None and taken[0] else (spawn_request, share)
 
 
 def _ids(draft: Draft, call: ToolIntent, spawn_request: SpawnRequest) -> list[str]:
@@ -119,7 +124,7 @@ def _request_id(task_id: str) -> str:
 async def _create(
     connection: Connection, draft: Draft, place: TreePosition, spec: TaskSpec, by: ledger_pb2.SpawnedBy
 ) -> None:
-    """No budget of its own: it draws on its root's."""
+    """Creates one sub-agent. It has no budget of its own: it uses its root's."""
     tenant, request_id = draft.row.tenant, _request_id(place.task_id)
     await connection.execute(QUERIES.create_task, row_of(place, tenant, request_id, b"", spec))
     submitted = ledger_pb2.TaskSubmitted(spec=spec_to_wire(spec), request_id=request_id, spawned_by=by)
@@ -128,7 +133,7 @@ async def _create(
     await connection.execute(QUERIES.create_entries, first_entries(place.task_id, tenant, submitted, second))
 
 
-def _tell(draft: Draft, call: ToolIntent, spawn_request: SpawnRequest, share: Share, ids: list[str]) -> None:
+def _append_spawned(draft: Draft, call: ToolIntent, spawn_request: SpawnRequest, share: Share, ids: list[str]) -> None:
     seconds = draft.row.task_policy.timeouts.wait_seconds(WaitKind.SUB_AGENTS, spawn_request.deadline_seconds)
     spawned = ledger_pb2.SubAgentsSpawned(
         call_id=call.call_id,

@@ -1,6 +1,7 @@
-"""Tenants: their quotas, the windows these look at, and what they were billed.
+"""Tenants: quotas, usage windows, and sums of bills.
 
-servicer.py   the methods              servicer.py      what they do         servicer.py    sums of bills
-quotas.py  what a submit meets      quotas.py      what a reservation meets         quotas.py  soft caps, told once
-usage_windows.py    what was used lately     rows.py   of the installation  rows.py     a tenant's row
+servicer.py       TenantService: tenants, their quotas, and their billed usage
+quotas.py         the checks of quotas at submits and reservations, and soft cap warnings
+usage_windows.py  sliding sums of what a tenant used
+rows.py           the row of a tenant, and the installation's default quotas
 """

@@ -1,4 +1,8 @@
-"""Soft caps: told once a window, by the task that met it first: an entry, a line in the log, a number."""
+"""Quotas: checks at a submit and at a reservation, and soft cap warnings.
+
+A soft cap warning comes once per window, from the task that reaches the soft cap first: as an entry, a log line and a
+metric.
+"""
 
 from __future__ import annotations
 
@@ -46,44 +50,44 @@ if TYPE_CHECKING:
     from tenure.domain.quotas import Quota, QuotaUse
     from tenure.runtime.postgres import Connection, Pool
 
-ASK_AGAIN_SECONDS: Final = 60.0
-"""Whether a warning is due is decided by the database; it is not asked with every commit of a tenant near its cap."""
+CHECK_AGAIN_SECONDS: Final = 60.0
+"""The database decides whether a warning is due. Not every commit of a tenant near its quota needs to ask it."""
 
 _log: Final = logging.getLogger(__name__)
 
 
 class Warnings:
-    """Remembers what was asked lately. For the commits of one replica."""
+    """Remembers recent checks of soft caps, for the commits of one replica."""
 
     def __init__(self) -> None:
-        self._asked: dict[tuple[str, QuotaKind], float] = {}
+        self._checked_at: dict[tuple[str, QuotaKind], float] = {}
 
     async def is_first(self, connection: Connection, tenant: str, use: QuotaUse) -> bool:
-        """Whether to tell it now, in this transaction."""
+        """Whether to append a soft cap warning now, in this transaction."""
         key, now = (tenant, use.quota.kind), time.monotonic()
-        if not use.is_soft or now - self._asked.get(key, -ASK_AGAIN_SECONDS) < ASK_AGAIN_SECONDS:
+        if not use.is_soft or now - self._checked_at.get(key, -CHECK_AGAIN_SECONDS) < CHECK_AGAIN_SECONDS:
             return False
-        self._asked[key] = now
+        self._checked_at[key] = now
         return await is_first(connection, tenant, use)
 
 
 async def is_first(connection: Connection, tenant: str, use: QuotaUse) -> bool:
-    """Whether nobody, of all replicas, has told of this soft cap in this window: then it is for the caller to tell."""
+    """Whether no replica has warned of this soft cap in this window yet: then the caller appends the warning."""
     span = SPANS.get(use.quota.kind)
-    window_seconds = float(span.window_seconds if span else ASK_AGAIN_SECONDS)
+    window_seconds = float(span.window_seconds if span else CHECK_AGAIN_SECONDS)
     parameters = {"tenant": tenant, "quota": use.quota.kind.value, "window_seconds": window_seconds}
     if await fetch_one(connection, TENANTS.warn, parameters) is None:
         return False
     metrics.count("tenure_tenant_warnings_total", tenant=tenant, quota=use.quota.kind.value)
-    _log.warning("a tenant is near its cap", extra={"tenant": tenant, "used": use.describe()})
+    _log.warning("a tenant is near its quota", extra={"tenant": tenant, "used": use.describe()})
     return True
 
 
 def append_warning(draft: Draft, use: QuotaUse) -> ledger_pb2.Entry:
-    """The fact, as others will read it."""
+    """Appends the soft cap warning to the draft and returns it as an entry."""
     row = draft.row
-    fact = QuotaWarning(use.quota.kind, use.used, use.quota.most)
-    body = ledger_pb2.EntryBody(quota_warning=quota_warning_to_wire(fact))
+    warning = QuotaWarning(use.quota.kind, use.used, use.quota.most)
+    body = ledger_pb2.EntryBody(quota_warning=quota_warning_to_wire(warning))
     draft.append(KINDS["quota_warning"], body.SerializeToString(), step=row.step, actor=LEDGER, by_claim=False)
     draft.warnings.append(draft.entries[-1])
     return ledger_pb2.Entry(
@@ -97,7 +101,7 @@ def append_warning(draft: Draft, use: QuotaUse) -> ledger_pb2.Entry:
 
 
 async def warn_of_submit(connection: Connection, tenant: str, task_id: str, uses: Iterable[QuotaUse]) -> None:
-    """In the transaction that created the task, whose submit may be what reaches a soft cap."""
+    """Appends soft cap warnings, in the transaction that created the task: its submit may reach a soft cap."""
     due = [use for use in uses if use.is_soft and await is_first(connection, tenant, use)]
     if not due:
         return
@@ -109,11 +113,11 @@ async def warn_of_submit(connection: Connection, tenant: str, task_id: str, uses
     await write(connection, [draft])
 
 
-# Whether a tenant may have one more task, and when it may start: decided in the transaction that creates it.
+# Admission: whether a tenant may have one more task, and when it may start, in the transaction that creates the task.
 
 
 class Admission(NamedTuple):
-    """When the task may start; what of the tenant's quotas was used until then; and when it counts, if it does."""
+    """When the task may start, what the tenant used until then, and when the submit counts (None: never)."""
 
     start: StartDecision = StartDecision()
     uses: Uses = {}  # noqa: RUF012  never written to
@@ -121,7 +125,7 @@ class Admission(NamedTuple):
 
 
 FREE: Final = Admission()
-"""Nothing limits it, or it is a repeat: that is answered by the task it made, whatever the quotas say by now."""
+"""No quota applies. A repeat returns its task, whatever the quotas are by now."""
 
 
 async def admit(
@@ -132,9 +136,12 @@ async def admit(
     may_refuse: bool = True,
     not_before: datetime | None = None,
 ) -> Admission:
-    """Raises LimitReached (TENANT_QUOTA). Submits of a tenant with a rate wait here for each other, no others do.
+    """Checks the quotas of a submit. Raises LimitReached (TENANT_QUOTA).
 
-    Whoever asks for a later start than the quotas allow anyway is not held by them: none that is raised may wake it.
+    Submits of a tenant with a rate quota wait here for each other; other tenants' do not.
+
+    A submit with a later start than the quotas allow anyway is not held by quotas: otherwise a raised quota would wake
+    it too early.
     """
     row = await ensured(connection, tenant)
     if not _matter(row.quotas):
@@ -154,7 +161,7 @@ async def admit(
 
 
 async def count_submit(connection: Connection, tenant: str, admission: Admission) -> None:
-    """The task was created: it counts from when it may start."""
+    """Counts a created task from the moment at which it may start."""
     if admission.counts_at is not None:
         await count_use(connection, {(tenant, QuotaKind.SUBMITS_PER_MINUTE): 1}, admission.counts_at)
 
@@ -165,25 +172,25 @@ async def _uses(connection: Connection, row: TenantRow) -> Uses:
 
 
 def _matter(quotas: Mapping[QuotaKind, Quota]) -> bool:
-    """What only the offers look at is nothing to a submit."""
+    """Whether a submit must check the quotas. A quota of running tasks that does not refuse concerns offers only."""
     return any(
         kind is not QuotaKind.RUNNING_TASKS or quota.policy is QuotaPolicy.REFUSE for kind, quota in quotas.items()
     )
 
 
-# The tenants whose model calls have quotas, and what of these is used when a batch of commits reserves.
+# Quotas of model calls, for the reservations of a batch of commits.
 
 REFRESH_SECONDS: Final = 1.0
 
 
 class CallQuotas:
-    """How the quotas of a batch's tenants stand."""
+    """The quotas and uses of a batch's tenants."""
 
     def __init__(self, uses: Mapping[str, Uses], warnings: Warnings) -> None:
         self._uses, self._warnings = uses, warnings
 
     def denied(self, tenant: str) -> Denied | None:
-        """What a model call has to wait for, however well its own budget stands."""
+        """Returns the denial of a model call by a quota, whatever its own budget allows; None: no quota denies it."""
         use = wait_of_call(self._uses.get(tenant, {}))
         if use is None:
             return None
@@ -191,7 +198,7 @@ class CallQuotas:
         return Denied(Reason.TENANT_QUOTA, f"tenant {tenant} has used {use.describe()}", held_seconds(use))
 
     async def warn(self, connection: Connection, draft: Draft) -> list[ledger_pb2.Entry]:
-        """Appends what is to be told of soft caps, and gives it back."""
+        """Appends due soft cap warnings and returns them."""
         uses = self._uses.get(draft.row.tenant, {}).values()
         return [
             append_warning(draft, use)
@@ -201,7 +208,7 @@ class CallQuotas:
 
 
 class LimitedTenants:
-    """`run` until cancelled. Who has quotas may be known a second late; what these are is read when it matters."""
+    """Knows the tenants with quotas for model calls, up to a second late; reads the quotas themselves when needed."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -213,16 +220,19 @@ class LimitedTenants:
             try:
                 await self.refresh()
             except TryLater as error:
-                _log.warning("the tenants' quotas were not read: those known hold on", extra={"error": str(error)})
+                _log.warning(
+                    "the tenants with quotas could not be read: the last known ones stay in force",
+                    extra={"error": str(error)},
+                )
             await rest(REFRESH_SECONDS * random.uniform(0.5, 1.0))
 
     async def refresh(self) -> None:
-        """As the database has them now."""
+        """Reads the tenants with quotas."""
         async with ledger_connection(self._pool) as connection:
             self._names = frozenset(name for (name,) in await fetch_all(connection, TENANTS.limited, {}))
 
     async def read(self, connection: Connection, tenants: Collection[str]) -> CallQuotas:
-        """What their model calls have used. Nothing is asked when none of these has a quota for them."""
+        """Returns the quotas and uses of these tenants' model calls. Reads nothing when none of them has a quota."""
         limited = sorted(self._names.intersection(tenants))
         if not limited:
             return NO_QUOTAS

@@ -1,4 +1,4 @@
-"""The row of a tenant: its quotas as they hold, in columns, because the offers of tasks read them too."""
+"""The row of a tenant. It has the effective quotas in columns, because the statements of offers read them too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tenure.runtime.postgres import Connection
 
 
-# The quotas of tenants that have none of their own, as the installation's file of defaults sets them.
+# The default quotas of tenants, from the installation's file of defaults.
 
 QUOTA_TABLE: Final = "tenant_quotas"
 _MONEY: Final = "usd_per_day"
@@ -33,7 +33,7 @@ _NAMES: Final = {
 
 
 def read_quotas(table: Any) -> tuple[dict[QuotaKind, Quota], list[str]]:
-    """The quotas, and what is wrong in the table. Numbers with a point come as Decimal."""
+    """Returns the quotas of the table and its problems. Fractions must be Decimal."""
     if not isinstance(table, dict):
         return {}, ["must be a table"]
     quotas, problems = {}, []
@@ -50,12 +50,12 @@ def read_quotas(table: Any) -> tuple[dict[QuotaKind, Quota], list[str]]:
 def _quota(name: str, fields: Mapping[str, Any]) -> Quota:
     kind = _NAMES.get(name)
     if kind is None:
-        raise ValueError(f"is no quota, which are {', '.join(_NAMES)}")
+        raise ValueError(f"is no quota: use one of {', '.join(_NAMES)}")
     if unknown := sorted(set(fields) - {"most", "policy"}):
         raise ValueError(f"{', '.join(unknown)} cannot be set here, only most and policy")
     policy = fields.get("policy", DEFAULT_POLICY[kind].value)
     if policy not in list(QuotaPolicy):
-        raise ValueError(f"policy is none of {', '.join(QuotaPolicy)}")
+        raise ValueError(f"policy must be one of {', '.join(QuotaPolicy)}")
     quota = Quota(kind, _most(name, fields.get("most")), QuotaPolicy(policy))
     violations = Violations()
     check_quota(quota_to_wire(quota), violations, "")
@@ -76,7 +76,7 @@ def _most(name: str, most: Any) -> int:
 
 TENANTS: Final = Queries.load("services.checkpoint", "sql/tenants.sql")
 DEFAULTS: Final = ""
-"""The name of the row that has the installation's defaults: nobody's."""
+"""The name of the row with the installation's default quotas; no tenant can have it."""
 
 
 class TenantRow(NamedTuple):
@@ -101,7 +101,7 @@ class TenantRow(NamedTuple):
 
     @property
     def quotas(self) -> dict[QuotaKind, Quota]:
-        """Those that there are."""
+        """The quotas that are set, by kind."""
         columns = {
             QuotaKind.RUNNING_TASKS: (self.max_running_tasks, self.running_policy),
             QuotaKind.SUBMITS_PER_MINUTE: (self.max_submits_per_minute, self.submits_policy),
@@ -112,13 +112,13 @@ class TenantRow(NamedTuple):
 
 
 async def read_tenant(connection: Connection, tenant: str, *, lock: bool = False) -> TenantRow | None:
-    """None: it was never heard of."""
+    """Returns the tenant's row, or None for an unknown tenant."""
     row = await fetch_one(connection, TENANTS.lock if lock else TENANTS.find, {"tenant": tenant})
     return None if row is None else TenantRow(*row)
 
 
 async def ensured(connection: Connection, tenant: str, *, lock: bool = False) -> TenantRow:
-    """The row, made when this is the first that is heard of the tenant."""
+    """Returns the tenant's row, and creates it for a tenant that is not known yet."""
     row = await read_tenant(connection, tenant, lock=lock)
     if row is None:
         await connection.execute(TENANTS.note, {"tenant": tenant})
@@ -130,7 +130,7 @@ async def ensured(connection: Connection, tenant: str, *, lock: bool = False) ->
 async def write_quotas(
     connection: Connection, tenant: str, quotas: Mapping[QuotaKind, Quota], own: list[str], actor: str, reason: str
 ) -> None:
-    """All of them, under the row's lock; kinds that are missing have no cap."""
+    """Writes all quotas, under the row's lock; a missing kind has no quota."""
     parameters: dict[str, Any] = {"tenant": tenant, "own": own, "actor": actor, "reason": reason}
     for kind in QuotaKind:
         quota = quotas.get(kind)

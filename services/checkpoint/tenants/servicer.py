@@ -1,4 +1,4 @@
-"""TenantService on the wire, as far as the ledger serves it: of the caller's tenant, whatever a request says."""
+"""TenantService, as far as the ledger serves it: always for the caller's tenant, whatever the request says."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tenure.runtime.postgres import Connection, Pool
 
 
-# What a tenant was billed, summed up: read from the bills, by one index each; those of pruned tasks are there too.
+# Sums of a tenant's bills, including those of pruned tasks; each grouping has its index.
 
 DEFAULT_SUMS: Final = 100
 DEFAULT_SPAN: Final = timedelta(days=1)
@@ -46,7 +46,7 @@ _GROUPINGS: Final = {
 
 
 async def sum_up(pool: Pool, tenant: str, request: pb.GetTenantUsageRequest) -> pb.GetTenantUsageResponse:
-    """A page of sums by their key; the token is the last one's. Raises InvalidRequest for a span that is too long."""
+    """Returns a page of sums by key; the token is the last key. Raises InvalidRequest for a span that is too long."""
     page_size = request.page_size or DEFAULT_SUMS
     parameters: dict[str, Any] = {
         "tenant": tenant,
@@ -69,7 +69,7 @@ async def sum_up(pool: Pool, tenant: str, request: pb.GetTenantUsageRequest) -> 
 
 
 def _span(request: pb.GetTenantUsageRequest, now: datetime) -> tuple[datetime, datetime]:
-    """Bills are timed by the database; where a span ends that was left open does not matter by seconds."""
+    """Returns the span. An open end is only exact to a minute: the database's clock times the bills."""
     end_at = moment(request.end_time) if request.HasField("end_time") else now + timedelta(minutes=1)
     begin_at = moment(request.begin_time) if request.HasField("begin_time") else end_at - DEFAULT_SPAN
     if end_at - begin_at > LONGEST_SPAN + timedelta(minutes=1):
@@ -99,14 +99,14 @@ def _sum(
     )
 
 
-# What TenantService reads and changes of tenants themselves.
+# Reads and changes of tenants.
 
 DEFAULT_TENANTS: Final = 50
 MOST_WOKEN: Final = 10_000
 
 
 async def get_tenant(pool: Pool, tenant: str) -> pb.Tenant:
-    """One that was never heard of has the defaults, and no times."""
+    """Returns the tenant. An unknown tenant has the default quotas and no times."""
     async with ledger_connection(pool) as connection:
         row = await read_tenant(connection, tenant)
         if row is None:
@@ -120,7 +120,7 @@ async def get_tenant(pool: Pool, tenant: str) -> pb.Tenant:
 
 
 async def list_tenants(pool: Pool, request: pb.ListTenantsRequest) -> pb.ListTenantsResponse:
-    """A page by name. The token is the last name."""
+    """Returns a page by name. The token is the last name."""
     page_size = request.page_size or DEFAULT_TENANTS
     parameters = {"after": request.page_token, "limit": page_size + 1}
     async with ledger_connection(pool) as connection:
@@ -131,7 +131,7 @@ async def list_tenants(pool: Pool, request: pb.ListTenantsRequest) -> pb.ListTen
 
 
 async def update_limits(pool: Pool, tenant: str, request: pb.UpdateTenantLimitsRequest) -> pb.Tenant:
-    """Raises WrongState (TENANT_CHANGED). Tasks that wait at a cap look again at once."""
+    """Sets quotas. Raises WrongState (TENANT_CHANGED). Wakes tasks that wait because of a quota."""
 
     async def work(connection: Connection) -> pb.Tenant:
         row = await ensured(connection, tenant, lock=True)
@@ -146,7 +146,7 @@ async def update_limits(pool: Pool, tenant: str, request: pb.UpdateTenantLimitsR
 
 
 async def adopt_defaults(pool: Pool, defaults: Mapping[QuotaKind, Quota]) -> None:
-    """What the file of the replica that starts says. Of several that differ, the one that started last is right."""
+    """Adopts the default quotas of this replica's file. When files differ, the replica that started last wins."""
 
     async def work(connection: Connection) -> None:
         row = await ensured(connection, DEFAULTS, lock=True)
@@ -160,7 +160,7 @@ async def adopt_defaults(pool: Pool, defaults: Mapping[QuotaKind, Quota]) -> Non
 async def _requested_quotas(
     connection: Connection, row: TenantRow, request: pb.UpdateTenantLimitsRequest
 ) -> tuple[dict[QuotaKind, Quota], list[str]]:
-    """The quotas that will hold, and the kinds that are the tenant's own."""
+    """Returns the effective quotas and the kinds that the tenant sets itself."""
     defaults = await ensured(connection, DEFAULTS)
     quotas, own = row.quotas, set(row.own)
     for quota_message in request.quotas:
@@ -179,14 +179,14 @@ async def _requested_quotas(
 def _check_revision(row: TenantRow, request: pb.UpdateTenantLimitsRequest) -> None:
     if request.HasField("expected_revision") and request.expected_revision != row.revision:
         raise WrongState(
-            f"the tenant was updated meanwhile: it is at revision {row.revision}",
+            f"the tenant was updated meanwhile, it is at revision {row.revision}: read it and update it again",
             reason="TENANT_CHANGED",
             metadata={"revision": str(row.revision)},
         )
 
 
 async def _to_messages(connection: Connection, rows: Sequence[TenantRow]) -> list[pb.Tenant]:
-    """With what is used, and when it was warned of."""
+    """Returns tenants with their uses and the times of their warnings."""
     windows = await read_uses(connection, rows)
     parameters = {"tenants": [row.tenant for row in rows]}
     warned = {
@@ -220,7 +220,7 @@ def _uses(row: TenantRow, uses: Uses, warned: Mapping[tuple[str, str], datetime]
 
 
 class TenantServicer(TenantServiceServicer):
-    """See protos/tenure/v1/tenant_service.proto for what each method promises. Who may ask, the gateway decides."""
+    """See protos/tenure/v1/tenant_service.proto for each method. The gateway decides who may call."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool

@@ -1,4 +1,4 @@
-"""Sliding windows in the database: what was used is written by the transaction that uses it, and summed when asked."""
+"""Usage windows: the transaction that uses something writes it; a read sums the window."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tenure.runtime.postgres import Connection
 
 SHARDS = 8
-"""Rows a bucket may have: so many transactions can settle calls of one tenant without waiting for each other."""
+"""Rows per bucket: as many transactions can settle calls of one tenant without waiting for each other."""
 
 Uses = dict[QuotaKind, QuotaUse]
 
@@ -26,7 +26,7 @@ Uses = dict[QuotaKind, QuotaUse]
 async def read_uses(
     connection: Connection, rows: Sequence[TenantRow], kinds: Iterable[QuotaKind] = tuple(SPANS)
 ) -> dict[str, Uses]:
-    """By tenant, of the windows of these kinds that it has a quota for, as they stand now."""
+    """Returns the current uses by tenant, for the window quotas of these kinds that the tenant has."""
     windows = [(row, kind) for row in rows for kind in kinds if kind in row.quotas]
     amounts = await _amounts(connection, [(row.tenant, kind, row.now) for row, kind in windows])
     uses: dict[str, Uses] = {row.tenant: {} for row in rows}
@@ -36,7 +36,7 @@ async def read_uses(
 
 
 async def read_running(connection: Connection, row: TenantRow) -> Uses:
-    """Of the tasks that are held now, if there is a quota for them."""
+    """Returns the use of the quota of running tasks, if there is one."""
     quota = row.quotas.get(QuotaKind.RUNNING_TASKS)
     if quota is None:
         return {}
@@ -46,7 +46,7 @@ async def read_running(connection: Connection, row: TenantRow) -> Uses:
 
 
 async def count_use(connection: Connection, used: Mapping[tuple[str, QuotaKind], int], moment: float) -> None:
-    """Adds what was used at a moment (seconds since the epoch), in the transaction that uses it."""
+    """Adds uses at a moment (seconds since the Unix epoch), in the transaction that uses them."""
     counted = [(tenant, kind, amount) for (tenant, kind), amount in used.items() if amount > 0]
     if not counted:
         return
@@ -63,7 +63,7 @@ async def count_use(connection: Connection, used: Mapping[tuple[str, QuotaKind],
 
 
 async def count_calls(connection: Connection, bills: Sequence[BillRow], moment: datetime) -> None:
-    """What model calls used: of all tenants, for a quota that is set counts what was before."""
+    """Adds the usage of model calls, for all tenants: a quota that is set later counts earlier usage too."""
     if not bills:
         return
     used: defaultdict[tuple[str, QuotaKind], int] = defaultdict(int)

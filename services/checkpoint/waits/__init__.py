@@ -1,0 +1,11 @@
+"""Waits: tool calls that a person, an event or sub-agents answer.
+
+waits.py             begins, answers and closes waits in drafts
+signals.py           signals from outside, kept until a wait takes them
+sub_agent_waits.py   a parent's wait for the sub-agents of a call
+sub_agent_events.py  wakes parents whose sub-agents have ended, and cancels sub-agents that no parent awaits
+in_doubt.py          waits for resolutions of calls in doubt
+
+What to touch when you add a wait kind: task.proto, tenure/domain/waits.py, tenure/wire/task.py, and here the module
+that ends such a wait. Deadlines of waits are in `services/checkpoint/queue/sweeps.py`.
+"""

@@ -1,4 +1,4 @@
-"""Waits for a word on calls in doubt: told to coordinators, which ask the tools, and ended when no doubt is left."""
+"""Waits for resolutions of calls in doubt: coordinators read them, ask the tool service, and requeue settled tasks."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from tenure.runtime.postgres import Connection, Pool
 
 
-# The calls in doubt that a tenant's tasks wait for a word on, page by page, found by what waits.
+# The calls in doubt that a tenant's tasks wait for, page by page, read from the waiting tasks.
 
 DEFAULT_PAGE: Final = 50
 
 
 class _DoubtPosition(NamedTuple):
-    """A call in the order of the list."""
+    """The position of a call in the order of the list."""
 
     waiting_since: str
     task_id: str
@@ -44,9 +44,9 @@ _FIRST: Final = _DoubtPosition("-infinity", "00000000-0000-0000-0000-00000000000
 
 
 async def list_calls_in_doubt(pool: Pool, tenant: str, request: pb.ListDoubtsRequest) -> pb.ListDoubtsResponse:
-    """The tasks that wait longest first, the calls of each by their ids as texts. Raises InvalidRequest."""
+    """Returns calls in doubt: tasks that wait longest first, the calls of each by id as text. Raises InvalidRequest."""
     after, page_size = _read_token(request.page_token), request.page_size or DEFAULT_PAGE
-    # The task of the last call may have no more; and one call more than asked for tells whether there are more.
+    # Two rows more: the last call's task may have no further call, and one extra call shows that there is a next page.
     parameters = {
         "tenant": tenant,
         "place": after.waiting_since,
@@ -75,25 +75,26 @@ def _write_token(place: _DoubtPosition) -> str:
 
 
 def _read_token(token: str) -> _DoubtPosition:
-    """The last call of the page before."""
+    """Returns the last call of the page before."""
     if not token:
         return _FIRST
     try:
         waiting_since, task_id, call_id = base64.urlsafe_b64decode(token.encode()).decode().split("|")
         return _DoubtPosition(str(datetime.fromisoformat(waiting_since)), str(UUID(task_id)), call_id)
     except (binascii.Error, UnicodeError, ValueError):
-        raise InvalidRequest(violations=[("page_token", "is none of ours")]) from None
+        message = "is not a token of this service: use next_page_token of the last response"
+        raise InvalidRequest(violations=[("page_token", message)]) from None
 
 
 LEAST_SECONDS: Final = 2.0
 MOST_SECONDS: Final = 60.0
-"""Between two looks at the same wait: so long after its runner woke up, a task may still wait for nothing."""
+"""The longest pause between two reads of a wait: a task may wait that long after its runner settled the call."""
 MOST_CALLS: Final = 64
-_SETTLED: Final = "its calls are in doubt no more: what became of them was recorded after all"
+_SETTLED: Final = "its calls are no longer in doubt: their outcomes were recorded after all"
 
 
 async def list_in_doubt_waits(pool: Pool, limit: int) -> list[pb.ListDoubtWaitsResponse.DoubtWait]:
-    """Those that were seen longest ago; kept from others for a while."""
+    """Returns the waits that were read longest ago, and reserves them for the caller for a while."""
     parameters = {"limit": limit, "least_seconds": LEAST_SECONDS, "most_seconds": MOST_SECONDS}
 
     async def work(connection: Connection) -> list[tuple[Any, ...]]:
@@ -109,7 +110,7 @@ async def list_in_doubt_waits(pool: Pool, limit: int) -> list[pb.ListDoubtWaitsR
 async def requeue_settled(
     pool: Pool, settled: Sequence[pb.RequeueSettledRequest.Settled]
 ) -> tuple[list[str], Announcement]:
-    """The tasks that were put back. Any replica may say it: only the first is heard."""
+    """Requeues tasks whose calls were settled. Returns their ids and the announcement. A repeat has no effect."""
     drafts = await in_ledger_transaction(pool, partial(_requeue, settled))
     return [draft.row.task_id for draft in drafts], announcement_of(drafts)
 
@@ -128,6 +129,8 @@ async def _requeue(settled: Sequence[pb.RequeueSettledRequest.Settled], connecti
 
 
 def _waits_as_seen(row: TaskRow, epoch: int) -> bool:
-    """Still that wait: the next one can only begin under a higher epoch. One that is to end is ended, not put back."""
+    """Whether the task is still in that wait: a later wait has a higher epoch. A pending ending ends the task
+    instead.
+    """
     waits = row.state is TaskState.WAITING_USER and row.reason == Reason.TOOL_IN_DOUBT
     return waits and row.epoch == epoch and row.ending is None

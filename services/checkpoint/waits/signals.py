@@ -1,8 +1,9 @@
-"""Events from outside: kept until a wait takes them, or a wait is there already. Each is taken by one wait, once.
+"""Signals: the ledger keeps an event from outside until a wait with its correlation id takes it, once.
 
-A wait looks for events that are kept in the transaction that begins it, and an event looks for a wait in the one that
-records it. The two may miss each other when both commit at the same moment; a sweep brings them together. Tasks are
-locked first and events after that, only those that nobody else is at: so nobody waits for anybody.
+A wait looks for kept signals in the transaction that begins it, and a signal looks for a wait in the transaction that
+records it. The two may miss each other when both commit at the same moment; a sweep delivers such signals. Every
+transaction locks tasks first and signals after them, and skips signals that another transaction has locked, so none
+waits for another.
 """
 
 from __future__ import annotations
@@ -27,20 +28,24 @@ if TYPE_CHECKING:
 
 KEPT_SECONDS: Final = 7 * 24 * 3600.0
 MOST_KEPT: Final = 100
-"""Under one correlation id."""
+"""The most signals kept under one correlation id."""
 
 FORGOTTEN_AT_ONCE: Final = 100
 
 
 class SignalResult(NamedTuple):
-    """The task that took the event, None while it is kept and once that task is pruned; and what to announce."""
+    """The task that took the signal, None while the signal is kept and after that task was pruned; and the
+    announcement.
+    """
 
     task: task_pb2.Task | None
     announcement: Announcement
 
 
 async def send_signal(pool: Pool, tenant: str, request: pb.SendSignalRequest) -> SignalResult:
-    """Raises AlreadyExists (REQUEST_ID_REUSED), LimitReached (SIGNALS_FULL)."""
+    """Records a signal and delivers it to a waiting task. Raises AlreadyExists (REQUEST_ID_REUSED), LimitReached
+    (SIGNALS_FULL).
+    """
 
     async def work(connection: Connection) -> SignalResult:
         await _record(connection, tenant, request)
@@ -56,7 +61,7 @@ async def send_signal(pool: Pool, tenant: str, request: pb.SendSignalRequest) ->
 
 
 async def take_kept(connection: Connection, draft: Draft) -> None:
-    """Gives the task that waits for an event the oldest one that is kept for it, if there is any."""
+    """Delivers the oldest kept signal to the task that waits for it, if there is any."""
     row = draft.row
     if not row.wait_correlation:
         return
@@ -68,7 +73,7 @@ async def take_kept(connection: Connection, draft: Draft) -> None:
 
 
 async def forget_old(pool: Pool) -> None:
-    """Events that nobody waited for in time, a bounded number."""
+    """Deletes a bounded number of signals that no wait took in time."""
     parameters = {"kept_seconds": KEPT_SECONDS, "limit": FORGOTTEN_AT_ONCE}
 
     async def work(connection: Connection) -> None:
@@ -78,7 +83,7 @@ async def forget_old(pool: Pool) -> None:
 
 
 async def _record(connection: Connection, tenant: str, request: pb.SendSignalRequest) -> None:
-    """A row of its own for each request_id; the unique key decides between two at once."""
+    """Inserts one row per request id; the unique key decides between two concurrent requests."""
     digest = _digest(request)
     parameters = {
         "tenant": tenant,
@@ -94,10 +99,13 @@ async def _record(connection: Connection, tenant: str, request: pb.SendSignalReq
     row = await fetch_one(connection, QUERIES.find_signal, _key(tenant, request))
     if row is None:
         raise LimitReached(
-            f"{MOST_KEPT} events wait under this correlation_id for somebody to take them", reason="SIGNALS_FULL"
+            f"{MOST_KEPT} signals are kept under this correlation_id already, the most that are kept: send it again "
+            "when a task has taken one",
+            reason="SIGNALS_FULL",
         )
     if row[0] != digest:
-        raise AlreadyExists("this request_id was used for another event", reason="REQUEST_ID_REUSED")
+        message = "this request_id was used for another signal: use a new request_id"
+        raise AlreadyExists(message, reason="REQUEST_ID_REUSED")
 
 
 async def _find(connection: Connection, tenant: str, request: pb.SendSignalRequest) -> tuple[bytes, str | None]:
@@ -107,7 +115,7 @@ async def _find(connection: Connection, tenant: str, request: pb.SendSignalReque
 
 
 async def _deliver_to_waiting(connection: Connection, tenant: str, correlation_id: str) -> list[Draft]:
-    """The task that has waited longest, if it still does once it is locked."""
+    """Delivers to the task that has waited longest, if it still waits once its row is locked."""
     parameters = {"tenant": tenant, "correlation_id": correlation_id}
     waiting = [task_id for (task_id,) in await fetch_all(connection, QUERIES.waiting_for, parameters)]
     if not waiting:

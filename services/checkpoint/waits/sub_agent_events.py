@@ -1,9 +1,10 @@
-"""Parents and sub-agents: the last that ends wakes its parent, and what nobody wants any longer is stopped.
+"""Sub-agent events: the last sub-agent to end wakes its parent, and sub-agents that no parent awaits are cancelled.
 
-A transaction that ends a task never locks its parent, nor one that ends a parent its sub-agents: a batch of commits
-locks many tasks, and two batches would wait for each other. It leaves news instead, in the same transaction. Here it is
-taken up, in transactions that lock only parents, or only sub-agents, in the order of their ids like everybody else.
-What another replica is at is skipped; what was taken up by one that died is there again.
+A transaction that ends a task never locks its parent, and a transaction that ends a parent never locks its sub-agents:
+a batch of commits locks many tasks, and two batches would wait for each other. Instead the transaction inserts a
+sub-agent event. The duty of this module handles events in transactions that lock only parents, or only sub-agents, in
+the order of their ids like all others. It skips events that another replica has locked; the events of a replica that
+died are unlocked again.
 """
 
 from __future__ import annotations
@@ -39,29 +40,31 @@ CANCELLED_AT_ONCE: Final = 100
 
 
 class _TakenEvents(NamedTuple):
-    """How much news was taken up, and what came of it."""
+    """The number of handled events, and the drafts that they led to."""
 
-    news: int
+    handled: int
     drafts: list[Draft]
 
 
 class SubAgentEvents:
-    """One duty: `run` until cancelled. `there_is_news` is set by what this process commits; time finds the rest."""
+    """One duty. `has_events` is set by what this process commits; polling finds the events of other replicas."""
 
     def __init__(
         self,
         pool: Pool,
         announce: Callable[[Announcement], None],
-        there_is_news: asyncio.Event,
+        has_events: asyncio.Event,
         interval_seconds: float,
     ) -> None:
         self._pool, self._announce = pool, announce
-        self._there_is_news, self._interval_seconds = there_is_news, interval_seconds
+        self._has_events, self._interval_seconds = has_events, interval_seconds
 
     async def run(self) -> None:
-        """For ever. A cancel goes down a tree level by level: each is news to the next, and no time lies between."""
+        """Runs until cancelled. A cancel request passes down a tree level by level: each level's events are handled at
+        once.
+        """
         while True:
-            self._there_is_news.clear()
+            self._has_events.clear()
             if not await self._once():
                 await self._wait()
 
@@ -74,36 +77,36 @@ class SubAgentEvents:
         taken = await act(self._pool)
         self._announce(announcement_of(taken.drafts))
         metrics.count("tenure_sub_agent_events_total", sum(draft.has_work for draft in taken.drafts), what=name)
-        return taken.news
+        return taken.handled
 
     async def _wait(self) -> None:
-        """Not for ever: another replica's news may wait for somebody who lives."""
+        """Waits a bounded time, because another replica's events may wait for this one."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._interval_seconds):
                 with resting():
-                    await self._there_is_news.wait()
+                    await self._has_events.wait()
 
 
 async def wake_parents(pool: Pool) -> _TakenEvents:
-    """Parents whose sub-agents have all ended go on, if that is what they wait for."""
+    """Ends the waits of parents whose sub-agents have all ended."""
     return await _in_transaction(pool, _wake, parent_moved=False)
 
 
 async def cancel_orphaned_sub_agents(pool: Pool) -> _TakenEvents:
-    """Sub-agents whose parent has ended, or whose call is over, are cancelled."""
-    return await _in_transaction(pool, _stop, parent_moved=True)
+    """Cancels sub-agents whose parent has ended or whose call is closed."""
+    return await _in_transaction(pool, _cancel_orphans, parent_moved=True)
 
 
 async def _in_transaction(
     pool: Pool, act: Callable[[Connection, list[str]], Awaitable[list[Draft]]], *, parent_moved: bool
 ) -> _TakenEvents:
-    taken = await in_ledger_transaction(pool, partial(_take_up, act, parent_moved))
-    if taken.news:
+    taken = await in_ledger_transaction(pool, partial(_handle, act, parent_moved))
+    if taken.handled:
         await after_sweep()
     return taken
 
 
-async def _take_up(
+async def _handle(
     act: Callable[[Connection, list[str]], Awaitable[list[Draft]]], parent_moved: bool, connection: Connection
 ) -> _TakenEvents:
     parameters = {"parent_moved": parent_moved, "limit": EVENTS_AT_ONCE}
@@ -127,30 +130,30 @@ async def _wake(connection: Connection, parents: list[str]) -> list[Draft]:
     return drafts
 
 
-async def _stop(connection: Connection, parents: list[str]) -> list[Draft]:
+async def _cancel_orphans(connection: Connection, parents: list[str]) -> list[Draft]:
     rows = await fetch_all(connection, SUB_AGENTS.to_stop, {"parents": parents, "limit": CANCELLED_AT_ONCE})
     if len(rows) == CANCELLED_AT_ONCE:
         await connection.execute(SUB_AGENTS.tell_again, {"parents": parents})
-    why = {task_id: _why(parent, has_ended, is_to_end) for task_id, parent, has_ended, is_to_end in rows}
-    tasks, budgets = await lock_tasks(connection, list(why))
+    endings = {task_id: _ending_for(parent, has_ended, is_to_end) for task_id, parent, has_ended, is_to_end in rows}
+    tasks, budgets = await lock_tasks(connection, list(endings))
     drafts = [Draft(row, budgets[row.root_task_id]) for row in tasks.values()]
     for draft in drafts:
         if draft.row.ending is None and not draft.ended:
-            await _cancel(connection, draft, why[draft.row.task_id])
+            await _cancel(connection, draft, endings[draft.row.task_id])
     return drafts
 
 
-def _why(parent: str, has_ended: bool, is_to_end: bool) -> PendingEnding:
-    message = f"its parent {parent} {'has ended' if has_ended else 'is to end'}"
+def _ending_for(parent: str, has_ended: bool, is_to_end: bool) -> PendingEnding:
+    message = f"its parent {parent} {'has ended' if has_ended else 'has a pending ending'}"
     if not has_ended and not is_to_end:
         return PendingEnding(
-            TaskState.CANCELLED, Reason.NOT_AWAITED, f"its parent {parent} waits for it no longer", LEDGER
+            TaskState.CANCELLED, Reason.NOT_AWAITED, f"its parent {parent} no longer waits for it", LEDGER
         )
     return PendingEnding(TaskState.CANCELLED, Reason.PARENT_ENDED, message, LEDGER)
 
 
 async def _cancel(connection: Connection, draft: Draft, ending: PendingEnding) -> None:
-    """As when somebody asks for it: the request is in the ledger, and whoever may carries it out."""
+    """Cancels as a user does: appends a cancel request and carries out the pending ending where possible."""
     draft.request_ending(ending)
     body = ledger_pb2.EntryBody(cancel_request=ledger_pb2.CancelRequest(reason=ending.message))
     kind = KINDS["cancel_request"]

@@ -1,7 +1,7 @@
-"""A parent's wait for the sub-agents of a call: begun by its owner's move, ended by the last of them.
+"""A parent's wait for the sub-agents of a call: the owner's transition begins it, the last sub-agent ends it.
 
-Who ends the wait holds the parent's row, and looks at the sub-agents after locking it. One that ends later leaves news
-for whoever looks next (sub_agent_events.py), so the wait is ended once, and never forgotten.
+The transaction that ends the wait holds the parent's row and reads the sub-agents after it locked that row. A sub-agent
+that ends later leaves a sub-agent event (sub_agent_events.py). So the wait ends exactly once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class SubAgents(NamedTuple):
-    """Those of one call, in the order of its goals; and how long ago they were created, in seconds."""
+    """The sub-agents of one call in the order of its goals, and their age in seconds."""
 
     all: list[SubAgent]
     age_seconds: float
@@ -34,7 +34,7 @@ class SubAgents(NamedTuple):
 
 
 async def awaited(connection: Connection, draft: Draft, wait: Wait | None) -> SubAgents | None:
-    """Whom a wait is for, as they are under the parent's lock; None when it is not for sub-agents."""
+    """Returns the sub-agents that a wait is for, read under the parent's lock; None for another kind of wait."""
     if wait is None or wait.kind is not WaitKind.SUB_AGENTS:
         return None
     parameters = {"task_id": draft.row.task_id, "call_id": wait.call_id, "with_results": True}
@@ -47,14 +47,14 @@ async def awaited(connection: Connection, draft: Draft, wait: Wait | None) -> Su
 
 
 async def are_awaited(connection: Connection, draft: Draft, wait: Wait) -> bool:
-    """Whether one of them has not ended. Without their results, which may be long."""
+    """Whether one of the sub-agents has not ended. Reads no results, because they may be long."""
     parameters = {"task_id": draft.row.task_id, "call_id": wait.call_id, "with_results": False}
     states = [TaskState(row[1]) for row in await fetch_all(connection, SUB_AGENTS.sub_agents_of, parameters)]
     return not all(SubAgent("", state).has_ended for state in states)
 
 
 def wait_for(draft: Draft, wait: Wait | None, sub_agents: SubAgents | None) -> Wait | None:
-    """The wait as it begins. Its time runs from the call, but for one that is begun again after a timeout."""
+    """Returns the wait to begin. Its time runs from the call, except when it begins again after a timeout."""
     if wait is None or sub_agents is None:
         return wait
     elapsed_seconds = 0.0 if draft.row.timeout_retries else sub_agents.age_seconds
@@ -63,7 +63,7 @@ def wait_for(draft: Draft, wait: Wait | None, sub_agents: SubAgents | None) -> W
 
 
 def end_wait(draft: Draft, sub_agents: SubAgents | None) -> bool:
-    """Ends the wait that the task is in, once all have ended; whether it did."""
+    """Ends the task's wait if all sub-agents have ended. Returns whether it did."""
     wait = current_wait(draft.row)
     if wait is None or sub_agents is None or not sub_agents.have_ended:
         return False

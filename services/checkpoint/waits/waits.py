@@ -1,6 +1,6 @@
-"""Waits in drafts: begun by an owner's move, answered once, and closed with the task's next move whatever that is.
+"""Waits in drafts: an owner's transition begins a wait, one answer ends it, and the task's next transition closes it.
 
-The wait stands in the task's row while it lasts. Whoever answers holds the row's lock, so there is one answer.
+The task row has the wait while it lasts. An answer needs the row's lock, so a wait gets exactly one answer.
 """
 
 from __future__ import annotations
@@ -37,16 +37,18 @@ if TYPE_CHECKING:
 
 
 class RecordedAnswer(NamedTuple):
-    """What was said, by whom, and under which id of theirs. `outcome`: what the call comes to, unless that was said."""
+    """An answer with its actor and its request id. `outcome`: the outcome of the call, unless it follows from the
+    answer.
+    """
 
-    said: WaitAnswer
+    content: WaitAnswer
     actor: str
     request_id: str
     outcome: Outcome | None = None
 
 
 def answered_by(answer: pb.WaitAnswer) -> WaitAnswer:
-    """The answer of a request."""
+    """Returns the answer of a request as a domain value."""
     kind = WaitAnswerKind.REPLY if answer.WhichOneof("answer") == "reply" else WaitAnswerKind.DECISION
     return WaitAnswer(
         kind,
@@ -59,15 +61,16 @@ def answered_by(answer: pb.WaitAnswer) -> WaitAnswer:
 
 
 def answer_wait(draft: Draft, answer_message: pb.WaitAnswer, actor: str, request_id: str) -> ToolIntent | None:
-    """A person's answer; the call that got leave by it. Raises WrongState when it is for another wait (WAIT_OVER)
-    or for another call (OTHER_CALL); InvalidRequest.
+    """Applies a person's answer. Returns the call that it approved, if any.
+
+    Raises WrongState when the answer is for another wait (WAIT_OVER) or another call (OTHER_CALL), and InvalidRequest.
     """
     wait = current_wait(draft.row)
     message = answered_by(answer_message)
     other = refuse_other_wait(wait, answer_message.wait_id, message, draft.row.state.value)
     if other is not None:
         raise other
-    assert wait is not None, "an answer to no wait was refused"
+    assert wait is not None, "refuse_other_wait refuses an answer without a wait"
     refusal: InvalidRequest | None = refuse_answer(wait, message)
     if refusal is not None:
         raise refusal
@@ -78,26 +81,26 @@ def answer_wait(draft: Draft, answer_message: pb.WaitAnswer, actor: str, request
 
 
 def deliver(draft: Draft, payload: str, actor: str, request_id: str) -> None:
-    """The event that the task waits for."""
+    """Answers the wait with a signal's payload."""
     wait = current_wait(draft.row)
-    assert wait is not None, "looked at under the lock"
-    assert wait.kind is WaitKind.EVENT, "only these have a correlation"
+    assert wait is not None, "the caller checked it under the lock"
+    assert wait.kind is WaitKind.EVENT, "only event waits have a correlation id"
     end_wait_with_answer(draft, wait, RecordedAnswer(WaitAnswer(WaitAnswerKind.PAYLOAD, payload), actor, request_id))
 
 
 def end_wait_with_answer(draft: Draft, wait: Wait, answer: RecordedAnswer) -> None:
-    """The answer, what the call comes to, and the move back into the queue."""
-    message = "nobody answered in time" if answer.said is NO_ANSWER else f"answered by {answer.actor}"
+    """Records the answer and the call's outcome, and queues the task."""
+    message = "no answer came in time" if answer.content is NO_ANSWER else f"answered by {answer.actor}"
     if wait.kind is WaitKind.SUB_AGENTS:
-        message = "not all sub-agents ended in time" if answer.said is NO_ANSWER else "all sub-agents have ended"
-    reason = Reason.WAIT_EXPIRED if answer.said is NO_ANSWER else Reason.WAIT_RESOLVED
+        message = "not all sub-agents ended in time" if answer.content is NO_ANSWER else "all sub-agents have ended"
+    reason = Reason.WAIT_EXPIRED if answer.content is NO_ANSWER else Reason.WAIT_RESOLVED
     record(draft, wait, answer)
     draft.move(TaskState.QUEUED, reason, message, actor=answer.actor)
 
 
 def record(draft: Draft, wait: Wait, answer: RecordedAnswer) -> None:
-    """The answer, and the outcome of the call unless it got leave."""
-    message = answer.said
+    """Appends the answer, and the outcome of the call unless the answer approved it."""
+    message = answer.content
     resolution = ledger_pb2.WaitResolution(
         wait_id=wait.wait_id,
         call_id=wait.call_id,
@@ -120,14 +123,14 @@ def record(draft: Draft, wait: Wait, answer: RecordedAnswer) -> None:
 
 
 def abandon(draft: Draft) -> None:
-    """The task is to end. The call that waits was never executed: nobody's claim is needed to say that it was not."""
+    """Closes the waiting call of a task that must end. The call was never executed, so this needs no claim."""
     wait = current_wait(draft.row)
     if wait is not None and wait.call_id in draft.row.open_calls:
         close_call(draft, wait.call_id, STOPPED if wait.kind is WaitKind.SUB_AGENTS else NOT_RUN, LEDGER)
 
 
 def close_call(draft: Draft, call_id: str, outcome: Outcome, actor: str) -> None:
-    """What the call came to, known without anybody's claim."""
+    """Appends a call's outcome that is known without a claim, and removes the call from the open calls."""
     outcome_entry = ledger_pb2.ToolOutcome(call_id=call_id, outcome=outcome_to_wire(outcome))
     _append(draft, ledger_pb2.EntryBody(tool_outcome=outcome_entry), actor)
     draft.row.open_calls = tuple(call for call in draft.row.open_calls if call != call_id)

@@ -1,4 +1,4 @@
-"""What a transaction amounts to for those who wait: told inside the process, and to the other replicas."""
+"""An announcement: what a committed transaction changed, for watchers of this process and for the other replicas."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Announcement:
-    """What others want to hear once the transaction is durable. `task_ids`: what grew, by `growths` where known;
-    `changed_tenants`: who has new rows in `changes`; `families`: there is news for parents or sub-agents.
+    """What to announce once the transaction is durable.
+
+    - task_ids: tasks with new entries; `appended` has the entries where they are known
+    - claimable: a task may have become claimable
+    - changed_tenants: tenants with new rows in `changes`
+    - sub_agent_events: there are new sub-agent events
     """
 
     task_ids: set[str] = field(default_factory=set)
@@ -34,7 +38,7 @@ class Announcement:
         )
 
     def add(self, other: Announcement) -> None:
-        """Take another one in."""
+        """Merges another announcement into this one."""
         self.task_ids |= other.task_ids
         self.ending_task_ids |= other.ending_task_ids
         self.ended_task_ids |= other.ended_task_ids
@@ -44,12 +48,12 @@ class Announcement:
         self.appended |= other.appended
 
     def without_entries(self) -> Announcement:
-        """For those who are told later, and by names alone."""
+        """Returns a copy without entries, for the other replicas, which get ids only."""
         return replace(self, appended={})
 
 
 def announcement_of(drafts: Sequence[Draft]) -> Announcement:
-    """What the drafts of one transaction, as written, amount to for watchers and coordinators."""
+    """Returns the announcement of the drafts that one transaction wrote."""
     announcement = Announcement()
     touched = [draft for draft in drafts if draft.has_work]
     for draft in touched:
@@ -68,6 +72,6 @@ def announcement_of(drafts: Sequence[Draft]) -> Announcement:
 
 
 def _concerns_sub_agents(draft: Draft) -> bool:
-    """Whether the move is news to its parent or its sub-agents: as the statement that writes it decides."""
+    """Whether the transition inserts a sub-agent event. It follows the same rule as the statement that writes it."""
     row = draft.row
     return draft.moved and (row.sub_agents > 0 or (draft.ended and row.parent_task_id is not None))

@@ -1,4 +1,4 @@
-"""What one transaction appended to one task's ledger, kept for a moment for the watchers that have all before it."""
+"""The entries that one transaction added to one task, kept for a short time for watchers that have all earlier ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AppendedEntries:
-    """At least one row, in order. `closes`: the last of them ends the task."""
+    """At least one entry row, in order. `closes`: the last entry ends the task."""
 
     rows: Sequence[NewEntryRow]
     recorded_at: datetime
@@ -34,17 +34,17 @@ class AppendedEntries:
 
     @cached_property
     def size_bytes(self) -> int:
-        """Of the bodies together."""
+        """The size of all bodies, in bytes."""
         return sum(len(row.body) for row in self.rows)
 
     @cached_property
     def entries(self) -> list[ledger_pb2.Entry]:
-        """Made once for all watchers, and only when there are any."""
+        """The entries as messages, made once for all watchers and only when there is one."""
         return entries_of(self.rows, self.recorded_at)
 
 
 def entries_of(rows: Sequence[NewEntryRow], recorded_at: datetime) -> list[ledger_pb2.Entry]:
-    """As a reader of the ledger gets them."""
+    """Returns rows as entries, as a reader of the ledger gets them."""
     return [
         entry_of((row.sequence, row.epoch, row.claim_id, row.attempt, row.step, row.actor, recorded_at, row.body))
         for row in rows

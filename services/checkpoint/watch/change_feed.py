@@ -1,7 +1,7 @@
-"""The feed of changes, page by page: what transactions did to a tenant's tasks, in an order that nothing joins late.
+"""The change feed, page by page: the changes of a tenant's tasks in an order that never gains an earlier row.
 
-Only rows below the oldest transaction still running are read: the feed waits for that one rather than skip what it may
-yet write. Why a task's changes keep their order is said in sql/migrations/0004_changes.sql.
+A read covers only rows below the oldest transaction still running: the feed waits for that transaction instead of
+skipping what it may still write. sql/migrations/0004_changes.sql says why a task's changes keep their order.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from tenure.runtime.postgres import Connection, Pool
 
 
-# Where a reader of the feed of changes stands, as it is given out: opaque, and the same at every replica.
+# A cursor is opaque to clients and valid at every replica.
 
 _VERSION: Final = "1"
 _MOST: Final = 2**63 - 1
 
 
 class ChangeCursor(NamedTuple):
-    """Everything up to (xid, position), included, was read. Position 0: everything below that xid."""
+    """A position: everything up to (xid, position), inclusive, was read. Position 0: everything below that xid."""
 
     feed_id: str
     xid: int
@@ -47,7 +47,7 @@ class ChangeCursor(NamedTuple):
 
     @classmethod
     def decoded(cls, text: str) -> ChangeCursor:
-        """Raises InvalidRequest for what we did not give out."""
+        """Parses a cursor. Raises InvalidRequest for a text that the service did not issue."""
         try:
             plain_text = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True).decode("ascii")
             version, feed_id, xid, position = plain_text.split(" ")
@@ -60,7 +60,8 @@ class ChangeCursor(NamedTuple):
 
 
 def _unreadable_cursor() -> InvalidRequest:
-    return InvalidRequest(violations=[("after_cursor", "is none of ours")])
+    message = "is not a cursor of this service: use a cursor that WatchTasks returned"
+    return InvalidRequest(violations=[("after_cursor", message)])
 
 
 _log: Final = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ CHANGES_A_PAGE: Final = 256
 
 
 class RecordedChange(NamedTuple):
-    """A row of the feed, and where it stands there."""
+    """A row of the change feed with its cursor."""
 
     cursor: ChangeCursor
     task_id: str
@@ -79,7 +80,7 @@ class RecordedChange(NamedTuple):
     changed_at: datetime
 
     def to_message(self, task: task_pb2.Task | None) -> task_pb2.TaskChange:
-        """As callers see it."""
+        """Returns the change as callers see it."""
         return task_pb2.TaskChange(
             task_id=self.task_id,
             sequence=self.sequence,
@@ -93,9 +94,10 @@ class RecordedChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChangePage:
-    """The changes that fit the filter, and the cursor behind all that were looked at.
+    """The changes that match the filter, and the cursor after all rows that were read.
 
-    `full`: there may be more to read at once; `held_back`: there is more, for which a transaction must end first.
+    - full: more rows may be readable at once
+    - held_back: more rows exist, but a running transaction must end first
     """
 
     changes: list[RecordedChange]
@@ -105,7 +107,7 @@ class ChangePage:
 
 
 async def begin(pool: Pool, after_cursor: str) -> ChangeCursor:
-    """Where to read on: after a cursor that was given out, else from now. Raises InvalidRequest, OutOfRange."""
+    """Returns the cursor to read after: the given one, or now. Raises InvalidRequest or OutOfRange."""
     cursor = ChangeCursor.decoded(after_cursor) if after_cursor else None
     async with ledger_connection(pool) as connection:
         row = await fetch_one(connection, QUERIES.feed, {})
@@ -115,7 +117,7 @@ async def begin(pool: Pool, after_cursor: str) -> ChangeCursor:
         return ChangeCursor(feed_id, horizon, 0)
     if cursor.xid > newest:
         raise OutOfRange(
-            "the cursor is ahead of this ledger, which was put back in time: watch from now, and list the tasks",
+            "the cursor is ahead of this ledger, which was restored from a backup: watch from now, and list the tasks",
             reason="CURSOR_EXPIRED",
         )
     _check_kept(cursor, feed_id, (pruned_xid, pruned_position))
@@ -123,7 +125,7 @@ async def begin(pool: Pool, after_cursor: str) -> ChangeCursor:
 
 
 async def read_changes(pool: Pool, tenant: str, wanted: dict[str, Any], cursor: ChangeCursor) -> ChangePage:
-    """The next page. Raises OutOfRange (CURSOR_EXPIRED) when what came after the cursor was pruned."""
+    """Returns the next page. Raises OutOfRange (CURSOR_EXPIRED) when changes after the cursor were pruned."""
     parameters = {
         "tenant": tenant,
         **wanted,
@@ -143,27 +145,31 @@ async def read_changes(pool: Pool, tenant: str, wanted: dict[str, Any], cursor: 
 
 
 async def adopt_feed(pool: Pool) -> None:
-    """Call at the start: a ledger copied from another cluster begins a new feed, and old cursors are refused."""
+    """Begins a new feed if the ledger was copied from another cluster, so that old cursors are refused. Call it at
+    start.
+    """
 
     async def work(connection: Connection) -> tuple[Any, ...] | None:
         return await fetch_one(connection, QUERIES.adopt_feed, {})
 
     if await in_ledger_transaction(pool, work) is not None:
-        _log.warning("the ledger was copied here from another cluster: the feed of changes begins anew")
+        _log.warning(
+            "the ledger was copied from another cluster: the change feed begins anew and old cursors are refused"
+        )
 
 
 def _check_kept(cursor: ChangeCursor, feed_id: str, pruned: tuple[int, int]) -> None:
     if cursor.feed_id != feed_id:
         raise OutOfRange(
-            "the cursor is of another feed of changes: watch from now, and list the tasks", reason="CURSOR_EXPIRED"
+            "the cursor belongs to another change feed: watch from now, and list the tasks", reason="CURSOR_EXPIRED"
         )
     if (cursor.xid, cursor.position) < pruned:
         raise OutOfRange(
-            "what came after the cursor is no longer kept: watch from now, and list the tasks", reason="CURSOR_EXPIRED"
+            "changes after the cursor were pruned: watch from now, and list the tasks", reason="CURSOR_EXPIRED"
         )
 
 
-# Changes are kept for a time, for readers that were away. What is older goes, a bounded number at a time.
+# The ledger keeps changes for a time, for readers that were disconnected, and prunes older ones in bounded batches.
 
 CHANGES_A_BATCH: Final = 1000
 LEFTOVERS_A_BATCH: Final = 5000
@@ -171,7 +177,9 @@ LONGEST_INTERVAL_SECONDS: Final = 60.0
 
 
 class ChangePruner:
-    """In any number of replicas: one prunes at a time. Its transactions touch no row that a commit locks."""
+    """Prunes old changes. Of several replicas, one prunes at a time. Its transactions touch no row that a
+    commit locks.
+    """
 
     def __init__(self, pool: Pool, kept_seconds: float) -> None:
         self._pool = pool
@@ -180,7 +188,7 @@ class ChangePruner:
         self._pruned = metrics.cell("tenure_pruned_changes_total")
 
     async def run(self) -> None:
-        """A duty: for ever. A full batch is followed by the next at once."""
+        """Runs as a duty until cancelled. A full batch is followed by the next at once."""
         while True:
             await self._clear_leftovers()
             note_progress()
@@ -189,17 +197,19 @@ class ChangePruner:
                 await rest(self._interval_seconds * random.uniform(0.5, 1.0))
 
     async def prune_once(self) -> int:
-        """One batch; how many changes went."""
+        """Prunes one batch and returns the number of changes."""
         pruned = await in_ledger_transaction(self._pool, self._prune)
         self._pruned.value += pruned
         return pruned
 
     async def clear_leftovers_once(self) -> int:
-        """One batch; how many changes were looked at. Fewer than a full one: the end, or another replica is at it."""
+        """Reads one batch and returns the number of rows. Less than a full batch: the end, or another replica
+        does it.
+        """
         return await in_ledger_transaction(self._pool, self._clear)
 
     async def _clear_leftovers(self) -> None:
-        """Rests after each batch for as long as it took. Until there are none left nothing is pruned."""
+        """Clears all leftovers before any pruning. Pauses after each batch for as long as the batch took."""
         clock = asyncio.get_running_loop().time
         began = clock()
         while await self.clear_leftovers_once() == LEFTOVERS_A_BATCH:

@@ -1,4 +1,4 @@
-"""WatchChanges: what happens to a tenant's tasks, for as long as somebody asks. Nothing is kept for a slow reader."""
+"""WatchChanges: streams the changes of a tenant's tasks until the client leaves. Keeps nothing for a slow reader."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ if TYPE_CHECKING:
     from tenure.v1 import task_pb2
 
 POLL_SECONDS: Final = 2.0
-"""The backstop of lost hints, and how often an idle stream tells its cursor, so that it does not grow old."""
+"""The poll interval, a backstop for lost notifications. An idle stream also sends its cursor so often, before it
+expires."""
 PAUSE_SECONDS: Final = 0.01
-"""Between two reads of a stream: under load each brings what gathered meanwhile."""
+"""The pause between two reads of a stream: under load, one read collects several changes."""
 HELD_BACK_SECONDS: Final = (0.02, 0.5)
-"""How soon to look again while a transaction holds the feed back: at first, and at the most when it goes on."""
+"""The first and the longest pause before the next read while a transaction holds the feed back."""
 TASKS_A_READ: Final = 10
 MESSAGE_BYTES: Final = 1024 * 1024
 
 
 class ChangeStream:
-    """The streams of a process. Once the hub is closed they end: another replica goes on after the last cursor."""
+    """The change streams of a process. They end once the hub is closed; clients resume at another replica by cursor."""
 
     def __init__(self, pool: Pool, hub: Hub) -> None:
         self._pool = pool
@@ -47,31 +48,34 @@ class ChangeStream:
     async def changes(
         self, tenant: str, task_filter: task_pb2.TaskFilter, after_cursor: str
     ) -> AsyncIterator[pb.WatchChangesResponse]:
-        """For ever; a page is read when the one before was sent. Raises InvalidRequest, OutOfRange, Unavailable."""
+        """Streams changes without end; reads a page after the last one was sent.
+
+        Raises InvalidRequest, OutOfRange or Unavailable.
+        """
         wanted = filter_parameters(task_filter)
         with self._hub.watch_changes(tenant) as changed:
             cursor = await begin(self._pool, after_cursor)
             yield pb.WatchChangesResponse(cursor=cursor.encoded())
-            sent_cursor, told_at, held_seconds = cursor, time.monotonic(), HELD_BACK_SECONDS[0]
+            sent_cursor, sent_at, held_seconds = cursor, time.monotonic(), HELD_BACK_SECONDS[0]
             while True:
                 changed.clear()
                 self._reads.value += 1
                 page = await read_changes(self._pool, tenant, wanted, cursor)
                 async for answer in self._answers(tenant, page):
                     yield answer
-                    sent_cursor, told_at = page.cursor, time.monotonic()
-                if page.cursor != sent_cursor and time.monotonic() - told_at >= POLL_SECONDS:
+                    sent_cursor, sent_at = page.cursor, time.monotonic()
+                if page.cursor != sent_cursor and time.monotonic() - sent_at >= POLL_SECONDS:
                     yield pb.WatchChangesResponse(cursor=page.cursor.encoded())
-                    sent_cursor, told_at = page.cursor, time.monotonic()
+                    sent_cursor, sent_at = page.cursor, time.monotonic()
                 held_seconds = _next_hold(held_seconds, page, moved=page.cursor != cursor)
                 cursor = page.cursor
                 await self._pause(changed, page, held_seconds)
 
     async def _pause(self, changed: asyncio.Event, page: ChangePage, held_seconds: float) -> None:
-        """Until there may be more to read. Raises Unavailable when we drain."""
+        """Waits until there may be more to read. Raises Unavailable when the service drains."""
         if not page.full:
             await asyncio.sleep(PAUSE_SECONDS)
-            with suppress(TimeoutError):  # what was not told of is found by looking
+            with suppress(TimeoutError):  # the next read finds changes whose notification was lost
                 async with asyncio.timeout(held_seconds if page.held_back else POLL_SECONDS):
                     await changed.wait()
         if self._hub.closed:
@@ -85,7 +89,7 @@ class ChangeStream:
             tasks = await self._tasks(tenant, some)
             for change in some:
                 if change.task_id not in tasks:
-                    continue  # pruned since
+                    continue  # the task was pruned
                 change_message = change.to_message(tasks[change.task_id])
                 item = pb.WatchChangesResponse.Item(change=change_message, cursor=change.cursor.encoded())
                 if answer.items and size + item.ByteSize() > MESSAGE_BYTES:
@@ -105,6 +109,6 @@ class ChangeStream:
 
 
 def _next_hold(seconds: float, page: ChangePage, *, moved: bool) -> float:
-    """Longer each time that nothing moved."""
+    """Returns the next pause, longer each time that the cursor did not move."""
     shortest, longest = HELD_BACK_SECONDS
     return min(2 * seconds, longest) if page.held_back and not moved else shortest

@@ -1,7 +1,7 @@
-"""Fan-out inside the process: who waits for a task's ledger, for a tenant's changes, for hints about the queue.
+"""The watchers of this process: of a task's ledger, of a tenant's changes, of the queue.
 
-What this process committed is handed on as it is. Of everything else only the news that something moved is passed on:
-then watchers read the ledger itself, so a slow one neither loses an entry nor holds much memory.
+The hub passes on entries that this process committed. Of everything else it says only that something changed, and the
+watchers read the ledger themselves: so a slow watcher neither misses an entry nor needs much memory.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from services.checkpoint.watch.appended_entries import AppendedEntries
 
 
-# One watcher of one task: what was appended since it last looked, as far as it need not read that in the ledger.
+# One watcher of one task: the entries appended since its last read, as long as it need not read the ledger.
 
 MOST_ENTRIES: Final = 128
 MOST_BYTES: Final = 256 * 1024
-"""What waits for one watcher, in all. A slower one reads pages instead."""
+"""The bounds of the entries kept for one watcher. A slower watcher reads pages of the ledger instead."""
 
 
 class TaskWatch:
-    """Keeps growths that follow one another. What does not fit is dropped with the rest: the ledger has it all."""
+    """Keeps appended entries that follow one another. Drops all when some do not fit: the ledger has them."""
 
     def __init__(self) -> None:
         self.seen_sequence = 0
@@ -36,11 +36,11 @@ class TaskWatch:
 
     @property
     def reached_sequence(self) -> int:
-        """Up to where the watcher has the ledger, seen or waiting for it."""
+        """The last sequence that the watcher has, sent or kept for it."""
         return max(self.seen_sequence, self._appended[-1].last if self._appended else 0)
 
     def tell(self, appended: AppendedEntries | None) -> None:
-        """The ledger grew; None: somewhere else, or nobody knows by what."""
+        """Reports new entries of the task. None: another replica committed them, or they are unknown."""
         if appended is None or self._must_read or not self._takes(appended):
             self._must_read = True
             self._appended.clear()
@@ -49,7 +49,9 @@ class TaskWatch:
         self._moved.set()
 
     async def take(self) -> list[AppendedEntries] | None:
-        """Waits for what follows the seen sequence without a gap. None: read the ledger; then less may be new."""
+        """Waits for the entries after the seen sequence, without a gap. None: read the ledger, which may have nothing
+        new.
+        """
         while True:
             await self._moved.wait()
             self._moved.clear()
@@ -62,7 +64,7 @@ class TaskWatch:
                 return new
 
     def _takes(self, appended: AppendedEntries) -> bool:
-        """Whether it follows what waits already, and fits."""
+        """Whether the entries follow the kept ones and fit within the bounds."""
         if self._appended and appended.first != self._appended[-1].last + 1:
             return False
         waiting = [*self._appended, appended]
@@ -77,10 +79,10 @@ _Watch = TypeVar("_Watch")
 
 
 class QueueWatch:
-    """One coordinator's hints, as far as they were not yet sent. Hints may be lost: lists are the truth."""
+    """The unsent hints for one coordinator. Hints may be lost: the lists of the ledger decide."""
 
     def __init__(self) -> None:
-        self._news = asyncio.Event()
+        self._has_hints = asyncio.Event()
         self._claimable = False
         self._ending_task_ids: set[str] = set()
 
@@ -89,12 +91,12 @@ class QueueWatch:
         room = _MOST_ENDING_IDS - len(self._ending_task_ids)
         self._ending_task_ids.update(list(ending_task_ids)[: max(0, room)])
         if self._claimable or self._ending_task_ids:
-            self._news.set()
+            self._has_hints.set()
 
     async def take(self) -> tuple[bool, list[str]]:
-        """What came since the last time: (claimable, tasks that are to end)."""
-        await self._news.wait()
-        self._news.clear()
+        """Waits for hints and returns (claimable, ids of tasks with a pending ending) since the last call."""
+        await self._has_hints.wait()
+        self._has_hints.clear()
         claimable, self._claimable = self._claimable, False
         ending, self._ending_task_ids = sorted(self._ending_task_ids), set()
         return claimable, ending
@@ -112,24 +114,24 @@ class Hub:
         self.closed = False
         self._watchers = metrics.cell("tenure_watchers")
 
-    def tell(self, news: Announcement) -> None:
-        """Something moved, here or at another replica."""
-        for task_id in news.task_ids & self._tasks.keys():
+    def tell(self, announcement: Announcement) -> None:
+        """Distributes an announcement of this process or of another replica."""
+        for task_id in announcement.task_ids & self._tasks.keys():
             for watch in self._tasks[task_id]:
-                watch.tell(news.appended.get(task_id))
-        for task_id in news.ended_task_ids & self._ends.keys():
+                watch.tell(announcement.appended.get(task_id))
+        for task_id in announcement.ended_task_ids & self._ends.keys():
             for ended in self._ends[task_id]:
                 ended.set()
-        for tenant in news.changed_tenants & self._changes.keys():
+        for tenant in announcement.changed_tenants & self._changes.keys():
             for changed in self._changes[tenant]:
                 changed.set()
         for queue in self._queues:
-            queue.tell(claimable=news.claimable, ending_task_ids=news.ending_task_ids)
-        if news.sub_agent_events:
+            queue.tell(claimable=announcement.claimable, ending_task_ids=announcement.ending_task_ids)
+        if announcement.sub_agent_events:
             self.sub_agent_events.set()
 
     def wake_all(self) -> None:
-        """News may have been missed: everybody looks for himself."""
+        """Wakes all watchers to read the ledger, because notifications may have been lost."""
         for watches in self._tasks.values():
             for watch in watches:
                 watch.tell(None)
@@ -140,43 +142,51 @@ class Hub:
             queue.tell(claimable=True, ending_task_ids=())
 
     def close(self) -> None:
-        """The process stops: whoever waits is woken to find `closed`."""
+        """Ends all watches when the process stops: every waiter wakes and finds `closed`."""
         self.closed = True
         self.wake_all()
 
     @property
     def task_ids(self) -> set[str]:
-        """The tasks that somebody watches."""
+        """The tasks that have a watcher."""
         return self._tasks.keys() | self._ends.keys()
 
     def watched(self) -> dict[str, int]:
-        """The tasks whose entries are watched, with the lowest sequence that a watcher of it has reached."""
+        """Returns the tasks whose entries are watched, with the lowest sequence that a watcher of the task has
+        reached.
+        """
         return {task_id: min(watch.reached_sequence for watch in them) for task_id, them in self._tasks.items()}
 
     @contextmanager
     def watch_task(self, task_id: str) -> Iterator[TaskWatch]:
-        """A watch for the time of the block. Begin it before reading the ledger: then nothing falls in between."""
+        """Watches a task within the block. Begin before the first read of the ledger, so that no entry is missed
+        between.
+        """
         watch = TaskWatch()
         with self._listed(self._tasks, task_id, watch):
             yield watch
 
     @contextmanager
     def watch_end(self, task_id: str) -> Iterator[asyncio.Event]:
-        """Set when the task has ended or may have; nothing else that happens to it is told. Begin before reading."""
+        """Yields an event that is set when the task has or may have ended, and for nothing else. Begin before the first
+        read.
+        """
         ended = asyncio.Event()
         with self._listed(self._ends, task_id, ended):
             yield ended
 
     @contextmanager
     def watch_changes(self, tenant: str) -> Iterator[asyncio.Event]:
-        """Set when the tenant may have new changes. Begin before reading; polling backs it."""
+        """Yields an event that is set when the tenant may have new changes. Begin before the first read; polling backs
+        it.
+        """
         changed = asyncio.Event()
         with self._listed(self._changes, tenant, changed):
             yield changed
 
     @contextmanager
     def watch_queue(self) -> Iterator[QueueWatch]:
-        """Hints for the time of the block; the first comes at once, for what was there before."""
+        """Watches the queue within the block. The first hint comes at once, for tasks that were there before."""
         watch = QueueWatch()
         watch.tell(claimable=True, ending_task_ids=())
         self._queues.add(watch)

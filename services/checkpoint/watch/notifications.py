@@ -1,7 +1,7 @@
-"""News between replicas: NOTIFY after commits, coalesced, on a connection of its own; LISTEN on another.
+"""Notifications between replicas: coalesced NOTIFY after commits on one dedicated connection, LISTEN on another.
 
-Both are hints. A replica that was cut off wakes all its watchers when it is back, and a poll over what is watched finds
-what no hint told of.
+Notifications may be lost. A replica that was disconnected wakes all its watchers after it reconnects, and a poll over
+the watched tasks finds what no notification reported.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TASKS_A_POLL: Final = 1000
 
 
 class ReplicaNotifications:
-    """Tells the others what was committed here, and this process's hub what was committed anywhere."""
+    """Sends this process's announcements to the other replicas, and passes all announcements to this process's hub."""
 
     def __init__(self, dsn: str | Secret, pool: Pool, hub: Hub) -> None:
         self._dsn = dsn
@@ -53,30 +53,36 @@ class ReplicaNotifications:
         self._hub = hub
         self._name = uuid4().hex
         self._pending = Announcement()
-        self._there_is_news = asyncio.Event()
+        self._has_pending = asyncio.Event()
 
-    def announce(self, news: Announcement) -> None:
-        """Call after the commit: here at once, elsewhere within moments."""
-        if not news:
+    def announce(self, announcement: Announcement) -> None:
+        """Announces a committed transaction: in this process at once, to other replicas within moments. Call it after
+        the commit.
+        """
+        if not announcement:
             return
-        self._hub.tell(news)
-        self._pending.add(news.without_entries())
-        self._there_is_news.set()
+        self._hub.tell(announcement)
+        self._pending.add(announcement.without_entries())
+        self._has_pending.set()
 
     async def run_notify(self) -> None:
-        """A duty: send what gathered. A hint needs no durability, so its transactions do not wait for the disk."""
+        """Sends pending announcements, as a duty. Notifications need no durability, so their commits do not wait for
+        the disk.
+        """
         async with self._dedicated("notify", ("synchronous_commit", "off")) as connection:
             while True:
                 with resting():
-                    await self._there_is_news.wait()
-                self._there_is_news.clear()
-                news, self._pending = self._pending, Announcement()
+                    await self._has_pending.wait()
+                self._has_pending.clear()
+                announcement, self._pending = self._pending, Announcement()
                 with domain_errors():
-                    await connection.execute(QUERIES.notify, {"payloads": list(self._payloads(news))})
+                    await connection.execute(QUERIES.notify, {"payloads": list(self._payloads(announcement))})
                 await asyncio.sleep(NOTIFY_INTERVAL_SECONDS)
 
     async def run_listen(self) -> None:
-        """A duty: hear the others. After each start everybody looks once, for what was told meanwhile."""
+        """Receives notifications, as a duty. After each start it wakes all watchers, for notifications missed
+        meanwhile.
+        """
         async with self._dedicated("listen") as connection:
             with domain_errors():
                 await connection.execute(f"listen {CHANNEL}".encode())
@@ -86,7 +92,7 @@ class ReplicaNotifications:
                         self._on_message(notification.payload)
 
     async def run_poll(self) -> None:
-        """A duty: the backstop. One cheap statement per thousand watched tasks a second."""
+        """Polls watched tasks, as a duty and backstop: one cheap statement a second for each thousand tasks."""
         while True:
             note_progress()
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
@@ -107,36 +113,39 @@ class ReplicaNotifications:
             message = json.loads(payload)
             if message["from"] == self._name:
                 return
-            news = Announcement(
+            announcement = Announcement(
                 set(message["moved"]),
                 claimable=message["claimable"],
                 ending_task_ids=set(message["ending"]),
-                # A replica of an older version does not say what has ended: all that moved may have.
+                # A replica of an older version does not report ended tasks: every moved task may have ended.
                 ended_task_ids=set(message.get("ended", message["moved"])),
                 changed_tenants=set(message.get("changed", ())),
             )
         except (ValueError, KeyError, TypeError):
-            _log.warning("a notification of another version", extra={"payload": payload[:200]})
+            _log.warning(
+                "a notification could not be read, it is from another version: all watchers read the ledger again",
+                extra={"payload": payload[:200]},
+            )
             self._hub.wake_all()
             return
         if message["all"]:
             self._hub.wake_all()
-        self._hub.tell(news)
+        self._hub.tell(announcement)
 
-    def _payloads(self, news: Announcement) -> Iterator[str]:
-        """The news in pieces; beyond a bound only that there is much."""
-        overflow = len(news.task_ids) > MOST_IDS
-        moved = [] if overflow else sorted(news.task_ids)
-        ending = sorted(news.ending_task_ids)[:MOST_IDS]
-        yield self._payload(claimable=news.claimable, everything=overflow)
+    def _payloads(self, announcement: Announcement) -> Iterator[str]:
+        """Splits an announcement into payloads. Beyond a bound it says only that there is much."""
+        overflow = len(announcement.task_ids) > MOST_IDS
+        moved = [] if overflow else sorted(announcement.task_ids)
+        ending = sorted(announcement.ending_task_ids)[:MOST_IDS]
+        yield self._payload(claimable=announcement.claimable, everything=overflow)
         for start in range(0, len(moved), IDS_A_PAYLOAD):
             yield self._payload(moved=moved[start : start + IDS_A_PAYLOAD])
         for start in range(0, len(ending), IDS_A_PAYLOAD):
             yield self._payload(ending=ending[start : start + IDS_A_PAYLOAD])
-        ended = [] if overflow else sorted(news.ended_task_ids)
+        ended = [] if overflow else sorted(announcement.ended_task_ids)
         for start in range(0, len(ended), IDS_A_PAYLOAD):
             yield self._payload(ended=ended[start : start + IDS_A_PAYLOAD])
-        changed = sorted(news.changed_tenants)[:MOST_IDS]
+        changed = sorted(announcement.changed_tenants)[:MOST_IDS]
         for start in range(0, len(changed), TENANTS_A_PAYLOAD):
             yield self._payload(changed=changed[start : start + TENANTS_A_PAYLOAD])
 
@@ -150,7 +159,7 @@ class ReplicaNotifications:
         claimable: bool = False,
         everything: bool = False,
     ) -> str:
-        news = {
+        announcement = {
             "from": self._name,
             "moved": moved or [],
             "ending": ending or [],
@@ -159,7 +168,7 @@ class ReplicaNotifications:
             "claimable": claimable,
             "all": everything,
         }
-        return json.dumps(news, separators=(",", ":"))
+        return json.dumps(announcement, separators=(",", ":"))
 
     @asynccontextmanager
     async def _dedicated(self, purpose: str, *settings: tuple[str, str]) -> AsyncIterator[Connection]:

@@ -1,4 +1,4 @@
-"""WatchEntries: the old entries, then each new one, without gap or repeat, whatever replica commits it."""
+"""WatchEntries: streams a task's existing entries, then each new one, without gap or repeat, from whichever replica."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class EntryWatch:
-    """The streams of a process. Once the hub is closed they end: another replica goes on after the last sequence."""
+    """The streams of a process. They end once the hub is closed; clients resume at another replica by sequence."""
 
     def __init__(self, pool: Pool, hub: Hub) -> None:
         self._pool = pool
@@ -29,10 +29,12 @@ class EntryWatch:
         self._reads = metrics.cell("tenure_watch_reads_total")
 
     async def entries(self, tenant: str, task_id: str, after: int) -> AsyncIterator[pb.WatchEntriesResponse]:
-        """Ends after the entry that closes the task. Raises NotFound, OutOfRange (CURSOR_EXPIRED), Unavailable.
+        """Streams entries until the entry that closes the task. Raises NotFound, OutOfRange (CURSOR_EXPIRED),
+        Unavailable.
 
-        Holds a page while it is being sent, and within bounds what was committed here meanwhile. Whoever has all so far
-        is handed what this process commits; the ledger is read for those who are behind, or when others committed.
+        Holds one page while it is sent and, within bounds, the entries that this process committed meanwhile. A watcher
+        that has all earlier entries gets those directly. The ledger is read for watchers that are behind, or when
+        another replica committed.
         """
         with self._hub.watch_task(task_id) as watch:
             await self._place(tenant, task_id, after)
@@ -51,9 +53,9 @@ class EntryWatch:
                 self._refuse_when_draining()
 
     async def closing(self, tenant: str, task_id: str, after: int) -> AsyncIterator[pb.WatchEntriesResponse]:
-        """The answer that says closed, once the task has ended. Raises what `entries` raises.
+        """Sends one response with `closed`, once the task has ended. Raises what `entries` raises.
 
-        Asks the ledger at the beginning and when the task is said to have ended, whatever is committed in between.
+        Reads the ledger at the beginning and when the task is reported as ended, whatever is committed in between.
         """
         with self._hub.watch_end(task_id) as ended:
             while not (await self._place(tenant, task_id, after)).ended:
@@ -63,7 +65,7 @@ class EntryWatch:
         yield pb.WatchEntriesResponse(closed=True)
 
     async def queue(self) -> AsyncIterator[pb.WatchQueueResponse]:
-        """Hints until the server stops; the first comes at once."""
+        """Streams hints until the server stops; the first hint comes at once."""
         with self._hub.watch_queue() as watch:
             while True:
                 claimable, ending = await watch.take()
@@ -73,7 +75,9 @@ class EntryWatch:
     async def _next(
         self, tenant: str, task_id: str, after: int, appended_entries: list[AppendedEntries] | None
     ) -> tuple[LedgerPosition, list[ledger_pb2.Entry]]:
-        """Where the ledger ends, and what comes after a sequence: what we were handed, else a page."""
+        """Returns the end of the ledger and the entries after a sequence: the given appended entries, or else a
+        page.
+        """
         if appended_entries is None:
             self._reads.value += 1
             return await entries_after(self._pool, tenant, task_id, after)
@@ -81,7 +85,7 @@ class EntryWatch:
         return place, [entry for appended in appended_entries for entry in appended.entries]
 
     async def _place(self, tenant: str, task_id: str, after: int) -> LedgerPosition:
-        """Raises NotFound, OutOfRange for a cursor beyond the end."""
+        """Returns the end of the ledger. Raises NotFound, or OutOfRange for a sequence after the end."""
         self._reads.value += 1
         async with ledger_connection(self._pool) as connection:
             place = await position_of(connection, tenant, task_id)

@@ -1,8 +1,9 @@
-"""Webhooks: the feed of changes, told to endpoints outside.
+"""Webhooks: send changes to endpoints of users.
 
-servicer.py   the methods                       servicer.py        what they do to webhooks
-deliveries.py    what they do to deliveries        rows.py         the rows of both
-sender_lease.py   the duty that looks for webhooks with something to do, and takes their turns
-sender_lease.py      one webhook's turn: read, send, record     feed_reader.py   changes become deliveries, or a gap
-deliveries.py  what became of an attempt         sending.py   one request, to where it may go
+servicer.py      WebhookService: create, pause, resume, rotate and delete webhooks
+sender_lease.py  the duty that takes sender leases; one lease reads the feed, sends and records
+feed_reader.py   turns changes into deliveries, or records a webhook gap
+sending.py       one signed request to an endpoint, and the settings of webhooks
+deliveries.py    records the results of attempts; lists, tests, replays and discards deliveries
+rows.py          the rows of webhooks and deliveries
 """

@@ -1,4 +1,6 @@
-"""What the methods of WebhookService do to deliveries, besides sending them."""
+"""Deliveries: records the result of an attempt, and serves the methods that list, test, replay and discard
+deliveries.
+"""
 
 from __future__ import annotations
 
@@ -28,73 +30,87 @@ if TYPE_CHECKING:
     from tenure.runtime.postgres import Connection, Pool
 
 
-# What became of an attempt, written down under the fence of the turn that made it.
+# Results of attempts, written under the fence of the sender lease that made the attempt.
 
 
 async def record(
     pool: Pool,
-    place: SenderLeaseKey,
+    lease_key: SenderLeaseKey,
     delivery: OutgoingDelivery,
-    answer: WebhookResponse,
+    response: WebhookResponse,
     verdict: DeliveryVerdict,
     most_dead: int,
 ) -> None:
-    """Nothing, when another turn began meanwhile: that one sends it again."""
+    """Records the result of an attempt. Writes nothing when another sender lease began: that one sends again."""
 
     async def work(connection: Connection) -> None:
         if verdict.state is DeliveryState.DELIVERED:
-            written = await fetch_one(connection, WEBHOOKS.count_received, place.key) is not None
+            written = await fetch_one(connection, WEBHOOKS.count_received, lease_key.key) is not None
         else:
-            written = await _count_failure(connection, place, answer, verdict, most_dead)
+            written = await _count_failure(connection, lease_key, response, verdict, most_dead)
         if written:
-            await _write(connection, place, delivery, answer, verdict)
+            await _write(connection, lease_key, delivery, response, verdict)
 
     await in_ledger_transaction(pool, work)
 
 
 async def _count_failure(
-    connection: Connection, place: SenderLeaseKey, answer: WebhookResponse, verdict: DeliveryVerdict, most_dead: int
+    connection: Connection,
+    lease_key: SenderLeaseKey,
+    response: WebhookResponse,
+    verdict: DeliveryVerdict,
+    most_dead: int,
 ) -> bool:
     parameters = {
-        **place.key,
+        **lease_key.key,
         "died": int(verdict.state is DeliveryState.DEAD),
-        "problem": answer.problem,
+        "problem": response.problem,
         "hold_seconds": float(verdict.hold_seconds),
     }
     counted = await fetch_one(connection, WEBHOOKS.count_failed, parameters)
     if counted is None:
         return False
     if verdict.pause_code:
-        await _pause(connection, place, verdict.pause_code, "the endpoint answered 410 Gone: it wants nothing more")
+        await _pause(
+            connection,
+            lease_key,
+            verdict.pause_code,
+            "the endpoint answered 410 Gone, it wants no more deliveries: change the endpoint, then resume the webhook",
+        )
     elif verdict.state is DeliveryState.DEAD and counted[0] >= most_dead:
-        await _pause(connection, place, PauseCode.DEAD_LETTERS_FULL, f"there are {counted[0]:,} dead letters")
+        await _pause(
+            connection,
+            lease_key,
+            PauseCode.DEAD_LETTERS_FULL,
+            f"there are {counted[0]:,} dead deliveries: replay or discard them, then resume the webhook",
+        )
     return True
 
 
 async def _write(
     connection: Connection,
-    place: SenderLeaseKey,
+    lease_key: SenderLeaseKey,
     delivery: OutgoingDelivery,
-    answer: WebhookResponse,
+    response: WebhookResponse,
     verdict: DeliveryVerdict,
 ) -> None:
     parameters: dict[str, Any] = {
-        "webhook_id": place.webhook_id,
+        "webhook_id": lease_key.webhook_id,
         "ordinal": delivery.ordinal,
-        "status": answer.status,
-        "error": answer.problem,
+        "status": response.status,
+        "error": response.problem,
     }
     if verdict.state is DeliveryState.PENDING:
         parameters["wait_seconds"] = float(verdict.wait_seconds)
         await connection.execute(WEBHOOKS.put_off_delivery, parameters)
         return
     ended = await fetch_one(connection, WEBHOOKS.end_delivery, {**parameters, "state": verdict.state.value})
-    assert ended is not None, "a pending delivery goes with its webhook only, whose row is locked"
-    await connection.execute(WEBHOOKS.advance_line, {"webhook_id": place.webhook_id, "line": ended[0]})
+    assert ended is not None, "a pending delivery is deleted only with its webhook, whose row is locked"
+    await connection.execute(WEBHOOKS.advance_line, {"webhook_id": lease_key.webhook_id, "line": ended[0]})
 
 
-async def _pause(connection: Connection, place: SenderLeaseKey, code: str, reason: str) -> None:
-    parameters = {"webhook_id": place.webhook_id, "code": code, "reason": reason, "actor": "checkpoint"}
+async def _pause(connection: Connection, lease_key: SenderLeaseKey, code: str, reason: str) -> None:
+    parameters = {"webhook_id": lease_key.webhook_id, "code": code, "reason": reason, "actor": "checkpoint"}
     await connection.execute(WEBHOOKS.pause, parameters)
 
 
@@ -105,7 +121,7 @@ _BEYOND_ALL: Final = 2**62
 async def list_deliveries(
     pool: Pool, tenant: str, request: pb.ListWebhookDeliveriesRequest
 ) -> pb.ListWebhookDeliveriesResponse:
-    """A page, the newest first. The token is the last ordinal. Raises NotFound."""
+    """Returns a page, newest first. The token is the last ordinal. Raises NotFound."""
     page_size = request.page_size or DEFAULT_DELIVERIES
     async with ledger_connection(pool) as connection:
         row = await read_webhook(connection, tenant, request.webhook)
@@ -122,7 +138,7 @@ async def list_deliveries(
 
 
 async def send_test(pool: Pool, tenant: str, webhook: str) -> pb.WebhookDelivery:
-    """Raises NotFound, WrongState (WEBHOOK_PAUSED)."""
+    """Adds a test delivery. Raises NotFound or WrongState (WEBHOOK_PAUSED)."""
     delivery_id = str(uuid_utils.uuid7())
 
     async def work(connection: Connection) -> pb.WebhookDelivery:
@@ -142,20 +158,20 @@ async def send_test(pool: Pool, tenant: str, webhook: str) -> pb.WebhookDelivery
 async def replay(
     pool: Pool, tenant: str, request: pb.ReplayWebhookDeliveriesRequest
 ) -> pb.ReplayWebhookDeliveriesResponse:
-    """Raises NotFound."""
+    """Makes dead deliveries pending again. Raises NotFound."""
 
     async def work(connection: Connection) -> pb.ReplayWebhookDeliveriesResponse:
         row = await read_webhook(connection, tenant, request.webhook, lock=True)
-        letters = await _dead_letters(connection, row, request.delivery_id)
-        if not letters:
+        dead_deliveries = await _read_dead(connection, row, request.delivery_id)
+        if not dead_deliveries:
             return pb.ReplayWebhookDeliveriesResponse(remaining=row.dead)
-        lines: dict[str, Any] = {"webhook_id": row.webhook_id, "lines": sorted({line for _, line in letters})}
-        ordinals = [ordinal for ordinal, _ in letters]
+        lines: dict[str, Any] = {"webhook_id": row.webhook_id, "lines": sorted({line for _, line in dead_deliveries})}
+        ordinals = [ordinal for ordinal, _ in dead_deliveries]
         await connection.execute(WEBHOOKS.revive, {"webhook_id": row.webhook_id, "ordinals": ordinals})
         await connection.execute(WEBHOOKS.take_place, lines)
         await connection.execute(WEBHOOKS.set_in_line, lines)
-        left = await _count(connection, WEBHOOKS.count_revived, row, len(letters))
-        return pb.ReplayWebhookDeliveriesResponse(replayed=len(letters), remaining=left)
+        left = await _count(connection, WEBHOOKS.count_revived, row, len(dead_deliveries))
+        return pb.ReplayWebhookDeliveriesResponse(replayed=len(dead_deliveries), remaining=left)
 
     return await in_ledger_transaction(pool, work)
 
@@ -163,23 +179,25 @@ async def replay(
 async def discard(
     pool: Pool, tenant: str, request: pb.DiscardWebhookDeliveriesRequest
 ) -> pb.DiscardWebhookDeliveriesResponse:
-    """Raises NotFound."""
+    """Discards dead deliveries. Raises NotFound."""
 
     async def work(connection: Connection) -> pb.DiscardWebhookDeliveriesResponse:
         row = await read_webhook(connection, tenant, request.webhook, lock=True)
-        letters = await _dead_letters(connection, row, request.delivery_id)
-        if not letters:
+        dead_deliveries = await _read_dead(connection, row, request.delivery_id)
+        if not dead_deliveries:
             return pb.DiscardWebhookDeliveriesResponse(remaining=row.dead)
-        ordinals = [ordinal for ordinal, _ in letters]
+        ordinals = [ordinal for ordinal, _ in dead_deliveries]
         await connection.execute(WEBHOOKS.discard, {"webhook_id": row.webhook_id, "ordinals": ordinals})
-        left = await _count(connection, WEBHOOKS.count_discarded, row, len(letters))
-        return pb.DiscardWebhookDeliveriesResponse(discarded=len(letters), remaining=left)
+        left = await _count(connection, WEBHOOKS.count_discarded, row, len(dead_deliveries))
+        return pb.DiscardWebhookDeliveriesResponse(discarded=len(dead_deliveries), remaining=left)
 
     return await in_ledger_transaction(pool, work)
 
 
-async def _dead_letters(connection: Connection, row: WebhookRow, delivery_id: str) -> list[tuple[int, str]]:
-    """(ordinal, line) of the one asked for, or of the oldest. Raises NotFound for one that is not there."""
+async def _read_dead(connection: Connection, row: WebhookRow, delivery_id: str) -> list[tuple[int, str]]:
+    """Returns (ordinal, line) of the requested delivery, or of the oldest dead ones. Raises NotFound for a
+    missing one.
+    """
     if delivery_id:
         await _read(connection, row.webhook_id, delivery_id)
     parameters = {"webhook_id": row.webhook_id, "delivery_id": delivery_id, "limit": MOST_REPLAYED}
@@ -195,7 +213,7 @@ async def _read(connection: Connection, webhook_id: str, delivery_id: str) -> De
 
 
 async def _count(connection: Connection, statement: bytes, row: WebhookRow, count: int) -> int:
-    """How many dead letters are left."""
+    """Updates the counts and returns the number of remaining dead deliveries."""
     record = await fetch_one(connection, statement, {"webhook_id": row.webhook_id, "count": count})
     assert record is not None, "its row is locked"
     left: int = record[0]

@@ -1,4 +1,4 @@
-"""Changes become deliveries: written down in one transaction with the cursor behind them, so each once."""
+"""Turns changes into deliveries: one transaction writes them and moves the cursor, so each change is delivered once."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger(__name__)
 EVENTS_A_WRITE: Final = 10
-"""Each with its task, which may be large."""
+"""Few, because each event has its task, which may be large."""
 GAPS_KEPT: Final = 20
 
 
 class SenderLeaseKey(NamedTuple):
-    """Whose turn it is: what is written for it is refused once another turn began."""
+    """The key of a sender lease. A write under it is refused once another sender lease of the webhook began."""
 
     webhook_id: str
     tenant: str
@@ -38,12 +38,12 @@ class SenderLeaseKey(NamedTuple):
 
     @property
     def key(self) -> dict[str, Any]:
-        """As the statements take it."""
+        """The key as parameters of the statements."""
         return {"webhook_id": self.webhook_id, "turn": self.turn}
 
 
 class WebhookEvent(NamedTuple):
-    """A delivery to be written down."""
+    """A delivery to insert."""
 
     delivery_id: str
     event_type: str
@@ -53,40 +53,44 @@ class WebhookEvent(NamedTuple):
 
 
 async def read_on(
-    pool: Pool, place: SenderLeaseKey, patterns: Sequence[str], task_filter: task_pb2.TaskFilter, cursor: ChangeCursor
+    pool: Pool,
+    lease_key: SenderLeaseKey,
+    patterns: Sequence[str],
+    task_filter: task_pb2.TaskFilter,
+    cursor: ChangeCursor,
 ) -> bool:
-    """Takes the next page of changes. True: there may be more at once."""
-    if await _note_gap(pool, place, cursor):
+    """Reads the next page of changes. Returns whether more may be readable at once."""
+    if await _note_gap(pool, lease_key, cursor):
         return True
-    page = await read_changes(pool, place.tenant, filter_parameters(task_filter), cursor)
+    page = await read_changes(pool, lease_key.tenant, filter_parameters(task_filter), cursor)
     wanted = [change for change in page.changes if wants(patterns, _event(change))]
     for start in range(0, len(wanted), EVENTS_A_WRITE):
         some = wanted[start : start + EVENTS_A_WRITE]
         behind = some[-1].cursor
-        if not await _advance(pool, place, cursor, behind, await _events(pool, place.tenant, some)):
+        if not await _advance(pool, lease_key, cursor, behind, await _events(pool, lease_key.tenant, some)):
             return False
         await failpoint("checkpoint.after_events")
         cursor = behind
-    await _advance(pool, place, cursor, page.cursor, [])
+    await _advance(pool, lease_key, cursor, page.cursor, [])
     return page.full
 
 
 async def write_events(connection: Connection, webhook_id: str, events: Sequence[WebhookEvent]) -> None:
-    """In their order. The webhook's row is locked and counts them."""
+    """Inserts deliveries in order. The caller has locked the webhook's row, which counts them."""
     names = ("delivery_ids", "event_types", "lines", "sequences", "bodies")
     columns = dict(zip(names, map(list, zip(*events, strict=True)), strict=True))
     await connection.execute(WEBHOOKS.write_deliveries, {"webhook_id": webhook_id, **columns})
 
 
 async def _events(pool: Pool, tenant: str, changes: Sequence[RecordedChange]) -> list[WebhookEvent]:
-    """With the tasks as they stand now; one that was pruned meanwhile is told of without."""
+    """Returns events with the tasks as they are now; a task that was pruned is left out of its event."""
     async with ledger_connection(pool) as connection:
         result = await read_tasks(connection, tenant, sorted({change.task_id for change in changes}))
     tasks = {task.task_id: task for task in result}
-    return [_told(change, tasks.get(change.task_id)) for change in changes]
+    return [_event_with_task(change, tasks.get(change.task_id)) for change in changes]
 
 
-def _told(change: RecordedChange, task: task_pb2.Task | None) -> WebhookEvent:
+def _event_with_task(change: RecordedChange, task: task_pb2.Task | None) -> WebhookEvent:
     data = to_dict(change.to_message(task))
     event = _event(change)
     return WebhookEvent(
@@ -99,25 +103,25 @@ def _event(change: RecordedChange) -> str:
 
 
 async def _advance(
-    pool: Pool, place: SenderLeaseKey, cursor: ChangeCursor, behind: ChangeCursor, events: Sequence[WebhookEvent]
+    pool: Pool, lease_key: SenderLeaseKey, cursor: ChangeCursor, behind: ChangeCursor, events: Sequence[WebhookEvent]
 ) -> bool:
-    """False when it was not this turn's any more: then nothing is written."""
+    """Moves the cursor and writes the events. Returns False, and writes nothing, when another sender lease began."""
 
     async def work(connection: Connection) -> bool:
-        if not await _move(connection, place, cursor, behind, len(events)):
+        if not await _move(connection, lease_key, cursor, behind, len(events)):
             return False
         if events:
-            await write_events(connection, place.webhook_id, events)
+            await write_events(connection, lease_key.webhook_id, events)
         return True
 
     return await in_ledger_transaction(pool, work)
 
 
 async def _move(
-    connection: Connection, place: SenderLeaseKey, cursor: ChangeCursor, behind: ChangeCursor, written: int
+    connection: Connection, lease_key: SenderLeaseKey, cursor: ChangeCursor, behind: ChangeCursor, written: int
 ) -> bool:
     parameters = {
-        **place.key,
+        **lease_key.key,
         **cursor._asdict(),
         **{f"to_{name}": value for name, value in behind._asdict().items()},
         "written": written,
@@ -125,29 +129,29 @@ async def _move(
     return await fetch_one(connection, WEBHOOKS.move_cursor, parameters) is not None
 
 
-async def _note_gap(pool: Pool, place: SenderLeaseKey, cursor: ChangeCursor) -> bool:
-    """Whether there was one. It is written down, told to the endpoint, and read on behind it."""
+async def _note_gap(pool: Pool, lease_key: SenderLeaseKey, cursor: ChangeCursor) -> bool:
+    """Returns whether there is a webhook gap. Records it, sends it to the endpoint, and moves the cursor behind it."""
     async with ledger_connection(pool) as connection:
         row = await fetch_one(connection, QUERIES.feed, {})
     assert row is not None, "the row is made with the table and never deleted"
     reason, behind = _gap(cursor, *row)
     if reason is None:
         return False
-    facts = {"webhook": place.webhook_id, "reason": reason}
-    _log.warning("changes could not be told to a webhook any more", extra=facts)
+    fields = {"webhook": lease_key.webhook_id, "reason": reason}
+    _log.warning("changes were pruned before a webhook read them", extra=fields)
     metrics.count("tenure_webhook_gaps_total", reason=reason)
 
     async def work(connection: Connection) -> None:
         ends = {"from_cursor": cursor.encoded(), "to_cursor": behind.encoded()}
-        times = await fetch_one(connection, WEBHOOKS.record_gap, {**place.key, "reason": reason, **ends})
-        if times is None or not await _move(connection, place, cursor, behind, 1):
+        times = await fetch_one(connection, WEBHOOKS.record_gap, {**lease_key.key, "reason": reason, **ends})
+        if times is None or not await _move(connection, lease_key, cursor, behind, 1):
             return
         delivery_id = str(uuid_utils.uuid7())
         body = body_of(MISSED_EVENT, times[1], to_dict(gap_message(reason, *times, *ends.values())))
         await write_events(
-            connection, place.webhook_id, [WebhookEvent(delivery_id, MISSED_EVENT, NO_TASK + delivery_id, 0, body)]
+            connection, lease_key.webhook_id, [WebhookEvent(delivery_id, MISSED_EVENT, NO_TASK + delivery_id, 0, body)]
         )
-        await connection.execute(WEBHOOKS.forget_old_gaps, {"webhook_id": place.webhook_id, "kept": GAPS_KEPT})
+        await connection.execute(WEBHOOKS.forget_old_gaps, {"webhook_id": lease_key.webhook_id, "kept": GAPS_KEPT})
 
     await in_ledger_transaction(pool, work)
     return True
@@ -156,7 +160,7 @@ async def _note_gap(pool: Pool, place: SenderLeaseKey, cursor: ChangeCursor) -> 
 def _gap(
     cursor: ChangeCursor, feed_id: str, pruned_xid: int, pruned_position: int, horizon: int, newest: int
 ) -> tuple[GapReason | None, ChangeCursor]:
-    """What lies between the cursor and where reading can go on, and where that is."""
+    """Returns the reason of a gap after the cursor, or None, and the cursor after which to read."""
     oldest = ChangeCursor(feed_id, pruned_xid, pruned_position)
     if cursor.feed_id != feed_id:
         return GapReason.OTHER_FEED, oldest

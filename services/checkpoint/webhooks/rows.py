@@ -1,4 +1,4 @@
-"""The rows of webhooks, as the database has them and as callers see them."""
+"""The rows of webhooks and deliveries, in the database and as messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 WEBHOOKS: Final = Queries.load("services.checkpoint", "sql/webhooks.sql")
 GAPS_SHOWN: Final = 10
 NO_TASK: Final = "webhook/"
-"""How the lines of deliveries begin that tell of no task."""
+"""The prefix of the lines of deliveries that concern no task."""
 
 
 class WebhookRow(NamedTuple):
@@ -58,7 +58,7 @@ class WebhookRow(NamedTuple):
     updated_at: datetime
 
     def webhook(self, gaps: Sequence[pb.WebhookGap] = ()) -> pb.Webhook:
-        """As callers see it: without its secrets."""
+        """Returns the webhook as callers see it, without its secrets."""
         return pb.Webhook(
             webhook_id=self.webhook_id,
             name=self.name,
@@ -100,7 +100,7 @@ class DeliveryRow(NamedTuple):
     ended_at: datetime | None
 
     def delivery(self) -> pb.WebhookDelivery:
-        """As callers see it."""
+        """Returns the delivery as callers see it."""
         return pb.WebhookDelivery(
             delivery_id=self.delivery_id,
             event_type=self.event_type,
@@ -118,7 +118,7 @@ class DeliveryRow(NamedTuple):
 
 
 async def read_webhook(connection: Connection, tenant: str, id_or_name: str, *, lock: bool = False) -> WebhookRow:
-    """By id or name. Raises NotFound, also for another tenant's."""
+    """Returns a webhook by id or name. Raises NotFound, also for another tenant's webhook."""
     statement = WEBHOOKS.lock if lock else WEBHOOKS.find
     row = await fetch_one(connection, statement, {"tenant": tenant, **_named(id_or_name)})
     if row is None:
@@ -127,7 +127,7 @@ async def read_webhook(connection: Connection, tenant: str, id_or_name: str, *, 
 
 
 async def to_messages(connection: Connection, rows: Sequence[WebhookRow]) -> list[pb.Webhook]:
-    """Webhooks with what they missed."""
+    """Returns webhooks with their gaps."""
     parameters = {"webhook_ids": [row.webhook_id for row in rows], "limit": GAPS_SHOWN}
     gaps: dict[str, list[pb.WebhookGap]] = {row.webhook_id: [] for row in rows}
     for webhook_id, reason, from_at, to_at, from_cursor, to_cursor in await fetch_all(
@@ -140,7 +140,7 @@ async def to_messages(connection: Connection, rows: Sequence[WebhookRow]) -> lis
 def gap_message(
     reason: GapReason, from_at: datetime, to_at: datetime, from_cursor: str, to_cursor: str
 ) -> pb.WebhookGap:
-    """As callers and receivers see it."""
+    """Returns a gap as callers and endpoints see it."""
     return pb.WebhookGap(
         reason=GAP_REASONS.to_wire(reason),
         from_time=timestamp(from_at),
@@ -151,7 +151,7 @@ def gap_message(
 
 
 def _named(id_or_name: str) -> dict[str, str]:
-    """A name is never a UUID: the contract says so."""
+    """Returns the parameters for an id or a name. By the contract a name is never a UUID."""
     try:
         return {"webhook_id": str(UUID(id_or_name)), "name": ""}
     except ValueError:

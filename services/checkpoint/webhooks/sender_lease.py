@@ -1,8 +1,8 @@
-"""One webhook's turn: a replica reads the feed for it, sends what is due and records what came of it.
+"""Sender leases: a replica reads the feed for one webhook, sends its due deliveries and records the results.
 
-A turn is a lease in the webhook's row, by the database's time, with a number that only grows. All that is written
-compares the number; nothing is sent that might still be under way when the lease has run out. A process that was frozen
-in the middle of a request may finish it late: the endpoint knows a repeat by its webhook-id.
+A sender lease is in the webhook's row, by the database's time, with a number that only grows (column `turn`). Every
+write compares the number, and no request begins that might still run when the lease expires. A process that was frozen
+in the middle of a request may finish it late: the endpoint recognises a repeat by its webhook-id.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from tenure.domain.outbound import Networks
     from tenure.runtime.postgres import Connection, Pool
 
-LONGEST_TURN_SECONDS: Final = 60.0
-"""Then it is others' turn, however much there is to do."""
+LONGEST_LEASE_SECONDS: Final = 60.0
+"""The longest time that a replica keeps a sender lease, however much remains to be sent."""
 READ_INTERVAL_SECONDS: Final = 0.5
 END_SECONDS: Final = 2.0
 
 
-class _Standing(NamedTuple):
+class _LeaseState(NamedTuple):
     """The columns of `keep_turn`, in their order."""
 
     event_types: list[str]
@@ -58,7 +58,7 @@ class _Standing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SenderDependencies:
-    """What every turn of a process uses."""
+    """The dependencies of every sender lease of a process."""
 
     pool: Pool
     sender: Sender
@@ -66,25 +66,26 @@ class SenderDependencies:
 
 
 class SenderLease:
-    """`run` it once."""
+    """One sender lease. Call `run` once."""
 
-    def __init__(self, means: SenderDependencies, place: SenderLeaseKey, taken_at: float) -> None:
-        """`taken_at`: when it was asked for, by the monotonic clock."""
-        self._means, self._place = means, place
-        self._under_way = 0
-        self._came_back = asyncio.Event()
-        self._ends_at = taken_at + LONGEST_TURN_SECONDS
+    def __init__(self, dependencies: SenderDependencies, lease_key: SenderLeaseKey, taken_at: float) -> None:
+        """`taken_at`: the monotonic time at which the lease was requested."""
+        self._dependencies, self._lease_key = dependencies, lease_key
+        self._in_flight = 0
+        self._attempt_ended = asyncio.Event()
+        self._ends_at = taken_at + LONGEST_LEASE_SECONDS
         self._read_at = 0.0
         self._trust(taken_at)
 
     async def run(self) -> None:
-        """Until there is nothing to do, or it is others' turn. What fails leaves the turn to run out."""
+        """Runs until there is nothing to do or the lease must end. After a failure the lease expires by itself."""
         try:
             async with TaskGroup() as sending:
                 await self._work(sending)
         except asyncio.CancelledError:
-            # We drain: the others need not wait for the turn to run out. What was under way is sent again.
-            with suppress(TimeoutError, TenureError):  # then it runs out after all
+            # The process drains: end the lease, so that another replica need not wait until it expires. That replica
+            # sends the interrupted deliveries again.
+            with suppress(TimeoutError, TenureError):  # the lease expires by itself
                 async with asyncio.timeout(END_SECONDS):
                     await self._end()
             raise
@@ -92,97 +93,99 @@ class SenderLease:
 
     async def _work(self, sending: TaskGroup) -> None:
         while time.monotonic() < self._ends_at and (status := await self._keep()) is not None:
-            self._came_back.clear()
+            self._attempt_ended.clear()
             more = await self._read(status)
-            letters = [] if status.held else await self._take()
-            for delivery in letters:
-                self._under_way += 1
+            due = [] if status.held else await self._take()
+            for delivery in due:
+                self._in_flight += 1
                 sending.create_task(self._deliver(delivery))
-            if not (more or letters or self._under_way):
+            if not (more or due or self._in_flight):
                 return
             if not more:
                 await self._pause()
 
-    async def _keep(self) -> _Standing | None:
-        """The lease lasts on. None: another has it, or the webhook is paused or gone."""
+    async def _keep(self) -> _LeaseState | None:
+        """Renews the lease. None: another replica has it, or the webhook is paused or deleted."""
         asked_at = time.monotonic()
-        parameters = {**self._place.key, "turn_seconds": self._means.settings.turn_seconds}
+        parameters = {**self._lease_key.key, "turn_seconds": self._dependencies.settings.turn_seconds}
         renewed = await in_ledger_transaction(
-            self._means.pool, lambda connection: fetch_one(connection, WEBHOOKS.keep_turn, parameters)
+            self._dependencies.pool, lambda connection: fetch_one(connection, WEBHOOKS.keep_turn, parameters)
         )
         if renewed is None:
             return None
         self._trust(asked_at)
-        return _Standing(*renewed)
+        return _LeaseState(*renewed)
 
     def _trust(self, asked_at: float) -> None:
-        """A request that begins before this is over before the lease is."""
-        settings = self._means.settings
+        """Computes until when a request may begin, so that it ends before the lease does."""
+        settings = self._dependencies.settings
         self._trusted_until = asked_at + settings.turn_seconds - settings.request_timeout_seconds
 
-    async def _read(self, status: _Standing) -> bool:
-        """Whether there may be more at once. Not while too much is pending: the feed keeps the rest, for its time."""
+    async def _read(self, status: _LeaseState) -> bool:
+        """Reads changes; returns whether there may be more at once. With too many pending deliveries the feed keeps the
+        rest.
+        """
         now = time.monotonic()
-        if status.pending >= self._means.settings.max_pending or now < self._read_at:
+        if status.pending >= self._dependencies.settings.max_pending or now < self._read_at:
             return False
         wanted = task_pb2.TaskFilter.FromString(status.filter)
         try:
-            more = await read_on(self._means.pool, self._place, status.event_types, wanted, status.cursor)
+            more = await read_on(self._dependencies.pool, self._lease_key, status.event_types, wanted, status.cursor)
         except OutOfRange:
-            return True  # pruned in this moment: the gap is found when it is read again
+            return True  # changes were just pruned: the next read finds the gap
         self._read_at = 0.0 if more else now + READ_INTERVAL_SECONDS
         return more
 
     async def _take(self) -> list[OutgoingDelivery]:
-        free = self._means.settings.max_requests - self._under_way
+        free = self._dependencies.settings.max_requests - self._in_flight
         if free <= 0:
             return []
-        parameters = {**self._place.key, "limit": free}
+        parameters = {**self._lease_key.key, "limit": free}
 
         async def work(connection: Connection) -> list[OutgoingDelivery]:
             return [OutgoingDelivery(*row) for row in await fetch_all(connection, WEBHOOKS.take_deliveries, parameters)]
 
-        letters = await in_ledger_transaction(self._means.pool, work)
-        return sorted(letters)
+        due = await in_ledger_transaction(self._dependencies.pool, work)
+        return sorted(due)
 
     async def _deliver(self, delivery: OutgoingDelivery) -> None:
         try:
             if time.monotonic() > self._trusted_until:
-                return  # taken again in a turn that has the time
-            answer = await self._means.sender.send(delivery)
+                return  # a later lease with enough time sends it
+            answer = await self._dependencies.sender.send(delivery)
             await failpoint("checkpoint.after_delivery")
-            settings = self._means.settings
+            settings = self._dependencies.settings
             verdict = decide_delivery(answer, delivery.attempts, random.random(), settings.retry)
-            await record(self._means.pool, self._place, delivery, answer, verdict, settings.max_dead)
+            await record(self._dependencies.pool, self._lease_key, delivery, answer, verdict, settings.max_dead)
         finally:
-            self._under_way -= 1
-            self._came_back.set()
+            self._in_flight -= 1
+            self._attempt_ended.set()
 
     async def _pause(self) -> None:
         with suppress(TimeoutError):  # there may be something to read
             async with asyncio.timeout(READ_INTERVAL_SECONDS):
-                await self._came_back.wait()
+                await self._attempt_ended.wait()
 
     async def _end(self) -> None:
         async def work(connection: Connection) -> None:
-            parameters = {"webhook_id": self._place.webhook_id, "kept": MOST_RECEIVED_KEPT}
+            parameters = {"webhook_id": self._lease_key.webhook_id, "kept": MOST_RECEIVED_KEPT}
             await connection.execute(WEBHOOKS.forget_received, parameters)
-            await connection.execute(WEBHOOKS.end_turn, self._place.key)
+            await connection.execute(WEBHOOKS.end_turn, self._lease_key.key)
 
-        await in_ledger_transaction(self._means.pool, work)
+        await in_ledger_transaction(self._dependencies.pool, work)
 
 
-# The duty that looks for webhooks with something to do. In any number of replicas; each webhook's turn is one's.
+# The duty that finds webhooks with work. Any number of replicas may run it; one replica holds a webhook's lease.
 
-MOST_TURNS: Final = 64
-"""Of one process at once. They end in time for others, so none waits for ever."""
+MOST_LEASES: Final = 64
+"""The most sender leases of one process. Leases end after a time, so no webhook waits forever."""
 LONGEST_REFRESH_SECONDS: Final = 60.0
 
 _log: Final = logging.getLogger(__name__)
 
 
 class WebhookDispatcher:
-    """`run` until cancelled. `kept_seconds`: how long changes are kept, within which every cursor has to move."""
+    """Runs until cancelled. `kept_seconds`: how long changes are kept; every cursor must move within that time."""
 
     def __init__(
         self, pool: Pool, networks: Networks, settings: WebhookSettings, interval_seconds: float, kept_seconds: float
@@ -190,31 +193,31 @@ class WebhookDispatcher:
         self._pool, self._networks, self._settings = pool, networks, settings
         self._interval_seconds = interval_seconds
         self._refresh_seconds = min(LONGEST_REFRESH_SECONDS, kept_seconds / 10)
-        self._turns: set[asyncio.Task[None]] = set()
+        self._leases: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         settings = self._settings
-        most_connections = MOST_TURNS * settings.max_requests
+        most_connections = MOST_LEASES * settings.max_requests
         async with (
             Sender(self._networks, settings.request_timeout_seconds, most_connections) as sender,
             TaskGroup() as group,
         ):
-            means = SenderDependencies(self._pool, sender, settings)
+            dependencies = SenderDependencies(self._pool, sender, settings)
             while True:
-                await self._take_leases(means, group)
+                await self._take_leases(dependencies, group)
                 heed_cancellation()  # a wait for a connection may have swallowed it
-                # Replicas that started together must not look together for ever.
+                # Random, so that replicas that started together do not keep polling together.
                 await rest(self._interval_seconds * random.uniform(0.5, 1.0))
 
-    async def _take_leases(self, means: SenderDependencies, group: TaskGroup) -> None:
-        free = MOST_TURNS - len(self._turns)
+    async def _take_leases(self, dependencies: SenderDependencies, group: TaskGroup) -> None:
+        free = MOST_LEASES - len(self._leases)
         if not free:
             return
         asked_at = time.monotonic()
-        for place in await self._take(free):
-            sender_lease = group.create_task(self._run(SenderLease(means, place, asked_at), place))
-            self._turns.add(sender_lease)
-            sender_lease.add_done_callback(self._turns.discard)
+        for lease_key in await self._take(free):
+            sender_lease = group.create_task(self._run(SenderLease(dependencies, lease_key, asked_at), lease_key))
+            self._leases.add(sender_lease)
+            sender_lease.add_done_callback(self._leases.discard)
 
     async def _take(self, limit: int) -> list[SenderLeaseKey]:
         parameters = {
@@ -229,14 +232,14 @@ class WebhookDispatcher:
 
         return await in_ledger_transaction(self._pool, work)
 
-    async def _run(self, sender_lease: SenderLease, place: SenderLeaseKey) -> None:
-        """One that fails is nobody else's trouble: its turn runs out, and it is tried again."""
+    async def _run(self, sender_lease: SenderLease, lease_key: SenderLeaseKey) -> None:
+        """Runs one sender lease. A failure affects no other webhook: the lease expires, and another one is taken."""
         try:
             await sender_lease.run()
-        except Exception as error:  # noqa: BLE001  whatever it was: it is logged, and the others go on
+        except Exception as error:  # noqa: BLE001  logged; the other webhooks continue
             heed_cancellation()
             metrics.count("tenure_webhook_sender_lease_failures_total")
             causes = error.exceptions if isinstance(error, ExceptionGroup) else (error,)
             expected = all(isinstance(one, TenureError) for one in causes)
-            facts = {"webhook": place.webhook_id, "error": "; ".join(map(str, causes))}
-            _log.warning("a webhook's turn failed", extra=facts, exc_info=None if expected else error)
+            fields = {"webhook": lease_key.webhook_id, "error": "; ".join(map(str, causes))}
+            _log.warning("a webhook's sender lease failed", extra=fields, exc_info=None if expected else error)

@@ -1,4 +1,4 @@
-"""One request to a webhook: signed, bounded in time and in what is read, redirected nowhere."""
+"""One signed request to a webhook's endpoint: bounded in time and in bytes read, never redirected."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 
-# How webhooks are sent. All of it may differ between replicas while they are replaced.
+# Settings. They may differ between replicas during a rolling update.
 
 PREFIX: Final = "TENURE_CHECKPOINT_WEBHOOK_"
 
@@ -34,23 +34,23 @@ class WebhookSettings:
     """TENURE_CHECKPOINT_WEBHOOK_…"""
 
     max_per_tenant: int = setting("most webhooks of one tenant", default=100, minimum=1)
-    allowed_networks: tuple[str, ...] = setting("what they may reach that is not public, as 10.1.0.0/16", default=())
+    allowed_networks: tuple[str, ...] = setting("private networks that webhooks may reach, as 10.1.0.0/16", default=())
     request_timeout_seconds: float = setting("how long an endpoint may take", default=10.0, minimum=0.1, maximum=60)
-    turn_seconds: float = setting("how long one replica is waited for", default=30.0, minimum=0.5, maximum=300)
+    turn_seconds: float = setting("how long a sender lease lasts", default=30.0, minimum=0.5, maximum=300)
     max_requests: int = setting("most requests to one endpoint at once", default=8, minimum=1, maximum=64)
     max_attempts: int = setting("how often a delivery is sent", default=RETRY.max_attempts, minimum=1, maximum=100)
     first_retry_seconds: float = setting("longest wait after one failure", default=RETRY.initial_seconds, minimum=0.01)
     longest_retry_seconds: float = setting("longest wait after many", default=RETRY.cap_seconds, minimum=0.01)
-    max_pending: int = setting("most deliveries of one webhook that wait", default=10_000, minimum=1)
-    max_dead: int = setting("dead letters at which a webhook is paused", default=10_000, minimum=1)
+    max_pending: int = setting("most pending deliveries of one webhook", default=10_000, minimum=1)
+    max_dead: int = setting("dead deliveries at which a webhook is paused", default=10_000, minimum=1)
 
     @property
     def retry(self) -> RetryPolicy:
-        """Between the attempts of one delivery."""
+        """The retry policy of one delivery."""
         return RetryPolicy(self.max_attempts, self.first_retry_seconds, RETRY.factor, self.longest_retry_seconds)
 
     def problems(self) -> Iterator[str]:
-        """Relations between the settings."""
+        """Yields violated relations between the settings."""
         if self.turn_seconds < 2 * self.request_timeout_seconds:
             yield f"{PREFIX}TURN_SECONDS must be at least twice {PREFIX}REQUEST_TIMEOUT_SECONDS"
         try:
@@ -81,7 +81,7 @@ class OutgoingDelivery(NamedTuple):
 
 
 def headers_of(delivery: OutgoingDelivery) -> list[tuple[str, str]]:
-    """With a signature by each secret that holds, the newest first."""
+    """Returns the headers, with a signature by each valid secret, the newest first."""
     secrets = [delivery.secret] if delivery.old_secret is None else [delivery.secret, delivery.old_secret]
     signatures = [Webhook(one).sign(delivery.delivery_id, delivery.sent_at, delivery.body) for one in secrets]
     return [
@@ -94,7 +94,7 @@ def headers_of(delivery: OutgoingDelivery) -> list[tuple[str, str]]:
 
 
 class Sender:
-    """The connections of a process to all webhooks. It goes through no proxy, keeps no cookies and follows nothing."""
+    """The connections of a process to all webhooks. It uses no proxy, keeps no cookies and follows no redirect."""
 
     def __init__(self, networks: Networks, timeout_seconds: float, most_connections: int) -> None:
         self._timeout_seconds = timeout_seconds
@@ -111,7 +111,7 @@ class Sender:
         await self._outgoing.__aexit__(*how)
 
     async def send(self, delivery: OutgoingDelivery) -> WebhookResponse:
-        """What came of it, within the timeout, whatever happens."""
+        """Sends a delivery. Returns a response within the timeout in every case, and raises nothing."""
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 answer = await self._send(delivery)
@@ -119,7 +119,7 @@ class Sender:
             answer = WebhookResponse(problem=f"no answer within {self._timeout_seconds:g} s")
         except (UrlRefused, *FAILURES) as error:
             answer = WebhookResponse(problem=_printable(f"{type(error).__name__}: {error}".removesuffix(": ")))
-        except Exception:  # noqa: BLE001  logged, and told as a failure of this delivery: the others go on
+        except Exception:  # noqa: BLE001  logged, and recorded as a failure of this delivery; the others continue
             _log.exception("a webhook could not be sent", extra={"delivery": delivery.delivery_id})
             answer = WebhookResponse(problem="internal error; see the log")
         metrics.count("tenure_webhook_attempts_total", outcome="received" if answer.received else "failed")
@@ -139,7 +139,9 @@ class Sender:
 
 
 async def _beginning(response: Response) -> str:
-    """As much of the answer's body as is worth keeping. The status is the answer: no body takes that back."""
+    """Returns the beginning of the response's body. An error while reading does not change the status, which
+    decides.
+    """
     read = bytearray()
     with suppress(TimeoutError, *FAILURES):
         async with asyncio.timeout(BODY_SECONDS):
@@ -151,6 +153,6 @@ async def _beginning(response: Response) -> str:
 
 
 def _printable(text: str) -> str:
-    """On one line, of characters that Postgres and terminals can hold."""
+    """Returns the text on one line, with characters that Postgres and terminals can show."""
     flat = " ".join("".join(one if one.isprintable() else " " for one in text).split())
     return flat if len(flat) <= MOST_PROBLEM_CHARACTERS else flat[: MOST_PROBLEM_CHARACTERS - 1] + "…"

@@ -1,4 +1,4 @@
-"""WebhookService on the wire, as far as the ledger serves it."""
+"""WebhookService, as far as the ledger serves it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tenure.runtime.postgres import Connection, Pool
 
 
-# What the methods of WebhookService do to webhooks.
+# The methods of WebhookService on webhooks.
 
 DEFAULT_WEBHOOKS: Final = 50
 
@@ -33,7 +33,10 @@ DEFAULT_WEBHOOKS: Final = 50
 async def create_webhook(
     pool: Pool, tenant: str, request: pb.CreateWebhookRequest, networks: Networks, most: int
 ) -> pb.CreateWebhookResponse:
-    """Raises AlreadyExists (WEBHOOK_EXISTS), LimitReached (TOO_MANY_WEBHOOKS), InvalidRequest (address)."""
+    """Creates a webhook, or returns it for a repeat.
+
+    Raises AlreadyExists (WEBHOOK_EXISTS), LimitReached (TOO_MANY_WEBHOOKS), InvalidRequest (address).
+    """
     host = urlsplit(request.url).hostname or ""
     if not networks.may_be(host):
         raise InvalidRequest(violations=[("url", f"must not lead to {host}: it is no public address")])
@@ -62,13 +65,13 @@ async def create_webhook(
 
 
 async def get_webhook(pool: Pool, tenant: str, webhook: str) -> pb.Webhook:
-    """Raises NotFound."""
+    """Returns a webhook. Raises NotFound."""
     async with ledger_connection(pool) as connection:
         return await _to_message(connection, tenant, webhook)
 
 
 async def list_webhooks(pool: Pool, tenant: str, request: pb.ListWebhooksRequest) -> pb.ListWebhooksResponse:
-    """A page by name. The token is the last name."""
+    """Returns a page by name. The token is the last name."""
     page_size = request.page_size or DEFAULT_WEBHOOKS
     parameters = {"tenant": tenant, "after_name": request.page_token, "page_size": page_size + 1}
     async with ledger_connection(pool) as connection:
@@ -80,7 +83,7 @@ async def list_webhooks(pool: Pool, tenant: str, request: pb.ListWebhooksRequest
 
 
 async def pause_webhook(pool: Pool, tenant: str, request: pb.PauseWebhookRequest) -> pb.Webhook:
-    """Raises NotFound."""
+    """Pauses a webhook. Raises NotFound."""
 
     async def work(connection: Connection) -> pb.Webhook:
         row = await read_webhook(connection, tenant, request.webhook, lock=True)
@@ -97,7 +100,7 @@ async def pause_webhook(pool: Pool, tenant: str, request: pb.PauseWebhookRequest
 
 
 async def resume_webhook(pool: Pool, tenant: str, webhook: str) -> pb.Webhook:
-    """Raises NotFound."""
+    """Resumes a webhook. Raises NotFound."""
 
     async def work(connection: Connection) -> pb.Webhook:
         row = await read_webhook(connection, tenant, webhook, lock=True)
@@ -110,7 +113,7 @@ async def resume_webhook(pool: Pool, tenant: str, webhook: str) -> pb.Webhook:
 async def rotate_secret(
     pool: Pool, tenant: str, request: pb.RotateWebhookSecretRequest
 ) -> pb.RotateWebhookSecretResponse:
-    """Raises NotFound. With the present secret nothing changes: so a repeat does not end the overlap."""
+    """Sets a new secret. Raises NotFound. The present secret changes nothing, so a repeat does not end the overlap."""
     secret = request.secret or new_secret()
     overlap_seconds = seconds(request.overlap) if request.HasField("overlap") else DEFAULT_OVERLAP_SECONDS
 
@@ -129,7 +132,7 @@ async def rotate_secret(
 
 
 async def delete_webhook(pool: Pool, tenant: str, webhook: str) -> bool:
-    """Whether it was there."""
+    """Deletes a webhook. Returns whether it existed."""
 
     async def work(connection: Connection) -> bool:
         try:
@@ -154,7 +157,7 @@ async def _is_repeat(connection: Connection, tenant: str, name: str, digest: byt
     row = WebhookRow(*record)
     if row.request_hash != digest:
         raise AlreadyExists(
-            f"there is another webhook named {name}",
+            f"there is another webhook named {name}: choose another name, or delete that webhook",
             reason="WEBHOOK_EXISTS",
             metadata={"webhook_id": row.webhook_id},
         )
@@ -165,7 +168,8 @@ async def _check_room(connection: Connection, tenant: str, most: int) -> None:
     row = await fetch_one(connection, WEBHOOKS.count, {"tenant": tenant})
     assert row is not None, "a count has a row"
     if row[0] >= most:
-        raise LimitReached(f"a tenant may have {most:,} webhooks", reason="TOO_MANY_WEBHOOKS")
+        message = f"the tenant has {most:,} webhooks, the most that it may have: delete one first"
+        raise LimitReached(message, reason="TOO_MANY_WEBHOOKS")
 
 
 class WebhookServicer(WebhookServiceServicer):
