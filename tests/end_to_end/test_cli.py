@@ -74,6 +74,7 @@ async def test_a_goal_may_come_from_standard_input_and_every_option_reaches_the_
         "max_steps": 7,
         "timeout": "600s",
         "money_cap": "MONEY_CAP_SUBMITTED",
+        "no_money_cap": False,
     }
     assert (spec["priority"], spec["queue"], spec["labels"]) == ("PRIORITY_HIGH", "elsewhere", {"a": "1", "b": "2"})
     assert spec["agent"]["loop"] == "of-my-own"
