@@ -110,8 +110,8 @@ class LedgerClient:
 
     async def watch_queue(self) -> AsyncGenerator[pb.WatchQueueResponse, None]:
         """Yields the messages of the queue watch until the stream ends."""
-        async for hint in self._stub.WatchQueue(pb.WatchQueueRequest(), timeout=WATCH_SECONDS):
-            yield hint
+        async for event in self._stub.WatchQueue(pb.WatchQueueRequest(), timeout=WATCH_SECONDS):
+            yield event
 
     async def get_epochs(self) -> pb.GetEpochsResponse:
         """Returns the ledger's generation and its highest registered epoch."""

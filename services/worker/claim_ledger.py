@@ -163,15 +163,15 @@ class ClaimLedger:
 
         Raises SequenceConflict when entries are missing: the task must be opened again.
         """
-        foreign = {entry.sequence: entry for entry in response.foreign_entries}
+        external = {entry.sequence: entry for entry in response.foreign_entries}
         own = list(written.own)
         if written.reserve is not None and isinstance(granted := _reserve_result(response), Granted):
             own.append((written.reserve.step, _attempt(written.reserve, granted)))
         ours = iter(own)
         while self.point.sequence < response.sequence:
             sequence = self.point.sequence + 1
-            if sequence in foreign:
-                self.point.apply(*read_entries([foreign[sequence]]))
+            if sequence in external:
+                self.point.apply(*read_entries([external[sequence]]))
                 continue
             entry = next(ours, None)
             if entry is None:

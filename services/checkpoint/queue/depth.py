@@ -126,7 +126,7 @@ class QueueDepths:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._looking = asyncio.Lock()
+        self._sampling = asyncio.Lock()
         self._began_at = self._paused_until = float("-inf")
         self._depths: list[Depth] = []
         self._named: set[str] = set()
@@ -158,7 +158,7 @@ class QueueDepths:
         """
         clock = asyncio.get_running_loop().time
         asked_at = clock()
-        async with self._looking:
+        async with self._sampling:
             if self._began_at < asked_at:
                 await rest(max(0.0, self._paused_until - clock()))
                 began_at = clock()

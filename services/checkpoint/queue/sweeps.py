@@ -110,8 +110,8 @@ async def deliver_signals(pool: Pool) -> list[Draft]:
 
 async def _sweep(pool: Pool, statement: bytes, change: Callable[[Connection, Draft], Awaitable[None]]) -> list[Draft]:
     """Reads without a transaction first: mostly nothing is due, and a transaction costs three round trips."""
-    async with ledger_connection(pool) as looking:
-        if not await fetch_all(looking, statement, {"limit": 1}):
+    async with ledger_connection(pool) as reader:
+        if not await fetch_all(reader, statement, {"limit": 1}):
             return []
 
     async def work(connection: Connection) -> list[Draft]:

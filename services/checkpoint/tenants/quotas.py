@@ -154,10 +154,10 @@ async def admit(
         return FREE
     uses = await _uses(connection, row)
     start = start_of(tenant, uses, may_refuse=may_refuse)
-    begins = row.now + start.after_seconds
-    if not_before is not None and not_before.timestamp() >= begins:
+    starts_at = row.now + start.after_seconds
+    if not_before is not None and not_before.timestamp() >= starts_at:
         start = StartDecision()
-    return Admission(start, uses, begins if QuotaKind.SUBMITS_PER_MINUTE in row.quotas else None)
+    return Admission(start, uses, starts_at if QuotaKind.SUBMITS_PER_MINUTE in row.quotas else None)
 
 
 async def count_submit(connection: Connection, tenant: str, admission: Admission) -> None:
