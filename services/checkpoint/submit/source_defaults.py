@@ -9,7 +9,7 @@ file.
 
 A table is a TaskSpec as in the contract, of which `limits`, `policy` and `priority` can be set. The service fills the
 defaults in when it creates a task, so that the task shows its effective values; a later change of the file changes no
-task. The same file has the default quotas of tenants: see `read_quotas` in `tenants/quotas.py`.
+task. The same file has the default quotas of tenants: see `read_quotas` in `tenants/rows.py`.
 """
 
 from __future__ import annotations
