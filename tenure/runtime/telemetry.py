@@ -103,7 +103,7 @@ def span(
 ) -> AbstractContextManager[trace.Span]:
     """A span around the block, child of the one around it. Without an exporter it costs one comparison.
 
-    `parent`: the `traceparent` of the span whose child it is instead, for work that another task was protocol for.
+    `parent`: the `traceparent` of the span whose child it is instead, for work that another task was asked for.
     """
     if Exporting.tracer is None:
         return nullcontext(trace.INVALID_SPAN)

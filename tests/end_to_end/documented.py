@@ -49,6 +49,7 @@ VARYING = (
     (r"\b(Mon|Tue|Wed|Thu|Fri|Sat|Sun) (?=\d{4}-\d\d-\d\d)", ""),
     (r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d)?(\.\d+)?)?( ?(Z|UTC|[+-]\d\d:\d\d))?", "TIME"),
     (r"\b\d\d:\d\d(:\d\d)?\b", "TIME"),
+    (r"\b(Mon|Tue|Wed|Thu|Fri|Sat|Sun) TIME\b", "TIME"),
     (r"\bworker-\d\b", "WORKER"),
     (r"\S+-\d+-[0-9a-f]{6}\b", "COORDINATOR"),
     (r"(?<=ran on) +\S+$", " PROCESS"),
