@@ -71,6 +71,7 @@ class LeaseForwarder(LeaseServiceServicer):
         """
         call = self._peers.leases.WatchLeases(request)
         stopping = asyncio.create_task(self._stopping.wait())
+        reading: asyncio.Task[Any] | None = None
         try:
             while True:
                 reading = asyncio.create_task(call.read())
@@ -82,8 +83,12 @@ class LeaseForwarder(LeaseServiceServicer):
                     return
                 yield answer
         finally:
-            stopping.cancel()
+            # A read that nothing awaits would report the cancellation of its call as an unhandled error.
+            unfinished = [task for task in (reading, stopping) if task is not None]
+            for task in unfinished:
+                task.cancel()
             call.cancel()
+            await asyncio.gather(*unfinished, return_exceptions=True)
 
     async def ListSigningKeys(self, request: pb.ListSigningKeysRequest, _context: Any) -> pb.ListSigningKeysResponse:
         return await patiently(lambda: self._peers.leases.ListSigningKeys(request))

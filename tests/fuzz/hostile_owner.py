@@ -80,7 +80,7 @@ class HostileOwner(RuleBasedStateMachine):
     def submit(self, result_schema: bool, tools: bool) -> None:
         spec: dict[str, Any] = {"result_schema_json": '{"type": "object"}'} if result_schema else {}
         if tools:
-            spec["agent"] = task_pb2.AgentSpec(tools=task_pb2.ToolAllowlist(names=["write_file", "ask_person"]))
+            spec["agent"] = task_pb2.AgentSpec(tools=task_pb2.ToolAllowlist(names=["write_file", "ask_user"]))
         self.owner = self._run(self.world.owned(**spec))
         self.left.append(self)
 
@@ -110,7 +110,7 @@ class HostileOwner(RuleBasedStateMachine):
         reserve.max_output_tokens, reserve.min_output_tokens = 100, 1
         self._commit(pb.CommitRequest(reserve=reserve))
 
-    @rule(step=st.integers(1, 3), index=st.integers(0, 3), tool=st.sampled_from(["write_file", "ask_person", "x"]))
+    @rule(step=st.integers(1, 3), index=st.integers(0, 3), tool=st.sampled_from(["write_file", "ask_user", "x"]))
     def opens_a_call_of(self, step: int, index: int, tool: str) -> None:
         self.opens_a_call(step, index, tool)
 

@@ -47,7 +47,7 @@ PLAUSIBLE: Final[Known] = {
     "loops": st.just("messages"),
     "queues": st.just("fuzz"),
     "model": st.sampled_from(["sim-plain", "claude-sonnet-4-5"]),
-    "tool": st.sampled_from(["write_file", "list_files", "append_record", "no_such_tool", "ask_person"]),
+    "tool": st.sampled_from(["write_file", "list_files", "append_record", "no_such_tool", "ask_user"]),
     "names": st.sampled_from(["write_file", "list_files"]),
     "cron": st.just("0 7 * * *"),
     "time_zone": st.just("UTC"),

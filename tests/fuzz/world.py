@@ -20,7 +20,7 @@ import grpc
 from hypothesis import strategies as st
 
 from devstack import Stack, StackOptions
-from tenure.domain.errors import LimitReached, Refused
+from tenure.domain.errors import LimitReached, Refused, Unavailable
 from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_client import TenureChannel, open_channel
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
@@ -190,7 +190,7 @@ class World:
             await worker.attach()
             request = api.SubmitTaskRequest(request_id=str(uuid.uuid4()), goal="go", queue=CONTROL)
             await self.control_tasks.SubmitTask(request, timeout=CALL_SECONDS)
-            grant = await worker.next_grant()
+            grant = await _next_grant(worker)
             await worker.succeed(grant)
         finally:
             await worker.break_off()
@@ -273,6 +273,15 @@ class World:
             async with self._granted:
                 self._grants[grant.task_id] = grant
                 self._granted.notify_all()
+
+
+async def _next_grant(worker: ScriptedWorker) -> coordinator_pb.Grant:
+    """Returns the worker's next grant. Raises Unavailable when its session ends first, as it does after a raise."""
+    while True:
+        with suppress(TimeoutError):
+            return await worker.next_grant(within_seconds=LOOK_SECONDS)
+        if worker.ended_with is not None:
+            raise Unavailable("the worker's session ended before a grant") from worker.ended_with
 
 
 def _is_error(line: str) -> bool:
