@@ -1,0 +1,44 @@
+"""A watched task that comes to wait for a person says how it is answered."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+
+from tenure.cli.watch import _show_events
+from tenure.client import Client
+from tenure.v1 import task_pb2
+from tenure.v1 import task_service_pb2 as api
+
+TASK = "01a2025d-5126-7000-8000-000000000000"
+
+
+class Waiting:
+    """A client of a task whose last entry is its wait."""
+
+    def __init__(self) -> None:
+        self.task = task_pb2.Task(task_id=TASK, state=task_pb2.TASK_STATE_WAITING_USER)
+        self.task.wait.wait_id, self.task.wait.kind = "w8", task_pb2.WAIT_KIND_APPROVAL
+        self.task.wait.options.extend(["approve", "deny"])
+
+    async def watch(self, *_: Any, **__: Any) -> AsyncIterator[api.WatchTaskResponse]:
+        event = api.WatchTaskResponse()
+        event.entry.body.transition.to_state = task_pb2.TASK_STATE_WAITING_USER
+        event.entry.body.transition.wait.CopyFrom(self.task.wait)
+        yield event
+
+    async def get(self, _task_id: str) -> task_pb2.Task:
+        return self.task
+
+
+async def test_a_watched_task_that_waits_for_a_person_prints_the_commands_that_answer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    console = Console(file=io.StringIO(), width=120)
+    await _show_events(console, cast("Client", Waiting()), TASK, 0, live=False)
+    shown = cast("io.StringIO", console.file).getvalue() + capsys.readouterr().out
+    assert "tenure resume 01a2025d-5126 --wait w8 --approve" in shown
