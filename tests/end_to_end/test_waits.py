@@ -85,7 +85,7 @@ async def test_the_same_answer_sent_again_at_the_command_line_is_one_answer(inst
     assert (await installation.client.get(task_id)).wait.wait_id == second
     for other in (("--deny", "--comment", "well"), ("--approve",)):
         reused = await tenure(*answer, *other, address=address)
-        assert (reused.code, "used for another fact" in reused.err) == (Exit.REFUSED, True), reused.err
+        assert (reused.code, "used for another request" in reused.err) == (Exit.REFUSED, True), reused.err
     late = await tenure(*answer[:-1], "another", "--approve", "--comment", "well", address=address)
     assert (late.code, second in late.err) == (Exit.REFUSED, True)
     await installation.client.cancel(task_id, "enough")

@@ -174,7 +174,7 @@ async def test_a_coordinator_that_slept_through_a_restore_grants_nothing_of_befo
             await owners.add(awake, slots=1)
             await owners.of([task_id])
         sleeper.signal(signal.SIGCONT)
-        await sleeper.logged("claims were not registered")
+        await sleeper.logged("claims were not registered by the ledger and are deleted")
         await owners.add(sleeper, slots=1)
         await owners.of([task_id])
         await owners.settled(awake)

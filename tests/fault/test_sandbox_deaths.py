@@ -96,12 +96,12 @@ def things_of(pid: int, detection: Detection) -> set[Path]:
 
 
 def is_helper(pid: int) -> bool:
-    """Whether the process is an attacher or a guard, and lives."""
+    """Returns whether the process is a mount helper or a reaper, and lives."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return b"attacher.py" in command or b"guard.py" in command
+    return b"mount_helper.py" in command or b"/reaper.py" in command
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -230,7 +230,7 @@ async def test_a_killed_service_of_an_ordinary_user_takes_all_along(sandbox_dete
     with place_of_an_ordinary_user() as place:
         options: dict[str, Any] = {"python": python_of_an_ordinary_user(place), "cwd": place}
         async with service_with_a_run(UID, 2, code, env=environment_of(place), **options) as service:
-            # The service, its attacher and guard, the run's nine, two of each sandbox that waits.
+            # The service, its mount helper and reaper, the run's nine, two of each sandbox that waits.
             await until(lambda: len(processes_of(UID)) == 3 + 9 + 2 * 2)
             service.send_signal(signal.SIGKILL)
             await until(lambda: not processes_of(UID))

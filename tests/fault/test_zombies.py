@@ -156,7 +156,7 @@ async def test_a_claim_that_was_made_before_a_coordinator_slept_is_no_grant_when
     await bench.start_worker(coordinator_addresses=other.address)
     await check_done(bench, task_id, effects=EFFECTS, claims=1)
     sleeper.wake()
-    await logged(sleeper, "claims were not registered")
+    await logged(sleeper, "claims were not registered by the ledger and are deleted")
     await check_takes_tasks(bench, 3)
     assert (await bench.task(task_id)).claim_count == 1
     assert faithful.exit_code is None
