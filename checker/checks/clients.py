@@ -134,7 +134,7 @@ class _RequestIds:
 
     def __init__(self) -> None:
         self._tasks: dict[bytes, str] = {}
-        self._found: list[Violation] = []
+        self._violations: list[Violation] = []
 
     def add(self, task: TaskHistory) -> None:
         goal = next(of_kind(task.entries, Submitted), None)
@@ -144,10 +144,10 @@ class _RequestIds:
         other = self._tasks.setdefault(named, task.task_id)
         if other != task.task_id:
             message = f"it has the request id {goal[1].request_id}, and so has task {other} of the same tenant"
-            self._found.append(Violation("I27", task.task_id, message))
+            self._violations.append(Violation("I27", task.task_id, message))
 
     def violations(self) -> list[Violation]:
-        return self._found
+        return self._violations
 
 
 class _Submits:

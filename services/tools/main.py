@@ -117,7 +117,7 @@ async def _service(
 ) -> RpcServer:
     """The writers first, then the life they write under, then who runs, then who accepts."""
     limits = RunnerLimits(lanes, settings.max_accepted, settings.drain_seconds)
-    keeper = OutputKeeper(Workspaces(settings.workspace_root), settings.workspace_bounds)
+    output_store = OutputKeeper(Workspaces(settings.workspace_root), settings.workspace_bounds)
     times = LivenessTimes(
         settings.runner_ttl_seconds, settings.runner_renew_interval_seconds, settings.runner_margin_seconds
     )
@@ -129,7 +129,7 @@ async def _service(
     who, former = RunnerName(instance_id(), own_identity(settings.machine_id)), FormerLives(runs.unfinished)
     liveness = await process.open(Liveness(living, who, times, former, partial(runs.stop_all, StopReason.LAPSED)))
     starts, finishes = start_batcher(starting, liveness), finish_batcher(finishing)
-    runner = Runner(pool, runs, liveness, CallWriters(starts, finishes), keeper, limits)
+    runner = Runner(pool, runs, liveness, CallWriters(starts, finishes), output_store, limits)
     follower = RemoteCallFollower(pool)
     executor = Executor(accepting, liveness, runner, follower)
     closing = FenceCloser(pool, runs, ClosingTimes(wait_seconds=settings.close_wait_seconds))

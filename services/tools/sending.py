@@ -146,7 +146,7 @@ class CallDelivery:
         self._timeout_seconds = context.timeout_seconds
         self._ends_at = _now() + context.timeout_seconds
         self._reached_until = min(self._ends_at, _now() + connect_seconds)
-        self._vouch_unsent, self._check_may_begin = context.mark_not_sent, context.check_may_begin
+        self._mark_not_sent, self._check_may_begin = context.mark_not_sent, context.check_may_begin
         self._failures = self._lost = 0
         self._sending = self._next_sending()
         self._was_refused = False
@@ -160,7 +160,7 @@ class CallDelivery:
             return self._out_of_time()
         except BaseException:
             if not (self._may_have_begun or self._was_refused):
-                self._vouch_unsent()
+                self._mark_not_sent()
             raise
         if self._lost and answer.status is OutcomeStatus.FAILED:
             return replace(answer, content=answer.content + _EARLIER)

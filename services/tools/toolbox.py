@@ -82,10 +82,10 @@ async def open_toolbox(
         # The protocol's package takes half a second and its memory: for those who use it.
         from services.tools.mcp.sources import McpHost, open_mcp_servers
 
-        keeper = OutputKeeper(workspaces, settings.workspace_bounds)
+        output_store = OutputKeeper(workspaces, settings.workspace_bounds)
         limits = replace(limits, processes=_SERVER_PROCESSES, open_files=_SERVER_OPEN_FILES)
         answer_threads = await process.open(threads("parts of answers", _ANSWER_THREADS))
-        host = McpHost(registry, keeper, answer_threads, runs, sandbox, workspaces, limits, environment)
+        host = McpHost(registry, output_store, answer_threads, runs, sandbox, workspaces, limits, environment)
         await open_mcp_servers(process, config.mcp_servers, host)
     await open_providers(process, config.providers, registry)
     return registry

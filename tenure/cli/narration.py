@@ -105,7 +105,7 @@ class Narrator:
             case "wait_resolution":
                 yield self._line("  » ", f"{entry.actor}: {describe(entry)}", "cyan")
             case "cancel_request" | "operator_request":
-                yield self._line("! ", _asked(entry), "yellow")
+                yield self._line("! ", _request_text(entry), "yellow")
             case "forked":
                 yield self._line("", describe(entry), "dim")
             case "budget_warning":
@@ -272,7 +272,7 @@ def _taken(at: str, entry: ledger_pb2.Entry, before: Holder, step: int) -> str:
     return f"{at} {entry.actor} {who} at step {step} · {epochs}"
 
 
-def _asked(entry: ledger_pb2.Entry) -> str:
+def _request_text(entry: ledger_pb2.Entry) -> str:
     """What somebody wants of the task, and who."""
     if entry.body.HasField("operator_request"):
         return f"{entry.actor} {describe(entry)}"

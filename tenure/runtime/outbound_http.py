@@ -314,7 +314,7 @@ class Outgoing:
             scheme=url.scheme.encode(), host=url.host.encode(), port=url.port, target=url.target.encode()
         )
 
-        async def note(event: str, _told: dict[str, Any]) -> None:
+        async def note(event: str, _info: dict[str, Any]) -> None:
             if event == _GOES_OUT and going_out is not None:
                 going_out()
 

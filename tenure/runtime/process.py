@@ -69,7 +69,7 @@ class DutyStalled(Exception):  # noqa: N818  as above
 @dataclass(slots=True)
 class _Pulse:
     noted: bool = False
-    rests: int = 0
+    pauses: int = 0
 
 
 _pulse: Final[ContextVar[_Pulse | None]] = ContextVar("duty_pulse", default=None)
@@ -92,11 +92,11 @@ def resting() -> Iterator[None]:
     if pulse is None:
         yield
         return
-    pulse.rests += 1
+    pulse.pauses += 1
     try:
         yield
     finally:
-        pulse.rests -= 1
+        pulse.pauses -= 1
         pulse.noted = True
 
 
@@ -130,7 +130,7 @@ class Run:
         silent_ticks = 0
         while not self.task.done():
             await asyncio.wait({self.task}, timeout=silence_seconds / TICKS_OF_SILENCE)
-            silent_ticks = 0 if self._pulse.noted or self._pulse.rests else silent_ticks + 1
+            silent_ticks = 0 if self._pulse.noted or self._pulse.pauses else silent_ticks + 1
             self._pulse.noted = False
             if silent_ticks >= TICKS_OF_SILENCE and not self.task.done():
                 raise DutyStalled(f"no progress for {silence_seconds:g} s; it waits at {_where(self.task)}")
@@ -279,10 +279,10 @@ class Duties:
         run = Run(duty.name, duty.start)
         try:
             await run.ended(duty.silence_seconds)
-        except DutyStalled as stalled:
+        except DutyStalled as stall:
             metrics.count("tenure_duty_stalls_total", duty=duty.name)
-            await self._end_stalled(run, duty.name, stalled)
-            return stalled
+            await self._end_stalled(run, duty.name, stall)
+            return stall
         except asyncio.CancelledError:
             await run.cancel()
             if not run.task.cancelled() and (failure := run.failure(may_end=True)) is not None:
@@ -290,10 +290,10 @@ class Duties:
             raise
         return run.failure(may_end=duty.may_end)
 
-    async def _end_stalled(self, run: Run, name: str, stalled: DutyStalled) -> None:
+    async def _end_stalled(self, run: Run, name: str, stall: DutyStalled) -> None:
         try:
             if not await run.cancel_within(STUCK_SECONDS):
-                self._on_stuck(f"the duty {name} is stuck, and does not end when it is cancelled: {stalled}")
+                self._on_stuck(f"the duty {name} is stuck, and does not end when it is cancelled: {stall}")
         finally:
             await run.cancel()
         run.failure(may_end=True)  # read, or asyncio would report it as never read: it stalled, whatever it raised

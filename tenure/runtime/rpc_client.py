@@ -243,18 +243,18 @@ def target_of(addresses: Sequence[str]) -> str:
         raise ValueError("a channel needs an address")
     if len(addresses) == 1:
         return addresses[0]
-    families = set()
+    address_families = set()
     numeric = []
     for address in addresses:
         host, _, port = address.strip().rpartition(":")
         host = _LOCALHOST.get(host, host)
         try:
-            families.add(ip_address(host.strip("[]")).version)
+            address_families.add(ip_address(host.strip("[]")).version)
         except ValueError:
             raise ValueError(
                 f"{address}: several addresses of one service must be IPs; give one name that resolves to all of them"
             ) from None
         numeric.append(f"{host}:{port}")
-    if len(families) > 1:
+    if len(address_families) > 1:
         raise ValueError(f"{', '.join(addresses)}: IPv4 and IPv6 cannot be mixed in one channel")
-    return f"ipv{families.pop()}:{','.join(numeric)}"
+    return f"ipv{address_families.pop()}:{','.join(numeric)}"

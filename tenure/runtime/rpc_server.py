@@ -116,7 +116,7 @@ class RpcServer:
         self._server = grpc.aio.server(
             interceptors=[ErrorInterceptor(validate, examine), *interceptors], options=options
         )
-        self._asked, self._credentials = address, credentials
+        self._address_setting, self._credentials = address, credentials
         self._reflection_enabled, self._grace_seconds = reflection_enabled, grace_seconds
         self._serving = serving
         self._services: list[str] = []
@@ -132,7 +132,7 @@ class RpcServer:
     @property
     def address(self) -> str:
         """The bound "host:port"; the port is the real one when 0 was asked for."""
-        return f"{self._asked.rpartition(':')[0]}:{self._port}"
+        return f"{self._address_setting.rpartition(':')[0]}:{self._port}"
 
     @property
     def port(self) -> int:
@@ -168,10 +168,10 @@ class RpcServer:
     def _bind(self) -> int:
         try:
             if self._credentials is None:
-                return self._server.add_insecure_port(self._asked)
-            return self._server.add_secure_port(self._asked, self._credentials)
+                return self._server.add_insecure_port(self._address_setting)
+            return self._server.add_secure_port(self._address_setting, self._credentials)
         except RuntimeError as error:
-            raise OSError(f"cannot listen on {self._asked}: {error}") from error
+            raise OSError(f"cannot listen on {self._address_setting}: {error}") from error
 
     def _add_reflection(self) -> None:
         """v1alpha is what the package serves and older grpcurls ask for; v1 has the same bytes under another name."""

@@ -231,14 +231,14 @@ class _Declared:
 
 
 def _declared(kind: type[Any], prefix: str, *, groups: bool = True) -> Iterator[_Declared]:
-    hints = get_type_hints(kind)
+    types = get_type_hints(kind)
     for one in fields(kind):
         if inner := one.metadata.get("group"):
             if groups:
                 yield from _declared(inner, one.metadata["prefix"])
             continue
         variable = one.metadata.get("variable") or f"{prefix}{one.name.upper()}"
-        plain = _without_none(hints[one.name])
+        plain = _without_none(types[one.name])
         assert plain in PARSERS, f"{kind.__name__}.{one.name}: no way to read a {plain} from a variable"
         yield _Declared(one.name, variable, plain, one.default, one.metadata)
 

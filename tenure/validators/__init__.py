@@ -108,5 +108,5 @@ def validate(request: Message) -> None:
         return
     violations = Violations()
     check(request, violations)
-    if violations.found:
-        raise InvalidRequest(violations=violations.found)
+    if violations.violations:
+        raise InvalidRequest(violations=violations.violations)

@@ -24,11 +24,11 @@ class Violations:
     """Collects what is wrong, all of it, with the path of each field."""
 
     def __init__(self) -> None:
-        self.found: list[FieldViolation] = []
+        self.violations: list[FieldViolation] = []
 
     def require(self, holds: bool, field: str, description: str) -> None:
         if not holds:
-            self.found.append(FieldViolation(field, description))
+            self.violations.append(FieldViolation(field, description))
 
     def uuid(self, field: str, value: str) -> None:
         self.require(_is_uuid(value), field, "must be a UUID")

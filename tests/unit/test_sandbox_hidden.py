@@ -133,30 +133,30 @@ def test_a_look_ends_at_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_looking_waits_for_no_thread_that_others_use(sandbox: Sandbox, workspace: Path) -> None:
     """Nor the other way round: programs can make it slow."""
     loop, hold = asyncio.get_running_loop(), Event()
-    looking = WorkspaceMonitor(sandbox_program(sandbox, workspace))
+    monitor = WorkspaceMonitor(sandbox_program(sandbox, workspace))
     with ThreadPoolExecutor(1) as only:
         loop.set_default_executor(only)
         waiting = loop.run_in_executor(None, hold.wait)
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                assert not await looking.exceeds_limits()
+                assert not await monitor.exceeds_limits()
         finally:
             hold.set()
             await waiting
 
 
 async def test_a_workspace_that_cannot_be_measured_is_too_large(sandbox: Sandbox, workspace: Path) -> None:
-    looking = WorkspaceMonitor(sandbox_program(sandbox, workspace))
+    monitor = WorkspaceMonitor(sandbox_program(sandbox, workspace))
     workspace.rmdir()
-    assert await looking.exceeds_limits()
+    assert await monitor.exceeds_limits()
 
 
 async def test_descriptors_that_are_handed_on_are_nothing_and_those_that_stay_the_most_they_may_be(
     sandbox: Sandbox, workspace: Path
 ) -> None:
-    looking = WorkspaceMonitor(sandbox_program(sandbox, workspace))
+    monitor = WorkspaceMonitor(sandbox_program(sandbox, workspace))
     in_one_socket = LIMITS.open_files * LIMITS.file_bytes
-    assert [looking._stays_in_flight(count) for count in (3, 2, 0, 5)] == [0, 2 * in_one_socket, 0, 0]
+    assert [monitor._stays_in_flight(count) for count in (3, 2, 0, 5)] == [0, 2 * in_one_socket, 0, 0]
 
 
 def sandbox_program(sandbox: Sandbox, workspace: Path) -> SandboxedProgram:

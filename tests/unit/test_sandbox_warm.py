@@ -177,10 +177,10 @@ async def test_one_that_dies_while_it_is_given_its_program_is_replaced_by_a_new_
 async def test_without_the_attacher_programs_start_cold_and_a_new_one_is_started(
     warm: Sandbox, workspace: Path
 ) -> None:
-    attacher = warm._warm._attacher
-    assert attacher is not None
-    attacher._process.kill()
-    await attacher._process.wait()
+    mount_helper = warm._warm._mount_helper
+    assert mount_helper is not None
+    mount_helper._process.kill()
+    await mount_helper._process.wait()
     assert (await warm.run_python("open('f', 'w')", workspace, LIMITS)).status is SandboxStatus.OK
     assert (workspace / "f").exists()
     assert warm.warm_runs == 0

@@ -88,24 +88,24 @@ async def test_a_slot_rests_after_a_crash_and_after_nothing_else(
     error: Exception, resting: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claim_ledger, "TRIES", RetryPolicy(max_attempts=1, initial_seconds=0.0))
-    held_tasks, held, rests = HeldTasks(), holding(), CrashBackoff()
+    held_tasks, held, crash_backoff = HeldTasks(), holding(), CrashBackoff()
     parts = cast("Any", SimpleNamespace(ledger=Raises(error)))
-    async with Supervisor(parts, held_tasks, rests, lambda *_: None, 1) as supervisor:
+    async with Supervisor(parts, held_tasks, crash_backoff, lambda *_: None, 1) as supervisor:
         supervisor.take(held)
         assert held.work is not None
         await held.work
-    assert rests.count() == resting
+    assert crash_backoff.count() == resting
 
 
 async def test_a_claim_that_is_lost_is_no_crash() -> None:
-    held_tasks, held, rests = HeldTasks(), holding(), CrashBackoff()
+    held_tasks, held, crash_backoff = HeldTasks(), holding(), CrashBackoff()
     parts = cast("Any", SimpleNamespace(ledger=Raises(ValueError("never reached"))))
-    async with Supervisor(parts, held_tasks, rests, lambda *_: None, 1) as supervisor:
+    async with Supervisor(parts, held_tasks, crash_backoff, lambda *_: None, 1) as supervisor:
         supervisor.take(held)
         held.drop()
         assert held.work is not None
         await asyncio.wait([held.work])
-    assert rests.count() == 0
+    assert crash_backoff.count() == 0
 
 
 async def test_an_entry_of_a_newer_version_is_a_reason_to_let_go(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,8 +59,8 @@ def _quota(name: str, fields: Mapping[str, Any]) -> Quota:
     quota = Quota(kind, _most(name, fields.get("most")), QuotaPolicy(policy))
     violations = Violations()
     check_quota(quota_to_wire(quota), violations, "")
-    if violations.found or not quota.most:
-        raise ValueError("; ".join(one.description for one in violations.found) or "must be above 0")
+    if violations.violations or not quota.most:
+        raise ValueError("; ".join(one.description for one in violations.violations) or "must be above 0")
     return quota
 
 

@@ -66,11 +66,11 @@ class Runner:
         runs: RunningCalls,
         liveness: Liveness,
         writers: CallWriters,
-        keeper: OutputKeeper,
+        output_store: OutputKeeper,
         limits: RunnerLimits,
     ) -> None:
         self.runs = runs
-        self._keeper = keeper
+        self._output_store = output_store
         self._pool, self._liveness = pool, liveness
         self._writers, self._limits = writers, limits
         self._lanes = {lane: asyncio.Semaphore(count) for lane, count in limits.lanes.items()}
@@ -192,7 +192,11 @@ class Runner:
         name = run.key.call_id if attempt == 1 else f"{run.key.call_id}-{attempt}"
         arguments = outcome.content, limit_bytes, run.request.claims.tenant, run.request.claims.task_id, name
         is_short = len(outcome.content) <= limit_bytes // _LONGEST_CHARACTER_BYTES
-        shown = self._keeper.show(*arguments) if is_short else await asyncio.to_thread(self._keeper.show, *arguments)
+        shown = (
+            self._output_store.show(*arguments)
+            if is_short
+            else await asyncio.to_thread(self._output_store.show, *arguments)
+        )
         return replace(
             outcome,
             content=shown.content,

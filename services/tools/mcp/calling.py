@@ -104,11 +104,11 @@ def unusable(listed: Sequence[types.Tool]) -> dict[str, str]:
     }
 
 
-def _claimed(hints: types.ToolAnnotations | None) -> EffectClass:
-    """What the server's hints come to; without any the class with which nothing happens twice."""
-    if hints is not None and hints.read_only_hint:
+def _claimed(annotations: types.ToolAnnotations | None) -> EffectClass:
+    """Returns the effect class that the annotations of a server claim, or UNSAFE without annotations."""
+    if annotations is not None and annotations.read_only_hint:
         return EffectClass.PURE
-    if hints is not None and hints.idempotent_hint:
+    if annotations is not None and annotations.idempotent_hint:
         return EffectClass.IDEMPOTENT
     return EffectClass.UNSAFE
 
@@ -132,7 +132,7 @@ class McpToolCaller:
     server: McpToolServer
     tool: str
     definition: ToolDefinition
-    keeper: OutputKeeper
+    output_store: OutputKeeper
     threads: Executor
 
     async def run(self, context: CallContext, arguments: Arguments) -> ToolAnswer:
@@ -229,20 +229,24 @@ class McpToolCaller:
         path = f"{DIRECTORY}/{context.call_id}-{secrets.token_hex(3)}-{len(kept) + 1}{suffix}"
         kept.append(path)
         try:
-            self.keeper.keep(content, context.tenant, context.task_id, path)
+            self.output_store.keep(content, context.tenant, context.task_id, path)
         except (OSError, ToolFailure) as error:
             return f"not kept ({error})"
         return f"kept in the workspace's file {path}"
 
 
 def tools_of(
-    server: McpToolServer, name: str, definitions: dict[str, ToolDefinition], keeper: OutputKeeper, threads: Executor
+    server: McpToolServer,
+    name: str,
+    definitions: dict[str, ToolDefinition],
+    output_store: OutputKeeper,
+    threads: Executor,
 ) -> list[Tool]:
     """By the server's own names of them."""
     return [
         Tool(
             definition,
-            McpToolCaller(server, tool, definition, keeper, threads).run,
+            McpToolCaller(server, tool, definition, output_store, threads).run,
             lane=lane_of_server(name),
             guard_seconds=REACH_SECONDS + TELLING_SECONDS,
             keeps_any_timeout=True,

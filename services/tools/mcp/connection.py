@@ -355,13 +355,13 @@ _LAST_WORDS_SECONDS: Final = 0.5
 @asynccontextmanager
 async def program_link(name: str, settings: McpServer, inherited: Mapping[str, str]) -> AsyncIterator[McpSession]:
     """To a program that is started for it. Raises ServerEnded with its last words when it ends before it answers."""
-    complaints = StderrLog(name)
-    async with program(settings, inherited, complaints.read) as pipes, piped_link(name, pipes, complaints) as link:
+    stderr_lines = StderrLog(name)
+    async with program(settings, inherited, stderr_lines.read) as pipes, piped_link(name, pipes, stderr_lines) as link:
         yield link
 
 
 @asynccontextmanager
-async def piped_link(name: str, pipes: Pipes, complaints: StderrLog) -> AsyncIterator[McpSession]:
+async def piped_link(name: str, pipes: Pipes, stderr_lines: StderrLog) -> AsyncIterator[McpSession]:
     """To a program that runs."""
     try:
         ended = asyncio.Event()
@@ -370,9 +370,9 @@ async def piped_link(name: str, pipes: Pipes, complaints: StderrLog) -> AsyncIte
     except Exception as error:
         with suppress(TimeoutError):  # what it said last may still be on its way
             async with asyncio.timeout(_LAST_WORDS_SECONDS):
-                await complaints.ended.wait()
-        if complaints.last_words:
-            error.add_note(complaints.last_words)
+                await stderr_lines.ended.wait()
+        if stderr_lines.last_words:
+            error.add_note(stderr_lines.last_words)
         raise
 
 
@@ -383,13 +383,13 @@ async def sandboxed_link(
     """To a program in the sandbox, with the workspace at /work."""
     assert settings.command is not None
     command = Command((settings.command, *settings.args), settings.env, settings.read_only_paths)
-    complaints = StderrLog(name)
+    stderr_lines = StderrLog(name)
     async with sandbox.long_running(command, workspace, limits) as running:
         pipes = running.process
         assert pipes.stdin is not None
-        reading = asyncio.ensure_future(complaints.read(pipes.stderr))
+        reading = asyncio.ensure_future(stderr_lines.read(pipes.stderr))
         try:
-            async with piped_link(name, Pipes(pipes.stdin, pipes.stdout), complaints) as link:
+            async with piped_link(name, Pipes(pipes.stdin, pipes.stdout), stderr_lines) as link:
                 yield link
         finally:
             reading.cancel()

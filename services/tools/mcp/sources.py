@@ -46,7 +46,7 @@ class McpHost:
     """
 
     registry: ToolRegistry
-    keeper: OutputKeeper
+    output_store: OutputKeeper
     threads: Executor
     runs: RunningCalls
     sandbox: Sandbox | SandboxUnavailable
@@ -67,7 +67,7 @@ async def open_mcp_servers(process: Process, servers: Mapping[str, McpServer], h
             _log.error("an MCP server is left out: %s", host.sandbox, extra={"server": name})
             continue
         host.registry.expect(name, settings.tenants)
-        tools = ToolsOfServer(fact, settings, host.registry, host.keeper, host.threads)
+        tools = ToolsOfServer(fact, settings, host.registry, host.output_store, host.threads)
         server = _server(fact, settings, host, tools.take)
         tools.server = server
         await process.open(server)
@@ -112,7 +112,7 @@ class ToolsOfServer:
     fact: SourceFact
     settings: McpServer
     registry: ToolRegistry
-    keeper: OutputKeeper
+    output_store: OutputKeeper
     threads: Executor
     server: McpToolServer | None = None
     last_reported: tuple[list[str], list[str]] | None = None
@@ -121,7 +121,7 @@ class ToolsOfServer:
         assert self.server is not None
         name = self.fact.name
         definitions, problems = offered(name, described(listed), self.settings.rules, unusable(listed))
-        tools = tools_of(self.server, name, definitions, self.keeper, self.threads)
+        tools = tools_of(self.server, name, definitions, self.output_store, self.threads)
         refused = self.registry.put(name, tools, self.settings.tenants)
         problems += refused
         self.fact.took(len(tools) - len(refused), problems)

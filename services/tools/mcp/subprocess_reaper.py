@@ -36,10 +36,10 @@ def main() -> int:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     if _LINUX:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what the program leaves behind becomes our child
-    keeper = os.getpid()
+    output_store = os.getpid()
     child = os.fork()
     if child == 0:
-        _become(command, keeper)
+        _become(command, output_store)
     with contextlib.suppress(OSError):  # it did so itself
         os.setpgid(child, child)
     _let_go_of_the_pipes()
@@ -50,14 +50,14 @@ def main() -> int:
     return os.waitstatus_to_exitcode(ended[child]) % 256 if child in ended else 1
 
 
-def _become(command: list[str], keeper: int) -> None:
+def _become(command: list[str], output_store: int) -> None:
     """In the child: a group of its own, and the program. Never returns."""
     try:
         os.setpgid(0, 0)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if _LINUX:
             _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != keeper:
+            if os.getppid() != output_store:
                 os._exit(NOT_STARTED)
         os.execvp(command[0], command)
     except OSError as error:

@@ -94,7 +94,7 @@ def lane_of(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _ProviderCall:
     """A call: the provider's own name of the tool, its class, and what it is called with."""
 
     tool: str
@@ -134,11 +134,11 @@ class Caller:
     async def _run(
         self, own_name: str, effect_class: EffectClass, context: CallContext, arguments: Arguments
     ) -> ToolAnswer:
-        call = _Asked(own_name, effect_class, context, _as_json(arguments))
+        call = _ProviderCall(own_name, effect_class, context, _as_json(arguments))
         delivery = CallDelivery(self._who, effect_class, context, self._settings.connect_seconds)
         return await delivery.carry_out(partial(self._send, call))
 
-    async def _send(self, wanted: _Asked, sending: SendAttempt) -> ToolAnswer:
+    async def _send(self, wanted: _ProviderCall, sending: SendAttempt) -> ToolAnswer:
         await self._connect()
         request, seconds = self._request(wanted, sending.left_seconds), sending.left_seconds + _LATER_SECONDS
         sending.go_out()
@@ -164,7 +164,7 @@ class Caller:
         except TimeoutError as error:
             raise NotSentError(f"{self._settings.address} accepts no connection") from error
 
-    def _request(self, call: _Asked, timeout_seconds: float) -> pb.CallToolRequest:
+    def _request(self, call: _ProviderCall, timeout_seconds: float) -> pb.CallToolRequest:
         context = call.context
         passes_token = self._settings.send_token and context.token
         return pb.CallToolRequest(

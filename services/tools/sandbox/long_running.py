@@ -107,13 +107,13 @@ class LongRunningProgram:
 
     async def _watch(self) -> None:
         """What nothing else bounds: the files that it writes. It ends what has too many, and says so."""
-        program, looking = self._program, WorkspaceMonitor(self._program)
+        program, monitor = self._program, WorkspaceMonitor(self._program)
         await self.process.open_gate(program.process_gate)
         while True:
-            await looking.pause(_WATCH_SECONDS)
+            await monitor.pause(_WATCH_SECONDS)
             if self.process.has_too_many_files_in_memory(program.private_places):
                 trouble = "it made too many files in memory"
-            elif await looking.exceeds_limits(self.process.init_pid):
+            elif await monitor.exceeds_limits(self.process.init_pid):
                 trouble = "the workspace has outgrown its bounds"
             else:
                 continue

@@ -44,13 +44,13 @@ class MountHelperClient:
             except BaseException:
                 here.close()
                 raise
-        attacher = cls(process, here)
+        mount_helper = cls(process, here)
         try:
-            await attacher._come_up(own_namespaces=own_namespaces)
+            await mount_helper._come_up(own_namespaces=own_namespaces)
         except BaseException:
-            await attacher.close()
+            await mount_helper.close()
             raise
-        return attacher
+        return mount_helper
 
     async def _come_up(self, *, own_namespaces: bool) -> None:
         self._channel.setblocking(False)

@@ -249,10 +249,10 @@ class RunSupervisor:
 
     async def _watch_files(self, process: SandboxedProcess, program: SandboxedProgram) -> None:
         """End what fills the workspace. A large one is looked at less often, so that looking stays cheap."""
-        looking = WorkspaceMonitor(program)
+        monitor = WorkspaceMonitor(program)
         while program.workspace is not None:
-            await looking.pause(_FILES_EVERY_SECONDS)
-            if await looking.exceeds_limits(process.init_pid):
+            await monitor.pause(_FILES_EVERY_SECONDS)
+            if await monitor.exceeds_limits(process.init_pid):
                 self.stop(SandboxStatus.WORKSPACE_LIMIT)
 
     async def _finish(self, process: SandboxedProcess) -> tuple[int | None, Counters]:
@@ -306,9 +306,9 @@ class WarmSandbox:
     """Made by `start`, given to one run by `prepare` and `release`, ended by `close` unless it was released."""
 
     def __init__(
-        self, attacher: MountHelperClient, process: SandboxedProcess, channel: socket.socket, program_fd: int
+        self, mount_helper: MountHelperClient, process: SandboxedProcess, channel: socket.socket, program_fd: int
     ) -> None:
-        self._attacher, self._process = attacher, process
+        self._mount_helper, self._process = mount_helper, process
         self._channel, self._program_fd, self._namespace_fd = channel, program_fd, -1
         self._owned = ExitStack()
         self._owned.callback(os.close, program_fd)
@@ -317,7 +317,7 @@ class WarmSandbox:
         self._is_prepared = self._is_over = self.is_released = False
 
     @classmethod
-    async def start(cls, program: SandboxedProgram, attacher: MountHelperClient, directory: Path) -> Self:
+    async def start(cls, program: SandboxedProgram, mount_helper: MountHelperClient, directory: Path) -> Self:
         """Start one that is confined as `program` says, which has neither code nor workspace yet.
 
         `directory` is one that any uid can reach. Raises OSError, TimeoutError and SandboxUnavailable, leaving
@@ -328,10 +328,10 @@ class WarmSandbox:
             with ExitStack() as opened:
                 opened.callback(os.close, program_fd)
                 here, there = map(opened.enter_context, socket.socketpair())
-                process = await _start_process(program, file, attacher, there.fileno())
+                process = await _start_process(program, file, mount_helper, there.fileno())
                 there.close()
                 opened.pop_all()
-            warm = cls(attacher, process, here, program_fd)
+            warm = cls(mount_helper, process, here, program_fd)
             await warm._come_up_or_close(program)
             return warm
         finally:
@@ -380,7 +380,7 @@ class WarmSandbox:
             with open(self._program_fd, "wb", closefd=False) as file:
                 file.write(code)
             if workspace is not None:
-                self._attacher.attach(self._namespace_fd, workspace)
+                self._mount_helper.attach(self._namespace_fd, workspace)
         except OSError as error:
             log.warning("a sandbox that waits for a program cannot be given one: %s", error)
             return
@@ -428,7 +428,7 @@ def _program_file(directory: Path, uid: int | None) -> tuple[int, Path]:
 
 
 async def _start_process(
-    program: SandboxedProgram, file: Path, attacher: MountHelperClient, channel: int
+    program: SandboxedProgram, file: Path, mount_helper: MountHelperClient, channel: int
 ) -> SandboxedProcess:
     if program.cgroup is not None:
         program.cgroup.create(program.limits)
@@ -437,7 +437,7 @@ async def _start_process(
             _HOOK.read_bytes() + f"\n\nwait({channel})\n".encode(),
             program.filter_program,
             replace(program.view, program=file),
-            replace(program.entry, namespaces=attacher.namespaces),
+            replace(program.entry, namespaces=mount_helper.namespaces),
             program.limits,
             cgroup=program.cgroup,
             guard=program.guard,

@@ -202,7 +202,7 @@ class WarmStart:
     def __init__(self, count: int, places: int, program_of: ProgramOf, *, is_root: bool) -> None:
         self.pool = WarmPool(count, places, self._start_one)
         self._program_of, self._is_root = program_of, is_root
-        self._attacher: MountHelperClient | None = None
+        self._mount_helper: MountHelperClient | None = None
         self._stage: Stage | None = None
 
     async def start(self, limits: SandboxLimits | None = None) -> str:
@@ -216,16 +216,16 @@ class WarmStart:
     async def _start_one(self, place: int, limits: SandboxLimits) -> WarmSandbox:
         if self._stage is None:
             self._stage = Stage(names=())
-        if self._attacher is not None and not self._attacher.is_alive:
+        if self._mount_helper is not None and not self._mount_helper.is_alive:
             await self._dismiss_attacher()
-        if self._attacher is None:
-            self._attacher = await MountHelperClient.start(own_namespaces=not self._is_root)
-        return await WarmSandbox.start(self._program_of(place, limits), self._attacher, self._stage.path)
+        if self._mount_helper is None:
+            self._mount_helper = await MountHelperClient.start(own_namespaces=not self._is_root)
+        return await WarmSandbox.start(self._program_of(place, limits), self._mount_helper, self._stage.path)
 
     async def _dismiss_attacher(self) -> None:
-        attacher, self._attacher = self._attacher, None
-        if attacher is not None:
-            await attacher.close()
+        mount_helper, self._mount_helper = self._mount_helper, None
+        if mount_helper is not None:
+            await mount_helper.close()
 
     async def close(self) -> None:
         """End what waits, then what it was made with."""
