@@ -123,7 +123,7 @@ async def test_a_renewal_that_etcd_does_not_answer_is_unclear_and_frees_the_stre
         async with paused(own_etcd):
             waiting = [asyncio.create_task(client.keep_alive(lease.id, timeout_seconds=0.5)) for _ in range(2)]
             await asyncio.sleep(0)  # both have sent their requests and wait
-            with pytest.raises(EtcdUnavailable, match="2 renewals are waiting"):
+            with pytest.raises(EtcdUnavailable, match="2 renewals are pending"):
                 await client.keep_alive(lease.id)
             for outcome in await asyncio.gather(*waiting, return_exceptions=True):
                 assert isinstance(outcome, EtcdUnclear)

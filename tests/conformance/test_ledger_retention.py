@@ -190,7 +190,7 @@ async def test_a_zombie_is_refused_by_the_ledger_after_the_prune(checkpoint: Mak
         await owner.commit(words())
     with pytest.raises(NotFound):
         await replica.open(owner.token, owner.claims)
-    grant = pb.RegisterGrantsRequest.Grant(task_id=owner.task.task_id, epoch=1 << 45, claim_id=str(uuid4()))
+    grant = pb.RegisterGrantsRequest.Grant(task_id=owner.task.task_id, epoch=(1 << 45) + 1, claim_id=str(uuid4()))
     answered = await replica.stub.RegisterGrants(pb.RegisterGrantsRequest(grants=[grant]), timeout=TIMEOUT_SECONDS)
     assert not answered.claim_ids
     assert await naming(replica, owner.task.task_id) == KEPT
