@@ -671,7 +671,9 @@ class TaggedExecuteEvent(message.Message):
 
     @builtins.property
     def refusal(self) -> token_pb2.Refusal:
-        """It was refused: nothing was run."""
+        """The service refused the call. A refusal does not prove that nothing was run: the tool service
+        releases a call that its tool put off, and the effect of a released call may have begun.
+        """
 
     def __init__(
         self,
