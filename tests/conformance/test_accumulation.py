@@ -119,7 +119,7 @@ async def check_plans(dsn: str, schema: str, settings: tuple[tuple[str, str], ..
     assert {name: tables - set(BOUNDED) for name, tables in scans.items() if tables - set(BOUNDED)} == {}
 
 
-async def test_plans_made_while_the_tables_are_empty_read_none_of_them_whole(
+async def test_plans_made_on_empty_tables_scan_no_table(
     fresh_database: FreshDatabase, checkpoint: MakeCheckpoint
 ) -> None:
     """A connection keeps its plans for as long as it lives."""
@@ -127,7 +127,7 @@ async def test_plans_made_while_the_tables_are_empty_read_none_of_them_whole(
     await check_plans(await fresh_database(TOOLS_MIGRATIONS), TOOLS, TOOLS_SETTINGS, "services.tools")
 
 
-async def test_a_ledger_keeps_its_plans_and_its_start_and_sweeps_stay_bounded(
+async def test_ledger_plans_start_and_sweeps_stay_bounded(
     grown: Any, checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clearing, "INTERVAL_SECONDS", PATIENCE_SECONDS)

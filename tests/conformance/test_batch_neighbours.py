@@ -425,6 +425,6 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.path.__name__}: {case.poison}")
-async def test_one_poisoned_item_is_refused_alone_and_its_neighbours_are_done(world: World, case: Case) -> None:
+async def test_a_poisoned_item_is_refused_and_its_neighbours_succeed(world: World, case: Case) -> None:
     ends = await case.path(world, case.poison)
     assert ends == with_poison([DONE] * GOOD, case.refused)

@@ -84,7 +84,7 @@ async def test_a_claim_too_large_for_etcd_is_refused_alone(etcd: EtcdThatStops) 
     assert refusals(made) == [None, ClaimRefusal.TOO_LARGE, None]
 
 
-async def test_what_etcd_did_not_answer_for_is_told_from_what_was_claimed(etcd: EtcdThatStops) -> None:
+async def test_unanswered_claims_differ_from_made_claims(etcd: EtcdThatStops) -> None:
     """A lease that etcd does not know fails the request, so each claim is made alone; then etcd goes away."""
     store = LeaseStore(etcd)
     session = await session_of(store)

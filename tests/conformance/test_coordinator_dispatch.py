@@ -23,7 +23,7 @@ async def test_two_replicas_never_grant_a_task_twice(fleet: Fleet) -> None:
     assert {claim.task_id for claim in claims} == submitted
 
 
-async def test_a_worker_gets_only_what_it_serves_and_only_as_much_as_it_can_take(fleet: Fleet) -> None:
+async def test_a_worker_gets_tasks_of_its_queues_up_to_its_slots(fleet: Fleet) -> None:
     replica = await fleet.coordinator()
     mine = await fleet.worker(replica, slots=2, queues=["gpu"], loops=["own"])
     others = await fleet.submit()
@@ -45,7 +45,7 @@ async def test_urgent_tasks_go_first(fleet: Fleet) -> None:
     assert [grant.task_id for grant in await worker.next_grants(2)] == [high, low]
 
 
-async def test_a_coordinator_that_dies_between_claim_and_register_leaves_the_task_to_be_granted(fleet: Fleet) -> None:
+async def test_a_death_before_register_leaves_a_grantable_task(fleet: Fleet) -> None:
     dying = await fleet.coordinator(failpoints="coordinator.after_claim=kill9", ttl_seconds="30")
     worker = await fleet.worker(dying, slots=1)
     task_id = await fleet.submit()
@@ -58,7 +58,7 @@ async def test_a_coordinator_that_dies_between_claim_and_register_leaves_the_tas
     await again.succeed(grant)
 
 
-async def test_a_coordinator_that_dies_between_register_and_grant_leaves_the_task_to_be_granted(fleet: Fleet) -> None:
+async def test_a_death_after_register_leaves_a_grantable_task(fleet: Fleet) -> None:
     dying = await fleet.coordinator(failpoints="coordinator.after_register=kill9", ttl_seconds="30")
     worker = await fleet.worker(dying, slots=1)
     task_id = await fleet.submit()
@@ -71,9 +71,7 @@ async def test_a_coordinator_that_dies_between_register_and_grant_leaves_the_tas
     await again.succeed(grant)
 
 
-async def test_an_unclear_claim_is_not_granted_and_the_task_is_granted_once(
-    own_fleet: Fleet, own_etcd: EtcdProcess
-) -> None:
+async def test_an_unclear_claim_is_not_granted_and_the_task_is_once(own_fleet: Fleet, own_etcd: EtcdProcess) -> None:
     replica = await own_fleet.coordinator(ttl_seconds="20")
     worker = await own_fleet.worker(replica, slots=2)
     await worker.hears("renewed")

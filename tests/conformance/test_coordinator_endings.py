@@ -37,7 +37,7 @@ async def test_a_cancel_is_told_to_the_owner_who_carries_it_out_itself(fleet: Fl
     assert (task.state, task.epoch) == (CANCELLED, epoch_of(grant.token))
 
 
-async def test_a_cancel_that_the_worker_ignores_is_carried_out_under_a_higher_epoch(fleet: Fleet) -> None:
+async def test_an_ignored_cancel_is_carried_out_under_a_higher_epoch(fleet: Fleet) -> None:
     replica = await fleet.coordinator()
     worker = await fleet.worker(replica)
     task_id = await fleet.submit()
@@ -56,7 +56,7 @@ async def test_a_cancel_that_the_worker_ignores_is_carried_out_under_a_higher_ep
             await asyncio.sleep(0.02)
 
 
-async def test_an_ending_gives_every_open_call_an_outcome_and_no_call_can_begin_after_it(
+async def test_an_ending_gives_open_calls_outcomes_and_begins_no_call(
     fleet: Fleet, tool_service: StartTools, outside: Outside
 ) -> None:
     tools = await tool_service(verifying_keys_file=fleet.verifying_keys)
@@ -80,9 +80,7 @@ async def test_an_ending_gives_every_open_call_an_outcome_and_no_call_can_begin_
     assert len(outside.lines("a")) == 1
 
 
-async def test_outcomes_that_are_too_large_for_one_commit_do_not_keep_a_task_from_its_end(
-    fleet: Fleet, tool_service: StartTools
-) -> None:
+async def test_outcomes_larger_than_one_commit_do_not_block_an_ending(fleet: Fleet, tool_service: StartTools) -> None:
     tools = await tool_service(verifying_keys_file=fleet.verifying_keys)
     replica = await fleet.coordinator(tools_address=tools.address)
     worker = await fleet.worker(replica)
@@ -99,9 +97,7 @@ async def test_outcomes_that_are_too_large_for_one_commit_do_not_keep_a_task_fro
     assert await _outcomes(fleet, task_id) == {intent.call_id: tool_pb2.OUTCOME_STATUS_SUCCEEDED for intent in intents}
 
 
-async def test_a_queued_task_with_an_open_call_is_ended_once_the_tools_answer(
-    fleet: Fleet, tool_service: StartTools
-) -> None:
+async def test_a_queued_task_with_an_open_call_ends_after_an_answer(fleet: Fleet, tool_service: StartTools) -> None:
     """Two replicas try it meanwhile; that they get into each other's way costs tries and nothing else."""
     tools = await tool_service(verifying_keys_file=fleet.verifying_keys)
     replica = await fleet.coordinator(tools_address=tools.address)
@@ -167,9 +163,7 @@ def _owner(grant: pb.Grant) -> Owner:
     return Owner(claims.task_id, claims.epoch, grant.token)
 
 
-async def test_a_task_whose_history_cannot_be_read_ends_when_it_is_cancelled(
-    fleet: Fleet, tool_service: StartTools
-) -> None:
+async def test_a_cancelled_task_with_an_unreadable_history_ends(fleet: Fleet, tool_service: StartTools) -> None:
     """Older entries may be malformed: a commit of one is refused now. With an open call only a claim ends a task."""
     tools = await tool_service(verifying_keys_file=fleet.verifying_keys)
     replica = await fleet.coordinator(tools_address=tools.address)

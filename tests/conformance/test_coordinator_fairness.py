@@ -37,7 +37,7 @@ def tenant_of(grant: pb.Grant) -> str:
     return read_claims(grant.token).tenant
 
 
-async def test_what_a_dead_coordinator_was_offered_is_offered_again_and_still_fairly(fleet: Fleet) -> None:
+async def test_offers_to_a_dead_coordinator_are_repeated_fairly(fleet: Fleet) -> None:
     oldest, *_ = await submit(fleet, "big", 6)
     (small,) = await submit(fleet, "small", 1)
     dead = ledger_pb.ListClaimableRequest(limit=2, queues=["default"], loops=["messages"])

@@ -74,7 +74,7 @@ async def test_claims_that_revive_with_a_backup_are_deleted(own_fleet: Fleet, ow
     assert str(await worker.ends())
 
 
-async def test_a_restart_over_the_same_etcd_keeps_the_generation_and_the_claims(own_fleet: Fleet) -> None:
+async def test_a_restart_on_the_same_etcd_keeps_generation_and_claims(own_fleet: Fleet) -> None:
     first = await own_fleet.coordinator(ttl_seconds="10")
     worker = await own_fleet.worker(first)
     await own_fleet.submit()
@@ -89,9 +89,7 @@ async def test_a_restart_over_the_same_etcd_keeps_the_generation_and_the_claims(
     assert claim.epoch == epoch_of(grant.token)
 
 
-async def test_without_etcd_a_replica_says_so_grants_nothing_and_ends_nothing(
-    own_fleet: Fleet, own_etcd: EtcdProcess
-) -> None:
+async def test_without_etcd_a_replica_reports_it_and_grants_nothing(own_fleet: Fleet, own_etcd: EtcdProcess) -> None:
     replica = await own_fleet.coordinator(ttl_seconds="30")
     worker = await own_fleet.worker(replica, slots=2)
     task_id = await own_fleet.submit()

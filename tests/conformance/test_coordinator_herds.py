@@ -24,7 +24,7 @@ MESSAGE_BYTES = 4 * 1024 * 1024
 """What gRPC takes in one message unless told otherwise."""
 
 
-async def test_the_200_tasks_of_a_dead_worker_are_all_claimed_again_through_two_replicas(fleet: Fleet) -> None:
+async def test_a_dead_workers_200_tasks_are_reclaimed_by_two_replicas(fleet: Fleet) -> None:
     replicas = [await fleet.coordinator(), await fleet.coordinator()]
     dying = await fleet.worker(replicas[0], slots=200)
     submitted = await fleet.submit_many(200)
@@ -51,9 +51,7 @@ async def test_three_replicas_share_a_queue_and_none_goes_without(fleet: Fleet) 
     assert [len(worker.held) for worker in workers] == [50, 50, 50]
 
 
-async def test_a_worker_takes_10_000_claims_along_and_has_all_their_tokens_signed_anew(
-    fleet: Fleet, tmp_path: Path
-) -> None:
+async def test_a_worker_moves_with_10_000_claims_and_gets_new_tokens(fleet: Fleet, tmp_path: Path) -> None:
     patient = {"ttl_seconds": "60", "renew_interval_seconds": "0.5", "start_timeout_seconds": "600"}
     first, second = await fleet.coordinator(**patient), await fleet.coordinator(**patient)
     worker = await fleet.worker(first, slots=0)

@@ -49,7 +49,7 @@ async def held(fleet: Any, replica: Any, **worker: Any) -> Any:
     return owner, task_id, grant
 
 
-async def test_a_task_is_taken_from_its_owner_by_any_replica_and_goes_on_with_another(fleet: Fleet) -> None:
+async def test_any_replica_transfers_a_task_to_another_worker(fleet: Fleet) -> None:
     replica, other = await fleet.coordinator(), await fleet.coordinator()
     owner, task_id, grant = await held(fleet, replica, slots=4)
     assert await transfer(other, task_id, epoch_of(grant.token))
@@ -75,7 +75,7 @@ async def test_a_task_waits_for_the_worker_it_is_meant_for(fleet: Fleet) -> None
     assert bystander.grants_waiting == 0
 
 
-async def test_a_repeated_transfer_does_not_take_the_task_from_its_next_owner(fleet: Fleet) -> None:
+async def test_a_repeated_transfer_keeps_the_next_owner(fleet: Fleet) -> None:
     replica = await fleet.coordinator()
     _owner, task_id, grant = await held(fleet, replica)
     assert await transfer(replica, task_id, epoch_of(grant.token))
@@ -85,7 +85,7 @@ async def test_a_repeated_transfer_does_not_take_the_task_from_its_next_owner(fl
     assert (await fleet.task(task_id)).owner == successor.hello.worker_id
 
 
-async def test_nobody_takes_another_tenants_task_or_sends_one_to_a_worker_that_is_not_there(fleet: Fleet) -> None:
+async def test_a_transfer_needs_the_own_tenant_and_an_attached_worker(fleet: Fleet) -> None:
     replica = await fleet.coordinator()
     owner, task_id, grant = await held(fleet, replica)
     assert not await transfer(replica, task_id, epoch_of(grant.token), tenant="somebody-else")
@@ -112,7 +112,7 @@ async def test_a_transfer_is_no_death(fleet: Fleet) -> None:
     assert (await fleet.task(task_id)).state in {QUEUED, RUNNING}
 
 
-async def test_a_worker_is_told_to_drain_wherever_it_is_attached_and_granted_nothing_more(fleet: Fleet) -> None:
+async def test_a_drain_reaches_the_worker_at_any_replica(fleet: Fleet) -> None:
     replica, other = await fleet.coordinator(), await fleet.coordinator()
     owner, task_id, grant = await held(fleet, replica, slots=4, worker_id="tired")
     [response] = await drain(other, "tired")
@@ -127,7 +127,7 @@ async def test_a_worker_is_told_to_drain_wherever_it_is_attached_and_granted_not
     assert {worker.worker_id: worker.draining for worker in await fleet.workers(other)}["tired"]
 
 
-async def test_the_mark_goes_with_the_session_and_follows_it_to_another_replica(fleet: Fleet) -> None:
+async def test_the_drain_mark_follows_the_session_to_another_replica(fleet: Fleet) -> None:
     replica, other = await fleet.coordinator(), await fleet.coordinator()
     owner = await fleet.worker(replica, worker_id="tired")
     await drain(replica, "tired")
@@ -143,7 +143,7 @@ async def test_the_mark_goes_with_the_session_and_follows_it_to_another_replica(
     assert (await anew.next_grant()).task_id == task_id
 
 
-async def test_a_worker_whose_mark_the_watch_missed_is_told_by_the_reconciliation(fleet: Fleet) -> None:
+async def test_the_reconciliation_delivers_a_drain_the_watch_missed(fleet: Fleet) -> None:
     deaf = await fleet.coordinator(failpoints="coordinator.deaf_watch")
     other = await fleet.coordinator()
     owner = await fleet.worker(deaf, worker_id="tired")
@@ -158,7 +158,7 @@ async def test_a_worker_that_is_not_there_cannot_be_drained(fleet: Fleet) -> Non
     assert refused.value.reason == "WORKER_NOT_FOUND"
 
 
-async def test_a_transfer_that_took_nothing_is_no_success_for_who_asked(fleet: Fleet, gateway: Serve) -> None:
+async def test_a_transfer_that_took_nothing_does_not_succeed(fleet: Fleet, gateway: Serve) -> None:
     """The claim is gone from etcd, and the ledger still names it: the task has not moved yet."""
     replica = await fleet.coordinator(reconcile_interval_seconds="600")
     await fleet.worker(replica, queues=["elsewhere"])  # its session says that the coordinator's generation is settled

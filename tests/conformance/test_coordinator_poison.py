@@ -18,7 +18,7 @@ STEP_SECONDS = 1.0
 """What a step takes. The poison is quicker: nobody beside it gets anywhere."""
 
 
-async def test_a_poison_ends_as_a_crash_loop_and_its_neighbours_succeed(fleet: Fleet) -> None:
+async def test_a_poisoned_task_ends_as_crash_loop_and_others_succeed(fleet: Fleet) -> None:
     """One worker at a time, which takes all there is: nobody else is there to take a neighbour out of the way."""
     replica = await fleet.coordinator(reconnect_grace_seconds="0.1")
     neighbours = await fleet.submit_many(3)

@@ -43,7 +43,7 @@ async def test_a_task_is_granted_opened_and_released(fleet: Fleet) -> None:
     assert (await fleet.task(task_id)).state == SUCCEEDED
 
 
-async def test_a_broken_stream_gives_its_tasks_to_others_after_the_grace(fleet: Fleet) -> None:
+async def test_a_broken_stream_releases_its_tasks_after_the_grace(fleet: Fleet) -> None:
     replica = await fleet.coordinator(ttl_seconds="300")
     first = await fleet.worker(replica)
     task_id = await fleet.submit()
@@ -78,7 +78,7 @@ async def test_coming_back_within_the_grace_keeps_the_claim(fleet: Fleet) -> Non
     await again.commit(grant, 1, transition={"to_state": SUCCEEDED, "reason": "FINAL_ANSWER"})
 
 
-async def test_coming_back_to_another_replica_keeps_the_claim_and_the_first_ones_late_end_does_nothing(
+async def test_a_reattached_worker_keeps_its_claim_after_a_late_end(
     fleet: Fleet,
 ) -> None:
     first, second = await fleet.coordinator(id="first"), await fleet.coordinator(id="second")
@@ -133,7 +133,7 @@ async def test_a_frozen_worker_loses_its_claim_when_its_ttl_has_passed(fleet: Fl
     assert ended.reason == "SESSION_EXPIRED"
 
 
-async def test_a_drained_worker_gives_back_and_says_goodbye_without_a_grace(fleet: Fleet) -> None:
+async def test_a_drained_worker_releases_and_detaches_without_grace(fleet: Fleet) -> None:
     replica = await fleet.coordinator(ttl_seconds="300", reconnect_grace_seconds="200")
     worker, other = await fleet.worker(replica), None
     task_id = await fleet.submit()
@@ -149,9 +149,7 @@ async def test_a_drained_worker_gives_back_and_says_goodbye_without_a_grace(flee
 
 
 @pytest.mark.parametrize("reason", [ReleaseReason.WORKER_HALTED, ReleaseReason.WORKER_CRASHED])
-async def test_a_task_that_its_worker_lets_go_of_is_another_workers_and_the_ledger_says_why(
-    fleet: Fleet, reason: Any
-) -> None:
+async def test_a_released_task_goes_to_another_worker_with_its_reason(fleet: Fleet, reason: Any) -> None:
     replica = await fleet.coordinator()
     worker = await fleet.worker(replica, slots=1)
     task_id = await fleet.submit()
@@ -179,7 +177,7 @@ async def test_a_claim_given_back_for_no_known_reason_ends_the_stream(fleet: Fle
     assert [violation.field for violation in ended.violations] == ["release.reason"]
 
 
-async def test_a_draining_replica_sends_its_workers_away_and_takes_nothing_from_them(fleet: Fleet) -> None:
+async def test_a_draining_replica_sends_workers_away_with_their_claims(fleet: Fleet) -> None:
     first, second = await fleet.coordinator(), await fleet.coordinator()
     worker = await fleet.worker(first)
     await fleet.submit()

@@ -21,7 +21,7 @@ def policy(action: task_pb2.TimeoutAction.ValueType, **phases: int) -> task_pb2.
     return task_policy
 
 
-async def test_a_task_that_its_worker_names_and_never_opens_is_left_as_its_policy_says(fleet: Fleet) -> None:
+async def test_a_named_but_unopened_task_follows_its_policy(fleet: Fleet) -> None:
     replica = await fleet.coordinator(start_timeout_seconds="60")
     worker = await fleet.worker(replica, slots=2)
     fails = await fleet.submit(policy=policy(FAIL, start=1))
@@ -36,7 +36,7 @@ async def test_a_task_that_its_worker_names_and_never_opens_is_left_as_its_polic
     assert scheduled.HasField("next_retry_time")
 
 
-async def test_a_worker_that_lives_without_progress_loses_the_task_by_the_tasks_own_patience(fleet: Fleet) -> None:
+async def test_a_worker_without_progress_loses_the_task_by_its_timeout(fleet: Fleet) -> None:
     replica = await fleet.coordinator(progress_timeout_seconds="120")
     stuck = await fleet.worker(replica)
     task_id = await fleet.submit(policy=policy(RETRY, progress=2))

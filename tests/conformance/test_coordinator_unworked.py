@@ -21,7 +21,7 @@ from tests.support.patience import PATIENCE_SECONDS
 SUCCEEDED = {"to_state": task_pb2.TASK_STATE_SUCCEEDED, "reason": "FINAL_ANSWER"}
 
 
-async def test_a_running_task_that_its_worker_came_back_without_goes_on(fleet: Fleet) -> None:
+async def test_a_running_task_continues_without_its_returned_worker(fleet: Fleet) -> None:
     """As when it let go of the task, and the replica it said so to died before it read it."""
     first, second = [await fleet.coordinator(start_timeout_seconds="3") for _ in range(2)]
     worker = await fleet.worker(first)
@@ -39,7 +39,7 @@ async def test_a_running_task_that_its_worker_came_back_without_goes_on(fleet: F
     assert "CLAIM_LOST" in [each.reason for each in await fleet.transitions(task_id)]
 
 
-async def test_a_grant_sent_over_a_stream_that_its_worker_has_left_goes_on(fleet: Fleet) -> None:
+async def test_a_grant_sent_on_an_abandoned_stream_is_granted_again(fleet: Fleet) -> None:
     first, second = await fleet.coordinator(failpoints="coordinator.after_register=sleep(700)"), None
     worker = await fleet.worker(first)
     second = await fleet.coordinator(start_timeout_seconds=WAITED_FOR)
@@ -56,7 +56,7 @@ async def test_a_grant_sent_over_a_stream_that_its_worker_has_left_goes_on(fleet
     await again.succeed(grant)
 
 
-async def test_a_replica_that_drains_grants_nothing_over_the_streams_it_has_sent_away(fleet: Fleet) -> None:
+async def test_a_draining_replica_grants_nothing_on_old_streams(fleet: Fleet) -> None:
     first = await fleet.coordinator(failpoints="coordinator.after_register=sleep(700)")
     second = await fleet.coordinator(start_timeout_seconds="60", reconcile_interval_seconds="60")
     worker, other = await fleet.worker(first), await fleet.worker(second, slots=0)
@@ -90,7 +90,7 @@ async def test_a_watch_that_has_gone_deaf_costs_no_task(fleet: Fleet) -> None:
     assert "CLAIM_LOST" in [each.reason for each in await fleet.transitions(task_id)]
 
 
-async def test_a_running_task_whose_claim_was_deleted_is_queued_and_its_owner_told(fleet: Fleet) -> None:
+async def test_a_task_whose_claim_was_deleted_is_queued(fleet: Fleet) -> None:
     replica = await fleet.coordinator()
     worker = await fleet.worker(replica)
     task_id = await fleet.submit()
@@ -130,9 +130,7 @@ async def test_a_claim_of_nobody_is_deleted_and_its_task_goes_on(fleet: Fleet) -
     await worker.succeed(grant)
 
 
-async def test_a_claim_whose_answer_was_lost_is_found_by_its_id_and_is_mine(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_claim_with_a_lost_answer_is_found_by_its_id(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     replica = await fleet.coordinator()
     worker = await fleet.worker(replica, slots=0)
     task_id = await fleet.submit()
@@ -154,9 +152,7 @@ async def test_a_claim_whose_answer_was_lost_is_found_by_its_id_and_is_mine(
     assert (others.held, others.refusal, others.holder) == (None, ClaimRefusal.TAKEN, mine.held)
 
 
-async def test_a_claim_of_which_nothing_is_found_is_unclear_and_not_lost(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_claim_that_is_not_found_is_unclear_not_lost(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     replica = await fleet.coordinator()
     worker = await fleet.worker(replica, slots=0)
     task_id = await fleet.submit()

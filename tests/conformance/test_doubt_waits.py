@@ -60,7 +60,7 @@ async def put_back(replica: Any, *owners: Any, epoch: int = 0) -> Any:
     return set(answered.task_ids)
 
 
-async def test_each_wait_is_told_to_one_coordinator_and_again_after_a_while(checkpoint: MakeCheckpoint) -> None:
+async def test_each_wait_goes_to_one_coordinator_and_again_later(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owners = [await waiting(replica, (("1.0", 1), ("1.1", 2))) for _ in range(4)]
     shares = await asyncio.gather(*(told_of(replica, 2) for _ in range(3)))
@@ -91,7 +91,7 @@ async def test_only_the_wait_that_was_seen_is_ended_and_only_once(checkpoint: Ma
     assert transitions[-1].reason == "CALL_RESOLVED"
 
 
-def test_a_task_goes_on_only_once_nothing_that_it_waits_for_is_in_doubt() -> None:
+def test_a_task_continues_when_none_of_its_calls_is_in_doubt() -> None:
     one, two = CallInDoubt("1.0", 1), CallInDoubt("1.1", 2)
     finished, doubted = AttemptStatus(CallState.FINISHED, 1), AttemptStatus(CallState.IN_DOUBT, 2)
     assert nothing_in_doubt([one], {"1.0": finished})
@@ -146,7 +146,7 @@ async def test_a_late_outcome_has_its_task_go_on(
     assert len(outside.lines("a")) == 1
 
 
-async def test_a_replica_from_before_moves_a_task_out_of_its_wait_and_leaves_no_call_in_doubt_behind(
+async def test_an_old_replica_ends_a_wait_without_calls_left_in_doubt(
     checkpoint: MakeCheckpoint,
 ) -> None:
     """It does not know the column, and its statement does not name it."""

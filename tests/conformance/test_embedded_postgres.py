@@ -123,7 +123,7 @@ def test_a_directory_in_use_is_refused_and_its_server_untouched(postgres: Any, d
     assert query(postgres, "select 1") == [(1,)]
 
 
-def test_a_server_whose_parent_was_killed_is_ended_by_the_next_start(data_directory: Any) -> None:
+def test_the_next_start_ends_a_server_whose_parent_was_killed(data_directory: Any) -> None:
     with start_elsewhere(data_directory) as parent:
         orphan_pid, orphan_dsn = parent.stdout.readline().split()
         parent.kill()
@@ -137,7 +137,7 @@ def test_a_server_whose_parent_was_killed_is_ended_by_the_next_start(data_direct
         assert not sockets.exists()
 
 
-def test_a_stale_pid_file_naming_a_living_stranger_does_not_keep_it_from_starting(data_directory: Any) -> None:
+def test_a_stale_pid_file_does_not_block_the_start(data_directory: Any) -> None:
     process = PostgresProcess(data_directory).start()
     text = (data_directory / "postmaster.pid").read_text()
     own_pid = process.pid
@@ -230,5 +230,5 @@ def test_root_keeps_its_directories_closed(data_directory: Any) -> None:
 
 
 @pytest.mark.skipif(not AS_ROOT, reason="only root lends an account")
-def test_root_lends_no_capability_where_the_account_can_go_by_itself() -> None:
+def test_root_lends_no_capability_that_the_account_does_not_need() -> None:
     assert account_for([Path("/usr"), Path("/tmp")]).prefix == ()

@@ -36,7 +36,7 @@ async def test_a_write_that_a_frozen_etcd_does_not_answer_is_unclear(own_etcd: E
         assert held.value in {b"before", b"frozen"}
 
 
-async def test_a_write_that_found_no_etcd_is_unclear_and_a_read_is_unavailable() -> None:
+async def test_without_etcd_a_write_is_unclear_and_a_read_unavailable() -> None:
     (nobody,) = free_ports(1)
     async with EtcdClient([f"127.0.0.1:{nobody}"]) as client:
         with pytest.raises(EtcdUnclear):
@@ -58,7 +58,7 @@ async def test_a_read_goes_on_to_a_member_that_lives(etcd: EtcdSpace) -> None:
         assert client.endpoints.current.target == etcd.endpoint
 
 
-async def test_a_write_is_sent_once_and_the_next_one_goes_to_another_member(etcd: EtcdSpace) -> None:
+async def test_a_write_is_sent_once_and_the_next_to_another_member(etcd: EtcdSpace) -> None:
     (nobody,) = free_ports(1)
     async with EtcdClient([f"127.0.0.1:{nobody}", etcd.endpoint]) as client:
         with pytest.raises(EtcdUnclear):

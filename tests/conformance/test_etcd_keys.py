@@ -34,7 +34,7 @@ def _claim(key: bytes, lease: int = 0) -> Txn:
     return Txn(when=(absent(key),), then=(Put(key, b"claimed", lease),), otherwise=(Get(key),))
 
 
-async def test_the_revision_of_a_succeeded_claim_is_the_create_revision_of_its_key(etcd: EtcdSpace) -> None:
+async def test_a_claims_revision_is_the_create_revision_of_its_key(etcd: EtcdSpace) -> None:
     key = etcd.key("claim")
     result = await etcd.client.txn(_claim(key))
     held = await etcd.client.get(key)
@@ -43,7 +43,7 @@ async def test_the_revision_of_a_succeeded_claim_is_the_create_revision_of_its_k
     assert held.create_revision == held.mod_revision == result.revision
 
 
-async def test_nested_claims_succeed_and_fail_apart_and_share_one_revision(etcd: EtcdSpace) -> None:
+async def test_nested_claims_fail_separately_and_share_a_revision(etcd: EtcdSpace) -> None:
     taken, free, other = etcd.key("taken"), etcd.key("free"), etcd.key("other")
     first = await etcd.client.txn(_claim(taken))
     result = await etcd.client.txn(Txn(then=(_claim(taken), _claim(free), _claim(other))))
@@ -55,7 +55,7 @@ async def test_nested_claims_succeed_and_fail_apart_and_share_one_revision(etcd:
     assert [each.revision for each in result.nested] == [result.revision] * 3
 
 
-async def test_the_answers_of_nested_transactions_carry_no_revision_of_their_own(etcd: EtcdSpace) -> None:
+async def test_nested_transaction_answers_have_no_own_revision(etcd: EtcdSpace) -> None:
     nested = stubs.TxnRequest(success=[stubs.RequestOp(request_put=stubs.PutRequest(key=etcd.key("k"), value=b""))])
     request = stubs.TxnRequest(success=[stubs.RequestOp(request_txn=nested)])
     answer = await etcd.client.endpoints.current.kv.Txn(request, timeout=CALL_SECONDS)
@@ -72,7 +72,7 @@ async def test_putting_a_key_again_keeps_its_create_revision(etcd: EtcdSpace) ->
     assert (held.create_revision, held.mod_revision, held.version) == (first.revision, second.revision, 2)
 
 
-async def test_deleting_and_creating_a_key_gives_it_a_higher_create_revision(etcd: EtcdSpace) -> None:
+async def test_a_recreated_key_has_a_higher_create_revision(etcd: EtcdSpace) -> None:
     key = etcd.key("reborn")
     first = await etcd.client.put(key, b"1")
     assert await etcd.client.delete(key)
@@ -82,7 +82,7 @@ async def test_deleting_and_creating_a_key_gives_it_a_higher_create_revision(etc
     assert held.create_revision == second.revision > first.revision
 
 
-async def test_the_revision_of_a_failed_claim_is_higher_than_the_holders_epoch(etcd: EtcdSpace) -> None:
+async def test_a_failed_claims_revision_is_above_the_holders_epoch(etcd: EtcdSpace) -> None:
     key = etcd.key("claim")
     won = await etcd.client.txn(_claim(key))
     await etcd.client.put(etcd.key("elsewhere"), b"")
@@ -115,7 +115,7 @@ async def test_each_condition_holds_and_fails_where_it_should(etcd: EtcdSpace) -
         assert not (await etcd.client.txn(Txn(when=(condition,)))).succeeded
 
 
-async def test_a_key_is_deleted_only_if_it_is_still_the_one_that_was_seen(etcd: EtcdSpace) -> None:
+async def test_a_key_is_deleted_only_at_the_revision_that_was_read(etcd: EtcdSpace) -> None:
     key = etcd.key("seen")
     seen = await etcd.client.put(key, b"1")
     await etcd.client.delete(key)
@@ -146,7 +146,7 @@ async def test_a_put_under_a_dead_lease_refuses_the_whole_request(etcd: EtcdSpac
     assert (await etcd.client.list(etcd.prefix)).key_values == ()
 
 
-async def test_comparing_a_session_key_keeps_a_dead_lease_from_refusing_the_rest(etcd: EtcdSpace) -> None:
+async def test_a_compared_session_key_lets_other_claims_succeed(etcd: EtcdSpace) -> None:
     living, dead = await etcd.client.grant(60), await etcd.client.grant(60)
     await etcd.client.put(etcd.key("session/living"), b"", lease=living.id)
     await etcd.client.put(etcd.key("session/dead"), b"", lease=dead.id)
@@ -161,7 +161,7 @@ async def test_comparing_a_session_key_keeps_a_dead_lease_from_refusing_the_rest
     assert [each.succeeded for each in result.nested] == [True, False]
 
 
-async def test_one_key_claimed_twice_in_a_request_refuses_the_whole_request(etcd: EtcdSpace) -> None:
+async def test_one_key_claimed_twice_refuses_the_whole_request(etcd: EtcdSpace) -> None:
     with pytest.raises(EtcdRefused, match="duplicate key"):
         await etcd.client.txn(Txn(then=(_claim(etcd.key("a")), _claim(etcd.key("b")), _claim(etcd.key("a")))))
     assert (await etcd.client.list(etcd.prefix)).key_values == ()

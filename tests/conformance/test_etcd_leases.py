@@ -45,7 +45,7 @@ async def test_a_put_under_a_dead_lease_is_refused(etcd: EtcdSpace) -> None:
     assert await etcd.client.get(etcd.key("k")) is None
 
 
-async def test_granting_and_renewing_do_not_move_the_revision_and_revoking_does(etcd: EtcdSpace) -> None:
+async def test_grants_and_renewals_keep_the_revision_a_revoke_moves_it(etcd: EtcdSpace) -> None:
     lease = await etcd.client.grant(60)
     before = await etcd.client.put(etcd.key("k"), b"", lease=lease.id)
     await etcd.client.keep_alive(lease.id)
@@ -78,7 +78,7 @@ async def test_a_lease_nobody_renews_expires_with_its_keys(etcd: EtcdSpace) -> N
         await etcd.client.keep_alive(lease.id)
 
 
-async def test_many_leases_share_one_stream_and_each_gets_its_own_answer(etcd: EtcdSpace) -> None:
+async def test_leases_share_a_stream_and_each_gets_its_answer(etcd: EtcdSpace) -> None:
     leases = await asyncio.gather(*(etcd.client.grant(60 + number % 7) for number in range(300)))
     dead = {lease.id for lease in leases[::10]}
     await asyncio.gather(*(etcd.client.revoke(lease) for lease in dead))
@@ -93,7 +93,7 @@ async def test_many_leases_share_one_stream_and_each_gets_its_own_answer(etcd: E
     assert len(etcd.client._keep_alive._ending) == 1
 
 
-async def test_a_renewal_whose_caller_left_does_not_confuse_the_next_one(etcd: EtcdSpace) -> None:
+async def test_an_abandoned_renewal_does_not_confuse_the_next(etcd: EtcdSpace) -> None:
     lease, other = await etcd.client.grant(60), await etcd.client.grant(90)
     await etcd.client.keep_alive(lease.id)
     stream = etcd.client._keep_alive._stream
@@ -116,7 +116,7 @@ async def test_renewals_go_on_after_etcd_was_killed_and_restarted(own_etcd: Etcd
         assert await client.keep_alive(lease.id, timeout_seconds=CALL_SECONDS) == 60
 
 
-async def test_a_renewal_that_etcd_does_not_answer_is_unclear_and_frees_the_stream(own_etcd: EtcdProcess) -> None:
+async def test_an_unanswered_renewal_is_unclear_and_frees_the_stream(own_etcd: EtcdProcess) -> None:
     async with EtcdClient([own_etcd.endpoint], max_pending_renewals=2) as client:
         lease = await client.grant(60)
         await client.keep_alive(lease.id)

@@ -50,7 +50,7 @@ async def _values(watch: AsyncIterator[WatchItem], count: int) -> list[bytes]:
     return byteses
 
 
-async def test_a_watch_tells_puts_and_deletes_in_order_with_what_was_before(etcd: EtcdSpace) -> None:
+async def test_a_watch_sends_changes_in_order_with_previous_values(etcd: EtcdSpace) -> None:
     key = etcd.key("k")
     start = (await etcd.client.list(etcd.prefix)).revision + 1
     first = await etcd.client.put(key, b"1")
@@ -99,7 +99,7 @@ async def test_a_watch_from_a_compacted_revision_says_resync_and_ends(own_etcd: 
         assert items == [Resync(ResyncReason.COMPACTED, last.revision)]
 
 
-async def test_a_watch_survives_a_killed_and_restarted_etcd_without_losing_a_change(own_etcd: EtcdProcess) -> None:
+async def test_a_watch_survives_an_etcd_restart_without_a_gap(own_etcd: EtcdProcess) -> None:
     async with (
         EtcdClient([own_etcd.endpoint]) as client,
         aclosing(client.watch(b"/", 2)) as watch,
@@ -171,7 +171,7 @@ async def test_a_store_that_went_back_makes_a_watch_resync(own_etcd: EtcdProcess
             replacement.stop()
 
 
-async def test_another_cluster_at_the_same_address_makes_a_watch_resync(own_etcd: EtcdProcess, tmp_path: Path) -> None:
+async def test_another_cluster_at_the_address_makes_a_watch_resync(own_etcd: EtcdProcess, tmp_path: Path) -> None:
     async with (
         EtcdClient([own_etcd.endpoint]) as client,
         asyncio.timeout(PATIENCE_SECONDS),

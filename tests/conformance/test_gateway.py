@@ -30,9 +30,7 @@ async def entries(stream: AsyncIterator[api.WatchTaskResponse]) -> list[Any]:
     return [event.entry async for event in stream if event.HasField("entry")]
 
 
-async def test_a_watch_that_has_nothing_to_tell_beats_and_names_the_newest_entry(
-    checkpoint: MakeCheckpoint, gateway: Serve
-) -> None:
+async def test_an_idle_watch_sends_heartbeats_with_the_newest_entry(checkpoint: MakeCheckpoint, gateway: Serve) -> None:
     replica = await checkpoint()
     task = await replica.create()
     stream = watch(await gateway(replica.address), task.task_id)
@@ -44,7 +42,7 @@ async def test_a_watch_that_has_nothing_to_tell_beats_and_names_the_newest_entry
     assert kinds(await entries(stream))[-1] == "QUEUED>CANCELLED"
 
 
-async def test_a_watch_is_resumed_after_any_entry_without_gap_or_repeat(
+async def test_a_watch_resumes_after_any_entry_without_gap_or_repeat(
     checkpoint: MakeCheckpoint, gateway: Serve
 ) -> None:
     replica = await checkpoint()
@@ -65,9 +63,7 @@ async def test_a_cursor_beyond_the_newest_entry_has_expired(checkpoint: MakeChec
     assert refused.value.reason == "CURSOR_EXPIRED"
 
 
-async def test_a_reader_that_does_not_read_misses_nothing_and_slows_nobody(
-    checkpoint: MakeCheckpoint, gateway: Serve
-) -> None:
+async def test_a_slow_reader_misses_nothing_and_slows_no_other(checkpoint: MakeCheckpoint, gateway: Serve) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     stub = await gateway(replica.address, heartbeat_seconds=15.0)
@@ -99,9 +95,7 @@ async def test_a_watch_outlives_a_ledger_that_is_away(
     assert [entry.sequence for entry in await entries(stream)] == [3, 4]
 
 
-async def test_a_gateway_that_drains_ends_its_watches_and_says_when_to_come_again(
-    checkpoint: MakeCheckpoint, gateway: Serve
-) -> None:
+async def test_a_draining_gateway_ends_watches_with_a_retry_time(checkpoint: MakeCheckpoint, gateway: Serve) -> None:
     replica = await checkpoint()
     task = await replica.create()
     stub = await gateway(replica.address)
@@ -175,9 +169,7 @@ async def test_a_submit_says_with_its_id_whether_it_is_the_same(checkpoint: Make
     assert len({first.task_id, *without}) == 3
 
 
-async def test_a_task_that_ended_otherwise_names_its_state_to_who_cancels_it(
-    checkpoint: MakeCheckpoint, gateway: Serve
-) -> None:
+async def test_a_cancel_of_an_ended_task_names_its_state(checkpoint: MakeCheckpoint, gateway: Serve) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.end()
@@ -202,9 +194,7 @@ async def test_every_method_refuses_what_breaks_its_constraints(checkpoint: Make
         assert field in {violation.field for violation in refused.value.violations}
 
 
-async def test_without_a_ledger_every_method_says_when_to_come_again_and_not_where_it_is(
-    gateway: Serve, unused_tcp_port: int
-) -> None:
+async def test_without_a_ledger_methods_say_when_to_retry(gateway: Serve, unused_tcp_port: int) -> None:
     stub = await gateway(f"127.0.0.1:{unused_tcp_port}")
     for request in (
         stub.SubmitTask(api.SubmitTaskRequest(goal="a")),

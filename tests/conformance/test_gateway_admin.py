@@ -15,7 +15,7 @@ from tests.support.fix_gateway import NOBODYS, TIMEOUT_SECONDS, Serve
 from tests.support.fix_tools import Grants, StartTools
 
 
-async def test_refusals_of_the_ledger_and_of_the_tools_are_listed_together(
+async def test_refusals_of_ledger_and_tools_are_listed_together(
     checkpoint: MakeCheckpoint, tool_service: StartTools, grants: Grants, gateway: Serve
 ) -> None:
     replica, tools = await checkpoint(), await tool_service()
@@ -36,9 +36,7 @@ async def test_refusals_of_the_ledger_and_of_the_tools_are_listed_together(
     assert [(one.presented_epoch, one.current_epoch) for one in listed.tools] == [(10, 20)]
 
 
-async def test_refusals_of_a_task_that_is_not_the_callers_are_not_there_even_without_tools(
-    checkpoint: MakeCheckpoint, gateway: Serve
-) -> None:
+async def test_refusals_of_another_tenants_task_are_not_found(checkpoint: MakeCheckpoint, gateway: Serve) -> None:
     replica = await checkpoint()
     task = await replica.create()
     mine, others = await gateway(replica.address), await gateway(replica.address, tenant="somebody-else")
@@ -47,9 +45,7 @@ async def test_refusals_of_a_task_that_is_not_the_callers_are_not_there_even_wit
             await stub.admin.ListRefusals(api.ListRefusalsRequest(task_id=task_id))
 
 
-async def test_without_coordinators_or_tools_operators_are_told_to_come_again(
-    checkpoint: MakeCheckpoint, gateway: Serve
-) -> None:
+async def test_without_coordinators_or_tools_operators_must_retry(checkpoint: MakeCheckpoint, gateway: Serve) -> None:
     replica = await checkpoint()
     task = await replica.create()
     admin = (await gateway(replica.address)).admin
@@ -64,9 +60,7 @@ async def test_without_coordinators_or_tools_operators_are_told_to_come_again(
         assert "127.0.0.1" not in refused.value.message
 
 
-async def test_a_task_is_explained_without_coordinators_and_tools_and_the_lines_say_so(
-    checkpoint: MakeCheckpoint, gateway: Serve
-) -> None:
+async def test_explain_works_without_coordinators_and_tools(checkpoint: MakeCheckpoint, gateway: Serve) -> None:
     replica = await checkpoint()
     queued = (await replica.create()).task_id
     running = await replica.claim((await replica.create()).task_id)
@@ -80,9 +74,7 @@ async def test_a_task_is_explained_without_coordinators_and_tools_and_the_lines_
         await stub.ExplainTask(tasks.ExplainTaskRequest(task_id=NOBODYS))
 
 
-async def test_aging_tasks_are_listed_without_coordinators_and_what_is_not_known_is_said(
-    checkpoint: MakeCheckpoint, gateway: Serve
-) -> None:
+async def test_aging_tasks_are_listed_without_coordinators(checkpoint: MakeCheckpoint, gateway: Serve) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     stub = await gateway(replica.address)
@@ -90,9 +82,7 @@ async def test_aging_tasks_are_listed_without_coordinators_and_what_is_not_known
     assert ([one.task.task_id for one in listed.tasks], listed.leases_unknown) == ([owner.task.task_id], True)
 
 
-async def test_only_what_a_worker_holds_is_transferred_and_interventions_want_a_reason(
-    checkpoint: MakeCheckpoint, gateway: Serve
-) -> None:
+async def test_a_transfer_needs_a_held_task_and_a_reason(checkpoint: MakeCheckpoint, gateway: Serve) -> None:
     replica = await checkpoint()
     task_id = (await replica.create()).task_id
     admin = (await gateway(replica.address)).admin

@@ -87,7 +87,7 @@ async def test_a_tenant_lists_and_reads_its_own_tasks_files_only(world: Any) -> 
             _ = [part async for part in stranger.read_file(world.task_id, "out/data.bin")]
 
 
-async def test_a_download_goes_on_where_its_stream_broke_and_is_whole_or_not_there(world: Any, tmp_path: Path) -> None:
+async def test_a_broken_download_resumes_and_is_complete_or_absent(world: Any, tmp_path: Path) -> None:
     content = os.urandom(9_000_000)
     world.write("big", content)
     target = tmp_path / "here" / "big"
@@ -107,7 +107,7 @@ async def test_a_download_goes_on_where_its_stream_broke_and_is_whole_or_not_the
         assert [path.name for path in target.parent.iterdir()] == ["big"]
 
 
-async def test_a_fork_begins_with_a_copy_of_the_files_and_the_other_keeps_its_own(world: Any) -> None:
+async def test_a_fork_begins_with_a_copy_of_the_files(world: Any) -> None:
     program = world.write("bin/run.py", b"print(1)")
     program.chmod(0o4755)
     os.utime(program, ns=(7, 1_600_000_000_123_456_789))
@@ -140,7 +140,7 @@ async def test_a_fork_begins_with_a_copy_of_the_files_and_the_other_keeps_its_ow
     assert (world.workspace(world.task_id) / "twice").read_bytes() == b"y" * 5000
 
 
-async def test_the_same_fork_again_is_the_same_task_and_copies_nothing_again(world: Any) -> None:
+async def test_a_repeated_fork_is_the_same_task_without_a_copy(world: Any) -> None:
     world.write("file", b"first")
     first, second = await asyncio.gather(world.fork("r-1"), world.fork("r-1"))
     assert first.task.task_id == second.task.task_id
@@ -182,7 +182,7 @@ async def test_what_cannot_be_copied_is_no_fork(
     assert (await world.fork("r-4", without_files=True)).task.state == task_pb2.TASK_STATE_QUEUED
 
 
-async def test_files_of_a_fork_that_never_came_to_be_are_handed_to_the_forgetters(world: Any) -> None:
+async def test_files_of_a_failed_fork_are_forgotten(world: Any) -> None:
     """The gateway died between the copy and the fork: nobody asks again."""
     world.write("file")
     request = ledger.CheckpointServiceForkTaskRequest(

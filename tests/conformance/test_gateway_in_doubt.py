@@ -63,7 +63,7 @@ async def pages(stub: Any, request: Any) -> AsyncGenerator[Any]:
         request.page_token = token
 
 
-async def test_words_go_into_the_ledger_but_none_that_could_make_a_call_happen_twice(
+async def test_resolutions_enter_the_ledger_unless_a_call_could_repeat(
     checkpoint: MakeCheckpoint,
     tool_service: StartTools,
     grants: Grants,
@@ -129,7 +129,7 @@ async def check_gone(stub: Any, replica: Any, owner: Any) -> None:
     assert refused.value.reason == "NOT_IN_DOUBT"
 
 
-async def test_calls_in_doubt_of_others_are_not_there_and_a_word_names_its_attempt(
+async def test_in_doubt_calls_of_another_tenant_are_not_found(
     checkpoint: MakeCheckpoint, tool_service: StartTools, gateway: Serve
 ) -> None:
     replica, tools = await checkpoint(), await tool_service()
@@ -152,7 +152,7 @@ async def test_calls_in_doubt_of_others_are_not_there_and_a_word_names_its_attem
         await mine.admin.ResolveInDoubtCall(word(task_id, DID_NOT_HAPPEN, reason=""))
 
 
-async def test_doubts_that_nobody_can_settle_any_more_are_not_looked_through_for_those_that_somebody_can(
+async def test_unresolvable_calls_are_not_searched_for_resolvable_ones(
     checkpoint: MakeCheckpoint,
     tool_service: StartTools,
     gateway: Serve,

@@ -109,7 +109,7 @@ async def test_etcd_and_ledger_come_to_one_generation_above_both(
 
 
 @pytest.mark.parametrize("value", [b"seven", b"", b"-1", b"99999999999999999999"])
-async def test_a_key_that_holds_no_generation_stops_all_grants_until_it_is_gone(
+async def test_a_key_without_a_generation_stops_grants(
     client: EtcdClient, checkpoint: MakeCheckpoint, value: bytes
 ) -> None:
     await client.put(KEY, value)
@@ -132,7 +132,7 @@ async def test_many_that_raise_at_once_settle_on_one(client: EtcdClient, checkpo
         assert await settled_on_one(racing) == 3
 
 
-async def test_a_doubt_that_comes_while_older_claims_are_cleared_is_not_forgotten(
+async def test_a_doubt_during_the_deletion_of_old_claims_is_kept(
     client: EtcdClient, checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the reading of the generation and its adoption somebody learned that this life is over, too."""
@@ -154,7 +154,7 @@ async def test_a_doubt_that_comes_while_older_claims_are_cleared_is_not_forgotte
     assert doubted
 
 
-async def test_ten_thousand_claims_of_before_are_cleared_in_bounded_requests(
+async def test_ten_thousand_old_claims_are_deleted_in_bounded_requests(
     client: EtcdClient, checkpoint: MakeCheckpoint
 ) -> None:
     await client.put(KEY, b"1")

@@ -176,7 +176,7 @@ def try_answer(world: Any, caplog: pytest.LogCaptureFixture) -> Iterator[Any]:
     print(*(f"{count:>7} {what}" for what, count in counts.most_common()), sep="\n")  # noqa: T201  with -s or a failure
 
 
-def test_every_answer_of_a_hostile_provider_can_be_kept_or_fails_in_a_typed_way(try_answer: Any) -> None:
+def test_each_hostile_answer_is_kept_or_fails_typed(try_answer: Any) -> None:
     @settings(
         max_examples=ANSWERS,
         database=None,

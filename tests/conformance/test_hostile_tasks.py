@@ -81,7 +81,7 @@ async def its_bill_is_right(bench: Any, task: Any) -> None:
     assert all(0 <= getattr(bill.usage, name) <= MOST_TOKENS for bill in bills for name in COUNTS)
 
 
-async def test_every_task_of_a_hostile_provider_ends_in_a_typed_way_and_its_history_goes_on(bench: WorkerBench) -> None:
+async def test_each_task_of_a_hostile_provider_ends_typed(bench: WorkerBench) -> None:
     for _ in range(2):
         await bench.start_worker(slots="32")
     models = [f"sim-hostile-{seed}-worker-classes" for seed in range(TASKS)]
@@ -104,7 +104,7 @@ async def test_every_task_of_a_hostile_provider_ends_in_a_typed_way_and_its_hist
         assert state_name(forked.state) == "SUCCEEDED", f"the fork of {model}: {forked.reason} {forked.message}"
 
 
-async def test_half_a_character_in_a_call_is_replaced_and_the_task_goes_on(bench: WorkerBench) -> None:
+async def test_half_a_surrogate_in_a_call_is_replaced(bench: WorkerBench) -> None:
     bench.simulator.order_answer(stream(call_of("write_file", '{"path": "a.txt", "content": "smile \\ud83d"}')))
     await bench.start_worker()
     task_id = await bench.submit("sim-hello", tools=TOOLS)
@@ -114,7 +114,7 @@ async def test_half_a_character_in_a_call_is_replaced_and_the_task_goes_on(bench
     assert len(bench.model_calls(task_id)) == 2
 
 
-async def test_data_that_is_no_json_is_a_broken_stream_that_is_tried_again(bench: WorkerBench) -> None:
+async def test_data_that_is_not_json_is_a_broken_stream_to_retry(bench: WorkerBench) -> None:
     bench.simulator.order_answer(b'event: message_start\ndata: {"type": "message_start", "mess\n\n')
     await bench.start_worker()
     task_id = await bench.submit("sim-hello", tools=TOOLS)
@@ -125,7 +125,7 @@ async def test_data_that_is_no_json_is_a_broken_stream_that_is_tried_again(bench
     assert failure.usage.input_tokens == attempt.input_tokens, "an input that nobody counted is billed as set aside"
 
 
-async def test_a_number_that_is_none_ends_the_task_in_the_words_of_what_was_received(bench: WorkerBench) -> None:
+async def test_a_nan_ends_the_task_with_the_received_text(bench: WorkerBench) -> None:
     bench.simulator.order_answer(stream(call_of("write_file", '{"path": NaN}')), count=5)
     await bench.start_worker()
     task_id = await bench.submit("sim-hello", policy=AT_ONCE, tools=TOOLS)
@@ -137,7 +137,7 @@ async def test_a_number_that_is_none_ends_the_task_in_the_words_of_what_was_rece
     assert state_name((await bench.ended(await fork(bench, task_id))).state) == "SUCCEEDED"
 
 
-async def test_as_many_calls_as_one_commit_holds_survive_the_worker_that_dies_before_it_runs_them(
+async def test_as_many_calls_as_a_commit_holds_survive_a_crash(
     bench: WorkerBench,
 ) -> None:
     bench.simulator.order_answer(many_calls(MOST_ENTRIES - 1))
@@ -175,7 +175,7 @@ async def test_calls_with_one_id_are_two_calls(bench: WorkerBench) -> None:
     assert len({intent.tool_use_id for intent in intents}) == len(intents) == 4
 
 
-async def test_a_paid_answer_is_kept_however_much_others_append_meanwhile(bench: WorkerBench, tmp_path: Path) -> None:
+async def test_a_paid_answer_is_kept_beside_many_external_entries(bench: WorkerBench, tmp_path: Path) -> None:
     go_on = tmp_path / "go-on"
     await bench.start_worker(failpoints=f"worker.after_model=1#wait({go_on})")
     task_id = await bench.submit("sim-hello")

@@ -24,7 +24,7 @@ FRONT = "http://front.example/"
 
 
 class TestFetching:
-    async def test_a_page_is_told_with_where_it_was_and_nothing_is_told_to_it(self) -> None:
+    async def test_a_page_is_returned_with_its_url_and_gets_no_secrets(self) -> None:
         async with world(page("<h1>A</h1><p>b <a href='/c'>c</a>", content_type="text/html; charset=utf-8")) as here:
             answer = await here.fetch(f"{FRONT}a?b=c#d")
         assert answer.content == (
@@ -36,7 +36,7 @@ class TestFetching:
         assert seen.headers.keys() == {"host", "user-agent", "accept", "accept-encoding"}
         assert (seen.headers["host"], seen.headers["user-agent"][:7]) == ("front.example", "tenure/")
 
-    async def test_redirects_are_followed_without_cookies_or_words_of_where_it_was(self) -> None:
+    async def test_redirects_are_followed_without_cookies_and_referrers(self) -> None:
         answers = {
             "/": page("", "301 x", location="/b?c", set_cookie="a=b"),
             "/b?c": page("", "302 x", location="http://other.example/d"),
@@ -88,7 +88,7 @@ class TestFetching:
     @pytest.mark.parametrize(
         "content_type", ["image/png", "application/pdf", "application/octet-stream", "multipart/x"]
     )
-    async def test_what_is_no_text_is_told_with_its_type_and_size_and_not_read(self, content_type: str) -> None:
+    async def test_content_that_is_not_text_is_returned_as_type_and_size(self, content_type: str) -> None:
         head = page(b"", content_type=content_type, content_length="123456")
 
         async def endless(_seen: Any) -> AsyncGenerator[Any]:
@@ -188,9 +188,7 @@ class TestTls:
     def authority(self) -> Any:
         return issue("authority")
 
-    async def test_the_name_is_what_the_certificate_is_for_though_an_address_is_dialled(
-        self, authority: Any, tmp_path: Path
-    ) -> None:
+    async def test_the_certificate_must_match_the_dialled_name(self, authority: Any, tmp_path: Path) -> None:
         tls = issue("front", ("front.example",), authority).server(tmp_path)
         names = []
         tls.sni_callback = lambda _socket, name, _context: names.append(name)
@@ -232,7 +230,7 @@ class TestService:
         assert outcome.status is OutcomeStatus.INVALID_ARGUMENTS
         assert "There is no tool named 'http_fetch'" in outcome.content
 
-    async def test_with_a_section_it_fetches_what_that_allows_and_nothing_inside_unless_it_says_so(
+    async def test_a_section_decides_what_fetch_may_reach(
         self, tool_service: StartTools, grants: Grants, tmp_path: Path
     ) -> None:
         async with HttpStub(lambda _: page("inside")) as inside:

@@ -92,7 +92,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize(("url", "reason"), HOSTILE)
-async def test_a_hostile_url_is_refused_with_its_reason_and_reaches_nobody(url: Any, reason: Any) -> None:
+async def test_a_hostile_url_is_refused_without_a_connection(url: Any, reason: Any) -> None:
     async with world() as here:
         assert (await here.refused(url)).detail == reason
     assert here.dialler.dialled == []
@@ -100,7 +100,7 @@ async def test_a_hostile_url_is_refused_with_its_reason_and_reaches_nobody(url: 
 
 
 @pytest.mark.parametrize(("address", "kind"), INSIDE)
-async def test_an_address_inside_is_refused_even_where_its_host_is_allowed(address: Any, kind: Any) -> None:
+async def test_an_inside_address_is_refused_on_an_allowed_host(address: Any, kind: Any) -> None:
     async with world() as here:
         host = f"[{address}]" if ":" in address else address
         written = await here.refused(f"http://{host}/", allow=[address])
@@ -148,7 +148,7 @@ async def test_a_redirect_is_checked_like_what_was_asked_for(location: str, reas
     assert here.inside.connections == 0
 
 
-async def test_a_name_that_answers_differently_a_moment_later_leads_nowhere_else() -> None:
+async def test_a_rebound_name_leads_nowhere_else() -> None:
     """The connection goes to the address that was judged: there is no second answer to be had between the two."""
     answers: list[Sequence[str]] = [[PUBLIC], ["127.0.0.1"], [PUBLIC]]
     async with world() as here:
@@ -190,7 +190,7 @@ async def test_what_the_environment_says_of_proxies_is_not_heeded(monkeypatch: p
     )
 )
 @settings(max_examples=25)
-async def test_whatever_is_asked_for_no_host_but_the_listed_one_is_ever_looked_up(text: Any) -> None:
+async def test_only_listed_hosts_are_looked_up(text: Any) -> None:
     """What is checked is what is looked up and dialled."""
     looked_up, dialler = [], Dialler(failing=[PUBLIC])
 

@@ -37,7 +37,7 @@ async def call(
         return await http_tool.tool.run(context, arguments)
 
 
-async def test_arguments_are_the_body_and_the_headers_say_whose_call_it_is() -> None:
+async def test_arguments_are_the_body_and_headers_name_the_call() -> None:
     async with scripted_http(answer(200, '{"ok": true}', content_type="application/json")) as http:
         done = await call(f"{http.url}/notes", {"text": "é"}, headers={"Authorization": "Bearer x"}, send_token=True)
     assert (done.status, done.content) == (DONE, '{"ok": true}')
@@ -95,7 +95,7 @@ async def test_a_refusal_is_an_answer(raw: Any, detail: str, expected: str, effe
 
 @pytest.mark.parametrize("status", [302, 303, 500])
 @pytest.mark.parametrize("effect_class", REPEATABLE)
-async def test_what_leaves_it_open_is_an_answer_where_that_does_not_matter(status: int, effect_class: Any) -> None:
+async def test_an_ambiguous_answer_is_taken_where_repeats_are_safe(status: int, effect_class: Any) -> None:
     async with scripted_http(answer(status, "bug")) as http:
         refused = await call(http.url, {}, effect_class=effect_class)
     assert (refused.status, refused.detail, len(http.requests)) == (FAILED, f"HTTP_{status}", 1)
@@ -115,7 +115,7 @@ CUT_OFF = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\nconnection: close\r\n\r\nx"
 
 
 @pytest.mark.parametrize("lost", [None, CUT_OFF])
-async def test_an_unsafe_call_whose_answer_is_lost_is_in_doubt_and_sent_once(lost: Any) -> None:
+async def test_an_unsafe_call_with_a_lost_answer_is_in_doubt(lost: Any) -> None:
     async with scripted_http(lost) as http:
         with pytest.raises(ToolInDoubt, match="its answer was lost"):
             await call(http.url, {}, effect_class="UNSAFE")
@@ -124,9 +124,7 @@ async def test_an_unsafe_call_whose_answer_is_lost_is_in_doubt_and_sent_once(los
 
 @pytest.mark.parametrize("headers", [{}, {"retry_after": "0"}])
 @pytest.mark.parametrize("status", [302, 303, 408, 499, 500, 502, 503, 504, 520, 524])
-async def test_an_unsafe_call_is_in_doubt_unless_the_status_says_that_it_was_not_carried_out(
-    status: int, headers: Any
-) -> None:
+async def test_an_unsafe_call_is_in_doubt_unless_the_status_says_no(status: int, headers: Any) -> None:
     async with scripted_http(answer(status, "half of it is done", **headers)) as http:
         with pytest.raises(ToolInDoubt, match=f"leaves open whether that was done: HTTP {status}: half of it"):
             await call(http.url, {}, effect_class="UNSAFE")
@@ -161,7 +159,7 @@ async def test_a_server_that_is_not_there_was_asked_for_nothing(effect_class: An
     assert failed.value.detail == "UNREACHABLE"
 
 
-async def test_an_unsafe_call_never_goes_over_a_connection_that_was_kept() -> None:
+async def test_an_unsafe_call_never_uses_a_kept_connection() -> None:
     settings = HttpToolSettings(url="http://127.0.0.1", description="d")
     async with scripted_http(answer(200)) as http:
         for effect_class, connections in ((EffectClass.KEYED, 1), (EffectClass.UNSAFE, 3)):
@@ -236,7 +234,7 @@ async def test_the_tool_service_has_it_and_records_its_doubts(
     assert {one.headers["x-fencing-epoch"] for one in http.requests} == {"12"}
 
 
-async def test_an_answer_that_nobody_can_take_leaves_an_unsafe_call_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unreadable_answer_leaves_an_unsafe_call_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is wrong with us or with it: it was asked."""
 
     def fails(*_asked: Any) -> Any:

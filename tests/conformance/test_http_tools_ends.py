@@ -69,9 +69,7 @@ async def test_a_server_that_says_nothing_is_given_up_in_time(effect_class: Any,
 
 
 @pytest.mark.parametrize("effect_class", [KEYED, UNSAFE])
-async def test_a_process_that_stood_still_at_the_end_of_a_call_leaves_an_unsafe_one_in_doubt(
-    effect_class: Any, pass_seconds: PassSeconds
-) -> None:
+async def test_a_process_paused_at_a_calls_end_leaves_it_in_doubt(effect_class: Any, pass_seconds: PassSeconds) -> None:
     """Then the tool is stopped by its own time and by the service's at once, and can say nothing itself."""
     key = CallKey(uuid.uuid4(), "1.0")
     request = CallRequest(
@@ -89,7 +87,7 @@ async def test_a_process_that_stood_still_at_the_end_of_a_call_leaves_an_unsafe_
             assert (await carrying).status is OutcomeStatus.TIMED_OUT
 
 
-async def test_an_unsafe_call_that_is_stopped_here_goes_on_at_its_server_for_all_anybody_knows() -> None:
+async def test_a_stopped_unsafe_call_may_continue_at_its_server() -> None:
     key = CallKey(uuid.uuid4(), "1.0")
     request = CallRequest(key, Claims(f"tasks/{key.task_id}", "default", 10, "claim", "worker"), "crm", UNSAFE, b"{}")
     run = RunningCalls().add(request, 1)
@@ -101,7 +99,7 @@ async def test_an_unsafe_call_that_is_stopped_here_goes_on_at_its_server_for_all
             await carrying
 
 
-async def test_a_runner_that_may_begin_nothing_any_more_sends_nothing_though_it_is_connected() -> None:
+async def test_a_fenced_runner_sends_nothing_on_its_connection() -> None:
     vouch = Mock()
     async with scripted_http(answer(200, "paid")) as http, http_tool(http.url, UNSAFE) as tool:
         with pytest.raises(NeverBegan):
@@ -149,9 +147,7 @@ async def test_a_header_of_blanks_holds_up_nothing() -> None:
 
 @pytest.mark.parametrize("begun", [b"", answer(200, "hello")[:-1]])
 @pytest.mark.parametrize("effect_class", [KEYED, UNSAFE])
-async def test_tls_that_breaks_in_the_middle_of_an_answer_is_a_lost_answer(
-    effect_class: Any, begun: Any, tmp_path: Path
-) -> None:
+async def test_tls_broken_within_an_answer_is_a_lost_answer(effect_class: Any, begun: Any, tmp_path: Path) -> None:
     authority = issue("authority")
     ca_file = tmp_path / "ca.pem"
     ca_file.write_bytes(authority.certificate.public_bytes(serialization.Encoding.PEM))

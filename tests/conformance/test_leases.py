@@ -46,7 +46,7 @@ async def test_a_lease_has_a_token_that_says_what_is_held(leases: Leases) -> Non
     assert seconds(lease.remaining) == 20
 
 
-async def test_a_held_lease_is_refused_with_its_holder_and_the_time_it_has_left(leases: Leases) -> None:
+async def test_a_held_lease_is_refused_with_holder_and_remaining_time(leases: Leases) -> None:
     lease = await leases.acquire("a", "one", ttl_seconds=20)
     for replica in (0, 1):
         with pytest.raises(LeaseHeld) as refused:
@@ -64,7 +64,7 @@ async def test_of_many_who_acquire_at_once_one_gets_it(leases: Leases) -> None:
     assert (await leases.get("contended")).holder == won.holder
 
 
-async def test_a_repeat_of_an_acquire_gives_the_same_lease_at_any_replica(leases: Leases) -> None:
+async def test_a_repeated_acquire_returns_the_same_lease_anywhere(leases: Leases) -> None:
     first = await leases.acquire("a", request_id="r-1")
     again = await leases.at(1).acquire("a", request_id="r-1")
     assert (again.epoch, again.claim_id) == (first.epoch, first.claim_id)
@@ -78,7 +78,7 @@ async def test_a_request_id_with_another_payload_is_refused(leases: Leases) -> N
     assert refused.value.reason == "REQUEST_ID_REUSED"
 
 
-async def test_a_repeat_that_comes_after_the_lease_has_ended_acquires_nothing(leases: Leases) -> None:
+async def test_a_repeat_after_the_leases_end_acquires_nothing(leases: Leases) -> None:
     lease = await leases.acquire("a", request_id="r-1")
     await leases.release(lease)
     with pytest.raises(StaleEpoch) as refused:
@@ -145,7 +145,7 @@ async def test_an_acquire_out_of_bounds_is_refused(leases: Leases, change: Any) 
 # Renew, release
 
 
-async def test_a_renewal_extends_the_lease_under_the_same_epoch_at_any_replica(leases: Leases) -> None:
+async def test_a_renewal_extends_the_lease_under_the_same_epoch(leases: Leases) -> None:
     lease = await leases.acquire("a", ttl_seconds=6)
     for turn in range(2):
         await asyncio.sleep(3.2)  # time itself is the matter: longer than the lease in all
@@ -154,7 +154,7 @@ async def test_a_renewal_extends_the_lease_under_the_same_epoch_at_any_replica(l
         assert seconds(renewed.remaining) == 6
 
 
-async def test_a_lease_that_is_not_renewed_ends_and_its_renewal_says_so(leases: Leases) -> None:
+async def test_an_unrenewed_lease_ends_and_its_renewal_fails(leases: Leases) -> None:
     lease = await leases.acquire("a", "one", ttl_seconds=2)
     async with asyncio.timeout(PATIENCE_SECONDS):
         while (await leases.list()).leases:
@@ -169,7 +169,7 @@ async def test_a_lease_that_is_not_renewed_ends_and_its_renewal_says_so(leases: 
     assert lost.value.current == after.epoch
 
 
-async def test_a_release_frees_the_resource_at_once_and_says_why_to_the_next(leases: Leases) -> None:
+async def test_a_release_frees_the_resource_and_gives_the_reason(leases: Leases) -> None:
     lease = await leases.acquire("a", "one")
     assert await leases.at(1).release(lease, "done for today")
     assert not await leases.release(lease)  # a repeat finds it gone
@@ -198,7 +198,7 @@ async def test_an_operator_releases_the_epoch_he_saw_with_a_reason(leases: Lease
 # Transfer
 
 
-async def test_a_transfer_gives_the_next_holder_a_higher_epoch_and_takes_the_old_one_away(leases: Leases) -> None:
+async def test_a_transfer_gives_the_next_holder_a_higher_epoch(leases: Leases) -> None:
     lease = await leases.acquire("a", "one", ttl_seconds=20)
     moved = await leases.at(1).transfer("two", "rebalanced", token=lease.token)
     assert moved.epoch > lease.epoch
@@ -218,7 +218,7 @@ async def test_a_repeat_of_a_transfer_gives_the_same_lease(leases: Leases) -> No
         await leases.transfer("three", token=lease.token)
 
 
-async def test_who_a_lease_was_transferred_to_acquires_it_under_an_epoch_of_its_own(leases: Leases) -> None:
+async def test_a_transfers_target_acquires_under_its_own_epoch(leases: Leases) -> None:
     lease = await leases.acquire("a", "one")
     moved = await leases.transfer("two", "its machine is gone", lease=reference(lease))
     with pytest.raises(LeaseHeld):
@@ -286,7 +286,7 @@ async def test_a_forged_token_is_refused(leases: Leases) -> None:
 # Get, list, watch
 
 
-async def test_a_resource_that_nobody_holds_is_not_found_with_its_last_epoch(leases: Leases) -> None:
+async def test_a_free_resource_is_not_found_with_its_last_epoch(leases: Leases) -> None:
     lease = await leases.acquire("a")
     await leases.release(lease)
     with pytest.raises(NotFound) as refused:

@@ -147,7 +147,7 @@ async def in_one_frame(replica: Any, requests: Any) -> Any:
     return [values[tag] for tag in range(len(requests))]
 
 
-async def test_a_batch_locks_its_rows_in_the_order_of_their_ids_whatever_order_they_came_in(
+async def test_a_batch_locks_rows_in_the_order_of_ids(
     checkpoint: MakeCheckpoint,
 ) -> None:
     """One order for all writers is why two of them never wait for each other."""
@@ -172,7 +172,7 @@ async def until_somebody_waits_for_a_lock(replica: Any) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_two_replicas_that_are_sent_the_same_commits_apply_each_once(checkpoint: MakeCheckpoint) -> None:
+async def test_two_replicas_apply_the_same_commits_once(checkpoint: MakeCheckpoint) -> None:
     replica, owners = await owners_of(checkpoint, 12)
     other = await checkpoint(dsn=replica.dsn)
 
@@ -190,7 +190,7 @@ def commit_id(owner: Any, number: Any) -> str:
     return f"{owner.task.task_id[:-12]}{number:012d}"
 
 
-async def test_a_connection_that_breaks_under_a_batch_is_replaced_and_the_batch_run_again(
+async def test_a_broken_connection_is_replaced_and_its_batch_repeated(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica, owners = await owners_of(checkpoint, 8)
@@ -203,7 +203,7 @@ async def test_a_connection_that_breaks_under_a_batch_is_replaced_and_the_batch_
     assert {(await replica.get(owner.task.task_id)).sequence for owner in owners} == {6}
 
 
-async def test_a_row_that_is_locked_for_long_fails_its_batch_and_nothing_is_acknowledged(
+async def test_a_long_locked_row_fails_its_batch_unacknowledged(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica, (owner,) = await owners_of(checkpoint, 1)
@@ -215,7 +215,7 @@ async def test_a_row_that_is_locked_for_long_fails_its_batch_and_nothing_is_ackn
     assert (await owner.commit(words())).sequence == 4
 
 
-async def test_a_row_that_is_locked_for_long_fails_no_neighbour_and_holds_up_the_next_batches_no_more(
+async def test_a_long_locked_row_fails_no_neighbour(
     checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first batch waits for the lock, and is then written one by one; its task is written alone after that."""

@@ -73,7 +73,7 @@ async def test_a_reserve_is_clamped_to_what_is_left(checkpoint: MakeCheckpoint) 
         (task_pb2.Limits(max_steps=1), reserve(step=2), "STEP_LIMIT"),
     ],
 )
-async def test_a_denied_reserve_does_not_fail_the_commit_it_travels_with(
+async def test_a_denied_reserve_does_not_fail_its_commit(
     checkpoint: MakeCheckpoint, limits: Any, expected: Any, reason: str
 ) -> None:
     replica = await checkpoint()

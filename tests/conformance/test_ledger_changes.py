@@ -62,7 +62,7 @@ def keys(items: Any) -> Any:
     return [(one.change.task_id, one.change.sequence) for one in items]
 
 
-async def test_each_change_of_state_is_told_once_with_the_task_and_steps_are_not(checkpoint: MakeCheckpoint) -> None:
+async def test_each_transition_is_reported_once_and_steps_are_not(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     cursor = await now(replica)
     task = await replica.create(goal="find out")
@@ -100,7 +100,7 @@ async def test_several_moves_of_one_transaction_are_one_change(checkpoint: MakeC
     assert [(one.change.task.owner, one.change.task.claim_count) for one in items] == [("worker-2", 2)]
 
 
-async def test_after_each_change_its_cursor_goes_on_behind_it_at_any_replica(checkpoint: MakeCheckpoint) -> None:
+async def test_each_changes_cursor_resumes_at_any_replica(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     other = await checkpoint(dsn=replica.dsn)
     cursor = await now(replica)
@@ -111,7 +111,7 @@ async def test_after_each_change_its_cursor_goes_on_behind_it_at_any_replica(che
         assert keys(await read_changes(other, item.cursor, 3 - number)) == keys(items[number + 1 :])
 
 
-async def test_only_tasks_that_fit_the_filter_are_told_and_only_the_tenants(checkpoint: MakeCheckpoint) -> None:
+async def test_only_the_tenants_matching_tasks_are_reported(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     cursor = await now(replica)
     mine = await replica.create(labels={"team": "a", "area": "x"}, queue="q")
@@ -130,7 +130,7 @@ async def test_only_tasks_that_fit_the_filter_are_told_and_only_the_tenants(chec
     assert keys(await read_changes(replica, cursor, 1, root_task_id=last.task_id)) == [(last.task_id, 2)]
 
 
-async def test_an_idle_stream_tells_its_cursor_so_that_it_does_not_grow_old(checkpoint: MakeCheckpoint) -> None:
+async def test_an_idle_stream_sends_its_cursor(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     async with asyncio.timeout(TIMEOUT_SECONDS), aclosing(follow(replica, states=["TASK_STATE_FAILED"])) as answers:
         first = await anext(answers)
@@ -167,7 +167,7 @@ async def test_a_long_transaction_makes_the_feed_wait_and_skip_nothing(checkpoin
     assert [one.change.task_id for one in items[1:]] == after
 
 
-async def test_a_tasks_changes_keep_their_order_when_transactions_do_not(checkpoint: MakeCheckpoint) -> None:
+async def test_a_tasks_changes_keep_their_order(checkpoint: MakeCheckpoint) -> None:
     """A transaction that has its number and waits for one task writes to another after a younger one did."""
     replica = await checkpoint()
     first, second, third = sorted([(await replica.create()).task_id for _ in range(3)])
@@ -215,7 +215,7 @@ async def prune(replica: Any, kept_seconds: Any, times: int = 1) -> Any:
         return [await pruner.prune_once() for _ in range(times)]
 
 
-async def test_a_cursor_whose_changes_were_pruned_is_refused_and_later_ones_are_not(checkpoint: MakeCheckpoint) -> None:
+async def test_a_cursor_of_pruned_changes_is_refused(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     old = await now(replica)
     first = await told_after(replica, old, await replica.create())
@@ -234,7 +234,7 @@ async def told_after(replica: Any, cursor: Any, task: Any) -> Any:
     return item
 
 
-async def test_pruning_takes_the_oldest_in_bounded_batches_and_waits_for_no_commit(
+async def test_pruning_takes_bounded_batches_and_waits_for_no_commit(
     checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.checkpoint.watch.change_feed.CHANGES_A_BATCH", 4)
@@ -255,7 +255,7 @@ async def test_a_cursor_that_is_none_of_ours_is_refused(checkpoint: MakeCheckpoi
             await read_changes(replica, text, 1)
 
 
-async def test_a_cursor_of_another_ledger_or_from_its_future_is_refused(checkpoint: MakeCheckpoint) -> None:
+async def test_a_cursor_of_another_ledger_or_the_future_is_refused(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     cursor = ChangeCursor.decoded(await now(replica))
     for strange in (cursor._replace(feed_id="00000000-0000-0000-0000-000000000000"), cursor._replace(xid=2**62)):
@@ -264,7 +264,7 @@ async def test_a_cursor_of_another_ledger_or_from_its_future_is_refused(checkpoi
         assert refused.value.reason == "CURSOR_EXPIRED"
 
 
-async def test_a_ledger_that_was_copied_to_another_cluster_begins_a_new_feed(checkpoint: MakeCheckpoint) -> None:
+async def test_a_copied_ledger_begins_a_new_feed(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     await replica.create()
     cursor = await now(replica)
@@ -277,7 +277,7 @@ async def test_a_ledger_that_was_copied_to_another_cluster_begins_a_new_feed(che
     assert keys(await read_changes(copied, begun, 1)) == [(task.task_id, 2)]
 
 
-async def test_what_is_left_over_of_a_former_feed_is_read_by_nobody_and_goes_in_batches(
+async def test_leftovers_of_a_former_feed_are_deleted_in_batches(
     checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.checkpoint.watch.change_feed.LEFTOVERS_A_BATCH", 2)

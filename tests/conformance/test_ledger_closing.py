@@ -41,7 +41,7 @@ async def listening(replica: Any, task_id: Any) -> Any:
     return answer
 
 
-async def test_it_hears_of_the_end_and_of_nothing_before_and_the_ledger_is_read_for_it_twice(
+async def test_a_waiter_hears_only_the_end_with_two_reads(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint()

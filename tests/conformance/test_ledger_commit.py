@@ -111,7 +111,7 @@ async def test_a_gap_and_an_old_number_are_conflicts(checkpoint: MakeCheckpoint)
     assert (await replica.get(owner.task.task_id)).sequence == 5
 
 
-async def test_a_commit_after_too_much_of_others_writes_nothing_and_may_be_made_again(
+async def test_a_commit_after_too_many_external_entries_may_be_retried(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica, owner = await started(checkpoint)
@@ -128,7 +128,7 @@ async def test_a_commit_after_too_much_of_others_writes_nothing_and_may_be_made_
     assert (await owner.send(request)).sequence == entries[-1].sequence + 1
 
 
-async def test_a_commit_that_waited_while_the_fence_was_raised_is_stale(checkpoint: MakeCheckpoint) -> None:
+async def test_a_commit_that_waited_during_a_fence_raise_is_stale(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await started(checkpoint)
     task_id = owner.task.task_id
     async with await psycopg.AsyncConnection.connect(replica.dsn) as postgres:
@@ -167,7 +167,7 @@ async def test_an_unknown_task_is_not_found(checkpoint: MakeCheckpoint) -> None:
         await owner.send(owner.request(words(), token=token))
 
 
-async def test_an_owner_is_stale_while_its_task_merely_waits_in_the_queue(checkpoint: MakeCheckpoint) -> None:
+async def test_an_owner_is_stale_while_its_task_is_queued(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await started(checkpoint)
     await replica.requeue(owner)
     with pytest.raises(StaleEpoch):
@@ -218,7 +218,7 @@ async def test_no_task_ends_while_a_call_has_no_outcome(checkpoint: MakeCheckpoi
     assert (await replica.get(owner.task.task_id)).state == task_pb2.TASK_STATE_FAILED
 
 
-async def test_a_token_of_another_resource_than_a_task_opens_and_writes_nothing(checkpoint: MakeCheckpoint) -> None:
+async def test_a_token_of_another_resource_writes_nothing(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await started(checkpoint)
     claims = replace(owner.claims, resource="leases/backup")
     token = sign_claims(Signer.load(replica.keys / "signing.json"), claims, datetime.now(UTC))

@@ -17,7 +17,7 @@ from tenure.wire.task import spec_to_domain, spec_to_wire
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, kinds
 
 
-async def test_a_new_task_is_queued_and_its_ledger_begins_with_the_goal(checkpoint: MakeCheckpoint) -> None:
+async def test_a_new_task_is_queued_with_its_goal_as_first_entries(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.create(goal="write a poem", labels={"team": "red"}, queue="poems")
     assert task.state == task_pb2.TASK_STATE_QUEUED
@@ -44,7 +44,7 @@ async def test_the_same_submit_many_times_at_once_makes_one_task(checkpoint: Mak
     assert await replica.query("select count(*) from ledger.entries") == [(2,)]
 
 
-async def test_a_request_id_with_another_payload_is_refused_and_names_the_task(checkpoint: MakeCheckpoint) -> None:
+async def test_a_request_id_with_another_payload_is_refused(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.create("r-1", goal="this")
     with pytest.raises(AlreadyExists) as refused:
@@ -53,7 +53,7 @@ async def test_a_request_id_with_another_payload_is_refused_and_names_the_task(c
     assert refused.value.metadata == {"task_id": task.task_id}
 
 
-async def test_a_repeat_is_known_by_what_was_sent_whatever_the_defaults_are_by_then(
+async def test_a_repeat_is_recognised_despite_changed_defaults(
     checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replica = await checkpoint()
@@ -70,7 +70,7 @@ async def test_a_repeat_is_known_by_what_was_sent_whatever_the_defaults_are_by_t
     assert filled_in.queue != first.spec.queue
 
 
-async def test_a_default_written_out_is_another_payload_than_one_left_out(checkpoint: MakeCheckpoint) -> None:
+async def test_an_explicit_default_is_another_payload(checkpoint: MakeCheckpoint) -> None:
     """It would mean something else once the default is another."""
     replica = await checkpoint()
     await replica.create("r-1", goal="once")
@@ -114,7 +114,7 @@ async def list_tasks(replica: Any, page_token: str = "", page_size: int = 0, **w
     return await replica.stub.ListTasks(request, timeout=TIMEOUT_SECONDS)
 
 
-async def test_lists_are_newest_first_and_pages_neither_skip_nor_repeat(checkpoint: MakeCheckpoint) -> None:
+async def test_lists_are_newest_first_without_gaps_or_repeats(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     made = [(await replica.create(goal=f"{n}")).task_id for n in range(7)]
     results, token = [], ""

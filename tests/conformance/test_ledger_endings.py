@@ -86,9 +86,7 @@ async def test_a_summary_is_nobodys_last_words(checkpoint: MakeCheckpoint, cance
 
 
 @pytest.mark.parametrize("state", ["WAITING_USER", "WAITING_EXTERNAL", "RETRY_SCHEDULED"])
-async def test_a_parked_task_with_an_open_call_goes_where_it_can_be_ended(
-    checkpoint: MakeCheckpoint, state: str
-) -> None:
+async def test_a_parked_task_with_an_open_call_moves_to_its_end(checkpoint: MakeCheckpoint, state: str) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(intent(), transition=parked(task_pb2.TaskState.Value(f"TASK_STATE_{state}")))
@@ -101,7 +99,7 @@ async def test_a_parked_task_with_an_open_call_goes_where_it_can_be_ended(
     assert coordinator.task.cancel_requested
 
 
-async def test_the_owner_of_a_running_task_learns_of_the_cancel_and_closes(checkpoint: MakeCheckpoint) -> None:
+async def test_a_running_tasks_owner_learns_of_the_cancel(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     task = await replica.cancel(owner.task.task_id)
@@ -112,7 +110,7 @@ async def test_the_owner_of_a_running_task_learns_of_the_cancel_and_closes(check
     assert (await owner.end(CANCELLED, result="half")).state == CANCELLED
 
 
-async def test_a_cancel_that_was_acknowledged_wins_over_the_owners_own_end(checkpoint: MakeCheckpoint) -> None:
+async def test_an_acknowledged_cancel_wins_over_the_owners_end(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await replica.cancel(owner.task.task_id)
@@ -121,7 +119,7 @@ async def test_a_cancel_that_was_acknowledged_wins_over_the_owners_own_end(check
     assert (await replica.get(owner.task.task_id)).result == "all of it"
 
 
-async def test_a_running_task_is_listed_for_ending_after_the_grace_only_and_once(checkpoint: MakeCheckpoint) -> None:
+async def test_a_running_task_is_listed_for_ending_once(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     other = await checkpoint(dsn=replica.dsn)
     owner = await replica.claim((await replica.create()).task_id)
@@ -131,7 +129,7 @@ async def test_a_running_task_is_listed_for_ending_after_the_grace_only_and_once
     assert sum(len(one) for one in results) == 1
 
 
-async def test_an_owner_that_dies_with_a_cancel_pending_leaves_a_cancelled_task(checkpoint: MakeCheckpoint) -> None:
+async def test_an_owner_that_dies_during_a_cancel_leaves_it_cancelled(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await replica.cancel(owner.task.task_id)
@@ -139,7 +137,7 @@ async def test_an_owner_that_dies_with_a_cancel_pending_leaves_a_cancelled_task(
     assert kinds(await replica.entries(owner.task.task_id))[-2:] == ["RUNNING>QUEUED", "QUEUED>CANCELLED"]
 
 
-async def test_a_coordinator_ends_a_running_task_with_an_open_call_under_its_own_claim(
+async def test_a_coordinator_ends_a_running_task_under_its_own_claim(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint()
@@ -199,7 +197,7 @@ async def test_a_queued_task_past_its_deadline_times_out(checkpoint: MakeCheckpo
     assert (await replica.get(task.task_id)).reason == "DEADLINE_PASSED"
 
 
-async def test_a_running_task_past_its_deadline_is_closed_by_its_owner_as_timed_out(checkpoint: MakeCheckpoint) -> None:
+async def test_an_owner_closes_its_task_as_timed_out(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await replica.query("update ledger.tasks set deadline_at = now()")
@@ -219,7 +217,7 @@ async def test_a_task_that_waits_for_a_person_does_not_time_out(checkpoint: Make
     assert (await replica.get(owner.task.task_id)).state == task_pb2.TASK_STATE_WAITING_USER
 
 
-async def test_deaths_of_several_owners_without_a_new_step_are_a_crash_loop(checkpoint: MakeCheckpoint) -> None:
+async def test_deaths_of_several_owners_in_one_step_are_a_crash_loop(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.create()
     for owner in ("w1", "w2", "w3", "w1", "w2"):
@@ -229,7 +227,7 @@ async def test_deaths_of_several_owners_without_a_new_step_are_a_crash_loop(chec
     assert ended.message == "owners died 5 times in a row without a new step: w1, w2, w3"
 
 
-async def test_one_worker_that_dies_again_and_again_makes_no_crash_loop_of_its_tasks_until_it_is_too_much(
+async def test_deaths_of_one_worker_become_a_crash_loop_later(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint()
@@ -252,7 +250,7 @@ async def test_a_new_step_forgets_who_died(checkpoint: MakeCheckpoint) -> None:
     assert await replica.query("select deaths, dead_owners from ledger.tasks") == [(1, ["w5"])]
 
 
-async def test_an_ending_that_cannot_be_carried_out_is_offered_ever_more_rarely(checkpoint: MakeCheckpoint) -> None:
+async def test_an_ending_that_fails_is_offered_with_growing_delays(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(intent())
@@ -284,7 +282,7 @@ async def test_a_task_may_ask_to_time_out_when_its_lease_is_lost(checkpoint: Mak
     assert (ended.state, ended.reason) == (TIMED_OUT, "LEASE_EXPIRED")
 
 
-async def test_an_ending_under_way_is_not_offered_to_another_coordinator(checkpoint: MakeCheckpoint) -> None:
+async def test_an_ending_in_progress_is_not_offered_again(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(intent())

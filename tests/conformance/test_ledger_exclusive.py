@@ -104,7 +104,7 @@ async def test_an_ended_task_is_not_requeued_beside_the_next_one(checkpoint: Mak
     assert answered.task.state == task_pb2.TASK_STATE_QUEUED
 
 
-async def test_tenants_have_conversations_of_their_own_and_nameless_ones_are_refused(
+async def test_exclusive_sources_are_per_tenant_and_need_a_name(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint()

@@ -65,7 +65,7 @@ def tenants(offered: list[pb.Offer]) -> list[str]:
     return [offer.tenant for offer in offered]
 
 
-async def test_ten_thousand_tasks_of_one_tenant_delay_nobodys_first_by_more_than_a_round(
+async def test_ten_thousand_tasks_of_a_tenant_delay_others_by_a_round(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint()
@@ -102,7 +102,7 @@ async def test_an_offer_reads_as_much_whatever_is_queued(checkpoint: MakeCheckpo
     assert read[1] < read[0] + 100, read
 
 
-async def test_what_is_on_its_way_counts_for_its_tenant_and_a_lapsed_offer_does_not(checkpoint: MakeCheckpoint) -> None:
+async def test_pending_offers_count_for_their_tenant_until_they_lapse(checkpoint: MakeCheckpoint) -> None:
     """As when a coordinator dies with its offers: they are offered again, and count for nobody meanwhile."""
     replica = await checkpoint()
     async with await connect(replica, prepared=False) as postgres:
@@ -125,7 +125,7 @@ async def test_what_runs_counts_for_its_tenant(checkpoint: MakeCheckpoint) -> No
     assert tenants(await offers(replica, limit=2)) == ["b", "b"]
 
 
-async def test_offers_of_many_coordinators_at_once_are_disjoint_and_fair(checkpoint: MakeCheckpoint) -> None:
+async def test_offers_to_many_coordinators_are_disjoint_and_fair(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     other = await checkpoint(dsn=replica.dsn)
     async with await connect(replica, prepared=False) as postgres:
@@ -142,7 +142,7 @@ async def test_offers_of_many_coordinators_at_once_are_disjoint_and_fair(checkpo
     }
 
 
-async def test_who_asks_while_another_takes_the_last_of_a_tenant_is_offered_anothers(
+async def test_a_second_offer_skips_a_tenant_whose_last_task_is_taken(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint()
@@ -154,7 +154,7 @@ async def test_who_asks_while_another_takes_the_last_of_a_tenant_is_offered_anot
         assert tenants(await offers(replica, limit=2)) == ["a", "a"]
 
 
-async def test_with_more_tenants_than_one_look_takes_in_each_has_its_turn_and_tiers_stay_tiers(
+async def test_many_tenants_take_turns_within_their_tiers(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint()
@@ -194,7 +194,7 @@ async def test_a_tier_that_shrinks_below_one_look_is_looked_at_once(checkpoint: 
     assert [task.priority for task in second] == [3] * 5
 
 
-async def test_workers_of_other_queues_do_not_move_ones_place_in_a_tier(checkpoint: MakeCheckpoint) -> None:
+async def test_workers_of_other_queues_keep_a_tiers_order(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     offering = Offering(most_tenants=3)
     async with await connect(replica, prepared=False) as postgres:
@@ -211,7 +211,7 @@ async def test_workers_of_other_queues_do_not_move_ones_place_in_a_tier(checkpoi
     assert served == {f"{name}{number}" for name in "ab" for number in range(4)}
 
 
-async def test_places_that_are_kept_for_higher_tiers_are_not_filled_by_lower_ones(checkpoint: MakeCheckpoint) -> None:
+async def test_lower_tiers_do_not_fill_reserved_slots(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     for tier in (LOW, LOW, LOW, NORMAL, NORMAL, HIGH):
         await replica.create(priority=tier)
@@ -243,7 +243,7 @@ async def limit(replica: Checkpoint, tenant: str, most: int | None) -> None:
     )
 
 
-async def test_of_a_tenant_at_its_limit_nothing_is_offered_and_nothing_opened(checkpoint: MakeCheckpoint) -> None:
+async def test_a_tenant_at_its_limit_gets_no_offer_and_no_open(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     await limit(replica, "a", 2)
     first, second, third = await make(replica, "a", 3)
@@ -260,7 +260,7 @@ async def test_of_a_tenant_at_its_limit_nothing_is_offered_and_nothing_opened(ch
     await run(replica, "a", third)
 
 
-async def test_the_installations_default_holds_for_tenants_without_a_row(checkpoint: MakeCheckpoint) -> None:
+async def test_the_default_limit_applies_to_tenants_without_a_row(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     await limit(replica, "", 1)
     for tenant in ("a", "b"):
@@ -287,7 +287,7 @@ async def test_a_task_at_its_tenants_limit_can_be_taken_over_and_ended(checkpoin
     assert (await run(replica, "a", queued)).task.cancel_requested
 
 
-async def test_however_many_open_at_once_at_several_replicas_no_tenant_exceeds_its_limit(
+async def test_concurrent_opens_never_exceed_a_tenants_limit(
     checkpoint: MakeCheckpoint,
 ) -> None:
     """Every open is tried at once, and those that are let in end at random: at no moment are there too many."""

@@ -41,7 +41,7 @@ def armed() -> Iterator[Any]:
     failpoints.disarm()
 
 
-async def test_a_kill_between_commit_and_answer_loses_nothing_and_repeats_nothing(
+async def test_a_kill_before_the_answer_loses_and_repeats_nothing(
     checkpoint_process: MakeCheckpointProcess, checkpoint: MakeCheckpoint
 ) -> None:
     doomed = await checkpoint_process(failpoints="checkpoint.after_commit=kill9")
@@ -108,7 +108,7 @@ async def test_sigterm_drains_and_exits_in_order(checkpoint_process: MakeCheckpo
         await stream.read()
 
 
-async def test_while_postgres_is_away_nothing_is_acknowledged_and_afterwards_all_goes_on(
+async def test_without_postgres_nothing_is_acknowledged(
     checkpoint: MakeCheckpoint, own_postgres: PostgresProcess
 ) -> None:
     await migrate(own_postgres.dsn(), MIGRATIONS)
@@ -131,7 +131,7 @@ async def test_while_postgres_is_away_nothing_is_acknowledged_and_afterwards_all
     assert (await replica.get(owner.task.task_id)).sequence == 4
 
 
-async def test_a_read_only_postgres_is_unavailable_and_nothing_is_acknowledged(checkpoint: MakeCheckpoint) -> None:
+async def test_a_read_only_postgres_is_unavailable(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     name = (await replica.query("select current_database()"))[0][0]
@@ -144,7 +144,7 @@ async def test_a_read_only_postgres_is_unavailable_and_nothing_is_acknowledged(c
     assert refused.value.reason == "READ_ONLY"
 
 
-async def test_a_full_disk_is_told_as_such_and_the_ledger_goes_on_when_there_is_room(
+async def test_a_full_disk_is_reported_and_the_ledger_recovers(
     checkpoint: MakeCheckpoint,
 ) -> None:
     """The error of a full disk, raised where the write would meet it."""

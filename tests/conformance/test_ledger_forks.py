@@ -103,7 +103,7 @@ async def test_a_fork_at_the_end_goes_on_with_the_whole_conversation(checkpoint:
     assert await replica.get(task_id) == before
 
 
-async def test_the_owner_of_a_fork_opens_reserves_and_ends_it_like_any_task(checkpoint: MakeCheckpoint) -> None:
+async def test_a_forks_owner_opens_reserves_and_ends_it(checkpoint: MakeCheckpoint) -> None:
     replica, task_id = await ended(checkpoint)
     forked = await fork(replica, task_id, message="And half of it?")
     owner = await replica.claim(forked.task_id)
@@ -117,7 +117,7 @@ async def test_the_owner_of_a_fork_opens_reserves_and_ends_it_like_any_task(chec
     assert bills == [(3,)]
 
 
-async def test_a_running_task_is_forked_before_the_call_in_flight_and_works_on(checkpoint: MakeCheckpoint) -> None:
+async def test_a_running_task_is_forked_before_its_call_in_flight(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await worked(checkpoint)
     forked = await fork(replica, owner.task.task_id)
     assert forked.forked_from.sequence == 8
@@ -126,7 +126,7 @@ async def test_a_running_task_is_forked_before_the_call_in_flight_and_works_on(c
     await owner.end()
 
 
-async def test_a_step_is_forked_with_its_calls_or_as_near_before_as_possible(checkpoint: MakeCheckpoint) -> None:
+async def test_a_step_is_forked_with_its_calls_or_just_before(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await worked(checkpoint)
     task_id = owner.task.task_id
     await owner.commit(*asks_for_call(step=2))
@@ -182,7 +182,7 @@ async def test_an_answer_that_refused_is_asked_for_anew(checkpoint: MakeCheckpoi
     assert [said["role"] for said in point.messages] == ["user"]
 
 
-async def test_other_tools_are_defined_anew_and_other_limits_count_from_the_fork(checkpoint: MakeCheckpoint) -> None:
+async def test_a_forks_tools_are_defined_anew_and_its_limits_restart(checkpoint: MakeCheckpoint) -> None:
     replica, task_id = await ended(checkpoint, limits=task_pb2.Limits(max_steps=2, max_tokens=5000))
     overrides = task_pb2.ForkOverrides(
         tools=task_pb2.ToolAllowlist(names=["x"]), limits=task_pb2.Limits(max_tokens=900)

@@ -125,7 +125,7 @@ async def test_a_stream_that_breaks_leaves_its_commits_to_be_repeated(checkpoint
         assert (await owner.send(request)).sequence == 4
 
 
-async def test_a_draining_server_answers_what_it_took_and_ends_the_stream(checkpoint: MakeCheckpoint) -> None:
+async def test_a_draining_server_answers_accepted_commits(checkpoint: MakeCheckpoint) -> None:
     stopping = asyncio.Event()
     replica, (owner,) = await owners_of(checkpoint, 1, stopping)
     call = replica.stub.CommitStream(timeout=TIMEOUT_SECONDS)
@@ -136,7 +136,7 @@ async def test_a_draining_server_answers_what_it_took_and_ends_the_stream(checkp
         await call.read()
 
 
-async def test_a_frame_beyond_its_bounds_ends_the_stream_after_the_answers_to_the_frames_before_it(
+async def test_an_oversized_frame_ends_the_stream_after_answers(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica, owners = await owners_of(checkpoint, 4)
@@ -160,9 +160,7 @@ async def test_a_frame_beyond_its_bounds_ends_the_stream_after_the_answers_to_th
 
 
 @pytest.mark.parametrize("size", [MAX_COMMIT_BYTES, MAX_FRAME_BYTES, 4 * 1024 * 1024])
-async def test_a_commit_of_a_worker_that_is_too_large_is_refused_alone_on_a_stream_that_stays(
-    checkpoint: MakeCheckpoint, size: Any
-) -> None:
+async def test_an_oversized_commit_is_refused_alone(checkpoint: MakeCheckpoint, size: Any) -> None:
     replica, owners = await owners_of(checkpoint, 6)
     requests = [owner.request(words()) for owner in owners]
     requests[3] = owners[3].request(words("x" * size))

@@ -66,7 +66,7 @@ async def say(
     return (await replica.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)).task
 
 
-async def test_a_word_puts_the_task_back_into_the_queue_and_its_next_owner_reads_it(checkpoint: MakeCheckpoint) -> None:
+async def test_a_resolution_queues_the_task_for_its_next_owner(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await waiting(replica, *in_doubt(_1_0=2))
     assert [(call.call_id, call.call_attempt) for call in task.calls_in_doubt] == [("1.0", 2)]
@@ -109,7 +109,7 @@ async def test_of_two_operators_at_once_one_is_heard(checkpoint: MakeCheckpoint)
         assert kinds(await replica.entries(task.task_id)).count("operator_request") == 1
 
 
-async def test_a_task_that_waits_for_several_words_is_queued_with_the_last(checkpoint: MakeCheckpoint) -> None:
+async def test_a_task_with_several_calls_in_doubt_waits_for_the_last(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await waiting(replica, *in_doubt(_1_0=1, _1_2=3), intents=("1.0", "1.1", "1.2"))
     still = await say(replica, task)
@@ -145,7 +145,7 @@ async def test_a_doubt_that_comes_anew_takes_the_place_of_the_old_word(checkpoin
     assert point.resolutions["1.0"] == Resolution(2, HAPPENED, "I looked", "olga")
 
 
-async def test_an_owner_that_passes_no_word_along_only_makes_the_task_wait_again(checkpoint: MakeCheckpoint) -> None:
+async def test_an_owner_that_drops_a_resolution_makes_the_task_wait(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await waiting(replica, *in_doubt(_1_0=1))
     await say(replica, task)
@@ -165,7 +165,7 @@ async def test_a_call_with_an_outcome_needs_no_word_any_more(checkpoint: MakeChe
     assert not fold(entries_to_domain(await replica.entries(task.task_id))).resolutions
 
 
-async def test_where_the_worker_did_not_say_which_calls_it_means_any_open_one_may_be_settled(
+async def test_without_named_calls_any_open_call_may_be_resolved(
     checkpoint: MakeCheckpoint,
 ) -> None:
     """Of an older version, or with a loop of its own: who opens the task next says what is still in doubt."""

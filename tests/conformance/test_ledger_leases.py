@@ -40,7 +40,7 @@ async def last(replica: Checkpoint, resource: str = "a") -> pb.GetLeaseGrantResp
     return answer
 
 
-async def test_a_grant_is_registered_only_after_exactly_the_one_it_follows(checkpoint: MakeCheckpoint) -> None:
+async def test_a_grant_is_registered_only_after_its_predecessor(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     assert (await register(replica, 10)).registered
     assert not (await register(replica, 11, 9)).registered
@@ -65,7 +65,7 @@ async def test_a_first_grant_that_says_it_follows_another_is_refused(checkpoint:
     assert (refused.registered, refused.epoch) == (False, 0)
 
 
-async def test_a_repeat_finds_its_own_and_keeps_what_is_known_of_its_end(checkpoint: MakeCheckpoint) -> None:
+async def test_a_repeated_registration_keeps_the_known_end(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     claim_id = str(uuid4())
     assert (await register(replica, 10, claim_id=claim_id)).registered

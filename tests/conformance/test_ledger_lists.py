@@ -32,7 +32,7 @@ async def listed(replica: Checkpoint, page_size: int = 0, **wanted: Any) -> list
             return pages
 
 
-async def test_what_must_be_answered_soonest_comes_first_and_what_has_no_deadline_last(
+async def test_the_soonest_deadline_is_listed_first(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint()

@@ -41,9 +41,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
-async def test_a_body_that_cannot_be_read_is_refused_by_its_field_and_nothing_is_lost(
-    checkpoint: MakeCheckpoint, body: Any
-) -> None:
+async def test_an_unreadable_body_is_refused_by_its_field(checkpoint: MakeCheckpoint, body: Any) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(reserve=reserve())

@@ -30,7 +30,7 @@ async def started(checkpoint: Any) -> Any:
     return replica, await replica.claim((await replica.create()).task_id)
 
 
-async def test_a_message_to_a_waiting_task_is_in_its_history_when_it_goes_on(checkpoint: MakeCheckpoint) -> None:
+async def test_a_message_to_a_waiting_task_is_in_its_history(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await started(checkpoint)
     retry = pb.Transition(to_state=task_pb2.TASK_STATE_RETRY_SCHEDULED, reason="R", retry_delay=Duration(nanos=1000))
     await owner.commit(transition=retry)
@@ -43,7 +43,7 @@ async def test_a_message_to_a_waiting_task_is_in_its_history_when_it_goes_on(che
     assert "look here" in {one.body.user_message.text for one in next_owner.entries}
 
 
-async def test_a_task_does_not_succeed_past_words_that_its_owner_has_not_seen(checkpoint: MakeCheckpoint) -> None:
+async def test_a_task_does_not_succeed_past_unread_messages(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await started(checkpoint)
     await owner.commit(reserve=reserve())
     await owner.commit(answer())
@@ -57,7 +57,7 @@ async def test_a_task_does_not_succeed_past_words_that_its_owner_has_not_seen(ch
     assert (await again.end()).state == SUCCEEDED
 
 
-async def test_a_success_that_is_repeated_is_answered_whatever_came_later(checkpoint: MakeCheckpoint) -> None:
+async def test_a_repeated_success_is_answered_despite_later_messages(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await started(checkpoint)
     await replica.say(owner.task.task_id, "hello")
     await owner.commit(words())

@@ -118,7 +118,7 @@ async def test_a_task_keeps_within_caps_of_its_own_below_its_roots(checkpoint: M
     assert (await root.commit(reserve=reserve(input_tokens=141, model=OPUS))).reserve.HasField("granted")
 
 
-async def test_a_call_of_unknown_price_costs_nothing_and_says_so_or_is_not_made(checkpoint: MakeCheckpoint) -> None:
+async def test_a_call_of_unknown_price_is_free_or_refused(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(reserve=reserve(model="nobodys"))
@@ -130,7 +130,7 @@ async def test_a_call_of_unknown_price_costs_nothing_and_says_so_or_is_not_made(
     assert (await capped.commit(reserve=reserve(model="nobodys"))).reserve.denied.reason == "MODEL_UNPRICED"
 
 
-async def test_the_installations_own_prices_hold_and_a_lost_call_is_charged_by_those_it_was_reserved_by(
+async def test_own_prices_apply_and_a_lost_call_costs_its_reservation(
     checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
     prices = tmp_path / "prices.toml"
@@ -145,7 +145,7 @@ async def test_the_installations_own_prices_hold_and_a_lost_call_is_charged_by_t
     assert (task.budget.used_nano_usd, task.budget.reserved_nano_usd) == (70 * 1000 + 12 * 2000, 0)
 
 
-async def test_a_cap_that_grows_short_is_warned_of_once_and_again_after_a_grant(checkpoint: MakeCheckpoint) -> None:
+async def test_a_short_cap_warns_once_and_again_after_a_grant(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create(limits=limits(CENT, 1000))).task_id)
     seen = []
@@ -183,7 +183,7 @@ async def test_a_commit_that_is_repeated_is_told_of_its_warning_again(checkpoint
     ]
 
 
-async def test_a_grant_lets_a_root_that_ended_for_want_of_budget_go_on_once(checkpoint: MakeCheckpoint) -> None:
+async def test_a_grant_requeues_a_root_without_budget_once(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     root, child = await tree(replica, limits=limits(CENT, 100))
     await root.commit(reserve=reserve(input_tokens=50, output=50, model=OPUS))
@@ -207,7 +207,7 @@ async def test_a_grant_lets_a_root_that_ended_for_want_of_budget_go_on_once(chec
     assert (await again.commit(reserve=reserve(step=2, model=OPUS))).reserve.HasField("granted")
 
 
-async def test_a_live_tree_goes_on_with_what_it_is_granted_and_does_not_end_for_want_of_it(
+async def test_a_granted_live_tree_does_not_end_for_lack_of_budget(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint()
@@ -223,7 +223,7 @@ async def test_a_live_tree_goes_on_with_what_it_is_granted_and_does_not_end_for_
     assert (await again.commit(reserve=reserve(input_tokens=101))).reserve.HasField("granted")
 
 
-async def test_what_makes_no_sense_to_grant_is_refused_and_changes_nothing(checkpoint: MakeCheckpoint) -> None:
+async def test_a_senseless_grant_is_refused_without_a_change(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create(limits=limits(tokens=100))).task_id)
     senseless: list[dict[str, Any]] = [{"nano_usd": CENT}, {}, {"tokens": -1}]

@@ -22,7 +22,7 @@ from tests.support.fix_checkpoint import (
 )
 
 
-async def test_open_runs_the_task_under_the_claim_and_gives_its_history(checkpoint: MakeCheckpoint) -> None:
+async def test_open_runs_the_task_and_returns_its_history(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await replica.create()
     owner = await replica.claim(task.task_id, holder="w-1")
@@ -33,7 +33,7 @@ async def test_open_runs_the_task_under_the_claim_and_gives_its_history(checkpoi
     assert owner.next_number == 1
 
 
-async def test_a_takeover_fences_the_old_owner_and_writes_two_transitions(checkpoint: MakeCheckpoint) -> None:
+async def test_a_takeover_fences_the_owner_and_writes_two_transitions(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     old = await replica.claim((await replica.create()).task_id)
     await old.commit(words())
@@ -60,7 +60,7 @@ async def test_a_takeover_settles_a_lost_model_attempt_once(checkpoint: MakeChec
     assert await replica.query("select lost, input_tokens from ledger.token_usage") == [(True, 70)]
 
 
-async def test_the_current_claim_may_open_again_and_goes_on_where_it_was(checkpoint: MakeCheckpoint) -> None:
+async def test_the_current_claim_may_open_again(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(words())
@@ -168,7 +168,7 @@ async def test_the_history_folds_to_what_the_snapshot_says(checkpoint: MakeCheck
     assert point.last_text == "42"
 
 
-async def test_an_open_settles_its_own_open_attempt_so_that_the_fold_meets_none(checkpoint: MakeCheckpoint) -> None:
+async def test_an_open_settles_its_own_open_attempt(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(reserve=reserve())

@@ -84,7 +84,7 @@ async def test_an_ended_task_begins_its_next_attempt(checkpoint: MakeCheckpoint,
     assert [(one.attempt, one.actor, one.epoch) for one in (wanted, moved)] == [(2, "olga", 0)] * 2
 
 
-async def test_the_next_attempt_goes_on_from_the_history_and_is_held_by_a_higher_epoch_only(
+async def test_the_next_attempt_continues_under_a_higher_epoch(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint()
@@ -136,7 +136,7 @@ async def test_a_requeue_is_done_once_per_request_id(checkpoint: MakeCheckpoint)
         await requeue(replica, task_id, "r-1", extra_tokens=6)
 
 
-async def test_only_what_ended_without_success_or_waits_for_its_retry_is_requeued(checkpoint: MakeCheckpoint) -> None:
+async def test_only_failed_or_retry_scheduled_tasks_are_requeued(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     queued = (await replica.create()).task_id
     running = (await replica.claim((await replica.create()).task_id)).task.task_id
@@ -149,7 +149,7 @@ async def test_only_what_ended_without_success_or_waits_for_its_retry_is_requeue
         assert "operator_request" not in kinds(await replica.entries(task_id))
 
 
-async def test_a_task_that_waits_for_its_retry_is_queued_at_once_in_the_same_attempt(
+async def test_a_retry_scheduled_task_is_queued_in_the_same_attempt(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint()
@@ -161,7 +161,7 @@ async def test_a_task_that_waits_for_its_retry_is_queued_at_once_in_the_same_att
     assert (task.state, task.attempt, task.HasField("next_retry_time")) == (QUEUED, 1, False)
 
 
-async def test_a_task_without_tokens_or_steps_left_is_requeued_with_more_only(checkpoint: MakeCheckpoint) -> None:
+async def test_a_task_without_budget_is_requeued_only_with_more(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await ended(replica, COST_EXCEEDED, limits=task_pb2.Limits(max_tokens=1000, max_steps=1))
     task_id = owner.task.task_id
@@ -198,7 +198,7 @@ async def test_hand_written_statements_cannot_change_what_ended_either(checkpoin
     assert (await replica.get(owner.task.task_id)).state == FAILED
 
 
-async def test_a_queued_task_is_closed_out_at_once_in_the_operators_words(checkpoint: MakeCheckpoint) -> None:
+async def test_a_queued_task_is_closed_out_with_the_operators_message(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task_id = (await replica.create()).task_id
     task = await close_out(replica, task_id, reason="superseded", result="see ticket 7")
@@ -209,7 +209,7 @@ async def test_a_queued_task_is_closed_out_at_once_in_the_operators_words(checkp
     assert entries[-1].actor == "olga"
 
 
-async def test_the_owner_of_a_running_task_carries_a_close_out_out_with_the_operators_result(
+async def test_a_running_tasks_owner_carries_out_the_close_out(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint()
@@ -231,7 +231,7 @@ async def test_the_newest_request_for_an_end_counts(checkpoint: MakeCheckpoint) 
     assert (task.state, task.reason, task.result) == (CANCELLED, "CANCEL_REQUESTED", "half")
 
 
-async def test_a_close_out_comes_too_late_after_the_end_and_knows_three_ends(checkpoint: MakeCheckpoint) -> None:
+async def test_a_close_out_has_three_states_and_fails_after_the_end(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await ended(replica)
     with pytest.raises(WrongState):
@@ -250,7 +250,7 @@ async def aging(replica: Any, **options: Any) -> Any:
     return [task.task_id for task in page.tasks], page.next_page_token
 
 
-async def test_tasks_that_have_not_ended_are_listed_by_age_and_state_in_pages(checkpoint: MakeCheckpoint) -> None:
+async def test_live_tasks_are_listed_by_age_and_state_in_pages(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     first, running, waiting, done = [(await replica.create()).task_id for _ in range(4)]
     await replica.claim(running)

@@ -61,9 +61,7 @@ async def test_offers_are_disjoint_among_coordinators(checkpoint: MakeCheckpoint
 
 
 @pytest.mark.parametrize("queues", [["default"], []])
-async def test_who_asks_while_another_looks_at_the_head_of_the_queue_is_offered_what_comes_after(
-    checkpoint: MakeCheckpoint, queues: Any
-) -> None:
+async def test_a_concurrent_offer_continues_behind_the_locked_head(checkpoint: MakeCheckpoint, queues: Any) -> None:
     replica = await checkpoint()
     made = [(await replica.create()).task_id for _ in range(6)]
     async with await psycopg.AsyncConnection.connect(replica.dsn) as another:  # another coordinator, in its transaction
@@ -135,7 +133,7 @@ async def test_an_offer_tells_all_tools_from_none(checkpoint: MakeCheckpoint) ->
     assert list(none.tools.names) == []
 
 
-async def test_a_grant_counts_only_above_the_registered_one_and_a_repeat_gives_the_same(
+async def test_a_grant_counts_only_above_the_registered_one(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint()
@@ -151,7 +149,7 @@ async def test_a_grant_counts_only_above_the_registered_one_and_a_repeat_gives_t
     assert epochs.highest_epoch == eleventh
 
 
-async def test_a_claim_that_was_opened_is_not_granted_under_another_epoch(checkpoint: MakeCheckpoint) -> None:
+async def test_an_opened_claim_is_not_granted_under_another_epoch(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     task_id, opened = owner.task.task_id, owner.claims
@@ -169,7 +167,7 @@ async def test_of_two_claims_registered_at_once_the_higher_stands(checkpoint: Ma
     assert await replica.query("select granted, granted_claim from ledger.tasks") == [(epochs[-1], f"c{epochs[-1]}")]
 
 
-async def test_a_lost_claim_is_put_back_once_and_only_while_it_runs_under_it(checkpoint: MakeCheckpoint) -> None:
+async def test_a_lost_claim_is_requeued_once_while_it_runs(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     other = await checkpoint(dsn=replica.dsn)
     owner = await replica.claim((await replica.create()).task_id)
@@ -231,7 +229,7 @@ async def test_a_generation_is_raised_once_by_whoever_comes_first(checkpoint: Ma
     assert await raise_generation(replica, 6) == 7
 
 
-async def test_a_raised_generation_is_above_every_epoch_ever_registered(checkpoint: MakeCheckpoint) -> None:
+async def test_a_raised_generation_is_above_every_registered_epoch(checkpoint: MakeCheckpoint) -> None:
     """An earlier release registered epochs of generations to come."""
     replica = await checkpoint()
     await replica.query("update ledger.epochs set highest_epoch = (9::bigint << 40) + 5 returning 1")

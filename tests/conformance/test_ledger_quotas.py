@@ -68,7 +68,7 @@ def refused() -> Iterator[Any]:
     assert refusal.value.reason == "TENANT_QUOTA"
 
 
-async def test_beyond_its_rate_a_tenant_is_refused_with_all_that_a_client_needs(checkpoint: MakeCheckpoint) -> None:
+async def test_a_tenant_above_its_rate_is_refused_with_a_retry_time(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     await limit(replica, SUBMITS, 2)
     for _ in range(2):
@@ -153,7 +153,7 @@ async def test_one_tenants_quota_is_nothing_to_another(checkpoint: MakeCheckpoin
         assert (await use_of(replica, SUBMITS)).quota.most == 0
 
 
-async def test_at_its_tokens_an_hour_a_running_task_waits_and_goes_on_when_the_cap_is_raised(
+async def test_at_the_hourly_token_cap_a_running_task_waits(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint()
@@ -171,7 +171,7 @@ async def test_at_its_tokens_an_hour_a_running_task_waits_and_goes_on_when_the_c
     assert (await replica.get(owner.task.task_id)).state == task_pb2.TASK_STATE_RUNNING
 
 
-async def test_at_its_money_a_day_no_further_call_is_made_and_the_one_in_flight_is_billed(
+async def test_at_the_daily_money_cap_no_further_call_is_made(
     checkpoint: MakeCheckpoint,
 ) -> None:
     """A hundred tokens of output, at 25,000 nano dollars each. Its neighbour has nothing to wait for."""
@@ -196,7 +196,7 @@ async def test_at_its_money_a_day_no_further_call_is_made_and_the_one_in_flight_
     await replica.create()
 
 
-async def test_what_was_used_before_a_limit_was_set_counts_and_is_what_was_billed(checkpoint: MakeCheckpoint) -> None:
+async def test_usage_before_a_limit_was_set_counts(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     for step, tokens in enumerate((100, 23, 400), start=1):
@@ -212,7 +212,7 @@ async def test_what_was_used_before_a_limit_was_set_counts_and_is_what_was_bille
     assert (windows or 0) == money
 
 
-async def test_a_task_that_left_its_worker_at_a_cap_is_queued_when_the_cap_is_raised(
+async def test_a_task_stopped_at_a_cap_is_queued_when_it_is_raised(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint()
@@ -228,7 +228,7 @@ async def test_a_task_that_left_its_worker_at_a_cap_is_queued_when_the_cap_is_ra
             await asyncio.sleep(0.1)
 
 
-async def test_a_raised_cap_starts_nothing_before_the_start_that_was_asked_for(checkpoint: MakeCheckpoint) -> None:
+async def test_a_raised_cap_starts_nothing_before_its_start_time(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await spend(owner, 100)
@@ -266,7 +266,7 @@ async def until_warned(replica: Any, owner: Any) -> None:
             await asyncio.sleep(0.2)
 
 
-async def test_running_tasks_with_the_policy_to_refuse_keep_new_ones_out(checkpoint: MakeCheckpoint) -> None:
+async def test_running_tasks_block_new_ones_under_the_refuse_policy(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     await limit(replica, RUNNING, 1)
     owner = await replica.claim((await replica.create()).task_id)
@@ -276,7 +276,7 @@ async def test_running_tasks_with_the_policy_to_refuse_keep_new_ones_out(checkpo
     await replica.create()
 
 
-async def test_two_who_update_the_same_tenant_do_not_overwrite_each_other(checkpoint: MakeCheckpoint) -> None:
+async def test_two_updates_of_a_tenant_do_not_overwrite_each_other(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     stub = TenantServiceStub(replica.channel)
     first = await limit(replica, SUBMITS, 5)

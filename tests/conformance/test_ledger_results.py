@@ -50,7 +50,7 @@ async def test_a_schema_that_is_none_is_refused_by_its_field(checkpoint: MakeChe
     assert (task.spec.result_schema_json, task.spec.policy.max_result_corrections) == (SCHEMA, 3)
 
 
-async def test_a_task_with_a_schema_succeeds_with_its_json_only_and_keeps_it(checkpoint: MakeCheckpoint) -> None:
+async def test_a_task_with_a_schema_succeeds_only_with_its_json(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create(result_schema_json=SCHEMA)).task_id)
     with pytest.raises(InvalidRequest) as refused:
@@ -92,7 +92,7 @@ async def test_a_rejection_is_the_owners_to_write(checkpoint: MakeCheckpoint) ->
     assert (written.body.result_rejected.text, written.epoch) == ("no JSON", owner.claims.epoch)
 
 
-async def test_not_even_sql_by_hand_lets_such_a_task_succeed_without_its_json(checkpoint: MakeCheckpoint) -> None:
+async def test_manual_sql_cannot_succeed_a_task_without_its_json(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create(result_schema_json=SCHEMA)).task_id)
     with pytest.raises(psycopg.errors.CheckViolation):
@@ -104,7 +104,7 @@ async def test_not_even_sql_by_hand_lets_such_a_task_succeed_without_its_json(ch
         )
 
 
-async def test_a_fork_takes_rejections_over_and_may_ask_a_finished_answer_for_a_shape(
+async def test_a_fork_keeps_rejections_and_may_request_a_schema(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint()

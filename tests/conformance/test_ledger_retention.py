@@ -104,7 +104,7 @@ async def naming(replica: Any, task_id: Any) -> Any:
     }
 
 
-async def test_an_ended_task_goes_with_all_that_hangs_on_it_and_its_bills_stay(checkpoint: MakeCheckpoint) -> None:
+async def test_an_ended_task_is_pruned_with_its_rows_except_bills(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task_id = (await ended(replica)).task.task_id
     async with asyncio.timeout(TIMEOUT_SECONDS):  # refusals are written beside
@@ -122,7 +122,7 @@ async def test_an_ended_task_goes_with_all_that_hangs_on_it_and_its_bills_stay(c
     assert (day.date(), tokens) == (datetime.now(day.tzinfo).date(), 10)
 
 
-async def test_what_pruned_tasks_used_is_still_in_the_usage_of_their_tenant(checkpoint: MakeCheckpoint) -> None:
+async def test_usage_of_pruned_tasks_stays_in_the_tenants_usage(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     gone = [(await ended(replica)).task.task_id for _ in range(2)]
     left = (await ended(replica, labels={"tenure.retention": "keep"})).task.task_id
@@ -275,7 +275,7 @@ async def test_a_commit_goes_on_beside_a_prune_that_is_not_done(checkpoint: Make
         await replica.create()
 
 
-async def test_a_task_that_is_requeued_at_the_same_moment_is_pruned_or_whole(checkpoint: MakeCheckpoint) -> None:
+async def test_a_task_requeued_during_pruning_is_pruned_or_whole(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owners = [await ended(replica, FAILED) for _ in range(6)]
     fact = ledger_pb2.OperatorRequest(reason="again", requeue=ledger_pb2.OperatorRequest.Requeue())
@@ -312,7 +312,7 @@ async def requeue(replica: Any, task_id: Any) -> Any:
     return await replica.stub.AppendForeign(request, timeout=TIMEOUT_SECONDS)
 
 
-async def test_a_root_stays_when_its_sub_agent_is_requeued_after_both_were_found_to_have_ended(
+async def test_a_root_stays_when_its_sub_agent_is_requeued(
     checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replica = await checkpoint()
@@ -333,7 +333,7 @@ async def test_a_root_stays_when_its_sub_agent_is_requeued_after_both_were_found
     assert await is_there(replica, root)
 
 
-async def test_a_sub_agent_is_not_requeued_beside_the_pruning_of_its_root(
+async def test_a_sub_agent_is_not_requeued_during_its_roots_pruning(
     checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replica = await checkpoint()
@@ -368,7 +368,7 @@ async def test_two_who_prune_at_once_share_the_work(checkpoint: MakeCheckpoint) 
     assert await replica.query("select count(*), count(cleared_at) from ledger.prunings") == [(8, 8)]
 
 
-async def test_what_a_dead_replica_left_half_cleared_is_cleared_by_another(
+async def test_another_replica_clears_a_dead_replicas_leftovers(
     checkpoint_process: MakeCheckpointProcess, checkpoint: MakeCheckpoint
 ) -> None:
     doomed = await checkpoint_process(failpoints="checkpoint.after_clear=1#kill9")
@@ -381,7 +381,7 @@ async def test_what_a_dead_replica_left_half_cleared_is_cleared_by_another(
             await asyncio.sleep(0.05)
 
 
-async def test_the_search_for_what_is_due_reads_an_index_of_ended_tasks_only(checkpoint: MakeCheckpoint) -> None:
+async def test_the_retention_search_reads_an_index_of_ended_tasks(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     await replica.create()
     plan = await explained(replica, RETENTION.due_by_age, kept_seconds=0.0, limit=100)
@@ -405,7 +405,7 @@ def nodes(plan: Any) -> Iterator[Any]:
         yield from nodes(inner)
 
 
-async def test_no_hand_deletes_a_living_task_or_an_entry_of_one_that_is_there(checkpoint: MakeCheckpoint) -> None:
+async def test_manual_sql_cannot_delete_a_live_task_or_an_entry(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner, living = await ended(replica), await replica.create()
     for statement, task_id in (
@@ -417,7 +417,7 @@ async def test_no_hand_deletes_a_living_task_or_an_entry_of_one_that_is_there(ch
             await replica.query(f"set search_path to ledger; {statement.replace('%s', repr(task_id))}")
 
 
-async def test_an_operator_sees_what_would_go_and_then_says_why_it_went(checkpoint: MakeCheckpoint) -> None:
+async def test_an_operator_previews_a_pruning_and_gives_a_reason(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     first, second = [(await ended(replica)).task.task_id for _ in range(2)]
     kept, living = (await ended(replica, labels={"tenure.retention": "keep"})).task.task_id, await replica.create()
@@ -437,7 +437,7 @@ async def test_an_operator_sees_what_would_go_and_then_says_why_it_went(checkpoi
     assert not await is_there(replica, kept)
 
 
-async def test_each_pruning_is_handed_to_one_coordinator_until_it_is_done(checkpoint: MakeCheckpoint) -> None:
+async def test_each_pruning_is_assigned_to_one_coordinator(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner, never_granted = await ended(replica), await replica.create()
     await replica.cancel(never_granted.task_id)

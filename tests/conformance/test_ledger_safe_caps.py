@@ -32,7 +32,7 @@ def capped(spec: Any) -> Any:
     return spec.agent.model, spec.limits.max_nano_usd, spec.limits.money_cap
 
 
-async def test_a_task_without_a_model_gets_the_ledgers_in_its_first_entry_with_a_cap_in_money(
+async def test_a_task_without_a_model_records_the_ledgers_and_a_cap(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint(default_model=OPUS)
@@ -63,7 +63,7 @@ async def test_a_task_without_a_model_gets_the_ledgers_in_its_first_entry_with_a
         ),
     ],
 )
-async def test_the_cap_in_money_is_the_submits_else_the_default_where_the_model_has_a_price(
+async def test_the_money_cap_is_submitted_or_the_default_with_a_price(
     checkpoint: MakeCheckpoint, settings: Any, spec: Any, expected: Any
 ) -> None:
     replica = await checkpoint(**settings)
@@ -73,7 +73,7 @@ async def test_the_cap_in_money_is_the_submits_else_the_default_where_the_model_
     assert task.budget.max_tokens == 2_000_000
 
 
-async def test_a_submit_repeated_after_a_change_of_the_defaults_is_the_same_task(checkpoint: MakeCheckpoint) -> None:
+async def test_a_repeat_after_changed_defaults_is_the_same_task(checkpoint: MakeCheckpoint) -> None:
     before = await checkpoint(default_model=OPUS)
     after = await checkpoint(dsn=before.dsn, default_model=UNPRICED, default_max_usd=0.0)
     task = await before.create("r-1")
@@ -93,7 +93,7 @@ async def fork(replica: Any, task_id: Any, **overrides: Any) -> Any:
     return (await replica.stub.ForkTask(request, timeout=TIMEOUT_SECONDS)).task
 
 
-async def test_a_fork_has_the_other_tasks_model_and_cap_and_the_ledgers_where_that_had_none(
+async def test_a_fork_keeps_the_tasks_model_and_cap(
     checkpoint: MakeCheckpoint,
 ) -> None:
     old = await checkpoint()
@@ -109,7 +109,7 @@ async def test_a_fork_has_the_other_tasks_model_and_cap_and_the_ledgers_where_th
     assert capped(own.spec) == (OPUS, 7, SUBMITTED)
 
 
-async def test_a_default_cap_does_not_follow_a_fork_to_a_model_without_a_price_but_a_submitted_one_does(
+async def test_a_default_cap_does_not_follow_to_an_unpriced_model(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint(default_model=OPUS)
@@ -120,7 +120,7 @@ async def test_a_default_cap_does_not_follow_a_fork_to_a_model_without_a_price_b
     assert capped((await fork(replica, submitted.task_id, model=UNPRICED)).spec) == (UNPRICED, 5, SUBMITTED)
 
 
-async def test_a_fork_keeps_a_cap_that_was_not_wanted_or_says_so_itself(checkpoint: MakeCheckpoint) -> None:
+async def test_a_fork_keeps_an_opt_out_of_the_money_cap(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint(default_model=OPUS)
     uncapped = await replica.create(limits=NO_CAP)
     kept = await fork(replica, uncapped.task_id)
@@ -143,7 +143,7 @@ async def test_a_cap_and_no_cap_at_once_are_refused(checkpoint: MakeCheckpoint) 
         await fork(replica, task.task_id, limits=both)
 
 
-async def test_sub_agents_have_the_model_of_their_parent_and_a_share_of_its_cap(checkpoint: MakeCheckpoint) -> None:
+async def test_sub_agents_have_their_parents_model_and_a_share(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint(default_model=OPUS)
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(reserve=reserve(model=OPUS))
@@ -161,7 +161,7 @@ async def test_sub_agents_have_the_model_of_their_parent_and_a_share_of_its_cap(
 @pytest.mark.parametrize(
     ("limits", "expected"), [(None, (OPUS, 10 * DOLLAR, DEFAULT)), (NO_CAP, (OPUS, 0, NONE_SUBMITTED))]
 )
-async def test_a_schedules_run_has_the_ledgers_model_and_cap_unless_it_wants_none(
+async def test_a_schedules_run_has_the_default_model_and_cap(
     checkpoint: MakeCheckpoint, limits: Any, expected: Any
 ) -> None:
     replica = await checkpoint(default_model=OPUS)

@@ -60,7 +60,7 @@ async def test_an_event_wakes_the_task_that_waits_for_it(checkpoint: MakeCheckpo
     assert entries[-3].actor == "carol"
 
 
-async def test_an_event_that_came_first_is_delivered_in_the_transaction_that_begins_the_wait(
+async def test_an_early_event_is_delivered_with_the_waits_begin(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint()
@@ -91,7 +91,7 @@ async def test_an_event_and_its_wait_meet_even_when_both_come_at_once(checkpoint
         assert await payload_of(replica, owner.task.task_id) == "x"
 
 
-async def test_each_event_is_taken_by_one_wait_and_the_oldest_goes_first(checkpoint: MakeCheckpoint) -> None:
+async def test_each_event_ends_one_wait_oldest_first(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     for payload in ("1", "2"):
         await send(replica, "many", payload)
@@ -106,7 +106,7 @@ async def test_each_event_is_taken_by_one_wait_and_the_oldest_goes_first(checkpo
     assert sorted([await payload_of(replica, task_id) for task_id in tasks]) == [0, 1, 2]
 
 
-async def test_a_repeated_event_is_one_event_and_its_id_stands_for_one_payload(checkpoint: MakeCheckpoint) -> None:
+async def test_a_repeated_event_is_one_event_with_one_payload(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task_id = await waiting(replica, "once")
     answers = await asyncio.gather(*(send(replica, "once", "1", "r-1") for _ in range(5)))
@@ -148,7 +148,7 @@ async def test_kept_events_are_bounded_and_forgotten(
     assert len(await replica.query("select request_id from ledger.signals")) == 1
 
 
-async def test_a_wait_for_an_event_is_cancelled_at_once_and_leaves_later_events_alone(
+async def test_a_cancelled_event_wait_leaves_later_events(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint()

@@ -92,7 +92,7 @@ async def results(replica: Any, task_id: Any) -> Any:
     return [one["result"] for one in json.loads(outcome.content)["sub_agents"]]
 
 
-async def test_sub_agents_are_created_with_the_intent_and_draw_on_the_budget_of_their_root(
+async def test_sub_agents_are_created_with_the_intent_in_one_budget(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint()
@@ -117,7 +117,7 @@ async def test_sub_agents_are_created_with_the_intent_and_draw_on_the_budget_of_
         assert moment(child.deadline_time) <= moment(parent.deadline_time)
 
 
-async def test_the_last_sub_agent_wakes_its_parent_with_the_results_in_order(checkpoint: MakeCheckpoint) -> None:
+async def test_the_last_sub_agent_wakes_its_parent_with_results(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     parent = await waiting(replica, call(("a", "b", "c")))
     first, second, third = parent.wait.sub_agent_task_ids
@@ -137,7 +137,7 @@ async def test_the_last_sub_agent_wakes_its_parent_with_the_results_in_order(che
     assert fold(entries_to_domain(owner.entries)).open_intents == []
 
 
-async def test_a_parent_that_is_resumed_before_its_wait_finds_its_sub_agents_and_spawns_no_others(
+async def test_a_parent_resumed_before_its_wait_spawns_no_others(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint()
@@ -155,7 +155,7 @@ async def test_a_parent_that_is_resumed_before_its_wait_finds_its_sub_agents_and
     assert await replica.query("select count(*) from ledger.tasks where depth > 0") == [(2,)]
 
 
-async def test_a_commit_that_is_sent_again_spawns_once_and_is_answered_alike(checkpoint: MakeCheckpoint) -> None:
+async def test_a_repeated_commit_spawns_once(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(reserve=reserve())
@@ -194,7 +194,7 @@ async def test_a_spawn_that_is_refused_is_an_outcome_and_fails_no_task(
     await owner.commit(reserve=reserve(step=2))
 
 
-async def test_a_model_that_names_no_tool_for_its_sub_agents_reads_so_and_the_task_goes_on(
+async def test_unknown_tools_for_sub_agents_are_a_tool_outcome(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint()
@@ -222,7 +222,7 @@ async def test_agents_at_the_greatest_depth_have_no_sub_agents(checkpoint: MakeC
         (task_id,) = ids(task_id, 1)
 
 
-async def test_names_that_somebody_took_refuse_the_spawn_and_no_neighbours_commit(checkpoint: MakeCheckpoint) -> None:
+async def test_taken_names_refuse_the_spawn_and_no_neighbour(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     await owner.commit(reserve=reserve())
@@ -259,7 +259,7 @@ async def test_a_call_that_needs_leave_spawns_when_it_has_it(checkpoint: MakeChe
     await in_state(replica, parent.task_id, QUEUED)
 
 
-async def test_an_approvers_tokens_raise_a_sub_agents_own_cap_with_its_roots(checkpoint: MakeCheckpoint) -> None:
+async def test_approved_tokens_raise_the_sub_agents_and_roots_cap(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     parent, _ = await spawner(replica, limits=task_pb2.Limits(max_tokens=9000))
     task_id = ids(parent.task.task_id, 2)[0]
@@ -285,7 +285,7 @@ async def test_an_approvers_tokens_raise_a_sub_agents_own_cap_with_its_roots(che
     assert (await again.commit(reserve=large)).reserve.HasField("granted")
 
 
-async def test_late_sub_agents_are_stopped_at_the_deadline_and_their_parent_goes_on(checkpoint: MakeCheckpoint) -> None:
+async def test_late_sub_agents_are_cancelled_at_the_deadline(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     parent = await waiting(replica)
     first, late = parent.wait.sub_agent_task_ids
@@ -330,7 +330,7 @@ async def test_a_parent_that_ends_otherwise_stops_its_sub_agents(checkpoint: Mak
         assert (await in_state(replica, task_id, CANCELLED)).reason == "PARENT_ENDED"
 
 
-async def test_a_sub_agent_that_an_operator_requeues_outlives_its_call_but_not_its_parents_cancel(
+async def test_a_requeued_sub_agent_outlives_its_call_not_a_cancel(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint()
@@ -355,7 +355,7 @@ async def told_all(replica: Any) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_wait_for_sub_agents_takes_no_other_answer_and_comes_after_the_commit_that_spawns(
+async def test_a_wait_for_sub_agents_follows_its_commit(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint()
@@ -369,7 +369,7 @@ async def test_a_wait_for_sub_agents_takes_no_other_answer_and_comes_after_the_c
         await owner.commit(call(), transition=wait())
 
 
-async def test_trees_that_end_at_once_by_their_last_the_deadline_and_a_cancel_wake_each_parent_once(
+async def test_concurrent_ends_wake_each_parent_once(
     checkpoint: MakeCheckpoint,
 ) -> None:
     """Two replicas, many trees in one moment: no deadlock, nothing forgotten, each call with one outcome."""

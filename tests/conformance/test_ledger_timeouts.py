@@ -72,7 +72,7 @@ async def lose(replica: Any, task_id: Any, claims: Any, reason: Any) -> Any:
     return (await replica.stub.RequeueLost(pb.RequeueLostRequest(lost=[lost]), timeout=TIMEOUT_SECONDS)).task_ids
 
 
-async def test_a_task_that_nobody_takes_in_time_is_left_as_its_policy_says(checkpoint: MakeCheckpoint) -> None:
+async def test_an_unclaimed_task_follows_its_queue_timeout_policy(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     tasks = {action: (await replica.create(policy=policy(action, 1.0))).task_id for action in ENDS}
     by_default = (await replica.create(policy=policy("", 1.0))).task_id
@@ -112,9 +112,7 @@ async def test_a_task_in_the_hands_of_a_worker_queues_no_more(checkpoint: MakeCh
 
 
 @pytest.mark.parametrize("action", ENDS)
-async def test_a_wait_that_nobody_answers_ends_by_policy_whatever_its_asker_wants(
-    checkpoint: MakeCheckpoint, action: Any
-) -> None:
+async def test_an_unanswered_wait_ends_by_policy(checkpoint: MakeCheckpoint, action: Any) -> None:
     replica = await checkpoint()
     task_id = await waiting(replica, policy=policy(action, 1.0, phase="wait"))
     task = await task_where(replica, task_id, lambda task: task.state != WAITING_USER)
@@ -135,9 +133,7 @@ async def test_a_whole_task_that_takes_too_long_may_fail(checkpoint: MakeCheckpo
 
 
 @pytest.mark.parametrize("action", ["", *ENDS])
-async def test_a_worker_without_progress_loses_the_task_as_its_policy_says(
-    checkpoint: MakeCheckpoint, action: Any
-) -> None:
+async def test_a_worker_without_progress_loses_the_task_by_policy(checkpoint: MakeCheckpoint, action: Any) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create(policy=policy(action, phase="progress"))).task_id)
     assert await lose(replica, owner.task.task_id, owner.claims, "WORKER_STUCK") == [owner.task.task_id]
@@ -151,9 +147,7 @@ async def test_a_worker_without_progress_loses_the_task_as_its_policy_says(
 
 
 @pytest.mark.parametrize("action", ["GO_ON", *ENDS])
-async def test_a_task_that_was_granted_and_never_opened_is_left_as_its_policy_says(
-    checkpoint: MakeCheckpoint, action: Any
-) -> None:
+async def test_a_granted_unopened_task_follows_its_policy(checkpoint: MakeCheckpoint, action: Any) -> None:
     replica = await checkpoint()
     task_id = (await replica.create(policy=policy(action, 5.0, phase="start"))).task_id
     token, claims = await replica.grant(task_id)
@@ -167,7 +161,7 @@ async def test_a_task_that_was_granted_and_never_opened_is_left_as_its_policy_sa
         await replica.open(token, claims)
 
 
-async def test_a_claim_that_is_not_the_granted_one_any_more_moves_nothing(checkpoint: MakeCheckpoint) -> None:
+async def test_a_superseded_claim_moves_nothing(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task_id = (await replica.create(policy=policy("FAIL", 5.0, phase="start"))).task_id
     _, former = await replica.grant(task_id)
@@ -189,7 +183,7 @@ async def test_offers_carry_the_tasks_own_patience(checkpoint: MakeCheckpoint) -
     assert not none.HasField("progress_timeout")
 
 
-async def test_the_class_of_the_failure_stands_in_the_move_that_it_led_to(checkpoint: MakeCheckpoint) -> None:
+async def test_the_error_class_is_in_its_transition(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     move = pb.Transition(
@@ -201,7 +195,7 @@ async def test_the_class_of_the_failure_stands_in_the_move_that_it_led_to(checkp
     assert last.next_retry_time == (await replica.get(owner.task.task_id)).next_retry_time
 
 
-async def test_a_task_is_offered_from_its_start_on_and_all_its_clocks_run_from_then(checkpoint: MakeCheckpoint) -> None:
+async def test_a_task_with_a_start_time_is_offered_from_then(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     start = datetime.now(UTC) + timedelta(hours=1)
     limits = task_pb2.Limits(timeout=duration(600))
@@ -223,7 +217,7 @@ async def test_a_task_is_offered_from_its_start_on_and_all_its_clocks_run_from_t
     assert (await replica.get(task.task_id)).sequence == task.sequence
 
 
-async def test_a_task_that_is_held_back_is_cancelled_at_once_and_requeued_without_its_delay(
+async def test_a_delayed_task_is_cancelled_at_once(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint()

@@ -77,7 +77,7 @@ async def test_pages_of_sums_join_without_gap_or_repeat(billed: Any) -> None:
     assert results == whole
 
 
-async def test_a_span_has_what_was_settled_in_it_and_a_root_what_it_ever_was(billed: Any) -> None:
+async def test_a_usage_window_has_its_settled_calls(billed: Any) -> None:
     hour = (await sums(billed, "t-3", **since(hours=1))).sums
     assert hour[0].calls < 20
     root = (await sums(billed, "t-3", root_task_id=ROOT.format(3))).sums
@@ -85,7 +85,7 @@ async def test_a_span_has_what_was_settled_in_it_and_a_root_what_it_ever_was(bil
     assert not (await sums(billed, "t-4", root_task_id=ROOT.format(3))).sums, "it is another tenant's"
 
 
-async def test_simulated_calls_and_those_without_a_price_are_counted_apart(checkpoint: MakeCheckpoint) -> None:
+async def test_simulated_and_unpriced_calls_are_counted_separately(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     bills = [
         ("claude-opus-4-8", "req_011", False, 50),

@@ -101,7 +101,7 @@ async def test_the_snapshot_shows_the_wait_and_nobody_holds_the_task(checkpoint:
     assert listed.tasks[0].wait == task.wait
 
 
-async def test_an_answer_becomes_the_calls_outcome_with_who_and_when_and_queues_the_task(
+async def test_an_answer_becomes_the_outcome_and_queues_the_task(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint()
@@ -121,7 +121,7 @@ async def test_an_answer_becomes_the_calls_outcome_with_who_and_when_and_queues_
     await owner.commit(reserve=reserve(step=2))
 
 
-async def test_two_approvals_at_once_resolve_the_wait_once_and_the_other_is_refused(checkpoint: MakeCheckpoint) -> None:
+async def test_of_two_concurrent_approvals_one_is_refused(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     other = await checkpoint(dsn=replica.dsn)
     for _ in range(5):
@@ -133,7 +133,7 @@ async def test_two_approvals_at_once_resolve_the_wait_once_and_the_other_is_refu
         assert kinds(await replica.entries(task.task_id)).count("wait_resolution") == 1
 
 
-async def test_the_same_request_is_answered_again_and_another_answer_under_it_is_refused(
+async def test_a_repeated_answer_is_answered_again(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint()
@@ -162,7 +162,7 @@ async def test_the_same_request_is_answered_again_and_another_answer_under_it_is
         (leave_of_a_person(), {"decision": "allow", "edited_arguments_json": "{}"}),
     ],
 )
-async def test_what_is_no_answer_to_the_wait_is_refused_and_it_waits_on(
+async def test_an_unfit_answer_is_refused_and_the_wait_continues(
     checkpoint: MakeCheckpoint, wait: Any, said: Any
 ) -> None:
     replica = await checkpoint()
@@ -194,7 +194,7 @@ async def test_a_call_that_was_allowed_stays_open_for_the_next_owner(checkpoint:
     assert refused.value.reason == "OPEN_INTENTS"
 
 
-async def test_a_call_that_was_denied_has_its_outcome_in_the_words_of_whoever_denied_it(
+async def test_a_denied_calls_outcome_has_the_comment(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint()
@@ -224,7 +224,7 @@ async def test_a_wait_that_may_go_on_goes_on_without_an_answer(checkpoint: MakeC
     assert json.loads(outcome.content)["answer"] == "no answer"
 
 
-async def test_answers_that_race_with_the_deadline_resolve_the_wait_once(checkpoint: MakeCheckpoint) -> None:
+async def test_answers_racing_the_deadline_end_the_wait_once(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     other = await checkpoint(dsn=replica.dsn)
     wait = approval(at_deadline=task_pb2.WAIT_DEADLINE_POLICY_GO_ON)
@@ -244,7 +244,7 @@ async def test_answers_that_race_with_the_deadline_resolve_the_wait_once(checkpo
         assert response.count("wait_resolution") == response.count("tool_outcome") == 1
 
 
-async def test_a_waiting_task_is_cancelled_at_once_though_its_call_is_open(checkpoint: MakeCheckpoint) -> None:
+async def test_a_waiting_task_with_an_open_call_is_cancelled_at_once(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await waiting(replica)
     cancelled = await replica.cancel(task.task_id)
@@ -256,7 +256,7 @@ async def test_a_waiting_task_is_cancelled_at_once_though_its_call_is_open(check
     assert over.value.reason == "WAIT_OVER"
 
 
-async def test_a_cancel_that_races_with_an_answer_leaves_a_whole_ledger(checkpoint: MakeCheckpoint) -> None:
+async def test_a_cancel_racing_an_answer_leaves_a_whole_ledger(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     for _ in range(5):
         task = await waiting(replica)
@@ -268,7 +268,7 @@ async def test_a_cancel_that_races_with_an_answer_leaves_a_whole_ledger(checkpoi
         assert kinds(await replica.entries(task.task_id)).count("tool_outcome") == 1
 
 
-async def test_the_tasks_clock_stands_still_while_it_waits_for_a_person_however_often(
+async def test_the_tasks_clock_stops_during_waits_for_a_person(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint()
@@ -302,7 +302,7 @@ async def test_a_task_that_waits_for_a_person_outlives_its_own_timeout(checkpoin
     assert moment(resumed.deadline_time) > moment(resumed.update_time) + timedelta(minutes=50)
 
 
-async def test_a_call_in_doubt_waits_with_a_clock_that_stands_still_and_without_an_answer(
+async def test_a_call_in_doubt_stops_the_clock_and_takes_no_answer(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint()
@@ -348,7 +348,7 @@ async def test_a_wait_that_does_not_fit_its_move_is_refused(checkpoint: MakeChec
         await owner.commit(transition=pb.Transition(to_state=state, reason="WAITS", wait=wait))
 
 
-async def test_an_answer_to_another_wait_is_refused_with_the_present_one(checkpoint: MakeCheckpoint) -> None:
+async def test_an_answer_to_another_wait_names_the_current_one(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task = await waiting(replica, leave_of_a_person())
     with pytest.raises(WrongState) as other:

@@ -33,7 +33,7 @@ async def watch(replica: Any, task_id: Any, after: int = 0) -> Any:
             await asyncio.sleep(0.05)
 
 
-async def test_the_old_entries_come_first_and_then_the_new_ones_until_the_end(checkpoint: MakeCheckpoint) -> None:
+async def test_old_entries_come_first_then_new_ones_until_the_end(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await replica.claim((await replica.create()).task_id)
     watching = asyncio.create_task(watch(replica, owner.task.task_id))
@@ -60,7 +60,7 @@ async def test_a_cursor_beyond_the_newest_entry_is_refused(checkpoint: MakeCheck
         await replica.stub.WatchEntries(pb.WatchEntriesRequest(task_id="00000000-0000-7000-8000-000000000000")).read()
 
 
-async def test_watchers_across_two_replicas_get_every_entry_once_through_a_postgres_restart(
+async def test_watchers_of_two_replicas_survive_a_postgres_restart(
     checkpoint: MakeCheckpoint, own_postgres: PostgresProcess
 ) -> None:
     dsn = own_postgres.dsn()
@@ -124,7 +124,7 @@ async def test_a_slow_reader_holds_up_nobody_and_loses_nothing(checkpoint: MakeC
     assert [one.sequence for one in seen] == list(range(1, 35))
 
 
-async def test_who_has_all_so_far_is_handed_what_is_committed_here_and_nothing_is_read_for_it(
+async def test_a_current_watcher_gets_new_entries_without_a_read(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint()
@@ -149,7 +149,7 @@ async def test_who_has_all_so_far_is_handed_what_is_committed_here_and_nothing_i
     assert metrics.read("tenure_watch_reads_total") - reads <= 3
 
 
-async def test_watchers_of_two_replicas_that_commit_in_turns_have_no_gap_and_no_repeat(
+async def test_watchers_of_two_committing_replicas_have_no_gap(
     checkpoint: MakeCheckpoint,
 ) -> None:
     replica = await checkpoint()

@@ -35,7 +35,7 @@ def an_error(own_id: Any) -> dict[str, Any]:
         (200, lambda own_id: {"jsonrpc": "2.0", "id": own_id, "result": {"content": 7}}, OutcomeStatus.IN_DOUBT),
     ],
 )
-async def test_what_a_server_answers_after_it_paid_never_has_it_pay_again(
+async def test_an_answer_after_the_effect_never_repeats_it(
     tool_service: StartTools, grants: Grants, tools_config: Configure, status: int, answer: Any, expected: OutcomeStatus
 ) -> None:
     with http_mcp_server(status, answer) as server:
@@ -50,7 +50,7 @@ async def test_what_a_server_answers_after_it_paid_never_has_it_pay_again(
         assert "othing was done" not in outcome.content
 
 
-async def test_a_runner_s_end_proves_nothing_of_what_its_server_works_on(
+async def test_a_runners_end_proves_nothing_about_its_server(
     tool_service: StartTools,
     grants: Grants,
     mcp_servers: McpServers,

@@ -24,7 +24,7 @@ async def counted(node: Path, expected: int) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_a_task_s_server_has_its_files_and_no_others_and_ends_with_it(
+async def test_a_tasks_server_sees_only_its_files_and_ends_with_it(
     tool_service: StartTools, grants: Grants, outside: Outside, mcp_servers: McpServers, tools_config: Configure
 ) -> None:
     config = tools_config(files=mcp_servers.sandboxed_filesystem(max_servers=2))
@@ -56,7 +56,7 @@ async def test_a_task_s_server_has_its_files_and_no_others_and_ends_with_it(
     await counted(mcp_servers.node, 0)
 
 
-async def test_a_sandboxed_server_has_no_network_no_secrets_and_no_host_and_ends_when_it_idles(
+async def test_a_sandboxed_server_has_no_network_secrets_or_host(
     tool_service: StartTools, grants: Grants, outside: Outside, mcp_servers: McpServers, tools_config: Configure
 ) -> None:
     config = tools_config(odd=mcp_servers.sandboxed_script(env={"TOKEN": "given"}, idle_seconds=0.5))

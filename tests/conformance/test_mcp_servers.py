@@ -20,7 +20,7 @@ from tests.support.fix_tools import (
 from tests.support.patience import PATIENCE_SECONDS
 
 
-async def test_a_program_s_tools_are_called_and_their_hints_are_classes(
+async def test_a_programs_tools_have_classes_from_their_annotations(
     tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
 ) -> None:
     (tmp_path / "shared").mkdir()
@@ -88,7 +88,7 @@ async def test_every_kind_of_answer_is_told_over_either_transport(
             assert slow[-1].outcome.status == tool_pb2.OUTCOME_STATUS_SUCCEEDED
 
 
-async def test_calls_carry_their_key_and_epoch_to_a_server_of_the_newest_revision_whose_list_is_followed(
+async def test_calls_carry_key_and_epoch_and_lists_are_followed(
     tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure
 ) -> None:
     async with mcp_servers.modern_over_http() as port:
@@ -109,7 +109,7 @@ async def test_calls_carry_their_key_and_epoch_to_a_server_of_the_newest_revisio
         assert (seen["meta"]["tenure/call_id"], seen["meta"]["tenure/epoch"]) == ("1.0", 17)
 
 
-async def test_a_program_has_the_environment_of_its_settings_and_only_allowed_tools(
+async def test_a_program_has_its_configured_environment_and_tools(
     tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
 ) -> None:
     (tmp_path / "here").mkdir()

@@ -137,7 +137,7 @@ select %(n)s::int * 3
         assert await (await postgres.execute(queries.doubled, {"n": 21})).fetchone() == (42,)
 
 
-def test_a_statement_that_is_not_there_is_an_error_where_it_is_named() -> None:
+def test_a_missing_statement_is_an_error_at_its_name() -> None:
     with pytest.raises(AttributeError, match=r"queries.sql has no statement named nothing"):
         _ = Queries("-- name: a\n-- Why.\nselect 1").nothing
 

@@ -168,7 +168,7 @@ async def test_a_listener_notices_a_server_that_fell_silent(
                 await anext(heard)
 
 
-async def test_a_read_only_server_is_unavailable_and_acknowledges_nothing(fresh_database: FreshDatabase) -> None:
+async def test_a_read_only_server_is_unavailable(fresh_database: FreshDatabase) -> None:
     settings = (("default_transaction_read_only", "on"),)
     async with pool_of(await fresh_database(), settings=settings) as pool:
         with pytest.raises(errors.Unavailable) as caught:
@@ -176,7 +176,7 @@ async def test_a_read_only_server_is_unavailable_and_acknowledges_nothing(fresh_
         assert caught.value.reason == "READ_ONLY"
 
 
-async def test_no_room_is_told_as_such_and_leaves_the_connection_usable(fresh_database: FreshDatabase) -> None:
+async def test_a_full_disk_is_reported_and_the_connection_stays(fresh_database: FreshDatabase) -> None:
     async with pool_of(await fresh_database()) as pool, connection(pool) as postgres:
         with pytest.raises(errors.Unavailable) as caught:
             async with connection(pool) as other:
@@ -259,7 +259,7 @@ async def test_the_pool_survives_a_crash_of_the_server(own_postgres: PostgresPro
                     continue  # bounded by the pool's own wait, and by the timeout around
 
 
-async def test_a_connection_ended_while_it_works_has_an_unknown_outcome(fresh_database: FreshDatabase) -> None:
+async def test_a_connection_ended_in_a_statement_is_unknown(fresh_database: FreshDatabase) -> None:
     async with pool_of(await fresh_database()) as pool:
         async with connection(pool) as victim:
             sleeping = asyncio.create_task(sleep_in(victim))
@@ -327,7 +327,7 @@ async def test_a_durable_server_is_accepted(fresh_database: FreshDatabase) -> No
         await startup_guard(pool)
 
 
-async def test_a_connection_that_breaks_leaves_the_outcome_unknown_and_the_next_one_works(
+async def test_a_broken_connection_is_unknown_and_the_next_works(
     fresh_database: FreshDatabase, postgres_server: PostgresProcess, tcp_proxy: MakeProxy
 ) -> None:
     dsn = await fresh_database()
@@ -344,7 +344,7 @@ async def test_a_connection_that_breaks_leaves_the_outcome_unknown_and_the_next_
         assert await one(pool, "select 1") == 1
 
 
-async def test_what_was_asked_of_a_silent_server_is_answered_when_it_hears_again(
+async def test_a_request_to_a_silent_server_is_answered_later(
     fresh_database: FreshDatabase, postgres_server: PostgresProcess, tcp_proxy: MakeProxy
 ) -> None:
     dsn = await fresh_database()

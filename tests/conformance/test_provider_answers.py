@@ -218,14 +218,14 @@ async def test_what_may_be_repeated_is_sent_again_with_the_same_key(first: Any) 
         too_much_metadata,
     ],
 )
-async def test_an_unsafe_call_that_ended_in_the_dark_is_in_doubt_and_sent_once(answering: Any) -> None:
+async def test_an_unsafe_call_without_an_answer_is_in_doubt(answering: Any) -> None:
     scripted = Scripted(answering)
     with pytest.raises(ToolInDoubt, match="The provider shop was asked, and its answer was lost"):
         await called(scripted, EffectClass.UNSAFE)
     assert len(scripted.requests) == 1
 
 
-async def test_an_unsafe_call_that_is_stopped_here_goes_on_at_its_provider_for_all_anybody_knows() -> None:
+async def test_a_stopped_unsafe_call_may_continue_at_its_provider() -> None:
     key = CallKey(UUID(TASK), "1.0")
     request = CallRequest(key, Claims(f"tasks/{TASK}", "acme", 7, "c", "w"), "shop__t", EffectClass.UNSAFE, b"{}")
     scripted, run = Scripted(never), RunningCalls().add(request, 1)
@@ -243,7 +243,7 @@ async def test_an_unsafe_call_that_is_stopped_here_goes_on_at_its_provider_for_a
             await carrying
 
 
-async def test_a_runner_that_may_begin_nothing_any_more_asks_no_provider() -> None:
+async def test_a_fenced_runner_calls_no_provider() -> None:
     scripted = Scripted(never)
     async with (
         serving(scripted) as address,
@@ -271,13 +271,13 @@ async def test_a_call_that_breaks_every_time_is_not_sent_for_ever() -> None:
     assert len(scripted.requests) == 5
 
 
-async def test_a_stale_epoch_after_a_lost_answer_does_not_say_that_nothing_was_done() -> None:
+async def test_a_stale_epoch_after_a_lost_answer_proves_nothing() -> None:
     answer = await called(Scripted(ends(grpc.StatusCode.UNAVAILABLE), stale))
     assert answer.detail == "STALE_EPOCH"
     assert answer.content.endswith("It was sent before, and that answer was lost: what it did then has happened.")
 
 
-async def test_a_call_that_is_stopped_or_out_of_time_is_cancelled_at_the_provider(pass_seconds: PassSeconds) -> None:
+async def test_a_stopped_or_late_call_is_cancelled_at_the_provider(pass_seconds: PassSeconds) -> None:
     scripted = Scripted(never)
     async with (
         serving(scripted) as address,
@@ -299,7 +299,7 @@ async def test_a_call_that_is_stopped_or_out_of_time_is_cancelled_at_the_provide
         await asyncio.wait_for(scripted.cancelled.wait(), PATIENCE_SECONDS)
 
 
-async def test_its_tools_are_taken_as_it_describes_them_again_and_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_providers_tools_are_refreshed(caplog: pytest.LogCaptureFixture) -> None:
     scripted, registry = Scripted(GOOD), ToolRegistry([])
     scripted.tools += [
         tool_pb2.ToolDefinition(name="a b", input_schema_json="{}"),
@@ -325,7 +325,7 @@ async def test_its_tools_are_taken_as_it_describes_them_again_and_again(caplog: 
             await asyncio.wait({watching})
 
 
-async def test_a_provider_may_want_to_know_who_calls_and_be_known_itself(tmp_path: Path) -> None:
+async def test_a_provider_may_authenticate_its_caller_and_itself(tmp_path: Path) -> None:
     authority = issue("authority")
     (tmp_path / "ca.pem").write_bytes(authority.certificate.public_bytes(serialization.Encoding.PEM))
     server = issue("server", ("127.0.0.1",), authority).write(tmp_path / "server.pem")
@@ -362,12 +362,12 @@ async def test_a_provider_may_want_to_know_who_calls_and_be_known_itself(tmp_pat
         ({"tenants": ["No Such"]}, "should match pattern"),
     ],
 )
-def test_a_provider_that_cannot_be_called_is_a_mistake_of_the_file(fields: Any, expected: str) -> None:
+def test_an_unreachable_provider_is_a_config_error(fields: Any, expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
         ProviderSettings(**{"address": "127.0.0.1:1", **fields})
 
 
-def test_the_name_of_a_source_leaves_room_for_its_tools_and_is_its_own() -> None:
+def test_a_sources_name_is_short_and_unique() -> None:
     provider, server = {"address": "127.0.0.1:1"}, {"command": "true"}
     for name in ("built-in", "a__b", "a_", "", "a b"):
         with pytest.raises(ValueError, match=r"pattern|built-in"):

@@ -253,7 +253,7 @@ async def test_the_writer_of_a_stream_learns_how_it_ended() -> None:
         assert caught.value.current == 2
 
 
-async def test_health_goes_first_and_streams_end_by_themselves_when_the_server_drains() -> None:
+async def test_a_draining_server_is_not_serving_and_streams_end() -> None:
     async with echoing(grace_seconds=2 * PATIENCE_SECONDS) as (echo, channel):
         health = health_pb2_grpc.HealthStub(channel)
         watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
@@ -269,7 +269,7 @@ async def test_health_goes_first_and_streams_end_by_themselves_when_the_server_d
         assert caught.value.reason == "DRAINING"
 
 
-async def test_a_call_that_is_under_way_is_answered_while_the_server_drains() -> None:
+async def test_a_call_in_progress_is_answered_during_a_drain() -> None:
     async with echoing(grace_seconds=2 * PATIENCE_SECONDS) as (echo, channel):
         call = asyncio.ensure_future(talk(channel, "unary_unary", b"until stopping"))
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -309,7 +309,7 @@ async def test_two_servers_never_share_a_port() -> None:
             await RpcServer(first.address).start()
 
 
-async def test_several_addresses_share_the_calls_and_a_lost_one_is_left_out() -> None:
+async def test_calls_use_several_addresses_and_skip_a_lost_one() -> None:
     first, second = (RpcServer("127.0.0.1:0", grace_seconds=0.1) for _ in range(2))
     for name, server in (("first", first), ("second", second)):
 

@@ -70,7 +70,7 @@ async def test_a_server_notices_a_client_that_fell_silent(tcp_proxy: MakeProxy) 
                 await session.ended.wait()
 
 
-async def test_a_client_that_pings_within_the_limit_is_never_told_to_go_away() -> None:
+async def test_a_client_that_pings_within_the_limit_stays_connected() -> None:
     """Its pings come faster than gRPC accepts by default; our limit allows them, and the connection stays."""
     async with serve(Session(), Keepalive()) as server:
         fast = Keepalive(interval_seconds=0.2, timeout_seconds=20.0)
@@ -98,7 +98,7 @@ async def test_a_quiet_healthy_connection_is_kept() -> None:
 
 
 @pytest.mark.parametrize("how", ["read", "iterate"])
-async def test_a_call_that_another_task_cancelled_is_unavailable_and_not_the_end_of_its_reader(how: str) -> None:
+async def test_a_call_cancelled_by_another_task_is_unavailable(how: str) -> None:
     """grpc.aio raises CancelledError there, which a loop that reconnects takes for its own end."""
     async with serve(Session(), Keepalive()) as server, open_channel(server.address) as channel:
         call = channel.stream_stream("/t.Session/Hold")()

@@ -156,7 +156,7 @@ class TestDueTimes:
         )
         assert (started, skipped, failed) == (40, 0, 0)
 
-    async def test_a_run_that_was_created_is_found_again_and_not_created_twice(self, schedules: Schedules) -> None:
+    async def test_a_created_run_is_found_again(self, schedules: Schedules) -> None:
         """As after a ledger's row of the schedule went back: the request_id is the run's identity."""
         schedule = await schedules.create()
         await schedules.come_due(schedule, 2)
@@ -178,9 +178,7 @@ class TestDueTimes:
         )
         assert ahead
 
-    async def test_an_outage_is_caught_up_with_within_the_window_and_the_rest_is_counted(
-        self, schedules: Schedules
-    ) -> None:
+    async def test_an_outage_is_caught_up_within_the_window(self, schedules: Schedules) -> None:
         schedule = await schedules.create(
             cron="* * * * *", overlap_policy=pb.OVERLAP_POLICY_QUEUE, catch_up_window={"seconds": 330}
         )
@@ -261,7 +259,7 @@ class TestOverlap:
         assert started == sorted(started)
         assert (await schedules.get("nightly")).schedule.waiting_runs == 0
 
-    async def test_cancel_previous_cancels_what_runs_and_starts_when_it_has_ended(self, schedules: Schedules) -> None:
+    async def test_cancel_previous_cancels_then_starts(self, schedules: Schedules) -> None:
         schedule = await schedules.create(overlap_policy=pb.OVERLAP_POLICY_CANCEL_PREVIOUS)
         await schedules.come_due(schedule, 4)
         (first,) = await schedules.until(schedule, 1)
@@ -288,9 +286,7 @@ class TestOverlap:
 
 
 class TestQuotas:
-    async def test_beyond_its_tenants_rate_a_run_is_put_off_where_others_are_refused(
-        self, schedules: Schedules
-    ) -> None:
+    async def test_a_run_above_the_tenants_rate_is_postponed(self, schedules: Schedules) -> None:
         """The rate is used up for minutes by what was put off before: no slow machine sees the end of that."""
         replica = schedules.replica
         await self.limit(replica, tenants.QUOTA_POLICY_DELAY)
@@ -338,9 +334,7 @@ class TestUpdates:
             each.ClearField("update_time")  # the look for due times that an update brings forward may come in between
         assert repeated == schedule
 
-    async def test_of_two_updates_of_one_revision_one_is_refused_and_a_repeat_is_answered(
-        self, schedules: Schedules
-    ) -> None:
+    async def test_of_two_updates_of_a_revision_one_is_refused(self, schedules: Schedules) -> None:
         await schedules.create()
         changed = await schedules.update(cron="0 1 * * *", expected_revision=1)
         with pytest.raises(WrongState) as refused:
@@ -353,9 +347,7 @@ class TestUpdates:
         with pytest.raises(NotFound):
             await schedules.update("another", cron="0 1 * * *")
 
-    async def test_what_has_come_due_is_run_as_the_schedule_was_and_the_rest_as_it_is(
-        self, schedules: Schedules
-    ) -> None:
+    async def test_due_runs_use_the_old_schedule_and_later_ones_the_new(self, schedules: Schedules) -> None:
         """No sweep has looked at it yet: the update decides it."""
         schedule = await schedules.create()
         await schedules.replica.query(
@@ -370,14 +362,14 @@ class TestUpdates:
         later = (await schedules.until(schedule, 2))[-1]
         assert (await schedules.replica.get(later.task_id)).spec.goal == "tidy up twice"
 
-    async def test_a_paused_schedule_stays_paused_and_goes_on_by_its_new_times(self, schedules: Schedules) -> None:
+    async def test_a_paused_schedule_stays_paused(self, schedules: Schedules) -> None:
         await schedules.create()
         await schedules.pause("nightly")
         changed = await schedules.update(cron="0 0 3 1 *")
         assert (changed.paused, changed.HasField("next_due_time")) == (True, False)
         assert (await schedules.resume("nightly")).next_due_time.ToDatetime().day == 3
 
-    async def test_what_was_decided_is_not_due_again_after_a_clock_went_back(self, schedules: Schedules) -> None:
+    async def test_a_decided_run_is_not_due_after_a_clock_step_back(self, schedules: Schedules) -> None:
         """The database's clock cannot be set here: its due time is recorded for later instead."""
         schedule = await schedules.create()
         await schedules.come_due(schedule)
@@ -410,7 +402,7 @@ class TestUpdates:
 
 
 class TestVerbs:
-    async def test_creating_again_is_the_same_and_another_under_the_name_is_refused(self, schedules: Schedules) -> None:
+    async def test_creating_a_schedule_again_is_idempotent(self, schedules: Schedules) -> None:
         first = await schedules.create()
         assert await schedules.create() == first
         with pytest.raises(AlreadyExists) as refused:
@@ -438,7 +430,7 @@ class TestVerbs:
         with pytest.raises(InvalidRequest):
             await schedules.create(**wrong)
 
-    async def test_a_paused_schedule_lets_nothing_come_due_and_makes_nothing_up_for(self, schedules: Schedules) -> None:
+    async def test_a_paused_schedule_makes_no_runs_due(self, schedules: Schedules) -> None:
         schedule = await schedules.create(cron="* * * * *")
         paused = await schedules.pause("nightly")
         assert (paused.paused, paused.pause_reason, paused.pause_actor) == (True, "holidays", "alice")
@@ -483,9 +475,7 @@ class TestVerbs:
         await schedules.come_due(schedule)
         await schedules.until(schedule, 1, SKIPPED)
 
-    async def test_deleted_is_gone_and_its_tasks_go_on_and_the_next_of_its_name_is_another(
-        self, schedules: Schedules
-    ) -> None:
+    async def test_a_deleted_schedule_is_gone_and_its_tasks_continue(self, schedules: Schedules) -> None:
         schedule = await schedules.create()
         task = await schedules.trigger("nightly", "r")
         assert await schedules.delete("nightly")
@@ -535,7 +525,7 @@ class TestVerbs:
 
 
 class TestFailures:
-    async def test_a_run_that_cannot_be_created_is_recorded_and_the_next_one_runs(self, schedules: Schedules) -> None:
+    async def test_a_failed_run_is_recorded_and_the_next_one_runs(self, schedules: Schedules) -> None:
         schedule = await schedules.create()
         ((due,),) = await schedules.replica.query(
             "select to_char(date_trunc('minute', now()) at time zone 'UTC' - interval '2 hours',"

@@ -41,7 +41,7 @@ async def run(name: str, *arguments: str, **variables: str) -> tuple[int | None,
 
 
 @pytest.mark.parametrize("name", SERVICES)
-async def test_all_that_is_missing_unknown_or_malformed_is_told_at_once(name: Any) -> None:
+async def test_all_missing_unknown_or_malformed_settings_are_reported(name: Any) -> None:
     prefix = f"TENURE_{name.upper()}_"
     code, _, text = await run(name, **{f"{prefix}LISTEN": "nowhere", f"{prefix}LISTENS": "x", "TENURE_LOG_LEVEL": "x"})
     assert code == 2
@@ -54,7 +54,7 @@ async def test_all_that_is_missing_unknown_or_malformed_is_told_at_once(name: An
 
 
 @pytest.mark.parametrize("name", SERVICES)
-async def test_help_tells_every_variable_and_an_unknown_word_starts_nothing(name: Any) -> None:
+async def test_help_lists_every_variable_and_starts_nothing(name: Any) -> None:
     code, text, _ = await run(name, "--help")
     assert code == 0
     for variable in (f"TENURE_{name.upper()}_LISTEN", "TENURE_LOG_FORMAT"):
@@ -121,9 +121,7 @@ async def test_a_worker_offers_no_loop_that_it_does_not_know() -> None:
         ({"http_tools": {"read_file": {"url": "http://a/", "description": "d"}}}, 2, "http_tools.read_file"),
     ],
 )
-async def test_the_file_of_tools_can_be_looked_at_without_anything_else(
-    tmp_path: Path, content: Any, code: int, expected: str
-) -> None:
+async def test_the_tools_file_can_be_checked_alone(tmp_path: Path, content: Any, code: int, expected: str) -> None:
     file = tmp_path / "tools.json"
     file.write_text(json.dumps(content))
     needed = {"POSTGRES_DSN": "nowhere", "VERIFYING_KEYS_FILE": "none", "WORKSPACE_ROOT": str(tmp_path)}

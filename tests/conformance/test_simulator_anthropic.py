@@ -178,7 +178,7 @@ async def test_an_ordered_status_raises_the_clients_own_error(
     assert text_of(await answer(client, "sim-hello"))  # it was ordered once
 
 
-async def test_the_rate_limit_of_a_scenario_is_met_twice_by_each_conversation(simulator: Any, client: Any) -> None:
+async def test_each_conversation_meets_a_scenarios_rate_limit_twice(simulator: Any, client: Any) -> None:
     for goal in ("one", "another"):
         messages = [{"role": "user", "content": goal}]
         for _ in range(2):
@@ -250,7 +250,7 @@ async def test_an_ordered_latency_is_kept(simulator: Any, client: Any) -> None:
     assert asyncio.get_running_loop().time() - begun_at >= 0.3
 
 
-async def test_a_client_that_leaves_in_mid_stream_is_billed_for_what_it_got(simulator: Any, client: Any) -> None:
+async def test_a_client_that_leaves_mid_stream_is_billed_for_its_part(simulator: Any, client: Any) -> None:
     async with client.messages.stream(model="sim-slow", max_tokens=4096, messages=GOAL) as events:
         got = 0
         async for text in events.text_stream:
@@ -329,7 +329,7 @@ async def test_a_request_may_be_too_large(client: Any) -> None:
     assert (caught.value.status_code, body["error"]["type"]) == (413, "request_too_large")
 
 
-async def test_every_call_is_in_the_file_with_what_the_caller_said_about_it(simulator: Any, client: Any) -> None:
+async def test_every_call_is_in_the_call_log_with_its_caller(simulator: Any, client: Any) -> None:
     message = await ask(
         client, "sim-hello", metadata={"user_id": "task-1"}, extra_headers={"x-tenure-attempt": "task-1/3.2"}
     )
@@ -404,7 +404,7 @@ def test_the_search_runs_alone_too() -> None:
         assert process.wait(timeout=PATIENCE_SECONDS) == 0
 
 
-async def test_a_prompt_beyond_the_window_is_refused_and_an_answer_ends_with_it(client: Any, simulator: Any) -> None:
+async def test_a_prompt_beyond_the_window_is_refused(client: Any, simulator: Any) -> None:
     with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 50 maximum"):
         await ask(client, "sim-steps-1-read_file-0ms-50w", [{"role": "user", "content": "word " * 100}])
     answer = await ask(client, "sim-steps-0-read_file-50w", [{"role": "user", "content": "a" * 196}])

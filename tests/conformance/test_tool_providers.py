@@ -52,7 +52,7 @@ def keys_file(grants: Any, path: Path) -> Path:
     return path
 
 
-async def test_its_tools_are_offered_under_its_name_to_its_tenants_only(behind: Any, grants: Grants) -> None:
+async def test_a_providers_tools_are_offered_to_its_tenants_only(behind: Any, grants: Grants) -> None:
     _, tools = await behind(tenants=["acme"], allow=["move_stock", "ship"], effects={"ship": "KEYED"})
     acme, other = grants.claim(tenant="acme"), grants.claim(tenant="other")
     assert await names(tools, acme) == {MOVE: tool_pb2.EFFECT_CLASS_KEYED, SHIP: tool_pb2.EFFECT_CLASS_KEYED}
@@ -67,7 +67,7 @@ async def test_its_tools_are_offered_under_its_name_to_its_tenants_only(behind: 
     assert refused.content.startswith(f"There is no tool named '{MOVE}'")
 
 
-async def test_it_gets_the_key_the_epoch_and_a_token_that_it_can_verify(
+async def test_a_provider_gets_key_epoch_and_a_verifiable_token(
     behind: Any, node_provider: StartProvider, grants: Grants, tmp_path: Path
 ) -> None:
     provider = await node_provider(keys=keys_file(grants, tmp_path / "keys.jsonl"))
@@ -103,7 +103,7 @@ async def test_a_call_that_is_run_again_moves_nothing_twice(behind: Any, grants:
     assert provider.moves() == [(f"{owner.task_id}/1.0", 10)]
 
 
-async def test_what_arrives_after_a_takeover_is_refused_by_the_providers_own_table(
+async def test_the_providers_table_refuses_calls_after_a_takeover(
     behind: Any, grants: Grants, tcp_proxy: MakeProxy
 ) -> None:
     """The old runner is frozen, and its call is still on the network when the new one has written."""
@@ -136,7 +136,7 @@ async def test_a_refusal_by_epoch_is_told_as_what_it_is(behind: Any, grants: Gra
     assert provider.shipments() == 0
 
 
-async def test_a_provider_killed_in_mid_call_is_asked_again_where_that_is_harmless(
+async def test_a_harmless_call_is_repeated_after_the_provider_died(
     behind: Any, node_provider: StartProvider, grants: Grants
 ) -> None:
     provider = await node_provider(answer_after_ms=LATE_MS)
@@ -161,7 +161,7 @@ async def test_a_provider_killed_in_mid_call_is_asked_again_where_that_is_harmle
     assert len(provider.moves()) == 1
 
 
-async def test_a_provider_killed_in_mid_call_leaves_an_unsafe_call_in_doubt(
+async def test_an_unsafe_call_is_in_doubt_after_the_provider_died(
     behind: Any, node_provider: StartProvider, grants: Grants
 ) -> None:
     provider = await node_provider(answer_after_ms=LATE_MS)
@@ -206,7 +206,7 @@ async def stands(tools: Any, linked: bool) -> Any:
         return source
 
 
-async def test_a_provider_that_is_away_is_told_and_is_there_again_when_it_is_back(behind: Any, grants: Grants) -> None:
+async def test_an_absent_provider_is_reported_and_found_again(behind: Any, grants: Grants) -> None:
     provider, tools = await behind(connect_seconds=0.3, bearer_token="hush-hush-hush", tenants=["default"])
     owner = grants.claim()
     linked = await stands(tools, linked=True)
@@ -246,7 +246,7 @@ async def test_a_provider_that_comes_later_is_waited_for(
     assert (await tools.outcome(owner, "1.0", MOVE, item="tea", delta=3)).status is DONE
 
 
-async def test_a_begun_call_whose_tool_is_gone_is_concluded_where_it_could_be_repeated(
+async def test_a_started_call_without_its_tool_ends_if_repeatable(
     behind: Any, tool_service: StartTools, node_provider: StartProvider, grants: Grants
 ) -> None:
     """The next replica's config has no such provider."""

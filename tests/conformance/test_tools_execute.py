@@ -109,7 +109,7 @@ async def test_a_call_id_cannot_be_used_for_another_call(
         ("nul\0tool", "{}", "There is no tool named"),
     ],
 )
-async def test_arguments_that_do_not_fit_are_an_outcome_the_model_can_use(
+async def test_arguments_that_do_not_fit_are_a_readable_outcome(
     tool_service: StartTools, grants: Grants, tool: str, arguments: Any, words: str
 ) -> None:
     tools = await tool_service()
@@ -179,7 +179,7 @@ async def test_a_token_of_another_resource_than_a_task_calls_nothing(
     assert outside.lines("a") == []
 
 
-async def test_calls_beyond_all_places_are_told_to_come_again_and_were_not_run(
+async def test_calls_beyond_all_slots_are_refused_before_they_run(
     tool_service: StartTools, grants: Grants, outside: Outside
 ) -> None:
     tools = await tool_service(max_accepted=1)

@@ -37,7 +37,7 @@ async def gone(path: Path) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_calls_refusals_and_files_go_and_a_zombie_is_refused_for_ever(
+async def test_calls_refusals_and_files_go_and_a_zombie_stays_refused(
     tool_service: StartTools, grants: Grants, outside: Outside, tools_database: Callable[..., Awaitable[list[Any]]]
 ) -> None:
     tools = await tool_service()
@@ -77,7 +77,7 @@ async def test_a_task_that_never_called_a_tool_is_fenced_as_well(
     assert not outside.workspace(owner).exists()
 
 
-async def test_what_still_runs_is_stopped_first_and_a_stale_claim_forgets_nothing(
+async def test_running_calls_stop_first_and_a_stale_claim_forgets_none(
     tool_service: StartTools, grants: Grants, outside: Outside
 ) -> None:
     tools = await tool_service()
@@ -115,7 +115,7 @@ async def test_a_death_at_any_point_leaves_nothing_behind(
         assert await tools_database("select 1 from calls where task_id = %s", owner.task_id) == []
 
 
-async def test_a_task_that_comes_back_with_a_ledger_put_back_keeps_its_files(
+async def test_a_task_restored_with_its_ledger_keeps_its_files(
     tool_service: StartTools, grants: Grants, outside: Outside
 ) -> None:
     tools = await tool_service(workspace_sweep_interval_seconds=0.1)

@@ -36,9 +36,7 @@ async def listed(tools: Any, tenant: str = "default", **options: Any) -> Any:
         return await tools.stub.ListInDoubtCalls(pb.ListInDoubtCallsRequest(**options), timeout=CALL_SECONDS)
 
 
-async def test_calls_in_doubt_are_listed_to_their_tenant_with_what_a_person_needs_to_know(
-    tool_service: StartTools, grants: Grants
-) -> None:
+async def test_calls_in_doubt_are_listed_to_their_tenant_with_details(tool_service: StartTools, grants: Grants) -> None:
     dying, tools = await tool_service(), await tool_service()
     owners = [grants.claim(epoch=10), grants.claim(epoch=10), grants.claim(epoch=10, tenant="acme")]
     line = "é" * 3000
@@ -72,7 +70,7 @@ async def test_calls_in_doubt_are_listed_to_their_tenant_with_what_a_person_need
 
 
 @pytest.mark.skipif(own_identity() is None, reason="only Linux tells which process is which")
-async def test_it_is_told_when_the_runner_is_proven_gone_and_a_late_outcome_ends_the_doubt(
+async def test_a_proven_end_is_shown_and_a_late_outcome_ends_the_doubt(
     tool_service: StartTools, grants: Grants, outside: Outside, tmp_path: Path
 ) -> None:
     frozen = await tool_service(failpoints=f"tools.after_effect=touch({tmp_path}/there)->freeze")

@@ -95,7 +95,7 @@ async def test_what_cannot_be_kept_is_cut_and_says_so(
     assert not (tmp_path / "3.0.txt").exists()
 
 
-async def test_a_runner_that_dies_between_file_and_record_costs_nothing(
+async def test_a_runners_death_between_file_and_record_costs_nothing(
     tool_service: StartTools, grants: Grants, outside: Outside, sandbox_detection: Detection
 ) -> None:
     """The call is run again, and its outcome speaks of the file of that run."""

@@ -51,7 +51,7 @@ def shop(url: str) -> dict[str, Any]:
     return {"pay": {"url": url, "description": "Pay.", **FOR_EVER}}
 
 
-async def test_a_call_whose_task_ends_before_it_was_sent_is_not_run_and_in_no_doubt(
+async def test_an_unsent_call_of_an_ended_task_is_not_in_doubt(
     tool_service: StartTools,
     grants: Grants,
     tools_sections: Callable[..., Path],
@@ -71,7 +71,7 @@ async def test_a_call_whose_task_ends_before_it_was_sent_is_not_run_and_in_no_do
         await asyncio.wait({call})
 
 
-async def test_a_call_that_a_service_in_its_orderly_end_had_not_sent_is_run_by_the_next_one(
+async def test_an_unsent_call_of_a_stopping_service_runs_elsewhere(
     tool_service: StartTools, grants: Grants, tools_sections: Callable[..., Path]
 ) -> None:
     async with mute() as server:

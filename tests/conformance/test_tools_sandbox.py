@@ -52,7 +52,7 @@ def leaky_bubblewrap(sandbox_detection: Detection, tmp_path: Path) -> Path:
     return wrapper
 
 
-async def test_a_service_whose_sandbox_leaks_serves_nothing_and_says_why(
+async def test_a_service_with_a_leaking_sandbox_does_not_serve(
     tool_service: StartTools, leaky_bubblewrap: Path, grants: Grants
 ) -> None:
     tools = await tool_service(sandbox_bubblewrap=leaky_bubblewrap)
@@ -102,7 +102,7 @@ async def test_an_outcome_says_what_its_program_used(
 
 
 @pytest.mark.parametrize("ended_by", ["its owner", "the next owner"])
-async def test_a_stopped_program_is_recorded_with_who_ended_it_and_what_it_used(
+async def test_a_stopped_program_is_recorded_with_cause_and_usage(
     tool_service: StartTools, grants: Grants, sandbox_detection: Detection, ended_by: str
 ) -> None:
     """A stale owner's call and one that its own owner stopped are told apart for ever."""
@@ -119,7 +119,7 @@ async def test_a_stopped_program_is_recorded_with_who_ended_it_and_what_it_used(
     assert outcome.usage.wall_seconds < 100
 
 
-async def test_a_call_that_the_next_owner_joined_is_that_owners_to_cancel(
+async def test_a_joined_call_belongs_to_the_next_owner_to_cancel(
     tool_service: StartTools, grants: Grants, sandbox_detection: Detection
 ) -> None:
     tools = await tool_service(python_wall_seconds=120)

@@ -98,7 +98,7 @@ async def outcome_of(executor: Executor, asking: ExecuteJob, word: Resolution | 
     return last
 
 
-async def test_an_unsafe_call_whose_tool_does_not_know_is_in_doubt_for_everybody_until_a_word(
+async def test_an_unsafe_call_of_unknown_effect_is_in_doubt(
     executor: Executor, bank: Bank, tools_database: Callable[..., Awaitable[list[Any]]]
 ) -> None:
     asking, counted = request(bank), metrics.cell("tenure_calls_in_doubt_total")
@@ -129,13 +129,13 @@ async def test_what_the_tool_did_not_know_a_person_may(executor: Executor, bank:
     assert bank.payments == 1
 
 
-async def test_a_call_that_may_be_repeated_has_failed_and_says_what_is_known(executor: Executor, bank: Bank) -> None:
+async def test_a_repeatable_call_of_unknown_effect_has_failed(executor: Executor, bank: Bank) -> None:
     outcome = await outcome_of(executor, request(bank, EffectClass.KEYED))
     assert (outcome.status, outcome.detail) == (OutcomeStatus.FAILED, "MAY_HAVE_HAPPENED")
     assert outcome.content.endswith("It is not known whether it had its effect.")
 
 
-async def test_a_word_on_a_call_whose_record_was_lost_is_taken_as_if_it_were_there(
+async def test_a_resolution_of_a_call_with_a_lost_record_is_taken(
     executor: Executor, bank: Bank, tools_database: Callable[..., Awaitable[list[Any]]]
 ) -> None:
     """As after the tools' database was put back."""
@@ -158,7 +158,7 @@ async def test_a_word_on_a_call_whose_record_was_lost_is_taken_as_if_it_were_the
 
 
 @pytest.mark.parametrize("elsewhere", [(True, False), (False, True)])
-async def test_a_call_of_which_any_attempt_acted_elsewhere_is_proven_by_no_end_of_a_runner(
+async def test_a_runners_end_proves_nothing_about_effects_elsewhere(
     executor: Executor, bank: Bank, tools_database: Callable[..., Awaitable[list[Any]]], elsewhere: Any
 ) -> None:
     """Its tool may have come from a provider, and be one of the service's own by now."""
@@ -178,7 +178,7 @@ async def test_a_call_of_which_any_attempt_acted_elsewhere_is_proven_by_no_end_o
         (EffectClass.PURE, OutcomeStatus.FAILED, "FINISHED"),
     ],
 )
-async def test_a_call_that_a_fault_of_ours_broke_off_has_an_outcome_for_every_replica(
+async def test_a_call_broken_by_an_internal_error_has_an_outcome(
     executor: Executor,
     bank: Bank,
     tools_database: Callable[..., Awaitable[list[Any]]],
@@ -202,7 +202,7 @@ async def test_a_call_that_a_fault_of_ours_broke_off_has_an_outcome_for_every_re
     assert await outcome_of(executor, asking) == outcome
 
 
-async def test_a_fault_between_the_mark_and_the_effect_takes_the_mark_back(
+async def test_an_error_between_mark_and_effect_removes_the_mark(
     executor: Executor, bank: Bank, tools_database: Callable[..., Awaitable[list[Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(name: Any) -> None:

@@ -46,7 +46,7 @@ def endpoint() -> Iterator[Any]:
     thread.join()
 
 
-async def test_results_are_told_and_the_provider_can_recognise_the_call(
+async def test_results_are_returned_with_a_recognisable_request(
     tool_service: StartTools, grants: Grants, endpoint: Any
 ) -> None:
     results = [{"title": f"T{n}", "url": f"https://e/{n}", "snippet": f"S{n}"} for n in range(9)]

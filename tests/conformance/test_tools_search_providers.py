@@ -54,7 +54,7 @@ async def failure(stranger: Any, provider: str = "brave", **settings: Any) -> An
 
 
 class TestFormats:
-    async def test_brave_is_asked_with_its_token_and_its_marks_are_taken_out(self) -> None:
+    async def test_brave_gets_its_token_and_its_markup_is_removed(self) -> None:
         async with HttpStub(lambda _: answered(BRAVE)) as stranger:
             match = await search(stranger, "brave", num_results=2)
         assert match == (
@@ -169,7 +169,7 @@ class TestSettings:
             endpoint = WebSearchSettings(provider=provider, api_key="x").endpoint
             assert (endpoint.scheme, endpoint.host) == ("https", host)
 
-    async def test_a_process_asks_whom_its_file_names_and_keeps_the_key_to_itself(
+    async def test_a_process_uses_the_configured_provider_and_key(
         self, tool_service: StartTools, grants: Grants, tmp_path: Path
     ) -> None:
         async with HttpStub(lambda _: answered({"message": KEY}, "401 Unauthorized")) as stranger:
@@ -210,7 +210,7 @@ class TestRefusals:
         assert match.startswith("1. T0")
         assert len(stranger.seen) == 3
 
-    async def test_a_service_that_asks_for_more_time_than_there_is_is_left_alone(self) -> None:
+    async def test_a_retry_time_beyond_the_limit_is_not_waited_for(self) -> None:
         async with HttpStub(lambda _: answered({}, "429 Too Many Requests", retry_after="3600")) as stranger:
             failed = await failure(stranger)
         assert (failed.detail, len(stranger.seen)) == ("HTTP_429", 1)

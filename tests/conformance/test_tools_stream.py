@@ -80,7 +80,7 @@ async def test_a_refusal_comes_by_its_tag_and_harms_no_neighbour(
     assert endings[4].outcome.status == tool_pb2.OUTCOME_STATUS_SUCCEEDED
 
 
-async def test_a_hundred_calls_of_one_frame_are_all_answered_by_their_tags(
+async def test_a_hundred_calls_of_a_frame_are_answered_by_tag(
     tool_service: StartTools, grants: Grants, outside: Outside
 ) -> None:
     stream = Stream(await tool_service())
@@ -145,7 +145,7 @@ async def test_programs_show_their_output_while_they_run(
     assert events[-1].outcome.content == "early\nlate"
 
 
-async def test_a_draining_server_ends_its_streams_and_finishes_its_calls(
+async def test_a_draining_server_ends_streams_and_finishes_calls(
     tool_service: StartTools, grants: Grants, outside: Outside
 ) -> None:
     tools = await tool_service()

@@ -83,7 +83,7 @@ async def test_a_task_without_calls_and_a_strangers_have_none(tool_service: Star
         assert (len(page.calls), page.HasField("fence"), page.more) == (0, False, False)
 
 
-async def test_operators_read_them_through_the_gateway_of_their_own_tasks_only(
+async def test_operators_read_refusals_of_their_own_tasks_only(
     checkpoint: MakeCheckpoint, tool_service: StartTools, grants: Grants, gateway: Serve
 ) -> None:
     replica, tools = await checkpoint(), await tool_service()

@@ -29,7 +29,7 @@ def busy(outside: Outside, name: str) -> Path:
     return path
 
 
-async def test_an_unsafe_call_whose_tool_says_try_later_is_in_doubt_for_every_replica(
+async def test_an_unsafe_call_that_says_try_later_is_in_doubt(
     tool_service: StartTools, grants: Grants, outside: Outside
 ) -> None:
     tools, other = await tool_service(module="tests.busy_tools"), await tool_service()
@@ -67,7 +67,7 @@ async def test_a_released_call_is_in_doubt_when_its_task_ends(
 
 
 @pytest.mark.parametrize("tool", [UNSAFE, KEYED])
-async def test_a_call_of_which_the_tool_says_that_nothing_was_done_is_run_by_any_replica(
+async def test_a_call_with_nothing_done_is_run_by_any_replica(
     tool_service: StartTools, grants: Grants, outside: Outside, tool: Any
 ) -> None:
     tools, other = await tool_service(module="tests.busy_tools"), await tool_service()
@@ -100,7 +100,7 @@ async def test_a_tool_that_says_try_later_for_ever_fails_in_the_end(
 
 
 @pytest.mark.parametrize(("tool", "status"), [(UNSAFE, OutcomeStatus.IN_DOUBT), (KEYED, OutcomeStatus.FAILED)])
-async def test_a_refusal_between_the_effect_and_its_record_ends_the_call_for_every_replica(
+async def test_a_refusal_before_the_record_ends_the_call_everywhere(
     tool_service: StartTools, grants: Grants, outside: Outside, tool: Any, status: Any
 ) -> None:
     tools, other = await tool_service(failpoints="tools.after_effect=1#error(UNAVAILABLE)"), await tool_service()
@@ -111,7 +111,7 @@ async def test_a_refusal_between_the_effect_and_its_record_ends_the_call_for_eve
     assert len(outside.lines("a")) == 1
 
 
-async def test_a_refusal_between_the_mark_and_the_effect_takes_the_mark_back(
+async def test_a_refusal_between_mark_and_effect_removes_the_mark(
     tool_service: StartTools, grants: Grants, outside: Outside
 ) -> None:
     tools, other = await tool_service(failpoints="tools.before_effect=1#error(LIMIT_REACHED)"), await tool_service()

@@ -25,7 +25,7 @@ def first(count: int) -> Migrations:
     return Migrations(SCHEMA, MIGRATIONS.files[:count])
 
 
-async def test_no_upgrade_keeps_runners_from_renewing_while_it_is_at_their_calls(fresh_database: FreshDatabase) -> None:
+async def test_an_upgrade_does_not_block_renewals_of_runners(fresh_database: FreshDatabase) -> None:
     dsn = await fresh_database(first(RELEASED))
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as postgres:
         await postgres.execute(FENCE)

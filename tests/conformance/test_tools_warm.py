@@ -29,7 +29,7 @@ async def _is_older_than_its_call(tools: Any, owner: Any, number: int) -> bool:
     return float(outcome.content) < wanted
 
 
-async def test_a_program_begins_in_a_sandbox_that_was_there_before_the_call(
+async def test_a_program_begins_in_a_prepared_sandbox(
     tool_service: StartTools, grants: Grants, outside: Outside, sandbox_detection: Detection
 ) -> None:
     tools = await tool_service(sandbox_warm=1)

@@ -43,7 +43,7 @@ async def receiver(webhook_receiver: MakeReceiver) -> Receiver:
 
 
 class TestDeadLetters:
-    async def test_after_the_last_failure_it_is_a_dead_letter_and_can_be_replayed_in_order(
+    async def test_a_delivery_is_dead_after_the_last_failure(
         self, checkpoint: MakeCheckpoint, receiver: Receiver
     ) -> None:
         settings = WebhookSettings(**{**HERE, "max_attempts": 2})
@@ -82,7 +82,7 @@ class TestDeadLetters:
         for task_id in task_ids:
             assert types(receiver.took, task_id) == ["task.queued", "task.running", "task.succeeded"]
 
-    async def test_a_replayed_letter_comes_before_what_is_pending_of_its_task(
+    async def test_a_replayed_delivery_precedes_its_tasks_pending_ones(
         self, checkpoint: MakeCheckpoint, receiver: Receiver
     ) -> None:
         hooks = WebhookClient(await checkpoint(webhook=WebhookSettings(**{**HERE, "max_attempts": 1})))
@@ -98,7 +98,7 @@ class TestDeadLetters:
         await hooks.until(lambda hook: hook.delivered == 2)
         await hooks.counts_are_those_of_the_deliveries()
 
-    async def test_too_many_dead_letters_pause_the_webhook_and_they_can_be_discarded(
+    async def test_too_many_dead_deliveries_pause_the_webhook(
         self, checkpoint: MakeCheckpoint, receiver: Receiver
     ) -> None:
         hooks = WebhookClient(await checkpoint(webhook=WebhookSettings(**{**HERE, "max_attempts": 1, "max_dead": 2})))
@@ -120,9 +120,7 @@ class TestDeadLetters:
 
 
 class TestSecrets:
-    async def test_during_the_overlap_both_secrets_hold_and_afterwards_the_new_one_only(
-        self, hooks: WebhookClient, receiver: Receiver
-    ) -> None:
+    async def test_both_secrets_hold_during_the_overlap(self, hooks: WebhookClient, receiver: Receiver) -> None:
         await hooks.create(receiver)
         old, new = receiver.secrets[0], new_secret()
         rotated = await hooks.call("RotateWebhookSecret", secret=new)
@@ -176,7 +174,7 @@ class TestStops:
         await hooks.call("ResumeWebhook")
         assert (await receiver.until(1))[0].task_id == task_id
 
-    async def test_the_end_of_a_task_that_was_pruned_during_a_pause_is_told_without_the_task(
+    async def test_the_end_of_a_pruned_task_is_sent_without_the_task(
         self, hooks: WebhookClient, receiver: Receiver
     ) -> None:
         await hooks.create(receiver)
@@ -247,7 +245,7 @@ class TestStops:
 
 
 class TestTurns:
-    async def test_a_deliverer_that_was_killed_between_sending_and_recording_repeats_it(
+    async def test_a_sender_killed_before_the_record_repeats_a_delivery(
         self, checkpoint_process: MakeCheckpointProcess, receiver: Receiver
     ) -> None:
         """It is killed at the failpoint; the next one sends the same again, with the same id."""
@@ -261,7 +259,7 @@ class TestTurns:
         assert (first.webhook_id, first.text, first.task_id) == (second.webhook_id, second.text, task_id)
         assert (first.valid, second.valid) == (1, 1)
 
-    async def test_a_deliverer_that_wakes_up_after_another_took_over_changes_nothing(
+    async def test_a_superseded_sender_changes_nothing(
         self, checkpoint_process: MakeCheckpointProcess, receiver: Receiver
     ) -> None:
         """It is frozen with a receipt in its hand. The other one sends the same again, and goes on."""

@@ -39,7 +39,7 @@ async def all_are_speaking(bench: Any, output_tokens: Any, tasks: Any = TASKS) -
             await asyncio.sleep(0.02)
 
 
-async def test_a_run_whose_workers_are_killed_is_billed_within_one_percent(bench: WorkerBench) -> None:
+async def test_a_run_with_killed_workers_is_billed_within_one_percent(bench: WorkerBench) -> None:
     """Calls drip sixteen tokens a second, until their worker is killed; others are answered at once."""
     victim = await bench.start_worker()
     bench.simulator.order_fault(drip_ms=400, count=TASKS)
@@ -72,7 +72,7 @@ async def test_a_run_whose_workers_are_killed_is_billed_within_one_percent(bench
     assert sum(task.budget.reserved_tokens for task in tasks) == 0
 
 
-async def test_a_worker_whose_task_is_taken_away_says_what_its_call_used(bench: WorkerBench) -> None:
+async def test_a_worker_that_lost_its_task_reports_its_usage(bench: WorkerBench) -> None:
     await bench.start_worker()
     bench.simulator.order_fault(drip_ms=400, count=1)
     task_id = await bench.submit("sim-worker-wordy", system=SYSTEM)

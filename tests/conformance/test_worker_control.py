@@ -133,7 +133,7 @@ async def test_killed_workers_are_replaced_and_nothing_happens_twice(functions: 
     assert steps == ["total", "gate"]
 
 
-async def test_a_function_has_sub_agents_once_whoever_resumes_it_and_goes_on_with_their_answers(
+async def test_a_resumed_function_has_its_sub_agents_once(
     functions: Functions,
 ) -> None:
     """Killed between the call and the wait for it; begun from the beginning twice, there and with the answers."""
@@ -175,7 +175,7 @@ async def test_a_cancel_reaches_a_function_in_its_step(functions: Functions) -> 
     assert (await functions.bench.entries(task_id))[-1].actor.startswith("worker"), "its own worker closed it out"
 
 
-async def test_a_function_that_does_not_let_itself_be_cancelled_is_left(functions: Functions) -> None:
+async def test_a_function_that_resists_cancellation_is_abandoned(functions: Functions) -> None:
     task_id = await functions.submit("stubborn")
     await functions.has_made("block")
     await functions.bench.cancel(task_id)
@@ -260,7 +260,7 @@ async def test_only_who_has_a_function_is_given_its_tasks(functions: Functions) 
     assert state_name((await functions.bench.task(task_id)).state) == TaskState.QUEUED
 
 
-async def test_a_worker_whose_modules_do_not_hold_says_so_and_does_not_begin(functions: Functions) -> None:
+async def test_a_worker_with_broken_modules_does_not_start(functions: Functions) -> None:
     with pytest.raises(ServiceDied, match="ended with code 2"):
         await functions.worker(modules="tests.no_such_module,json")
     assert "no_such_module" in functions.bench.workers[-1].log()

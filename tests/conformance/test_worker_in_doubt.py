@@ -40,7 +40,7 @@ async def outcome_at_the_end(bench: Any, task_id: str) -> Any:
     return response.outcome
 
 
-async def test_what_did_not_happen_is_run_once_though_worker_after_worker_dies_with_the_word(
+async def test_a_call_that_did_not_happen_runs_once_after_crashes(
     bench: WorkerBench,
 ) -> None:
     """Before the tools hear of it, and after they did as it says."""
@@ -61,7 +61,7 @@ async def test_what_did_not_happen_is_run_once_though_worker_after_worker_dies_w
     assert await bench.effects(task_id) == ["once"]
 
 
-async def test_a_word_that_is_not_taken_makes_the_task_wait_again_and_giving_up_lets_the_agent_go_on(
+async def test_an_untaken_resolution_makes_the_task_wait_again(
     bench: WorkerBench,
 ) -> None:
     task_id = await in_doubt(bench, WAIT)
@@ -75,7 +75,7 @@ async def test_a_word_that_is_not_taken_makes_the_task_wait_again_and_giving_up_
     assert await bench.effects(task_id) == ["once"]
 
 
-async def test_a_word_that_was_given_is_kept_though_the_task_is_ended_before_anybody_carries_it_out(
+async def test_a_resolution_is_kept_though_the_task_is_ended(
     bench: WorkerBench,
 ) -> None:
     task_id = await in_doubt(bench, WAIT)

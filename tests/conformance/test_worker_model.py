@@ -117,7 +117,7 @@ async def test_the_wait_a_provider_asks_for_is_kept(client: Any, simulator: Any)
     assert failed.value.retry_after_seconds == 7
 
 
-async def test_a_broken_stream_may_be_retried_and_is_billed_for_what_came(client: Any, simulator: Any) -> None:
+async def test_a_broken_stream_is_retried_and_billed_for_its_part(client: Any, simulator: Any) -> None:
     simulator.order_fault(broken_stream=3)
     with pytest.raises(ModelCallFailed) as failed:
         await ask(client, "sim-slow")

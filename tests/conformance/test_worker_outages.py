@@ -42,7 +42,7 @@ async def test_a_commit_whose_answer_was_lost_is_not_written_twice(bench: Worker
     assert sorted(await bench.effects(task_id)) == PACED_EFFECTS
 
 
-async def test_a_ledger_that_takes_no_commit_has_the_task_let_go_unharmed(bench: WorkerBench) -> None:
+async def test_a_ledger_without_commits_gets_its_task_released(bench: WorkerBench) -> None:
     worker = await bench.start_worker()
     await bench.restart("checkpoint", failpoints="checkpoint.before_commit=error(UNAVAILABLE)")
     task_id = await bench.submit("sim-hello")
@@ -84,7 +84,7 @@ async def test_a_call_in_doubt_waits_for_a_person_and_stays_open(bench: WorkerBe
     assert await bench.effects(task_id) == ["once"]
 
 
-async def test_a_call_in_doubt_is_told_to_the_model_if_the_task_says_so(bench: WorkerBench) -> None:
+async def test_the_model_reads_of_a_call_in_doubt_if_configured(bench: WorkerBench) -> None:
     task_id = await in_doubt(bench, InDoubtPolicy.TELL_MODEL)
     assert state_name((await bench.ended(task_id)).state) == "SUCCEEDED"
     (outcome,) = await bench.bodies(task_id, facts.ToolOutcome)
@@ -101,7 +101,7 @@ async def test_a_worker_keeps_its_claims_when_its_coordinator_restarts(bench: Wo
     assert (state_name(task.state), task.claim_count) == ("SUCCEEDED", 1)
 
 
-async def test_a_worker_takes_its_claims_along_when_its_coordinator_freezes(bench: WorkerBench) -> None:
+async def test_a_worker_moves_with_its_claims_from_a_frozen_replica(bench: WorkerBench) -> None:
     first = bench.stack.services["coordinator"]
     second = await another_coordinator(first)
     try:
@@ -119,7 +119,7 @@ async def test_a_worker_takes_its_claims_along_when_its_coordinator_freezes(benc
     assert sorted(await bench.effects(task_id)) == PACED_EFFECTS
 
 
-async def test_a_worker_without_its_coordinator_ends_its_model_call_and_begins_nothing_new(bench: WorkerBench) -> None:
+async def test_a_worker_without_coordinator_begins_nothing_new(bench: WorkerBench) -> None:
     """Etcd is away for longer than a lease: afterwards the task is one owner's, and whole."""
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-slow-answer")
@@ -141,7 +141,7 @@ async def test_a_worker_without_its_coordinator_ends_its_model_call_and_begins_n
     assert len(bench.model_calls(task_id)) == 2
 
 
-async def test_a_slow_tool_that_gives_signs_is_not_stuck_and_one_that_does_not_is(bench: WorkerBench) -> None:
+async def test_a_slow_tool_is_stuck_only_without_progress(bench: WorkerBench) -> None:
     coordinator = bench.stack.services["coordinator"]
     coordinator.kill()
     coordinator.start({"TENURE_COORDINATOR_PROGRESS_TIMEOUT_SECONDS": "5"})

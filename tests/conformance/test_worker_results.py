@@ -23,7 +23,7 @@ async def rejections_of(bench: Any, task_id: Any) -> Any:
     ]
 
 
-async def test_an_answer_that_is_no_result_is_corrected_until_it_is_one(bench: WorkerBench) -> None:
+async def test_an_answer_that_is_no_result_is_corrected(bench: WorkerBench) -> None:
     await bench.start_worker()
     plain = await bench.ended(await bench.submit("sim-worker-shaped"))
     assert (plain.result, plain.result_json) == ("It costs three.", "")
@@ -39,7 +39,7 @@ async def test_an_answer_that_is_no_result_is_corrected_until_it_is_one(bench: W
     assert knows.input_tokens > knows_not.input_tokens + len(SCHEMA) // 8
 
 
-async def test_after_so_many_corrections_the_task_fails_with_its_last_answer(bench: WorkerBench) -> None:
+async def test_after_the_last_correction_the_task_fails(bench: WorkerBench) -> None:
     await bench.start_worker()
     policy = TaskPolicy(max_result_corrections=1)
     task_id = await bench.submit("sim-worker-shaped", result_schema_json=SCHEMA, policy=policy)
@@ -49,7 +49,7 @@ async def test_after_so_many_corrections_the_task_fails_with_its_last_answer(ben
     assert len(bench.model_calls(task_id)) == 2
 
 
-async def test_a_death_between_an_answer_and_its_correction_costs_nothing(bench: WorkerBench) -> None:
+async def test_a_crash_between_answer_and_correction_costs_nothing(bench: WorkerBench) -> None:
     """The answer is in the ledger: the successor judges it alike, and asks for the next one only."""
     victim = await bench.start_worker(failpoints="worker.before_correction=1#kill9")
     task_id = await bench.submit("sim-worker-shaped", result_schema_json=SCHEMA)
@@ -63,7 +63,7 @@ async def test_a_death_between_an_answer_and_its_correction_costs_nothing(bench:
     assert (answers, len(bench.model_calls(task_id))) == ([1, 2, 3], 3)
 
 
-async def test_a_schema_that_takes_for_ever_is_given_up_and_stops_nothing_else() -> None:
+async def test_an_endless_schema_check_is_abandoned() -> None:
     """A pattern with exponential backtracking: matched in the worker itself, it would stop all its tasks."""
     hostile = json.dumps({"type": "string", "pattern": "^(a+)+$"})
     judgement = await judge_apart(hostile, json.dumps("a" * 60 + "!"), cpu_seconds=2)

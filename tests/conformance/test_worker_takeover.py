@@ -30,9 +30,7 @@ BOUNDARIES = {
 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
-async def test_a_worker_killed_at_any_boundary_costs_at_most_the_call_in_flight(
-    bench: WorkerBench, boundary: Any
-) -> None:
+async def test_a_worker_killed_anywhere_costs_at_most_one_model_call(bench: WorkerBench, boundary: Any) -> None:
     which, most_calls = BOUNDARIES[boundary]
     victim = await bench.start_worker(failpoints=f"{boundary}={which}kill9")
     task_id = await bench.submit("sim-worker-effects")
@@ -56,7 +54,7 @@ async def test_an_outcome_committed_early_is_not_computed_again(bench: WorkerBen
     assert len(bench.model_calls(task_id)) == 2
 
 
-async def test_a_killed_workers_task_runs_elsewhere_without_waiting_for_its_lease_to_end(bench: WorkerBench) -> None:
+async def test_a_killed_workers_task_runs_before_the_leases_end(bench: WorkerBench) -> None:
     victim = await bench.start_worker()
     task_id = await bench.submit("sim-worker-long-answer")
     await bench.reached(task_id, facts.ModelAttempt)
@@ -68,7 +66,7 @@ async def test_a_killed_workers_task_runs_elsewhere_without_waiting_for_its_leas
     await bench.ended(task_id)
 
 
-async def test_a_frozen_worker_is_refused_when_it_wakes_and_takes_new_tasks(bench: WorkerBench) -> None:
+async def test_a_frozen_worker_is_refused_and_takes_new_tasks(bench: WorkerBench) -> None:
     sleeper = await bench.start_worker()
     task_id = await bench.submit("sim-worker-paced")
     await bench.reached(task_id, facts.AssistantMessage, 2)
@@ -86,7 +84,7 @@ async def test_a_frozen_worker_is_refused_when_it_wakes_and_takes_new_tasks(benc
     assert sleeper.exit_code is None
 
 
-async def test_a_worker_that_is_told_to_stop_gives_its_task_back_at_once(bench: WorkerBench) -> None:
+async def test_a_stopping_worker_releases_its_task_at_once(bench: WorkerBench) -> None:
     leaver = await bench.start_worker()
     task_id = await bench.submit("sim-worker-long-answer")
     await bench.reached(task_id, facts.ModelAttempt)
@@ -104,7 +102,7 @@ async def test_a_worker_that_is_told_to_stop_gives_its_task_back_at_once(bench: 
     await bench.ended(task_id)
 
 
-async def test_a_call_goes_on_while_its_worker_is_drained_and_is_joined(bench: WorkerBench) -> None:
+async def test_a_call_continues_during_a_drain_and_is_joined(bench: WorkerBench) -> None:
     leaver = await bench.start_worker()
     task_id = await bench.submit("sim-worker-slow-tool")
     await bench.reached(task_id, facts.ToolIntent)
@@ -116,7 +114,7 @@ async def test_a_call_goes_on_while_its_worker_is_drained_and_is_joined(bench: W
     assert len(bench.model_calls(task_id)) == 2
 
 
-async def test_a_zombie_that_ignores_its_trust_window_is_stopped_by_the_fences(bench: WorkerBench) -> None:
+async def test_a_zombie_without_trust_window_is_stopped_by_fences(bench: WorkerBench) -> None:
     zombie = await bench.start_worker(failpoints="worker.ignore_trust_window")
     task_id = await bench.submit("sim-worker-paced")
     await bench.reached(task_id, facts.AssistantMessage, 1)

@@ -42,7 +42,7 @@ async def test_a_task_with_tools_goes_through(bench: WorkerBench) -> None:
     assert len(await bench.bodies(task_id, facts.ToolsDefined)) == 1
 
 
-async def test_tools_that_are_allowed_and_there_are_not_are_named_in_the_ledger(bench: WorkerBench) -> None:
+async def test_allowed_tools_that_do_not_exist_are_in_the_ledger(bench: WorkerBench) -> None:
     await bench.start_worker()
     task_id = await bench.submit("sim-one-tool", tools=("write_file", "wriet_file"))
     assert state_name((await bench.ended(task_id)).state) == "SUCCEEDED"
@@ -60,7 +60,7 @@ async def test_the_ledgers_usage_is_the_simulators_bill(bench: WorkerBench) -> N
     assert used == billed
 
 
-async def test_a_task_reads_from_the_providers_cache_what_it_sent_before(bench: WorkerBench) -> None:
+async def test_a_task_reads_its_earlier_prompt_from_the_cache(bench: WorkerBench) -> None:
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-effects", tools=None)
     used = usage_to_domain((await bench.ended(task_id)).usage)
@@ -74,7 +74,7 @@ async def test_a_task_reads_from_the_providers_cache_what_it_sent_before(bench: 
     assert used.cache_read_input_tokens > 0.6 * (used.total - used.output_tokens)
 
 
-async def test_a_long_prompt_is_counted_by_the_provider_before_it_is_sent(bench: WorkerBench) -> None:
+async def test_a_long_prompt_is_counted_by_the_provider_first(bench: WorkerBench) -> None:
     await bench.start_worker(count_tokens_above="0")
     task_id = await bench.submit("sim-worker-effects")
     await bench.ended(task_id)
@@ -100,7 +100,7 @@ async def test_a_worker_that_is_told_so_asks_for_no_cache(bench: WorkerBench) ->
     assert used.input_tokens > 0
 
 
-async def test_a_sandboxed_call_and_its_siblings_are_answered_in_one_message(bench: WorkerBench) -> None:
+async def test_a_sandboxed_call_and_siblings_share_one_message(bench: WorkerBench) -> None:
     await bench.start_worker()
     task_id = await bench.submit("sim-parallel-tools")
     assert (await bench.ended(task_id)).result == "All three are done."
@@ -152,7 +152,7 @@ async def test_an_answer_that_is_always_cut_fails_the_task(bench: WorkerBench) -
 
 
 @pytest.mark.parametrize("fault", [{"status": 429, "retry_after_seconds": 0.5}, {"status": 529}, {"broken_stream": 1}])
-async def test_a_passing_failure_of_the_provider_costs_another_attempt_only(bench: WorkerBench, fault: Any) -> None:
+async def test_a_passing_provider_failure_costs_one_attempt(bench: WorkerBench, fault: Any) -> None:
     await bench.start_worker()
     bench.simulator.order_fault(**fault, count=2)
     task_id = await bench.submit("sim-hello")
@@ -170,7 +170,7 @@ async def test_a_refused_request_fails_the_task_in_the_providers_words(bench: Wo
     assert "that model is gone" in task.message
 
 
-async def test_a_provider_that_stays_down_has_the_task_scheduled_then_failed(bench: WorkerBench) -> None:
+async def test_a_provider_outage_reschedules_then_fails_the_task(bench: WorkerBench) -> None:
     await bench.start_worker()
     bench.simulator.order_fault(status=500, count=100)
     policy = TaskPolicy(retry=RetryPolicy(max_attempts=1, initial_seconds=0.1, cap_seconds=0.1))
@@ -198,7 +198,7 @@ async def test_the_token_limit_ends_a_task_and_is_never_overshot(bench: WorkerBe
     assert task.budget.reserved_tokens == 0
 
 
-async def test_a_cancel_during_a_model_call_ends_it_at_once_and_bills_it(bench: WorkerBench) -> None:
+async def test_a_cancel_ends_a_model_call_at_once_and_bills_it(bench: WorkerBench) -> None:
     worker = await bench.start_worker()
     task_id = await bench.submit("sim-worker-long-answer")
     await bench.reached(task_id, facts.ModelAttempt)
@@ -223,7 +223,7 @@ async def test_live_text_is_the_text_of_the_answer(bench: WorkerBench) -> None:
     assert len(pieces) > 5
 
 
-async def test_a_cancel_during_a_call_ends_with_an_outcome_and_no_effect_begins_later(bench: WorkerBench) -> None:
+async def test_a_cancel_during_a_call_writes_an_outcome(bench: WorkerBench) -> None:
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-slow-tool")
     await bench.reached(task_id, facts.ToolIntent)

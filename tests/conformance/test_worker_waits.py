@@ -27,7 +27,7 @@ async def answer(bench: Any, task: Any, decision: Any) -> None:
     await bench.ledger.AppendForeign(request, timeout=CALL_SECONDS)
 
 
-async def test_a_worker_that_dies_before_it_waits_leaves_the_asking_to_the_next(bench: WorkerBench) -> None:
+async def test_a_worker_that_dies_before_a_wait_leaves_it_to_the_next(bench: WorkerBench) -> None:
     await bench.start_worker(failpoints="worker.after_intent=1#kill9")
     task_id = await submit(bench, "sim-approval")
     await bench.start_worker()
@@ -40,7 +40,7 @@ async def test_a_worker_that_dies_before_it_waits_leaves_the_asking_to_the_next(
     assert len(await bench.bodies(task_id, facts.WaitResolution)) == 1
 
 
-async def test_a_call_that_got_leave_happens_once_though_its_worker_dies_with_it(bench: WorkerBench) -> None:
+async def test_an_approved_call_runs_once_despite_a_crash(bench: WorkerBench) -> None:
     """Who executes it dies after the effect and before the outcome is committed: it is answered from the record."""
     dying = await bench.start_worker(failpoints="worker.after_execute=2#kill9")  # the first time it only asked
     task_id = await submit(bench, "sim-worker-unsafe", approve_tools=("append_record_unsafe",))

@@ -42,7 +42,7 @@ async def appears(path: Path) -> None:
 
 
 @pytest.mark.parametrize("first_uids", [(300_000, 300_000), (300_000, 310_000)], ids=["one range", "a range each"])
-async def test_programs_of_a_task_in_two_replicas_read_and_change_each_others_files(
+async def test_programs_on_two_replicas_share_a_tasks_files(
     tool_service: StartTools, grants: Grants, outside: Outside, first_uids: Any
 ) -> None:
     one, other = [await tool_service(sandbox_first_uid=uid, **SETTINGS) for uid in first_uids]
@@ -61,7 +61,7 @@ async def test_programs_of_a_task_in_two_replicas_read_and_change_each_others_fi
     assert (await apart).content == "gone"
 
 
-async def test_what_a_killed_replica_ran_goes_on_elsewhere_with_all_its_files(
+async def test_a_killed_replicas_run_continues_elsewhere_with_files(
     tool_service: StartTools, grants: Grants, outside: Outside
 ) -> None:
     one, other = [await tool_service(sandbox_first_uid=uid, **SETTINGS) for uid in (300_000, 310_000)]

@@ -135,7 +135,7 @@ async def test_a_full_workspace_takes_no_more_files(tool_service: StartTools, gr
 
 
 @pytest.mark.parametrize("path", ["down", "."])
-async def test_where_no_program_is_started_any_more_files_can_be_deleted(
+async def test_files_can_be_deleted_where_programs_cannot_start(
     tool_service: StartTools, grants: Grants, outside: Outside, sandbox_detection: Detection, path: str
 ) -> None:
     """Deeper than can be counted, or far beyond the bound: the program that would clear it up is not started."""
@@ -154,7 +154,7 @@ async def test_where_no_program_is_started_any_more_files_can_be_deleted(
     assert (await tools.outcome(owner, "1.3", "execute_python", code="print('ran')")).content == "ran"
 
 
-async def test_a_workspace_with_all_the_files_it_may_have_takes_only_new_versions(
+async def test_a_full_workspace_accepts_only_new_versions(
     tool_service: StartTools, grants: Grants, outside: Outside
 ) -> None:
     tools = await tool_service(workspace_files=3)

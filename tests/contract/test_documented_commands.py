@@ -36,7 +36,7 @@ def documented() -> Iterator[tuple[str, ...]]:
         yield tuple(path)
 
 
-def test_every_verb_is_documented_and_every_documented_verb_exists() -> None:
+def test_every_verb_is_documented_and_exists() -> None:
     assert set(documented()) == set(verbs(cli))
 
 

@@ -79,7 +79,7 @@ def test_a_fact_is_read_or_left_to_a_newer_version(body: Any) -> None:
         assert type(read.body) is type(body)
 
 
-def test_a_tool_or_an_outcome_of_an_unknown_kind_is_taken_for_the_worst() -> None:
+def test_an_unknown_kind_of_outcome_is_taken_for_the_worst() -> None:
     tool = tool_to_domain(newer(tool_pb2.ToolDefinition(name="t", input_schema_json="{}")))
     assert tool.effect_class.name == "UNSAFE"
     assert outcome_to_domain(newer(tool_pb2.Outcome(content="c"))).status.name == "FAILED"

@@ -59,17 +59,17 @@ async def test_the_policies_and_priorities_are_the_domains(ledger: Any) -> None:
     assert [int(number) for number in re.findall(r"\d+", text)] == [min(Priority), max(Priority)]
 
 
-async def test_the_overlap_policies_and_outcomes_of_schedules_are_the_domains(ledger: Any) -> None:
+async def test_overlap_policies_and_outcomes_match_the_domain(ledger: Any) -> None:
     assert await allowed_by(ledger, "schedules_overlap") == set(OverlapPolicy)
     assert await allowed_by(ledger, "schedule_runs_outcome") == set(RunOutcome)
 
 
-async def test_the_states_of_deliveries_and_the_reasons_of_gaps_are_the_domains(ledger: Any) -> None:
+async def test_delivery_states_and_gap_reasons_match_the_domain(ledger: Any) -> None:
     assert await allowed_by(ledger, "webhook_deliveries_state") == set(DeliveryState)
     assert await allowed_by(ledger, "webhook_gaps_reason") == set(GapReason)
 
 
-async def test_endings_that_may_be_asked_for_are_ends_that_are_no_success(ledger: Any) -> None:
+async def test_requestable_endings_are_ends_without_success(ledger: Any) -> None:
     assert await allowed_by(ledger, "tasks_ending_state") - {""} == {
         state.value for state in TERMINAL - {TaskState.SUCCEEDED}
     }

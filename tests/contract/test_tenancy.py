@@ -81,7 +81,7 @@ def test_every_server_has_that_interceptor() -> None:
         assert any(place.startswith(f"services/{service}/") for place in calls_of("RpcServer")), service
 
 
-def test_work_takes_another_tenant_on_only_where_nobody_asked_or_an_operator_has_leave() -> None:
+def test_another_tenant_is_used_only_by_duties_or_operators() -> None:
     """A task's tenant as its ledger or its signed grant tells it, and the gateway's operators."""
     assert calls_of("set_tenant") | calls_of("as_tenant") == {
         "tenure/runtime/request_context.py",

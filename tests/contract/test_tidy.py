@@ -10,6 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MOST_LINES = 600
+MOST_NAME_CHARACTERS = 60
 # These poll in threads of their own, for what tells nobody when it is ready: processes that start, locks of files.
 MAY_SLEEP = {
     "services/tools/builtin/records.py",
@@ -102,3 +103,16 @@ def test_the_type_checker_reads_every_file() -> None:
     folders = [folder for folder in ROOT.iterdir() if folder.is_dir() and not folder.name.startswith(".")]
     ours = {folder.name for folder in folders if any(folder.rglob("*.py"))} - {"build", "dist"}
     assert ours == set(checked)
+
+
+def test_names_of_tests_are_short() -> None:
+    """A name states one law; its conditions stand in the docstring."""
+    long = [
+        f"{path.relative_to(ROOT)}: {node.name}"
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        if "node_modules" not in path.parts
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+        if len(node.name) > MOST_NAME_CHARACTERS
+    ]
+    assert long == []

@@ -44,5 +44,5 @@ async def test_a_section_of_the_bench_runs(name: str, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("tenure-bench-*")), "it removes its data"
 
 
-async def test_the_bound_of_a_prompt_is_compared_with_the_simulators_count() -> None:
+async def test_the_prompt_bound_is_compared_with_the_simulator() -> None:
     assert "bound ÷ tokens of" in await run_module("bench.input_estimate")

@@ -15,7 +15,7 @@ CAP = 310 * NANO_USD_A_TOKEN
 """The first answer and its call take more than 80 % of it, and leave too little for another."""
 
 
-async def test_a_task_whose_money_is_used_up_keeps_what_it_has_and_goes_on_when_it_is_granted_more(
+async def test_a_task_without_money_continues_after_a_grant(
     installation: Installation, webhook_receiver: MakeReceiver
 ) -> None:
     async def run(*arguments: str) -> Done:

@@ -43,7 +43,7 @@ async def test_submit_prints_the_id_alone_and_wait_prints_the_result(run: Any) -
     assert done.err.startswith("SUCCEEDED · 1 step · ")
 
 
-async def test_a_goal_may_come_from_standard_input_and_every_option_reaches_the_task(run: Any) -> None:
+async def test_a_goal_comes_from_stdin_and_every_option_is_sent(run: Any) -> None:
     done = await run(
         *("--json", "submit", "-", "--model", "sim-hello", "--system", "be brief", "--tools", "read_file,list_files"),
         *(
@@ -85,7 +85,7 @@ async def test_a_goal_may_come_from_standard_input_and_every_option_reaches_the_
     assert (await run("cancel", task["task_id"])).code == Exit.OK
 
 
-async def test_submit_and_get_show_the_resolved_model_and_the_default_caps(run: Any) -> None:
+async def test_submit_and_get_show_the_model_and_the_default_caps(run: Any) -> None:
     done = await run("submit", "x", "--queue", "elsewhere")
     assert "for claude-opus-4-8. It may use 2,000,000 tokens and $10.00; the cap in money is the default." in done.err
     shown = (await run("get", done.out.strip())).out
@@ -109,7 +109,7 @@ async def test_no_tools_is_an_empty_list_and_not_an_absent_one(run: Any) -> None
     assert "tools" not in task["spec"]["agent"]
 
 
-async def test_the_same_request_id_is_the_same_task_and_another_goal_under_it_is_refused(run: Any) -> None:
+async def test_a_repeated_request_id_is_the_same_task_or_refused(run: Any) -> None:
     request_id = uuid.uuid4().hex
     first = await submitted(run, "--request-id", request_id)
     assert await submitted(run, "--request-id", request_id) == first
@@ -170,7 +170,7 @@ async def test_what_cannot_be_is_3_in_one_sentence(run: Any) -> None:
         assert refused.err.count("\n") == 1
 
 
-async def test_a_task_is_found_by_the_beginning_of_its_id_unless_several_begin_so(run: Any) -> None:
+async def test_a_task_is_found_by_an_unambiguous_id_prefix(run: Any) -> None:
     first, second = await submitted(run), await submitted(run)
     (item,) = (await run("--json", "get", second[:18])).values
     assert item["task_id"] == second
@@ -223,7 +223,7 @@ async def test_entries_are_the_whole_ledger_in_order(run: Any) -> None:
     assert lines[-1].endswith("RUNNING → SUCCEEDED (FINAL_ANSWER)")
 
 
-async def test_a_running_task_has_a_claim_and_workers_tell_what_they_hold(run: Any, installation: Installation) -> None:
+async def test_a_running_task_has_a_claim_and_workers_list_it(run: Any, installation: Installation) -> None:
     task_id = await installation.submit("sim-e2e-slow-answer")
     attempt = await installation.until(task_id, "model_attempt")
     (claim,) = (await run("--json", "claims", task_id)).values
@@ -249,7 +249,7 @@ async def test_refusals_of_a_task_that_nobody_lost_are_none(run: Any) -> None:
     assert (await run("--json", "refusals", task_id)).out == ""
 
 
-async def test_watching_for_machines_is_one_event_a_line_and_goes_on_where_it_is_told(run: Any) -> None:
+async def test_a_watch_for_machines_is_one_event_per_line(run: Any) -> None:
     task_id = await submitted(run)
     done = await run("--json", "watch", task_id)
     assert done.code == Exit.OK
@@ -296,7 +296,7 @@ async def test_ctrl_c_stops_watching_and_not_the_task(installation: Installation
     assert state_name((await installation.ended(task_id)).state) == "SUCCEEDED"
 
 
-async def test_a_watch_survives_a_restart_of_the_gateway_without_gap_or_repeat(own_installation: Installation) -> None:
+async def test_a_watch_survives_a_gateway_restart_without_a_gap(own_installation: Installation) -> None:
     gateway = own_installation.stack.services["gateway"]
     task_id = await own_installation.submit("sim-e2e-paced", goal="watched")
     async with started("--json", "watch", task_id, "--no-live", address=gateway.address) as watch:
@@ -310,7 +310,7 @@ async def test_a_watch_survives_a_restart_of_the_gateway_without_gap_or_repeat(o
     assert [*seen, *rest] == list(range(1, len(seen) + len(rest) + 1))
 
 
-async def test_a_submit_with_a_mistaken_tool_is_refused_with_the_nearest(installation: Installation) -> None:
+async def test_a_submit_with_a_misspelt_tool_names_the_nearest(installation: Installation) -> None:
     refused = await tenure("submit", "hi", "--tools", "raed_file", address=installation.stack.gateway_address)
     assert refused.code == Exit.REFUSED
     assert "there is no tool 'raed_file'; did you mean read_file" in refused.err

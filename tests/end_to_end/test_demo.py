@@ -41,7 +41,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def test_a_task_survives_a_frozen_and_a_killed_worker_and_the_stale_one_is_refused(tmp_path: Path) -> None:
+def test_a_task_survives_a_frozen_and_a_killed_worker(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     run = subprocess.run(
         [*COMMAND, "--data", str(data_dir)], capture_output=True, text=True, timeout=WHOLE_SECONDS, check=False

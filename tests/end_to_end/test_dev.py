@@ -95,7 +95,7 @@ async def test_its_screen_says_what_runs_where_and_what_to_do(tmp_path: Path) ->
 
 
 @needs_proc
-async def test_a_second_start_on_its_folder_is_refused_and_a_dead_worker_comes_back(tmp_path: Path) -> None:
+async def test_a_second_start_in_a_folder_is_refused(tmp_path: Path) -> None:
     async with started("--json", "dev", "--data", str(tmp_path), *QUICK) as dev:
         address = (await next_value(dev))["gateway"]
         second = await tenure("dev", "--data", str(tmp_path))
@@ -169,7 +169,7 @@ def fake_postgres(folder: Path, version: str) -> Path:
     return folder
 
 
-async def test_without_an_etcd_no_postgres_is_started_and_nothing_is_made(tmp_path: Path) -> None:
+async def test_without_etcd_no_postgres_is_started(tmp_path: Path) -> None:
     data, binaries = tmp_path / "data", fake_postgres(tmp_path / "bin", "15.7")
     refused = await tenure(
         *("dev", "--data", str(data), "--postgres-binaries", str(binaries), "--etcd-binary", str(tmp_path / "no-etcd"))
@@ -190,7 +190,7 @@ async def test_everything_that_is_missing_is_said_at_once(tmp_path: Path) -> Non
     assert not (tmp_path / "data").exists()
 
 
-async def test_data_of_another_postgres_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+async def test_data_of_another_postgres_is_refused_before_the_start(tmp_path: Path) -> None:
     data, binaries = tmp_path / "data", fake_postgres(tmp_path / "bin", "15.7")
     (data / "postgres").mkdir(parents=True)
     (data / "postgres" / "PG_VERSION").write_text("18\n")
@@ -204,7 +204,7 @@ async def test_data_of_another_postgres_is_refused_before_anything_is_started(tm
     assert [path.name for path in data.iterdir()] == ["postgres"]
 
 
-async def test_a_mistake_in_the_file_of_tools_is_told_before_anything_is_started(tmp_path: Path) -> None:
+async def test_an_error_in_the_tools_file_is_reported_before_the_start(tmp_path: Path) -> None:
     file, data = tmp_path / "tools.yaml", tmp_path / "data"
     tool = {"url": "http://127.0.0.1:1/", "description": "It has a name that is taken."}
     file.write_text(json.dumps({"http_tools": {"read_file": tool}}))

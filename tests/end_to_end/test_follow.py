@@ -28,7 +28,7 @@ async def changes(process: Any, count: int) -> Any:
     return results
 
 
-async def test_each_change_of_every_task_is_a_line_and_a_cursor_goes_on_behind_it(installation: Installation) -> None:
+async def test_each_change_is_a_line_and_a_cursor_resumes_behind_it(installation: Installation) -> None:
     address = installation.stack.gateway_address
     label = ("--label", f"run={uuid.uuid4().hex}")
     async with started("--json", "follow", *label, address=address) as process:
@@ -73,7 +73,7 @@ async def test_a_cursor_of_another_installation_is_3_with_what_to_do(installatio
     assert "list the tasks" in done.err
 
 
-async def test_the_client_goes_on_through_restarts_of_ledger_and_gateway(own_installation: Installation) -> None:
+async def test_a_follower_survives_restarts_of_ledger_and_gateway(own_installation: Installation) -> None:
     """Without a gap or a repeat, while a task runs."""
     stack = own_installation.stack
     seen: list[tuple[str, int]] = []

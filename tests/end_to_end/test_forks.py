@@ -46,7 +46,7 @@ async def test_words_to_a_running_task_are_read_at_its_next_model_call(installat
     assert any(entry.sequence > message for entry in entries if entry.body.HasField("model_attempt"))
 
 
-async def test_a_finished_task_takes_no_words_and_is_continued_by_a_fork(installation: Installation) -> None:
+async def test_a_finished_task_is_continued_by_a_fork(installation: Installation) -> None:
     record = uuid.uuid4().hex
     task_id = await installation.submit("sim-e2e-keyed-paced", record)
     first = await installation.ended(task_id)
@@ -70,7 +70,7 @@ async def test_a_finished_task_takes_no_words_and_is_continued_by_a_fork(install
     assert examine(await recorded(installation, task_id, forked.task_id)).violations == ()
 
 
-async def test_a_running_task_is_forked_and_both_do_their_own_work_once(installation: Installation) -> None:
+async def test_a_forked_running_task_and_its_fork_work_once(installation: Installation) -> None:
     """From step 2 on both make the calls of the same steps: the effects of each happen, under keys of their own."""
     record = uuid.uuid4().hex
     task_id = await installation.submit("sim-e2e-keyed-paced", record)
@@ -84,7 +84,7 @@ async def test_a_running_task_is_forked_and_both_do_their_own_work_once(installa
     assert examine(await recorded(installation, task_id, forked.task_id)).violations == ()
 
 
-async def test_the_command_sends_forks_and_shows_where_a_task_comes_from(installation: Installation, run: Any) -> None:
+async def test_the_cli_sends_forks_and_shows_their_origin(installation: Installation, run: Any) -> None:
     task_id = await installation.submit("sim-hello")
     await installation.ended(task_id)
     refused = await run("send", task_id, "hello again")
@@ -108,9 +108,7 @@ async def test_the_command_sends_forks_and_shows_where_a_task_comes_from(install
     await installation.client.cancel(waiting)
 
 
-async def test_a_conversation_has_one_living_task_and_the_next_one_after_its_end(
-    installation: Installation, run: Any
-) -> None:
+async def test_a_conversation_has_one_live_task_at_a_time(installation: Installation, run: Any) -> None:
     conversation = uuid.uuid4().hex
     submit = ("--model", "sim-hello", "--conversation", conversation, "--exclusive")
     first = (await run("submit", "hello", *submit, "--queue", "nobody-serves-this")).out.strip()

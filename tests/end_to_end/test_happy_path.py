@@ -35,7 +35,7 @@ async def test_the_bill_is_what_the_model_billed(installation: Installation) -> 
     assert (task.budget.reserved_tokens, task.budget.used_tokens) == (0, sum(billed.values()))
 
 
-async def test_a_watcher_sees_live_text_before_its_record_and_every_entry_once(installation: Installation) -> None:
+async def test_a_watcher_sees_live_text_then_every_entry_once(installation: Installation) -> None:
     task_id = await installation.submit("sim-e2e-slow-answer")
     texts: list[str] = []
     sequences: list[int] = []

@@ -56,7 +56,7 @@ async def check_success(install: Installation, task_id: str, status: int, detail
     assert said in outcome.content
 
 
-async def test_each_of_the_three_answers_lets_the_task_go_on_to_its_success(
+async def test_each_of_the_three_resolutions_lets_the_task_succeed(
     own_installation: Installation, tmp_path: Path
 ) -> None:
     install = own_installation

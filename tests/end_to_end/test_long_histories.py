@@ -42,7 +42,7 @@ async def start_worker(installation: Installation, queue: str, failpoints: str =
     return worker
 
 
-async def test_a_long_task_is_cleared_then_summarised_whoever_holds_it_and_however_it_is_forked(
+async def test_a_long_task_is_cleared_then_summarised(
     installation: Installation,
 ) -> None:
     """Its first owner dies with a summary that was paid for and not written down."""
@@ -98,9 +98,7 @@ async def check_forks(installation: Installation, task_id: str, entries: list[le
 
 
 @pytest.mark.parametrize("window_tokens", [2900, 3000])
-async def test_a_window_that_is_smaller_than_was_thought_is_met_by_a_summary(
-    installation: Installation, window_tokens: int
-) -> None:
+async def test_a_smaller_window_than_assumed_leads_to_a_summary(installation: Installation, window_tokens: int) -> None:
     """Nobody told the worker: the provider's refusal, or its answer that was cut off, is how it learns."""
     agent = task_pb2.AgentSpec(tools=task_pb2.ToolAllowlist(names=TOOLS), max_output_tokens=800)
     task_id = await installation.submit(f"sim-steps-9-read_file-0ms-1600b-{window_tokens}w", "step on", agent=agent)
@@ -120,7 +118,7 @@ async def test_a_goal_beyond_the_window_fails_with_its_own_reason(installation: 
     assert (task.state, task.reason) == (task_pb2.TASK_STATE_FAILED, "CONTEXT_WINDOW_EXCEEDED")
 
 
-async def test_an_output_too_large_for_the_window_is_shown_in_part_and_read_in_parts(
+async def test_an_output_beyond_the_window_is_read_in_parts(
     installation: Installation,
 ) -> None:
     agent = task_pb2.AgentSpec(

@@ -34,7 +34,7 @@ async def with_mcp(
         await tools.restart()
 
 
-async def test_a_task_uses_mcp_servers_and_their_answers_are_in_its_ledger(with_mcp: Installation) -> None:
+async def test_a_task_uses_mcp_servers_and_records_their_answers(with_mcp: Installation) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while with_mcp.stack.services["tools"].log().count("took an MCP server's tools") < 2:
             await asyncio.sleep(0.05)

@@ -20,7 +20,7 @@ CANCELLED, FAILED, SUCCEEDED = (
 )
 
 
-async def test_a_cancelled_task_goes_on_where_it_stopped_when_an_operator_requeues_it(
+async def test_a_requeued_cancelled_task_continues_where_it_stopped(
     installation: Installation,
 ) -> None:
     file = uuid.uuid4().hex
@@ -58,7 +58,7 @@ async def test_a_task_that_ran_into_a_limit_goes_on_with_more(installation: Inst
     assert (await installation.ended(task_id)).state == SUCCEEDED
 
 
-async def test_a_running_task_is_closed_out_with_the_operators_state_and_result(installation: Installation) -> None:
+async def test_a_running_task_is_closed_out_with_an_operators_result(installation: Installation) -> None:
     task_id = await installation.submit("sim-e2e-slow-answer")
     await installation.speaking(task_id)
     done = await tenure(
@@ -96,7 +96,7 @@ async def test_the_command_says_why_it_does_nothing(installation: Installation) 
     assert "--reason" in without.err
 
 
-async def test_a_running_task_is_taken_from_its_worker_and_goes_on_with_the_one_that_is_meant(
+async def test_a_running_task_is_transferred_to_the_named_worker(
     installation: Installation,
 ) -> None:
     file = uuid.uuid4().hex
@@ -118,7 +118,7 @@ async def test_a_running_task_is_taken_from_its_worker_and_goes_on_with_the_one_
         await installation.client.transfer(task_id, "again")
 
 
-async def test_a_drained_worker_gives_back_all_it_holds_and_takes_nothing_until_it_is_started_anew(
+async def test_a_drained_worker_releases_all_until_its_restart(
     own_installation: Installation,
 ) -> None:
     install = own_installation
@@ -151,7 +151,7 @@ async def test_a_drained_worker_gives_back_all_it_holds_and_takes_nothing_until_
             await asyncio.sleep(0.1)
 
 
-async def test_a_task_that_no_worker_serves_is_explained_and_is_the_oldest_of_its_state(
+async def test_a_task_without_workers_is_explained(
     installation: Installation,
 ) -> None:
     task_id = await installation.submit("sim-hello", queue="nobody-serves-this")
@@ -169,7 +169,7 @@ async def test_a_task_that_no_worker_serves_is_explained_and_is_the_oldest_of_it
     assert "Ended as CANCELLED" in ended.lines[0]
 
 
-async def test_a_running_task_is_explained_by_its_owner_its_lease_and_its_calls(installation: Installation) -> None:
+async def test_a_running_task_is_explained_by_owner_lease_and_calls(installation: Installation) -> None:
     task_id = await installation.submit("sim-e2e-idempotent", uuid.uuid4().hex)
     await installation.until(task_id, "tool_intent")
     task = await installation.client.get(task_id)

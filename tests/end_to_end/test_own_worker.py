@@ -107,9 +107,7 @@ async def test_another_one_resumes_when_it_is_killed_after_the_intent(installati
         await check_written(installation, task_id, file, takeovers=1)
 
 
-async def test_one_that_was_frozen_is_refused_as_stale_and_drops_the_task(
-    installation: Installation, queue: str
-) -> None:
+async def test_a_frozen_own_worker_is_refused_as_stale(installation: Installation, queue: str) -> None:
     file = uuid.uuid4().hex
     async with own_workers(installation.stack, queue) as workers:
         task_id = await submit(installation, queue, file, delay_ms=800)

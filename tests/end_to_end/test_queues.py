@@ -53,9 +53,7 @@ async def depth(installation: Installation, queue: str) -> list[dict[str, Any]]:
     return [one for one in response.values if one["queue"] == queue]
 
 
-async def test_a_batch_load_leaves_the_slot_that_is_kept_for_interactive_work(
-    installation: Installation, pool: str
-) -> None:
+async def test_batch_load_leaves_the_reserved_slot_free(installation: Installation, pool: str) -> None:
     batch = [await installation.submit("sim-long", queue=pool, priority=task_pb2.PRIORITY_LOW) for _ in range(3)]
     try:
         await installation.in_state(batch[0], "RUNNING")

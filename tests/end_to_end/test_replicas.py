@@ -153,7 +153,7 @@ async def entries_told(channel: Any, task_id: str) -> list[ledger_pb2.Entry]:
         return [entry async for page in watch for entry in page.entries]
 
 
-async def test_watches_at_both_gateways_lose_nothing_while_each_checkpoint_crashes(install: Replicated) -> None:
+async def test_watches_lose_nothing_while_each_checkpoint_crashes(install: Replicated) -> None:
     file = uuid.uuid4().hex
     task_id = await install.submit("sim-e2e-paced", file)
     async with AsyncExitStack() as opened:
@@ -179,7 +179,7 @@ async def watched(client: Client, task_id: str) -> list[ledger_pb2.Entry]:
         return [event.entry async for event in events if event.HasField("entry")]
 
 
-async def test_a_call_that_runs_at_one_replica_is_joined_at_another_after_its_workers_death(
+async def test_a_call_is_joined_at_another_replica_after_a_crash(
     install: Replicated,
 ) -> None:
     queue, file = f"q-{uuid.uuid4()}", uuid.uuid4().hex
@@ -203,7 +203,7 @@ async def test_a_call_that_runs_at_one_replica_is_joined_at_another_after_its_wo
     assert install.effects(file) == ["at most once"]
 
 
-async def test_closing_a_fence_at_one_replica_stops_what_runs_at_another(install: Replicated) -> None:
+async def test_a_closed_fence_stops_calls_at_another_replica(install: Replicated) -> None:
     queue, file = f"q-{uuid.uuid4()}", uuid.uuid4().hex
     await install.submit("sim-hello", queue=queue)
     arguments = f'{{"file": "{file}", "line": "never", "delay_ms": 25000}}'
@@ -249,7 +249,7 @@ async def test_one_replica_of_every_service_may_freeze(install: Replicated) -> N
     assert all(service.exit_code is None for service in frozen)
 
 
-async def test_a_rolling_restart_of_everything_loses_nothing_and_is_not_seen_through_the_client(
+async def test_a_rolling_restart_of_everything_loses_nothing(
     install: Replicated,
 ) -> None:
     """UNSAFE calls too: what is asked to end lets its calls end first. A bare caller hears UNAVAILABLE, if anything, or

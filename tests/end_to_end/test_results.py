@@ -16,9 +16,7 @@ from tests.end_to_end.test_verify import recorded
 SCHEMA = {"type": "object", "properties": {"lines": {"type": "integer"}}, "required": ["lines"]}
 
 
-async def test_a_result_of_a_shape_is_asked_for_corrected_and_handed_to_a_program(
-    installation: Installation, tmp_path: Path
-) -> None:
+async def test_a_typed_result_is_corrected_and_returned(installation: Installation, tmp_path: Path) -> None:
     address, schema = installation.stack.gateway_address, tmp_path / "schema.json"
     schema.write_text('{"type": "objekt"}')
     requests = ("submit", "count", "--model", "sim-e2e-shaped", "--result-schema", str(schema))

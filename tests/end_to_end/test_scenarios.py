@@ -53,7 +53,7 @@ async def test_the_example_of_the_page_works_as_it_stands(tmp_path: Path) -> Non
         ("My Model.yaml", "- text: x\n", "the file's name names the model"),
     ],
 )
-async def test_a_file_that_cannot_be_played_is_refused_before_anything_is_started(
+async def test_an_unplayable_scenario_is_refused_before_the_start(
     tmp_path: Path, name: str, text: str, problem: str
 ) -> None:
     (tmp_path / name).write_text(text)

@@ -50,7 +50,7 @@ async def test_a_tenants_cap_refuses_its_submits_and_nobody_elses(installation: 
     assert "1 of 1 submits a minute" in response.err
 
 
-async def test_at_its_tokens_a_running_task_waits_for_the_cap_to_be_raised_and_then_succeeds(
+async def test_a_task_at_its_token_cap_waits_and_then_succeeds(
     installation: Installation,
 ) -> None:
     name = f"t-{uuid.uuid4().hex[:12]}"

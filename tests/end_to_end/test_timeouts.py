@@ -47,7 +47,7 @@ def moves(entries: list[ledger_pb2.Entry]) -> list[tuple[str, str]]:
         ("wait", "WAIT_EXPIRED", "sim-question", ""),
     ],
 )
-async def test_a_phase_that_takes_too_long_ends_in_its_reason_by_policy(
+async def test_a_late_phase_ends_with_its_reason_by_policy(
     installation: Installation, phase: str, reason: str, model: str, queue: str
 ) -> None:
     async def check(how: str) -> None:
@@ -62,7 +62,7 @@ async def test_a_phase_that_takes_too_long_ends_in_its_reason_by_policy(
     await asyncio.gather(*map(check, ACTIONS))
 
 
-async def test_a_tool_that_takes_too_long_is_stopped_and_the_task_ends_with_its_outcome(
+async def test_a_late_tool_is_stopped_and_the_task_ends(
     installation: Installation,
 ) -> None:
     response = policy("tool_call", task_pb2.TIMEOUT_ACTION_FAIL)
@@ -75,13 +75,13 @@ async def test_a_tool_that_takes_too_long_is_stopped_and_the_task_ends_with_its_
     check_whole(entries)
 
 
-async def test_a_tool_that_takes_too_long_is_by_default_a_matter_of_the_model(installation: Installation) -> None:
+async def test_a_late_tool_is_by_default_reported_to_the_model(installation: Installation) -> None:
     response = policy("tool_call", task_pb2.TIMEOUT_ACTION_UNSPECIFIED)
     ended = await installation.ended(await installation.submit("sim-e2e-slow-tool", "late", policy=response))
     assert state_name(ended.state) == "SUCCEEDED"
 
 
-async def test_a_model_that_keeps_failing_is_tried_then_scheduled_then_the_end_with_its_class(
+async def test_a_failing_model_is_retried_then_rescheduled_then_fatal(
     installation: Installation,
 ) -> None:
     response = policy("task", task_pb2.TIMEOUT_ACTION_FAIL, after_seconds=0)

@@ -35,7 +35,7 @@ async def config(
     own_installation.stack.services["tools"].kill()
 
 
-async def test_a_tool_service_killed_after_the_effect_has_it_once_in_the_providers_table(
+async def test_a_killed_tool_service_has_its_effect_once(
     own_installation: Installation, provider: NodeProvider, config: dict[str, str]
 ) -> None:
     tools = own_installation.stack.services["tools"]
@@ -59,7 +59,7 @@ async def test_a_tool_service_killed_after_the_effect_has_it_once_in_the_provide
     assert [key.partition("/")[0] for key, _ in provider.moves()] == [task_id]
 
 
-async def test_a_provider_killed_after_an_unsafe_effect_leaves_it_to_a_person(
+async def test_a_provider_killed_after_an_unsafe_effect_needs_a_person(
     own_installation: Installation, provider: NodeProvider, config: dict[str, str]
 ) -> None:
     tools = own_installation.stack.services["tools"]

@@ -56,7 +56,7 @@ async def test_an_unsafe_call_is_in_doubt_and_waits_for_a_person(own_installatio
     assert outcomes == [tool_pb2.OUTCOME_STATUS_IN_DOUBT]
 
 
-async def test_an_unsafe_call_in_doubt_is_told_to_the_model_if_asked_so(own_installation: Installation) -> None:
+async def test_an_unsafe_call_in_doubt_is_reported_if_configured(own_installation: Installation) -> None:
     file = uuid.uuid4().hex
     policy = task_pb2.TaskPolicy(on_in_doubt=task_pb2.IN_DOUBT_POLICY_TELL_MODEL)
     task_id = await killed_in_mid_call(own_installation, "sim-e2e-unsafe", file, policy=policy)

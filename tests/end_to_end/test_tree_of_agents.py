@@ -44,9 +44,7 @@ CANCELLED = task_pb2.TASK_STATE_CANCELLED
 COST_EXCEEDED = task_pb2.TASK_STATE_COST_EXCEEDED
 
 
-async def test_a_tree_is_whole_and_within_its_budget_although_workers_are_killed(
-    own_installation: Installation, tmp_path: Path
-) -> None:
+async def test_a_tree_stays_whole_and_in_budget_despite_crashes(own_installation: Installation, tmp_path: Path) -> None:
     install, gate = own_installation, tmp_path / "gate"
     async with leaves_held(install, gate):
         await asyncio.gather(*(worker.restart(DIES_AT_ITS_FIRST_CALL) for worker in install.stack.workers))
@@ -72,7 +70,7 @@ async def test_a_tree_is_whole_and_within_its_budget_although_workers_are_killed
     await check_audit(install, tree)
 
 
-async def test_a_tree_that_wants_more_than_its_budget_stops_within_it_and_is_done_when_it_is_granted_more(
+async def test_a_tree_without_budget_stops_and_ends_after_a_grant(
     installation: Installation,
 ) -> None:
     install = installation

@@ -71,7 +71,7 @@ async def test_a_question_is_answered_at_the_command_line(installation: Installa
     assert again.code == Exit.REFUSED
 
 
-async def test_the_same_answer_sent_again_at_the_command_line_is_one_answer(installation: Installation) -> None:
+async def test_a_repeated_answer_by_the_cli_is_one_answer(installation: Installation) -> None:
     address, file, request_id = installation.stack.gateway_address, uuid.uuid4().hex, uuid.uuid4().hex
     task_id = await installation.submit("sim-e2e-leave", file, agent=NEEDS_LEAVE)
     wait_id = (await installation.in_state(task_id, "WAITING_USER")).wait.wait_id
@@ -112,7 +112,7 @@ async def test_an_event_reaches_its_task(installation: Installation, early: bool
     assert json.loads(content)["payload"] == {"n": 7}
 
 
-async def test_a_call_that_needs_leave_is_executed_once_with_the_arguments_it_got_leave_for(
+async def test_an_approved_call_runs_once_with_approved_arguments(
     installation: Installation,
 ) -> None:
     address = installation.stack.gateway_address

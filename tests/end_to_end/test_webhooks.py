@@ -14,7 +14,7 @@ from tests.support.fix_webhooks import MakeReceiver, Reply
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
 
-async def test_an_endpoint_registered_by_the_command_hears_of_the_wait_and_then_of_the_end(
+async def test_a_registered_endpoint_gets_the_wait_and_the_end(
     installation: Installation, webhook_receiver: MakeReceiver
 ) -> None:
     receiver = await webhook_receiver()
@@ -36,7 +36,7 @@ async def test_an_endpoint_registered_by_the_command_hears_of_the_wait_and_then_
     assert (await tenure("webhooks", "delete", "waiting", address=installation.stack.gateway_address)).code == Exit.OK
 
 
-async def test_the_command_shows_tries_replays_pauses_rotates_and_deletes(
+async def test_the_cli_lists_replays_pauses_rotates_and_deletes(
     installation: Installation, webhook_receiver: MakeReceiver
 ) -> None:
     receiver = await webhook_receiver()

@@ -66,9 +66,7 @@ async def cancelled_after(bench: WorkerBench, task_id: str, seconds: float) -> b
 
 
 @pytest.mark.parametrize("latest_seconds", [0.0, LATEST_CANCEL_SECONDS])
-async def test_of_cancel_and_completion_one_wins_and_the_caller_was_told_which(
-    bench: WorkerBench, latest_seconds: float
-) -> None:
+async def test_a_cancel_and_a_completion_have_one_winner(bench: WorkerBench, latest_seconds: float) -> None:
     """At once: before a worker has it, or while it is handed out. Later: anywhere in a run, and after its end."""
     await bench.start_worker()
     luck = random.Random(46)
@@ -90,7 +88,7 @@ async def test_many_cancels_at_once_are_one_end(bench: WorkerBench) -> None:
     assert len(bench.model_calls(task_id)) == 1
 
 
-async def test_a_program_is_dead_when_the_cancel_of_its_task_is_committed(bench: WorkerBench) -> None:
+async def test_a_cancelled_tasks_program_is_dead_at_the_commit(bench: WorkerBench) -> None:
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-program")
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -112,7 +110,7 @@ def programs_of(task_id: str) -> list[int]:
     return results
 
 
-async def test_a_cancel_while_the_owner_sleeps_is_carried_out_for_it_and_its_call_comes_too_late(
+async def test_a_cancel_during_the_owners_sleep_is_carried_out(
     bench: WorkerBench,
 ) -> None:
     """Frozen between intent and call, and deaf when it wakes: it does call its tool, and is refused."""

@@ -111,7 +111,7 @@ async def first_cursor(gateways: Any) -> Any:
         return (await anext(events)).cursor
 
 
-async def test_watchers_of_all_tasks_miss_and_repeat_nothing_through_restarts_of_everything(installation: Any) -> None:
+async def test_watchers_of_all_tasks_miss_nothing_through_restarts(installation: Any) -> None:
     ledger, ledgers, gateways = installation
     cursor = await first_cursor(gateways)
     last_task = asyncio.get_running_loop().create_future()

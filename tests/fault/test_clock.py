@@ -131,9 +131,7 @@ async def test_decisions_are_the_same_whatever_the_wall_clocks_say(bench: Worker
     assert await a_day_of_tasks(bench, lambda: shift(-1)) == expected
 
 
-async def test_a_worker_past_its_deadline_starts_no_effect_until_a_renewal_is_answered(
-    bench: WorkerBench, clocks: Any, tmp_path: Path
-) -> None:
+async def test_a_worker_past_its_trust_window_starts_no_effect(bench: WorkerBench, clocks: Any, tmp_path: Path) -> None:
     """F42: its clock jumps, as after a pause, between an intent and its call, and no coordinator answers."""
     go_on = tmp_path / "go-on"
     worker = await bench.start_worker(failpoints=f"worker.after_intent=1#wait({go_on})")

@@ -42,9 +42,7 @@ async def renewed(worker: ScriptedWorker, times: int) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_a_crash_of_etcd_costs_no_lease_no_revision_and_no_generation(
-    own_fleet: Fleet, own_etcd: EtcdProcess
-) -> None:
+async def test_an_etcd_crash_keeps_leases_revision_and_generation(own_fleet: Fleet, own_etcd: EtcdProcess) -> None:
     replica = await own_fleet.coordinator()
     async with Owners(own_fleet) as owners, EtcdClient([own_etcd.endpoint]) as client:
         worker = await owners.add(replica, slots=2)
@@ -63,9 +61,7 @@ async def test_a_crash_of_etcd_costs_no_lease_no_revision_and_no_generation(
         assert new > old
 
 
-async def test_an_expiry_that_was_compacted_while_nobody_watched_is_not_missed(
-    own_fleet: Fleet, own_etcd: EtcdProcess, tcp_proxy: MakeProxy
-) -> None:
+async def test_a_compacted_expiry_is_not_missed(own_fleet: Fleet, own_etcd: EtcdProcess, tcp_proxy: MakeProxy) -> None:
     """Etcd answers such a watch with `created`, then with `canceled`, and then leaves the stream open and silent."""
     host, port = own_etcd.endpoint.split(":")
     line = await tcp_proxy(host, int(port))
@@ -105,9 +101,7 @@ async def test_what_a_silent_watch_does_not_tell_is_found_by_comparing(own_fleet
     assert "CLAIM_LOST" in [each.reason for each in await own_fleet.transitions(task_id)]
 
 
-async def test_out_of_space_nothing_is_granted_what_runs_goes_on_and_space_brings_all_back(
-    tmp_path: Path, fresh_database: Any
-) -> None:
+async def test_without_space_nothing_is_granted_and_tasks_continue(tmp_path: Path, fresh_database: Any) -> None:
     etcd = start_etcd(tmp_path / "etcd", arguments=[QUOTA])
     fleet = await make_fleet(etcd, await fresh_database(MIGRATIONS), tmp_path)
     try:

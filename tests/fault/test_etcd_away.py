@@ -15,7 +15,7 @@ AWAY_SECONDS = 9.0
 BEGINNINGS = ("model_attempt", "tool_intent")
 
 
-async def test_without_etcd_a_worker_begins_nothing_after_its_trust_window_and_goes_on_when_it_is_back(
+async def test_a_worker_without_etcd_pauses_after_its_trust_window(
     bench: WorkerBench,
 ) -> None:
     await bench.start_worker()

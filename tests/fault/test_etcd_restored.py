@@ -55,7 +55,7 @@ async def check_recovered(fleet: Fleet, owners: Owners, lost: Owned, *, generati
 
 
 @pytest.mark.parametrize("kept", ["backup", "nothing"])
-async def test_epochs_grow_though_etcd_went_back_under_a_running_coordinator(
+async def test_epochs_grow_though_etcd_went_back(
     own_fleet: Fleet, own_etcd: EtcdProcess, tmp_path: Path, kept: str
 ) -> None:
     """With the backup come its claims and sessions. The old token's revision is above all that etcd gives by now."""
@@ -131,9 +131,7 @@ async def test_replicas_that_all_notice_agree_on_one_generation(
     assert sum(line["by_us"] for line in raised) == 2
 
 
-async def test_a_raise_that_its_coordinator_left_half_done_is_finished_by_another_in_the_same_generation(
-    own_fleet: Fleet, own_etcd: EtcdProcess
-) -> None:
+async def test_another_coordinator_finishes_a_half_done_raise(own_fleet: Fleet, own_etcd: EtcdProcess) -> None:
     """The first raise comes with the first etcd, the second stops between the ledger and the new etcd."""
     stopped = await own_fleet.coordinator(failpoints="coordinator.after_ledger_raise=2#freeze", **SHORT)
     async with Owners(own_fleet) as owners:
@@ -156,7 +154,7 @@ async def test_a_raise_that_its_coordinator_left_half_done_is_finished_by_anothe
 
 
 @pytest.mark.parametrize("granted_meanwhile", [True, False], ids=["granted-meanwhile", "queued-still"])
-async def test_a_coordinator_that_slept_through_a_restore_grants_nothing_of_before(
+async def test_a_coordinator_that_slept_through_a_restore_is_refused(
     own_fleet: Fleet, own_etcd: EtcdProcess, granted_meanwhile: bool
 ) -> None:
     """It fell asleep with a claim of the old life, made and not yet registered."""
@@ -183,9 +181,7 @@ async def test_a_coordinator_that_slept_through_a_restore_grants_nothing_of_befo
         await owners.check_one_owner_each()
 
 
-async def test_a_ledger_put_back_behind_etcd_is_given_a_generation_above_both(
-    own_fleet: Fleet, own_etcd: EtcdProcess
-) -> None:
+async def test_a_ledger_restored_behind_etcd_gets_a_higher_generation(own_fleet: Fleet, own_etcd: EtcdProcess) -> None:
     """The ledger's backup knows neither the raise nor the newest grants; the workers of the lost days are refused."""
     first = await own_fleet.coordinator(**SHORT)
     async with Owners(own_fleet) as owners:

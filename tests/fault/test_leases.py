@@ -121,7 +121,7 @@ async def eventually(attempt: Any, why: str, errors: tuple[type[Exception], ...]
 
 
 @pytest.mark.parametrize("moment", ["after_lease_claim", "after_lease_register"])
-async def test_an_acquire_whose_coordinator_died_is_taken_up_by_its_repeat(
+async def test_a_dead_coordinators_acquire_is_taken_up_by_its_repeat(
     backends: Backends, leases: Leases, moment: str
 ) -> None:
     dying = await backends.at(await backends.replica(failpoints=f"coordinator.{moment}=kill9"))
@@ -139,9 +139,7 @@ async def test_a_claim_that_nobody_registers_is_cleaned_up(backends: Backends, l
     assert lease.previous_epoch == 0  # the claim before was never a grant
 
 
-async def test_a_coordinator_that_froze_between_claim_and_register_grants_nothing_late(
-    backends: Backends, leases: Leases, tmp_path: Path
-) -> None:
+async def test_a_frozen_coordinator_grants_no_lease_late(backends: Backends, leases: Leases, tmp_path: Path) -> None:
     reached = tmp_path / "reached"
     frozen = await backends.replica(failpoints=f"coordinator.after_lease_claim=1#touch({reached})->1#freeze")
     late = await backends.at(frozen)
@@ -172,9 +170,7 @@ async def test_a_watch_ends_with_unavailable_when_its_replica_drains(backends: B
     assert ended.value.reason == "DRAINING"
 
 
-async def test_while_the_ledger_is_away_nothing_is_granted_and_the_repeat_gets_it(
-    broken_fleet: Fleet, leases: Leases
-) -> None:
+async def test_without_a_ledger_no_lease_is_granted(broken_fleet: Fleet, leases: Leases) -> None:
     held = await leases.acquire("held")
     broken_fleet.checkpoint.signal(signal.SIGSTOP)
     with pytest.raises(Unavailable):
@@ -188,9 +184,7 @@ async def test_while_the_ledger_is_away_nothing_is_granted_and_the_repeat_gets_i
 # etcd is away, and goes back in time
 
 
-async def test_an_acquire_during_an_outage_of_etcd_is_one_lease_in_the_end(
-    broken_etcd: EtcdProcess, leases: Leases
-) -> None:
+async def test_an_acquire_during_an_etcd_outage_is_one_lease(broken_etcd: EtcdProcess, leases: Leases) -> None:
     async with paused(broken_etcd):
         with pytest.raises(Unavailable):
             await leases.acquire("a", "one", request_id="r-1")
@@ -209,9 +203,7 @@ async def test_a_watch_whose_history_was_compacted_says_so(broken_etcd: EtcdProc
     assert refused.value.reason == "CURSOR_EXPIRED"
 
 
-async def test_epochs_grow_and_old_leases_are_lost_when_etcd_was_replaced(
-    broken_etcd: EtcdProcess, leases: Leases
-) -> None:
+async def test_epochs_grow_when_etcd_was_replaced(broken_etcd: EtcdProcess, leases: Leases) -> None:
     for _ in range(20):  # so that the new etcd's revisions are behind
         await leases.release(await leases.acquire("warm-up"))
     lease = await leases.acquire("a", "one")
@@ -233,7 +225,7 @@ async def test_epochs_grow_and_old_leases_are_lost_when_etcd_was_replaced(
         await eventually(watch_from_before, "the generation is not settled")
 
 
-async def test_leases_that_revive_with_a_backup_are_deleted_and_their_watches_end(
+async def test_leases_revived_by_a_backup_are_deleted(
     broken_etcd: EtcdProcess, survivor: ServiceProcess, leases: Leases
 ) -> None:
     """As after a restore: keys of the former generation are there again, with their leases."""
@@ -256,9 +248,7 @@ async def test_leases_that_revive_with_a_backup_are_deleted_and_their_watches_en
 # Holders
 
 
-async def test_who_cannot_renew_in_time_is_stopped_before_others_can_hold_the_lease(
-    backends: Backends, leases: Leases
-) -> None:
+async def test_a_holder_without_renewal_is_stopped_before_the_next(backends: Backends, leases: Leases) -> None:
     replica = await backends.replica()
     held = HeldLease((await backends.at(replica)).stub, "a", holder="one", ttl_seconds=2)
 
@@ -285,7 +275,7 @@ async def test_who_lost_the_lease_is_stopped_and_gives_back_nothing(leases: Leas
     assert (await leases.get("a")).holder == "two"
 
 
-async def test_who_is_cancelled_from_outside_is_just_cancelled_and_gives_the_lease_back(leases: Leases) -> None:
+async def test_a_cancelled_holder_releases_its_lease(leases: Leases) -> None:
     async def work() -> None:
         async with HeldLease(leases.stub, "a", holder="one", ttl_seconds=30):
             holding.set()
@@ -311,7 +301,7 @@ async def test_a_held_lease_is_waited_for_renewed_and_given_back(leases: Leases)
     assert (after.reason, after.previous_epoch) == ("RELEASED", first.epoch)
 
 
-async def test_new_tokens_follow_the_signing_key_and_old_ones_verify_until_it_is_withdrawn(
+async def test_tokens_follow_the_signing_key_until_it_is_withdrawn(
     broken_fleet: Fleet, backends: Backends, leases: Leases, tmp_path: Path
 ) -> None:
     """The last one: from here on new replicas sign with another key."""

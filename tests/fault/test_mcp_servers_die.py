@@ -25,7 +25,7 @@ from tests.support.fix_mcp import (
 from tests.support.fix_tools import Grants, StartTools, appear
 
 
-async def test_a_call_whose_server_dies_is_sent_again_with_its_key_or_in_doubt_by_its_class(
+async def test_a_call_of_a_dead_server_is_repeated_or_in_doubt(
     tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
 ) -> None:
     classes = ("PURE", "IDEMPOTENT", "KEYED", "UNSAFE")
@@ -50,7 +50,7 @@ async def test_a_call_whose_server_dies_is_sent_again_with_its_key_or_in_doubt_b
     assert (await tools.fence(owner))["1.3"].state == tool_pb2.CALL_STATE_IN_DOUBT
 
 
-async def test_a_server_that_answers_nothing_any_more_is_stopped_and_started_again(
+async def test_a_silent_server_is_restarted(
     tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
 ) -> None:
     config = tools_config(odd=mcp_servers.scripted(str(tmp_path), timeout_seconds=1.0, effects={"hang": "KEYED"}))
@@ -66,7 +66,7 @@ async def test_a_server_that_answers_nothing_any_more_is_stopped_and_started_aga
     assert (await tools.outcome(owner, "1.1", "odd__meta")).status is OutcomeStatus.SUCCEEDED
 
 
-async def test_a_call_that_takes_too_long_is_cancelled_at_its_server_which_goes_on(
+async def test_a_late_call_is_cancelled_at_its_server(
     tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
 ) -> None:
     config = tools_config(odd=mcp_servers.scripted(str(tmp_path), timeout_seconds=1.0))
@@ -97,7 +97,7 @@ async def test_nothing_of_a_server_is_left_when_the_service_is_killed(
     await gone(str(tmp_path))
 
 
-async def test_nothing_of_a_server_is_left_when_the_service_ends_in_order(
+async def test_no_server_process_survives_an_orderly_end(
     tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
 ) -> None:
     config = tools_config(odd=mcp_servers.scripted(str(tmp_path)))
@@ -110,7 +110,7 @@ async def test_nothing_of_a_server_is_left_when_the_service_ends_in_order(
     assert processes(str(tmp_path)) == []
 
 
-async def test_a_server_that_comes_later_is_found_and_calls_before_it_are_told_so(
+async def test_a_server_that_comes_later_is_found(
     tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
 ) -> None:
     port = free_port()

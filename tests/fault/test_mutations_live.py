@@ -29,7 +29,7 @@ async def history(bench: WorkerBench, task_id: str) -> History:
 
 
 @pytest.mark.parametrize("mutation", ["", "intent_before_effect"])
-async def test_a_tool_called_before_its_intent_was_committed_is_noticed(bench: WorkerBench, mutation: str) -> None:
+async def test_a_tool_called_before_its_intent_is_noticed(bench: WorkerBench, mutation: str) -> None:
     """The worker dies between the answer of the model and the commit that has its intents."""
     worker = await bench.start_worker(failpoints="worker.after_model=kill9", mutation=mutation)
     task_id = await bench.submit("sim-worker-unsafe")

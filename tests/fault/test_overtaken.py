@@ -58,7 +58,7 @@ def _seeds() -> list[int]:
 
 
 @pytest.mark.parametrize("seed", _seeds())
-async def test_every_failpoint_is_overtaken_and_what_an_operator_was_answered_stays_true(
+async def test_actions_at_every_failpoint_keep_their_acknowledgement(
     small_installation: Installation, tmp_path: Path, seed: int
 ) -> None:
     """What leads to a failpoint is a matter of time: it may take more tries."""
@@ -80,7 +80,7 @@ async def test_every_failpoint_is_overtaken_and_what_an_operator_was_answered_st
     assert not to_meet, f"TENURE_OVERTAKEN_SEEDS={seed}: no operator acted at {', '.join(sorted(to_meet))}"
 
 
-async def test_five_seeds_in_a_row_play_every_action_at_every_failpoint() -> None:
+async def test_five_seeds_play_every_action_at_every_failpoint() -> None:
     played = {(name, first_action(name, seed)) for name in FAILPOINTS for seed in range(7, 7 + len(Action))}
     assert len(played) == len(FAILPOINTS) * len(Action)
 

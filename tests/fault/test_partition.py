@@ -26,7 +26,7 @@ from tests.support.partition import (
 
 
 @pytest.mark.parametrize("zombie", [False, True], ids=["obedient", "zombie"])
-async def test_cut_off_from_the_coordinator_its_writes_count_until_the_next_owner_opens(
+async def test_a_partitioned_owner_writes_until_the_next_open(
     bench: WorkerBench, network: Network, zombie: bool
 ) -> None:
     """F16. The zombie does not know its trust window: then the ledger's fence alone ends what it does."""

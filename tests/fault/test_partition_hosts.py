@@ -80,7 +80,7 @@ async def hears(process: Any, within_seconds: float = PATIENCE_SECONDS) -> bytes
         return answer
 
 
-async def test_a_cut_line_is_silent_until_it_is_mended_and_loses_no_connection(hosts: Any) -> None:
+async def test_a_cut_line_is_silent_and_loses_no_connection(hosts: Any) -> None:
     host = hosts.host()
     async with (
         echo() as (port, arrived),

@@ -28,9 +28,7 @@ async def serves(placed: Any, wanted: bool) -> None:
             await asyncio.sleep(0.1)
 
 
-async def test_a_worker_leaves_a_coordinator_that_lost_etcd_and_keeps_its_claims(
-    bench: WorkerBench, network: Network
-) -> None:
+async def test_a_worker_leaves_a_coordinator_without_etcd(bench: WorkerBench, network: Network) -> None:
     both = [await placed_service(bench, network, "coordinator") for _ in range(2)]
     worker = await bench.start_worker(coordinator_addresses=",".join(one.address for one in both))
     task_id = await bench.submit("sim-worker-steady")
@@ -46,9 +44,7 @@ async def test_a_worker_leaves_a_coordinator_that_lost_etcd_and_keeps_its_claims
     await check_whole(bench, task_id)
 
 
-async def test_a_coordinator_that_lost_the_ledger_keeps_its_workers_and_hands_out_nothing(
-    bench: WorkerBench, network: Network
-) -> None:
+async def test_a_coordinator_without_ledger_keeps_its_workers(bench: WorkerBench, network: Network) -> None:
     cut = await placed_service(bench, network, "coordinator")
     await bench.start_worker(coordinator_addresses=cut.address)
     running = await bench.submit("sim-worker-paced")
@@ -63,9 +59,7 @@ async def test_a_coordinator_that_lost_the_ledger_keeps_its_workers_and_hands_ou
     assert state_name((await bench.ended(waiting)).state) == "SUCCEEDED"
 
 
-async def test_a_gateway_that_hears_no_answers_refuses_in_time_and_its_watches_miss_nothing(
-    bench: WorkerBench, network: Network
-) -> None:
+async def test_a_deaf_gateway_refuses_in_time_and_watches_resume(bench: WorkerBench, network: Network) -> None:
     cut = await placed_service(bench, network, "gateway", heartbeat_seconds="0.5")
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-steady")

@@ -43,7 +43,7 @@ async def test_a_run_can_be_cancelled_at_any_moment(
     assert all(task.done() for task in any_sandbox._running)
 
 
-async def test_a_run_cancelled_again_while_it_is_killed_is_still_killed(sandbox: Sandbox) -> None:
+async def test_a_run_cancelled_during_its_kill_is_killed(sandbox: Sandbox) -> None:
     ready = asyncio.Event()
     code = "print('ready')\nimport time; time.sleep(60)"
     run = asyncio.create_task(sandbox.run_python(code, None, SandboxLimits(), lambda *_: ready.set()))
@@ -65,7 +65,7 @@ async def test_closing_ends_what_runs(sandbox: Sandbox) -> None:
     assert (await run).status is SandboxStatus.CANCELLED
 
 
-async def test_two_hundred_at_once_take_turns_and_their_neighbours_notice_nothing(sandbox: Sandbox) -> None:
+async def test_two_hundred_runs_take_turns_without_harm(sandbox: Sandbox) -> None:
     """Each of them a time bomb: they hold still and then, all at once, use what they can get."""
     bomb = "import os, time\ntime.sleep(0.05)\nos.fork()\nwhile True: pass"
     neighbour = "import hashlib\nprint(hashlib.sha256(b'x' * 100_000).hexdigest()[:8])"

@@ -113,7 +113,7 @@ async def until(condition: Callable[[], bool]) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="processes are told apart by their slot's uid, which needs root")
 @pytest.mark.parametrize("code", CODES.values(), ids=CODES)
 @pytest.mark.parametrize("warm", [0, 2])
-async def test_a_killed_service_takes_its_runs_along_and_the_next_one_tidies_up(
+async def test_a_killed_services_runs_die_and_the_next_cleans_up(
     sandbox_settings: SandboxSettings, sandbox_detection: Detection, warm: int, code: str
 ) -> None:
     uids = range(sandbox_settings.first_uid, sandbox_settings.first_uid + 1 + warm)
@@ -201,7 +201,7 @@ asyncio.run(main())
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="everything else runs as an ordinary user already")
 @pytest.mark.parametrize("warm", [0, 1])
-def test_an_ordinary_user_gets_a_sandbox_and_is_told_what_is_weaker(sandbox_detection: Detection, warm: int) -> None:
+def test_an_ordinary_user_gets_a_sandbox_with_named_weaknesses(sandbox_detection: Detection, warm: int) -> None:
     with place_of_an_ordinary_user() as place:
         done = run_as_an_ordinary_user(place, "-c", ORDINARY_SERVICE, str(warm))
     assert done.returncode == 0, done.stderr

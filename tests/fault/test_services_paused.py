@@ -27,9 +27,7 @@ async def serving(worker: Any, expected: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["coordinator", "checkpoint", "tools"])
-async def test_a_service_paused_for_longer_than_the_trust_window_costs_time_and_nothing_else(
-    bench: WorkerBench, kind: str
-) -> None:
+async def test_a_paused_service_costs_only_time(bench: WorkerBench, kind: str) -> None:
     worker = await bench.start_worker()
     task_id = await bench.submit("sim-worker-steady")
     await bench.reached(task_id, facts.AssistantMessage, 2)

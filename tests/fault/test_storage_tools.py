@@ -43,9 +43,7 @@ async def test_a_record_without_room_takes_a_whole_line_or_nothing(
     assert [line["line"] for line in outside.lines("a")] == ["first", "third"]
 
 
-async def test_a_workspace_without_room_is_told_to_the_model_and_leaves_the_file_that_was_there(
-    tools: Any, grants: Grants, outside: Outside
-) -> None:
+async def test_a_full_workspace_is_reported_and_keeps_its_file(tools: Any, grants: Grants, outside: Outside) -> None:
     owner = grants.claim()
     await tools.outcome(owner, "1.0", "write_file", path="notes", content="what was there")
     limit_files(tools, 20)

@@ -45,7 +45,7 @@ async def test_the_same_submit_at_once_by_two_gateways_is_one_task(gateways: Any
     assert len(await tasks(gateways[0])) == 1
 
 
-async def test_different_submits_of_one_id_at_once_make_one_task_and_the_others_are_told_of_it(gateways: Any) -> None:
+async def test_concurrent_submits_of_one_id_make_one_task(gateways: Any) -> None:
     """F39: whoever comes first."""
     request_id = str(uuid.uuid4())
     requests = [submit(request_id=request_id, goal=f"goal {number % 4}") for number in range(REPEATS)]
@@ -74,9 +74,7 @@ async def test_another_tenants_submit_of_the_same_id_is_another_task(
     assert [task.task_id for task in await tasks(theirs)] == [second.task_id]
 
 
-async def test_a_submit_whose_answer_was_lost_with_its_gateway_is_answered_by_another(
-    gateways: Any, tcp_proxy: MakeProxy
-) -> None:
+async def test_another_gateway_answers_a_submit_with_a_lost_answer(gateways: Any, tcp_proxy: MakeProxy) -> None:
     """F40."""
     doomed, other = gateways
     host, _, port = doomed.process.address.rpartition(":")

@@ -72,9 +72,7 @@ async def test_an_outcome_outlasts_the_outage(losable: Any, grants: Grants, outs
     assert len(outside.lines("a")) == 1
 
 
-async def test_an_effect_that_outlives_the_trust_window_is_stopped_and_in_doubt(
-    losable: Any, grants: Grants, outside: Outside
-) -> None:
+async def test_an_effect_beyond_the_trust_window_is_in_doubt(losable: Any, grants: Grants, outside: Outside) -> None:
     postgres, tools = losable
     owner = grants.claim()
     call = await begun(tools, owner, delay_ms=8000)

@@ -47,7 +47,7 @@ async def in_doubt(tool_service: Any, grants: Any, failpoint: str = "tools.befor
     return tools, successor
 
 
-async def test_what_happened_by_a_persons_word_is_the_calls_outcome_for_good(
+async def test_a_happened_resolution_is_the_final_outcome(
     tool_service: StartTools, grants: Grants, outside: Outside
 ) -> None:
     tools, owner = await in_doubt(tool_service, grants, "tools.after_effect=kill9")
@@ -73,7 +73,7 @@ async def test_what_is_given_up_is_in_doubt_for_good(
     assert outside.lines("a") == []
 
 
-async def test_what_did_not_happen_is_run_once_more_and_a_doubt_that_comes_anew_needs_a_new_word(
+async def test_a_call_that_did_not_happen_runs_once_more(
     tool_service: StartTools, grants: Grants, outside: Outside
 ) -> None:
     tools, owner = await in_doubt(tool_service, grants)
@@ -95,7 +95,7 @@ async def test_what_did_not_happen_is_run_once_more_and_a_doubt_that_comes_anew_
     ("moment", "status", "call_attempt", "effects"),
     [("after_accept", DONE, 3, 1), ("before_effect", DOUBT, 2, 0), ("after_effect", DOUBT, 2, 1)],
 )
-async def test_a_service_killed_while_it_takes_a_word_leaves_it_to_the_next(
+async def test_a_service_killed_during_a_resolution_leaves_it(
     tool_service: StartTools,
     grants: Grants,
     outside: Outside,
@@ -124,7 +124,7 @@ async def test_a_service_killed_while_it_takes_a_word_leaves_it_to_the_next(
         ("after_effect", Abandon()),
     ],
 )
-async def test_a_paused_replica_that_wakes_can_neither_begin_nor_record_over_a_newer_decision(
+async def test_a_woken_replica_cannot_overwrite_a_newer_decision(
     tool_service: StartTools,
     grants: Grants,
     outside: Outside,
@@ -190,7 +190,7 @@ async def test_words_that_race_at_two_replicas_are_decided_once(
     assert len(outside.lines("a")) == 1
 
 
-async def test_a_call_that_is_called_off_after_a_word_is_in_doubt_and_not_simply_not_run(
+async def test_a_call_cancelled_after_a_resolution_is_in_doubt(
     tool_service: StartTools, grants: Grants, outside: Outside
 ) -> None:
     """That it did not happen before is known by that word alone."""

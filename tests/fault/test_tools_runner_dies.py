@@ -63,7 +63,7 @@ async def test_whatever_the_moment_an_effect_happens_at_most_once(
 
 
 @pytest.mark.parametrize(("moment", "call_attempt"), [("before_accept", 1), ("before_start", 2)])
-async def test_a_call_of_any_class_whose_mark_was_not_set_is_simply_run(
+async def test_an_unmarked_call_of_any_class_is_run(
     tool_service: StartTools, grants: Grants, outside: Outside, moment: str, call_attempt: int
 ) -> None:
     dying = await tool_service(failpoints=f"tools.{moment}=kill9")

@@ -46,7 +46,7 @@ async def becomes(read: Any, replica: Any, expected: Any) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_a_killed_process_is_proven_gone_and_one_that_is_frozen_never_is(
+async def test_a_killed_runner_is_proven_gone_and_a_frozen_never(
     tool_service: StartTools, grants: Grants, lives: Any
 ) -> None:
     killed, frozen, tools = await tool_service(), await tool_service(), await tool_service()
@@ -63,7 +63,7 @@ async def test_a_killed_process_is_proven_gone_and_one_that_is_frozen_never_is(
     call.cancel()
 
 
-async def test_a_process_that_slept_proves_that_its_last_life_is_over_and_not_its_own(
+async def test_a_process_that_slept_proves_its_former_life_over(
     tool_service: StartTools, grants: Grants, outside: Outside, lives: Any
 ) -> None:
     sleeper = await tool_service()
@@ -135,7 +135,7 @@ async def test_an_effect_that_does_not_stop_keeps_its_life_unproven(
     assert await ended() == [True, True]
 
 
-async def test_a_machine_that_was_started_anew_proves_its_runners_gone_and_forgets_none_that_a_doubt_names(
+async def test_a_rebooted_machine_proves_its_runners_gone(
     tool_service: StartTools, tools_database: Callable[..., Awaitable[list[Any]]]
 ) -> None:
     uptime = uptime_seconds()
@@ -170,7 +170,7 @@ async def test_a_machine_that_was_started_anew_proves_its_runners_gone_and_forge
     assert values == kept
 
 
-async def test_a_machine_nobody_named_is_taken_for_no_other_and_a_copy_of_a_running_one_for_another(
+async def test_an_unnamed_machine_is_not_taken_for_another(
     tool_service: StartTools, tools_database: Callable[..., Awaitable[list[Any]]]
 ) -> None:
     here = own_identity()

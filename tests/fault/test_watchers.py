@@ -60,7 +60,7 @@ async def slow_readers(opened: Any, address: Any, task_id: Any) -> Any:
     return streams
 
 
-async def test_slow_readers_cost_no_memory_and_hold_up_neither_commits_nor_other_readers(
+async def test_slow_readers_cost_no_memory_and_delay_none(
     checkpoint_process: MakeCheckpointProcess, gateway: Serve
 ) -> None:
     """F43. What they do not read is not kept for them: it is read from the ledger once they go on."""
@@ -105,7 +105,7 @@ async def restless(stubs: Any, task_id: Any, dice: Any) -> Any:
     return seen
 
 
-async def test_watchers_that_come_and_go_by_two_gateways_are_told_everything_once(ledgers: Any, gateway: Serve) -> None:
+async def test_watchers_at_two_gateways_get_everything_once(ledgers: Any, gateway: Serve) -> None:
     """F44, while a ledger replica and a gateway are killed and commits are written by both ledgers in turn."""
     owners_replica, other = (each.replica for each in ledgers)
     owner = await owners_replica.claim((await owners_replica.create()).task_id)
@@ -132,7 +132,7 @@ async def test_watchers_that_come_and_go_by_two_gateways_are_told_everything_onc
         assert beyond.value.reason == "CURSOR_EXPIRED"
 
 
-async def test_a_drained_gateways_watchers_go_on_at_another_where_they_were(ledgers: Any, gateway: Serve) -> None:
+async def test_a_drained_gateways_watchers_resume_elsewhere(ledgers: Any, gateway: Serve) -> None:
     """F45."""
     replica = ledgers[0].replica
     owner = await replica.claim((await replica.create()).task_id)

@@ -127,9 +127,7 @@ async def test_a_worker_frozen_during_its_model_call_wakes_to_a_fence(bench: Wor
     assert sleeper.exit_code is None
 
 
-async def test_a_worker_that_lives_and_is_stuck_loses_its_task_and_its_tool_call_comes_too_late(
-    bench: WorkerBench, tmp_path: Path
-) -> None:
+async def test_a_stuck_worker_loses_its_task_and_its_late_call_fails(bench: WorkerBench, tmp_path: Path) -> None:
     release = tmp_path / "release"
     stuck = await bench.start_worker(
         failpoints=f"worker.ignore_trust_window;worker.after_intent=1#wait({release})", slots="1"
@@ -147,7 +145,7 @@ async def test_a_worker_that_lives_and_is_stuck_loses_its_task_and_its_tool_call
     assert await bench.effects(task_id) == ["once"]
 
 
-async def test_a_claim_that_was_made_before_a_coordinator_slept_is_no_grant_when_it_wakes(bench: WorkerBench) -> None:
+async def test_a_claim_made_before_a_sleep_is_no_grant(bench: WorkerBench) -> None:
     sleeper, other = bench.stack.replicas("coordinator")
     await bench.restart("coordinator", failpoints="coordinator.after_claim=1#freeze")
     faithful = await bench.start_worker(coordinator_addresses=sleeper.address)
@@ -177,7 +175,7 @@ async def test_coordinators_restarted_one_after_another_evict_nobody(bench: Work
 
 
 @pytest.mark.parametrize("service", ["checkpoint", "tools"])
-async def test_a_service_that_slept_longer_than_it_is_trusted_costs_only_time(bench: WorkerBench, service: str) -> None:
+async def test_a_service_that_slept_costs_only_time(bench: WorkerBench, service: str) -> None:
     await bench.start_worker()
     task_id = await bench.submit("sim-worker-paced")
     await bench.reached(task_id, facts.AssistantMessage, 2)
@@ -189,7 +187,7 @@ async def test_a_service_that_slept_longer_than_it_is_trusted_costs_only_time(be
 
 
 @pytest.mark.timeout(600)  # it starts six workers, one after another
-async def test_a_task_that_kills_whoever_works_on_it_fails_and_takes_no_other_along(bench: WorkerBench) -> None:
+async def test_a_task_that_kills_its_workers_fails_alone(bench: WorkerBench) -> None:
     """The test is the poison: it kills every worker that is about to call the model for it."""
     poison = await bench.submit("sim-worker-long-answer")
     others = [await bench.submit("sim-worker-paced") for _ in range(3)]

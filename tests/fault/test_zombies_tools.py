@@ -48,7 +48,7 @@ def written(bench: WorkerBench, task_id: str) -> tuple[int, int, str]:
     return path.stat().st_ino, path.stat().st_mtime_ns, path.read_text()
 
 
-async def test_a_zombie_repeats_its_calls_of_every_class_and_none_has_a_second_effect(bench: WorkerBench) -> None:
+async def test_a_zombies_repeated_calls_have_no_second_effect(bench: WorkerBench) -> None:
     sleeper = await bench.start_worker(failpoints="worker.ignore_trust_window;worker.after_intent=2#freeze")
     task_id = await bench.submit("sim-worker-classes")
     await stands_still(sleeper)

@@ -39,7 +39,7 @@ KNOWN: Final = {"epoch": EPOCHS, "previous_epoch": EPOCHS}
 @pytest.mark.parametrize("method", [GRANTS, LEASE, RAISE], ids=str)
 @examples(6)
 @given(data=st.data())
-async def test_whatever_is_registered_others_are_granted_what_they_want(world: World, method: Any, data: Any) -> None:
+async def test_any_registration_leaves_others_grantable(world: World, method: Any, data: Any) -> None:
     known = await world.known()
     made = messages(method.descriptor.input_type, {**known, **KNOWN, "claim_id": st.uuids().map(str)}, hostile_in=30)
     for request in data.draw(st.lists(made, min_size=1, max_size=6)):

@@ -16,7 +16,7 @@ from tests.fuzz.world import World
 pytestmark = [pytest.mark.server, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(3600)]
 
 
-async def test_whatever_an_owner_writes_its_task_can_be_ended_and_goes_on(world: World) -> None:
+async def test_a_task_of_a_hostile_owner_ends_and_continues(world: World) -> None:
     loop, left = asyncio.get_running_loop(), list[HostileOwner]()
     chosen = settings(examples(12), stateful_step_count=12)
     machine: Any = lambda: HostileOwner(world, loop, left)  # noqa: E731  a factory will do as a class does

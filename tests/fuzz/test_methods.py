@@ -37,9 +37,7 @@ async def test_whatever_is_sent_is_answered_with_a_typed_result(world: World, me
 @pytest.mark.parametrize("method", METHODS, ids=str)
 @examples(3)
 @given(data=st.data())
-async def test_whatever_the_bytes_are_they_are_answered_with_a_typed_result(
-    world: World, method: Method, data: Any
-) -> None:
+async def test_any_bytes_get_a_typed_result(world: World, method: Method, data: Any) -> None:
     made = damaged(messages(method.descriptor.input_type, await world.known()))
     sent = data.draw(st.lists(made, min_size=1, max_size=FRAMES if method.streams_in else 1))
     answer = await call(world.bare[method.process], method, sent)

@@ -74,7 +74,7 @@ async def test_a_field_is_accepted_up_to_its_limit_and_then_works(world: World, 
 
 
 @pytest.mark.parametrize("names", [100, 255, 256, 257, 330, 2000, 15_000])
-async def test_tasks_with_the_longest_lists_of_tools_are_granted_beside_others(world: World, names: int) -> None:
+async def test_tasks_with_the_longest_tool_lists_are_granted(world: World, names: int) -> None:
     """As many as one batch of claims has, which is one request to etcd."""
     queue = f"tools-{names}"
     agent = task_pb2.AgentSpec(loop=OWN_LOOP, tools=task_pb2.ToolAllowlist(names=[f"t-{n:062d}" for n in range(names)]))
@@ -171,7 +171,7 @@ async def test_a_frame_is_answered_whatever_its_size_is(world: World, size: int)
 
 
 @pytest.mark.parametrize("beyond", [-1, 0, 1])
-async def test_a_request_as_large_as_grpc_takes_is_refused_with_a_reason(world: World, beyond: int) -> None:
+async def test_a_request_at_grpcs_limit_is_refused_with_a_reason(world: World, beyond: int) -> None:
     request = api.SubmitTaskRequest(goal="x")
     while (left := MESSAGE_BYTES + beyond - request.ByteSize()) > 0:
         request.goal += "x" * max(1, left - 3)

@@ -63,7 +63,7 @@ async def test_the_database_and_the_domain_allow_the_same(fresh_database: FreshD
         await asyncio.to_thread(run_state_machine_as_test, cast("Any", lambda: OneTask(world, loop)), settings=SETTINGS)
 
 
-async def test_every_move_that_is_in_the_table_and_no_other_can_be_made_by_hand(
+async def test_the_database_allows_exactly_the_moves_of_the_table(
     fresh_database: FreshDatabase, signing_keys: Path
 ) -> None:
     async with service_role(await fresh_database(MIGRATIONS)) as dsn, open_world(dsn, signing_keys) as world:

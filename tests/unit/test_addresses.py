@@ -75,7 +75,7 @@ def test_nothing_is_let_through_that_python_knows_to_be_special(address: Any) ->
 
 
 @given(st.ip_addresses(v=4))
-def test_an_address_is_judged_alike_however_the_new_world_spells_it(address: Any) -> None:
+def test_an_address_is_judged_alike_in_ipv6_spellings(address: Any) -> None:
     networks = Networks(["10.1.0.0/16"])
     for prefix in ("::ffff:0:0", "64:ff9b::"):
         spelt = IPv6Address(int(IPv6Address(prefix)) + int(address))

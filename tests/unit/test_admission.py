@@ -64,7 +64,7 @@ def test_the_last_commit_repeated_is_recognised() -> None:
     assert decide_commit(RUNNING, OLD, 3, "c3", b"h3") is CommitVerdict.REPEAT
 
 
-def test_the_closing_commit_repeated_is_recognised_after_the_claim_is_gone() -> None:
+def test_a_repeated_close_out_is_recognised_without_the_claim() -> None:
     closed = replace(RUNNING, state=TaskState.SUCCEEDED, holds=False)
     assert decide_commit(closed, OLD, 3, "c3", b"h3") is CommitVerdict.REPEAT
 
@@ -82,7 +82,7 @@ def test_a_conflict_tells_no_number_to_adopt() -> None:
     assert refused.metadata == {"presented": "9"}
 
 
-def test_a_stale_owner_is_refused_before_its_repeat_is_recognised() -> None:
+def test_a_stale_owner_is_refused_before_repeats_are_checked() -> None:
     taken_over = replace(RUNNING, opened=NEW, granted=NEW)
     assert isinstance(decide_commit(taken_over, OLD, 3, "c3", b"h3"), StaleEpoch)
 
@@ -91,7 +91,7 @@ def test_another_claim_of_the_current_epoch_cannot_commit() -> None:
     assert isinstance(decide_commit(RUNNING, Fence(OLD.epoch, "other"), 4, "c4", b"h4"), StaleEpoch)
 
 
-def test_an_owner_is_fenced_even_while_its_task_waits_in_the_queue() -> None:
+def test_an_owner_is_fenced_while_its_task_is_queued() -> None:
     requeued = replace(RUNNING, state=TaskState.QUEUED, holds=False)
     assert isinstance(decide_commit(requeued, OLD, 4, "c4", b"h4"), StaleEpoch)
 

@@ -113,7 +113,7 @@ class Pruning(Moving):
         return await super().get(task_id)
 
 
-async def test_a_task_that_is_pruned_meanwhile_is_left_out_unless_it_was_named() -> None:
+async def test_a_task_pruned_during_collection_is_left_out() -> None:
     records = [record("1.0", tool_pb2.CALL_STATE_FINISHED)]
     gone, client = TASK.replace("1", "2"), Pruning(*[records] * 4)
     results = [each async for each in collect_each(client, [gone, TASK], skip_pruned=True)]  # type: ignore[arg-type]

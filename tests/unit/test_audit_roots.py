@@ -110,12 +110,12 @@ def test_what_is_set_aside_at_once_fits_under_the_cap() -> None:
     assert violation_texts(all_at_once(3 * SET_ASIDE)) == []
 
 
-def test_a_moment_beyond_the_cap_is_noticed_though_all_was_used_within_it() -> None:
+def test_a_moment_above_the_cap_is_a_violation() -> None:
     [message] = violation_texts(all_at_once(3 * SET_ASIDE - 1))
     assert f"the budget had 0 used and {3 * SET_ASIDE} set aside of {3 * SET_ASIDE - 1}" in message
 
 
-def test_a_cap_that_a_sub_agents_requeue_raised_holds_for_the_root_alone() -> None:
+def test_a_cap_raised_by_a_requeue_holds_for_the_root_alone() -> None:
     family = Family(SET_ASIDE - 1)
     family.ask(ROOT)
     family.answer(ROOT)
@@ -164,12 +164,12 @@ def test_another_call_after_such_a_bill_is_noticed() -> None:
         ({"max_tokens": 10_000}, "0 set aside of 10000, its entries come to"),
     ],
 )
-def test_a_row_that_is_not_what_the_entries_of_all_come_to_is_noticed(row: dict[str, int], says: str) -> None:
+def test_a_row_that_differs_from_its_entries_is_a_violation(row: dict[str, int], says: str) -> None:
     [message] = violation_texts(all_at_once(3 * SET_ASIDE), **row)
     assert says in message
 
 
-def test_what_is_not_known_of_a_task_that_goes_on_is_no_violation() -> None:
+def test_unknown_facts_of_a_live_task_are_no_violation() -> None:
     """The first child was read while its model was asked; what it used meanwhile and set free is not in its entries."""
     family = Family(2 * SET_ASIDE)
     family.ask(FIRST)
@@ -210,7 +210,7 @@ def test_a_moment_beyond_the_cap_in_money_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("row", [{"used_nano_usd": 1}, {"reserved_nano_usd": 1}, {"max_nano_usd": 10**12}])
-def test_money_in_the_row_that_the_entries_do_not_come_to_is_noticed(row: dict[str, int]) -> None:
+def test_money_that_differs_from_the_entries_is_a_violation(row: dict[str, int]) -> None:
     assert money(priced(all_at_once(10_000)), 3 * ASIDE_NANO_USD, **row)
 
 
@@ -221,7 +221,7 @@ def test_a_bill_by_other_prices_is_noticed() -> None:
     assert invariants(family, max_nano_usd=0, used_nano_usd=3 * USED_NANO_USD) == {"I17", "I18"}
 
 
-def test_what_a_lost_calls_worker_says_later_is_on_the_bill_and_in_the_budget_and_in_no_entry() -> None:
+def test_a_late_usage_report_is_in_bill_and_budget_only() -> None:
     family = Family(3 * SET_ASIDE)
     for one in (ROOT, FIRST, SECOND):
         family.ask(one)

@@ -212,11 +212,11 @@ def test_a_sub_agent_that_is_left_behind_is_told() -> None:
     assert left_behind() == [IDS[1]]
 
 
-def test_a_sub_agent_that_an_operator_requeued_is_not_left_behind() -> None:
+def test_a_requeued_sub_agent_is_not_left_behind() -> None:
     assert left_behind(task_attempt=2) == []
 
 
-def test_of_a_root_whose_sub_agents_were_not_collected_nothing_is_wrong() -> None:
+def test_a_root_without_collected_sub_agents_passes() -> None:
     """Its budget has what they used; the rule of sums is for trees that are known."""
     whole = ended().history()
     assert any(bill.task_id != TASK for bill in whole.bills or ())

@@ -35,7 +35,7 @@ def test_a_process_that_is_gone_uses_nothing() -> None:
     assert cpu.cpu_seconds(process.pid) == 0
 
 
-def test_a_meter_counts_from_its_start_and_tells_our_own_time_apart() -> None:
+def test_a_meter_separates_our_own_cpu_time() -> None:
     process = busy_process(BUSY)
     meter = cpu.CpuMeter({"idle": process.pid}, own="us")
     meter.start()

@@ -23,7 +23,7 @@ def section() -> Any:
     return section
 
 
-def test_a_figure_stands_in_one_line_with_its_range_and_its_bound(section: Any) -> None:
+def test_a_figure_is_a_line_with_range_and_bound(section: Any) -> None:
     lines = render(MACHINE, [section], 12.3).splitlines()
     assert any(
         line.split() == ["frames", "2,000", "/s", "1,000", "to", "3,000", "over", "1,666", "/s", "held"]
@@ -50,7 +50,7 @@ def test_the_verdict_names_what_was_missed(section: Any) -> None:
     assert verdict([]) == "Nothing measured here has a bound."
 
 
-def test_a_bound_that_is_just_reached_holds_only_if_it_is_the_most_allowed() -> None:
+def test_a_reached_bound_holds_only_as_a_maximum() -> None:
     assert Figure("a", 10.0, "ms", bound=at_most(10)).holds
     assert not Figure("a", 10.0, "/s", bound=over(10)).holds
     assert Figure("a", 10.0, "ms").holds is None

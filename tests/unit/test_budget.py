@@ -74,13 +74,11 @@ def test_the_tightest_of_all_caps_decides() -> None:
         (capped(1000, 0, 601), "BUDGET_BUSY"),
     ],
 )
-def test_a_call_that_can_never_fit_ends_the_task_and_one_that_others_are_in_the_way_of_waits(
-    budget: Budget, reason: str
-) -> None:
+def test_a_call_that_never_fits_ends_and_a_blocked_one_waits(budget: Budget, reason: str) -> None:
     assert denial(budget, prices=PRICES) == reason
 
 
-def test_nobody_waits_for_others_when_another_cap_is_reached_for_good() -> None:
+def test_a_task_at_a_final_cap_does_not_wait_for_others() -> None:
     assert denial(Budget(1000, 0, 950), Budget(1000, 950, 0)) == "TOKEN_LIMIT"
     assert denial(Budget(1000, 950, 0), Budget(1000, 0, 950)) == "TOKEN_LIMIT"
 
@@ -89,7 +87,7 @@ def test_the_step_after_the_last_is_denied() -> None:
     assert denial(Budget(1000, 0, 0), request=replace(REQUEST, step=11)) == "STEP_LIMIT"
 
 
-def test_a_call_of_unknown_price_is_made_only_where_money_has_no_cap() -> None:
+def test_a_call_of_unknown_price_needs_no_money_cap() -> None:
     assert decide(Budget(1000, 0, 0)) == Granted(50, 150)
     denied = decide(Budget(1000, 0, 0), Budget(0, 0, 0, 500))
     assert isinstance(denied, Denied)
@@ -114,7 +112,7 @@ caps = st.tuples(st.integers(0, 3000), st.integers(0, 20_000))
     prices,
     st.lists(calls, max_size=25),
 )
-def test_neither_tokens_nor_money_ever_pass_a_cap_of_the_root_or_of_a_task(
+def test_tokens_and_money_never_pass_a_cap(
     of_root: tuple[int, int],
     of_tasks: tuple[tuple[int, int], ...],
     prices: Prices,

@@ -64,12 +64,12 @@ async def events(
     return values
 
 
-async def test_the_first_event_is_a_heartbeat_with_the_cursor_to_list_after() -> None:
+async def test_the_first_event_is_a_heartbeat_with_a_cursor() -> None:
     script = ScriptedLedger([answer("begin"), answer("end", 1, 2)])
     assert await events(script, 3) == [("heartbeat", "begin"), ("change", "after 1"), ("change", "after 2")]
 
 
-async def test_silence_is_filled_with_heartbeats_that_tell_the_newest_cursor() -> None:
+async def test_silence_has_heartbeats_with_the_newest_cursor() -> None:
     script = ScriptedLedger([answer("begin"), answer("later")])
     assert await events(script, 3) == [("heartbeat", "begin"), ("heartbeat", "later"), ("heartbeat", "later")]
 

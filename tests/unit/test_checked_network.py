@@ -24,7 +24,7 @@ def backend(dialler: Any, answers: Any, allowed: Any = ()) -> Any:
     return CheckedNetworkBackend(Networks(allowed), "tests", resolve=answering(answers), dialer=dialler)
 
 
-async def test_a_name_is_resolved_once_and_its_judged_address_is_dialled() -> None:
+async def test_a_name_is_resolved_once_and_that_address_dialled() -> None:
     dialler = Dialler()
     answers = [["93.184.216.34"], ["127.0.0.1"]]
     await backend(dialler, answers).connect_tcp("rebinding.example", 80)
@@ -56,7 +56,7 @@ async def test_an_address_is_not_resolved() -> None:
     assert dialler.dialled == [("127.0.0.1", 80)]
 
 
-async def test_a_name_without_address_and_sockets_of_the_machine_lead_nowhere() -> None:
+async def test_a_name_without_address_leads_nowhere() -> None:
     with pytest.raises(Unresolved):
         await backend(Dialler(), [[]]).connect_tcp("empty.example", 80)
     with pytest.raises(AddressRefused):
@@ -86,7 +86,7 @@ class Silent(Dialler):
         return stream
 
 
-async def test_an_address_where_nobody_answers_leaves_the_others_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_address_leaves_time_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbound_http, "ADDRESS_SECONDS", 0.1)
     dialler = Silent()
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -106,6 +106,6 @@ async def test_the_time_for_a_connection_is_for_all_of_it() -> None:
             await backend(Silent(), [["2606:4700::1"]]).connect_tcp("a.example", 80, 0.1)
 
 
-def test_an_address_gets_its_share_and_the_last_one_all_that_is_left() -> None:
+def test_an_address_gets_its_share_of_the_time() -> None:
     assert [_share_seconds(left, others) for left, others in ((None, 1), (60, 3), (3, 2), (-1, 1))] == [2, 2, 1, 0]
     assert [_share_seconds(left, 0) for left in (None, 7)] == [None, 7]

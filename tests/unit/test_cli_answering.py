@@ -49,7 +49,7 @@ def test_every_command_that_answers_names_the_wait(wait: Any) -> None:
     assert all(command.startswith("tenure resume 01a2025d-5126 --wait w8 --") for command in commands)
 
 
-def test_the_arguments_of_a_call_are_shown_whole_and_move_no_cursor() -> None:
+def test_arguments_are_shown_whole_and_move_no_cursor() -> None:
     assert "x" * 5000 in wait_text(LEAVE)
     hostile = task_pb2.Wait(wait_id="w8", tool="pay", arguments_json='{"to": "\x1b[2Jbob"}')
     assert "\x1b" not in wait_text(hostile)

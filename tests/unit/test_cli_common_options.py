@@ -72,7 +72,7 @@ def test_an_option_holds_wherever_it_stands(
         (99_999_999, "$0.10"),
     ],
 )
-def test_money_has_two_significant_digits_below_a_dollar_and_cents_above(nano_usd: int, text: str) -> None:
+def test_money_has_two_significant_digits_below_a_dollar(nano_usd: int, text: str) -> None:
     assert money_text(nano_usd) == text
 
 

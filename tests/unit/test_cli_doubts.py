@@ -47,7 +47,7 @@ def shown(
     return console.file.getvalue()
 
 
-def test_an_operator_sees_what_it_was_where_it_ran_and_what_to_type_next() -> None:
+def test_an_operator_sees_the_call_its_place_and_the_command() -> None:
     text = shown()
     for words in ("call 2.1  pay  UNSAFE", "amount=12", "host-4711", "NOT proven gone", "it waits for you"):
         assert words in text
@@ -55,7 +55,7 @@ def test_an_operator_sees_what_it_was_where_it_ran_and_what_to_type_next() -> No
     assert "tenure tools resolve 01a203af-0c62 2.1 --did-not-happen --runner-is-gone" in text
 
 
-def test_what_is_proven_needs_no_word_and_another_attempt_is_named() -> None:
+def test_a_proven_end_needs_no_statement() -> None:
     text = shown(runner_gone=True, call_attempt=2)
     assert "proven gone: nothing more will come of it" in text
     assert "--runner-is-gone" not in text
@@ -69,7 +69,7 @@ def test_the_answers_are_whole_lines_on_the_narrowest_terminal() -> None:
     assert [command.split()[5] for command in commands] == ["--happened", "--did-not-happen", "--abandon"]
 
 
-def test_what_goes_on_elsewhere_takes_the_word_that_it_does_no_more() -> None:
+def test_a_call_elsewhere_needs_the_runner_is_gone_statement() -> None:
     text = shown(acts_elsewhere=True)
     assert "the other side may still be working on it" in text
     assert "your word that nothing over there works on it any more" in text
@@ -119,7 +119,7 @@ def test_a_word_is_told_as_it_was_given(decision: Happened | DidNotHappen | Aban
     assert words in describe(ledger_pb2.Entry(body=ledger_pb2.EntryBody(operator_request=request)))
 
 
-def test_what_was_found_out_about_one_attempt_is_not_said_of_another() -> None:
+def test_findings_about_an_attempt_are_not_used_for_another() -> None:
     assert _attempt("2.1", 1, None) == 1
     assert _attempt("2.1", 0, None) == 1  # its worker did not say which, and the tools lost the call
     assert _attempt("2.1", 2, 2) == 2
@@ -128,7 +128,7 @@ def test_what_was_found_out_about_one_attempt_is_not_said_of_another() -> None:
         _attempt("2.1", 2, None)
 
 
-async def test_a_call_that_the_tools_lost_is_settled_by_what_its_task_waits_for() -> None:
+async def test_a_call_lost_by_the_tools_is_resolved_by_its_wait() -> None:
     class Lost(Client):
         def __init__(self) -> None:
             """Connected to nothing."""
@@ -151,7 +151,7 @@ async def test_a_call_that_the_tools_lost_is_settled_by_what_its_task_waits_for(
         await _doubted_attempt(Lost(), TASK_ID, "2.2")
 
 
-def test_an_answer_is_one_of_three_and_has_only_what_belongs_to_it() -> None:
+def test_a_resolution_is_one_of_three_with_its_own_options() -> None:
     assert _decision("happened", "paid", runner_is_gone=False) == Happened("paid")
     assert _decision("did-not-happen", "", runner_is_gone=True) == DidNotHappen(runner_is_gone=True)
     assert _decision("abandon", "", runner_is_gone=False) == Abandon()

@@ -70,7 +70,7 @@ def test_nothing_that_answers_is_4_and_says_what_starts_a_stack() -> None:
     assert result.stderr.count("\n") == 1
 
 
-def test_a_follower_whom_nothing_answers_hears_so_while_it_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_follower_without_answers_reports_its_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tenure.cli.follow._SILENCE_SECONDS", 0.0)
     monkeypatch.setattr("tenure.client.reconnect.RECONNECT_SECONDS", 0.0)
     with socket.socket() as closed:

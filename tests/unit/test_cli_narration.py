@@ -67,7 +67,7 @@ def test_a_step_has_its_text_its_tokens_and_its_time(teller: Any, ledger: Any) -
     assert "  I begin.\n" in teller.seen
 
 
-def test_a_call_is_told_with_its_outcome_its_time_and_its_first_line(teller: Any, ledger: Any) -> None:
+def test_a_call_is_shown_with_outcome_time_and_first_line(teller: Any, ledger: Any) -> None:
     teller.tell(ledger.intent("1.0", "web_search", query="prices"), ledger.outcome("1.0", "one\ntwo\nthree"))
     assert '  ✓ web_search query="prices"  0.2 s\n    one (+2 lines)\n' in teller.seen
 
@@ -81,7 +81,7 @@ def test_a_program_is_told_with_what_it_used(teller: Any, ledger: Any) -> None:
     assert 'code="x"  0.2 s\n' in teller.seen
 
 
-def test_nothing_that_was_printed_reaches_the_terminal_as_a_command(teller: Any, ledger: Any) -> None:
+def test_printed_text_reaches_the_terminal_without_commands(teller: Any, ledger: Any) -> None:
     hostile = "\x1b]0;title\x07\x1b[2J"
     teller.tell(ledger.queued(), ledger.opened(), ledger.attempt(1), ledger.answer(1, hostile))
     teller.tell(ledger.intent("1.0", "execute_python", code=hostile), ledger.outcome("1.0", hostile))
@@ -116,7 +116,7 @@ def test_arguments_are_cut_to_the_width(ledger: Any) -> None:
     assert lines[0].endswith("…  0.2 s")
 
 
-def test_a_pipe_is_told_of_a_call_when_it_begins_and_a_terminal_draws_it(ledger: Any) -> None:
+def test_a_pipe_gets_a_line_at_a_calls_begin(ledger: Any) -> None:
     for terminal, expected in ((False, True), (True, False)):
         assert ("→ web_search" in Teller(terminal=terminal).tell(ledger.intent("1.0", "web_search")).seen) is expected
 
@@ -155,7 +155,7 @@ def test_text_that_became_an_answer_is_not_called_discarded(teller: Any, ledger:
     assert "discarded" not in teller.seen
 
 
-def test_a_failed_model_call_is_told_with_its_code_and_what_it_asks_for(teller: Any, ledger: Any) -> None:
+def test_a_failed_model_call_is_shown_with_code_and_retry_time(teller: Any, ledger: Any) -> None:
     failure = ledger_pb2.ModelFailure(
         attempt_number=1, error_class="RATE_LIMITED", status_code=429, message="slow down", retry_after=duration(7)
     )

@@ -32,7 +32,7 @@ def test_what_is_not_said_is_not_sent() -> None:
     assert request == pb.UpdateScheduleRequest(schedule=FOUND.schedule_id, expected_revision=4, cron="0 7 * * *")
 
 
-def test_a_part_of_the_task_is_replaced_and_the_others_are_as_they_were_found() -> None:
+def test_an_update_replaces_only_the_named_part() -> None:
     spec = update_request(FOUND, {"tools": ("c",), "labels": (("team", "day"),), "max_steps": 7}).spec
     assert list(spec.agent.tools.names) == ["c"]
     assert dict(spec.labels) == {"team": "day"}
@@ -53,7 +53,7 @@ def test_none_and_the_default_can_be_asked_for() -> None:
     assert spec.policy.HasField("max_result_corrections")
 
 
-def test_a_cap_in_money_takes_the_place_of_none_and_none_of_a_cap() -> None:
+def test_a_money_cap_and_no_money_cap_replace_each_other() -> None:
     none = update_request(FOUND, {"no_max_cost": True}).spec
     assert (none.limits.max_nano_usd, none.limits.no_money_cap) == (0, True)
     schedule = pb.Schedule()

@@ -98,7 +98,7 @@ def test_a_time_without_a_zone_is_of_this_machine() -> None:
         MOMENT.convert("tomorrow", None, None)
 
 
-def test_phases_are_timed_by_name_with_a_duration_an_action_or_both() -> None:
+def test_phases_have_a_duration_an_action_or_both() -> None:
     seen = [PHASE_TIMEOUT.convert(text, None, None) for text in ("queued=10m:retry", "tool-call=:fail", "step=90s")]
     timeouts = request_of("go", phase_timeouts=tuple(seen)).policy.timeouts
     assert (timeouts.queued.after.seconds, timeouts.queued.action) == (600, task_pb2.TIMEOUT_ACTION_RETRY)

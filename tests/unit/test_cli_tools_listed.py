@@ -39,7 +39,7 @@ def printed(context: Context) -> list[str]:
     return context.console.file.getvalue().splitlines()
 
 
-def test_a_list_has_every_name_whole_with_effect_and_source_and_cuts_descriptions_only() -> None:
+def test_a_list_has_whole_names_and_cut_descriptions() -> None:
     definition = tool_pb2.ToolDefinition(name=LONG, description="x" * 500, effect_class=tool_pb2.EFFECT_CLASS_UNSAFE)
     context = context_of(100)
     _show_table(context, [tool_pb2.OfferedTool(source="crm", definition=definition), MOVE])
@@ -50,7 +50,7 @@ def test_a_list_has_every_name_whole_with_effect_and_source_and_cuts_description
     assert "[b]items[/b].\\x1b[2J" in stock or "…" in stock
 
 
-def test_one_tool_is_shown_with_its_whole_description_and_the_schema_of_its_arguments() -> None:
+def test_one_tool_is_shown_with_description_and_schema() -> None:
     context = context_of(200)
     _show_tool(context, MOVE)
     text = "\n".join(printed(context))

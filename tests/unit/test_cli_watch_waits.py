@@ -35,7 +35,7 @@ class Waiting:
         return self.task
 
 
-async def test_a_watched_task_that_waits_for_a_person_prints_the_commands_that_answer(
+async def test_a_watched_wait_prints_the_answering_commands(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     console = Console(file=io.StringIO(), width=120)

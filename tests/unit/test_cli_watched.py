@@ -23,7 +23,7 @@ def test_pieces_become_one_text() -> None:
     assert live.text == "Hello world"
 
 
-def test_a_piece_that_comes_again_after_a_broken_stream_is_not_said_twice() -> None:
+def test_a_repeated_piece_of_text_is_printed_once() -> None:
     live = LiveTextView()
     for part in (piece("Hello ", 0), piece("world", 6), piece("Hello world, again", 0), piece("Hello", 0)):
         live.apply(part)
@@ -45,7 +45,7 @@ def test_a_new_block_is_a_new_paragraph() -> None:
     assert live.text == "one\n\ntwo"
 
 
-def test_a_later_attempt_a_later_step_and_a_higher_epoch_each_throw_unfinished_text_away() -> None:
+def test_a_later_attempt_step_or_epoch_discards_partial_text() -> None:
     for later in (piece("B", 0, attempt=2), piece("B", 0, step=2), piece("B", 0, epoch=SECOND)):
         live = LiveTextView()
         live.apply(piece("A", 0))

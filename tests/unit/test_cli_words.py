@@ -55,7 +55,7 @@ def test_an_empty_list_of_tools_is_not_taken_for_all_tools() -> None:
         (7500.0, "2 h 5 min"),
     ],
 )
-def test_durations_are_said_in_two_figures_and_never_as_sixty_of_a_unit(seconds: float, said: str) -> None:
+def test_durations_have_two_figures(seconds: float, said: str) -> None:
     assert formatting.seconds_text(seconds) == said
 
 
@@ -97,7 +97,7 @@ def test_the_first_line_tells_how_many_follow() -> None:
     assert formatting.first_line("", 80) == ""
 
 
-def test_arguments_are_said_by_name_and_stay_as_they_came_when_they_are_no_object() -> None:
+def test_arguments_are_shown_by_name_or_as_received() -> None:
     assert formatting.arguments_text('{"path": "ü.txt", "n": 5}') == 'path="ü.txt" n=5'
     assert formatting.arguments_text('{"code": "a\\nb"}') == 'code="a↵b"'
     assert formatting.arguments_text("[1, 2]") == "[1, 2]"
@@ -134,9 +134,7 @@ def test_what_programs_print_does_nothing_to_a_terminal() -> None:
         ("m", 10**10, task_pb2.MONEY_CAP_UNSPECIFIED, ""),
     ],
 )
-def test_the_reason_of_a_cap_in_money_and_of_its_absence_is_shown(
-    model: str, nano_usd: Any, money_cap: Any, expected: str
-) -> None:
+def test_the_reason_of_a_money_cap_is_shown(model: str, nano_usd: Any, money_cap: Any, expected: str) -> None:
     limits = task_pb2.Limits(max_nano_usd=nano_usd, money_cap=money_cap)
     spec = task_pb2.TaskSpec(agent=task_pb2.AgentSpec(model=model), limits=limits)
     assert formatting.money_cap_text(spec) == expected

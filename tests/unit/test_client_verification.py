@@ -63,7 +63,7 @@ async def test_an_unknown_key_is_asked_for_but_not_with_every_forgery(signer: Si
     assert keys.request_count == 1
 
 
-async def test_while_nobody_answers_the_known_keys_go_on_and_others_have_to_wait(signer: Signer) -> None:
+async def test_known_keys_verify_while_the_server_is_away(signer: Signer) -> None:
     keys = Keys()
     keys.known = [signer]
     verifier = TokenVerifier(cast("Any", keys), refresh_seconds=0.0)

@@ -120,7 +120,7 @@ def test_a_cleared_result_says_where_all_of_it_is() -> None:
     assert "outputs/1.0.txt" in results(story.sent())[0]
 
 
-def test_results_that_save_little_are_left_and_the_conversation_is_summarised() -> None:
+def test_results_that_save_little_lead_to_a_summary() -> None:
     assert next_compaction(story_of_turns(6, "short").point, FULL, WINDOW) == AskSummary(5)
 
 
@@ -130,7 +130,7 @@ def test_what_was_cleared_is_not_cleared_again() -> None:
     assert isinstance(next_compaction(story.point, FULL, WINDOW), AskSummary)
 
 
-def test_the_newest_turn_is_kept_beside_the_summary_if_it_is_small() -> None:
+def test_a_small_newest_turn_is_kept_beside_the_summary() -> None:
     story = story_of_turns(2, "short")
     assert next_compaction(story.point, FULL, WINDOW) == AskSummary(1)
     story.summarise(1)
@@ -142,7 +142,7 @@ def test_the_newest_turn_is_kept_beside_the_summary_if_it_is_small() -> None:
     assert next_move(story.point) == CallModel(4, 1)
 
 
-def test_a_large_newest_turn_goes_into_the_summary_with_its_results() -> None:
+def test_a_large_newest_turn_goes_into_the_summary() -> None:
     story = story_of_turns(2)
     assert next_compaction(story.point, FULL, WINDOW) == AskSummary(2)
     wanted = summary_messages(story.point, 2, 100_000)[0]["content"][0]["text"]
@@ -169,7 +169,7 @@ def test_words_that_the_model_has_not_read_outlive_a_summary() -> None:
     assert story.sent()[-1]["content"] == [text("hurry"), text("really")]
 
 
-def test_words_of_a_call_that_was_never_answered_outlive_a_summary() -> None:
+def test_messages_to_an_unanswered_call_outlive_a_summary() -> None:
     story = story_of_turns(2)
     story.say(facts.UserMessage("hurry"))
     story.ask()
@@ -208,7 +208,7 @@ def test_a_goal_that_does_not_fit_cannot_be_made_shorter() -> None:
     assert isinstance(next_compaction(cut.point, 0, WINDOW), WindowExhausted)
 
 
-def test_an_answer_that_the_window_cut_off_leads_to_a_summary_without_it() -> None:
+def test_an_answer_cut_by_the_window_leads_to_a_summary() -> None:
     story = story_of_turns(2, "short")
     story.turn(None, stop="model_context_window_exceeded")
     assert next_compaction(story.point, 0, WINDOW) == AskSummary(3)
@@ -253,7 +253,7 @@ def test_a_shortened_text_keeps_to_its_size(words: str, most_bytes: int) -> None
 
 
 @pytest.mark.parametrize("most_bytes", [2_000, 10_000, 1_000_000])
-def test_the_request_for_a_summary_keeps_to_its_size_and_ends_with_what_is_wanted(most_bytes: int) -> None:
+def test_a_summary_request_keeps_its_size_and_its_last_line(most_bytes: int) -> None:
     (message,) = summary_messages(story_of_turns(20).point, 20, most_bytes)
     wanted = message["content"][0]["text"]
     assert len(wanted.encode()) <= most_bytes
@@ -279,7 +279,7 @@ _TURNS = st.lists(
 
 @settings(deadline=None, max_examples=60)
 @given(_TURNS)
-def test_whatever_is_made_shorter_the_conversation_is_one_that_the_provider_takes(turns: list[Any]) -> None:
+def test_a_compacted_conversation_is_valid_for_the_provider(turns: list[Any]) -> None:
     """And every prefix of the ledger folds in one go as it does piece by piece."""
     story = Story()
     for result, calls, event, words, expected in turns:

@@ -70,7 +70,7 @@ def test_another_step_than_the_recorded_one_is_a_divergence(point: ResumePoint, 
         recorded_step(point, step, name)
 
 
-def test_calls_are_written_once_and_the_rest_of_a_cut_commit_is_added() -> None:
+def test_calls_are_written_once_across_a_cut_commit() -> None:
     calls = [FunctionToolCall("pay", "{}"), FunctionToolCall("tell", "{}")]
     assert [intent.call_id for intent in missing_calls(after(), 1, calls)] == ["1.0", "1.1"]
     assert [intent.call_id for intent in missing_calls(after((1, ToolIntent("1.0", "", "pay", "{}"))), 1, calls)] == [

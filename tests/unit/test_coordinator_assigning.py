@@ -29,16 +29,16 @@ def assigned(spelled: str, *sessions: AttachedSession) -> list[tuple[str, str]]:
     return [(each.offer.task_id, each.session.worker_id) for each in assign(offers(spelled), sessions, NOW)]
 
 
-def test_each_goes_to_the_session_with_the_most_free_slots_until_there_are_none() -> None:
+def test_tasks_go_to_the_session_with_the_most_free_slots() -> None:
     assert assigned("aaaa", session("x", 2), session("y", 1)) == [("a0", "x"), ("a1", "x"), ("a2", "y")]
 
 
-def test_no_session_gets_two_suspects_and_the_others_are_not_held_up_by_them() -> None:
+def test_no_session_gets_two_suspects() -> None:
     one, other = session("x", 4), session("y", 2)
     assert assigned("sssa", one, other) == [("s0", "x"), ("s1", "y"), ("a3", "x")]
 
 
-def test_what_an_operator_transferred_goes_where_it_is_meant_to_and_not_back() -> None:
+def test_a_transferred_task_goes_to_its_target() -> None:
     sessions = session("x", 9), session("y", 1), session("z", 3)
     meant = pb.Offer(task_id="meant", only_worker_id="y")
     taken = [pb.Offer(task_id=f"taken{number}", not_worker_id="x") for number in range(2)]
@@ -53,7 +53,7 @@ def test_what_an_operator_transferred_goes_where_it_is_meant_to_and_not_back() -
     ]
 
 
-def test_a_session_that_has_a_suspect_or_is_about_to_have_one_gets_no_other() -> None:
+def test_a_session_with_a_suspect_gets_no_other() -> None:
     holds, about_to, free = session("x", 9), session("y", 8), session("z", 1)
     record = ClaimRecord(
         claim_id="c1",

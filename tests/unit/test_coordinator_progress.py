@@ -11,7 +11,7 @@ def watch() -> ProgressWatch:
     return ProgressWatch.begin(1000.0, TIMEOUT)
 
 
-def test_a_claim_that_never_grows_is_stuck_after_the_timeout_and_not_before() -> None:
+def test_a_claim_without_growth_is_stuck_after_the_timeout() -> None:
     claim = watch()
     claim.observe(ReportedProgress(), 1060.0)
     assert not claim.is_stuck(1120.0)
@@ -49,7 +49,7 @@ def test_an_announced_wait_is_not_held_against_the_worker() -> None:
     assert claim.is_stuck(1280.1)
 
 
-def test_announcing_the_wait_anew_without_growth_does_not_extend_it() -> None:
+def test_a_repeated_wait_does_not_extend_the_timeout() -> None:
     claim = watch()
     for moment in range(1000, 1300, 10):
         claim.observe(ReportedProgress(backoff_seconds=60.0), float(moment))

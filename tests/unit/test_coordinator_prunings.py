@@ -64,7 +64,7 @@ class Tools:
             raise error
 
 
-async def test_what_the_tools_refuse_is_not_noted_and_holds_up_no_other(
+async def test_a_refused_pruning_is_not_noted_and_blocks_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pruned_tasks, "_POLL_SECONDS", 0.01)

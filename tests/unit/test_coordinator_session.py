@@ -60,7 +60,7 @@ def test_grants_on_their_way_are_taken_off_the_free_slots() -> None:
     assert worker.slots(NOW).any == 2
 
 
-def test_a_worker_that_read_more_grants_than_were_sent_is_refused() -> None:
+def test_a_worker_that_read_unsent_grants_is_refused() -> None:
     """Such a count made the stream end with an internal error."""
     worker = session(4)
     grant(worker, 1)
@@ -69,7 +69,7 @@ def test_a_worker_that_read_more_grants_than_were_sent_is_refused() -> None:
     assert worker.slots(NOW).any == 3
 
 
-def test_a_worker_that_does_not_count_grants_is_taken_at_its_word() -> None:
+def test_a_worker_that_counts_no_grants_is_trusted() -> None:
     worker = session(2)
     grant(worker, 1)
     assert worker.slots(NOW).any == 1
@@ -100,14 +100,14 @@ def test_nothing_is_granted_to_a_worker_that_drains_or_is_gone() -> None:
     assert not gone.claims
 
 
-def test_a_worker_that_does_not_read_loses_its_stream_and_not_our_memory() -> None:
+def test_a_worker_that_does_not_read_loses_its_stream() -> None:
     worker = session()
     sent = sum(worker.send(pb.SessionResponse()) for _ in range(OUTBOX_MESSAGES + 10))
     assert sent == OUTBOX_MESSAGES
     assert worker.ended.is_set()
 
 
-def test_a_claim_is_unnamed_from_its_grant_until_a_renewal_names_it() -> None:
+def test_a_claim_is_unnamed_until_a_renewal_names_it() -> None:
     worker = session()
     grant(worker, 1)
     assert worker.claims["c1"].unnamed_since == NOW
@@ -127,7 +127,7 @@ def test_a_holding_that_is_not_the_sessions_is_told_back() -> None:
     assert [each.claim_id for each in unknown] == ["old"]
 
 
-def test_there_is_room_for_what_can_wait_while_half_of_the_outbox_is_free() -> None:
+def test_deferrable_messages_need_half_of_the_outbox() -> None:
     worker = session()
     while worker.room:
         assert worker.send(pb.SessionResponse())
@@ -135,7 +135,7 @@ def test_there_is_room_for_what_can_wait_while_half_of_the_outbox_is_free() -> N
     assert worker.send(pb.SessionResponse(goaway=pb.Goaway()))
 
 
-def test_what_is_known_of_a_session_is_current_until_a_renewal_was_missed() -> None:
+def test_a_sessions_state_is_current_until_a_missed_renewal() -> None:
     worker = session()
     assert worker.is_current(NOW + TIMING.unheard_seconds)
     assert not worker.is_current(NOW + TIMING.unheard_seconds + 0.1)
@@ -161,7 +161,7 @@ def test_a_profile_has_the_defaults_filled_in_and_no_order() -> None:
     assert WorkerProfile.of(one) == WorkerProfile.of(other)
 
 
-def test_a_claim_is_opened_once_its_worker_tells_of_the_tasks_ledger() -> None:
+def test_a_claim_is_opened_once_its_worker_reports_its_sequence() -> None:
     worker = session()
     grant(worker, 1)
     named = pb.Holding(task_id="t1", claim_id="c1")
@@ -183,7 +183,7 @@ def test_a_tasks_own_patience_goes_before_the_coordinators() -> None:
     assert stuck == ["c2"]
 
 
-def test_slots_kept_for_higher_tiers_are_not_offered_to_lower_ones_whatever_is_on_its_way() -> None:
+def test_reserved_slots_are_not_offered_to_lower_tiers() -> None:
     worker = session(4)
     worker.report_slots(Slots(4, 3, 1), grants_read=0)
     assert worker.slots(NOW) == Slots(4, 3, 1)

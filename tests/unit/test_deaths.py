@@ -11,13 +11,13 @@ def after(*owners: str) -> OwnerDeaths:
     return reduce(OwnerDeaths.and_of, owners, OwnerDeaths())
 
 
-def test_five_deaths_of_three_workers_are_a_crash_loop_and_of_two_are_not() -> None:
+def test_five_deaths_of_three_workers_are_a_crash_loop() -> None:
     assert after("a", "b", "c", "a", "b").is_crash_loop
     assert not after("a", "b", "c", "a").is_crash_loop
     assert not after("a", "b", "a", "b", "a").is_crash_loop
 
 
-def test_one_worker_that_dies_again_and_again_is_one_worker_and_yet_not_for_ever() -> None:
+def test_repeated_deaths_of_one_worker_count_in_the_end() -> None:
     assert not after(*["same"] * (CRASH_LOOP_DEATHS_OF_FEW - 1)).is_crash_loop
     assert after(*["same"] * CRASH_LOOP_DEATHS_OF_FEW).is_crash_loop
     assert after(*["same"] * CRASH_LOOP_DEATHS_OF_FEW).owners == ("same",)

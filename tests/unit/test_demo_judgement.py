@@ -64,7 +64,7 @@ def moved(to_state: Any, seconds: Any, *, actor: str = "checkpoint", epoch: int 
     return entry
 
 
-def test_holders_are_read_in_order_with_the_reason_that_freed_the_task() -> None:
+def test_holders_are_read_in_order_with_their_reasons() -> None:
     entries = [
         moved("QUEUED", 0, reason="SUBMITTED"),
         moved("RUNNING", 1, actor="w1", epoch=5),
@@ -98,7 +98,7 @@ def test_effects_are_counted_as_often_as_they_stand_in_the_files(tmp_path: Path)
     assert count_effects(tmp_path) == {"one": 2, "two": 1, "half a rec": 1}
 
 
-def test_the_slow_call_of_the_scenario_is_the_unsafe_one_that_its_worker_is_killed_in() -> None:
+def test_the_scenarios_slow_call_is_the_unsafe_one() -> None:
     call = next(call for call in effectful_calls() if call.arguments["line"] == slow_line())
     assert call.name == "append_record_unsafe"
     assert call.arguments["delay_ms"] >= 3000

@@ -68,7 +68,7 @@ async def goes_on_after(*runs: Any, **options: Any) -> tuple[Scripted, list[str]
     return duty, stuck
 
 
-async def test_a_cancellation_that_nobody_asked_for_does_not_end_a_duty(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unrequested_cancellation_does_not_end_a_duty(caplog: pytest.LogCaptureFixture) -> None:
     before = metrics.read("tenure_duty_failures_total", duty="scripted") or 0
     duty, _ = await goes_on_after(cancel_itself)
     assert duty.began == 2
@@ -80,7 +80,7 @@ async def test_a_cancellation_that_nobody_asked_for_does_not_end_a_duty(caplog: 
     assert "cancel_itself" in caplog.text  # with the place where it was raised
 
 
-async def test_a_cancellation_inside_a_duty_is_not_left_in_its_next_run() -> None:
+async def test_a_cancellation_in_a_duty_does_not_reach_its_next_run() -> None:
     left = []
 
     async def cancel_the_task() -> None:
@@ -112,7 +112,7 @@ async def test_a_duty_that_may_end_ends_by_its_return(caplog: pytest.LogCaptureF
     assert not caplog.records
 
 
-async def test_a_silent_duty_is_started_again_and_the_log_says_where_it_waited(
+async def test_a_silent_duty_restarts_and_logs_where_it_waited(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     before = metrics.read("tenure_duty_stalls_total", duty="scripted") or 0
@@ -124,7 +124,7 @@ async def test_a_silent_duty_is_started_again_and_the_log_says_where_it_waited(
     assert "wait_for_ever" in caplog.text
 
 
-async def test_a_duty_that_notes_progress_is_left_alone_also_from_a_task_of_its_own() -> None:
+async def test_a_duty_that_notes_progress_is_left_alone() -> None:
     async def beat() -> None:
         for _ in range(8 * TICKS_OF_SILENCE):
             await asyncio.sleep(SILENCE_SECONDS / TICKS_OF_SILENCE / 2)
@@ -203,7 +203,7 @@ async def test_the_process_really_ends() -> None:
     assert b"the duty deaf is stuck" in words
 
 
-async def test_whoever_is_cancelled_again_still_waits_for_the_run_to_end() -> None:
+async def test_a_second_cancellation_still_waits_for_the_run() -> None:
     ended = []
 
     async def slow_to_end() -> None:
@@ -241,7 +241,7 @@ async def test_a_stall_says_through_what_it_waits() -> None:
     await run.cancel()
 
 
-async def test_a_duty_that_rests_is_left_alone_and_one_that_falls_silent_after_its_rest_is_not(
+async def test_a_resting_duty_is_left_alone_until_it_falls_silent(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """However long it rests; what it does afterwards has the whole limit again."""

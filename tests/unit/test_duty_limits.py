@@ -44,7 +44,7 @@ def duties_of(folder: str) -> list[Started]:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_every_duty_of_a_service_has_a_silence_limit_or_says_why_not(service: Any) -> None:
+def test_every_duty_has_a_silence_limit_or_a_reason(service: Any) -> None:
     duties = duties_of(f"services/{service}")
     assert [f"{duty.where} {duty.name}" for duty in duties if duty.limit == "None"] == []
 

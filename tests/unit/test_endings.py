@@ -37,7 +37,7 @@ SHORT = ToolDefinition("tool", "d", "{}", EffectClass.UNSAFE, output_limit_bytes
 
 
 @pytest.mark.parametrize(("state", "end"), CASES)
-def test_a_task_that_nobody_holds_reaches_its_end_by_allowed_moves(state: TaskState, end: TaskState) -> None:
+def test_an_unheld_task_ends_by_allowed_moves(state: TaskState, end: TaskState) -> None:
     ending = PendingEnding(end, "WHY", "", "")
     for _ in range(2):
         target = follow_up(state, ending, has_open_calls=False)
@@ -50,7 +50,7 @@ def test_a_task_that_nobody_holds_reaches_its_end_by_allowed_moves(state: TaskSt
 
 
 @pytest.mark.parametrize(("state", "end"), CASES)
-def test_a_task_with_an_open_call_only_goes_where_it_can_be_opened(state: TaskState, end: TaskState) -> None:
+def test_a_task_with_an_open_call_moves_where_it_can_be_opened(state: TaskState, end: TaskState) -> None:
     target = follow_up(state, PendingEnding(end, "WHY", "", ""), has_open_calls=True)
     assert target is (None if state is TaskState.QUEUED else TaskState.QUEUED)
 
@@ -66,7 +66,7 @@ def test_a_task_with_an_open_call_only_goes_where_it_can_be_opened(state: TaskSt
         ((CallState.FINISHED, Outcome(OutcomeStatus.FAILED, "no")), Outcome(OutcomeStatus.FAILED, "no")),
     ],
 )
-def test_an_open_call_of_an_ended_task_comes_to_what_the_closed_fence_knows_of_it(standing: Any, outcome: Any) -> None:
+def test_an_ended_tasks_open_call_gets_the_fences_outcome(standing: Any, outcome: Any) -> None:
     standings = {} if standing is None else {"1.0": CallStatus(*standing), "9.9": CallStatus(CallState.STARTED)}
     [response] = outcomes_of_ended_calls([ToolIntent("1.0", "use-1", "tool", "{}")], standings, {}, ())
     assert (response.call_id, response.outcome) == ("1.0", outcome)
@@ -83,7 +83,7 @@ def test_an_open_call_of_an_ended_task_comes_to_what_the_closed_fence_knows_of_i
         (Happened("paid"), CallState.NOT_RUN, 2, (OutcomeStatus.NOT_RUN, "", 1)),
     ],
 )
-def test_a_word_that_no_owner_carried_to_the_tools_counts_at_the_end_for_the_attempt_it_is_of(
+def test_an_unsent_resolution_counts_for_its_attempt_at_the_end(
     decision: Any, state: Any, call_attempt: int, expected: Any
 ) -> None:
     intent, word = ToolIntent("1.0", "use-1", "tool", "{}"), Resolution(2, decision, "I looked", "olga")
@@ -92,7 +92,7 @@ def test_a_word_that_no_owner_carried_to_the_tools_counts_at_the_end_for_the_att
 
 
 @pytest.mark.parametrize(("tools", "limit_bytes"), [((), 64 * 1024), ((SHORT,), SHORT.output_limit_bytes)])
-def test_what_a_person_says_at_an_end_is_cut_to_what_the_tool_may_say(tools: Any, limit_bytes: Any) -> None:
+def test_an_operators_message_is_cut_to_the_tools_bound(tools: Any, limit_bytes: Any) -> None:
     intent = ToolIntent("1.0", "use-1", "tool", "{}")
     word = Resolution(1, Happened("ü" * 100_000), "I looked", "olga")
     standings = {"1.0": CallStatus(CallState.IN_DOUBT, None, 1)}
@@ -102,7 +102,7 @@ def test_what_a_person_says_at_an_end_is_cut_to_what_the_tool_may_say(tools: Any
     assert ended.outcome.content.endswith(f"longer than {limit_bytes} bytes]")
 
 
-def test_a_claim_that_vanished_with_etcd_is_nobodys_death_and_yet_a_lost_lease() -> None:
+def test_a_claim_lost_with_etcd_is_no_crash() -> None:
     assert Reason.CLAIM_LOST in NOBODY_DIED
     ending = ending_of_lost_claim(LeaseLostPolicy.TIME_OUT, OwnerDeaths(), Reason.CLAIM_LOST, "gone")
     assert ending is not None

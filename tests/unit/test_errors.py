@@ -48,7 +48,7 @@ def test_the_codes_are_those_promised(kind: Any, code: str) -> None:
     assert rpc_status.code_of(kind("why")).name == code
 
 
-def test_a_fence_never_carries_a_code_that_clients_retry_by_themselves() -> None:
+def test_a_fence_refusal_has_no_code_that_clients_retry() -> None:
     fenced = {rpc_status.code_of(kind("why")) for kind in errors.Fenced.__subclasses__()}
     assert fenced.isdisjoint({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
 

@@ -52,7 +52,7 @@ def test_a_write_that_was_never_proposed_was_not_applied(code: StatusCode, detai
     assert type(write_error(_error(code, details))) is EtcdUnavailable
 
 
-def test_a_write_that_met_the_quota_is_told_apart_and_may_have_been_applied() -> None:
+def test_a_write_at_the_quota_is_unclear_and_typed() -> None:
     meaning = write_error(_error(StatusCode.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded"))
     assert type(meaning) is SpaceExhausted
     assert isinstance(meaning, EtcdUnclear)

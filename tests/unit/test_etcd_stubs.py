@@ -63,7 +63,7 @@ def test_asking_for_progress_has_the_number_that_etcd_gives_it() -> None:
     assert request.SerializeToString() == b"\x1a\x00"  # field 3, length-delimited, empty
 
 
-def test_the_code_of_the_package_is_never_run_and_loading_twice_is_harmless() -> None:
+def test_the_packages_own_code_is_never_run() -> None:
     program = (
         "import sys; from services.coordinator.etcd import descriptors, stubs;"
         "again = descriptors.EtcdApi();"

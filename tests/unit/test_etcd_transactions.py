@@ -15,7 +15,7 @@ from services.coordinator.etcd.transactions import (
 )
 
 
-def test_the_width_of_a_transaction_is_its_longest_list_and_its_widest_nested_one() -> None:
+def test_a_transactions_width_is_its_longest_list() -> None:
     inner = Txn(when=(absent(b"a"), present(b"b"), present(b"c")), then=(Put(b"a", b""),))
     assert inner.width == 3
     assert Txn(then=(inner, inner), otherwise=(Get(b"a"),)).width == 5

@@ -42,7 +42,7 @@ def explained(state: str = "RUNNING", **facts: Any) -> str:
     return "\n".join(lines)
 
 
-def test_a_running_task_is_told_with_its_owner_its_lease_its_progress_and_its_calls() -> None:
+def test_a_running_task_is_explained_with_owner_and_calls() -> None:
     text = explained(calls=(CallFact("4.0", "execute_python", "STARTED"), CallFact("4.1", "search")), refusals=2)
     assert text.splitlines() == [
         "RUNNING on worker-1 for 3 min, epoch 1.42",
@@ -59,7 +59,7 @@ def test_a_running_task_without_a_claim_is_about_to_be_queued() -> None:
     assert "its claim is gone: it is about to be queued again" in explained(lease_seconds=0.0)
 
 
-def test_control_work_that_nobody_can_do_is_told_with_its_function() -> None:
+def test_unserved_control_work_is_explained_with_its_function() -> None:
     says = explained("QUEUED", loop="control.month_end", workers=(SERVES,))
     assert "No worker serves queue batch and the function month_end; 1 other worker is there" in says
     assert "a worker of queue batch and the function month_end that is started" in says
@@ -119,14 +119,14 @@ def test_calls_in_doubt_are_named_once() -> None:
         ("", "tenure fork --step N"),
     ],
 )
-def test_the_advice_about_a_refused_request_is_not_to_send_the_same_one_again(error_class: str, advice: str) -> None:
+def test_a_refused_request_is_advised_not_to_be_repeated(error_class: str, advice: str) -> None:
     text = explained("FAILED", reason="MODEL_REJECTED", message=f"{error_class}: model: x", error_class=error_class)
     assert advice in text.splitlines()[-1]
     if error_class == "NOT_FOUND":
         assert "tenure admin requeue" not in text
 
 
-def test_the_class_of_the_providers_refusal_comes_from_the_tasks_last_move() -> None:
+def test_a_providers_refusal_is_explained_by_the_last_move() -> None:
     moved = ledger_pb2.StateTransition(to_state=task_pb2.TASK_STATE_FAILED, error_class="NOT_FOUND")
     entry = ledger_pb2.Entry(sequence=3, body=ledger_pb2.EntryBody(transition=moved))
     task = task_pb2.Task(state=task_pb2.TASK_STATE_FAILED, reason="MODEL_REJECTED")
@@ -134,7 +134,7 @@ def test_the_class_of_the_providers_refusal_comes_from_the_tasks_last_move() -> 
 
 
 @pytest.mark.parametrize("state", sorted(TERMINAL))
-def test_an_ended_task_is_told_with_its_end_and_whether_it_can_go_on(state: Any) -> None:
+def test_an_ended_task_is_explained_with_its_next_options(state: Any) -> None:
     text = explained(state, reason="MODEL_UNAVAILABLE", message="overloaded")
     assert f"Ended as {state} 3 min ago, attempt 1, after step 4" in text
     assert "timeout" not in text
@@ -161,7 +161,7 @@ def test_what_nobody_answers_is_said() -> None:
     assert "Nothing is known of refused writes" in text
 
 
-def test_a_deadline_that_passed_and_a_reason_without_words_are_told_as_they_are() -> None:
+def test_a_past_deadline_and_an_empty_reason_are_shown() -> None:
     assert "Its timeout has passed" in explained("QUEUED", reason="SOMETHING_NEW", until_deadline=-5.0)
     assert "SOMETHING_NEW" in explained("QUEUED", reason="SOMETHING_NEW")
 
@@ -196,18 +196,18 @@ def test_the_facts_are_those_of_the_services() -> None:
     assert facts.calls == (CallFact("2.1", "t", "STARTED"),)
 
 
-def test_a_task_that_is_held_back_says_until_when_and_needs_no_worker() -> None:
+def test_a_delayed_task_needs_no_worker() -> None:
     lines = explained("QUEUED", until_start=7500.0, until_deadline=90_000.0)
     assert "It is not to be started before its time, in 2 h 5 min" in lines
     assert "No worker" not in lines
     assert lines.endswith("What moves it: time; tenure cancel ends it")
 
 
-def test_a_task_that_is_timed_in_the_queue_says_how_long_it_may_stay() -> None:
+def test_a_queue_timeout_says_how_long_the_task_may_stay() -> None:
     assert "In 30 s it will have queued too long" in explained("QUEUED", until_too_long=30.0)
 
 
-def test_how_long_a_task_may_stay_in_the_queue_counts_from_its_move_or_its_start() -> None:
+def test_a_queue_timeout_counts_from_the_move_or_the_start() -> None:
     task = task_pb2.Task(state=task_pb2.TASK_STATE_QUEUED, attempt=1)
     task.spec.policy.timeouts.queued.after.FromSeconds(60)
     moved = ledger_pb2.Entry(

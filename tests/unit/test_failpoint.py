@@ -181,7 +181,7 @@ def test_names_are_declared_once() -> None:
         declare_switch("worker.ignore_trust_window", "again")
 
 
-def test_every_failpoint_stands_exactly_once_in_the_code_of_its_service() -> None:
+def test_every_failpoint_stands_once_in_its_service() -> None:
     places = Counter((name, service_of(file)) for file in sources() for name in called_with(file, "failpoint"))
     assert places == Counter((name, name.partition(".")[0]) for name in FAILPOINTS)
 

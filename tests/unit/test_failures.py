@@ -30,7 +30,7 @@ def failure(error_class: FailureClass, **fields: Any) -> ModelFailure:
     return ModelFailure(1, error_class.value, "words", error_class in RETRYABLE, **fields)
 
 
-def test_what_is_wrong_with_the_request_the_key_or_the_account_stays_so() -> None:
+def test_errors_of_request_key_or_account_are_final() -> None:
     assert set(FailureClass) - RETRYABLE == LASTING
 
 
@@ -43,7 +43,7 @@ def test_a_lasting_failure_ends_the_task_at_once_with_its_class(error_class: Any
 
 
 @pytest.mark.parametrize("error_class", sorted(RETRYABLE - {FailureClass.INTERRUPTED}))
-def test_a_passing_failure_is_tried_again_then_scheduled_with_its_class_then_fails(error_class: Any) -> None:
+def test_a_passing_failure_is_retried_rescheduled_then_fatal(error_class: Any) -> None:
     failures = [failure(error_class)] * MODEL_CALL_TRIES
     assert isinstance(after_failure(failures[:1], 0, POLICY, result="", luck=0.5), RetryModelCall)
     limited = error_class is FailureClass.RATE_LIMITED
@@ -55,7 +55,7 @@ def test_a_passing_failure_is_tried_again_then_scheduled_with_its_class_then_fai
         assert verdict.retry_delay_seconds == (2.0 if to_state is TaskState.RETRY_SCHEDULED else None)
 
 
-def test_a_provider_that_asks_for_a_long_pause_gets_it_without_a_worker() -> None:
+def test_a_long_retry_time_is_waited_for_without_a_worker() -> None:
     verdict = after_failure(
         [failure(FailureClass.RATE_LIMITED, retry_after_seconds=900.0)], 0, POLICY, result="", luck=0.5
     )
@@ -80,13 +80,13 @@ def test_every_status_has_a_class(status: int, error_class: str) -> None:
     assert class_of_status(status) == error_class
 
 
-def test_only_a_timeout_by_our_own_clock_is_a_model_call_that_took_too_long() -> None:
+def test_only_our_own_timeout_is_a_late_model_call() -> None:
     assert is_late(failure(FailureClass.TIMEOUT))
     assert not is_late(failure(FailureClass.TIMEOUT, status_code=504))
     assert not is_late(failure(FailureClass.CONNECTION))
 
 
-def test_a_pause_is_read_as_a_number_and_as_a_date_by_the_providers_clock() -> None:
+def test_a_retry_time_is_a_number_or_a_date() -> None:
     now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     values = {"retry-after": format_datetime(now + timedelta(seconds=90), usegmt=True), "date": _http(now)}
     assert _retry_after_seconds(values) == 90.0

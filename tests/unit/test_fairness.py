@@ -28,7 +28,7 @@ def served(some: list[Waiting], places: int, loads: dict[str, Load] | None = Non
     return "".join(line.tenant if line.is_new else line.tenant.upper() for line in lines)
 
 
-def test_a_tenant_with_ten_thousand_tasks_delays_the_first_of_another_by_one_place_at_most() -> None:
+def test_a_large_tenant_delays_another_by_one_slot_at_most() -> None:
     assert served([waiting("a", 10_000, age=9), waiting("b", 1)], 4) == "abaa"
     assert served([waiting("a", 10_000, age=9), waiting("b", 1)], 1, {"a": Load(1)}) == "b"
 
@@ -48,7 +48,7 @@ def test_what_was_begun_goes_before_what_is_new() -> None:
     assert served([waiting("a", 2, begun=True), waiting("b", 2, age=9)], 4, loads) == "AAbb"
 
 
-def test_a_tenant_with_nothing_running_is_not_kept_out_by_what_others_began() -> None:
+def test_an_idle_tenant_is_not_kept_out_by_others() -> None:
     assert served([waiting("a", UNBOUNDED, begun=True), waiting("b", 5, age=9)], 4) == "AbAA"
     assert served([waiting("a", UNBOUNDED, begun=True), waiting("b", 5, age=9)], 1, {"a": Load(1)}) == "b"
 
@@ -82,9 +82,7 @@ LINES = st.lists(
 
 @settings(deadline=None)
 @given(LINES, st.dictionaries(st.sampled_from("abcd"), st.integers(0, 5)), st.integers(1, 12))
-def test_no_place_is_left_and_no_tenant_without_a_task_while_another_gets_a_second(
-    some: Any, running: Any, places: int
-) -> None:
+def test_no_slot_stays_free_while_a_tenant_waits(some: Any, running: Any, places: int) -> None:
     requests = [waiting(tenant, count, age, begun=begun) for tenant, begun, count, age in some]
     lines = share(requests, {tenant: Load(count) for tenant, count in running.items()}, Slots.open_to_all(places))
     assert len(lines) == min(places, sum(each.count for each in requests))

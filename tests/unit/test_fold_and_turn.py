@@ -89,7 +89,7 @@ def test_words_from_others_take_effect_at_the_next_attempt() -> None:
 @pytest.mark.parametrize(
     "settled", [facts.AttemptLost(1, TokenUsage(10, 0)), facts.ModelFailure(1, "OVERLOADED", "busy", retryable=True)]
 )
-def test_a_call_that_was_lost_or_failed_is_the_next_attempt_of_the_same_step(settled: facts.Body) -> None:
+def test_a_lost_or_failed_call_is_the_steps_next_attempt(settled: facts.Body) -> None:
     point = fold(ledger((1, attempt()), (1, settled)))
     assert next_move(point) == CallModel(1, 2)
     resent = fold(ledger((1, attempt()), (1, settled), (1, attempt(2))))
@@ -112,7 +112,7 @@ def test_a_cut_answer_is_nudged_and_then_called_again() -> None:
     assert next_move(fold(nudged)) == CallModel(2, 1)
 
 
-def test_a_model_that_never_finishes_fails_with_its_partial_result() -> None:
+def test_a_model_that_never_finishes_fails_with_its_text() -> None:
     bodies: list[tuple[int, facts.Body]] = []
     for step in range(1, MAX_TRUNCATIONS + 1):
         bodies += [(step, attempt()), (step, answer(text(f"part {step}"), stop="max_tokens"))]
@@ -128,7 +128,7 @@ def test_an_answer_that_refuses_fails_the_task() -> None:
     assert (move.to_state, move.reason, move.result) == (TaskState.FAILED, "MODEL_REFUSED", "no")
 
 
-def test_an_answer_that_the_window_cut_off_is_asked_for_again_once() -> None:
+def test_an_answer_cut_by_the_window_is_requested_again_once() -> None:
     cut = answer(text("no"), stop="model_context_window_exceeded")
     once = fold(ledger((1, attempt()), (1, cut)))
     assert (next_move(once), once.must_shorten) == (CallModel(2, 1), True)
@@ -153,7 +153,7 @@ def test_folding_in_pieces_is_folding_at_once() -> None:
     assert at_once == in_pieces
 
 
-def test_a_fork_begins_its_turn_without_what_judged_the_task_before() -> None:
+def test_a_forks_turn_ignores_earlier_verdicts() -> None:
     cut = [(step, answer(text("part"), stop="max_tokens")) for step in range(1, MAX_TRUNCATIONS + 1)]
     bodies = [body for step, said in cut for body in ((step, attempt()), (step, said))]
     forked = (0, facts.Forked("t", 9, len(bodies)))
@@ -163,7 +163,7 @@ def test_a_fork_begins_its_turn_without_what_judged_the_task_before() -> None:
 
 
 @pytest.mark.parametrize("stop", ["refusal", "model_context_window_exceeded"])
-def test_an_answer_that_led_nowhere_is_not_sent_when_the_model_is_asked_again(stop: str) -> None:
+def test_an_answer_without_effect_is_not_sent_again(stop: str) -> None:
     point = fold(ledger((1, attempt()), (1, answer(text("no"), stop=stop)), (2, attempt())))
     assert [message["role"] for message in point.messages] == ["user"]
 
@@ -179,7 +179,7 @@ FACTS = st.one_of(
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), FACTS), max_size=12))
-def test_the_calls_that_are_open_are_those_that_the_ledger_counts(bodies: list[tuple[int, facts.Body]]) -> None:
+def test_the_folds_open_calls_match_the_ledgers_count(bodies: list[tuple[int, facts.Body]]) -> None:
     """Whatever an own loop writes between: a task whose end leaves a call out that the ledger counts never ends."""
     kept: list[tuple[int, facts.Body]] = []
     counted: tuple[str, ...] = ()
@@ -196,7 +196,7 @@ def test_the_calls_that_are_open_are_those_that_the_ledger_counts(bodies: list[t
     assert tuple(one.call_id for one in fold(ledger(*kept)).open_intents) == counted
 
 
-def test_a_call_that_got_leave_stays_open_whatever_was_written_since() -> None:
+def test_an_approved_call_stays_open() -> None:
     leave = facts.WaitResolution("w", "1.0", WaitKind.TOOL_APPROVAL, WaitAnswerKind.DECISION, "edit", "", '{"a": 1}')
     point = fold(ledger((1, intent("1.0", "x")), (2, attempt()), (2, leave)))
     assert [(one.call_id, one.arguments_json) for one in point.open_intents] == [("1.0", '{"a": 1}')]

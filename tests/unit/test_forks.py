@@ -63,7 +63,7 @@ WHOLE = "STTD1MAIIOO2MAT"
         ("STT1E2DIIOO3E4IXO", [1, 2, 3, 4, 9, 10, 13]),
     ],
 )
-def test_a_history_is_cut_where_no_call_is_open_and_the_model_is_not_asked(story: str, points: list[int]) -> None:
+def test_a_history_is_cut_between_calls_and_model_steps(story: str, points: list[int]) -> None:
     assert fork_points(ledger(story)) == points
 
 
@@ -77,7 +77,7 @@ def test_a_step_ends_with_its_calls(step: int, point: int) -> None:
     assert choose_point(ledger(WHOLE), step=step) == point
 
 
-def test_a_step_without_all_outcomes_gives_the_nearest_earlier_point() -> None:
+def test_an_incomplete_step_gives_the_nearest_earlier_cut() -> None:
     assert choose_point(ledger("STTD1MAIO2MAIIO"), step=2) == 8
 
 
@@ -96,7 +96,7 @@ def test_a_step_that_was_not_made_is_refused() -> None:
     ("at", "near"),
     [(5, {"before": "4", "after": "10"}), (11, {"before": "10", "after": "12"}), (99, {"before": "13"})],
 )
-def test_a_sequence_where_it_cannot_be_cut_is_refused_with_the_nearest(at: int, near: dict[str, str]) -> None:
+def test_an_impossible_cut_is_refused_with_the_nearest(at: int, near: dict[str, str]) -> None:
     refused = choose_point(ledger(WHOLE), at_sequence=at)
     assert isinstance(refused, WrongState)
     assert (refused.reason, refused.metadata) == ("NO_FORK_POINT", near)

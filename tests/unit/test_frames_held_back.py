@@ -23,7 +23,7 @@ async def quiet() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_worker_that_does_not_read_its_commits_answers_is_not_read_either() -> None:
+async def test_a_worker_that_reads_no_commit_answers_is_not_read() -> None:
     sent = 0
 
     async def endless() -> AsyncIterator[ledger.CommitStreamRequest]:
@@ -48,7 +48,7 @@ async def test_a_worker_that_does_not_read_its_commits_answers_is_not_read_eithe
         assert sent > before
 
 
-async def test_a_worker_that_does_not_read_its_calls_outcomes_is_not_read_either() -> None:
+async def test_a_worker_that_reads_no_outcomes_is_not_read() -> None:
     sent = 0
 
     async def endless() -> AsyncIterator[tools.ExecuteStreamRequest]:

@@ -75,7 +75,7 @@ async def first_text(known: Coordinator) -> str:
                 await following
 
 
-async def test_a_worker_that_is_gone_from_its_address_is_asked_for_anew(unused_tcp_port: int) -> None:
+async def test_a_worker_gone_from_its_address_is_looked_up_again(unused_tcp_port: int) -> None:
     async with AsyncExitStack() as stack:
         known = Coordinator(f"127.0.0.1:{unused_tcp_port}", await serve(stack, Speaker()))
         assert await first_text(known) == "words"

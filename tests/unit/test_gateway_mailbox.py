@@ -48,7 +48,7 @@ async def test_text_beyond_the_bound_pushes_the_oldest_out() -> None:
     assert [one.step for one in box.take_text()] == [2, 3]
 
 
-async def test_text_whose_record_is_committed_or_whose_owner_is_fenced_is_not_sent() -> None:
+async def test_text_of_a_committed_or_fenced_step_is_not_sent() -> None:
     box = Mailbox()
     for epoch, step in ((7, 1), (7, 2), (8, 2), (8, 3)):
         box.add_text(delta("x", epoch=epoch, step=step))

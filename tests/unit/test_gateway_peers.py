@@ -15,7 +15,7 @@ from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import tool_service_pb2 as tools
 
 
-async def test_a_service_that_does_not_answer_is_named_and_its_address_is_not() -> None:
+async def test_a_silent_service_is_named_without_its_address() -> None:
     with ExitStack() as bound:
         ports = []
         for _ in range(3):

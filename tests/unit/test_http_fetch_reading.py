@@ -87,7 +87,7 @@ class TestHtml:
             "<pre> ",
         ],
     )
-    def test_its_time_goes_with_its_length_whatever_is_repeated_in_it(self, piece: str) -> None:
+    def test_the_reading_time_is_linear_in_the_length(self, piece: str) -> None:
         html = piece * (300_000 // len(piece))
         began = time.process_time()
         _, is_whole = readable(html, HERE, most_seconds=60.0)

@@ -109,9 +109,7 @@ def test_what_is_given_up_stays_unknown_and_is_final() -> None:
         (DidNotHappen(runner_is_gone=True), False, True),
     ],
 )
-def test_nothing_is_run_again_unless_its_runner_was_gone_when_it_was_said(
-    decision: Any, runner_gone: bool, runs_again: bool
-) -> None:
+def test_a_call_is_repeated_only_if_its_runner_was_gone(decision: Any, runner_gone: bool, runs_again: bool) -> None:
     taken = apply_resolution(said(decision), 1, runner_gone=runner_gone)
     assert taken == (RunAgain(2) if runs_again else None)
 
@@ -121,7 +119,7 @@ def test_a_doubt_that_came_anew_needs_a_new_word(decision: Any) -> None:
     assert apply_resolution(said(decision, call_attempt=1), 2, runner_gone=True) is None
 
 
-def test_a_doubt_is_told_in_the_tools_own_words_and_says_when_a_word_was_not_taken() -> None:
+def test_a_doubt_is_shown_in_the_tools_words() -> None:
     response = outcome_in_doubt(2, "The connection broke.")
     assert response.content.startswith("It is not known whether this call happened: The connection broke. ")
     assert (response.call_attempt, response.detail) == (2, "")

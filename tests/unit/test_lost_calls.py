@@ -26,7 +26,7 @@ def test_unheard_it_is_billed_its_whole_input() -> None:
     assert settle_lost(100, 50, heard()) == TokenUsage(100)
 
 
-def test_output_heard_without_its_input_leaves_the_input_estimated() -> None:
+def test_output_without_input_leaves_the_input_estimated() -> None:
     assert settle_lost(100, 50, heard(0, 20)) == TokenUsage(100, 20)
 
 

@@ -41,7 +41,7 @@ UNREADABLE = {
 
 @pytest.mark.parametrize("answer", UNREADABLE.values(), ids=UNREADABLE)
 @pytest.mark.parametrize("effect_class", [KEYED, UNSAFE])
-async def test_a_call_whose_answer_nobody_can_read_is_sent_once_and_unknown_where_it_must_not_be_repeated(
+async def test_an_unreadable_answer_sends_an_unsafe_call_once(
     answer: Callable[[Any], Any], effect_class: EffectClass
 ) -> None:
     with http_mcp_server(200, answer) as server:
@@ -52,7 +52,7 @@ async def test_a_call_whose_answer_nobody_can_read_is_sent_once_and_unknown_wher
 
 
 @pytest.mark.parametrize("effect_class", [KEYED, UNSAFE])
-async def test_a_call_that_a_gateway_lost_is_sent_again_with_its_key_where_that_is_harmless(
+async def test_a_call_lost_by_a_gateway_is_repeated_where_harmless(
     effect_class: EffectClass,
 ) -> None:
     with http_mcp_server(502, lambda _: {"error": "a gateway's"}) as server:

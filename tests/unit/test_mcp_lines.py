@@ -35,7 +35,7 @@ from tenure.domain.tools import ToolSourceKind
 from tests.support.patience import PATIENCE_SECONDS
 
 
-async def test_a_request_whose_id_is_too_long_to_be_repeated_is_left_out() -> None:
+async def test_a_request_with_too_long_an_id_is_dropped() -> None:
     stream = asyncio.StreamReader()
     for message_id in ("x" * (LONGEST_ID + 1), "x"):
         stream.feed_data(json.dumps({"jsonrpc": "2.0", "id": message_id, "method": "ping"}).encode() + b"\n")
@@ -57,7 +57,7 @@ async def deaf_program() -> AsyncIterator[asyncio.StreamWriter]:
         await process.wait()
 
 
-async def test_a_server_that_asks_and_reads_no_answers_loses_its_link_and_they_do_not_pile_up() -> None:
+async def test_a_server_that_reads_no_answers_loses_its_link() -> None:
     answer = SessionMessage(types.JSONRPCResponse(jsonrpc="2.0", id="x" * 200, result={}))
     async with deaf_program() as stdin:
         ended = asyncio.Event()
@@ -68,7 +68,7 @@ async def test_a_server_that_asks_and_reads_no_answers_loses_its_link_and_they_d
         assert stdin.transport.get_write_buffer_size() <= MOST_UNREAD_BYTES
 
 
-async def test_answers_that_were_read_and_long_calls_of_ours_cost_a_server_nothing() -> None:
+async def test_read_answers_and_long_calls_cost_a_server_nothing() -> None:
     answer = SessionMessage(types.JSONRPCResponse(jsonrpc="2.0", id="x" * 200, result={}))
     long = {"a": "x" * (2 * MOST_UNREAD_BYTES)}
     call = SessionMessage(types.JSONRPCRequest(jsonrpc="2.0", id=1, method="tools/call", params=long))
@@ -110,7 +110,7 @@ async def test_a_program_that_asks_and_reads_no_answers_loses_its_link(monkeypat
         await link.ended.wait()
 
 
-async def test_others_have_their_turn_while_a_program_s_lines_are_taken() -> None:
+async def test_other_tasks_run_while_a_programs_lines_are_read() -> None:
     stream, turns = asyncio.StreamReader(limit=2**20), 0
     stream.feed_data(b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n' * 100)
     stream.feed_eof()
@@ -150,7 +150,7 @@ async def test_a_link_tells_whoever_waits_that_its_last_call_is_over() -> None:
     mock.assert_called_once_with()
 
 
-async def test_others_have_their_turn_between_messages_and_one_beyond_the_pace_waits() -> None:
+async def test_other_tasks_run_between_messages() -> None:
     pace, turns = RateLimit(), 0
 
     async def other() -> None:
@@ -171,7 +171,7 @@ async def test_others_have_their_turn_between_messages_and_one_beyond_the_pace_w
     assert clock() - began >= 1.0
 
 
-def test_of_a_thousand_problems_with_a_server_s_tools_some_are_logged_and_the_others_counted(
+def test_some_of_a_thousand_list_problems_are_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     registry = ToolRegistry([])
@@ -215,7 +215,7 @@ async def stopped_beside(
     return long
 
 
-async def test_a_call_that_is_stopped_does_not_end_a_server_that_is_busy_with_another_s(
+async def test_a_stopped_call_does_not_end_a_busy_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(links, "ANSWER_SECONDS", 0.05)
@@ -230,7 +230,7 @@ async def test_a_call_that_is_stopped_does_not_end_a_server_that_is_busy_with_an
     assert not link.hangs
 
 
-async def test_a_server_that_hangs_is_ended_when_the_calls_on_it_have_had_their_time(
+async def test_a_hanging_server_ends_after_its_calls_timeouts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(links, "ANSWER_SECONDS", 0.05)

@@ -70,7 +70,7 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_what_a_program_wrote_to_its_stderr_is_told_to_the_log_and_not_to_the_model(
+async def test_a_programs_stderr_goes_to_the_log_not_the_model(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     error = OSError("it ended")
@@ -89,7 +89,7 @@ async def test_what_a_program_wrote_to_its_stderr_is_told_to_the_log_and_not_to_
     assert fact.last_error == "it ended; what its program wrote is in the log"
 
 
-def test_a_server_that_is_kept_to_a_tenant_has_no_tools_for_others_and_is_told_whose_a_call_is(tmp_path: Path) -> None:
+def test_a_tenants_server_has_no_tools_for_others(tmp_path: Path) -> None:
     settings, registry = McpServer.model_validate({"command": "a", "tenants": ["acme"]}), ToolRegistry([])
     fact = registry.facts.add("s", ToolSourceKind.MCP, settings.tenants)
     server = SharedServer(fact, partial(Failing, OSError("nobody asks for it")), lambda _tools: None, TIMES)
@@ -141,7 +141,7 @@ def task_servers(
     return TaskServers(fact, open_for, listed, TIMES, most, idle_seconds)
 
 
-async def test_when_a_task_s_server_says_that_its_tools_changed_one_without_files_is_asked_again() -> None:
+async def test_a_changed_list_is_read_from_a_server_without_files() -> None:
     starts, lists = Starts(), list[list[types.Tool]]()
     starts.may_start.set()
     async with task_servers(starts, 2, lists.append, idle_seconds=0.1) as servers:
@@ -156,7 +156,7 @@ async def test_when_a_task_s_server_says_that_its_tools_changed_one_without_file
     assert not link.changed.is_set()
 
 
-async def test_who_waits_for_a_place_gets_it_when_a_server_that_was_still_starting_becomes_idle() -> None:
+async def test_a_waiter_gets_a_slot_when_a_starting_server_idles() -> None:
     starts = Starts()
     async with task_servers(starts, most=1) as servers:
         first = asyncio.create_task(servers.link(context(TASK)))
@@ -171,7 +171,7 @@ async def test_who_waits_for_a_place_gets_it_when_a_server_that_was_still_starti
     assert starts.started == [TASK, OTHER]
 
 
-async def test_the_end_of_an_older_epoch_does_not_end_the_server_of_a_newer_one() -> None:
+async def test_an_older_epochs_end_keeps_the_newer_epochs_server() -> None:
     starts = Starts()
     starts.may_start.set()
     async with task_servers(starts, most=1) as servers:
@@ -201,7 +201,7 @@ async def test_of_an_answer_with_many_parts_only_some_are_kept(tmp_path: Path) -
     assert answer.content.count("not kept") == 4
 
 
-async def test_nothing_of_an_answer_is_written_once_its_call_was_stopped(tmp_path: Path) -> None:
+async def test_a_stopped_calls_answer_is_not_written(tmp_path: Path) -> None:
     gate = threading.Event()
     with ThreadPoolExecutor(1) as threads:
         threads.submit(gate.wait, PATIENCE_SECONDS)
@@ -225,7 +225,7 @@ async def test_a_runner_that_may_begin_nothing_any_more_asks_no_server(tmp_path:
     link.call.assert_not_called()
 
 
-async def test_a_call_that_a_server_may_have_had_is_sent_again_as_one_that_was_sent_before(tmp_path: Path) -> None:
+async def test_a_possibly_sent_call_is_repeated_as_sent_before(tmp_path: Path) -> None:
     check, link = Mock(), Mock(call=AsyncMock(side_effect=AnswerLost("gone")))
     definition = ToolDefinition("s__t", "", "{}", EffectClass.KEYED)
     server = Mock(link=AsyncMock(return_value=link))
@@ -235,7 +235,7 @@ async def test_a_call_that_a_server_may_have_had_is_sent_again_as_one_that_was_s
     assert [request.args for request in check.call_args_list] == [(False,), (True,), (True,)]
 
 
-async def test_the_time_in_which_a_server_starts_is_not_taken_from_its_call(tmp_path: Path) -> None:
+async def test_a_servers_start_is_not_part_of_its_calls_time(tmp_path: Path) -> None:
     timeout_seconds = 0.05
     link = Mock(call=AsyncMock(return_value=types.CallToolResult(content=[types.TextContent(text="done")])))
 
@@ -263,12 +263,12 @@ async def test_a_call_that_is_not_answered_in_its_time_has_timed_out(
     assert outcome.content.endswith(words)
 
 
-async def test_an_unsafe_call_that_is_not_answered_in_its_time_is_in_doubt(tmp_path: Path) -> None:
+async def test_a_late_unsafe_call_is_in_doubt(tmp_path: Path) -> None:
     with pytest.raises(ToolInDoubt, match=r"no answer within 0.05 s, and was asked to stop"):
         await _unanswered(tmp_path, EffectClass.UNSAFE)
 
 
-async def test_a_call_that_found_its_link_gone_and_no_other_in_its_time_is_not_in_doubt(tmp_path: Path) -> None:
+async def test_a_call_without_any_link_is_not_in_doubt(tmp_path: Path) -> None:
     gone = Mock(call=AsyncMock(side_effect=CallNotSent("it has ended")))
     definition = ToolDefinition("s__t", "", "{}", EffectClass.UNSAFE)
     links = [gone]

@@ -33,7 +33,7 @@ async def read_all(*lines: bytes) -> list[types.JSONRPCMessage]:
     return [item.message async for item in reads if not isinstance(item, Exception)]
 
 
-async def test_what_is_no_message_is_left_out_and_what_has_no_end_is_none() -> None:
+async def test_no_message_and_no_endless_message_is_delivered() -> None:
     good = b'{"jsonrpc": "2.0", "id": 1, "result": {}}\n'
     messages = await read_all(b"hello\n", b"\n", b"\xff\xfe\n", b"[]\n", good[:9], good[9:], b'{"jsonrpc": "2.0", "id"')
     assert [message.id for message in messages if isinstance(message, types.JSONRPCResponse)] == [1]
@@ -54,9 +54,7 @@ LONG = b"x" * (MOST_MESSAGE_BYTES + 1)
         (b'{"jsonrpc":"2.0","id":7,"method":"m","params":{"a":"', b'"}}', None),
     ],
 )
-async def test_an_answer_that_is_too_long_becomes_an_error_under_its_own_id_or_nothing(
-    start: bytes, end: bytes, expected: int | None
-) -> None:
+async def test_too_long_an_answer_becomes_an_error_with_its_id(start: bytes, end: bytes, expected: int | None) -> None:
     after = b'{"jsonrpc":"2.0","id":8,"result":{}}\n'
     *errors, last = await read_all(start, LONG, end, b"\n", after)
     assert isinstance(last, types.JSONRPCResponse)
@@ -69,7 +67,7 @@ def shown(*content: types.ContentBlock, structured: object = None) -> str:
     return text_of(result, lambda data, suffix: f"kept {len(data)} {suffix}")
 
 
-def test_texts_are_joined_and_other_parts_are_named_with_their_type_and_size() -> None:
+def test_texts_are_joined_and_other_parts_are_named() -> None:
     encoded = base64.b64encode(b"12345").decode()
     text = shown(
         types.TextContent(text="one"),
@@ -165,18 +163,14 @@ async def test_what_fails_below_a_session_is_told_to_the_one_call(
         (400, "no session", AnswerLost),  # by whom, nobody knows
     ],
 )
-async def test_a_session_that_the_server_forgot_is_over_and_nothing_was_done_if_the_server_says_so(
-    status: int, body: str, fate: type
-) -> None:
+async def test_a_forgotten_session_is_over(status: int, body: str, fate: type) -> None:
     error, ended = await exchanged(httpx2.Response(status, text=body), mcp_session_id="1")
     assert (marked_error(error.data), ended) == (fate, True)
 
 
 @pytest.mark.parametrize("own_id", [1, "1"])
 @pytest.mark.parametrize("status", [400, 404, 500])
-async def test_an_error_with_the_request_s_own_id_is_the_answer_whatever_the_status(
-    status: int, own_id: int | str
-) -> None:
+async def test_an_error_with_the_requests_id_is_the_answer(status: int, own_id: int | str) -> None:
     """The effect may be there already: a call that was answered so is never sent again."""
     error, ended = await exchanged(httpx2.Response(status, text=error_message(own_id)), mcp_session_id="1")
     assert (error.message, marked_error(error.data), ended) == ("no", None, False)
@@ -197,7 +191,7 @@ async def test_what_is_no_answer_to_a_call_is_passed_on(sent: dict[str, Any], an
     assert response.headers.get("location") == answer.headers.get("location")
 
 
-async def test_a_server_s_own_error_stays_its_own_and_cannot_pass_for_ours() -> None:
+async def test_a_servers_own_error_does_not_pass_for_ours() -> None:
     body = {
         "jsonrpc": "2.0",
         "id": 1,

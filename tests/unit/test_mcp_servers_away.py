@@ -30,7 +30,7 @@ from tests.support.patience import PATIENCE_SECONDS
 from tests.unit.test_mcp_links import OTHER, TASK, TIMES, Failing, Idler, Starts, context, keeper, task_servers, until
 
 
-async def test_what_a_task_s_program_wrote_to_its_stderr_is_told_to_the_log_alone(
+async def test_a_tasks_programs_stderr_goes_to_the_log_only(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     error = OSError("it ended")
@@ -66,7 +66,7 @@ async def test_who_calls_a_server_whose_connection_ended_is_told_so() -> None:
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_others_than_its_tenants_neither_wait_for_a_server_nor_hear_of_it(tmp_path: Path) -> None:
+async def test_other_tenants_neither_wait_for_a_server_nor_see_it(tmp_path: Path) -> None:
     settings = McpServer.model_validate({"url": "http://127.0.0.1:9/", "tenants": ["acme"]})
     registry, none = ToolRegistry([]), cast("Any", None)
     host = McpHost(registry, keeper(tmp_path), none, RunningCalls(), none, Workspaces(tmp_path), none, {})

@@ -77,7 +77,7 @@ def tool(name: str, **hints: bool) -> types.Tool:
     return types.Tool(name=name, input_schema={"type": "object"}, annotations=annotations)
 
 
-def test_the_config_s_class_counts_more_than_the_server_s_hint_and_nothing_said_is_unsafe() -> None:
+def test_the_configured_class_outranks_the_annotation() -> None:
     listed = [
         tool("read", read_only_hint=True),
         tool("put", idempotent_hint=True, destructive_hint=True),
@@ -96,7 +96,7 @@ def test_the_config_s_class_counts_more_than_the_server_s_hint_and_nothing_said_
     assert problems == []
 
 
-def test_only_allowed_tools_are_taken_and_mistakes_in_the_list_are_told() -> None:
+def test_only_allowed_tools_are_taken_and_list_errors_reported() -> None:
     settings = McpServer(command="a", allow=frozenset({"one", "gone"}), effects={"typo": EffectClass.PURE})
     taken, problems = taken_from(settings, [tool("one"), tool("two"), tool("one"), tool("")])
     assert [(name, one.name) for name, one in taken.items()] == [("one", "s__one")]
@@ -120,9 +120,7 @@ def test_what_can_be_called_as_a_task_only_is_left_out() -> None:
         ("", {"type": "object", "description": "d" * 140_000}),
     ],
 )
-def test_an_mcp_server_and_a_provider_that_describe_the_same_have_the_same_taken(
-    description: str, schema: dict[str, object]
-) -> None:
+def test_mcp_and_provider_descriptions_are_taken_alike(description: str, schema: dict[str, object]) -> None:
     listed = [types.Tool(name="t", description=description, input_schema=schema)]
     tool_definition = pb.ToolDefinition(
         name="t", description=description, input_schema_json=json.dumps(schema), effect_class=pb.EFFECT_CLASS_UNSAFE
@@ -134,6 +132,6 @@ def test_an_mcp_server_and_a_provider_that_describe_the_same_have_the_same_taken
     assert of_server == of_provider
 
 
-def test_nothing_of_the_protocol_is_imported_where_no_server_is_set_up() -> None:
+def test_the_protocol_is_imported_only_with_a_server() -> None:
     program = "import sys, services.tools.main; sys.exit('mcp' in sys.modules or 'mcp_types' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

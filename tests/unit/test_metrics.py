@@ -11,7 +11,7 @@ from tenure.runtime.metrics import MAX_SERIES_OF_A_NAME, OTHERS, MetricRegistry
 MANY = 3 * MAX_SERIES_OF_A_NAME
 
 
-def test_what_comes_after_the_bound_is_counted_together_and_nothing_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+def test_labels_beyond_the_bound_are_counted_together(caplog: pytest.LogCaptureFixture) -> None:
     registry = MetricRegistry()
     with caplog.at_level(logging.WARNING):
         for number in range(MANY):

@@ -45,7 +45,7 @@ def test_who_asks_for_the_packages_hears_of_the_failure(installed: Path, tmp_pat
         fix_node.packages(installed)
 
 
-def test_a_package_that_is_not_what_the_lock_file_says_fails_in_any_case(
+def test_a_package_unlike_its_lock_file_fails(
     installed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert install.install(npm_that_says(tmp_path, WRONG, 1), or_skip=True) == 1

@@ -32,9 +32,7 @@ def transfer(seen_epoch: int, sequence: int = 3) -> Done:
 
 @pytest.mark.parametrize("seen_epoch", [0, FIRST])
 @pytest.mark.parametrize("sequence", [3, 4])
-def test_a_transfer_is_kept_while_only_the_next_owner_and_those_without_a_claim_write(
-    seen_epoch: Any, sequence: int
-) -> None:
+def test_a_transfer_allows_writes_of_the_next_owner_only(seen_epoch: Any, sequence: int) -> None:
     history = [*HISTORY, moved(5, TaskState.QUEUED, "CLAIM_LOST"), moved(6, TaskState.QUEUED, epoch=SECOND)]
     assert list(undone(history, [transfer(seen_epoch, sequence)])) == []
 

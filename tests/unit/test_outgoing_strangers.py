@@ -104,7 +104,7 @@ async def test_a_handshake_that_nobody_answers_leaves_no_socket_open(how: str) -
         server.close()
 
 
-async def test_of_a_body_in_endless_tiny_pieces_few_are_taken_and_others_get_their_turns() -> None:
+async def test_a_body_in_tiny_pieces_is_bounded_and_yields() -> None:
     given = turns = 0
 
     async def endless() -> AsyncGenerator[Any]:
@@ -145,7 +145,7 @@ async def test_no_more_is_taken_at_once_than_a_turn_may_cost() -> None:
         await stream.aclose()
 
 
-async def test_others_have_their_turn_though_all_of_an_answer_is_there_already() -> None:
+async def test_other_tasks_run_while_an_answer_is_read() -> None:
     turns, stream = 0, UntrustedStream(Mock(read=AsyncMock(return_value=b"x")))
 
     async def count() -> None:
@@ -161,7 +161,7 @@ async def test_others_have_their_turn_though_all_of_an_answer_is_there_already()
     assert turns >= 19
 
 
-def test_only_of_a_failed_handshake_it_is_said_that_nothing_was_sent() -> None:
+def test_only_a_failed_handshake_proves_nothing_was_sent() -> None:
     broken = ssl.SSLError(1, "bad record")
     after = failure_answer(broken, "The host", 5)
     assert (after.detail, "Nothing was sent" in after.message) == ("CONNECTION_LOST", False)

@@ -30,7 +30,7 @@ def test_what_a_tier_holds_fills_its_own_slots_first() -> None:
     assert reserved.slots(4, {HIGH: 1}) == Slots(3, 2, 2)
 
 
-def test_a_worker_whose_slots_rest_keeps_what_is_left_for_the_highest() -> None:
+def test_a_worker_with_resting_slots_keeps_the_highest_tier() -> None:
     assert ReservedSlots(high=1).slots(1, {}) == Slots(1, 0, 0)
     assert ReservedSlots(high=3).slots(1, {}) == Slots(1, 0, 0)
 

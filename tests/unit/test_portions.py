@@ -13,7 +13,7 @@ def itself(size: int) -> int:
 
 
 @given(sizes, st.integers(0, MOST_BYTES))
-def test_portions_keep_the_order_and_fit_with_what_travels_with_the_last(items: list[int], last_bytes: int) -> None:
+def test_portions_keep_their_order_and_fit_in_a_message(items: list[int], last_bytes: int) -> None:
     made = portions(items, itself, last_bytes=last_bytes)
     assert [item for part in made for item in part] == items
     assert all(part and sum(part) <= MOST_BYTES and len(part) <= MOST_ENTRIES for part in made[:-1])

@@ -52,7 +52,7 @@ def at(kind: Any, **amounts_by_age: Any) -> Any:
     return {bucket_of(kind, NOW - int(age[1:])): amount for age, amount in amounts_by_age.items()}
 
 
-def test_a_window_counts_what_is_younger_than_it_and_nothing_older() -> None:
+def test_a_window_counts_younger_usage_only() -> None:
     use = use_of(quota(TOKENS, 1000), at(TOKENS, s10=5, s3500=7, s3700=100), NOW)
     assert (use.used, use.room_after_seconds) == (12, 0.0)
 
@@ -65,7 +65,7 @@ def test_a_bucket_counts_until_all_of_it_is_out_of_the_window() -> None:
 
 
 @pytest.mark.parametrize("kind", SPANS)
-def test_there_is_room_at_the_moment_that_is_told_and_not_a_bucket_before(kind: Any) -> None:
+def test_capacity_is_free_at_the_reported_moment(kind: Any) -> None:
     span = SPANS[kind]
     first = bucket_of(kind, NOW) - span.buckets
     amounts = {first + 1: 6, first + 3: 3, first + 5: 4}
@@ -75,7 +75,7 @@ def test_there_is_room_at_the_moment_that_is_told_and_not_a_bucket_before(kind: 
     assert use_of(wanted, amounts, room - 0.5).is_reached
 
 
-def test_what_is_put_off_by_a_rate_starts_so_that_no_minute_has_more() -> None:
+def test_postponed_tasks_start_without_exceeding_a_minute() -> None:
     most, starts = 3, []
     amounts: dict[Any, Any] = {}
     for _ in range(10):
@@ -118,20 +118,20 @@ def test_a_schedules_run_is_put_off_and_never_refused() -> None:
     assert "1 of 1 submits a minute" in start.message
 
 
-def test_a_task_put_off_for_tokens_or_money_looks_again_when_somebody_may_have_raised_the_cap() -> None:
+def test_a_postponed_task_checks_again_for_a_raised_cap() -> None:
     use = use_of(quota(MONEY, 1), at(MONEY, s5=1), NOW)
     assert use.room_after_seconds > 86_000
     assert held_seconds(use) == start_of("acme", {MONEY: use}).after_seconds == LONGEST_HOLD_SECONDS
 
 
-def test_running_tasks_are_held_back_by_the_offers_unless_the_policy_refuses() -> None:
+def test_running_limits_hold_offers_back_unless_refused() -> None:
     assert start_of("acme", {RUNNING: use_of_running(quota(RUNNING, 2), 2)}) == StartDecision()
     with pytest.raises(LimitReached):
         start_of("acme", {RUNNING: use_of_running(quota(RUNNING, 2, QuotaPolicy.REFUSE), 2)})
     assert start_of("acme", {RUNNING: use_of_running(quota(RUNNING, 2, QuotaPolicy.REFUSE), 1)}) == StartDecision()
 
 
-def test_a_submit_that_its_rate_would_put_off_for_more_than_an_hour_is_refused() -> None:
+def test_a_submit_postponed_beyond_an_hour_is_refused() -> None:
     second = bucket_of(SUBMITS, NOW)
     backlog = {second + 61 * n: 1 for n in range(60)}
     with pytest.raises(LimitReached):
@@ -150,14 +150,14 @@ def test_money_is_told_in_dollars() -> None:
     )
 
 
-def test_a_model_call_waits_for_tokens_and_money_and_for_nothing_else() -> None:
+def test_a_model_call_waits_for_tokens_and_money_only() -> None:
     minute = use_of(quota(SUBMITS, 1), at(SUBMITS, s5=1), NOW)
     assert wait_of_call({SUBMITS: minute}) is None
     hour = use_of(quota(TOKENS, 1), at(TOKENS, s5=1), NOW)
     assert wait_of_call({SUBMITS: minute, TOKENS: hour}) is hour
 
 
-def test_a_short_wait_keeps_the_worker_and_a_long_one_lets_the_task_go() -> None:
+def test_a_short_wait_keeps_the_worker_a_long_one_does_not() -> None:
     assert wait_for_budget(Denied("TENANT_QUOTA", "", 10.0), 0, 0.5) == 10.0
     assert wait_for_budget(Denied("TENANT_QUOTA", "", 10.0), MOST_WAITS, 0.5) is None
     assert wait_for_budget(Denied("TENANT_QUOTA", "", 100.0), 0, 0.5) is None
@@ -166,7 +166,7 @@ def test_a_short_wait_keeps_the_worker_and_a_long_one_lets_the_task_go() -> None
     assert (left.to_state, left.reason, left.retry_delay_seconds) == (TaskState.RETRY_SCHEDULED, "TENANT_QUOTA", 100.0)
 
 
-def test_who_waits_beside_calls_in_flight_lets_go_before_it_is_taken_for_stuck() -> None:
+def test_a_wait_beside_calls_ends_before_it_looks_stuck() -> None:
     busy = Denied("BUDGET_BUSY", "set aside")
     waits = [wait_for_budget(busy, number, 1.0) for number in range(MOST_BUSY_WAITS + 1)]
     assert waits.pop() is None

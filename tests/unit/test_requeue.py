@@ -51,7 +51,7 @@ def test_what_could_not_go_on_needs_more(budgets: Any, step: int, reason: str, e
     assert decide_requeue(TaskState.COST_EXCEEDED, budgets, step, 10, extra) == RequeueVerdict(begins_attempt=True)
 
 
-def test_what_siblings_have_set_aside_for_the_moment_is_not_used_up() -> None:
+def test_siblings_reservations_are_not_used_up() -> None:
     busy = (Budget(1000, 600, 400, 500, 300, 200),)
     assert decide_requeue(TaskState.FAILED, busy, 3, 10, facts.Requeue()) == RequeueVerdict(begins_attempt=True)
 
@@ -79,7 +79,7 @@ def test_a_live_root_goes_on_with_what_it_is_granted(state: str) -> None:
     assert verdict == RequeueVerdict(begins_attempt=False)
 
 
-def test_a_root_that_ended_for_want_of_budget_is_requeued_by_the_rule_of_requeues() -> None:
+def test_a_root_without_budget_is_requeued_by_the_rule() -> None:
     empty, enough = Budget(1000, 1200, 0), facts.GrantBudget(extra_tokens=201)
     refused = decide_grant(TaskState.COST_EXCEEDED, empty, 3, 10, facts.GrantBudget(extra_tokens=200))
     assert isinstance(refused, BudgetExhausted)
@@ -130,7 +130,7 @@ def said(stop_reason: Any, text: str = "…") -> Any:
     return facts.AssistantMessage(1, ({"type": "text", "text": text},), stop_reason, TokenUsage())
 
 
-def test_failures_of_the_attempt_before_do_not_count_and_its_model_attempts_do() -> None:
+def test_failures_of_the_former_attempt_do_not_count() -> None:
     failure = facts.ModelFailure(1, "INVALID_REQUEST", "no", retryable=False)
     point = history(attempt(), failure)
     assert (point.failures, point.retries) == ([], 0)

@@ -147,7 +147,7 @@ def test_of_many_violations_the_first_few_are_told() -> None:
     assert (len(violations), violations[-1]) == (MOST_VIOLATIONS + 1, "and more")
 
 
-def test_a_schema_that_goes_round_in_circles_is_no_accident_of_ours() -> None:
+def test_a_circular_schema_is_a_typed_error() -> None:
     circle = '{"$ref": "#"}'
     assert problem_of_schema(circle) == ""
     assert "nests too deeply" in validate_result(circle, "1").violations[0]
@@ -165,7 +165,7 @@ def test_an_answer_that_fits_closes_the_task_out_with_its_json() -> None:
     assert end == expected
 
 
-def test_an_answer_that_does_not_fit_is_corrected_and_the_model_asked_again() -> None:
+def test_an_unfit_answer_is_corrected_by_the_model() -> None:
     at = point(*answered(1, "three"))
     move = judged(at)
     assert isinstance(move, CorrectAnswer)
@@ -176,12 +176,12 @@ def test_an_answer_that_does_not_fit_is_corrected_and_the_model_asked_again() ->
     assert sent.messages[-1] == {"role": "user", "content": [{"type": "text", "text": move.rejected.text}]}
 
 
-def test_judging_again_after_a_crash_comes_to_the_same_correction() -> None:
+def test_validation_after_a_crash_gives_the_same_correction() -> None:
     bodies = answered(1, '{"price": "3"}')
     assert judged(point(*bodies)) == judged(point(*bodies))
 
 
-def test_after_so_many_corrections_the_task_fails_with_the_last_answer() -> None:
+def test_after_the_last_correction_the_task_fails() -> None:
     bodies: list[tuple[int, facts.Body]] = []
     for step in (1, 2):
         bodies += answered(step, f"try {step}")
@@ -207,7 +207,7 @@ def test_what_somebody_says_meanwhile_comes_before_any_judgement() -> None:
     assert next_move(point(*answered(1, "three"), (0, facts.UserMessage("wait")))) == CallModel(2, 1)
 
 
-def test_an_answer_that_was_cut_and_continued_is_judged_as_a_whole() -> None:
+def test_a_continued_answer_is_validated_as_a_whole() -> None:
     cut = answered(1, '{"pri', "max_tokens")
     assert isinstance(next_move(point(*cut)), ContinueTruncated)
     end = judged(point(*cut, (1, facts.UserMessage("go on")), *answered(2, 'ce": 3}')))

@@ -120,7 +120,7 @@ async def test_no_duty_outlives_its_company() -> None:
     assert ended == ["cleaned up"]
 
 
-async def test_a_duty_that_fails_while_it_is_cancelled_is_not_started_again() -> None:
+async def test_a_duty_that_fails_during_its_cancel_is_not_restarted() -> None:
     async def break_on_cancellation() -> None:
         try:
             await asyncio.Event().wait()

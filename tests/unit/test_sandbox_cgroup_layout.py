@@ -28,7 +28,7 @@ def make_v2(base: Path, *, offered: str, enabled: str = "", processes: str = "")
     return base
 
 
-def test_a_hybrid_machine_limits_through_v1_and_counts_through_v2(tmp_path: Path) -> None:
+def test_a_hybrid_machine_limits_by_v1_and_counts_by_v2(tmp_path: Path) -> None:
     for name in ("memory/own", "pids", "cpu", "unified"):
         (tmp_path / name).mkdir(parents=True)
     make_v2(tmp_path / "unified", offered="hugetlb")

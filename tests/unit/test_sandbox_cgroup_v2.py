@@ -136,9 +136,7 @@ def made(groups: Cgroups, limits: SandboxLimits) -> tuple[Cgroup, Path]:
     return cgroup, Path(procs).parent
 
 
-def test_a_service_that_is_alone_in_its_delegated_group_limits_everything(
-    kernel: KernelV2, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_service_alone_in_its_group_limits_everything(kernel: KernelV2, monkeypatch: pytest.MonkeyPatch) -> None:
     base = kernel.group(OWN[1:], controllers=ALL, processes=(os.getpid(),))
     result = kernel.detected(monkeypatch, OWN)
     assert result.describe() == "cgroup v2 limits cpu, memory, pids"
@@ -158,9 +156,7 @@ def test_a_service_that_is_alone_in_its_delegated_group_limits_everything(
     assert not directory.exists()
 
 
-def test_a_service_that_starts_again_in_its_leaf_finds_the_same_place(
-    kernel: KernelV2, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restarted_service_finds_its_cgroup(kernel: KernelV2, monkeypatch: pytest.MonkeyPatch) -> None:
     base = kernel.group(OWN[1:], controllers=ALL, processes=(os.getpid(),))
     before = kernel.detected(monkeypatch, OWN)
     again = kernel.detected(monkeypatch, f"{OWN}/{SERVICE_LEAF}")
@@ -168,9 +164,7 @@ def test_a_service_that_starts_again_in_its_leaf_finds_the_same_place(
     assert again.hierarchies[0].directory == base
 
 
-def test_beside_another_process_nothing_is_limited_and_that_is_told(
-    kernel: KernelV2, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_beside_another_process_nothing_is_limited(kernel: KernelV2, monkeypatch: pytest.MonkeyPatch) -> None:
     """A container whose init is not the service: its processes are not ours to move."""
     base = kernel.group(OWN[1:], controllers=ALL, processes=(1, os.getpid()))
     result = kernel.detected(monkeypatch, OWN)
@@ -183,9 +177,7 @@ def test_beside_another_process_nothing_is_limited_and_that_is_told(
     assert any("no usable one limits memory and pids" in sentence for sentence in strict.missing)
 
 
-def test_controllers_that_are_not_offered_are_told_as_not_limited(
-    kernel: KernelV2, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_absent_controllers_are_reported_as_not_limited(kernel: KernelV2, monkeypatch: pytest.MonkeyPatch) -> None:
     """systemd hands a user's services memory and pids, and cpu only when it is asked to."""
     kernel.group(OWN[1:], controllers={"memory", "pids"}, processes=(os.getpid(),))
     result = kernel.detected(monkeypatch, OWN)

@@ -92,7 +92,7 @@ def test_uids_that_this_container_does_not_have_are_named(slots: int, long_runni
 
 
 @linux_only
-async def test_a_bubblewrap_that_cannot_isolate_is_noticed_before_serving(tmp_path: Path) -> None:
+async def test_a_bubblewrap_without_isolation_is_noticed(tmp_path: Path) -> None:
     script = (
         "#!/bin/sh\n[ \"$1\" = --version ] && echo bubblewrap 0.11.0 && exit\necho 'bwrap: no namespaces' >&2\nexit 1\n"
     )
@@ -108,6 +108,6 @@ def test_detection_of_this_machine_speaks_in_sentences(sandbox_detection: Detect
 
 
 @pytest.mark.parametrize("unfit", [{"slots": 0}, {"first_uid": 0}])
-def test_settings_that_would_run_programs_as_the_system_are_refused(unfit: dict[str, int]) -> None:
+def test_settings_that_run_programs_as_root_are_refused(unfit: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="must be at least"):
         SandboxSettings(**unfit)  # type: ignore[arg-type]  # fields by name

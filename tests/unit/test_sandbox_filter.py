@@ -103,7 +103,7 @@ def test_what_ordinary_programs_need_is_let_through(rules: Filter) -> None:
 
 
 @pytest.mark.parametrize("name", ["statmount", "listmount", "open_tree_attr", "mount_setattr", "memfd_secret"])
-def test_calls_that_an_older_library_does_not_know_are_refused_by_number(rules: Filter, name: str) -> None:
+def test_calls_unknown_to_the_library_are_refused_by_number(rules: Filter, name: str) -> None:
     assert rules.action_for(name) == errno.EPERM
 
 

@@ -71,7 +71,7 @@ async def test_a_program_is_ended_though_another_holds_its_output(sandbox: Sandb
     assert result.status is SandboxStatus.OUTPUT_LIMIT
 
 
-async def test_the_end_of_a_lasting_program_is_told_though_another_holds_its_output(
+async def test_a_long_running_programs_end_is_noticed(
     sandbox_settings: SandboxSettings, sandbox_detection: Detection, workspace: Path
 ) -> None:
     python = str(sandbox_detection.require().interpreter.path)

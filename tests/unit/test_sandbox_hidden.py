@@ -151,9 +151,7 @@ async def test_a_workspace_that_cannot_be_measured_is_too_large(sandbox: Sandbox
     assert await monitor.exceeds_limits()
 
 
-async def test_descriptors_that_are_handed_on_are_nothing_and_those_that_stay_the_most_they_may_be(
-    sandbox: Sandbox, workspace: Path
-) -> None:
+async def test_unlinked_files_count_at_their_largest(sandbox: Sandbox, workspace: Path) -> None:
     monitor = WorkspaceMonitor(sandbox_program(sandbox, workspace))
     in_one_socket = LIMITS.open_files * LIMITS.file_bytes
     assert [monitor._stays_in_flight(count) for count in (3, 2, 0, 5)] == [0, 2 * in_one_socket, 0, 0]

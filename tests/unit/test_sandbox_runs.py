@@ -232,7 +232,7 @@ async def test_runs_in_parallel_see_nothing_of_each_other(sandbox: Sandbox) -> N
     assert {result.stdout for result in results} == {"['1']\n"}
 
 
-async def test_the_interpreter_of_the_service_serves_where_the_system_has_none(
+async def test_the_services_interpreter_is_the_fallback(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, nothing_left_behind: Callable[[], None]
 ) -> None:
     import dataclasses

@@ -85,7 +85,7 @@ async def test_a_retired_slot_is_never_given_out_again() -> None:
             pytest.fail("the retired slot came back")
 
 
-async def test_what_stays_has_places_of_its_own_and_keeps_no_run_waiting() -> None:
+async def test_long_running_programs_have_slots_of_their_own() -> None:
     pool = SlotPool(2, long_running=1)
     staying = await pool.enter("a", long_running=True)
     async with occupied(pool, "b") as one, occupied(pool, "c") as other:
@@ -98,7 +98,7 @@ async def test_what_stays_has_places_of_its_own_and_keeps_no_run_waiting() -> No
         assert (await second).number == 2
 
 
-async def test_a_run_and_what_stays_in_the_same_workspace_share_a_place() -> None:
+async def test_a_run_and_a_long_running_program_share_a_slot() -> None:
     pool = SlotPool(1, long_running=1)
     staying = await pool.enter("a", long_running=True)
     async with occupied(pool, "a") as run:

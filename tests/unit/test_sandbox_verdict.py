@@ -46,7 +46,7 @@ def test_a_program_that_coped_with_a_limit_is_ok() -> None:
     assert verdict(exit_code=0, oom_kills=2, refused_forks=7) is SandboxStatus.OK
 
 
-def test_exiting_like_one_that_ran_out_of_cpu_time_does_not_make_it_so() -> None:
+def test_an_imitated_cpu_limit_exit_is_not_believed() -> None:
     assert verdict(exit_code=152, cpu_ms=30) is SandboxStatus.NONZERO
 
 
@@ -67,7 +67,7 @@ def test_with_counters_the_last_words_prove_nothing() -> None:
     assert verdict(exit_code=1, last_words="MemoryError") is SandboxStatus.NONZERO
 
 
-def test_without_a_counter_of_cpu_time_only_the_signal_for_it_counts() -> None:
+def test_without_a_cpu_counter_only_the_signal_counts() -> None:
     assert verdict(exit_code=152, cpu_ms=None) is SandboxStatus.TIMEOUT
     assert verdict(exit_code=137, cpu_ms=None) is SandboxStatus.NONZERO
 

@@ -80,9 +80,7 @@ print([resource.getrlimit(n) for n in range(16)], os.getpriority(os.PRIO_PROCESS
 """
 
 
-async def test_a_program_finds_what_it_finds_in_a_sandbox_started_for_it(
-    warm: Sandbox, cold: Sandbox, workspace: Path
-) -> None:
+async def test_a_program_finds_the_environment_of_a_cold_sandbox(warm: Sandbox, cold: Sandbox, workspace: Path) -> None:
     (workspace / "module.py").write_text("")
     expected = await cold.run_python(SURROUNDINGS, workspace, LIMITS)
     result = await warm.run_python(SURROUNDINGS, workspace, LIMITS)
@@ -92,9 +90,7 @@ async def test_a_program_finds_what_it_finds_in_a_sandbox_started_for_it(
     assert (result.status, result.stderr) == (SandboxStatus.NONZERO, expected.stderr)
 
 
-async def test_modules_in_the_workspace_are_found_also_one_that_customizes_the_site(
-    warm: Sandbox, cold: Sandbox, workspace: Path
-) -> None:
+async def test_modules_in_the_workspace_are_found(warm: Sandbox, cold: Sandbox, workspace: Path) -> None:
     (workspace / "helper.py").write_text("answer = 42")
     (workspace / "sitecustomize.py").write_text("print('customized', __file__)")
     code = "import helper, sitecustomize, sys; print(helper.answer, sitecustomize.__file__)"
@@ -151,13 +147,13 @@ async def _kill(one: WarmSandbox) -> None:
         os.close(descriptor)
 
 
-async def test_one_that_dies_just_before_its_program_comes_is_not_handed_out(warm: Sandbox, workspace: Path) -> None:
+async def test_a_dead_warm_sandbox_is_not_handed_out(warm: Sandbox, workspace: Path) -> None:
     await _kill(waiting(warm)[0])
     assert (await warm.run_python("print(1)", workspace, LIMITS)).stdout == "1\n"
     assert warm.warm_runs == 0
 
 
-async def test_one_that_dies_while_it_is_given_its_program_is_replaced_by_a_new_one_for_this_run(
+async def test_a_sandbox_that_dies_at_handover_is_replaced(
     warm: Sandbox, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare = WarmSandbox.prepare
@@ -174,9 +170,7 @@ async def test_one_that_dies_while_it_is_given_its_program_is_replaced_by_a_new_
     assert warm.warm_runs == 0
 
 
-async def test_without_the_attacher_programs_start_cold_and_a_new_one_is_started(
-    warm: Sandbox, workspace: Path
-) -> None:
+async def test_without_the_mount_helper_programs_start_cold(warm: Sandbox, workspace: Path) -> None:
     mount_helper = warm._warm._mount_helper
     assert mount_helper is not None
     mount_helper._process.kill()
@@ -201,7 +195,7 @@ async def test_a_run_with_other_limits_gets_a_sandbox_of_its_own(warm: Sandbox, 
     assert warm.warm_runs == 1
 
 
-async def test_what_is_watched_from_outside_needs_no_sandbox_of_its_own(warm: Sandbox, workspace: Path) -> None:
+async def test_programs_limited_from_outside_need_no_own_sandbox(warm: Sandbox, workspace: Path) -> None:
     short = dataclasses.replace(LIMITS, wall_seconds=0.5)
     assert (await warm.run_python("import time; time.sleep(600)", workspace, short)).status is SandboxStatus.TIMEOUT
     assert warm.warm_runs == 1
@@ -223,9 +217,7 @@ async def test_an_overfull_workspace_is_refused_and_the_sandbox_ended(warm: Sand
     assert warm.warm_runs == 0
 
 
-async def test_a_place_is_never_shared_by_a_program_and_a_sandbox_that_waits(
-    warm: Sandbox, workspace: Path, tmp_path: Path
-) -> None:
+async def test_a_slot_is_never_shared_with_a_waiting_sandbox(warm: Sandbox, workspace: Path, tmp_path: Path) -> None:
     """Programs that take all places at once: the one that waits is used, and none is started beside them."""
     code = "import os, time\nopen(os.getcwd() + '/here', 'w')\nwhile not os.path.exists('go'): time.sleep(0.01)"
     workspaces = [tmp_path / str(number) for number in range(SLOTS)]
@@ -284,7 +276,7 @@ async def test_a_weakness_of_those_that_wait_alone_is_noticed(
         await Sandbox.open(dataclasses.replace(sandbox_settings, warm=1))
 
 
-async def test_a_machine_where_none_can_wait_runs_programs_all_the_same(
+async def test_a_machine_without_warm_sandboxes_runs_programs(
     sandbox_settings: SandboxSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workspace: Path
 ) -> None:
     broken = tmp_path / "attacher.py"

@@ -100,7 +100,7 @@ def test_a_file_of_several_names_takes_its_space_once(workspace: Path) -> None:
     assert take_over(workspace, os.geteuid() if os.geteuid() == 0 else None).disk_bytes == once
 
 
-def test_a_workspace_already_over_its_bound_may_shrink_but_not_grow() -> None:
+def test_a_workspace_over_its_bound_may_only_shrink() -> None:
     before = Usage(disk_bytes=500, entries=5, complete=True)
     assert not Usage(500, 5, complete=True).exceeds(before, max_bytes=100, max_entries=100)
     assert Usage(501, 5, complete=True).exceeds(before, max_bytes=100, max_entries=100)
@@ -136,7 +136,7 @@ def test_what_another_closed_is_not_known() -> None:
 
 @pytest.mark.parametrize("call", ["listdir", "stat"])
 @pytest.mark.parametrize(("number", "complete"), [(errno.ENOENT, True), (errno.EACCES, False), (errno.EIO, False)])
-def test_what_went_away_is_nothing_and_what_cannot_be_looked_at_is_not_known(
+def test_vanished_files_are_zero_and_unreadable_ones_unknown(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, complete: bool
 ) -> None:
     """A program may remove it, or close it again, between two looks."""

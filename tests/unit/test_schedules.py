@@ -64,13 +64,13 @@ class TestChanges:
         assert next_due_after_change(times, now, now - timedelta(days=1)) == times.next_after(now)
 
     @given(crons, zones, moments, steps)
-    def test_what_was_decided_is_not_due_again_when_the_clock_was_put_back(
+    def test_a_decided_time_is_not_due_after_a_clock_step_back(
         self, cron: Any, zone: Any, decided_until: Any, step: Any
     ) -> None:
         result = next_due_after_change(Times(cron, ZoneInfo(zone)), decided_until - abs(step), decided_until)
         assert result is None or result > decided_until
 
-    def test_a_sooner_expression_is_due_sooner_and_one_that_is_over_never(self) -> None:
+    def test_a_sooner_expression_is_due_sooner(self) -> None:
         now = utc("2026-03-01T12:00:30")
         assert next_due_after_change(EVERY_MINUTE, now, None) == utc("2026-03-01T12:01")
         assert next_due_after_change(Times("* * * * *", UTC, ends_at=now), now, None) is None
@@ -101,7 +101,7 @@ class TestDueTimes:
         if first > moment + later:
             assert first == second
 
-    def test_a_time_of_day_that_is_left_out_comes_due_right_after_the_gap(self) -> None:
+    def test_a_skipped_time_of_day_is_due_after_the_gap(self) -> None:
         """In Berlin 02:00 to 03:00 is left out on 29 March 2026; 03:00 there is 01:00 UTC."""
         assert dues("30 2 * * *", "2026-03-28T12:00", 2) == ["29 01:00", "30 00:30"]
         assert dues("15,45 2 * * *", "2026-03-28T12:00", 2) == ["29 01:00", "30 00:15"]
@@ -186,7 +186,7 @@ class TestCatchingUp:
         st.integers(60, 90_000),
         st.sampled_from(["* * * * *", "*/5 * * * *", "7 * * * *"]),
     )
-    def test_each_due_time_is_dealt_with_once_whatever_the_clock_does(
+    def test_each_due_time_is_handled_once_despite_the_clock(
         self, looks: list[Any], window_seconds: int, cron: str
     ) -> None:
         """The clock leaps and goes back between looks; what was dealt with is what came due, in order, without gaps."""
@@ -257,19 +257,19 @@ class TestOverlap:
         if (waiting or due) and not is_active:
             assert started
 
-    def test_skip_lets_the_first_run_and_skips_what_comes_while_it_does(self) -> None:
+    def test_skip_keeps_the_first_run_and_skips_the_rest(self) -> None:
         plan = plan_runs(OverlapPolicy.SKIP, is_active=False, waiting=[], due=MINUTES[:3])
         assert (plan.start, [one for one, _ in plan.skip]) == (MINUTES[0], MINUTES[1:3])
         plan = plan_runs(OverlapPolicy.SKIP, is_active=True, waiting=[], due=MINUTES[:1])
         assert (plan.start, plan.skip) == (None, ((MINUTES[0], RunReason.OVERLAP),))
 
-    def test_queue_starts_the_oldest_and_lets_the_others_wait_while_there_is_room(self) -> None:
+    def test_queue_starts_the_oldest_and_keeps_the_rest(self) -> None:
         plan = plan_runs(OverlapPolicy.QUEUE, is_active=False, waiting=MINUTES[:2], due=MINUTES[5:6])
         assert (plan.start, plan.wait, plan.skip) == (MINUTES[0], (MINUTES[5],), ())
         full = plan_runs(OverlapPolicy.QUEUE, is_active=True, waiting=MINUTES[:MOST_WAITING_RUNS], due=MINUTES[20:21])
         assert (full.wait, full.skip) == ((), ((MINUTES[20], RunReason.QUEUE_FULL),))
 
-    def test_cancel_previous_cancels_what_runs_and_lets_only_the_newest_wait(self) -> None:
+    def test_cancel_previous_cancels_and_keeps_the_newest(self) -> None:
         plan = plan_runs(OverlapPolicy.CANCEL_PREVIOUS, is_active=True, waiting=MINUTES[:1], due=MINUTES[5:7])
         assert plan.cancel_active
         assert (plan.wait, plan.start) == ((MINUTES[6],), None)

@@ -74,7 +74,7 @@ def test_each_type_is_read_from_text() -> None:
     assert (settings.queues, settings.workspace, settings.max_cost) == (("x", "y"), Path("/srv"), 1.25)
 
 
-def test_a_variable_may_have_a_name_that_is_not_ours_and_groups_have_their_own_prefix() -> None:
+def test_a_variable_may_have_a_foreign_name() -> None:
     settings = load(
         Settings,
         {f"{PREFIX}DATABASE": "d", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317", "TENURE_LOG_FORMAT": "human"},

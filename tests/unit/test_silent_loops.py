@@ -60,16 +60,14 @@ def prunings(_: pytest.MonkeyPatch, look: HangsOnce) -> Callable[[], Awaitable[N
 
 
 @pytest.mark.parametrize("loop", [sweeper, dispatch, prunings])
-async def test_a_round_that_never_ends_is_given_up_and_the_next_one_begins(
-    monkeypatch: pytest.MonkeyPatch, loop: Any
-) -> None:
+async def test_an_endless_round_is_abandoned(monkeypatch: pytest.MonkeyPatch, loop: Any) -> None:
     look = HangsOnce()
     async with asyncio.timeout(PATIENCE_SECONDS), Duties(QUICK) as duties:
         duties.start("loop", loop(monkeypatch, look), silence_seconds=SILENCE_SECONDS)
         await look.asked_again.wait()
 
 
-async def test_a_write_that_never_ends_is_given_up_and_the_next_batch_is_written() -> None:
+async def test_an_endless_write_is_abandoned() -> None:
     look = HangsOnce()
 
     async def write(batch: Any) -> list[Any]:

@@ -86,7 +86,7 @@ def test_a_wrong_file_is_told_with_its_name_and_turn(load: Any, text: str, place
     assert words in str(caught.value)
 
 
-def test_a_repeated_turn_is_played_so_often_and_the_last_one_for_ever(load: Any) -> None:
+def test_a_repeated_turn_is_played_as_often_as_stated(load: Any) -> None:
     scenario = load("- {text: again, repeat: 3}\n- text: end")
     assert [scenario.turn(index).text for index in range(6)] == ["again"] * 3 + ["end"] * 3
 
@@ -118,7 +118,7 @@ def test_steps_call_their_tool_n_times_and_end() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.yaml")), ids=lambda path: path.stem)
-def test_shipped_scenarios_call_built_in_tools_with_their_arguments(path: Any) -> None:
+def test_shipped_scenarios_call_built_in_tools(path: Any) -> None:
     for turn in load_scenario(path).turns:
         for call in turn.calls:
             assert set(call.arguments) - OPTIONAL_ARGUMENTS == BUILT_IN_ARGUMENTS[call.name]

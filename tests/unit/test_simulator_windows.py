@@ -32,7 +32,7 @@ def test_a_summary_is_wanted_by_one_message_without_tools() -> None:
     assert not is_summary_wanted(body(user("hello")))
 
 
-def test_a_summary_says_how_many_turns_it_stands_for_and_they_count_on() -> None:
+def test_a_summary_states_how_many_turns_it_replaces() -> None:
     response = summary_text("It went well.", [user("Agent: a [turn 3]\n\nAgent: b [turn 4]")])
     assert response == "It went well. [5 turns so far]"
     head = user(f"goal\n{SUMMARY_HEAD}\n\n{response}")

@@ -59,7 +59,7 @@ def test_what_is_said_stands_field_by_field() -> None:
 
 
 @pytest.mark.parametrize("source_has", ["max_nano_usd = 5", "no_money_cap = true"])
-def test_what_a_submit_says_of_its_cap_in_money_goes_before_what_its_source_has(source_has: str) -> None:
+def test_a_submitted_money_cap_outranks_its_sources(source_has: str) -> None:
     defaults = read(f"[defaults.manual]\nlimits = {{ {source_has} }}")
     wanted = task_pb2.Limits(max_nano_usd=7), task_pb2.Limits(no_money_cap=True)
     for limits in wanted:
@@ -74,7 +74,7 @@ def test_a_duration_of_zero_is_none() -> None:
     assert read(FILE).fill(sent).limits.timeout.seconds == 3600
 
 
-def test_who_names_no_source_is_manual_and_other_sources_are_left_alone() -> None:
+def test_a_task_without_source_is_manual() -> None:
     assert read(FILE).fill(task_pb2.TaskSpec(goal="go")).limits.timeout.seconds == 60
     scheduled = task_pb2.TaskSpec(goal="go", source=task_pb2.Source(kind=task_pb2.SOURCE_KIND_SCHEDULER))
     assert read(FILE).fill(scheduled) is scheduled

@@ -117,7 +117,7 @@ def test_stacks_that_start_at_once_choose_different_addresses(tmp_path: Path, mo
     assert choose_address("gateway", usual=True) == first
 
 
-def test_the_last_words_are_the_last_warning_and_the_error_below_its_stack() -> None:
+def test_the_last_words_are_the_last_warning_and_error() -> None:
     lines = [
         json.dumps({"level": "INFO", "message": "listening"}),
         json.dumps({"level": "ERROR", "message": "the process failed", "stack": "Traceback\n  File\nOSError: no room"}),
@@ -197,7 +197,7 @@ def test_only_services_have_replicas_and_at_least_one(tmp_path: Path, unfit: Any
         StackOptions(data_dir=tmp_path, replicas=unfit)
 
 
-def test_tool_replicas_on_one_host_have_sandbox_uids_of_their_own(tmp_path: Path) -> None:
+def test_tool_replicas_on_a_host_have_own_sandbox_uids(tmp_path: Path) -> None:
     options = StackOptions(data_dir=tmp_path, replicas={"tools": 3})
     uids = [
         int(

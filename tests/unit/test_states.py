@@ -23,7 +23,7 @@ def test_an_ended_task_moves_no_more_in_its_attempt(state: TaskState) -> None:
 
 
 @pytest.mark.parametrize("state", sorted(TaskState))
-def test_another_attempt_begins_in_the_queue_after_an_end_without_success_and_nowhere_else(state: TaskState) -> None:
+def test_only_a_failed_task_begins_another_attempt(state: TaskState) -> None:
     allowed = []
     for target in TaskState:
         with suppress(WrongState):

@@ -49,7 +49,7 @@ def test_the_default_share_leaves_one_for_the_parent() -> None:
     assert decide_spawn(spawn_request(max_tokens=450, tools=["b"]), PARENT) == Share(450, ("b",))
 
 
-def test_nobody_gives_away_more_than_the_root_or_it_itself_has_left() -> None:
+def test_no_task_grants_more_than_it_has_left() -> None:
     assert isinstance(decide_spawn(spawn_request(max_tokens=451), PARENT), Outcome)
     own = replace(PARENT, depth=1, budgets=(Budget(1000, 100, 500), Budget(200, 50, 0)))
     assert own.tokens_left == 150
@@ -89,7 +89,7 @@ def test_tools_are_never_wider_than_the_parents() -> None:
     assert decide_spawn(spawn_request(tools=["c"]), everything) == Share(300, ("c",))
 
 
-def test_a_name_of_no_tool_is_refused_with_the_nearest_where_the_loop_records_its_tools() -> None:
+def test_an_unknown_tool_is_refused_with_the_nearest() -> None:
     everything = replace(PARENT, spec=replace(SPEC, agent=AgentSpec(tools=None)), tools_defined=("read_file", "b"))
     refused = decide_spawn(spawn_request(tools=["raed_file", "b"]), everything)
     assert isinstance(refused, Outcome)
@@ -142,7 +142,7 @@ def test_what_came_of_them_is_told_in_order_and_within_bounds() -> None:
     assert len(json.loads(long.content)["sub_agents"][0]["result"].encode()) <= MOST_RESULT_BYTES // 2
 
 
-def test_a_call_that_needs_leave_waits_for_a_person_first_and_then_for_its_sub_agents() -> None:
+def test_an_approval_precedes_the_wait_for_sub_agents() -> None:
     intent = ToolIntent("1.0", "u", SPAWN_SUB_AGENTS, '{"goals": ["x"], "deadline_seconds": 5}')
     first = wait_of(intent, approve_tools=(SPAWN_SUB_AGENTS,))
     then = wait_of(intent, approve_tools=(SPAWN_SUB_AGENTS,), allowed=("1.0",))

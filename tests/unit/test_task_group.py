@@ -35,14 +35,14 @@ def cancellations() -> int:
     return task.cancelling()
 
 
-async def test_a_child_that_fails_while_the_group_is_waited_for_leaves_no_cancellation() -> None:
+async def test_a_child_failing_during_the_wait_leaves_no_cancel() -> None:
     async with failing(), TaskGroup() as group:
         group.create_task(fail())
         group.create_task(asyncio.Event().wait())
     assert cancellations() == 0
 
 
-async def test_a_child_that_fails_while_the_body_works_leaves_no_cancellation() -> None:
+async def test_a_child_failing_during_the_body_leaves_no_cancel() -> None:
     async with failing(), TaskGroup() as group:
         group.create_task(fail())
         await asyncio.Event().wait()
@@ -95,7 +95,7 @@ async def test_a_cancellation_from_outside_is_kept() -> None:
     assert task.cancelled()
 
 
-async def test_a_cancellation_from_outside_that_a_failure_hides_still_counts() -> None:
+async def test_an_outer_cancellation_behind_a_failure_counts() -> None:
     """So that whoever goes on after the failure can see it."""
     begun = asyncio.Event()
     counted = []

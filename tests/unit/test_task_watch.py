@@ -34,7 +34,7 @@ async def taken(watch: TaskWatch) -> list[int] | None:
     return None if growths is None else [one.first for one in growths]
 
 
-async def test_growths_that_follow_one_another_are_handed_over_in_order_and_once() -> None:
+async def test_appended_entries_are_handed_over_in_order_once() -> None:
     watch = watch_at(4)
     watch.tell(growth(5, count=2))
     watch.tell(growth(7))
@@ -62,7 +62,7 @@ async def test_once_it_has_read_it_is_handed_what_follows() -> None:
     assert await taken(watch) == [7]
 
 
-async def test_what_came_while_it_read_and_was_read_is_not_handed_over_again() -> None:
+async def test_entries_that_were_read_are_not_handed_over_again() -> None:
     watch = watch_at(4)
     watch.tell(growth(5))
     watch.tell(growth(6))

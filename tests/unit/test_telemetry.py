@@ -137,7 +137,7 @@ async def test_without_a_collector_a_span_is_nothing() -> None:
             assert traceparent() == ""
 
 
-async def test_spans_are_exported_by_the_end_as_children_of_those_around_them() -> None:
+async def test_spans_are_exported_with_their_parents() -> None:
     exporter = InMemorySpanExporter()
     async with exporting(Resource.get_empty(), exporter, InMemoryMetricReader()):
         with span("invoke_agent messages", {semconv.TASK_ID: "t"}), span("chat claude"):
@@ -201,7 +201,7 @@ async def test_each_signal_goes_where_its_own_variable_says(
             assert one.is_recording() is records
 
 
-def test_a_request_s_url_is_not_logged_with_the_secrets_in_its_query(logged: Any) -> None:
+def test_a_requests_url_is_logged_without_secrets(logged: Any) -> None:
     stream = logged("json")
     for name in ("httpx", "httpx2", "mcp.client.streamable_http"):
         logging.getLogger(name).info("HTTP Request: GET https://a/?key=hush")

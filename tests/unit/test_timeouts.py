@@ -66,14 +66,14 @@ def test_unset_is_what_was_before_there_were_timeouts() -> None:
     assert timeouts.action_of_wait(WaitDeadlinePolicy.TIME_OUT) is TimeoutAction.TIME_OUT
 
 
-def test_a_wait_is_as_long_as_was_asked_and_no_longer_than_the_policy_allows() -> None:
+def test_a_wait_is_no_longer_than_the_policy_allows() -> None:
     limited = Timeouts(wait=PhaseTimeout(60.0, TimeoutAction.FAIL))
     assert [limited.wait_seconds(WaitKind.EVENT, request) for request in (0.0, 5.0, 600.0)] == [60.0, 5.0, 60.0]
     assert [Timeouts().wait_seconds(WaitKind.EVENT, request) for request in (0.0, 600.0)] == [7200.0, 600.0]
     assert limited.action_of_wait(WaitDeadlinePolicy.GO_ON) is TimeoutAction.FAIL
 
 
-def test_retries_of_timeouts_are_counted_over_the_attempt_and_those_of_the_model_in_a_row() -> None:
+def test_timeout_retries_count_per_attempt() -> None:
     def moved(to_state: Any, reason: Any, from_state: Any = TaskState.RUNNING) -> Any:
         return facts.Transition(to_state, reason, from_state=from_state)
 
@@ -102,7 +102,7 @@ def test_retries_of_timeouts_are_counted_over_the_attempt_and_those_of_the_model
 NOTHING = TokenUsage()
 
 
-def test_timeouts_and_the_start_survive_the_wire_and_absent_ones_stay_absent() -> None:
+def test_timeouts_and_the_start_survive_the_wire() -> None:
     timeouts = Timeouts(
         queued=PhaseTimeout(600.0, TimeoutAction.RETRY),
         progress=PhaseTimeout(None, TimeoutAction.FAIL),
@@ -166,7 +166,7 @@ def test_a_start_is_not_further_ahead_than_a_year() -> None:
     assert refused(api.SubmitTaskRequest(goal="go", start_time=late)) == ["start_time"]
 
 
-def test_a_task_is_held_back_until_its_start_and_never_after_it_was_begun() -> None:
+def test_a_task_is_held_until_its_start_only() -> None:
     def task(**fields: Any) -> Any:
         spec = task_pb2.TaskSpec(start_time=timestamp(datetime.fromtimestamp(100, UTC)))
         return task_pb2.Task(spec=spec, **{"state": task_pb2.TASK_STATE_QUEUED, "attempt": 1, **fields})

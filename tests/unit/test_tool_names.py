@@ -24,7 +24,7 @@ def test_a_name_of_no_tool_is_answered_with_the_nearest() -> None:
     assert unknown.name == f"{known[0]}x"
 
 
-def test_a_tool_of_a_source_that_is_away_or_expected_is_not_unknown() -> None:
+def test_a_tool_of_an_absent_source_is_not_unknown() -> None:
     registry = ToolRegistry([])
     registry.expect("soon")
     registry.facts.add("away", ToolSourceKind.MCP)
@@ -57,7 +57,7 @@ async def test_a_submit_names_each_field_with_a_mistake() -> None:
     assert "did you mean read_file?" in refused.value.violations[0].description
 
 
-async def test_names_are_not_checked_without_the_tool_service_or_for_a_loop_of_ones_own() -> None:
+async def test_names_are_unchecked_without_tools_or_for_own_loops() -> None:
     await check_tool_names(peers(Unavailable("away")), AGENT)
     own = task_pb2.AgentSpec(loop="mine", tools=AGENT.tools)
     await check_tool_names(peers(pb.CheckToolNamesResponse(unknown=[UNKNOWN])), own)

@@ -68,9 +68,7 @@ RUNNING = RunnerIdentity(ME, 3)
         (Fence(11, "new"), True, MINE, None),
     ],
 )
-def test_a_call_needs_an_epoch_that_is_higher_or_the_open_claim_itself(
-    current: Any, closed: bool, presented: Any, after: Any
-) -> None:
+def test_a_call_needs_a_higher_epoch_or_the_open_claim(current: Any, closed: bool, presented: Any, after: Any) -> None:
     admitted = admit(ToolFenceRow(current, closed), presented)
     if after is None:
         assert isinstance(admitted, StaleEpoch)
@@ -79,7 +77,7 @@ def test_a_call_needs_an_epoch_that_is_higher_or_the_open_claim_itself(
         assert admitted == after
 
 
-def test_closing_is_repeatable_and_cannot_be_undone_by_the_same_claim() -> None:
+def test_closing_is_repeatable_and_final_for_a_claim() -> None:
     closed = admit_fence(ToolFenceRow(MINE, closed=False), MINE, close=True)
     assert closed == ToolFenceRow(MINE, closed=True)
     assert admit_fence(closed, MINE, close=True) == closed
@@ -101,7 +99,7 @@ def test_other_arguments_are_refused_in_every_state(state: Any) -> None:
     assert verdict.reason == "CALL_ID_REUSED"
 
 
-def test_a_call_whose_tool_is_gone_is_concluded_where_it_would_be_run_again() -> None:
+def test_a_call_without_its_tool_is_concluded_if_repeatable() -> None:
     clear = Outcome(OutcomeStatus.INVALID_ARGUMENTS, "no such tool")
     dead = row(CallState.STARTED, EffectClass.PURE, runner_alive=False)
     assert decide(dead, call_request(clear=clear), IDLE) == ConcludeCall(replace(clear, call_attempt=4))
@@ -113,7 +111,7 @@ def test_a_call_whose_tool_is_gone_is_concluded_where_it_would_be_run_again() ->
 
 @pytest.mark.parametrize("effect_class", [EffectClass.IDEMPOTENT, EffectClass.KEYED])
 @pytest.mark.parametrize("state", [CallState.STARTED, CallState.ACCEPTED])
-def test_a_concluded_call_says_that_an_attempt_before_may_have_had_its_effect(state: Any, effect_class: Any) -> None:
+def test_a_concluded_call_names_a_possible_earlier_effect(state: Any, effect_class: Any) -> None:
     clear = Outcome(OutcomeStatus.FAILED, "Not reached: nothing was done.", detail="UNREACHABLE")
     verdict = decide(row(state, effect_class, runner_alive=False), call_request(clear=clear), IDLE)
     assert isinstance(verdict, ConcludeCall)
@@ -133,7 +131,7 @@ def test_a_call_whose_tool_became_unsafe_is_not_run_again() -> None:
     assert response.outcome.status is OutcomeStatus.INVALID_ARGUMENTS
 
 
-def test_an_accepted_call_is_joined_by_its_own_claim_and_taken_over_by_everybody_else() -> None:
+def test_an_accepted_call_is_joined_or_taken_over() -> None:
     accepted = row(CallState.ACCEPTED)
     assert decide(accepted, call_request(), RUNNING) == JoinCall(3)
     assert decide(accepted, call_request(Fence(11, "next")), RUNNING) == RunCall(4)
@@ -153,9 +151,7 @@ def test_a_started_call_is_joined_while_its_runner_lives(effect_class: Any) -> N
 @pytest.mark.parametrize(
     "lost", [{"runner_alive": False}, {"runner_id": ME}, {"runner_id": None, "runner_alive": False}]
 )
-def test_only_a_call_that_may_not_happen_twice_is_in_doubt_when_its_runner_is_lost(
-    effect_class: Any, lost: Any
-) -> None:
+def test_only_an_unsafe_call_of_a_lost_runner_is_in_doubt(effect_class: Any, lost: Any) -> None:
     verdict = decide(row(CallState.STARTED, effect_class, **lost), call_request(), IDLE)
     assert verdict == (MarkInDoubt(3) if effect_class is EffectClass.UNSAFE else RunCall(4))
 
@@ -173,7 +169,7 @@ def test_what_is_settled_is_answered_from_the_record() -> None:
         assert (verdict.outcome.status, verdict.outcome.call_attempt) == (status, 3)
 
 
-def test_a_word_on_the_attempt_in_doubt_settles_the_call_or_has_it_run_again_under_the_next_one() -> None:
+def test_a_resolution_settles_or_repeats_the_call() -> None:
     doubted = row(CallState.IN_DOUBT, EffectClass.UNSAFE)
     settled = decide(doubted, replace(call_request(), resolution=said(Happened("paid"))), IDLE)
     assert isinstance(settled, ConcludeCall)
@@ -184,7 +180,7 @@ def test_a_word_on_the_attempt_in_doubt_settles_the_call_or_has_it_run_again_und
     assert decide(doubted, replace(again, clear=vanished), IDLE) == ConcludeCall(replace(vanished, call_attempt=4))
 
 
-def test_a_call_that_runs_in_this_process_is_not_gone_whatever_is_said() -> None:
+def test_a_call_running_in_this_process_is_not_gone() -> None:
     again = replace(call_request(), resolution=said(DidNotHappen(runner_is_gone=True)))
     assert decide(row(CallState.IN_DOUBT, EffectClass.UNSAFE), again, RUNNING) == JoinCall(3)
 
@@ -211,14 +207,14 @@ def test_an_outcome_that_came_first_counts_more_than_a_word() -> None:
         (DidNotHappen(), MarkInDoubt(3)),
     ],
 )
-def test_a_call_whose_record_was_lost_is_in_doubt_still_when_a_word_comes_for_it(decision: Any, verdict: Any) -> None:
+def test_a_call_with_a_lost_record_is_still_in_doubt(decision: Any, verdict: Any) -> None:
     assert decide(None, replace(call_request(), resolution=said(decision)), IDLE) == verdict
     settled = decide(None, replace(call_request(), resolution=said(Happened("paid"))), IDLE)
     assert isinstance(settled, ConcludeCall)
     assert (settled.outcome.content, settled.outcome.call_attempt) == ("paid", 4)
 
 
-def test_a_call_whose_record_and_tool_are_gone_is_not_run_whatever_is_said() -> None:
+def test_a_call_without_record_and_tool_is_not_run() -> None:
     vanished = Outcome(OutcomeStatus.INVALID_ARGUMENTS, "no such tool")
     again = replace(call_request(clear=vanished), resolution=said(DidNotHappen(runner_is_gone=True)))
     assert decide(None, again, IDLE) == ConcludeCall(replace(vanished, call_attempt=4))

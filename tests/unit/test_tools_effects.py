@@ -96,7 +96,7 @@ async def test_what_a_tool_raises_is_an_outcome() -> None:
 @pytest.mark.parametrize(
     ("reason", "expected"), [(StopReason.CLOSED, True), (StopReason.LAPSED, False), (StopReason.DRAINED, False)]
 )
-async def test_only_a_trusted_runner_says_what_became_of_a_stopped_effect(reason: Any, expected: bool) -> None:
+async def test_only_a_trusted_runner_reports_a_stopped_effect(reason: Any, expected: bool) -> None:
     run = RunningCalls().add(call_request(), 1)
     carrying = asyncio.create_task(outcome_of(for_ever, run=run))
     events = run.follow(joined=False)
@@ -110,7 +110,7 @@ async def test_only_a_trusted_runner_says_what_became_of_a_stopped_effect(reason
     await events.aclose()
 
 
-async def test_an_effect_past_its_point_of_no_return_answers_what_it_did() -> None:
+async def test_an_effect_past_its_commit_point_reports_itself() -> None:
     begun, go = asyncio.Event(), asyncio.Event()
 
     async def write() -> str:
@@ -133,7 +133,7 @@ async def test_an_effect_past_its_point_of_no_return_answers_what_it_did() -> No
     assert (outcome.status, outcome.content) == (OutcomeStatus.SUCCEEDED, "written")
 
 
-async def test_what_a_tool_elsewhere_connects_to_is_sent_nothing_once_its_runner_may_begin_nothing() -> None:
+async def test_a_fenced_runners_tool_sends_nothing_elsewhere() -> None:
     begins, sent = Begins(), []
 
     async def tool(context: Any, _arguments: Any) -> Any:
@@ -147,7 +147,7 @@ async def test_what_a_tool_elsewhere_connects_to_is_sent_nothing_once_its_runner
     assert sent == []
 
 
-async def test_of_a_call_that_was_sent_before_its_runner_was_judged_dead_others_judge() -> None:
+async def test_a_sent_call_of_a_dead_runner_is_judged_elsewhere() -> None:
     begins, sendings = Begins(), []
 
     async def send(sending: SendAttempt) -> ToolAnswer:
@@ -164,7 +164,7 @@ async def test_of_a_call_that_was_sent_before_its_runner_was_judged_dead_others_
     assert len(sendings) == 1
 
 
-async def test_output_is_shown_while_it_comes_and_dropped_when_nobody_reads() -> None:
+async def test_output_is_streamed_and_dropped_without_readers() -> None:
     async def tool(context: Any, _arguments: Any) -> Any:
         context.emit("piece ")
         await asyncio.sleep(0)
@@ -183,14 +183,14 @@ async def test_output_is_shown_while_it_comes_and_dropped_when_nobody_reads() ->
     assert 0 < sum(len(event.text) for event in results[:-1] if isinstance(event, Output)) <= 64 * 1024
 
 
-async def test_those_who_wait_for_a_call_that_is_stopped_before_it_began_are_told_at_once() -> None:
+async def test_waiters_for_an_unstarted_stopped_call_hear_at_once() -> None:
     run = RunningCalls().add(call_request(), 1)
     run.request_stop(StopReason.CLOSED)
     with pytest.raises(Superseded):
         [event async for event in run.follow(joined=False)]
 
 
-def test_a_displaced_run_does_not_unlist_the_one_that_took_its_place() -> None:
+def test_a_superseded_run_keeps_its_successors_place() -> None:
     async def check() -> None:
         runs, call = RunningCalls(), call_request()
         first, second = runs.add(call, 1), runs.add(call, 2)
@@ -222,13 +222,13 @@ async def lost(_context: Any, _arguments: Any) -> ToolAnswer:
     raise ToolInDoubt("The connection broke.")
 
 
-async def test_an_unsafe_tool_that_does_not_know_says_so_and_nothing_is_made_of_it() -> None:
+async def test_an_unsafe_tool_that_does_not_know_is_in_doubt() -> None:
     with pytest.raises(ToolInDoubt):
         await outcome_of(lost)
 
 
 @pytest.mark.parametrize("effect_class", [EffectClass.PURE, EffectClass.IDEMPOTENT, EffectClass.KEYED])
-async def test_any_other_tool_that_does_not_know_has_failed_and_says_what_is_known(effect_class: Any) -> None:
+async def test_another_tool_that_does_not_know_has_failed(effect_class: Any) -> None:
     outcome = await outcome_of(lost, effect_class=effect_class)
     assert (outcome.status, outcome.detail) == (OutcomeStatus.FAILED, "MAY_HAVE_HAPPENED")
     assert outcome.content == "The connection broke. It is not known whether it had its effect."
@@ -245,9 +245,7 @@ async def crashes(_context: Any, _arguments: Any) -> ToolAnswer:
 @pytest.mark.parametrize(
     ("run_tool", "words"), [(for_ever, "longer than 0.05 s and was asked to stop"), (crashes, "crash")]
 )
-async def test_an_unsafe_call_that_goes_on_elsewhere_is_decided_by_no_timeout_and_no_error_of_ours(
-    run_tool: Any, words: str
-) -> None:
+async def test_no_timeout_or_error_decides_an_unsafe_call_elsewhere(run_tool: Any, words: str) -> None:
     with pytest.raises(ToolInDoubt, match=words):
         await carried_out(elsewhere(run_tool))
     assert (await carried_out(elsewhere(run_tool, EffectClass.KEYED))).is_error

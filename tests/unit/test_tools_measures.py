@@ -20,7 +20,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> metrics.MetricRegistry:
     return fresh
 
 
-def test_programs_are_counted_by_how_they_ended_and_what_they_used(registry: metrics.MetricRegistry) -> None:
+def test_programs_are_counted_by_end_and_usage(registry: metrics.MetricRegistry) -> None:
     count_outcome("execute_python", Outcome(OutcomeStatus.SUCCEEDED, "", usage=COUNTED))
     count_outcome("execute_python", Outcome(OutcomeStatus.CANCELLED, "", detail="FENCED", usage=ProgramUsage(2.0)))
     count_outcome("list_files", Outcome(OutcomeStatus.SUCCEEDED, ""))

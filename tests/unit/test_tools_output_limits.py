@@ -15,9 +15,7 @@ async def never(_context: object, _arguments: object) -> ToolAnswer:
 
 
 @pytest.mark.parametrize(("of_task", "of_tool", "limit"), [(0, 4096, 4096), (2048, 4096, 2048), (8192, 4096, 4096)])
-def test_what_a_person_says_of_a_call_is_bounded_by_its_task_and_its_tool(
-    of_task: int, of_tool: int, limit: int
-) -> None:
+def test_an_operators_text_is_bounded_by_task_and_tool(of_task: int, of_tool: int, limit: int) -> None:
     """A call that was in doubt is settled by words that no tool has cut."""
     tool = Tool(define("pay", EffectClass.UNSAFE, "pays", {}, output_limit_bytes=of_tool), never)
     request = tool_service_pb2.ExecuteRequest(output_limit_bytes=of_task)

@@ -48,7 +48,7 @@ def test_each_problem_is_told_with_its_place_and_none_at_length() -> None:
     assert len(huge.content) < 1000
 
 
-def test_a_tool_that_is_not_allowed_is_told_apart_from_one_that_is_not_there() -> None:
+def test_a_forbidden_tool_differs_from_a_missing_one() -> None:
     for claims, name, status in (
         (NONE, "a", "NOT_ALLOWED"),
         (NONE, "z", "INVALID_ARGUMENTS"),
@@ -99,7 +99,7 @@ def test_a_source_replaces_its_own_tools_and_no_others() -> None:
     assert put_names(registry) == ["a"]
 
 
-def test_a_tool_whose_schema_cannot_be_used_is_left_out_and_the_rest_is_taken() -> None:
+def test_a_tool_with_an_unusable_schema_is_left_out() -> None:
     bad = Tool(replace(tool("s__bad").definition, input_schema_json='{"$ref": "http://127.0.0.1:1/"}'), never)
     registry = ToolRegistry([])
     assert registry.put("s", [bad, tool("s__good")]) == [
@@ -108,7 +108,7 @@ def test_a_tool_whose_schema_cannot_be_used_is_left_out_and_the_rest_is_taken() 
     assert put_names(registry) == ["s__good"]
 
 
-def test_a_call_of_a_source_that_is_not_reached_yet_is_put_off_for_a_while() -> None:
+def test_a_call_of_an_unreached_source_is_deferred() -> None:
     now = 100.0
     registry = ToolRegistry([], clock=lambda: now)
     registry.expect("s")
@@ -144,7 +144,7 @@ def test_tools_of_some_tenants_do_not_exist_for_others() -> None:
     assert registry.put("other", [tool("s__x")]) == ["s__x: there are two tools of this name"]
 
 
-async def test_who_asks_for_tools_waits_for_a_source_that_is_expected_but_not_for_long() -> None:
+async def test_a_list_waits_briefly_for_an_expected_source() -> None:
     now = [0.0]
     registry = ToolRegistry([tool("a")], clock=lambda: now[0])
     registry.expect("late")
@@ -159,7 +159,7 @@ async def test_who_asks_for_tools_waits_for_a_source_that_is_expected_but_not_fo
     await registry.wait_for_expected(ALL)
 
 
-async def test_who_lists_the_tools_of_a_tenant_waits_for_the_sources_of_that_tenant() -> None:
+async def test_a_tenants_list_waits_for_the_tenants_sources() -> None:
     registry = ToolRegistry([tool("a")])
     registry.expect("late", frozenset({"acme"}))
     await registry.wait_for_all_expected("other")

@@ -33,7 +33,7 @@ def test_a_schema_that_refers_to_another_document_is_refused(reference: Any, dra
         Schema(json.dumps(schema))
 
 
-def test_references_inside_work_and_endless_or_broken_ones_are_told() -> None:
+def test_inner_references_work_and_broken_ones_are_reported() -> None:
     inside = {"type": "object", "$defs": {"n": {"type": "integer"}}, "properties": {"a": {"$ref": "#/$defs/n"}}}
     assert Schema(json.dumps(inside)).problems({"a": "x"}) == ["a: 'x' is not of type 'integer'"]
     for broken in ({"$ref": "#"}, {"$ref": "#/$defs/none"}):
@@ -75,13 +75,13 @@ def test_a_strangers_patterns_are_not_matched_and_ours_are() -> None:
     assert untrusted_schema(json.dumps(left)).problems({"a": 1}) == []
 
 
-def test_a_strangers_list_is_compared_with_itself_however_long_it_is() -> None:
+def test_a_long_foreign_list_is_compared_with_itself() -> None:
     schema = untrusted_schema(json.dumps({"type": "object", "properties": {"a": {"uniqueItems": True}}}))
     assert schema.problems({"a": [1] * 1001})
     assert schema.problems({"a": list(range(1001))}) == []
 
 
-def test_a_part_of_a_strangers_schema_that_names_a_draft_is_applied_within_the_same_bounds() -> None:
+def test_a_subschema_with_its_own_draft_has_the_same_bounds() -> None:
     for draft in ("https://json-schema.org/draft/2020-12/schema", "http://json-schema.org/draft-07/schema#"):
         slow = json.dumps({"type": "object", "properties": {"a": {"$schema": draft, "pattern": "^(a+)+$"}}})
         assert untrusted_schema(slow).problems({"a": "a" * 64 + "!"}) == []
@@ -111,7 +111,7 @@ def test_a_strangers_schema_is_checked_in_bounded_time(parts: dict[str, object])
     assert cpu_seconds_of(take) < 15
 
 
-def test_items_that_have_to_differ_and_references_by_name_cost_a_bounded_time() -> None:
+def test_unique_items_and_named_references_are_bounded() -> None:
     named = {"a": {"$anchor": "a"}, **{f"x{number}": {} for number in range(3000)}}
     for schema, arguments in (
         ({"properties": {"l": {"uniqueItems": True}}}, {"l": DISTINCT[:1000]}),
@@ -162,7 +162,7 @@ def test_a_strangers_schema_is_applied_like_ours_otherwise() -> None:
         {"type": "object", "properties": {"a": {"type": "text"}}},
     ],
 )
-def test_whatever_the_library_raises_of_a_schema_is_told_of_that_schema(schema: Any) -> None:
+def test_any_library_error_is_attributed_to_the_schema(schema: Any) -> None:
     with pytest.raises(ValueError, match="its schema is none"):
         untrusted_schema(json.dumps(schema))
 
@@ -174,7 +174,7 @@ def test_a_reference_that_makes_something_else_a_schema_is_told() -> None:
         assert all("cannot be applied" in problem for problem in problems)
 
 
-def test_half_a_character_in_a_schema_or_in_arguments_is_told_in_words_that_a_message_can_carry() -> None:
+def test_half_a_surrogate_is_reported_in_sendable_text() -> None:
     half = '{"type": "object", "$ref": "\\ud800"}'
     with pytest.raises(ValueError, match=r"another document: \\ud800") as refusal:
         untrusted_schema(half)

@@ -28,12 +28,12 @@ async def delivered(effect_class: EffectClass, *steps: Exception | str) -> ToolA
 
 
 @pytest.mark.parametrize("effect_class", list(EffectClass))
-async def test_a_bug_after_the_call_was_sent_leaves_it_open_whether_it_happened(effect_class: Any) -> None:
+async def test_an_error_after_sending_leaves_the_effect_open(effect_class: Any) -> None:
     with pytest.raises(ToolInDoubt, match="KeyError"):
         await delivered(effect_class, NotSentError("no way"), "out: a bug")
 
 
-async def test_a_bug_in_sending_again_does_not_hide_that_it_was_sent_before() -> None:
+async def test_an_error_in_a_repeat_keeps_the_earlier_sending() -> None:
     with pytest.raises(ToolInDoubt, match="KeyError"):
         await delivered(EffectClass.KEYED, AnswerLostError("gone"), KeyError("a bug"))
 

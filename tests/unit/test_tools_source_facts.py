@@ -32,7 +32,7 @@ def gauges(name: str) -> list[float]:
     return [REGISTRY.cell(f"tenure_tool_source_{what}", source=name).value for what in ("linked", "tools")]
 
 
-def test_a_source_is_away_until_it_is_linked_to_and_the_metrics_say_the_same() -> None:
+def test_a_source_is_away_until_linked_in_list_and_metrics() -> None:
     facts = SourceFacts(Clock())
     fact = facts.add("one", ToolSourceKind.PROVIDER)
     assert (only(facts).linked, gauges("one")) == (False, [0, 0])
@@ -43,7 +43,7 @@ def test_a_source_is_away_until_it_is_linked_to_and_the_metrics_say_the_same() -
     assert (only(facts).linked, only(facts).tools, gauges("one")) == (False, 3, [0, 3])
 
 
-def test_since_when_is_when_it_changed_and_the_last_error_stays_to_be_seen() -> None:
+def test_a_source_shows_its_last_change_and_last_error() -> None:
     facts = SourceFacts(Clock())
     fact = facts.add("two", ToolSourceKind.MCP)
     assert not only(facts).HasField("last_error_time")
@@ -63,7 +63,7 @@ def test_nothing_is_connected_to_for_built_in_and_http_tools() -> None:
     assert gauges("note") == [0, 0]  # no series: never set
 
 
-def test_a_source_of_other_tenants_is_not_listed_and_the_others_are_in_order() -> None:
+def test_a_source_of_other_tenants_is_not_listed() -> None:
     facts = SourceFacts()
     facts.add("b", ToolSourceKind.PROVIDER, frozenset({"acme"}))
     facts.add("a", ToolSourceKind.PROVIDER)
@@ -72,7 +72,7 @@ def test_a_source_of_other_tenants_is_not_listed_and_the_others_are_in_order() -
     assert [source.name for source in facts.listed("other")] == ["z", "a"]
 
 
-def test_no_secret_is_shown_not_even_half_of_one_nor_in_an_address() -> None:
+def test_no_part_of_a_secret_is_shown() -> None:
     facts = SourceFacts()
     secrets = ["Bearer abcdefgh12345678", "--token=s3cr3t-s3cr3t"]
     fact = facts.add("three", ToolSourceKind.MCP, secrets=secrets)

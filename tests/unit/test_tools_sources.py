@@ -12,7 +12,7 @@ def described(name: str, **fields: object) -> ToolDefinition:
     return ToolDefinition(name, "", "{}", UNSAFE, **fields)  # type: ignore[arg-type]  # any of its fields
 
 
-def test_what_is_left_unsaid_is_the_usual_and_what_is_beyond_bounds_is_cut_to_them() -> None:
+def test_absent_settings_are_defaults_and_excess_is_cut() -> None:
     taken, problems = offered(
         "s",
         [
@@ -60,7 +60,7 @@ def test_a_source_has_no_end_of_tools_in_vain() -> None:
     assert (len(taken), len(problems)) == (MOST_TOOLS, 1)
 
 
-def test_what_is_named_and_comes_after_too_many_others_is_not_said_to_be_missing() -> None:
+def test_a_name_behind_too_many_others_is_not_missing() -> None:
     rules = Rules(effects={"t9999": PURE})
     _, (problem,) = offered("s", [described(f"t{number}") for number in range(10_000)], rules)
     assert "are left out" in problem

@@ -53,13 +53,13 @@ async def test_a_call_that_is_stopped_before_it_was_sent_never_began(effect_clas
     await events.aclose()
 
 
-async def test_a_call_whose_time_ends_before_it_was_sent_is_in_no_doubt_and_not_run_again() -> None:
+async def test_an_unsent_call_that_timed_out_is_not_in_doubt() -> None:
     outcome = await carried_out(elsewhere(unsent, timeout_seconds=0.05))
     assert outcome.status is OutcomeStatus.TIMED_OUT
     assert outcome.content.endswith("It was not sent yet: nothing was done.")
 
 
-async def test_a_call_that_crashes_here_before_it_was_sent_is_in_no_doubt() -> None:
+async def test_an_unsent_call_that_crashed_is_not_in_doubt() -> None:
     async def crashes(context: CallContext, _arguments: object) -> ToolAnswer:
         context.mark_not_sent()
         raise KeyError("ours")
@@ -77,9 +77,7 @@ async def test_a_call_that_crashes_here_before_it_was_sent_is_in_no_doubt() -> N
         ([AskedToWaitError(ToolAnswer("busy", OutcomeStatus.FAILED), 0.0)], False, False),
     ],
 )
-async def test_a_delivery_that_is_stopped_vouches_for_a_call_that_nobody_was_sent(
-    before: Any, goes_out: bool, vouched: bool
-) -> None:
+async def test_a_stopped_delivery_vouches_for_unsent_calls(before: Any, goes_out: bool, vouched: bool) -> None:
     waits, said, left = asyncio.Event(), [], list(before)
 
     async def send(sending: SendAttempt) -> ToolAnswer:
@@ -117,9 +115,7 @@ class Server:
 
 
 @pytest.mark.parametrize(("losses", "effect_class"), [(0, UNSAFE), (1, KEYED)])
-async def test_a_call_that_waits_for_its_mcp_server_was_not_sent_unless_it_was_before(
-    losses: int, effect_class: Any
-) -> None:
+async def test_a_call_waiting_for_its_server_was_not_sent(losses: int, effect_class: Any) -> None:
     server = Server(losses)
     definition = elsewhere(unsent, effect_class).definition
     with ThreadPoolExecutor(1) as threads:

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.support.collection_order import mixed
 
 
-def test_every_file_is_run_once_its_group_in_order_and_evenly_spread() -> None:
+def test_every_file_runs_once_in_its_groups_order() -> None:
     few, many = [Path(f"a{n}") for n in range(3)], [Path(f"b{n}") for n in range(9)]
     order = mixed([few, many])
     assert [path for path in order if path in few] == few

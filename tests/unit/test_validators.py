@@ -76,7 +76,7 @@ def test_a_cap_stays_where_what_goes_beyond_it_can_be_counted() -> None:
     }
 
 
-def test_a_results_schema_and_its_corrections_are_checked_wherever_they_come() -> None:
+def test_a_result_schema_is_checked_at_every_door() -> None:
     """The schema's size only: what it says is checked apart, see test_schema_checks.py."""
     none, policy = " " * (16 * 1024 + 1), task_pb2.TaskPolicy(max_result_corrections=21)
     request = tasks.SubmitTaskRequest(goal="go", result_schema_json=none, policy=policy)
@@ -161,13 +161,13 @@ def test_a_trace_is_bounded_and_otherwise_not_looked_at() -> None:
     assert fields(call) == {"traceparent"}
 
 
-def test_pages_of_calls_are_bounded_at_the_tools_and_at_the_gateway() -> None:
+def test_pages_of_calls_are_bounded_everywhere() -> None:
     bad: dict[str, Any] = {"task_id": "x", "after_call_id": "1" * 33, "page_size": 1001}
     assert fields(tools.ListCallsRequest(**bad)) == set(bad)
     assert fields(admin.AdminServiceListCallsRequest(**bad)) == set(bad)
 
 
-def test_pages_of_bills_are_bounded_at_the_ledger_and_at_the_gateway() -> None:
+def test_pages_of_bills_are_bounded_everywhere() -> None:
     bad: dict[str, Any] = {"task_id": "x", "after_step": -1, "after_attempt_number": -1, "page_size": 1001}
     assert fields(checkpoint.ListBillsRequest(**bad)) == set(bad)
     assert fields(admin.AdminServiceListBillsRequest(**bad)) == set(bad)
@@ -251,7 +251,7 @@ def test_a_hello_is_bounded() -> None:
     }
 
 
-def test_a_priority_that_is_not_known_is_not_taken_for_the_default() -> None:
+def test_an_unknown_priority_is_not_the_default() -> None:
     hello = coordinator.Hello(worker_id="w")
     hello.priorities.append(99)  # type: ignore[arg-type]  # as a newer worker may send
     assert fields(said(hello=hello)) == {"hello.priorities[0]"}
@@ -357,7 +357,7 @@ def test_a_live_address_is_an_address() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "nanos"), [(-1, 0), (2**63 - 1, 0), (253_402_300_800, 0), (1, -1), (1, 10**9)])
-def test_a_time_that_no_calendar_has_is_refused_wherever_it_comes(seconds: int, nanos: int) -> None:
+def test_an_impossible_time_is_refused_everywhere(seconds: int, nanos: int) -> None:
     """Python's own conversion raises ValueError: without the check that is an internal error."""
     time = Timestamp(seconds=seconds, nanos=nanos)
     assert fields(admin.PruneTasksRequest(ended_before=time, reason="old")) == {"ended_before"}

@@ -124,7 +124,7 @@ def test_a_call_makes_the_wait_that_its_arguments_say() -> None:
         ("wait_external", {}),
     ],
 )
-def test_arguments_that_make_no_wait_are_an_outcome_the_model_reads(tool: str, arguments: Any) -> None:
+def test_arguments_that_make_no_wait_are_an_outcome(tool: str, arguments: Any) -> None:
     outcome = wait_of(intent(tool, **arguments))
     assert isinstance(outcome, Outcome)
     assert outcome.status is OutcomeStatus.INVALID_ARGUMENTS

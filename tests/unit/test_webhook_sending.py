@@ -37,7 +37,7 @@ async def test_the_status_is_the_answer_whatever_its_body_is(headers: Any) -> No
 
 
 @pytest.mark.parametrize("error", [ssl.SSLError(1, "bad record"), ConnectionResetError(), httpcore2.ReadError()])
-async def test_a_connection_that_breaks_in_the_body_takes_no_status_back(error: Any) -> None:
+async def test_a_connection_broken_in_the_body_keeps_its_status(error: Any) -> None:
     async def breaking() -> AsyncGenerator[Any]:
         yield b"beginning"
         raise error

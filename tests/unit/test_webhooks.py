@@ -47,7 +47,7 @@ class TestEvents:
         assert names == TERMINAL | WAITING
         assert wants([], BUDGET_WARNING_EVENT)
 
-    def test_a_request_to_end_is_called_so_and_no_arrival_in_the_state(self) -> None:
+    def test_a_requested_end_has_an_event_of_its_own(self) -> None:
         assert event_of(TaskState.WAITING_USER, "", cancel_requested=True) == "task.cancel_requested"
         assert event_of(TaskState.WAITING_USER, "", cancel_requested=False) == "task.waiting_user"
 
@@ -62,7 +62,7 @@ class TestEvents:
         assert not wants(["task.*"], "tasks.running")
         assert not wants(["task.running"], "task.running_out")
 
-    def test_types_that_nothing_is_called_yet_may_be_asked_for_and_are_known_as_such(self) -> None:
+    def test_unknown_event_types_may_be_subscribed_to(self) -> None:
         assert is_pattern("lease.lost")
         assert unknown_events(["lease.lost", "task.suceeded", "task.failed", "task.*"]) == [
             "lease.lost",
@@ -88,9 +88,7 @@ class TestBodies:
         st.integers(0, 40_000),
         st.integers(0, 40_000),
     )
-    def test_however_large_a_task_is_its_body_is_bounded_and_says_what_was_cut(
-        self, text: str, result: int, goal: int, system: int
-    ) -> None:
+    def test_a_large_tasks_body_is_bounded_and_says_so(self, text: str, result: int, goal: int, system: int) -> None:
         task = {
             "task_id": "t",
             "result": text * (result // 10),
@@ -153,7 +151,7 @@ class TestVerdicts:
 
 
 class TestSignatures:
-    def test_a_letter_is_signed_with_each_secret_that_holds_the_newest_first(self) -> None:
+    def test_a_delivery_is_signed_with_each_valid_secret(self) -> None:
         old, new = read_secret(new_secret()), read_secret(new_secret())
         sent_at = datetime.now(UTC)
         headers = dict(headers_of(OutgoingDelivery(1, "id", '{"ü": 1}', 1, sent_at, "https://example.com", new, old)))
@@ -199,7 +197,7 @@ class TestAddresses:
     def test_what_is_public_is_reached(self, address: str) -> None:
         assert Networks().allow(ip_address(address))
 
-    def test_a_network_that_is_allowed_is_reached_whatever_its_spelling(self) -> None:
+    def test_an_allowed_network_is_reached_in_any_spelling(self) -> None:
         networks = Networks(["10.1.0.0/16"])
         assert networks.allow(ip_address("10.1.2.3"))
         assert networks.allow(ip_address("::ffff:10.1.2.3"))

@@ -138,7 +138,7 @@ async def parts(*messages: Any) -> AsyncGenerator[Any]:
         yield message
 
 
-async def test_an_answer_to_open_without_its_end_is_not_taken_for_the_whole_history() -> None:
+async def test_an_open_without_its_end_is_not_the_whole_history() -> None:
     entry = ledger_pb2.Entry(sequence=1, body=body_to_wire(facts.UserMessage("hello")))
     header = pb.OpenResponse(header=pb.OpenHeader(task=task_pb2.Task(sequence=2), next_commit_number=3))
     page = pb.OpenResponse(page=pb.EntryPage(entries=[entry]))
@@ -150,7 +150,7 @@ async def test_an_answer_to_open_without_its_end_is_not_taken_for_the_whole_hist
     assert (opened.next_commit_number, [each.sequence for each in opened.entries]) == (3, [1])
 
 
-async def test_a_history_with_facts_of_a_newer_version_is_left_to_that_version() -> None:
+async def test_a_history_with_newer_entries_is_left_to_that_version() -> None:
     header = pb.OpenResponse(header=pb.OpenHeader(task=task_pb2.Task(sequence=1)))
     page = pb.OpenResponse(page=pb.EntryPage(entries=[ledger_pb2.Entry(sequence=1)]))
     with pytest.raises(Unavailable) as refused:

@@ -78,7 +78,7 @@ def test_a_call_that_ended_before_the_limit_is_kept() -> None:
     assert [one["input"] for one in folded.content()] == [{"to": "a"}]
 
 
-def test_a_call_of_which_nothing_came_before_the_limit_is_left_out() -> None:
+def test_a_call_cut_before_its_input_is_left_out() -> None:
     assert fold(*call(), end("max_tokens", output_tokens=3)).content() == ()
 
 
@@ -125,7 +125,7 @@ def test_what_comes_after_the_end_is_no_part_of_the_answer() -> None:
     assert folded.content() == ({"type": "text", "text": "done"},)
 
 
-def test_halves_of_a_character_are_joined_and_a_lone_half_is_replaced() -> None:
+def test_surrogate_halves_are_joined_or_replaced() -> None:
     folded = fold(*text(0, "a\ud83d", "\ude00b\ud83d"), end("end_turn", output_tokens=1))
     assert folded.content() == ({"type": "text", "text": "a\U0001f600b\ufffd"},)
 
@@ -135,7 +135,7 @@ def test_a_lone_half_in_arguments_is_replaced() -> None:
     assert folded.content()[0]["input"] == {"q\ufffd": ["\ufffd ok", "\U0001f600"]}
 
 
-def test_an_unknown_event_is_ignored_and_members_that_nobody_takes_back_are_left_out() -> None:
+def test_unknown_events_and_members_are_ignored() -> None:
     folded = fold(
         start(), {"type": "message_news"}, block(0, type="text", text="a", colour="red"), stop(0), end("end_turn"), STOP
     )
@@ -206,7 +206,7 @@ def test_arguments_that_could_not_be_sent_back_are_malformed(arguments: Any) -> 
     ],
     ids=range(39),
 )  # fmt: skip
-def test_events_that_break_the_protocol_are_a_malformed_answer_and_leave_a_usage_that_can_be_billed(
+def test_a_protocol_error_is_malformed_with_billable_usage(
     events: Any,
 ) -> None:
     folded = AnswerFold()
@@ -224,7 +224,7 @@ def test_an_answer_that_stops_for_a_call_has_one(stop_reason: str) -> None:
         fold(*text(0, "a"), end(stop_reason, output_tokens=1), STOP).content()
 
 
-def test_calls_get_ids_that_no_other_call_of_the_conversation_has() -> None:
+def test_calls_get_unique_ids_within_a_conversation() -> None:
     uses: list[dict[str, Any]] = [
         {"type": "tool_use", "id": one, "name": "mail", "input": {}} for one in ("a", "a", "", "b c", "new", "x" * 500)
     ]

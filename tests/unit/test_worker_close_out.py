@@ -46,9 +46,7 @@ class Ledger:
         (DidNotHappen(runner_is_gone=True), (OutcomeStatus.IN_DOUBT, "It is not known")),
     ],
 )
-async def test_a_worker_that_ends_a_task_writes_down_what_a_person_had_said_of_its_calls(
-    decision: Decision, expected: tuple[OutcomeStatus, str]
-) -> None:
+async def test_a_close_out_writes_pending_resolutions(decision: Decision, expected: tuple[OutcomeStatus, str]) -> None:
     held = HeldTask(Claims("tasks/t1", "default", 7, "c1", "w1"), token_pb2.FencingToken(), "messages")
     ledger, parts = Ledger(decision), cast("Any", SimpleNamespace(tools=Tools()))
     ending = facts.Transition(TaskState.CANCELLED, Reason.CANCEL_REQUESTED)

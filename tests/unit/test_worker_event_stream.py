@@ -81,7 +81,7 @@ def test_an_event_that_is_not_ended_is_no_event() -> None:
     ],
     ids=range(17),
 )
-def test_what_cannot_be_read_is_malformed_and_says_what_was_received(sent: Any) -> None:
+def test_unreadable_data_is_malformed_with_its_text(sent: Any) -> None:
     with pytest.raises(MalformedAnswer) as malformed:
         read(*(sent[at : at + 100_000] for at in range(0, len(sent), 100_000)))
     assert len(str(malformed.value)) < 1000

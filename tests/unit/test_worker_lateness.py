@@ -29,7 +29,7 @@ async def test_a_step_that_takes_too_long_is_interrupted_in_its_wait() -> None:
     interrupts.check()  # what was met or came too late is no more
 
 
-async def test_the_next_step_has_a_time_of_its_own_and_the_same_one_goes_on() -> None:
+async def test_the_next_step_has_its_own_time() -> None:
     interrupts = Interrupts()
     clock = StepClock(interrupts)
     clock.begin(1, 0.0)

@@ -51,7 +51,7 @@ def holding() -> HeldTask:
     return HeldTask(Claims("tasks/t1", "default", 7, "c1", "w1"), token_pb2.FencingToken(), "messages")
 
 
-async def test_tools_that_stay_away_have_the_task_let_go_before_its_worker_is_taken_for_stuck(
+async def test_absent_tools_release_the_task_before_it_looks_stuck(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tool_step, "PATIENCE_SECONDS", 0.3)
@@ -66,7 +66,7 @@ async def test_tools_that_stay_away_have_the_task_let_go_before_its_worker_is_ta
     assert held.progress.tool_signs == 0
 
 
-def test_patience_with_tools_is_shorter_than_a_coordinators_with_a_worker() -> None:
+def test_patience_with_tools_is_shorter_than_with_workers() -> None:
     assert Timing().progress_timeout_seconds >= tool_step.PATIENCE_SECONDS + 30
 
 

@@ -47,7 +47,7 @@ async def test_an_end_outranks_a_drain() -> None:
     assert interrupted.value.kind is Interruption.END
 
 
-async def test_interrupted_work_has_ended_before_the_interruption_is_told() -> None:
+async def test_interrupted_work_ends_before_the_report() -> None:
     interrupts, ended = Interrupts(), []
 
     async def work() -> None:
@@ -91,7 +91,7 @@ async def test_nothing_is_begun_once_interrupted() -> None:
     assert not began
 
 
-async def test_the_gate_is_closed_until_a_session_begins_and_after_its_window() -> None:
+async def test_the_gate_is_closed_before_and_after_its_window() -> None:
     gate = TrustGate()
     seen = [gate.is_open]
     gate.begin(monotonic(), 5.0)
@@ -121,7 +121,7 @@ async def test_the_switch_makes_a_zombie() -> None:
         failpoints.disarm()
 
 
-async def test_a_late_reader_gets_the_unfinished_text_and_a_slow_one_one_large_piece() -> None:
+async def test_a_late_reader_gets_the_unfinished_text() -> None:
     live = LiveText()
     live.begin(3, 1)
     for word in ("one ", "two ", "three"):

@@ -47,7 +47,7 @@ def test_each_turn_reads_all_that_the_one_before_was_sent(system: Any, calls: in
         before = count_request(request)
 
 
-def test_another_task_of_the_same_agent_reads_its_system_prompt_and_tools() -> None:
+def test_another_task_of_an_agent_reads_its_prompt_cache() -> None:
     cache = PromptCache()
     system = "Be brief. " * 500
     cache.price(body(marked(Prompt(system, TOOLS, history(3)))))

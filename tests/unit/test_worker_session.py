@@ -81,7 +81,7 @@ async def working(coordinator: Coordinator, silence_seconds: float = 30.0) -> As
         yield session
 
 
-async def test_a_coordinator_that_answers_no_renewal_and_no_hello_is_attached_to_again(
+async def test_a_silent_coordinator_is_attached_to_again(
     coordinator: Coordinator, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The break of a stream, then a Hello whose deadline passes: with Python 3.11.2 the second one was the end."""
@@ -97,7 +97,7 @@ async def test_a_coordinator_that_answers_no_renewal_and_no_hello_is_attached_to
     assert len(reasons) >= 3
 
 
-async def test_a_channel_that_does_not_close_keeps_nobody_from_attaching(
+async def test_a_channel_that_does_not_close_blocks_no_attachment(
     coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never(*_: object) -> None:
@@ -111,9 +111,7 @@ async def test_a_channel_that_does_not_close_keeps_nobody_from_attaching(
         await comes(lambda: session.is_attached)
 
 
-async def test_a_cancellation_of_grpcs_own_while_attaching_is_not_the_end(
-    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_cancellation_by_grpc_is_not_the_end(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
     attach = WorkerSession._attach
     cancelled: list[bool] = []
 
@@ -155,7 +153,7 @@ async def test_answered_renewals_are_progress(coordinator: Coordinator) -> None:
         assert coordinator.hellos == 1
 
 
-async def test_a_worker_that_nobody_took_in_does_not_serve_until_somebody_does() -> None:
+async def test_an_unattached_worker_is_not_serving() -> None:
     health, attached = Health(), True
 
     async def says(serving: bool) -> None:

@@ -89,7 +89,7 @@ def contents(top: Path) -> set[bytes]:
     return {path.read_bytes() for path in top.rglob("*") if path.is_file() and not path.is_symlink()}
 
 
-def test_what_a_racing_program_puts_in_the_way_is_neither_copied_nor_read_nor_written(
+def test_racing_programs_cannot_redirect_a_copy(
     workspaces: Workspaces, source: Path, copy: Callable[..., Path], tmp_path: Path
 ) -> None:
     seen: set[bytes] = set()
@@ -144,7 +144,7 @@ def test_a_tree_that_is_too_deep_is_not_copied(source: Path, copy: Callable[...,
     assert len(list(Path("/dev/fd").iterdir())) == descriptors
 
 
-def test_names_of_a_file_that_are_longer_than_any_path_stay_together(source: Path, copy: Callable[..., Path]) -> None:
+def test_file_names_longer_than_any_path_stay_together(source: Path, copy: Callable[..., Path]) -> None:
     (source / "first").write_text("x")
     here = os.open(source, os.O_RDONLY)
     top = os.dup(here)
@@ -221,7 +221,7 @@ def test_a_full_disk_is_told_and_nothing_is_left_of_the_copy(
         assert {path.name: path.stat().st_size for path in source.iterdir()} == {"file": 3_000_000}
 
 
-def test_more_than_one_step_deletes_is_deleted_and_what_is_never_empty_is_told(
+def test_large_removals_take_steps_and_report_failures(
     workspaces: Workspaces, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delete = next(tool for tool in file_tools(workspaces) if tool.name == "delete_file")
