@@ -42,7 +42,7 @@ active proctype Worker() {
        lost = 1 }
   /* the stream breaks, or a renewal stays unanswered; code: services/worker/session.py */
   :: d_step { at -> broken[at] = 1; at = 0; printf("the stream breaks\n") }
-  /* drain, old age; code: services/coordinator/sessions/session_stream.py SessionStreamClient._send_away */
+  /* drain, old age; code: services/coordinator/sessions/session_stream.py SessionStreamServer._send_away */
   :: d_step { alive && at && mod < NA -> sent[at] = 1; broken[at] = 1; sent_from = at; at = 0; printf("sent away\n") }
   :: d_step { alive -> alive = 0; if :: at -> broken[at] = 1 :: else fi; at = 0; sent_from = 0; printf("the worker dies\n") }
   od

@@ -143,7 +143,7 @@
 
 byte rev, holder;                       /* etcd: the newest claim's epoch; the epoch in the claim key, 0: none */
 bit  gone[NE+1];                        /* the key of that claim is known to be gone */
-byte st, opened, granted, number, seq;  /* the task's row; code: tenure/domain/admission.py ToolFenceRow */
+byte st, opened, granted, number, seq;  /* the task's row; code: tenure/domain/admission.py FenceRow */
 bit  holds, cancel;                     /* cancel: a pending ending; code: tenure/domain/close_out.py PendingEnding */
 byte last_k, intents, done, notrun;
 byte app[NE+1];                         /* ghost: which commits of an epoch were applied */
@@ -319,7 +319,7 @@ inline acknowledged(e) {             /* the worker reads "OK" */
 #endif
 inline raise_tools(e) { if :: e > tfence -> tfence = e; closed = 0 :: else fi }
 
-/* What a word does to a call in doubt. code: tenure/domain/in_doubt.py record_resolution */
+/* What a word does to a call in doubt. code: tenure/domain/in_doubt.py apply_resolution */
 #define DECIDES(c) (rec[c] == R_DOUBT)
 #ifdef M_SAME_ATTEMPT
 #define NEXT_ATTEMPT(c) if :: DECIDES(c) && att[c] -> skip :: else -> att[c]++ fi
@@ -515,7 +515,7 @@ proctype Grant(byte e) {
   :: d_step { runner[ax(c, a)] != A_NONE && nx < NX -> nx++; runner[ax(c, a)] = A_NONE; printf("tools: runner of call %d attempt %d dies\n", c, a) }
 /* An effect elsewhere is another's: it comes, once for each request, while the runner waits, or after its death; or never,
    when the request is lost or refused. The runner waits for the answer until it is lost, or the runner is stopped.
-   code: services/tools/sending.py ReplyDelivery; services/tools/calls/effects.py ToolEffect._stopped */
+   code: services/tools/sending.py CallDelivery; services/tools/calls/effects.py ToolEffect._stopped */
 #define SENDING(a) \
   :: d_step { runner[ax(c, a)] == A_MARK && ELSEWHERE(c) -> runner[ax(c, a)] = A_SENT; away[ax(c, a)]++; \
        printf("tools: call %d attempt %d is sent\n", c, a) } \

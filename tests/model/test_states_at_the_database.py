@@ -72,17 +72,17 @@ async def test_the_database_allows_exactly_the_moves_of_the_table(
                 continue
             task_id = await world.create()
             for before, after in pairwise(WAYS[current]):
-                await world.move(task_id, before, after, told=True, begins_attempt=False)
+                await world.move(task_id, before, after, expected=True, begins_attempt=False)
             begins_attempt = current in TERMINAL and to not in TERMINAL
             with pytest.raises(REFUSED):
-                await world.move(task_id, current, to, told=False, begins_attempt=begins_attempt)
+                await world.move(task_id, current, to, expected=False, begins_attempt=begins_attempt)
             try:
                 check_move(current, to, begins_attempt=begins_attempt)
             except WrongState:
                 with pytest.raises(REFUSED, match=f"{current} task"):
-                    await world.move(task_id, current, to, told=True, begins_attempt=begins_attempt)
+                    await world.move(task_id, current, to, expected=True, begins_attempt=begins_attempt)
             else:
-                await world.move(task_id, current, to, told=True, begins_attempt=begins_attempt)
+                await world.move(task_id, current, to, expected=True, begins_attempt=begins_attempt)
                 assert (await world.row(task_id))["state"] == to
 
 
@@ -254,7 +254,7 @@ class OneTask(RuleBasedStateMachine):
         to = choice[luck // 2 % len(choice)]
         before, task = self.run(self.seen()), self.task
         work = self.world.move(
-            task.task_id, task.state, to, told=expected, begins_attempt=task.state in TERMINAL and to not in TERMINAL
+            task.task_id, task.state, to, expected=expected, begins_attempt=task.state in TERMINAL and to not in TERMINAL
         )
         try:
             self.run(work)
