@@ -11,7 +11,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node node-if-reached demo dev test check lint types imports protos protos-fresh faults bench clean
+.PHONY: help setup node node-if-reached demo dev test test-fast check lint types imports protos protos-fresh faults bench clean
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,6 +44,9 @@ node-if-reached: setup
 
 test: setup node-if-reached ## All tests, on real etcd, Postgres and processes
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+
+test-fast: setup ## The inner loop: unit tests, contracts and one task from end to end
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -q tests/end_to_end/test_happy_path.py tests/contract tests/unit
 
 check: setup lint types imports protos-fresh ## What is told without running anything: lint, types, imports, protos
 	$(BIN)/buf lint

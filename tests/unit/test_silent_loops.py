@@ -46,7 +46,7 @@ def sweeper(monkeypatch: pytest.MonkeyPatch, look: HangsOnce) -> Callable[[], Aw
 
 def dispatch(_: pytest.MonkeyPatch, look: HangsOnce) -> Callable[[], Awaitable[None]]:
     session: Any = SimpleNamespace(
-        profile="any", has_suspect=False, worker_id="w", places=lambda _now: Slots.open_to_all(1)
+        profile="any", has_suspect=False, worker_id="w", slots=lambda _now: Slots.open_to_all(1)
     )
     ledger: Any = SimpleNamespace(list_claimable=look)
     generation: Any = SimpleNamespace(is_settled=True)
