@@ -59,6 +59,9 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         stream = SessionStreamServer(session, self._store, self._issuer, self._releases, self._dispatch, self._stopping)
         try:
             self._dispatch.on_queued()
+            # Part of the first write otherwise: gRPC refuses the status of a stream that ends during that write, and
+            # the worker would wait for its end in vain.
+            await context.send_initial_metadata(())
             await stream.serve(request_iterator, context)
         finally:
             self._sessions.detach(session)
