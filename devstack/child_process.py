@@ -7,11 +7,12 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, ClassVar, Final, Protocol
 
 from devstack import die_with_parent
 
@@ -34,13 +35,27 @@ class FolderBusy(StackError):  # noqa: N818  what happened, as it is told
 
 
 def freeze(pid: int) -> None:
-    """SIGSTOP to a child of ours; returns once no thread of it runs, or it has ended.
+    """Stops a process with SIGSTOP; returns once no thread of the process runs, or the process has ended.
 
     The signal alone is not enough: on a busy machine a thread may go on for a moment, and answer.
     """
     os.kill(pid, signal.SIGSTOP)
-    if hasattr(os, "waitid"):  # macOS has it from Python 3.13 on
+    if sys.platform == "linux":
+        while any(state not in "TtZX" for state in _thread_states(pid)):
+            time.sleep(0.001)
+    elif hasattr(os, "waitid"):  # macOS has it from Python 3.13 on
         os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+
+def _thread_states(pid: int) -> list[str]:
+    """The states of all threads of a process, one letter each (proc(5))."""
+    states = []
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        try:
+            states.append(stat.read_text().rpartition(")")[2].split()[0])
+        except (FileNotFoundError, ProcessLookupError):  # this thread has ended
+            continue
+    return states
 
 
 # What matters in a log: why its process ended, and what it warned of.
@@ -99,15 +114,45 @@ LOG_TAIL_BYTES: Final = 4096
 _POLL_SECONDS: Final = 0.05
 
 
+class RunningProgram(Protocol):
+    """The part of `subprocess.Popen` that the stack uses."""
+
+    pid: int
+    returncode: int | Any
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, number: int, /) -> None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+def start_process(
+    command: Sequence[str], *, environment: Mapping[str, str], cwd: Path, log: IO[bytes]
+) -> RunningProgram:
+    """Starts a program that writes to `log` and, on Linux, dies with this process."""
+    return subprocess.Popen(
+        die_with_parent.command(list(command)),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        cwd=cwd,
+        start_new_session=True,  # Ctrl-C in the terminal is for us: services drain before their stores go
+    )
+
+
 class ChildProcess(ABC):
     """One program at one address. Not for use by two threads; on Linux it dies with the process that started it."""
+
+    launch: ClassVar[Callable[..., RunningProgram]] = staticmethod(start_process)
 
     def __init__(
         self, name: str, command: Sequence[str], address: str, environment: Mapping[str, str], log_path: Path
     ) -> None:
         self.name, self.address, self.log_path = name, address, log_path
         self.command, self.environment = list(command), dict(environment)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: RunningProgram | None = None
         self._log_start = 0
 
     @property
@@ -130,15 +175,8 @@ class ChildProcess(ABC):
         """Starts it without waiting; `extra` is added to its environment this once."""
         with self.log_path.open("ab") as log:
             self._log_start = log.tell()
-            self._process = subprocess.Popen(
-                die_with_parent.command(self.command),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**self.environment, **(extra or {})},
-                cwd=self.log_path.parent,
-                start_new_session=True,  # Ctrl-C in the terminal is for us: services drain before their stores go
-            )
+            environment = {**self.environment, **(extra or {})}
+            self._process = self.launch(self.command, environment=environment, cwd=self.log_path.parent, log=log)
 
     async def wait_ready(self, timeout_seconds: float = READY_SECONDS) -> None:
         """Waits until it serves; ServiceDied when it ends or takes longer."""

@@ -13,6 +13,7 @@ settings.register_profile("patient", settings(), deadline=None, suppress_health_
 settings.load_profile("patient")
 
 pytest_plugins = [
+    "tests.support.forked",
     "tests.support.fix_checkpoint",
     "tests.support.fix_collector",
     "tests.support.fix_coordinator",

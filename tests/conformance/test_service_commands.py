@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.support.fix_postgres import FreshDatabase
+from tests.support.forked import REPOSITORY
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.service_process import REPOSITORY
 
 SERVICES = ("gateway", "coordinator", "checkpoint", "tools", "worker")
 NEEDED = {

@@ -254,7 +254,11 @@ class OneTask(RuleBasedStateMachine):
         to = choice[luck // 2 % len(choice)]
         before, task = self.run(self.seen()), self.task
         work = self.world.move(
-            task.task_id, task.state, to, expected=expected, begins_attempt=task.state in TERMINAL and to not in TERMINAL
+            task.task_id,
+            task.state,
+            to,
+            expected=expected,
+            begins_attempt=task.state in TERMINAL and to not in TERMINAL,
         )
         try:
             self.run(work)

@@ -38,6 +38,7 @@ from tenure.runtime.signing import Signer, write_key_pair
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2_grpc, ledger_pb2, task_pb2, token_pb2
 from tenure.wire.token import sign_claims
+from tests.support import forked
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ class Checkpoint:
 class CheckpointProcess:
     """The service as a process of its own."""
 
-    def __init__(self, process: asyncio.subprocess.Process, replica: Checkpoint, log: asyncio.Task[None]) -> None:
+    def __init__(self, process: forked.Process, replica: Checkpoint, log: asyncio.Task[None]) -> None:
         self.process = process
         self.replica = replica
         self._log = log
@@ -311,14 +312,7 @@ async def checkpoint_process(fresh_database: FreshDatabase, signing_keys: Path) 
                 "TENURE_FAILPOINTS": failpoints,
                 **environment,
             }
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "services.checkpoint",
-                cwd=REPOSITORY,
-                env=variables,
-                stderr=asyncio.subprocess.PIPE,
-            )
+            process = await forked.start_program([sys.executable, "-m", "services.checkpoint"], environment=variables)
             address, log = await _listening(process)
             channel = await stack.enter_async_context(open_channel(address))
             started = CheckpointProcess(process, Checkpoint(address, dsn, signing_keys, channel), log)
@@ -328,7 +322,7 @@ async def checkpoint_process(fresh_database: FreshDatabase, signing_keys: Path) 
         yield make
 
 
-async def _listening(process: asyncio.subprocess.Process) -> tuple[str, asyncio.Task[None]]:
+async def _listening(process: forked.Process) -> tuple[str, asyncio.Task[None]]:
     """The address from the log; the rest of the log is read along, so that the process never waits for its reader."""
     assert process.stderr is not None
     seen: list[bytes] = []

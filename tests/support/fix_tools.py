@@ -33,6 +33,7 @@ from tenure.v1 import token_pb2, tool_pb2, tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tenure.wire.token import sign_claims
 from tenure.wire.tool import outcome_to_domain
+from tests.support.forked import Process, read_at_start, start_program
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 REPOSITORY = Path(__file__).parents[2]
@@ -90,7 +91,7 @@ class Outside:
 class ToolReplica:
     """One process of the tool service."""
 
-    process: asyncio.subprocess.Process
+    process: Process
     address: str
     log: list[dict[str, Any]]
     channel: TenureChannel
@@ -251,13 +252,8 @@ async def tool_service(tools_dsn: str, grants: Grants, outside: Outside) -> Asyn
 
 
 async def _start(module: str, environment: dict[str, str]) -> ToolReplica:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        module,
-        stderr=asyncio.subprocess.PIPE,
-        cwd=REPOSITORY,
-        env={"PATH": os.environ["PATH"], **environment},
+    process = await start_program(
+        [sys.executable, "-m", module], environment={**read_at_start(), "PATH": os.environ["PATH"], **environment}
     )
     log: list[dict[str, Any]] = []
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -268,9 +264,7 @@ async def _start(module: str, environment: dict[str, str]) -> ToolReplica:
     return ToolReplica(process, address, log, channel, ToolServiceStub(channel), reading)
 
 
-async def _read_log(
-    process: asyncio.subprocess.Process, log: list[dict[str, Any]], listening: asyncio.Future[str]
-) -> None:
+async def _read_log(process: Process, log: list[dict[str, Any]], listening: asyncio.Future[str]) -> None:
     """Keep the pipe empty, remember every line, find the address."""
     assert process.stderr is not None
     unread: list[str] = []

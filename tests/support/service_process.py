@@ -6,12 +6,10 @@ import asyncio
 import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
+from tests.support.forked import start_program
 from tests.support.patience import PATIENCE_SECONDS
-
-REPOSITORY = Path(__file__).parents[2]
 
 
 class ServiceProcess:
@@ -33,15 +31,8 @@ class ServiceProcess:
 
     async def start(self) -> ServiceProcess:
         """Returns once it serves."""
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            *self._program,
-            env=self._environment,
-            cwd=REPOSITORY,
-            stderr=asyncio.subprocess.PIPE,
-            limit=1024 * 1024,
-        )
+        command = [sys.executable, "-m", *self._program]
+        self._process = await start_program(command, environment=self._environment, limit=1024 * 1024)
         self._reading = asyncio.create_task(self._read_log())
         self.address = (await self.logged("listening"))["address"]
         return self

@@ -1,0 +1,200 @@
+"""Programs that start without importing: forked from a server that has imported the services already.
+
+Most of a service's start is its imports (0.3 to 1.0 s of processor time), and the suite starts services more than a
+thousand times. A forked child runs the same `__main__` with its own environment, folder, session and pipes. Whatever
+needs a process image of its own starts the usual way: another interpreter or program, a mutated service, variables
+that the loader, the interpreter or gRPC read when they start, and every program where the kernel has no pidfd.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import IO, Final
+
+from devstack import child_process, die_with_parent
+
+REPOSITORY: Final = Path(__file__).parents[2]
+FORKED: Final = ("services.", "devstack.simulator")
+READ_AT_START: Final = ("LD_", "PYTHON", "GRPC_", "MALLOC_")
+EXIT_CODE_BYTES: Final = 8
+
+
+def pytest_configure() -> None:
+    """Forks the programs of the embedded stack, too."""
+    child_process.ChildProcess.launch = staticmethod(launch)
+
+
+class Forked:
+    """A forked program, with the part of `subprocess.Popen` that tests and the stack use."""
+
+    def __init__(self, pid: int, exit_fd: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self.exit_fd = exit_fd
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs."""
+        if self.returncode is None and select.select([self.exit_fd], [], [], 0)[0]:
+            data = os.read(self.exit_fd, EXIT_CODE_BYTES)
+            os.close(self.exit_fd)
+            # Without a code the server was killed, and its children with it.
+            self.returncode = int.from_bytes(data, "little", signed=True) if data else -signal.SIGKILL
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code; subprocess.TimeoutExpired after `timeout` seconds."""
+        if self.returncode is None and not select.select([self.exit_fd], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
+        code = self.poll()
+        assert code is not None
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class ForkedProcess:
+    """A forked program, with the part of `asyncio.subprocess.Process` that tests use; its stderr is a pipe."""
+
+    def __init__(self, forked: Forked, stderr: asyncio.StreamReader) -> None:
+        self.pid, self.stderr = forked.pid, stderr
+        self._forked = forked
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        self._loop.add_reader(forked.exit_fd, self._end)
+        self.send_signal, self.terminate, self.kill = forked.send_signal, forked.terminate, forked.kill
+
+    @property
+    def returncode(self) -> int | None:
+        return self._forked.returncode
+
+    async def wait(self) -> int:
+        """The exit code."""
+        await self._ended.wait()
+        return self._forked.wait()
+
+    def _end(self) -> None:
+        self._loop.remove_reader(self._forked.exit_fd)
+        self._forked.poll()
+        self._ended.set()
+
+
+Process = asyncio.subprocess.Process | ForkedProcess
+
+
+async def start_program(
+    command: Sequence[str], *, environment: Mapping[str, str], limit: int = 1 << 16, cwd: Path = REPOSITORY
+) -> Process:
+    """Starts a program with a pipe for its stderr, forked where that is possible. `limit`: the bytes of one line."""
+    if not _may_be_forked(command, environment):
+        return await asyncio.create_subprocess_exec(
+            *command, env=environment, cwd=cwd, stderr=asyncio.subprocess.PIPE, limit=limit
+        )
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "wb") as stderr:
+        forked = _server().fork(command, environment, cwd, stdout=1, stderr=stderr.fileno())
+    stream = asyncio.StreamReader(limit)
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(reading, "rb", buffering=0)
+    )
+    return ForkedProcess(forked, stream)
+
+
+def launch(
+    command: Sequence[str], *, environment: Mapping[str, str], cwd: Path, log: IO[bytes]
+) -> child_process.RunningProgram:
+    """Starts a program of the stack in place of `devstack.child_process.launch`, forked where that is possible."""
+    if not _may_be_forked(command, environment):
+        return child_process.start_process(command, environment=environment, cwd=cwd, log=log)
+    return _server().fork(command, environment, cwd, stdout=log.fileno(), stderr=log.fileno())
+
+
+def _may_be_forked(command: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Whether the program is one of FORKED, and nothing differs that only an `exec` can change."""
+    if not hasattr(os, "pidfd_open") or threading.current_thread() is not threading.main_thread():
+        return False
+    module = _module(command)
+    return module is not None and module[0].startswith(FORKED) and read_at_start(environment) == read_at_start()
+
+
+def _module(command: Sequence[str]) -> tuple[str, bool, list[str]] | None:
+    """Module, whether with -P, and arguments of `python [-P] -m MODULE ARGUMENT…`; None for other commands."""
+    match list(command):
+        case [sys.executable, "-m", module, *arguments]:
+            return module, False, arguments
+        case [sys.executable, "-P", "-m", module, *arguments]:
+            return module, True, arguments
+    return None
+
+
+def read_at_start(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables of READ_AT_START."""
+    return {name: value for name, value in environment.items() if name.startswith(READ_AT_START)}
+
+
+class _Server:
+    """The client of `tests.support.fork_server`."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno())]
+        with theirs:
+            self._process = subprocess.Popen(
+                die_with_parent.command(command),
+                cwd=REPOSITORY,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def fork(
+        self, command: Sequence[str], environment: Mapping[str, str], cwd: Path, *, stdout: int, stderr: int
+    ) -> Forked:
+        """Starts the program."""
+        program = _module(command)
+        assert program is not None
+        module, safe_path, arguments = program
+        request = {
+            "module": module,
+            "safe_path": safe_path,
+            "arguments": arguments,
+            "environment": dict(environment),
+            "cwd": str(cwd),
+        }
+        exit_fd, theirs = os.pipe()
+        with Path(os.devnull).open("rb") as stdin, os.fdopen(theirs, "wb"):
+            socket.send_fds(self._socket, [json.dumps(request).encode()], [stdin.fileno(), stdout, stderr, theirs])
+            answer = self._socket.recv(8)
+        assert answer, "the server of forks has ended"
+        return Forked(int.from_bytes(answer, "little"), exit_fd)
+
+    def close(self) -> None:
+        """Ends the server, and with it the programs that still run."""
+        self._socket.close()
+        self._process.wait()
+
+
+@cache
+def _server() -> _Server:
+    server = _Server()
+    atexit.register(server.close)
+    return server
