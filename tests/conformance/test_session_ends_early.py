@@ -19,7 +19,7 @@ STREAMS = 200
 
 @pytest.mark.parametrize("second", [pb.SessionRequest(hello=pb.Hello(worker_id="w")), None], ids=["refused", "closed"])
 async def test_a_stream_that_ends_at_once_gets_its_status(fleet: Fleet, second: pb.SessionRequest | None) -> None:
-    """gRPC refuses the status while the initial metadata is part of a write in flight; the worker would wait in vain."""
+    """While the initial metadata is part of a write in flight, gRPC refuses a status: the worker would wait in vain."""
     replica = await fleet.coordinator()
 
     async def code() -> grpc.StatusCode:
