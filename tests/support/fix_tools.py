@@ -33,7 +33,7 @@ from tenure.v1 import token_pb2, tool_pb2, tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tenure.wire.token import sign_claims
 from tenure.wire.tool import outcome_to_domain
-from tests.support.forked import Process, read_at_start, start_program
+from tests.support.forked import Process, start_program
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 REPOSITORY = Path(__file__).parents[2]
@@ -253,7 +253,7 @@ async def tool_service(tools_dsn: str, grants: Grants, outside: Outside) -> Asyn
 
 async def _start(module: str, environment: dict[str, str]) -> ToolReplica:
     process = await start_program(
-        [sys.executable, "-m", module], environment={**read_at_start(), "PATH": os.environ["PATH"], **environment}
+        [sys.executable, "-m", module], environment={"PATH": os.environ["PATH"], **environment}
     )
     log: list[dict[str, Any]] = []
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()

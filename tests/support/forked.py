@@ -133,7 +133,7 @@ def _may_be_forked(command: Sequence[str], environment: Mapping[str, str]) -> bo
     if not hasattr(os, "pidfd_open") or threading.current_thread() is not threading.main_thread():
         return False
     module = _module(command)
-    return module is not None and module[0].startswith(FORKED) and read_at_start(environment) == read_at_start()
+    return module is not None and module[0].startswith(FORKED) and not _needs_exec(environment)
 
 
 def _module(command: Sequence[str]) -> tuple[str, bool, list[str]] | None:
@@ -146,9 +146,8 @@ def _module(command: Sequence[str]) -> tuple[str, bool, list[str]] | None:
     return None
 
 
-def read_at_start(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables of READ_AT_START."""
-    return {name: value for name, value in environment.items() if name.startswith(READ_AT_START)}
+def _needs_exec(environment: Mapping[str, str]) -> bool:
+    return any(name.startswith(READ_AT_START) and os.environ.get(name) != value for name, value in environment.items())
 
 
 class _Server:
