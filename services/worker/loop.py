@@ -138,9 +138,13 @@ class Loop:
         """Commits pending entries and waits while the trust window is closed: nothing new may begin then."""
         if self._dependencies.trust.is_open:
             return
+        await self._flush()
+        await self._held_task.interrupts.guard(self._dependencies.trust.wait_open())
+
+    async def _flush(self) -> None:
+        """Commits the pending entries."""
         await self._ledger.append(self._pending)
         self._pending = []
-        await self._held_task.interrupts.guard(self._dependencies.trust.wait_open())
 
     async def _execute_calls(self, move: ExecuteTools) -> entries.Transition | None:
         """Runs tool calls; their outcomes become pending. Returns a transition when the task must leave this worker."""

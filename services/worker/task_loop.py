@@ -115,8 +115,7 @@ class TaskLoop(Loop):
 
         None: the conversation is shorter now; take the next move again.
         """
-        await self._ledger.append(self._pending)
-        self._pending = []
+        await self._flush()
         match self._model.context_window.next_compaction_of(move):
             case entries.ClearedResults() as cleared:
                 await self._ledger.append([(self._point.step, entries.Compaction(cleared))])
@@ -146,8 +145,7 @@ class TaskLoop(Loop):
     async def _after_failure(self, failure: entries.ModelFailure) -> entries.Transition | None:
         self._pending.append((self._point.step, failure))
         if failure.error_class == entries.PROMPT_TOO_LONG:  # the compaction is decided before the next call
-            await self._ledger.append(self._pending)
-            self._pending = []
+            await self._flush()
             return None
         if late := late_call(self._point, self._spec.policy, failure):
             return late
@@ -159,9 +157,8 @@ class TaskLoop(Loop):
         if isinstance(verdict, entries.Transition):
             return verdict
         await failpoint("worker.before_failure")
-        await self._ledger.append(self._pending)  # before the wait: the next owner would bill an estimate otherwise
+        await self._flush()  # before the wait: the next owner would bill an estimate otherwise
         await failpoint("worker.after_failure")
-        self._pending = []
         await self._back_off(verdict.wait_seconds)
         return None
 

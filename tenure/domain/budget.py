@@ -25,6 +25,11 @@ RATE_TOKENS: Final = 10**6
 MOST_NANO_USD: Final = 10**15
 """$1,000,000: the highest cap, and the most that one call is ever charged. Sums of it stay inside an int64."""
 
+MOST_TOKENS: Final = 10**12
+"""The highest cap in tokens, the most that one grant adds, and the most that one call uses. Sums of it stay inside an
+int64.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Rates:

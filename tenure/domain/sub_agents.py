@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 from uuid import UUID, uuid5
 
-from tenure.domain.budget import Budget
+from tenure.domain.budget import MOST_TOKENS, Budget
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.domain.task import DEFAULT_LOOP, MAX_TIMEOUT_SECONDS, MOST_FAN_OUT, TaskSpec
 from tenure.domain.tool_arguments import Arguments
@@ -25,7 +25,6 @@ SPAWN_SUB_AGENTS: Final = "spawn_sub_agents"
 
 MAX_GOAL_CHARACTERS: Final = 64_000
 MAX_TOOLS: Final = 128
-MOST_TOKENS: Final = 10**12
 MIN_TIMEOUT_SECONDS: Final = 1.0
 MOST_RESULT_BYTES: Final = 64 * 1024
 """Of all results of a call together, as of any tool's output."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tenure.domain.budget import MOST_NANO_USD
+from tenure.domain.budget import MOST_NANO_USD, MOST_TOKENS
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
 from tenure.v1 import coordinator_service_pb2 as coordinator
@@ -89,7 +89,6 @@ _IN_DOUBT_CHECKS: Final[dict[type, Check]] = {
     tools.ListInDoubtCallsRequest: _list_at_tools,
 }
 
-MOST_EXTRA_TOKENS: Final = 10**12
 MOST_EXTRA_STEPS: Final = 100_000
 MOST_IDLE_SECONDS: Final = 366 * 24 * 3600.0
 _ENDS: Final = frozenset({task_pb2.TASK_STATE_FAILED, task_pb2.TASK_STATE_TIMED_OUT, task_pb2.TASK_STATE_CANCELLED})
@@ -118,7 +117,7 @@ def _check_extras(requeue: Any, v: Violations) -> None:
 
 
 def _check_budget(extras: Any, v: Violations) -> None:
-    v.between("extra_tokens", extras.extra_tokens, 0, MOST_EXTRA_TOKENS)
+    v.between("extra_tokens", extras.extra_tokens, 0, MOST_TOKENS)
     v.between("extra_nano_usd", extras.extra_nano_usd, 0, MOST_NANO_USD)
 
 

@@ -10,7 +10,7 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from tenure.domain.budget import MOST_NANO_USD
+from tenure.domain.budget import MOST_NANO_USD, MOST_TOKENS
 from tenure.domain.result_schema import problem_of_size
 from tenure.domain.task import (
     CONTROL_LOOP,
@@ -35,7 +35,6 @@ from tenure.validators.common import (
     MAX_SYSTEM_BYTES,
     MAX_WINDOW_TOKENS,
     MIN_WINDOW_TOKENS,
-    MOST_TOKENS,
     NAME,
     TOOL_NAME,
     Violations,

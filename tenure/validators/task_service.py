@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+from tenure.domain.budget import MOST_TOKENS
 from tenure.domain.waits import (
     MAX_APPROVED_ARGUMENT_BYTES,
     MAX_CONTEXT_CHARACTERS,
@@ -155,7 +156,6 @@ _GATEWAY_CHECKS: Final[dict[type, Check]] = {
 
 MAX_ANSWER_BYTES: Final = 64 * 1024
 MAX_COMMENT_CHARACTERS: Final = 4000
-MAX_EXTRA_TOKENS: Final = 10**12
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -199,7 +199,7 @@ def check_wait_answer(answer: Any, v: Violations, prefix: str = "") -> None:
     size = len(answer.edited_arguments_json.encode())
     message = f"at most {MAX_APPROVED_ARGUMENT_BYTES} bytes"
     v.require(size <= MAX_APPROVED_ARGUMENT_BYTES, f"{prefix}edited_arguments_json", message)
-    v.between(f"{prefix}extra_budget_tokens", answer.extra_budget_tokens, 0, MAX_EXTRA_TOKENS)
+    v.between(f"{prefix}extra_budget_tokens", answer.extra_budget_tokens, 0, MOST_TOKENS)
 
 
 def _event(request: Any, v: Violations) -> None:

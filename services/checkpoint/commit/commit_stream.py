@@ -19,6 +19,7 @@ from tenure.domain.errors import InvalidRequest, TenureError
 from tenure.runtime.rpc_server import draining
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import token_pb2
+from tenure.validators import MAX_FRAME_BYTES
 from tenure.wire.common import refusal_to_wire
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger(__name__)
 MOST_IN_FLIGHT: Final = 1024
-FRAME_BYTES: Final = 2 * 1024 * 1024
 _BUG: Final = token_pb2.Refusal(code=grpc.StatusCode.INTERNAL.value[0], reason="INTERNAL", message="internal error")
 
 
@@ -125,7 +125,7 @@ class CommitFrames:
         size = 0
         while self._ready:
             size += self._ready[0].ByteSize()
-            if frame.results and size > FRAME_BYTES:
+            if frame.results and size > MAX_FRAME_BYTES:
                 break
             frame.results.append(self._ready.popleft())
         return frame

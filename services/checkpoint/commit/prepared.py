@@ -9,7 +9,7 @@ from uuid import UUID
 
 from services.checkpoint.commit.owner_bodies import problem_of_body
 from services.checkpoint.entries import KINDS, WRITTEN_BY_OWNERS
-from tenure.domain.budget import ReserveRequest, TokenUsage
+from tenure.domain.budget import MOST_TOKENS, ReserveRequest, TokenUsage
 from tenure.domain.close_out import CallOpened, CallSettled
 from tenure.domain.entries import ToolIntent
 from tenure.domain.errors import InvalidRequest
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from tenure.v1 import ledger_pb2
 
 _SEPARATOR: Final = b"\x00"
-MOST_TOKENS: Final = 10**12
 """The limit of one model call, far above any model: sums over a task's life fit into an int64."""
 
 
@@ -283,8 +282,6 @@ def _reserve(request: pb.CommitRequest) -> ReserveRequest | None:
     if not request.HasField("reserve"):
         return None
     reserve = request.reserve
-    if reserve.input_tokens > MOST_TOKENS:
-        raise InvalidRequest(violations=[("reserve.input_tokens", f"at most {MOST_TOKENS}")])
     return ReserveRequest(
         step=reserve.step,
         attempt_number=reserve.attempt_number,

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailure, define
-from tenure.domain.sub_agents import MAX_GOAL_CHARACTERS, MAX_TOOLS, MOST_TOKENS, SPAWN_SUB_AGENTS
+from tenure.domain.budget import MOST_TOKENS
+from tenure.domain.sub_agents import MAX_GOAL_CHARACTERS, MAX_TOOLS, SPAWN_SUB_AGENTS
 from tenure.domain.task import MOST_FAN_OUT
 from tenure.domain.tools import EffectClass
 from tenure.domain.waiting_calls import ASK_USER, REQUEST_APPROVAL, WAIT_EXTERNAL
