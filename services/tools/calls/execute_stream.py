@@ -1,14 +1,12 @@
-"""ExecuteStream: many calls on one stream, each event sent as soon as it is there.
+"""ExecuteStream: one worker's tool calls in frames of many. Each call has several events, the last one its outcome.
 
-Every call is a task of its own, so a slow tool holds up nobody. Events wait in an outbox while the last frame is being
-written, and whatever waits goes into the next one: no timer, and fewer messages the more there is to say.
+Every call is a task of its own, so a slow tool holds up no other call.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Final
@@ -16,128 +14,92 @@ from typing import Final
 from services.tools.calls.answers import tagged_event
 from services.tools.calls.runs import Event
 from tenure.domain.errors import LimitReached, TenureError
-from tenure.runtime.rpc_server import draining
-from tenure.v1 import token_pb2, tool_service_pb2
+from tenure.runtime.frame_server import MOST_IN_FLIGHT, FrameServer
+from tenure.v1 import token_pb2
+from tenure.v1 import tool_service_pb2 as pb
 from tenure.validators import MAX_FRAME_BYTES, MAX_FRAME_ITEMS
 from tenure.wire.common import refusal_to_wire
 
 _log: Final = logging.getLogger(__name__)
-MOST_IN_FLIGHT: Final = 1024
 _MOST_UNSENT_OUTPUT_BYTES: Final = 1024 * 1024
+"""Output is for people to watch. Above this limit it is dropped; the outcome carries what the model reads."""
 _INTERNAL: Final = 13
 
-ExecuteCall = Callable[[tool_service_pb2.ExecuteRequest], AsyncGenerator[Event, None]]
+ExecuteCall = Callable[[pb.ExecuteRequest], AsyncGenerator[Event, None]]
 
 
-class _Outbox:
-    """Events on their way. While many wait no further calls are read, so a worker that does not read is held back; and
-    output, which is for show, is dropped beyond a bound.
-    """
-
-    def __init__(self) -> None:
-        self._events: deque[tool_service_pb2.TaggedExecuteEvent] = deque()
-        self._output_bytes = 0
-        self.changed = asyncio.Event()
-        self.has_room = asyncio.Event()
-        self.has_room.set()
-
-    def put(self, event: tool_service_pb2.TaggedExecuteEvent) -> None:
-        if event.HasField("output"):
-            if self._output_bytes > _MOST_UNSENT_OUTPUT_BYTES:
-                return
-            self._output_bytes += event.ByteSize()
-        self._events.append(event)
-        self.changed.set()
-        if len(self._events) >= MOST_IN_FLIGHT:
-            self.has_room.clear()
-
-    def take(self) -> list[tool_service_pb2.TaggedExecuteEvent]:
-        """What fits into one frame."""
-        taken: list[tool_service_pb2.TaggedExecuteEvent] = []
-        size = 0
-        while self._events and len(taken) < MAX_FRAME_ITEMS:
-            its_size = self._events[0].ByteSize()
-            if taken and size + its_size > MAX_FRAME_BYTES:
-                break
-            event = self._events.popleft()
-            if event.HasField("output"):
-                self._output_bytes -= its_size
-            taken.append(event)
-            size += its_size
-        if not self._events:
-            self.changed.clear()
-        if len(self._events) < MOST_IN_FLIGHT:
-            self.has_room.set()
-        return taken
-
-
-class ExecuteFrames:
-    """One stream. The caller's end of its half ends the stream once everything in flight is answered."""
+class ExecuteFrames(FrameServer[pb.ExecuteStreamRequest, pb.TaggedExecuteEvent]):
+    """One stream. When the stream ends, calls that still run go on; only their events are lost."""
 
     def __init__(self, execute: ExecuteCall, stopping: asyncio.Event) -> None:
-        self._execute, self._stopping = execute, stopping
-        self._outbox = _Outbox()
-        self._in_flight: dict[int, asyncio.Task[None]] = {}
-        self._reading: asyncio.Task[None] | None = None
+        super().__init__(stopping, most_items=MAX_FRAME_ITEMS, most_bytes=MAX_FRAME_BYTES)
+        self._execute = execute
+        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._unsent_output_bytes = 0
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._calls)
+
+    @property
+    def held_back(self) -> bool:
+        return self.unsent >= MOST_IN_FLIGHT
 
     async def serve(
-        self, frames: AsyncIterator[tool_service_pb2.ExecuteStreamRequest]
-    ) -> AsyncGenerator[tool_service_pb2.ExecuteStreamResponse, None]:
-        """The answers. What still runs when the stream ends runs on; only its events are lost."""
-        self._reading = asyncio.create_task(self._read(frames))
-        self._reading.add_done_callback(self._wake)
-        stop = asyncio.create_task(self._stopping.wait())
-        stop.add_done_callback(self._wake)
+        self, frames: AsyncIterator[pb.ExecuteStreamRequest]
+    ) -> AsyncGenerator[pb.ExecuteStreamResponse, None]:
+        """Yields frames of events until the worker has closed its side and every call has its outcome."""
         try:
-            while True:
-                await self._outbox.changed.wait()
-                if events := self._outbox.take():
-                    yield tool_service_pb2.ExecuteStreamResponse(events=events)
-                elif self._reading.done() and not self._in_flight:
-                    self._reading.result()  # what broke the caller's half is how the stream ends
-                    return
-                elif self._stopping.is_set():
-                    raise draining()
-                else:
-                    self._outbox.changed.clear()
+            async with aclosing(self.batches(frames)) as batches:
+                async for events in batches:
+                    yield pb.ExecuteStreamResponse(events=events)
         finally:
-            tasks = [self._reading, stop, *self._in_flight.values()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            calls = list(self._calls.values())
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
 
-    async def _read(self, frames: AsyncIterator[tool_service_pb2.ExecuteStreamRequest]) -> None:
-        async for frame in frames:
-            for call in frame.calls:
-                self._start(call.tag, call.call)
-            await self._outbox.has_room.wait()
+    def start(self, frame: pb.ExecuteStreamRequest) -> None:
+        for call in frame.calls:
+            self._start(call.tag, call.call)
 
-    def _start(self, tag: int, call: tool_service_pb2.ExecuteRequest) -> None:
-        if tag in self._in_flight or len(self._in_flight) >= MOST_IN_FLIGHT:
-            reason = "TAG_IN_USE" if tag in self._in_flight else "TOO_MANY_CALLS"
+    def put(self, result: pb.TaggedExecuteEvent) -> None:
+        """Sends an event with the next frame; drops output above a limit."""
+        if result.HasField("output"):
+            if self._unsent_output_bytes > _MOST_UNSENT_OUTPUT_BYTES:
+                return
+            self._unsent_output_bytes += result.ByteSize()
+        super().put(result)
+
+    def on_sent(self, batch: list[pb.TaggedExecuteEvent]) -> None:
+        self._unsent_output_bytes -= sum(event.ByteSize() for event in batch if event.HasField("output"))
+
+    def _start(self, tag: int, call: pb.ExecuteRequest) -> None:
+        if tag in self._calls or len(self._calls) >= MOST_IN_FLIGHT:
+            reason = "TAG_IN_USE" if tag in self._calls else "TOO_MANY_CALLS"
             self._refuse(tag, LimitReached(f"{MOST_IN_FLIGHT} calls at once, each with its own tag", reason=reason))
             return
-        task = self._in_flight[tag] = asyncio.create_task(self._answer(tag, call))
+        task = self._calls[tag] = asyncio.create_task(self._answer(tag, call))
         task.add_done_callback(lambda _: self._finish(tag))
 
-    async def _answer(self, tag: int, call: tool_service_pb2.ExecuteRequest) -> None:
+    async def _answer(self, tag: int, call: pb.ExecuteRequest) -> None:
         try:
             async with aclosing(self._execute(call)) as events:
                 async for event in events:
-                    self._outbox.put(tagged_event(tag, event))
+                    self.put(tagged_event(tag, event))
         except TenureError as error:
             self._refuse(tag, error)
-        except Exception:  # noqa: BLE001  as an RPC would: told inside, hidden outside, and no harm to neighbours
+        except Exception:  # noqa: BLE001  as in an RPC: the log has the stack, the caller INTERNAL, neighbours go on
             _log.exception("unexpected error in a call of a stream", extra={"call": call.call_id})
-            refusal = token_pb2.Refusal(code=_INTERNAL, reason="INTERNAL", message="internal error")
-            self._outbox.put(tool_service_pb2.TaggedExecuteEvent(tag=tag, refusal=refusal))
+            self.put(
+                pb.TaggedExecuteEvent(
+                    tag=tag, refusal=token_pb2.Refusal(code=_INTERNAL, reason="INTERNAL", message="internal error")
+                )
+            )
 
     def _refuse(self, tag: int, error: TenureError) -> None:
-        self._outbox.put(tool_service_pb2.TaggedExecuteEvent(tag=tag, refusal=refusal_to_wire(error)))
+        self.put(pb.TaggedExecuteEvent(tag=tag, refusal=refusal_to_wire(error)))
 
     def _finish(self, tag: int) -> None:
-        self._in_flight.pop(tag, None)
-        self._wake()
-
-    def _wake(self, _: object = None) -> None:
-        self._outbox.changed.set()
+        self._calls.pop(tag, None)
+        self.wake()
