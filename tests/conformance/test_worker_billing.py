@@ -45,8 +45,8 @@ async def test_a_run_with_killed_workers_is_billed_within_one_percent(bench: Wor
     bench.simulator.order_fault(drip_ms=400, count=TASKS)
     task_ids = [await bench.submit("sim-worker-wordy", system=SYSTEM) for _ in range(TASKS)]
     for kill in range(KILLS):
+        await all_are_speaking(bench, 10 + 10 * kill)  # a worker that starts earlier could claim the tasks itself
         successor = await bench.start_worker()
-        await all_are_speaking(bench, 10 + 10 * kill)
         if kill + 1 < KILLS:
             bench.simulator.order_fault(latency_ms=100, count=TASKS)
             bench.simulator.order_fault(drip_ms=400, count=TASKS)

@@ -85,3 +85,17 @@ def test_no_name_is_one_of_those_that_the_glossary_rules_out() -> None:
 def test_no_module_has_a_name_that_the_glossary_rules_out() -> None:
     banned = [str(path.relative_to(ROOT)) for path in python_files() if path.stem in BANNED_MODULES]
     assert banned == [], "see docs/glossary.md"
+
+
+def test_a_public_class_has_a_name_of_its_own() -> None:
+    """Except the clients: each service calls its client of a peer by the name of the peer."""
+    modules: dict[str, list[str]] = {}
+    for path in python_files():
+        name = path.relative_to(ROOT)
+        if name.parts[0] not in {"tenure", "services", "devstack", "checker"}:
+            continue
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                modules.setdefault(node.name, []).append(str(name))
+    shared = {name: where for name, where in modules.items() if len(where) > 1}
+    assert set(shared) == {"LedgerClient", "ToolsClient"}, shared

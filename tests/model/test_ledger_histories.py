@@ -129,9 +129,16 @@ async def play(replica: Any, actions: Any) -> None:
     await check_ledger(replica, task.task_id)
 
 
+async def read_unmoved(replica: Any, task_id: Any) -> tuple[Any, Any]:
+    """The task and its entries of one moment: a timer, such as a retry's, may append an entry between two reads."""
+    while True:
+        task, entries = await replica.get(task_id), await replica.entries(task_id)
+        if len(entries) == task.sequence:
+            return task, entries
+
+
 async def check_ledger(replica: Any, task_id: Any) -> None:
-    entries = await replica.entries(task_id)
-    task = await replica.get(task_id)
+    task, entries = await read_unmoved(replica, task_id)
     assert [one.sequence for one in entries] == list(range(1, len(entries) + 1))
     assert all(later.record_time.ToNanoseconds() >= one.record_time.ToNanoseconds() for one, later in pairwise(entries))
     check_moves(entries)
