@@ -46,6 +46,21 @@ def postgres(tmp_path_factory: pytest.TempPathFactory, disk: Any) -> Iterator[An
         yield server
 
 
+@pytest_asyncio.fixture(autouse=True)
+async def answering_postgres(postgres: Any) -> AsyncIterator[None]:
+    """Each test begins once Postgres answers, whatever the test before it left; a failed test shows Postgres' log."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            with suppress(psycopg.OperationalError):
+                await execute(postgres, "select 1")
+                break
+            await asyncio.sleep(0.1)
+    log = postgres.cluster.log_path
+    start = log.stat().st_size
+    yield
+    print(log.read_bytes()[start:].decode("utf-8", "replace")[-20_000:])
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def worker_stack(tmp_path_factory: pytest.TempPathFactory, postgres: Any) -> AsyncIterator[Any]:
     """In the place of the one over the server that all tests share."""

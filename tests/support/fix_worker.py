@@ -198,8 +198,14 @@ class WorkerBench:
         return answer.task  # type: ignore[no-any-return]  # the stub is untyped here
 
     async def entries(self, task_id: str) -> list[facts.Entry]:
-        request = pb.ListEntriesRequest(task_id=task_id, page_size=1000)
-        return entries_to_domain((await self.ledger.ListEntries(request, timeout=CALL_SECONDS)).entries)
+        """The whole ledger of a task."""
+        entries: list[facts.Entry] = []
+        while True:
+            request = pb.ListEntriesRequest(task_id=task_id, after_sequence=len(entries), page_size=1000)
+            page = await self.ledger.ListEntries(request, timeout=CALL_SECONDS)
+            entries.extend(entries_to_domain(page.entries))
+            if not page.more:
+                return entries
 
     async def bodies(self, task_id: str, kind: type[Any]) -> list[Any]:
         """The facts of one kind, in order."""
