@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from services.checkpoint import bills, grants, reads
+from services.checkpoint import bills, grants, reads, repeats
 from services.checkpoint.commit import external_entries, opening, refused_writes
 from services.checkpoint.commit.commit_stream import CommitFrames
 from services.checkpoint.commit.prepared import prepare
@@ -78,6 +78,9 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
 
     async def PrepareFork(self, request: pb.PrepareForkRequest, context: Context) -> pb.PrepareForkResponse:
         return await forking.prepare_fork(self._ledger.pool, current_tenant(), request.fork, self._ledger.defaults)
+
+    async def FindRepeat(self, request: pb.FindRepeatRequest, context: Context) -> pb.FindRepeatResponse:
+        return await repeats.find_repeat(self._ledger.pool, current_tenant(), request)
 
     async def Open(self, request: pb.OpenRequest, context: Context) -> AsyncIterator[pb.OpenResponse]:
         claims = check_token(self._ledger.verifier, request.token)

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from services.gateway.peers import RETRY_AFTER_SECONDS, Peers, patiently
 from services.gateway.tasks import caller, new_id
-from services.gateway.tool_names import check_tool_names
+from services.gateway.tool_names import check_tool_names, earlier_result
 from tenure.domain.errors import NotFound, PermissionDenied, Unavailable
 from tenure.runtime.request_context import as_tenant, current_tenant
 from tenure.runtime.rpc_server import draining
+from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import lease_service_pb2 as pb
 from tenure.v1 import schedule_service_pb2 as schedule_pb
 from tenure.v1 import tenant_service_pb2 as tenant_pb
@@ -120,7 +121,9 @@ class ScheduleForwarder(ScheduleServiceServicer):
     async def CreateSchedule(
         self, request: schedule_pb.CreateScheduleRequest, _context: Any
     ) -> schedule_pb.CreateScheduleResponse:
-        await check_tool_names(self._peers, request.spec.agent, "spec.")
+        check = check_tool_names(self._peers, request.spec.agent, "spec.")
+        if earlier := await earlier_result(self._peers, check, ledger.FindRepeatRequest(create_schedule=request)):
+            return schedule_pb.CreateScheduleResponse(schedule=earlier.schedule)
         return await patiently(lambda: self._peers.schedules.CreateSchedule(request))
 
     async def GetSchedule(
@@ -137,7 +140,9 @@ class ScheduleForwarder(ScheduleServiceServicer):
         self, request: schedule_pb.UpdateScheduleRequest, _context: Any
     ) -> schedule_pb.UpdateScheduleResponse:
         """Updates a schedule. A repeat finds the schedule as requested. A new spec is checked like a new schedule's."""
-        await check_tool_names(self._peers, request.spec.agent, "spec.")
+        check = check_tool_names(self._peers, request.spec.agent, "spec.")
+        if earlier := await earlier_result(self._peers, check, ledger.FindRepeatRequest(update_schedule=request)):
+            return schedule_pb.UpdateScheduleResponse(schedule=earlier.schedule)
         return await patiently(lambda: self._peers.schedules.UpdateSchedule(request))
 
     async def PauseSchedule(

@@ -12,7 +12,7 @@ import uuid_utils
 from services.gateway.explain import explain_task
 from services.gateway.peers import Peers, out_of_reach, patiently, read_task
 from services.gateway.task_changes import WatchTasksStream
-from services.gateway.tool_names import check_names_of_fork, check_tool_names
+from services.gateway.tool_names import check_names_of_fork, check_tool_names, earlier_result
 from services.gateway.watch import LiveTextRelay, WatchTaskStream, follow_entries
 from tenure.domain.errors import Unavailable
 from tenure.domain.states import is_terminal
@@ -147,8 +147,10 @@ class TaskServicer(TaskServiceServicer):
 
     async def SubmitTask(self, request: api.SubmitTaskRequest, _context: Any) -> api.SubmitTaskResponse:
         """Submits a task. A request id made here makes the retries behind the gateway safe if the caller sent none."""
-        await check_tool_names(self._peers, request.agent)
         create = ledger.CreateTaskRequest(request_id=request.request_id or new_id(), spec=_spec(request))
+        check = check_tool_names(self._peers, request.agent)
+        if earlier := await earlier_result(self._peers, check, ledger.FindRepeatRequest(create_task=create)):
+            return api.SubmitTaskResponse(task=earlier.task)
         created = await patiently(lambda: self._peers.checkpoint.CreateTask(create))
         return api.SubmitTaskResponse(task=created.task)
 
@@ -232,7 +234,6 @@ class TaskServicer(TaskServiceServicer):
         return api.SendMessageResponse(task=done.task)
 
     async def ForkTask(self, request: api.ForkTaskRequest, _context: Any) -> api.ForkTaskResponse:
-        await check_names_of_fork(self._peers, request.task_id, request.overrides)
         ledger_request = ledger.CheckpointServiceForkTaskRequest(
             request_id=request.request_id or new_id(),
             task_id=request.task_id,
@@ -242,6 +243,9 @@ class TaskServicer(TaskServiceServicer):
         )
         if (point := request.WhichOneof("point")) is not None:
             setattr(ledger_request, point, getattr(request, point))
+        check = check_names_of_fork(self._peers, request.task_id, request.overrides)
+        if earlier := await earlier_result(self._peers, check, ledger.FindRepeatRequest(fork_task=ledger_request)):
+            return api.ForkTaskResponse(task=earlier.task)
         return await fork_task(self._peers, ledger_request, with_files=not request.without_files)
 
     async def ListFiles(self, request: api.ListFilesRequest, _context: Any) -> api.ListFilesResponse:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from services.gateway.peers import read_task
-from tenure.domain.errors import InvalidRequest, Unavailable
+from services.gateway.peers import patiently, read_task
+from tenure.domain.errors import InvalidRequest, NotFound, Unavailable
 from tenure.domain.task import DEFAULT_LOOP
 from tenure.domain.tool_names import unknown_tool_text
 from tenure.v1 import tool_service_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Mapping, Sequence
 
     from services.gateway.peers import Peers
+    from tenure.v1 import checkpoint_service_pb2 as ledger
     from tenure.v1 import task_pb2
 
 CHECK_SECONDS: Final = 1.0
@@ -39,6 +40,24 @@ async def check_names_of_fork(peers: Peers, task_id: str, overrides: task_pb2.Fo
     names = overrides.tools.names
     if names and (await read_task(peers, task_id)).spec.agent.loop == DEFAULT_LOOP:
         await _check(peers, {"overrides.tools.names": names})
+
+
+async def earlier_result(
+    peers: Peers, check: Awaitable[None], request: ledger.FindRepeatRequest
+) -> ledger.FindRepeatResponse | None:
+    """Awaits one of the checks above for a request. Returns None when it passes.
+
+    When it refuses, returns the result of an earlier equal request: a repeat gets its result although a tool, or the
+    task to fork, is gone. Without an earlier request, raises the refusal.
+    """
+    try:
+        await check
+    except (InvalidRequest, NotFound) as refusal:
+        earlier = await patiently(lambda: peers.checkpoint.FindRepeat(request))
+        if earlier.WhichOneof("result") is None:
+            raise refusal from None
+        return earlier
+    return None
 
 
 async def _check(peers: Peers, fields: Mapping[str, Sequence[str]]) -> None:

@@ -10,6 +10,7 @@ from google.protobuf import message as message
 from google.protobuf import timestamp_pb2 as timestamp_pb2
 from google.protobuf.internal import containers as containers
 from tenure.v1 import ledger_pb2 as ledger_pb2
+from tenure.v1 import schedule_service_pb2 as schedule_service_pb2
 from tenure.v1 import task_pb2 as task_pb2
 from tenure.v1 import token_pb2 as token_pb2
 from tenure.v1 import tool_pb2 as tool_pb2
@@ -391,6 +392,78 @@ class PrepareForkResponse(message.Message):
     _ClearFieldArgType: _TypeAlias = typing.Literal["prepared_task_id", b"prepared_task_id", "result", b"result", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_result: _TypeAlias = typing.Literal["prepared_task_id", "task"]  # noqa: Y015
+    _WhichOneofArgType_result: _TypeAlias = typing.Literal["result", b"result"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
+
+@typing.final
+class FindRepeatRequest(message.Message):
+    """A request that may be a repeat."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CREATE_TASK_FIELD_NUMBER: builtins.int
+    FORK_TASK_FIELD_NUMBER: builtins.int
+    CREATE_SCHEDULE_FIELD_NUMBER: builtins.int
+    UPDATE_SCHEDULE_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def create_task(self) -> CreateTaskRequest:
+        """A submit; its request_id identifies it."""
+
+    @builtins.property
+    def fork_task(self) -> CheckpointServiceForkTaskRequest:
+        """A fork; its request_id identifies it."""
+
+    @builtins.property
+    def create_schedule(self) -> schedule_service_pb2.CreateScheduleRequest:
+        """A new schedule; its name identifies it."""
+
+    @builtins.property
+    def update_schedule(self) -> schedule_service_pb2.UpdateScheduleRequest:
+        """An update of a schedule; a repeat changes nothing."""
+
+    def __init__(
+        self,
+        *,
+        create_task: CreateTaskRequest | None = ...,
+        fork_task: CheckpointServiceForkTaskRequest | None = ...,
+        create_schedule: schedule_service_pb2.CreateScheduleRequest | None = ...,
+        update_schedule: schedule_service_pb2.UpdateScheduleRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["create_schedule", b"create_schedule", "create_task", b"create_task", "fork_task", b"fork_task", "request", b"request", "update_schedule", b"update_schedule"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["create_schedule", b"create_schedule", "create_task", b"create_task", "fork_task", b"fork_task", "request", b"request", "update_schedule", b"update_schedule"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_request: _TypeAlias = typing.Literal["create_task", "fork_task", "create_schedule", "update_schedule"]  # noqa: Y015
+    _WhichOneofArgType_request: _TypeAlias = typing.Literal["request", b"request"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
+
+@typing.final
+class FindRepeatResponse(message.Message):
+    """The result of the earlier request."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: builtins.int
+    SCHEDULE_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def task(self) -> task_pb2.Task:
+        """The task or the fork."""
+
+    @builtins.property
+    def schedule(self) -> schedule_service_pb2.Schedule:
+        """The schedule."""
+
+    def __init__(
+        self,
+        *,
+        task: task_pb2.Task | None = ...,
+        schedule: schedule_service_pb2.Schedule | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["result", b"result", "schedule", b"schedule", "task", b"task"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["result", b"result", "schedule", b"schedule", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_result: _TypeAlias = typing.Literal["task", "schedule"]  # noqa: Y015
     _WhichOneofArgType_result: _TypeAlias = typing.Literal["result", b"result"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
 

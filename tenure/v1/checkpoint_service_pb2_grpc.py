@@ -54,6 +54,11 @@ class CheckpointServiceStub:
                 request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.PrepareForkRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.PrepareForkResponse.FromString,
                 _registered_method=True)
+        self.FindRepeat = channel.unary_unary(
+                '/tenure.v1.CheckpointService/FindRepeat',
+                request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.FindRepeatRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.FindRepeatResponse.FromString,
+                _registered_method=True)
         self.Open = channel.unary_stream(
                 '/tenure.v1.CheckpointService/Open',
                 request_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.OpenRequest.SerializeToString,
@@ -254,6 +259,15 @@ class CheckpointServiceServicer:
         """Says which id a fork will have, so that its files can be put in place before it exists, and refuses what ForkTask would
         refuse. Repeatable: the same request gets the same id, or the fork if it was made. An id that no fork takes within ten
         minutes is given up, and the tools are told to forget it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FindRepeat(self, request, context):
+        """Returns the result of an earlier equal request, and creates and changes nothing. The gateway calls it before it refuses a
+        request because of the tools that exist now: a repeat gets its result although a tool is gone. ALREADY_EXISTS, as from the
+        request itself: the request id or the schedule's name was used for another request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -546,6 +560,11 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
                     request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.PrepareForkRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.PrepareForkResponse.SerializeToString,
             ),
+            'FindRepeat': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindRepeat,
+                    request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.FindRepeatRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_checkpoint__service__pb2.FindRepeatResponse.SerializeToString,
+            ),
             'Open': grpc.unary_stream_rpc_method_handler(
                     servicer.Open,
                     request_deserializer=tenure_dot_v1_dot_checkpoint__service__pb2.OpenRequest.FromString,
@@ -803,6 +822,33 @@ class CheckpointService:
             '/tenure.v1.CheckpointService/PrepareFork',
             tenure_dot_v1_dot_checkpoint__service__pb2.PrepareForkRequest.SerializeToString,
             tenure_dot_v1_dot_checkpoint__service__pb2.PrepareForkResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindRepeat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.CheckpointService/FindRepeat',
+            tenure_dot_v1_dot_checkpoint__service__pb2.FindRepeatRequest.SerializeToString,
+            tenure_dot_v1_dot_checkpoint__service__pb2.FindRepeatResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -51,6 +51,11 @@ class CheckpointServiceStub:
     refuse. Repeatable: the same request gets the same id, or the fork if it was made. An id that no fork takes within ten
     minutes is given up, and the tools are told to forget it.
     """
+    FindRepeat: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.FindRepeatRequest, _checkpoint_service_pb2.FindRepeatResponse]
+    """Returns the result of an earlier equal request, and creates and changes nothing. The gateway calls it before it refuses a
+    request because of the tools that exist now: a repeat gets its result although a tool is gone. ALREADY_EXISTS, as from the
+    request itself: the request id or the schedule's name was used for another request.
+    """
     Open: _grpc.UnaryStreamMultiCallable[_checkpoint_service_pb2.OpenRequest, _checkpoint_service_pb2.OpenResponse]
     """Takes the task over: raises the fence, settles lost model calls and returns the whole history, in one transaction, as a
     header and then pages. Accepts QUEUED, or RUNNING under a lower epoch; the current claim may open again and gets the same
@@ -187,6 +192,11 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     """Says which id a fork will have, so that its files can be put in place before it exists, and refuses what ForkTask would
     refuse. Repeatable: the same request gets the same id, or the fork if it was made. An id that no fork takes within ten
     minutes is given up, and the tools are told to forget it.
+    """
+    FindRepeat: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.FindRepeatRequest, _checkpoint_service_pb2.FindRepeatResponse]  # type: ignore[assignment]
+    """Returns the result of an earlier equal request, and creates and changes nothing. The gateway calls it before it refuses a
+    request because of the tools that exist now: a repeat gets its result although a tool is gone. ALREADY_EXISTS, as from the
+    request itself: the request id or the schedule's name was used for another request.
     """
     Open: _aio.UnaryStreamMultiCallable[_checkpoint_service_pb2.OpenRequest, _checkpoint_service_pb2.OpenResponse]  # type: ignore[assignment]
     """Takes the task over: raises the fence, settles lost model calls and returns the whole history, in one transaction, as a
@@ -339,6 +349,17 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         """Says which id a fork will have, so that its files can be put in place before it exists, and refuses what ForkTask would
         refuse. Repeatable: the same request gets the same id, or the fork if it was made. An id that no fork takes within ten
         minutes is given up, and the tools are told to forget it.
+        """
+
+    @_abc_1.abstractmethod
+    def FindRepeat(
+        self,
+        request: _checkpoint_service_pb2.FindRepeatRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoint_service_pb2.FindRepeatResponse, _abc.Awaitable[_checkpoint_service_pb2.FindRepeatResponse]]:
+        """Returns the result of an earlier equal request, and creates and changes nothing. The gateway calls it before it refuses a
+        request because of the tools that exist now: a repeat gets its result although a tool is gone. ALREADY_EXISTS, as from the
+        request itself: the request id or the schedule's name was used for another request.
         """
 
     @_abc_1.abstractmethod

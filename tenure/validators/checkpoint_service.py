@@ -9,6 +9,7 @@ from tenure.domain.fencing import MAX_GENERATION
 from tenure.domain.result_schema import MAX_RESULT_BYTES
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
 from tenure.v1 import task_pb2
+from tenure.validators import schedule_service
 from tenure.validators.admin_service import (
     check_calls_in_doubt,
     check_in_doubt_page,
@@ -57,6 +58,14 @@ def _fork(request: checkpoint.CheckpointServiceForkTaskRequest, v: Violations) -
 def _prepare_fork(request: checkpoint.PrepareForkRequest, v: Violations) -> None:
     _fork(request.fork, v)
     v.require(not request.fork.prepared_task_id, "fork.prepared_task_id", "must be empty: it is what is asked for")
+
+
+def _find_repeat(request: checkpoint.FindRepeatRequest, v: Violations) -> None:
+    kind = request.WhichOneof("request")
+    v.require(kind is not None, "request", "must be set")
+    if kind is not None:
+        repeated = getattr(request, kind)
+        {**CHECKS, **schedule_service.CHECKS}[type(repeated)](repeated, v)
 
 
 def _commit(request: checkpoint.CommitRequest, v: Violations) -> None:
@@ -202,6 +211,7 @@ CHECKS: Final[dict[type, Check]] = {
     checkpoint.CreateTaskRequest: _create,
     checkpoint.CheckpointServiceForkTaskRequest: _fork,
     checkpoint.PrepareForkRequest: _prepare_fork,
+    checkpoint.FindRepeatRequest: _find_repeat,
     checkpoint.OpenRequest: check_guarded,
     checkpoint.CommitRequest: _commit,
     checkpoint.CommitStreamRequest: check_frame("commits"),

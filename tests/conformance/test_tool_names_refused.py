@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from tenure.domain.errors import InvalidRequest
+from tenure.domain.errors import AlreadyExists, InvalidRequest, NotFound
 from tenure.runtime.rpc_client import open_channel
-from tenure.v1 import schedule_service_pb2, task_pb2
+from tenure.v1 import admin_service_pb2, schedule_service_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
 from tests.support.fix_checkpoint import MakeCheckpoint
@@ -25,9 +26,31 @@ HINT = "there is no tool 'raed_file'; did you mean read_file"
 async def doors(checkpoint: MakeCheckpoint, tool_service: StartTools, gateway: Serve) -> AsyncIterator[Any]:
     """TaskService and ScheduleService of one gateway."""
     replica, tools = await checkpoint(), await tool_service()
-    stub = await gateway(replica.address, tools=tools.address)
+    async with served_by(await gateway(replica.address, tools=tools.address)) as stubs:
+        yield stubs
+
+
+@asynccontextmanager
+async def served_by(stub: Any) -> AsyncIterator[Any]:
+    """TaskService and ScheduleService of the gateway."""
     async with open_channel(stub.process.address, default_timeout_seconds=CALL_SECONDS, tenant="default") as channel:
         yield stub, ScheduleServiceStub(channel)
+
+
+@pytest.fixture
+async def before_and_after(
+    checkpoint: MakeCheckpoint, tool_service: StartTools, gateway: Serve
+) -> AsyncIterator[tuple[Any, Any]]:
+    """The services while any tool may exist, because no tool service answers, and when only the built-in tools exist.
+
+    So the tool of MISTAKEN is one that is gone in the second.
+    """
+    replica, tools = await checkpoint(), await tool_service()
+    async with (
+        served_by(await gateway(replica.address)) as before,
+        served_by(await gateway(replica.address, tools=tools.address)) as after,
+    ):
+        yield before, after
 
 
 def spec(tools: task_pb2.ToolAllowlist, loop: str = "") -> task_pb2.TaskSpec:
@@ -83,3 +106,49 @@ async def test_a_schedule_with_an_unknown_tool_is_refused(doors: Any) -> None:
     assert (await schedules.UpdateSchedule(cron)).schedule.spec.agent.tools == RIGHT
     update.spec.CopyFrom(spec(MISTAKEN, loop="mine"))
     assert (await schedules.UpdateSchedule(update)).schedule.spec.agent.tools == MISTAKEN
+
+
+async def test_a_repeated_submit_returns_its_task_without_the_tool(before_and_after: Any) -> None:
+    (tasks, _), (tasks_after, _) = before_and_after
+    request = api.SubmitTaskRequest(request_id="r-1", goal="a", agent=spec(MISTAKEN).agent)
+    submitted = (await tasks.SubmitTask(request)).task
+    assert (await tasks_after.SubmitTask(request)).task == submitted
+    request.request_id = "r-2"
+    assert HINT in (await refusal_of(tasks_after.SubmitTask(request)))["agent.tools.names"]
+    request.request_id, request.goal = "r-1", "another"
+    with pytest.raises(AlreadyExists) as refused:
+        await tasks_after.SubmitTask(request)
+    assert refused.value.reason == "REQUEST_ID_REUSED"
+
+
+async def test_a_repeated_fork_returns_its_task_without_the_tool(before_and_after: Any) -> None:
+    """Nor does it matter that the other task is gone."""
+    (tasks, _), (tasks_after, _) = before_and_after
+    task_id, overrides = await submitted(tasks), task_pb2.ForkOverrides(tools=MISTAKEN)
+    fork = api.ForkTaskRequest(request_id="r-1", task_id=task_id, overrides=overrides, without_files=True)
+    forked = (await tasks.ForkTask(fork)).task
+    assert (await tasks_after.ForkTask(fork)).task == forked
+    fork.request_id = "r-2"
+    assert HINT in (await refusal_of(tasks_after.ForkTask(fork)))["overrides.tools.names"]
+    await tasks.CancelTask(api.CancelTaskRequest(task_id=task_id))
+    await tasks.admin.PruneTasks(admin_service_pb2.PruneTasksRequest(task_id=task_id, reason="enough"))
+    with pytest.raises(NotFound):
+        await tasks_after.ForkTask(fork)
+    fork.request_id = "r-1"
+    assert (await tasks_after.ForkTask(fork)).task == forked
+
+
+async def test_a_repeated_schedule_is_returned_without_the_tool(before_and_after: Any) -> None:
+    (_, schedules), (_, schedules_after) = before_and_after
+    create = schedule_service_pb2.CreateScheduleRequest(name="nightly", cron="0 0 1 1 *", spec=spec(MISTAKEN))
+    created = (await schedules.CreateSchedule(create)).schedule
+    assert (await schedules_after.CreateSchedule(create)).schedule == created
+    create.name = "weekly"
+    assert HINT in (await refusal_of(schedules_after.CreateSchedule(create)))["spec.agent.tools.names"]
+    changed_spec = spec(MISTAKEN)
+    changed_spec.goal = "tidy up again"
+    update = schedule_service_pb2.UpdateScheduleRequest(schedule="nightly", spec=changed_spec)
+    updated = (await schedules.UpdateSchedule(update)).schedule
+    assert (await schedules_after.UpdateSchedule(update)).schedule == updated
+    update.cron = "0 1 1 1 *"
+    assert HINT in (await refusal_of(schedules_after.UpdateSchedule(update)))["spec.agent.tools.names"]

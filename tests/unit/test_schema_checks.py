@@ -39,6 +39,7 @@ def checked() -> float:
         (ledger.CreateTaskRequest(spec=SPEC), "spec.result_schema_json"),
         (FORK, "overrides.result_schema_json"),
         (ledger.PrepareForkRequest(fork=FORK), "fork.overrides.result_schema_json"),
+        (ledger.FindRepeatRequest(fork_task=FORK), "fork_task.overrides.result_schema_json"),
         (schedule_service_pb2.CreateScheduleRequest(spec=SPEC), "spec.result_schema_json"),
         (schedule_service_pb2.UpdateScheduleRequest(spec=SPEC), "spec.result_schema_json"),
     ],

@@ -15,6 +15,7 @@ from tenure.domain.states import ReleaseReason
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
 from tenure.v1 import coordinator_service_pb2 as coordinator
+from tenure.v1 import schedule_service_pb2 as schedules
 from tenure.v1 import task_pb2, token_pb2, tool_pb2
 from tenure.v1 import task_service_pb2 as tasks
 from tenure.v1 import tenant_service_pb2 as tenants
@@ -184,6 +185,14 @@ def test_what_coordinators_ask_is_bounded_and_names_tasks() -> None:
     assert fields(running) == {"page_size", "after_task_id"}
     lost = checkpoint.RequeueLostRequest(lost=[checkpoint.RequeueLostRequest.Lost(task_id="x")])
     assert fields(lost) == {"lost[0].task_id"}
+
+
+def test_a_request_that_may_be_a_repeat_is_checked_as_itself() -> None:
+    assert fields(checkpoint.FindRepeatRequest()) == {"request"}
+    submit = checkpoint.CreateTaskRequest(spec=task_pb2.TaskSpec(goal="g"))
+    assert fields(checkpoint.FindRepeatRequest(create_task=submit)) == {"request_id"}
+    update = schedules.UpdateScheduleRequest(schedule="")
+    assert "schedule" in fields(checkpoint.FindRepeatRequest(update_schedule=update))
 
 
 def grant(**changes: Any) -> checkpoint.RegisterGrantsRequest.Grant:

@@ -61,6 +61,12 @@ async def update_schedule(
     return await in_ledger_transaction(pool, work)
 
 
+async def find_updated(connection: Connection, tenant: str, request: pb.UpdateScheduleRequest) -> ScheduleRow | None:
+    """Returns the schedule if the update would change nothing, else None. Raises NotFound."""
+    row = await read_schedule(connection, tenant, request.schedule)
+    return row if _changed(row, request) == row else None
+
+
 def _changed(row: ScheduleRow, request: pb.UpdateScheduleRequest) -> ScheduleRow:
     """Returns the row with the requested changes."""
     changes: dict[str, Any] = {}
@@ -160,15 +166,14 @@ async def create_schedule(pool: Pool, tenant: str, request: pb.CreateScheduleReq
 
     Raises AlreadyExists (SCHEDULE_EXISTS), LimitReached (TOO_MANY_SCHEDULES), InvalidRequest (never due).
     """
-    digest = hashlib.sha256(request.SerializeToString(deterministic=True)).digest()
     times = _times(request)
 
     async def work(connection: Connection) -> pb.Schedule:
         await connection.execute(SCHEDULES.lock_tenant, {"tenant": tenant})
-        existing = await _find_again(connection, tenant, request.name, digest)
+        existing = await find_created(connection, tenant, request)
         if existing is None:
             await _check_room(connection, tenant, most)
-            await connection.execute(SCHEDULES.create, await _new_row(connection, tenant, request, digest, times))
+            await connection.execute(SCHEDULES.create, await _new_row(connection, tenant, request, times))
             existing = await read_schedule(connection, tenant, request.name)
         return existing.schedule()
 
@@ -271,14 +276,19 @@ def _times(request: pb.CreateScheduleRequest) -> Times:
     )
 
 
-async def _find_again(connection: Connection, tenant: str, name: str, digest: bytes) -> ScheduleRow | None:
-    record = await fetch_one(connection, SCHEDULES.find, {"tenant": tenant, "schedule_id": "", "name": name})
+def _digest(request: pb.CreateScheduleRequest) -> bytes:
+    return hashlib.sha256(request.SerializeToString(deterministic=True)).digest()
+
+
+async def find_created(connection: Connection, tenant: str, request: pb.CreateScheduleRequest) -> ScheduleRow | None:
+    """Returns the schedule that an earlier equal request created, or None. Raises AlreadyExists (SCHEDULE_EXISTS)."""
+    record = await fetch_one(connection, SCHEDULES.find, {"tenant": tenant, "schedule_id": "", "name": request.name})
     if record is None:
         return None
     row = ScheduleRow(*record)
-    if row.request_hash != digest:
+    if row.request_hash != _digest(request):
         raise AlreadyExists(
-            f"there is another schedule named {name}: choose another name, or update that schedule",
+            f"there is another schedule named {request.name}: choose another name, or update that schedule",
             reason="SCHEDULE_EXISTS",
             metadata={"schedule_id": row.schedule_id},
         )
@@ -294,7 +304,7 @@ async def _check_room(connection: Connection, tenant: str, most: int) -> None:
 
 
 async def _new_row(
-    connection: Connection, tenant: str, request: pb.CreateScheduleRequest, digest: bytes, times: Times
+    connection: Connection, tenant: str, request: pb.CreateScheduleRequest, times: Times
 ) -> dict[str, Any]:
     row = await fetch_one(connection, SCHEDULES.now, {})
     assert row is not None, "the clock has a row"
@@ -307,7 +317,7 @@ async def _new_row(
         "schedule_id": str(uuid_utils.uuid7()),
         "tenant": tenant,
         "name": request.name,
-        "request_hash": digest,
+        "request_hash": _digest(request),
         "spec": request.spec.SerializeToString(deterministic=True),
         "cron": request.cron,
         "time_zone": request.time_zone or "UTC",

@@ -139,7 +139,7 @@ async def create_in(
     it.
     """
     spec = defaults.of_submit(request.spec)
-    digest = hashlib.sha256(request.spec.SerializeToString(deterministic=True)).digest()
+    digest = digest_of(request)
     admission = await admit(connection, tenant, request.request_id, may_refuse=may_refuse, not_before=spec.start_time)
     task_id = await insert_task(connection, tenant, request.request_id, digest, spec, admission)
     if task_id is None:
@@ -153,6 +153,11 @@ async def create_in(
     await warn_of_submit(connection, tenant, task_id, admission.uses.values())
     task = await read_task(connection, tenant, task_id)
     return CreateResult(task, Announcement({task_id}, claimable=True, changed_tenants={tenant}))
+
+
+def digest_of(request: pb.CreateTaskRequest) -> bytes:
+    """Returns the digest by which a repeat of a submit is recognised."""
+    return hashlib.sha256(request.spec.SerializeToString(deterministic=True)).digest()
 
 
 async def insert_task(
@@ -191,9 +196,17 @@ async def find_again(connection: Connection, tenant: str, request_id: str, diges
     Raises AlreadyExists when the request id was used for another request, or was not used at all: then another task of
     the same exclusive source is live.
     """
+    task_id = await find_earlier(connection, tenant, request_id, digest)
+    if task_id is None:
+        raise await refusal_of_source(connection, tenant, source)
+    return task_id
+
+
+async def find_earlier(connection: Connection, tenant: str, request_id: str, digest: bytes) -> str | None:
+    """Returns the task that an earlier equal request created, or None. Raises AlreadyExists (REQUEST_ID_REUSED)."""
     row = await fetch_one(connection, QUERIES.find_request, {"tenant": tenant, "request_id": request_id})
     if row is None:
-        raise await refusal_of_source(connection, tenant, source)
+        return None
     task_id: str = row[0]
     if row[1] != digest:
         raise AlreadyExists(

@@ -20,11 +20,12 @@ import uuid_utils
 from services.checkpoint.commit.draft import LEDGER
 from services.checkpoint.entries import KINDS
 from services.checkpoint.not_found import task_not_found
-from services.checkpoint.queries import FORKS, QUERIES, fetch_all, fetch_one, in_ledger_transaction
+from services.checkpoint.queries import FORKS, fetch_all, fetch_one, in_ledger_transaction
 from services.checkpoint.reads import read_task
 from services.checkpoint.submit.create import (
     CreateResult,
     find_again,
+    find_earlier,
     in_creation,
     insert_first_entries,
     insert_task,
@@ -43,7 +44,6 @@ from tenure.domain.forks import (
     pieces_to_copy,
 )
 from tenure.domain.states import Reason, TaskState
-from tenure.domain.task import Source
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.process import note_progress, rest
 from tenure.v1 import checkpoint_service_pb2, ledger_pb2, task_pb2
@@ -146,12 +146,12 @@ async def fork_task(
     Raises NotFound, AlreadyExists, WrongState (NO_FORK_POINT, NOTHING_TO_DO, FORK_TOO_LARGE), LimitReached, and
     Unavailable (FORK_NOT_PREPARED).
     """
-    digest = _digest(request)
+    digest = digest_of(request)
 
     async def work(connection: Connection) -> CreateResult:
-        parameters = {"tenant": tenant, "request_id": request.request_id}
-        if await fetch_one(connection, QUERIES.find_request, parameters) is not None:
-            return await _again(connection, tenant, request.request_id, digest, Source())
+        earlier = await find_earlier(connection, tenant, request.request_id, digest)
+        if earlier is not None:
+            return CreateResult(await read_task(connection, tenant, earlier), Announcement())
         cut, spec = await _planned(connection, tenant, request, defaults)
         admission = await admit(connection, tenant, request.request_id)
         prepared, domain_spec = request.prepared_task_id, spec_to_domain(spec)
@@ -159,7 +159,8 @@ async def fork_task(
             connection, tenant, request.request_id, digest, domain_spec, admission, task_id=prepared
         )
         if task_id is None:  # a concurrent repeat, or an exclusive source that has a live task
-            return await _again(connection, tenant, request.request_id, digest, domain_spec.source)
+            existing = await find_again(connection, tenant, request.request_id, digest, domain_spec.source)
+            return CreateResult(await read_task(connection, tenant, existing), Announcement())
         if prepared:
             await take_prepared(connection, tenant, request.request_id, digest, prepared)
         await _write_ledger(connection, tenant, task_id, request, cut, spec, admission.start)
@@ -174,13 +175,12 @@ async def prepare_fork(
     pool: Pool, tenant: str, request: pb.CheckpointServiceForkTaskRequest, defaults: TaskDefaults
 ) -> pb.PrepareForkResponse:
     """Returns the id that the fork will have, or the fork if it exists. Raises as fork_task does."""
-    digest = _digest(request)
+    digest = digest_of(request)
 
     async def work(connection: Connection) -> pb.PrepareForkResponse:
-        parameters = {"tenant": tenant, "request_id": request.request_id}
-        if await fetch_one(connection, QUERIES.find_request, parameters) is not None:
-            made = await _again(connection, tenant, request.request_id, digest, Source())
-            return checkpoint_service_pb2.PrepareForkResponse(task=made.task)
+        earlier = await find_earlier(connection, tenant, request.request_id, digest)
+        if earlier is not None:
+            return checkpoint_service_pb2.PrepareForkResponse(task=await read_task(connection, tenant, earlier))
         await _planned(connection, tenant, request, defaults)
         await admit(connection, tenant, request.request_id)
         task_id = await prepared_id(connection, tenant, request.request_id, digest)
@@ -230,11 +230,6 @@ def overridden(spec: task_pb2.TaskSpec, overrides: task_pb2.ForkOverrides) -> ta
     if overrides.limits.HasField("timeout"):
         forked.limits.timeout.CopyFrom(overrides.limits.timeout)
     return forked
-
-
-async def _again(connection: Connection, tenant: str, request_id: str, digest: bytes, source: Source) -> CreateResult:
-    existing = await find_again(connection, tenant, request_id, digest, source)
-    return CreateResult(await read_task(connection, tenant, existing), Announcement())
 
 
 async def _cut(connection: Connection, tenant: str, request: pb.CheckpointServiceForkTaskRequest) -> _Cut:
@@ -363,7 +358,7 @@ def _begin(
     return begin
 
 
-def _digest(request: pb.CheckpointServiceForkTaskRequest) -> bytes:
+def digest_of(request: pb.CheckpointServiceForkTaskRequest) -> bytes:
     """Returns a digest of the request without its actor: a repeat may come through another identity of the same
     caller.
     """

@@ -1,0 +1,42 @@
+"""FindRepeat: returns the result of an earlier equal request, however the request would be judged today."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from services.checkpoint.queries import ledger_connection
+from services.checkpoint.reads import read_task
+from services.checkpoint.schedules.servicer import find_created, find_updated
+from services.checkpoint.submit import create, forking
+from tenure.v1 import checkpoint_service_pb2
+
+if TYPE_CHECKING:
+    from tenure.runtime.postgres import Connection, Pool
+    from tenure.v1 import checkpoint_service_pb2 as pb
+
+
+async def find_repeat(pool: Pool, tenant: str, request: pb.FindRepeatRequest) -> pb.FindRepeatResponse:
+    """Returns the task or the schedule; an empty response if there was no such request.
+
+    Raises AlreadyExists when the request id or the name was used for another request, and NotFound for an update of a
+    missing schedule.
+    """
+    async with ledger_connection(pool) as connection:
+        match request.WhichOneof("request"):
+            case "create_task":
+                submit = request.create_task
+                return await _task(connection, tenant, submit.request_id, create.digest_of(submit))
+            case "fork_task":
+                fork = request.fork_task
+                return await _task(connection, tenant, fork.request_id, forking.digest_of(fork))
+            case "create_schedule":
+                row = await find_created(connection, tenant, request.create_schedule)
+            case _:
+                row = await find_updated(connection, tenant, request.update_schedule)
+    return checkpoint_service_pb2.FindRepeatResponse(schedule=None if row is None else row.schedule())
+
+
+async def _task(connection: Connection, tenant: str, request_id: str, digest: bytes) -> pb.FindRepeatResponse:
+    task_id = await create.find_earlier(connection, tenant, request_id, digest)
+    task = None if task_id is None else await read_task(connection, tenant, task_id)
+    return checkpoint_service_pb2.FindRepeatResponse(task=task)
