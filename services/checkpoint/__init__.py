@@ -11,6 +11,7 @@ waits/            waits for answers, signals, sub-agents and resolutions
 bills.py          bills of model attempts, and usage reports of lost model calls
 prices.py         prices of models
 repeats.py        the results of earlier equal requests
+locked_rows.py    batches whose locked rows are left out
 reads.py          reads of tasks and entries for the gateway
 watch/            streams of entries and changes
 retention/        pruning of ended tasks

@@ -29,6 +29,7 @@ from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import coordinator_service_pb2, tool_service_pb2
 from tenure.v1 import webhook_service_pb2 as webhook_pb
 from tenure.wire.token import read_claims, sign_claims
+from tests.conformance.test_doubt_waits import put_back, waiting
 from tests.conformance.webhook_client import HERE, WebhookClient
 from tests.support.fix_checkpoint import (
     Checkpoint,
@@ -197,7 +198,7 @@ async def _renewed_again(worker: Any) -> None:
             await asyncio.sleep(0.02)
 
 
-# Offers, grants and requeues: one transaction in the ledger.
+# Offers, grants, requeues and settled calls: one transaction in the ledger.
 
 
 async def offers(world: World, poison: str) -> Ends:
@@ -227,6 +228,9 @@ async def registrations(world: World, poison: str) -> Ends:
         grants[POISON_AT].epoch = 2**63 - 1
     elif poison == "claim of another epoch":
         grants[POISON_AT].epoch, grants[POISON_AT].claim_id = epoch + 2, registered.claim_id
+    elif poison == "row locked":
+        grants[POISON_AT].epoch = epoch + 2
+        await world.lock(replica.dsn, "select 1 from ledger.tasks where task_id = %s for update", bad)
     answer = await replica.stub.RegisterGrants(ledger_pb.RegisterGrantsRequest(grants=grants), timeout=CALL_SECONDS)
     return [DONE if grant.claim_id in answer.claim_ids else "left out" for grant in grants]
 
@@ -252,6 +256,16 @@ async def requeues(world: World, poison: str) -> Ends:
             await owners[POISON_AT].end()
     answer = await replica.stub.RequeueLost(ledger_pb.RequeueLostRequest(lost=lost), timeout=CALL_SECONDS)
     return [DONE if one.task_id in answer.task_ids else "left out" for one in lost]
+
+
+async def settlements(world: World, poison: str) -> Ends:
+    assert poison == "row locked"
+    replica = await world.checkpoint()
+    owners = [await waiting(replica) for _ in range(GOOD + 1)]
+    bad = owners[POISON_AT].task.task_id
+    await world.lock(replica.dsn, "select 1 from ledger.tasks where task_id = %s for update", bad)
+    queued = await put_back(replica, *owners)
+    return [DONE if owner.task.task_id in queued else "left out" for owner in owners]
 
 
 # Commits: one frame, and one transaction.
@@ -399,10 +413,12 @@ CASES = [
     Case(registrations, "unknown task", "left out"),
     Case(registrations, "other generation", "left out"),
     Case(registrations, "claim of another epoch", "left out"),
+    Case(registrations, "row locked", "left out"),
     Case(requeues, "row locked", "left out"),
     Case(requeues, "other claim", "left out"),
     Case(requeues, "unknown task", "left out"),
     Case(requeues, "ended", "left out"),
+    Case(settlements, "row locked", "left out"),
     Case(commits, "stale", "STALE_EPOCH"),
     Case(commits, "stale, its trail unwritable", "STALE_EPOCH"),
     Case(commits, "unknown task", "NOT_FOUND"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from services.checkpoint.locked_rows import without_locked
 from services.checkpoint.queries import QUERIES, fetch_all, in_ledger_transaction, ledger_connection
 from services.checkpoint.queue.offering import OfferRequest
 from tenure.domain.crash_loop import SUSPECT_DEATHS, is_suspect
@@ -80,22 +81,23 @@ async def list_endings(pool: Pool, request: pb.ListEndingsRequest) -> list[pb.Li
 
 
 async def register_grants(pool: Pool, grants: Sequence[pb.RegisterGrantsRequest.Grant]) -> list[str]:
-    """Registers claims as grants with one statement and returns the claim ids that became grants, in the caller's
-    order.
+    """Registers claims as grants and returns the claim ids that became grants, in the caller's order.
+
+    A claim whose task row is locked is left out: its coordinator deletes it, and the task is offered again.
     """
+    await failpoint("checkpoint.before_register")
+    registered = set(await without_locked(pool, grants, _register))
+    await failpoint("checkpoint.after_register")
+    return [grant.claim_id for grant in grants if grant.claim_id in registered]
+
+
+async def _register(connection: Connection, grants: Sequence[pb.RegisterGrantsRequest.Grant]) -> list[str]:
     parameters = {
         "task_ids": [grant.task_id for grant in grants],
         "epochs": [grant.epoch for grant in grants],
         "claim_ids": [grant.claim_id for grant in grants],
     }
-
-    async def work(connection: Connection) -> set[str]:
-        return {claim_id for (claim_id,) in await fetch_all(connection, QUERIES.register_grants, parameters)}
-
-    await failpoint("checkpoint.before_register")
-    registered = await in_ledger_transaction(pool, work)
-    await failpoint("checkpoint.after_register")
-    return [grant.claim_id for grant in grants if grant.claim_id in registered]
+    return [claim_id for (claim_id,) in await fetch_all(connection, QUERIES.register_grants, parameters)]
 
 
 async def inspect_claims(

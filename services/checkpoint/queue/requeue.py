@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import logging
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from services.checkpoint.commit.close_out import ask, carry_out_ending, what_follows
 from services.checkpoint.commit.draft import LEDGER, Draft, clean
 from services.checkpoint.commit.task_row import lock_tasks
 from services.checkpoint.commit.writing import write
-from services.checkpoint.queries import QUERIES, in_ledger_transaction
+from services.checkpoint.locked_rows import without_locked
+from services.checkpoint.queries import QUERIES
 from services.checkpoint.watch.announcement import Announcement, announcement_of
 from tenure.domain.budget import TokenUsage
 from tenure.domain.close_out import NOBODY_DIED, ending_of_lost_claim
-from tenure.domain.errors import Unavailable
 from tenure.domain.lost_model_calls import ReportedCall
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import LeaseLostPolicy
 from tenure.domain.timeouts import REASONS, Phase
 from tenure.runtime.failpoints import failpoint
-from tenure.runtime.rpc_status import LOCK_TIMEOUT
 from tenure.wire.task import reported_call_to_domain
 
 if TYPE_CHECKING:
@@ -30,14 +27,10 @@ if TYPE_CHECKING:
     from tenure.runtime.postgres import Connection, Pool
     from tenure.v1 import checkpoint_service_pb2 as pb
 
-_log: Final = logging.getLogger(__name__)
 _PHASES: Final = {REASONS[phase]: phase for phase in (Phase.START, Phase.PROGRESS)}
 """Phases that coordinators time, by the reason with which they end a claim."""
 
 _TASKS_A_TRANSACTION: Final = 128
-_LOCK_SECONDS: Final = 1.0
-_ALONE_LOCK_SECONDS: Final = 0.05
-"""Short: coordinators wait 5 s for the response, and their reconciliation repeats the tasks that were left out."""
 STEERED_SECONDS: Final = 10.0
 """How long a transferred task is offered only as the operator wants, before any worker may have it."""
 
@@ -51,39 +44,14 @@ async def requeue_lost(pool: Pool, lost: Sequence[pb.RequeueLostRequest.Lost]) -
     for start in range(0, len(task_ids), _TASKS_A_TRANSACTION):
         part = [by_task[task_id] for task_id in task_ids[start : start + _TASKS_A_TRANSACTION]]
         await failpoint("checkpoint.before_requeue")
-        drafts = await _requeue_part(pool, part)
+        drafts = await without_locked(pool, part, _requeue)
         await failpoint("checkpoint.after_requeue")
         put_back += [draft.row.task_id for draft in drafts]
         announcement.add(announcement_of(drafts))
     return put_back, announcement
 
 
-async def _requeue_part(pool: Pool, part: Sequence[pb.RequeueLostRequest.Lost]) -> list[Draft]:
-    """Requeues tasks together. When another transaction keeps a row, requeues each alone and leaves out the locked
-    ones.
-    """
-    lock_seconds = _LOCK_SECONDS if len(part) > 1 else None
-    try:
-        return await in_ledger_transaction(pool, partial(_requeue, part, lock_seconds))
-    except Unavailable as error:
-        if error.reason != LOCK_TIMEOUT or len(part) == 1:
-            raise
-    drafts: list[Draft] = []
-    for one in part:
-        try:
-            drafts += await in_ledger_transaction(pool, partial(_requeue, [one], _ALONE_LOCK_SECONDS))
-        except Unavailable as error:
-            if error.reason != LOCK_TIMEOUT:
-                raise
-            _log.warning("a lost task was not requeued: its row is locked", extra={"task": one.task_id})
-    return drafts
-
-
-async def _requeue(
-    lost: Sequence[pb.RequeueLostRequest.Lost], lock_seconds: float | None, connection: Connection
-) -> list[Draft]:
-    if lock_seconds is not None:
-        await connection.execute("select set_config('lock_timeout', %b, true)", (f"{round(lock_seconds * 1000)}ms",))
+async def _requeue(connection: Connection, lost: Sequence[pb.RequeueLostRequest.Lost]) -> list[Draft]:
     tasks, budgets = await lock_tasks(connection, [one.task_id for one in lost])
     drafts = []
     for one in lost:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import binascii
 from datetime import datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
 from services.checkpoint.commit.draft import LEDGER, Draft, waited_for
 from services.checkpoint.commit.task_row import lock_tasks
 from services.checkpoint.commit.writing import write
+from services.checkpoint.locked_rows import without_locked
 from services.checkpoint.queries import DOUBTS, fetch_all, in_ledger_transaction, ledger_connection
 from services.checkpoint.watch.announcement import Announcement, announcement_of
 from tenure.domain.errors import InvalidRequest
@@ -111,11 +111,11 @@ async def requeue_settled(
     pool: Pool, settled: Sequence[pb.RequeueSettledRequest.Settled]
 ) -> tuple[list[str], Announcement]:
     """Requeues tasks whose calls were settled. Returns their ids and the announcement. A repeat has no effect."""
-    drafts = await in_ledger_transaction(pool, partial(_requeue, settled))
+    drafts = await without_locked(pool, settled, _requeue)
     return [draft.row.task_id for draft in drafts], announcement_of(drafts)
 
 
-async def _requeue(settled: Sequence[pb.RequeueSettledRequest.Settled], connection: Connection) -> list[Draft]:
+async def _requeue(connection: Connection, settled: Sequence[pb.RequeueSettledRequest.Settled]) -> list[Draft]:
     tasks, budgets = await lock_tasks(connection, sorted({one.task_id for one in settled}))
     drafts = []
     for one in settled:
