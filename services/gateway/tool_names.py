@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from services.gateway.peers import patiently, read_task
 from tenure.domain.errors import InvalidRequest, NotFound, Unavailable
-from tenure.domain.task import DEFAULT_LOOP
+from tenure.domain.task import BUILT_IN_LOOPS
 from tenure.domain.tool_names import unknown_tool_text
 from tenure.v1 import tool_service_pb2
 
@@ -30,7 +30,7 @@ async def check_tool_names(peers: Peers, agent: task_pb2.AgentSpec, prefix: str 
     A loop of the user's own may have tools that the tool service does not know. When the tool service does not answer,
     the task is accepted: its entry `tools_defined` lists the unknown names.
     """
-    if agent.loop in {"", DEFAULT_LOOP}:
+    if not agent.loop or agent.loop in BUILT_IN_LOOPS:
         fields = {f"{prefix}agent.tools.names": agent.tools.names, f"{prefix}agent.approve_tools": agent.approve_tools}
         await _check(peers, fields)
 
@@ -38,7 +38,7 @@ async def check_tool_names(peers: Peers, agent: task_pb2.AgentSpec, prefix: str 
 async def check_names_of_fork(peers: Peers, task_id: str, overrides: task_pb2.ForkOverrides) -> None:
     """The same for a fork, whose loop is that of the other task. What it takes over is as it was accepted there."""
     names = overrides.tools.names
-    if names and (await read_task(peers, task_id)).spec.agent.loop == DEFAULT_LOOP:
+    if names and (await read_task(peers, task_id)).spec.agent.loop in BUILT_IN_LOOPS:
         await _check(peers, {"overrides.tools.names": names})
 
 

@@ -29,7 +29,7 @@ from services.worker.supervisor import CrashBackoff, Supervisor, drain
 from services.worker.tools_client import ToolsClient
 from services.worker.usage_reports import UsageReports
 from tenure.domain.slots import NO_SLOTS, ReservedSlots, Slots
-from tenure.domain.task import CONTROL_LOOP, DEFAULT_LOOP, DEFAULT_MODEL, Priority, offered_loop
+from tenure.domain.task import BUILT_IN_LOOPS, CONTROL_LOOP, DEFAULT_LOOP, DEFAULT_MODEL, Priority, offered_loop
 from tenure.runtime.process import Duties, Process
 from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.rpc_server import RpcServer
@@ -41,7 +41,6 @@ from tenure.validators import MAX_CHOICES, MIN_WINDOW_TOKENS, NAME, WORKER_ID, W
 _log: Final = logging.getLogger(__name__)
 LIVE_GRACE_SECONDS: Final = 0.1
 REPORTS_SILENCE_SECONDS: Final = 2 * REPORT_TIMEOUT_SECONDS
-KNOWN_LOOPS: Final = frozenset({DEFAULT_LOOP, CONTROL_LOOP})
 ANY_INTERFACE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104  compared with the setting, never bound to
 NO_KEY: Final = "none"  # an endpoint of the user's own may need no key, but the library insists on sending one
 
@@ -107,8 +106,9 @@ class WorkerSettings:
         if 0 < self.context_window_tokens < MIN_WINDOW_TOKENS:
             yield f"TENURE_WORKER_CONTEXT_WINDOW_TOKENS: must be 0, or at least {MIN_WINDOW_TOKENS}"
         for loop in self.loops:
-            if loop not in KNOWN_LOOPS:
-                yield f"TENURE_WORKER_LOOPS: this worker knows no loop {loop!r}; use {', '.join(sorted(KNOWN_LOOPS))}"
+            if loop not in BUILT_IN_LOOPS:
+                known = ", ".join(sorted(BUILT_IN_LOOPS))
+                yield f"TENURE_WORKER_LOOPS: this worker knows no loop {loop!r}; use {known}"
         if CONTROL_LOOP in self.loops and not self.control_modules:
             yield "TENURE_WORKER_CONTROL_MODULES is missing: the loop control needs modules with functions"
         if self.id and not WORKER_ID.match(self.id):

@@ -15,7 +15,7 @@ from uuid import UUID, uuid5
 
 from tenure.domain.budget import MOST_TOKENS, Budget
 from tenure.domain.states import TERMINAL, TaskState
-from tenure.domain.task import DEFAULT_LOOP, MAX_TIMEOUT_SECONDS, MOST_FAN_OUT, TaskSpec
+from tenure.domain.task import BUILT_IN_LOOPS, DEFAULT_LOOP, MAX_TIMEOUT_SECONDS, MOST_FAN_OUT, TaskSpec
 from tenure.domain.tool_arguments import Arguments
 from tenure.domain.tool_names import unknown_tool_text, unknown_tools
 from tenure.domain.tools import Outcome, OutcomeStatus
@@ -158,7 +158,7 @@ def _refuse_tools(spawn_request: SpawnRequest, parent: Parent) -> str:
         return ""
     if wider := sorted(set(spawn_request.tools) - set(spawn_request.tools if own is None else own)):
         return f"they cannot have tools that you do not have: {', '.join(wider)[:MOST_TOLD_CHARACTERS]}"
-    if parent.tools_defined is None or parent.spec.agent.loop != DEFAULT_LOOP:
+    if parent.tools_defined is None or parent.spec.agent.loop not in BUILT_IN_LOOPS:
         return ""
     unknown = unknown_tools(spawn_request.tools, parent.tools_defined)
     return "; ".join(unknown_tool_text(*one) for one in unknown)[:MOST_TOLD_CHARACTERS]

@@ -12,6 +12,8 @@ from tenure.domain.timeouts import Timeouts
 
 DEFAULT_LOOP: Final = "messages"
 CONTROL_LOOP: Final = "control"
+BUILT_IN_LOOPS: Final = frozenset({DEFAULT_LOOP, CONTROL_LOOP})
+"""The loops of this project: their tools are those of the tool service. Another loop may have tools of its own."""
 DEFAULT_QUEUE: Final = "default"
 DEFAULT_MODEL: Final = "claude-opus-4-8"
 """Of a worker, and of a development stack's ledger; another ledger names its own."""

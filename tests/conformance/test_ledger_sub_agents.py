@@ -211,6 +211,18 @@ async def test_unknown_tools_for_sub_agents_are_a_tool_outcome(
     assert (await replica.get(owner.task.task_id)).state == RUNNING
 
 
+async def test_tools_that_are_defined_with_the_call_count(checkpoint: MakeCheckpoint) -> None:
+    """The first call of a control function is in the same commit."""
+    replica = await checkpoint()
+    control = {"function": "month_end"}
+    owner = await replica.claim((await replica.create(goal="", control=control)).task_id)
+    tools = [tool_pb2.ToolDefinition(name=name, input_schema_json="{}") for name in (SPAWN, "read_file")]
+    defined = entry(1, tools_defined=ledger_pb2.ToolsDefined(tools=tools))
+    response = await owner.commit(defined, call(tools=["raed_file"]))
+    (refused,) = (added.body for added in response.foreign_entries)
+    assert "no tool 'raed_file'; did you mean read_file?" in refused.tool_outcome.outcome.content
+
+
 async def test_agents_at_the_greatest_depth_have_no_sub_agents(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task_id = (await replica.create()).task_id

@@ -80,7 +80,8 @@ async def asking(work: Work, given: dict[str, Any]) -> Any:
 async def spawning(work: Work, given: dict[str, Any]) -> list[str]:
     """Has others do it, and says what they came to."""
     await work.step("prepare", trace, given, "prepare")
-    decoded = json.loads(await work.call_tool("spawn_sub_agents", {"goals": given["goals"]}))
+    arguments: dict[str, Any] = {name: given[name] for name in ("goals", "tools") if name in given}
+    decoded = json.loads(await work.call_tool("spawn_sub_agents", arguments))
     await work.step("gather", trace, given, "gather")
     return [one["result"] for one in decoded["sub_agents"]]
 

@@ -96,6 +96,8 @@ def test_an_unknown_tool_is_refused_with_the_nearest() -> None:
     assert "there is no tool 'raed_file'; did you mean read_file?" in refused.content
     assert isinstance(decide_spawn(spawn_request(tools=["a"]), replace(PARENT, tools_defined=("b",))), Outcome)
     assert decide_spawn(spawn_request(tools=["b"]), everything) == Share(300, ("b",))
+    function = replace(everything, spec=replace(SPEC, agent=AgentSpec(loop="control", tools=None)))
+    assert isinstance(decide_spawn(spawn_request(tools=["raed_file"]), function), Outcome)
     own_loop = replace(everything, spec=replace(SPEC, agent=AgentSpec(loop="mine", tools=None)))
     assert decide_spawn(spawn_request(tools=["raed_file"]), own_loop) == Share(300, ("raed_file",))
 

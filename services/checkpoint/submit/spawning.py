@@ -81,7 +81,7 @@ async def _parent(connection: Connection, draft: Draft) -> Parent:
     parameters = {"task_id": row.task_id, "tools_defined": KINDS["tools_defined"]}
     record = await fetch_one(connection, SUB_AGENTS.parent, parameters)
     assert record is not None, "its row is locked, and its entries live as long as the row"
-    submitted, depth, living, defined = record
+    submitted, depth, living, recorded = record
     return Parent(
         task_id=row.task_id,
         spec=spec_to_domain(ledger_pb2.EntryBody.FromString(submitted).submitted.spec),
@@ -89,12 +89,18 @@ async def _parent(connection: Connection, draft: Draft) -> Parent:
         budgets=(draft.budget.budget, row.own_budget),
         living=living,
         is_to_end=row.ending is not None,
-        tools_defined=None if defined is None else _tool_names(defined),
+        tools_defined=_tool_names(draft, recorded),
     )
 
 
-def _tool_names(body: bytes) -> tuple[str, ...]:
-    return tuple(tool.name for tool in ledger_pb2.EntryBody.FromString(body).tools_defined.tools)
+def _tool_names(draft: Draft, recorded: bytes | None) -> tuple[str, ...] | None:
+    """Returns the names of the parent's tools, or None. A control function defines its tools in the commit of its first
+    call.
+    """
+    bodies = [recorded, *(entry.body for entry in draft.entries if entry.kind == KINDS["tools_defined"])]
+    if bodies[-1] is None:
+        return None
+    return tuple(tool.name for tool in ledger_pb2.EntryBody.FromString(bodies[-1]).tools_defined.tools)
 
 
 async def _decide(
