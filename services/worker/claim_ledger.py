@@ -24,6 +24,7 @@ from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_status import PeerFailed
 from tenure.runtime.telemetry import link, span
 from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.validators import MAX_TRANSITION_MESSAGE
 from tenure.wire.checkpoint_service import portions
 from tenure.wire.common import STATES, duration, seconds
 from tenure.wire.ledger import new_entry, read_entries
@@ -34,7 +35,6 @@ _log: Final = logging.getLogger(__name__)
 TRIES: Final = RetryPolicy(max_attempts=3, initial_seconds=1.0, factor=2.0, cap_seconds=5.0)
 """The retries of a request to the ledger. After them the worker releases the claim, and the next owner may succeed."""
 
-MOST_MESSAGE_CHARACTERS: Final = 4000
 MOST_CATCH_UPS: Final = 8
 
 StepEntry = tuple[int, entries.Body]
@@ -236,7 +236,7 @@ def _transition_to_wire(transition: entries.Transition) -> pb.Transition:
     return pb.Transition(
         to_state=STATES.to_wire(transition.to_state),
         reason=transition.reason,
-        message=transition.message[:MOST_MESSAGE_CHARACTERS],
+        message=transition.message[:MAX_TRANSITION_MESSAGE],
         result=transition.result,
         retry_delay=None if delay is None else duration(delay),
         result_json=transition.result_json,

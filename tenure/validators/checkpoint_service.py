@@ -21,6 +21,7 @@ from tenure.validators.common import (
     MAX_ENTRIES,
     MAX_HOLDINGS,
     MAX_ID_CHARACTERS,
+    MAX_TRANSITION_MESSAGE,
     Check,
     Violations,
     check_bills,
@@ -99,7 +100,7 @@ def _reserve(reserve: checkpoint.Reserve, v: Violations) -> None:
 def _transition(transition: checkpoint.Transition, v: Violations) -> None:
     v.require(bool(transition.to_state), "transition.to_state", "must be set")
     v.length("transition.reason", transition.reason, 1, 64)
-    v.require(len(transition.message) <= 4000, "transition.message", "at most 4,000 characters")
+    v.length("transition.message", transition.message, 0, MAX_TRANSITION_MESSAGE)
     v.length("transition.error_class", transition.error_class, 0, 64)
     check_duration("transition.retry_delay", transition.retry_delay, 24 * 3600, v)
     check_wait(transition, v)

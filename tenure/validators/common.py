@@ -70,6 +70,7 @@ MAX_APPROVE_TOOLS: Final = 128
 MAX_ALLOWED_TOOLS: Final = 256
 MAX_ALLOWED_TOOLS_BYTES: Final = 16 * 1024  # together: the names are in the claim's record in etcd and in each token
 MAX_RESULT_CORRECTIONS: Final = 20
+MAX_TRANSITION_MESSAGE: Final = 4000  # characters
 MAX_ENTRIES: Final = 256
 MAX_COMMIT_BYTES: Final = 1024 * 1024
 MAX_ARGUMENT_BYTES: Final = 1024 * 1024

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from typing import Any, cast
 
-from services.coordinator.claims.close_out import PendingEndings
+from services.coordinator.claims.close_out import PendingEndings, transition_of
+from services.coordinator.claims.lost_claims import LostClaim, LostClaims
 from services.coordinator.sessions.session_attach import Sessions
 from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import task_pb2, token_pb2
+from tenure.validators import validate
 from tests.support.patience import PATIENCE_SECONDS
+
+FAILED = task_pb2.TASK_STATE_FAILED
 
 
 class Due:
@@ -38,6 +44,36 @@ class Ender:
         self.ended.add(ending.task_id)
         if len(self.ended) == self._expected:
             self.all_ended.set()
+
+
+class Requeues:
+    """The ledger, as far as lost claims need it: keeps the requests."""
+
+    def __init__(self) -> None:
+        self.lost: list[pb.RequeueLostRequest.Lost] = []
+
+    async def requeue(self, lost: Any) -> list[str]:
+        self.lost += lost
+        return []
+
+
+async def test_a_lost_claim_has_a_message_that_an_ending_can_have() -> None:
+    ledger = Requeues()
+    claims = LostClaims(cast("Any", None), cast("Any", ledger))
+    await claims.requeue([LostClaim("t", "c", "CLAIM_LOST", "x" * 5000)])
+    ending = pb.ListEndingsResponse.Ending(to_state=FAILED, reason="CLAIM_LOST", message=ledger.lost[0].message)
+    as_it_is = pb.Transition(to_state=FAILED, reason=ending.reason, message=ending.message)
+    validate(commit_of(as_it_is))
+
+
+def test_a_close_out_has_a_message_that_the_ledger_accepts() -> None:
+    ending = pb.ListEndingsResponse.Ending(to_state=FAILED, reason="CLAIM_LOST", message="x" * 5000)
+    validate(commit_of(transition_of(ending, "the result")))
+
+
+def commit_of(transition: pb.Transition) -> pb.CommitRequest:
+    token = token_pb2.FencingToken(claims=b"c", signature=b"s", key_id="k")
+    return pb.CommitRequest(token=token, commit_id=str(uuid.uuid4()), commit_number=1, transition=transition)
 
 
 async def test_an_ending_that_hangs_or_breaks_holds_up_no_other() -> None:

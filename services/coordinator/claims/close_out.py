@@ -37,6 +37,7 @@ from tenure.runtime.telemetry import span
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.v1 import ledger_pb2, token_pb2
+from tenure.validators import MAX_TRANSITION_MESSAGE
 from tenure.wire.checkpoint_service import portions
 from tenure.wire.ledger import new_entry
 
@@ -142,9 +143,7 @@ class CloseOutRunner:
             return False
         point = unfinished(opened.entries)
         outcomes = await self._outcomes(token, point)
-        end = pb.Transition(
-            to_state=ending.to_state, reason=ending.reason, message=ending.message, result=point.last_text
-        )
+        end = transition_of(ending, point.last_text)
         entries = [new_entry(point.step, outcome) for outcome in outcomes]
         *before, last = portions(entries, ledger_pb2.NewEntry.ByteSize, last_bytes=end.ByteSize())
         await failpoint("coordinator.before_ending_commit")
@@ -168,6 +167,12 @@ class CloseOutRunner:
             return []
         statuses = await self._tools.close(token)
         return outcomes_of_ended_calls(intents, statuses, point.resolutions, point.tools)
+
+
+def transition_of(ending: pb.ListEndingsResponse.Ending, result: str) -> pb.Transition:
+    """Returns the transition that ends the task. Its message fits, however long the message of the ending is."""
+    message = ending.message[:MAX_TRANSITION_MESSAGE]
+    return pb.Transition(to_state=ending.to_state, reason=ending.reason, message=message, result=result)
 
 
 def _is_due(ending: pb.ListEndingsResponse.Ending, task: task_pb2.Task) -> bool:

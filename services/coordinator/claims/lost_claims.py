@@ -20,6 +20,7 @@ from tenure.runtime.failpoints import failpoint
 from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_status import PeerFailed
 from tenure.v1 import checkpoint_service_pb2
+from tenure.validators import MAX_TRANSITION_MESSAGE
 from tenure.wire.task import reported_call_to_wire
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def _to_wire(lost: LostClaim) -> checkpoint_service_pb2.RequeueLostRequest.Lost:
         task_id=lost.task_id,
         claim_id=lost.claim_id,
         reason=lost.reason,
-        message=lost.message,
+        message=lost.message[:MAX_TRANSITION_MESSAGE],
         output_tokens=0 if lost.call is None else lost.call.usage.output_tokens,  # for a ledger of an older version
         heard_call=None if lost.call is None else reported_call_to_wire(lost.call),
         actor=lost.actor,
