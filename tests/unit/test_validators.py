@@ -235,6 +235,14 @@ def test_a_generation_that_cannot_be_left_is_refused(expected: int) -> None:
     assert fields(checkpoint.RaiseGenerationRequest(expected=expected)) == {"expected"}
 
 
+def test_the_reasons_of_a_raise_and_of_a_release_are_bounded() -> None:
+    assert fields(checkpoint.RaiseGenerationRequest(expected=1, reason="x" * 1001)) == {"reason"}
+    release = checkpoint.NoteLeaseReleaseRequest(
+        resource="a", claim_id=str(uuid.uuid4()), reason="x" * 65, message="x" * 1001
+    )
+    assert fields(release) == {"reason", "message"}
+
+
 def said(**message: object) -> coordinator.SessionRequest:
     return coordinator.SessionRequest(**message)  # type: ignore[arg-type]  # any of its messages
 
