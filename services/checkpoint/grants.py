@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from services.checkpoint.queries import QUERIES, fetch_all, fetch_one, in_ledger_transaction, ledger_connection
 from tenure.domain.errors import WrongState
-from tenure.domain.fencing import MAX_GENERATION
+from tenure.domain.fencing import MAX_GENERATION, MAX_GENERATION_JUMP
 from tenure.runtime.failpoints import failpoint
 from tenure.v1 import checkpoint_service_pb2 as pb
 
@@ -31,17 +31,25 @@ async def get_epochs(pool: Pool) -> tuple[int, int]:
 async def raise_generation(pool: Pool, expected: int, reason: str) -> int:
     """Raises the generation above `expected`, unless an earlier call did, and returns it.
 
-    Raises WrongState / GENERATIONS_EXHAUSTED when an epoch of the last generation was registered.
+    Raises WrongState: GENERATION_TOO_FAR when `expected` is far ahead of the ledger, GENERATIONS_EXHAUSTED when an
+    epoch of the last generation was registered.
     """
 
     async def work(connection: Connection) -> tuple[int, bool]:
-        parameters = {"expected": expected, "max_generation": MAX_GENERATION}
+        parameters = {"expected": expected, "max_generation": MAX_GENERATION, "max_jump": MAX_GENERATION_JUMP}
         raised = await fetch_one(connection, QUERIES.raise_generation, parameters)
         return (raised[0], True) if raised is not None else ((await _read(connection))[0], False)
 
     await failpoint("checkpoint.before_raise")
     generation, was_raised = await in_ledger_transaction(pool, work)
     await failpoint("checkpoint.after_raise")
+    if expected > generation + MAX_GENERATION_JUMP:
+        raise WrongState(
+            f"generation {expected} is too far ahead of the ledger's generation {generation}: if the key "
+            "/tenure/generation in etcd is wrong, stop the coordinators and delete it; if the ledger was restored, "
+            "raise its generation as docs/etcd.md says",
+            reason="GENERATION_TOO_FAR",
+        )
     if generation <= expected:
         raise WrongState(
             f"the ledger has registered an epoch of generation {MAX_GENERATION}, the last one: restore the ledger "

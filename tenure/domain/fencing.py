@@ -19,6 +19,10 @@ FIRST_GENERATION: Final = 1
 """The generation of a new ledger. No etcd works in it: the first one is given the next."""
 MAX_REVISION: Final = (1 << REVISION_BITS) - 1
 MAX_GENERATION: Final = (1 << (63 - REVISION_BITS)) - 1
+MAX_GENERATION_JUMP: Final = 1 << 16
+"""How far one raise may go. Each lost etcd needs one generation, and docs/etcd.md adds 1,000 after a lost ledger: a
+raise beyond this follows a broken key in etcd, and few such raises would use up all generations.
+"""
 
 
 class Fence(NamedTuple):

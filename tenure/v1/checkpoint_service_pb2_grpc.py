@@ -462,7 +462,8 @@ class CheckpointServiceServicer:
 
     def RaiseGeneration(self, request, context):
         """Raises the generation by compare-and-set. The answer has the one that stands, whoever raised it. FAILED_PRECONDITION /
-        GENERATIONS_EXHAUSTED: an epoch of the last generation was registered.
+        GENERATIONS_EXHAUSTED: an epoch of the last generation was registered. FAILED_PRECONDITION / GENERATION_TOO_FAR: `expected`
+        is more than 65,536 ahead of the ledger's generation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -141,7 +141,8 @@ class CheckpointServiceStub:
     """Says of claims of resources found in etcd which of them are registered."""
     RaiseGeneration: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RaiseGenerationRequest, _checkpoint_service_pb2.RaiseGenerationResponse]
     """Raises the generation by compare-and-set. The answer has the one that stands, whoever raised it. FAILED_PRECONDITION /
-    GENERATIONS_EXHAUSTED: an epoch of the last generation was registered.
+    GENERATIONS_EXHAUSTED: an epoch of the last generation was registered. FAILED_PRECONDITION / GENERATION_TOO_FAR: `expected`
+    is more than 65,536 ahead of the ledger's generation.
     """
     ReportUsage: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ReportUsageRequest, _checkpoint_service_pb2.ReportUsageResponse]
     """Says what a model call used that was settled as lost, for the bill and the budget alone: from the worker that made it, which may
@@ -283,7 +284,8 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     """Says of claims of resources found in etcd which of them are registered."""
     RaiseGeneration: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.RaiseGenerationRequest, _checkpoint_service_pb2.RaiseGenerationResponse]  # type: ignore[assignment]
     """Raises the generation by compare-and-set. The answer has the one that stands, whoever raised it. FAILED_PRECONDITION /
-    GENERATIONS_EXHAUSTED: an epoch of the last generation was registered.
+    GENERATIONS_EXHAUSTED: an epoch of the last generation was registered. FAILED_PRECONDITION / GENERATION_TOO_FAR: `expected`
+    is more than 65,536 ahead of the ledger's generation.
     """
     ReportUsage: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.ReportUsageRequest, _checkpoint_service_pb2.ReportUsageResponse]  # type: ignore[assignment]
     """Says what a model call used that was settled as lost, for the bill and the budget alone: from the worker that made it, which may
@@ -590,7 +592,8 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_service_pb2.RaiseGenerationResponse, _abc.Awaitable[_checkpoint_service_pb2.RaiseGenerationResponse]]:
         """Raises the generation by compare-and-set. The answer has the one that stands, whoever raised it. FAILED_PRECONDITION /
-        GENERATIONS_EXHAUSTED: an epoch of the last generation was registered.
+        GENERATIONS_EXHAUSTED: an epoch of the last generation was registered. FAILED_PRECONDITION / GENERATION_TOO_FAR: `expected`
+        is more than 65,536 ahead of the ledger's generation.
         """
 
     @_abc_1.abstractmethod

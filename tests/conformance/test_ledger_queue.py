@@ -11,7 +11,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from tenure.domain.errors import WrongState
-from tenure.domain.fencing import MAX_GENERATION, MAX_REVISION, compose_epoch
+from tenure.domain.fencing import MAX_GENERATION, MAX_GENERATION_JUMP, MAX_REVISION, compose_epoch
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, kinds, reserve
@@ -251,6 +251,17 @@ async def test_no_generation_is_raised_beyond_the_last(checkpoint: MakeCheckpoin
     with pytest.raises(WrongState, match="restore the ledger") as refused:
         await raise_generation(replica, 1)
     assert refused.value.reason == "GENERATIONS_EXHAUSTED"
+
+
+async def test_a_raise_far_beyond_the_ledgers_generation_is_refused(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
+    for expected in (MAX_GENERATION - 1, 2 + MAX_GENERATION_JUMP):
+        with pytest.raises(WrongState, match="too far ahead") as refused:
+            await raise_generation(replica, expected)
+        assert refused.value.reason == "GENERATION_TOO_FAR"
+    assert await raise_generation(replica, 1) == 2
+    assert await raise_generation(replica, 2 + MAX_GENERATION_JUMP) == 3 + MAX_GENERATION_JUMP
+    assert await raise_generation(replica, 1) == 3 + MAX_GENERATION_JUMP
 
 
 async def test_nothing_of_a_generation_that_was_left_is_registered(checkpoint: MakeCheckpoint) -> None:

@@ -511,9 +511,11 @@ select generation, highest_epoch from epochs;
 -- name: raise_generation
 -- Compare-and-set. `expected` may be ahead of the ledger: a ledger restored from a backup must pass etcd's generation.
 -- The new generation is above that of every registered epoch, including epochs of later generations that an earlier
--- release registered. It never exceeds the last generation that an epoch can have.
+-- release registered. It never exceeds the last generation that an epoch can have. A caller far ahead of the ledger is
+-- refused: its etcd is broken, and the generations in between would be lost.
 update epochs set generation = greatest(%(expected)b::bigint, highest_epoch >> 40) + 1
  where generation <= %(expected)b::bigint
+   and %(expected)b::bigint <= generation + %(max_jump)b::bigint
    and greatest(%(expected)b::bigint, highest_epoch >> 40) < %(max_generation)b::bigint
 returning generation;
 
