@@ -5,11 +5,9 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-import psycopg
 from psycopg.types.numeric import Int8BinaryDumper
 
 from services.checkpoint.sql_arrays import register_columns
-from tenure.domain.errors import InvalidRequest
 from tenure.runtime.postgres import connection, in_transaction
 from tenure.runtime.sql import Migrations, Queries
 
@@ -54,34 +52,18 @@ async def fetch_one(connection: Connection, statement: bytes, parameters: dict[s
 
 
 async def in_ledger_transaction(pool: Pool, work: Callable[[Connection], Awaitable[T]]) -> T:
-    """Runs `work` in a transaction, again after a conflict. Raises InvalidRequest for text that Postgres cannot
-    store.
-    """
+    """Runs `work` in a transaction, again after a conflict. Raises domain errors, as tenure.runtime.postgres says."""
 
     async def prepared(connection: Connection) -> T:
         prepare_connection(connection)
         return await work(connection)
 
-    with refusing_unfit_text():
-        return await in_transaction(pool, prepared)
+    return await in_transaction(pool, prepared)
 
 
 @asynccontextmanager
 async def ledger_connection(pool: Pool) -> AsyncIterator[Connection]:
     """Yields a connection for reads, in autocommit."""
-    with refusing_unfit_text():
-        async with connection(pool) as postgres:
-            prepare_connection(postgres)
-            yield postgres
-
-
-class refusing_unfit_text:  # noqa: N801  read as a statement: `with refusing_unfit_text():`
-    """Raises InvalidRequest for data that Postgres cannot store, such as a NUL in a text."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if isinstance(error, psycopg.errors.DataError):
-            message = "a text has characters that the ledger cannot store: remove them and send the request again"
-            raise InvalidRequest(message, reason="INVALID_TEXT") from error
+    async with connection(pool) as postgres:
+        prepare_connection(postgres)
+        yield postgres

@@ -82,7 +82,8 @@ def to_domain(error: psycopg.Error) -> TenureError | None:
     """The domain error, or None when the statement itself is at fault: that is a bug of ours."""
     state = error.sqlstate
     if isinstance(error, _UNFIT_TEXT):
-        return InvalidRequest("a text holds characters that cannot be kept", reason="INVALID_TEXT")
+        message = "a text has characters that Postgres cannot store, such as NUL"
+        return InvalidRequest(f"{message}: remove them and send the request again", reason="INVALID_TEXT")
     if isinstance(error, psycopg_pool.TooManyRequests):
         return LimitReached("too many wait for a connection to Postgres", reason="POOL_FULL")
     if isinstance(error, (psycopg_pool.PoolTimeout, psycopg_pool.PoolClosed)):

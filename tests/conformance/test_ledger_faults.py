@@ -13,10 +13,11 @@ import pytest
 
 from devstack.postgres_process import PostgresProcess
 from services.checkpoint.main import CheckpointSettings, assemble
-from services.checkpoint.queries import MIGRATIONS
+from services.checkpoint.queries import MIGRATIONS, SCHEMA, fetch_one, in_ledger_transaction, ledger_connection
 from services.checkpoint.webhooks.sending import WebhookSettings
 from tenure.domain.errors import Unavailable
 from tenure.runtime import failpoints
+from tenure.runtime.postgres import open_pool
 from tenure.runtime.process import Process
 from tenure.runtime.service import CommonSettings
 from tenure.runtime.settings import Address, ConfigurationError, Secret
@@ -142,6 +143,17 @@ async def test_a_read_only_postgres_is_unavailable(checkpoint: MakeCheckpoint) -
     with pytest.raises(Unavailable) as refused:
         await owner.commit(words())
     assert refused.value.reason == "READ_ONLY"
+
+
+async def test_a_statement_at_fault_is_no_callers_mistake(checkpoint: MakeCheckpoint) -> None:
+    """Of all data that Postgres refuses, only text with impossible characters is blamed on the caller's text."""
+    replica = await checkpoint()
+    async with open_pool(replica.dsn, schema=SCHEMA) as pool:
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            await in_ledger_transaction(pool, lambda connection: fetch_one(connection, b"select 1 / 0", {}))
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            async with ledger_connection(pool) as connection:
+                await fetch_one(connection, b"select 1 / 0", {})
 
 
 async def test_a_full_disk_is_reported_and_the_ledger_recovers(
