@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar, Final, Protocol
 
 from devstack import die_with_parent
+from devstack.listening import listens
 
 # What keeps the stack from running, said in one sentence.
 
@@ -166,6 +167,12 @@ class ChildProcess(ABC):
     def exit_code(self) -> int | None:
         """None while it runs, or when it was never started."""
         return None if self._process is None else self._process.poll()
+
+    @property
+    def listens(self) -> bool:
+        """Whether the process itself listens at its address: another stack's may answer there."""
+        port = int(self.address.rpartition(":")[2])
+        return self._process is not None and self.exit_code is None and listens(self._process.pid, port)
 
     @abstractmethod
     async def serves(self) -> bool:

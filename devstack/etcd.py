@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from devstack import die_with_parent
 from devstack.child_process import freeze
+from devstack.listening import listens
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -149,7 +150,7 @@ class EtcdProcess:
     def wait_ready(self, timeout_seconds: float = READY_SECONDS) -> None:
         """Wait until it has a leader and answers reads. Raises EtcdStartError when it ends or takes too long."""
         deadline = time.monotonic() + timeout_seconds
-        while not self._answers():
+        while not (self._answers() and listens(self._running().pid, self.member.client_port)):
             if (code := self._running().poll()) is not None:
                 raise self._failure(f"ended with {code}")
             if time.monotonic() > deadline:

@@ -28,6 +28,8 @@ class ServiceProcess(ChildProcess):
 
     async def serves(self) -> bool:
         """Its health says SERVING."""
+        if not self.listens:
+            return False
         async with grpc.aio.insecure_channel(self.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
             try:
                 answer = await health_pb2_grpc.HealthStub(channel).Check(
@@ -62,6 +64,8 @@ class SimulatorProcess(ChildProcess):
 
     async def serves(self) -> bool:
         """It listens."""
+        if not self.listens:
+            return False
         host, _, port = self.address.rpartition(":")
         try:
             _, writer = await asyncio.open_connection(host, int(port))

@@ -15,6 +15,7 @@ import pytest
 
 from devstack import (
     FolderBusy,
+    ServiceDied,
     Stack,
     StackError,
     StackOptions,
@@ -32,6 +33,7 @@ from devstack.options import (
     choose_address,
     environment_of,
 )
+from devstack.service_process import SimulatorProcess
 from devstack.stores import endpoint_version
 from devstack.supervisor import death_of
 from tenure.cli.dev import UNSAFE_ETCD, command_name, passed_on
@@ -232,3 +234,39 @@ def test_the_ledger_and_the_workers_have_one_default_model(tmp_path: Path, expec
     ledger = environment_of("checkpoint", "checkpoint", "", options, Layout(tmp_path), StackAddresses())
     worker = environment_of("worker", "worker-1", "", options, Layout(tmp_path), StackAddresses())
     assert ledger["TENURE_CHECKPOINT_DEFAULT_MODEL"] == worker["TENURE_WORKER_MODEL"] == model
+
+
+class Latecomer(SimulatorProcess):
+    """Takes its address only when somebody has looked whether it serves."""
+
+    def __init__(self, folder: Path, address: str) -> None:
+        super().__init__(Layout(folder), address, StackOptions(data_dir=folder))
+        self.gate = folder / "gate"
+        source = (
+            "import socket, sys, time, pathlib\n"
+            "while not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)\n"
+            "with socket.create_server(('127.0.0.1', int(sys.argv[2]))): time.sleep(600)"
+        )
+        self.command = [sys.executable, "-c", source, str(self.gate), address.rpartition(":")[2]]
+        self.log_path = folder / "log"
+
+    async def serves(self) -> bool:
+        does_serve = await super().serves()
+        self.gate.touch()
+        return does_serve
+
+
+async def test_a_service_of_another_stack_is_not_taken_for_ours(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        child = Latecomer(tmp_path, f"127.0.0.1:{other.getsockname()[1]}")
+        child.start()
+        try:
+            with pytest.raises(ServiceDied, match="Address already in use"):
+                await child.wait_ready()
+        finally:
+            child.kill()
+    child.start()
+    try:
+        await child.wait_ready()
+    finally:
+        child.kill()
