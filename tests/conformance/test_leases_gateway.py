@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from tenure.cli.exit_codes import Exit
 from tenure.cli.main import cli
 from tenure.client import Client
-from tenure.domain.errors import LeaseHeld, OutOfRange, Unavailable
+from tenure.domain.errors import LeaseHeld, LimitReached, OutOfRange, Unavailable
 from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import lease_service_pb2 as pb
 from tenure.wire.token import read_claims
@@ -109,6 +109,33 @@ async def test_a_watch_ends_when_the_gateway_drains(lease_fleet: Fleet, lease_re
                 await anext(answers)
         assert ended.value.reason == "DRAINING"
     assert await stopping == 0
+
+
+async def test_watchers_that_leave_in_the_middle_leave_nothing(lease_replicas: list[str], tenant: str) -> None:
+    """The coordinator lets a tenant watch with 64 streams: so many again begin only when the former are closed."""
+    settings = {"LISTEN": "127.0.0.1:0", "COORDINATOR_ADDRESS": lease_replicas[0]}
+    process = await ServiceProcess("gateway", settings).start()
+    async with Client(process.address, tenant=tenant) as client, asyncio.timeout(PATIENCE_SECONDS):
+        for _ in range(2):
+            watches = [await begun_watch(client) for _ in range(64)]
+            for watch in watches:
+                watch.cancel()
+        await begun_watch(client)
+    assert await process.stop() == 0
+    assert [line for line in process.lines if line["level"] not in {"INFO", "WARNING"}] == []
+    assert "never retrieved" not in process.log_text()
+
+
+async def begun_watch(client: Client) -> Any:
+    """A watch with its first answer, begun as soon as the coordinator has room for it."""
+    while True:
+        watch = client.leases.WatchLeases(pb.WatchLeasesRequest())
+        try:
+            await anext(aiter(watch))
+        except LimitReached:
+            await asyncio.sleep(0.05)
+        else:
+            return watch
 
 
 async def test_the_command_shows_who_holds_what(run: Any, client: Client) -> None:
