@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
+import grpc
+
 from services.gateway.peers import patiently, read_task
 from tenure.domain.errors import InvalidRequest, NotFound, Unavailable
 from tenure.domain.task import BUILT_IN_LOOPS
 from tenure.domain.tool_names import unknown_tool_text
+from tenure.runtime.rpc_status import PeerFailed
 from tenure.v1 import tool_service_pb2
 
 if TYPE_CHECKING:
@@ -53,7 +56,12 @@ async def earlier_result(
     try:
         await check
     except (InvalidRequest, NotFound) as refusal:
-        earlier = await patiently(lambda: peers.checkpoint.FindRepeat(request))
+        try:
+            earlier = await patiently(lambda: peers.checkpoint.FindRepeat(request))
+        except PeerFailed as failure:
+            if failure.code is not grpc.StatusCode.UNIMPLEMENTED:  # a ledger of an older version does not have it
+                raise
+            raise refusal from None
         if earlier.WhichOneof("result") is None:
             raise refusal from None
         return earlier

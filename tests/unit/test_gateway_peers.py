@@ -5,11 +5,16 @@ from __future__ import annotations
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
 
+import grpc
 import pytest
 
 from services.gateway.peers import Peers, patiently
-from tenure.domain.errors import Unavailable
+from services.gateway.tool_names import earlier_result
+from tenure.domain.errors import InvalidRequest, Unavailable
+from tenure.runtime.rpc_status import PeerFailed
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
 from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import tool_service_pb2 as tools
@@ -35,3 +40,22 @@ async def test_a_silent_service_is_named_without_its_address() -> None:
                     await patiently(call)
                 assert refusal.value.message == f"{peer} does not answer just now"
                 assert not refusal.value.metadata
+
+
+async def test_an_older_ledger_leaves_the_refusal_as_it_is() -> None:
+    """It does not have FindRepeat, so a repeat is refused there as before."""
+
+    async def refuse() -> None:
+        raise InvalidRequest(violations=[("agent.tools.names", "there is no tool 'a'")])
+
+    async def find_repeat(_request: checkpoint.FindRepeatRequest) -> checkpoint.FindRepeatResponse:
+        raise PeerFailed(failure, "no such method")
+
+    peers: Any = SimpleNamespace(checkpoint=SimpleNamespace(FindRepeat=find_repeat))
+    request = checkpoint.FindRepeatRequest(create_task=checkpoint.CreateTaskRequest(request_id="r"))
+    failure = grpc.StatusCode.UNIMPLEMENTED
+    with pytest.raises(InvalidRequest, match="no tool"):
+        await earlier_result(peers, refuse(), request)
+    failure = grpc.StatusCode.INTERNAL
+    with pytest.raises(PeerFailed):
+        await earlier_result(peers, refuse(), request)
