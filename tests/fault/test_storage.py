@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
@@ -58,7 +59,7 @@ async def answering_postgres(postgres: Any) -> AsyncIterator[None]:
     log = postgres.cluster.log_path
     start = log.stat().st_size
     yield
-    print(log.read_bytes()[start:].decode("utf-8", "replace")[-20_000:])
+    sys.stdout.write(log.read_bytes()[start:].decode("utf-8", "replace")[-20_000:])
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
