@@ -1,4 +1,4 @@
-"""Group commit: what waits is written together, by one loop, as soon as the write before is done.
+"""Group commit: one loop writes all waiting items together as soon as the previous write is done.
 
     async def write(batch: Sequence[Commit]) -> Sequence[Receipt | TenureError]: …
 
@@ -6,8 +6,8 @@
     duties.start("commits", commits.run)
     receipt = await commits.submit(commit)
 
-There is no window: an item alone is never delayed, and batches grow with the load by themselves. A refusal is an
-item's own result and harms no neighbour. A caller that goes away cancels nothing: what was handed in is written.
+There is no time window: a single item is never delayed, and batches grow with the load. A refusal is the result of one
+item and does not affect the others of its batch. A caller that is cancelled does not cancel the write of its item.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 Write = Callable[[Sequence[Item]], Awaitable[Sequence[Result | TenureError]]]
 Answer = Callable[[Result | Exception], None]
-"""Hears the result of one item, exactly once; must not raise."""
+"""Receives the result of one item exactly once. It must not raise."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """Bounds of one batch and of what may wait for it; `full_reason` is what is told when that is too much.
+    """The bounds of one batch and of the queue. `full_reason`: the reason of LimitReached when the queue is full.
 
-    `patience_seconds`: how long an item is tried while the store cannot be written to; None: for ever.
+    `patience_seconds`: how long an item is retried while the store is unavailable; None: without end.
     """
 
     max_items: int = 128
@@ -69,11 +69,13 @@ class _Waiting(Generic[Item, Result]):
 
 
 class Batcher(Generic[Item, Result]):
-    """`write` gets the items of one batch, no two of the same `key`, and answers in their order.
+    """Collects items in batches and writes them.
 
-    It must be repeatable: after TryLater, which may hide a success, the same items are written again until their
-    patience is over. Any other exception is the fault of an item: the batch is then written one by one. So is a batch
-    that failed because another transaction kept a row lock: its other items do not need that row.
+    `write` gets the items of one batch, no two with the same `key`, and returns their results in the same order. It
+    must be repeatable: after TryLater, which may hide a success, the batch is written again until the patience of its
+    items is over. Any other exception is the fault of one item, so the items of the batch are then written one by one.
+    The same happens to a batch that failed because another transaction held a row lock: the other items do not need
+    that row.
     """
 
     def __init__(
@@ -96,11 +98,11 @@ class Batcher(Generic[Item, Result]):
         self._seconds = metrics.histogram("tenure_batch_seconds", batcher=name)
 
     def hand_in(self, item: Item, answer: Answer[Result]) -> None:
-        """Have it written, and `answer` told what `submit` would return or raise. LimitReached is raised at once."""
+        """Queues an item. `answer` later gets what `submit` would return or raise. Raises LimitReached at once."""
         size = self._size(item)
         full = len(self._queue) >= self._limits.max_waiting
         if full or self._queue_bytes + size > self._limits.max_waiting_bytes:
-            message = f"too many {self._name} wait"
+            message = f"the queue of {self._name} is full"
             raise LimitReached(message, reason=self._limits.full_reason, retry_after_seconds=0.2)
         self._queue.append(_Waiting(item, answer, self._key(item), size, monotonic()))
         self._queue_bytes += size
@@ -108,15 +110,17 @@ class Batcher(Generic[Item, Result]):
         self._arrived.set()
 
     async def submit(self, item: Item) -> Result:
-        """The item's result, once it is durable. Raises its refusal, LimitReached at once when the queue is full, and
-        Unavailable when the store could not be written to in time (then it may or may not have been written).
+        """Returns the item's result when it is durable.
+
+        Raises the item's refusal; LimitReached at once if the queue is full; Unavailable if the store was not available
+        in time, and then the item may or may not have been written.
         """
         done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self.hand_in(item, partial(_resolve, done))
         return await done
 
     async def run(self) -> None:
-        """The loop; a duty. When it is cancelled, what still waits is told that it may try elsewhere."""
+        """Writes batches until it is cancelled; it is a duty. Then waiting items get Unavailable (DRAINING)."""
         batch: list[_Waiting[Item, Result]] = []
         try:
             while True:
@@ -127,16 +131,21 @@ class Batcher(Generic[Item, Result]):
                 batch = self._take()
                 await self._settle(batch)
         finally:
-            interrupted = Unavailable("stopped while this was written", reason="DRAINING", metadata=OUTCOME_UNKNOWN)
+            interrupted = Unavailable(
+                "the service stopped while this was being written", reason="DRAINING", metadata=OUTCOME_UNKNOWN
+            )
             for waiting in batch:
                 waiting.resolve(interrupted)
             for waiting in self._queue:
-                waiting.resolve(Unavailable("stopped before this was written", reason="DRAINING"))
+                waiting.resolve(Unavailable("the service stopped before this was written", reason="DRAINING"))
             self._queue.clear()
             self._queue_bytes = 0
 
     def _take(self) -> list[_Waiting[Item, Result]]:
-        """The oldest that fit together. One larger than a batch goes alone; a second of a key waits for the next."""
+        """Removes the oldest items that fit in one batch from the queue and returns them.
+
+        An item larger than a batch goes alone. A second item with the same key waits for the next batch.
+        """
         taken: list[_Waiting[Item, Result]] = []
         later: list[_Waiting[Item, Result]] = []
         keys: set[Hashable] = set()
@@ -157,22 +166,24 @@ class Batcher(Generic[Item, Result]):
         return taken
 
     async def _settle(self, batch: list[_Waiting[Item, Result]]) -> None:
-        """Write until every item has its answer."""
+        """Writes the batch, again if necessary, until every item has its answer."""
         failures = 0
         while batch:
             try:
                 return await self._write_once(batch)
             except TryLater as error:
-                if error.reason == LOCK_TIMEOUT and len(batch) > 1:  # only one of them may wait for that lock
+                if error.reason == LOCK_TIMEOUT and len(batch) > 1:  # only one item may need that lock
                     return await self._settle_one_by_one(batch)
                 failures += 1
                 wait_seconds = AGAIN.wait_seconds(failures, random.random(), error.retry_after_seconds)
                 batch = self._still_patient(batch, error)
                 metrics.count("tenure_batches_repeated_total", batcher=self._name)
-            except Exception as error:  # noqa: BLE001  whatever is wrong with one item, its neighbours are not at fault
+            except Exception as error:  # noqa: BLE001  an error of one item must not fail the others
                 if len(batch) == 1:
                     return self._blame(batch[0], error)
-                _log.warning("a batch failed and is written one by one", extra={"batcher": self._name}, exc_info=True)
+                _log.warning(
+                    "a batch failed; its items are written one by one", extra={"batcher": self._name}, exc_info=True
+                )
                 return await self._settle_one_by_one(batch)
             await asyncio.sleep(wait_seconds if batch else 0)
         return None
@@ -183,7 +194,7 @@ class Batcher(Generic[Item, Result]):
 
     async def _write_once(self, batch: list[_Waiting[Item, Result]]) -> None:
         began = monotonic()
-        note_progress()  # a batch that is written again, or one by one, goes on with each write
+        note_progress()  # each write of a repeated or divided batch is progress
         results = await self._write([waiting.item for waiting in batch])
         self._batches.value += 1
         self._items.value += len(batch)
@@ -203,12 +214,14 @@ class Batcher(Generic[Item, Result]):
 
     def _blame(self, waiting: _Waiting[Item, Result], error: Exception) -> None:
         if not isinstance(error, TenureError):
-            _log.error("this cannot be written", extra={"batcher": self._name, "key": str(waiting.key)}, exc_info=error)
+            _log.error(
+                "an item cannot be written", extra={"batcher": self._name, "key": str(waiting.key)}, exc_info=error
+            )
         waiting.resolve(error)
 
 
 def _resolve(done: asyncio.Future[Result], result: Result | Exception) -> None:
-    if done.done():  # its caller went away
+    if done.done():  # the caller was cancelled
         return
     if isinstance(result, Exception):
         done.set_exception(result)

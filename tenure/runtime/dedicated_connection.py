@@ -1,7 +1,7 @@
-"""A connection of its own for one loop that writes: made when it is needed, dropped when it is in doubt.
+"""A dedicated Postgres connection for one writing loop: opened when needed, closed after any error.
 
-A pool asks a connection whether it is well before each use, which costs a writer a third of its time. Here the writes
-themselves show it, and are repeated by whoever made them.
+A pool checks a connection before each use, which costs a writer a third of its time. Here a failed write shows that the
+connection is broken, and the writing loop repeats the write.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tenure.runtime.settings import Secret
 
 
 class DedicatedConnection:
-    """Not for use by two at once. Close it by its `async with`, or by `close`."""
+    """A connection for one user at a time. Close it by its `async with`, or by `close`."""
 
     def __init__(
         self, dsn: str | Secret, *, service: str, schema: str | None = None, options: PoolOptions | None = None
@@ -43,15 +43,15 @@ class DedicatedConnection:
         await self.close()
 
     async def close(self) -> None:
-        """Without effect when there is none; the next use makes a new one."""
+        """Closes the connection, if there is one. The next use opens a new one."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            with suppress(psycopg.Error):  # it is being given up, and mostly because it is broken
+            with suppress(psycopg.Error):  # a broken connection may fail to close
                 await connection.close()
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[Connection]:
-        """The connection, in autocommit. Raises domain errors; what was interrupted is never used again."""
+        """Yields the connection, in autocommit. Raises domain errors. Closes a connection whose use was interrupted."""
         with domain_errors():
             connection = await self._connected()
             try:
@@ -64,16 +64,16 @@ class DedicatedConnection:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
-        """A transaction whose statements are sent without waiting for each other; a fetch waits for all before it."""
+        """Opens a transaction in pipeline mode: statements do not wait for each other; a fetch waits for all."""
         async with self.use() as connection, connection.pipeline(), connection.transaction():
             yield connection
 
     async def _connected(self) -> Connection:
         if self._connection is None or self._connection.closed:
             arguments = connection_arguments(self._service, self._options.connect_timeout_seconds)
-            fresh: Connection = await BoundedConnection.connect(
+            postgres: Connection = await BoundedConnection.connect(
                 revealed(self._dsn), cursor_factory=BinaryCursor, **arguments
             )
-            self._connection = fresh
-            await configure_session(fresh, self._options, self._schema)
+            self._connection = postgres
+            await configure_session(postgres, self._options, self._schema)
         return self._connection

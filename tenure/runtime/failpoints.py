@@ -1,8 +1,12 @@
-"""Every place where a test may break a process, and why just there.
+"""Failpoints: named places in the code where a test stops, kills or fails the process.
 
-All services' names stand in this one list, so that one setting can be given to all processes and a typo in it is an
-error. A name is `<service>.<moment>`; the code says `await failpoint("<name>")` at the moment itself. Names in the
-second table are switches: they turn a guard off, to prove that a test would notice.
+TENURE_FAILPOINTS arms them: `<name>=<term>-><term>;<name>=…`. A term is an action, such as `kill9` or `sleep(500)`. The
+prefix `3#` takes the action only at the third hit, and `0.1*` takes it with this probability. A name without `=` turns
+on a switch.
+
+This one list has the names of all services, so that all processes can get the same setting and a typo in it is an
+error. A name is `<service>.<moment>`; the code calls `await failpoint("<name>")` at that moment. Each description says
+what has happened at that moment and what has not. A switch turns a guard off, to prove that a test detects this.
 """
 
 from __future__ import annotations
@@ -31,128 +35,130 @@ _switches: dict[str, str] = {}
 
 
 def declare(name: str, why: str) -> str:
-    """Add a failpoint; each name once."""
+    """Declares a failpoint. A name can be declared once."""
     assert name not in _declared, f"the failpoint {name} is declared twice"
     _declared[name] = why
     return name
 
 
 def declare_switch(name: str, why: str) -> str:
-    """Add a switch; each name once."""
+    """Declares a switch. A name can be declared once."""
     assert name not in _switches, f"the switch {name} is declared twice"
     _switches[name] = why
     return name
 
 
-# The boundaries of a worker's step: a crash at each must cost at most the model call in flight.
-declare("worker.after_grant", "a claim that was granted and never opened")
-declare("worker.after_open", "an owner that read its history and did nothing")
-declare("worker.after_reserve", "a reservation whose call was never sent")
-declare("worker.before_model", "the attempt is in the ledger, the request not yet sent")
-declare("worker.after_model", "an answer that was paid for and not written down")
-declare("worker.before_correction", "an answer is in the ledger and is no result, and the agent was not told")
-declare("worker.before_failure", "a call failed, and nobody was told")
-declare("worker.after_failure", "a failure is settled, its repeat not reserved")
-declare("worker.after_intent", "intents committed, no tool called")
-declare("worker.after_execute", "outcomes known to the worker only")
-declare("worker.after_outcome", "outcomes committed, the next attempt not")
-declare("worker.after_fence", "the tools are closed, the end that needed it not written")
-declare("worker.before_close_out", "the work is done, the end not written")
-declare("worker.after_close_out", "the end is written, the lease still held")
+# The boundaries of a worker's step. A crash at any of them must cost at most the model call in flight.
+declare("worker.after_grant", "the claim is granted, the task not opened")
+declare("worker.after_open", "the history is read, nothing is done")
+declare("worker.after_reserve", "the reservation is committed, the model call not sent")
+declare("worker.before_model", "the model attempt is in the ledger, the request not sent")
+declare("worker.after_model", "the provider billed the answer, the ledger does not have it")
+declare("worker.before_correction", "an invalid final answer is in the ledger, the correction for the agent is not")
+declare("worker.before_failure", "the model call failed, the ledger does not have the failure")
+declare("worker.after_failure", "the failure is committed, the next attempt not reserved")
+declare("worker.after_intent", "the intents are committed, no tool is called")
+declare("worker.after_execute", "only the worker has the outcomes")
+declare("worker.after_outcome", "the outcomes are committed, the next model attempt is not")
+declare("worker.after_fence", "the tool fence is closed, the close-out that needs it not committed")
+declare("worker.before_close_out", "the work is done, the close-out not committed")
+declare("worker.after_close_out", "the close-out is committed, the claim not released")
 
-# The ledger, around each of its transactions: what was acknowledged is there, what was not may be.
-declare("checkpoint.before_create", "a submit that left no trace")
-declare("checkpoint.after_create", "a task that its client was not told of")
-declare("checkpoint.after_prepare", "a fork's id is given out, no files of it are copied")
-declare("checkpoint.before_foreign", "a cancel or a message that left no trace")
-declare("checkpoint.after_foreign", "a cancel or a message that is durable, and was not acknowledged")
-declare("checkpoint.before_signal", "an event came, nothing of it is kept")
-declare("checkpoint.after_signal", "an event is kept or taken, its sender was not told")
-declare("checkpoint.before_offer", "an offer asked for, nothing set aside")
-declare("checkpoint.after_offer", "tasks are set aside for a coordinator that was not told")
-declare("checkpoint.before_register", "claims in etcd that are not grants yet")
-declare("checkpoint.after_register", "grants that their coordinator does not know of")
-declare("checkpoint.before_open", "the fence is not raised yet")
+# Around each transaction of the checkpoint service: an acknowledged write is durable, any other write may be.
+declare("checkpoint.before_create", "the submit is received, nothing is written")
+declare("checkpoint.after_create", "the task is created, the client has no answer")
+declare("checkpoint.after_prepare", "the fork's task id is assigned, none of its files are copied")
+declare("checkpoint.before_foreign", "the external entry is received, nothing is written")
+declare("checkpoint.after_foreign", "the external entry is durable, the client has no answer")
+declare("checkpoint.before_signal", "the signal is received, nothing is written")
+declare("checkpoint.after_signal", "the signal is stored or has answered a wait, the sender has no answer")
+declare("checkpoint.before_offer", "a coordinator asked for offers, no task is set aside")
+declare("checkpoint.after_offer", "tasks are set aside for a coordinator that has no answer")
+declare("checkpoint.before_register", "the claims are in etcd, none is a grant")
+declare("checkpoint.after_register", "the grants are registered, the coordinator has no answer")
+declare("checkpoint.before_open", "the fence is not raised")
 declare("checkpoint.after_open", "the fence is raised, the history not sent")
 declare("checkpoint.before_commit", "nothing of the batch is written")
-declare("checkpoint.after_commit", "the batch is durable, nobody was told")
-declare("checkpoint.before_requeue", "a claim is gone, its task RUNNING for a moment longer")
-declare("checkpoint.after_requeue", "a task is in the queue again, and nobody was told")
-declare("checkpoint.before_sweep", "tasks are due, their rows not locked yet")
-declare("checkpoint.after_sweep", "what was due is done, and nobody was told")
-declare("checkpoint.after_events", "changes are written down as deliveries, none is sent")
-declare("checkpoint.after_delivery", "a webhook has it, the ledger does not know")
-declare("checkpoint.before_raise", "a generation that is to be raised")
-declare("checkpoint.after_raise", "the generation is raised here, etcd is behind")
-declare("checkpoint.before_prune", "ended tasks whose time is over, locked and still there")
-declare("checkpoint.after_prune", "tasks are gone, their entries and all that the tools have of them are not")
-declare("checkpoint.before_clear", "entries of a pruned task, a part of them perhaps, that are to go")
-declare("checkpoint.after_clear", "some of the entries of a pruned task are gone")
-declare("checkpoint.before_refusals", "refused writes that are in the log only")
-declare("checkpoint.after_refusals", "refused writes are kept, and still queued to be kept")
+declare("checkpoint.after_commit", "the batch is durable, no worker has an answer")
+declare("checkpoint.before_requeue", "the claim is gone, its task still RUNNING")
+declare("checkpoint.after_requeue", "the task is requeued, the caller has no answer")
+declare("checkpoint.before_sweep", "rows are due, none is locked")
+declare("checkpoint.after_sweep", "the due rows are changed, no notification is sent")
+declare("checkpoint.after_events", "the changes are stored as deliveries, none is sent")
+declare("checkpoint.after_delivery", "the webhook has the delivery, the ledger does not know")
+declare("checkpoint.before_raise", "the generation is to be raised, the ledger has the old one")
+declare("checkpoint.after_raise", "the ledger has the new generation, etcd the old one")
+declare("checkpoint.before_prune", "ended tasks past their retention are locked, not deleted")
+declare("checkpoint.after_prune", "the task rows are deleted, their entries and the tool service's data are not")
+declare("checkpoint.before_clear", "entries of a pruned task, perhaps only a part, are to be deleted")
+declare("checkpoint.after_clear", "some entries of a pruned task are deleted")
+declare("checkpoint.before_refusals", "refused writes are only in the log")
+declare("checkpoint.after_refusals", "refused writes are stored, and still in the queue to be stored")
 
-# The tools, around each of their writes and the one moment that cannot be taken back.
-declare("tools.before_life", "a process that is no runner yet")
-declare("tools.after_life", "a runner that nobody heard of")
-declare("tools.before_renewal", "a runner whose time runs out")
-declare("tools.after_renewal", "a runner that lives longer than it knows")
-declare("tools.before_accept", "a call asked for, of which nothing is written")
-declare("tools.after_accept", "the call is recorded, not started")
-declare("tools.before_start", "a call about to be marked STARTED")
-declare("tools.before_effect", "marked STARTED, the effect not begun")
-declare("tools.before_withdraw", "marked STARTED, and its effect will never begin")
-declare("tools.after_withdraw", "the mark is taken back, the next attempt not marked")
-declare("tools.after_effect", "the effect happened, its outcome is not recorded")
-declare("tools.after_outcome", "the outcome is recorded, nobody was told")
-declare("tools.before_fence", "a fence asked for, not raised")
-declare("tools.after_fence", "the fence is raised, what runs not stopped")
-declare("tools.before_settle", "a closed fence, calls of dead runners not settled")
-declare("tools.after_settle", "calls of dead runners are in doubt, and nobody was told")
+# Around each write of the tool service, and around the effect of a call, which cannot be undone.
+declare("tools.before_life", "the process has no runner row")
+declare("tools.after_life", "the runner row is written, the process does not know")
+declare("tools.before_renewal", "the runner's row is about to expire")
+declare("tools.after_renewal", "the runner's row is renewed, the process does not know")
+declare("tools.before_accept", "the call is received, nothing is written")
+declare("tools.after_accept", "the call is recorded as ACCEPTED, not as STARTED")
+declare("tools.before_start", "the call is about to be recorded as STARTED")
+declare("tools.before_effect", "the call is recorded as STARTED, the effect not begun")
+declare("tools.before_withdraw", "the call is recorded as STARTED, the effect will never begin")
+declare("tools.after_withdraw", "the STARTED mark is withdrawn, the next call attempt not marked")
+declare("tools.after_effect", "the effect happened, the outcome is not recorded")
+declare("tools.after_outcome", "the outcome is recorded, the worker has no answer")
+declare("tools.before_fence", "the request is received, the fence not raised")
+declare("tools.after_fence", "the fence is raised, running calls are not stopped")
+declare("tools.before_settle", "the fence is closed, calls of dead runners are not settled")
+declare("tools.after_settle", "calls of dead runners are in doubt, the caller has no answer")
 
-declare("tools.after_copy", "a fork's files are in place, and there is no fork")
-declare("tools.before_forget", "a pruned task's fence is closed for ever, its records are there")
-declare("tools.after_forget", "a pruned task's records are gone, its files are there and the ledger was not told")
-declare("tools.before_removal", "a pruned task's files that are to go")
+declare("tools.after_copy", "the fork's files are copied, the fork does not exist")
+declare("tools.before_forget", "the fence of a pruned task is closed for good, its records exist")
+declare("tools.after_forget", "the records of a pruned task are deleted, its files exist and the ledger does not know")
+declare("tools.before_removal", "the files of a pruned task are to be deleted")
 
-# The coordinator, around each of its writes to etcd, and between etcd and the ledger.
-declare("coordinator.before_session", "a worker said hello, and etcd knows nothing of it")
-declare("coordinator.after_lease", "a lease without a session")
-declare("coordinator.after_session", "a session that its worker does not know of")
-declare("coordinator.before_reattach", "a worker came back, its session is attached elsewhere")
-declare("coordinator.after_reattach", "the session is attached here, its worker does not know")
-declare("coordinator.before_session_end", "a stream broke, its session lives")
-declare("coordinator.before_revoke", "the session's key is gone, its lease and claims are not")
-declare("coordinator.after_revoke", "the claims are gone, their tasks RUNNING")
-declare("coordinator.before_claim", "offers set aside, nothing claimed")
+# Around each of the coordinator's writes to etcd, and between etcd and the ledger.
+declare("coordinator.before_session", "a worker asked for a session, etcd has nothing of it")
+declare("coordinator.after_lease", "the etcd lease exists, the session does not")
+declare("coordinator.after_session", "the session exists, the worker does not know")
+declare("coordinator.before_reattach", "a worker reattaches, its session is attached to another coordinator")
+declare("coordinator.after_reattach", "the session is attached here, the worker does not know")
+declare("coordinator.before_session_end", "the stream broke, the session lives")
+declare("coordinator.before_revoke", "the session key is deleted, its lease and claims exist")
+declare("coordinator.after_revoke", "the claims are deleted, their tasks RUNNING")
+declare("coordinator.before_claim", "offers are set aside, none is claimed")
 declare("coordinator.after_claim", "the claim is in etcd, not registered in the ledger")
-declare("coordinator.after_register", "registered, the grant not sent")
-declare("coordinator.before_delete", "claims that are to go")
-declare("coordinator.after_delete", "claims that are gone, their tasks RUNNING or waiting for the next claim")
-declare("coordinator.before_drain", "an operator wants a worker to drain, and nothing says so")
-declare("coordinator.after_drain", "the mark is in etcd, the operator was not told")
-declare("coordinator.before_requeue", "a claim is gone, its task still RUNNING")
-declare("coordinator.after_requeue", "the task is in the queue, nobody was told to look")
-declare("coordinator.before_raise", "generations differ")
+declare("coordinator.after_register", "the grant is registered, not sent")
+declare("coordinator.before_delete", "the claims are to be deleted")
+declare("coordinator.after_delete", "the claims are deleted, their tasks RUNNING or waiting for the next claim")
+declare("coordinator.before_drain", "an operator asked to drain a worker, etcd has no mark")
+declare("coordinator.after_drain", "the drain mark is in etcd, the operator has no answer")
+declare("coordinator.before_requeue", "the claim is gone, its task still RUNNING")
+declare("coordinator.after_requeue", "the task is in the queue, no coordinator is notified")
+declare("coordinator.before_raise", "the generations of etcd and the ledger differ")
 declare("coordinator.after_ledger_raise", "the ledger's generation is above etcd's")
-declare("coordinator.after_raise", "both are raised, older claims are still there")
-declare("coordinator.after_ending_claim", "a task to be ended is claimed, not registered")
-declare("coordinator.before_ending_open", "registered, its owner can still commit")
-declare("coordinator.after_ending_open", "the ledger's fence is raised, the tools' is not")
-declare("coordinator.before_ending_commit", "the tools are closed, the end not written")
-declare("coordinator.before_ending_release", "the end is written, the claim still there")
-declare("coordinator.before_forget", "pruned tasks that the tools were not told of")
-declare("coordinator.after_forget", "pruned tasks that the tools have forgotten, and the ledger does not know it")
-declare("coordinator.after_lease_claim", "a named resource is claimed in etcd, not registered in the ledger")
-declare("coordinator.after_lease_register", "the grant of a named resource is registered, nobody has its token")
+declare("coordinator.after_raise", "both generations are raised, older claims still exist")
+declare("coordinator.after_ending_claim", "a task with a pending ending is claimed, not registered")
+declare("coordinator.before_ending_open", "the grant is registered, the old owner can still commit")
+declare("coordinator.after_ending_open", "the ledger's fence is raised, the tool fence is not")
+declare("coordinator.before_ending_commit", "the tool fence is closed, the close-out not committed")
+declare("coordinator.before_ending_release", "the close-out is committed, the claim exists")
+declare("coordinator.before_forget", "tasks are pruned, the tool service does not know")
+declare("coordinator.after_forget", "the tool service has forgotten the pruned tasks, the ledger does not know")
+declare("coordinator.after_lease_claim", "a named lease is claimed in etcd, not registered in the ledger")
+declare("coordinator.after_lease_register", "the grant of a named lease is registered, no holder has its token")
 
-declare_switch("worker.ignore_trust_window", "a worker deaf to the loss of its claims: only fences stop its effects")
-declare_switch("coordinator.deaf_watch", "etcd's watch says nothing: what vanishes is found by comparing lists only")
+declare_switch(
+    "worker.ignore_trust_window", "the worker ignores the loss of its claims, so only fences stop its effects"
+)
+declare_switch("coordinator.deaf_watch", "the key watch reports nothing, so only reconciliation finds lost claims")
 
 FAILPOINTS: Final = _declared
 SWITCHES: Final = _switches
 
 
-# Places where a test breaks the process on purpose. Off, one costs a lookup in an empty dict.
+# Arming and hitting. A failpoint that is not armed costs one lookup in an empty dict.
 
 _TERM: Final = re.compile(
     r"(?:(?P<nth>[1-9]\d*)#|(?P<odds>[01]?\.\d+|[01])\*)?(?P<action>[a-z0-9]+)(?:\((?P<argument>.*)\))?"
@@ -162,7 +168,7 @@ _POLL_SECONDS: Final = 0.01
 
 @dataclass(slots=True)
 class _Term:
-    """One action and when it is taken."""
+    """One action with its condition: at the nth hit (None: at every hit) and with the probability `odds`."""
 
     act: Callable[[str], Awaitable[None]]
     argument: str
@@ -181,7 +187,7 @@ class _Term:
 
 @dataclass(slots=True)
 class _Armed:
-    """One failpoint as set."""
+    """One armed failpoint with its terms."""
 
     name: str
     terms: list[_Term] = field(default_factory=list)
@@ -197,19 +203,22 @@ _enabled: set[str] = set()
 
 
 async def failpoint(name: str) -> None:
-    """The place `name`. Does nothing unless it was armed; the name must be declared in `failpoint_names`."""
+    """Takes the actions of the failpoint `name` if it is armed. The name must be declared above."""
     armed = _armed.get(name)
     if armed is not None:
         await armed.hit()
 
 
 def failpoint_enabled(switch: str) -> bool:
-    """Whether a switch is on: for the guards that a test turns off to see itself fail."""
+    """Whether a switch is on. Guards ask it, so that a test can turn them off and check that it fails then."""
     return switch in _enabled
 
 
 def arm(setting: str) -> None:
-    """Set all failpoints from TENURE_FAILPOINTS, "" for none. Raises ConfigurationError with all that is wrong."""
+    """Arms exactly the failpoints of the TENURE_FAILPOINTS value; "" for none.
+
+    Raises ConfigurationError with the list of all problems.
+    """
     problems: list[str] = []
     armed: dict[str, _Armed] = {}
     enabled: set[str] = set()
@@ -217,7 +226,7 @@ def arm(setting: str) -> None:
         name, separator, terms = (part.strip() for part in point.partition("="))
         known: Mapping[str, str] = FAILPOINTS if separator else SWITCHES
         if name not in known:
-            problems.append(f"TENURE_FAILPOINTS: {name} is no {'failpoint' if separator else 'switch'}")
+            problems.append(f"TENURE_FAILPOINTS: {name} is not a {'failpoint' if separator else 'switch'}")
         elif not separator:
             enabled.add(name)
         else:
@@ -230,7 +239,7 @@ def arm(setting: str) -> None:
 
 
 def disarm() -> None:
-    """All off."""
+    """Disarms all failpoints and turns all switches off."""
     _armed.clear()
     _enabled.clear()
 
@@ -240,11 +249,11 @@ def _terms(name: str, text: str, problems: list[str]) -> Iterator[_Term]:
         match = _TERM.fullmatch(part.strip())
         act = _ACTIONS.get(match["action"]) if match else None
         if match is None or act is None:
-            problems.append(f"TENURE_FAILPOINTS: {name}: {part.strip()!r} is no action")
+            problems.append(f"TENURE_FAILPOINTS: {name}: {part.strip()!r} is not an action")
             continue
         action, argument = match["action"], match["argument"] or ""
         if not _ARGUMENT[action](argument):
-            problems.append(f"TENURE_FAILPOINTS: {name}: {action} cannot take {argument!r}")
+            problems.append(f"TENURE_FAILPOINTS: {name}: {action} does not accept the argument {argument!r}")
             continue
         yield _Term(act, argument, int(match["nth"]) if match["nth"] else None, float(match["odds"] or 1))
 
@@ -263,7 +272,7 @@ async def _sleep(milliseconds: str) -> None:
 
 async def _error(name: str) -> None:
     code, reason = _codes()[name]
-    raise from_plain(code, reason, "a failpoint was armed here", {})
+    raise from_plain(code, reason, "an armed failpoint raised this error", {})
 
 
 async def _touch(path: str) -> None:
@@ -271,12 +280,12 @@ async def _touch(path: str) -> None:
 
 
 async def _wait(path: str) -> None:
-    while not await asyncio.to_thread(Path(path).exists):  # noqa: ASYNC110  another process makes the file
+    while not await asyncio.to_thread(Path(path).exists):  # noqa: ASYNC110  another process creates the file
         await asyncio.sleep(_POLL_SECONDS)
 
 
 def _codes() -> dict[str, tuple[int, str]]:
-    """What `error(…)` may name: a gRPC code, or the default reason of one of our errors."""
+    """Returns the arguments of `error(…)`: the names of gRPC codes and the default reasons of the domain errors."""
     by_code = {code.name: (code.value[0], code.name) for code in grpc.StatusCode if code is not grpc.StatusCode.OK}
     return {**by_code, **{kind.default_reason: (CODES[kind].value[0], kind.default_reason) for kind in errors.LEAVES}}
 

@@ -1,6 +1,6 @@
-"""Logs: one JSON object a line for machines, or lines for a person at a terminal.
+"""Log formats: one JSON object per line for machines, or plain lines for a person at a terminal.
 
-What a line is about is said by `extra=` of the call and by `log_context` around it:
+The fields of a line come from `extra=` of the call and from the `log_context` around it:
 
     with log_context(task=task_id, epoch=epoch):
         log.info("committed", extra={"sequence": 17})
@@ -24,18 +24,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _CONTEXT: ContextVar[Mapping[str, Any]] = ContextVar("log_context", default={})  # noqa: B039  never changed in place
-_RECORDS_OWN: Final = frozenset((*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"))
+_RECORD_ATTRIBUTES: Final = frozenset((*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"))
 _LONGEST_VALUE: Final = 8192
-_TALKATIVE: Final = ("httpx", "httpx2", "mcp")
-"""They tell each request's whole URL at INFO, and a secret may be in its query."""
+_VERBOSE_LOGGERS: Final = ("httpx", "httpx2", "mcp")
+"""They log the whole URL of each request at INFO, and its query may hold a secret."""
 
 FORMATS: Final = ("json", "human")
 
 
 @contextmanager
-def log_context(**facts: Any) -> Iterator[None]:
-    """Every record of this task (and the tasks it starts) inside carries these facts, over those further out."""
-    token = _CONTEXT.set({**_CONTEXT.get(), **facts})
+def log_context(**fields: Any) -> Iterator[None]:
+    """Adds `fields` to every record that this asyncio task, or a task that it starts, logs inside the block.
+
+    An inner context overrides the same field of an outer one.
+    """
+    token = _CONTEXT.set({**_CONTEXT.get(), **fields})
     try:
         yield
     finally:
@@ -45,7 +48,10 @@ def log_context(**facts: Any) -> Iterator[None]:
 def configure_logs(
     service: str, *, form: str = "json", level: str = "INFO", stream: TextIO | None = None
 ) -> logging.Handler:
-    """Send all records to `stream` (standard error) in this form. Replaces what was configured before."""
+    """Sends all records to `stream` (default: standard error) in the format `form`.
+
+    Replaces the handlers of the root logger.
+    """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter(service) if form == "json" else HumanFormatter())
     root = logging.getLogger()
@@ -53,21 +59,21 @@ def configure_logs(
         root.removeHandler(former)
     root.addHandler(handler)
     root.setLevel(level)
-    for name in _TALKATIVE:
+    for name in _VERBOSE_LOGGERS:
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
     logging.captureWarnings(capture=True)
     return handler
 
 
 class JsonFormatter(logging.Formatter):
-    """time, level, logger, message, service, then the facts, then the trace and the stack if there are any."""
+    """Formats a record as one JSON object: time, level, logger, message, service, the fields, and any stack."""
 
     def __init__(self, service: str) -> None:
         super().__init__()
         self._service = service
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line; a value that JSON does not know is shown as its text."""
+        """Returns one line. A value that JSON cannot encode becomes its `str`."""
         line = {
             "time": datetime.fromtimestamp(record.created, UTC)
             .isoformat(timespec="milliseconds")
@@ -76,7 +82,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
             "service": self._service,
-            **_facts(record),
+            **_fields(record),
         }
         if record.exc_info:
             line["stack"] = self.formatException(record.exc_info)
@@ -84,30 +90,29 @@ class JsonFormatter(logging.Formatter):
 
 
 class HumanFormatter(logging.Formatter):
-    """`12:00:01.250 INFO  checkpoint  committed  task=… epoch=…`, the stack below."""
+    """Formats a record as `12:00:01.250 INFO  checkpoint  committed  task=… epoch=…`, with the stack below."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The lines of one record."""
         at = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S.%f")[:-3]
-        facts = " ".join(f"{name}={value}" for name, value in _facts(record).items())
-        where = record.name.removeprefix("tenure.").removeprefix("services.")
-        line = f"{at} {record.levelname:<7} {where}  {record.getMessage()}  {facts}".rstrip()
+        fields = " ".join(f"{name}={value}" for name, value in _fields(record).items())
+        logger = record.name.removeprefix("tenure.").removeprefix("services.")
+        line = f"{at} {record.levelname:<7} {logger}  {record.getMessage()}  {fields}".rstrip()
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-def _facts(record: logging.LogRecord) -> dict[str, Any]:
-    """The context's facts, then the record's own. Names that a line has anyway are not overwritten."""
-    facts = dict(_CONTEXT.get())
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    """Returns the fields of the log context, then the record's own, except names that every line has already."""
+    fields = dict(_CONTEXT.get())
     if (tenant := current_tenant()) != DEFAULT_TENANT:
-        facts["tenant"] = tenant
+        fields["tenant"] = tenant
     span = trace.get_current_span().get_span_context()
     if span.is_valid:
-        facts["trace_id"] = trace.format_trace_id(span.trace_id)
-    facts.update((name, value) for name, value in vars(record).items() if name not in _RECORDS_OWN)
-    return {name: _bounded(value) for name, value in facts.items() if name not in _LINES_OWN}
+        fields["trace_id"] = trace.format_trace_id(span.trace_id)
+    fields.update((name, value) for name, value in vars(record).items() if name not in _RECORD_ATTRIBUTES)
+    return {name: _bounded(value) for name, value in fields.items() if name not in _RESERVED_FIELDS}
 
 
-_LINES_OWN: Final = frozenset(("time", "level", "logger", "message", "stack"))
+_RESERVED_FIELDS: Final = frozenset(("time", "level", "logger", "message", "stack"))
 
 
 def _bounded(value: Any) -> Any:

@@ -1,14 +1,15 @@
-"""Counters, gauges and histograms that cost an addition, and that tests, operators and exporters all read.
+"""Counters, gauges and histograms. Counting costs one addition; tests, operators and exporters read the same numbers.
 
-The numbers live here, in the process. OpenTelemetry reads them by observable instruments when an exporter is set up
-(`tenure.runtime.telemetry`), so the hot path never goes through an SDK. Hold on to a cell where it is hot:
+The numbers are kept in this process. When an exporter is set up (`tenure.runtime.telemetry`), OpenTelemetry reads them
+through observable instruments, so the hot path never calls an SDK. On a hot path keep the cell in a variable:
 
     _GRANTS = cell("tenure_grants_total")
     _GRANTS.value += 1
 
-Cells are changed by the event loop's thread only; an exporter's thread may read them meanwhile. Labels have few values:
-a task id is not a label. A name has a bounded number of series: what comes after them is counted together, under labels
-that say "(others)". Nothing here raises: a measurement must not undo the work that it measures.
+Only the thread of the event loop changes cells; the thread of an exporter may read them meanwhile. A label has few
+values: a task id is not a label. A name has at most MAX_SERIES_OF_A_NAME series; all further label sets are counted
+together under labels with the value "(others)". No function here raises: a measurement must not undo the work that it
+measures.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ LabelSet = tuple[tuple[str, str], ...]
 BUCKETS_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 MAX_SERIES_OF_A_NAME: Final = 2000
 OTHERS: Final = "(others)"
-"""The value of each label of the series that stands for all beyond MAX_SERIES_OF_A_NAME."""
+"""The value of all labels of the series that counts everything beyond MAX_SERIES_OF_A_NAME."""
 
 _log: Final = logging.getLogger(__name__)
 
 
 class Cell:
-    """One number under one set of labels: a counter if its name ends in `_total`, else a gauge."""
+    """The number of one series: a counter if the metric's name ends in `_total`, else a gauge."""
 
     __slots__ = ("value",)
 
@@ -40,7 +41,7 @@ class Cell:
 
 
 class Histogram:
-    """Durations in seconds, counted by bucket."""
+    """A histogram of durations in seconds, with the buckets BUCKETS_SECONDS."""
 
     __slots__ = ("counts", "total")
 
@@ -50,11 +51,11 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many were observed."""
+        """The number of observed durations."""
         return sum(self.counts)
 
     def observe(self, seconds: float) -> None:
-        """Count one duration."""
+        """Adds one duration."""
         self.counts[bisect_left(BUCKETS_SECONDS, seconds)] += 1
         self.total += seconds
 
@@ -63,7 +64,7 @@ _Series = TypeVar("_Series", Cell, Histogram)
 
 
 class MetricRegistry:
-    """All series of a process. `on_new_name` is told of each new name once, also of those that were there before."""
+    """All series of a process."""
 
     def __init__(self) -> None:
         self._cells: dict[str, dict[LabelSet, Cell]] = {}
@@ -71,56 +72,58 @@ class MetricRegistry:
         self._listeners: list[Callable[[str], None]] = []
 
     def cell(self, name: str, /, **labels: str) -> Cell:
-        """The number `name{labels}`, made on first use."""
+        """Returns the cell `name{labels}`. Creates it at the first use."""
         series = self._cells.get(name)
         if series is None:
             series = self._cells[name] = {}
-            self._tell(name)
-        return series.get(_key(labels)) or _another(name, series, labels, Cell)
+            self._notify(name)
+        return series.get(_key(labels)) or _new_series(name, series, labels, Cell)
 
     def histogram(self, name: str, /, **labels: str) -> Histogram:
-        """The histogram `name{labels}`, made on first use."""
+        """Returns the histogram `name{labels}`. Creates it at the first use."""
         series = self._histograms.get(name)
         if series is None:
             series = self._histograms[name] = {}
-            self._tell(name)
-        return series.get(_key(labels)) or _another(name, series, labels, Histogram)
+            self._notify(name)
+        return series.get(_key(labels)) or _new_series(name, series, labels, Histogram)
 
     def read(self, name: str, /, **labels: str) -> float:
-        """The sum of the cells of `name` (observations, for a histogram) whose labels include these; 0 if none do."""
+        """Returns the sum of the cells of `name` whose labels include `labels`, or 0.
+
+        For a histogram, the sum of the numbers of observations.
+        """
         wanted = set(labels.items())
         cells = sum(c.value for key, c in self._cells.get(name, {}).items() if wanted.issubset(key))
         return cells + sum(h.count for key, h in self._histograms.get(name, {}).items() if wanted.issubset(key))
 
     def cells(self, name: str) -> list[tuple[dict[str, str], Cell]]:
-        """The cells of one name, with their labels."""
+        """Returns the cells of one name with their labels."""
         return [(dict(key), cell) for key, cell in list(self._cells.get(name, {}).items())]
 
     def histograms(self, name: str) -> list[tuple[dict[str, str], Histogram]]:
-        """The histograms of one name, with their labels."""
+        """Returns the histograms of one name with their labels."""
         return [(dict(key), histogram) for key, histogram in list(self._histograms.get(name, {}).items())]
 
     def is_histogram(self, name: str) -> bool:
-        """Whether the name is a histogram's."""
         return name in self._histograms
 
     def on_new_name(self, listener: Callable[[str], None]) -> None:
-        """Tell `listener` every name, those already there first."""
+        """Calls `listener` with each existing name now, and with each new name once."""
         self._listeners.append(listener)
         for name in (*self._cells, *self._histograms):
             listener(name)
 
     def forget(self, listener: Callable[[str], None]) -> None:
-        """Tell `listener` nothing more."""
+        """Removes a listener of `on_new_name`."""
         self._listeners.remove(listener)
 
-    def _tell(self, name: str) -> None:
+    def _notify(self, name: str) -> None:
         for listener in self._listeners:
             listener(name)
 
 
-def _another(name: str, series: dict[LabelSet, _Series], labels: dict[str, str], make: type[_Series]) -> _Series:
-    """A series that is not there yet, or the one for all that find no room."""
+def _new_series(name: str, series: dict[LabelSet, _Series], labels: dict[str, str], make: type[_Series]) -> _Series:
+    """Returns a new series, or the shared series OTHERS if the name has MAX_SERIES_OF_A_NAME series."""
     if len(series) < MAX_SERIES_OF_A_NAME:
         return series.setdefault(_key(labels), make())
     others = _key(dict.fromkeys(labels, OTHERS))
@@ -141,15 +144,15 @@ read = REGISTRY.read
 
 
 def count(name: str, amount: float = 1, /, **labels: str) -> None:
-    """Add to a counter: `count("tenure_stale_epoch_rejections_total", service="checkpoint")`."""
+    """Adds to a counter: `count("tenure_stale_epoch_rejections_total", service="checkpoint")`."""
     REGISTRY.cell(name, **labels).value += amount
 
 
 def gauge(name: str, value: float, /, **labels: str) -> None:
-    """Set a gauge."""
+    """Sets a gauge."""
     REGISTRY.cell(name, **labels).value = value
 
 
 def observe(name: str, seconds: float, /, **labels: str) -> None:
-    """Count one duration in a histogram; its name ends in `_seconds`."""
+    """Adds one duration to a histogram, whose name ends in `_seconds`."""
     REGISTRY.histogram(name, **labels).observe(seconds)

@@ -1,4 +1,4 @@
-"""Bounded requests to strangers: to checked addresses, through no proxy, with no cookies, redirected nowhere."""
+"""An HTTP client for untrusted servers: checked addresses, bounded answers, no proxy, no cookies, no redirects."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from tenure.domain.outbound import IPAddress, Networks, Url
 
 
-# h11 reads header lines and chunk headers with patterns that strangers can make take the square of a line's length.
+# h11 parses header lines and chunk headers with patterns that a malicious server can drive to quadratic time in the
+# length of a line.
 
-# By the name in h11, what of the pattern is ambiguous, and the same without that.
+# By the name in h11: the ambiguous part of the pattern, and its linear replacement.
 _LINEAR: Final = {
     "header_field_re": (rb":[ \t]*(?P<field_value>", rb":[ \t]*+(?P<field_value>"),
     "chunk_header_re": (rb"(?P<chunk_ext>;.*)?[ \t]*\r\n", rb"(?:(?P<chunk_ext>;.*)|[ \t]*)\r\n"),
@@ -32,8 +33,10 @@ _LINEAR: Final = {
 
 
 def read_in_one_pass() -> None:
-    """For the whole process, and every client in it that speaks through h11. To be called before one connects; again
-    does nothing. A release of h11 that has other patterns keeps them: tests say whether they are any better.
+    """Replaces the ambiguous patterns of h11 in the whole process, for every client that uses h11.
+
+    Call it before a client connects; a second call has no effect. A release of h11 with other patterns keeps them: the
+    tests show whether they are linear.
     """
     for name, (ambiguous, linear) in _LINEAR.items():
         pattern: re.Pattern[bytes] | None = getattr(_readers, name, None)
@@ -41,36 +44,42 @@ def read_in_one_pass() -> None:
             setattr(_readers, name, re.compile(pattern.pattern.replace(ambiguous, linear)))
 
 
-# A connection to a stranger that takes no more than its share of the process: the event loop's time, and sockets.
+# A connection to an untrusted server, bounded in its use of the event loop and of sockets.
 
 MOST_READ_BYTES: Final = 16 * 1024
-"""At once. A stranger may cut them into thousands of pieces, which are all taken apart in one turn of the loop."""
+"""The limit of one read. A server can cut these bytes into thousands of chunks, which one turn of the event loop
+parses.
+"""
 
 
 class UntrustedStream(httpcore2.AsyncNetworkStream):
-    """Wraps one that was just connected."""
+    """Wraps a newly connected stream."""
 
     def __init__(self, inner: httpcore2.AsyncNetworkStream) -> None:
         self._inner = inner
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """A part of what came, in a turn of its own: what TLS holds ready would be handed out without one."""
+        """Returns a part of the received bytes, after a turn of the event loop.
+
+        Without that turn, reads of bytes that TLS has already buffered would not yield to the loop.
+        """
         await asyncio.sleep(0)
         return await self._inner.read(min(max_bytes, MOST_READ_BYTES), timeout)
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """As the one within."""
+        """Writes to the wrapped stream."""
         await self._inner.write(buffer, timeout)
 
     async def aclose(self) -> None:
-        """As the one within."""
+        """Closes the wrapped stream."""
         await self._inner.aclose()
 
     async def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore2.AsyncNetworkStream:
-        """The socket is closed when it does not come to that, also when nobody waits for it any more: the one within
-        closes it on failures only, and whoever asked for TLS does not have it yet.
+        """Starts TLS. Closes the socket on a failure and also on a cancellation.
+
+        The wrapped stream closes the socket only on failures, and the caller does not have the TLS stream yet.
         """
         try:
             secured = await self._inner.start_tls(ssl_context, server_hostname, timeout)
@@ -80,25 +89,28 @@ class UntrustedStream(httpcore2.AsyncNetworkStream):
         return UntrustedStream(secured)
 
     def get_extra_info(self, info: str) -> Any:
-        """As the one within."""
+        """Returns the extra information of the wrapped stream."""
         return self._inner.get_extra_info(info)
 
 
-# Connections to strangers: made to the very address that was judged, however a name answers a moment later.
+# Connections go to the very address that was checked, even if the name resolves to another address a moment later.
 
 MOST_ADDRESSES: Final = 4
-"""Of one host that are tried in turn."""
+"""How many addresses of one host are tried in turn."""
 ADDRESS_SECONDS: Final = 2.0
-"""For one address while there are others to be tried."""
+"""The limit of a connect to one address while other addresses remain."""
 MOST_LOOKUPS: Final = 16
-"""At once: a name server that falls silent holds a thread for each."""
+"""How many name lookups run at once. With a silent name server each of them holds a thread."""
 
 if TYPE_CHECKING:
     Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 class AddressRefused(httpcore2.ConnectError):
-    """No connection was made. `kind`: what kind of address the host leads to."""
+    """No connection was made, because no address is allowed.
+
+    `kind`: the kind of the host's address, such as "local".
+    """
 
     def __init__(self, message: str, kind: str) -> None:
         super().__init__(message)
@@ -106,11 +118,11 @@ class AddressRefused(httpcore2.ConnectError):
 
 
 class Unresolved(httpcore2.ConnectError):
-    """The name has no address, or nobody who knows it answers."""
+    """The name has no address, or no name server answers."""
 
 
 class CheckedNetworkBackend(httpcore2.AsyncNetworkBackend):
-    """Connects to allowed addresses only. `what`: who goes there, in words, as in "webhooks"."""
+    """Connects only to allowed addresses. `what`: the plural subject of error messages, for example "webhooks"."""
 
     def __init__(
         self,
@@ -120,10 +132,10 @@ class CheckedNetworkBackend(httpcore2.AsyncNetworkBackend):
         resolve: Resolve | None = None,
         dialer: httpcore2.AsyncNetworkBackend | None = None,
     ) -> None:
-        read_in_one_pass()  # every client that strangers answer has this backend
+        read_in_one_pass()  # every client of untrusted servers has this backend
         self._networks, self._what = networks, what
         self._dialer = dialer or httpcore2.AnyIOBackend()
-        # Threads of its own: the default ones are shared with everything else that the process does.
+        # A separate thread pool: the rest of the process shares the default one.
         self._lookups = ThreadPoolExecutor(MOST_LOOKUPS, thread_name_prefix="lookup")
         self._resolve = resolve or self._look_up
 
@@ -135,18 +147,21 @@ class CheckedNetworkBackend(httpcore2.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
-        """Raises AddressRefused, Unresolved, ConnectError, and ConnectTimeout. `timeout`: for all of it, in seconds."""
+        """Connects to an allowed address of `host`. `timeout`: seconds for lookup and connects together.
+
+        Raises AddressRefused, Unresolved, ConnectError and ConnectTimeout.
+        """
         try:
             async with asyncio.timeout(timeout) as limit:
-                judged = self._judged(await self._addresses(host, port))[:MOST_ADDRESSES]
-                return await self._dial(judged, port, limit.when(), local_address, socket_options)
+                allowed = self._allowed(await self._addresses(host, port))[:MOST_ADDRESSES]
+                return await self._dial(allowed, port, limit.when(), local_address, socket_options)
         except TimeoutError as error:
             raise httpcore2.ConnectTimeout(f"no connection within {timeout} s") from error
 
     async def _dial(
         self, addresses: Sequence[IPAddress], port: int, until: float | None, *how: Any
     ) -> httpcore2.AsyncNetworkStream:
-        """The first that answers. One that is silent leaves the others their time."""
+        """Connects to the first address that answers. A silent address does not use up the time of the others."""
         for others, address in zip(reversed(range(len(addresses))), addresses, strict=True):
             left_seconds = None if until is None else until - asyncio.get_running_loop().time()
             try:
@@ -156,18 +171,18 @@ class CheckedNetworkBackend(httpcore2.AsyncNetworkBackend):
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout):
                 if not others:
                     raise
-        raise AssertionError("there was an address")
+        raise AssertionError("unreachable: there is at least one address")
 
     async def connect_unix_socket(self, *_: Any, **__: Any) -> httpcore2.AsyncNetworkStream:
-        """Never: it is on this machine."""
+        """Raises AddressRefused, because a Unix socket belongs to this machine."""
         raise AddressRefused(f"{self._what} may not reach sockets of this machine", "local")
 
     async def sleep(self, seconds: float) -> None:
-        """Between attempts."""
+        """Sleeps between connection attempts."""
         await asyncio.sleep(seconds)
 
     async def _addresses(self, host: str, port: int) -> list[IPAddress]:
-        """Each once. An address leads to itself."""
+        """Returns the addresses of the host without duplicates. A host may be an address itself."""
         try:
             return [ip_address(host)]
         except ValueError:
@@ -176,7 +191,7 @@ class CheckedNetworkBackend(httpcore2.AsyncNetworkBackend):
             raise Unresolved(f"the name {host} has no address")
         return list(dict.fromkeys(ip_address(text.partition("%")[0]) for text in addresses))
 
-    def _judged(self, addresses: list[IPAddress]) -> list[IPAddress]:
+    def _allowed(self, addresses: list[IPAddress]) -> list[IPAddress]:
         refusals = {address: self._networks.refusal(address) for address in addresses}
         allowed = [address for address in addresses if refusals[address] is None]
         if allowed:
@@ -192,82 +207,89 @@ class CheckedNetworkBackend(httpcore2.AsyncNetworkBackend):
             )
         except (OSError, UnicodeError) as error:
             raise Unresolved(f"the name {host} cannot be resolved: {error}") from error
-        return [str(place[0]) for *_, place in infos]
+        return [str(address[0]) for *_, address in infos]
 
     def close(self) -> None:
-        """Look-ups under way are left to their end. That is not waited for here, but by the interpreter when it exits:
-        a silent name server may hold it up for as long as the resolver's own timeout.
+        """Closes the thread pool without waiting for running lookups.
+
+        The interpreter waits for them when it exits: a silent name server may delay the exit by the resolver's timeout.
         """
         self._lookups.shutdown(wait=False, cancel_futures=True)
 
 
 def _share_seconds(left_seconds: float | None, others: int) -> float | None:
-    """Of the time that is left, for one address of several; None is without a bound of its own."""
+    """Returns the time limit for one address of several, or None for no separate limit."""
     if not others:
         return left_seconds
     return ADDRESS_SECONDS if left_seconds is None else min(ADDRESS_SECONDS, max(left_seconds, 0.0) / (others + 1))
 
 
 FAILURES: Final = (httpcore2.TimeoutException, httpcore2.NetworkError, httpcore2.ProtocolError, OSError)
-"""What a request raises that failed. OSError: of TLS in the middle of an answer."""
+"""The exceptions of a failed request. OSError comes from TLS in the middle of an answer."""
 
 READABLE_ENCODINGS: Final = "gzip, deflate"
-"""For Accept-Encoding. Others cannot be unpacked within a bound by what every Python has."""
+"""For Accept-Encoding. The Python standard library cannot decode other encodings within a bound."""
 
 TINY_BYTES: Final = 32
 MOST_TINY_PIECES: Final = 4096
-"""Pieces of a body that have fewer than TINY_BYTES on average are taken up to so many: each costs what a long one does.
+"""How many chunks of a body may have fewer than TINY_BYTES on average.
+
+A tiny chunk costs as much time as a long one.
 """
 
-_PIECES_A_TURN: Final = 128
-_GOES_OUT: Final = "http11.send_request_headers.started"
-_AUTOMATIC: Final = 32 + zlib.MAX_WBITS  # gzip or zlib, by what it begins with
+_CHUNKS_PER_TURN: Final = 128
+_REQUEST_STARTED: Final = "http11.send_request_headers.started"
+_AUTOMATIC: Final = 32 + zlib.MAX_WBITS  # gzip or zlib, by the first bytes
 _RAW: Final = -zlib.MAX_WBITS
 _ZLIB_METHOD: Final = 8
 _GZIP: Final = b"\x1f\x8b"
 
 
-class BadEncoding(ValueError):  # noqa: N818  it says what is bad
-    """A body is encoded in a way that is not read, or not as it says."""
+class BadEncoding(ValueError):  # noqa: N818  the name says what is bad
+    """The encoding of a body is not supported, or the body does not match it."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """The head of an answer, and its body, unread. Headers by their names in lower case, the last of each."""
+    """The head of an answer whose body is unread.
+
+    Headers are by lower-case name; the last of a repeated header counts.
+    """
 
     status: int
     headers: dict[str, str]
     response: httpcore2.Response
 
     async def read(self, most_bytes: int) -> Body:
-        """At most so many bytes, received and unpacked; less of one that comes in endless tiny pieces. Raises
-        BadEncoding, and what a request raises.
+        """Reads at most `most_bytes` bytes, both received and decoded. Reads less if the body comes in tiny chunks.
+
+        Raises BadEncoding and FAILURES.
         """
-        unpacking = _Unpacking(self.headers.get("content-encoding", ""), most_bytes)
-        received_bytes = pieces = 0
-        async for some in self.response.aiter_stream():
-            received_bytes += len(some)
-            pieces += 1
-            unpacking.add(some)
-            is_crumbled = pieces > MOST_TINY_PIECES + received_bytes // TINY_BYTES
-            if received_bytes > most_bytes or unpacking.is_full or is_crumbled:
-                return Body(bytes(unpacking.content[:most_bytes]), is_whole=False)
-            if pieces % _PIECES_A_TURN == 0:
-                await asyncio.sleep(0)  # none of them may have been waited for
-        unpacking.end()
-        return Body(bytes(unpacking.content), is_whole=True)
+        decoding = _BoundedDecoder(self.headers.get("content-encoding", ""), most_bytes)
+        received_bytes = chunks = 0
+        async for chunk in self.response.aiter_stream():
+            received_bytes += len(chunk)
+            chunks += 1
+            decoding.add(chunk)
+            is_crumbled = chunks > MOST_TINY_PIECES + received_bytes // TINY_BYTES
+            if received_bytes > most_bytes or decoding.is_full or is_crumbled:
+                return Body(bytes(decoding.content[:most_bytes]), is_whole=False)
+            if chunks % _CHUNKS_PER_TURN == 0:
+                await asyncio.sleep(0)  # buffered chunks do not yield to the event loop
+        decoding.end()
+        return Body(bytes(decoding.content), is_whole=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """Unpacked. `is_whole`: nothing is missing at its end."""
+    """A decoded body. `is_whole`: its end is not cut off."""
 
     content: bytes
     is_whole: bool
 
 
 class Outgoing:
-    """Connections to strangers, for one purpose, while its `async with` is open."""
+    """A pool of connections to untrusted servers, open inside its `async with`."""
 
     def __init__(
         self,
@@ -304,23 +326,25 @@ class Outgoing:
         connect_seconds: float | None = None,
         going_out: Callable[[], None] | None = None,
     ) -> AsyncIterator[HttpResponse]:
-        """One request; the connection is given up when the block is left. The caller bounds the whole in time.
-        `connect_seconds`: for a place in the pool, and for the connection. `going_out` is called right before the first
-        byte of the request is written; before that nothing was sent.
+        """Sends one request and yields the answer. The connection is released at the end of the block.
 
-        The URL's pieces are dialled as they are: nobody reads it a second time.
+        The caller bounds the total time. `connect_seconds`: the limit of the wait for a free slot of the pool, and of
+        the connect. `going_out` is called right before the first byte of the request is written; before that call
+        nothing was sent.
+
+        The connection uses the parsed parts of the URL: no code parses the URL a second time, with another result.
         """
-        pieces = httpcore2.URL(
+        target = httpcore2.URL(
             scheme=url.scheme.encode(), host=url.host.encode(), port=url.port, target=url.target.encode()
         )
 
         async def note(event: str, _info: dict[str, Any]) -> None:
-            if event == _GOES_OUT and going_out is not None:
+            if event == _REQUEST_STARTED and going_out is not None:
                 going_out()
 
         async with self._connections.stream(
             method,
-            pieces,
+            target,
             headers=[("host", url.authority), *headers],
             content=body if method != "GET" else None,
             extensions={"timeout": dict.fromkeys(("connect", "pool"), connect_seconds), "trace": note},
@@ -332,8 +356,10 @@ class Outgoing:
 
 
 def tls_context(ca_file: str | None = None) -> ssl.SSLContext:
-    """What the machine trusts, and the authorities in the file. A certificate is for the names in its own list of them:
-    that OpenSSL would else take its common name for one is a custom that browsers have given up.
+    """Returns a TLS context that trusts the machine's authorities and those in `ca_file`.
+
+    A certificate is valid only for its subject alternative names: OpenSSL's fallback to the common name is obsolete,
+    and browsers have dropped it.
     """
     context = httpcore2.default_ssl_context()
     context.hostname_checks_common_name = False
@@ -342,8 +368,8 @@ def tls_context(ca_file: str | None = None) -> ssl.SSLContext:
     return context
 
 
-class _Unpacking:
-    """Of one body, until more than `most_bytes` came out. A bomb is not unpacked beyond that."""
+class _BoundedDecoder:
+    """Decodes one body until the result has more than `most_bytes` bytes, which bounds a decompression bomb."""
 
     def __init__(self, encoding: str, most_bytes: int) -> None:
         self.content = bytearray()
@@ -352,42 +378,42 @@ class _Unpacking:
         self._decoder: zlib._Decompress | None = None
         self._held = b""
         if self._encoding not in {"", "identity", "gzip", "x-gzip", "deflate"}:
-            raise BadEncoding(f"its body is encoded as {self._encoding[:40]}, which is not read")
+            raise BadEncoding(f"its body has the unsupported encoding {self._encoding[:40]}")
 
     @property
     def is_full(self) -> bool:
         return len(self.content) > self._most_bytes
 
-    def add(self, some: bytes) -> None:
+    def add(self, chunk: bytes) -> None:
         if self._encoding in {"", "identity"}:
-            self.content += some
+            self.content += chunk
             return
-        some, self._held = self._held + some, b""
+        chunk, self._held = self._held + chunk, b""
         try:
-            while some and not self.is_full:
-                some = self._unpack(some)
+            while chunk and not self.is_full:
+                chunk = self._decode(chunk)
         except zlib.error as error:
-            raise BadEncoding(f"its body is not {self._encoding} as it says") from error
+            raise BadEncoding(f"its body is not valid {self._encoding}") from error
 
     def end(self) -> None:
-        """Nothing comes any more."""
+        """Raises BadEncoding if the body ended too early."""
         if self._decoder is not None and not self._decoder.eof:
             raise BadEncoding("its body ends in the middle")
 
-    def _unpack(self, some: bytes) -> bytes:
-        """What of it is left."""
+    def _decode(self, chunk: bytes) -> bytes:
+        """Decodes a part of the chunk and returns the rest."""
         if self._decoder is not None and self._decoder.eof:
-            if len(some) < len(_GZIP):
-                self._held = some
-            if not some.startswith(_GZIP):
-                return b""  # filling
-            self._decoder = None  # files of gzip may follow each other
+            if len(chunk) < len(_GZIP):
+                self._held = chunk
+            if not chunk.startswith(_GZIP):
+                return b""  # padding
+            self._decoder = None  # several gzip members may follow each other
         if self._decoder is None:
-            self._decoder = zlib.decompressobj(self._window(some))
-        self.content += self._decoder.decompress(some, self._most_bytes + 1 - len(self.content))
+            self._decoder = zlib.decompressobj(self._window(chunk))
+        self.content += self._decoder.decompress(chunk, self._most_bytes + 1 - len(self.content))
         return self._decoder.unconsumed_tail or self._decoder.unused_data
 
-    def _window(self, some: bytes) -> int:
-        """`deflate` is zlib by the standard, and raw by the habit of some."""
-        is_zlib = some[0] & 0x0F == _ZLIB_METHOD and (len(some) < 2 or int.from_bytes(some[:2]) % 31 == 0)
+    def _window(self, chunk: bytes) -> int:
+        """Returns the window bits for zlib. `deflate` is zlib by the standard, but some servers send raw deflate."""
+        is_zlib = chunk[0] & 0x0F == _ZLIB_METHOD and (len(chunk) < 2 or int.from_bytes(chunk[:2]) % 31 == 0)
         return _RAW if self._encoding == "deflate" and not is_zlib else _AUTOMATIC

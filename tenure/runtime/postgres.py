@@ -1,8 +1,8 @@
-"""Connections to Postgres: one pool per process, set up for durable and short statements.
+"""Connections to Postgres: one pool per process, configured for durable and short statements.
 
-Every connection is in autocommit, prepares each statement at its first use, plans it once, answers in binary and gives
-up after bounded times. Errors of psycopg become domain errors where the cause lies outside of our statements
-(`tenure.runtime.postgres`); any other one is a bug and stays what it is.
+Every connection is in autocommit, prepares each statement at its first use, plans it once, returns results in binary
+and has bounded timeouts. Errors of psycopg become domain errors if their cause is not the statement itself; any other
+error is a bug and stays unchanged.
 
     async with open_pool(settings.database, schema="ledger") as pool:
         async with connection(pool) as postgres:
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 
-# What an error of Postgres means to us: psycopg's exceptions by SQLSTATE, as domain errors.
+# Errors: psycopg's exceptions, converted to domain errors by SQLSTATE.
 
 
 class TransactionConflict(Unavailable):
-    """Postgres undid the transaction for the sake of another one: nothing was done, and it may be run again at once."""
+    """Postgres rolled the transaction back because of another one. Nothing was written; it may be repeated at once."""
 
     default_reason = "TRANSACTION_CONFLICT"
 
 
-# SQLSTATE → reason. In all of these the statement was refused or rolled back: nothing was done.
+# SQLSTATE → reason. In all these cases Postgres refused the statement or rolled it back: nothing was written.
 _NOTHING_DONE: Final = {
     "25006": "READ_ONLY",  # a standby, or a primary about to be one
     "53100": "STORAGE_FULL",
@@ -58,17 +58,17 @@ _NOTHING_DONE: Final = {
     "57P03": "STARTING_UP",
 }
 _CONFLICTS: Final = frozenset(("40001", "40P01"))
-# The server ended the connection; a commit on its way may or may not have been the last thing it did.
+# The server ended the connection. A commit in flight may or may not have been carried out.
 _CONNECTION_ENDED: Final = frozenset(("57P01", "57P02", "57P05", "25P03", "25P04"))
 
 
-# What Postgres cannot keep in a text, such as a NUL.
+# Characters that Postgres cannot store in a text, such as NUL.
 _UNFIT_TEXT: Final = (psycopg.errors.CharacterNotInRepertoire, psycopg.errors.UntranslatableCharacter)
 
 
 @contextmanager
 def domain_errors() -> Iterator[None]:
-    """Around anything that talks to Postgres: raises what `to_domain` makes of psycopg's errors."""
+    """Converts psycopg's errors of the block by `to_domain`. Use it around every access to Postgres."""
     try:
         yield
     except psycopg.Error as error:
@@ -79,15 +79,15 @@ def domain_errors() -> Iterator[None]:
 
 
 def to_domain(error: psycopg.Error) -> TenureError | None:
-    """The domain error, or None when the statement itself is at fault: that is a bug of ours."""
+    """Returns the domain error, or None if the statement itself is at fault, which is a bug."""
     state = error.sqlstate
     if isinstance(error, _UNFIT_TEXT):
         message = "a text has characters that Postgres cannot store, such as NUL"
         return InvalidRequest(f"{message}: remove them and send the request again", reason="INVALID_TEXT")
     if isinstance(error, psycopg_pool.TooManyRequests):
-        return LimitReached("too many wait for a connection to Postgres", reason="POOL_FULL")
+        return LimitReached("too many requests wait for a connection to Postgres", reason="POOL_FULL")
     if isinstance(error, (psycopg_pool.PoolTimeout, psycopg_pool.PoolClosed)):
-        return Unavailable("no connection to Postgres in time", reason="POSTGRES_UNAVAILABLE")
+        return Unavailable("no connection to Postgres was free in time", reason="POSTGRES_UNAVAILABLE")
     if state in _CONFLICTS:
         return TransactionConflict(str(error))
     if state in _NOTHING_DONE:
@@ -105,41 +105,42 @@ def to_domain(error: psycopg.Error) -> TenureError | None:
 
 
 def _first_line(error: psycopg.Error) -> str:
-    """Without the context, which quotes our statements."""
+    """Returns the message without its context, which quotes the statement."""
     return str(error).partition("\n")[0]
 
 
-# Connections to Postgres on which nothing is waited for without end.
+# Connections whose waits for Postgres are bounded.
 
 WAIT_MARGIN_SECONDS: Final = 10.0
 LISTEN_SECONDS: Final = 10.0
-"""After so long without a notification it is asked whether Postgres still answers."""
+"""After this time without a notification, `notifications` checks that Postgres still answers."""
 
 
 class BoundedConnection(psycopg.AsyncConnection[TupleRow]):
-    """Its socket is shut down when Postgres says nothing for too long: whoever waits gets psycopg's OperationalError.
+    """A connection that shuts down its socket when Postgres is silent for too long.
 
-    Not a timeout of asyncio: psycopg takes up to ten seconds more to cancel a statement that is not answered.
+    A pending wait then raises psycopg's OperationalError. This is not a timeout of asyncio because psycopg takes up to
+    ten more seconds to cancel an unanswered statement.
     """
 
     longest_wait_seconds: float = 10.0 + WAIT_MARGIN_SECONDS
 
     async def wait(self, *args: Any, **options: Any) -> Any:
-        """As psycopg's, by which everything here waits for Postgres; but not for ever."""
-        cutting = asyncio.get_running_loop().call_later(self.longest_wait_seconds, self._cut)
+        """As psycopg's `wait`, through which every wait for Postgres goes, but for at most `longest_wait_seconds`."""
+        timer = asyncio.get_running_loop().call_later(self.longest_wait_seconds, self._cut)
         try:
             return await super().wait(*args, **options)
         finally:
-            cutting.cancel()
+            timer.cancel()
 
     def _cut(self) -> None:
-        # An error means that it is broken already, which is what is wanted.
-        with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(self.pgconn.socket)) as line:
-            line.shutdown(socket.SHUT_RDWR)
+        # An error means that the connection is broken already, which is the goal.
+        with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(self.pgconn.socket)) as duplicate:
+            duplicate.shutdown(socket.SHUT_RDWR)
 
 
 async def notifications(connection: BoundedConnection) -> AsyncGenerator[psycopg.Notify, None]:
-    """What is notified, for ever. Raises psycopg's OperationalError when Postgres does not answer any more."""
+    """Yields notifications without end. Raises psycopg's OperationalError when Postgres no longer answers."""
     while True:
         note_progress()
         async for notification in connection.notifies(timeout=LISTEN_SECONDS):
@@ -155,14 +156,14 @@ _Result = TypeVar("_Result")
 OLDEST_VERSION: Final = 140000
 CONFLICTS: Final = RetryPolicy(max_attempts=5, initial_seconds=0.05, factor=3.0, cap_seconds=0.5)
 
-# The pool doubles its wait between attempts until it gives one up; the next caller then starts a new one at once. So a
-# short time here is what brings us back soon after a long outage.
+# After a failed connect the pool doubles its waits until this time is over; the next caller then starts a new attempt
+# at once. So a short time lets the process recover soon after a long outage.
 _GIVE_UP_CONNECTING_SECONDS: Final = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolOptions:
-    """Bounds of a pool. Streams never hold a connection, so few of them serve many callers."""
+    """The bounds of a pool. Streams never hold a connection, so few connections serve many callers."""
 
     min_size: int = 2
     max_size: int = 16
@@ -177,12 +178,12 @@ class PoolOptions:
     settings: tuple[tuple[str, str], ...] = ()
 
     def session_settings(self, schema: str | None) -> dict[str, str]:
-        """What every connection sets first."""
+        """Returns the session settings of every connection."""
         settings = {
             "statement_timeout": f"{round(self.statement_timeout_seconds * 1000)}ms",
             "lock_timeout": f"{round(self.lock_timeout_seconds * 1000)}ms",
             "idle_in_transaction_session_timeout": f"{round(self.idle_in_transaction_timeout_seconds * 1000)}ms",
-            # Measured: planning the large statements anew takes a quarter of their time, and so does compiling them.
+            # Measured: repeated planning of the large statements takes a quarter of their time, and so does JIT.
             "plan_cache_mode": "force_generic_plan",
             "jit": "off",
             "timezone": "UTC",
@@ -193,7 +194,7 @@ class PoolOptions:
 
 
 class BinaryCursor(psycopg.AsyncCursor[Any]):
-    """A cursor whose answers come in binary unless asked otherwise."""
+    """A cursor whose results are binary by default."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -201,7 +202,7 @@ class BinaryCursor(psycopg.AsyncCursor[Any]):
 
 
 def connection_arguments(service: str, connect_timeout_seconds: float = 5.0) -> dict[str, Any]:
-    """How every connection is made: a peer that fell silent is given up after about 20 s, also while idle."""
+    """Returns psycopg's arguments for a new connection. A silent server is given up after about 20 s, even if idle."""
     return {
         "autocommit": True,
         "prepare_threshold": 0,
@@ -211,7 +212,7 @@ def connection_arguments(service: str, connect_timeout_seconds: float = 5.0) -> 
         "keepalives_idle": 10,
         "keepalives_interval": 3,
         "keepalives_count": 3,
-        # What was sent and never acknowledged; only Linux knows it.
+        # The limit for unacknowledged data. Only Linux has it.
         **({"tcp_user_timeout": 15_000} if sys.platform == "linux" else {}),
     }
 
@@ -220,11 +221,11 @@ def connection_arguments(service: str, connect_timeout_seconds: float = 5.0) -> 
 async def open_pool(
     dsn: str | Secret, *, service: str = "service", schema: str | None = None, options: PoolOptions | None = None
 ) -> AsyncIterator[Pool]:
-    """A pool that has its first connections. Raises Unavailable when Postgres does not answer in time."""
+    """Opens a pool and waits for its first connection. Raises Unavailable if Postgres does not answer in time."""
     chosen = options or PoolOptions()
 
-    async def configure(fresh: Connection) -> None:
-        await configure_session(fresh, chosen, schema)
+    async def configure(postgres: Connection) -> None:
+        await configure_session(postgres, chosen, schema)
 
     pool: Pool = AsyncConnectionPool(
         revealed(dsn),
@@ -248,7 +249,7 @@ async def open_pool(
 
 
 async def _first_connection(pool: Pool, timeout_seconds: float) -> None:
-    """Ask again and again: the pool connects on demand, and Postgres may start after us."""
+    """Waits for a connection, repeatedly: the pool connects on demand, and Postgres may start after this process."""
     clock = asyncio.get_running_loop().time
     deadline = clock() + timeout_seconds
     while True:
@@ -260,17 +261,17 @@ async def _first_connection(pool: Pool, timeout_seconds: float) -> None:
                 raise
 
 
-async def configure_session(fresh: Connection, options: PoolOptions, schema: str | None) -> None:
-    """Set these on a connection, in one statement and not by `options`, which poolers in between refuse."""
-    fresh.longest_wait_seconds = options.statement_timeout_seconds + WAIT_MARGIN_SECONDS
+async def configure_session(postgres: Connection, options: PoolOptions, schema: str | None) -> None:
+    """Sets the session settings with one statement, not with the startup parameter `options`, which poolers refuse."""
+    postgres.longest_wait_seconds = options.statement_timeout_seconds + WAIT_MARGIN_SECONDS
     settings = options.session_settings(schema)
     statement = "select set_config(name, value, false) from unnest(%b::text[], %b::text[]) as s(name, value)"
-    await fresh.execute(statement, (list(settings), list(settings.values())))
+    await postgres.execute(statement, (list(settings), list(settings.values())))
 
 
 @asynccontextmanager
 async def connection(pool: Pool) -> AsyncIterator[Connection]:
-    """A connection of the pool, in autocommit; what goes wrong with it is a domain error."""
+    """Takes a connection of the pool, in autocommit. Raises domain errors."""
     with domain_errors():
         async with pool.connection() as postgres:
             yield postgres
@@ -278,7 +279,7 @@ async def connection(pool: Pool) -> AsyncIterator[Connection]:
 
 @asynccontextmanager
 async def transaction(pool: Pool) -> AsyncIterator[Connection]:
-    """A connection inside a transaction: committed at the end, rolled back by an exception."""
+    """Takes a connection and opens a transaction: committed at the end of the block, rolled back by an exception."""
     async with connection(pool) as postgres, postgres.transaction():
         yield postgres
 
@@ -286,10 +287,10 @@ async def transaction(pool: Pool) -> AsyncIterator[Connection]:
 async def in_transaction(
     pool: Pool, work: Callable[[Connection], Awaitable[_Result]], policy: RetryPolicy = CONFLICTS
 ) -> _Result:
-    """Run `work` in a transaction, again when Postgres undid it for a conflict (deadlock, serialization).
+    """Runs `work` in a transaction, and again after a conflict (deadlock or serialization failure).
 
-    `work` may run several times and must have no effect outside of its transaction. A connection lost while
-    committing is not repeated: its outcome is unknown. Raises TransactionConflict when no attempt is left.
+    `work` may run several times and must have no effect outside of its transaction. A connection that is lost during
+    the commit is not repeated, because the outcome is unknown. Raises TransactionConflict when no attempt is left.
     """
 
     async def once() -> _Result:
@@ -300,21 +301,24 @@ async def in_transaction(
 
 
 def _half_jitter() -> float:
-    """Never no wait: whoever was undone by a deadlock and is back at once takes its first lock again before the other
-    one has woken up to take it, and both deadlock anew, which Postgres notices only after another second.
+    """Returns a factor for the wait after a conflict, which is never 0.
+
+    A transaction that Postgres ended because of a deadlock and that retries at once takes its first lock again before
+    the other transaction has woken up to take it. Both deadlock again, and Postgres detects that only after another
+    second.
     """
     return random.uniform(0.5, 1.0)
 
 
 def revealed(dsn: str | Secret) -> str:
-    """The DSN itself; a Secret gives it out only here."""
+    """Returns the DSN as a plain string, for the connect call."""
     return dsn.reveal() if isinstance(dsn, Secret) else dsn
 
 
 async def startup_guard(pool: Pool, *, allow_unsafe: bool = False) -> None:
-    """Refuse a server that may lose what it acknowledged, or that is too old. Raises ConfigurationError.
+    """Raises ConfigurationError for a server that may lose acknowledged commits, or that is too old.
 
-    `allow_unsafe` (for experiments) accepts the first, never the second.
+    `allow_unsafe` (for experiments) accepts unsafe settings, but not an old version.
     """
     names = ["fsync", "synchronous_commit", "full_page_writes", "server_version", "server_version_num"]
     async with connection(pool) as postgres:
@@ -323,11 +327,11 @@ async def startup_guard(pool: Pool, *, allow_unsafe: bool = False) -> None:
         ).fetchall()
     settings: dict[str, str] = dict(rows)
     problems = [
-        f"Postgres runs with {name}=off: a crash would lose committed entries; turn it on"
+        f"Postgres runs with {name}=off: a crash would lose committed entries; set {name}=on"
         for name in ("fsync", "synchronous_commit", "full_page_writes")
         if settings[name] == "off" and not allow_unsafe
     ]
     if int(settings["server_version_num"]) < OLDEST_VERSION:
-        problems.append(f"Postgres is {settings['server_version']}: 14 or newer is needed")
+        problems.append(f"Postgres is {settings['server_version']}: Tenure needs 14 or newer")
     if problems:
         raise ConfigurationError(problems)

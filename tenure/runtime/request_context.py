@@ -1,4 +1,4 @@
-"""Whose request this is: read from the call's metadata, kept in a context variable, sent along to the next service."""
+"""The tenant and the trace of the current request: read from gRPC metadata, kept in context variables, passed on."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _SHAPE: Final = re.compile(r"[a-z0-9-]{1,63}")
 
 
 def current_tenant() -> str:
-    """The tenant of the request being answered; `default` outside of one."""
+    """Returns the tenant of the current request, or `default` outside of a request."""
     return _TENANT.get()
 
 
 def set_tenant(tenant: str) -> None:
-    """From here on in this task (and the tasks it starts) requests belong to `tenant`. Raises InvalidRequest."""
+    """Sets the tenant for this asyncio task and the tasks that it starts from now on. Raises InvalidRequest."""
     if _SHAPE.fullmatch(tenant) is None:
         raise InvalidRequest(violations=[(TENANT_KEY, "must be 1 to 63 characters of a-z, 0-9 and -")])
     _TENANT.set(tenant)
@@ -37,7 +37,7 @@ def set_tenant(tenant: str) -> None:
 
 @contextmanager
 def as_tenant(tenant: str) -> Iterator[None]:
-    """Inside, requests belong to `tenant`: for work that nobody's request started. Raises InvalidRequest."""
+    """Sets the tenant inside the block, for work that no request started. Raises InvalidRequest."""
     before = _TENANT.get()
     set_tenant(tenant)
     try:
@@ -47,7 +47,7 @@ def as_tenant(tenant: str) -> Iterator[None]:
 
 
 def tenant_from(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-    """The tenant a call names, `default` if it names none. Naming two is refused: which one counts would be a guess."""
+    """Returns the tenant in the metadata of a call, or `default`. Raises InvalidRequest for two different tenants."""
     named = {value for key, value in metadata or () if key == TENANT_KEY}
     if not named:
         return DEFAULT_TENANT
@@ -57,21 +57,21 @@ def tenant_from(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
     return value if isinstance(value, str) else value.decode("utf-8", "replace")
 
 
-# A trace goes on in the next service: W3C `traceparent` out of the current span, and back into the context.
+# A trace continues in the next service: the W3C `traceparent` header carries the current span.
 
 TRACEPARENT_KEY: Final = "traceparent"
-"""Of gRPC metadata; the name that W3C gives the header."""
+"""The key in gRPC metadata, equal to the name of the W3C header."""
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 
 
 class Exporting:
-    """The process's tracer; None while nothing is exported."""
+    """The tracer of the process, or None while no spans are exported."""
 
     tracer: trace.Tracer | None = None
 
 
 def traceparent() -> str:
-    """The current span for who is called, "" outside of one."""
+    """Returns the `traceparent` of the current span, or "" without a span or an exporter."""
     if Exporting.tracer is None:
         return ""
     carrier: dict[str, str] = {}
@@ -80,18 +80,18 @@ def traceparent() -> str:
 
 
 def context_of(header: str) -> Context | None:
-    """The context in which a span becomes the child of the one told of; None: the current context."""
+    """Returns a context whose new spans are children of the span in `header`, or None (the current context) for ""."""
     return _PROPAGATOR.extract({TRACEPARENT_KEY: header}, context.get_current()) if header else None
 
 
 def trace_metadata() -> tuple[tuple[str, str], ...]:
-    """What a call of ours takes along."""
+    """Returns the gRPC metadata that carries the current trace to the next service."""
     header = traceparent()
     return ((TRACEPARENT_KEY, header),) if header else ()
 
 
 def continue_trace(metadata: Iterable[tuple[str, str | bytes]] | None) -> None:
-    """From here on in this task (and the tasks it starts) spans are children of the one that the caller tells of."""
+    """Makes the caller's span the parent of the spans of this asyncio task and of the tasks that it starts."""
     if Exporting.tracer is None:
         return
     header = next((value for key, value in metadata or () if key == TRACEPARENT_KEY), "")

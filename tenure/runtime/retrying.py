@@ -1,4 +1,4 @@
-"""Trying again, a bounded number of times: the mechanism to the domain's rule of waits."""
+"""Retries an operation a bounded number of times, with the waits of a RetryPolicy."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ async def retrying(
     longest_seconds: float = math.inf,
     luck: Callable[[], float] = random.random,
 ) -> _Result:
-    """Run `operation` until it succeeds, at most `policy.max_attempts` times; the last error is raised as it came.
+    """Runs `operation` until it succeeds, at most `policy.max_attempts` times. Raises the last error unchanged.
 
-    Waits between with full jitter, at least as long as a TryLater asks for. The operation must be repeatable: an
-    error may hide a success. The caller bounds the whole with `asyncio.timeout`; a TryLater that asks for more than
-    `longest_seconds` is raised at once.
+    Waits between attempts with full jitter, and at least the `retry_after_seconds` of a TryLater. The operation must
+    be repeatable: an error may hide a success. The caller bounds the total time with `asyncio.timeout`; a TryLater that
+    requires a wait of more than `longest_seconds` is raised at once.
     """
     failures = 0
     while True:

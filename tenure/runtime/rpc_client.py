@@ -1,11 +1,12 @@
-"""The calls of a `TenureChannel`: gRPC's own, with their errors translated.
+"""gRPC channels between Tenure's processes, whose calls raise domain errors and carry the tenant and the trace.
 
-Cancelling a task inside `read` or `write` ends the whole call, as in grpc.aio: a loop that wants to wait for several
-things keeps its read in a task of its own.
+Cancelling an asyncio task inside `read` or `write` ends the whole call, as in grpc.aio: a loop that waits for several
+events runs its read in a separate asyncio task.
 
-A call that was cancelled on this side (by another task, or because its channel was closed) raises CancelledError in
-grpc.aio for whoever waits for it. To that task it would mean its own end, and reconnecting loops would end without a
-word; so it is Unavailable here, unless the task itself was cancelled.
+When a call is cancelled on this side (by another asyncio task, or because its channel was closed), grpc.aio raises
+CancelledError in every task that waits for the call. Such a task would take it for its own cancellation, and
+reconnecting loops would end silently. So these calls raise Unavailable instead, unless the waiting task itself was
+cancelled.
 """
 
 from __future__ import annotations
@@ -26,39 +27,39 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
 
 PEER: Final = "peer"
-"""In the metadata of an error: who did not answer, where the channel has a name for it."""
+"""The metadata key of an error for the name of the peer that did not answer, if the channel has that name."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallRules:
-    """What holds for every call of one channel. `peer`: who is at its other end, in words."""
+    """The defaults of all calls of one channel. `peer`: the name of the service at the other end, for messages."""
 
     default_timeout_seconds: float | None
     tenant: str | None = None
     peer: str = ""
 
     def tenant_to_send(self) -> str:
-        """Whose calls these are: the channel's tenant if it has one of its own, else that of the current request."""
+        """Returns the fixed tenant of the channel, or else the tenant of the current request."""
         return self.tenant or current_tenant()
 
-    def timeout(self, asked_seconds: float | None, *, needed: bool) -> float | None:
-        """The call's deadline. A unary call without one could wait for ever, so that is refused here."""
-        if asked_seconds is None and needed:
-            asked_seconds = self.default_timeout_seconds
-            if asked_seconds is None:
+    def timeout(self, seconds: float | None, *, needed: bool) -> float | None:
+        """Returns the timeout of a call. Raises TypeError for a unary call without one, which could wait forever."""
+        if seconds is None and needed:
+            seconds = self.default_timeout_seconds
+            if seconds is None:
                 raise TypeError("a unary call needs timeout=<seconds>")
-        return asked_seconds
+        return seconds
 
     def error_of(self, error: grpc.aio.AioRpcError) -> TenureError | PeerFailed:
-        """What it means; that nothing was answered for now says who did not."""
-        meant = from_rpc_error(error)
-        if self.peer and isinstance(meant, TryLater):
-            meant.metadata[PEER] = self.peer
-        return meant
+        """Returns the error that gRPC's error stands for. A TryLater gets the name of the peer in its metadata."""
+        translated = from_rpc_error(error)
+        if self.peer and isinstance(translated, TryLater):
+            translated.metadata[PEER] = self.peer
+        return translated
 
 
 def wrapped(multicallable: Any, rules: CallRules, *, needs_timeout: bool) -> Callable[..., TranslatedCall]:
-    """The stub's method: the same arguments, a `TranslatedCall` instead of gRPC's call."""
+    """Returns the method for a stub: it has gRPC's arguments and returns a `TranslatedCall`."""
 
     def call(
         *request: Any,
@@ -74,7 +75,7 @@ def wrapped(multicallable: Any, rules: CallRules, *, needs_timeout: bool) -> Cal
 
 
 class TranslatedCall:
-    """Any of gRPC's four calls. Everything not named here (cancel, code, initial_metadata …) is the call's own."""
+    """A gRPC call of any arity that raises domain errors. All other attributes (cancel, code, …) are gRPC's own."""
 
     __slots__ = ("_call", "_rules")
 
@@ -109,7 +110,7 @@ class TranslatedCall:
             raise _call_cancelled() from cancelled
 
     async def read(self) -> Any:
-        """The next message, or `grpc.aio.EOF` when the peer ended the stream in order."""
+        """Returns the next message, or `grpc.aio.EOF` if the peer ended the stream in order."""
         try:
             return await self._call.read()
         except grpc.aio.AioRpcError as error:
@@ -120,7 +121,7 @@ class TranslatedCall:
             raise _call_cancelled() from cancelled
 
     async def write(self, request: Any) -> None:
-        """Send one message; waits while the peer's window is full. Raises what the peer ended the stream with."""
+        """Sends one message. Waits while the peer's window is full. Raises the peer's error if the stream has ended."""
         try:
             await self._call.write(request)
         except grpc.aio.AioRpcError as error:
@@ -133,7 +134,10 @@ class TranslatedCall:
             raise _call_cancelled() from cancelled
 
     async def _raise_ending(self) -> Never:
-        """grpc.aio calls a write after the end a wrong use; for the writer it is news how the stream ended."""
+        """Raises the error with which the peer ended the stream.
+
+        grpc.aio raises InvalidStateError for a write after the end, but the writer may not know that the stream ended.
+        """
         code = await self._call.code()
         if code is not grpc.StatusCode.OK:
             trailing = await self._call.trailing_metadata()
@@ -151,13 +155,13 @@ def _call_cancelled() -> Unavailable:
     return Unavailable("the call was cancelled on this side", reason="CALL_CANCELLED", metadata=OUTCOME_UNKNOWN)
 
 
-# Channels between our processes, whose calls end in domain errors and say whose request they are.
+# Channels whose calls raise domain errors and carry the tenant.
 
 _LOCALHOST = {"localhost": "127.0.0.1"}
 
 
 class TenureChannel(grpc.aio.Channel):
-    """A channel to one service, at one or several addresses; close it, or use it as a context manager."""
+    """A channel to one service with one or several addresses. Close it, or use it as a context manager."""
 
     def __init__(
         self,
@@ -171,19 +175,19 @@ class TenureChannel(grpc.aio.Channel):
         self._rules = CallRules(default_timeout_seconds, tenant, peer)
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
-        """See the module: the call awaits to the response."""
+        """As gRPC, with a `TranslatedCall`: await it for the response."""
         return wrapped(self.raw.unary_unary(*args, **kwargs), self._rules, needs_timeout=True)
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
-        """See the module: the call is iterated or read."""
+        """As gRPC, with a `TranslatedCall`: iterate it or `read` its messages."""
         return wrapped(self.raw.unary_stream(*args, **kwargs), self._rules, needs_timeout=False)
 
     def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
-        """See the module: the call is written to, and awaits to the response."""
+        """As gRPC, with a `TranslatedCall`: `write` to it, then await it for the response."""
         return wrapped(self.raw.stream_unary(*args, **kwargs), self._rules, needs_timeout=False)
 
     def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
-        """See the module: the call is written to, and iterated or read."""
+        """As gRPC, with a `TranslatedCall`: `write` to it, and iterate it or `read` its messages."""
         return wrapped(self.raw.stream_stream(*args, **kwargs), self._rules, needs_timeout=False)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
@@ -195,11 +199,11 @@ class TenureChannel(grpc.aio.Channel):
         await self.raw.wait_for_state_change(last_observed_state)
 
     async def channel_ready(self) -> None:
-        """Wait until connected; bound it with `asyncio.timeout`."""
+        """Waits until the channel is connected. Bound the wait with `asyncio.timeout`."""
         await self.raw.channel_ready()
 
     async def close(self, grace: float | None = None) -> None:
-        """End the calls still running (after `grace` seconds) and the connections."""
+        """Closes the connections and, after `grace` seconds, ends the calls that still run."""
         await self.raw.close(grace)
 
     async def __aenter__(self) -> Self:
@@ -219,14 +223,13 @@ def open_channel(
     tenant: str | None = None,
     peer: str = "",
 ) -> TenureChannel:
-    """A channel to `host:port` (every address its name resolves to) or to several `ip:port`, taken in turn.
+    """Opens a channel to `host:port` (all addresses that the name resolves to) or to several `ip:port`, used in turn.
 
-    Several are a sequence, or one text with commas.
+    `addresses`: a sequence, or one string with commas.
+    `tenant`: the tenant of all calls. Without it, each call has the tenant of the current request.
+    `peer`: the name of the service, which a TryLater error of a call has in its metadata under `PEER`.
 
-    `tenant` fixes whose calls these are; without it each call belongs to the tenant of the request being answered.
-    `peer` says in words who is there: errors that nothing was answered have it in their metadata, as `PEER`.
-
-    Must be called with an event loop running. Raises ValueError for several addresses that are not all IPs.
+    It needs a running event loop. Raises ValueError for several addresses that are not all IP addresses.
     """
     target = target_of(addresses.split(",") if isinstance(addresses, str) else addresses)
     options = channel_options(keepalive or Keepalive(), max_message_bytes)
@@ -238,9 +241,9 @@ def open_channel(
 
 
 def target_of(addresses: Sequence[str]) -> str:
-    """GRPC's target for these addresses. Only IPs can be listed: gRPC has no target of several names."""
+    """Returns the gRPC target for the addresses. Raises ValueError for several names: gRPC has no such target."""
     if not addresses:
-        raise ValueError("a channel needs an address")
+        raise ValueError("a channel needs at least one address")
     if len(addresses) == 1:
         return addresses[0]
     address_families = set()
@@ -252,7 +255,7 @@ def target_of(addresses: Sequence[str]) -> str:
             address_families.add(ip_address(host.strip("[]")).version)
         except ValueError:
             raise ValueError(
-                f"{address}: several addresses of one service must be IPs; give one name that resolves to all of them"
+                f"{address}: several addresses must be IP addresses; use one name that resolves to all of them instead"
             ) from None
         numeric.append(f"{host}:{port}")
     if len(address_families) > 1:

@@ -1,11 +1,12 @@
-"""What every RPC of a Tenure server goes through, in all four arities, exactly once.
+"""The interceptor of every Tenure server: errors, tenant, trace, validation and metrics of each RPC.
 
-Domain errors become statuses; anything else is a bug: INTERNAL, no detail out, stack in the log. The tenant and the
-trace are put in their context variables, requests are validated, calls are counted under the names of
-go-grpc-middleware.
+It wraps the handlers of all four arities exactly once. Domain errors become statuses. Any other exception is a bug: the
+client gets INTERNAL without details, and the log gets the stack. The interceptor sets the context variables of tenant
+and trace, validates requests, and counts calls under the metric names of go-grpc-middleware.
 
-Messages of a stream are validated and counted inside the (de)serializers: no extra await for a frame. So a stream's
-handler meets an invalid message as InvalidRequest raised by its own read, and may answer it or let it end the stream.
+Messages of a stream are validated and counted inside the (de)serializers, which saves an await per frame. So the read
+of a stream's handler raises InvalidRequest for an invalid message, and the handler may answer it or let it end the
+stream.
 """
 
 from __future__ import annotations
@@ -48,18 +49,18 @@ _GRPC_TYPE: Final = {
 
 
 def accept_everything(_request: Any) -> None:
-    """The validator of a server that has none."""
+    """Accepts every request, for a server without a validator."""
 
 
 async def examine_nothing(_request: Any) -> None:
-    """For a server whose requests need no check that takes time."""
+    """Checks nothing, for a server whose requests need no slow check."""
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """The one interceptor of our servers. `validate` raises InvalidRequest; it sees every request message.
+    """The interceptor. `validate` gets every request message and raises InvalidRequest.
 
-    `examine` checks outside of the event loop what cannot be checked in it. It gets the requests of unary-request
-    methods that `validate` has passed.
+    `examine` makes checks that must not run in the event loop. It gets the requests of methods with a single request,
+    after `validate` has accepted them.
     """
 
     def __init__(
@@ -75,9 +76,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        """The handler with everything around it; built once per method."""
+        """Returns the wrapped handler, which is built once per method."""
         handler = await continuation(handler_call_details)
-        if handler is None:  # the server answers UNIMPLEMENTED by itself
+        if handler is None:  # the server itself answers UNIMPLEMENTED
             return handler
         method = str(handler_call_details.method)
         known = self._wrapped.get(method)
@@ -88,9 +89,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     def _wrap(self, method: str, handler: Handler) -> Handler:
         arity = _ARITY[bool(handler.request_streaming), bool(handler.response_streaming)]
         behaviour = getattr(handler, arity)
-        ours = not method.startswith("/grpc.")  # health and reflection know neither tenants nor our validators
-        validate, examine = (self._validate, self._examine) if ours else (accept_everything, examine_nothing)
-        call = _Method(_Meters.of(method, _GRPC_TYPE[arity]), validate, examine, ours)
+        is_tenure = not method.startswith("/grpc.")  # health and reflection have no tenants and no validators
+        validate, examine = (self._validate, self._examine) if is_tenure else (accept_everything, examine_nothing)
+        call = _Method(_MethodMetrics.of(method, _GRPC_TYPE[arity]), validate, examine, is_tenure)
         wrap = {
             "unary_unary": call.answering_once,
             "unary_stream": call.answering_many,
@@ -107,8 +108,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
 
 @dataclass(frozen=True, slots=True)
-class _Meters:
-    """A method's cells, found once."""
+class _MethodMetrics:
+    """The metric cells of one method, looked up once."""
 
     labels: dict[str, str]
     started: metrics.Cell
@@ -117,7 +118,7 @@ class _Meters:
     seconds: metrics.Histogram
 
     @classmethod
-    def of(cls, method: str, grpc_type: str) -> _Meters:
+    def of(cls, method: str, grpc_type: str) -> _MethodMetrics:
         service, _, name = method.lstrip("/").partition("/")
         labels = {"grpc_type": grpc_type, "grpc_service": service, "grpc_method": name}
         return cls(
@@ -137,7 +138,7 @@ class _Meters:
 class _Method:
     """Wraps the behaviour and the (de)serializers of one method."""
 
-    meters: _Meters
+    metrics: _MethodMetrics
     validate: Callable[[Any], None]
     examine: Callable[[Any], Awaitable[None]]
     has_tenant: bool
@@ -155,7 +156,7 @@ class _Method:
         return answer
 
     def answering_many(self, behaviour: Callable[..., Any], *, validates: bool) -> Callable[..., Any]:
-        if not isasyncgenfunction(behaviour):  # it writes to the context: nothing is yielded, the shape is the same
+        if not isasyncgenfunction(behaviour):  # a handler that writes to the context and yields nothing
             return self.answering_once(behaviour, validates=validates)
 
         async def answer(request: Any, context: Context) -> AsyncIterator[Any]:
@@ -170,7 +171,7 @@ class _Method:
         return answer
 
     def receiving(self, deserialize: Callable[[bytes], Any] | None, *, validates: bool) -> Callable[[bytes], Any]:
-        received, check = self.meters.received, self._check
+        received, check = self.metrics.received, self._check
 
         def receive(raw: bytes) -> Any:
             received.value += 1
@@ -187,7 +188,7 @@ class _Method:
         self.validate(message)
 
     def sending(self, serialize: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]:
-        sent = self.meters.sent
+        sent = self.metrics.sent
 
         def send(message: Any) -> bytes:
             sent.value += 1
@@ -197,8 +198,8 @@ class _Method:
 
     @asynccontextmanager
     async def _around(self, context: Context) -> AsyncIterator[None]:
-        """Tenant, trace, counters, and the one place where an exception becomes a status."""
-        self.meters.started.value += 1
+        """Sets tenant and trace, counts the call, and converts its exception to a status."""
+        self.metrics.started.value += 1
         began, code = perf_counter(), grpc.StatusCode.OK
         try:
             if self.has_tenant:
@@ -213,7 +214,7 @@ class _Method:
         except TenureError as error:
             code = code_of(error)
             if context.done():
-                raise asyncio.CancelledError from error  # nobody is left to be told
+                raise asyncio.CancelledError from error  # the client is gone
             await context.abort_with_status(to_status(error))
         except grpc.aio.AbortError:
             code = _code_of_context(context)
@@ -223,17 +224,19 @@ class _Method:
             if code is grpc.StatusCode.CANCELLED:
                 raise
             _log.exception(
-                "unexpected error in %s/%s", self.meters.labels["grpc_service"], self.meters.labels["grpc_method"]
+                "unexpected error in %s/%s", self.metrics.labels["grpc_service"], self.metrics.labels["grpc_method"]
             )
             await context.abort(grpc.StatusCode.INTERNAL, "internal error")
         finally:
-            self.meters.handled(code, perf_counter() - began)
+            self.metrics.handled(code, perf_counter() - began)
 
 
 @dataclass(frozen=True, slots=True)
 class _Unreadable:
-    """Bytes that are no message of the method's type. gRPC parses before the handler runs and answers an exception
-    there with UNKNOWN and a stack in the log, so the refusal waits until the handler's first look at the request.
+    """A request whose bytes are not a message of the method's type.
+
+    gRPC parses a request before the handler runs and answers an exception of the parser with UNKNOWN and a stack in the
+    log. So the parser returns this placeholder, and the check of the request refuses it.
     """
 
     problem: str
@@ -243,25 +246,28 @@ def _parsed(deserialize: Callable[[bytes], Any], raw: bytes) -> Any:
     try:
         return deserialize(raw)
     except DecodeError as error:
-        return _Unreadable(f"the request is no message of its type: {error}")
+        return _Unreadable(f"the request is not a message of its type: {error}")
 
 
 _CODE_BY_NUMBER: Final[dict[int, grpc.StatusCode]] = {code.value[0]: code for code in grpc.StatusCode}
 
 
 def _must_be(is_async: bool, behaviour: Callable[..., Any]) -> None:
-    """A handler that is not async would run in a thread, out of reach of the context and of cancellation."""
+    """Raises TypeError for a handler that is not async: it would run in a thread, without context and cancellation."""
     if not is_async:
         raise TypeError(f"the handler {behaviour!r} must be async")
 
 
 def _code_of_bug(context: Context, error: Exception) -> grpc.StatusCode:
-    """A client that went away shows as gRPC's own internal error in the handler's write: nobody's bug."""
+    """Returns CANCELLED if the client went away, else INTERNAL.
+
+    When the client is gone, gRPC raises its own internal error in the handler's write, which is not a bug.
+    """
     gone = context.done() or (isinstance(error, grpc.aio.InternalError) and context.cancelled())
     return grpc.StatusCode.CANCELLED if gone else grpc.StatusCode.INTERNAL
 
 
 def _code_of_context(context: Context) -> grpc.StatusCode:
-    """What the handler itself set or aborted with; gRPC keeps it as a number, and 0 for nothing."""
+    """Returns the code that the handler set or aborted with. gRPC stores it as a number, 0 for none."""
     code: Any = context.code()
     return code if isinstance(code, grpc.StatusCode) else _CODE_BY_NUMBER.get(code or 0, grpc.StatusCode.UNKNOWN)

@@ -1,7 +1,7 @@
-"""How connections behave on both ends: how soon a dead peer is noticed, how large a message may be.
+"""The gRPC options of servers and channels: keepalive, message sizes, connection age and reconnects.
 
-`grpc.http2.ping_timeout_ms` goes along with every keepalive timeout: since grpc#34647 its default of a minute
-overrides `grpc.keepalive_timeout_ms`, and a frozen peer would be noticed after 60 s instead of 8.
+Every keepalive timeout is also set as `grpc.http2.ping_timeout_ms`: since grpc#34647 the default of that option, one
+minute, overrides `grpc.keepalive_timeout_ms`, and a frozen peer would be noticed after 60 s instead of 8 s.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _ROUND_ROBIN: Final = json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})
 
 @dataclass(frozen=True, slots=True)
 class Keepalive:
-    """Ping after this much silence, and give the peer up when the answer takes longer than the timeout.
+    """The keepalive pings of a connection: after how much silence, and how soon the peer must answer.
 
-    Together they are shorter than any deadline that matters: a call to a frozen replica breaks, and is made again to
-    another one, before its caller gives up. Servers here accept pings every 2 s and end a connection that pings faster
-    ("too many pings").
+    Their sum is shorter than any deadline that matters: a call to a frozen replica breaks, and is repeated to another
+    replica, before its caller gives up. Tenure's servers accept a ping every 2 s and close a connection that pings
+    faster ("too many pings").
     """
 
     interval_seconds: float = 5.0
@@ -31,7 +31,7 @@ class Keepalive:
     without_calls: bool = True
 
     def options(self) -> Options:
-        """As gRPC names it."""
+        """Returns the channel arguments of gRPC."""
         timeout_ms = round(self.timeout_seconds * 1000)
         return [
             ("grpc.keepalive_time_ms", round(self.interval_seconds * 1000)),
@@ -44,8 +44,10 @@ class Keepalive:
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """Bounds of one server. Connections are closed at `max_connection_age_seconds`, with an announcement and a grace,
-    so that clients spread over new replicas; streams are resumed by their clients.
+    """The limits of one server.
+
+    The server closes connections at `max_connection_age_seconds`, with an announcement and a grace period, so that
+    clients spread over new replicas. Clients resume their streams.
     """
 
     max_message_bytes: int = 4 * 1024 * 1024
@@ -55,38 +57,38 @@ class ServerLimits:
     min_ping_interval_seconds: float = 2.0
 
     def options(self) -> Options:
-        """As gRPC names it."""
+        """Returns the channel arguments of gRPC."""
         return [
             ("grpc.max_receive_message_length", self.max_message_bytes),
             ("grpc.max_send_message_length", self.max_message_bytes),
             ("grpc.max_concurrent_streams", self.max_concurrent_streams),
             ("grpc.max_connection_age_ms", round(self.max_connection_age_seconds * 1000)),
             ("grpc.max_connection_age_grace_ms", round(self.max_connection_age_grace_seconds * 1000)),
-            # Named otherwise than its macro (…MIN_RECV_PING…), and an unknown name is ignored: then the default of five
-            # minutes ends every quiet connection at its third ping.
+            # The name differs from the macro's (…MIN_RECV_PING…), and gRPC ignores an unknown name: then the default of
+            # five minutes ends every quiet connection at its third ping.
             ("grpc.http2.min_ping_interval_without_data_ms", round(self.min_ping_interval_seconds * 1000)),
-            # Two servers on one port would share the calls between them without anybody noticing.
+            # Otherwise two servers on one port would silently share the calls between them.
             ("grpc.so_reuseport", 0),
         ]
 
 
 def channel_options(keepalive: Keepalive, max_message_bytes: int) -> Options:
-    """For every channel between our processes: addresses share the calls, and a lost one is tried again soon."""
+    """Returns the options of a channel between Tenure's processes: round robin over addresses, fast reconnects."""
     return [
         *keepalive.options(),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.service_config", _ROUND_ROBIN),
-        # The default of up to two minutes between attempts is longer than any takeover we promise.
+        # The default of up to two minutes between attempts is longer than any promised takeover.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 1000),
         ("grpc.max_reconnect_backoff_ms", 2000),
         ("grpc.dns_min_time_between_resolutions_ms", 1000),
         ("grpc.use_local_subchannel_pool", 1),
-        # What a stream may send ahead of its reader. Left to itself gRPC measures how much fits on the line, comes to
-        # many MiB on a busy machine, and holds that for every reader that is slow.
+        # The bytes that a stream may send ahead of its reader. By default gRPC measures the bandwidth, arrives at many
+        # MiB on a busy machine, and buffers that much for every slow reader.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", STREAM_WINDOW_BYTES),
-        # Services meet directly: an http_proxy of the environment is meant for the outside.
+        # Services connect directly: the environment's http_proxy is for connections to the outside.
         ("grpc.enable_http_proxy", 0),
     ]

@@ -1,9 +1,11 @@
-"""A gRPC server as every Tenure process runs it: one interceptor, health, reflection, and an orderly end.
+"""The gRPC server of every Tenure process, with the error interceptor, health, reflection and an orderly drain.
 
-server = RpcServer("0.0.0.0:8472", validate=validate, stopping=process.stopping)
-server.add("tenure.v1.CheckpointService", add_CheckpointServiceServicer_to_server, servicer)
-async with server:
-…  # server.address is the bound one
+    server = RpcServer("0.0.0.0:8472", validate=validate, stopping=process.stopping)
+    server.add("tenure.v1.CheckpointService", add_CheckpointServiceServicer_to_server, servicer)
+    async with server:
+        …  # server.address is the bound address
+
+As a context manager a server serves inside the block and drains at its end.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 
-# `grpc.health.v1`: per service and for the whole server (""). Watchers end when the server drains.
+# `grpc.health.v1` for each service and for the whole server (""). The streams of watchers end when the server drains.
 
 SERVICE_NAME = "grpc.health.v1.Health"
 _Response = health_pb2.HealthCheckResponse
 
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated without types
-    """What `Check`, `List` and `Watch` answer. Starts with nothing known but "" = NOT_SERVING."""
+    """Implements `grpc.health.v1`. At the start it knows only the whole server (""), which is NOT_SERVING."""
 
     def __init__(self) -> None:
         self._serving: dict[str, bool] = {"": False}
@@ -40,32 +42,32 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated
         self._draining = False
 
     async def set_serving(self, service: str, serving: bool) -> None:
-        """Say whether one service answers; without effect once the server drains."""
+        """Sets the status of one service. Has no effect when the server drains."""
         async with self._changed:
             if not self._draining:
                 self._serving[service] = serving
                 self._changed.notify_all()
 
     async def drain(self) -> None:
-        """Everything is NOT_SERVING from now on, and watchers are told so and ended."""
+        """Sets every service to NOT_SERVING for good, sends this status to watchers and ends their streams."""
         async with self._changed:
             self._draining = True
             self._serving = dict.fromkeys(self._serving, False)
             self._changed.notify_all()
 
     async def Check(self, request: Any, _context: Any) -> Any:  # noqa: N802  the name on the wire
-        """One service's status; NOT_FOUND for one this server does not have."""
+        """Returns the status of one service. Raises NotFound for an unknown service."""
         if request.service not in self._serving:
-            raise NotFound(f"no service {request.service!r} here")
+            raise NotFound(f"this server has no service {request.service!r}")
         return _Response(status=self._status(request.service))
 
     async def List(self, _request: Any, _context: Any) -> Any:  # noqa: N802  the name on the wire
-        """All services' statuses."""
+        """Returns the statuses of all services."""
         statuses = {service: _Response(status=self._status(service)) for service in self._serving}
         return health_pb2.HealthListResponse(statuses=statuses)
 
     async def Watch(self, request: Any, _context: Any) -> AsyncIterator[Any]:  # noqa: N802  the name on the wire
-        """The status now and at every change."""
+        """Yields the current status and each new one."""
         last_status = None
         while not (self._draining and last_status is not None):
             status = await self._next_status(request.service, last_status)
@@ -74,7 +76,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated
             last_status = status
 
     async def _next_status(self, service: str, last_status: Any) -> Any:
-        """The status once it is another one than the watcher was told, or the server drains."""
+        """Returns the status when it differs from `last_status`, or when the server drains."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._draining or self._status(service) != last_status)
             return self._status(service)
@@ -91,10 +93,10 @@ REFLECTION_V1: Final = "grpc.reflection.v1.ServerReflection"
 
 
 class RpcServer:
-    """One listening address. As a context manager it serves inside and drains at the end.
+    """A gRPC server on one address.
 
     `stopping` is set at the latest when draining begins: handlers of streams watch it and end with `draining()`.
-    `serving` False: its health says NOT_SERVING for as long as it is there, and its servicers say why.
+    `serving` False: health reports NOT_SERVING as long as the server runs, and the servicers say why.
     """
 
     def __init__(
@@ -125,22 +127,21 @@ class RpcServer:
         self.stopping = stopping or asyncio.Event()
 
     def add(self, service: str, register: Callable[[_Servicer, grpc.aio.Server], Any], servicer: _Servicer) -> None:
-        """Serve `service` (its full name) with the generated `add_…Servicer_to_server`."""
+        """Registers `servicer` for `service` (the full name) with the generated `add_…Servicer_to_server`."""
         register(servicer, self._server)
         self._services.append(service)
 
     @property
     def address(self) -> str:
-        """The bound "host:port"; the port is the real one when 0 was asked for."""
+        """The bound "host:port", with the real port if port 0 was configured."""
         return f"{self._address_setting.rpartition(':')[0]}:{self._port}"
 
     @property
     def port(self) -> int:
-        """The bound port."""
         return self._port
 
     async def start(self) -> str:
-        """Bind, serve and say so in health. Returns the address. Raises OSError when it is taken."""
+        """Binds, serves and sets health. Returns the bound address. Raises OSError if the address is in use."""
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
         if self._reflection_enabled:
             self._add_reflection()
@@ -148,12 +149,12 @@ class RpcServer:
         await self._server.start()
         for service in ("", SERVICE_NAME, *self._services):
             await self.health.set_serving(service, serving=self._serving)
-        verdict = "serving" if self._serving else "not serving"
-        _log.info(verdict, extra={"address": self.address, "services": self._services})
+        status = "serving" if self._serving else "not serving"
+        _log.info(status, extra={"address": self.address, "services": self._services})
         return self.address
 
     async def drain(self) -> None:
-        """NOT_SERVING first, then `stopping`, then no new calls; those running have the grace to end. Repeatable."""
+        """Sets NOT_SERVING, then `stopping`, then refuses new calls. Running calls get the grace period. Repeatable."""
         await self.health.drain()
         self.stopping.set()
         await self._server.stop(self._grace_seconds)
@@ -174,7 +175,7 @@ class RpcServer:
             raise OSError(f"cannot listen on {self._address_setting}: {error}") from error
 
     def _add_reflection(self) -> None:
-        """v1alpha is what the package serves and older grpcurls ask for; v1 has the same bytes under another name."""
+        """Adds reflection under v1alpha, which older grpcurls use, and under v1, which has the same messages."""
         servicer = ReflectionServicer((*self._services, SERVICE_NAME, reflection.SERVICE_NAME, REFLECTION_V1))
         handler = grpc.stream_stream_rpc_method_handler(
             servicer.ServerReflectionInfo,
@@ -187,5 +188,5 @@ class RpcServer:
 
 
 def draining(retry_after_seconds: float = 0.2) -> Unavailable:
-    """What a stream ends with when its server stops: another replica will answer."""
+    """Returns the error with which a stream ends when its server drains. The client then calls another replica."""
     return Unavailable("the server is draining", reason="DRAINING", retry_after_seconds=retry_after_seconds)

@@ -1,12 +1,13 @@
-"""Domain error ↔ gRPC status: one table, both ways.
+"""Converts domain errors to gRPC statuses and back, with one table for both directions.
 
-On the wire an error is its gRPC code and message with `google.rpc.ErrorInfo{reason, domain: "tenure", metadata}`, and
-where they apply BadRequest, RetryInfo and QuotaFailure. Refusals that travel inside the frames of a stream use
-`PlainStatus`, the same four facts without gRPC.
+On the wire an error is its gRPC code and message with `google.rpc.ErrorInfo{reason, domain: "tenure", metadata}` and,
+where they apply, BadRequest, RetryInfo and QuotaFailure. Refusals inside the frames of a stream use `PlainStatus`:
+code, reason, message and metadata without gRPC.
 
-A status without our ErrorInfo comes from gRPC itself or from a stranger. If it says that the call broke on its way
-(UNAVAILABLE, DEADLINE_EXCEEDED, CANCELLED) it becomes `Unavailable` with `outcome: unknown` in its metadata: the
-request may have been carried out. Codes that mean a bug over there become `PeerFailed`, which is no domain error.
+A status without Tenure's ErrorInfo comes from gRPC itself or from a foreign server. If its code says that the call
+broke on its way (UNAVAILABLE, DEADLINE_EXCEEDED, CANCELLED), the status becomes `Unavailable` with `outcome: unknown`
+in its metadata: the peer may have carried out the request. Codes that mean a bug of the peer become `PeerFailed`, which
+is not a domain error.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ if TYPE_CHECKING:
 
 DOMAIN: Final = "tenure"
 LOCK_TIMEOUT: Final = "LOCK_TIMEOUT"
-"""The reason of an Unavailable: another transaction kept a row lock for too long, and nothing was done."""
+"""A reason of Unavailable: another transaction held a row lock for too long, and nothing was written."""
 OUTCOME_UNKNOWN: Final = {"outcome": "unknown"}
 
-# Two classes may share a code: which is meant is told by the reason, or by the kind in the metadata.
+# Two classes may share a code. The reason, or the kind in the metadata, distinguishes them.
 CODES: Final[dict[type[errors.TenureError], grpc.StatusCode]] = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     errors.NotFound: grpc.StatusCode.NOT_FOUND,
@@ -53,26 +54,26 @@ _BROKE_ON_ITS_WAY: Final = frozenset(
     (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 )
 
-_GRPCS_OWN_LIMITS: Final = ("larger than max", "metadata size exceeds")
-"""In words of gRPC itself, on either side, also of an answer that nobody could take: the call may have been made."""
+_SIZE_ERRORS_OF_GRPC: Final = ("larger than max", "metadata size exceeds")
+"""Parts of gRPC's own messages, on either side. Also an answer can be too large: the call may have had its effect."""
 
 _DETAILS: Final = (error_details_pb2.ErrorInfo, error_details_pb2.RetryInfo, error_details_pb2.BadRequest)
 
-# gRPC may refuse a trailer above 8 KiB, and the client is left without any reason. The message goes along twice, once
-# with three bytes for every byte beyond ASCII.
+# gRPC may refuse a trailer above 8 KiB, and then the client gets no reason at all. The trailer carries the message
+# twice, once with three bytes for every byte beyond ASCII.
 MOST_MESSAGE_BYTES: Final = 1000
 MOST_METADATA_BYTES: Final = 1000
 MOST_VIOLATION_BYTES: Final = 2000
 _CUT: Final = "…"
 
-# Keys of the metadata that belong to this module; they never reach a domain error.
+# Metadata keys that only this module uses. Domain errors never have them.
 _KIND: Final = "tenure-kind"
 _RETRY_AFTER: Final = "tenure-retry-after-seconds"
 _VIOLATIONS: Final = "tenure-violations"
 
 
 class PlainStatus(NamedTuple):
-    """A refusal as a typed result inside a frame: the gRPC code's number, reason, message and metadata."""
+    """A refusal as a typed result inside a frame: the number of the gRPC code, reason, message and metadata."""
 
     code: int
     reason: str
@@ -80,8 +81,8 @@ class PlainStatus(NamedTuple):
     metadata: dict[str, str]
 
 
-class PeerFailed(Exception):  # noqa: N818  a peer's bug is not one of our errors and should not read like one
-    """The peer has a bug or speaks another version: INTERNAL, UNKNOWN, DATA_LOSS, UNIMPLEMENTED."""
+class PeerFailed(Exception):  # noqa: N818  a bug of the peer is not a domain error, and its name shows that
+    """The peer has a bug or another version: INTERNAL, UNKNOWN, DATA_LOSS or UNIMPLEMENTED."""
 
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
         super().__init__(f"{code.name}: {message}")
@@ -90,12 +91,12 @@ class PeerFailed(Exception):  # noqa: N818  a peer's bug is not one of our error
 
 
 def code_of(error: errors.TenureError) -> grpc.StatusCode:
-    """The gRPC code of a domain error. Only leaves have one; a branch of the tree raised as such is a bug."""
+    """Returns the gRPC code of a domain error. Only leaf classes have one: raising another class is a bug."""
     return next(CODES[kind] for kind in type(error).__mro__ if kind in CODES)
 
 
 def to_plain(error: errors.TenureError) -> PlainStatus:
-    """The form that travels inside a frame; `from_plain` gives back an equal error, unless it had to be shortened."""
+    """Returns the form of an error inside a frame. `from_plain` returns an equal error, unless it was shortened."""
     metadata = _with_kind(error)
     if isinstance(error, errors.TryLater) and error.retry_after_seconds is not None:
         metadata[_RETRY_AFTER] = repr(error.retry_after_seconds)
@@ -105,22 +106,22 @@ def to_plain(error: errors.TenureError) -> PlainStatus:
 
 
 def from_plain(code: int, reason: str, message: str, metadata: Mapping[str, str]) -> errors.TenureError | PeerFailed:
-    """The error a frame's refusal stands for."""
-    left = dict(metadata)
-    retry_after = left.pop(_RETRY_AFTER, None)
-    violations = json.loads(left.pop(_VIOLATIONS, "[]"))
+    """Returns the error for a refusal inside a frame."""
+    remaining = dict(metadata)
+    retry_after = remaining.pop(_RETRY_AFTER, None)
+    violations = json.loads(remaining.pop(_VIOLATIONS, "[]"))
     return _build(
         _BY_NUMBER.get(code, grpc.StatusCode.UNKNOWN),
         reason,
         message,
-        left,
+        remaining,
         retry_after_seconds=None if retry_after is None else float(retry_after),
         violations=tuple((field, description) for field, description in violations),
     )
 
 
 def to_status(error: errors.TenureError) -> grpc.Status:
-    """The status to end an RPC with, details included."""
+    """Returns the gRPC status, with details, that ends an RPC with this error."""
     status = status_pb2.Status(code=code_of(error).value[0], message=shortened(error.message, MOST_MESSAGE_BYTES))
     for detail in _details(error):
         status.details.add().Pack(detail)
@@ -128,7 +129,7 @@ def to_status(error: errors.TenureError) -> grpc.Status:
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> errors.TenureError | PeerFailed:
-    """The error a peer meant when it ended a call, or what a broken call amounts to."""
+    """Returns the error with which a peer ended a call, or the error for a broken call."""
     details = _unpack(error)
     info = details.get(error_details_pb2.ErrorInfo)
     retry = details.get(error_details_pb2.RetryInfo)
@@ -149,14 +150,20 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> errors.TenureError | PeerFail
 
 
 def _with_kind(error: errors.TenureError) -> dict[str, str]:
-    """Two leaves may share a code, so a reason that is not a class's own has to say which of them it belongs to."""
+    """Returns the metadata and, for a reason that is not the class's default, the kind.
+
+    Two leaf classes may share a code, so the kind says to which class such a reason belongs.
+    """
     kind = next(kind for kind in type(error).__mro__ if kind in CODES)
     metadata = _fitting_metadata(error.metadata)
     return metadata if error.reason == kind.default_reason else {**metadata, _KIND: kind.default_reason}
 
 
 def shortened(text: str, most_bytes: int) -> str:
-    """The text, or as much of its beginning as fits, with a mark. What UTF-8 cannot hold is replaced."""
+    """Returns the text, or its beginning with "…" if the text has more than `most_bytes` bytes in UTF-8.
+
+    Replaces characters that UTF-8 cannot encode.
+    """
     encoded = text.encode(errors="replace")
     if len(encoded) <= most_bytes:
         return encoded.decode()
@@ -164,7 +171,7 @@ def shortened(text: str, most_bytes: int) -> str:
 
 
 def _fitting_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
-    """All of it when it fits; otherwise every value is shortened to its share."""
+    """Returns the metadata, with each value shortened to its share if the whole is too large."""
     if sum(len(f"{key}{value}".encode(errors="replace")) for key, value in metadata.items()) <= MOST_METADATA_BYTES:
         return dict(metadata)
     share = MOST_METADATA_BYTES // len(metadata)
@@ -172,15 +179,15 @@ def _fitting_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
 
 
 def _fitting_violations(violations: tuple[errors.FieldViolation, ...]) -> list[errors.FieldViolation]:
-    """As many as fit, and how many were left out."""
+    """Returns as many violations as fit, and one more that counts the omitted ones."""
     fitting: list[errors.FieldViolation] = []
-    left = MOST_VIOLATION_BYTES
+    left_bytes = MOST_VIOLATION_BYTES
     for number, violation in enumerate(violations):
-        one = errors.FieldViolation(shortened(violation.field, 200), shortened(violation.description, 500))
-        left -= len(one.field.encode()) + len(one.description.encode())
-        if left < 0:
+        short = errors.FieldViolation(shortened(violation.field, 200), shortened(violation.description, 500))
+        left_bytes -= len(short.field.encode()) + len(short.description.encode())
+        if left_bytes < 0:
             return [*fitting, errors.FieldViolation("", f"{len(violations) - number} more violations")]
-        fitting.append(one)
+        fitting.append(short)
     return fitting
 
 
@@ -206,7 +213,10 @@ def _details(error: errors.TenureError) -> list[Message]:
 
 
 def _unpack(error: grpc.aio.AioRpcError) -> dict[type, Any]:
-    """The details by type. A stranger's trailer that does not parse tells nothing, and must not hide the status."""
+    """Returns the details of an error by type, or {} if the trailer does not parse.
+
+    An unreadable trailer of a foreign server must not hide the status.
+    """
     blob = next((value for key, value in error.trailing_metadata() or () if key == "grpc-status-details-bin"), None)
     details: dict[type, Any] = {}
     if not isinstance(blob, bytes):
@@ -231,7 +241,7 @@ def _build(
     violations: tuple[tuple[str, str], ...],
 ) -> errors.TenureError | PeerFailed:
     kind = _BY_REASON.get(metadata.pop(_KIND, reason))
-    if kind is None or CODES[kind] is not code:  # a newer peer's leaf: its code still says what to do
+    if kind is None or CODES[kind] is not code:  # an error class of a newer peer: its code still says what to do
         kind = next((known for known, its_code in CODES.items() if its_code is code), None)
     if kind is None:
         return _from_bare_code(code, message)
@@ -245,7 +255,7 @@ def _build(
 def _from_bare_code(code: grpc.StatusCode, message: str) -> errors.TenureError | PeerFailed:
     if code in _BROKE_ON_ITS_WAY:
         return errors.Unavailable(message or code.name, reason=code.name, metadata=OUTCOME_UNKNOWN)
-    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and any(text in message for text in _GRPCS_OWN_LIMITS):
-        return errors.InvalidRequest(message, reason="MESSAGE_TOO_LARGE")  # never fits, however late
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and any(text in message for text in _SIZE_ERRORS_OF_GRPC):
+        return errors.InvalidRequest(message, reason="MESSAGE_TOO_LARGE")  # no retry can succeed
     kind = next((known for known, its_code in CODES.items() if its_code is code), None)
     return PeerFailed(code, message) if kind is None else kind(message or code.name, reason=kind.default_reason)

@@ -1,7 +1,7 @@
-"""Checks clients' JSON Schemas, and applies them to answers, in a child process with bounded resources.
+"""Checks clients' JSON Schemas, and validates answers against them, in a child process with bounded resources.
 
-A pattern can take minutes to compile and for ever to match, and combined schemas multiply. In a service's own process
-that would stop its event loop, and with it the calls of all tenants.
+A pattern can take minutes to compile and unlimited time to match, and combined schemas multiply their cost. In the
+process of a service this would block its event loop, and with it the calls of all tenants.
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ from tenure.domain.errors import Unavailable
 from tenure.domain.result_schema import ResultValidation, problem_of_schema, validate_result
 
 JUDGE_CPU_SECONDS: Final = 10
-"""Processor time for one answer: one that needs more is never finished, however fast the machine is."""
+"""CPU time for one answer. A validation that needs more would practically never end, on any machine."""
 CHECK_CPU_SECONDS: Final = 2
-"""Processor time for one schema. An ordinary one takes 0.2 s, which is the start of the process."""
+"""CPU time for one schema. An ordinary schema takes 0.2 s, which is the start of the process."""
 MAX_MEMORY_BYTES: Final = 512 * 1024 * 1024
 LONGEST_SECONDS: Final = 120.0
-"""Wall-clock time until the caller is told to try again: the machine is too busy, which says nothing of the schema."""
+"""Wall-clock time until Unavailable is raised: the machine is too busy, which is no property of the schema."""
 
-TOO_COSTLY_ANSWER: Final = "the answer could not be compared with the schema in time: give a simpler one"
-TOO_COSTLY_SCHEMA: Final = "takes too long to check: give it simpler patterns"
+TOO_COSTLY_ANSWER: Final = "the answer could not be validated against the schema in time: give a simpler answer"
+TOO_COSTLY_SCHEMA: Final = "takes too long to check: use simpler patterns"
 
 _OUT_OF_MEMORY: Final = 3
 _OVER_LIMIT: Final = frozenset({-signal.SIGXCPU, -signal.SIGKILL, _OUT_OF_MEMORY})
-"""Which signal ends a process at its limit of processor time differs between systems."""
+"""Exit codes of a process that exceeded a limit. The signal at the CPU limit differs between systems."""
 _NICENESS: Final = 10
 _COMMAND: Final = (sys.executable, "-P", "-m", "tenure.runtime.schema_process")
 
 
 async def judge_apart(schema_json: str, answer: str, *, cpu_seconds: int = JUDGE_CPU_SECONDS) -> ResultValidation:
-    """As tenure.domain.result_schema.validate_result. Raises Unavailable (JUDGING_TIMEOUT) when the machine is too
-    busy.
+    """Runs `validate_result` of tenure.domain.result_schema in a child process.
+
+    Raises Unavailable (JUDGING_TIMEOUT) if the machine is too busy.
     """
     reply = await _run([cpu_seconds, schema_json, answer])
     if reply is None:
@@ -47,20 +48,23 @@ async def judge_apart(schema_json: str, answer: str, *, cpu_seconds: int = JUDGE
 
 
 async def check_apart(schema_json: str, *, cpu_seconds: int = CHECK_CPU_SECONDS) -> str:
-    """As tenure.domain.result_schema.problem_of_schema. Raises Unavailable (JUDGING_TIMEOUT), as judge_apart does."""
+    """Runs `problem_of_schema` of tenure.domain.result_schema in a child process.
+
+    Raises Unavailable (JUDGING_TIMEOUT) if the machine is too busy.
+    """
     reply = await _run([cpu_seconds, schema_json, None])
     return TOO_COSTLY_SCHEMA if reply is None else str(reply)
 
 
-async def _run(job: list[Any]) -> Any:
-    """What `main` wrote; None when it went over a limit."""
+async def _run(arguments: list[Any]) -> Any:
+    """Returns the JSON value that `main` wrote, or None if the child process exceeded a limit."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*_COMMAND, stdin=pipe, stdout=pipe)
     try:
         async with asyncio.timeout(LONGEST_SECONDS):
-            output, _ = await process.communicate(json.dumps(job).encode())
+            output, _ = await process.communicate(json.dumps(arguments).encode())
     except TimeoutError:
-        message = "a result schema could not be applied: the machine is too busy"
+        message = "a result schema could not be applied because the machine is too busy: try again later"
         raise Unavailable(message, reason="JUDGING_TIMEOUT") from None
     finally:
         if process.returncode is None:
@@ -69,12 +73,15 @@ async def _run(job: list[Any]) -> Any:
     if process.returncode in _OVER_LIMIT:
         return None
     if process.returncode != 0:
-        raise RuntimeError(f"the process that applies a result schema failed with {process.returncode}")
+        raise RuntimeError(f"the process that applies a result schema ended with exit code {process.returncode}")
     return json.loads(output)
 
 
 def main() -> None:
-    """Reads the limit, a schema, and an answer or null; writes the judgement, or what is wrong with the schema."""
+    """The child process: reads `[cpu_seconds, schema, answer or null]` and writes the result as JSON.
+
+    The result is `[result_json, violations]` for an answer, and the problem of the schema ("" for none) without one.
+    """
     cpu_seconds, schema_json, answer = json.load(sys.stdin.buffer)
     os.nice(_NICENESS)
     _limit(resource.RLIMIT_CPU, cpu_seconds)
@@ -90,12 +97,12 @@ def main() -> None:
 def _reply(schema_json: str, answer: str | None) -> Any:
     if answer is None:
         return problem_of_schema(schema_json)
-    judgement = validate_result(schema_json, answer)
-    return [judgement.result_json, judgement.violations]
+    validation = validate_result(schema_json, answer)
+    return [validation.result_json, validation.violations]
 
 
 def _limit(which: int, most: int) -> None:
-    """The limit inherited from the service stays if it is lower."""
+    """Sets a resource limit, unless the limit inherited from the service is lower."""
     _, hard = resource.getrlimit(which)
     if hard == resource.RLIM_INFINITY or hard > most:
         resource.setrlimit(which, (most, most))

@@ -1,7 +1,7 @@
-"""Names of OpenTelemetry attributes for generative AI.
+"""Names of the OpenTelemetry span attributes, in particular those for generative AI.
 
-Written down here because those of `opentelemetry-semantic-conventions` are all deprecated: the conventions moved to a
-repository of their own, whose status is Development. Changing a name is a change of this file only.
+They are copied here because the names in `opentelemetry-semantic-conventions` are all deprecated: the conventions moved
+to a separate repository, whose status is Development. To change a name, change only this file.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ RESPONSE_MODEL: Final = "gen_ai.response.model"
 RESPONSE_ID: Final = "gen_ai.response.id"
 RESPONSE_FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
 
-# Input includes what was read from and written to the provider's cache.
+# Input tokens include the tokens read from and written to the provider's cache.
 USAGE_INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
 USAGE_OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
 USAGE_CACHE_READ_INPUT_TOKENS: Final = "gen_ai.usage.cache_read.input_tokens"
 USAGE_CACHE_CREATION_INPUT_TOKENS: Final = "gen_ai.usage.cache_creation.input_tokens"
 
-# Arguments and results of tools are no attributes: they may be personal. The ledger has them.
+# Arguments and results of tools are not attributes, because they may be personal data. The ledger has them.
 TOOL_NAME: Final = "gen_ai.tool.name"
 TOOL_CALL_ID: Final = "gen_ai.tool.call.id"
 
 ERROR_TYPE: Final = "error.type"
 
-# Ours.
+# Attributes of Tenure.
 TASK_ID: Final = "tenure.task.id"
 TENANT: Final = "tenure.tenant"
 EPOCH: Final = "tenure.epoch"

@@ -1,9 +1,10 @@
-"""What the five processes have in common around their composition: environment, logs, failpoints, telemetry.
+"""Starts a service process: loads its settings, sets up logs, failpoints and telemetry, and runs it.
 
     def main() -> int:
         return run_service("gateway", Settings, os.environ, compose, arguments=sys.argv[1:])
 
-`compose(process, settings)` opens everything in the order of dependency and returns when the process is to end.
+`compose(process, settings)` opens the parts of the service in the order of dependency and returns when the process is
+to end.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ _log: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class CommonSettings:
-    """What every process reads, without a service's prefix."""
+    """The settings that every process reads under the shared prefix TENURE_."""
 
-    failpoints: str = setting("places to break the process at, for tests", default="")
-    log_format: str = setting("how logs look", default="json", choices=FORMATS)
-    log_level: str = setting("the least level logged", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+    failpoints: str = setting("failpoints to arm, for tests", default="")
+    log_format: str = setting("format of the log", default="json", choices=FORMATS)
+    log_level: str = setting("lowest level to log", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
 
 
 class ServiceSettings(Protocol):
@@ -56,17 +57,18 @@ def run_service(
     arguments: Sequence[str] = (),
     commands: Mapping[str, Callable[[Process, S], Awaitable[None]]] = _NO_COMMANDS,
 ) -> int:
-    """Runs a service to its end; the exit code is the process's.
+    """Runs a service until it ends and returns the exit code of the process.
 
-    `arguments` none: `compose`. One of `commands`: that, instead of serving. --help tells the variables.
+    Without `arguments`, runs `compose`. With the name of one of `commands`, runs that command instead. With `--help`,
+    prints the usage and the table of variables.
     """
     prefix = f"{SHARED_PREFIX}{name.upper()}_"
     command = " ".join(arguments)
     if command in {"-h", "--help"}:
-        _say(f"{_usage(name, commands)}\n\nIts environment:\n{describe(settings_type, prefix=prefix)}")
+        _print(f"{_usage(name, commands)}\n\nIts environment:\n{describe(settings_type, prefix=prefix)}")
         return ExitCode.OK
     if command and command not in commands:
-        _say(_usage(name, commands), to=sys.stderr)
+        _print(_usage(name, commands), to=sys.stderr)
         return ExitCode.CONFIGURATION
     work = commands[command] if command else compose
 
@@ -81,21 +83,21 @@ def run_service(
 
 
 def _usage(name: str, commands: Mapping[str, Any]) -> str:
-    message = "".join(f" | {command}" for command in commands)
-    return f"usage: python -m services.{name} [--help{message}]"
+    alternatives = "".join(f" | {command}" for command in commands)
+    return f"usage: python -m services.{name} [--help{alternatives}]"
 
 
-def _say(text: str, to: TextIO | None = None) -> None:
+def _print(text: str, to: TextIO | None = None) -> None:
     print(text, file=to)
 
 
 def instance_id() -> str:
-    """host-pid: tells replicas apart in logs and traces."""
+    """Returns "host-pid", which distinguishes replicas in logs and traces."""
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
 async def serve(process: Process, server: RpcServer) -> None:
-    """Serves until the process is told to stop; what was opened before is closed after the server has drained."""
+    """Serves until the process stops. The server drains before the parts that were opened earlier are closed."""
     await process.open(server)
     _log.info("listening", extra={"address": server.address})
     await process.run_until_stopped(freeze=True)

@@ -11,9 +11,9 @@
 
     settings = load(Settings, environment, prefix="TENURE_CHECKPOINT_")
 
-A field's variable is the prefix and its name in capitals. Every missing, unknown or malformed variable and every broken
-relation is told in one ConfigurationError. Unknown means: begins with this process's prefix and is not declared.
-A `group` is settings that several processes share, under a prefix of its own.
+A field's variable is the prefix and the field's name in capitals. `load` raises one ConfigurationError that lists every
+missing, unknown and malformed variable and every broken relation. An unknown variable begins with this process's prefix
+and is not declared. A `group` holds settings that several processes share, under its own prefix.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ __all__ = [
 ]
 
 
-# What a variable can hold: the types of settings, and how each is read from text.
+# The types that a setting can have, and how each is parsed.
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Secret:
-    """A text that shows itself to nobody, logs included: only `reveal()` gives it out."""
+    """A string whose `str` and `repr` are masked, so that no log shows it. Only `reveal()` returns it."""
 
     _text: str
 
     def reveal(self) -> str:
-        """The secret itself, to be handed to whoever needs it."""
+        """Returns the unmasked string."""
         return self._text
 
     def __repr__(self) -> str:
@@ -60,18 +60,18 @@ class Secret:
 
 
 class Address(str):
-    """A checked `host:port`; an IPv6 host stands in brackets."""
+    """A validated `host:port`. An IPv6 host is in brackets."""
 
     __slots__ = ()
 
     @property
     def host(self) -> str:
-        """Without the port, and without brackets."""
+        """The host without the port and without brackets."""
         return self.rpartition(":")[0].strip("[]")
 
     @property
     def port(self) -> int:
-        """0 asks for a free one."""
+        """The port. 0 lets the operating system choose a free one."""
         return int(self.rpartition(":")[2])
 
 
@@ -93,10 +93,10 @@ def _float(text: str) -> float:
 
 
 def _bool(text: str) -> bool:
-    message = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-    if text.lower() not in message:
+    values = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if text.lower() not in values:
         raise ValueError("must be true or false")
-    return message[text.lower()]
+    return values[text.lower()]
 
 
 def _address(text: str) -> Address:
@@ -129,15 +129,15 @@ SHARED_PREFIX: Final = "TENURE_"
 
 
 class ConfigurationError(Exception):
-    """The process cannot run as it is configured. Its text is for the operator; `process.run` exits with 2."""
+    """The configuration is invalid. The text is for the operator; `process.run` prints it and exits with code 2."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
-        super().__init__("\n".join(["the configuration does not hold:", *(f"  - {problem}" for problem in problems)]))
+        super().__init__("\n".join(["invalid configuration:", *(f"  - {problem}" for problem in problems)]))
 
 
 def setting(
-    help: str,  # noqa: A002  the word operators know
+    help: str,  # noqa: A002  operators know the word
     *,
     default: Any = MISSING,
     minimum: float | None = None,
@@ -145,25 +145,31 @@ def setting(
     choices: Sequence[str] = (),
     variable: str | None = None,
 ) -> Any:
-    """Declare a field of a settings class. Bounds are inclusive. `variable` is a full name, for those not ours."""
+    """Declares a field of a settings class. Bounds are inclusive.
+
+    `variable` is the full name of the variable, for a name that another project defines.
+    """
     metadata = {"help": help, "minimum": minimum, "maximum": maximum, "choices": tuple(choices), "variable": variable}
     return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
 
 
 def group(kind: type[_Settings], prefix: str = SHARED_PREFIX) -> _Settings:
-    """Declare a field that is itself settings, under `prefix`."""
+    """Declares a field whose type is another settings class, read under `prefix`."""
     shared: _Settings = field(metadata={"group": kind, "prefix": prefix})
     return shared
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(setting, group))
 def settings_class(kind: type[_Settings]) -> type[_Settings]:
-    """A frozen dataclass with keyword-only fields, each declared by `setting` or `group`."""
+    """Makes a frozen dataclass with keyword-only fields. `setting` or `group` declares each field."""
     return dataclass(frozen=True, kw_only=True)(kind)
 
 
 def load(kind: type[_Settings], environment: Mapping[str, str], *, prefix: str) -> _Settings:
-    """Fill `kind`. Raises ConfigurationError with all that is wrong. An empty variable counts as not given."""
+    """Returns an instance of `kind` with the values of the environment. An empty variable counts as unset.
+
+    Raises ConfigurationError with the list of all problems.
+    """
     declared = list(_declared(kind, prefix))
     problems = list(_unknown(declared, environment, prefix))
     loaded = _fill(kind, environment, prefix, problems)
@@ -173,7 +179,7 @@ def load(kind: type[_Settings], environment: Mapping[str, str], *, prefix: str) 
 
 
 def describe(kind: type[Any], *, prefix: str) -> str:
-    """The table of variables for `--help` and the documentation: name, type, default, meaning."""
+    """Returns a table of the variables for `--help` and the documentation: name, type, default, meaning."""
     rows = [(d.variable, d.type_name, d.default_text, d.help_text) for d in _declared(kind, prefix)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     return "\n".join(
@@ -184,7 +190,7 @@ def describe(kind: type[Any], *, prefix: str) -> str:
 
 @dataclass(frozen=True)
 class _Declared:
-    """One field with what is known of it."""
+    """One declared field with its variable, type, default and metadata."""
 
     name: str
     variable: str
@@ -218,7 +224,7 @@ class _Declared:
         return f"{self.metadata.get('help', '')}{' (' + ', '.join(bounds) + ')' if bounds else ''}"
 
     def parse(self, text: str) -> Any:
-        """The value; ValueError says what it should have been."""
+        """Returns the value. Raises ValueError that says what a valid value looks like."""
         value = PARSERS[self.type](text)
         low, high = self.metadata.get("minimum"), self.metadata.get("maximum")
         if low is not None and value < low:
@@ -232,25 +238,25 @@ class _Declared:
 
 def _declared(kind: type[Any], prefix: str, *, groups: bool = True) -> Iterator[_Declared]:
     types = get_type_hints(kind)
-    for one in fields(kind):
-        if inner := one.metadata.get("group"):
+    for declared in fields(kind):
+        if inner := declared.metadata.get("group"):
             if groups:
-                yield from _declared(inner, one.metadata["prefix"])
+                yield from _declared(inner, declared.metadata["prefix"])
             continue
-        variable = one.metadata.get("variable") or f"{prefix}{one.name.upper()}"
-        plain = _without_none(types[one.name])
-        assert plain in PARSERS, f"{kind.__name__}.{one.name}: no way to read a {plain} from a variable"
-        yield _Declared(one.name, variable, plain, one.default, one.metadata)
+        variable = declared.metadata.get("variable") or f"{prefix}{declared.name.upper()}"
+        plain = _without_none(types[declared.name])
+        assert plain in PARSERS, f"{kind.__name__}.{declared.name}: settings have no parser for {plain}"
+        yield _Declared(declared.name, variable, plain, declared.default, declared.metadata)
 
 
 def _without_none(hint: Any) -> Any:
-    """`int | None` is read as int; None is for a default only."""
+    """Returns the type to parse: int for `int | None`, because only a default can be None."""
     left = [part for part in getattr(hint, "__args__", ()) if part is not type(None)]
     return left[0] if type(None) in getattr(hint, "__args__", ()) and len(left) == 1 else hint
 
 
 def _unknown(declared: Sequence[_Declared], environment: Mapping[str, str], prefix: str) -> Iterator[str]:
-    names = {one.variable for one in declared}
+    names = {known.variable for known in declared}
     for name in sorted(environment):
         if name.startswith(prefix) and name not in names:
             close = get_close_matches(name, names, n=1)
@@ -258,21 +264,21 @@ def _unknown(declared: Sequence[_Declared], environment: Mapping[str, str], pref
 
 
 def _fill(kind: type[_Settings], environment: Mapping[str, str], prefix: str, problems: list[str]) -> _Settings | None:
-    """The filled class, or None after adding to `problems`. Relations are checked once all values are there."""
+    """Returns the instance, or None after it added to `problems`. Checks relations only when all values are valid."""
     before = len(problems)
     values: dict[str, Any] = {}
-    for one in _declared(kind, prefix, groups=False):
-        text = environment.get(one.variable, "").strip()
+    for declared in _declared(kind, prefix, groups=False):
+        text = environment.get(declared.variable, "").strip()
         if not text:
-            if not one.optional:
-                problems.append(f"{one.variable} is missing: {one.help_text}")
+            if not declared.optional:
+                problems.append(f"{declared.variable} is missing: {declared.help_text}")
             continue
         try:
-            values[one.name] = one.parse(text)
+            values[declared.name] = declared.parse(text)
         except ValueError as error:
-            shown = "" if one.type is Secret else f", not {text!r}"
-            problems.append(f"{one.variable} {error}{shown}")
-    for inner in (one for one in fields(kind) if "group" in one.metadata):  # type: ignore[arg-type]  # a dataclass
+            shown = "" if declared.type is Secret else f", not {text!r}"
+            problems.append(f"{declared.variable} {error}{shown}")
+    for inner in (item for item in fields(kind) if "group" in item.metadata):  # type: ignore[arg-type]  # a dataclass
         values[inner.name] = _fill(inner.metadata["group"], environment, inner.metadata["prefix"], problems)
     if len(problems) > before:
         return None

@@ -1,6 +1,7 @@
-"""Ed25519 signatures of fencing tokens: made by the coordinator, checked by every guarded service.
+"""Ed25519 signatures of fencing tokens: the coordinator signs, and every fenced service verifies.
 
-A check costs about 100 µs, twice a commit's share of the database, so good tokens are cached by their digests.
+Verifying a signature takes about 100 µs, twice a commit's share of the database time, so verified tokens are cached by
+their digests.
 """
 
 from __future__ import annotations
@@ -23,36 +24,36 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from tenure.domain.errors import Unauthenticated, Unavailable
 from tenure.runtime.settings import ConfigurationError
 
-# A cache whose size does not depend on its keys: a token may be 16 KB, and a replica meets tens of thousands.
+# The cache stores digests, so its size does not depend on its keys: a token may have 16 KB, and a replica sees tens of
+# thousands of tokens.
 
 _Value = TypeVar("_Value")
 MAX_ENTRIES: Final = 65_536
 
 
 class DigestCache(Generic[_Value]):
-    """Values by the SHA-256 of their keys, the oldest dropped first. Keys are sequences of byte strings."""
+    """A cache of values by the SHA-256 of their keys, which are sequences of byte strings. Evicts the oldest first."""
 
     def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
         self._max_entries = max_entries
         self._values: OrderedDict[bytes, _Value] = OrderedDict()
 
     def get(self, *key: bytes) -> _Value | None:
-        """The value, or None."""
+        """Returns the value, or None."""
         return self._values.get(_digest(key))
 
     def put(self, value: _Value, *key: bytes) -> None:
-        """Keep the value under this key."""
+        """Stores the value under the key."""
         self._values[_digest(key)] = value
         if len(self._values) > self._max_entries:
             self._values.popitem(last=False)
 
     def clear(self) -> None:
-        """Forget all of them."""
         self._values.clear()
 
 
 def _digest(key: tuple[bytes, ...]) -> bytes:
-    """Lengths go in, so that no two keys give the same bytes."""
+    """Hashes each part with its length, so that no two keys hash the same bytes."""
     digest = sha256()
     for part in key:
         digest.update(len(part).to_bytes(8))
@@ -61,15 +62,16 @@ def _digest(key: tuple[bytes, ...]) -> bytes:
 
 
 LOOK_SECONDS: Final = 5.0
+"""Seconds between two checks of the key file for changes."""
 _log: Final = logging.getLogger(__name__)
 
 
 class KeyFileError(ConfigurationError, ValueError):
-    """A key file that is missing or no key file: a process does not start with it."""
+    """A key file is missing or invalid. A process does not start with it."""
 
 
 class SignedBytes(NamedTuple):
-    """A token as it travels: exactly `claims` is what `signature` covers."""
+    """A token on the wire: `signature` covers exactly the bytes `claims`."""
 
     claims: bytes
     key_id: str
@@ -78,33 +80,34 @@ class SignedBytes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Signer:
-    """Holds the private key. `key_id` tells verifiers which public key to take."""
+    """Signs with the private key. Verifiers choose the public key by `key_id`."""
 
     key_id: str
     _key: Ed25519PrivateKey
 
     @classmethod
     def load(cls, path: Path) -> Signer:
-        """Reads the file `write_key_pair` made; KeyFileError says what is wrong with it."""
+        """Reads a private key file of `write_key_pair`. Raises KeyFileError for a missing or invalid file."""
         try:
             stored = json.loads(path.read_text())
             return cls(stored["key_id"], Ed25519PrivateKey.from_private_bytes(base64.b64decode(stored["private_key"])))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            message = f"{path} is no signing key of Tenure ({error}); make one with `tenure keys create`"
+            message = f"{path} is not a signing key of Tenure ({error}); create one with `tenure keys create`"
             raise KeyFileError([message]) from error
 
     def sign(self, claims: bytes) -> SignedBytes:
         return SignedBytes(claims, self.key_id, self._key.sign(claims))
 
     def public_key_bytes(self) -> bytes:
-        """32 raw bytes, for ListSigningKeys."""
+        """Returns the 32 raw bytes of the public key, for ListSigningKeys."""
         return self._key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
 
 
 class Verifier:
-    """Checks tokens against a file of public keys, which is read again when an unknown key turns up.
+    """Verifies tokens with the public keys of a file.
 
-    It is looked at every `look_seconds` besides: a key that was withdrawn verifies no longer than that.
+    It reads the file again when a token has an unknown key, and every `look_seconds`: a withdrawn key verifies no
+    longer than that.
     """
 
     def __init__(self, path: Path, *, look_seconds: float = LOOK_SECONDS) -> None:
@@ -116,7 +119,10 @@ class Verifier:
         self._reload()
 
     def check(self, token: SignedBytes) -> None:
-        """Raises Unauthenticated (INVALID_TOKEN) unless the signature is one of ours."""
+        """Raises Unauthenticated (INVALID_TOKEN) unless a key of the file made the signature.
+
+        Raises Unavailable if the key is unknown and the file cannot be read.
+        """
         if monotonic() - self._looked_at >= self._look_seconds:
             self._look()
         key_id = token.key_id.encode()
@@ -127,29 +133,29 @@ class Verifier:
             key.verify(token.signature, token.claims)
         except InvalidSignature as error:
             raise Unauthenticated(
-                "the fencing token's signature does not fit its claims", reason="INVALID_TOKEN"
+                "the signature of the fencing token does not match its claims", reason="INVALID_TOKEN"
             ) from error
         self._checked.put(True, token.claims, key_id, token.signature)
 
     def public_keys(self) -> Mapping[str, bytes]:
-        """All keys that verify, raw."""
+        """Returns the raw public keys by key id. Raises KeyFileError."""
         self._reload()
         return {key_id: key.public_bytes(Encoding.Raw, PublicFormat.Raw) for key_id, key in self._keys.items()}
 
     def _look(self) -> None:
-        """Take up what changed. An unusable file changes nothing: an operator's slip must not stop all tasks."""
+        """Reads the file again if it changed. An invalid file changes nothing: a mistake must not stop all tasks."""
         self._looked_at = monotonic()
         try:
             self._reload()
         except KeyFileError as error:
-            _log.error("the verifying keys cannot be read; the former ones stay in use", extra={"error": error})
+            _log.error("the verifying keys cannot be read; the previous ones stay in use", extra={"error": error})
 
     def _key(self, key_id: str) -> Ed25519PublicKey:
         if key_id not in self._keys:
             try:
                 self._reload()
-            except KeyFileError as error:  # an operator's slip: the keys we have go on, an unknown one has to wait
-                raise Unavailable("the verifying keys cannot be read now", retry_after_seconds=1.0) from error
+            except KeyFileError as error:  # known keys stay valid, tokens of an unknown key must wait
+                raise Unavailable("the file of verifying keys cannot be read now", retry_after_seconds=1.0) from error
         if key_id not in self._keys:
             raise Unauthenticated(f"the fencing token is signed with an unknown key {key_id!r}", reason="INVALID_TOKEN")
         return self._keys[key_id]
@@ -165,21 +171,25 @@ class Verifier:
                 for item in stored["keys"]
             }
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise KeyFileError([f"{self._path} holds no verifying keys of Tenure ({error})"]) from error
+            message = f"{self._path} has no verifying keys of Tenure ({error}); create them with `tenure keys create`"
+            raise KeyFileError([message]) from error
         if set(self._keys) - set(keys):
-            self._checked.clear()  # a key was withdrawn: what it signed must be checked anew
+            self._checked.clear()  # a key was withdrawn: its cached tokens must be verified again
         self._keys, self._modified_ns = keys, modified_ns
 
 
 def write_key_pair(private_path: Path, public_path: Path, key_id: str) -> None:
-    """Makes a key. The private file is readable by its owner only; the public one keeps the keys it already has."""
+    """Creates a key pair. Only the owner can read the private file. The public file keeps its other keys.
+
+    Raises FileExistsError if the private file exists.
+    """
     key = Ed25519PrivateKey.generate()
     raw = key.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
     private_path.touch(mode=0o600, exist_ok=False)
     private_path.write_text(json.dumps({"key_id": key_id, "private_key": base64.b64encode(raw).decode()}))
     known = json.loads(public_path.read_text())["keys"] if public_path.exists() else []
     public = base64.b64encode(key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)).decode()
-    # In its place at once: running services read this file, and must not find half of it.
+    # Replaced atomically: running services read this file and must not see half of it.
     fresh = public_path.with_name(f".{public_path.name}.new")
     fresh.write_text(json.dumps({"keys": [*known, {"key_id": key_id, "public_key": public}]}, indent=2))
     fresh.replace(public_path)

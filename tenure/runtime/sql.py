@@ -1,8 +1,11 @@
-"""Forward-only migrations of a service's own schema: `sql/migrations/NNNN_what.sql` of its package.
+"""Named SQL statements of a service, and forward-only migrations of its schema.
 
-Each runs once, in one transaction, with its schema first in the search path. What has run is kept with a checksum in
-`<schema>.migrations`; a file that was changed afterwards is refused. Replicas that start together take turns under an
-advisory lock. A database that is ahead of the code is left alone: the code before it must still run beside the new.
+The statements are in `sql/queries.sql` of the service's package, the migrations in `sql/migrations/NNNN_what.sql`.
+
+Each migration runs once, in one transaction, with its schema first in the search path. The table `<schema>.migrations`
+records it with a checksum; a file that was changed afterwards is refused. Replicas that start together run one after
+the other under an advisory lock. A database with migrations that this code does not know is accepted: during an upgrade
+the old code must still run beside the new code.
 """
 
 from __future__ import annotations
@@ -27,28 +30,31 @@ if TYPE_CHECKING:
     from tenure.runtime.settings import Secret
 
 
-# Named statements from a service's `sql/queries.sql`.
+# Named statements.
 
 _NAME: Final = re.compile(r"^-- name: *(?P<name>\S+) *$", re.MULTILINE)
 _IDENTIFIER: Final = re.compile(r"[a-z][a-z0-9_]*")
 
 
 class Queries:
-    """The statements of one file, each an attribute."""
+    """The statements of one file. Each statement is an attribute.
+
+    A line `-- name: <name>` begins a statement, and a comment below it says why the statement exists.
+    """
 
     def __init__(self, text: str, source: str = "queries.sql") -> None:
-        """Raises ValueError for a file that is not as described above."""
+        """Raises ValueError for a file of another form."""
         self._source = source
         self._statements: dict[str, bytes] = {}
         parts = _NAME.split(text)
         if _without_comments(parts[0]):
-            raise ValueError(f"{source}: there is SQL before the first `-- name:`")
+            raise ValueError(f"{source}: SQL before the first `-- name:`")
         for name, body in zip(parts[1::2], parts[2::2], strict=True):
             self._add(name, body)
 
     @classmethod
     def load(cls, package: str, path: str = "sql/queries.sql") -> Queries:
-        """The statements of `path` inside `package`."""
+        """Loads the statements of the file `path` in `package`."""
         return cls(resources.files(package).joinpath(path).read_text(encoding="utf-8"), f"{package}/{path}")
 
     def __getattr__(self, name: str) -> bytes:
@@ -65,18 +71,18 @@ class Queries:
     def _add(self, name: str, body: str) -> None:
         statement = _without_comments(body).removesuffix(";").rstrip()
         if _IDENTIFIER.fullmatch(name) is None:
-            raise ValueError(f"{self._source}: {name} is no name for a statement")
+            raise ValueError(f"{self._source}: {name} is not a valid name of a statement")
         if name in self._statements:
-            raise ValueError(f"{self._source}: there are two statements named {name}")
+            raise ValueError(f"{self._source}: two statements named {name}")
         if not statement:
             raise ValueError(f"{self._source}: {name} has no statement")
         if not body.lstrip().startswith("--"):
-            raise ValueError(f"{self._source}: {name} does not say why: put a comment under its name")
+            raise ValueError(f"{self._source}: {name} has no comment: say below its name why it exists")
         self._statements[name] = statement.encode()
 
 
 def _without_comments(text: str) -> str:
-    """Whole lines of comment are for the reader; a % in one would be taken for a placeholder."""
+    """Removes comment lines: psycopg would take a % in a comment for a placeholder."""
     return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("--")).strip()
 
 
@@ -87,7 +93,7 @@ _LOCK_TIMEOUT: Final = "120s"
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One file."""
+    """One migration file."""
 
     number: int
     name: str
@@ -95,26 +101,26 @@ class Migration:
 
     @property
     def checksum(self) -> str:
-        """Of the text, whatever the line endings of a checkout are."""
+        """The SHA-256 of the text, independent of the checkout's line endings."""
         return hashlib.sha256(self.text.replace("\r\n", "\n").encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Migrations:
-    """All migrations of one schema, in order, numbered 1, 2, 3 …"""
+    """All migrations of one schema in order, numbered 1, 2, 3 …"""
 
     schema: str
     files: tuple[Migration, ...]
 
     @classmethod
     def of(cls, package: str, *, schema: str, path: str = "sql/migrations") -> Migrations:
-        """Those of a package. Raises ValueError for a name or a number that does not fit."""
+        """Loads the migrations of a package. Raises ValueError for a wrong file name or number."""
         texts = [(file.name, file.read_text(encoding="utf-8")) for file in _sql_files(package, path)]
         return cls.from_texts(schema, texts)
 
     @classmethod
     def from_texts(cls, schema: str, texts: Sequence[tuple[str, str]]) -> Migrations:
-        """From file names and their texts."""
+        """Builds the migrations from pairs of file name and text. Raises ValueError as `of`."""
         files = []
         for expected, (name, text) in enumerate(sorted(texts), start=1):
             match = _FILE.fullmatch(name)
@@ -125,21 +131,21 @@ class Migrations:
 
     @property
     def checksum(self) -> str:
-        """Of all together."""
+        """The SHA-256 of the schema's name and of all checksums."""
         return hashlib.sha256("".join([self.schema, *(file.checksum for file in self.files)]).encode()).hexdigest()
 
 
 async def migrate(dsn: str | Secret, migrations: Migrations, *, allowed: bool = True) -> list[str]:
-    """Apply what is missing and return the names; safe with any number of replicas at once.
+    """Applies the pending migrations and returns their names. Safe with any number of concurrent replicas.
 
-    Raises ConfigurationError for a changed file, and for pending ones when this process is not allowed to apply them.
-    A migration that fails leaves those before it applied.
+    Raises ConfigurationError for a changed file, and for pending migrations if `allowed` is False. When a migration
+    fails, the migrations before it stay applied.
     """
-    async with _turn(dsn, migrations.schema) as postgres:
+    async with _migration_lock(dsn, migrations.schema) as postgres:
         pending = await _pending(postgres, migrations)
         if pending and not allowed:
             raise ConfigurationError(
-                [f"{migrations.schema}: {file.name} is not applied; let one process migrate first" for file in pending]
+                [f"{migrations.schema}: {file.name} is not applied; run the migrations first" for file in pending]
             )
         for file in pending:
             await _apply(postgres, migrations.schema, file)
@@ -153,8 +159,8 @@ def _sql_files(package: str, path: str) -> list[resources.abc.Traversable]:
 
 
 @asynccontextmanager
-async def _turn(dsn: str | Secret, schema: str) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
-    """A connection that holds the schema's lock; closing it gives the lock back, whatever happened."""
+async def _migration_lock(dsn: str | Secret, schema: str) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+    """Opens a connection that holds the schema's advisory lock. Closing it always releases the lock."""
     with domain_errors():
         async with await psycopg.AsyncConnection.connect(
             revealed(dsn), **connection_arguments("migrations")
@@ -169,18 +175,18 @@ async def _pending(postgres: psycopg.AsyncConnection[Any], migrations: Migration
     changed = [file.name for file in migrations.files if applied.get(file.number, file.checksum) != file.checksum]
     if changed:
         raise ConfigurationError(
-            [f"{name} was changed after it ran: put it back and write a new migration" for name in changed]
+            [f"{name} was changed after it was applied: restore it and write a new migration" for name in changed]
         )
     if ahead := sorted(set(applied) - {file.number for file in migrations.files}):
-        _log.warning("the database is ahead of this code", extra={"schema": migrations.schema, "unknown": ahead})
+        _log.warning("the database is newer than this code", extra={"schema": migrations.schema, "unknown": ahead})
     return [file for file in migrations.files if file.number not in applied]
 
 
 async def _applied(postgres: psycopg.AsyncConnection[Any], schema: str) -> dict[int, str]:
-    """Number → checksum; nothing when the schema is not there yet (looking must not make it)."""
+    """Returns number → checksum of the applied migrations, or {} without the schema, which it does not create."""
     table = sql.Identifier(schema, "migrations")
-    there = await (await postgres.execute("select to_regclass(%s)", (f'"{schema}".migrations',))).fetchone()
-    if there is None or there[0] is None:
+    found = await (await postgres.execute("select to_regclass(%s)", (f'"{schema}".migrations',))).fetchone()
+    if found is None or found[0] is None:
         return {}
     rows = await (await postgres.execute(sql.SQL("select number, checksum from {}").format(table))).fetchall()
     return dict(rows)

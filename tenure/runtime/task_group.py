@@ -1,9 +1,9 @@
-"""The task group for this code base: asyncio's, which leaves the task that used it as it was.
+"""The task group of this code base: `asyncio.TaskGroup`, without a cancellation that outlives the block.
 
-Before Python 3.13 `asyncio.TaskGroup` cancels its own task when a child fails and does not always take that back:
-where the block's body had already ended, `Task.cancelling()` stays above 0 for good. With the `asyncio.timeout` of
-Python 3.11.2 (Debian 12) every later timeout in that task then raises CancelledError instead of TimeoutError, which no
-`except` of a reconnecting loop catches: the task ends without a word. So no other module uses `asyncio.TaskGroup`.
+Before Python 3.13, `asyncio.TaskGroup` cancels its own task when a child fails, and does not always undo that: if the
+body of the block had already ended, `Task.cancelling()` stays above 0 for good. With the `asyncio.timeout` of
+Python 3.11.2 (Debian 12), every later timeout in that task then raises CancelledError instead of TimeoutError, which no
+`except` of a reconnecting loop catches: the task ends silently. So no other module uses `asyncio.TaskGroup`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 _LEAVES_A_CANCELLATION: Final = sys.version_info < (3, 13)
 
 
-class TaskGroup(asyncio.TaskGroup):  # noqa: TID251  the one place that may
-    """As `asyncio.TaskGroup`; what it cancelled itself, it takes back."""
+class TaskGroup(asyncio.TaskGroup):  # noqa: TID251  the only allowed use
+    """As `asyncio.TaskGroup`, but it undoes its own cancellation of the surrounding task."""
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Waits for all children. asyncio takes back only a cancellation that it requested before this moment."""
+        """Waits for all children. asyncio undoes only a cancellation that it requested before this call."""
         requested_before = self._requested_cancellation
         try:
             await super().__aexit__(kind, error, trace)

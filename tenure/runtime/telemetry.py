@@ -1,11 +1,11 @@
-"""Traces and metrics to an OpenTelemetry collector, when one is configured; next to nothing otherwise.
+"""Exports traces and metrics to an OpenTelemetry collector, if one is configured. Otherwise it costs almost nothing.
 
     async with telemetry("checkpoint", environment):
         with span("commit", {semconv.TASK_ID: task_id}):
             …
 
-Exporting is best effort: what must not be lost is in the ledger. Spans are batched and dropped when the collector is
-too slow; what is left at the end is flushed within a bound. Nothing global of OpenTelemetry is set.
+The export is best effort: data that must not be lost is in the ledger. Spans are sent in batches and dropped when the
+collector is too slow; the end of the process flushes the rest within 5 s. No global state of OpenTelemetry is set.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
 
-# The registry's numbers as OpenTelemetry instruments, read when the reader asks and never before.
+# The numbers of the registry as OpenTelemetry instruments, which read them only when the metric reader collects.
 
 
 class MetricsExport:
-    """Observes every name of a registry, those that appear later too, until closed."""
+    """Exports every metric of a registry, including later ones, until it is closed."""
 
     def __init__(self, resource: Resource, reader: MetricReader, registry: MetricRegistry = REGISTRY) -> None:
         self._registry = registry
@@ -43,7 +43,7 @@ class MetricsExport:
         registry.on_new_name(self._observe)
 
     def close(self) -> None:
-        """Export once more and end. Blocks while the exporter does."""
+        """Exports a last time and ends. Blocks as long as the exporter blocks."""
         self._registry.forget(self._observe)
         self._provider.shutdown()
 
@@ -62,7 +62,10 @@ class MetricsExport:
         return read
 
     def _observe_histogram(self, name: str) -> None:
-        """Observable histograms do not exist, so it goes out as Prometheus writes one: buckets, sum and count."""
+        """Exports a histogram as Prometheus does, as three counters (bucket, sum and count).
+
+        OpenTelemetry has no observable histograms.
+        """
 
         def buckets(_options: CallbackOptions) -> Iterable[Observation]:
             for labels, histogram in self._registry.histograms(name):
@@ -101,9 +104,10 @@ def span(
     parent: str = "",
     kind: trace.SpanKind = trace.SpanKind.INTERNAL,
 ) -> AbstractContextManager[trace.Span]:
-    """A span around the block, child of the one around it. Without an exporter it costs one comparison.
+    """Opens a span for the block, as a child of the current span. Without an exporter it costs one comparison.
 
-    `parent`: the `traceparent` of the span whose child it is instead, for work that another task was asked for.
+    `parent`: a `traceparent`; the new span is a child of that span instead. It is for work that another asyncio task
+    requested.
     """
     if Exporting.tracer is None:
         return nullcontext(trace.INVALID_SPAN)
@@ -111,7 +115,7 @@ def span(
 
 
 def link(traceparent: str) -> None:
-    """Links the current span to that one, of another trace. "" or a text that is none: nothing happens."""
+    """Links the current span to a span of another trace. Does nothing for "" or an invalid `traceparent`."""
     if Exporting.tracer is None or (parent := context_of(traceparent)) is None:
         return
     other = trace.get_current_span(parent).get_span_context()
@@ -123,14 +127,14 @@ def link(traceparent: str) -> None:
 async def telemetry(
     service: str, environment: Mapping[str, str], *, instance: str = "", version: str = ""
 ) -> AsyncIterator[None]:
-    """Export while inside, where the usual OTEL_EXPORTER_OTLP_…ENDPOINT says; flush at the end, for 5 s at most."""
-    traces, metrics = (_endpoint(environment, own) for own in (TRACES_ENDPOINT, METRICS_ENDPOINT))
+    """Exports inside the block to the endpoints of OTEL_EXPORTER_OTLP_…ENDPOINT; flushes at the end for up to 5 s."""
+    traces, metrics = (_endpoint(environment, variable) for variable in (TRACES_ENDPOINT, METRICS_ENDPOINT))
     if not (traces or metrics):
         yield
         return
     if (protocol := environment.get(PROTOCOL, "")) not in {"", "grpc"}:
-        _log.warning("telemetry is exported by OTLP over gRPC only", extra={"protocol": protocol})
-    # Imported here: half a second that only a process that exports should pay.
+        _log.warning("unsupported OTLP protocol: telemetry is exported over gRPC", extra={"protocol": protocol})
+    # Imported here because the import takes half a second, which only a process that exports should pay.
     from opentelemetry.sdk.resources import Resource
 
     named = {"service.name": f"tenure-{service}", "service.instance.id": instance, "service.version": version}
@@ -140,11 +144,11 @@ async def telemetry(
         yield
 
 
-def _endpoint(environment: Mapping[str, str], own: str) -> str:
-    """Where one signal goes, "" for nowhere: its own variable, else the one for all."""
+def _endpoint(environment: Mapping[str, str], variable: str) -> str:
+    """Returns the endpoint of one signal from its `variable` or from ENDPOINT, or "" if its export is off."""
     if environment.get(DISABLED, "").strip().lower() == "true":
         return ""
-    return environment.get(own, "").strip() or environment.get(ENDPOINT, "").strip()
+    return environment.get(variable, "").strip() or environment.get(ENDPOINT, "").strip()
 
 
 def _span_exporter(endpoint: str) -> SpanExporter:
@@ -169,29 +173,29 @@ def _is_plain(endpoint: str) -> bool:
 async def exporting(
     resource: Resource, spans: SpanExporter | None, metrics: MetricReader | None
 ) -> AsyncIterator[None]:
-    """Export to these while inside, None for not at all; the mechanism under `telemetry`."""
-    ends: list[Callable[[], None]] = []
+    """Exports to these exporters inside the block. None: that signal is not exported. `telemetry` uses it."""
+    closers: list[Callable[[], None]] = []
     if metrics is not None:
-        ends.append(MetricsExport(resource, metrics).close)
+        closers.append(MetricsExport(resource, metrics).close)
     if spans is not None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
         provider = TracerProvider(resource=resource)
         provider.add_span_processor(BatchSpanProcessor(spans))
-        ends.append(provider.shutdown)
+        closers.append(provider.shutdown)
         Exporting.tracer = provider.get_tracer(INSTRUMENTATION)
     try:
         yield
     finally:
         Exporting.tracer = None
-        await _flush(ends)
+        await _flush(closers)
 
 
-async def _flush(ends: Sequence[Callable[[], None]]) -> None:
-    """Off the loop, since exporters block. A collector that is gone must not hold up the end of the process."""
+async def _flush(closers: Sequence[Callable[[], None]]) -> None:
+    """Flushes in threads, because exporters block. An unreachable collector must not delay the end of the process."""
     try:
         async with asyncio.timeout(_FLUSH_TIMEOUT_SECONDS):
-            await asyncio.gather(*map(asyncio.to_thread, ends))
+            await asyncio.gather(*map(asyncio.to_thread, closers))
     except TimeoutError:
         _log.warning("telemetry was not flushed in time", extra={"timeout_seconds": _FLUSH_TIMEOUT_SECONDS})

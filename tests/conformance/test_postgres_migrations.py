@@ -147,9 +147,9 @@ def test_a_missing_statement_is_an_error_at_its_name() -> None:
     [
         ("-- name: a\n-- Why.\nselect 1\n-- name: a\n-- Why.\nselect 2", "two statements named a"),
         ("-- name: a\n-- Why.\n", "a has no statement"),
-        ("-- name: a\nselect 1", "does not say why"),
+        ("-- name: a\nselect 1", "a has no comment"),
         ("select 1", "before the first"),
-        ("-- name: A-b\n-- Why.\nselect 1", "no name"),
+        ("-- name: A-b\n-- Why.\nselect 1", "not a valid name"),
     ],
 )
 def test_a_file_of_statements_keeps_its_form(text: str, problem: str) -> None:

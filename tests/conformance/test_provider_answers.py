@@ -352,7 +352,7 @@ async def test_a_provider_may_authenticate_its_caller_and_itself(tmp_path: Path)
     ("fields", "expected"),
     [
         ({"address": "nowhere"}, "no host:port"),
-        ({"address": "a:1,b:2"}, "must be IPs"),
+        ({"address": "a:1,b:2"}, "must be IP addresses"),
         ({"headers": {"authorization": "x"}}, "cannot be set here"),
         ({"headers": {"x-tenure-y": "x"}}, "cannot be set here"),
         ({"bearer_token": "ü"}, "printable ASCII"),

@@ -93,7 +93,7 @@ async def test_migrate_brings_the_database_up_to_date_and_ends(
     }
     variables = {f"TENURE_{name.upper()}_{key}": value for key, value in given.items()}
     code, _, text = await run(name, **variables)
-    assert (code, "let one process migrate first" in text) == (2, True)
+    assert (code, "run the migrations first" in text) == (2, True)
     files = list((REPOSITORY / "services" / name / "sql" / "migrations").glob("*.sql"))
     for migrations in (len(files), 0):
         code, _, text = await run(name, "migrate", **variables)

@@ -48,15 +48,15 @@ async def test_off_nothing_happens() -> None:
 @pytest.mark.parametrize(
     ("setting", "problem"),
     [
-        ("worker.aftermodel=kill9", "worker.aftermodel is no failpoint"),
-        ("worker.ignore_trust", "worker.ignore_trust is no switch"),
-        (f"{PLACE}=explode", "'explode' is no action"),
-        (f"{PLACE}=", "'' is no action"),
-        (f"{PLACE}=kill9(now)", "kill9 cannot take 'now'"),
-        (f"{PLACE}=sleep(soon)", "sleep cannot take 'soon'"),
-        (f"{PLACE}=error(OOPS)", "error cannot take 'OOPS'"),
-        (f"{PLACE}=touch", "touch cannot take ''"),
-        (f"{PLACE}=0#kill9", "'0#kill9' is no action"),
+        ("worker.aftermodel=kill9", "worker.aftermodel is not a failpoint"),
+        ("worker.ignore_trust", "worker.ignore_trust is not a switch"),
+        (f"{PLACE}=explode", "'explode' is not an action"),
+        (f"{PLACE}=", "'' is not an action"),
+        (f"{PLACE}=kill9(now)", "kill9 does not accept the argument 'now'"),
+        (f"{PLACE}=sleep(soon)", "sleep does not accept the argument 'soon'"),
+        (f"{PLACE}=error(OOPS)", "error does not accept the argument 'OOPS'"),
+        (f"{PLACE}=touch", "touch does not accept the argument ''"),
+        (f"{PLACE}=0#kill9", "'0#kill9' is not an action"),
     ],
 )
 def test_a_typo_is_an_error(setting: str, problem: str) -> None:

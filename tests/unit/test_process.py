@@ -105,7 +105,7 @@ async def main(process):
     with running(main) as process:
         _, err = process.communicate(timeout=PATIENCE_SECONDS)
         assert process.returncode == 2
-        seen = ["the configuration does not hold:", "  - TENURE_X is missing", "  - TENURE_Y must be a number", ""]
+        seen = ["invalid configuration:", "  - TENURE_X is missing", "  - TENURE_Y must be a number", ""]
         assert err.split("\n") == seen
 
 

@@ -129,7 +129,7 @@ def test_the_last_words_are_the_last_warning_and_error() -> None:
 
 
 def test_the_last_words_may_be_plain() -> None:
-    assert last_words("the configuration does not hold:\n  - TENURE_X is missing\n\n") == "TENURE_X is missing"
+    assert last_words("invalid configuration:\n  - TENURE_X is missing\n\n") == "TENURE_X is missing"
     assert last_words("") == ""
     assert len(last_words("x" * 5000)) == 300
 
