@@ -1,11 +1,23 @@
-"""The checker: was what must always be true, true of what happened?
+"""The checker: compares the history of an installation with the invariants I1 to I40.
 
-history.py      what was seen: the ledger, the tools' records, etcd, the outside; history.py: the clients
-check.py   the one table of invariants, I1 to I39, and why some are not checked here
-verify.py       verify(history) → violations; examine(history) → a report that also says what was not looked at
-coverage.py     I35: which rare paths a run has met
-collect.py      builds histories over the public API, task by task; collect.py reads what is outside
+collect.py        builds histories: over the public API task by task, and from files outside of the installation
+history.py        the records of a history: ledger, tool service, etcd, outside effects, and the clients' logs
+reading.py        how checks read a ledger, and how their messages name entries and claims
+check.py          what a check is, and the table of invariants
+checks/           the checks:
+  fencing.py        I1 to I6 and I29: claims in etcd, accepted writes, refused writes
+  ledger.py         I7, I8, I16, I20 to I23, I30, I32 and I37: sequences, transitions, conversations, waits
+  tool_calls.py     I12 to I15, I19 and I40: tool calls, effects, calls in doubt
+  budgets.py        I17 to I19: reservations, budgets, bills
+  clients.py        I9 to I11 and I24 to I28: answers to clients, streams
+  task_trees.py     I36, I38 and I39: forks and sub-agents
+verify.py         runs the checks: verify(history) → violations; examine(history) → a report with the checks not run
+coverage.py       I35: which rare paths a run of the fault suite has met
 
-A checker that shares a fault with the product proves nothing: the rules of fences, sequences and intents are stated
-here again, in their own words.
+A checker that shares a fault with the product proves nothing. So the checker states the rules of fences, sequences and
+intents a second time, independently of the product's code.
+
+What to touch when:
+- a new invariant: `INVARIANTS` in check.py, and a `Check` or `SumCheck` in the fitting module of checks/
+- a new source of evidence: a record and a field of `History` in history.py, and collect.py
 """

@@ -1,4 +1,7 @@
-"""What a check is: a pure function of one task's history, or a sum over all of them."""
+"""The types of checks and violations, and the table of invariants.
+
+A check is a pure function of one task's history, or a sum over the histories of all tasks.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,10 @@ from typing import Final, Protocol
 
 from checker.history import TaskHistory
 
-# What a check gives: a broken rule, said so that it can be looked up.
-
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A rule that was broken: its number ("I3"), the task ("" for none), and what was seen, where."""
+    """A violated invariant: its number ("I3"), the task id ("" for none), and a message that names the evidence."""
 
     invariant: str
     task_id: str
@@ -25,7 +26,10 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """`find` gives a message for each violation of `invariant` in one task. `needs`: sources and flags of History."""
+    """A check of one task. `find` yields a message for each violation of `invariant`.
+
+    `needs`: the sources and flags of History without which the check cannot run.
+    """
 
     invariant: str
     says: str
@@ -34,18 +38,18 @@ class Check:
 
 
 class Sum(Protocol):
-    """What is known of many tasks together: a few words for each, however long their histories are."""
+    """The state of a check across tasks. It keeps only a few values per task, however long the histories are."""
 
     def add(self, task: TaskHistory) -> None:
-        """Takes a task in."""
+        """Adds the history of one task."""
 
     def violations(self) -> Iterable[Violation]:
-        """What does not add up, once all tasks are in."""
+        """Returns the violations across tasks. Call it after all tasks were added."""
 
 
 @dataclass(frozen=True, slots=True)
 class SumCheck:
-    """A check across tasks; `begin` makes an empty sum."""
+    """A check across tasks. `begin` creates an empty sum."""
 
     invariant: str
     says: str
@@ -53,74 +57,84 @@ class SumCheck:
     begin: Callable[[], Sum]
 
 
-# The one table of invariants: what must be true of every history, and why some of it is not this checker's to say.
+# The table of invariants, which must hold for every history.
 
 
 @dataclass(frozen=True, slots=True)
 class Invariant:
-    """`elsewhere`: why no check of this table's number exists, and what answers for it instead; "": it is checked."""
+    """One invariant. `elsewhere`: why the checker has no check for it and where it is tested instead; "": it has."""
 
     says: str
     elsewhere: str = ""
 
 
 INVARIANTS: Final[dict[str, Invariant]] = {
-    "I1": Invariant("Of two claims of a task, the later has the higher epoch."),
-    "I2": Invariant("One claim holds a task at a time; its epoch is its key's own revision; it is opened once."),
-    "I3": Invariant("In a task's ledger the epochs of accepted writes never go back."),
-    "I4": Invariant("Every accepted write is the newest opened claim's, made while that claim held the task."),
-    "I5": Invariant("Every accepted write names a claim that was made and opened; no owner's fact is without one."),
-    "I6": Invariant("Nothing is refused as stale that was not."),
-    "I7": Invariant("A task's sequences are 1, 2, 3 … without gap or repeat, and its row ends where they end."),
-    "I8": Invariant("Steps never go back, and go up by one at a time."),
-    "I9": Invariant("What was acknowledged is in the ledger, as it was sent."),
-    "I10": Invariant("What is in the ledger was asked for by somebody."),
-    "I11": Invariant("A repeated request does its work once, and is answered as the first time."),
+    "I1": Invariant("Of two claims of a task, the later one has the higher epoch."),
+    "I2": Invariant(
+        "One claim holds a task at a time; its epoch is the create revision of its key; it is opened once."
+    ),
+    "I3": Invariant("The epochs of a task's accepted writes never decrease."),
+    "I4": Invariant("Every accepted write comes from the newest opened claim, while that claim holds the task."),
+    "I5": Invariant(
+        "The claim of every accepted write exists and was opened; no entry of an owner is without a claim."
+    ),
+    "I6": Invariant("Every write that was refused as stale was stale."),
+    "I7": Invariant("A task's sequences are 1, 2, 3 … without gap or repeat, and its row has the last one."),
+    "I8": Invariant("Steps never decrease, and increase by one at a time."),
+    "I9": Invariant("Every acknowledged write is in the ledger as it was sent."),
+    "I10": Invariant("Every write in the ledger has a request of a client."),
+    "I11": Invariant("A repeated request has one effect and gets the first answer."),
     "I12": Invariant(
-        "An effect that must not happen twice does not, unless somebody said that it had not; a call has one outcome."
+        "An effect that must not happen twice happens once, unless a person resolved that it did not happen; "
+        "a call has one outcome."
     ),
-    "I13": Invariant("No tool is called before its intent is committed, and it is called as the intent says."),
-    "I14": Invariant("No call starts behind the tools' fence, and no effect begins unmarked."),
-    "I15": Invariant("What the ledger says of a call is what the tools have on record."),
-    "I16": Invariant("Every call has exactly one outcome before the model goes on, and before the task ends."),
-    "I17": Invariant("What is used and set aside never passes the cap; each model attempt is settled once."),
-    "I18": Invariant("The ledger counts what the provider billed."),
-    "I19": Invariant("Every model call that the provider saw, and every effect outside, is on record."),
-    "I20": Invariant("Every move between states is one of the table, from where the task stood."),
-    "I21": Invariant(
-        "An attempt ends once; nothing follows its end but the next attempt, which an operator asked for."
+    "I13": Invariant("No tool is called before its intent is committed, and the call is equal to its intent."),
+    "I14": Invariant(
+        "No call starts under a claim older than the tool fence; no effect happens before STARTED is recorded."
     ),
-    "I22": Invariant("The result of an ended task never changes, unless a next attempt is begun."),
+    "I15": Invariant("The ledger's outcome of a call is that of the tool service's call record."),
+    "I16": Invariant("Every call has exactly one outcome before the next model call and before the task ends."),
+    "I17": Invariant("Used and reserved amounts never exceed the cap; each model attempt is settled once."),
+    "I18": Invariant("The ledger's bill is equal to the model provider's."),
+    "I19": Invariant("Every model call that the provider saw and every outside effect has a record."),
+    "I20": Invariant("Every transition is in the table of transitions and starts from the task's state."),
+    "I21": Invariant("An attempt ends once; only the next attempt, which an operator requested, follows its end."),
+    "I22": Invariant("The result of an ended task never changes, unless the next attempt begins."),
     "I23": Invariant(
-        "After a cancel no model call begins and no task succeeds; after the end no tool call is taken or started."
+        "After a cancel request no model call begins and no task succeeds; "
+        "after the end no tool call is accepted or started."
     ),
-    "I24": Invariant("A stream is the ledger: contiguous, equal, and ended by the end."),
-    "I25": Invariant("A healthy installation tells its watchers of an end within 2 s."),
-    "I26": Invariant("A client that has seen an entry never reads an older task afterwards."),
+    "I24": Invariant("A stream has the ledger's entries without a gap, and ends with the task's end."),
+    "I25": Invariant("A healthy installation sends the end of a task to its watchers within 2 s."),
+    "I26": Invariant("A client that has seen an entry never reads an older state of the task afterwards."),
     "I27": Invariant("A request id names one task of its tenant."),
-    "I28": Invariant("Nobody is given another tenant's tasks."),
-    "I29": Invariant("Every claim is of the generation that etcd stood at, and generations never go back."),
-    "I30": Invariant("When faults stop, tasks come to an end or wait, and claims go with them."),
+    "I28": Invariant("No client gets a task of another tenant."),
+    "I29": Invariant("Every claim has the generation that etcd had at that moment, and generations never decrease."),
+    "I30": Invariant("When faults stop, tasks end or wait, and their claims are deleted."),
     "I31": Invariant(
-        "A task whose worker died is resumed in 2 s, in 10 s when it froze (99 of 100).",
-        elsewhere="a figure, not a law: bench/ measures it on a machine of its own",
+        "A task resumes within 2 s after its worker died, and within 10 s after it froze (99 of 100).",
+        elsewhere="it is a measurement: bench/ measures it on a dedicated machine",
     ),
     "I32": Invariant("A takeover costs at most the one model call in flight; what was committed is never done again."),
     "I33": Invariant(
-        "A sandbox leaves nothing behind: no process, no control group, no file.",
-        elsewhere="it is a property of hosts, not of histories: the tests of the sandbox look at them",
+        "A sandbox leaves no process, no control group and no file.",
+        elsewhere="it is a property of hosts, not of histories: the tests of the sandbox check it",
     ),
     "I34": Invariant(
         "Wrong clocks change no decision.",
-        elsewhere="it compares two runs: the tests of clocks make them, and verify each",
+        elsewhere="it compares two runs: the tests of clocks make both and verify each",
     ),
     "I35": Invariant(
-        "A run of the suite has met the rare paths it is there for.",
-        elsewhere="it is about the suite, not about a task: checker/coverage.py counts, the suite asserts",
+        "A run of the fault suite has met all rare paths.",
+        elsewhere="it is a property of the suite, not of a task: checker/coverage.py counts, the suite asserts",
     ),
-    "I36": Invariant("A fork begins with what was said and done in another task, and counts none of it as its own."),
-    "I37": Invariant("A wait is answered once, and nothing of a waiting task runs before its answer."),
-    "I38": Invariant("Sub-agents are those of the call that spawned them, once, and each knows its parent."),
-    "I39": Invariant("A parent goes on when its last sub-agent has ended, or is late; nobody is left behind."),
-    "I40": Invariant("A word on a call in doubt is given once, while the task waits for it, and of that attempt."),
+    "I36": Invariant("A fork begins with a copy of another task's history, and counts none of it as its own."),
+    "I37": Invariant("A wait is answered once, and the call that waits does not run before its answer."),
+    "I38": Invariant("A call spawns its sub-agents once, and each of them names its parent."),
+    "I39": Invariant(
+        "A parent continues when its last sub-agent has ended or timed out; no sub-agent outlives its call."
+    ),
+    "I40": Invariant(
+        "A resolution of a call in doubt is given once, while the task waits for it, for that call attempt."
+    ),
 }

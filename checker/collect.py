@@ -1,8 +1,10 @@
-"""Histories of live installations, over the public API: whole ones for tests, task by task for any size.
+"""Collects histories of live installations over the public API: one history for tests, or task by task for any size.
 
-A task that goes on while it is read is read so that what is compared fits together: what was refused and called first,
-then the row, then its entries up to the row's sequence, then the bill as of that moment. Entries are never changed, so
-that is one moment of the ledger, and every call that was seen has its intent in it.
+A task may continue while it is read, so the order of the reads keeps the sources consistent: first refused writes and
+tool calls, then the task row, then its entries up to the row's sequence, then the bill as of that moment. Entries never
+change, so this is one moment of the ledger, and every call that was read has its intent in the entries.
+
+The module also reads the files outside of an installation: effects of append_record and the model simulator's bill.
 """
 
 from __future__ import annotations
@@ -53,18 +55,18 @@ __all__ = [
 ]
 
 
-# What the API answers, as records of a history.
+# Conversions from messages of the API to records of a history.
 
 HASH_BYTES: Final = 16
 
 
 def body_hash(body: ledger_pb2.EntryBody) -> bytes:
-    """Equal for bodies that are equal on the wire."""
+    """Returns a hash of the body. It is equal for bodies that are equal on the wire."""
     return hashlib.blake2b(body.SerializeToString(deterministic=True), digest_size=HASH_BYTES).digest()
 
 
 def ledger_entry(task_id: str, entry: ledger_pb2.Entry) -> LedgerEntry:
-    """An entry of a task. Its body is None when this version does not know the kind."""
+    """Converts an entry. The body is None if this version does not know the entry kind."""
     return LedgerEntry(
         task_id=task_id,
         sequence=entry.sequence,
@@ -80,7 +82,7 @@ def ledger_entry(task_id: str, entry: ledger_pb2.Entry) -> LedgerEntry:
 
 
 def task_row(task: task_pb2.Task) -> TaskSnapshot:
-    """A snapshot."""
+    """Converts a task to the snapshot of its row."""
     return TaskSnapshot(
         task_id=task.task_id,
         tenant=task.tenant,
@@ -99,12 +101,12 @@ def task_row(task: task_pb2.Task) -> TaskSnapshot:
 
 
 def budget_row(task: task_pb2.Task) -> BudgetSnapshot:
-    """The budget of a task's root, as it stood when the snapshot was read."""
+    """Returns the budget of the task's root at the moment when the task was read."""
     return BudgetSnapshot(root_task_id=task.root_task_id, budget=budget_to_domain(task.budget))
 
 
 def bill(task_id: str, row: ledger_pb2.Bill) -> Bill:
-    """A row of a task's bill."""
+    """Converts a row of a task's bill."""
     return Bill(
         task_id=task_id,
         step=row.step,
@@ -123,7 +125,7 @@ def bill(task_id: str, row: ledger_pb2.Bill) -> Bill:
 
 
 def refusals(guard: Guard, refused: Iterable[token_pb2.RefusedWrite]) -> tuple[RefusalRecord, ...]:
-    """What a guard refused."""
+    """Converts the refused writes of one service."""
     return tuple(
         RefusalRecord(
             guard=guard,
@@ -141,16 +143,16 @@ def refusals(guard: Guard, refused: Iterable[token_pb2.RefusedWrite]) -> tuple[R
 def calls_and_fence(
     task_id: str, page: admin_service_pb2.AdminServiceListCallsResponse
 ) -> tuple[list[CallRecord], ToolFenceRecord | None]:
-    """A page of a task's calls, and its fence at the tools. The outcomes' contents are not in it, their hashes are."""
+    """Converts a page of a task's calls and its tool fence. It has the hashes of outcomes, but not their contents."""
     fence = page.fence
-    message = ToolFenceRecord(
+    record = ToolFenceRecord(
         task_id=task_id,
         epoch=fence.epoch,
         claim_id=fence.claim_id,
         closed=fence.closed,
         changed_at=_unix(fence.change_time),
     )
-    return [_call(task_id, trail) for trail in page.calls], message if page.HasField("fence") else None
+    return [_call(task_id, trail) for trail in page.calls], record if page.HasField("fence") else None
 
 
 def _call(task_id: str, trail: tool_pb2.CallTrail) -> CallRecord:
@@ -175,7 +177,7 @@ def _call(task_id: str, trail: tool_pb2.CallTrail) -> CallRecord:
 
 
 def _unix(time: Timestamp) -> float:
-    """In microseconds, as the databases keep it: then equal moments are equal floats."""
+    """Returns Unix seconds, cut to microseconds as in Postgres, so that equal moments are equal floats."""
     return time.seconds + (time.nanos // 1000) / 1e6
 
 
@@ -186,24 +188,24 @@ def _body(body: ledger_pb2.EntryBody) -> Body | None:
         return None
 
 
-# What is outside of an installation on this machine: append_record's files, and the model simulator's bill.
+# Files outside of an installation on this machine: those of append_record, and the log of the model simulator.
 
 _KEY: Final = re.compile(rb'\{"key": "([^"/]*)/([^"]*)"')
 _USAGE: Final = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 
 
 def read_effects(records: Path) -> tuple[ObservedEffect, ...]:
-    """Every line of every file in append_record's folder. A torn line counts as far as its key can be read."""
+    """Reads every line of every file in append_record's folder. A torn line counts if its key is readable."""
     return tuple(effect for path in sorted(records.glob("*.jsonl")) for effect in _effects(path))
 
 
 def read_model_calls(log: Path) -> tuple[BilledModelCall, ...]:
-    """The simulator's bill; see `model_calls`. A log that is not there yet is empty."""
+    """Reads the simulator's log; see `model_calls`. A missing log is empty."""
     return model_calls(log.read_text().splitlines()) if log.exists() else ()
 
 
 def model_calls(lines: Iterable[str]) -> tuple[BilledModelCall, ...]:
-    """Messages as the simulator logged them, whatever came of them; counting tokens is no model call."""
+    """Returns the logged requests of the messages endpoint, with any result. Counting tokens is not a model call."""
     return tuple(_model_call(value) for value in map(json.loads, lines) if value["endpoint"] == "messages")
 
 
@@ -244,7 +246,7 @@ _UNDER_WAY: Final = frozenset({CallState.ACCEPTED, CallState.STARTED, CallState.
 
 
 async def collect_tasks(client: Client, task_ids: Iterable[str]) -> History:
-    """The histories of these tasks, in one. Raises NotFound, TryLater."""
+    """Returns one history of all these tasks. Raises NotFound and TryLater."""
     async with aclosing(collect_each(client, task_ids)) as each:
         parts = [part async for part in each]
     joined: dict[str, Any] = {
@@ -256,8 +258,9 @@ async def collect_tasks(client: Client, task_ids: Iterable[str]) -> History:
 async def collect_each(
     client: Client, task_ids: Iterable[str], *, skip_pruned: bool = False
 ) -> AsyncGenerator[History]:
-    """The same, one after another in the order given, a few being read at once: for any number of tasks. With
-    `skip_pruned` those that go meanwhile are left out.
+    """Yields the history of each task in the given order, for any number of tasks. Reads AT_ONCE tasks at a time.
+
+    `skip_pruned`: skips tasks that are pruned meanwhile. Raises NotFound and TryLater.
     """
     waiting = iter(task_ids)
     reading = deque(_begin(client, task_id) for task_id in islice(waiting, AT_ONCE))
@@ -277,14 +280,14 @@ async def collect_each(
 
 
 async def collect_task(client: Client, task_id: str) -> History:
-    """What ledger and tools have of one task. Raises NotFound, TryLater."""
+    """Returns the history of one task in the ledger and the tool service. Raises NotFound and TryLater."""
     refused = await _refusals(client, task_id)
     calls, fence = await _calls(client, task_id)
     task = await client.get(task_id)
     entries = await _entries(client, task_id, task.sequence)
     row = task_row(task)
-    if _may_have_moved_on(calls, entries):
-        calls, fence = await _as_they_are_now(client, task_id, calls, entries)
+    if _calls_are_outdated(calls, entries):
+        calls, fence = await _read_calls_again(client, task_id, calls, entries)
     return History(
         tasks=(row,),
         entries=entries,
@@ -310,7 +313,7 @@ async def _entries(client: Client, task_id: str, until: int) -> tuple[LedgerEntr
 
 
 async def _bills(client: Client, task_id: str, until: float) -> tuple[Bill, ...]:
-    """Those of attempts that the entries settle: a bill has the time of the entry that it came with."""
+    """Returns the bills of attempts that the entries settle: a bill has the time of its entry."""
     bills = [bill(task_id, row) async for row in client.bills(task_id)]
     return tuple(row for row in bills if row.settled_at <= until)
 
@@ -324,22 +327,25 @@ async def _calls(client: Client, task_id: str) -> tuple[tuple[CallRecord, ...], 
     calls: list[CallRecord] = []
     fence: ToolFenceRecord | None = None
     async for page in client.calls(task_id):
-        some, fence = calls_and_fence(task_id, page)
-        calls += some
+        page_calls, fence = calls_and_fence(task_id, page)
+        calls += page_calls
     return tuple(calls), fence
 
 
-def _may_have_moved_on(calls: Iterable[CallRecord], entries: Iterable[LedgerEntry]) -> bool:
-    """Whether the entries, read later, may tell more of the calls than the calls themselves."""
+def _calls_are_outdated(calls: Iterable[CallRecord], entries: Iterable[LedgerEntry]) -> bool:
+    """Whether the entries, which were read later, have outcomes of calls that were read as unfinished."""
     at_rest = {call.call_id for call in calls if call.state not in _UNDER_WAY}
     settled_calls = {entry.body.call_id for entry in entries if isinstance(entry.body, ToolOutcome)}
     return not settled_calls <= at_rest
 
 
-async def _as_they_are_now(
+async def _read_calls_again(
     client: Client, task_id: str, seen: Iterable[CallRecord], entries: Iterable[LedgerEntry]
 ) -> tuple[tuple[CallRecord, ...], ToolFenceRecord | None]:
-    """The calls that were seen or are intended in the entries, read again; later ones are of a later moment."""
+    """Reads the calls again, and returns those that were read before or have an intent in the entries.
+
+    Other calls belong to a later moment than the entries.
+    """
     known = {call.call_id for call in seen}
     known |= {entry.body.call_id for entry in entries if isinstance(entry.body, ToolIntent)}
     calls, fence = await _calls(client, task_id)

@@ -1,4 +1,7 @@
-"""I35: which rare paths a run has met. A suite that never met them has proved nothing about them."""
+"""Counts the rare paths that a run of the fault suite has met (I35).
+
+A suite that never met a rare path has proved nothing about it.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +35,18 @@ SOMETIMES: Final = (
     "repeated submit answered",
     "stream resumed",
 )
-"""What `count` finds in histories."""
+"""The rare paths that `count` finds in histories."""
 
 FAILPOINT: Final = "failpoint "
-"""Prefix of a failpoint's name among what was met."""
+"""The prefix of a failpoint's name in `Coverage.met`."""
 
 
 @dataclass(slots=True)
 class Coverage:
-    """How often each thing was met. Fill it from histories, metrics, logs and files; several runs add up by `+=`."""
+    """The number of times that each rare path was met. Fill it from histories, metrics, logs and files.
+
+    `+=` adds the numbers of another run.
+    """
 
     met: Counter[str] = field(default_factory=Counter)
 
@@ -49,39 +55,39 @@ class Coverage:
         return self
 
     def note(self, name: str, times: int = 1) -> None:
-        """Something was met; 0 times says nothing."""
+        """Adds to the count of a rare path. 0 times adds nothing."""
         if times > 0:
             self.met[name] += times
 
     def note_failpoint(self, name: str, times: int = 1) -> None:
-        """A failpoint was hit: by its metric, or, of a process that it killed, by a log line or a touched file."""
+        """Adds hits of a failpoint. The evidence is its metric or, if it killed its process, a log line or a file."""
         self.note(FAILPOINT + name, times)
 
     def note_metrics(self, values: Mapping[str, float], names: Mapping[str, str]) -> None:
-        """Counters of a process by their names; `names` says what each of those that matter is called here."""
+        """Adds the counters of a process. `names`: metric name → name of the rare path; other metrics are ignored."""
         for metric, name in names.items():
             self.note(name, int(values.get(metric, 0)))
 
     def count(self, history: History) -> None:
-        """What one history has met."""
+        """Adds the rare paths of one history."""
         for name, times in _counts(history).items():
             self.note(name, times)
 
     def missing(self, expected: Iterable[str]) -> list[str]:
-        """What was expected and never met, in the order asked."""
+        """Returns the expected paths that were never met, in the given order."""
         return [name for name in expected if not self.met[name]]
 
 
 def failpoints(names: Iterable[str]) -> list[str]:
-    """These failpoints, as `missing` expects them."""
+    """Returns the names of failpoints in the form that `missing` expects."""
     return [FAILPOINT + name for name in names]
 
 
 def _counts(history: History) -> Counter[str]:
     counts: Counter[str] = Counter()
     for refusal in history.refusals or ():
-        who = "ledger" if refusal.guard is Guard.LEDGER else "tools"
-        counts[f"{who} refused a stale claim"] += 1
+        guard = "ledger" if refusal.guard is Guard.LEDGER else "tools"
+        counts[f"{guard} refused a stale claim"] += 1
     for entry in history.entries or ():
         counts.update(_of_body(entry.body))
     for call in history.calls or ():

@@ -1,10 +1,10 @@
-"""What was seen of an installation: the sources that the checks compare with each other.
+"""The history of an installation: the sources that the checks compare with each other.
 
-Every source may be None: it was not collected, and the checks that need it are reported as not run. An empty tuple is
-something else: collected, and nothing was there. Records are of many tasks, in any order, unless said otherwise.
+A source that is None was not collected, and the checks that need it are reported as not run. An empty tuple is a
+collected source without records. Unless stated otherwise, a source has the records of many tasks in any order.
 
-`*_at` are Unix seconds by the clock of the store that wrote them (both stores' tables are stamped by their database);
-`*_monotonic` are seconds of the one monotonic clock that all clients of a run share.
+`*_at` are Unix seconds by the clock of the store that wrote the record (Postgres sets the times of the ledger and of
+the tool service); `*_monotonic` are seconds of the one monotonic clock that all clients of a run share.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ __all__ = [
 ]
 
 
-# What clients asked, what they were answered, and what watchers were told: the logs that a run's clients keep.
+# The logs of a run's clients: their requests, the answers, and the entries that watchers received.
 
 
 class Method(StrEnum):
-    """What a client asked for."""
+    """The kind of a client's request."""
 
     SUBMIT = "submit"
     GET = "get"
@@ -57,7 +57,7 @@ class Method(StrEnum):
 
 
 class OperationResult(StrEnum):
-    """How a client's call ended. FAILED says that nothing was done; anything less clear is UNKNOWN."""
+    """How a client's call ended. FAILED: the request certainly had no effect. UNKNOWN: it may have had its effect."""
 
     OK = "ok"
     FAILED = "failed"
@@ -66,12 +66,13 @@ class OperationResult(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One call of a client. The log of operations holds all calls of all clients that wrote.
+    """One call of a client. The log of operations has all calls of all clients that write.
 
-    `request_hash`: equal for equal payloads. `task_id` "": not known. `reason`: of a refusal, UPPER_SNAKE.
-    `sequence`, `state`, `result`, `seen_tenant`: of the task in the answer. COMMIT (own loops only): `fence`,
-    `request_id` is the commit_id, `body_hashes` are those of its entries in order, `sequence` is that of the answer.
-    `call_id`, `call_attempt`: what a word was about (RESOLVE).
+    `request_hash`: equal for equal payloads. `task_id`: "" if unknown. `reason`: the UPPER_SNAKE reason of a refusal.
+    `sequence`, `state`, `result`, `seen_tenant`: of the task in the answer.
+    COMMIT (only of loops outside of Tenure's worker): `fence` is the presented claim, `request_id` the commit_id,
+    `body_hashes` the hashes of its entries in order, `sequence` the sequence in the answer.
+    RESOLVE: `call_id` and `call_attempt` name the call in doubt.
     """
 
     client: str
@@ -96,7 +97,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """One entry as a watcher got it. `resync`: the server said that what is before this sequence was left out."""
+    """One entry that a watcher received. `resync`: the server announced that it skipped the entries before it."""
 
     sequence: int
     body_hash: bytes = b""
@@ -106,7 +107,7 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """One WatchTask stream: where it began, what it delivered in order, and whether the server ended it by itself."""
+    """One WatchTask stream: its start, its entries in order, and whether the server ended it in order."""
 
     client: str
     task_id: str
@@ -119,9 +120,9 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSnapshot:
-    """A task's snapshot. The entries collected with it are those up to its `sequence`: read the row, then the entries.
+    """A task's row. Its entries were collected up to its `sequence`: read the row first, then the entries.
 
-    `granted`: its newest registered grant, where that is known.
+    `granted`: its newest registered grant, if known.
     """
 
     task_id: str
@@ -142,9 +143,9 @@ class TaskSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
-    """An entry. `body` None: of a kind that this version does not know.
+    """An entry. `body`: None for an entry kind that this version does not know.
 
-    `body_hash` is `from_wire.body_hash`: equal for what is equal on the wire.
+    `body_hash` is `collect.body_hash`: equal for bodies that are equal on the wire.
     """
 
     task_id: str
@@ -160,16 +161,17 @@ class LedgerEntry:
 
     @property
     def fence(self) -> Fence:
-        """The claim it was written under; epoch 0: none was needed."""
+        """The claim under which the entry was written; epoch 0 for an entry without a claim."""
         return Fence(self.epoch, self.claim_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """One life of a claim's key in etcd. `life` counts etcd's own lives: revisions are comparable inside one only.
+    """A claim's key in etcd, from its creation to its deletion.
 
-    `generation` is what the claim's value says. `last_revision`: of the last put of the key; a claim is put once.
-    `deleted_revision` None: it was there at the end.
+    `life`: numbers the lives of etcd; revisions are comparable only within one life. `generation`: from the claim's
+    value. `last_revision`: of the last put of the key; a correct claim is put once. `deleted_revision`: None if the key
+    existed at the end.
     """
 
     task_id: str
@@ -184,18 +186,18 @@ class Grant:
 
     @property
     def epoch(self) -> int:
-        """The number its token has."""
+        """The epoch of the claim's fencing token."""
         return compose_epoch(self.generation, self.created_revision)
 
     @property
     def fence(self) -> Fence:
-        """What guards compare."""
+        """The claim as fences compare it."""
         return Fence(self.epoch, self.claim_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationChange:
-    """A put of /tenure/generation."""
+    """A put of the etcd key /tenure/generation."""
 
     revision: int
     generation: int
@@ -203,7 +205,7 @@ class GenerationChange:
 
 
 class Guard(StrEnum):
-    """Who refuses stale callers."""
+    """The service that refused a stale write: the checkpoint service (LEDGER) or the tool service (TOOLS)."""
 
     LEDGER = "ledger"
     TOOLS = "tools"
@@ -211,7 +213,7 @@ class Guard(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusalRecord:
-    """A stale call that a guard refused. Guards keep the newest 500 of a task."""
+    """A write that a fence refused. Each service keeps the newest 500 of a task."""
 
     guard: Guard
     task_id: str
@@ -224,7 +226,7 @@ class RefusalRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFenceRecord:
-    """The tool service's fence of a task: its newest raise or closing."""
+    """The tool service's fence of a task, as of its newest raise or closing."""
 
     task_id: str
     epoch: int
@@ -234,15 +236,17 @@ class ToolFenceRecord:
 
     @property
     def fence(self) -> Fence:
-        """What it compares."""
+        """The claim of the fence."""
         return Fence(self.epoch, self.claim_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRecord:
-    """The tool service's record of a call. `epoch`, `claim_id`: what last authorised it; `runner_id` "": nothing ran.
+    """The tool service's call record.
 
-    `outcome.content` may be left out of large collections: `outcome_hash` is `from_wire.outcome_hash` of the whole.
+    `epoch`, `claim_id`: the claim that authorised the call last. `runner_id`: "" if the call never ran.
+    `outcome.content` may be missing in large collections: `outcome_hash` is `reading.outcome_hash` of the whole
+    outcome.
     """
 
     task_id: str
@@ -264,9 +268,9 @@ class CallRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedEffect:
-    """Something that happened outside, as the outside tells it: a line of append_record's file.
+    """An effect outside of the installation: a line in a file of the tool append_record.
 
-    Its key is `<task_id>/<call_id>`; `place` is "<file>:<line number>". `epoch` is what came along.
+    The line's idempotency key is `<task_id>/<call_id>`. `place` is "<file>:<line number>". `epoch`: as the call had it.
     """
 
     task_id: str
@@ -277,9 +281,9 @@ class ObservedEffect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BilledModelCall:
-    """A request as the provider saw and billed it. `answered`: the client could read the answer to its end.
+    """A request as the model provider saw and billed it. `answered`: the client could read the whole answer.
 
-    `task_id`, `step`, `attempt_number` are what the worker called it; "" and 0: it did not say.
+    `task_id`, `step`, `attempt_number`: as the worker sent them in a header; "" and 0 without the header.
     """
 
     task_id: str
@@ -301,9 +305,9 @@ class BudgetSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bill:
-    """A row of the ledger's bill: one settled model attempt. `lost`: estimated, because its worker was gone.
+    """A row of the ledger's bill: one settled model attempt. `lost`: a lost model call, whose usage is an estimate.
 
-    `estimate`: what a lost call was settled with, when its worker said later that it used `usage`.
+    `estimate`: the usage with which a lost model call was settled, if its worker reported `usage` later.
     """
 
     task_id: str
@@ -322,29 +326,29 @@ class Bill:
 
     @property
     def settled_with(self) -> TokenUsage:
-        """As the entry says."""
+        """The usage in the entry that settled the attempt."""
         return self.usage if self.estimate is None else self.estimate
 
     @property
     def correction(self) -> TokenUsage:
-        """What its own worker's report added; counts may be negative."""
-        now, then = self.usage, self.settled_with
+        """The difference between the worker's later report and the estimate. Counts may be negative."""
+        usage, settled = self.usage, self.settled_with
         return TokenUsage(
-            now.input_tokens - then.input_tokens,
-            now.output_tokens - then.output_tokens,
-            now.cache_creation_input_tokens - then.cache_creation_input_tokens,
-            now.cache_read_input_tokens - then.cache_read_input_tokens,
+            usage.input_tokens - settled.input_tokens,
+            usage.output_tokens - settled.output_tokens,
+            usage.cache_creation_input_tokens - settled.cache_creation_input_tokens,
+            usage.cache_read_input_tokens - settled.cache_read_input_tokens,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """Everything that is known. `grants` are in the order in which etcd made them, over all its lives.
+    """All collected sources. `grants` are in the order in which etcd created them, over all its lives.
 
-    `settled`: faults have stopped, and the run has waited as long as it may take until every task stands still.
-    `healthy`: no fault was injected while `subscriptions` were open; times of delivery may be judged.
-    `clock_slack_seconds`: by how much the clocks of services may differ from their database's.
-    `unix_minus_monotonic_seconds`: brings the clients' clock and the database's together.
+    `settled`: faults have stopped, and the run has waited long enough for every task to end or to wait.
+    `healthy`: no fault was injected while `subscriptions` were open, so times of delivery can be checked.
+    `clock_slack_seconds`: the largest difference between the clocks of services and of their database.
+    `unix_minus_monotonic_seconds`: the difference between the database's clock and the clients' clock.
     """
 
     tasks: tuple[TaskSnapshot, ...] | None = None
@@ -366,7 +370,7 @@ class History:
     unix_minus_monotonic_seconds: float | None = None
 
 
-# One task's part of a history, in the order in which checks read it.
+# The part of a history that belongs to one task, sorted as the checks read it.
 
 SOURCES: Final = tuple(
     field.name for field in fields(History) if field.name not in {"settled", "healthy", "clock_slack_seconds"}
@@ -376,11 +380,11 @@ FLAGS: Final = ("settled", "healthy")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskHistory:
-    """What is known of one task; task_id "" has the records that name none.
+    """The history of one task. The history with task_id "" has the records without a task.
 
-    `collected`: the sources that were, and the flags that are set. `entries` are by sequence, `bills` and `model_calls`
-    by step and attempt, `grants`, `effects`, `operations` and `subscriptions` as they came, `calls` by their ids.
-    `lost_request_ids`: of submits whose answer nobody got.
+    `collected`: the names of the collected sources and of the set flags. `entries` are sorted by sequence, `bills` and
+    `model_calls` by step and attempt, `calls` by call id; `grants`, `effects`, `operations` and `subscriptions` keep
+    their order. `lost_request_ids`: the request ids of submits without an answer.
     """
 
     task_id: str
@@ -404,13 +408,13 @@ class TaskHistory:
 
 
 def collected_in(history: History) -> frozenset[str]:
-    """Which sources there are, and which flags are set."""
+    """Returns the names of the collected sources and of the set flags."""
     sources = {name for name in SOURCES if getattr(history, name) is not None}
     return frozenset(sources | {name for name in FLAGS if getattr(history, name)})
 
 
 def split(history: History) -> Iterator[TaskHistory]:
-    """By task, in the order of their ids; first what names no task."""
+    """Splits a history by task, in the order of task ids. The records without a task come first."""
     parts: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
     for name in SOURCES:
         records = getattr(history, name)

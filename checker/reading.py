@@ -1,4 +1,4 @@
-"""How checks read a ledger, and how they speak of what they found there."""
+"""Helpers of the checks: amounts and charges, hashes, queries of a ledger, and names for messages."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from tenure.domain.budget import Prices, TokenUsage
 
 
-# Tokens and money together, and what a call costs: counted here again, apart from the ledger's own arithmetic.
+# Amounts and charges. They are implemented a second time here, independently of the ledger's own arithmetic.
 
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """So many tokens, and so much money in nano dollars: as text, 120 (5000 n$)."""
+    """A number of tokens and an amount of money in nano USD. As text: `120 (5000 n$)`."""
 
     tokens: int = 0
     nano_usd: int = 0
@@ -52,7 +52,7 @@ class Amount:
 
     @property
     def above_nothing(self) -> Amount:
-        """Each of both, or nothing where it is below."""
+        """Both parts, with 0 instead of a negative value."""
         return Amount(max(0, self.tokens), max(0, self.nano_usd))
 
     def __str__(self) -> str:
@@ -63,7 +63,10 @@ NOTHING: Final = Amount()
 
 
 def charge(prices: Prices | None, usage: TokenUsage) -> int:
-    """What a call costs in nano dollars: by the highest tier that its input is beyond, rounded up, bounded."""
+    """Returns the cost of a model call in nano USD, rounded up and bounded by MOST_NANO_USD.
+
+    The rates are those of the highest tier whose threshold the input exceeds.
+    """
     if prices is None:
         return 0
     input_tokens = usage.input_tokens + usage.cache_creation_input_tokens + usage.cache_read_input_tokens
@@ -79,57 +82,60 @@ def charge(prices: Prices | None, usage: TokenUsage) -> int:
     return min(MOST_NANO_USD, ceil(sum((Fraction(tokens * rate, 10**6) for tokens, rate in parts), Fraction())))
 
 
-# Hashes by which a call in the ledger is compared with its record at the tools.
+# Hashes that compare a call in the ledger with its call record.
 
 
 def arguments_hash(tool: str, arguments_json: str) -> bytes:
-    """Of the tool and the exact bytes of its arguments, as the tool service makes it."""
-    named = tool.replace("\0", "\N{REPLACEMENT CHARACTER}")
-    return hashlib.sha256(named.encode() + b"\0" + arguments_json.encode()).digest()
+    """Returns the hash of the tool and the exact bytes of its arguments, as the tool service computes it."""
+    stored_name = tool.replace("\0", "\N{REPLACEMENT CHARACTER}")
+    return hashlib.sha256(stored_name.encode() + b"\0" + arguments_json.encode()).digest()
 
 
 def outcome_hash(outcome: Outcome) -> bytes:
-    """Of what the model reads of it: its status, detail and content."""
+    """Returns the hash of the outcome's parts that the model reads: status, detail and content."""
     return hashlib.sha256(f"{outcome.status}\0{outcome.detail}\0{outcome.content}".encode()).digest()
 
 
 B = TypeVar("B")
 
 FORK_HEAD: Final = 2
-"""The entry that says that a task is a fork, and how many after it were copied."""
+"""The sequence of the entry `forked`, which has the number of copied entries after it."""
 
 TIME_GRAIN_SECONDS: Final = 0.001
-"""Times of one database are compared to this: they went through floats."""
+"""The precision for comparisons of times of one database, because they were converted to floats."""
 
 
 def of_kind(entries: Iterable[LedgerEntry], kind: type[B]) -> Iterator[tuple[LedgerEntry, B]]:
-    """The entries of one kind, with their bodies."""
+    """Yields the entries of one kind with their bodies."""
     for entry in entries:
         if isinstance(entry.body, kind):
             yield entry, entry.body
 
 
 def own(entries: Iterable[LedgerEntry]) -> tuple[LedgerEntry, ...]:
-    """A task's entries, in order, without those that a fork copied: they were made, run and billed in another task."""
-    all_of_them = tuple(entries)
-    second = all_of_them[FORK_HEAD - 1].body if len(all_of_them) >= FORK_HEAD else None
+    """Returns a task's entries in order, without the entries that a fork copied, which belong to another task."""
+    all_entries = tuple(entries)
+    second = all_entries[FORK_HEAD - 1].body if len(all_entries) >= FORK_HEAD else None
     if not isinstance(second, Forked):
-        return all_of_them
-    return all_of_them[:FORK_HEAD] + all_of_them[FORK_HEAD + second.copied_entries :]
+        return all_entries
+    return all_entries[:FORK_HEAD] + all_entries[FORK_HEAD + second.copied_entries :]
 
 
 def opens(entries: Iterable[LedgerEntry]) -> Iterator[LedgerEntry]:
-    """The entries by which claims took the task over."""
+    """Yields the entries by which claims opened the task."""
     return (entry for entry, move in of_kind(entries, Transition) if move.to_state is TaskState.RUNNING)
 
 
 def ends(entries: Iterable[LedgerEntry]) -> Iterator[LedgerEntry]:
-    """The entries by which the task ended; there should be one of each attempt."""
+    """Yields the entries that ended the task. A correct ledger has at most one per attempt."""
     return (entry for entry, move in of_kind(entries, Transition) if move.to_state in TERMINAL)
 
 
 def requeues(entries: Iterable[LedgerEntry]) -> Iterator[LedgerEntry]:
-    """The entries by which operators asked for the next attempt; a grant does if it had ended for want of it."""
+    """Yields the entries by which operators requested the next attempt.
+
+    A budget grant does so for a task in the state COST_EXCEEDED.
+    """
     state: TaskState | None = None
     for entry in entries:
         match entry.body:
@@ -144,13 +150,13 @@ def requeues(entries: Iterable[LedgerEntry]) -> Iterator[LedgerEntry]:
 
 
 def ended_for_good(entries: Iterable[LedgerEntry]) -> LedgerEntry | None:
-    """The end, if no later attempt was begun."""
+    """Returns the entry that ended the task, or None if a later attempt began or the task has not ended."""
     newest = next(reversed(list(of_kind(entries, Transition))), None)
     return newest[0] if newest is not None and newest[1].to_state in TERMINAL else None
 
 
 def intents(task: TaskHistory) -> dict[str, tuple[LedgerEntry, ToolIntent]]:
-    """The first intent of each call."""
+    """Returns the first intent of each call by call id."""
     by_call: dict[str, tuple[LedgerEntry, ToolIntent]] = {}
     for entry, intent in of_kind(own(task.entries), ToolIntent):
         by_call.setdefault(intent.call_id, (entry, intent))
@@ -158,8 +164,9 @@ def intents(task: TaskHistory) -> dict[str, tuple[LedgerEntry, ToolIntent]]:
 
 
 def settled_by_waits(task: TaskHistory) -> Iterator[tuple[LedgerEntry, str]]:
-    """The outcomes that came without a claim, of calls for which the task waited, or that were refused to spawn: the
-    ledger's own.
+    """Yields the outcomes that the ledger itself wrote, without a claim, with their call ids.
+
+    They belong to calls for which the task waited, and to refused calls that asked for sub-agents.
     """
     waiting, spawns = "", set[str]()
     for entry in own(task.entries):
@@ -174,8 +181,8 @@ def settled_by_waits(task: TaskHistory) -> Iterator[tuple[LedgerEntry, str]]:
                 pass
 
 
-def leaves(task: TaskHistory) -> dict[str, tuple[LedgerEntry, WaitResolution]]:
-    """The answers by which a person gave leave to a call."""
+def approvals(task: TaskHistory) -> dict[str, tuple[LedgerEntry, WaitResolution]]:
+    """Returns the answers by which a person approved a call, by call id."""
     return {
         answer.call_id: (entry, answer)
         for entry, answer in of_kind(own(task.entries), WaitResolution)
@@ -184,28 +191,28 @@ def leaves(task: TaskHistory) -> dict[str, tuple[LedgerEntry, WaitResolution]]:
 
 
 def drives_itself(task: TaskHistory) -> bool:
-    """Whether our own loop drives the task: another loop may order its facts as it likes."""
+    """Whether Tenure's loop `messages` drives the task. Other loops may order their entries freely."""
     goal = next(of_kind(task.entries, Submitted), None)
     return goal is None or goal[1].spec.agent.loop == DEFAULT_LOOP
 
 
 def drives_functions(task: TaskHistory) -> bool:
-    """Whether our own loop runs a function of control work."""
+    """Whether Tenure's loop `control` runs the task's control function."""
     goal = next(of_kind(task.entries, Submitted), None)
     return goal is not None and goal[1].spec.control is not None
 
 
 def place(entry: LedgerEntry) -> str:
-    """Where to look."""
+    """Names an entry in a message: its sequence and its kind."""
     return f"entry {entry.sequence} ({name(entry.body)})"
 
 
 def name(body: Body | None) -> str:
-    """A body's kind, as `tenure entries` calls it."""
-    message = type(body).__name__ if body is not None else "OfUnknownKind"
-    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in message).lstrip("_")
+    """Returns the entry kind of a body, as `tenure entries` shows it."""
+    class_name = type(body).__name__ if body is not None else "OfUnknownKind"
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in class_name).lstrip("_")
 
 
 def claim(fence: Fence) -> str:
-    """Which claim."""
+    """Names a claim in a message: its epoch and its id."""
     return f"epoch {describe_epoch(fence.epoch)} (claim {fence.claim_id or '-'})"

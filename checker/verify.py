@@ -1,10 +1,10 @@
-"""verify(history): what must always be true, and was not.
+"""Runs the checks on a history.
 
-    violations = verify(history)            # [] is what one hopes for
-    report = examine(history)               # the same, and which checks were run, not run, and why
+    violations = verify(history)            # [] for a correct history
+    report = examine(history)               # the violations, and which checks were run, not run, and why
 
-A check whose sources were not collected is not run, and the report says so: silence is no proof. A long history is
-examined task by task: `Examination` keeps a few words of each.
+A check whose sources were not collected is not run, and the report says so: no violation is not a proof. For a long
+history use `Examination`, which takes it task by task and keeps only a few values of each task.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from checker.history import (
 __all__ = ["CheckRun", "Examination", "Report", "Violation", "examine", "verify"]
 
 MOST_OF_A_CHECK: Final = 20
-"""Violations told of one check in one task: a ledger with a hole in it would be told a thousand times."""
+"""The limit of violations of one check in one task: a ledger with a gap would cause thousands."""
 _UNSET: Final = {
-    "settled": "nobody waited until every task stood still",
-    "healthy": "faults were injected, times say nothing",
+    "settled": "the run did not wait until all tasks had settled",
+    "healthy": "faults were injected, so times of delivery are meaningless",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class CheckRun:
-    """A check, and why it was not run: "" when it was. `missing`: the sources and flags that it would have needed."""
+    """A check, and the reason why it was not run ("" if it was). `missing`: the missing sources and flags."""
 
     invariant: str
     says: str
@@ -46,7 +46,10 @@ class CheckRun:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found, and what was looked at. `unread`: entries of kinds that this version does not know."""
+    """The violations, the checks, and the numbers of checked records.
+
+    `unread`: the number of entries of kinds that this version does not know.
+    """
 
     violations: tuple[Violation, ...]
     runs: tuple[CheckRun, ...]
@@ -57,13 +60,13 @@ class Report:
 
     @property
     def not_run(self) -> tuple[CheckRun, ...]:
-        """Checks that could not be run."""
+        """The checks that were not run."""
         return tuple(run for run in self.runs if run.why_not)
 
 
 @dataclass(slots=True)
 class Examination:
-    """Examines task by task: `add` each one, in any order, then `report`. `checks`: those to be made."""
+    """Checks a history task by task: `add` each task in any order, then call `report`."""
 
     collected: frozenset[str]
     checks: tuple[Check | SumCheck, ...] = CHECKS
@@ -79,19 +82,19 @@ class Examination:
 
     @property
     def tasks(self) -> int:
-        """How many so far."""
+        """The number of tasks so far."""
         return self._counts[0]
 
     def add(self, task: TaskHistory) -> list[Violation]:
-        """What is wrong with one task, seen alone."""
-        assert task.collected == self.collected, "one examination has one set of sources"
+        """Checks one task and returns its violations, without those across tasks."""
+        assert task.collected == self.collected, "all tasks of an examination have the same sources"
         violations = [
             Violation(check.invariant, task.task_id, message)
             for check in self._alone
-            for message in _some(check.find(task))
+            for message in _limited(check.find(task))
         ]
-        for each in self._sums:
-            each.add(task)
+        for check_sum in self._sums:
+            check_sum.add(task)
         unread = sum(1 for entry in task.entries if entry.body is None)
         for index, count in enumerate((task.row is not None, len(task.entries), len(task.calls), unread)):
             self._counts[index] += count
@@ -99,10 +102,10 @@ class Examination:
         return violations
 
     def report(self) -> Report:
-        """All that was found, with what does not add up across tasks."""
-        across = [violation for each in self._sums for violation in each.violations()]
-        once = dict.fromkeys((*self._violations, *across))
-        violations = sorted(once, key=lambda violation: (violation.task_id, int(violation.invariant[1:])))
+        """Returns all violations, including those across tasks, and the list of checks."""
+        across = [violation for check_sum in self._sums for violation in check_sum.violations()]
+        unique = dict.fromkeys((*self._violations, *across))
+        violations = sorted(unique, key=lambda violation: (violation.task_id, int(violation.invariant[1:])))
         runs = tuple(self._run_of(check) for check in self.checks)
         return Report(tuple(violations), runs, *self._counts)
 
@@ -116,7 +119,7 @@ class Examination:
 
 
 def examine(history: History) -> Report:
-    """Runs every check that the collected sources allow. Pure; O(n log n) in the records."""
+    """Runs every check whose sources were collected. Pure; O(n log n) in the number of records."""
     examination = Examination(collected_in(history))
     for task in split(history):
         examination.add(task)
@@ -124,12 +127,12 @@ def examine(history: History) -> Report:
 
 
 def verify(history: History) -> list[Violation]:
-    """All violations, by task and then by number. Pure; O(n log n) in the records."""
+    """Returns all violations, sorted by task and number. Pure; O(n log n) in the number of records."""
     return list(examine(history).violations)
 
 
-def _some(messages: Iterable[str]) -> Iterator[str]:
-    given = iter(messages)
-    yield from islice(given, MOST_OF_A_CHECK)
-    if rest := sum(1 for _ in given):
+def _limited(messages: Iterable[str]) -> Iterator[str]:
+    remaining = iter(messages)
+    yield from islice(remaining, MOST_OF_A_CHECK)
+    if rest := sum(1 for _ in remaining):
         yield f"… and {rest} more like these"

@@ -1,4 +1,4 @@
-"""All checks, by subject."""
+"""The list of all checks, from the modules of this package."""
 
 from __future__ import annotations
 

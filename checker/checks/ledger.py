@@ -1,4 +1,6 @@
-"""States: one entry for each move, only moves of the table, one end, and nothing begun after it."""
+"""Checks of one task's ledger: sequences and steps, transitions, conversations, and waits (I7, I8, I16, I20 to I23,
+I30, I32, I37).
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,12 @@ from checker.check import Check
 from checker.history import LedgerEntry, Method, TaskHistory
 from checker.reading import (
     TIME_GRAIN_SECONDS,
+    approvals,
     claim,
     drives_functions,
     drives_itself,
     ended_for_good,
     ends,
-    leaves,
     name,
     of_kind,
     own,
@@ -41,7 +43,7 @@ from tenure.domain.states import MOVES, TERMINAL, WAITING, TaskState
 from tenure.domain.tools import CallState
 from tenure.domain.waits import Wait
 
-# The one append-only sequence of each task: gap-free, steps that only grow, a snapshot that agrees with it.
+# Sequences and steps, and the task row that must agree with them.
 
 
 def sequences_have_no_gap(task: TaskHistory) -> Iterator[str]:
@@ -49,79 +51,82 @@ def sequences_have_no_gap(task: TaskHistory) -> Iterator[str]:
     expected = 1
     for entry in task.entries:
         if entry.sequence < expected:
-            yield f"there are two entries {entry.sequence}"
+            yield f"there are two entries with sequence {entry.sequence}"
         elif entry.sequence > expected:
             missing = f"{expected}" if entry.sequence == expected + 1 else f"{expected} to {entry.sequence - 1}"
             yield f"entry {entry.sequence} follows {expected - 1}: {missing} is missing"
         expected = entry.sequence + 1
     if task.entries and not isinstance(task.entries[0].body, Submitted):
-        yield f"the first entry is a {name(task.entries[0].body)}, not the goal"
+        yield f"the first entry is {name(task.entries[0].body)}, not submitted"
 
 
-def the_row_ends_where_the_ledger_ends(task: TaskHistory) -> Iterator[str]:
-    """I7, of the snapshot."""
+def the_row_has_the_last_sequence(task: TaskHistory) -> Iterator[str]:
+    """I7, for the task row."""
     if task.row is None:
         if task.entries:
-            yield f"there are {len(task.entries)} entries and no such task"
+            yield f"there are {len(task.entries)} entries, but no task row"
         return
     last = task.entries[-1].sequence if task.entries else 0
     if task.row.sequence != last:
-        yield f"the task's row ends at sequence {task.row.sequence}, its ledger at {last}"
+        yield f"the task row has sequence {task.row.sequence}, the last entry {last}"
 
 
-def steps_only_grow(task: TaskHistory) -> Iterator[str]:
-    """I8. Other loops count their steps as they like, as long as the ledger takes them."""
+def steps_never_decrease(task: TaskHistory) -> Iterator[str]:
+    """I8. Loops outside of Tenure's worker may number their steps freely, within the rules of the ledger."""
     step = 0
     for entry in task.entries if drives_itself(task) or drives_functions(task) else ():
         if entry.step and not step <= entry.step <= step + 1:
-            yield f"{place(entry)} is of step {entry.step}, after step {step}"
+            yield f"{place(entry)} belongs to step {entry.step}, after step {step}"
         step = max(step, entry.step)
 
 
-def the_row_is_at_the_newest_step(task: TaskHistory) -> Iterator[str]:
-    """I8, of the snapshot."""
+def the_row_has_the_newest_step(task: TaskHistory) -> Iterator[str]:
+    """I8, for the task row."""
     newest = max((entry.step for entry in task.entries), default=0)
     if task.row is not None and task.row.step != newest:
-        yield f"the task's row is at step {task.row.step}, its newest entry at {newest}"
+        yield f"the task row has step {task.row.step}, the newest entry {newest}"
 
 
 _SEQUENCES_CHECKS: Final = (
     Check("I7", "sequences are 1, 2, 3 … without gap or repeat", ("entries",), sequences_have_no_gap),
-    Check("I7", "the row ends where its ledger ends", ("tasks", "entries"), the_row_ends_where_the_ledger_ends),
-    Check("I8", "steps go up by one or stay", ("entries",), steps_only_grow),
-    Check("I8", "the row is at the newest step", ("tasks", "entries"), the_row_is_at_the_newest_step),
+    Check("I7", "the task row has the last sequence", ("tasks", "entries"), the_row_has_the_last_sequence),
+    Check("I8", "steps increase by one or stay", ("entries",), steps_never_decrease),
+    Check("I8", "the task row has the newest step", ("tasks", "entries"), the_row_has_the_newest_step),
 )
 
-_RESTLESS: Final = frozenset({TaskState.QUEUED, TaskState.RUNNING})
+_NOT_SETTLED: Final = frozenset({TaskState.QUEUED, TaskState.RUNNING})
 
 
-def moves_are_allowed(task: TaskHistory) -> Iterator[str]:
+def transitions_are_allowed(task: TaskHistory) -> Iterator[str]:
     """I20."""
     state: TaskState | None = None
     requeued = {entry.sequence + 1 for entry in requeues(task.entries)}
-    for entry, move in of_kind(task.entries, Transition):
-        if move.from_state is not state:
-            yield f"{place(entry)} moves from {move.from_state or 'nowhere'}, but the task was {state or 'new'}"
+    for entry, transition in of_kind(task.entries, Transition):
+        if transition.from_state is not state:
+            yield f"{place(entry)} moves from {transition.from_state or 'nowhere'}, but the task was {state or 'new'}"
         allowed = {TaskState.QUEUED} if state is None else MOVES[state]
-        if move.to_state not in allowed:
-            yield f"{place(entry)} moves from {state or 'nowhere'} to {move.to_state}, which is no move of the table"
+        if transition.to_state not in allowed:
+            yield (
+                f"{place(entry)} moves from {state or 'nowhere'} to {transition.to_state}, "
+                "which is not in the table of transitions"
+            )
         elif state in TERMINAL and entry.sequence not in requeued:
-            yield f"{place(entry)} moves out of {state}, and no operator had asked for it"
-        state = move.to_state
+            yield f"{place(entry)} moves out of {state} without an operator's request"
+        state = transition.to_state
 
 
-def the_row_is_in_the_newest_state(task: TaskHistory) -> Iterator[str]:
-    """I20, of the snapshot."""
+def the_row_has_the_newest_state(task: TaskHistory) -> Iterator[str]:
+    """I20, for the task row."""
     newest = next(reversed(list(of_kind(task.entries, Transition))), None)
     if task.row is not None and newest is not None and task.row.state is not newest[1].to_state:
-        yield f"the task's row says {task.row.state}, {place(newest[0])} says {newest[1].to_state}"
+        yield f"the task row has state {task.row.state}, {place(newest[0])} has {newest[1].to_state}"
 
 
-def the_end_is_the_end(task: TaskHistory) -> Iterator[str]:
-    """I21. After the end of an attempt comes an operator's requeue, with the number of the next one, or nothing."""
+def nothing_follows_the_end(task: TaskHistory) -> Iterator[str]:
+    """I21. Only an operator's requeue, with the number of the next attempt, follows the end of an attempt."""
     end: LedgerEntry | None = None
     attempt = 1
-    over = {entry.sequence for entry in ends(task.entries)}
+    end_sequences = {entry.sequence for entry in ends(task.entries)}
     requeue_sequences = {entry.sequence for entry in requeues(task.entries)}
     for entry in task.entries:
         if end is not None and entry.sequence in requeue_sequences and entry.attempt == attempt + 1:
@@ -129,25 +134,25 @@ def the_end_is_the_end(task: TaskHistory) -> Iterator[str]:
         if end is not None:
             yield f"{place(entry)} follows the end of the task at {place(end)}"
         elif entry.attempt != attempt:
-            yield f"{place(entry)} is of attempt {entry.attempt}, and attempt {attempt} goes on"
-        if entry.sequence in over:
+            yield f"{place(entry)} belongs to attempt {entry.attempt}, but attempt {attempt} has not ended"
+        if entry.sequence in end_sequences:
             end = entry
 
 
-def results_stay(task: TaskHistory) -> Iterator[str]:
-    """I22: the row has the result of the end."""
+def the_row_has_the_result(task: TaskHistory) -> Iterator[str]:
+    """I22: the task row has the result of the transition that ended the task."""
     end = ended_for_good(task.entries)
     if end is None or task.row is None or not isinstance(end.body, Transition):
         return
     if task.row.result != end.body.result:
-        yield f"the task's row has another result than {place(end)}"
+        yield f"the task row has another result than {place(end)}"
 
 
-def ended_tasks_look_the_same_to_all(task: TaskHistory) -> Iterator[str]:
-    """I22, as clients saw it: who read an end read the one that stands, or that of an attempt before."""
+def clients_read_the_final_state(task: TaskHistory) -> Iterator[str]:
+    """I22, for clients: a terminal state that a client read is the final one, or that of an earlier attempt."""
     before = {
-        (move.to_state, move.result)
-        for entry, move in of_kind(ends(task.entries), Transition)
+        (transition.to_state, transition.result)
+        for entry, transition in of_kind(ends(task.entries), Transition)
         if task.row is not None and entry.attempt < task.row.attempt
     }
     for read in task.operations:
@@ -156,26 +161,26 @@ def ended_tasks_look_the_same_to_all(task: TaskHistory) -> Iterator[str]:
         if any(read.state is state and read.result in {None, result} for state, result in before):
             continue
         if read.state is not task.row.state:
-            yield f"{read.client} read that the task had ended as {read.state}; it is {task.row.state}"
+            yield f"{read.client} read that the task had ended as {read.state}, but the task is {task.row.state}"
         elif read.result is not None and read.result != task.row.result:
-            yield f"{read.client} read another result of the ended task than it has now"
+            yield f"{read.client} read another result than the task row has now, after the task had ended"
 
 
-def nothing_is_asked_after_a_cancel(task: TaskHistory) -> Iterator[str]:
-    """I23: once the end was asked for, the model is not, in this attempt."""
+def no_model_call_follows_a_cancel(task: TaskHistory) -> Iterator[str]:
+    """I23: no model call begins after a cancel request of the same attempt."""
     for entry, cancel in _after_cancels(task, ModelAttempt):
-        yield f"{place(entry)} asks the model after {place(cancel)} had asked for the end"
+        yield f"{place(entry)} begins a model call after {place(cancel)}"
 
 
 def cancelled_tasks_do_not_succeed(task: TaskHistory) -> Iterator[str]:
-    """I23: the request was acknowledged, so it wins over whatever the owner commits afterwards."""
+    """I23: the cancel request was acknowledged, so it wins over any later commit of the owner."""
     for entry, cancel in _after_cancels(task, Transition):
         if isinstance(entry.body, Transition) and entry.body.to_state is TaskState.SUCCEEDED:
-            yield f"{place(entry)} says that the task succeeded, after {place(cancel)} had asked for the end"
+            yield f"{place(entry)} says that the task succeeded, after {place(cancel)}"
 
 
 def _after_cancels(task: TaskHistory, kind: type[Body]) -> Iterator[tuple[LedgerEntry, LedgerEntry]]:
-    """The entries of a kind that follow the first cancel of their attempt, with that cancel."""
+    """Yields the entries of a kind that follow the first cancel request of their attempt, with that request."""
     cancels: dict[int, LedgerEntry] = {}
     for cancel, _ in of_kind(task.entries, CancelRequest):
         cancels.setdefault(cancel.attempt, cancel)
@@ -185,90 +190,90 @@ def _after_cancels(task: TaskHistory, kind: type[Body]) -> Iterator[tuple[Ledger
             yield entry, first
 
 
-def nothing_begins_after_the_end(task: TaskHistory) -> Iterator[str]:
-    """I23: after the end was committed no call is taken and none begins, until another attempt does."""
+def no_tool_call_follows_the_end(task: TaskHistory) -> Iterator[str]:
+    """I23: after a committed end no tool call is accepted or started until the next attempt begins."""
     slack = task.clock_slack_seconds + TIME_GRAIN_SECONDS
-    begun = [entry.recorded_at for entry in requeues(task.entries)]
+    requeued_at = [entry.recorded_at for entry in requeues(task.entries)]
     for end in ends(task.entries):
         latest = end.recorded_at + slack
-        until = min((moment - slack for moment in begun if moment >= end.recorded_at), default=math.inf)
+        until = min((moment - slack for moment in requeued_at if moment >= end.recorded_at), default=math.inf)
         for call in task.calls:
             if latest < call.accepted_at < until:
-                yield f"call {call.call_id} ({call.tool}) was taken after the end of the task ({place(end)})"
+                yield f"call {call.call_id} ({call.tool}) was accepted after the end of the task ({place(end)})"
             elif call.started_at is not None and latest < call.started_at < until:
                 yield f"call {call.call_id} ({call.tool}) was started after the end of the task ({place(end)})"
             elif call.state is CallState.ACCEPTED and end == ended_for_good(task.entries):
-                yield f"call {call.call_id} ({call.tool}) may still begin, though the task has ended ({place(end)})"
+                yield f"call {call.call_id} ({call.tool}) may still start although the task has ended ({place(end)})"
 
 
-def tasks_come_to_rest(task: TaskHistory) -> Iterator[str]:
+def tasks_settle(task: TaskHistory) -> Iterator[str]:
     """I30."""
-    if task.row is not None and task.row.state in _RESTLESS:
-        yield f"the task is still {task.row.state} at sequence {task.row.sequence}, long after all faults stopped"
+    if task.row is not None and task.row.state in _NOT_SETTLED:
+        yield f"the task is still {task.row.state} at sequence {task.row.sequence}, long after the last fault"
 
 
-def claims_go_with_their_tasks(task: TaskHistory) -> Iterator[str]:
-    """I30, of claims: no worker is left holding what is over."""
+def claims_of_ended_tasks_are_gone(task: TaskHistory) -> Iterator[str]:
+    """I30, for claims: no claim of an ended task remains."""
     for grant in task.grants:
         if grant.deleted_revision is None and task.row is not None and task.row.state in TERMINAL:
-            yield f"{claim(grant.fence)} is still in etcd, and the task has ended"
+            yield f"{claim(grant.fence)} is still in etcd although the task has ended"
 
 
 _TRANSITIONS_CHECKS: Final = (
-    Check("I20", "moves are those of the table", ("entries",), moves_are_allowed),
-    Check("I20", "the row is in the newest state", ("tasks", "entries"), the_row_is_in_the_newest_state),
-    Check("I21", "nothing follows the end", ("entries",), the_end_is_the_end),
-    Check("I22", "the row has the end's result", ("tasks", "entries"), results_stay),
-    Check("I22", "an end that was read stands", ("tasks", "operations"), ended_tasks_look_the_same_to_all),
-    Check("I23", "no model call after a cancel", ("entries",), nothing_is_asked_after_a_cancel),
+    Check("I20", "transitions are in the table", ("entries",), transitions_are_allowed),
+    Check("I20", "the task row has the newest state", ("tasks", "entries"), the_row_has_the_newest_state),
+    Check("I21", "nothing follows the end", ("entries",), nothing_follows_the_end),
+    Check("I22", "the task row has the final result", ("tasks", "entries"), the_row_has_the_result),
+    Check("I22", "clients read the final state and result", ("tasks", "operations"), clients_read_the_final_state),
+    Check("I23", "no model call begins after a cancel request", ("entries",), no_model_call_follows_a_cancel),
     Check("I23", "a cancelled task does not succeed", ("entries",), cancelled_tasks_do_not_succeed),
-    Check("I23", "no tool call after the end", ("entries", "calls"), nothing_begins_after_the_end),
-    Check("I30", "tasks come to rest", ("tasks", "settled"), tasks_come_to_rest),
-    Check("I30", "claims of ended tasks are gone", ("tasks", "grants", "settled"), claims_go_with_their_tasks),
+    Check("I23", "no tool call begins after the end", ("entries", "calls"), no_tool_call_follows_the_end),
+    Check("I30", "tasks end or wait", ("tasks", "settled"), tasks_settle),
+    Check("I30", "claims of ended tasks are gone", ("tasks", "grants", "settled"), claims_of_ended_tasks_are_gone),
 )
 
 
-# What the model reads: every call answered once before it is asked again, and no work done twice.
+# Conversations: every call has one outcome before the next model call, and no work is repeated.
 
 
-class _Turn:
-    """An answer's calls: by the provider's id while they have no intent, by ours while they have no outcome."""
+class _AnswerCalls:
+    """The calls of an answer: by tool_use id while they have no intent, by call id while they have no outcome."""
 
     def __init__(self) -> None:
-        self.unwritten: Counter[str] = Counter()
+        self.without_intent: Counter[str] = Counter()
         self.open: dict[str, str] = {}
 
     def answer(self, message: AssistantMessage) -> None:
-        uses = (block.get("id", "") for block in message.content if block.get("type") == "tool_use")
-        self.unwritten = Counter(uses)
+        tool_use_ids = (block.get("id", "") for block in message.content if block.get("type") == "tool_use")
+        self.without_intent = Counter(tool_use_ids)
 
     def missing(self) -> str:
-        """What keeps the conversation from going on."""
-        lines = [f"call {use} of the answer has no intent" for use in self.unwritten.elements()]
+        """Returns what is missing before the next model call, or ""."""
+        lines = [f"call {use} of the answer has no intent" for use in self.without_intent.elements()]
         return "; ".join([*lines, *(f"call {call_id} has no outcome" for call_id in self.open)])
 
 
-def conversations_are_whole(task: TaskHistory) -> Iterator[str]:
-    """I16, for the loop that sends its ledger to the model as it stands."""
-    turn = _Turn()
+def conversations_are_complete(task: TaskHistory) -> Iterator[str]:
+    """I16, for the loop `messages`, which sends its ledger to the model."""
+    calls = _AnswerCalls()
     for entry in task.entries if drives_itself(task) else ():
         match entry.body:
             case AssistantMessage() as message:
-                turn.answer(message)
+                calls.answer(message)
             case ToolIntent(call_id=call_id, tool_use_id=use):
-                yield from _intended(turn, entry, call_id, use)
+                yield from _check_intent(calls, entry, call_id, use)
             case ToolOutcome(call_id=call_id):
-                if turn.open.pop(call_id, None) is None:
+                if calls.open.pop(call_id, None) is None:
                     yield f"{place(entry)} is an outcome of call {call_id}, which is not open"
             case ModelAttempt():
-                if missing := turn.missing():
-                    yield f"{place(entry)} asks the model again, but {missing}"
+                if missing := calls.missing():
+                    yield f"{place(entry)} begins the next model call, but {missing}"
             case _:
                 pass
 
 
 def ended_tasks_have_no_open_call(task: TaskHistory) -> Iterator[str]:
-    """I16: the outcomes of open calls come with the end, whoever brings it."""
+    """I16: any close-out has an outcome for each open call."""
     still_open: dict[str, LedgerEntry] = {}
     for entry in task.entries:
         match entry.body:
@@ -283,7 +288,7 @@ def ended_tasks_have_no_open_call(task: TaskHistory) -> Iterator[str]:
 
 
 def steps_are_answered_once(task: TaskHistory) -> Iterator[str]:
-    """I32: a committed answer is never asked for again."""
+    """I32: the model call of a step with a committed answer is never repeated."""
     first: dict[int, LedgerEntry] = {}
     for entry, _ in of_kind(own(task.entries), AssistantMessage) if drives_itself(task) else ():
         if entry.step in first:
@@ -292,7 +297,7 @@ def steps_are_answered_once(task: TaskHistory) -> Iterator[str]:
 
 
 def steps_of_functions_are_made_once(task: TaskHistory) -> Iterator[str]:
-    """I32, of control work: a step that has its result, or its calls, is that step for ever."""
+    """I32, for control functions: a step that has its result or its calls is never made again."""
     first: dict[int, LedgerEntry] = {}
     for entry in own(task.entries) if drives_functions(task) else ():
         if not isinstance(entry.body, ControlStep | ToolIntent):
@@ -302,7 +307,7 @@ def steps_of_functions_are_made_once(task: TaskHistory) -> Iterator[str]:
             yield f"{place(entry)} makes step {entry.step} again, after {place(before)}"
 
 
-def a_claim_loses_one_call_at_most(task: TaskHistory) -> Iterator[str]:
+def a_claim_loses_at_most_one_model_call(task: TaskHistory) -> Iterator[str]:
     """I32: a takeover costs at most the one model call that was in flight."""
     holder: LedgerEntry | None = None
     lost: list[LedgerEntry] = []
@@ -319,28 +324,28 @@ def a_claim_loses_one_call_at_most(task: TaskHistory) -> Iterator[str]:
                 pass
 
 
-def _intended(turn: _Turn, entry: LedgerEntry, call_id: str, use: str) -> Iterator[str]:
-    if turn.unwritten[use] > 0:
-        turn.unwritten[use] -= 1
+def _check_intent(calls: _AnswerCalls, entry: LedgerEntry, call_id: str, tool_use_id: str) -> Iterator[str]:
+    if calls.without_intent[tool_use_id] > 0:
+        calls.without_intent[tool_use_id] -= 1
     else:
-        yield f"{place(entry)} intends call {call_id}, which the last answer does not ask for"
-    turn.open[call_id] = use
+        yield f"{place(entry)} is an intent of call {call_id}, which the last answer does not have"
+    calls.open[call_id] = tool_use_id
 
 
 _CONVERSATION_CHECKS: Final = (
-    Check("I16", "every call is answered once before the model goes on", ("entries",), conversations_are_whole),
+    Check("I16", "every call has one outcome before the next model call", ("entries",), conversations_are_complete),
     Check("I16", "no task ends with an open call", ("entries",), ended_tasks_have_no_open_call),
     Check("I32", "a step is answered once", ("entries",), steps_are_answered_once),
     Check("I32", "a function's step is made once", ("entries",), steps_of_functions_are_made_once),
-    Check("I32", "a claim loses one model call at most", ("entries",), a_claim_loses_one_call_at_most),
+    Check("I32", "a claim loses at most one model call", ("entries",), a_claim_loses_at_most_one_model_call),
 )
 
 
-# Waits: each answered once, what they wait for never executed, and no call made without the leave it needs.
+# Waits: each is answered once, the tool service never gets the call that waits, and no call runs without its approval.
 
 
 def waits_are_answered_once(task: TaskHistory) -> Iterator[str]:
-    """I37: an answer is for the present wait, comes from outside of any claim, and the task moves with it."""
+    """I37: an answer belongs to the current wait, has no claim, and is the only one."""
     wait: Wait | None = None
     answer: LedgerEntry | None = None
     for entry in own(task.entries):
@@ -349,42 +354,42 @@ def waits_are_answered_once(task: TaskHistory) -> Iterator[str]:
         if not isinstance(entry.body, WaitResolution):
             continue
         if wait is None or wait.wait_id != entry.body.wait_id:
-            yield f"{place(entry)} answers {entry.body.wait_id}, which the task does not wait for"
+            yield f"{place(entry)} answers {entry.body.wait_id}, which is not the task's wait"
         elif answer is not None:
             yield f"{place(entry)} answers {entry.body.wait_id} again, after {place(answer)}"
         if entry.epoch:
-            yield f"{place(entry)} was written under a claim: nobody holds a task that waits"
+            yield f"{place(entry)} was written under a claim, but no claim holds a waiting task"
         answer = entry
 
 
-def what_waits_is_not_executed(task: TaskHistory) -> Iterator[str]:
-    """I37: the ledger alone says what such a call came to; the tools never hear of it."""
+def waiting_calls_are_not_executed(task: TaskHistory) -> Iterator[str]:
+    """I37: only the ledger has the outcome of a call that waits; the tool service never gets the call."""
     settled = {call_id: entry for entry, call_id in settled_by_waits(task)}
     for call in task.calls:
         if call.call_id in settled:
-            ended = place(settled[call.call_id])
-            yield f"call {call.call_id} ({call.tool}) was handed to the tools, but {ended} settled it"
+            outcome = place(settled[call.call_id])
+            yield f"call {call.call_id} ({call.tool}) was sent to the tool service, but {outcome} settled it"
 
 
-def calls_have_leave(task: TaskHistory) -> Iterator[str]:
-    """I37: what needs a person's leave is executed after it was given, and not before."""
+def calls_are_approved(task: TaskHistory) -> Iterator[str]:
+    """I37: a call that needs an approval runs only after the approval."""
     goal = next(of_kind(task.entries, Submitted), None)
     needs = goal[1].spec.agent.approve_tools if goal is not None else ()
-    given = leaves(task)
+    approved = approvals(task)
     for call in task.calls:
         if call.tool not in needs:
             continue
-        leave = given.get(call.call_id)
-        if leave is None:
-            yield f"call {call.call_id} ({call.tool}) was made, and nobody gave leave to it"
-        elif leave[0].recorded_at > call.accepted_at + task.clock_slack_seconds + TIME_GRAIN_SECONDS:
-            yield f"call {call.call_id} ({call.tool}) was made before {place(leave[0])} gave leave to it"
+        approval = approved.get(call.call_id)
+        if approval is None:
+            yield f"call {call.call_id} ({call.tool}) was made without an approval"
+        elif approval[0].recorded_at > call.accepted_at + task.clock_slack_seconds + TIME_GRAIN_SECONDS:
+            yield f"call {call.call_id} ({call.tool}) was made before {place(approval[0])} approved it"
 
 
 _WAITS_CHECKS: Final = (
     Check("I37", "a wait is answered once", ("entries",), waits_are_answered_once),
-    Check("I37", "what waits is not executed", ("calls", "entries"), what_waits_is_not_executed),
-    Check("I37", "calls that need leave have it", ("calls", "entries"), calls_have_leave),
+    Check("I37", "calls that wait are not executed", ("calls", "entries"), waiting_calls_are_not_executed),
+    Check("I37", "calls that need an approval have it", ("calls", "entries"), calls_are_approved),
 )
 
 

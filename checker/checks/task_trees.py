@@ -1,4 +1,4 @@
-"""Sub-agents: born of one call each, under names that it gives; their parent goes on when they have ended, once."""
+"""Checks of task trees: forks and their copies (I36), sub-agents and their parents (I38, I39)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from checker.history import LedgerEntry, TaskHistory
 from checker.reading import (
     FORK_HEAD,
     TIME_GRAIN_SECONDS,
+    approvals,
     ended_for_good,
     ends,
     intents,
-    leaves,
     of_kind,
     own,
     place,
@@ -41,7 +41,7 @@ from tenure.domain.sub_agents import SPAWN_SUB_AGENTS, read_spawn, sub_agent_id
 from tenure.domain.tool_arguments import InvalidArguments
 from tenure.domain.waits import WaitAnswerKind, WaitKind
 
-# Forks: a history that was taken over from another task, and nothing of it counts as this task's own doing.
+# Forks: the ledger begins with a copy of another task's history, which does not count as this task's own work.
 
 _COPIED: Final = (
     ToolsDefined,
@@ -59,25 +59,25 @@ _HASH_BYTES: Final = 8
 
 
 def forks_begin_with_their_copy(task: TaskHistory) -> Iterator[str]:
-    """I36, of the fork's ledger alone."""
+    """I36, for the fork's ledger alone."""
     for entry, forked in of_kind(task.entries, Forked):
         if entry.sequence != FORK_HEAD:
-            yield f"{place(entry)} says that the task is a fork; only entry {FORK_HEAD} does"
+            yield f"{place(entry)} says that the task is a fork, but only entry {FORK_HEAD} may"
             continue
         end = FORK_HEAD + forked.copied_entries
         for copied in task.entries[FORK_HEAD:end]:
             if copied.epoch or copied.claim_id:
-                yield f"{place(copied)} was copied, and has a claim of this task"
+                yield f"{place(copied)} was copied, but has a claim"
             if copied.body is not None and not isinstance(copied.body, _COPIED):
-                yield f"{place(copied)} was copied, and is no part of a conversation"
+                yield f"{place(copied)} was copied, but is not part of a conversation"
         begin = task.entries[end].body if len(task.entries) > end else None
         if not isinstance(begin, Transition) or (begin.from_state, begin.to_state) != (None, TaskState.QUEUED):
             message = f"{place(entry)} says that {forked.copied_entries} entries were copied"
-            yield f"{message}; the task does not begin after them"
+            yield f"{message}, but the task does not begin after them"
 
 
 class _Copies:
-    """I36, of both ledgers. Kept: a short hash for each entry."""
+    """I36, for both ledgers. Keeps a short hash of each entry."""
 
     def __init__(self) -> None:
         self._hashes: dict[str, bytes] = {}
@@ -90,52 +90,52 @@ class _Copies:
 
     def violations(self) -> Iterator[Violation]:
         for task_id, forked in self._forks.items():
-            theirs = self._hashes.get(forked.task_id)
-            if theirs is None:  # it was not collected
+            source = self._hashes.get(forked.task_id)
+            if source is None:  # it was not collected
                 continue
-            remaining = iter(_parts(theirs)[: forked.sequence])
-            copied = _parts(self._hashes[task_id])[FORK_HEAD : FORK_HEAD + forked.copied_entries]
+            remaining = iter(_split_hashes(source)[: forked.sequence])
+            copied = _split_hashes(self._hashes[task_id])[FORK_HEAD : FORK_HEAD + forked.copied_entries]
             if not all(body in remaining for body in copied):
-                message = f"its copied entries are not those of task {forked.task_id} up to {forked.sequence}"
+                message = f"its copied entries are not those of task {forked.task_id} up to sequence {forked.sequence}"
                 yield Violation("I36", task_id, message)
 
 
-def _parts(hashes: bytes) -> list[bytes]:
+def _split_hashes(hashes: bytes) -> list[bytes]:
     return [hashes[start : start + _HASH_BYTES] for start in range(0, len(hashes), _HASH_BYTES)]
 
 
 _FORKS_CHECKS: Final = (
     Check("I36", "forks begin with their copy", ("entries",), forks_begin_with_their_copy),
-    SumCheck("I36", "what forks copied is the other task's", ("entries",), _Copies),
+    SumCheck("I36", "copied entries are those of the source task", ("entries",), _Copies),
 )
 
 
 def sub_agents_are_those_of_their_call(task: TaskHistory) -> Iterator[str]:
-    """I38, of the parent's ledger: one birth for each call, of an open call, under the names that follow from it."""
+    """I38, for the parent's ledger: an open call spawns once, and its sub-agents have the ids that follow from it."""
     outcomes = {outcome.call_id: entry for entry, outcome in of_kind(own(task.entries), ToolOutcome)}
-    born: dict[str, LedgerEntry] = {}
+    spawned_by: dict[str, LedgerEntry] = {}
     for entry, spawned in of_kind(own(task.entries), SubAgentsSpawned):
         call_id = spawned.call_id
-        if call_id in born:
-            yield f"{place(entry)} spawns for call {call_id} again, after {place(born[call_id])}"
-        born.setdefault(call_id, entry)
+        if call_id in spawned_by:
+            yield f"{place(entry)} spawns for call {call_id} again, after {place(spawned_by[call_id])}"
+        spawned_by.setdefault(call_id, entry)
         if call_id in outcomes and outcomes[call_id].sequence < entry.sequence:
-            yield f"{place(entry)} spawns for call {call_id}, which {place(outcomes[call_id])} had closed"
+            yield f"{place(entry)} spawns for call {call_id}, which has the outcome {place(outcomes[call_id])}"
         goals = _goals(task, call_id)
-        names = tuple(sub_agent_id(task.task_id, call_id, index) for index in range(len(goals)))
+        task_ids = tuple(sub_agent_id(task.task_id, call_id, index) for index in range(len(goals)))
         if not goals:
-            yield f"{place(entry)} spawns, and there is no call {call_id} that asks for sub-agents"
-        elif spawned.task_ids != names:
-            yield f"{place(entry)} spawns others than call {call_id} names"
+            yield f"{place(entry)} spawns sub-agents, but no call {call_id} asks for them"
+        elif spawned.task_ids != task_ids:
+            yield f"{place(entry)} spawns other sub-agents than call {call_id} asks for"
 
 
 def _goals(task: TaskHistory, call_id: str) -> tuple[str, ...]:
-    """Of a call that asks for sub-agents, as it was made or as a person changed it."""
+    """Returns the goals of a call that asks for sub-agents, with a person's edits of its arguments. () otherwise."""
     intent = intents(task).get(call_id)
     if intent is None or intent[1].tool != SPAWN_SUB_AGENTS:
         return ()
-    given = leaves(task).get(call_id)
-    edited = given[1].edited_arguments_json if given is not None else ""
+    approval = approvals(task).get(call_id)
+    edited = approval[1].edited_arguments_json if approval is not None else ""
     try:
         return read_spawn(edited or intent[1].arguments_json).goals
     except InvalidArguments:
@@ -144,13 +144,16 @@ def _goals(task: TaskHistory, call_id: str) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class _Task:
-    """What is kept of one. `spawned`: goals by the sub-agents' ids; `calls`: these ids by their calls; `waits_for`: the
-    call whose sub-agents it waits for; `woken`: calls that their last sub-agent answered, and when.
+    """The kept values of one task.
+
+    `spawned_by`: its parent's call. `spawned`: the goals of its sub-agents by task id. `calls`: the task ids of its
+    sub-agents by call id. `waits_for`: the call whose sub-agents it waits for. `woken`: the calls that their last
+    sub-agent answered, with the time.
     """
 
-    by: SpawnedBy | None = None
+    spawned_by: SpawnedBy | None = None
     goal: str = ""
-    is_over: bool = False
+    has_ended: bool = False
     state: TaskState | None = None
     attempt: int = 1
     ended_at: list[float] = field(default_factory=list)
@@ -162,7 +165,7 @@ class _Task:
 
 
 class _Trees:
-    """What parents say, and what their sub-agents do."""
+    """The tasks that have a parent or sub-agents."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, _Task] = {}
@@ -178,25 +181,25 @@ class _Trees:
         for _, spawned in of_kind(own(task.entries), SubAgentsSpawned):
             kept.spawned |= dict(zip(spawned.task_ids, _goals(task, spawned.call_id), strict=False))
             kept.calls[spawned.call_id] = spawned.task_ids
-        kept.open_calls = set(intents(task)) - {one.call_id for _, one in of_kind(task.entries, ToolOutcome)}
-        for _, move in of_kind(task.entries, Transition):
-            wait = move.wait if move.to_state in WAITING else None
+        kept.open_calls = set(intents(task)) - {outcome.call_id for _, outcome in of_kind(task.entries, ToolOutcome)}
+        for _, transition in of_kind(task.entries, Transition):
+            wait = transition.wait if transition.to_state in WAITING else None
             kept.waits_for = wait.call_id if wait is not None and wait.kind is WaitKind.SUB_AGENTS else ""
         for entry, answer in of_kind(own(task.entries), WaitResolution):
             if answer.answer_kind is WaitAnswerKind.SUB_AGENTS:
                 kept.woken[answer.call_id] = entry.recorded_at
-        if kept.by is not None or kept.spawned:
+        if kept.spawned_by is not None or kept.spawned:
             self._tasks[task.task_id] = kept
 
     def pairs(self) -> Iterator[tuple[str, _Task, SpawnedBy, _Task]]:
-        """Each sub-agent with its parent, where both were collected."""
+        """Yields each sub-agent with its parent, if both were collected."""
         for task_id, child in self._tasks.items():
-            if child.by is not None and (parent := self._tasks.get(child.by.task_id)) is not None:
-                yield task_id, child, child.by, parent
+            if child.spawned_by is not None and (parent := self._tasks.get(child.spawned_by.task_id)) is not None:
+                yield task_id, child, child.spawned_by, parent
 
 
-class _Born(_Trees):
-    """I38, of both ledgers."""
+class _ParentLinks(_Trees):
+    """I38, for both ledgers."""
 
     def violations(self) -> Iterator[Violation]:
         for task_id, child, by, parent in self.pairs():
@@ -206,41 +209,43 @@ class _Born(_Trees):
                 yield Violation("I38", task_id, f"its goal is not that of call {by.call_id} of {by.task_id}")
 
 
-class _Woken(_Trees):
-    """I39, while things go on: nobody is woken for the last of them before it has ended."""
+class _Wakeups(_Trees):
+    """I39, at any time: no parent continues before its last sub-agent has ended."""
 
     def violations(self) -> Iterator[Violation]:
         for task_id, child, by, parent in self.pairs():
             woken_at = parent.woken.get(by.call_id)
             if woken_at is not None and not any(at <= woken_at + TIME_GRAIN_SECONDS for at in child.ended_at):
-                message = f"its parent {by.task_id} went on as if it had ended (call {by.call_id})"
+                message = f"its parent {by.task_id} continued before this sub-agent had ended (call {by.call_id})"
                 yield Violation("I39", task_id, message)
 
 
-class _Left(_Trees):
-    """I39, at rest: whom nobody waits for is stopped. What an operator requeued lives by the operator's will."""
+class _Orphans(_Trees):
+    """I39, when all tasks have settled: no sub-agent runs whose call is over, except one that an operator requeued."""
 
     def violations(self) -> Iterator[Violation]:
         for task_id, child, by, parent in self.pairs():
             lives = child.state is not None and child.state not in TERMINAL and child.attempt == 1
-            if lives and (parent.is_over or by.call_id not in parent.open_calls):
-                yield Violation("I39", task_id, f"it lives on, and call {by.call_id} of {by.task_id} is over")
+            if lives and (parent.has_ended or by.call_id not in parent.open_calls):
+                yield Violation(
+                    "I39", task_id, f"it has not ended, but call {by.call_id} of its parent {by.task_id} is over"
+                )
         for task_id, parent in self._tasks.items():
             if parent.waits_for and all(state in TERMINAL for state in self._states(task_id, parent.waits_for)):
                 message = f"it still waits for call {parent.waits_for}, whose sub-agents have all ended"
                 yield Violation("I39", task_id, message)
 
     def _states(self, parent_id: str, call_id: str) -> Iterator[TaskState | None]:
-        """Of what a call spawned; None where it was not collected."""
+        """Yields the states of a call's sub-agents, None for a task that was not collected."""
         for task_id in self._tasks[parent_id].calls.get(call_id, ()):
             yield self._tasks[task_id].state if task_id in self._tasks else None
 
 
 _SUB_AGENTS_CHECKS: Final = (
     Check("I38", "sub-agents are those of their call", ("entries",), sub_agents_are_those_of_their_call),
-    SumCheck("I38", "sub-agents and parents know each other", ("entries",), _Born),
-    SumCheck("I39", "a parent goes on after its last sub-agent", ("entries",), _Woken),
-    SumCheck("I39", "nobody is left behind", ("entries", "tasks", "settled"), _Left),
+    SumCheck("I38", "sub-agents and parents name each other", ("entries",), _ParentLinks),
+    SumCheck("I39", "a parent continues after its last sub-agent ended", ("entries",), _Wakeups),
+    SumCheck("I39", "no sub-agent outlives its call", ("entries", "tasks", "settled"), _Orphans),
 )
 
 

@@ -1,4 +1,4 @@
-"""Tools: nothing runs before it is written down or behind the fence, and what must not happen twice does not."""
+"""Checks of tool calls: intents, call records, effects, and calls in doubt (I12 to I15, I19, I40)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from checker.check import Check
 from checker.history import CallRecord, LedgerEntry, ObservedEffect, TaskHistory
 from checker.reading import (
     TIME_GRAIN_SECONDS,
+    approvals,
     arguments_hash,
     claim,
     drives_functions,
     drives_itself,
     intents,
-    leaves,
     of_kind,
     outcome_hash,
     own,
@@ -30,85 +30,92 @@ from tenure.domain.states import Reason, TaskState
 from tenure.domain.sub_agents import SPAWN_SUB_AGENTS, STOPPED
 from tenure.domain.tools import CallState, EffectClass, Outcome, OutcomeStatus
 
-# Calls in doubt: a word is given while the task waits for it, once, and decides nothing else.
+# Calls in doubt: a resolution is given once, while the task waits for it, and decides only its own call attempt.
 
 _LEDGER: Final = "checkpoint"
-"""Who puts tasks back whose calls turned out to be in doubt no more: that needs no word."""
+"""The actor that requeues tasks whose calls are no longer in doubt, which needs no resolution."""
 
 _BY_RESOLUTION: Final[dict[tuple[OutcomeStatus, str], tuple[type[Abandon | Happened], str]]] = {
-    (OutcomeStatus.IN_DOUBT, ABANDONED): (Abandon, "was given up"),
-    (OutcomeStatus.SUCCEEDED, HAPPENED): (Happened, "happened by somebody's word"),
+    (OutcomeStatus.IN_DOUBT, ABANDONED): (Abandon, "was abandoned"),
+    (OutcomeStatus.SUCCEEDED, HAPPENED): (Happened, "happened by a resolution"),
 }
-"""Outcomes that are only a person's word."""
+"""The outcomes that only a person's resolution can cause."""
 
 
 def resolutions(task: TaskHistory) -> Iterator[tuple[LedgerEntry, ResolveCall]]:
-    """The words that people gave on calls in doubt, in order."""
+    """Yields the resolutions of calls in doubt in order."""
     for entry, request in of_kind(own(task.entries), OperatorRequest):
         if isinstance(request.act, ResolveCall):
             yield entry, request.act
 
 
 def may_run_again(task: TaskHistory, effects: Sequence[ObservedEffect]) -> bool:
-    """Whether a person said between each two of these effects of a call that it had not happened."""
-    message = [
+    """Whether a person resolved, between each two of these effects of a call, that the call had not happened."""
+    denials = [
         (entry, resolution)
         for entry, resolution in resolutions(task)
         if resolution.call_id == effects[0].call_id and isinstance(resolution.decision, DidNotHappen)
     ]
-    opened = {entry.sequence: _next_epoch(task, entry) for entry, _ in message}
+    opened = {entry.sequence: _next_epoch(task, entry) for entry, _ in denials}
     ordered = sorted(effects, key=lambda effect: effect.epoch)
     return all(
-        any(first.epoch < opened[entry.sequence] <= second.epoch for entry, _ in message)
+        any(first.epoch < opened[entry.sequence] <= second.epoch for entry, _ in denials)
         for first, second in pairwise(ordered)
     )
 
 
-def is_by_resolution(task: TaskHistory, entry: LedgerEntry, message: ToolOutcome) -> bool:
-    """Whether a person had said that this attempt happened, and with this result: an end that comes before the word is
-    carried to the tools writes it down without them.
+def is_by_resolution(task: TaskHistory, entry: LedgerEntry, tool_outcome: ToolOutcome) -> bool:
+    """Whether a person had resolved that this call attempt happened, with this result.
+
+    A close-out before the tool service has the resolution writes such an outcome without the tool service.
     """
-    outcome = message.outcome
-    text = (message.call_id, outcome.call_attempt - 1)
+    outcome = tool_outcome.outcome
+    resolved = (tool_outcome.call_id, outcome.call_attempt - 1)
     return (outcome.status, outcome.detail) == (OutcomeStatus.SUCCEEDED, HAPPENED) and any(
-        (resolution.call_id, resolution.call_attempt) == text and _is_result_of(resolution.decision, outcome)
+        (resolution.call_id, resolution.call_attempt) == resolved and _is_result_of(resolution.decision, outcome)
         for before, resolution in resolutions(task)
         if before.sequence < entry.sequence
     )
 
 
 def _is_result_of(decision: Decision, outcome: Outcome) -> bool:
-    """Somebody who knows no result has it told in other words; a long one is cut."""
+    """Whether the outcome has the resolution's result.
+
+    Without a result it has a fixed text; a long one is truncated.
+    """
     return isinstance(decision, Happened) and (outcome.truncated or decision.result in {"", outcome.content})
 
 
 def _next_epoch(task: TaskHistory, resolution: LedgerEntry) -> int:
-    """Of the owner that was the first to know the word; 0: nobody was."""
+    """Returns the epoch of the first owner after the resolution, or 0 without one."""
     return next((entry.epoch for entry in task.entries if entry.sequence > resolution.sequence and entry.epoch), 0)
 
 
 def resolutions_are_awaited(task: TaskHistory) -> Iterator[str]:
-    """I40: by a wait that names the call and its attempt, if it names any; and with the last the task is queued."""
+    """I40: the task waits for the resolution of this call and attempt, and is queued after the last resolution.
+
+    A wait that names no calls accepts any.
+    """
     waits, named, before = False, dict[str, int](), None
     for entry in own(task.entries):
         match entry.body:
-            case Transition() as move:
-                by_word = move.reason == Reason.CALL_RESOLVED and entry.actor != _LEDGER
-                if by_word and (before is None or named):
-                    left = ", ".join(named) or "calls in doubt"
-                    yield f"{place(entry)} goes on as if {left} had been settled"
-                waits = move.to_state is TaskState.WAITING_USER and move.reason == Reason.TOOL_IN_DOUBT
-                named = {call.call_id: call.call_attempt for call in move.calls_in_doubt}
+            case Transition() as transition:
+                by_resolution = transition.reason == Reason.CALL_RESOLVED and entry.actor != _LEDGER
+                if by_resolution and (before is None or named):
+                    unresolved = ", ".join(named) or "calls in doubt"
+                    yield f"{place(entry)} continues the task before a resolution of {unresolved}"
+                waits = transition.to_state is TaskState.WAITING_USER and transition.reason == Reason.TOOL_IN_DOUBT
+                named = {call.call_id: call.call_attempt for call in transition.calls_in_doubt}
                 before = None
             case OperatorRequest(act=ResolveCall() as resolution):
                 if entry.epoch:
-                    yield f"{place(entry)} was written under a claim: nobody holds a task that waits"
+                    yield f"{place(entry)} was written under a claim, but no claim holds a waiting task"
                 if not waits or (named and resolution.call_id not in named):
-                    yield f"{place(entry)} is a word on call {resolution.call_id}, which the task does not wait for"
+                    yield f"{place(entry)} resolves call {resolution.call_id}, for which the task does not wait"
                 elif named.get(resolution.call_id, 0) not in {0, resolution.call_attempt}:
                     yield (
-                        f"{place(entry)} is a word on attempt {resolution.call_attempt} of call "
-                        f"{resolution.call_id}, another one"
+                        f"{place(entry)} resolves attempt {resolution.call_attempt} of call {resolution.call_id}, "
+                        f"but the task waits for attempt {named[resolution.call_id]}"
                     )
                 named.pop(resolution.call_id, None)
                 waits, before = waits and bool(named), entry
@@ -117,33 +124,34 @@ def resolutions_are_awaited(task: TaskHistory) -> Iterator[str]:
 
 
 def settled_calls_have_a_resolution(task: TaskHistory) -> Iterator[str]:
-    """I40, of outcomes: each is of the attempt after the one that the word was about."""
-    text = {
+    """I40, for outcomes: an outcome by resolution belongs to the call attempt after the resolved one."""
+    resolved = {
         (type(resolution.decision), resolution.call_id, resolution.call_attempt + 1): entry.sequence
         for entry, resolution in reversed([*resolutions(task)])
     }
-    for entry, message in of_kind(own(task.entries), ToolOutcome):
-        outcome = message.outcome
-        kind, as_it_says = _BY_RESOLUTION.get((outcome.status, outcome.detail), (None, ""))
+    for entry, tool_outcome in of_kind(own(task.entries), ToolOutcome):
+        outcome = tool_outcome.outcome
+        kind, claimed = _BY_RESOLUTION.get((outcome.status, outcome.detail), (None, ""))
         if kind is None:
             continue
-        if text.get((kind, message.call_id, outcome.call_attempt), entry.sequence) >= entry.sequence:
+        if resolved.get((kind, tool_outcome.call_id, outcome.call_attempt), entry.sequence) >= entry.sequence:
             yield (
-                f"{place(entry)} says that call {message.call_id} {as_it_says}, and nobody had said so of that attempt"
+                f"{place(entry)} says that call {tool_outcome.call_id} {claimed}, "
+                "but that call attempt has no such resolution"
             )
 
 
-def what_did_not_happen_cannot_happen_any_more(task: TaskHistory) -> Iterator[str]:
-    """I40: nobody is believed that a call did not happen while its runner may still make it happen."""
+def denied_calls_have_a_dead_runner(task: TaskHistory) -> Iterator[str]:
+    """I40: "did not happen" is accepted only if the runner is gone, else the runner may still run the call."""
     for entry, resolution in resolutions(task):
-        message = resolution.decision
-        if isinstance(message, DidNotHappen) and not (message.runner_is_gone or message.runner_proven_gone):
-            neither = "its runner was gone neither by proof nor by somebody's word"
-            yield f"{place(entry)} says that call {resolution.call_id} did not happen, and {neither}"
+        decision = resolution.decision
+        if isinstance(decision, DidNotHappen) and not (decision.runner_is_gone or decision.runner_proven_gone):
+            missing = "there is no proof and no person's statement that its runner is gone"
+            yield f"{place(entry)} says that call {resolution.call_id} did not happen, but {missing}"
 
 
-def what_is_run_again_is_another_attempt(task: TaskHistory) -> Iterator[str]:
-    """I40: else the old runner's start, withdrawal and outcome would count for the new one."""
+def resolved_attempts_do_not_start(task: TaskHistory) -> Iterator[str]:
+    """I40: a call runs again only as the next attempt, else messages of the old runner would count for the new one."""
     calls = {call.call_id: call for call in task.calls}
     for entry, resolution in resolutions(task):
         call = calls.get(resolution.call_id)
@@ -151,33 +159,33 @@ def what_is_run_again_is_another_attempt(task: TaskHistory) -> Iterator[str]:
             continue
         if call.started_at > entry.recorded_at + task.clock_slack_seconds + TIME_GRAIN_SECONDS:
             attempt = f"attempt {call.call_attempt}"
-            yield (
-                f"call {resolution.call_id} was started as {attempt} after {place(entry)}, a word on that very attempt"
-            )
+            yield (f"call {resolution.call_id} was started as {attempt} after {place(entry)}, which resolved it")
 
 
 _IN_DOUBT_CHECKS: Final = (
-    Check("I40", "a word on a call in doubt is waited for", ("entries",), resolutions_are_awaited),
-    Check("I40", "what was settled by a word was so by somebody", ("entries",), settled_calls_have_a_resolution),
+    Check("I40", "a task waits for each resolution", ("entries",), resolutions_are_awaited),
+    Check("I40", "outcomes by resolution have a resolution", ("entries",), settled_calls_have_a_resolution),
     Check(
         "I40",
-        "did not happen is said when it cannot any more",
+        "calls that did not happen have no runner",
         ("entries",),
-        what_did_not_happen_cannot_happen_any_more,
+        denied_calls_have_a_dead_runner,
     ),
-    Check("I40", "what is run again is another attempt", ("calls", "entries"), what_is_run_again_is_another_attempt),
+    Check(
+        "I40", "a resolved call runs again as the next attempt", ("calls", "entries"), resolved_attempts_do_not_start
+    ),
 )
 
 RECORDING_TOOLS: Final = frozenset({"append_record", "append_record_unsafe"})
-"""The tools whose effects the outside tells of."""
+"""The tools whose effects are recorded in files outside of the installation."""
 
 _REPEATABLE: Final = frozenset({EffectClass.PURE, EffectClass.IDEMPOTENT})
 _WITHOUT_RECORD: Final = frozenset({OutcomeStatus.NOT_RUN, OutcomeStatus.INVALID_ARGUMENTS})
-"""What an owner may write of a call that the tool service never took."""
+"""The outcomes that an owner may write for a call that the tool service never accepted."""
 
 
 def effects_happen_once(task: TaskHistory) -> Iterator[str]:
-    """I12. Between two effects of a call a person has said that it did not happen."""
+    """I12. A second effect of a call needs a resolution between both effects that the call did not happen."""
     calls = {call.call_id: call for call in task.calls}
     for call_id, count in Counter(effect.call_id for effect in task.effects).items():
         call = calls.get(call_id)
@@ -189,22 +197,22 @@ def effects_happen_once(task: TaskHistory) -> Iterator[str]:
             yield f"the effect of {_named(call_id, call)} happened {count} times: {places}"
 
 
-def effects_are_what_the_record_says(task: TaskHistory) -> Iterator[str]:
-    """I12, of calls with a clear end: done is done, and not run is not run."""
+def effects_match_their_records(task: TaskHistory) -> Iterator[str]:
+    """I12, for calls with a definite outcome: a succeeded call has an effect, and a call that did not run has none."""
     happened = {effect.call_id for effect in task.effects}
     for call in task.calls:
         if call.tool not in RECORDING_TOOLS:
             continue
         succeeded = call.outcome is not None and call.outcome.status is OutcomeStatus.SUCCEEDED
-        by_word = call.outcome is not None and call.outcome.detail == HAPPENED
-        if succeeded and not by_word and call.call_id not in happened:
-            yield f"{_named(call.call_id, call)} is recorded as succeeded, but its effect is not there"
+        by_resolution = call.outcome is not None and call.outcome.detail == HAPPENED
+        if succeeded and not by_resolution and call.call_id not in happened:
+            yield f"{_named(call.call_id, call)} is recorded as succeeded, but has no effect"
         if call.state is CallState.NOT_RUN and call.call_id in happened:
             yield f"{_named(call.call_id, call)} is recorded as not run, but its effect happened"
 
 
 def outcomes_come_once(task: TaskHistory) -> Iterator[str]:
-    """I12, of results: a call has one."""
+    """I12, for outcomes in the ledger: a call has one."""
     first: dict[str, LedgerEntry] = {}
     for entry, outcome in of_kind(task.entries, ToolOutcome):
         if outcome.call_id in first:
@@ -212,70 +220,70 @@ def outcomes_come_once(task: TaskHistory) -> Iterator[str]:
         first.setdefault(outcome.call_id, entry)
 
 
-def records_end_with_their_own_attempt(task: TaskHistory) -> Iterator[str]:
-    """I12, of the tools' records: what an older attempt comes to is nothing to the one that was decided on since."""
+def records_have_the_outcome_of_their_attempt(task: TaskHistory) -> Iterator[str]:
+    """I12, for call records: the outcome of an older attempt is not the outcome of the attempt after a resolution."""
     for call in task.calls:
         outcome_attempt = call.outcome.call_attempt if call.outcome is not None else 0
         if outcome_attempt and outcome_attempt != call.call_attempt:
             yield (
-                f"{_named(call.call_id, call)} has the outcome of attempt {outcome_attempt}, and stands at "
-                f"{call.call_attempt}"
+                f"{_named(call.call_id, call)} has the outcome of attempt {outcome_attempt}, but its record is at "
+                f"attempt {call.call_attempt}"
             )
 
 
-def calls_were_written_ahead(task: TaskHistory) -> Iterator[str]:
-    """I13: the intent is committed before the tool service hears of the call, and says the same."""
-    known, given = intents(task), leaves(task)
+def calls_have_an_earlier_intent(task: TaskHistory) -> Iterator[str]:
+    """I13: the intent is committed before the tool service gets the call, and has the same tool and arguments."""
+    known, approved = intents(task), approvals(task)
     for call in task.calls:
         if call.call_id not in known:
-            yield f"{_named(call.call_id, call)} is on the tools' record, but the ledger has no intent of it"
+            yield f"{_named(call.call_id, call)} has a call record, but no intent in the ledger"
             continue
         entry, intent = known[call.call_id]
         if entry.recorded_at > call.accepted_at + task.clock_slack_seconds + TIME_GRAIN_SECONDS:
-            yield f"{_named(call.call_id, call)} was taken before its intent was committed ({place(entry)})"
-        edited = given[call.call_id][1].edited_arguments_json if call.call_id in given else ""
+            yield f"{_named(call.call_id, call)} was accepted before its intent was committed ({place(entry)})"
+        edited = approved[call.call_id][1].edited_arguments_json if call.call_id in approved else ""
         intended_hash = arguments_hash(intent.tool, edited or intent.arguments_json)
         if call.arguments_hash and call.arguments_hash != intended_hash:
-            yield f"{_named(call.call_id, call)} was made with another tool or arguments than {place(entry)} says"
+            yield f"{_named(call.call_id, call)} was made with another tool or other arguments than {place(entry)}"
         if call.epoch < entry.epoch:
             yield (
                 f"{_named(call.call_id, call)} was authorised by epoch {describe_epoch(call.epoch)}, which is older "
-                f"than {describe_epoch(entry.epoch)} of its intent ({place(entry)})"
+                f"than epoch {describe_epoch(entry.epoch)} of its intent ({place(entry)})"
             )
 
 
-def effects_were_written_ahead(task: TaskHistory) -> Iterator[str]:
-    """I13, of the outside."""
+def effects_have_an_intent(task: TaskHistory) -> Iterator[str]:
+    """I13, for outside effects."""
     known = intents(task)
     for effect in task.effects:
         if effect.call_id not in known:
             yield f"an effect of call {effect.call_id} ({effect.place}) happened without an intent in the ledger"
         elif effect.epoch < known[effect.call_id][0].epoch:
             yield (
-                f"the effect of call {effect.call_id} ({effect.place}) came under epoch "
-                f"{describe_epoch(effect.epoch)}, older than its intent's"
+                f"the effect of call {effect.call_id} ({effect.place}) has epoch "
+                f"{describe_epoch(effect.epoch)}, which is older than its intent's"
             )
 
 
-def effects_are_on_record(task: TaskHistory) -> Iterator[str]:
-    """I19, of tools."""
+def effects_have_a_call_record(task: TaskHistory) -> Iterator[str]:
+    """I19, for outside effects."""
     known = {call.call_id for call in task.calls}
     for effect in task.effects:
         if effect.call_id not in known:
-            yield f"an effect of call {effect.call_id} ({effect.place}) happened, and the tools have no record of it"
+            yield f"an effect of call {effect.call_id} ({effect.place}) happened, but the call has no record"
 
 
-def effects_were_marked(task: TaskHistory) -> Iterator[str]:
-    """I14: an effect begins only when its call was marked as started under the fence."""
+def effects_follow_started(task: TaskHistory) -> Iterator[str]:
+    """I14: an effect begins only after its call was recorded as STARTED under the fence."""
     calls = {call.call_id: call for call in task.calls}
     for effect in task.effects:
         call = calls.get(effect.call_id)
         if call is not None and call.started_at is None:
-            yield f"the effect of {_named(effect.call_id, call)} ({effect.place}) happened, though it was never started"
+            yield f"the effect of {_named(effect.call_id, call)} ({effect.place}) happened, but it was never started"
 
 
-def nothing_starts_behind_the_fence(task: TaskHistory) -> Iterator[str]:
-    """I14, for the newest raise or closing of the tools' fence: both times are read under the fence's lock."""
+def no_call_starts_after_the_fence(task: TaskHistory) -> Iterator[str]:
+    """I14, for the newest raise or closing of the tool fence: both times are read under the fence's lock."""
     fence = task.fence
     for call in task.calls if fence is not None else ():
         assert fence is not None
@@ -283,35 +291,34 @@ def nothing_starts_behind_the_fence(task: TaskHistory) -> Iterator[str]:
             continue
         if call.epoch < fence.epoch:
             yield (
-                f"{_named(call.call_id, call)} was started under epoch {describe_epoch(call.epoch)} after the tools' "
+                f"{_named(call.call_id, call)} was started under epoch {describe_epoch(call.epoch)} after the tool "
                 f"fence had been raised to {claim(fence.fence)}"
             )
         elif fence.closed:
-            yield f"{_named(call.call_id, call)} was started after the tools' fence had been closed"
+            yield f"{_named(call.call_id, call)} was started after the tool fence had been closed"
 
 
-def outcomes_are_what_the_tools_recorded(task: TaskHistory) -> Iterator[str]:
+def outcomes_match_call_records(task: TaskHistory) -> Iterator[str]:
     """I15."""
     calls = {call.call_id: call for call in task.calls}
-    ours = drives_itself(task) or drives_functions(task)
+    is_own_loop = drives_itself(task) or drives_functions(task)
     by_waits = {entry.sequence for entry, _ in settled_by_waits(task)}
     spawns = {call_id for call_id, (_, intent) in intents(task).items() if intent.tool == SPAWN_SUB_AGENTS}
     for entry, outcome in of_kind(own(task.entries), ToolOutcome):
         call = calls.get(outcome.call_id)
         if call is not None:
-            if (why := _contradiction(outcome.outcome, call)) and not is_by_resolution(task, entry, outcome):
-                yield f"{place(entry)} says {outcome.outcome.status} of {_named(outcome.call_id, call)}, but {why}"
+            if (problem := _contradiction(outcome.outcome, call)) and not is_by_resolution(task, entry, outcome):
+                yield f"{place(entry)} says {outcome.outcome.status} of {_named(outcome.call_id, call)}, but {problem}"
         elif outcome.outcome == STOPPED and outcome.call_id in spawns:
-            continue  # an owner that ended its task: sub-agents are no matter of the tools
-        elif ours and outcome.outcome.status not in _WITHOUT_RECORD and entry.sequence not in by_waits:
+            continue  # the owner ended its task; sub-agents have no call record
+        elif is_own_loop and outcome.outcome.status not in _WITHOUT_RECORD and entry.sequence not in by_waits:
             yield (
-                f"{place(entry)} says {outcome.outcome.status} of call {outcome.call_id}; the tools have no "
-                f"record of it"
+                f"{place(entry)} says {outcome.outcome.status} of call {outcome.call_id}, but the call has no record"
             )
 
 
 def _contradiction(outcome: Outcome, call: CallRecord) -> str:
-    """Why the record does not bear the ledger out. In doubt is never wrong: what is known later does not change it."""
+    """Returns how the call record contradicts the ledger, or "". IN_DOUBT is never wrong, whatever is known later."""
     if outcome.status is OutcomeStatus.IN_DOUBT:
         return ""
     if outcome.status is OutcomeStatus.NOT_RUN:
@@ -319,16 +326,16 @@ def _contradiction(outcome: Outcome, call: CallRecord) -> str:
     if call.state is not CallState.FINISHED:
         return f"its record is {call.state}"
     same = outcome_hash(outcome) == call.outcome_hash or not call.outcome_hash
-    cut = outcome.truncated and call.outcome is not None and call.outcome.status is outcome.status
-    return "" if same or cut else "its record has another outcome"
+    truncated = outcome.truncated and call.outcome is not None and call.outcome.status is outcome.status
+    return "" if same or truncated else "its record has another outcome"
 
 
 def _named(call_id: str, call: CallRecord | None) -> str:
     return f"call {call_id}" if call is None else f"call {call_id} ({call.tool}, {call.effect_class})"
 
 
-def intents_are_said_once(task: TaskHistory) -> Iterator[str]:
-    """I13: a call's name is given once."""
+def calls_have_one_intent(task: TaskHistory) -> Iterator[str]:
+    """I13: a call id has one intent."""
     first = intents(task)
     for entry, intent in of_kind(own(task.entries), ToolIntent):
         if first[intent.call_id][0] is not entry:
@@ -336,17 +343,22 @@ def intents_are_said_once(task: TaskHistory) -> Iterator[str]:
 
 
 _CALLS_AND_EFFECTS_CHECKS: Final = (
-    Check("I12", "what must not happen twice did not", ("effects", "calls"), effects_happen_once),
-    Check("I12", "recorded ends and effects agree", ("effects", "calls"), effects_are_what_the_record_says),
+    Check("I12", "effects that must not happen twice did not", ("effects", "calls"), effects_happen_once),
+    Check("I12", "call records and effects agree", ("effects", "calls"), effects_match_their_records),
     Check("I12", "a call has one outcome", ("entries",), outcomes_come_once),
-    Check("I12", "a call's outcome is its attempt's", ("calls",), records_end_with_their_own_attempt),
-    Check("I13", "calls have an intent that was committed before", ("calls", "entries"), calls_were_written_ahead),
-    Check("I13", "effects have an intent", ("effects", "entries"), effects_were_written_ahead),
-    Check("I13", "a call is intended once", ("entries",), intents_are_said_once),
-    Check("I14", "no start after the fence was raised or closed", ("calls", "fences"), nothing_starts_behind_the_fence),
-    Check("I14", "effects were marked as started", ("effects", "calls"), effects_were_marked),
-    Check("I15", "outcomes are the tools' own", ("calls", "entries"), outcomes_are_what_the_tools_recorded),
-    Check("I19", "effects are on the tools' record", ("effects", "calls"), effects_are_on_record),
+    Check("I12", "an outcome belongs to the record's attempt", ("calls",), records_have_the_outcome_of_their_attempt),
+    Check("I13", "calls have an intent that was committed before", ("calls", "entries"), calls_have_an_earlier_intent),
+    Check("I13", "effects have an intent", ("effects", "entries"), effects_have_an_intent),
+    Check("I13", "a call has one intent", ("entries",), calls_have_one_intent),
+    Check(
+        "I14",
+        "no call starts after the tool fence was raised or closed",
+        ("calls", "fences"),
+        no_call_starts_after_the_fence,
+    ),
+    Check("I14", "effects follow STARTED", ("effects", "calls"), effects_follow_started),
+    Check("I15", "outcomes are those of the call records", ("calls", "entries"), outcomes_match_call_records),
+    Check("I19", "effects have a call record", ("effects", "calls"), effects_have_a_call_record),
 )
 
 

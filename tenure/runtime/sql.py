@@ -185,8 +185,8 @@ async def _pending(postgres: psycopg.AsyncConnection[Any], migrations: Migration
 async def _applied(postgres: psycopg.AsyncConnection[Any], schema: str) -> dict[int, str]:
     """Returns number → checksum of the applied migrations, or {} without the schema, which it does not create."""
     table = sql.Identifier(schema, "migrations")
-    found = await (await postgres.execute("select to_regclass(%s)", (f'"{schema}".migrations',))).fetchone()
-    if found is None or found[0] is None:
+    row = await (await postgres.execute("select to_regclass(%s)", (f'"{schema}".migrations',))).fetchone()
+    if row is None or row[0] is None:
         return {}
     rows = await (await postgres.execute(sql.SQL("select number, checksum from {}").format(table))).fetchall()
     return dict(rows)

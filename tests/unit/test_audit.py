@@ -66,8 +66,8 @@ def test_a_check_without_its_sources_is_reported_as_not_run() -> None:
     report = examine(History(entries=taken_over().history().entries))
     why_not = {run.says: run.why_not for run in report.runs}
     assert why_not["sequences are 1, 2, 3 … without gap or repeat"] == ""
-    assert why_not["the row ends where its ledger ends"] == "not collected: tasks"
-    assert why_not["tasks come to rest"] == "nobody waited until every task stood still; not collected: tasks"
+    assert why_not["the task row has the last sequence"] == "not collected: tasks"
+    assert why_not["tasks end or wait"] == "the run did not wait until all tasks had settled; not collected: tasks"
     assert why_not["later claims have higher epochs"] == "not collected: grants"
 
 

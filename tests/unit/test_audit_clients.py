@@ -158,22 +158,24 @@ def client_fault(*arguments: Any) -> Any:
 
 
 FAULTS = [
-    client_fault("I9", "a task is gone", a_task_is_gone, "of a task that is not there"),
-    client_fault("I9", "a cancel is forgotten", a_cancel_is_forgotten, "the ledger has no request of it"),
-    client_fault("I9", "read beyond the end", read_beyond_the_end, "was told of sequence 99"),
+    client_fault("I9", "a task is gone", a_task_is_gone, "but the task does not exist"),
+    client_fault("I9", "a cancel is forgotten", a_cancel_is_forgotten, "was acknowledged, but is not in the ledger"),
+    client_fault("I9", "read beyond the end", read_beyond_the_end, "got sequence 99"),
     client_fault("I9", "a commit is gone", an_acknowledged_commit_is_gone, "its entries are not in the ledger"),
-    client_fault("I10", "nobody submitted", nobody_submitted, "no client has submitted this task"),
-    client_fault("I10", "nobody cancelled", nobody_cancelled, "and no client did", cancelled),
-    client_fault("I10", "written by nobody", written_by_nobody, "was in no commit of epoch 1.15"),
+    client_fault("I10", "nobody submitted", nobody_submitted, "no client has submitted the task"),
+    client_fault("I10", "nobody cancelled", nobody_cancelled, "has no cancel request of a client", cancelled),
+    client_fault("I10", "written by nobody", written_by_nobody, "is not in any commit of epoch 1.15"),
     client_fault("I11", "words twice", words_twice, "repeats request words-1"),
-    client_fault("I11", "cancelled twice", cancelled_twice, "asks for the end again", cancelled),
+    client_fault("I11", "cancelled twice", cancelled_twice, "repeats the cancel request", cancelled),
     client_fault(
         "I11", "another answer", answered_with_another_sequence, "was answered with sequence 9, and again with"
     ),
-    client_fault("I22", "another end", read_as_failed, "had ended as FAILED; it is SUCCEEDED"),
+    client_fault("I22", "another end", read_as_failed, "had ended as FAILED, but the task is SUCCEEDED"),
     client_fault("I22", "another result", read_with_another_result, "read another result"),
-    client_fault("I24", "a gap", stream(lambda events: events[:4] + events[5:]), "got entry 6 where 5 was due"),
-    client_fault("I24", "a repeat", stream(lambda events: events[:5] + events[4:]), "got entry 5 where 6 was due"),
+    client_fault("I24", "a gap", stream(lambda events: events[:4] + events[5:]), "got entry 6, but entry 5 was next"),
+    client_fault(
+        "I24", "a repeat", stream(lambda events: events[:5] + events[4:]), "got entry 5, but entry 6 was next"
+    ),
     client_fault("I24", "another entry", record("subscriptions", delivered=()), "was ended after entry 0"),
     client_fault(
         "I24",
@@ -182,13 +184,15 @@ FAULTS = [
         "got another entry 5",
     ),
     client_fault("I24", "cut short", stream(lambda events: events[:-1]), "was ended after entry 19, before entry 20"),
-    client_fault("I25", "told late", stream(late), "3.1 s after it was committed"),
-    client_fault("I26", "an older read", an_older_read, "at sequence 5, after it had seen 20"),
+    client_fault("I25", "told late", stream(late), "3.1 s after its commit"),
+    client_fault("I26", "an older read", an_older_read, "at sequence 5 after it had seen sequence 20"),
     client_fault("I27", "two tasks", one_request_became_two_tasks, "it has the request id request-1"),
-    client_fault("I27", "two answers", one_request_was_given_two_tasks, "was given it for request request-1"),
+    client_fault("I27", "two answers", one_request_was_given_two_tasks, "got it for request request-1"),
     client_fault("I27", "two payloads", another_payload_was_accepted, "was accepted with two payloads"),
-    client_fault("I28", "read by a stranger", read_by_a_stranger, "was given a task of tenant default"),
-    client_fault("I28", "told to a stranger", record("subscriptions", tenant="other"), "was told of a task of tenant"),
+    client_fault("I28", "read by a stranger", read_by_a_stranger, "got a task of tenant default"),
+    client_fault(
+        "I28", "told to a stranger", record("subscriptions", tenant="other"), "got entries of a task of tenant"
+    ),
 ]
 
 

@@ -134,24 +134,26 @@ def another_number_is_opened(story: Story) -> seen.History:
 
 GHOST = compose_epoch(1, 900)
 FAULTS = [
-    fault("I1", "a number comes again", a_number_comes_again, "not the higher one"),
-    fault("I2", "a claim outlives the next", record("grants", deleted_revision=99), "was there until revision 99"),
+    fault("I1", "a number comes again", a_number_comes_again, "does not have the higher epoch"),
+    fault("I2", "a claim outlives the next", record("grants", deleted_revision=99), "existed until revision 99"),
     fault("I2", "a claim is put again", record("grants", last_revision=16), "was put again"),
     fault("I2", "a claim comes back", a_claim_comes_back, "again, after entry"),
     fault("I2", "another number is opened", another_number_is_opened, "was created as 1.14"),
     fault("I2 I3 I4", "an older claim opens", an_older_claim_opens, "after epoch 1.21"),
     fault("I3 I4", "a stale write", a_stale_write, "but epoch 1.21 (claim claim-21) held the task"),
-    fault("I4", "a write from the queue", a_write_of_one_who_was_put_back, "nobody held the task"),
+    fault("I4", "a write from the queue", a_write_of_one_who_was_put_back, "no claim held the task"),
     fault("I4", "a stale write in the holder's name", a_write_taken_as_the_holders, "while worker-2 held the task"),
     fault(
         "I4 I9",
         "a stale commit in the holder's name",
         a_stale_commit_stands_as_the_holders,
-        "was taken from worker-1",
+        "was accepted from worker-1",
         seen_by_clients=True,
     ),
-    fault("I4", "an Open without a fence", record("refusals", presented_epoch=GHOST), "its Open had not raised it"),
-    fault("I4", "the row has another fence", record("tasks", epoch=GHOST), "the task's fence stands at epoch 1.900"),
+    fault(
+        "I4", "an Open without a fence", record("refusals", presented_epoch=GHOST), "its Open had not raised the fence"
+    ),
+    fault("I4", "the row has another fence", record("tasks", epoch=GHOST), "the fence in the task row is epoch 1.900"),
     fault("I5", "etcd never had it", etcd_never_had_it, "which etcd never had"),
     fault("I5", "etcd never had what is registered", record("tasks", granted=Fence(9, "x")), "has registered"),
     fault("I5", "an owner's fact without claim", entry(facts.ModelAttempt, epoch=0, claim_id=""), "only an owner may"),
@@ -163,14 +165,14 @@ FAULTS = [
         seen_by_clients=True,
     ),
     fault("I6", "the holder is refused", the_holder_is_refused, "although that claim held the task"),
-    fault("I6", "a living claim loses its task", the_task_of_a_living_claim_is_taken, "its claim is still in etcd"),
-    fault("I6", "refused by a claim never made", record("refusals", current_epoch=GHOST), "never made that claim"),
-    fault("I6", "refused by a fence not raised", record("fences", epoch=compose_epoch(1, 20)), "stands at 1.20 only"),
+    fault("I6", "a living claim loses its task", the_task_of_a_living_claim_is_taken, "its key is still in etcd"),
+    fault("I6", "refused by a claim never made", record("refusals", current_epoch=GHOST), "never had the claim"),
+    fault("I6", "refused by a fence not raised", record("fences", epoch=compose_epoch(1, 20)), "is only at 1.20"),
     fault(
         "I6", "the tools refuse the holder", record("refusals", 1, presented_epoch=compose_epoch(1, 21)), "not closed"
     ),
-    fault("I29", "a claim of an older generation", a_claim_of_an_older_generation, "while etcd stood at 2"),
-    fault("I29", "the generation goes back", the_generation_goes_back, "went back from 2 to 1"),
+    fault("I29", "a claim of an older generation", a_claim_of_an_older_generation, "but etcd had 2"),
+    fault("I29", "the generation goes back", the_generation_goes_back, "decreased from 2 to 1"),
 ]
 
 

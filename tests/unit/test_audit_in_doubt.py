@@ -197,13 +197,13 @@ ANOTHER = "its record is IN_DOUBT"
         fault("I12 I40", "run again without a word", without_a_word, "happened 2 times", run_again),
         fault("I12", "run again against a word", other(Happened()), "happened 2 times", run_again),
         fault("I12", "twice before the word", both_before_the_word, "happened 2 times", run_again),
-        fault("I40", "gone on without a word", without_a_word, "as if 1.0 had been settled", happened),
-        fault("I40", "a second word", twice, "which the task does not wait for", happened),
+        fault("I40", "gone on without a word", without_a_word, "before a resolution of 1.0", happened),
+        fault("I40", "a second word", twice, "for which the task does not wait", happened),
         fault(
             "I40",
             "a word on another attempt",
             body(facts.OperatorRequest, act=ResolveCall("1.0", 2, Happened())),
-            "attempt 2 of call 1.0, another one",
+            "attempt 2 of call 1.0, but",
             happened,
         ),
         fault(
@@ -224,14 +224,16 @@ ANOTHER = "its record is IN_DOUBT"
         fault("I15", "happened with another result", outcome(content="x"), ANOTHER, ended_before_the_tools_heard),
         fault("I15", "happened, and not by a word", outcome(detail=""), ANOTHER, ended_before_the_tools_heard),
         fault("I15 I40", "happened before the word", word_afterwards, ANOTHER, ended_before_the_tools_heard),
-        fault("I40", "happened by nobody, at the tools", other(Abandon()), "happened by somebody's word", happened),
-        fault("I40", "given up by nobody", other(Happened()), "nobody had said so", given_up),
+        fault("I40", "happened by nobody, at the tools", other(Abandon()), "happened by a resolution", happened),
+        fault("I40", "given up by nobody", other(Happened()), "has no such resolution", given_up),
         fault("I12", "an older attempt's outcome", decided_on_since, "has the outcome of attempt 2", given_up),
-        fault("I40", "settled as the same attempt", same_attempt, "nobody had said so of that attempt", given_up),
-        fault("I40", "not happened, by nobody's word", other(DidNotHappen()), "neither by proof", run_again),
-        fault("I40", "run again as the same attempt", started_again, "a word on that very attempt", run_again),
-        fault("I9", "a word that is not there", never_recorded, "does not have it", happened, seen_by_clients=True),
-        fault("I10", "a word nobody gave", nobody_gave_it, "and nobody gave it", happened, seen_by_clients=True),
+        fault("I40", "settled as the same attempt", same_attempt, "call attempt has no such resolution", given_up),
+        fault("I40", "not happened, by nobody's word", other(DidNotHappen()), "there is no proof", run_again),
+        fault("I40", "run again as the same attempt", started_again, "which resolved it", run_again),
+        fault("I9", "a word that is not there", never_recorded, "is not in the ledger", happened, seen_by_clients=True),
+        fault(
+            "I10", "a word nobody gave", nobody_gave_it, "but no client requested it", happened, seen_by_clients=True
+        ),
     ],
 )
 def test_a_spoiled_doubt_is_told(story: Any, change: Any, invariants: Any, says: Any, seen_by_clients: Any) -> None:

@@ -112,7 +112,7 @@ def test_what_is_set_aside_at_once_fits_under_the_cap() -> None:
 
 def test_a_moment_above_the_cap_is_a_violation() -> None:
     [message] = violation_texts(all_at_once(3 * SET_ASIDE - 1))
-    assert f"the budget had 0 used and {3 * SET_ASIDE} set aside of {3 * SET_ASIDE - 1}" in message
+    assert f"the budget had 0 used and {3 * SET_ASIDE} reserved of {3 * SET_ASIDE - 1}" in message
 
 
 def test_a_cap_raised_by_a_requeue_holds_for_the_root_alone() -> None:
@@ -120,8 +120,8 @@ def test_a_cap_raised_by_a_requeue_holds_for_the_root_alone() -> None:
     family.ask(ROOT)
     family.answer(ROOT)
     raised, as_it_was = family.parts(max_tokens=SET_ASIDE)[ROOT], family.parts()[ROOT]
-    assert not [each for each in verify(raised) if "aside with" in each.message]
-    assert [each for each in verify(as_it_was) if "aside with" in each.message]
+    assert not [each for each in verify(raised) if " used: " in each.message]
+    assert [each for each in verify(as_it_was) if " used: " in each.message]
 
 
 def test_what_one_has_settled_is_free_for_another() -> None:
@@ -153,15 +153,15 @@ def test_another_call_after_such_a_bill_is_noticed() -> None:
     family.answer(FIRST)
     for who in (ROOT, SECOND):
         family.tell(who, "end")
-    assert any("5 of that were beyond what was set aside" in message for message in violation_texts(family))
+    assert any("5 of that exceeded reservations" in message for message in violation_texts(family))
 
 
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ({"reserved_tokens": 9}, "9 set aside of"),
-        ({"used_tokens": 3 * USED - 1}, f"the budget has {3 * USED - 1} used"),
-        ({"max_tokens": 10_000}, "0 set aside of 10000, its entries come to"),
+        ({"reserved_tokens": 9}, "9 reserved of"),
+        ({"used_tokens": 3 * USED - 1}, f"the budget row has {3 * USED - 1} used"),
+        ({"max_tokens": 10_000}, "0 reserved of 10000, but its entries have"),
     ],
 )
 def test_a_row_that_differs_from_its_entries_is_a_violation(row: dict[str, int], says: str) -> None:
@@ -206,7 +206,7 @@ def test_money_set_aside_at_once_fits_under_its_cap() -> None:
 
 def test_a_moment_beyond_the_cap_in_money_is_noticed() -> None:
     [message] = money(priced(all_at_once(10_000)), 3 * ASIDE_NANO_USD - 1)
-    assert f"set aside of 10000 ({3 * ASIDE_NANO_USD - 1} n$)" in message
+    assert f"reserved of 10000 ({3 * ASIDE_NANO_USD - 1} n$)" in message
 
 
 @pytest.mark.parametrize("row", [{"used_nano_usd": 1}, {"reserved_nano_usd": 1}, {"max_nano_usd": 10**12}])

@@ -171,12 +171,12 @@ def woken_early(tree: Tree) -> None:
     ("spoil", "invariant", "says"),
     [
         (spawned_twice, "I38", "spawns for call 1.0 again"),
-        (spawned_late, "I38", "which entry 9 (tool_outcome) had closed"),
-        (spawned_by_no_call, "I38", "there is no call 1.0 that asks for sub-agents"),
-        (spawned_for_other_goals, "I38", "spawns others than call 1.0 names"),
+        (spawned_late, "I38", "which has the outcome entry 9 (tool_outcome)"),
+        (spawned_by_no_call, "I38", "but no call 1.0 asks for them"),
+        (spawned_for_other_goals, "I38", "spawns other sub-agents than call 1.0 asks for"),
         (spawned_under_another_name, "I38", f"its parent {TASK} has no entry that spawned it"),
         (with_another_goal, "I38", "its goal is not that of call 1.0"),
-        (woken_early, "I39", "went on as if it had ended (call 1.0)"),
+        (woken_early, "I39", "continued before this sub-agent had ended (call 1.0)"),
     ],
 )
 def test_a_spoiled_tree_is_told(spoil: Callable[[Tree], None], invariant: str, says: str) -> None:
@@ -204,7 +204,7 @@ def left_behind(*, task_attempt: int = 1) -> list[str]:
     return [
         expected.task_id
         for expected in violations(tree)
-        if expected.invariant == "I39" and "lives on" in expected.message
+        if expected.invariant == "I39" and "has not ended" in expected.message
     ]
 
 

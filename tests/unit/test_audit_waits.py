@@ -127,9 +127,9 @@ def executed(story: Story) -> None:
     PARAMETERS,
     [
         fault("I37", "a second answer", answered_twice, "answers w7 again", story_of_a_question),
-        fault("I37", "an answer after the wait", answered_late, "does not wait for", story_of_a_question),
+        fault("I37", "an answer after the wait", answered_late, "is not the task's wait", story_of_a_question),
         fault("I37", "a call before its leave", before_leave, "was made before", allowed),
-        fault("I13 I37", "a call without leave", without_leave, "nobody gave leave", allowed),
+        fault("I13 I37", "a call without leave", without_leave, "without an approval", allowed),
         fault(
             "I5 I15",
             "a call settled that nobody waits for",
@@ -146,4 +146,4 @@ def test_a_spoiled_wait_is_told(story: Any, change: Any, invariants: Any, says: 
 def test_a_call_that_waited_and_was_executed_is_told() -> None:
     story = story_of_a_question()
     executed(story)
-    assert any("was handed to the tools" in each.message for each in examine(story.history()).violations)
+    assert any("was sent to the tool service" in each.message for each in examine(story.history()).violations)
