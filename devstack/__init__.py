@@ -1,10 +1,25 @@
-"""The embedded stack: every part of Tenure as a real process on this machine.
+"""The development stack: all services and stores of Tenure as processes on this machine (`tenure dev`).
 
-stack.py     all of them, in order                 options.py       what it is asked to be
-service_process.py   one service as a process (child_process.py)   service_process.py     the model
-stores.py    Postgres and etcd, ours or yours      options.py  what each service is told
-listening.py  which process listens at a port
-supervisor.py starts again what dies               options.py        where its files are; data_dir.py, options.py
+options.py           the options of a stack, its files, its ports, and the environment of each service
+stack.py             starts all parts in the order of dependency, and stops them
+programs.py          checks before the start that the machine has Postgres and etcd
+data_dir.py          dev.json with the addresses of a running stack, and the lock of the data directory
+
+child_process.py     one child process with its log: start, freeze, kill, drain, restart; StackError
+die_with_parent.py   a launcher, with which the kernel kills a child when the stack dies (Linux)
+listening.py         which process listens at a port (Linux)
+service_process.py   the services and the simulator as child processes
+supervisor.py        restarts parts that die, for `tenure dev`
+
+stores.py            Postgres and etcd of a stack: embedded, or those that the options name
+postgres_cluster.py  the data directory of the embedded Postgres: account, binaries, initdb, lock
+postgres_process.py  the server process of the embedded Postgres
+etcd.py              the embedded etcd, as one member or as a cluster
+
+search_stub.py       a web search without a network
+simulator/           the model simulator, which speaks the model provider's API and plays scenarios
+
+What to touch when a service gets a setting that the stack must set: `_checkpoint`, `_tools`, … in options.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A process of the stack, and its log: started, frozen, killed, drained, started again."""
+"""A child process of the stack with its log: start, freeze, kill, drain, restart."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from typing import IO, Any, ClassVar, Final, Protocol
 from devstack import die_with_parent
 from devstack.listening import listens
 
-# What keeps the stack from running, said in one sentence.
+# Errors of the stack.
 
 
 class StackError(RuntimeError):
-    """The stack cannot run, or a part of it died; the message says why and what to do. Notes carry the log's end."""
+    """The stack cannot run, or a part died. The message says why and what to do; a note has the end of the log."""
 
 
-class ServiceDied(StackError):  # noqa: N818  what happened, as it is told
+class ServiceDied(StackError):  # noqa: N818  the name says what happened
     """A process ended before it served, or did not serve in time."""
 
 
-class FolderBusy(StackError):  # noqa: N818  what happened, as it is told
-    """Another stack runs on this folder."""
+class FolderBusy(StackError):  # noqa: N818  the name says what happened
+    """Another stack runs on the data folder."""
 
 
-# To stop a child process for a while, as an overloaded host or a debugger does.
+# Freezing a child process, as an overloaded host or a debugger does.
 
 
 def freeze(pid: int) -> None:
-    """Stops a process with SIGSTOP; returns once no thread of the process runs, or the process has ended.
+    """Sends SIGSTOP to a child process and returns when all its threads have stopped, or it has ended.
 
-    The signal alone is not enough: on a busy machine a thread may go on for a moment, and answer.
+    The signal alone is not enough: on a busy machine a thread may run on for a moment, and answer a request.
     """
     os.kill(pid, signal.SIGSTOP)
     if sys.platform == "linux":
@@ -49,7 +49,7 @@ def freeze(pid: int) -> None:
 
 
 def _thread_states(pid: int) -> list[str]:
-    """The states of all threads of a process, one letter each (proc(5))."""
+    """Returns the states of all threads of a process, one letter each (proc(5))."""
     states = []
     for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
         try:
@@ -59,23 +59,26 @@ def _thread_states(pid: int) -> list[str]:
     return states
 
 
-# What matters in a log: why its process ended, and what it warned of.
+# Reading a child's log: why the process ended, and its warnings.
 
 LONGEST: Final = 300
 
 
 def last_words(log: str) -> str:
-    """The last line that says something: of a JSON line its message and the error below its stack. Empty: none does."""
+    """Returns the last meaningful line of a log, or "".
+
+    For a JSON line of level WARNING or above it returns the message and the last line of the stack.
+    """
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     for line in reversed(lines):
-        message = _said(line)
+        message = _message_of(line)
         if message:
             return message if len(message) <= LONGEST else message[: LONGEST - 1] + "…"
     return ""
 
 
 def warnings_of(log: str, logger: str) -> list[str]:
-    """What this logger warned of, oldest first."""
+    """Returns the warnings of a logger, the oldest first."""
     records = (_record(line) for line in log.splitlines())
     return [
         str(record.get("message", ""))
@@ -85,13 +88,13 @@ def warnings_of(log: str, logger: str) -> list[str]:
 
 
 def fact_of(log: str, logger: str, name: str) -> str:
-    """What this logger last said under this name; empty: nothing."""
+    """Returns the value of the field `name` in the newest record of a logger that has it, or ""."""
     records = (_record(line) for line in reversed(log.splitlines()))
-    return next((str(one[name]) for one in records if one.get("logger") == logger and name in one), "")
+    return next((str(record[name]) for record in records if record.get("logger") == logger and name in record), "")
 
 
 def _record(line: str) -> dict[str, Any]:
-    """A line of JSON, or nothing."""
+    """Returns the JSON object of a line, or {}."""
     try:
         record = json.loads(line)
     except ValueError:
@@ -99,7 +102,7 @@ def _record(line: str) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def _said(line: str) -> str:
+def _message_of(line: str) -> str:
     record = _record(line)
     if not record:
         return line.removeprefix("- ")
@@ -144,7 +147,7 @@ def start_process(
 
 
 class ChildProcess(ABC):
-    """One program at one address. Not for use by two threads; on Linux it dies with the process that started it."""
+    """A child process at one address. Only one thread may use it. On Linux it dies with the process that started it."""
 
     launch: ClassVar[Callable[..., RunningProgram]] = staticmethod(start_process)
 
@@ -158,14 +161,14 @@ class ChildProcess(ABC):
 
     @property
     def pid(self) -> int:
-        """RuntimeError when it does not run."""
+        """The process id. Raises RuntimeError if the process does not run."""
         if self._process is None or self._process.poll() is not None:
             raise RuntimeError(f"{self.name} does not run")
         return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs, or when it was never started."""
+        """The exit code, or None if the process runs or was never started."""
         return None if self._process is None else self._process.poll()
 
     @property
@@ -176,17 +179,17 @@ class ChildProcess(ABC):
 
     @abstractmethod
     async def serves(self) -> bool:
-        """Whether it does its work now."""
+        """Whether the process serves now."""
 
     def start(self, extra: Mapping[str, str] | None = None) -> None:
-        """Starts it without waiting; `extra` is added to its environment this once."""
+        """Starts the process without waiting. `extra` is added to its environment for this start only."""
         with self.log_path.open("ab") as log:
             self._log_start = log.tell()
             environment = {**self.environment, **(extra or {})}
             self._process = self.launch(self.command, environment=environment, cwd=self.log_path.parent, log=log)
 
     async def wait_ready(self, timeout_seconds: float = READY_SECONDS) -> None:
-        """Waits until it serves; ServiceDied when it ends or takes longer."""
+        """Waits until the process serves. Raises ServiceDied if it ends or takes longer."""
         ends_at = time.monotonic() + timeout_seconds
         while not (await self.serves() and self.exit_code is None):
             if self.exit_code is not None:
@@ -196,26 +199,26 @@ class ChildProcess(ABC):
             await asyncio.sleep(_POLL_SECONDS)
 
     def freeze(self) -> None:
-        """SIGSTOP: its connections stay, it does nothing."""
+        """Sends SIGSTOP: the process keeps its connections and does nothing."""
         freeze(self.pid)
 
     def wake(self) -> None:
-        """SIGCONT."""
+        """Sends SIGCONT, after `freeze`."""
         os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL, as a crash; returns when it is gone."""
+        """Sends SIGKILL, as a crash, and returns when the process is gone."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
 
     async def drain(self, timeout_seconds: float = DRAIN_SECONDS) -> int:
-        """SIGTERM; its exit code. Killed when it takes longer."""
+        """Sends SIGTERM and returns the exit code. Kills the process if it takes longer."""
         if self._process is None:
             return 0
         if self._process.poll() is None:
             self._process.terminate()
-            self._process.send_signal(signal.SIGCONT)  # a frozen process does not hear the request to end
+            self._process.send_signal(signal.SIGCONT)  # a frozen process does not handle SIGTERM
             try:
                 await asyncio.to_thread(self._process.wait, timeout_seconds)
             except subprocess.TimeoutExpired:
@@ -223,19 +226,19 @@ class ChildProcess(ABC):
         return int(self._process.returncode)
 
     async def restart(self, extra: Mapping[str, str] | None = None) -> None:
-        """Starts it again, at the same address, and waits until it serves."""
+        """Restarts the process at the same address and waits until it serves."""
         await self.drain()
         self.start(extra)
         await self.wait_ready()
 
     def log(self) -> str:
-        """All it has logged since it was last started."""
+        """Returns the log since the last start."""
         with self.log_path.open("rb") as log:
             log.seek(self._log_start)
             return log.read().decode(errors="replace")
 
     def log_tail(self) -> str:
-        """The end of that."""
+        """Returns the end of the log since the last start."""
         return self.log()[-LOG_TAIL_BYTES:]
 
     def _death(self, what: str) -> ServiceDied:

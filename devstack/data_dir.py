@@ -1,4 +1,4 @@
-"""`dev.json`: how others on this machine find a stack that runs here."""
+"""The data directory of a stack: `dev.json`, with which other programs find the running stack, and the lock."""
 
 from __future__ import annotations
 
@@ -16,58 +16,58 @@ FILE_NAME: Final = "dev.json"
 
 
 def write_addresses(data_dir: Path, addresses: dict[str, str]) -> None:
-    """Tells where everything is; readers see the old file or the new one, never half of it."""
+    """Writes `dev.json`. The replacement is atomic: readers see the old file or the new one, never half of it."""
     path = data_dir / FILE_NAME
-    draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps({"pid": os.getpid(), **addresses}, indent=2) + "\n", encoding="utf-8")
-    draft.replace(path)
+    new_file = path.with_suffix(".tmp")
+    new_file.write_text(json.dumps({"pid": os.getpid(), **addresses}, indent=2) + "\n", encoding="utf-8")
+    new_file.replace(path)
 
 
 def read_addresses(data_dir: Path) -> dict[str, str] | None:
-    """What a running stack wrote, or None when none runs on this folder."""
+    """Returns the addresses of the stack that runs on this folder, or None if none runs."""
     try:
         stored = json.loads((data_dir / FILE_NAME).read_text(encoding="utf-8"))
         pid = int(stored.pop("pid"))
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return None
-    return {str(name): str(address) for name, address in stored.items()} if _lives(pid) else None
+    return {str(name): str(address) for name, address in stored.items()} if _is_running(pid) else None
 
 
 def forget_addresses(data_dir: Path) -> None:
-    """The stack is gone."""
+    """Removes `dev.json`."""
     (data_dir / FILE_NAME).unlink(missing_ok=True)
 
 
-def _lives(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except PermissionError:
-        return True  # another user's, but there
+        return True  # it is another user's process
     except OSError:
         return False
     return True
 
 
-# One stack on one folder: two would give the same tasks to two sets of services.
+# One stack per folder: two stacks would give the same tasks to two sets of services.
 
 LOCK_FILE_NAME: Final = "dev.lock"
 
 
 @contextmanager
 def hold_folder(data_dir: Path) -> Iterator[None]:
-    """Ours inside the block, and no longer than this process lives. Raises FolderBusy."""
+    """Locks the folder inside the block. The lock ends with this process at the latest. Raises FolderBusy."""
     descriptor = os.open(data_dir / LOCK_FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise FolderBusy(_sentence(data_dir)) from error
+            raise FolderBusy(_busy_message(data_dir)) from error
         yield
     finally:
         os.close(descriptor)
 
 
-def _sentence(data_dir: Path) -> str:
+def _busy_message(data_dir: Path) -> str:
     running = read_addresses(data_dir)
     where = f"its gateway is {running['gateway']}" if running and "gateway" in running else "it is starting or stopping"
-    return f"a stack runs on {data_dir} already ({where}): use that one, or name another folder with --data"
+    return f"a stack runs on {data_dir} already ({where}): use that one, or choose another folder with --data"

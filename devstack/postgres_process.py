@@ -1,7 +1,9 @@
-"""The embedded Postgres of the development stack: a real server, durable, on loopback only, started and stopped by us.
+"""The embedded Postgres of the development stack: a real and durable server on the loopback interface.
 
-with PostgresProcess(data_directory) as postgres:
-    psycopg.connect(postgres.dsn())
+    with PostgresProcess(data_directory) as postgres:
+        psycopg.connect(postgres.dsn())
+
+`PostgresProcess` may be started, stopped and killed many times; `PostgresServer` is one run of the server program.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from devstack.postgres_cluster import PostgresAccount
 
 
-# One run of the server program: launched, watched until it answers, ended.
+# One run of the server program.
 
 HOST = "127.0.0.1"
 POLL_SECONDS = 0.02
@@ -43,15 +45,15 @@ IMMEDIATE_STOP_SECONDS = 5.0
 LOG_TAIL_BYTES = 4000
 LOG_KEPT_BYTES = 32 * 1024 * 1024
 SOCKET_PREFIX = "tenure-pg-"
-# unix(7) allows 108 bytes for a socket's path, and $TMPDIR of macOS is half of that.
-SOCKET_ROOT = "/tmp"  # noqa: S108  the directory below it is made by mkdtemp, private and unpredictable
+# unix(7) limits the path of a socket to 108 bytes, and $TMPDIR of macOS takes half of them.
+SOCKET_ROOT = "/tmp"  # noqa: S108  mkdtemp creates a private, unpredictable directory in it
 
 
 class PostgresServer:
-    """A server that was launched as our child. It may have ended since."""
+    """A server that this process launched. It may have ended since."""
 
     def __init__(self, cluster: PostgresCluster, account: PostgresAccount, settings: Mapping[str, str]) -> None:
-        """Launch it over an initialized cluster; `settings` holds at least its port."""
+        """Launches the server with an initialized cluster. `settings` has at least `port`."""
         self._cluster = cluster
         self._account = account
         self._port = settings["port"]
@@ -64,9 +66,9 @@ class PostgresServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                cwd="/",  # the caller's directory may be closed to the account
+                cwd="/",  # the account may not be able to enter the caller's directory
                 env=CHILD_ENVIRONMENT,
-                start_new_session=True,  # the terminal's Ctrl-C is for us: services drain before their database goes
+                start_new_session=True,  # Ctrl-C is for the stack: services drain before the stores stop
                 **account.popen_options,
             )
 
@@ -78,7 +80,11 @@ class PostgresServer:
         return self._process.poll() is not None
 
     def wait_until_ready(self, deadline: float) -> bool:
-        """True once it accepts connections, False when it ended. Raises PostgresStartFailed at the deadline."""
+        """Waits until the server accepts connections. Returns False if it ended. Raises PostgresStartFailed at
+        `deadline`.
+
+        `deadline`: monotonic seconds.
+        """
         while not self.has_ended():
             postmaster = self._cluster.read_postmaster_file()
             if postmaster is not None and postmaster.pid == self.pid and postmaster.ready:
@@ -89,7 +95,7 @@ class PostgresServer:
         return False
 
     def probe(self, deadline: float) -> None:
-        """One query over TCP with the password: what every client will do. Raises PostgresStartFailed."""
+        """Makes one query over TCP with the password, as every client does. Raises PostgresStartFailed."""
         command = [self._cluster.binaries.path("psql"), "-XAt", "-h", HOST, "-p", self._port, "-U", SUPERUSER]
         try:
             done = subprocess.run(
@@ -108,7 +114,7 @@ class PostgresServer:
             raise PostgresStartFailed("PostgreSQL started but refuses a query", done.stderr.strip())
 
     def log_tail(self) -> str:
-        """The last lines of this run."""
+        """Returns the end of this run's log."""
         with self._cluster.log_path.open("rb") as log:
             end = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_start, end - LOG_TAIL_BYTES))
@@ -123,12 +129,13 @@ class PostgresServer:
 
 
 def end_server(pid: int, has_ended: Callable[[], bool], timeout_seconds: float) -> None:
-    """Fast shutdown (sessions are ended, everything is written), then immediate, then SIGKILL. Returns when it is over.
+    """Ends a server and returns when it has ended.
 
-    Raises EmbeddedPostgresError for a process that outlives all three (one stuck in the kernel).
+    It tries a fast shutdown (ends sessions and writes all data), then an immediate one, then SIGKILL.
+    Raises EmbeddedPostgresError for a process that survives all three, because it hangs in the kernel.
     """
-    patience = {signal.SIGINT: timeout_seconds, signal.SIGQUIT: IMMEDIATE_STOP_SECONDS, signal.SIGKILL: 5.0}
-    for signal_number, seconds in patience.items():
+    timeouts = {signal.SIGINT: timeout_seconds, signal.SIGQUIT: IMMEDIATE_STOP_SECONDS, signal.SIGKILL: 5.0}
+    for signal_number, seconds in timeouts.items():
         if has_ended():
             return
         os.kill(pid, signal_number)
@@ -142,7 +149,7 @@ def end_server(pid: int, has_ended: Callable[[], bool], timeout_seconds: float) 
 
 
 def free_port() -> int:
-    """A port that was free a moment ago: whoever binds it later has to expect that it is taken."""
+    """Returns a port that is free now. Another process may take it before the caller binds it."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
@@ -155,7 +162,7 @@ def make_socket_directory(account: PostgresAccount) -> Path:
 
 
 def remove_socket_directory(directory: Path | None) -> None:
-    """Remove what `make_socket_directory` made, in whatever run; any other directory is left alone."""
+    """Removes a directory that `make_socket_directory` created in any run. Leaves any other directory alone."""
     if directory is not None and directory.parent == Path(SOCKET_ROOT) and directory.name.startswith(SOCKET_PREFIX):
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -168,11 +175,11 @@ def _open_log(path: Path, account: PostgresAccount) -> BinaryIO:
     return log
 
 
-# A killed server's children hold its shared memory for a moment after it.
+# In the log when children of a killed server still hold its shared memory; a later start succeeds.
 TRY_AGAIN_SIGN = "pre-existing shared memory block"
 PORT_TAKEN_SIGN = "could not create any TCP/IP sockets"
 
-# The promise of a commit is only as good as the first two; the sizes are those the performance was measured with.
+# The durability of commits depends on the first two. The sizes are those of the performance measurements.
 SETTINGS: Mapping[str, str] = {
     "fsync": "on",
     "synchronous_commit": "on",
@@ -186,9 +193,9 @@ SETTINGS: Mapping[str, str] = {
 
 
 class PostgresProcess:
-    """One Postgres over one data directory. May be started, stopped and killed many times; keeps its port.
+    """A Postgres with one data directory. It may be started, stopped and killed many times, and keeps its port.
 
-    Not for use by two threads at once. Every wait is bounded by `start_timeout_seconds` or `stop_timeout_seconds`.
+    Only one thread may use it at a time. `start_timeout_seconds` and `stop_timeout_seconds` bound every wait.
     """
 
     def __init__(
@@ -201,7 +208,7 @@ class PostgresProcess:
         start_timeout_seconds: float = 120.0,
         stop_timeout_seconds: float = 15.0,
     ) -> None:
-        """Looks for the binaries at once: raises PostgresMissing. Without `port` the first start takes a free one."""
+        """Finds the binaries; raises PostgresMissing. Without `port`, the first start takes a free port."""
         self.cluster = PostgresCluster(data_directory, find_postgres_binaries(binaries_directory))
         self._port = port
         self._port_is_given = port is not None
@@ -213,30 +220,31 @@ class PostgresProcess:
 
     @property
     def version(self) -> str:
-        """The server's, such as `18.6`."""
+        """The server's version, such as `18.6`."""
         return self.cluster.binaries.version
 
     @property
     def port(self) -> int:
         if self._port is None:
-            raise EmbeddedPostgresError("The server has not been started yet: it has no port")
+            raise EmbeddedPostgresError("The PostgreSQL server has no port before its first start")
         return self._port
 
     @property
     def pid(self) -> int | None:
-        """None unless the server runs as our child."""
+        """The server's process id, or None if it does not run as a child of this process."""
         return None if self._server is None or self._server.has_ended() else self._server.pid
 
     def dsn(self, database: str = "postgres") -> str:
-        """A URI of the server over TCP, password included, as a superuser. The same after a restart."""
+        """Returns the TCP URI of a superuser, with the password. It stays the same after a restart."""
         password = quote(self.cluster.password(), safe="")
         return f"postgresql://{SUPERUSER}:{password}@{HOST}:{self.port}/{quote(database, safe='')}"
 
     def start(self) -> Self:
-        """Return once the server answers a query. The first start makes the cluster; a later one recovers it.
+        """Starts the server and returns when it answers a query.
 
-        A server that an earlier process of ours left behind on this data is stopped first.
-        Raises DataDirectoryRefused, PostgresMissing or PostgresStartFailed; nothing is left running then.
+        The first start creates the cluster, and a later one recovers it. A server that an earlier process left running
+        on this data is stopped first. Raises DataDirectoryRefused, PostgresMissing or PostgresStartFailed, and then no
+        server runs.
         """
         if self.pid is not None:
             return self
@@ -255,7 +263,7 @@ class PostgresProcess:
         return self
 
     def stop(self) -> None:
-        """Fast shutdown, immediate when that takes longer than `stop_timeout_seconds`. May be repeated."""
+        """Stops the server: a fast shutdown, then an immediate one after `stop_timeout_seconds`. Repeatable."""
         try:
             if self._server is not None:
                 self._server.end(self._stop_timeout_seconds)
@@ -263,13 +271,13 @@ class PostgresProcess:
             self._release()
 
     def kill(self) -> None:
-        """SIGKILL to the server, as a crash would end it. `start` then recovers from the write-ahead log."""
+        """Sends SIGKILL to the server, as a crash. The next `start` recovers from the write-ahead log."""
         if self._server is not None:
             self._server.kill()
         self._release()
 
     async def start_async(self) -> Self:
-        """`start` without blocking the loop. Cancelled, it waits for the start to end and stops what it started."""
+        """Runs `start` in a thread. When cancelled, it waits for the end of the start and stops the server."""
         starting = asyncio.ensure_future(asyncio.to_thread(self.start))
         try:
             return await asyncio.shield(starting)
@@ -279,7 +287,7 @@ class PostgresProcess:
             raise
 
     async def stop_async(self) -> None:
-        """`stop` without blocking the loop. Cancelled, it still goes on to its end."""
+        """Runs `stop` in a thread. When cancelled, it still completes the stop."""
         stopping = asyncio.ensure_future(asyncio.to_thread(self.stop))
         try:
             await asyncio.shield(stopping)
@@ -302,7 +310,10 @@ class PostgresProcess:
         await self.stop_async()
 
     def _end_leftover(self) -> None:
-        """The lock is ours, so a server on this data is an orphan: its parent was killed. Its sockets are left too."""
+        """Ends a server that an earlier process left running, and removes its sockets.
+
+        This process has the lock, so such a server is an orphan whose parent was killed.
+        """
         leftover = self.cluster.read_postmaster_file()
         pid = self.cluster.running_pid()
         if pid is not None:
@@ -314,14 +325,17 @@ class PostgresProcess:
         while True:
             if self._port is None:
                 self._port = free_port()
-            run = {"port": str(self._port), "unix_socket_directories": str(self._socket_directory)}
-            self._server = PostgresServer(self.cluster, account, {**self._settings, **run})
+            run_settings = {"port": str(self._port), "unix_socket_directories": str(self._socket_directory)}
+            self._server = PostgresServer(self.cluster, account, {**self._settings, **run_settings})
             if self._server.wait_until_ready(deadline):
                 return self._server.probe(deadline)
-            self._consider_another_try(self._server.log_tail(), deadline)
+            self._raise_unless_retryable(self._server.log_tail(), deadline)
 
-    def _consider_another_try(self, log_tail: str, deadline: float) -> None:
-        """Return when launching again may help: another port, or the same after a moment. Else raise."""
+    def _raise_unless_retryable(self, log_tail: str, deadline: float) -> None:
+        """Returns if another launch may succeed: with another port, or with the same port later.
+
+        Otherwise raises PostgresStartFailed.
+        """
         if time.monotonic() > deadline:
             raise PostgresStartFailed(f"PostgreSQL did not start within {self._start_timeout_seconds} s", log_tail)
         if PORT_TAKEN_SIGN in log_tail and not self._port_is_given:

@@ -1,4 +1,4 @@
-"""Whether this machine has the programs that the stack will run, looked at before anything is made or started."""
+"""Checks that this machine has the programs of the stack, before the stack creates or starts anything."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _ERRORS: Final = (EmbeddedPostgresError, EtcdMissingError, OSError)
 
 
 def check_programs(options: StackOptions, layout: Layout) -> None:
-    """Runs nothing but `--version`. Raises StackError with all that is missing, or does not fit the data folder."""
+    """Runs the programs with `--version` only.
+
+    Raises StackError with the list of programs that are missing or do not fit the data folder.
+    """
 
     def check_postgres() -> None:
         PostgresCluster(layout.postgres, find_postgres_binaries(options.postgres_binaries)).check_version()

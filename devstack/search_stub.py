@@ -1,8 +1,8 @@
-"""A web search that needs no network: GET /search?q=…&n=5 → {"results": [{"title", "url", "snippet"}]}.
+"""A web search without a network: GET /search?q=…&n=5 → {"results": [{"title", "url", "snippet"}]}.
 
-The same question has the same answer, always. It knows an invented market of help-desk products, which the simulator's
-research scenario is about; any other question gets plausible pages that are honest about being invented. The simulator
-serves it; `python -m devstack.search_stub --port N` serves it alone.
+The same query always has the same results. The pages are about an invented market of help-desk products, the subject of
+the simulator's scenario `research`. Any other query gets plausible pages that say that they are invented. The simulator
+serves the search; `python -m devstack.search_stub --port N` serves it alone.
 """
 
 from __future__ import annotations
@@ -96,20 +96,20 @@ PAGES = (
 
 
 def search(query: str, count: int = DEFAULT_RESULTS) -> list[SearchPage]:
-    """The best `count` pages: those that share most words with the query first, then invented ones to fill up."""
-    message = _words(query)
-    scored = [(len(message & _words(f"{page.title} {page.snippet}")), page) for page in PAGES]
+    """Returns `count` pages: first the pages that share most words with the query, then invented ones."""
+    query_words = _words(query)
+    scored = [(len(query_words & _words(f"{page.title} {page.snippet}")), page) for page in PAGES]
     pages = [page for score, page in sorted(scored, key=lambda entry: -entry[0]) if score > 0]
     return [*pages, *_invented(query, count - len(pages))][:count]
 
 
 async def answer_search(request: HttpRequest, reply: Reply) -> None:
-    """GET /search. 400 without a query or with a count that is no number from 1 to 20."""
+    """Serves GET /search. Answers 400 without a query, or with a count that is not a number from 1 to 20."""
     query, count = request.query.get("q", "").strip(), request.query.get("n", str(DEFAULT_RESULTS))
     if not query or len(query) > MAX_QUERY_CHARACTERS:
-        reply.send_json(400, {"error": f"q: a query of 1 to {MAX_QUERY_CHARACTERS} characters is needed"})
+        reply.send_json(400, {"error": f"q: must be a query of 1 to {MAX_QUERY_CHARACTERS} characters"})
     elif not (count.isascii() and count.isdigit() and 1 <= int(count) <= MAX_RESULTS):
-        reply.send_json(400, {"error": f"n: a number from 1 to {MAX_RESULTS} is needed"})
+        reply.send_json(400, {"error": f"n: must be a number from 1 to {MAX_RESULTS}"})
     else:
         reply.send_json(200, {"results": [page._asdict() for page in search(query, int(count))]})
 
@@ -145,12 +145,12 @@ async def _only_search(request: HttpRequest, reply: Reply) -> None:
     if (request.method, request.path) == ("GET", "/search"):
         await answer_search(request, reply)
     else:
-        reply.send_json(404, {"error": "only GET /search is served here"})
+        reply.send_json(404, {"error": "this server has only GET /search"})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m devstack.search_stub", description=__doc__)
-    parser.add_argument("--port", type=int, default=0, help="0 (the default) takes a free one")
+    parser.add_argument("--port", type=int, default=0, help="the port; 0 (the default) takes a free one")
     asyncio.run(_serve(parser.parse_args().port))
 
 

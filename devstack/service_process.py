@@ -1,4 +1,4 @@
-"""The model simulator as a process of the stack."""
+"""The services and the model simulator as child processes of the stack."""
 
 from __future__ import annotations
 
@@ -13,21 +13,19 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from devstack.child_process import ChildProcess
 from devstack.options import Layout, StackOptions
 
-# One of Tenure's services as a process of the stack.
-
 ANSWER_SECONDS = 5.0
 
 
 class ServiceProcess(ChildProcess):
-    """`name` tells it apart (worker-1), `module` is what runs (services.worker), `address` is where it answers."""
+    """A service. `name`: its name in the stack (worker-1). `module`: its module (services.worker)."""
 
     def __init__(self, name: str, module: str, address: str, environment: Mapping[str, str], log_path: Path) -> None:
-        # -P: the folder we are started in must not shadow the package, and "services" is a name that many folders have.
+        # -P: a folder "services" in the current directory, which is a common name, must not shadow the package.
         super().__init__(name, [sys.executable, "-P", "-m", module], address, environment, log_path)
         self.module = module
 
     async def serves(self) -> bool:
-        """Its health says SERVING."""
+        """Whether its health status is SERVING."""
         if not self.listens:
             return False
         async with grpc.aio.insecure_channel(self.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
@@ -41,29 +39,29 @@ class ServiceProcess(ChildProcess):
 
 
 class SimulatorProcess(ChildProcess):
-    """Answers model calls and web searches at one address."""
+    """The model simulator, which also serves web search."""
 
     def __init__(self, layout: Layout, address: str, options: StackOptions) -> None:
         port = address.rpartition(":")[2]
-        message = ["--port", port, "--log", str(layout.model_log), "--latency-ms", str(options.model_latency_ms)]
-        message += ["--scenarios", str(options.scenarios.absolute())] if options.scenarios else []
+        arguments = ["--port", port, "--log", str(layout.model_log), "--latency-ms", str(options.model_latency_ms)]
+        arguments += ["--scenarios", str(options.scenarios.absolute())] if options.scenarios else []
         for file in options.scenario_files:
-            message += ["--scenario", str(file.absolute())]
-        command = [sys.executable, "-P", "-m", "devstack.simulator", *message]
+            arguments += ["--scenario", str(file.absolute())]
+        command = [sys.executable, "-P", "-m", "devstack.simulator", *arguments]
         super().__init__("simulator", command, address, {}, layout.logs / "simulator.log")
 
     @property
     def model_url(self) -> str:
-        """What ANTHROPIC_BASE_URL wants."""
+        """The value for ANTHROPIC_BASE_URL."""
         return f"http://{self.address}"
 
     @property
     def search_url(self) -> str:
-        """What the tool service asks."""
+        """The search endpoint for the tool service."""
         return f"http://{self.address}/search"
 
     async def serves(self) -> bool:
-        """It listens."""
+        """Whether it listens."""
         if not self.listens:
             return False
         host, _, port = self.address.rpartition(":")

@@ -1,4 +1,4 @@
-"""All parts of Tenure on this machine, in the order in which they need each other."""
+"""Starts all parts of a stack in the order of dependency, and stops them in reverse."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ PUBLIC_MODEL_URL: Final = "https://api.anthropic.com"
 
 
 def ignore_progress(_what: str) -> None:
-    """For those who do not watch it start."""
+    """The default of `tell`, which ignores progress."""
 
 
 class Stack:
-    """Inside `async with` everything serves; afterwards nothing of it runs. Raises StackError when it cannot start.
+    """A development stack. Inside its `async with` all parts serve; afterwards no process of it runs.
 
-    `tell` hears in a few words what is being started or ended.
+    Raises StackError if it cannot start. `tell` gets a short text about each part that starts or stops.
     """
 
     def __init__(self, options: StackOptions, tell: Tell = ignore_progress) -> None:
@@ -50,43 +50,43 @@ class Stack:
         self.etcd: EtcdProcess | None = None
         self.postgres: PostgresProcess | None = None
         self.stores: dict[str, Store] = {}
-        self._places = StackAddresses()
-        self._addresses = HeldAddresses()
+        self._known_addresses = StackAddresses()
+        self._held_addresses = HeldAddresses()
         self._opened = AsyncExitStack()
 
     @property
     def gateway_address(self) -> str:
-        """What a client dials: every gateway, separated by commas."""
+        """The addresses of all gateways for a client, separated by commas."""
         return self._dialled("gateway")
 
     @property
     def model_url(self) -> str:
-        """Where the model is asked."""
-        return self._places.model_url or PUBLIC_MODEL_URL
+        """The base URL of the model provider, or of the simulator."""
+        return self._known_addresses.model_url or PUBLIC_MODEL_URL
 
     @property
     def etcd_endpoints(self) -> str:
-        return self._places.etcd_endpoints
+        return self._known_addresses.etcd_endpoints
 
     @property
     def postgres_dsn(self) -> str:
-        return self._places.postgres_dsn
+        return self._known_addresses.postgres_dsn
 
     @property
     def search_url(self) -> str:
-        return self._places.search_url
+        return self._known_addresses.search_url
 
     @property
     def workers(self) -> list[ServiceProcess]:
-        """In the order of their names."""
+        """All workers, in the order of their start."""
         return [service for name, service in self.services.items() if name.startswith("worker-")]
 
     def replicas(self, kind: str) -> list[ServiceProcess]:
-        """The processes of one of the services behind one client address."""
+        """Returns the processes of one service of REPLICATED."""
         return [self.services[name] for name in self.options.names_of(kind)]
 
     async def __aenter__(self) -> Self:
-        self._opened.callback(self._addresses.close)
+        self._opened.callback(self._held_addresses.close)
         try:
             await asyncio.to_thread(check_programs, self.options, self.layout)
             self._check_scenarios()
@@ -106,7 +106,7 @@ class Stack:
         await self._opened.aclose()
 
     def addresses(self) -> dict[str, str]:
-        """Everything that can be dialled; the replicas of a service as one address, separated by commas."""
+        """Returns the addresses of all parts by name. The addresses of replicas are separated by commas."""
         served = {kind: self._dialled(kind) for kind in REPLICATED}
         workers = {worker.name: worker.address for worker in self.workers}
         return {**served, **workers, "etcd": self.etcd_endpoints, "model": self.model_url}
@@ -115,7 +115,7 @@ class Stack:
         return ",".join(replica.address for replica in self.replicas(kind))
 
     def add_worker(self, extra: Mapping[str, str] | None = None) -> ServiceProcess:
-        """Starts one more worker, without waiting for it."""
+        """Starts one more worker and does not wait until it serves."""
         worker = self._service(f"worker-{len(self.workers) + 1}", "worker")
         worker.start(extra)
         return worker
@@ -127,7 +127,7 @@ class Stack:
             self.layout.prepare()
         except OSError as error:
             raise StackError(
-                f"{self.layout.data_dir} cannot be the data folder: {error.strerror or error}; name another with --data"
+                f"{self.layout.data_dir} cannot be the data folder: {error.strerror or error}; choose one with --data"
             ) from error
 
     def _check_scenarios(self) -> None:
@@ -139,52 +139,55 @@ class Stack:
 
     async def _check_tools_file(self) -> None:
         if self.options.tools_config is not None:
-            self._tell("looking at the tools")
-            nowhere = StackAddresses(postgres_dsn="of no use before it runs")
-            environment = environment_of("tools", "tools", "127.0.0.1:0", self.options, self.layout, nowhere)
+            self._tell("checking the tools file")
+            no_addresses = StackAddresses(postgres_dsn="not used before Postgres runs")
+            environment = environment_of("tools", "tools", "127.0.0.1:0", self.options, self.layout, no_addresses)
             await check_tools_file({**environment, "TENURE_LOG_LEVEL": "ERROR"}, self.layout.logs)
 
     async def _start_stores(self) -> None:
         self._tell("starting Postgres")
         store, self.postgres = await open_postgres(self.options, self.layout, self._opened)
-        self.stores["Postgres"], self._places.postgres_dsn = store, store.where
+        self.stores["Postgres"], self._known_addresses.postgres_dsn = store, store.where
         self._tell("starting etcd")
         store, self.etcd = await open_etcd(self.options, self.layout, self._opened)
-        self.stores["etcd"], self._places.etcd_endpoints = store, store.where
+        self.stores["etcd"], self._known_addresses.etcd_endpoints = store, store.where
         self._opened.callback(self._tell, "stopping etcd and Postgres")
 
     async def _start_model(self) -> None:
-        """The simulator also serves the search endpoint; with a key of your own only that of it is used."""
+        """Starts the simulator. It also serves web search, which is its only use if the options have an API key."""
         self._tell("starting the simulator")
         address = self._choose_address("simulator")
         self.simulator = SimulatorProcess(self.layout, address, self.options)
         self._opened.push_async_callback(self.simulator.drain)
         self.simulator.start()
         await self.simulator.wait_ready()
-        self._places.search_url = self.simulator.search_url
+        self._known_addresses.search_url = self.simulator.search_url
         simulated = self.options.model_is_simulated
-        self._places.model_url = self.simulator.model_url if simulated else self.options.anthropic_base_url
+        self._known_addresses.model_url = self.simulator.model_url if simulated else self.options.anthropic_base_url
 
     async def _start_services(self) -> None:
         self._opened.push_async_callback(self._end_services)
         self._tell("starting checkpoint and tools")
         await self._start_together("checkpoint", "tools")
-        self._places.checkpoint, self._places.tools = self._dialled("checkpoint"), self._dialled("tools")
+        self._known_addresses.checkpoint, self._known_addresses.tools = (
+            self._dialled("checkpoint"),
+            self._dialled("tools"),
+        )
         self._tell("starting the coordinator")
         await self._start_together("coordinator")
-        self._places.coordinator = self._dialled("coordinator")
+        self._known_addresses.coordinator = self._dialled("coordinator")
         self._tell("starting the gateway and the workers")
         await self._start_together("gateway", "worker")
 
     async def _start_together(self, *kinds: str) -> None:
-        """All replicas of them; the first failure is raised when all have come to something."""
+        """Starts all replicas of these services. Raises the first failure after all starts have ended."""
         starts = (self._start_service(name, kind) for kind in kinds for name in self.options.names_of(kind))
         for result in await asyncio.gather(*starts, return_exceptions=True):
             if isinstance(result, BaseException):
                 raise result
 
     async def _start_service(self, name: str, kind: str) -> None:
-        """Somebody may take a port between our choice and its use: then another is chosen."""
+        """Starts one service. Chooses another port if another process took the port before the service used it."""
         for tries_left in reversed(range(PORT_TRIES)):
             service = self._service(name, kind)
             service.start()
@@ -198,7 +201,7 @@ class Stack:
                 return
 
     async def _end_services(self) -> None:
-        """Workers first: they give their tasks back while there is somebody to give them to."""
+        """Stops the workers first, so that they can release their claims to a running coordinator."""
         self._tell("stopping the workers")
         await asyncio.gather(*(worker.drain() for worker in self.workers))
         self._tell("stopping the services")
@@ -206,15 +209,15 @@ class Stack:
 
     def _service(self, name: str, kind: str) -> ServiceProcess:
         address = self._choose_address(name)
-        environment = environment_of(kind, name, address, self.options, self.layout, self._places)
+        environment = environment_of(kind, name, address, self.options, self.layout, self._known_addresses)
         log_path = self.layout.logs / f"{name}.log"
         self.services[name] = ServiceProcess(name, f"services.{kind}", address, environment, log_path)
         return self.services[name]
 
     def _choose_address(self, name: str) -> str:
-        return self._addresses.choose(name, usual=self.options.usual_ports)
+        return self._held_addresses.choose(name, usual=self.options.usual_ports)
 
     def children(self) -> list[ChildProcess]:
-        """Every process of ours but the stores."""
+        """Returns all processes of the stack except the stores."""
         simulator = [self.simulator] if self.simulator is not None else []
         return [*simulator, *self.services.values()]

@@ -1,4 +1,4 @@
-"""Postgres and etcd for the stack: embedded, or those that the options name."""
+"""Opens the stores of a stack: embedded Postgres and etcd, or those that the options name."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from devstack.options import Layout, StackOptions
 from devstack.postgres_cluster import EmbeddedPostgresError
 from devstack.postgres_process import PostgresProcess
 
-# The Postgres of the stack, as a client sees it.
+# Postgres, through its clients' interface.
 
 CONNECT_SECONDS = 60
 
 
 async def ensure_database(server_dsn: str, name: str) -> None:
-    """Makes the database when it is not there yet."""
+    """Creates the database if it does not exist."""
     async with await psycopg.AsyncConnection.connect(
         server_dsn, autocommit=True, connect_timeout=CONNECT_SECONDS
     ) as postgres:
@@ -34,22 +34,22 @@ async def ensure_database(server_dsn: str, name: str) -> None:
 
 
 async def server_version(dsn: str) -> str:
-    """Such as `17.2`. Raises StackError when nothing useful answers."""
+    """Returns the server's version, such as `17.2`. Raises StackError if the server cannot be used."""
     try:
         async with await psycopg.AsyncConnection.connect(dsn, connect_timeout=CONNECT_SECONDS) as postgres:
             return str(postgres.info.parameter_status("server_version") or "?").split(" ", maxsplit=1)[0]
     except psycopg.Error as error:
         reason = " ".join(str(error).split())
-        raise StackError(f"the Postgres that --postgres names does not take us in: {reason}") from error
+        raise StackError(f"cannot connect to the Postgres that --postgres names: {reason}") from error
 
 
-# An etcd that is not ours: is it there, and which one is it?
+# The version of an etcd that the options name.
 
 ANSWER_SECONDS = 5.0
 
 
 async def endpoint_version(endpoints: str) -> str:
-    """The release of the first endpoint, such as `3.5.16`. Raises StackError when it does not answer as an etcd."""
+    """Returns the release of the first endpoint, such as `3.5.16`. Raises StackError if no etcd answers there."""
     first = endpoints.split(",", maxsplit=1)[0].strip()
     try:
         return await asyncio.to_thread(_ask, first)
@@ -72,7 +72,7 @@ DATABASE: Final = "tenure"
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """One of the two. `where` is what its clients dial; `version` is the release's."""
+    """Postgres or etcd. `where`: the DSN or the endpoints for clients. `version`: the release."""
 
     where: str
     version: str
@@ -82,7 +82,7 @@ class Store:
 async def open_postgres(
     options: StackOptions, layout: Layout, opened: AsyncExitStack
 ) -> tuple[Store, PostgresProcess | None]:
-    """Ready to be migrated. Raises StackError."""
+    """Returns a Postgres with the stack's database, and its process if it is embedded. Raises StackError."""
     if options.postgres_dsn:
         return Store(options.postgres_dsn, await server_version(options.postgres_dsn), embedded=False), None
     try:
@@ -95,7 +95,7 @@ async def open_postgres(
 
 
 async def open_etcd(options: StackOptions, layout: Layout, opened: AsyncExitStack) -> tuple[Store, EtcdProcess | None]:
-    """Answering reads. Raises StackError."""
+    """Returns an etcd that answers reads, and its process if it is embedded. Raises StackError."""
     if options.etcd_endpoints:
         return Store(options.etcd_endpoints, await endpoint_version(options.etcd_endpoints), embedded=False), None
     try:
@@ -107,11 +107,14 @@ async def open_etcd(options: StackOptions, layout: Layout, opened: AsyncExitStac
 
 
 def _failed(what: str, error: Exception) -> StackError:
-    """The first line is the sentence; what follows it is the end of a log, and goes along as a note."""
+    """Returns the StackError for an embedded store.
+
+    The first line of the error is its message. The following lines are the end of a log and become a note.
+    """
     sentence, _, rest = str(error).partition("\n")
-    message = last_words(rest)
+    log_line = last_words(rest)
     stack_error = StackError(
-        f"the embedded {what} does not start: {sentence.strip().rstrip(':')}{f' ({message})' if message else ''}"
+        f"the embedded {what} does not start: {sentence.strip().rstrip(':')}{f' ({log_line})' if log_line else ''}"
     )
     if rest:
         stack_error.add_note(rest)

@@ -1,4 +1,4 @@
-"""Starts again what dies by itself. Only `tenure dev` wants this: tests and the demo kill on purpose."""
+"""Restarts the parts of a stack that die. Only `tenure dev` uses it: tests and the demo kill parts on purpose."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from tenure.runtime.task_group import TaskGroup
 
 LOOK_SECONDS: Final = 0.2
 HEALTHY_SECONDS: Final = 60.0
-"""Who lived this long is started again at once; who did not, after a wait that grows."""
+"""A part that ran this long is restarted after the shortest wait, any other part after a growing wait."""
 BACKOFF: Final = RetryPolicy(initial_seconds=0.5, factor=2.0, cap_seconds=30.0)
 
 
 class Part(ABC):
-    """Something that is to run all the time."""
+    """A part of the stack that shall always run."""
 
     name: str
     log_path: Path
 
     @abstractmethod
     def death(self) -> str:
-        """How it ended; empty while it runs."""
+        """Returns how the part ended, or "" while it runs."""
 
     @abstractmethod
-    async def start_again(self) -> None:
-        """Returns when it serves. Raises StackError, OSError or its own kind of failure."""
+    async def restart(self) -> None:
+        """Restarts the part and returns when it serves. Raises StackError, OSError or the error of the store."""
 
 
 class ServicePart(Part):
-    """A service, or the simulator."""
+    """A service or the simulator."""
 
     def __init__(self, process: ChildProcess) -> None:
         self._process, self.name, self.log_path = process, process.name, process.log_path
@@ -47,12 +47,12 @@ class ServicePart(Part):
     def death(self) -> str:
         return death_of(self._process.exit_code)
 
-    async def start_again(self) -> None:
+    async def restart(self) -> None:
         await self._process.restart()
 
 
 class EtcdPart(Part):
-    """The embedded etcd, over its data."""
+    """The embedded etcd. It keeps its data."""
 
     def __init__(self, process: EtcdProcess) -> None:
         self._process, self.name, self.log_path = process, "etcd", process.log_path
@@ -60,13 +60,13 @@ class EtcdPart(Part):
     def death(self) -> str:
         return death_of(self._process.exit_code)
 
-    async def start_again(self) -> None:
+    async def restart(self) -> None:
         self._process.start()
         await asyncio.to_thread(self._process.wait_ready)
 
 
 class PostgresPart(Part):
-    """The embedded Postgres, over its data."""
+    """The embedded Postgres. It keeps its data."""
 
     def __init__(self, process: PostgresProcess) -> None:
         self._process, self.name, self.log_path = process, "Postgres", process.cluster.log_path
@@ -74,19 +74,19 @@ class PostgresPart(Part):
     def death(self) -> str:
         return "" if self._process.pid is not None else "ended"
 
-    async def start_again(self) -> None:
+    async def restart(self) -> None:
         await self._process.start_async()
 
 
 def death_of(exit_code: int | None) -> str:
-    """`was killed (SIGKILL)`, `ended with code 1`; empty while it runs."""
+    """Returns `was killed (SIGKILL)` or `ended with code 1`, or "" for None (the process runs)."""
     if exit_code is None:
         return ""
     return f"was killed ({signal.Signals(-exit_code).name})" if exit_code < 0 else f"ended with code {exit_code}"
 
 
 def parts_of(stack: Stack) -> list[Part]:
-    """Everything that runs here, the stores first."""
+    """Returns all embedded parts of the stack, the stores first."""
     parts: list[Part] = []
     if stack.postgres is not None:
         parts.append(PostgresPart(stack.postgres))
@@ -96,31 +96,31 @@ def parts_of(stack: Stack) -> list[Part]:
 
 
 async def keep_running(stack: Stack, tell: Tell) -> None:
-    """Runs until it is cancelled; `tell` hears of every death and of every return."""
-    async with TaskGroup() as keepers:
+    """Restarts parts until it is cancelled. `tell` gets a text for every death and every restart."""
+    async with TaskGroup() as tasks:
         for part in parts_of(stack):
-            keepers.create_task(_keep(part, tell))
+            tasks.create_task(_keep(part, tell))
 
 
 async def _keep(part: Part, tell: Tell) -> None:
     failures = 0
     while True:
         since = time.monotonic()
-        how = await _died(part)
+        ending = await _wait_for_end(part)
         failures = failures + 1 if time.monotonic() - since < HEALTHY_SECONDS else 1
         wait_seconds = BACKOFF.ceiling_seconds(failures)
-        tell(f"{part.name} {how}; it is started again in {wait_seconds:g} s. Its log: {part.log_path}")
+        tell(f"{part.name} {ending}; it will be restarted in {wait_seconds:g} s. Its log: {part.log_path}")
         await asyncio.sleep(wait_seconds)
         try:
-            await part.start_again()
+            await part.restart()
         except (StackError, EtcdStartError, EmbeddedPostgresError, OSError) as error:
-            tell(f"{part.name} does not come back: {str(error).splitlines()[0]}")
+            tell(f"{part.name} cannot be restarted: {str(error).splitlines()[0]}")
         else:
-            tell(f"{part.name} is back")
+            tell(f"{part.name} serves again")
 
 
-async def _died(part: Part) -> str:
-    """How it ended, once it has. There is no event of a process's end that all systems have: it is looked at."""
-    while not (how := part.death()):  # noqa: ASYNC110  see above
+async def _wait_for_end(part: Part) -> str:
+    """Waits until the part has ended, and returns how. It polls: no event for the end exists on all systems."""
+    while not (ending := part.death()):  # noqa: ASYNC110  see above
         await asyncio.sleep(LOOK_SECONDS)
-    return how
+    return ending

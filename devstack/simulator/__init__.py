@@ -1,5 +1,18 @@
-"""A model that needs no key: an HTTP server that speaks the Anthropic Messages API and plays scenarios.
+"""The model simulator: an HTTP server that speaks the Anthropic Messages API and plays scenarios. It needs no API key.
 
-It exists so that the real client runs against something that counts tokens, refuses invalid conversations, fails on
-demand and keeps a truthful bill. `python -m devstack.simulator --help` starts one.
+With it the real client runs against a server that counts tokens, refuses invalid conversations, fails on demand and
+keeps an exact bill. `python -m devstack.simulator --help` starts one.
+
+__main__.py            the simulator as a process
+simulator.py           the routes, and the control interface for tests (/_sim/…)
+http_server.py         an HTTP/1.1 server, and the provider's error bodies
+messages_endpoint.py   /v1/messages and /v1/messages/count_tokens
+request_checks.py      refuses requests that the provider would refuse, with its messages
+scenario.py            scenario files, turns, tool calls, faults; which scenario a model name plays
+templates.py           references such as {{goal}} in scenario texts; conversations with a summary
+tokens.py              the token count, and the prompt cache
+delivery.py            composes an answer and sends it, with its latency and its fault
+hostile.py             answers that break the provider's protocol
+call_log.py            the bill: one JSON line per call
+scenarios/             the shipped scenarios, one YAML file each
 """

@@ -1,4 +1,4 @@
-"""`python -m devstack.simulator`: the simulator as a process. Says its address on standard output once it listens."""
+"""`python -m devstack.simulator`: the simulator as a process. It prints its address when it listens."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ with imports_kept():
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m devstack.simulator", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=0, help="0 (the default) takes a free one")
+    parser.add_argument("--port", type=int, default=0, help="the port; 0 (the default) takes a free one")
     parser.add_argument("--scenarios", type=Path, action="append", default=[], help="a directory of scenario files")
     parser.add_argument("--scenario", type=Path, action="append", default=[], help="one more scenario file")
     parser.add_argument("--log", type=Path, help="append one line of JSON per call to this file")
-    parser.add_argument("--latency-ms", type=int, default=0, help="how long a turn takes that does not say itself")
-    parser.add_argument("--no-count-tokens", action="store_true", help="do not offer /v1/messages/count_tokens")
+    parser.add_argument("--latency-ms", type=int, default=0, help="latency of turns without a latency of their own")
+    parser.add_argument("--no-count-tokens", action="store_true", help="do not serve /v1/messages/count_tokens")
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""The bill: one line of JSON for every call, written when the call is over, and the sums of them."""
+"""The simulator's bill: one JSON line per call, written at the end of the call, and the sums of all calls."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ BILLED = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_token
 
 @dataclass
 class SimulatedCall:
-    """One request as it was billed. `ending` is complete, refused, broken or abandoned (the client went away).
+    """One request with its bill. `ending`: complete, refused, broken or abandoned (the client disconnected).
 
-    `prompt_hash`: equal for prompts that are equal, tools and system prompt included.
+    `prompt_hash`: equal for equal prompts, including tools and system prompt.
     """
 
     endpoint: str
@@ -57,10 +57,13 @@ class SimulatedCall:
 
 
 class CallLog:
-    """Keeps the last 20,000 calls and the sums of all since `clear`; appends to a file when given one."""
+    """Keeps the last 20,000 calls and the sums of all calls since `clear`.
+
+    Appends calls to the file `path`, if given.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
-        """Raises OSError when the file cannot be written."""
+        """Raises OSError if the file cannot be written."""
         self._descriptor: int | None = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +72,7 @@ class CallLog:
         self.clear()
 
     def clear(self) -> None:
-        """Forget calls and sums. The file stays as it is."""
+        """Deletes the calls and the sums. Keeps the file."""
         self.calls: deque[dict[str, Any]] = deque(maxlen=KEPT_CALLS)
         self.count = 0
         self.billed = dict.fromkeys(BILLED, 0)
@@ -78,13 +81,13 @@ class CallLog:
         self._open[call.request_id] = (time.monotonic(), call)
 
     def running(self) -> list[dict[str, Any]]:
-        """The calls that have begun and not ended, as they stand."""
+        """Returns the running calls in their current state."""
         return [asdict(call) for _, call in self._open.values()]
 
     def finish(self, call: SimulatedCall) -> None:
-        """Write the call down, once: a second time does nothing.
+        """Writes the call to the log. A second call has no effect.
 
-        To be called before the client can know the end of its answer, so that whoever saw it finds its line.
+        Call it before the client can have the end of its answer, so that a client that has it finds the line.
         """
         begun = self._open.pop(call.request_id, None)
         if begun is None:
@@ -97,7 +100,7 @@ class CallLog:
         for name in BILLED:
             self.billed[name] += line[name]
         if self._descriptor is not None:
-            # One write to an O_APPEND file: lines of several simulators never mix.
+            # A single write to an O_APPEND file, so that the lines of several simulators never mix.
             os.write(self._descriptor, json.dumps(line).encode() + b"\n")
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Sending one answer: at its pace, with its fault, and billing what was produced until the end, whatever the end is."""
+"""Composes and sends one answer, with its latency and its fault, and bills the output produced until the end."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from devstack.simulator.tokens import InputTokens
 
 
-# From a turn to an answer: content blocks with fresh ids, cut at max_tokens, and what they cost.
+# Composing an answer from a turn: content blocks with new ids, cut at max_tokens, and their tokens.
 
 
 @dataclass(frozen=True)
 class ReplyBlock:
-    """A text, or a tool use whose arguments are the text of a JSON object."""
+    """A text block, or a tool_use block whose `text` is the JSON of its arguments. `whole`: it was not cut."""
 
     text: str
     tool_name: str | None = None
@@ -37,13 +37,13 @@ class ReplyBlock:
     whole: bool = True
 
     def opening(self) -> dict[str, Any]:
-        """As it stands in content_block_start: still empty."""
+        """Returns the block for content_block_start, without its content."""
         if self.tool_name is None:
             return {"type": "text", "text": ""}
         return {"type": "tool_use", "id": self.tool_use_id, "name": self.tool_name, "input": {}}
 
     def value(self) -> dict[str, Any]:
-        """As it stands in a whole message. Arguments that were cut off are lost: the input is empty then."""
+        """Returns the block for a whole message. The input is empty if the arguments were cut."""
         if self.tool_name is None:
             return {"type": "text", "text": self.text}
         return {**self.opening(), "input": json.loads(self.text) if self.whole else {}}
@@ -56,7 +56,7 @@ class ReplyBlock:
 
 @dataclass(frozen=True)
 class ModelReply:
-    """One answer, whole: how it would read if nothing went wrong."""
+    """One complete answer, before any fault."""
 
     message_id: str
     model: str
@@ -75,15 +75,18 @@ class ModelReply:
         return {"type": "refusal", "category": None, "explanation": "The simulated model declines this request."}
 
     def tokens_after(self, produced_bytes: int) -> int:
-        """The output tokens billed once so much of the answer was produced: in proportion, at least one."""
+        """Returns the billed output tokens after so many bytes of the answer: in proportion, at least 1."""
         size = self.size_bytes
         if produced_bytes >= size:
             return self.output_tokens
         return max(1, -(-self.output_tokens * produced_bytes // size))
 
 
-def compose(turn: Turn, body: Mapping[str, Any], room: int | None = None) -> ModelReply:
-    """The answer that `turn` gives to a valid request. Tool use ids are new every time. `room`: left in the window."""
+def compose(turn: Turn, body: Mapping[str, Any], window_left: int | None = None) -> ModelReply:
+    """Returns the answer of `turn` to a valid request, with new tool_use ids.
+
+    `window_left`: the tokens left in the context window; None: no window.
+    """
     blocks = [ReplyBlock(text)] if (text := fill(turn.text, body["messages"])) else []
     calls = () if (body.get("tool_choice") or {}).get("type") == "none" else turn.calls
     for call in calls:
@@ -92,8 +95,8 @@ def compose(turn: Turn, body: Mapping[str, Any], room: int | None = None) -> Mod
     stop_reason = turn.stop_reason or ("tool_use" if calls else "end_turn")
     reply = ModelReply(f"msg_{secrets.token_hex(12)}", body["model"], tuple(blocks), stop_reason, 1)
     tokens = turn.output_tokens or max(1, tokens_of_bytes(reply.size_bytes))
-    if room is not None and room < body["max_tokens"]:
-        return _within(reply, tokens, room, "model_context_window_exceeded")
+    if window_left is not None and window_left < body["max_tokens"]:
+        return _within(reply, tokens, window_left, "model_context_window_exceeded")
     return _within(reply, tokens, body["max_tokens"], "max_tokens")
 
 
@@ -106,19 +109,19 @@ def _within(reply: ModelReply, tokens: int, max_tokens: int, stop_reason: str) -
         if left <= 0:
             break
         encoded = block.text.encode()
-        text = encoded[:left].decode(errors="ignore")  # a character is not cut in two
+        text = encoded[:left].decode(errors="ignore")  # never cuts a character in two
         kept.append(ReplyBlock(text, block.tool_name, block.tool_use_id, whole=len(encoded) <= left))
         left -= len(encoded)
     return ModelReply(reply.message_id, reply.model, tuple(kept), stop_reason, max_tokens)
 
 
-# A model's answer as server-sent events, in the provider's order.
+# An answer as server-sent events, in the provider's order.
 
 DELTA_CHARACTERS = 80
 
 
 class StreamEvent(NamedTuple):
-    """One event: its bytes, and how many bytes of the answer it carries (deltas only). `is_end`: ends the answer."""
+    """One event. `produced_bytes`: the bytes of the answer in a delta. `is_end`: the event ends the answer."""
 
     data: bytes
     produced_bytes: int = 0
@@ -127,7 +130,7 @@ class StreamEvent(NamedTuple):
 
 
 def message_value(reply: ModelReply, input_tokens: InputTokens) -> dict[str, Any]:
-    """The answer as one JSON object."""
+    """Returns the answer as one JSON object."""
     return {
         "id": reply.message_id,
         "type": "message",
@@ -151,7 +154,7 @@ def usage_value(tokens: InputTokens, output_tokens: int) -> dict[str, Any]:
 
 
 def stream_events(reply: ModelReply, tokens: InputTokens, deltas: int | None) -> Iterator[StreamEvent]:
-    """All events of a whole answer. `deltas`: about how many, else one for every 80 characters."""
+    """Yields all events of an answer. `deltas`: their approximate number; None: one per 80 characters."""
     opened = {**message_value(reply, tokens), "content": [], "stop_reason": None, "stop_details": None}
     yield _event("message_start", message={**opened, "usage": usage_value(tokens, 1)})
     for index, block in enumerate(reply.blocks):
@@ -169,7 +172,7 @@ def stream_events(reply: ModelReply, tokens: InputTokens, deltas: int | None) ->
 
 
 def error_event(value: dict[str, object]) -> bytes:
-    """What a provider sends when it fails in the middle of a stream."""
+    """Returns the event that a provider sends when it fails within a stream."""
     return f"event: error\ndata: {json.dumps(value)}\n\n".encode()
 
 
@@ -198,7 +201,7 @@ DRIP_PIECES = 16
 
 @dataclass(frozen=True)
 class ReplyDelivery:
-    """An answer ready to be sent. `latency_ms` is from the request to the answer's end."""
+    """An answer that is ready to be sent. `latency_ms`: from the request to the end of the answer."""
 
     reply: ModelReply
     tokens: InputTokens
@@ -207,12 +210,15 @@ class ReplyDelivery:
     fault: Fault | None
 
     def limit(self, kind: FaultKind) -> int | None:
-        """The fault's value if it is of this kind."""
+        """Returns the fault's value if the fault has this kind, or None."""
         return self.fault.value if self.fault is not None and self.fault.kind is kind else None
 
 
 async def deliver(delivery: ReplyDelivery, call: SimulatedCall, log: CallLog, http: Reply) -> None:
-    """Send the answer and finish the call. Cancelled (the client is gone), the call keeps what was produced so far."""
+    """Sends the answer and finishes the call.
+
+    If cancelled, because the client is gone, the call bills the part sent.
+    """
     call.status, call.stop_reason = 200, delivery.reply.stop_reason
     call.bill_input(delivery.tokens)
     if call.stream:
@@ -222,7 +228,7 @@ async def deliver(delivery: ReplyDelivery, call: SimulatedCall, log: CallLog, ht
 
 
 async def deliver_hostile(answer: HostileAnswer, call: SimulatedCall, log: CallLog, http: Reply) -> None:
-    """Send it as it is, whatever it is. The call's line in the log names what was changed."""
+    """Sends a hostile answer unchanged. The call's line in the log names its changes."""
     call.status, call.fault, call.error = answer.status, "hostile", ", ".join(answer.changes)
     call.ending = "broken" if answer.is_cut else "complete"
     log.finish(call)
@@ -262,7 +268,7 @@ async def _send_whole(delivery: ReplyDelivery, call: SimulatedCall, log: CallLog
 
 
 async def _think(delivery: ReplyDelivery, call: SimulatedCall) -> None:
-    """Take the answer's time. Abandoned meanwhile, the call is billed for the share of the output that was due."""
+    """Waits for the latency. If the client disconnects meanwhile, bills the share of the output that was due."""
     call.output_tokens = delivery.reply.output_tokens
     if not delivery.latency_ms:
         return
@@ -281,7 +287,7 @@ def _complete(call: SimulatedCall, log: CallLog) -> None:
 
 
 class _Stream:
-    """One answer as server-sent events. Without a pace, events are gathered and sent in one piece."""
+    """Sends one answer as server-sent events. Without a latency it sends all events in one write."""
 
     def __init__(self, delivery: ReplyDelivery, call: SimulatedCall, log: CallLog, http: Reply) -> None:
         self._delivery = delivery
@@ -325,7 +331,10 @@ class _Stream:
             self._call.output_tokens = self._delivery.reply.tokens_after(self._produced_bytes)
 
     def _must_fail(self, *, at_end: bool = False) -> bool:
-        """Break off if the fault says so: after its number of deltas, or before the end if there are fewer."""
+        """Breaks off if the fault demands it: after its number of deltas, or before the end if there are fewer.
+
+        Returns whether it did.
+        """
         broken = self._delivery.limit(FaultKind.BROKEN_STREAM)
         overloaded = self._delivery.limit(FaultKind.OVERLOADED)
         after = broken if broken is not None else overloaded

@@ -1,6 +1,7 @@
-"""A provider that breaks its own protocol: streams of valid answers with changed fields, JSON, events, lines, bytes.
+"""Answers that break the provider's protocol: valid streams with changed events, fields, JSON, lines, bytes or
+responses.
 
-All chance comes from the `Random` that is given: a seeded one makes an answer again, and hypothesis' own finds the
+The `Random` argument is the only source of randomness: a seeded one reproduces an answer, and hypothesis' own finds the
 shortest answer that fails.
 """
 
@@ -16,12 +17,12 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 Block = tuple[Event, list[Event]]
-"""As it starts, and its deltas."""
+"""The start of a content block, and its deltas."""
 
 _CHANGES: Final = (1, 1, 1, 2, 3)
 _SHARE_OF_BYTES: Final = 0.35
 _CHANGES_OF_BYTES: Final = ("change_json", "change_lines", "change_bytes", "change_response")
-"""After those of events and fields, in this order."""
+"""The changes that are made after those of events and fields, in this order."""
 MANY_CALLS: Final = (2, 3, 40, 255, 256, 300, 1200)
 _HUGE: Final = 300_000
 _ERROR_BODIES: Final = (
@@ -33,7 +34,10 @@ _STATUSES: Final = (200, 201, 204, 206, 304, 400, 404, 413, 418, 429, 500, 502, 
 
 @dataclass(slots=True)
 class HostileAnswer:
-    """What is sent. `changes` names what was done to the valid stream. `is_cut`: the connection ends with the bytes."""
+    """The response.
+
+    `changes`: the names of the changes to the valid stream. `is_cut`: the connection ends after `body`.
+    """
 
     body: bytes
     status: int = 200
@@ -43,7 +47,7 @@ class HostileAnswer:
 
 
 def hostile_answer(random: Random, events: list[Event] | None = None) -> HostileAnswer:
-    """A valid stream, changed one to three times. `events`: the stream's; without, one with blocks of every kind."""
+    """Returns a valid stream with one to three changes. `events`: the valid stream; None: a random one."""
     events = copy.deepcopy(events) if events is not None else valid_events(random)
     changes: list[str] = []
     for _ in range(random.choice(_CHANGES)):
@@ -67,20 +71,20 @@ def hostile_answer(random: Random, events: list[Event] | None = None) -> Hostile
 
 
 def written(event: Event) -> bytes:
-    """An event as it is sent; lone surrogates in it as escapes."""
+    """Returns the bytes of an event, with lone surrogates as escapes."""
     return f"event: {event.get('type')}\ndata: {json.dumps(event)}\n\n".encode("utf-8", "surrogatepass")
 
 
 def parsed(data: bytes) -> Event:
-    """The event that `written` wrote."""
+    """Returns the event of bytes that `written` returned."""
     return dict(json.loads(data.split(b"data: ", 1)[1]))
 
 
 def valid_events(random: Random) -> list[Event]:
-    """The stream of a valid answer with up to four blocks."""
+    """Returns the stream of a random valid answer with up to four blocks."""
     kinds = [random.choice(list(_BLOCKS)) for _ in range(random.randint(0, 4))]
-    last_words = ["end_turn", "end_turn", "stop_sequence", "max_tokens", "refusal", "model_context_window_exceeded"]
-    reason = "tool_use" if "tool_use" in kinds else random.choice(last_words)
+    stop_reasons = ["end_turn", "end_turn", "stop_sequence", "max_tokens", "refusal", "model_context_window_exceeded"]
+    reason = "tool_use" if "tool_use" in kinds else random.choice(stop_reasons)
     blocks = [_BLOCKS[kind](random, index) for index, kind in enumerate(kinds)]
     events = stream_of(blocks, reason, input_tokens=random.randint(1, 500))
     events.insert(random.randint(1, len(events)), {"type": "ping"})
@@ -88,7 +92,7 @@ def valid_events(random: Random) -> list[Event]:
 
 
 def stream_of(blocks: list[Block], stop_reason: str, *, input_tokens: int = 100) -> list[Event]:
-    """The stream of a valid answer: each block as it starts, and its deltas."""
+    """Returns the stream of a valid answer with these blocks."""
     usage = {"input_tokens": input_tokens, "output_tokens": 1, "cache_read_input_tokens": 0}
     message = {"id": "msg_1", "type": "message", "role": "assistant", "model": "sim-hostile", "content": []}
     events: list[Event] = [{"type": "message_start", "message": {**message, "stop_reason": None, "usage": usage}}]
@@ -99,7 +103,7 @@ def stream_of(blocks: list[Block], stop_reason: str, *, input_tokens: int = 100)
 
 
 def call_of(tool: str, arguments_json: str, tool_use_id: str = "toolu_1") -> Block:
-    """A call's block."""
+    """Returns the tool_use block of a call."""
     start = {"type": "tool_use", "id": tool_use_id, "name": tool, "input": {}}
     return start, [{"type": "input_json_delta", "partial_json": arguments_json}]
 
@@ -113,8 +117,8 @@ def _block_events(index: int, start: Event, deltas: list[Event]) -> list[Event]:
 
 
 def _text_block(random: Random, _index: int) -> Block:
-    message = random.choice(["It is done.", "漢字 \U0001f600", " ", "", '{"price": 3}'])
-    return {"type": "text", "text": ""}, [{"type": "text_delta", "text": piece} for piece in _pieces(random, message)]
+    text = random.choice(["It is done.", "漢字 \U0001f600", " ", "", '{"price": 3}'])
+    return {"type": "text", "text": ""}, [{"type": "text_delta", "text": piece} for piece in _pieces(random, text)]
 
 
 def _thinking_block(random: Random, _index: int) -> Block:
@@ -189,7 +193,7 @@ def _insert_event(random: Random, events: list[Event]) -> None:
 
 
 def _add_calls(random: Random, events: list[Event]) -> None:
-    """As many calls as the answer had blocks, and hundreds more, perhaps all with one id."""
+    """Adds up to 1,200 calls after the blocks of the answer, perhaps all with one id."""
     count, has_one_id = random.choice(MANY_CALLS), random.random() < 0.3
     index = sum(event.get("type") == "content_block_start" for event in events)
     added: list[Event] = []
@@ -211,14 +215,14 @@ def _shift_indexes(random: Random, events: list[Event]) -> None:
 
 
 def _cut_input(random: Random, events: list[Event]) -> None:
-    """A message that stops in the middle of a tool's input."""
+    """Cuts the JSON of a tool's input, so that the message ends within it."""
     pieces = [event for event in events if "partial_json" in _delta_of(event)]
     for event in pieces[random.randrange(len(pieces)) :] if pieces else []:
         events.remove(event)
 
 
 def _poison_input(random: Random, events: list[Event]) -> None:
-    """A tool's input that is no JSON, or JSON that nobody should take; whole, or in the middle of the valid one."""
+    """Replaces a tool's input, or a part of it, by invalid JSON or by JSON that a client must refuse."""
     pieces = [event for event in events if "partial_json" in _delta_of(event)]
     if not pieces:
         return
@@ -257,7 +261,7 @@ def _replace_field(random: Random, events: list[Event]) -> None:
 
 
 def _change_kind(random: Random, events: list[Event]) -> None:
-    """Another value of the kind that stands there."""
+    """Replaces a field by another value of the same type."""
     holder, key = _any_field(random, events)
     value = None if key is None else holder[key]
     if isinstance(value, str):
@@ -281,7 +285,7 @@ def _add_field(random: Random, events: list[Event]) -> None:
 
 
 def _any_field(random: Random, events: list[Event]) -> tuple[Any, Any]:
-    """A place in an event: (the object or list, its key there); key None: it is empty."""
+    """Returns a random object or list of an event, and a key of it. The key is None for an empty one."""
     holder: Any = random.choice(events)
     while True:
         keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
@@ -313,7 +317,7 @@ _CHANGES_OF_FIELDS: Final = [_replace_field, _change_kind, _drop_field, _add_fie
 
 
 def _change_json(random: Random, body: bytes) -> bytes:
-    """Tokens of the events' JSON become something else."""
+    """Replaces a token in the JSON of an event."""
     sought, instead = random.choice(
         [
             (b": 1", b": NaN"), (b": 1", b": Infinity"), (b": 1", b": 1e999"), (b": 1", b": 01"),
@@ -323,10 +327,10 @@ def _change_json(random: Random, body: bytes) -> bytes:
             (b"data: {", b"data: "), (b"data: {", b"data: []{"), (b"data: ", b"data: \xef\xbb\xbf"),
         ]
     )  # fmt: skip
-    places = body.count(sought)
-    if not places:
+    occurrences = body.count(sought)
+    if not occurrences:
         return body
-    head = body.split(sought, random.randint(1, places))
+    head = body.split(sought, random.randint(1, occurrences))
     return sought.join(head[:-1]) + instead + head[-1]
 
 
@@ -358,7 +362,7 @@ def _change_bytes(random: Random, body: bytes) -> bytes:
 
 
 def _change_response(random: Random, answer: HostileAnswer) -> None:
-    """Its status, its headers, or its end."""
+    """Changes the status, the body, a header or the end of the response."""
     match random.randrange(4):
         case 0:
             answer.is_cut = True

@@ -1,4 +1,4 @@
-"""An HTTP/1.1 server that notices at once when its client goes away: the handler is cancelled then."""
+"""An HTTP/1.1 server that cancels the handler of a request as soon as the client disconnects."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-# HTTP/1.1 on bytes: reading the head of a request, writing the head of a response. No I/O.
+# HTTP/1.1 heads: parsing those of requests, formatting those of responses. No I/O.
 
 REASONS = {status.value: status.phrase for status in http.HTTPStatus} | {529: "Site Overloaded"}
 
 
-class MalformedRequest(Exception):  # noqa: N818  it is the request that is malformed
-    """The bytes are no request that this server takes. Holds the status to answer with."""
+class MalformedRequest(Exception):  # noqa: N818  the request is malformed
+    """The bytes are not a request that this server accepts. `status`: the HTTP status of the answer."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class MalformedRequest(Exception):  # noqa: N818  it is the request that is malf
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """One request, whole. Header names are lower case; of a repeated header the last counts."""
+    """One complete request. Header names are lower case; the last of a repeated header counts."""
 
     method: str
     path: str
@@ -48,14 +48,14 @@ class HttpRequest:
 
 
 def parse_head(head: bytes) -> tuple[HttpRequest, int]:
-    """The request without its body, and the length in bytes of the body that follows. Raises MalformedRequest."""
+    """Returns the request without its body, and the length of the body in bytes. Raises MalformedRequest."""
     request_line, *header_lines = head.decode("latin-1").split("\r\n")
     try:
         method, target, version = request_line.split(" ")
     except ValueError as error:
         raise MalformedRequest(400, "The request line is malformed") from error
     if version != "HTTP/1.1":
-        raise MalformedRequest(505, f"Only HTTP/1.1 is spoken here, not {version}")
+        raise MalformedRequest(505, f"This server supports HTTP/1.1 only, not {version}")
     headers = dict(_parse_header(line) for line in header_lines)
     if "transfer-encoding" in headers:
         raise MalformedRequest(411, "A request body needs a Content-Length")
@@ -80,11 +80,11 @@ def response_head(status: int, headers: Mapping[str, str]) -> bytes:
 
 
 def chunk(data: bytes) -> bytes:
-    """One chunk of a body of unknown length (RFC 9112, 7.1); an empty one ends it."""
+    """Returns one chunk of a body of unknown length (RFC 9112, 7.1). An empty chunk ends the body."""
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
-# The provider's refusals: status, type and words, in the shape of its API.
+# The provider's errors: status, type and message in the format of its API.
 
 ERROR_TYPES = {
     400: "invalid_request_error",
@@ -114,7 +114,7 @@ DEFAULT_WORDS = {
 
 
 class ApiError(Exception):
-    """A request is answered with an error: its HTTP status, the provider's words, headers beside them."""
+    """A request gets an error: the HTTP status, the provider's message, and further headers."""
 
     def __init__(self, status: int, message: str | None = None, headers: Mapping[str, str] | None = None) -> None:
         self.status = status
@@ -129,7 +129,7 @@ def error_value(status: int, message: str, request_id: str) -> dict[str, object]
 
 
 def error_body(status: int, message: str) -> bytes:
-    """For requests refused before they are read."""
+    """Returns the error body for a request that is refused before it is read."""
     return json.dumps(error_value(status, message, new_request_id())).encode()
 
 
@@ -141,14 +141,15 @@ LOGGER = logging.getLogger(__name__)
 MAX_HEAD_BYTES = 64 * 1024
 MAX_CONNECTIONS = 4096
 BACKLOG = 1024
-# A refused body is still read for so long: closing at once would reset the connection before its answer is read.
+# How long the body of a refused request is still read: an immediate close would reset the connection before the client
+# has read the answer.
 DISCARD_SECONDS = 5.0
 
 TYPE_JSON = {"content-type": "application/json"}
 
 
 class Reply:
-    """The answer to one request: `send` it whole, or `begin`, `write` … `end` it. `drain` waits for a slow reader."""
+    """The answer to one request: `send` a whole one, or `begin`, `write` … `end`. `drain` waits for a slow reader."""
 
     def __init__(self, connection: _Connection, *, keeps_alive: bool) -> None:
         self._connection = connection
@@ -164,7 +165,7 @@ class Reply:
         self.send(status, json.dumps(value).encode(), {**TYPE_JSON, **(headers or {})})
 
     def begin(self, status: int, headers: Mapping[str, str], *, length: int | None = None) -> None:
-        """Start a body of `length` bytes, or of any length when it is None."""
+        """Starts a body of `length` bytes, or of any length for None."""
         framing = {"transfer-encoding": "chunked"} if length is None else {"content-length": str(length)}
         self._chunked = length is None
         self._begin(status, {**headers, **framing}, b"")
@@ -179,7 +180,7 @@ class Reply:
         self._complete()
 
     def cut(self) -> None:
-        """Close the connection where it stands, as a provider's proxy does in the middle of a stream."""
+        """Closes the connection without an end of the body, as a provider's proxy may do within a stream."""
         self._connection.close()
 
     async def drain(self) -> None:
@@ -205,9 +206,10 @@ def plain_refusal(_status: int, message: str) -> bytes:
 
 
 class HttpServer:
-    """Serves `handler` on one address; one task per request, requests of one connection after one another.
+    """Serves `handler` on one address. Each request has its own asyncio task; a connection has one request at a time.
 
-    A client that disconnects cancels the task of its request. `refusal` words what is refused before a handler sees it.
+    When a client disconnects, the task of its request is cancelled. `refusal` makes the body of an answer to a request
+    that is refused before the handler gets it.
     """
 
     def __init__(
@@ -225,13 +227,13 @@ class HttpServer:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> Self:
-        """Listen. Port 0 takes a free one. Raises OSError when the address is taken."""
+        """Listens. Port 0 takes a free one. Raises OSError if the address is taken."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: _Connection(self), host, port, backlog=BACKLOG)
         return self
 
     async def stop(self) -> None:
-        """Stop listening, cancel what is being answered, wait for its end. May be repeated."""
+        """Stops listening, cancels the running requests and waits for their end. Repeatable."""
         if self._server is None:
             return
         self._server.close()
@@ -253,7 +255,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self, server: HttpServer) -> None:
         self._server = server
         self._buffer = bytearray()
-        self._pending: tuple[HttpRequest, int] | None = None  # a head that waits for its body
+        self._pending: tuple[HttpRequest, int] | None = None  # a request whose body is incomplete
         self._task: asyncio.Task[None] | None = None
         self._discarding = False
         self._may_write = asyncio.Event()
@@ -273,7 +275,7 @@ class _Connection(asyncio.Protocol):
             self._task.cancel()
 
     def eof_received(self) -> bool:
-        return False  # a client that sends no more wants no more: close, and so cancel
+        return False  # a client that closed its side is gone: close, which cancels the request
 
     def pause_writing(self) -> None:
         self._may_write.clear()
@@ -307,7 +309,7 @@ class _Connection(asyncio.Protocol):
         await self._may_write.wait()
 
     def _advance(self) -> None:
-        """Begin the next request if the buffer holds it whole."""
+        """Starts the next request if the buffer has all of it."""
         try:
             request = self._next_request()
         except MalformedRequest as error:
@@ -326,7 +328,7 @@ class _Connection(asyncio.Protocol):
                 raise MalformedRequest(431, f"The headers exceed {MAX_HEAD_BYTES} bytes")
             self._pending = parse_head(bytes(self._buffer[:end]))
             del self._buffer[: end + 4]
-            self._greet(*self._pending)
+            self._accept_body(*self._pending)
         head, length = self._pending
         if len(self._buffer) < length:
             return None
@@ -335,7 +337,7 @@ class _Connection(asyncio.Protocol):
         self._pending = None
         return request
 
-    def _greet(self, head: HttpRequest, length: int) -> None:
+    def _accept_body(self, head: HttpRequest, length: int) -> None:
         if length > self._server.max_body_bytes:
             raise MalformedRequest(413, "Request exceeds the maximum size")
         if head.headers.get("expect", "").lower() == "100-continue":

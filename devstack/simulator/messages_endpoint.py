@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: from a request to an answer, or to the failure asked for."""
+"""POST /v1/messages and /v1/messages/count_tokens: answers a request, or fails as a fault demands."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PREFILL_REFUSED = (
 
 @dataclass
 class MessagesEndpoint:
-    """What the simulator plays, how fast, and what it remembers between requests."""
+    """The two endpoints, with the scenarios, the log, the faults and the prompt cache."""
 
     library: ScenarioLibrary
     log: CallLog
@@ -50,7 +50,7 @@ class MessagesEndpoint:
     hostile_answers: deque[HostileAnswer] = field(default_factory=deque)
 
     async def create(self, request: HttpRequest, reply: Reply) -> None:
-        """POST /v1/messages."""
+        """Serves POST /v1/messages."""
         call = self._begin("messages", request)
         try:
             delivery = self._prepare(request, call)
@@ -65,7 +65,7 @@ class MessagesEndpoint:
             self.log.finish(call)
 
     async def count_tokens(self, request: HttpRequest, reply: Reply) -> None:
-        """POST /v1/messages/count_tokens. Costs nothing."""
+        """Serves POST /v1/messages/count_tokens, which costs nothing."""
         call = self._begin("count_tokens", request)
         try:
             body = check_count(_parsed(request))
@@ -81,9 +81,10 @@ class MessagesEndpoint:
             self.log.finish(call)
 
     def _hostile_answer(self, call: SimulatedCall, delivery: ReplyDelivery) -> HostileAnswer | None:
-        """The next that was ordered, or what `sim-hostile-<seed>-<scenario>` makes of every second answer.
+        """Returns the next ordered answer or, for the model `sim-hostile-<seed>-<scenario>`, half of the time a hostile
+        one.
 
-        An attempt of a step is always answered alike, so that a seed that found something finds it again.
+        The same model attempt of a step always gets the same answer, so that a seed reproduces a failure.
         """
         if self.hostile_answers:
             return self.hostile_answers.popleft()
@@ -105,13 +106,13 @@ class MessagesEndpoint:
         return call
 
     def _prepare(self, request: HttpRequest, call: SimulatedCall) -> ReplyDelivery:
-        """Everything that can be refused is refused here, before a token is billed."""
+        """Composes the answer. Raises ApiError for a refused request, before any token is billed."""
         body = check_create(_parsed(request))
         call.model, call.stream = body["model"], body.get("stream", False)
         call.user_id = (body.get("metadata") or {}).get("user_id")
         scenario = self._find_scenario(body)
         call.prompt_hash = prompt_hash(body)
-        room = _room(scenario, body)
+        window_left = _window_left(scenario, body)
         call.turn = turn_of(body["messages"])
         turn = _turn(scenario, call.turn, body)
         _check_ending(scenario, call.turn, body)
@@ -121,7 +122,7 @@ class MessagesEndpoint:
         if fault is not None and fault.kind is FaultKind.OVERLOADED and not call.stream:
             raise ApiError(529, fault.message)
         return ReplyDelivery(
-            compose(turn, body, room), self._price(turn, body), turn.deltas, self._latency_ms(turn, fault), fault
+            compose(turn, body, window_left), self._price(turn, body), turn.deltas, self._latency_ms(turn, fault), fault
         )
 
     def _find_scenario(self, body: Mapping[str, Any]) -> Scenario:
@@ -148,8 +149,8 @@ class MessagesEndpoint:
         reply.send_json(error.status, value, {"request-id": call.request_id, **error.headers})
 
 
-def _room(scenario: Scenario, body: Mapping[str, Any]) -> int | None:
-    """How long the answer may be until the window is full. None: there is no window."""
+def _window_left(scenario: Scenario, body: Mapping[str, Any]) -> int | None:
+    """Returns the tokens that the prompt leaves in the context window, or None without a window."""
     if scenario.window_tokens is None:
         return None
     tokens = count_request(body)
@@ -168,7 +169,7 @@ def _parsed(request: HttpRequest) -> Any:
     _check_headers(request.headers)
     try:
         value = strict_json(request.body.decode())
-        if b"\\ud" in request.body.lower():  # half a surrogate pair passes Python's parser, not the provider's
+        if b"\\ud" in request.body.lower():  # Python's parser accepts half a surrogate pair, the provider's does not
             json.dumps(value, ensure_ascii=False).encode()
     except ValueError as error:
         raise ApiError(400, f"The request body is not valid JSON: {error}") from error
@@ -192,6 +193,6 @@ def _raise_status(fault: Fault | None) -> None:
 
 
 def _check_ending(scenario: Scenario, turn: int, body: Mapping[str, Any]) -> None:
-    """Only a turn that was paused may be sent back as the last message, to be continued."""
+    """Raises ApiError for a last message of the assistant, unless it is a paused turn that shall continue."""
     if body["messages"][-1]["role"] == "assistant" and scenario.turn(turn - 1).stop_reason != "pause_turn":
         raise ApiError(400, PREFILL_REFUSED)

@@ -1,4 +1,7 @@
-"""Is this a conversation? Every tool use is answered exactly once, in the next message, and nothing else is."""
+"""Refuses the requests that the provider would refuse, with the provider's messages.
+
+Among others, each tool_use needs exactly one tool_result in the next message, and each tool_result needs its tool_use.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ SERVER_RESULTS = re.compile(r"(?:web_search|web_fetch|tool_search|(?:bash_|text_
 
 @dataclass
 class _Group:
-    """Consecutive messages of one role: the provider combines them into one."""
+    """Consecutive messages of one role, which the provider combines into one."""
 
     role: str
     index: int
@@ -28,7 +31,7 @@ class _Group:
 
 
 def check_conversation(messages: list[Any]) -> None:
-    """Raises ApiError 400 for the first thing that the provider would refuse."""
+    """Checks a conversation. Raises ApiError 400 for the first error."""
     groups: list[_Group] = []
     for index, message in enumerate(messages):
         role = _role(message, index)
@@ -158,7 +161,7 @@ def _check_results(group: _Group, tool_use_ids: list[str]) -> None:
                 f"messages.{group.index}.content: each tool_use must have a single result. "
                 f"Found multiple `tool_result` blocks with id: {identity}",
             )
-    # Results come first: a text between them and the tool uses counts as no answer.
+    # The results must come first: if a text precedes them, the provider treats the calls as unanswered.
     leading = [block["type"] == "tool_result" for block in group.blocks[: len(results)]]
     missing = [identity for identity in tool_use_ids if identity not in results] or (
         [] if all(leading) else tool_use_ids
@@ -176,7 +179,7 @@ def _unanswered(index: int, identities: list[str]) -> ApiError:
     )
 
 
-# Is this a request that the provider would take? Refuses in its words, so that a test reads what users would.
+# Requests. The messages are the provider's own, so that tests see the same messages as users.
 
 MAX_MESSAGES = 100_000
 MAX_CACHE_MARKS = 4
@@ -220,7 +223,7 @@ def refuse(message: str) -> ApiError:
 
 
 def check_create(body: Any) -> Mapping[str, Any]:
-    """The body of POST /v1/messages, if it is valid. Raises ApiError 400. Time is linear in the request."""
+    """Returns the body of POST /v1/messages if it is valid. Raises ApiError 400. Time is linear in its size."""
     request = _check_common(body, CREATED_FIELDS)
     max_tokens = request.get("max_tokens")
     if max_tokens is None:
@@ -236,7 +239,7 @@ def check_create(body: Any) -> Mapping[str, Any]:
 
 
 def check_count(body: Any) -> Mapping[str, Any]:
-    """The body of POST /v1/messages/count_tokens, if it is valid. Raises ApiError 400."""
+    """Returns the body of POST /v1/messages/count_tokens if it is valid. Raises ApiError 400."""
     return _check_common(body, COUNTED_FIELDS)
 
 

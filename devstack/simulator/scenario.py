@@ -1,4 +1,4 @@
-"""What the simulator plays: turns, the tool calls and the faults in them. Values and rules only."""
+"""Scenarios: their turns, tool calls and faults, their files, and the model names that select them."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 class FaultKind(StrEnum):
     STATUS = "status"  # an error instead of an answer; value: the HTTP status
-    BROKEN_STREAM = "broken_stream"  # the connection is cut; value: after so many deltas
-    OVERLOADED = "overloaded"  # an `error` event in the stream; value: after so many deltas
-    DRIP = "drip_ms"  # every delta comes late; value: the pause before each
-    LATENCY = "latency_ms"  # the whole answer takes so long
+    BROKEN_STREAM = "broken_stream"  # the connection is cut; value: the number of deltas before
+    OVERLOADED = "overloaded"  # an `error` event in the stream; value: the number of deltas before
+    DRIP = "drip_ms"  # every delta is delayed; value: the pause before each
+    LATENCY = "latency_ms"  # the answer is slow; value: its duration
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One way to fail. `times` None: always; else so often for one conversation, then the turn is answered."""
+    """A fault. `times`: how often the same request meets it before it is answered; None: always."""
 
     kind: FaultKind
     value: int
@@ -48,7 +48,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Turn:
-    """One answer of the model. What is None is derived: tokens from the output, stop_reason from the calls."""
+    """One answer of the model. None is derived: the tokens from the texts, `stop_reason` from the calls."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
@@ -64,9 +64,10 @@ SUMMARY = Turn(text="This is what happened.")
 
 
 class Scenario(Protocol):
-    """Answers for the n-th turn: the one after n assistant messages, counted from 0.
+    """The answers of a simulated model. `turn(n)`: the answer after n assistant messages.
 
-    `window_tokens`: a longer prompt is refused; None: none is. `summary`: the answer to who asks for one.
+    `window_tokens`: the context window, beyond which a prompt is refused; None: no limit. `summary`: the answer to a
+    request for a summary.
     """
 
     @property
@@ -83,7 +84,7 @@ class Scenario(Protocol):
 
 @dataclass(frozen=True)
 class WrittenScenario:
-    """The turns of a file, repeats unrolled. Past its end it goes on with its last turn."""
+    """The scenario of a file, with repeats unrolled. The last turn answers all further requests."""
 
     name: str
     turns: tuple[Turn, ...]
@@ -96,7 +97,7 @@ class WrittenScenario:
 
 @dataclass(frozen=True)
 class StepsScenario:
-    """`steps` turns that call one tool each, then a text: long conversations without a long file."""
+    """A scenario of `steps` turns with one tool call each, then a text: a long conversation without a long file."""
 
     name: str
     steps: int
@@ -117,7 +118,7 @@ class StepsScenario:
 
 
 def step_arguments(tool: str, index: int) -> dict[str, Any]:
-    """Arguments the tool accepts, different for every step where it matters."""
+    """Returns valid arguments of the tool, different for every step where that matters."""
     known: dict[str, dict[str, Any]] = {
         "list_files": {"path": "."},
         "read_file": {"path": "steps.txt"},
@@ -130,7 +131,7 @@ def step_arguments(tool: str, index: int) -> dict[str, Any]:
     return known.get(tool, {"step": index})
 
 
-# The shape of a scenario file and of a fault, as JSON Schema.
+# JSON Schemas of a scenario file and of a fault.
 
 STOP_REASONS = [
     "end_turn",
@@ -146,7 +147,7 @@ MAX_TURNS = 100_000
 _COUNT = {"type": "integer", "minimum": 0}
 _POSITIVE = {"type": "integer", "minimum": 1}
 
-# Exactly one of the first five says what happens.
+# A fault has exactly one of the first five, which is its kind.
 FAULT_PROPERTIES: dict[str, Any] = {
     "status": {"type": "integer", "minimum": 400, "maximum": 599},
     "broken_stream": _COUNT,
@@ -167,7 +168,7 @@ FAULT_SCHEMA: dict[str, Any] = {
     **FAULT_KINDS,
 }
 
-# What POST /_sim/faults takes: the same fault, for the next `count` requests that match.
+# The body of POST /_sim/faults: a fault for the next `count` requests that match.
 FAULT_REQUEST_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -212,7 +213,7 @@ _TURN_SCHEMA = {
 
 TURNS_SCHEMA: dict[str, Any] = {"type": "array", "items": _TURN_SCHEMA, "minItems": 1, "maxItems": MAX_TURNS}
 
-# Instead of turns alone: with how much the model takes, and what it says when it is asked for a summary.
+# The other form of a scenario file: turns, with a context window and the answer to a request for a summary.
 MODEL_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"window_tokens": _POSITIVE, "summary": _TURN_SCHEMA, "turns": TURNS_SCHEMA},
@@ -221,7 +222,7 @@ MODEL_SCHEMA: dict[str, Any] = {
 }
 
 
-# The scenarios there are: files read and checked at the start, and the families that a model's name describes.
+# The library: files that are checked at the start, and scenarios that a model name describes (sim-steps-…).
 
 SHIPPED = Path(__file__).parent / "scenarios"
 DEFAULT_SCENARIO = "research"
@@ -229,7 +230,7 @@ PREFIX = SIMULATED_MODEL_PREFIX
 BY_GOAL = "sim-by-goal"
 MAX_STEPS = 1_000_000
 MAX_STEP_TEXT_BYTES = 1_000_000
-# steps-<N>, then optionally a tool's name, a latency, a text's size, a window: steps-1000-write_file-50ms-2400b-8000w
+# steps-<N>, then optionally a tool, a latency, the size of the texts, a window: steps-1000-write_file-50ms-2400b-8000w
 _STEPS = re.compile(r"steps-(\d{1,7})(?:-([a-z][a-z0-9_]*))?(?:-(\d{1,6})ms)?(?:-(\d{1,7})b)?(?:-(\d{1,8})w)?")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}")
 _TURNS = jsonschema.Draft202012Validator(TURNS_SCHEMA)
@@ -237,18 +238,18 @@ _MODEL = jsonschema.Draft202012Validator(MODEL_SCHEMA)
 
 
 class ScenarioError(Exception):
-    """A scenario file cannot be played: the message names the file and the turn."""
+    """A scenario file is invalid. The message names the file and the turn."""
 
 
 class ScenarioLibrary:
-    """All scenarios by name. A later directory's file replaces an earlier one's of the same name."""
+    """All scenarios by name. A file replaces an earlier file with the same name."""
 
     def __init__(self, directories: Sequence[Path] = (), files: Sequence[Path] = ()) -> None:
-        """Read every `*.yaml` of the shipped scenarios and of `directories`, then `files`. Raises ScenarioError."""
+        """Reads all `*.yaml` of the shipped scenarios and of `directories`, then `files`. Raises ScenarioError."""
         self._scenarios: dict[str, Scenario] = {}
         for directory in (SHIPPED, *directories):
             if not directory.is_dir():
-                raise ScenarioError(f"{directory} is no directory")
+                raise ScenarioError(f"{directory} is not a directory")
             for path in sorted(directory.glob("*.yaml")):
                 self._scenarios[path.stem] = load_scenario(path)
         for path in files:
@@ -259,9 +260,10 @@ class ScenarioLibrary:
         return sorted(self._scenarios)
 
     def find(self, model: str, goal: str = "") -> Scenario | None:
-        """The scenario a model's name asks for: `sim-<name>`, or `research` for any real model's name.
+        """Returns the scenario of a model: `<name>` for `sim-<name>`, `research` for a real model's name, or None.
 
-        `sim-by-goal`: the one that the goal's first word names, else `echo`: sub-agents have their parent's model.
+        `sim-by-goal` plays the scenario that the first word of the goal names, or else `echo`. It exists because
+        sub-agents have the model of their parent.
         """
         if model == BY_GOAL:
             return self.find(PREFIX + next(iter(goal.split()), "")) or self._scenarios["echo"]
@@ -287,16 +289,16 @@ def steps_scenario(name: str) -> StepsScenario | None:
 
 
 def model_of(path: Path) -> str:
-    """The model whose answers a scenario file has. Raises ScenarioError for a file whose name cannot be a model's."""
+    """Returns the model name of a scenario file. Raises ScenarioError if the file's name cannot be part of one."""
     if not _NAME.fullmatch(path.stem):
         raise ScenarioError(
-            f"{path}: the file's name names the model, sim-<name>; use 1 to 100 lowercase letters, digits, - and _"
+            f"{path}: its name becomes the model name sim-<name>; use 1 to 100 lowercase letters, digits, - and _"
         )
     return PREFIX + path.stem
 
 
 def load_scenario(path: Path) -> WrittenScenario:
-    """Read and check one file. Raises ScenarioError naming the file, the turn (from 0) and what is wrong with it."""
+    """Reads and checks one file. Raises ScenarioError that names the file, the turn (from 0) and the problem."""
     model_of(path)
     try:
         value = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -319,7 +321,7 @@ def _turns(path: Path, entries: Sequence[Mapping[str, Any]]) -> list[Turn]:
     if len(turns) > MAX_TURNS:
         raise ScenarioError(f"{path}: {len(turns)} turns, at most {MAX_TURNS}; use the model sim-steps-<N>")
     if turns[-1].calls:
-        # It goes on with its last turn: that must not call tools for ever.
+        # The last turn answers all further requests, so it must not call tools, or the conversation would never end.
         raise ScenarioError(f"{path}, turn {len(entries) - 1}: the last turn must not call tools")
     return turns
 
@@ -360,19 +362,19 @@ def _turn(entry: Mapping[str, Any]) -> Turn:
 
 
 def fault_from(value: Mapping[str, Any], times: int | None) -> Fault:
-    """A fault from a mapping that FAULT_SCHEMA or FAULT_REQUEST_SCHEMA has accepted."""
+    """Returns the fault of a mapping that is valid by FAULT_SCHEMA or FAULT_REQUEST_SCHEMA."""
     kind = next(kind for kind in FaultKind if kind in value)
     return Fault(kind, value[kind], times, value.get("retry_after_seconds"), value.get("message"))
 
 
-# Which fault the next request meets: those ordered at run time first, then the scenario's own.
+# The fault of the next request: first the faults ordered at run time, then the scenario's own.
 
 MAX_ORDERED = 1000
 MAX_CONVERSATIONS = 10_000
 
 
-class TooManyFaults(Exception):  # noqa: N818  says what happened
-    """More faults are ordered than the simulator keeps."""
+class TooManyFaults(Exception):  # noqa: N818  the name says what happened
+    """More faults were ordered than the simulator stores."""
 
 
 @dataclass
@@ -384,7 +386,7 @@ class _Ordered:
 
 
 class Faults:
-    """Orders are used up in the order they came, each `count` times. A scenario's fault counts per conversation."""
+    """Ordered faults are used in their order, each `count` times. A scenario's fault is counted per request body."""
 
     def __init__(self) -> None:
         self._ordered: list[_Ordered] = []
@@ -395,9 +397,9 @@ class Faults:
         self._seen.clear()
 
     def order(self, fault: Fault, *, endpoint: str = "messages", model: str | None = None, count: int = 1) -> None:
-        """Raises TooManyFaults beyond 1,000 orders that nothing has met yet."""
+        """Orders a fault. Raises TooManyFaults beyond 1,000 unused orders."""
         if len(self._ordered) >= MAX_ORDERED:
-            raise TooManyFaults(f"{MAX_ORDERED} faults are waiting already")
+            raise TooManyFaults(f"{MAX_ORDERED} ordered faults are unused; reset the simulator first")
         self._ordered.append(_Ordered(fault, endpoint, model, count))
 
     def next_ordered(self, endpoint: str, model: str) -> Fault | None:
@@ -410,7 +412,7 @@ class Faults:
         return None
 
     def next_written(self, fault: Fault | None, body: Mapping[str, Any]) -> Fault | None:
-        """The scenario's fault, unless this very request (its model, messages and user) has met it `times` times."""
+        """Returns the scenario's fault, or None if the same request (model, messages, user) met it `times` times."""
         if fault is None or fault.times is None:
             return fault
         identity = json.dumps([body["model"], body["messages"], body.get("metadata")]).encode()

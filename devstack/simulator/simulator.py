@@ -1,4 +1,4 @@
-"""The simulator as a whole: its routes, and the control that tests have over it while it runs."""
+"""The simulator: its routes, and the control interface for tests while it runs."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ MOST_ANSWERS = 1000
 class ModelSimulator:
     """A running simulator: `async with ModelSimulator() as simulator: AsyncAnthropic(base_url=simulator.url)`.
 
-    `scenarios`: directories of more scenario files; `scenario_files`: single ones. `latency_ms`: how long a turn takes
-    that does not say. `counts_tokens`: whether it offers /v1/messages/count_tokens, as not every endpoint does.
+    `scenarios`: directories with further scenario files; `scenario_files`: single files. `latency_ms`: the latency of
+    turns without their own. `counts_tokens`: whether it serves /v1/messages/count_tokens, which not every endpoint has.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ModelSimulator:
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
-        """Raises ScenarioError for a file that cannot be played, OSError for a log that cannot be written."""
+        """Raises ScenarioError for an invalid scenario file, and OSError for a log that cannot be written."""
         library = ScenarioLibrary(scenarios, scenario_files)
         self.log = CallLog(log_path)
         self.faults = Faults()
@@ -70,16 +70,16 @@ class ModelSimulator:
         return f"http://{self._address[0]}:{self._server.port}"
 
     def answer_next(self, answer: HostileAnswer) -> None:
-        """Whatever is asked next is answered with this."""
+        """Answers the next streamed request with this answer."""
         self._messages.hostile_answers.append(answer)
 
     async def start(self) -> Self:
-        """Listen. Raises OSError when the address is taken."""
+        """Listens. Raises OSError if the address is taken."""
         await self._server.start(*self._address)
         return self
 
     async def stop(self) -> None:
-        """Cut what is being answered (it is logged as abandoned) and close the log."""
+        """Cuts running answers, which are logged as abandoned, and closes the log."""
         await self._server.stop()
         self.log.close()
 
@@ -94,13 +94,13 @@ class ModelSimulator:
     async def _handle(self, request: HttpRequest, reply: Reply) -> None:
         route = self._routes.get((request.method, request.path))
         if route is None:
-            message = f"{request.method} {request.path} is not served here"
+            message = f"this server has no {request.method} {request.path}"
             reply.send_json(404, error_value(404, message, new_request_id()))
             return
         await route(request, reply)
 
     async def _list_calls(self, request: HttpRequest, reply: Reply) -> None:
-        """The last calls, oldest first, and the sums of all since the last reset."""
+        """Sends the last calls, the oldest first, and the sums of all calls since the last reset."""
         limit = request.query.get("limit", str(LISTED_CALLS))
         if not limit.isdigit():
             reply.send_json(400, {"error": "limit is not a number"})
@@ -110,15 +110,15 @@ class ModelSimulator:
         reply.send_json(200, value)
 
     async def _list_running(self, _request: HttpRequest, reply: Reply) -> None:
-        """The calls that are being answered, with what they are billed so far."""
+        """Sends the running calls with their bills so far."""
         reply.send_json(200, {"calls": self.log.running()})
 
     async def _order_fault(self, request: HttpRequest, reply: Reply) -> None:
         try:
             value: Any = json.loads(request.body)
             jsonschema.validate(value, FAULT_REQUEST_SCHEMA)
-            place = {"endpoint": value.get("endpoint", "messages"), "model": value.get("model")}
-            self.faults.order(fault_from(value, None), count=value.get("count", 1), **place)
+            target = {"endpoint": value.get("endpoint", "messages"), "model": value.get("model")}
+            self.faults.order(fault_from(value, None), count=value.get("count", 1), **target)
         except (ValueError, TooManyFaults) as error:
             reply.send_json(400, {"error": str(error)})
         except jsonschema.ValidationError as error:
@@ -127,7 +127,7 @@ class ModelSimulator:
             reply.send_json(200, {})
 
     async def _order_answer(self, request: HttpRequest, reply: Reply) -> None:
-        """The body of this request is the stream of the next `count` answers, byte for byte."""
+        """Takes the body of the request as the stream of the next `count` answers, byte for byte."""
         count = request.query.get("count", "1")
         if not count.isdecimal() or not 1 <= int(count) <= MOST_ANSWERS:
             reply.send_json(400, {"error": f"count must be 1 to {MOST_ANSWERS}"})
@@ -137,7 +137,7 @@ class ModelSimulator:
         reply.send_json(200, {})
 
     async def _reset(self, _request: HttpRequest, reply: Reply) -> None:
-        """Forget faults, ordered answers, calls and cached prefixes. The log file stays."""
+        """Deletes faults, ordered answers, calls and cached prefixes. Keeps the log file."""
         self._messages.hostile_answers.clear()
         self.faults.clear()
         self.log.clear()

@@ -1,7 +1,7 @@
-"""The few things a scenario's text or argument may refer to, in double braces. Nothing is evaluated.
+"""References in the texts and arguments of a scenario, in double braces. They are replaced, never evaluated.
 
-{{turn}}            the turn being played, counted from 0
-{{goal}}            the first user message's text
+{{turn}}            the number of the turn, counted from 0
+{{goal}}            the text of the first user message
 {{last_user_text}}  the last user text
 {{result.T.C}}      the text of the result of the C-th tool call of turn T, at most 2,000 characters
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 
-# Conversations of which a summary stands for the beginning: where in its scenario such a conversation is.
+# Conversations that begin with a summary: which turn of the scenario they have reached.
 
 _WANTED = re.compile(r"\bsummari[sz]e the conversation\b", re.IGNORECASE)
 _TURN = re.compile(r"\[turn (\d{1,9})\]")
@@ -23,19 +23,19 @@ _SO_FAR = re.compile(r"\[(\d{1,9}) turns so far\]")
 
 
 def is_summary_wanted(body: Mapping[str, Any]) -> bool:
-    """Whether a request asks for nothing but a summary: one message, and no tools to go on with."""
+    """Whether a request asks for a summary: it has one message and no tools."""
     return len(body["messages"]) == 1 and not body.get("tools") and bool(_WANTED.search(_text(body["messages"][0])))
 
 
-def summary_text(message: str, messages: Sequence[Any]) -> str:
-    """`words`, and how many turns they stand for."""
+def summary_text(summary: str, messages: Sequence[Any]) -> str:
+    """Returns `summary` with the number of turns that it replaces."""
     text = _text(messages[0])
     turns = [*(int(turn) + 1 for turn in _TURN.findall(text)), *map(int, _SO_FAR.findall(text))]
-    return f"{message} [{max(turns, default=0)} turns so far]"
+    return f"{summary} [{max(turns, default=0)} turns so far]"
 
 
 def turn_of(messages: Sequence[Any]) -> int:
-    """Which turn comes next, counted from 0."""
+    """Returns the number of the next turn, counted from 0."""
     turns = _SO_FAR.findall(_text(messages[0]))
     return sum(1 for message in messages if message["role"] == "assistant") + (int(turns[-1]) if turns else 0)
 
@@ -53,12 +53,12 @@ _NAMES = re.compile(r"turn|goal|last_user_text|result\.\d+\.\d+")
 
 
 def unknown_references(value: Any) -> list[str]:
-    """References in a text, or in the texts of an argument, that mean nothing."""
+    """Returns the unknown references in a text, or in the texts of an argument."""
     return [name for text in _texts(value) for name in _REFERENCE.findall(text) if not _NAMES.fullmatch(name)]
 
 
 def fill(value: Any, messages: Sequence[Any]) -> Any:
-    """`value` with its references replaced by what `messages` (a valid conversation) say. Numbers stay numbers."""
+    """Returns `value` with its references replaced by texts of `messages`, a valid conversation. Keeps numbers."""
     if isinstance(value, str):
         if "{{" not in value:
             return value
@@ -71,7 +71,7 @@ def fill(value: Any, messages: Sequence[Any]) -> Any:
 
 
 def text_of(content: Any) -> str:
-    """The text in a message's or a tool result's content, which is a string or a list of blocks."""
+    """Returns the text of the content of a message or a tool result, which is a string or a list of blocks."""
     if isinstance(content, str):
         return content
     return "\n".join(block["text"] for block in content or () if block.get("type") == "text")

@@ -1,12 +1,12 @@
-"""Counting tokens, and what of them the prompt cache holds. Simple on purpose: a bill must be easy to recompute.
+"""Counts tokens and simulates the prompt cache. It is simple on purpose: a bill must be easy to recompute.
 
 A request is a list of parts: each tool, each system block, each content block. A text costs one token for every four
-bytes of UTF-8, rounded up; any other part costs as much as its JSON. Parts up to a block marked `cache_control` form a
-prefix. The longest prefix that is kept is *read*; the parts from there to the last mark are *created*; the rest is
-plain input. The three never overlap.
+bytes of UTF-8, rounded up; any other part costs as much as its JSON. The parts up to a block with `cache_control` (a
+mark) form a prefix. The longest cached prefix is *read*; the parts from there to the last mark are *created*; the rest
+is plain input. The three never overlap.
 
-As the provider's, the cache keeps a prefix for five minutes after its last use, takes no mark on a prefix of less than
-1,024 tokens, keeps only what was marked, and looks for it at most 20 parts before each mark. It holds 10,000 prefixes.
+As at the provider, the cache keeps a prefix for five minutes after its last use, ignores marks on prefixes of less than
+1,024 tokens, stores only marked prefixes, and searches at most 20 parts before each mark. It stores 10,000 prefixes.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ MAX_PREFIXES = 10_000
 KEPT_SECONDS = 300.0
 LEAST_TOKENS = 1024
 LOOKED_BACK = 20
-# One encoder for all parts: json.dumps with options of its own would build one per call.
+# One encoder for all parts, because json.dumps with options builds a new one per call.
 _ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 @dataclass(frozen=True)
 class InputTokens:
-    """What a request costs before its answer."""
+    """The input tokens of a request, by price."""
 
     plain: int
     cache_creation: int = 0
@@ -58,18 +58,18 @@ def tokens_of_bytes(size: int) -> int:
 
 
 def count_request(body: Mapping[str, Any]) -> int:
-    """All input tokens of a valid request, cached or not. Time is linear in the request."""
+    """Returns all input tokens of a valid request, cached or not. Time is linear in the size of the request."""
     return sum(tokens_of_bytes(len(part.text)) for part in _parts(body))
 
 
 def prompt_hash(body: Mapping[str, Any]) -> str:
-    """Of all that the model reads."""
+    """Returns a hash of all that the model reads."""
     read = {name: body.get(name) for name in ("model", "tools", "system", "messages")}
     return hashlib.blake2b(_ENCODE(read).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 class PromptCache:
-    """The prefixes that were marked. `least_tokens`: a shorter one is not kept. `now`: monotonic seconds."""
+    """The cached prefixes. `least_tokens`: the size below which a prefix is not cached. `now`: monotonic seconds."""
 
     def __init__(self, least_tokens: int = LEAST_TOKENS, now: Callable[[], float] = time.monotonic) -> None:
         self._least_tokens = least_tokens
@@ -80,7 +80,7 @@ class PromptCache:
         self._ends.clear()
 
     def price(self, body: Mapping[str, Any]) -> InputTokens:
-        """The input tokens of a valid request, and remember its marked prefixes."""
+        """Returns the input tokens of a valid request and caches its marked prefixes."""
         parts = _parts(body)
         totals = list(accumulate(tokens_of_bytes(len(part.text)) for part in parts))
         total = totals[-1] if totals else 0
@@ -94,7 +94,7 @@ class PromptCache:
         return InputTokens(total - totals[marks[-1]], totals[marks[-1]] - read, read)
 
     def _find(self, prefixes: Sequence[bytes], marks: Sequence[int]) -> int | None:
-        """The last part of the longest prefix that is kept; its five minutes begin anew."""
+        """Returns the index of the last part of the longest cached prefix, or None. Renews its five minutes."""
         for mark in reversed(marks):
             for index in range(mark, max(-1, mark - LOOKED_BACK - 1), -1):
                 if self._ends.get(prefixes[index], 0.0) > self._now():
@@ -111,20 +111,20 @@ class PromptCache:
 
 
 def _prefixes(model: str, parts: Sequence[_Part]) -> list[bytes]:
-    """For each part a name of all up to it."""
+    """Returns for each part the hash of the prefix that ends with it."""
     running = hashlib.blake2b(model.encode(), digest_size=16)
-    names = []
+    digests = []
     for part in parts:
         running.update(len(part.text).to_bytes(8, "big") + part.text)
-        names.append(running.digest())
-    return names
+        digests.append(running.digest())
+    return digests
 
 
 def _parts(body: Mapping[str, Any]) -> list[_Part]:
-    everything = list(_unmarked_parts(body))
-    if body.get("cache_control") and everything:  # the request's own mark stands for one on its last block
-        everything[-1] = _Part(everything[-1].text, marked=True)
-    return everything
+    parts = list(_unmarked_parts(body))
+    if body.get("cache_control") and parts:  # a mark of the request is a mark on its last block
+        parts[-1] = _Part(parts[-1].text, marked=True)
+    return parts
 
 
 def _unmarked_parts(body: Mapping[str, Any]) -> Iterator[_Part]:

@@ -158,7 +158,7 @@ def test_a_taken_port_is_told_with_the_servers_own_words(data_directory: Any) ->
 def test_files_of_others_are_never_overwritten(data_directory: Any) -> None:
     data_directory.mkdir()
     (data_directory / "thesis.txt").write_text("years of work")
-    with pytest.raises(DataDirectoryRefused, match="no PostgreSQL cluster"):
+    with pytest.raises(DataDirectoryRefused, match="not a PostgreSQL cluster"):
         PostgresProcess(data_directory).start()
     assert (data_directory / "thesis.txt").read_text() == "years of work"
 

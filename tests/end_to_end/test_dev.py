@@ -105,10 +105,10 @@ async def test_a_second_start_in_a_folder_is_refused(tmp_path: Path) -> None:
 
         os.kill(process_of("worker-1", tmp_path), signal.SIGKILL)
         said = ""
-        while "worker-1 is back" not in said:
+        while "worker-1 serves again" not in said:
             assert dev.stderr is not None
             said += (await asyncio.wait_for(dev.stderr.readline(), PATIENCE_SECONDS)).decode()
-        assert f"worker-1 was killed (SIGKILL); it is started again in 0.5 s. Its log: {tmp_path}" in said
+        assert f"worker-1 was killed (SIGKILL); it will be restarted in 0.5 s. Its log: {tmp_path}" in said
         async with Client(address) as client:
             task = await client.submit("go on")
             assert (await client.wait(task.task_id, 60)).state
@@ -142,7 +142,7 @@ def _resolves_below(link: Path, folder: Path) -> bool:
         (("--data", "{file}"), "cannot be the data folder: File exists; name another with --data"),
         (("--etcd-binary", "{file}"), "is not an executable file"),
         (("--postgres-binaries", "{folder}"), "has no postgres, initdb"),
-        (("--postgres", "postgresql://127.0.0.1:1/x"), "does not take us in"),
+        (("--postgres", "postgresql://127.0.0.1:1/x"), "cannot connect to the Postgres"),
     ],
 )
 async def test_what_cannot_start_says_why_in_a_sentence(tmp_path: Path, arguments: Any, expected: str) -> None:

@@ -50,7 +50,7 @@ async def test_the_example_of_the_page_works_as_it_stands(tmp_path: Path) -> Non
         ("mine.yaml", "- {text: x, calls: [{name: a, arguments: {}}]}\n", "turn 0: the last turn must not call tools"),
         ("mine.yaml", "- text: '{{results.0.0}}'\n", "turn 0: unknown reference {{results.0.0}}"),
         ("mine.yaml", "- [", "mine.yaml: while parsing"),
-        ("My Model.yaml", "- text: x\n", "the file's name names the model"),
+        ("My Model.yaml", "- text: x\n", "its name becomes the model name"),
     ],
 )
 async def test_an_unplayable_scenario_is_refused_before_the_start(

@@ -115,7 +115,7 @@ def test_stacks_that_start_at_once_choose_different_addresses(tmp_path: Path, mo
     assert second != first
     assert choose_address("gateway", usual=True) not in {first, second}
     for stack in stacks:
-        stack._addresses.close()
+        stack._held_addresses.close()
     assert choose_address("gateway", usual=True) == first
 
 
