@@ -167,7 +167,7 @@ def test_data_of_another_version_is_refused(data_directory: Any) -> None:
     process = PostgresProcess(data_directory).start()
     process.stop()
     (data_directory / "PG_VERSION").write_text("13\n")
-    with pytest.raises(DataDirectoryRefused, match="made by PostgreSQL 13"):
+    with pytest.raises(DataDirectoryRefused, match="created by PostgreSQL 13"):
         process.start()
 
 
