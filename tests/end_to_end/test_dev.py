@@ -139,7 +139,7 @@ def _resolves_below(link: Path, folder: Path) -> bool:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("--data", "{file}"), "cannot be the data folder: File exists; name another with --data"),
+        (("--data", "{file}"), "cannot be the data folder: File exists; choose one with --data"),
         (("--etcd-binary", "{file}"), "is not an executable file"),
         (("--postgres-binaries", "{folder}"), "has no postgres, initdb"),
         (("--postgres", "postgresql://127.0.0.1:1/x"), "cannot connect to the Postgres"),
@@ -197,7 +197,8 @@ async def test_data_of_another_postgres_is_refused_before_the_start(tmp_path: Pa
     refused = await tenure("dev", "--data", str(data), "--postgres-binaries", str(binaries))
     assert refused.code == Exit.REFUSED
     assert (
-        f"{data / 'postgres'} was made by PostgreSQL 18, and {binaries} has 15.7, which cannot read it" in refused.err
+        f"{data / 'postgres'} was created by PostgreSQL 18, but {binaries} has 15.7, which cannot read it"
+        in refused.err
     )
     assert "name the bin directory of a PostgreSQL 18 (--postgres-binaries" in refused.err
     assert "starting" not in refused.err
