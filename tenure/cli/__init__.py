@@ -1,13 +1,40 @@
-"""The `tenure` command: a terminal for people, JSON for machines, exit codes that mean something.
+"""The `tenure` command: text for people, JSON for programs (`--json`), exit codes for scripts.
 
-main.py        the command group                  context.py     where the gateway is, how to speak
-submit.py      submit                             exit_codes.py       what an exit code means
-tasks.py      wait, cancel                       parameters.py  durations, labels, TASK
-tasks.py        get, list, entries                 formatting.py       how numbers, times and states are said
-workers.py     claims, workers, refusals          entry_lines.py       how one entry is said in a line
-leases.py      leases of named resources          keys.py        signing keys
-dev.py         the embedded stack (dev.py)
+The files, in the order in which data flows:
 
-watch.py       watch: events → watch_state.py (what is known of the task) → narration.py (what is said about it, settled
-lines) → watch.py (the lines, and below them what is under way)
+__main__.py       `python -m tenure.cli`
+main.py           the command group; errors become a message and an exit code
+context.py        the gateway's address, the tenant and the output mode of one invocation
+parameters.py     types of options: durations, labels, dollars; TASK
+exit_codes.py     the exit codes, and the message of each error
+output.py         prints everything; escapes control characters
+formatting.py     numbers, times, states and texts for people
+entry_lines.py    one line for one entry
+
+submit.py         submit
+send_and_fork.py  send, fork
+tasks.py          get, list, tree, entries, wait, cancel, explain
+watch.py          watch: one task, live. Entries flow through watch_state.py and narration.py to the screen here
+watch_state.py    the state of the watched task: the fold of its entries, and the live text
+narration.py      the lines that `watch` prints for each entry
+follow.py         follow: all tasks of a tenant
+waits.py          waits, resume, signal
+answering.py      the text of a wait, the commands that answer it, the question in a terminal
+files.py          files: a task's workspace
+tools.py          tools: tool sources, tools, calls in doubt
+workers.py        claims, workers, refusals, queues
+leases.py         leases: named leases of other systems
+schedules.py      schedules
+webhooks.py       webhooks
+tenants.py        tenants, usage
+admin.py          admin: what only operators do
+verify.py         admin verify: checks tasks against the invariants
+keys.py           keys: signing keys of fencing tokens
+dev.py            dev: the development stack
+demo/             demo: a worker is frozen, another is killed, and the result is judged
+
+What to touch when:
+- a new command: its file, the list in main.py and docs/commands.md
+- a new kind of entry: entry_lines.py (`tenure entries`), narration.py and watch_state.py (`tenure watch`)
+- a new error: exit_codes.py, if the message needs advice
 """

@@ -1,4 +1,4 @@
-"""`tenure`, and `python -m tenure.cli`."""
+"""Runs the command as `tenure` and as `python -m tenure.cli`."""
 
 from tenure.runtime.fast_start import imports_kept
 

@@ -1,4 +1,4 @@
-"""What every command needs: where the gateway is, whose tasks, and how to speak."""
+"""The context of one invocation: the gateway's address, the tenant and the output mode."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ DEFAULT_DATA_DIR: Final = Path(".tenure")
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """`console` is for people, `emit` is for machines. `environment` is the process's, read in main.py."""
+    """What main.py passes to every command. `console` prints for people, `emit` prints JSON.
+
+    `environment` is the environment of the process; only main.py reads it.
+    """
 
     address: str
     tenant: str
@@ -45,18 +48,18 @@ class Context:
         return asyncio.run(connected())
 
     def path_of(self, path: Path) -> Path:
-        """As short as it can be said from here."""
-        here = Path.cwd()
-        return path.relative_to(here) if path.is_relative_to(here) else path
+        """Returns the path relative to the working directory if it is below it, else as it is."""
+        working_directory = Path.cwd()
+        return path.relative_to(working_directory) if path.is_relative_to(working_directory) else path
 
     def emit(self, message: Message | Mapping[str, Any]) -> None:
-        """One line of JSON, in the contract's own names."""
+        """Prints one line of JSON, with the field names of the API."""
         value = to_dict(message) if isinstance(message, Message) else message
         echo(json_line(value))
 
 
 def find_gateway(address: str | None, data_dir: Path) -> str:
-    """The address given, else that of the stack running on this folder, else the usual one."""
+    """Returns the given address, else the gateway of the stack that runs on `data_dir`, else the default."""
     if address:
         return address
     running = read_addresses(data_dir)

@@ -1,4 +1,4 @@
-"""What an exit code means, in one place."""
+"""The exit codes of `tenure`, and the message that it prints for each error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tenure.wire.common import STATES
 
 
 class Exit(IntEnum):
-    """0 is yes. 1 to 7 are answers a script may want to tell apart."""
+    """0 is success. A script can tell 1 to 7 apart."""
 
     OK = 0
     TASK_FAILED = 1
@@ -29,21 +29,21 @@ class Exit(IntEnum):
 
 HELP: Final = """\b
 Exit codes:
-  0  yes
-  1  the task ended otherwise than SUCCEEDED (wait, watch, submit --watch)
+  0  success
+  1  the task ended in another state than SUCCEEDED (wait, watch, submit --watch)
   2  the command line is wrong
-  3  refused: not found, wrong state, invalid; the same again changes nothing
-  4  nothing answers: try later
-  5  not yet: the task has not ended within --timeout, the lease is held by another
-  6  a bug over there; its log has the details
-  7  a rule was broken (admin verify)
+  3  refused: not found, wrong state, invalid; a repeat is refused too
+  4  the gateway or a service behind it does not answer: try again later
+  5  not yet: the task has not ended within --timeout, or another holder has the lease
+  6  an internal error of a service; its log has the details
+  7  an invariant is violated (admin verify)
   130  stopped by Ctrl-C"""
 
 _ADVICE: Final = {
-    errors.NotFound: "`tenure list` shows the tasks there are",
+    errors.NotFound: "`tenure list` shows the tasks",
     errors.LimitReached: "try again in a moment",
     errors.Unavailable: "try again in a moment",
-    errors.OutOfRange: "leave --after out to begin with the first entry",
+    errors.OutOfRange: "omit --after to begin with the first entry",
 }
 
 _SOON_SECONDS: Final = 10.0
@@ -64,16 +64,16 @@ _WITHOUT_ADVICE: Final = frozenset(
         "FILE_NOT_FOUND",
     }
 )
-"""What is said of leases, schedules, webhooks and workers needs no advice about tasks."""
+"""Reasons of errors that are not about a live task: `_ADVICE`, which speaks of tasks, does not fit them."""
 
 
 def exit_of_task(task: task_pb2.Task) -> Exit:
-    """0 when the task succeeded."""
+    """Returns OK if the task SUCCEEDED, else TASK_FAILED."""
     return Exit.OK if STATES.to_domain(task.state) is TaskState.SUCCEEDED else Exit.TASK_FAILED
 
 
 def exit_of_error(error: Exception) -> Exit:
-    """By what the caller can do about it."""
+    """Returns the exit code of an error, by what the caller can do about the error."""
     if isinstance(error, errors.LeaseHeld):
         return Exit.NOT_YET
     if isinstance(error, errors.TryLater):
@@ -84,15 +84,15 @@ def exit_of_error(error: Exception) -> Exit:
 
 
 def explain(error: Exception, address: str) -> str:
-    """One sentence, and what to do."""
+    """Returns the message of an error: what happened, and what the user can do."""
     if isinstance(error, errors.InvalidRequest) and error.violations:
         return "; ".join(f"{field} {description}" for field, description in error.violations)
     if isinstance(error, errors.Unavailable) and error.metadata.get("outcome") == "unknown":
-        return f"nothing answers at {address}: is the stack running? `tenure dev` starts one, --address names another"
+        return f"no gateway answers at {address}: check that it runs, or name another with --address; `tenure dev` starts one"
     if isinstance(error, errors.LeaseHeld) and error.retry_after_seconds is not None:
-        return f"{error.message}; without a renewal it is free in {error.retry_after_seconds:.0f} s"
+        return f"{error.message}; without a renewal the lease ends in {error.retry_after_seconds:.0f} s"
     if isinstance(error, errors.LimitReached) and (error.retry_after_seconds or 0.0) > _SOON_SECONDS:
-        return f"{error.message}: there may be room in {seconds_text(error.retry_after_seconds or 0.0)}"
+        return f"{error.message}: try again in {seconds_text(error.retry_after_seconds or 0.0)}"
     if isinstance(error, errors.TenureError):
         advice = (
             ""
@@ -101,5 +101,5 @@ def explain(error: Exception, address: str) -> str:
         )
         return f"{error.message or error.reason}{f': {advice}' if advice else ''}"
     if isinstance(error, PeerFailed):
-        return f"the service at {address} failed ({error}); its log says why"
+        return f"the service at {address} failed ({error}); its log has the details"
     return str(error)

@@ -1,4 +1,4 @@
-"""`tenure files`: what an agent has in its workspace, and how to get it."""
+"""`tenure files`: lists, downloads and prints the files of a task's workspace."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from tenure.client import Client
 from tenure.v1 import workspace_pb2
 
 _path = click.argument("path")
-_MARKS = {workspace_pb2.FILE_KIND_DIRECTORY: "/", workspace_pb2.FILE_KIND_OTHER: " (no regular file)"}
+_MARKS = {workspace_pb2.FILE_KIND_DIRECTORY: "/", workspace_pb2.FILE_KIND_OTHER: " (not a regular file)"}
 
 
 @click.group()
 def files() -> None:
-    """The files of a task: list them, get them.
+    """List and download the files of a task's workspace.
 
-    They are the agent's: names and contents may be anything. They stay as long as the task is kept.
+    The agent chose their names and contents: do not trust them. They stay until the task is pruned.
     """
 
 
-@files.command("list", short_help="List what is there, and how full it is.")
+@files.command("list", short_help="List the files of TASK's workspace, and how full it is.")
 @task_argument
 @click.argument("path", default="")
 @pass_context
 def list_files(context: Context, task: str, path: str) -> None:
-    """List what is in TASK's workspace, or below PATH in it, and how full it is."""
+    """List the files of TASK's workspace, or those below PATH in it, and how full the workspace is."""
 
     async def work(client: Client) -> None:
         task_id = await find_task(client, task)
@@ -59,18 +59,19 @@ def list_files(context: Context, task: str, path: str) -> None:
     "--output",
     type=click.Path(path_type=Path),
     default=None,
-    help="Where to; what is there is replaced. Default: the file's own name here, if nothing has it.",
+    help="The file or directory to write to; an existing file is replaced. Default: the file's own name in the"
+    " working directory, which must not exist.",
 )
 @pass_context
 def get_file(context: Context, task: str, path: str, output: Path | None) -> None:
-    """Get the file PATH of TASK's workspace. It appears when all of it is there."""
+    """Download the file PATH of TASK's workspace. The local file appears when the download is complete."""
     target = output or Path(PurePosixPath(path).name or "file")
     if output is not None and output.is_dir():
         target = output / PurePosixPath(path).name
     elif output is None and target.exists():
-        raise click.UsageError(f"{target} is there already; say with -o where to write")
+        raise click.UsageError(f"{target} exists; name another file with -o, or the same one to replace it")
     if not target.parent.is_dir():
-        raise click.UsageError(f"{target.parent} is no directory")
+        raise click.UsageError(f"{target.parent} is not a directory")
 
     async def work(client: Client) -> None:
         size_bytes = await client.download_file(await find_task(client, task), path, target)
@@ -87,7 +88,7 @@ def get_file(context: Context, task: str, path: str, output: Path | None) -> Non
 @_path
 @pass_context
 def cat_file(context: Context, task: str, path: str) -> None:
-    """Print the file PATH of TASK's workspace, byte by byte as it is."""
+    """Print the file PATH of TASK's workspace on standard output, byte for byte."""
 
     async def work(client: Client) -> None:
         async with aclosing(client.read_file(await find_task(client, task), path)) as parts:
@@ -106,15 +107,15 @@ def _show(context: Context, listed: list[workspace_pb2.WorkspaceFile], usage: wo
             table.add_row(Text(_name(file)), size, ago(file.modified_at))
         context.console.print(table)
     else:
-        echo("There are no files.")
+        echo("no files")
     least = "at least " if usage.incomplete else ""
     used = f"{least}{bytes_text(usage.used_bytes)} of {bytes_text(usage.max_bytes)}"
     echo(f"{used}, {least}{usage.used_files:,} of {usage.max_files:,} files", err=True)
 
 
 def _name(file: workspace_pb2.WorkspaceFile) -> str:
-    """Agents choose names: nothing of them may move a cursor or look like markup."""
+    """Returns the name with control characters escaped: an agent chose it, and it must not act on the terminal."""
     name = printable(file.path) + _MARKS.get(file.kind, "")
     if file.kind == workspace_pb2.FILE_KIND_LINK:
         name = f"{name} -> {printable(file.link_target)}"
-    return f"{name} (not UTF-8: cannot be asked for)" if file.unreadable_name else name
+    return f"{name} (the name is not UTF-8: cannot be downloaded)" if file.unreadable_name else name

@@ -1,4 +1,4 @@
-"""`tenure`: the command group, and how errors become exit codes."""
+"""`tenure`: the command group, its global options, and the exit code of each error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tenure.runtime.rpc_status import PeerFailed
 
 
 class Group(click.Group):
-    """Turns what the API refuses into a sentence on standard error and an exit code."""
+    """Prints an error of the API on standard error and exits with its exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -55,7 +55,7 @@ class Group(click.Group):
             ctx.exit(Exit.INTERRUPTED)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
-        """In the order in which they are met, not by the alphabet."""
+        """Returns the commands in the order in which a new user needs them, not sorted by name."""
         return list(self.commands)
 
 
@@ -68,18 +68,19 @@ class Group(click.Group):
     "--address",
     metavar="HOST:PORT",
     envvar="TENURE_ADDRESS",
-    help="The gateway, or several with commas. Default: that of the stack running on --data, else 127.0.0.1:8470.",
+    help="The gateway; several, separated by commas. Default: the gateway of the stack that runs on --data,"
+    " else 127.0.0.1:8470.",
 )
-@click.option("--tenant", envvar="TENURE_TENANT", default="default", show_default=True, help="Whose tasks.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, in the contract's names.")
-@click.option("-v", "--verbose", "is_verbose", is_flag=True, help="Exact amounts and details.")
+@click.option("--tenant", envvar="TENURE_TENANT", default="default", show_default=True, help="The tenant.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line, with the field names of the API.")
+@click.option("-v", "--verbose", "is_verbose", is_flag=True, help="Print exact amounts and more details.")
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
     envvar="TENURE_DATA",
     default=DEFAULT_DATA_DIR,
     show_default=True,
-    help="The folder of a stack on this machine.",
+    help="The data directory of a development stack on this machine.",
 )
 @click.version_option(package_name="tenure")
 @click.pass_context
@@ -87,13 +88,16 @@ def cli(ctx: click.Context, address: str | None, tenant: str, as_json: bool, is_
     """Durable tasks for AI agents: a task survives its workers.
 
     \b
-    tenure dev                      a whole stack on this machine
-    tenure submit "GOAL" --watch    hand over a goal and see the agent work
+    tenure dev                      start all services on this machine
+    tenure submit "GOAL" --watch    submit a goal and watch the agent work
+    tenure explain TASK             say why a task is in its state, and what helps
 
-    TASK is a task's id, or its beginning.
-    """  # noqa: D301  the \\b must reach click as one character: it keeps the lines as they are
+    TASK is a task's id, or the first characters of it.
+    """  # noqa: D301  the \\b must reach click as one character: click then keeps the line breaks
     if address and not re.fullmatch(r"[^/\s]+:\d{1,5}", address):
-        raise click.BadParameter(f"{address} is no address; write for example 127.0.0.1:8470", param_hint="--address")
+        raise click.BadParameter(
+            f"{address} is not an address; write for example 127.0.0.1:8470", param_hint="--address"
+        )
     try:
         target_of((address or DEFAULT_ADDRESS).split(","))
     except ValueError as error:
@@ -102,32 +106,32 @@ def cli(ctx: click.Context, address: str | None, tenant: str, as_json: bool, is_
 
 
 def add_common_options(command: click.Command) -> None:
-    """Gives the command, and all below it, the options that `tenure` itself takes before the verb: --json and -v."""
+    """Adds --json and -v to the command and its subcommands, so that both work before and after the command's name."""
     flags = {flag for parameter in command.params for flag in parameter.opts}
-    for flags_of_one, callback, item in _COMMON:
-        if not flags & set(flags_of_one):
-            option = click.Option(flags_of_one, is_flag=True, expose_value=False, callback=callback, help=item)
+    for option_flags, callback, help_text in _COMMON:
+        if not flags & set(option_flags):
+            option = click.Option(option_flags, is_flag=True, expose_value=False, callback=callback, help=help_text)
             command.params.append(option)
     if isinstance(command, click.Group):
-        for below in command.commands.values():
-            add_common_options(below)
+        for subcommand in command.commands.values():
+            add_common_options(subcommand)
 
 
 def _set_json(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
-    """For this command and those below; what was said before the verb stays."""
+    """Turns JSON on for this command and its subcommands. A flag before the command's name stays in force."""
     if value and isinstance(ctx.obj, Context):
         ctx.obj = replace(ctx.obj, as_json=True)
 
 
 def _set_verbose(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
-    """As _set_json."""
+    """Turns details on, as _set_json does for JSON."""
     if value and isinstance(ctx.obj, Context):
         ctx.obj = replace(ctx.obj, is_verbose=True)
 
 
 _COMMON: Final = (
-    (["--json"], _set_json, "One JSON object a line, in the contract's names."),
-    (["-v", "--verbose"], _set_verbose, "Exact amounts and details."),
+    (["--json"], _set_json, "Print JSON, one object a line, with the field names of the API."),
+    (["-v", "--verbose"], _set_verbose, "Print exact amounts and more details."),
 )
 
 for command in (
@@ -167,5 +171,5 @@ for command in (
 
 
 def main() -> None:
-    """The entry point."""
+    """Runs `tenure`: the entry point of the package."""
     cli.main(prog_name="tenure")

@@ -1,5 +1,7 @@
-"""All that this command prints goes through here: names, goals and results come from agents and strangers, and a
-control character in them would act on the operator's terminal.
+"""Prints all output of the command, and escapes control characters in it.
+
+Names, goals and results come from agents and from strangers: a control character in them would act on the operator's
+terminal.
 """
 
 from __future__ import annotations
@@ -20,34 +22,34 @@ _JSON_ESCAPES: Final = {
     for code in (0x7F, *range(0x80, 0xA0), *range(0x200E, 0x2010), *range(0x2028, 0x202F), *range(0x2066, 0x206A))
 }
 PIPE_WIDTH: Final = 200
-"""Columns when nobody looks: tables are cut nowhere that matters, and lines stay lines."""
+"""The width when the output is not a terminal: no table is cut where it matters, and no line is broken."""
 
 
 def echo(text: str, *, nl: bool = True, err: bool = False) -> None:
-    """Plain text on stdout or stderr, with control characters escaped; with `nl` a line of its own."""
+    """Prints plain text on stdout, or on stderr with `err`, with control characters escaped. `nl` ends the line."""
     click.echo(harmless(text), nl=nl, err=err)
 
 
 def echo_result(text: str) -> None:
-    """A task's result on stdout: as it is for a program that reads it, escaped on a terminal."""
+    """Prints a task's result on stdout: escaped on a terminal, unchanged for a program that reads it."""
     click.echo(harmless(text) if sys.stdout.isatty() else text)
 
 
 def json_line(value: Mapping[str, Any]) -> str:
-    """JSON in one line. The control characters that JSON allows in strings are escaped: they act on a terminal."""
+    """Returns JSON in one line. Escapes the control characters that JSON allows in strings: a terminal obeys them."""
     return json.dumps(value, ensure_ascii=False).translate(_JSON_ESCAPES)
 
 
 class SafeConsole(Console):
-    """Escapes control characters in everything it prints: names, goals and results come from agents and strangers."""
+    """A rich console that escapes control characters in every text it prints."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """As in rich, with every text made harmless; rich's own control codes stay."""
+        """Renders as rich does, with every text escaped. The control codes that rich makes itself stay."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(harmless(segment.text), segment.style)
 
 
 def make_console() -> Console:
-    """Colour and the terminal's width for people, plain lines for pipes."""
-    console = SafeConsole(highlight=False, markup=False)  # what is in brackets is the text of agents and their tools
+    """Returns a console: colour and the terminal's width on a terminal, plain lines of `PIPE_WIDTH` otherwise."""
+    console = SafeConsole(highlight=False, markup=False)  # agents write [brackets], which are no markup
     return console if console.is_terminal else SafeConsole(highlight=False, markup=False, width=PIPE_WIDTH)

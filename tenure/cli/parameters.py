@@ -1,4 +1,4 @@
-"""What people type: durations, labels, lists of names, and tasks by the beginning of their id."""
+"""The types of options: durations, labels, dollars, names, replicas; and tasks by the prefix of their id."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class DurationType(click.ParamType[float]):
             return float(text)
         parts = _PART.findall(text)
         if not parts or "".join(number + unit for number, unit in parts) != text:
-            self.fail(f"{text!r} is no duration; write for example 90s, 10m or 1h30m", param, ctx)
+            self.fail(f"{text!r} is not a duration; write for example 90s, 10m or 1h30m", param, ctx)
         return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
@@ -51,12 +51,12 @@ class LabelType(click.ParamType[tuple[str, str]]):
             return value
         key, equals, rest = str(value).partition("=")
         if not equals or not key:
-            self.fail(f"{value!r} is no label; write key=value", param, ctx)
+            self.fail(f"{value!r} is not a label; write key=value", param, ctx)
         return key, rest
 
 
 class MoneyType(click.ParamType[int]):
-    """`0.50`, `$12`: dollars, as whole nano dollars."""
+    """`0.50`, `$12`: dollars, as a whole number of nano USD."""
 
     name = "dollars"
 
@@ -68,7 +68,7 @@ class MoneyType(click.ParamType[int]):
         except InvalidOperation:
             nano_usd = None
         if nano_usd is None or not 0 < nano_usd <= MOST_NANO_USD:
-            self.fail(f"{value!r} is no amount of dollars; write for example 0.50", param, ctx)
+            self.fail(f"{value!r} is not an amount of dollars; write for example 0.50", param, ctx)
         return nano_usd
 
 
@@ -82,7 +82,7 @@ class NamesType(click.ParamType[tuple[str, ...]]):
             return value
         names = tuple(name.strip() for name in str(value).split(",") if name.strip())
         if not names:
-            self.fail("name at least one; --no-tools is for none", param, ctx)
+            self.fail("give at least one name, or use --no-tools for none", param, ctx)
         return names
 
 
@@ -92,7 +92,7 @@ class ReplicasType(click.ParamType[dict[str, int]]):
     name = "replicas"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, int]:
-        from devstack.options import REPLICATED  # loaded by the one command that starts processes
+        from devstack.options import REPLICATED  # only `tenure dev` needs it, and it is slow to import
 
         if isinstance(value, dict):
             return value
@@ -102,7 +102,11 @@ class ReplicasType(click.ParamType[dict[str, int]]):
         for part in pairs.split(","):
             kind, _, count = part.partition("=")
             if kind.strip() not in REPLICATED or not count.strip().isdecimal() or not 1 <= int(count) <= MOST_REPLICAS:
-                self.fail(f"{part!r}: write a number, or for example coordinator=2,tools=3", param, ctx)
+                self.fail(
+                    f"{part!r} is not a number of replicas from 1 to {MOST_REPLICAS}; write 2, or for example coordinator=2,tools=3",
+                    param,
+                    ctx,
+                )
             replicas[kind.strip()] = int(count)
         return replicas
 
@@ -116,9 +120,12 @@ REPLICAS: Final = ReplicasType()
 task_argument = click.argument("task", metavar="TASK")
 
 
-async def find_task(client: Client, message: str) -> str:
-    """The id that `told` is, or begins. NotFound when no task's begins so, InvalidRequest when several do."""
-    prefix = message.strip().lower()
+async def find_task(client: Client, id_or_prefix: str) -> str:
+    """Returns the task id that `id_or_prefix` is or begins, among the newest `SEARCHED_TASKS` tasks of the tenant.
+
+    A whole id is not looked up. Raises NotFound if no id begins with it, InvalidRequest if several do.
+    """
+    prefix = id_or_prefix.strip().lower()
     if _is_whole(prefix):
         return str(uuid.UUID(prefix))
     task_ids: list[str] = []
@@ -129,9 +136,9 @@ async def find_task(client: Client, message: str) -> str:
         named = ", ".join(distinct_ids(task_ids[:NAMED_AT_MOST]).values()) + (
             ", …" if len(task_ids) > NAMED_AT_MOST else ""
         )
-        raise InvalidRequest(f"{message} is the beginning of {len(task_ids)} tasks, give more of one: {named}")
+        raise InvalidRequest(f"{id_or_prefix} matches {len(task_ids)} tasks; give more characters of one of: {named}")
     if not task_ids:
-        raise NotFound(f"no task among the newest {SEARCHED_TASKS:,} begins with {message}")
+        raise NotFound(f"none of the newest {SEARCHED_TASKS:,} tasks has an id that begins with {id_or_prefix}")
     return task_ids[0]
 
 

@@ -158,7 +158,7 @@ async def test_the_command_acquires_and_says_who_is_in_the_way(run: Any) -> None
     assert (lease["holder"], lease["ttl"]) == ("operator", "30s")
     refused = await run("leases", "acquire", "a", "--holder", "other")
     assert refused.exit_code == Exit.NOT_YET
-    assert refused.stderr.startswith("tenure: a is held by operator; without a renewal it is free in ")
+    assert refused.stderr.startswith("tenure: a is held by operator; without a renewal the lease ends in ")
 
 
 async def test_an_operator_takes_a_lease_away_with_a_reason_only(run: Any, client: Client) -> None:

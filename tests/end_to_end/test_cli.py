@@ -176,7 +176,7 @@ async def test_a_task_is_found_by_an_unambiguous_id_prefix(run: Any) -> None:
     assert item["task_id"] == second
     both = await run("get", first[:2])
     assert both.code == Exit.REFUSED
-    assert f"{first[:2]} is the beginning of " in both.err
+    assert f"{first[:2]} matches " in both.err
     assert second[:13] in both.err
     assert second not in both.err
 

@@ -41,4 +41,4 @@ async def test_files_outlive_a_worker_and_the_tool_service(own_installation: Ins
     bare = await tenure("fork", task_id, "--step", "0", "--model", "sim-hello", "--without-files", address=address)
     await install.ended(bare.out.split()[0])
     empty = await tenure("files", "list", bare.out.split()[0], address=address)
-    assert empty.out == "There are no files.\n"
+    assert empty.out == "no files\n"

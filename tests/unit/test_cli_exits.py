@@ -65,7 +65,7 @@ def test_nothing_that_answers_is_4_and_says_what_starts_a_stack() -> None:
         address = f"127.0.0.1:{closed.getsockname()[1]}"
         result = run("--address", address, "list")
     assert result.exit_code == Exit.UNAVAILABLE
-    assert result.stderr.startswith(f"tenure: nothing answers at {address}")
+    assert result.stderr.startswith(f"tenure: no gateway answers at {address}")
     assert "tenure dev" in result.stderr
     assert result.stderr.count("\n") == 1
 
