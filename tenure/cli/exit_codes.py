@@ -88,7 +88,7 @@ def explain(error: Exception, address: str) -> str:
     if isinstance(error, errors.InvalidRequest) and error.violations:
         return "; ".join(f"{field} {description}" for field, description in error.violations)
     if isinstance(error, errors.Unavailable) and error.metadata.get("outcome") == "unknown":
-        return f"no gateway answers at {address}: check that it runs, or name another with --address; `tenure dev` starts one"
+        return f"no gateway answers at {address}: start it, for example with `tenure dev`, or use another --address"
     if isinstance(error, errors.LeaseHeld) and error.retry_after_seconds is not None:
         return f"{error.message}; without a renewal the lease ends in {error.retry_after_seconds:.0f} s"
     if isinstance(error, errors.LimitReached) and (error.retry_after_seconds or 0.0) > _SOON_SECONDS:

@@ -1,6 +1,6 @@
-"""What is said about a task while it is watched: each entry as settled lines.
+"""Turns the entries of a watched task into settled lines, for `tenure watch`.
 
-A line here is a `Text` of one line. Only the result of a task is more: Markdown where somebody looks.
+A line is a `Text` of one line, except the result of a task: on a terminal it is Markdown of several lines.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from tenure.wire.common import seconds, state_name
 
 Lines = Iterator[RenderableType]
 
-_LAST_WORDS: Final = frozenset({"end_turn", "stop_sequence", "refusal"})
-_STOP_WORDS: Final = {"tool_use": "", "end_turn": " · final answer"}
+_FINAL_STOP_REASONS: Final = frozenset({"end_turn", "stop_sequence", "refusal"})
+_STOP_REASON_TEXTS: Final = {"tool_use": "", "end_turn": " · final answer"}
 _MARKS: Final = {"SUCCEEDED": ("✓", "green"), "IN_DOUBT": ("?", "yellow"), "NOT_RUN": ("·", "yellow")}
 _FAILED_MARK: Final = ("✗", "red")
 
 
 class Holder(NamedTuple):
-    """Who held the task before an entry."""
+    """The owner of the task, and the epoch of its claim, before an entry."""
 
     owner: str
     epoch: int
@@ -56,7 +56,14 @@ class Holder(NamedTuple):
 
 @dataclass(slots=True)
 class Narrator:
-    """`task` is what is known so far. `is_plain`: for a pipe, so lines are whole and calls are told when they begin."""
+    """Makes lines from entries, and keeps the state of the watched task in `task`.
+
+    `is_plain` is for output without a terminal: lines are not cut, and a call gets a line when it begins.
+
+    `_held` is the last answer, which is held back because it may be the result: the result is printed once, at the
+    end. `_later` are lines about a lost model call. The ledger records the loss of the model call before the loss of
+    the claim; the lines are printed after the loss of the claim.
+    """
 
     task: WatchedTask
     console: Console
@@ -65,7 +72,7 @@ class Narrator:
     _later: list[Text] = field(default_factory=list)
 
     def tell(self, entry: ledger_pb2.Entry) -> Lines:
-        """Takes the entry in, and gives the lines that it is worth."""
+        """Applies the entry to `task` and yields its lines; none for a kind that is not shown."""
         before = Holder(self.task.owner, self.task.epoch)
         attempt_before = self.task.attempt
         self.task.apply(entry)
@@ -89,19 +96,19 @@ class Narrator:
             case "tool_intent" | "tool_outcome":
                 yield from self._call(entry.body)
             case "control_step" | "control_failure":
-                yield self._of_function(entry)
+                yield self._function_step(entry)
             case "tools_defined" if entry.body.tools_defined.unknown_names:
                 yield self._line("  ! ", unknown_tools(entry.body.tools_defined), "yellow")
             case _:
-                yield from self._from_others(entry)
+                yield from self._other(entry)
 
-    def _from_others(self, entry: ledger_pb2.Entry) -> Lines:
-        """What the agent was told, and where the history comes from."""
+    def _other(self, entry: ledger_pb2.Entry) -> Lines:
+        """Yields the line of an entry that is neither a transition nor a part of a step."""
         match entry.body.WhichOneof("body"):
             case "user_message":
                 yield self._line("  » ", f"message: {entry.body.user_message.text}", "cyan")
             case "result_rejected":
-                yield self._line("  ! ", f"the answer is no result: {describe(entry)}", "yellow")
+                yield self._line("  ! ", f"the answer does not fit the result schema: {describe(entry)}", "yellow")
             case "wait_resolution":
                 yield self._line("  » ", f"{entry.actor}: {describe(entry)}", "cyan")
             case "cancel_request" | "operator_request":
@@ -118,12 +125,12 @@ class Narrator:
                 yield self._line("  ! ", describe(entry), "yellow")
 
     def tell_text(self, delta: live_pb2.Delta) -> Lines:
-        """Takes a piece of live text in; a line only when it replaces text that was shown."""
+        """Adds a delta to the live text. Yields a line only if the delta replaces text that was shown."""
         if self.task.live.apply(delta):
             yield self._discarded()
 
     def ending(self, task: task_pb2.Task) -> Lines:
-        """How it ended, and its result."""
+        """Yields the lines of the end of the task: the terminal state, its message and the result."""
         state = state_name(task.state)
         mark = "✓" if state == TaskState.SUCCEEDED else "✗"
         takeovers = f" · {count_text(self.task.takeovers, 'takeover')}" if self.task.takeovers else ""
@@ -146,75 +153,79 @@ class Narrator:
             yield result_shown(task, is_plain=False)
 
     def _transition(self, entry: ledger_pb2.Entry, before: Holder) -> Lines:
-        fact, at = entry.body.transition, clock(entry.record_time)
-        why = f" ({fact.reason})" if fact.reason else ""
+        transition, at = entry.body.transition, clock(entry.record_time)
+        reason = f" ({transition.reason})" if transition.reason else ""
         if self.task.ended:
             return
         yield from self._flush()
         if self.task.state is TaskState.RUNNING:
-            yield self._line("", _taken(at, entry, before, self.task.step), "cyan")
-        elif self.task.state is TaskState.QUEUED and not fact.from_state:
+            yield self._line("", _opened_text(at, entry, before, self.task.step), "cyan")
+        elif self.task.state is TaskState.QUEUED and not transition.from_state:
             yield self._line("", f"{at} queued", "dim")
-        elif state_name(fact.from_state) == TaskState.RUNNING and self.task.state is TaskState.QUEUED:
-            yield self._line("", f"{at} {before.owner} no longer holds the task{why}", "yellow")
-            yield from self._block(fact.message, "yellow")
+        elif state_name(transition.from_state) == TaskState.RUNNING and self.task.state is TaskState.QUEUED:
+            yield self._line("", f"{at} {before.owner} no longer holds the task{reason}", "yellow")
+            yield from self._block(transition.message, "yellow")
             if self.task.live.discard():
                 yield self._discarded()
         else:
-            until = f" until {clock(fact.next_retry_time)}" if fact.HasField("next_retry_time") else ""
-            yield self._line("", f"{at} {self.task.state}{until}{why}", "yellow")
-            yield from self._block(fact.message, "yellow")
-            if fact.reason == Reason.TOOL_IN_DOUBT:
-                yield self._line("  ", f"to settle it: {TO_SETTLE}", "yellow")
+            until = f" until {clock(transition.next_retry_time)}" if transition.HasField("next_retry_time") else ""
+            yield self._line("", f"{at} {self.task.state}{until}{reason}", "yellow")
+            yield from self._block(transition.message, "yellow")
+            if transition.reason == Reason.TOOL_IN_DOUBT:
+                yield self._line("  ", f"to resolve it: {TO_SETTLE}", "yellow")
 
     def _attempt(self, entry: ledger_pb2.Entry) -> Lines:
-        """Whatever begins or ends a model call without an answer makes the text shown so far void."""
+        """Yields the lines of a model attempt, a failed one or a lost one. Each of them discards the live text."""
         body, step = entry.body, f"step {entry.step}"
         if body.HasField("model_failure"):
-            fact = body.model_failure
-            code = f" {fact.status_code}" if fact.status_code else ""
-            after = f", told to wait {seconds_text(seconds(fact.retry_after))}" if fact.HasField("retry_after") else ""
-            yield self._line("  ✗ ", f"{step}: the model call failed, {fact.error_class}{code}{after}", "red")
-            yield from self._block(fact.message, "red", indent=4)
+            failure = body.model_failure
+            code = f" {failure.status_code}" if failure.status_code else ""
+            retry = (
+                f", retry after {seconds_text(seconds(failure.retry_after))}" if failure.HasField("retry_after") else ""
+            )
+            yield self._line("  ✗ ", f"{step}: the model call failed, {failure.error_class}{code}{retry}", "red")
+            yield from self._block(failure.message, "red", indent=4)
         if self.task.live.discard():
             self._later.append(self._discarded())
         if not body.HasField("attempt_lost"):
             yield from self._take_later()
         if body.HasField("attempt_lost"):
             billed = usage_text(body.attempt_lost.usage)
-            lost = f"{step}: the model call under way was lost, billed as {billed}"
+            lost = f"{step}: the model call in flight was lost, billed as {billed}"
             self._later.append(self._line("  ", lost, "yellow"))
         if body.HasField("model_attempt") and body.model_attempt.attempt_number > 1:
-            again = f"{step}: the model is asked again, attempt {body.model_attempt.attempt_number}"
-            yield self._line("  ", again, "dim")
+            attempt = f"{step}: the model call is repeated, attempt {body.model_attempt.attempt_number}"
+            yield self._line("  ", attempt, "dim")
 
-    def _answer(self, step: int, fact: ledger_pb2.AssistantMessage) -> Lines:
+    def _answer(self, step: int, answer: ledger_pb2.AssistantMessage) -> Lines:
         yield from self._flush()
-        stop = _STOP_WORDS.get(fact.stop_reason, f" · {fact.stop_reason}")
-        message = f"  {seconds_text(seconds(fact.latency))} · {usage_text(fact.usage)}{stop}"
+        stop = _STOP_REASON_TEXTS.get(answer.stop_reason, f" · {answer.stop_reason}")
+        message = f"  {seconds_text(seconds(answer.latency))} · {usage_text(answer.usage)}{stop}"
         yield Text("")
         yield Text.assemble((f"Step {step}", "bold"), (message, "dim"))
-        self._held = answer_text(fact.content_json)
-        if fact.stop_reason not in _LAST_WORDS:
+        self._held = answer_text(answer.content_json)
+        if answer.stop_reason not in _FINAL_STOP_REASONS:
             yield from self._flush()
 
-    def _of_function(self, entry: ledger_pb2.Entry) -> Text:
-        """A step that it made, or why it broke off."""
+    def _function_step(self, entry: ledger_pb2.Entry) -> Text:
+        """Returns the line of a control function's step, or of its failure."""
         body = entry.body
         if body.HasField("control_failure"):
             return self._line("  ✗ ", f"the function failed: {describe(entry)}", "red")
         mark, style = _FAILED_MARK if body.control_step.HasField("failure") else _MARKS["SUCCEEDED"]
         return self._line(f"  {mark} ", f"step {entry.step}: {describe(entry)}", "default", mark_style=style)
 
-    def _summary(self, step: int, fact: ledger_pb2.AssistantMessage) -> Lines:
-        """No words of the agent's: what it says comes with the entry that follows."""
+    def _summary(self, step: int, answer: ledger_pb2.AssistantMessage) -> Lines:
+        """Yields the line of a summary call. The next entry, the compaction, has the text of the summary."""
         yield from self._flush()
-        message = f"  {seconds_text(seconds(fact.latency))} · {usage_text(fact.usage)} · a summary of the conversation"
+        message = (
+            f"  {seconds_text(seconds(answer.latency))} · {usage_text(answer.usage)} · a summary of the conversation"
+        )
         yield Text("")
         yield Text.assemble((f"Step {step}", "bold"), (message, "dim"))
 
     def _call(self, body: ledger_pb2.EntryBody) -> Lines:
-        """On a terminal calls under way are drawn below, so a call is told once, with its outcome."""
+        """Yields the lines of a call. On a terminal open calls are drawn below, so a call gets its line at its outcome."""
         if body.HasField("tool_intent"):
             if self.is_plain:
                 yield self._line("  → ", _call_text(body.tool_intent), "default")
@@ -235,12 +246,12 @@ class Narrator:
         return self._line("  ", "the unfinished text is discarded", "yellow")
 
     def _take_later(self) -> Lines:
-        """What a loss brought with it: the ledger has it before the loss itself, people want it after."""
+        """Yields the lines about a lost model call that were held until the line of the lost claim."""
         later, self._later = self._later, []
         yield from later
 
     def _flush(self) -> Lines:
-        """The last answer's words, which are kept back because they may be the result."""
+        """Yields the answer that was held back, because it turned out not to be the result."""
         held, self._held = self._held, ""
         if held.strip():
             yield from self._block(held.strip(), "default")
@@ -255,7 +266,7 @@ class Narrator:
                     yield Text.assemble(" " * indent, line)
 
     def _line(self, mark: str, text: str, style: str, *, mark_style: str = "", tail: str = "") -> Text:
-        """One line: of the text as much as fits between its mark and its tail."""
+        """Returns one line. The text is cut to the width between its mark and its tail."""
         cut = one_line(text, max(20, self._width - len(mark) - len(tail)))
         return Text.assemble((mark, mark_style or style), (cut, style), (tail, "dim"))
 
@@ -264,20 +275,20 @@ class Narrator:
         return self.console.width
 
 
-def _taken(at: str, entry: ledger_pb2.Entry, before: Holder, step: int) -> str:
+def _opened_text(at: str, entry: ledger_pb2.Entry, before: Holder, step: int) -> str:
     if not before.epoch:
         return f"{at} {entry.actor} takes the task · epoch {describe_epoch(entry.epoch)}"
-    who = "goes on" if entry.actor == before.owner else f"goes on for {before.owner}"
+    how = "takes the task again" if entry.actor == before.owner else f"takes over from {before.owner}"
     epochs = f"epoch {describe_epoch(before.epoch)} → {describe_epoch(entry.epoch)}"
-    return f"{at} {entry.actor} {who} at step {step} · {epochs}"
+    return f"{at} {entry.actor} {how} at step {step} · {epochs}"
 
 
 def _request_text(entry: ledger_pb2.Entry) -> str:
-    """What somebody wants of the task, and who."""
+    """Returns the request of a user or an operator, with its actor."""
     if entry.body.HasField("operator_request"):
         return f"{entry.actor} {describe(entry)}"
     reason = entry.body.cancel_request.reason
-    return f"{entry.actor} asks for the end{f': {reason}' if reason else ''}"
+    return f"{entry.actor} cancels the task{f': {reason}' if reason else ''}"
 
 
 def _call_text(intent: ledger_pb2.ToolIntent) -> str:

@@ -103,7 +103,7 @@ class ReplicasType(click.ParamType[dict[str, int]]):
             kind, _, count = part.partition("=")
             if kind.strip() not in REPLICATED or not count.strip().isdecimal() or not 1 <= int(count) <= MOST_REPLICAS:
                 self.fail(
-                    f"{part!r} is not a number of replicas from 1 to {MOST_REPLICAS}; write 2, or for example coordinator=2,tools=3",
+                    f"{part!r} is not a number of replicas, 1 to {MOST_REPLICAS}; write 2, or coordinator=2,tools=3",
                     param,
                     ctx,
                 )

@@ -1,4 +1,4 @@
-"""`tenure watch`: a task's steps as they happen."""
+"""`tenure watch`: shows a task's steps as they happen."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tenure.domain.states import TaskState
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 
-# The live view of one task: settled lines scroll away, below them stands what is under way.
+# The live view of one task: settled lines scroll away; the open calls and the live text are redrawn below them.
 
 FRAME_SECONDS: Final = 0.1
 SPINNER: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -42,17 +42,20 @@ MAX_CALLS: Final = 8
 
 
 class Screen:
-    """Without a terminal only the settled lines."""
+    """The output of a watch: settled lines, and on a terminal a part below them that is redrawn.
+
+    The redrawn part has the open calls, the live text, the budget and a footer.
+    """
 
     def __init__(self, console: Console, task_id: str, task: WatchedTask) -> None:
         self._console, self._task_id, self._task = console, task_id, task
         self._is_paused = False
         self._live = Live(
-            console=console, auto_refresh=False, transient=True, get_renderable=self._under_way, redirect_stderr=False
+            console=console, auto_refresh=False, transient=True, get_renderable=self._lower_part, redirect_stderr=False
         )
 
     def say(self, lines: Iterable[RenderableType]) -> None:
-        """Settled lines, above what is under way."""
+        """Prints settled lines above the redrawn part."""
         for line in lines:
             if not self._console.is_terminal:
                 self._console.print(line, soft_wrap=True)
@@ -63,7 +66,7 @@ class Screen:
 
     @asynccontextmanager
     async def drawn(self) -> AsyncIterator[None]:
-        """Draws what is under way, inside the block, some times a second."""
+        """Redraws the lower part every `FRAME_SECONDS` inside the block; on a terminal only."""
         if not self._console.is_terminal:
             yield
             return
@@ -77,7 +80,7 @@ class Screen:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Draws nothing inside the block: a person types there."""
+        """Stops drawing inside the block, so that a person can type."""
         self._live.stop()
         self._is_paused = True
         try:
@@ -92,17 +95,20 @@ class Screen:
                 self._live.refresh()
             await asyncio.sleep(FRAME_SECONDS)
 
-    def _under_way(self) -> RenderableType:
+    def _lower_part(self) -> RenderableType:
         task, now = self._task, time.time()
         if task.ended:
             return Text("")
-        parts: list[RenderableType] = [Text(""), *(self._busy(what, since, now) for what, since in self._doing())]
+        parts: list[RenderableType] = [
+            Text(""),
+            *(self._activity(what, since, now) for what, since in self._activities()),
+        ]
         if task.live.text:
             parts.append(Tail(harmless(task.live.text), max(3, self._console.height // 2)))
         return Group(*parts, Text(""), *self._budget(), self._footer())
 
-    def _doing(self) -> list[tuple[str, float]]:
-        """What is being waited for, and since when."""
+    def _activities(self) -> list[tuple[str, float]]:
+        """Returns what the task waits for, and since when in Unix seconds: open calls, a model call or a state."""
         task = self._task
         if task.calls:
             calls = list(task.calls.values())
@@ -115,7 +121,7 @@ class Screen:
             return [("waits for a worker", task.changed_at)]
         return [(f"{task.state}", task.changed_at)]
 
-    def _busy(self, what: str, since: float, now: float) -> Text:
+    def _activity(self, what: str, since: float, now: float) -> Text:
         frame = SPINNER[int(now / FRAME_SECONDS) % len(SPINNER)]
         lasted = f"  {seconds_text(max(0.0, now - since))}" if since else ""
         return Text.assemble(
@@ -123,27 +129,27 @@ class Screen:
         )
 
     def _budget(self) -> list[Text]:
-        """What the whole tree has used, as far as it is known."""
+        """Returns the budget of the whole tree as of the last event that had it."""
         budget = self._task.budget
         return [] if budget is None else [Text(f"  {one_line(budget_text(budget), self._console.width - 3)}", "dim")]
 
     def _footer(self) -> Text:
         task = self._task
         holder = f" on {task.owner} · epoch {describe_epoch(task.epoch)}" if task.state is TaskState.RUNNING else ""
-        message = f"{short_id(self._task_id)} · {task.state}{holder} · Ctrl-C stops watching, the task goes on"
+        message = f"{short_id(self._task_id)} · {task.state}{holder} · Ctrl-C stops watching, not the task"
         return Text(f"  {one_line(message, self._console.width - 3)}", "dim")
 
 
 class Tail:
-    """The last lines of a text, as many as there is room for."""
+    """The last lines of a text, at most `height` of them."""
 
     def __init__(self, text: str, height: int) -> None:
         self._text, self._height = text, height
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Wrapped to the width, indented."""
+        """Yields the lines, wrapped to the width and indented."""
         width = max(20, options.max_width - 4)
-        # A screen's worth from the end is enough to wrap: an answer may be long, and this is done ten times a second.
+        # The text may be long and is drawn ten times a second: only its end, one screen of it, is wrapped.
         shown = Text(self._text[-width * (self._height + 1) :].strip("\n"))
         for line in shown.wrap(console, width)[-self._height :]:
             line.rstrip()
@@ -152,13 +158,13 @@ class Tail:
 
 @click.command()
 @task_argument
-@click.option("--after", type=click.IntRange(min=0), default=0, help="Only what comes after this entry.")
-@click.option("--no-live", is_flag=True, help="Without the text as the model speaks it.")
+@click.option("--after", type=click.IntRange(min=0), default=0, help="Show only entries after this sequence.")
+@click.option("--no-live", is_flag=True, help="Do not show the live text of the model call in flight.")
 @pass_context
 def watch(context: Context, task: str, after: int, no_live: bool) -> None:
-    """Show a task's steps as they happen, to its end.
+    """Show a task's steps as they happen, until the task ends.
 
-    The exit code is 0 when the task succeeded. Ctrl-C stops watching; the task goes on.
+    The exit code is 0 if the task SUCCEEDED, else 1. Ctrl-C stops watching; the task continues.
     """
 
     async def follow(client: Client) -> Exit:
@@ -168,13 +174,13 @@ def watch(context: Context, task: str, after: int, no_live: bool) -> None:
 
 
 async def watch_task(context: Context, client: Client, task_id: str, *, after: int = 0, live: bool = True) -> Exit:
-    """Watches to the end; the exit code of the task."""
+    """Watches the task to its end and returns its exit code."""
     if context.as_json:
         return await _emit_events(context, client, task_id, after, live)
     try:
         return exit_of_task(await _show_events(context.console, client, task_id, after, live))
     except asyncio.CancelledError:
-        echo(f"No longer watched; the task goes on. Again: tenure watch {short_id(task_id)}", err=True)
+        echo(f"Stopped watching; the task continues. Watch it again: tenure watch {short_id(task_id)}", err=True)
         raise
 
 
@@ -186,14 +192,17 @@ async def _emit_events(context: Context, client: Client, task_id: str, after: in
 
 
 async def _show_events(console: Console, client: Client, task_id: str, after: int, live: bool) -> task_pb2.Task:
-    """Reads from the first entry: what is under way now began before. Tells only what comes after `after`."""
+    """Shows the entries after `after`, and returns the ended task.
+
+    Reads from the first entry, because the state of the task is the fold of all its entries.
+    """
     watched = WatchedTask()
     narrator = Narrator(watched, console, is_plain=not console.is_terminal)
     screen = Screen(console, task_id, watched)
     shown_live = live and console.is_terminal
     async with aclosing(client.watch(task_id, 0, live=shown_live)) as events, screen.drawn():
         async for event in events:
-            _take(event, narrator, screen, after)
+            _show_event(event, narrator, screen, after)
             if event.entry.body.transition.wait.kind in FOR_PEOPLE:
                 await _answer_wait(console, client, task_id, event.entry.body.transition.wait, screen)
     task = await client.get(task_id)
@@ -202,7 +211,10 @@ async def _show_events(console: Console, client: Client, task_id: str, after: in
 
 
 async def _answer_wait(console: Console, client: Client, task_id: str, wait: task_pb2.Wait, screen: Screen) -> None:
-    """Shows how the wait is answered, and asks where somebody can be asked; nothing when it is over already."""
+    """Shows the commands that answer the wait; on an interactive terminal also asks the person.
+
+    Does nothing if the wait has ended meanwhile.
+    """
     present = await client.get(task_id)
     if present.wait.wait_id != wait.wait_id:
         return
@@ -212,7 +224,7 @@ async def _answer_wait(console: Console, client: Client, task_id: str, wait: tas
             await ask_person(client, task_id, present.wait)
 
 
-def _take(event: api.WatchTaskResponse, narrator: Narrator, screen: Screen, after: int) -> None:
+def _show_event(event: api.WatchTaskResponse, narrator: Narrator, screen: Screen, after: int) -> None:
     match event.WhichOneof("event"):
         case "entry":
             lines = list(narrator.tell(event.entry))

@@ -1,4 +1,4 @@
-"""What somebody who watches a task knows of it: a fold of its entries, and the text that is not yet one."""
+"""The state of a watched task: the fold of its entries so far, and the live text of the model call in flight."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tenure.v1 import ledger_pb2, live_pb2, task_pb2
 from tenure.wire.common import STATES, unix_seconds
 
 MAX_TEXT: Final = 64 * 1024
-"""Of an unfinished answer that is kept, from its end: more than any screen shows."""
+"""How many characters of live text are kept, counted from its end: more than any screen shows."""
 
 
 class OpenCall(NamedTuple):
-    """A tool call that was written before it is made, and has no outcome yet."""
+    """A tool call with an intent and without an outcome. `since` is the intent's record time, in Unix seconds."""
 
     intent: ledger_pb2.ToolIntent
     since: float
@@ -22,7 +22,7 @@ class OpenCall(NamedTuple):
 
 @dataclass(slots=True)
 class LiveTextView:
-    """The unfinished answer of one model attempt. A piece of a later attempt or epoch begins anew."""
+    """The live text of one model attempt. A delta of a later attempt or epoch replaces it."""
 
     key: tuple[int, int, int] = (0, 0, 0)
     text: str = ""
@@ -30,40 +30,44 @@ class LiveTextView:
     _length: int = 0
 
     def apply(self, delta: live_pb2.Delta) -> bool:
-        """Takes a piece in. True: unfinished text of an earlier attempt was thrown away for it."""
+        """Adds a delta. Returns whether the delta replaced text of an earlier attempt."""
         key = (delta.epoch, delta.step, delta.attempt_number)
         if key < self.key:
             return False
-        lost = key > self.key and bool(self.text)
+        replaces_text = key > self.key and bool(self.text)
         if key > self.key:
             self.key, self.text, self._block, self._length = key, "", 0, 0
-        self._take(delta)
-        return lost
+        self._append(delta)
+        return replaces_text
 
     def discard(self) -> bool:
-        """Forgets the text. True: there was some."""
-        had, self.text, self._block, self._length = bool(self.text), "", 0, 0
-        return had
+        """Drops the text. Returns whether there was any."""
+        had_text, self.text, self._block, self._length = bool(self.text), "", 0, 0
+        return had_text
 
-    def _take(self, delta: live_pb2.Delta) -> None:
+    def _append(self, delta: live_pb2.Delta) -> None:
         if delta.block < self._block:
             return
         if delta.block > self._block and self.text:
             self.text += "\n\n"
         if delta.block > self._block:
             self._block, self._length = delta.block, 0
-        known = self._length - delta.offset  # of the piece: repeated from its beginning when the stream was resumed
+        # A resumed stream repeats a block from its beginning.
+        known = self._length - delta.offset
         if known > len(delta.text):
             return
         if known < 0:
-            self.text += "…"  # pieces are dropped for slow readers
+            self.text += "…"  # deltas are dropped for slow readers
         self.text = (self.text + delta.text[max(0, known) :])[-MAX_TEXT:]
         self._length = delta.offset + len(delta.text)
 
 
 @dataclass(slots=True)
 class WatchedTask:
-    """Where the task stands, as far as the entries so far say. `takeovers` counts workers that went on for another."""
+    """The state of the task after the entries so far. Times are Unix seconds, 0.0 before the first.
+
+    `takeovers` counts the claims that followed a lost claim. `asked_at` is when the open model attempt began.
+    """
 
     state: TaskState = TaskState.QUEUED
     step: int = 0
@@ -85,15 +89,16 @@ class WatchedTask:
         return is_terminal(self.state)
 
     def apply(self, entry: ledger_pb2.Entry) -> None:
-        """Takes the next entry in. Kinds of a newer version change nothing."""
+        """Applies the next entry. An entry of an unknown kind changes nothing but the sequence and the step."""
         self.sequence, self.step = entry.sequence, max(self.step, entry.step)
         body = entry.body
         match body.WhichOneof("body"):
             case "transition":
-                self._move(entry)
+                self._transition(entry)
             case "model_attempt":
                 self.attempt, self.asked_at = body.model_attempt, unix_seconds(entry.record_time)
-                if entry.epoch and body.model_attempt.HasField("budget"):  # copied with a fork, it is another's
+                # A fork copies entries without an epoch: their budget is another task's.
+                if entry.epoch and body.model_attempt.HasField("budget"):
                     self.budget = body.model_attempt.budget
             case "budget_warning":
                 self.budget = body.budget_warning.budget
@@ -105,7 +110,7 @@ class WatchedTask:
             case "tool_outcome":
                 self.calls.pop(body.tool_outcome.call_id, None)
 
-    def _move(self, entry: ledger_pb2.Entry) -> None:
+    def _transition(self, entry: ledger_pb2.Entry) -> None:
         before, self.state = self.state, STATES.to_domain(entry.body.transition.to_state)
         self.changed_at = unix_seconds(entry.record_time)
         if entry.body.transition.HasField("budget"):

@@ -291,7 +291,7 @@ async def test_ctrl_c_stops_watching_and_not_the_task(installation: Installation
     watch.send_signal(signal.SIGINT)
     _, err = await watch.communicate()
     assert watch.returncode == Exit.INTERRUPTED
-    assert f"the task goes on. Again: tenure watch {task_id[:13]}" in err.decode()
+    assert f"the task continues. Watch it again: tenure watch {task_id[:13]}" in err.decode()
     await installation.client.resume(task_id, waiting.wait.wait_id, decision="approve")
     assert state_name((await installation.ended(task_id)).state) == "SUCCEEDED"
 

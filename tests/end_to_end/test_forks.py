@@ -98,9 +98,9 @@ async def test_the_cli_sends_forks_and_shows_their_origin(installation: Installa
     assert task_id in (await run("get", fork_id)).out.replace("\n", "")
     assert fork_id in (await run("get", task_id)).out.replace("\n", "")
     assert [task["task_id"] for task in (await run("--json", "list", "--forks-of", task_id)).values] == [fork_id]
-    assert "goes on from" in (await run("watch", fork_id)).out
+    assert "continues from" in (await run("watch", fork_id)).out
     out = (await run("entries", fork_id)).out
-    assert f"goes on from {task_id[:8]}" in out
+    assert f"continues from {task_id[:8]}" in out
     waiting = await installation.submit("sim-hello", queue="nobody-serves-this")
     sent = await run("send", waiting, "when you are there")
     assert (sent.code, "will read it" in sent.out) == (0, True)

@@ -88,7 +88,7 @@ async def test_each_of_the_three_resolutions_lets_the_task_succeed(
     await check_success(install, unknown, in_doubt, "ABANDONED", "I looked")
     assert [install.effects(file) for file in (its_file, again_file, lost_file)] == [[], [LINE], []]
     entries = await tenure("entries", happened, address=address)
-    assert "says that call 1.0 happened" in entries.out
+    assert "resolves call 1.0: it happened" in entries.out
 
 
 async def test_what_is_no_answer_is_refused_before_anything_is_asked(installation: Installation) -> None:

@@ -78,8 +78,8 @@ def test_money_has_two_significant_digits_below_a_dollar(nano_usd: int, text: st
 
 def test_a_budget_is_exact_where_details_are_wanted() -> None:
     budget = task_pb2.BudgetStatus(max_tokens=10, used_nano_usd=19_164_750, reserved_nano_usd=223_262_500)
-    assert budget_text(budget).endswith("$0.019, $0.22 set aside")
-    assert budget_text(budget, is_exact=True).endswith("$0.01916475, $0.2232625 set aside")
+    assert budget_text(budget).endswith("$0.019, $0.22 reserved")
+    assert budget_text(budget, is_exact=True).endswith("$0.01916475, $0.2232625 reserved")
 
 
 def test_the_entries_of_a_ledger_show_money_as_people_read_it() -> None:
@@ -88,5 +88,5 @@ def test_the_entries_of_a_ledger_show_money_as_people_read_it() -> None:
     granted.grant_budget.extra_nano_usd = 500_000_000
     bodies = [ledger_pb2.EntryBody(model_attempt=attempt), ledger_pb2.EntryBody(operator_request=granted)]
     first, second = (describe(ledger_pb2.Entry(body=body)) for body in bodies)
-    assert "7 tokens and $0.22 set aside" in first
+    assert "7 tokens and $0.22 reserved" in first
     assert "grants $0.50 more" in second

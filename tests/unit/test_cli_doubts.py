@@ -104,11 +104,11 @@ def test_a_task_that_waits_points_to_its_calls() -> None:
 @pytest.mark.parametrize(
     ("decision", "attempt", "words"),
     [
-        (Happened("paid"), 1, "says that call 2.1 happened, with 'paid': I looked"),
-        (Happened(), 2, "says that call 2.1 (attempt 2) happened: I looked"),
-        (DidNotHappen(), 1, "says that call 2.1 did not happen; it is run again: I looked"),
-        (DidNotHappen(runner_is_gone=True), 1, "did not happen and that its runner is gone; it is run again"),
-        (Abandon(), 1, "gives call 2.1 up as in doubt for good: I looked"),
+        (Happened("paid"), 1, "resolves call 2.1: it happened, with 'paid': I looked"),
+        (Happened(), 2, "resolves call 2.1 (attempt 2): it happened: I looked"),
+        (DidNotHappen(), 1, "resolves call 2.1: it did not happen, so it runs again: I looked"),
+        (DidNotHappen(runner_is_gone=True), 1, "it did not happen, its runner is gone, so it runs again"),
+        (Abandon(), 1, "abandons call 2.1, which stays in doubt: I looked"),
     ],
 )
 def test_a_word_is_told_as_it_was_given(decision: Happened | DidNotHappen | Abandon, attempt: int, words: str) -> None:

@@ -78,8 +78,8 @@ def test_a_follower_without_answers_reports_its_retries(monkeypatch: pytest.Monk
         result = run("--address", f"127.0.0.1:{closed.getsockname()[1]}", "follow")
     assert result.exit_code == Exit.UNAVAILABLE
     assert [line.split(" at ")[0] for line in result.stderr.splitlines()] == [
-        "nothing answers",
-        "tenure: nothing answers",
+        "no gateway answers",
+        "tenure: no gateway answers",
     ]
 
 
@@ -115,5 +115,5 @@ def test_keys_are_made_and_never_overwritten(tmp_path: Path) -> None:
     assert (folder / "signing.json").stat().st_mode & 0o077 == 0
     again = run("keys", "create", str(folder))
     assert again.exit_code != Exit.OK
-    assert "nothing is overwritten" in again.stderr
+    assert "is not overwritten" in again.stderr
     assert (folder / "signing.json").read_bytes() == private

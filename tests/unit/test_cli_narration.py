@@ -132,7 +132,7 @@ def test_text_is_wrapped_on_a_terminal_and_whole_in_a_pipe(ledger: Any) -> None:
 def test_a_takeover_says_who_for_whom_why_and_both_epochs(teller: Any, ledger: Any) -> None:
     teller.tell(ledger.queued(), ledger.opened(), ledger.attempt(3), ledger.lost(), ledger.opened("worker-2", SECOND))
     assert "worker-1 no longer holds the task (WORKER_LOST)\n  the connection to worker-1 broke" in teller.seen
-    assert "worker-2 goes on for worker-1 at step 3 · epoch 1.42 → 1.97" in teller.seen
+    assert "worker-2 takes over from worker-1 at step 3 · epoch 1.42 → 1.97" in teller.seen
 
 
 def test_unfinished_text_is_discarded_aloud_by_a_takeover(teller: Any, ledger: Any) -> None:
@@ -160,8 +160,8 @@ def test_a_failed_model_call_is_shown_with_code_and_retry_time(teller: Any, ledg
         attempt_number=1, error_class="RATE_LIMITED", status_code=429, message="slow down", retry_after=duration(7)
     )
     teller.tell(ledger.entry(4, model_failure=failure), ledger.attempt(4, number=2))
-    assert "step 4: the model call failed, RATE_LIMITED 429, told to wait 7.0 s\n    slow down\n" in teller.seen
-    assert "step 4: the model is asked again, attempt 2" in teller.seen
+    assert "step 4: the model call failed, RATE_LIMITED 429, retry after 7.0 s\n    slow down\n" in teller.seen
+    assert "step 4: the model call is repeated, attempt 2" in teller.seen
 
 
 def test_a_wait_is_told_with_its_reason(teller: Any, ledger: Any) -> None:

@@ -129,7 +129,7 @@ def test_what_programs_print_does_nothing_to_a_terminal() -> None:
             "no cap in money: the ledger does not know the worker's default model",
         ),
         ("m", 0, task_pb2.MONEY_CAP_NONE_SET, "no cap in money: the ledger sets none by default"),
-        ("m", 0, task_pb2.MONEY_CAP_NONE_SUBMITTED, "no cap in money: none was wanted"),
+        ("m", 0, task_pb2.MONEY_CAP_NONE_SUBMITTED, "no cap in money: the submit asked for none"),
         ("m", 0, task_pb2.MONEY_CAP_UNSPECIFIED, "no cap in money"),
         ("m", 10**10, task_pb2.MONEY_CAP_UNSPECIFIED, ""),
     ],
