@@ -225,7 +225,7 @@ class Narrator:
         yield Text.assemble((f"Step {step}", "bold"), (message, "dim"))
 
     def _call(self, body: ledger_pb2.EntryBody) -> Lines:
-        """Yields the lines of a call. On a terminal open calls are drawn below, so a call gets its line at its outcome."""
+        """Yields the lines of a call. On a terminal a call gets its line at its outcome: open calls are drawn below."""
         if body.HasField("tool_intent"):
             if self.is_plain:
                 yield self._line("  → ", _call_text(body.tool_intent), "default")

@@ -415,7 +415,7 @@ def trigger(context: Context, schedule: str, request_id: str) -> None:
             context.emit(task)
             return
         echo(task.task_id)
-        echo(f"Accepted. See it work: tenure watch {short_id(task.task_id)}", err=True)
+        echo(f"Submitted. Watch it: tenure watch {short_id(task.task_id)}", err=True)
 
     context.run(work)
 

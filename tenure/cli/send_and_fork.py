@@ -1,4 +1,4 @@
-"""`tenure send` and `tenure fork`: a conversation with an agent at work, and one that goes on from another."""
+"""`tenure send` adds a message to a live task; `tenure fork` creates a task from another task's history."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ from tenure.v1 import task_service_pb2 as api
 from tenure.wire.common import duration
 
 
-@click.command(short_help="Say TEXT to the agent of TASK.")
+@click.command(short_help="Send a message to the agent of TASK.")
 @task_argument
 @click.argument("text")
 @click.option(
-    "--request-id", default="", help="The same id and the same text are the same message, however often sent."
+    "--request-id",
+    default="",
+    help="Makes the command safe to repeat: a repeat with the same id adds no second message.",
 )
 @pass_context
 def send(context: Context, task: str, text: str, request_id: str) -> None:
-    """Say TEXT to the agent of TASK; `-` reads it from standard input.
+    """Send the message TEXT to the agent of TASK; `-` reads TEXT from standard input.
 
-    The agent reads it at its next model call: once this returns, the task does not succeed without that.
+    The agent reads it at its next model call. Once this command has returned, the task cannot succeed before that.
     """
     message = sys.stdin.read().strip() if text == "-" else text
 
@@ -39,39 +41,46 @@ def send(context: Context, task: str, text: str, request_id: str) -> None:
         if context.as_json:
             context.emit(response)
         else:
-            echo(f"{short_id(response.task_id)} will read it; it is {why(response.state, response.reason, '')} now")
+            echo(f"sent; {short_id(response.task_id)} is {why(response.state, response.reason, '')}")
 
     context.run(work)
 
 
-@click.command(short_help="Start a new task from TASK's history.")
+@click.command(short_help="Create a new task from TASK's history.")
 @task_argument
-@click.option("--at", type=click.IntRange(min=1), default=None, help="Cut the history after this entry.")
-@click.option("--step", type=click.IntRange(min=0), default=None, help="Cut it after this step; 0: before the first.")
-@click.option("--message", default="", help="What the agent reads next; `-` reads it from standard input.")
-@click.option("--model", default=None, help="Another model.")
-@click.option("--system", default=None, help="Another system prompt.")
-@click.option("--tools", type=NAMES, default=None, help="Only these tools, a,b,c.")
-@click.option("--no-tools", is_flag=True, help="No tools at all.")
-@click.option("--all-tools", is_flag=True, help="All tools there are.")
-@click.option("--max-tokens", type=click.IntRange(min=1), default=None, help="Tokens of the fork's own model calls.")
-@click.option("--max-cost", type=DOLLARS, default=None, help="What the fork's own may cost, in dollars: 0.50.")
-@click.option("--no-max-cost", is_flag=True, help="No cap in money for the fork.")
-@click.option("--max-steps", type=click.IntRange(min=1), default=None, help="Model turns of the fork's own.")
-@click.option("--timeout", type=DURATION, default=None, help="From the fork to its end, for example 10m.")
-@result_schema_option("Another JSON Schema that the result must fit; an empty file: any text.")
+@click.option("--at", type=click.IntRange(min=1), default=None, help="Copy the history up to this sequence.")
 @click.option(
-    "--request-id", default="", help="The same id and the same fork are the same task, however often asked for."
+    "--step", type=click.IntRange(min=0), default=None, help="Copy the history up to this step; 0: without any step."
 )
-@click.option("--without-files", is_flag=True, help="Begin with an empty workspace.")
-@click.option("--watch", "watched", is_flag=True, help="Stay and show its steps, to its end.")
+@click.option("--message", default="", help="A message that the agent reads next; `-` reads it from standard input.")
+@click.option("--model", default=None, help="Use another model.")
+@click.option("--system", default=None, help="Use another system prompt.")
+@click.option("--tools", type=NAMES, default=None, help="Give the agent these tools, a,b,c.")
+@click.option("--no-tools", is_flag=True, help="Give the agent no tools.")
+@click.option("--all-tools", is_flag=True, help="Give the agent all tools.")
+@click.option(
+    "--max-tokens", type=click.IntRange(min=1), default=None, help="Cap in tokens of the fork's own model calls."
+)
+@click.option("--max-cost", type=DOLLARS, default=None, help="Cap in dollars of the same calls: 0.50.")
+@click.option("--no-max-cost", is_flag=True, help="Set no cap in dollars.")
+@click.option("--max-steps", type=click.IntRange(min=1), default=None, help="The most steps of the fork itself.")
+@click.option("--timeout", type=DURATION, default=None, help="The time from the fork to its end, for example 10m.")
+@result_schema_option("A file with another JSON Schema of the result; an empty file: any text.")
+@click.option(
+    "--request-id",
+    default="",
+    help="Makes the command safe to repeat: a repeat with the same id creates no second task.",
+)
+@click.option("--without-files", is_flag=True, help="Start with an empty workspace.")
+@click.option("--watch", "watched", is_flag=True, help="Show its steps until it ends.")
 @pass_context
 def fork(context: Context, /, task: str, watched: bool, **options: Any) -> None:
-    """Start a new task that goes on from TASK's history, which may be running or ended and is not touched.
+    """Create a new task that continues from TASK's history. TASK may be live or ended; it does not change.
 
-    Without --at and --step the history is cut as late as possible: with --message that continues a task that has ended.
-    Prints the new task's id. What is not given is as it was in TASK. It begins with a copy of TASK's
-    files as they are now, wherever the history is cut.
+    Without --at and --step as much history as possible is copied: with --message that continues an ended task.
+
+    Options that are not given keep the values of TASK. The fork starts with a copy of TASK's files as they are now,
+    not as they were at the cut. Prints the new task's id.
     """
     request = fork_request(**options)
 
@@ -85,7 +94,7 @@ def fork(context: Context, /, task: str, watched: bool, **options: Any) -> None:
         else:
             echo(forked.task_id)
             origin = f"{short_id(request.task_id)} after entry {forked.forked_from.sequence}"
-            echo(f"Goes on from {origin}. See it work: tenure watch {short_id(forked.task_id)}", err=True)
+            echo(f"Continues from {origin}. Watch it: tenure watch {short_id(forked.task_id)}", err=True)
         return await watch_task(context, client, forked.task_id) if watched else Exit.OK
 
     raise SystemExit(context.run(work))
@@ -110,7 +119,9 @@ def fork_request(
     result_schema: str | None = None,
     without_files: bool = False,
 ) -> api.ForkTaskRequest:
-    """The fork that the command line asks for, of no task yet. UsageError for what cannot be said together."""
+    """Returns the fork that the options describe, without its task id. Raises UsageError for options that exclude each
+    other.
+    """
     if at is not None and step is not None:
         raise click.UsageError("--at and --step cannot be given together")
     if max_cost and no_max_cost:

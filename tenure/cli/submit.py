@@ -1,4 +1,4 @@
-"""`tenure submit`: hands a goal to an agent, or has a function run."""
+"""`tenure submit`: submits a task, a goal for an agent or a control function."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.common import TIMEOUT_ACTIONS, duration, timestamp
 
-# When a task is to start and how long its phases may take, as people type it.
+# Types of options: start times and phase timeouts.
 
 _PHASES = {phase.field.replace("_", "-"): phase for phase in Phase}
 _ACTIONS = {action.value.lower().replace("_", "-"): action for action in TimeoutAction}
 
 
 class MomentType(click.ParamType[datetime]):
-    """`2026-11-23T07:00`, in the zone of this machine unless it says another: `2026-11-23T07:00+01:00`, `…Z`."""
+    """`2026-11-23T07:00` in the time zone of this machine, or with a zone: `2026-11-23T07:00+01:00`, `…Z`."""
 
     name = "time"
 
@@ -43,11 +43,11 @@ class MomentType(click.ParamType[datetime]):
         try:
             return datetime.fromisoformat(str(value).strip()).astimezone(UTC)
         except (ValueError, OverflowError, OSError):
-            self.fail(f"{value!r} is no time; write for example 2026-11-23T07:00 or 2026-11-23T07:00Z", param, ctx)
+            self.fail(f"{value!r} is not a time; write for example 2026-11-23T07:00 or 2026-11-23T07:00Z", param, ctx)
 
 
 class PhaseTimeoutType(click.ParamType[tuple[str, task_pb2.PhaseTimeout]]):
-    """`queued=10m`, `queued=10m:retry`, `tool-call=:fail`."""
+    """`queued=10m`, `queued=10m:retry`, `tool-call=:fail`: a phase with a timeout, an action or both."""
 
     name = "phase=duration:action"
 
@@ -59,9 +59,14 @@ class PhaseTimeoutType(click.ParamType[tuple[str, task_pb2.PhaseTimeout]]):
         name, _, text = str(value).partition("=")
         after, _, action = text.partition(":")
         if name not in _PHASES:
-            self.fail(f"{name!r} is no phase; there are {', '.join(_PHASES)}", param, ctx)
+            self.fail(f"{name!r} is not a phase; the phases are {', '.join(_PHASES)}", param, ctx)
         if (action and action not in _ACTIONS) or not (after or action):
-            self.fail(f"write {name}=DURATION, or {name}=DURATION:ACTION with {', '.join(_ACTIONS)}", param, ctx)
+            self.fail(
+                f"{text!r} is not a timeout; write {name}=DURATION or {name}=DURATION:ACTION; the actions are "
+                f"{', '.join(_ACTIONS)}",
+                param,
+                ctx,
+            )
         timeout = task_pb2.PhaseTimeout(after=duration(DURATION.convert(after, param, ctx)) if after else None)
         if action:
             timeout.action = TIMEOUT_ACTIONS.to_wire(_ACTIONS[action])
@@ -73,7 +78,7 @@ PHASE_TIMEOUT = PhaseTimeoutType()
 
 
 def start_time_of(start_at: datetime | None, start_in: float | None) -> datetime | None:
-    """UsageError when both are given; None: at once."""
+    """Returns the start time, or None for a start at once. Raises UsageError if both options are given."""
     if start_at is not None and start_in is not None:
         raise click.UsageError("--start-at and --start-in cannot be given together")
     return start_at if start_in is None else datetime.now(UTC) + timedelta(seconds=start_in)
@@ -94,73 +99,106 @@ LEASE_LOST: Final = {
 }
 
 
-@click.command(short_help="Hand GOAL to an agent, or have a function run.")
+@click.command(short_help="Submit a task: GOAL for an agent, or a control function.")
 @click.argument("goal", required=False, default="")
-@click.option("--watch", "watched", is_flag=True, help="Stay and show its steps, to its end.")
-@click.option("--function", metavar="NAME", default="", help="Run this function of the workers' instead of an agent.")
-@click.option("--input", "given", metavar="JSON", default="", help="What the function is given; `-`: standard input.")
-@click.option("--model", default="", help="The model. Default: the ledger's.")
+@click.option("--watch", "watched", is_flag=True, help="Show its steps until it ends.")
+@click.option("--function", metavar="NAME", default="", help="Run this control function instead of an agent.")
+@click.option(
+    "--input", "given", metavar="JSON", default="", help="The input of the function; `-` reads it from standard input."
+)
+@click.option("--model", default="", help="The model. Default: the default of the installation.")
 @click.option("--system", default="", help="The system prompt.")
-@click.option("--tools", type=NAMES, help="Only these tools, a,b,c. Default: all.")
-@click.option("--no-tools", is_flag=True, help="No tools at all.")
-@click.option("--approve-tools", type=NAMES, help="Tools whose calls wait for your leave, a,b,c. Default: none.")
-@click.option("--max-tokens", type=click.IntRange(min=1), default=None, help="Tokens of all its model calls together.")
+@click.option("--tools", type=NAMES, help="The tools that the agent gets, a,b,c. Default: all.")
+@click.option("--no-tools", is_flag=True, help="Give the agent no tools.")
+@click.option("--approve-tools", type=NAMES, help="Tools whose calls wait for an approval, a,b,c. Default: none.")
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Cap in tokens, for all model calls of the task and its sub-agents.",
+)
 @click.option(
     "--max-cost",
     type=DOLLARS,
     default=None,
-    help="What they may cost together, in dollars: 0.50. Default: the ledger's, where the price is known.",
+    help="Cap in dollars for the same calls: 0.50. Default: the cap of the installation, if the price is known.",
 )
-@click.option("--no-max-cost", is_flag=True, help="No cap in money, not even the ledger's default.")
-@click.option("--max-steps", type=click.IntRange(min=1), default=None, help="Model turns.")
-@click.option("--max-output-tokens", type=click.IntRange(1, 64_000), default=None, help="Output of one model call.")
-@click.option("--timeout", type=DURATION, default=None, help="From submit to end, for example 10m; at most 24h.")
-@click.option("--start-at", type=MOMENT, default=None, help="Not before this time, for example 2026-11-23T07:00.")
-@click.option("--start-in", type=DURATION, default=None, help="Not before so long from now, for example 2h.")
+@click.option("--no-max-cost", is_flag=True, help="Set no cap in dollars, not even the default.")
+@click.option(
+    "--max-steps", type=click.IntRange(min=1), default=None, help="The most steps: model calls with their tool calls."
+)
+@click.option(
+    "--max-output-tokens",
+    type=click.IntRange(1, 64_000),
+    default=None,
+    help="The most output tokens of one model call.",
+)
+@click.option(
+    "--timeout", type=DURATION, default=None, help="The time from submit to end, for example 10m; at most 24h."
+)
+@click.option("--start-at", type=MOMENT, default=None, help="Start not before this time, for example 2026-11-23T07:00.")
+@click.option(
+    "--start-in", type=DURATION, default=None, help="Start not before this much time has passed, for example 2h."
+)
 @click.option(
     "--phase-timeout",
     "phase_timeouts",
     type=PHASE_TIMEOUT,
     multiple=True,
-    help="How long a phase may take, and what happens then, for example queued=10m:retry; may be repeated.",
+    help="The limit of a phase and the action when it is passed, for example queued=10m:retry; may be repeated.",
 )
-@click.option("--priority", type=click.Choice(list(PRIORITIES)), default=None, help="Which tasks go first.")
-@click.option("--queue", default="", help="The queue whose workers may take it.")
-@click.option("--label", "labels", type=LABEL, multiple=True, help="key=value; may be repeated.")
-@click.option("--conversation", metavar="ID", default="", help="The conversation it belongs to.")
-@click.option("--exclusive", is_flag=True, help="Only when no other task of the conversation that said so is alive.")
-@click.option("--loop", default="", help="How it is worked on: a loop that workers know. Default: messages.")
+@click.option(
+    "--priority",
+    type=click.Choice(list(PRIORITIES)),
+    default=None,
+    help="The priority tier; a higher tier is served first.",
+)
+@click.option("--queue", default="", help="The queue; only its workers take the task.")
+@click.option("--label", "labels", type=LABEL, multiple=True, help="A label, key=value; may be repeated.")
+@click.option("--conversation", metavar="ID", default="", help="The conversation that the task belongs to.")
+@click.option(
+    "--exclusive",
+    is_flag=True,
+    help="Refuse the submit while another exclusive task of the conversation has not ended.",
+)
+@click.option("--loop", default="", help="The loop that drives the task; a worker must have it. Default: messages.")
 @click.option(
     "--retries",
     type=click.IntRange(0, 100),
     default=None,
-    help="How often it is scheduled again when model calls keep failing. Default: 3.",
+    help="How often the task is retried when its model calls fail. Default: 3.",
 )
-@result_schema_option("A JSON Schema that the result must fit. Default: any text.")
+@result_schema_option("A file with the JSON Schema of the result. Default: any text.")
 @click.option(
     "--result-corrections",
     type=click.IntRange(0, 20),
     default=None,
-    help="How often the agent is told that its answer does not fit the schema. Default: 3.",
+    help="How often the agent may correct a result that does not fit the schema. Default: 3.",
 )
-@click.option("--request-id", default="", help="The same id and the same goal are the same task, however often sent.")
+@click.option(
+    "--request-id",
+    default="",
+    help="Makes the submit safe to repeat: a repeat with the same id creates no second task.",
+)
 @click.option(
     "--on-in-doubt",
     type=click.Choice(list(IN_DOUBT)),
     default="wait",
-    help="When nobody knows whether a tool's effect happened: wait for a person, or tell the model.",
+    help="When a tool call is in doubt: wait for a person, or tell the model.",
 )
 @click.option(
     "--on-lease-lost",
     type=click.Choice(list(LEASE_LOST)),
     default="resume",
-    help="When its worker is lost: another goes on, or it ends TIMED_OUT.",
+    help="When the claim is lost: another worker resumes the task, or it ends as TIMED_OUT.",
 )
 @pass_context
 def submit(context: Context, /, goal: str, watched: bool, **options: Any) -> None:
-    """Hand GOAL to an agent; `-` reads it from standard input. With --function it is only told to people.
+    """Submit a task with GOAL for an agent; `-` reads GOAL from standard input.
 
-    Prints the task's id. With --watch its steps are shown, and the exit code is 0 when it succeeded.
+    With --function a control function runs instead of an agent, and GOAL is only a description for people.
+
+    Prints the task's id. With --watch also shows its steps; the exit code is then 0 if it SUCCEEDED, else 1.
     """
     request = request_of(goal, **options)
 
@@ -171,7 +209,7 @@ def submit(context: Context, /, goal: str, watched: bool, **options: Any) -> Non
         elif watched:
             context.console.print(f"task {task.task_id}", style="bold", soft_wrap=True)
         else:
-            _say_submitted(task)
+            _print_submitted(task)
         return await watch_task(context, client, task.task_id) if watched else Exit.OK
 
     raise SystemExit(context.run(work))
@@ -209,17 +247,17 @@ def request_of(
     result_schema: str | None = None,
     result_corrections: int | None = None,
 ) -> api.SubmitTaskRequest:
-    """The request that the command line asks for. UsageError for what cannot be said together."""
+    """Returns the submit that the options describe. Raises UsageError for options that exclude each other."""
     if tools and no_tools:
         raise click.UsageError("--tools and --no-tools cannot be given together")
     if max_cost and no_max_cost:
         raise click.UsageError("--max-cost and --no-max-cost cannot be given together")
     if exclusive and not conversation:
-        raise click.UsageError("--exclusive needs a --conversation")
+        raise click.UsageError("--exclusive works only with --conversation")
     if not function and (given or not goal):
-        raise click.UsageError("--input needs a --function" if given else "say what the GOAL is, or name a --function")
+        raise click.UsageError("--input works only with --function" if given else "give a GOAL or a --function")
     if "-" == goal == given:
-        raise click.UsageError("the goal and --input cannot both come from standard input")
+        raise click.UsageError("GOAL and --input cannot both come from standard input")
     start_time = start_time_of(start_at, start_in)
     allowed = None if tools is None and not no_tools else task_pb2.ToolAllowlist(names=tools or ())
     return api.SubmitTaskRequest(
@@ -257,20 +295,21 @@ def request_of(
     )
 
 
-def _text(message: str) -> str:
-    return sys.stdin.read().strip() if message == "-" else message
+def _text(argument: str) -> str:
+    """Returns the argument, or standard input for `-`."""
+    return sys.stdin.read().strip() if argument == "-" else argument
 
 
 def _source(function: str, conversation: str) -> task_pb2.SourceKind.ValueType:
-    """What asks: a conversation, a backend's own control work, or a person."""
+    """Returns the kind of the task's source: a conversation, a backend with a control function, or a person."""
     if conversation:
         return task_pb2.SOURCE_KIND_CONVERSATION
     return task_pb2.SOURCE_KIND_CONTROL if function else task_pb2.SOURCE_KIND_MANUAL
 
 
-def _say_submitted(task: task_pb2.Task) -> None:
-    """The id alone on standard output, so that scripts can take it; what to do next beside it."""
+def _print_submitted(task: task_pb2.Task) -> None:
+    """Prints the id on standard output, alone, for scripts; caps and advice on standard error."""
     echo(task.task_id)
     caps = "; ".join(part for part in (caps_text(task.budget), money_cap_text(task.spec)) if part)
-    echo(f"Accepted, for {model_text(task.spec)}. It may use {caps}.", err=True)
-    echo(f"See it work: tenure watch {short_id(task.task_id)}", err=True)
+    echo(f"Submitted, for {model_text(task.spec)}. Its caps: {caps}.", err=True)
+    echo(f"Watch it: tenure watch {short_id(task.task_id)}", err=True)

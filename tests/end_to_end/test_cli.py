@@ -87,7 +87,7 @@ async def test_a_goal_comes_from_stdin_and_every_option_is_sent(run: Any) -> Non
 
 async def test_submit_and_get_show_the_model_and_the_default_caps(run: Any) -> None:
     done = await run("submit", "x", "--queue", "elsewhere")
-    assert "for claude-opus-4-8. It may use 2,000,000 tokens and $10.00; the cap in money is the default." in done.err
+    assert "for claude-opus-4-8. Its caps: 2,000,000 tokens and $10.00; the cap in money is the default." in done.err
     shown = (await run("get", done.out.strip())).out
     assert "claude-opus-4-8" in shown
     assert "of $10.00" in shown
@@ -97,7 +97,7 @@ async def test_submit_and_get_show_the_model_and_the_default_caps(run: Any) -> N
 
 async def test_submit_and_get_show_why_a_task_has_no_cap_in_money(run: Any) -> None:
     done = await run("submit", "x", "--model", "sim-hello", "--queue", "elsewhere")
-    assert "It may use 2,000,000 tokens; no cap in money: the price of sim-hello is unknown." in done.err
+    assert "Its caps: 2,000,000 tokens; no cap in money: the price of sim-hello is unknown." in done.err
     assert "no cap in money: the price of sim-hello is unknown" in (await run("get", done.out.strip())).out
     assert (await run("cancel", done.out.strip())).code == Exit.OK
 
