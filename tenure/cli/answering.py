@@ -1,4 +1,4 @@
-"""What a person sees before answering a wait, the commands that answer it, and the question in a terminal."""
+"""Answers to waits: the text that a person reads first, the commands that answer, and the question in a terminal."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tenure.v1 import task_pb2
 FOR_PEOPLE = frozenset({task_pb2.WAIT_KIND_APPROVAL, task_pb2.WAIT_KIND_QUESTION, task_pb2.WAIT_KIND_TOOL_APPROVAL})
 
 MAX_LINE_BYTES: Final = 4096
-"""More than a terminal gives at once."""
+"""The most that one read takes: more than one line of a terminal."""
 
 
 class Said(NamedTuple):
-    """An answer as ResumeTask takes it: a decision, with arguments for "edit", or a reply."""
+    """An answer as ResumeTask takes it: a reply, or a decision, with new arguments for the decision "edit"."""
 
     decision: str = ""
     reply: str = ""
@@ -33,7 +33,7 @@ class Said(NamedTuple):
 
 
 def wait_text(wait: task_pb2.Wait) -> str:
-    """All that the answer is about, on several lines: the arguments of a call are shown whole, never cut."""
+    """Returns the wait on several lines. The arguments of a call are never cut: a person must see what they approve."""
     lines = [f"wait {wait.wait_id}"]
     if wait.tool:
         lines += [f"  call       {wait.tool}", f"  arguments  {_arguments(wait.arguments_json)}"]
@@ -46,7 +46,7 @@ def wait_text(wait: task_pb2.Wait) -> str:
 
 
 def _arguments(arguments_json: str) -> str:
-    """Indented below their heading; what is no JSON as it came."""
+    """Returns the arguments as JSON, indented below their heading; text that is not JSON unchanged."""
     try:
         shown = json.dumps(json.loads(arguments_json), ensure_ascii=False, indent=2)
     except ValueError:
@@ -55,7 +55,7 @@ def _arguments(arguments_json: str) -> str:
 
 
 def answer_commands(task_id: str, wait: task_pb2.Wait) -> list[str]:
-    """The commands of which one answers the wait."""
+    """Returns the commands that answer the wait; the person runs one of them."""
     begin = f"tenure resume {short_id(task_id)} --wait {wait.wait_id}"
     if wait.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL:
         return [f"{begin} --approve", f"{begin} --deny", f"{begin} --edit JSON"]
@@ -66,19 +66,19 @@ def answer_commands(task_id: str, wait: task_pb2.Wait) -> list[str]:
     return [f"{begin} --reply TEXT"]
 
 
-def decision_of(wait: task_pb2.Wait, word: str) -> str:
-    """What "approve" and "deny" are called in this wait."""
-    is_yes_to_a_call = word == "approve" and wait.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL
-    return ALLOW if is_yes_to_a_call else (DENY if word == "deny" else word)
+def decision_of(wait: task_pb2.Wait, approve_or_deny: str) -> str:
+    """Returns the decision of "approve" or "deny" in this wait: approval of a tool call is "allow"."""
+    allows_call = approve_or_deny == "approve" and wait.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL
+    return ALLOW if allows_call else (DENY if approve_or_deny == "deny" else approve_or_deny)
 
 
 def is_interactive() -> bool:
-    """Whether somebody can be asked: both ends are a terminal."""
+    """Returns whether a person can be asked: standard input and standard error are a terminal."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def question_of(wait: task_pb2.Wait) -> str:
-    """The line that asks a person to answer."""
+    """Returns the prompt of a wait."""
     if wait.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL:
         return "allow this call? [y/n/edit] "
     if {"approve", "deny"} <= set(wait.options):
@@ -87,54 +87,57 @@ def question_of(wait: task_pb2.Wait) -> str:
 
 
 def said_in(wait: task_pb2.Wait, line: str) -> Said | None:
-    """The answer that a typed line is; None when it is none, and the person is asked again."""
-    word = line.strip()
+    """Returns the answer of a typed line, or None if the line is not a valid answer."""
+    typed = line.strip()
     is_yes_or_no = wait.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL or {"approve", "deny"} <= set(wait.options)
-    if is_yes_or_no and word.lower() in {"y", "yes", "n", "no"}:
-        return Said(decision=decision_of(wait, "approve" if word.lower().startswith("y") else "deny"))
+    if is_yes_or_no and typed.lower() in {"y", "yes", "n", "no"}:
+        return Said(decision=decision_of(wait, "approve" if typed.lower().startswith("y") else "deny"))
     if wait.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL:
         return None
     if wait.options:
-        return Said(decision=word) if word in wait.options else None
-    return Said(reply=word) if word else None
+        return Said(decision=typed) if typed in wait.options else None
+    return Said(reply=typed) if typed else None
 
 
 async def ask_person(client: Client, task_id: str, wait: task_pb2.Wait) -> None:
-    """Asks in the terminal until the wait has an answer. Returns, too, when somebody else's answer came first."""
+    """Asks in the terminal until the person gives a valid answer, and sends it.
+
+    Returns without an answer at the end of standard input. If another answer came first, prints the refusal.
+    """
     echo(wait_text(wait), err=True)
-    message: Said | None = None
-    while message is None:
+    answer: Said | None = None
+    while answer is None:
         echo(harmless(question_of(wait)), nl=False, err=True)
         line = await read_line()
         if not line:
             echo("", err=True)
             return
         edits = wait.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL and line.strip().lower() in {"e", EDIT}
-        message = _edited(wait) if edits else said_in(wait, line)
+        answer = _edited(wait) if edits else said_in(wait, line)
     try:
-        await send_answer(client, task_id, wait, message)
+        await send_answer(client, task_id, wait, answer)
     except Refused as error:
-        echo(f"not taken: {error.message}", err=True)
+        echo(f"the answer was refused: {error.message}", err=True)
 
 
 async def send_answer(
-    client: Client, task_id: str, wait: task_pb2.Wait, message: Said, *, comment: str = "", request_id: str = ""
+    client: Client, task_id: str, wait: task_pb2.Wait, answer: Said, *, comment: str = "", request_id: str = ""
 ) -> task_pb2.Task:
-    """Answers exactly the wait, and the call, that was shown."""
+    """Sends the answer to exactly the wait, and the call, that was shown: the call digest is sent too."""
     return await client.resume(
         task_id,
         wait.wait_id,
-        decision=message.decision,
-        reply=message.reply,
+        decision=answer.decision,
+        reply=answer.reply,
         call_digest=wait.call_digest,
         comment=comment,
-        edited_arguments_json=message.edited_arguments_json,
+        edited_arguments_json=answer.edited_arguments_json,
         request_id=request_id,
     )
 
 
 def _edited(wait: task_pb2.Wait) -> Said | None:
-    """The arguments as the person's editor leaves them; None when nothing was saved or it is no JSON object."""
+    """Opens the arguments in the person's editor. Returns None if the person saved nothing, or no JSON object."""
     shown = json.dumps(json.loads(wait.arguments_json), ensure_ascii=False, indent=2)
     text = click.edit(shown, extension=".json", require_save=True)
     try:
@@ -142,13 +145,13 @@ def _edited(wait: task_pb2.Wait) -> Said | None:
     except ValueError:
         is_object = False
     if not is_object or text is None:
-        echo("not changed: the arguments must be saved as a JSON object", err=True)
+        echo("no answer was sent: save the arguments as a JSON object", err=True)
         return None
     return Said(decision=EDIT, edited_arguments_json=text)
 
 
 async def read_line() -> str:
-    """A line of standard input; empty at its end. Reads without a thread, so that Ctrl-C ends it at once."""
+    """Returns a line of standard input, "" at its end. Reads without a thread, so that Ctrl-C interrupts at once."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
 
@@ -161,10 +164,10 @@ async def read_line() -> str:
         await ready
     finally:
         loop.remove_reader(sys.stdin)
-    # Not through sys.stdin's buffer, which would keep a second line from the reader; a terminal gives one line a read.
+    # sys.stdin would buffer a second line, and add_reader would not report it. A terminal gives one line a read.
     return os.read(sys.stdin.fileno(), MAX_LINE_BYTES).decode(errors="replace")
 
 
 def answer_lines(task_id: str, wait: task_pb2.Wait) -> list[Text]:
-    """What a watcher is shown at a wait for a person."""
+    """Returns the lines that `tenure watch` prints at a wait for a person."""
     return [Text(f"  to answer: {command}", "yellow") for command in answer_commands(task_id, wait)]

@@ -1,4 +1,4 @@
-"""`tenure leases`: named resources that backends hold. What tasks hold is shown by `tenure claims`."""
+"""`tenure leases`: named leases of other systems. `tenure claims` shows the claims of tasks."""
 
 from __future__ import annotations
 
@@ -27,20 +27,23 @@ from tenure.domain.fencing import describe_epoch
 from tenure.v1 import lease_service_pb2 as pb
 from tenure.wire.common import duration, seconds
 
-_epoch = click.option("--epoch", type=int, help="Only if this is still its epoch. Default: whoever holds it now.")
-_reason = click.option("--reason", required=True, help="Why; it is kept, and shown to the next holder.")
+_epoch = click.option("--epoch", type=int, help="Only if the lease still has this epoch. Default: the present lease.")
+_reason = click.option("--reason", required=True, help="Why; recorded, and shown to the next holder.")
 
 
 @click.group()
 def leases() -> None:
-    """Show and change who holds which named resource."""
+    """List, acquire, release and transfer named leases of other systems.
+
+    RESOURCE is the name of the lease.
+    """
 
 
 @leases.command("list")
 @click.argument("prefix", default="")
 @pass_context
 def list_leases(context: Context, prefix: str) -> None:
-    """Show live leases, or those whose names begin with PREFIX."""
+    """List the live leases, or those whose names begin with PREFIX."""
 
     async def work(client: Client) -> None:
         leases = [lease async for lease in client.list_leases(prefix)]
@@ -48,18 +51,18 @@ def list_leases(context: Context, prefix: str) -> None:
             for lease in leases:
                 context.emit(lease)
         elif not leases:
-            echo("nothing is held", err=True)
+            echo("no lease is held", err=True)
         else:
             _show(context, leases)
 
     context.run(work)
 
 
-@leases.command(short_help="Show who holds RESOURCE.")
+@leases.command(short_help="Show the holder of RESOURCE.")
 @click.argument("resource")
 @pass_context
 def get(context: Context, resource: str) -> None:
-    """Show who holds RESOURCE, since when, and how the lease before ended."""
+    """Show the holder of RESOURCE, since when it holds it, and how the previous lease ended."""
 
     async def work(client: Client) -> None:
         lease = await client.get_lease(resource)
@@ -68,23 +71,23 @@ def get(context: Context, resource: str) -> None:
             return
         echo(f"{lease.resource} is held by {lease.holder}, epoch {describe_epoch(lease.epoch)} ({lease.epoch})")
         left, ttl = seconds_text(seconds(lease.remaining)), seconds_text(seconds(lease.ttl))
-        echo(f"since {ago(lease.acquire_time)}; without a renewal it ends in {left} of {ttl}")
-        before = f"epoch {describe_epoch(lease.previous_epoch)}, {_why(lease)}"
-        echo(f"before it: {before if lease.previous_epoch else 'nobody ever held it'}")
+        echo(f"acquired {ago(lease.acquire_time)}; without a renewal it ends in {left} of {ttl}")
+        previous = f"epoch {describe_epoch(lease.previous_epoch)}, {_end_reason(lease)}"
+        echo(f"previous lease: {previous if lease.previous_epoch else 'none'}")
 
     context.run(work)
 
 
-@leases.command(short_help="Show what happens to leases, until Ctrl-C.")
+@leases.command(short_help="Show the events of leases, until Ctrl-C.")
 @click.argument("prefix", default="")
-@click.option("--after", default=0, help="The revision of an earlier line; default: from now on.")
+@click.option("--after", default=0, help="Continue after the revision of an earlier line. Default: from now.")
 @pass_context
 def watch(context: Context, prefix: str, after: int) -> None:
-    """Show what happens to leases whose names begin with PREFIX, until Ctrl-C. Nothing is left out."""
+    """Show the events of leases whose names begin with PREFIX, until Ctrl-C. No event is left out."""
 
     async def work(client: Client) -> None:
         if not context.as_json:
-            echo("what happens to leases; Ctrl-C stops", err=True)
+            echo("watching leases; Ctrl-C stops", err=True)
         async with aclosing(client.watch_leases(prefix, after)) as events:
             async for event in events:
                 if context.as_json:
@@ -95,14 +98,18 @@ def watch(context: Context, prefix: str, after: int) -> None:
     context.run(work)
 
 
-@leases.command(short_help="Take RESOURCE, and print its token.")
+@leases.command(short_help="Acquire RESOURCE, and print its token.")
 @click.argument("resource")
-@click.option("--holder", required=True, help="In whose name.")
-@click.option("--ttl", type=DURATION, default=60.0, show_default="60s", help="2s to 1h.")
-@click.option("--hold", is_flag=True, help="Renew it until Ctrl-C, then give it back; else it runs out.")
+@click.option("--holder", required=True, help="The name of the holder.")
+@click.option(
+    "--ttl", type=DURATION, default=60.0, show_default="60s", help="The time to live without a renewal, 2s to 1h."
+)
+@click.option(
+    "--hold", is_flag=True, help="Renew the lease until Ctrl-C, then release it. Without this flag it ends after --ttl."
+)
 @pass_context
 def acquire(context: Context, resource: str, holder: str, ttl: float, hold: bool) -> None:
-    """Take RESOURCE, for example to keep everybody away from it, and print its token (base64, for scripts)."""
+    """Acquire RESOURCE, for example to keep all other clients away, and print its token (base64, for scripts)."""
 
     async def work(client: Client) -> None:
         if hold:
@@ -123,34 +130,42 @@ def acquire(context: Context, resource: str, holder: str, ttl: float, hold: bool
 @_reason
 @pass_context
 def release(context: Context, resource: str, epoch: int | None, reason: str) -> None:
-    """Take RESOURCE away from its holder. Its writes count until the next holder was seen by the guard."""
+    """Release RESOURCE on behalf of its holder.
+
+    The old holder's writes are accepted until the fence of the guarded system has seen a newer epoch.
+    """
 
     async def work(client: Client) -> None:
-        meant = await _meant(client, resource, epoch)
-        answer = await client.leases.ReleaseLease(pb.ReleaseLeaseRequest(lease=meant, reason=reason))
+        reference = await _reference(client, resource, epoch)
+        answer = await client.leases.ReleaseLease(pb.ReleaseLeaseRequest(lease=reference, reason=reason))
         if not answer.released:
-            raise NotFound(f"epoch {describe_epoch(meant.epoch)} of {resource} is gone already", reason="LEASE_LOST")
+            raise NotFound(
+                f"the lease of {resource} with epoch {describe_epoch(reference.epoch)} has already ended",
+                reason="LEASE_LOST",
+            )
         if context.as_json:
-            context.emit({"resource": resource, "epoch": meant.epoch, "released": True})
+            context.emit({"resource": resource, "epoch": reference.epoch, "released": True})
         else:
-            echo(f"{resource}, epoch {describe_epoch(meant.epoch)}, is released")
+            echo(f"{resource}, epoch {describe_epoch(reference.epoch)}, is released")
 
     context.run(work)
 
 
-@leases.command(short_help="Hand RESOURCE over to HOLDER.")
+@leases.command(short_help="Transfer RESOURCE to HOLDER.")
 @click.argument("resource")
 @click.argument("holder")
 @_epoch
 @_reason
-@click.option("--ttl", type=DURATION, default=None, help="2s to 1h. Default: as before.")
+@click.option(
+    "--ttl", type=DURATION, default=None, help="The time to live without a renewal, 2s to 1h. Default: unchanged."
+)
 @pass_context
 def transfer(context: Context, resource: str, holder: str, epoch: int | None, reason: str, ttl: float | None) -> None:
-    """Hand RESOURCE over to HOLDER, who has to acquire it under that name before it runs out."""
+    """Transfer RESOURCE to HOLDER, who must acquire it under that name before the lease ends."""
 
     async def work(client: Client) -> None:
         request = pb.TransferLeaseRequest(
-            lease=await _meant(client, resource, epoch), holder=holder, reason=reason, request_id=str(uuid.uuid4())
+            lease=await _reference(client, resource, epoch), holder=holder, reason=reason, request_id=str(uuid.uuid4())
         )
         if ttl is not None:
             request.ttl.CopyFrom(duration(ttl))
@@ -162,7 +177,7 @@ def transfer(context: Context, resource: str, holder: str, epoch: int | None, re
 @leases.command()
 @pass_context
 def keys(context: Context) -> None:
-    """Show the public keys that verify tokens, of leases and of tasks."""
+    """List the public keys that verify fencing tokens, of leases and of tasks."""
 
     async def work(client: Client) -> None:
         listed = (await client.leases.ListSigningKeys(pb.ListSigningKeysRequest())).keys
@@ -170,14 +185,14 @@ def keys(context: Context) -> None:
             if context.as_json:
                 context.emit(key)
             else:
-                message = "signs now" if key.active else "retired"
-                echo(f"{key.key_id}  {base64.b64encode(key.public_key).decode()}  {message}")
+                state = "active" if key.active else "retired"
+                echo(f"{key.key_id}  {base64.b64encode(key.public_key).decode()}  {state}")
 
     context.run(work)
 
 
-async def _meant(client: Client, resource: str, epoch: int | None) -> pb.LeaseReference:
-    """The lease seen, so that one acquired a moment later is left alone."""
+async def _reference(client: Client, resource: str, epoch: int | None) -> pb.LeaseReference:
+    """Returns a reference to the present lease, by epoch, so that a lease acquired a moment later is not affected."""
     return pb.LeaseReference(resource=resource, epoch=epoch or (await client.get_lease(resource)).epoch)
 
 
@@ -189,15 +204,15 @@ def _tell(context: Context, lease: pb.Lease) -> None:
     echo(base64.b64encode(lease.token.SerializeToString()).decode())
 
 
-def _why(lease: pb.Lease) -> str:
-    """Of the end of the lease before; whoever ended it has a say in the message."""
+def _end_reason(lease: pb.Lease) -> str:
+    """Returns why the previous lease ended, with the message of the client that ended it."""
     return lease.reason + (f": {harmless(lease.message)}" if lease.message else "")
 
 
 def _say(event: pb.LeaseEvent) -> str:
     held = event.HasField("held")
     lease = event.held if held else event.ended
-    what = f"is held by {lease.holder} ({_why(lease)})" if held else f"was lost or given back by {lease.holder}"
+    what = f"is held by {lease.holder} ({_end_reason(lease)})" if held else f"was lost or released by {lease.holder}"
     at = f"{clock(lease.acquire_time)}  " if held else ""
     return f"{event.revision}  {at}{lease.resource} {what}, epoch {describe_epoch(lease.epoch)}"
 

@@ -1,4 +1,4 @@
-"""`tenure schedules`: tasks that come due again and again."""
+"""`tenure schedules`: rules that submit a task at each due time."""
 
 from __future__ import annotations
 
@@ -37,13 +37,16 @@ from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.common import OVERLAP_POLICIES, RUN_OUTCOMES, duration, moment, seconds, state_name, timestamp
 
-# Schedules as they are typed: moments in a zone, and what a task of one is.
+# Requests: the spec of a schedule's tasks, and times in the schedule's zone.
 
 MOMENT: Final = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"])
 
 
 def spec_of(request: api.SubmitTaskRequest) -> task_pb2.TaskSpec:
-    """What the two have in common has the same names. The source is the schedule's."""
+    """Returns the spec of a schedule's tasks from a submit. Fields of both messages have the same names.
+
+    The source is left out: the ledger sets the schedule as the source of its tasks.
+    """
     request.ClearField("source")
     spec = task_pb2.TaskSpec()
     for field, value in request.ListFields():
@@ -57,34 +60,36 @@ def spec_of(request: api.SubmitTaskRequest) -> task_pb2.TaskSpec:
 
 
 def timestamp_in(zone: str, moment: datetime | None) -> Timestamp | None:
-    """What a clock of that zone shows. BadParameter for a zone that is none."""
+    """Returns the moment at which clocks of the zone show this time. Raises BadParameter for an unknown zone."""
     if moment is None:
         return None
     try:
         return timestamp(moment.replace(tzinfo=ZoneInfo(zone)).astimezone(UTC))
     except (LookupError, ValueError, OSError):
-        raise click.BadParameter(f"{zone} is no IANA time zone", param_hint="--zone") from None
+        raise click.BadParameter(
+            f"{zone} is not an IANA time zone; write for example Europe/Berlin", param_hint="--zone"
+        ) from None
 
 
-# Schedules on the screen.
+# Schedules as text.
 
 OVERLAPS: Final = {policy.value.lower().replace("_", "-"): policy for policy in OverlapPolicy}
 
 
 def when_text(due: Timestamp, zone: str) -> str:
-    """`Mon 2026-11-23 07:00 Europe/Berlin`, as the schedule reads it."""
+    """Returns `Mon 2026-11-23 07:00 Europe/Berlin`, in the schedule's zone; `never` without a due time."""
     if not due.seconds:
-        return "never again"
+        return "never"
     try:
         local = moment(due).astimezone(ZoneInfo(zone))
-    except (LookupError, ValueError, OSError):  # data of time zones differ between machines
+    except (LookupError, ValueError, OSError):  # this machine's time zone data may lack the zone
         local, zone = moment(due), "UTC"
     return f"{local:%a %Y-%m-%d %H:%M} {zone}"
 
 
 def _overlap(schedule: pb.Schedule) -> str:
     policy = OVERLAP_POLICIES.to_domain(schedule.overlap_policy)
-    return next(word for word, known in OVERLAPS.items() if known is policy)
+    return next(name for name, known in OVERLAPS.items() if known is policy)
 
 
 def _next(schedule: pb.Schedule) -> Text:
@@ -94,8 +99,8 @@ def _next(schedule: pb.Schedule) -> Text:
 
 
 def show_all(context: Context, schedules: Iterable[pb.Schedule]) -> None:
-    """A line each."""
-    table = make_table("NAME", "CRON", "NEXT", "OVERLAP", "RAN", "SKIPPED", "GOAL")
+    """Prints a table of schedules."""
+    table = make_table("NAME", "CRON", "NEXT", "OVERLAP", "RUNS", "SKIPPED", "GOAL")
     for column in (4, 5):
         table.columns[column].justify = "right"
     table.columns[6].no_wrap, table.columns[6].overflow = True, "ellipsis"
@@ -106,7 +111,7 @@ def show_all(context: Context, schedules: Iterable[pb.Schedule]) -> None:
 
 
 def show_schedule(context: Context, response: pb.GetScheduleResponse) -> None:
-    """One, and what became of its due times."""
+    """Prints one schedule and its newest runs."""
     schedule = response.schedule
     paused = f"{one_line(schedule.pause_reason, 200)} ({schedule.pause_actor})" if schedule.paused else ""
     failed = f", {schedule.failed_runs:,} failed" if schedule.failed_runs else ""
@@ -120,7 +125,7 @@ def show_schedule(context: Context, response: pb.GetScheduleResponse) -> None:
         ("from", when_text(schedule.start_time, schedule.time_zone) if schedule.HasField("start_time") else ""),
         ("until", when_text(schedule.end_time, schedule.time_zone) if schedule.HasField("end_time") else ""),
         ("overlap", _overlap(schedule)),
-        ("catch up", f"what is at most {seconds_text(seconds(schedule.catch_up_window))} late"),
+        ("catch up", f"due times at most {seconds_text(seconds(schedule.catch_up_window))} late"),
         ("runs", f"{count_text(schedule.started_runs, 'task')}, {schedule.skipped_runs:,} skipped{failed}{waiting}"),
         ("goal", one_line(goal_text(schedule.spec), 4 * context.console.width)),
         ("model", schedule.spec.agent.model),
@@ -138,27 +143,27 @@ def show_schedule(context: Context, response: pb.GetScheduleResponse) -> None:
 
 
 def _show_runs(context: Context, response: pb.GetScheduleResponse) -> None:
-    table = make_table("DUE", "OUTCOME", "TASK", "STATE", "DECIDED", "WHY")
+    table = make_table("DUE", "OUTCOME", "TASK", "STATE", "DECIDED", "REASON")
     for run in response.runs:
         outcome = RUN_OUTCOMES.to_domain(run.outcome)
         manual = run.source_run_id.startswith("trigger/")
         due = "triggered" if manual else when_text(run.due_time, response.schedule.time_zone).rpartition(" ")[0]
-        message = f"{outcome}, {run.due_times:,} of them" if run.due_times > 1 else outcome.value
+        outcome_text = f"{outcome}, {run.due_times:,} due times" if run.due_times > 1 else outcome.value
         state = state_name(run.task_state)
         style = "default" if outcome is RunOutcome.STARTED else "red" if outcome is RunOutcome.FAILED else "yellow"
-        why = f"{run.reason}: {run.message}" if run.message else run.reason
+        reason = f"{run.reason}: {run.message}" if run.message else run.reason
         table.add_row(
             due,
-            Text(message, style),
+            Text(outcome_text, style),
             run.task_id or "-",
             Text(state or "-", state_style(state)),
             ago(run.record_time),
-            one_line(why, 200),
+            one_line(reason, 200),
         )
     context.console.print(table)
 
 
-# `tenure schedules update`: what it takes, and which part of a schedule each of its options changes.
+# `tenure schedules update`.
 
 PARTS: Final = {
     "goal": "goal",
@@ -186,33 +191,40 @@ PARTS: Final = {
     "result_schema": "result_schema_json",
     "result_corrections": "policy.max_result_corrections",
 }
-"""Of the options that say what a task is, and of the spec."""
+"""The options that describe a task, each with the path of the spec's field that it changes."""
 
 CAPS: Final = frozenset({PARTS["max_cost"], PARTS["no_max_cost"]})
 
 
 @click.command(short_help="Change SCHEDULE.")
 @click.argument("schedule", metavar="SCHEDULE")
-@click.option("--goal", default=None, help="Another goal.")
-@click.option("--cron", default=None, help="When it comes due.")
-@click.option("--zone", default=None, help="Where that is read, for example Europe/Berlin.")
-@click.option("--overlap", type=click.Choice(list(OVERLAPS)), default=None, help="When a task of it has not ended.")
-@click.option("--catch-up", type=DURATION, default=None, help="How late one may be, 1m to 744h.")
-@click.option("--from", "start", type=MOMENT, default=None, help="Not before, in the schedule's zone.")
-@click.option("--until", "end", type=MOMENT, default=None, help="Not after, in the schedule's zone.")
-@click.option("--no-from", is_flag=True, help="No bound at its beginning any more.")
-@click.option("--no-until", is_flag=True, help="No bound at its end any more.")
+@click.option("--goal", default=None, help="The goal of its tasks.")
+@click.option("--cron", default=None, help="The cron expression of its due times.")
+@click.option("--zone", default=None, help="The time zone of its due times, for example Europe/Berlin.")
+@click.option(
+    "--overlap",
+    type=click.Choice(list(OVERLAPS)),
+    default=None,
+    help="What to do at a due time while an earlier run is active.",
+)
+@click.option("--catch-up", type=DURATION, default=None, help="How late a due time may still start a task, 1m to 744h.")
+@click.option(
+    "--from", "start", type=MOMENT, default=None, help="No due times before this time, in the schedule's zone."
+)
+@click.option("--until", "end", type=MOMENT, default=None, help="No due times after this time, in the schedule's zone.")
+@click.option("--no-from", is_flag=True, help="Remove the bound of --from.")
+@click.option("--no-until", is_flag=True, help="Remove the bound of --until.")
 @pass_context
 @click.pass_context
 def update(command: click.Context, context: Context, /, schedule: str, **options: Any) -> None:
-    """Change SCHEDULE from now on. What is not given stays as it is.
+    """Change SCHEDULE from now on. Options that are not given keep their values.
 
-    The options of `tenure submit` say what its tasks are. When somebody else changes it at the same moment, one of the
-    two is told so and changes nothing.
+    The options of `tenure submit` change its tasks. If another client changes the schedule at the same time, one of the
+    two changes is refused.
     """
     given = {name for name in options if command.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     if not given:
-        raise click.UsageError("say what is to be otherwise")
+        raise click.UsageError("give at least one option to change")
     changed = {name: options[name] for name in given}
 
     async def work(client: Client) -> None:
@@ -221,8 +233,7 @@ def update(command: click.Context, context: Context, /, schedule: str, **options
         if context.as_json:
             context.emit(updated)
         else:
-            due = "is paused" if updated.paused else f"comes due {when_text(updated.next_due_time, updated.time_zone)}"
-            echo(f"{updated.name} {due}")
+            echo(f"{updated.name} is paused" if updated.paused else _next_due_text(updated))
 
     context.run(work)
 
@@ -231,7 +242,10 @@ update.params.extend(option for option in submit.params if option.name in PARTS 
 
 
 def update_request(schedule: pb.Schedule, changed: dict[str, Any]) -> pb.UpdateScheduleRequest:
-    """What was told, of the schedule as it was found. UsageError for what cannot be said together."""
+    """Returns the update that the options describe, of the schedule in the revision that was read.
+
+    Raises UsageError for options that exclude each other.
+    """
     zone = changed.get("zone") or schedule.time_zone
     request = pb.UpdateScheduleRequest(
         schedule=schedule.schedule_id,
@@ -246,26 +260,26 @@ def update_request(schedule: pb.Schedule, changed: dict[str, Any]) -> pb.UpdateS
     )
     if "overlap" in changed:
         request.overlap_policy = OVERLAP_POLICIES.to_wire(OVERLAPS[changed["overlap"]])
-    parts = changed.keys() & PARTS.keys()
-    if parts:
-        request.spec.CopyFrom(_spec(schedule.spec, {name: changed[name] for name in parts}))
+    spec_options = changed.keys() & PARTS.keys()
+    if spec_options:
+        request.spec.CopyFrom(_spec(schedule.spec, {name: changed[name] for name in spec_options}))
     return request
 
 
 def _bound(changed: dict[str, Any], name: str, none: str) -> datetime | None:
     if name in changed and none in changed:
-        raise click.UsageError("a bound cannot be set and taken away")
+        raise click.UsageError("a bound cannot be set and removed in one command")
     bound: datetime | None = changed.get(name)
     return bound
 
 
-def _spec(result: task_pb2.TaskSpec, changed: dict[str, Any]) -> task_pb2.TaskSpec:
-    """As it was found, with the parts that were told; these are replaced, not merged."""
+def _spec(present: task_pb2.TaskSpec, changed: dict[str, Any]) -> task_pb2.TaskSpec:
+    """Returns the present spec with the changed fields, which are replaced and not merged."""
     spec, options = task_pb2.TaskSpec(), dict(changed)
-    spec.CopyFrom(result)
-    if result.HasField("control"):
-        options.setdefault("function", result.control.function)
-    new_spec = spec_of(request_of(options.pop("goal", result.goal), **options))
+    spec.CopyFrom(present)
+    if present.HasField("control"):
+        options.setdefault("function", present.control.function)
+    new_spec = spec_of(request_of(options.pop("goal", present.goal), **options))
     paths = {PARTS[name] for name in changed}
     paths |= CAPS if paths & CAPS else set()  # setting one of them unsets the other
     FieldMask(paths=sorted(paths)).MergeMessage(new_spec, spec, replace_message_field=True, replace_repeated_field=True)
@@ -279,24 +293,35 @@ _schedule = click.argument("schedule", metavar="SCHEDULE")
 
 @click.group()
 def schedules() -> None:
-    """Submit tasks again and again, when a cron expression says so. SCHEDULE is a name or an id."""
+    """Submit a task at each due time of a cron expression. SCHEDULE is a name or an id."""
 
 
 @schedules.command(short_help="Create a schedule.")
 @click.argument("name")
 @click.argument("goal", required=False, default="")
-@click.option("--cron", required=True, help='Minute, hour, day of month, month, day of week: "0 7 * * MON-FRI".')
-@click.option("--zone", default="UTC", show_default=True, help="Where it is read, for example Europe/Berlin.")
+@click.option(
+    "--cron", required=True, help='The due times: minute, hour, day of month, month, day of week: "0 7 * * MON-FRI".'
+)
+@click.option(
+    "--zone", default="UTC", show_default=True, help="The time zone of the due times, for example Europe/Berlin."
+)
 @click.option(
     "--overlap",
     type=click.Choice(list(OVERLAPS)),
     default="skip",
     show_default=True,
-    help="When a task of it has not ended: skip this one, let it wait, or cancel the one before.",
+    help="At a due time while an earlier run is active: skip this run, let it wait, or cancel the earlier one.",
 )
-@click.option("--catch-up", type=DURATION, default=None, help="How late one may be, 1m to 744h. Default: 1h.")
-@click.option("--from", "start", type=MOMENT, default=None, help="Not before, in the schedule's zone.")
-@click.option("--until", "end", type=MOMENT, default=None, help="Not after, in the schedule's zone.")
+@click.option(
+    "--catch-up",
+    type=DURATION,
+    default=None,
+    help="How late a due time may still start a task, 1m to 744h. Default: 1h.",
+)
+@click.option(
+    "--from", "start", type=MOMENT, default=None, help="No due times before this time, in the schedule's zone."
+)
+@click.option("--until", "end", type=MOMENT, default=None, help="No due times after this time, in the schedule's zone.")
 @pass_context
 def create(
     context: Context,
@@ -311,7 +336,10 @@ def create(
     end: datetime | None,
     **options: Any,
 ) -> None:
-    """Submit GOAL whenever CRON says so; `-` reads it from standard input. The options of `tenure submit` say how."""
+    """Create the schedule NAME, which submits GOAL at each due time of --cron.
+
+    `-` reads GOAL from standard input. The options of `tenure submit` describe the tasks.
+    """
     request = pb.CreateScheduleRequest(
         name=name,
         spec=spec_of(request_of(goal, **options)),
@@ -324,12 +352,12 @@ def create(
     )
 
     async def work(client: Client) -> None:
-        made = await client.create_schedule(request)
+        created = await client.create_schedule(request)
         if context.as_json:
-            context.emit(made)
+            context.emit(created)
             return
-        echo(made.schedule_id)
-        echo(f"{made.name} comes due {when_text(made.next_due_time, made.time_zone)}", err=True)
+        echo(created.schedule_id)
+        echo(_next_due_text(created), err=True)
 
     context.run(work)
 
@@ -341,7 +369,7 @@ create.params.extend(option for option in submit.params if option.name not in _N
 @schedules.command("list")
 @pass_context
 def list_schedules(context: Context) -> None:
-    """Show all schedules, by name."""
+    """List all schedules, by name."""
 
     async def work(client: Client) -> None:
         schedules = [schedule async for schedule in client.list_schedules()]
@@ -356,12 +384,12 @@ def list_schedules(context: Context) -> None:
     context.run(work)
 
 
-@schedules.command(short_help="Show SCHEDULE and what became of its due times.")
+@schedules.command(short_help="Show SCHEDULE and its newest runs.")
 @_schedule
-@click.option("--runs", type=click.IntRange(1, 100), default=10, show_default=True, help="How many of its runs.")
+@click.option("--runs", type=click.IntRange(1, 100), default=10, show_default=True, help="Show this many of its runs.")
 @pass_context
 def get(context: Context, schedule: str, runs: int) -> None:
-    """Show SCHEDULE, when it comes due next, and what became of its due times."""
+    """Show SCHEDULE, its next due time, and its newest runs."""
 
     async def work(client: Client) -> None:
         result = await client.get_schedule(schedule, runs)
@@ -375,38 +403,42 @@ def get(context: Context, schedule: str, runs: int) -> None:
 
 @schedules.command()
 @_schedule
-@click.option("--reason", required=True, help="Why; it is shown to others.")
+@click.option("--reason", required=True, help="Why; recorded and shown to others.")
 @pass_context
 def pause(context: Context, schedule: str, reason: str) -> None:
-    """Let nothing of SCHEDULE come due. Tasks that run go on."""
+    """Pause SCHEDULE: it has no due times until it is resumed. Its running tasks continue."""
 
     async def work(client: Client) -> None:
         request = pb.PauseScheduleRequest(schedule=schedule, reason=reason)
         paused = (await client.schedules.PauseSchedule(request)).schedule
-        _tell(context, paused, f"{paused.name} is paused: {one_line(paused.pause_reason, 200)}")
+        _emit_or_echo(context, paused, f"{paused.name} is paused: {one_line(paused.pause_reason, 200)}")
 
     context.run(work)
 
 
-@schedules.command(short_help="Go on with SCHEDULE.")
+@schedules.command(short_help="Resume SCHEDULE after a pause.")
 @_schedule
 @pass_context
 def resume(context: Context, schedule: str) -> None:
-    """Go on with SCHEDULE from now. What came due meanwhile is not made up for."""
+    """Resume SCHEDULE from now. Due times during the pause are not made up for."""
 
     async def work(client: Client) -> None:
         resumed = (await client.schedules.ResumeSchedule(pb.ResumeScheduleRequest(schedule=schedule))).schedule
-        _tell(context, resumed, f"{resumed.name} comes due {when_text(resumed.next_due_time, resumed.time_zone)}")
+        _emit_or_echo(context, resumed, _next_due_text(resumed))
 
     context.run(work)
 
 
-@schedules.command(short_help="Create a task of SCHEDULE now.")
+@schedules.command(short_help="Submit a task of SCHEDULE now.")
 @_schedule
-@click.option("--request-id", default="", help="The same id is the same task, however often sent.")
+@click.option(
+    "--request-id",
+    default="",
+    help="Makes the command safe to repeat: a repeat with the same id creates no second task.",
+)
 @pass_context
 def trigger(context: Context, schedule: str, request_id: str) -> None:
-    """Create a task of SCHEDULE now, also when it is paused, and print the task's id."""
+    """Submit a task of SCHEDULE now, also while it is paused, and print the task's id."""
 
     async def work(client: Client) -> None:
         request = pb.TriggerScheduleRequest(schedule=schedule, request_id=request_id or str(uuid_utils.uuid7()))
@@ -424,7 +456,7 @@ def trigger(context: Context, schedule: str, request_id: str) -> None:
 @_schedule
 @pass_context
 def delete(context: Context, schedule: str) -> None:
-    """Delete SCHEDULE and the record of its runs. Its tasks go on."""
+    """Delete SCHEDULE and the records of its runs. Its tasks continue."""
 
     async def work(client: Client) -> None:
         if not (await client.schedules.DeleteSchedule(pb.DeleteScheduleRequest(schedule=schedule))).deleted:
@@ -437,7 +469,11 @@ def delete(context: Context, schedule: str) -> None:
     context.run(work)
 
 
-def _tell(context: Context, schedule: pb.Schedule, message: str) -> None:
+def _next_due_text(schedule: pb.Schedule) -> str:
+    return f"{schedule.name}: next due {when_text(schedule.next_due_time, schedule.time_zone)}"
+
+
+def _emit_or_echo(context: Context, schedule: pb.Schedule, message: str) -> None:
     if context.as_json:
         context.emit(schedule)
     else:

@@ -1,4 +1,4 @@
-"""`tenure get`, `list` and `entries`: how tasks stand, and what their ledger says."""
+"""`tenure get`, `list`, `entries`, `tree`, `wait`, `cancel` and `explain`."""
 
 from __future__ import annotations
 
@@ -58,29 +58,29 @@ from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.common import STATES, state_name
 from tenure.wire.task import held_back_seconds
 
-# Results on the screen and on standard output.
+# The result of a task, for programs and for people.
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def result_schema_option(message: str) -> Callable[[F], F]:
-    """`--result-schema FILE`: the parameter is what the file says, None when it is not given."""
+def result_schema_option(help_text: str) -> Callable[[F], F]:
+    """Returns the option `--result-schema FILE`. Its value is the content of the file, or None without the option."""
     return click.option(
         "--result-schema",
         type=click.File(encoding="utf-8"),
         default=None,
         callback=lambda _context, _option, file: None if file is None else file.read(),
-        help=message,
+        help=help_text,
     )
 
 
 def result_of(task: task_pb2.Task) -> str:
-    """The result for whoever reads it by program: the JSON alone when the task has a schema, else the words."""
+    """Returns the result for programs: the JSON if the task has a result schema, else the text."""
     return task.result_json or task.result
 
 
 def result_shown(task: task_pb2.Task, *, is_plain: bool) -> RenderableType:
-    """The same for people; `is_plain`: not on a terminal."""
+    """Returns the result for people: indented JSON, or Markdown. `is_plain` is for output without a terminal."""
     if task.result_json:
         pretty = json.dumps(json.loads(task.result_json), indent=2, ensure_ascii=False)
         return Text(pretty) if is_plain else Padding(Text(harmless(pretty)), (0, 2))
@@ -90,11 +90,11 @@ def result_shown(task: task_pb2.Task, *, is_plain: bool) -> RenderableType:
 SHOWN_FORKS: Final = 5
 
 
-@click.command(short_help="Show how TASK stands.")
+@click.command(short_help="Show TASK: state, goal, tokens, budget, wait.")
 @task_argument
 @pass_context
 def get(context: Context, task: str) -> None:
-    """Show how TASK stands. The exit code is 0 in whatever state it is."""
+    """Show TASK: its state, goal, tokens, budget, wait and result. The exit code is 0 in every state."""
 
     async def work(client: Client) -> None:
         shown_task = await client.get(await find_task(client, task))
@@ -109,12 +109,22 @@ def get(context: Context, task: str) -> None:
 
 @click.command("list")
 @click.option(
-    "--state", "states", multiple=True, type=click.Choice([state.value for state in TaskState], case_sensitive=False)
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice([state.value for state in TaskState], case_sensitive=False),
+    help="Only tasks in this state; may be repeated.",
 )
-@click.option("--label", "labels", type=LABEL, multiple=True, help="key=value; all that are given must match.")
-@click.option("--queue", default="", help="Only this queue.")
-@click.option("--forks-of", metavar="TASK", default="", help="Only tasks that were forked from this one.")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True)
+@click.option(
+    "--label",
+    "labels",
+    type=LABEL,
+    multiple=True,
+    help="key=value: only tasks with this label; may be repeated, then all must match.",
+)
+@click.option("--queue", default="", help="Only tasks of this queue.")
+@click.option("--forks-of", metavar="TASK", default="", help="Only forks of this task.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Show at most this many.")
 @pass_context
 def list_tasks(
     context: Context,
@@ -124,7 +134,7 @@ def list_tasks(
     forks_of: str,
     limit: int,
 ) -> None:
-    """List tasks, newest first."""
+    """List tasks, the newest first."""
     wanted = task_pb2.TaskFilter(
         states=[STATES.to_wire(TaskState(state)) for state in states], labels=dict(labels), queue=queue
     )
@@ -144,10 +154,10 @@ def list_tasks(
 
 @click.command(short_help="Show TASK's ledger, entry by entry.")
 @task_argument
-@click.option("--after", type=click.IntRange(min=0), default=0, help="Only entries after this one.")
+@click.option("--after", type=click.IntRange(min=0), default=0, help="Show only entries after this sequence.")
 @pass_context
 def entries(context: Context, task: str, after: int) -> None:
-    """Show TASK's ledger: every fact, in order, with the epoch it was written under."""
+    """Show TASK's ledger: all entries in order, each with its sequence, time, epoch, step and kind."""
 
     async def work(client: Client) -> None:
         entry_stream = client.entries(await find_task(client, task), after)
@@ -181,7 +191,12 @@ def _show_task(context: Context, task: task_pb2.Task, forks: list[str]) -> None:
         ("retry", f"at {clock(task.next_retry_time)}" if task.HasField("next_retry_time") else ""),
         *wait_rows(task),
         ("in doubt", in_doubt_text(task)),
-        ("result", f"must fit {one_line(task.spec.result_schema_json, 200)}" if task.spec.result_schema_json else ""),
+        (
+            "result",
+            f"must fit the schema {one_line(task.spec.result_schema_json, 200)}"
+            if task.spec.result_schema_json
+            else "",
+        ),
         ("labels", " ".join(f"{key}={value}" for key, value in sorted(task.spec.labels.items()))),
         ("cancel", "requested" if task.cancel_requested else ""),
         ("spawned by", _parent(task)),
@@ -200,7 +215,7 @@ def _show_task(context: Context, task: task_pb2.Task, forks: list[str]) -> None:
 
 
 def _parent(task: task_pb2.Task) -> str:
-    """The call that a sub-agent comes from; the tree is another command."""
+    """Returns the parent's call that created a sub-agent. `tenure tree` shows the whole tree."""
     if not task.parent_task_id:
         return ""
     return f"{task.parent_task_id}, call {task.spawn_call_id} · depth {task.depth} in the tree of {task.root_task_id}"
@@ -213,7 +228,7 @@ def _origin(task: task_pb2.Task) -> str:
 
 
 def _forks(task_ids: list[str]) -> str:
-    """The newest first."""
+    """Returns the ids of the newest forks, with an ellipsis if there may be more."""
     return " ".join(task_ids) + (" …" if len(task_ids) == SHOWN_FORKS else "")
 
 
@@ -236,7 +251,7 @@ def _show_tasks(context: Context, tasks: list[task_pb2.Task]) -> None:
         state = state_name(task.state)
         table.add_row(
             ids[task.task_id],
-            Text(_standing(task, state), state_style(state)),
+            Text(_state_text(task, state), state_style(state)),
             f"{task.step:,}",
             f"{tokens_total(task.usage):,}",
             ago(task.create_time),
@@ -246,111 +261,113 @@ def _show_tasks(context: Context, tasks: list[task_pb2.Task]) -> None:
     context.console.print(table)
 
 
-def _standing(task: task_pb2.Task, state: str) -> str:
-    """Its state, with what says most about it."""
+def _state_text(task: task_pb2.Task, state: str) -> str:
+    """Returns the state with the start time of a task that is held back, else with the reason if it adds anything."""
     left_seconds = held_back_seconds(task, time.time())
     if left_seconds is not None:
         return f"{state}, starts in {seconds_text(left_seconds)}"
-    says_it_all = not task.reason or state in {"SUCCEEDED", "RUNNING", "QUEUED"}
-    return state if says_it_all else harmless(f"{state} {task.reason}")
+    is_plain_state = not task.reason or state in {"SUCCEEDED", "RUNNING", "QUEUED"}
+    return state if is_plain_state else harmless(f"{state} {task.reason}")
 
 
 async def _show_entries(context: Context, entries: AsyncIterator[ledger_pb2.Entry]) -> None:
-    """Line by line as they come: a long ledger is shown from its beginning at once."""
+    """Prints each entry as it arrives, so that a long ledger does not have to be read whole before the first line."""
     async for entry in entries:
         head = (
             f"{entry.sequence:>5} {clock(entry.record_time)} {describe_epoch(entry.epoch):>7} "
             f"{f'step {entry.step}' if entry.step else '':<8} {kind_name(entry):<17} "
         )
         width = max(20, context.console.width - len(head) - 1)
-        # Half a tool's name would look like another tool.
+        # A tool's name that is cut in the middle could be read as the name of another tool.
         text = harmless(describe(entry)) if kind_name(entry) == "tools_defined" else one_line(describe(entry), width)
         context.console.print(Text.assemble((head, "dim"), (text, style_of(entry))), no_wrap=True, soft_wrap=True)
 
 
-# `tenure tree`: a task, what spawned it, and its sub-agents.
+# `tenure tree`: a root task and all its sub-agents.
 
 MOST_TASKS: Final = 10_000
 
 Children = dict[str, list[task_pb2.Task]]
 
 
-@click.command(short_help="Show the whole tree of agents that TASK is in.")
+@click.command(short_help="Show the tree of a root task and its sub-agents.")
 @task_argument
 @pass_context
 def tree(context: Context, task: str) -> None:
-    """Show the whole tree of agents that TASK is in: a line for each, with its state and the tokens it used itself.
+    """Show the whole tree that TASK belongs to: each task with its state and the tokens that it used itself.
 
-    Sub-agents stand below the one that spawned them, in the order of its calls. With --json parents come first.
+    Sub-agents are below their parent, in the order of its calls. With --json parents come first.
     """
 
     async def work(client: Client) -> None:
-        asked_task = await client.get(await find_task(client, task))
-        wanted = task_pb2.TaskFilter(root_task_id=asked_task.root_task_id)
+        given_task = await client.get(await find_task(client, task))
+        wanted = task_pb2.TaskFilter(root_task_id=given_task.root_task_id)
         tasks = [one async for one in client.list_tasks(wanted, limit=MOST_TASKS)]
-        tasks.sort(key=lambda one: (one.depth, _place(one)))
+        tasks.sort(key=lambda one: (one.depth, _call_order(one)))
         if context.as_json:
             for one in tasks:
                 context.emit(one)
         else:
-            _show(context, tasks, asked_task.task_id)
+            _show(context, tasks, given_task.task_id)
 
     context.run(work)
 
 
-def _place(task: task_pb2.Task) -> tuple[int, int, int]:
-    """Calls by their numbers, sub-agents of a call in the order of its goals."""
+def _call_order(task: task_pb2.Task) -> tuple[int, int, int]:
+    """Returns the sort key of a sub-agent: step and index of its call, then its index among the call's goals."""
     step, _, index = task.spawn_call_id.partition(".")
     return int(step or 0), int(index or 0), task.spawn_index
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """How tasks are shown."""
+class _TreeLines:
+    """Makes the lines of a tree. `given_id` is the task of the command line, shown in bold; `width` is in columns."""
 
     ids: dict[str, str]
-    asked_id: str
+    given_id: str
     width: int
 
     def line(self, task: task_pb2.Task) -> Text:
-        """`0193f2a1-4c1b  RUNNING  1,204 tokens  find out what …`."""
+        """Returns `0193f2a1-4c1b  RUNNING  1,204 tokens  find out what …`."""
         state = state_name(task.state)
-        name = (self.ids[task.task_id], "bold" if task.task_id == self.asked_id else "dim")
+        name = (self.ids[task.task_id], "bold" if task.task_id == self.given_id else "dim")
         tokens = f"  {tokens_total(task.usage):,} tokens  "
         left = self.width - len(name[0]) - len(state) - len(tokens) - 4 * task.depth
         goal = one_line(goal_text(task.spec), max(20, left))
         return Text.assemble(name, "  ", (state, state_style(state)), (tokens, "dim"), goal)
 
 
-def _show(context: Context, tasks: list[task_pb2.Task], asked_id: str) -> None:
-    look = _Look(distinct_ids(one.task_id for one in tasks), asked_id, max(40, context.console.width))
+def _show(context: Context, tasks: list[task_pb2.Task], given_id: str) -> None:
+    lines = _TreeLines(distinct_ids(one.task_id for one in tasks), given_id, max(40, context.console.width))
     children: Children = defaultdict(list)
     for one in tasks:
         children[one.parent_task_id].append(one)
     for root in children[""]:
-        shown = Tree(look.line(root), guide_style="dim")
-        _grow(shown, root, children, look)
-        context.console.print(shown, soft_wrap=True)
-    used, most = tasks[0].budget.used_tokens, tasks[0].budget.max_tokens
-    context.console.print(Text(f"{count_text(len(tasks), 'task')}, {used:,} of {most:,} tokens used", "dim"))
+        branch = Tree(lines.line(root), guide_style="dim")
+        _add_children(branch, root, children, lines)
+        context.console.print(branch, soft_wrap=True)
+    used, cap = tasks[0].budget.used_tokens, tasks[0].budget.max_tokens
+    context.console.print(Text(f"{count_text(len(tasks), 'task')}, {used:,} of {cap:,} tokens used", "dim"))
 
 
-def _grow(branch: Tree, task: task_pb2.Task, children: Children, look: _Look) -> None:
+def _add_children(branch: Tree, task: task_pb2.Task, children: Children, lines: _TreeLines) -> None:
     for child in children[task.task_id]:
-        _grow(branch.add(look.line(child)), child, children, look)
+        _add_children(branch.add(lines.line(child)), child, children, lines)
 
 
-# `tenure wait` and `tenure cancel`: about a task's end.
+# `tenure wait` and `tenure cancel`.
 
 
 @click.command(short_help="Wait until TASK ends, print its result.")
 @task_argument
-@click.option("--timeout", type=DURATION, default=None, help="At most this long, for example 60s. Default: for ever.")
+@click.option(
+    "--timeout", type=DURATION, default=None, help="Wait at most this long, for example 60s. Default: without limit."
+)
 @pass_context
 def wait(context: Context, task: str, timeout: float | None) -> None:
     """Wait until TASK ends, then print its result.
 
-    The exit code is 0 when it succeeded, 1 when it ended otherwise, 5 when it has not ended in time.
+    The exit code is 0 if it SUCCEEDED, 1 if it ended in another state, 5 if it did not end within --timeout.
     """
 
     async def work(client: Client) -> Exit:
@@ -366,10 +383,10 @@ def wait(context: Context, task: str, timeout: float | None) -> None:
 
 @click.command()
 @task_argument
-@click.option("--reason", default="", help="Why; it is recorded.")
+@click.option("--reason", default="", help="Why; recorded in the ledger.")
 @pass_context
 def cancel(context: Context, task: str, reason: str) -> None:
-    """Ask for TASK's end. Once this returns the request is recorded and will be carried out."""
+    """Cancel TASK. When this command returns, the request is recorded and will be carried out."""
 
     async def work(client: Client) -> None:
         response = await client.cancel(await find_task(client, task), reason)
@@ -378,26 +395,26 @@ def cancel(context: Context, task: str, reason: str) -> None:
         elif response.state == task_pb2.TASK_STATE_CANCELLED:
             echo(f"{short_id(response.task_id)} is cancelled")
         else:
-            echo(f"{short_id(response.task_id)} will be cancelled; it is {why(response.state, '', '')} now")
+            echo(f"{short_id(response.task_id)} will be cancelled; now it is {why(response.state, '', '')}")
 
     context.run(work)
 
 
 def _say_ended(task: task_pb2.Task) -> None:
-    """The result alone on standard output; how it ended beside it."""
+    """Prints the result on standard output, alone, for scripts; the state and the work on standard error."""
     echo(f"{why(task.state, task.reason, task.message)} · {summary(task)}", err=True)
     if task.result:
         echo_result(result_of(task))
 
 
-# `tenure explain`: why a task is where it is.
+# `tenure explain`.
 
 
-@click.command(short_help="Say why a task is where it is.")
+@click.command(short_help="Explain why TASK is in its state, and what helps.")
 @task_argument
 @pass_context
 def explain(context: Context, task: str) -> None:
-    """Say in ten lines why TASK is where it is, and what would move it."""
+    """Explain in at most ten lines why TASK is in its state, and what would change it."""
 
     async def work(client: Client) -> None:
         explained = await client.explain(await find_task(client, task))

@@ -1,4 +1,4 @@
-"""`tenure tools`: which tools there are, and what has them; calls in doubt, and what a person says of them."""
+"""`tenure tools`: the tools and their sources; the calls in doubt and their resolutions."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-# `tenure tools sources`: which MCP servers, providers and HTTP tools there are, and which of them is away.
+# `tenure tools sources`.
 
 
-@click.command(short_help="Show what has tools, and which of it is away.")
+@click.command(short_help="List the tool sources, and which of them is away.")
 @pass_context
 def sources(context: Context) -> None:
-    """Show what has tools (MCP servers, providers, HTTP tools), whether it is there, and what went wrong the last time.
+    """List the tool sources (MCP servers, providers, HTTP tools), whether each is linked, and its last error.
 
-    It is what one replica of the tool service sees: the next time another may answer.
+    One replica of the tool service answers, for itself; the next time another replica may answer.
     """
 
     async def work(client: Client) -> None:
@@ -60,7 +60,7 @@ def sources(context: Context) -> None:
             context.emit(response)
         else:
             _show(context, response.sources)
-            echo(f"as {response.instance} sees it")
+            echo(f"as seen by {response.instance}")
 
     context.run(work)
 
@@ -69,13 +69,13 @@ def _show(context: Context, sources: Sequence[tool_pb2.ToolSource]) -> None:
     table = make_table("SOURCE", "KIND", "STATE", "SINCE", "TOOLS", "LAST ERROR")
     for source in sources:
         kind = TOOL_SOURCES.find(source.kind)
-        # Nothing is connected to before a call of the others: nobody knows whether they would answer.
-        is_linked_to = kind in (ToolSourceKind.MCP, ToolSourceKind.PROVIDER)
+        # The other kinds have no connection before a call, so it is unknown whether they would answer.
+        has_link = kind in (ToolSourceKind.MCP, ToolSourceKind.PROVIDER)
         table.add_row(
             source.name,
             "?" if kind is None else kind.name,
-            ("linked" if source.linked else "AWAY") if is_linked_to else "",
-            ago(source.change_time) if is_linked_to else "",
+            ("linked" if source.linked else "AWAY") if has_link else "",
+            ago(source.change_time) if has_link else "",
             f"{source.tools:,}",
             Text(_last_error(source)),
         )
@@ -91,19 +91,19 @@ def _last_error(source: tool_pb2.ToolSource) -> str:
     return f"{ago(source.last_error_time)}: {harmless(source.last_error)}" if source.last_error else ""
 
 
-# `tenure tools list` and `show`: which tools agents may be given, and what each of them takes.
+# `tenure tools list` and `tenure tools show`.
 
 _MOST_DESCRIPTION: Final = 160
 _NEAREST: Final = 3
 
 
-@click.command("list", short_help="Show the tools that agents may be given.")
+@click.command("list", short_help="List the tools, with source and effect class.")
 @pass_context
 def list_tools(context: Context) -> None:
-    """Show the tools that agents may be given: what has them, and what becomes of a call whose runner dies.
+    """List the tools of all sources.
 
-    `tenure submit --tools a,b` gives a task only these. EFFECT is the effect class: PURE, IDEMPOTENT and KEYED calls
-    are run again, an UNSAFE one is in doubt.
+    `tenure submit --tools a,b` gives an agent only these. EFFECT is the effect class. When the runner of a call dies, a
+    PURE, IDEMPOTENT or KEYED call runs again; an UNSAFE call is in doubt.
     """
 
     async def work(client: Client) -> None:
@@ -121,7 +121,7 @@ def list_tools(context: Context) -> None:
 @click.argument("name", metavar="NAME")
 @pass_context
 def show(context: Context, name: str) -> None:
-    """Show the tool NAME as agents get it: its description, the schema of its arguments, and its limits."""
+    """Show the tool NAME as agents get it: its description, the schema of its arguments and its limits."""
 
     async def work(client: Client) -> None:
         tools = {tool.definition.name: tool for tool in (await client.tools()).tools}
@@ -137,7 +137,7 @@ def show(context: Context, name: str) -> None:
 
 def _unknown(name: str, names: Sequence[str]) -> str:
     nearest = get_close_matches(name, names, _NEAREST)
-    advice = f"the nearest: {', '.join(nearest)}" if nearest else "tenure tools list shows those that there are"
+    advice = f"the nearest: {', '.join(nearest)}" if nearest else "`tenure tools list` shows all tools"
     return f"there is no tool {harmless(name)}; {advice}"
 
 
@@ -162,7 +162,7 @@ def _show_tool(context: Context, tool: tool_pb2.OfferedTool) -> None:
         "source": harmless(tool.source),
         "effect": _effect(tool),
         "timeout": seconds_text(seconds(definition.timeout)),
-        "output": f"at most {definition.output_limit_bytes:,} bytes are shown to the model",
+        "output": f"the model gets at most {definition.output_limit_bytes:,} bytes",
     }
     grid = make_grid()
     for name, value in rows.items():
@@ -174,20 +174,20 @@ def _show_tool(context: Context, tool: tool_pb2.OfferedTool) -> None:
 
 
 def _pretty(schema_json: str) -> str:
-    """Indented; as it came when it is no JSON."""
+    """Returns the schema indented; text that is not JSON unchanged."""
     try:
         return json.dumps(json.loads(schema_json), indent=2, ensure_ascii=False)
     except ValueError:
         return schema_json
 
 
-# A call in doubt as an operator needs to see it, maybe in the middle of the night: what, when, where, what next.
+# Calls in doubt. An operator reads this in the middle of the night: what, when, where, and the next commands.
 
 _MOST_ARGUMENT_LINES: Final = 12
 
 
 def show_call_in_doubt(console: Console, listed: admin.AdminServiceListInDoubtCallsResponse.Listed) -> None:
-    """One call, and the commands that settle it if it can be settled."""
+    """Prints one call in doubt, and the commands that resolve it, if its task waits for a resolution."""
     call = listed.call
     head = harmless(f"{short_id(call.task_id)}  call {call.call_id}  {call.tool}")
     tail = f"  {EFFECT_CLASSES.to_domain(call.effect_class)}"
@@ -202,7 +202,7 @@ def show_call_in_doubt(console: Console, listed: admin.AdminServiceListInDoubtCa
 
 
 def in_doubt_text(task: task_pb2.Task) -> str:
-    """Which calls a task waits for, and where they are seen; "" for one that waits for none."""
+    """Returns the calls in doubt of a task with the command that shows them; "" if the task waits for no resolution."""
     if task.state != task_pb2.TASK_STATE_WAITING_USER or task.reason != Reason.TOOL_IN_DOUBT:
         return ""
     calls = ", ".join(call.call_id for call in task.calls_in_doubt)
@@ -215,7 +215,7 @@ def _rows(console: Console, listed: admin.AdminServiceListInDoubtCallsResponse.L
     yield "arguments", one_line(arguments_text(call.arguments_json), _MOST_ARGUMENT_LINES * console.width) + cut
     yield "in doubt", f"since {_when(call.doubt_time)}"
     yield "started", f"{_when(call.start_time)}, attempt {call.call_attempt}" if call.HasField("start_time") else ""
-    yield "ran on", call.runner_instance or f"a process that is no longer known, {call.runner_id}"
+    yield "ran on", call.runner_instance or f"a runner that is no longer recorded, {call.runner_id}"
     yield "its runner", _runner(call)
     yield "the tool said", call.note
     yield "the task", _task(listed)
@@ -223,46 +223,46 @@ def _rows(console: Console, listed: admin.AdminServiceListInDoubtCallsResponse.L
 
 def _runner(call: tool_pb2.InDoubtCall) -> str:
     if call.note or call.acts_elsewhere:
-        return "the other side may still be working on it; wait longer than its longest run, then look"
+        return "the other side may still be working on it; wait longer than its longest run, then check"
     if call.runner_gone:
-        return "proven gone: nothing more will come of it, so what is there now is what there is"
-    return "NOT proven gone: it may only be paused or cut off, and may still make the call happen"
+        return "proven gone: it can do nothing more, so the effect that you find now is final"
+    return "NOT proven gone: it may only be paused or cut off, and may still execute the call"
 
 
 def _task(listed: admin.AdminServiceListInDoubtCallsResponse.Listed) -> str:
     if not listed.task_state:
-        return "was pruned; nothing can be settled any more"
+        return "pruned; the call cannot be resolved any more"
     reason_text = why(listed.task_state, listed.task_reason, "")
     if listed.resolvable:
-        return f"{reason_text}: it waits for you"
+        return f"{reason_text}: it waits for your resolution"
     waits = listed.task_state == task_pb2.TASK_STATE_WAITING_USER
-    return f"{reason_text}: {'it has a word on this call' if waits else 'it waits for no word on this call'}"
+    return f"{reason_text}: {'this call is resolved' if waits else 'this call needs no resolution'}"
 
 
 def _commands(listed: admin.AdminServiceListInDoubtCallsResponse.Listed) -> Iterator[str]:
     if not listed.resolvable:
         return
     call = listed.call
-    again = f" --attempt {call.call_attempt}" if call.call_attempt > 1 else ""
-    resolve = f"tenure tools resolve {short_id(call.task_id)} {call.call_id}{again}"
+    attempt = f" --attempt {call.call_attempt}" if call.call_attempt > 1 else ""
+    resolve = f"tenure tools resolve {short_id(call.task_id)} {call.call_id}{attempt}"
     gone = "" if call.runner_gone else " --runner-is-gone"
-    answers = {
-        "It happened; the agent reads your result as the call's:": '--happened --result "…" --reason "…"',
-        "It did not happen; it is run again:": f'--did-not-happen{gone} --reason "…"',
-        "Nobody will ever know; the agent is told so:": '--abandon --reason "…"',
+    resolutions = {
+        "It happened; the agent reads your result as the result of the call:": '--happened --result "…" --reason "…"',
+        "It did not happen; the call runs again:": f'--did-not-happen{gone} --reason "…"',
+        "It cannot be found out; the agent reads that the call is in doubt:": '--abandon --reason "…"',
     }
     if call.acts_elsewhere:
-        yield "--runner-is-gone is your word that nothing over there works on it any more: nothing here can prove that."
+        yield "--runner-is-gone states that the other side no longer works on the call: Tenure cannot prove that."
     elif not call.runner_gone:
-        yield f"Make sure that {call.runner_instance or 'its process'} is gone: end it, or start its machine anew."
-    yield "Find out whether it happened, and how you know; then one of:"
-    for what, message in answers.items():
-        yield f"- {what}"
-        yield f"  {resolve} {message}"
+        yield f"Make sure that {call.runner_instance or 'its runner'} is gone: kill the process or restart its machine."
+    yield "Find out whether it happened, and note your evidence; then run one of:"
+    for description, arguments in resolutions.items():
+        yield f"- {description}"
+        yield f"  {resolve} {arguments}"
 
 
 def _when(moment: Timestamp) -> str:
-    """`2026-11-22 03:04:05, 12 min ago`."""
+    """Returns `2026-11-22 03:04:05, 12 min ago`, in the local time zone."""
     if not moment.seconds:
         return "an unknown time"
     return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(moment.seconds))}, {ago(moment)}"
@@ -273,7 +273,7 @@ _MOST_RESULT_BYTES: Final = 256 * 1024
 
 @click.group(short_help="Tools, and calls in doubt: list, show, sources, in-doubt, resolve.")
 def tools() -> None:
-    """See which tools there are and what has them; see which calls may or may not have happened, and settle them."""
+    """List the tools and their sources; list the calls in doubt and resolve them."""
 
 
 tools.add_command(list_tools)
@@ -281,49 +281,57 @@ tools.add_command(show)
 tools.add_command(sources)
 
 
-@tools.command("in-doubt", short_help="Show the calls that a person has to settle.")
-@click.option("--task", default="", metavar="TASK", help="Only this task's.")
-@click.option("--all", "include_all", is_flag=True, help="Those too that cannot be settled any more.")
+@tools.command("in-doubt", short_help="List the calls in doubt that a person has to resolve.")
+@click.option("--task", default="", metavar="TASK", help="Only calls of this task.")
+@click.option("--all", "include_all", is_flag=True, help="Also calls that cannot be resolved any more.")
 @pass_context
 def in_doubt(context: Context, task: str, include_all: bool) -> None:
-    """Show the calls that began, must not happen twice, and whose outcome nobody knows: the longest wait first.
+    """List the calls in doubt: UNSAFE calls that started and whose outcome is unknown. The oldest is first.
 
-    Their tasks wait until you say what became of them. docs/in_doubt.md says how to find out.
+    Their tasks wait until you resolve them. docs/in_doubt.md describes how to find out what happened.
     """
 
     async def work(client: Client) -> None:
         task_id = await find_task(client, task) if task else ""
-        shown = False
+        has_calls = False
         async for listed in client.in_doubt(task_id, include_all=include_all):
             if context.as_json:
                 context.emit(listed)
             else:
-                if shown:
+                if has_calls:
                     context.console.print()
                 show_call_in_doubt(context.console, listed)
-            shown = True
-        if not shown:
-            echo(f"no call is in doubt{'' if include_all else ' that somebody could settle'}", err=True)
+            has_calls = True
+        if not has_calls:
+            echo(f"no call in doubt{'' if include_all else ' waits for a resolution'}", err=True)
 
     context.run(work)
 
 
-@tools.command(short_help="Say what became of a call in doubt.")
+@tools.command(short_help="Resolve a call in doubt: it happened, it did not, or abandon it.")
 @task_argument
 @click.argument("call", metavar="CALL")
-@click.option("--happened", "message", flag_value="happened", help="It happened: the agent reads it as a success.")
-@click.option("--did-not-happen", "message", flag_value="did-not-happen", help="It did not: it is run again.")
-@click.option("--abandon", "message", flag_value="abandon", help="Nobody will know: the agent is told so and goes on.")
+@click.option("--happened", "resolution", flag_value="happened", help="It happened: the agent reads a success.")
 @click.option(
-    "--result", default="", metavar="TEXT|@FILE", help="With --happened: what the agent reads. @-: from stdin."
+    "--did-not-happen", "resolution", flag_value="did-not-happen", help="It did not happen: the call runs again."
+)
+@click.option("--abandon", "resolution", flag_value="abandon", help="It cannot be found out: the agent reads IN_DOUBT.")
+@click.option(
+    "--result",
+    default="",
+    metavar="TEXT|@FILE",
+    help="With --happened: the result that the agent reads. @-: from standard input.",
 )
 @click.option(
     "--runner-is-gone",
     is_flag=True,
-    help="With --did-not-happen: your word that its runner is gone for good, and nobody elsewhere works on it.",
+    help="With --did-not-happen: you state that the runner of the call is gone and that no other system works on it.",
 )
 @click.option(
-    "--attempt", type=click.IntRange(min=1), default=None, help="Needed when it is in doubt for another time."
+    "--attempt",
+    type=click.IntRange(min=1),
+    default=None,
+    help="The call attempt; required if the call ran again and is in doubt again.",
 )
 @reason_option
 @pass_context
@@ -332,18 +340,18 @@ def resolve(
     /,
     task: str,
     call: str,
-    message: str | None,
+    resolution: str | None,
     result: str,
     runner_is_gone: bool,
     attempt: int | None,
     reason: str,
 ) -> None:
-    """Say what became of CALL of TASK, which `tenure tools in-doubt` shows. It is recorded, and the task goes on.
+    """Resolve CALL of TASK, which `tenure tools in-doubt` shows. The resolution is recorded and the task continues.
 
-    Look first, outside of this system. --did-not-happen makes the call run again: if it did happen, it will have
-    happened twice.
+    First check the effect in the system where it would be. --did-not-happen runs the call again: if the effect did
+    happen, it then happens twice.
     """
-    decision = _decision(message, result, runner_is_gone=runner_is_gone)
+    decision = _decision(resolution, result, runner_is_gone=runner_is_gone)
 
     async def work(client: Client) -> None:
         task_id = await find_task(client, task)
@@ -357,62 +365,69 @@ def resolve(
         if context.as_json:
             context.emit(response)
         else:
-            echo(f"recorded; {short_id(task_id)} is {why(response.state, response.reason, '')}")
+            echo(f"resolved; {short_id(task_id)} is {why(response.state, response.reason, '')}")
             for line in _next(response.task_id, len(response.calls_in_doubt)):
                 echo(line)
 
     context.run(work)
 
 
-def _decision(message: str | None, result: str, *, runner_is_gone: bool) -> Decision:
-    if message is None:
-        raise click.UsageError("say one of --happened, --did-not-happen and --abandon")
-    if result and message != "happened":
-        raise click.UsageError("--result goes with --happened")
-    if runner_is_gone and message != "did-not-happen":
-        raise click.UsageError("--runner-is-gone goes with --did-not-happen")
-    if message == "happened":
+def _decision(resolution: str | None, result: str, *, runner_is_gone: bool) -> Decision:
+    if resolution is None:
+        raise click.UsageError("give one of --happened, --did-not-happen and --abandon")
+    if result and resolution != "happened":
+        raise click.UsageError("--result works only with --happened")
+    if runner_is_gone and resolution != "did-not-happen":
+        raise click.UsageError("--runner-is-gone works only with --did-not-happen")
+    if resolution == "happened":
         return Happened(_text(result))
-    return DidNotHappen(runner_is_gone) if message == "did-not-happen" else Abandon()
+    return DidNotHappen(runner_is_gone) if resolution == "did-not-happen" else Abandon()
 
 
-def _text(message: str) -> str:
-    """What is given, or what is in the file that is named."""
-    if not message.startswith("@"):
-        return message
+def _text(argument: str) -> str:
+    """Returns the argument, or the content of the file that `@FILE` names; `@-` is standard input."""
+    if not argument.startswith("@"):
+        return argument
     try:
-        text = sys.stdin.read() if message == "@-" else Path(message[1:]).read_text(encoding="utf-8")
+        text = sys.stdin.read() if argument == "@-" else Path(argument[1:]).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise click.UsageError(f"--result: {message[1:]} cannot be read: {error}") from error
+        raise click.UsageError(f"--result: cannot read {argument[1:]}: {error}") from error
     if len(text.encode()) > _MOST_RESULT_BYTES:
-        raise click.UsageError(f"--result: more than {_MOST_RESULT_BYTES // 1024} KiB")
+        raise click.UsageError(f"--result: the text has more than {_MOST_RESULT_BYTES // 1024} KiB; give a shorter one")
     return text
 
 
 async def _doubted_attempt(client: Client, task_id: str, call_id: str) -> int:
-    """Of the tools' list; else of what the task says that it waits for: the tools may have lost the call. 0: any."""
+    """Returns the call attempt that is in doubt; 0 if it is not recorded.
+
+    Reads the tool service's list first, then the task's wait: the tool service may have lost the call. Raises NotFound
+    if neither has the call in doubt.
+    """
     calls = {one.call.call_id: one.call.call_attempt async for one in client.in_doubt(task_id, include_all=True)}
     if call_id not in calls:
-        waited_for = (await client.get(task_id)).calls_in_doubt
-        calls |= {one.call_id: one.call_attempt for one in waited_for}
+        awaited_calls = (await client.get(task_id)).calls_in_doubt
+        calls |= {one.call_id: one.call_attempt for one in awaited_calls}
     if call_id in calls:
         return calls[call_id]
     others = ", ".join(calls)
-    there = f"in doubt: {others}" if others else "none of its calls is: it was settled, or its outcome came late"
-    raise NotFound(f"call {call_id} of {short_id(task_id)} is not in doubt; {there}", reason="NOT_IN_DOUBT")
+    reason = f"in doubt: {others}" if others else "none of its calls is: it was resolved, or its outcome came late"
+    raise NotFound(f"call {call_id} of {short_id(task_id)} is not in doubt; {reason}", reason="NOT_IN_DOUBT")
 
 
-def _attempt(call_id: str, now: int, given_attempt: int | None) -> int:
-    """What was found out about one attempt is not said of another: a call that was run again has to be named so."""
-    if given_attempt is None and now > 1:
+def _attempt(call_id: str, present_attempt: int, given_attempt: int | None) -> int:
+    """Returns the call attempt to resolve. Raises UsageError without --attempt for a call that ran again.
+
+    Evidence about one call attempt must not resolve another.
+    """
+    if given_attempt is None and present_attempt > 1:
         raise click.UsageError(
-            f"call {call_id} was run again and is in doubt anew: look again, and say it of --attempt {now}"
+            f"call {call_id} ran again and is in doubt again: check its effect, then give --attempt {present_attempt}"
         )
-    return given_attempt or now or 1
+    return given_attempt or present_attempt or 1
 
 
 def _next(task_id: str, left: int) -> Iterator[str]:
     if left:
-        yield f"it still waits for a word on {left} more: tenure tools in-doubt --task {short_id(task_id)}"
+        yield f"it still waits for {count_text(left, 'resolution')}: tenure tools in-doubt --task {short_id(task_id)}"
     else:
-        yield f"it goes on: tenure watch {short_id(task_id)}"
+        yield f"it continues: tenure watch {short_id(task_id)}"

@@ -1,4 +1,4 @@
-"""`tenure waits`, `resume` and `signal`: who is waited for, and how they answer."""
+"""`tenure waits`, `resume` and `signal`: list the waits, answer one, send a signal."""
 
 from __future__ import annotations
 
@@ -40,12 +40,14 @@ WAITING = (task_pb2.TASK_STATE_WAITING_USER, task_pb2.TASK_STATE_WAITING_EXTERNA
 MOST_WAITS = 10_000
 
 
-@click.command(short_help="Show the tasks that wait for a person.")
-@click.option("--external", is_flag=True, help="Also those that wait for an event from outside.")
-@click.option("--limit", type=click.IntRange(1, MOST_WAITS), default=50, show_default=True)
+@click.command(short_help="List the tasks that wait for a person.")
+@click.option("--external", is_flag=True, help="Also list tasks that wait for a signal or for sub-agents.")
+@click.option(
+    "--limit", type=click.IntRange(1, MOST_WAITS), default=50, show_default=True, help="Show at most this many."
+)
 @pass_context
 def waits(context: Context, external: bool, limit: int) -> None:
-    """Show the tasks that wait for a person, those first that must be answered soonest."""
+    """List the tasks that wait for a person, by deadline: the most urgent first."""
     wanted = task_pb2.TaskFilter(states=WAITING if external else WAITING[:1])
 
     async def work(client: Client) -> None:
@@ -56,71 +58,77 @@ def waits(context: Context, external: bool, limit: int) -> None:
         elif listed := [task async for task in tasks]:
             _show_waits(context, listed)
         else:
-            echo("nobody is waited for", err=True)
+            echo("no task waits", err=True)
 
     context.run(work)
 
 
-@click.command(short_help="Answer what TASK waits for.")
+@click.command(short_help="Answer the wait of TASK.")
 @task_argument
-@click.option("--approve", "message", flag_value="approve", help="Yes: approve, or allow the tool's call.")
-@click.option("--deny", "message", flag_value="deny", help="No; --comment tells the agent why.")
-@click.option("--option", default=None, metavar="X", help="One of the options that `tenure get TASK` shows.")
-@click.option("--reply", default=None, metavar="TEXT", help="An answer in your own words.")
-@click.option("--edit", default=None, metavar="JSON", help="Allow the tool's call with these arguments.")
-@click.option("--comment", default="", help="What the agent is to read besides; it is recorded.")
-@click.option("--extra-tokens", type=click.IntRange(min=0), default=0, help="Raise its cap of tokens by so many.")
+@click.option("--approve", "yes_or_no", flag_value="approve", help="Approve, or allow the tool call.")
+@click.option("--deny", "yes_or_no", flag_value="deny", help="Deny; say why with --comment, which the agent reads.")
 @click.option(
-    "--wait", "wait_id", default="", metavar="ID", help="The wait that you answer, as `tenure waits` shows it."
+    "--option", default=None, metavar="X", help="Choose this option of the wait; `tenure get TASK` shows the options."
 )
-@click.option("--yes", is_flag=True, help="Do not ask in a terminal; needs --wait.")
-@click.option("--request-id", default="", help="The same id and the same answer are one answer, however often sent.")
+@click.option("--reply", default=None, metavar="TEXT", help="Answer with this text.")
+@click.option("--edit", default=None, metavar="JSON", help="Allow the tool call, with these arguments instead.")
+@click.option("--comment", default="", help="A comment for the agent; recorded in the ledger.")
+@click.option("--extra-tokens", type=click.IntRange(min=0), default=0, help="Also raise the token cap by this many.")
+@click.option(
+    "--wait", "wait_id", default="", metavar="ID", help="The id of the wait that you answer; `tenure waits` shows it."
+)
+@click.option("--yes", is_flag=True, help="Send without asking for confirmation; needs --wait.")
+@click.option(
+    "--request-id",
+    default="",
+    help="Makes the command safe to repeat: a repeat with the same id sends no second answer.",
+)
 @pass_context
-def resume(context: Context, /, task: str, message: str | None, yes: bool, wait_id: str, **options: Any) -> None:
-    """Answer what TASK waits for. A wait takes one answer: who comes second is told so.
+def resume(context: Context, /, task: str, yes_or_no: str | None, yes: bool, wait_id: str, **options: Any) -> None:
+    """Answer the wait of TASK. A wait takes one answer; a second answer is refused.
 
-    Shows what is answered. In a terminal it asks before it sends the answer; elsewhere --wait is needed, so that nobody
-    approves what they have not seen.
+    Prints the wait first. On a terminal it asks for confirmation; in a script --wait is required, so that an answer
+    never reaches a wait that you have not seen.
     """
-    given = Given(message, **options)
-    if sum(one is not None for one in (message, given.option, given.reply, given.edit)) != 1:
+    answer = TypedAnswer(yes_or_no, **options)
+    if sum(one is not None for one in (yes_or_no, answer.option, answer.reply, answer.edit)) != 1:
         raise click.UsageError("give one of --approve, --deny, --option, --reply and --edit")
     if not wait_id and (yes or not is_interactive()):
-        raise click.UsageError("say which wait you answer: --wait ID; `tenure waits` shows it")
+        raise click.UsageError("give the id of the wait that you answer, --wait ID; `tenure waits` shows it")
 
     async def work(client: Client) -> None:
         waiting = await client.get(await find_task(client, task))
-        repeated = await _answered_wait(client, waiting, wait_id, given.request_id)
+        repeated = await _answered_wait(client, waiting, wait_id, answer.request_id)
         if repeated is None:
             _check_waits(waiting, wait_id)
         wait = repeated or waiting.wait
         echo(wait_text(wait), err=True)
         if not yes and is_interactive():
-            click.confirm(f"{given.words(wait)}: send this answer?", abort=True, err=True)
+            click.confirm(f"{answer.text(wait)}: send this answer?", abort=True, err=True)
         resumed = await client.resume(
             waiting.task_id,
             wait.wait_id,
             call_digest=wait.call_digest,
-            decision=given.decision(wait),
-            reply=given.reply or "",
-            comment=given.comment,
-            edited_arguments_json=given.edit or "",
-            extra_budget_tokens=given.extra_tokens,
-            request_id=given.request_id,
+            decision=answer.decision(wait),
+            reply=answer.reply or "",
+            comment=answer.comment,
+            edited_arguments_json=answer.edit or "",
+            extra_budget_tokens=answer.extra_tokens,
+            request_id=answer.request_id,
         )
         if context.as_json:
             context.emit(resumed)
         else:
-            echo(f"{short_id(resumed.task_id)} has its answer; it is {why(resumed.state, '', '')} now")
+            echo(f"answered; {short_id(resumed.task_id)} is {why(resumed.state, '', '')}")
 
     context.run(work)
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """The answer on the command line: one of `said` (approve or deny), `option`, `reply` and `edit`."""
+class TypedAnswer:
+    """The answer on the command line: exactly one of `yes_or_no` (approve or deny), `option`, `reply` and `edit`."""
 
-    said: str | None
+    yes_or_no: str | None
     option: str | None
     reply: str | None
     edit: str | None
@@ -129,19 +137,21 @@ class Given:
     request_id: str
 
     def decision(self, wait: task_pb2.Wait) -> str:
-        """Empty for a reply."""
+        """Returns the decision as ResumeTask takes it, "" for a reply."""
         if self.edit is not None:
             return EDIT
-        return self.option or (decision_of(wait, self.said) if self.said else "")
+        return self.option or (decision_of(wait, self.yes_or_no) if self.yes_or_no else "")
 
-    def words(self, wait: task_pb2.Wait) -> str:
-        """The answer, for the question before it is sent."""
+    def text(self, wait: task_pb2.Wait) -> str:
+        """Returns the answer for the question that asks for confirmation."""
         return harmless(f"{self.decision(wait)} {self.edit or ''}".strip() or f"reply {self.reply}")
 
 
 async def _answered_wait(client: Client, task: task_pb2.Task, wait_id: str, request_id: str) -> task_pb2.Wait | None:
-    """The wait that an answer with this request_id has ended, as it was shown then: sent again, the same answer has the
-    same result. None: there is none, so the answer is for the present wait.
+    """Returns the ended wait that an answer with this `request_id` ended, as it was shown then.
+
+    A repeat of an answer must have the same result, also after the wait has ended. None: there is no such wait, so the
+    answer is for the present wait.
     """
     if not wait_id or not request_id or (task.HasField("wait") and task.wait.wait_id == wait_id):
         return None
@@ -157,48 +167,54 @@ async def _answered_wait(client: Client, task: task_pb2.Task, wait_id: str, requ
 
 
 def _check_waits(task: task_pb2.Task, wait_id: str) -> None:
-    """Raises WrongState when the task waits for no answer, or for one to another wait than `wait_id`."""
+    """Raises WrongState if the task has no wait, or another wait than `wait_id`."""
     if not task.HasField("wait"):
         hint = f": {TO_SETTLE}" if task.reason == Reason.TOOL_IN_DOUBT else ""
-        now = why(task.state, task.reason if hint else "", "")
-        raise WrongState(f"{short_id(task.task_id)} waits for no answer; it is {now}{hint}")
+        state = why(task.state, task.reason if hint else "", "")
+        raise WrongState(f"{short_id(task.task_id)} does not wait for an answer; it is {state}{hint}")
     if wait_id and wait_id != task.wait.wait_id:
-        echo(f"it waits for something else by now:\n{wait_text(task.wait)}", err=True)
-        raise WrongState(f"{short_id(task.task_id)} does not wait for {wait_id}, or no longer", reason="WAIT_OVER")
+        echo(f"the task has another wait now:\n{wait_text(task.wait)}", err=True)
+        raise WrongState(
+            f"{short_id(task.task_id)} does not have the wait {wait_id}, or it has ended", reason="WAIT_OVER"
+        )
 
 
-@click.command(short_help="Send an event to the task that waits for it.")
+@click.command(short_help="Send a signal to the task that waits for it.")
 @click.argument("correlation_id")
 @click.argument("payload")
-@click.option("--request-id", default="", help="The same id and the same event are one event, however often sent.")
+@click.option(
+    "--request-id",
+    default="",
+    help="Makes the command safe to repeat: a repeat with the same id sends no second signal.",
+)
 @pass_context
 def signal(context: Context, correlation_id: str, payload: str, request_id: str) -> None:
-    """Send the event PAYLOAD to the task that waits for CORRELATION_ID, or will.
+    """Send the signal PAYLOAD to the task that waits for CORRELATION_ID, now or later.
 
-    PAYLOAD is JSON; what is none is sent as a text. An event that finds no task is kept for 7 days.
+    PAYLOAD is JSON; anything else is sent as a JSON string. A signal for which no task waits is kept for 7 days.
     """
 
     async def work(client: Client) -> None:
-        took = await client.signal(correlation_id, _json_of(payload), request_id=request_id)
+        task = await client.signal(correlation_id, _json_of(payload), request_id=request_id)
         if context.as_json:
-            context.emit({"delivered": took is not None, "task_id": took.task_id if took else ""})
-        elif took is None:
-            echo(f"nobody waits for {correlation_id} now; the event is kept for 7 days")
+            context.emit({"delivered": task is not None, "task_id": task.task_id if task else ""})
+        elif task is None:
+            echo(f"no task waits for {correlation_id} yet; the signal is kept for 7 days")
         else:
-            echo(f"{short_id(took.task_id)} has the event; it is {why(took.state, '', '')} now")
+            echo(f"delivered; {short_id(task.task_id)} is {why(task.state, '', '')}")
 
     context.run(work)
 
 
 def wait_rows(task: task_pb2.Task) -> list[tuple[str, str]]:
-    """What a task waits for, for `tenure get`."""
+    """Returns the rows about a task's wait for `tenure get`."""
     if not task.HasField("wait"):
         return []
     wait = task.wait
     return [
         ("wait", wait.wait_id),
         ("waits for", _awaited(wait)),
-        ("event", wait.correlation_id if wait.question else ""),
+        ("signal", wait.correlation_id if wait.question else ""),
         ("call", f"{wait.tool} {arguments_text(wait.arguments_json)}" if wait.tool else ""),
         ("context", wait.context),
         ("reference", wait.reference),
@@ -209,10 +225,10 @@ def wait_rows(task: task_pb2.Task) -> list[tuple[str, str]]:
 
 
 def _awaited(wait: task_pb2.Wait) -> str:
-    """In words."""
+    """Returns what the wait is for: sub-agents, the question, or the signal."""
     if wait.kind == task_pb2.WAIT_KIND_SUB_AGENTS:
         return count_text(len(wait.sub_agent_task_ids), "sub-agent")
-    return wait.question or (f"the event {wait.correlation_id}" if wait.correlation_id else "")
+    return wait.question or (f"the signal {wait.correlation_id}" if wait.correlation_id else "")
 
 
 def _show_waits(context: Context, listed: Sequence[task_pb2.Task]) -> None:
@@ -223,21 +239,21 @@ def _show_waits(context: Context, listed: Sequence[task_pb2.Task]) -> None:
         question = _awaited(wait) or task.message
         if wait.tool:
             question = f"{wait.tool} {arguments_text(wait.arguments_json)}"
-        is_for_others = bool(wait.correlation_id) or wait.kind == task_pb2.WAIT_KIND_SUB_AGENTS
-        options = ", ".join(wait.options) or ("" if is_for_others else "a reply")
+        is_not_for_people = bool(wait.correlation_id) or wait.kind == task_pb2.WAIT_KIND_SUB_AGENTS
+        options = ", ".join(wait.options) or ("" if is_not_for_people else "a reply")
         table.add_row(
             ids[task.task_id],
             wait.wait_id or "-",
             ago(_since(task)),
             _left(wait) if task.HasField("wait") else "-",
             Text(one_line(question or state_name(task.state), max(40, context.console.width))),
-            Text(one_line(options if task.HasField("wait") else _elsewhere(task), 60)),
+            Text(one_line(options if task.HasField("wait") else _other_remedy(task), 60)),
         )
     context.console.print(table)
 
 
-def _elsewhere(task: task_pb2.Task) -> str:
-    """What settles a wait that has no question."""
+def _other_remedy(task: task_pb2.Task) -> str:
+    """Returns what ends a wait that `tenure resume` cannot answer."""
     return TO_SETTLE if task.reason == Reason.TOOL_IN_DOUBT else task.reason
 
 
@@ -251,8 +267,8 @@ def _left(wait: task_pb2.Wait) -> str:
 
 
 def _policy(wait: task_pb2.Wait) -> str:
-    goes_on = wait.at_deadline == task_pb2.WAIT_DEADLINE_POLICY_GO_ON
-    return "it goes on without an answer" if goes_on else "the task times out"
+    continues = wait.at_deadline == task_pb2.WAIT_DEADLINE_POLICY_GO_ON
+    return "the task continues without an answer" if continues else "the task times out"
 
 
 def _json_of(text: str) -> str:

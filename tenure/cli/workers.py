@@ -1,4 +1,4 @@
-"""`tenure claims`, `workers` and `refusals`: who works, who holds what, and what was refused to whom."""
+"""`tenure claims`, `workers`, `refusals` and `queues`: the live claims and sessions, refused writes, queued tasks."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tenure.v1 import coordinator_service_pb2, task_pb2, token_pb2
 from tenure.wire.common import PRIORITIES, seconds, to_dict
 
 
-@click.command(short_help="Show who holds which task, under which epoch.")
+@click.command(short_help="List the live claims: task, worker, epoch, lease.")
 @click.argument("task", metavar="[TASK]", required=False)
 @pass_context
 def claims(context: Context, task: str | None) -> None:
-    """Show live claims: which worker holds which task under which epoch, and for how long without a renewal.
+    """List the live claims: task, worker and epoch, and when the lease ends without a renewal.
 
-    An epoch is generation.revision: the life of etcd, and the revision of the claim in it.
+    An epoch is shown as generation.revision: the generation of etcd, and the create revision of the claim's key.
     """
 
     async def work(client: Client) -> None:
@@ -32,17 +32,17 @@ def claims(context: Context, task: str | None) -> None:
             for claim in listed.claims:
                 context.emit(claim)
         elif not listed.claims:
-            echo("nobody holds it" if task else "nobody holds a task", err=True)
+            echo("no worker holds the task" if task else "no worker holds a task", err=True)
         else:
             _show_claims(context, listed.claims)
 
     context.run(work)
 
 
-@click.command()
+@click.command(short_help="List the workers that have a session.")
 @pass_context
 def workers(context: Context) -> None:
-    """Show the workers that are there."""
+    """List the workers that have a session, the number of tasks that each holds, and its coordinator."""
 
     async def work(client: Client) -> None:
         listed = await client.workers()
@@ -50,26 +50,26 @@ def workers(context: Context) -> None:
             for worker in listed.workers:
                 context.emit(worker)
         elif not listed.workers:
-            echo("no worker is there: tasks will wait in the queue", err=True)
+            echo("no worker has a session: tasks wait in the queue until one starts", err=True)
         else:
             _show_workers(context, listed.workers)
 
     context.run(work)
 
 
-@click.command(short_help="Show what stale workers were refused.")
+@click.command(short_help="List the refused writes of stale workers.")
 @task_argument
 @pass_context
 def refusals(context: Context, task: str) -> None:
-    """Show what the fences refused to workers that had lost TASK, at the ledger and at the tools."""
+    """List the refused writes of TASK: stale writes that the fences of the ledger and of the tool service refused."""
 
     async def work(client: Client) -> None:
         listed = await client.refusals(await find_task(client, task))
         if context.as_json:
-            for fence, write in _refused(listed):
+            for fence, write in _refused_writes(listed):
                 context.emit({"fence": fence, **to_dict(write)})
         elif not (listed.ledger or listed.tools):
-            echo("nothing was refused", err=True)
+            echo("no write was refused", err=True)
         else:
             _show_refusals(context, listed)
 
@@ -96,7 +96,7 @@ def _show_workers(context: Context, listed: Iterable[coordinator_service_pb2.Wor
     for worker in listed:
         table.add_row(
             worker.worker_id,
-            f"{worker.claim_count}{', drains' if worker.draining else ''}",
+            f"{worker.claim_count}{', draining' if worker.draining else ''}",
             ", ".join(worker.queues),
             ago(worker.start_time),
             worker.coordinator_id,
@@ -106,8 +106,8 @@ def _show_workers(context: Context, listed: Iterable[coordinator_service_pb2.Wor
 
 
 def _show_refusals(context: Context, listed: admin.ListRefusalsResponse) -> None:
-    table = make_table("FENCE", "CALL", "SHOWED", "STANDS", "FROM", "WHEN")
-    for fence, write in _refused(listed):
+    table = make_table("FENCE", "METHOD", "PRESENTED", "CURRENT", "WORKER", "REFUSED")
+    for fence, write in _refused_writes(listed):
         table.add_row(
             fence,
             write.method,
@@ -119,31 +119,31 @@ def _show_refusals(context: Context, listed: admin.ListRefusalsResponse) -> None
     context.console.print(table)
 
 
-def _refused(listed: admin.ListRefusalsResponse) -> Iterable[tuple[str, token_pb2.RefusedWrite]]:
+def _refused_writes(listed: admin.ListRefusalsResponse) -> Iterable[tuple[str, token_pb2.RefusedWrite]]:
     yield from (("ledger", write) for write in listed.ledger)
     yield from (("tools", write) for write in listed.tools)
 
 
-# `tenure queues`: how much waits for workers, and for how long.
+# `tenure queues`.
 
 
-@click.command(short_help="Show how much waits for workers, by queue and priority.")
-@click.option("--queue", "names", multiple=True, metavar="NAME", help="Only these; may be repeated.")
+@click.command(short_help="List how many tasks wait for a worker, by queue and priority.")
+@click.option("--queue", "names", multiple=True, metavar="NAME", help="Only this queue; may be repeated.")
 @pass_context
 def queues(context: Context, names: tuple[str, ...]) -> None:
-    """Show how many tasks wait for a worker, by queue and priority, and since when the first one does.
+    """List how many tasks wait for a worker, by queue and priority, and since when the oldest waits.
 
-    All tenants' tasks count. Those HELD BACK belong to a tenant that has as many running as it may: more workers would
-    not help them, and they do not count for WAITS SINCE.
+    Tasks of all tenants count. Tasks HELD BACK belong to a tenant that has reached its quota of running tasks: more
+    workers would not help them, and WAITS SINCE does not count them.
     """
 
     async def work(client: Client) -> None:
-        listed = [each for each in (await client.queues()).queues if not names or each.queue in names]
+        listed = [queue for queue in (await client.queues()).queues if not names or queue.queue in names]
         if context.as_json:
-            for each in listed:
-                context.emit(each)
+            for queue in listed:
+                context.emit(queue)
         elif not listed:
-            echo("nothing is queued", err=True)
+            echo("no task is queued", err=True)
         else:
             _show(context, listed)
 
@@ -152,12 +152,12 @@ def queues(context: Context, names: tuple[str, ...]) -> None:
 
 def _show(context: Context, listed: Iterable[task_pb2.QueueDepth]) -> None:
     table = make_table("QUEUE", "PRIORITY", "QUEUED", "HELD BACK", "WAITS SINCE")
-    for each in listed:
+    for queue in listed:
         table.add_row(
-            each.queue,
-            PRIORITIES.to_domain(each.priority).name,
-            f"{each.queued:,}",
-            f"{each.held_back:,}",
-            ago(each.oldest_queue_time) if each.HasField("oldest_queue_time") else "",
+            queue.queue,
+            PRIORITIES.to_domain(queue.priority).name,
+            f"{queue.queued:,}",
+            f"{queue.held_back:,}",
+            ago(queue.oldest_queue_time) if queue.HasField("oldest_queue_time") else "",
         )
     context.console.print(table)

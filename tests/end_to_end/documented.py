@@ -53,7 +53,7 @@ VARYING = (
     (r"\bworker-\d\b", "WORKER"),
     (r"\S+-\d+-[0-9a-f]{6}\b", "COORDINATOR"),
     (r"(?<=ran on) +\S+$", " PROCESS"),
-    (r"^as \S+ sees it$", "as PROCESS sees it"),
+    (r"^as seen by \S+$", "as seen by PROCESS"),
     (r"is (QUEUED \(OPERATOR_TRANSFER\): .*|RUNNING \(OPENED\))$", "goes on"),
     (r"\b[\d,.]+ ?(ms|s|min|h|d)\b( \d+ (s|min|h))*( ago)?", "SPAN"),
     (r"just now", "SPAN"),

@@ -239,13 +239,13 @@ async def test_a_running_task_has_a_claim_and_workers_list_it(run: Any, installa
     await run("cancel", task_id)
     await run("wait", task_id)
     nobody = await run("claims", task_id)
-    assert (nobody.code, nobody.out, nobody.err) == (Exit.OK, "", "nobody holds it\n")
+    assert (nobody.code, nobody.out, nobody.err) == (Exit.OK, "", "no worker holds the task\n")
 
 
 async def test_refusals_of_a_task_that_nobody_lost_are_none(run: Any) -> None:
     task_id = await submitted(run)
     done = await run("refusals", task_id)
-    assert (done.code, done.out, done.err) == (Exit.OK, "", "nothing was refused\n")
+    assert (done.code, done.out, done.err) == (Exit.OK, "", "no write was refused\n")
     assert (await run("--json", "refusals", task_id)).out == ""
 
 

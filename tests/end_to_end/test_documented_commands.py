@@ -23,7 +23,7 @@ async def test_every_documented_command_says_what_the_page_shows(tmp_path: Path)
 
 
 def test_the_page_is_right_on_every_day_of_the_week() -> None:
-    sunday, monday = "comes due Sun 2026-11-22 07:00 Europe/Berlin", "comes due Mon 2026-11-23 07:00 Europe/Berlin"
+    sunday, monday = "next due Sun 2026-11-22 07:00 Europe/Berlin", "next due Mon 2026-11-23 07:00 Europe/Berlin"
     assert normal(sunday) == normal(monday)
 
 

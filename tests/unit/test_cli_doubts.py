@@ -49,7 +49,7 @@ def shown(
 
 def test_an_operator_sees_the_call_its_place_and_the_command() -> None:
     text = shown()
-    for words in ("call 2.1  pay  UNSAFE", "amount=12", "host-4711", "NOT proven gone", "it waits for you"):
+    for words in ("call 2.1  pay  UNSAFE", "amount=12", "host-4711", "NOT proven gone", "it waits for your resolution"):
         assert words in text
     assert "Make sure that host-4711 is gone" in text
     assert "tenure tools resolve 01a203af-0c62 2.1 --did-not-happen --runner-is-gone" in text
@@ -57,7 +57,7 @@ def test_an_operator_sees_the_call_its_place_and_the_command() -> None:
 
 def test_a_proven_end_needs_no_statement() -> None:
     text = shown(runner_gone=True, call_attempt=2)
-    assert "proven gone: nothing more will come of it" in text
+    assert "proven gone: it can do nothing more" in text
     assert "--runner-is-gone" not in text
     assert "tenure tools resolve 01a203af-0c62 2.1 --attempt 2 --abandon" in text
 
@@ -72,17 +72,17 @@ def test_the_answers_are_whole_lines_on_the_narrowest_terminal() -> None:
 def test_a_call_elsewhere_needs_the_runner_is_gone_statement() -> None:
     text = shown(acts_elsewhere=True)
     assert "the other side may still be working on it" in text
-    assert "your word that nothing over there works on it any more" in text
+    assert "states that the other side no longer works on the call" in text
     assert "--did-not-happen --runner-is-gone" in text
     assert "Make sure that host-4711 is gone" not in text
 
 
 def test_what_cannot_be_settled_shows_no_commands_and_says_why() -> None:
-    assert "was pruned" in shown(resolvable=False, state=task_pb2.TASK_STATE_UNSPECIFIED)
+    assert "pruned; the call cannot be resolved" in shown(resolvable=False, state=task_pb2.TASK_STATE_UNSPECIFIED)
     text = shown(resolvable=False, state=task_pb2.TASK_STATE_QUEUED, note="the answer was lost", runner_gone=True)
-    assert "it waits for no word on this call" in text
+    assert "this call needs no resolution" in text
     assert "the answer was lost" in text
-    assert "the other side may still be working on it; wait longer than its longest run, then look" in text
+    assert "the other side may still be working on it; wait longer than its longest run, then check" in text
     assert "tenure tools resolve" not in text
     assert "and more: tenure entries" in shown(arguments_truncated=True)
 
