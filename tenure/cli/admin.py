@@ -1,4 +1,4 @@
-"""`tenure admin`: what operators do."""
+"""`tenure admin`: the commands of operators."""
 
 from __future__ import annotations
 
@@ -21,29 +21,33 @@ from tenure.v1 import admin_service_pb2 as admin_pb
 from tenure.v1 import task_pb2
 from tenure.wire.common import STATES, duration, seconds, state_name
 
-# `tenure admin aging`: tasks that have not ended, and what they stand on.
+# `tenure admin aging`.
 
-_LIVING: Final = [state.value for state in TaskState if state not in TERMINAL]
+_LIVE_STATES: Final = [state.value for state in TaskState if state not in TERMINAL]
 
 
-@click.command(short_help="Show the oldest tasks, and those whose worker or lease is in trouble.")
-@click.option("--state", "states", multiple=True, type=click.Choice(_LIVING), help="Only these; may be repeated.")
+@click.command(short_help="List the oldest live tasks, and held tasks that are idle or about to lose their lease.")
 @click.option(
-    "--idle", type=DURATION, default=None, help="Held tasks only, of which nothing was committed for so long."
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(_LIVE_STATES),
+    help="Only tasks in this state; may be repeated.",
 )
+@click.option("--idle", type=DURATION, default=None, help="Only held tasks without a commit for this long.")
 @click.option(
-    "--lease-below", type=DURATION, default=None, help="Held tasks only, whose lease is gone or ends so soon."
+    "--lease-below", type=DURATION, default=None, help="Only held tasks whose lease has ended or ends within this time."
 )
-@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="At most so many.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Show at most this many.")
 @pass_context
 def aging(context: Context, states: tuple[str, ...], idle: float | None, lease_below: float | None, limit: int) -> None:
-    """Show tasks that have not ended, the oldest first.
+    """List tasks that have not ended, the oldest first.
 
-    With --idle or --lease-below: those that a worker holds, by their ids. A lease that nobody renews lives 5 s.
+    With --idle or --lease-below only tasks that a worker holds, sorted by id. A lease ends 5 s after its last renewal.
     """
     held = idle is not None or lease_below is not None
     if held and states:
-        raise click.UsageError("--state does not go with --idle and --lease-below: what is held is RUNNING")
+        raise click.UsageError("--state cannot be given with --idle or --lease-below: held tasks are RUNNING")
     request = admin_pb.ListAgingTasksRequest(
         view=task_pb2.AGING_VIEW_HELD if held else task_pb2.AGING_VIEW_OLDEST,
         states=[STATES.to_wire(TaskState(state)) for state in states],
@@ -55,12 +59,12 @@ def aging(context: Context, states: tuple[str, ...], idle: float | None, lease_b
     async def work(client: Client) -> None:
         listed, unknown = await _collect(client, request, limit)
         if unknown:
-            echo("no coordinator answers: nothing is known of leases", err=True)
+            echo("no coordinator answers: the leases are unknown", err=True)
         if context.as_json:
             for one in listed:
                 context.emit(one)
         elif not listed:
-            echo("there is none", err=True)
+            echo("no tasks", err=True)
         else:
             _show(context, listed, leases_unknown=unknown)
 
@@ -88,7 +92,7 @@ def _show(context: Context, listed: list[admin_pb.ListAgingTasksResponse.Aging],
         task = one.task
         table.add_row(
             ids[task.task_id],
-            f"{state_name(task.state)}{', to end' if task.cancel_requested else ''}",
+            f"{state_name(task.state)}{', ending' if task.cancel_requested else ''}",
             task.reason,
             ago(task.create_time),
             ago(task.update_time),
@@ -108,30 +112,32 @@ def _lease(one: admin_pb.ListAgingTasksResponse.Aging, *, leases_unknown: bool) 
     return seconds_text(seconds(one.lease_remaining)) if one.HasField("lease_remaining") else "gone"
 
 
-# `tenure admin requeue`, `grant-budget`, `close-out`, `transfer` and `drain`: what operators do, and say why.
+# `tenure admin requeue`, `grant-budget`, `close-out`, `transfer` and `drain`. Each needs a reason.
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_ENDS: Final = {
+_TERMINAL_STATES: Final = {
     "failed": task_pb2.TASK_STATE_FAILED,
     "timed-out": task_pb2.TASK_STATE_TIMED_OUT,
     "cancelled": task_pb2.TASK_STATE_CANCELLED,
 }
 
-reason_option = click.option("--reason", required=True, help="Why, in your words; it is recorded.")
+reason_option = click.option("--reason", required=True, help="Why; recorded in the ledger.")
 
 
-@click.command(short_help="Let an ended task go on as its next attempt.")
+@click.command(short_help="Requeue an ended task: it continues as its next attempt.")
 @task_argument
 @reason_option
-@click.option("--extra-tokens", type=click.IntRange(min=0), default=0, help="Raise its cap by so many tokens.")
-@click.option("--extra-steps", type=click.IntRange(min=0), default=0, help="Raise its limit by so many steps.")
-@click.option("--extra-dollars", type=DOLLARS, default=0, help="Raise its cap in money by so much.")
+@click.option("--extra-tokens", type=click.IntRange(min=0), default=0, help="Also raise the token cap by this many.")
+@click.option(
+    "--extra-steps", type=click.IntRange(min=0), default=0, help="Also raise the limit of steps by this many."
+)
+@click.option("--extra-dollars", type=DOLLARS, default=0, help="Also raise the cap in dollars by this much.")
 @pass_context
 def requeue(context: Context, task: str, reason: str, extra_tokens: int, extra_steps: int, extra_dollars: int) -> None:
-    """Put TASK, which ended without success, back into the queue: its next attempt goes on from what is recorded.
+    """Requeue TASK, which ended in another state than SUCCEEDED: its next attempt continues from its ledger.
 
-    A task that waits for its retry is queued at once.
+    A task in RETRY_SCHEDULED is queued at once.
     """
 
     async def work(client: Client) -> None:
@@ -142,21 +148,21 @@ def requeue(context: Context, task: str, reason: str, extra_tokens: int, extra_s
         if context.as_json:
             context.emit(queued)
         else:
-            echo(f"{short_id(task_id)} is queued · attempt {queued.attempt}, goes on after step {queued.step}")
+            echo(f"{short_id(task_id)} is queued · attempt {queued.attempt}, continues after step {queued.step}")
 
     context.run(work)
 
 
-@click.command("grant-budget", short_help="Let a task and its sub-agents spend more.")
+@click.command("grant-budget", short_help="Raise the budget of a task and its sub-agents.")
 @task_argument
 @reason_option
-@click.option("--tokens", type=click.IntRange(min=0), default=0, help="Raise the cap by so many tokens.")
-@click.option("--dollars", type=DOLLARS, default=0, help="Raise the cap in money by so much, for example 0.50.")
+@click.option("--tokens", type=click.IntRange(min=0), default=0, help="Raise the token cap by this many.")
+@click.option("--dollars", type=DOLLARS, default=0, help="Raise the cap in dollars by this much, for example 0.50.")
 @pass_context
 def grant_budget(context: Context, task: str, reason: str, tokens: int, dollars: int) -> None:
-    """Raise the caps of TASK's whole tree, which are its root's. A root that ended as COST_EXCEEDED goes on."""
+    """Raise the caps of TASK's tree, which its root has. A root that ended as COST_EXCEEDED is requeued."""
     if not tokens and not dollars:
-        raise click.UsageError("nothing is granted: give --tokens or --dollars")
+        raise click.UsageError("give --tokens, --dollars or both")
 
     async def work(client: Client) -> None:
         task_id = await find_task(client, task)
@@ -165,63 +171,71 @@ def grant_budget(context: Context, task: str, reason: str, tokens: int, dollars:
             context.emit(root)
         else:
             state = state_name(root.state)
-            echo(f"{short_id(root.task_id)} may use {caps_text(root.budget)}; it is {state} now")
+            echo(f"{short_id(root.task_id)} may use {caps_text(root.budget)}; now it is {state}")
 
     context.run(work)
 
 
-@click.command("close-out", short_help="End a task, with a state and a result of yours.")
+@click.command("close-out", short_help="End a task in a state and with a result that you choose.")
 @task_argument
 @reason_option
-@click.option("--state", type=click.Choice(list(_ENDS)), default="failed", show_default=True, help="How it ends.")
-@click.option("--result", default="", help="The result it ends with. Default: the agent's last words.")
+@click.option(
+    "--state",
+    type=click.Choice(list(_TERMINAL_STATES)),
+    default="failed",
+    show_default=True,
+    help="The terminal state.",
+)
+@click.option("--result", default="", help="The result of the task. Default: the agent's last answer.")
 @pass_context
 def close_out(context: Context, task: str, reason: str, state: str, result: str) -> None:
-    """Ask for TASK's end as `tenure cancel` does, with a state and a result of your choice."""
+    """End TASK as `tenure cancel` does, but in a state and with a result that you choose."""
 
     async def work(client: Client) -> None:
-        response = await client.close_out(await find_task(client, task), _ENDS[state], reason, result)
+        response = await client.close_out(await find_task(client, task), _TERMINAL_STATES[state], reason, result)
         if context.as_json:
             context.emit(response)
         elif response.HasField("end_time"):
             echo(f"{short_id(response.task_id)} has ended: {why(response.state, response.reason, response.message)}")
         else:
-            now = why(response.state, "", "")
-            echo(f"{short_id(response.task_id)} will end as {state.upper().replace('-', '_')}; it is {now} now")
+            present = why(response.state, "", "")
+            echo(f"{short_id(response.task_id)} will end as {state.upper().replace('-', '_')}; now it is {present}")
 
     context.run(work)
 
 
-@click.command(short_help="Take a running task from its worker.")
+@click.command(short_help="Transfer a running task to another worker.")
 @task_argument
 @reason_option
-@click.option("--to", "to_worker_id", default="", metavar="WORKER", help="Where it is to go on. Default: any other.")
+@click.option(
+    "--to", "to_worker_id", default="", metavar="WORKER", help="The worker that gets the task. Default: any other."
+)
 @pass_context
 def transfer(context: Context, task: str, reason: str, to_worker_id: str) -> None:
-    """Take TASK from the worker that holds it. Another one goes on from the last commit.
+    """Transfer TASK from its worker to another, which continues from the last commit.
 
-    A worker named with --to has 10 s to take it; then anybody may.
+    The worker of --to has 10 s to take it; after that any worker may.
     """
 
     async def work(client: Client) -> None:
         task_id = await find_task(client, task)
-        taken = await client.transfer(task_id, reason, to_worker_id)
+        transferred = await client.transfer(task_id, reason, to_worker_id)
         if context.as_json:
-            context.emit(taken)
-        elif taken.owner:
-            echo(f"{short_id(task_id)} is held by {taken.owner}, epoch {describe_epoch(taken.epoch)}")
+            context.emit(transferred)
+        elif transferred.owner:
+            echo(f"{short_id(task_id)} is held by {transferred.owner}, epoch {describe_epoch(transferred.epoch)}")
         else:
-            echo(f"{short_id(task_id)} is {why(taken.state, taken.reason, taken.message)}")
+            echo(f"{short_id(task_id)} is {why(transferred.state, transferred.reason, transferred.message)}")
 
     context.run(work)
 
 
-@click.command(short_help="Tell a worker to give back all it holds.")
+@click.command(short_help="Drain a worker: it releases its tasks and takes no more.")
 @click.argument("worker")
 @reason_option
 @pass_context
 def drain(context: Context, worker: str, reason: str) -> None:
-    """Tell WORKER to give back all it holds and to take nothing more, until it is started anew."""
+    """Drain WORKER: it releases all its tasks and takes no more until it is restarted."""
 
     async def work(client: Client) -> None:
         response = await client.drain(worker, reason)
@@ -229,28 +243,28 @@ def drain(context: Context, worker: str, reason: str) -> None:
             if context.as_json:
                 context.emit(one)
             else:
-                echo(f"{one.worker_id} is told to drain; it takes no more tasks until it is started anew")
+                echo(f"{one.worker_id} drains; it takes no more tasks until it is restarted")
 
     context.run(work)
 
 
-# `tenure admin prune`: ended tasks go before their time.
+# `tenure admin prune`.
 
 
-@click.command(short_help="Delete ended tasks for good, before their time.")
+@click.command(short_help="Delete ended tasks before their retention ends.")
 @click.argument("task", metavar="[TASK]", required=False)
-@click.option("--older-than", type=DURATION, default=None, help="All that ended so long ago: 30d, 12h.")
-@click.option("--dry-run", is_flag=True, help="Only say which would go.")
+@click.option("--older-than", type=DURATION, default=None, help="All tasks that ended longer ago than this: 30d, 12h.")
+@click.option("--dry-run", is_flag=True, help="Only show which tasks would be deleted.")
 @reason_option
 @pass_context
 def prune(context: Context, task: str | None, older_than: float | None, dry_run: bool, reason: str) -> None:
-    """Delete TASK, or all tasks that ended so long ago: with their history, files and calls. Their bills stay.
+    """Delete TASK, or all tasks of --older-than, with their ledger, files and call records. Their bills stay.
 
-    Who asks for such a task is told who pruned it, and why. With --older-than, tasks with the label
-    tenure.retention=keep stay.
+    A later request for a pruned task gets an error that says who pruned it, and why. --older-than keeps tasks with the
+    label tenure.retention=keep.
     """
     if (task is None) == (older_than is None):
-        raise click.UsageError("name one TASK, or say --older-than")
+        raise click.UsageError("give one TASK, or --older-than")
 
     async def work(client: Client) -> None:
         if task is not None:
@@ -259,7 +273,8 @@ def prune(context: Context, task: str | None, older_than: float | None, dry_run:
             task_ids = [task_id]
         else:
             before = datetime.now(UTC) - timedelta(seconds=older_than or 0.0)
-            task_ids = [one async for some in client.prune_before(before, reason, dry_run=dry_run) for one in some]
+            pages = client.prune_before(before, reason, dry_run=dry_run)
+            task_ids = [task_id async for page in pages for task_id in page]
         _show_prune(context, task_ids, dry_run=dry_run)
 
     context.run(work)
@@ -274,12 +289,12 @@ def _show_prune(context: Context, task_ids: list[str], *, dry_run: bool) -> None
         for task_id in task_ids:
             echo(task_id)
     count = f"{len(task_ids):,} tasks" if len(task_ids) != 1 else f"{short_id(task_ids[0])}"
-    echo(f"{count} would go" if dry_run else f"{count} pruned; their bills stay")
+    echo(f"{count} would be pruned" if dry_run else f"{count} pruned; their bills stay")
 
 
 @click.group(short_help="For operators: aging, requeue, grant-budget, close-out, transfer, drain, prune, verify.")
 def admin() -> None:
-    """Look after an installation, and intervene: the ledger of a task keeps who did what to it, and why."""
+    """Operate an installation. A task's ledger records each intervention with its actor and reason."""
 
 
 for command in (aging, requeue, grant_budget, close_out, transfer, drain, prune, verify):

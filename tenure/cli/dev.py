@@ -1,4 +1,4 @@
-"""`tenure dev`: the whole stack on this machine, until Ctrl-C."""
+"""`tenure dev`: runs a development stack on this machine, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ if TYPE_CHECKING:
     from devstack.stores import Store
 
 
-# The one screen of `tenure dev`: what runs where, and what to do with it.
+# The screen of `tenure dev`: the processes with their addresses, warnings, files and first commands.
 
 FIRST_GOAL: Final = "Compare our competitors' prices"
 ROLES: Final = {
     "gateway": "the public API: gRPC, with reflection",
-    "coordinator": "leases and fencing tokens",
-    "checkpoint": "the work ledger",
+    "coordinator": "claims, leases and fencing tokens",
+    "checkpoint": "the ledger",
     "tools": "runs tools, in a sandbox",
 }
 TOOLS_LOGGER: Final = "services.tools.programs"
 SANDBOX_LOGGER: Final = "services.tools.sandbox.sandbox"
 UNSAFE_ETCD: Final = re.compile(r"3\.5\.[0-2]$")
-"""These releases can corrupt data in a crash (etcd's own advice: do not run them in production)."""
+"""Releases of etcd that can corrupt data in a crash. Source: etcd advises against them in production."""
 
 
 def screen_of(stack: Stack, context: Context) -> RenderableType:
-    """Everything somebody wants to know who sees this for the first time."""
+    """Returns the screen that `tenure dev` prints once the stack runs."""
     data = context.path_of(stack.layout.data_dir)
     return Group(
-        Text.assemble("\n", ("Tenure runs here.", "bold green"), f" Its data is in {data}\n"),
+        Text.assemble("\n", ("Tenure runs.", "bold green"), f" Its data directory is {data}\n"),
         _running(stack),
         Text(""),
         *_warnings(stack),
-        _places(stack, context),
+        _directories(stack, context),
         Text(""),
         _advice(stack),
         Text(""),
@@ -64,14 +64,14 @@ def screen_of(stack: Stack, context: Context) -> RenderableType:
 
 
 def command_prefix(stack: Stack) -> str:
-    """How the command is called so that it finds this stack from the folder where it was started."""
-    usual = DEFAULT_DATA_DIR.resolve() == stack.layout.data_dir
+    """Returns the command line prefix with which `tenure` finds this stack from the present directory."""
+    is_default = DEFAULT_DATA_DIR.resolve() == stack.layout.data_dir
     name = command_name(sys.argv[0])
-    return name if usual else f"{name} --data {stack.options.data_dir}"
+    return name if is_default else f"{name} --data {stack.options.data_dir}"
 
 
 def command_name(started_as: str) -> str:
-    """What to type: `tenure` where the shell finds this very one, its path otherwise."""
+    """Returns `tenure` if the shell finds this program under that name, else the program's path."""
     own, program = Path(started_as).absolute(), shutil.which("tenure")
     if own.name != "tenure" or (program is not None and Path(program).absolute() == own):
         return "tenure"
@@ -82,47 +82,45 @@ def _running(stack: Stack) -> Table:
     table = _grid()
     for kind, role in ROLES.items():
         for replica in stack.replicas(kind):
-            table.add_row(replica.name, replica.address, role if replica.name == kind else "another of them")
+            table.add_row(replica.name, replica.address, role if replica.name == kind else "another replica")
     for worker in stack.workers:
-        table.add_row(worker.name, worker.address, f"carries out up to {stack.options.slots} tasks at once")
-    table.add_row("sandbox", "", _sandbox_words(stack))
-    table.add_row("model", stack.model_url, _model_words(stack))
+        table.add_row(worker.name, worker.address, f"runs up to {stack.options.slots} tasks at once")
+    table.add_row("sandbox", "", _sandbox_text(stack))
+    table.add_row("model", stack.model_url, _model_text(stack))
     for name, store in stack.stores.items():
-        table.add_row(name, _store_address(store), _store_words(store))
+        table.add_row(name, _store_address(store), _store_text(store))
     return table
 
 
-def _sandbox_words(stack: Stack) -> str | Text:
-    """Which cgroups bound agents' programs; the reasons for having none are among the warnings."""
+def _sandbox_text(stack: Stack) -> str | Text:
+    """Returns the limits of the sandbox. If there is no sandbox, the warnings say why."""
     limits = fact_of(stack.services["tools"].log(), SANDBOX_LOGGER, "limits")
-    return f"holds ({limits})" if limits else Text("programs cannot be run here", "yellow")
+    return f"works ({limits})" if limits else Text("does not work: agents cannot run programs", "yellow")
 
 
-def _model_words(stack: Stack) -> Text:
+def _model_text(stack: Stack) -> Text:
     if stack.options.scenario_files:
         models = ", ".join(model_of(file) for file in stack.options.scenario_files)
-        return Text(
-            f"SIMULATED by your scenarios: {models}; tasks that name no model: {stack.options.default_model}", "yellow"
-        )
+        return Text(f"SIMULATED by your scenarios: {models}; default model: {stack.options.default_model}", "yellow")
     if stack.options.model_is_simulated:
-        return Text("SIMULATED, one scenario whatever the goal; set ANTHROPIC_API_KEY for a real one", "yellow")
+        return Text("SIMULATED: one scenario for every goal; set ANTHROPIC_API_KEY for a real model", "yellow")
     return Text(f"real{f', {stack.options.model}' if stack.options.model else ''}; web_search is simulated")
 
 
-def _store_words(store: Store) -> str:
+def _store_text(store: Store) -> str:
     return f"{store.version}, {'embedded' if store.embedded else 'yours'}"
 
 
 def _store_address(store: Store) -> str:
-    """Without the password."""
+    """Returns the address of a store without its password."""
     if "://" not in store.where:
-        return store.where if "=" not in store.where else "as --postgres says"
+        return store.where if "=" not in store.where else "as given by --postgres"
     parts = urlsplit(store.where)
     return f"{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}{parts.path}"
 
 
 def _warnings(stack: Stack) -> list[RenderableType]:
-    """An etcd that is not for production, a machine without a sandbox."""
+    """Returns the warnings: an etcd release that is not for production, the tool service's warnings about the sandbox."""
     warnings = warnings_of(stack.services["tools"].log(), TOOLS_LOGGER)
     release = stack.stores["etcd"].version
     if UNSAFE_ETCD.match(release):
@@ -133,11 +131,13 @@ def _warnings(stack: Stack) -> list[RenderableType]:
     return [table, Text("")] if warnings else []
 
 
-def _places(stack: Stack, context: Context) -> Table:
+def _directories(stack: Stack, context: Context) -> Table:
     layout = stack.layout
     table = _grid()
     table.add_row("logs", str(context.path_of(layout.logs)), "one file for each process")
-    table.add_row("records", str(context.path_of(layout.records)), "what append_record wrote: the outside world")
+    table.add_row(
+        "records", str(context.path_of(layout.records)), "what append_record wrote: effects outside of Tenure"
+    )
     table.add_row("workspaces", str(context.path_of(layout.workspaces)), "the files of each task")
     if stack.options.model_is_simulated:
         table.add_row("model calls", str(context.path_of(layout.model_log)), "what the simulator billed")
@@ -148,7 +148,7 @@ def _advice(stack: Stack) -> Table:
     tenure = command_prefix(stack)
     table = _grid()
     table.add_row("first task", Text(f'{tenure} submit "{FIRST_GOAL}" --watch', "bold"))
-    table.add_row("look", f"{tenure} list · explain TASK · tools sources · --help")
+    table.add_row("inspect", f"{tenure} list · explain TASK · tools sources · --help")
     table.add_row("stop", "Ctrl-C")
     return table
 
@@ -170,27 +170,30 @@ VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 NOT_PROXIED: Final = "127.0.0.1,localhost"
 
 
-@click.command(short_help="Run a whole stack here, until Ctrl-C.")
-@click.option("--workers", type=click.IntRange(0, 64), default=2, show_default=True, help="How many workers.")
+@click.command(short_help="Run a development stack on this machine, until Ctrl-C.")
+@click.option("--workers", type=click.IntRange(0, 64), default=2, show_default=True, help="The number of workers.")
 @click.option(
     "--replicas",
     type=REPLICAS,
     default=dict,
     metavar="N|SERVICE=N,…",
-    help="How many of each service: 2 of all, or for example coordinator=2,tools=2. Default: one.",
+    help="The number of replicas: 2 of each service, or for example coordinator=2,tools=2. Default: 1.",
 )
-@click.option("--slots", type=click.IntRange(1, 1024), default=16, show_default=True, help="Tasks a worker holds.")
 @click.option(
-    "--data", type=click.Path(path_type=Path), help="Where everything is kept. Default: that of `tenure --data`."
+    "--slots", type=click.IntRange(1, 1024), default=16, show_default=True, help="Tasks that a worker runs at once."
 )
-@click.option("--etcd", "etcd_endpoints", default="", metavar="HOST:PORT,…", help="An etcd of your own.")
-@click.option("--etcd-binary", type=click.Path(path_type=Path), help="The etcd to run instead of the one found.")
-@click.option("--postgres", "postgres_dsn", default="", metavar="DSN", help="A Postgres database of your own.")
-@click.option("--postgres-binaries", type=click.Path(path_type=Path), help="The bin folder of the Postgres to run.")
+@click.option("--data", type=click.Path(path_type=Path), help="The data directory. Default: that of `tenure --data`.")
+@click.option("--etcd", "etcd_endpoints", default="", metavar="HOST:PORT,…", help="Use this etcd, which runs already.")
+@click.option("--etcd-binary", type=click.Path(path_type=Path), help="Run this etcd binary.")
+@click.option(
+    "--postgres", "postgres_dsn", default="", metavar="DSN", help="Use this Postgres database, which runs already."
+)
+@click.option("--postgres-binaries", type=click.Path(path_type=Path), help="Run the Postgres of this bin directory.")
 @click.option(
     "--tools-config",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A file of further tools, such as MCP servers: docs/tools.md. Variables that it names are passed on.",
+    help="A file with more tools, such as MCP servers: docs/tools.md. The environment variables that it names are"
+    " passed to the tool service.",
 )
 @click.option(
     "--scenario",
@@ -198,25 +201,23 @@ NOT_PROXIED: Final = "127.0.0.1,localhost"
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     multiple=True,
     metavar="FILE",
-    help="Answers of the simulated model: docs/scenarios.md. NAME.yaml is the model sim-NAME; the first is for tasks"
-    " that name no model. May be repeated.",
+    help="A scenario of the model simulator: docs/scenarios.md. NAME.yaml is the model sim-NAME; the first one is the"
+    " default model. May be repeated.",
 )
-@click.option(
-    "--model", default="", help="The model of tasks that name none; with the simulator sim-demo, sim-hello, …"
-)
+@click.option("--model", default="", help="The default model; the simulator has sim-demo, sim-hello, …")
 @click.option(
     "--latency-ms",
     type=click.IntRange(0, 600_000),
     default=1500,
     show_default=True,
-    help="How long the simulated model takes for a turn.",
+    help="How long a simulated model call takes.",
 )
 @pass_context
 def dev(context: Context, /, data: Path | None, latency_ms: int, **fields: Any) -> None:
-    """Run the whole stack here until Ctrl-C: etcd, Postgres, the services, and a model.
+    """Run a development stack on this machine until Ctrl-C: etcd, Postgres, all services and a model.
 
-    The model is a simulator unless ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL is set. What is in the data folder is found
-    again by the next start.
+    The model is the model simulator unless ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL is set. Tasks and files are kept in
+    the data directory; the next start with the same directory continues with them.
     """
     from devstack import StackError
 
@@ -230,13 +231,15 @@ def dev(context: Context, /, data: Path | None, latency_ms: int, **fields: Any) 
 
 
 def stack_options(context: Context, data: Path | None, latency_ms: int, **fields: Any) -> StackOptions:
-    """The stack that the command line describes. Raises UsageError for options that exclude each other."""
+    """Returns the stack that the options describe. Raises UsageError for options that exclude each other."""
     from devstack import StackOptions
 
     if fields["etcd_endpoints"] and fields["etcd_binary"]:
-        raise click.UsageError("--etcd is an etcd that runs, --etcd-binary one to run: give one of them")
+        raise click.UsageError("--etcd uses a running etcd, --etcd-binary starts one: give only one of them")
     if fields["postgres_dsn"] and fields["postgres_binaries"]:
-        raise click.UsageError("--postgres is a server that runs, --postgres-binaries one to run: give one of them")
+        raise click.UsageError(
+            "--postgres uses a running server, --postgres-binaries starts one: give only one of them"
+        )
     options = StackOptions(
         data_dir=data or context.data_dir,
         usual_ports=True,
@@ -251,22 +254,22 @@ def stack_options(context: Context, data: Path | None, latency_ms: int, **fields
     )
     if options.scenario_files and not options.model_is_simulated:
         raise click.UsageError(
-            "--scenario is for the simulated model, but ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL is set: unset it"
+            "--scenario needs the model simulator, but ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL is set: unset it"
         )
     return options
 
 
 def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
-    """What of our environment reaches the services: where things are, proxies for the way out, telemetry."""
+    """Returns the environment variables that the services get: paths, locale, proxies, telemetry and test settings."""
     passed = {name: environment[name] for name in PASSED_ON if name in environment}
     passed.update((name, value) for name, value in environment.items() if name.startswith(PASSED_ON_PREFIX))
     others = environment.get("NO_PROXY") or environment.get("no_proxy")
-    passed["NO_PROXY"] = ",".join(filter(None, (others, NOT_PROXIED)))  # the simulator is not outside
+    passed["NO_PROXY"] = ",".join(filter(None, (others, NOT_PROXIED)))  # the simulator is on this machine
     return passed
 
 
 def named_in(tools_config: Path | None, environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a config file asks for as `${NAME}`, as far as they are set."""
+    """Returns the set environment variables that the tools configuration names as `${NAME}`."""
     if tools_config is None:
         return {}
     names = VARIABLE.findall(tools_config.read_text(encoding="utf-8", errors="replace"))
@@ -274,19 +277,22 @@ def named_in(tools_config: Path | None, environment: Mapping[str, str]) -> dict[
 
 
 class DevSession:
-    """One run of the stack, from the first word on the screen to the last."""
+    """One run of the stack: start, screen, supervision, stop."""
 
     def __init__(self, context: Context, options: StackOptions) -> None:
         from devstack import Stack
 
         self._context, self._console = context, context.console
         self._status = Status("", console=self._console)
-        self._stack: Stack = Stack(options, self._tell)
+        self._stack: Stack = Stack(options, self._show_progress)
         self._stopping = asyncio.Event()
         self._starting: asyncio.Task[Any] | None = None
 
     async def run(self) -> Exit:
-        """Returns when everything has ended. Raises StackError when it could not start."""
+        """Runs the stack until a signal, and returns when all its processes have ended.
+
+        Raises StackError if the stack cannot start.
+        """
         self._starting = asyncio.current_task()
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
@@ -297,17 +303,17 @@ class DevSession:
                 self._show()
                 await self._until_stopped()
         except asyncio.CancelledError:
-            self._say("stopped before everything ran")
+            self._print("stopped before the stack was ready")
             return Exit.INTERRUPTED
         finally:
             self._status.stop()
-        self._say(
-            f"Everything has ended. Tasks and files are kept in {self._context.path_of(self._stack.layout.data_dir)}."
+        self._print(
+            f"The stack has stopped. Tasks and files are kept in {self._context.path_of(self._stack.layout.data_dir)}."
         )
         return Exit.OK
 
     async def _until_stopped(self) -> None:
-        """What dies meanwhile is reported and started again."""
+        """Waits for a stop signal. Restarts processes that die, and reports each."""
         from devstack.supervisor import keep_running
 
         keeping = asyncio.create_task(keep_running(self._stack, self._report))
@@ -320,7 +326,7 @@ class DevSession:
             raise results[0]
 
     def _on_signal(self) -> None:
-        """The first says stop, the second means it."""
+        """Stops the stack at the first signal; kills all processes at the second."""
         if self._stopping.is_set():
             for child in self._stack.children():
                 child.kill()
@@ -330,27 +336,26 @@ class DevSession:
             self._starting.cancel()
 
     def _show(self) -> None:
-
         self._status.stop()
         if self._context.as_json:
             self._context.emit(self._stack.addresses())
         else:
             self._console.print(screen_of(self._stack, self._context))
 
-    def _tell(self, what: str) -> None:
-        """A word about what is being done, which the next replaces."""
+    def _show_progress(self, what: str) -> None:
+        """Shows a step of the start or the stop. On a terminal the next step replaces it."""
         if self._console.is_terminal:
             self._status.update(f"{what} …")
             self._status.start()
         else:
-            self._say(f"{what} …")
+            self._print(f"{what} …")
 
     def _report(self, what: str) -> None:
-        self._say(f"{time.strftime('%H:%M:%S')} {what}", style="yellow")
+        self._print(f"{time.strftime('%H:%M:%S')} {what}", style="yellow")
 
-    def _say(self, what: str, style: str = "") -> None:
+    def _print(self, what: str, style: str = "") -> None:
         if self._context.as_json:
             echo(what, err=True)
             return
-        with suppress(OSError):  # the terminal may be gone; the stack is to end in order all the same
+        with suppress(OSError):  # the terminal may be closed; the stack must still stop in order
             self._console.print(what, style=style, soft_wrap=True)

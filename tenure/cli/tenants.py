@@ -1,4 +1,4 @@
-"""`tenure tenants`: what tenants may use, and how much of it they do."""
+"""`tenure tenants` and `tenure usage`: the quotas of tenants, their use, and the bills."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _name = click.argument("name", metavar="[NAME]", required=False, default="")
 
 
 class QuotaOption(NamedTuple):
-    """A quota as typed. `most` None: the default."""
+    """A quota as typed. `most` is None for the default of the installation, 0 for no quota."""
 
     most: Decimal | None
     policy: QuotaPolicy | None
 
 
 class QuotaType(click.ParamType[QuotaOption]):
-    """`100`, `100,delay`, `100,refuse`; `none`; `default`."""
+    """`100`, `100,delay`, `100,refuse`, `none` or `default`."""
 
     name = "quota"
 
@@ -52,7 +52,7 @@ class QuotaType(click.ParamType[QuotaOption]):
             most = Decimal(0 if number == "none" else number.replace("_", ""))
             return QuotaOption(most, QuotaPolicy(policy.upper()) if comma else None)
         except (InvalidOperation, ValueError):
-            self.fail(f"{value!r} is no quota; write for example 100, 100,delay, none or default", param, ctx)
+            self.fail(f"{value!r} is not a quota; write for example 100, 100,delay, none or default", param, ctx)
 
 
 _QUOTA: Final = QuotaType()
@@ -60,13 +60,13 @@ _QUOTA: Final = QuotaType()
 
 @click.group()
 def tenants() -> None:
-    """See what tenants may use and do use. NAME is a tenant, without it your own; others' are for operators."""
+    """Show and set the quotas of tenants. NAME is a tenant; default: your own. Other tenants are for operators."""
 
 
 @tenants.command("list")
 @pass_context
 def list_tenants(context: Context) -> None:
-    """Show all tenants, by name. For operators."""
+    """List all tenants, by name. For operators."""
 
     async def work(client: Client) -> None:
         tenants = [tenant async for tenant in client.list_tenants()]
@@ -86,7 +86,7 @@ def list_tenants(context: Context) -> None:
 @_name
 @pass_context
 def get(context: Context, name: str) -> None:
-    """Show NAME's quotas, and how much of each is used."""
+    """Show the quotas of NAME, and how much of each is used."""
 
     async def work(client: Client) -> None:
         _show(context, await client.get_tenant(name))
@@ -94,23 +94,25 @@ def get(context: Context, name: str) -> None:
     context.run(work)
 
 
-@tenants.command(short_help="Set NAME's quotas.")
+@tenants.command(short_help="Set the quotas of NAME.")
 @_name
-@click.option("--running-tasks", type=_QUOTA, help="Tasks that workers hold at a time.")
-@click.option("--submits-per-minute", type=_QUOTA, help="Tasks that may start within a minute.")
+@click.option("--running-tasks", type=_QUOTA, help="Running tasks at a time.")
+@click.option(
+    "--submits-per-minute", type=_QUOTA, help="Submits within a minute; a task with a start time counts when it starts."
+)
 @click.option("--tokens-per-hour", type=_QUOTA, help="Tokens billed within an hour.")
 @click.option("--usd-per-day", type=_QUOTA, help="US dollars billed within a day, for example 12.50.")
-@click.option("--reason", required=True, help="Why; it is shown to others.")
+@click.option("--reason", required=True, help="Why; recorded and shown to others.")
 @pass_context
 def limit(context: Context, /, name: str, reason: str, **options: QuotaOption | None) -> None:
-    """Set NAME's quotas. For operators. What is not given stays as it is.
+    """Set the quotas of NAME. For operators. Quotas that are not given keep their values.
 
-    A quota is a number; `100,refuse` or `100,delay` say also what a submit meets beyond it. `none`: no cap. `default`:
-    that of the installation.
+    A quota is a number; with `100,refuse` or `100,delay` it also sets whether work beyond it is refused or delayed.
+    `none` removes the quota; `default` follows the installation's default.
     """
     quotas = {_OPTIONS[option]: quota for option, quota in options.items() if quota is not None}
     if not quotas:
-        raise click.UsageError("say what is to be otherwise")
+        raise click.UsageError("give at least one quota to change")
     request = pb.UpdateTenantLimitsRequest(
         tenant=name,
         quotas=[_quota(kind, quota) for kind, quota in quotas.items() if quota.most is not None],
@@ -130,7 +132,9 @@ def _quota(kind: QuotaKind, quota: QuotaOption) -> pb.Quota:
     is_money = kind is QuotaKind.MONEY_PER_DAY
     most = nano_usd_of(quota.most) if is_money else int(quota.most)
     if most is None or (not is_money and most != quota.most):
-        raise click.UsageError(f"{_NAMES[kind]}: {quota.most} is no {'sum of money' if is_money else 'whole number'}")
+        raise click.UsageError(
+            f"{_NAMES[kind]}: {quota.most} is not {'an amount of dollars' if is_money else 'a whole number'}"
+        )
     policy = pb.QUOTA_POLICY_UNSPECIFIED if quota.policy is None else POLICIES.to_wire(quota.policy)
     return pb.Quota(kind=KINDS.to_wire(kind), most=most, policy=policy)
 
@@ -139,18 +143,18 @@ def _show(context: Context, tenant: pb.Tenant) -> None:
     if context.as_json:
         context.emit(tenant)
         return
-    table = make_table("QUOTA", "USED", "OF", "BEYOND IT", "WARNED", "")
+    table = make_table("QUOTA", "USED", "LIMIT", "BEYOND IT", "WARNED", "SET BY")
     for use in tenant.quotas:
         kind, policy = KINDS.find(use.quota.kind), POLICIES.find(use.quota.policy)
         name = _NAMES[kind] if kind else f"quota {use.quota.kind}"
         warned = ago(use.warn_time) if use.HasField("warn_time") else ""
         if not use.quota.most:
-            table.add_row(name, "", "no cap", "", warned, _whose(use))
+            table.add_row(name, "", "no limit", "", warned, _set_by(use))
             continue
         beyond = policy.value.lower() if policy else ""
         if use.HasField("room_after"):
-            beyond += f", room in {seconds_text(seconds(use.room_after))}"
-        table.add_row(name, _amount(use, use.used), _amount(use, use.quota.most), beyond, warned, _whose(use))
+            beyond += f", free in {seconds_text(seconds(use.room_after))}"
+        table.add_row(name, _amount(use, use.used), _amount(use, use.quota.most), beyond, warned, _set_by(use))
     context.console.print(f"tenant {tenant.tenant}", style="bold")
     context.console.print(table)
     if tenant.revision:
@@ -159,8 +163,8 @@ def _show(context: Context, tenant: pb.Tenant) -> None:
         )
 
 
-def _whose(use: pb.QuotaUse) -> str:
-    return "default" if use.is_default else "its own"
+def _set_by(use: pb.QuotaUse) -> str:
+    return "default" if use.is_default else "tenant"
 
 
 def _use(use: pb.QuotaUse) -> str:
@@ -171,7 +175,7 @@ def _amount(use: pb.QuotaUse, amount: int) -> str:
     return usd(amount) if use.quota.kind == pb.QUOTA_KIND_MONEY_PER_DAY else f"{amount:,}"
 
 
-# `tenure usage`: what was billed.
+# `tenure usage`.
 
 _GROUPINGS: Final = {
     "tenant": pb.USAGE_GROUPING_TENANT,
@@ -181,22 +185,32 @@ _GROUPINGS: Final = {
 }
 
 
-@click.command(short_help="Sum up what model calls were billed.")
-@click.option("--by", type=click.Choice(list(_GROUPINGS)), default="tenant", show_default=True, help="Summed up by.")
-@click.option("--since", type=DURATION, default="24h", show_default=True, help="Calls settled since, up to 366d.")
-@click.option("--root", metavar="TASK", default="", help="Only of this root task and its sub-agents, since ever.")
-@click.option("--of", "tenant", metavar="TENANT", default="", help="Another tenant's; for operators.")
-@click.option("--all", "every", is_flag=True, help="Of all tenants, a line each at least; for operators.")
+@click.command(short_help="Sum up the bills of model calls.")
+@click.option(
+    "--by", type=click.Choice(list(_GROUPINGS)), default="tenant", show_default=True, help="One line for each of these."
+)
+@click.option(
+    "--since",
+    type=DURATION,
+    default="24h",
+    show_default=True,
+    help="Only calls that were settled within this time, up to 366d.",
+)
+@click.option(
+    "--root", metavar="TASK", default="", help="Only calls of this root task and its sub-agents, without a time limit."
+)
+@click.option("--of", "tenant", metavar="TENANT", default="", help="Another tenant. For operators.")
+@click.option("--all", "every", is_flag=True, help="All tenants, with a line or more for each. For operators.")
 @pass_context
 def usage(context: Context, by: str, since: float, root: str, tenant: str, every: bool) -> None:
-    """Sum up what model calls were billed, pruned tasks included.
+    """Sum up the bills of model calls, including calls of pruned tasks.
 
-    CACHED is the share of all input that the provider read from its cache. LOST calls died with their worker, and are
-    billed by what was heard of them. COST is what providers ask for: calls of models without a known price are
-    unpriced, those that the model simulator answered are simulated.
+    CACHED is the share of the input that the provider read from its cache. LOST counts lost model calls, which are
+    billed by the usage that their worker reported. COST is what providers charge: a call of a model without a known
+    price is unpriced, a call that the model simulator answered is simulated.
     """
     if every and (root or tenant):
-        raise click.UsageError("--all is not of one tenant or task")
+        raise click.UsageError("--all cannot be given with --root or --of")
 
     async def work(client: Client) -> None:
         request = pb.GetTenantUsageRequest(group_by=_GROUPINGS[by], tenant=tenant)
@@ -209,45 +223,48 @@ def usage(context: Context, by: str, since: float, root: str, tenant: str, every
         for name in names:
             request.tenant = name
             rows += [(name, one) async for one in client.usage(request)]
-        _show_usage(context, by, rows, told_tenants=every and by != "tenant")
+        _show_usage(context, by, rows, show_tenants=every and by != "tenant")
 
     context.run(work)
 
 
 def cached_share(usage: task_pb2.TokenUsage) -> float | None:
-    """Of all input. None: there was none."""
+    """Returns the share of all input that was read from a cache, 0.0 to 1.0. None: there was no input."""
     total = input_total(usage)
     return usage.cache_read_input_tokens / total if total else None
 
 
 def cost_text(billed: pb.UsageSum, amount: Callable[[int], str] = usd) -> str:
-    """What has to be paid, and for how many calls nothing can be said or is owed: a dollar sign means dollars."""
+    """Returns the cost in dollars, and how many calls are unpriced or simulated.
+
+    The dollar sign appears only for money that a provider charges.
+    """
     others = ((billed.unpriced_calls, "unpriced"), (billed.simulated_calls, "simulated"))
-    for count, word in others:
+    for count, name in others:
         if count and count == billed.calls:
-            return word
-    parts = [f"{count:,} {word}" for count, word in others if count]
+            return name
+    parts = [f"{count:,} {name}" for count, name in others if count]
     if billed.calls > billed.unpriced_calls + billed.simulated_calls or not parts:
         parts.insert(0, amount(billed.nano_usd - billed.simulated_nano_usd))
     return ", ".join(parts)
 
 
-def _show_usage(context: Context, by: str, rows: list[tuple[str, pb.UsageSum]], *, told_tenants: bool) -> None:
+def _show_usage(context: Context, by: str, rows: list[tuple[str, pb.UsageSum]], *, show_tenants: bool) -> None:
     if context.as_json:
         for _, one in rows:
             context.emit(one)
         return
     if not rows:
-        echo("nothing was billed", err=True)
+        echo("no bills", err=True)
         return
-    first = ("TENANT",) if told_tenants else ()
+    first = ("TENANT",) if show_tenants else ()
     table = make_table(*first, by.upper(), "CALLS", "LOST", "INPUT", "CACHED", "OUTPUT", "TOKENS", "COST")
     for column in table.columns[len(first) + 1 :]:
         column.justify = "right"
     for name, one in rows:
         share = cached_share(one.usage)
         table.add_row(
-            *((name,) if told_tenants else ()),
+            *((name,) if show_tenants else ()),
             one.key,
             f"{one.calls:,}",
             f"{one.lost_calls:,}",

@@ -1,4 +1,4 @@
-"""`tenure admin verify`: whether what must always be true of tasks is true of these."""
+"""`tenure admin verify`: checks tasks against the invariants of the checker."""
 
 from __future__ import annotations
 
@@ -25,35 +25,39 @@ from tenure.client import Client
 from tenure.wire.common import unix_seconds
 
 CLOCK_SLACK_SECONDS: Final = 5.0
-"""By how much the clocks of services may differ from their databases' before it is taken for a fault."""
+"""How much the clocks of services and databases may differ before the checker reports a violation."""
 
 TASKS_AT_ONCE: Final = 500
-_NOT_SEEN: Final = {
-    "effects": "what tools did outside",
-    "generations": "etcd's history",
-    "grants": "etcd's history",
-    "model_calls": "the provider's bill",
-    "operations": "what clients were answered",
-    "subscriptions": "what watchers were told",
-    "settled": "whether faults are over",
-    "healthy": "what watchers were told",
-    "unix_minus_monotonic_seconds": "what watchers were told",
+_MISSING_SOURCES: Final = {
+    "effects": "the effects of tools outside",
+    "generations": "the history of etcd",
+    "grants": "the history of etcd",
+    "model_calls": "the bill of the model provider",
+    "operations": "the answers that clients got",
+    "subscriptions": "the events that watchers got",
+    "settled": "whether all faults are over",
+    "healthy": "the events that watchers got",
+    "unix_minus_monotonic_seconds": "the events that watchers got",
 }
 
 
-@click.command(short_help="Check that no rule was broken in TASKs.")
+@click.command(short_help="Check TASKs against the invariants.")
 @click.argument("tasks", metavar="[TASK]...", nargs=-1)
 @click.option("--since", type=DURATION, help="Only tasks submitted in the last 90s, 10m, 2h, …")
 @click.option(
-    "--limit", type=click.IntRange(1), default=1000, show_default=True, help="At most so many, the newest first."
+    "--limit",
+    type=click.IntRange(1),
+    default=1000,
+    show_default=True,
+    help="Check at most this many, the newest first.",
 )
-@click.option("--explain", is_flag=True, help="Say what the rules are, and check nothing.")
+@click.option("--explain", is_flag=True, help="List the invariants, and check nothing.")
 @pass_context
 def verify(context: Context, tasks: tuple[str, ...], since: float | None, limit: int, explain: bool) -> None:
-    """Read the ledger and the tools' records of TASKs, or of the newest tasks, and check what must always be true.
+    """Check the ledger and the call records of TASKs, or of the newest tasks, against the invariants.
 
-    Nothing is changed, and tasks may run meanwhile. One line for each broken rule, then what was looked at and what
-    could not be seen from here. The exit code is 7 when a rule was broken.
+    Changes nothing; the tasks may run meanwhile. Prints one line for each violation, then what was checked and which
+    data this command cannot read. The exit code is 7 if an invariant is violated.
     """
     if explain:
         _explain(context)
@@ -61,20 +65,20 @@ def verify(context: Context, tasks: tuple[str, ...], since: float | None, limit:
     report = context.run(
         lambda client: _examine(context, client, _chosen(client, tasks, since, limit), skip_pruned=not tasks)
     )
-    _tell(context, report)
+    _print_summary(context, report)
     if report.violations:
         click.get_current_context().exit(Exit.BROKEN_RULE)
 
 
 async def _examine(context: Context, client: Client, task_ids: AsyncGenerator[str], *, skip_pruned: bool) -> Report:
-    """Task by task, each violation told as it is found: a long check is read while it goes on."""
+    """Checks task by task and prints each violation at once, because a long check takes time."""
     examination = Examination(COLLECTED)
     shown: set[Violation] = set()
     console = Console(quiet=True) if context.as_json else context.console
-    with console.status("reading tasks") as status:  # for people at a terminal; a pipe never sees it
+    with console.status("reading tasks") as status:  # shown on a terminal only
         async with aclosing(task_ids):
-            async for some in _portions(task_ids, TASKS_AT_ONCE):
-                async with aclosing(collect_each(client, some, skip_pruned=skip_pruned)) as histories:
+            async for batch in _batches(task_ids, TASKS_AT_ONCE):
+                async with aclosing(collect_each(client, batch, skip_pruned=skip_pruned)) as histories:
                     async for history in histories:
                         for task in split(replace(history, clock_slack_seconds=CLOCK_SLACK_SECONDS)):
                             violations = examination.add(task)
@@ -87,7 +91,7 @@ async def _examine(context: Context, client: Client, task_ids: AsyncGenerator[st
 
 
 async def _chosen(client: Client, named: Sequence[str], since: float | None, limit: int) -> AsyncGenerator[str]:
-    """The tasks that were named, or the newest."""
+    """Yields the given tasks, or else the newest."""
     for prefix in named:
         yield await find_task(client, prefix)
     if named:
@@ -100,15 +104,15 @@ async def _chosen(client: Client, named: Sequence[str], since: float | None, lim
             yield task.task_id
 
 
-async def _portions(task_ids: AsyncIterator[str], size: int) -> AsyncIterator[list[str]]:
-    portion: list[str] = []
+async def _batches(task_ids: AsyncIterator[str], size: int) -> AsyncIterator[list[str]]:
+    batch: list[str] = []
     async for task_id in task_ids:
-        portion.append(task_id)
-        if len(portion) == size:
-            yield portion
-            portion = []
-    if portion:
-        yield portion
+        batch.append(task_id)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
 
 
 def _show(context: Context, violations: Iterable[Violation]) -> None:
@@ -120,45 +124,48 @@ def _show(context: Context, violations: Iterable[Violation]) -> None:
             context.console.print(line, markup=False, soft_wrap=True)
 
 
-def _tell(context: Context, report: Report) -> None:
-    """The summary: on standard output too, because what was not looked at belongs to the answer."""
+def _print_summary(context: Context, report: Report) -> None:
+    """Prints the summary, on standard output too: what was not checked is a part of the answer."""
     if context.as_json:
         numbers = {"tasks": report.tasks, "entries": report.entries, "calls": report.calls, "unread": report.unread}
         checks = [asdict(run) for run in report.runs]
         context.emit({**numbers, "violations": len(report.violations), "checks": checks})
         return
     for name, text in _summary(report):
-        echo(f"{name:<8} {text}")
+        echo(f"{name:<10} {text}")
 
 
 def _summary(report: Report) -> Iterator[tuple[str, str]]:
     if not report.tasks:
-        yield "checked", "nothing: there is no such task"
+        yield "checked", "nothing: no task was found"
         return
     entries = count_text(report.entries, "entry", "entries")
     yield "checked", f"{count_text(report.tasks, 'task')}, {entries}, {count_text(report.calls, 'tool call')}"
     if report.violations:
         tasks = len({violation.task_id for violation in report.violations})
-        rules = _numbers(violation.invariant for violation in report.violations)
-        yield "found", f"{count_text(len(report.violations), 'violation')} of {rules} in {count_text(tasks, 'task')}"
+        violated = _numbers(violation.invariant for violation in report.violations)
+        yield "found", f"{count_text(len(report.violations), 'violation')} of {violated} in {count_text(tasks, 'task')}"
         yield "", "`tenure entries TASK` and `tenure refusals TASK` show what happened"
     else:
-        yield "found", "no rule is broken"
-    yield "rules", f"{_numbers(run.invariant for run in report.runs if not run.why_not)} were checked"
+        yield "found", "no violation"
+    yield "invariants", f"{_numbers(run.invariant for run in report.runs if not run.why_not)} were checked"
     if report.unread:
-        yield "unread", f"{count_text(report.unread, 'entry', 'entries')} of kinds that only a newer version knows"
-    for what, numbers in _unseen(report).items():
-        yield "unseen", f"{what}, which {numbers} would need as well"
-    yield "", "`tenure admin verify --explain` says what each rule is"
+        yield "unread", f"{count_text(report.unread, 'entry', 'entries')} of kinds that this version does not know"
+    for source, numbers in _missing(report).items():
+        yield "missing", f"{source}, which {numbers} also need"
+    yield "", "`tenure admin verify --explain` lists the invariants"
 
 
-def _unseen(report: Report) -> dict[str, str]:
-    """What could not be seen from here, and the rules that are therefore checked in part or not at all."""
-    rules: defaultdict[str, set[str]] = defaultdict(set)
+def _missing(report: Report) -> dict[str, str]:
+    """Returns the data that this command cannot read, each with the invariants that also need it.
+
+    These invariants are checked in part, or not at all.
+    """
+    invariants: defaultdict[str, set[str]] = defaultdict(set)
     for run in report.not_run:
         for source in run.missing:
-            rules[_NOT_SEEN.get(source, source)].add(run.invariant)
-    return {what: _numbers(numbers) for what, numbers in sorted(rules.items())}
+            invariants[_MISSING_SOURCES.get(source, source)].add(run.invariant)
+    return {source: _numbers(numbers) for source, numbers in sorted(invariants.items())}
 
 
 def _numbers(invariants: Iterable[str]) -> str:
@@ -170,7 +177,7 @@ def _explain(context: Context) -> None:
         for number, invariant in INVARIANTS.items():
             context.emit({"invariant": number, **asdict(invariant)})
         return
-    table = make_table("RULE", "WHAT MUST BE TRUE", "IF NOT HERE: WHO CHECKS IT")
+    table = make_table("INVARIANT", "STATEMENT", "CHECKED ELSEWHERE BY")
     for number, invariant in INVARIANTS.items():
         table.add_row(number, invariant.says, invariant.elsewhere)
     context.console.print(table)

@@ -1,4 +1,4 @@
-"""`tenure webhooks`: what happens to tasks, told to HTTP endpoints."""
+"""`tenure webhooks`: endpoints that receive the changes of tasks, and their deliveries."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from tenure.v1 import webhook_service_pb2 as pb
 from tenure.wire.common import duration, moment, unix_seconds
 from tenure.wire.webhook_service import DELIVERY_STATES, GAP_REASONS
 
-# Webhooks on the screen.
+# Webhooks as text.
 
 _RECENT_SECONDS: Final = 24 * 3600.0
-"""So long after what was missed it is the first thing to be said of a webhook."""
+"""How long a webhook gap is shown as the state of the webhook."""
 _STYLES: Final = {DeliveryState.DELIVERED: "green", DeliveryState.PENDING: "yellow", DeliveryState.DEAD: "red"}
 
 
 def show_all(context: Context, webhooks: Iterable[pb.Webhook]) -> None:
-    """A line each."""
-    table = make_table("NAME", "STATE", "PENDING", "DEAD", "RECEIVED", "LAST", "URL")
+    """Prints a table of webhooks."""
+    table = make_table("NAME", "STATE", "PENDING", "DEAD", "DELIVERED", "LAST", "URL")
     for column in (2, 3, 4):
         table.columns[column].justify = "right"
     for one in webhooks:
@@ -51,16 +51,16 @@ def _state(webhook: pb.Webhook) -> Text:
         return Text(f"paused ({webhook.pause_code})", "yellow")
     if any(time.time() - unix_seconds(gap.to_time) < _RECENT_SECONDS for gap in webhook.gaps):
         return Text("missed changes", "red")
-    return Text("failing", "red") if webhook.problem else Text("well", "green")
+    return Text("failing", "red") if webhook.problem else Text("ok", "green")
 
 
 def show_webhook(context: Context, webhook: pb.Webhook) -> None:
-    """One, with what it missed."""
+    """Prints one webhook with its gaps."""
     paused = f"{webhook.pause_code}: {one_line(webhook.pause_reason, 200)} ({webhook.pause_actor})"
     wanted = webhook.filter
     tasks = [f"{key}={value}" for key, value in sorted(wanted.labels.items())]
     tasks += [f"queue {wanted.queue}"] if wanted.queue else []
-    overlap = f"signs too until {moment(webhook.old_secret_until_time):%Y-%m-%d %H:%M} UTC"
+    overlap = f"also signs until {moment(webhook.old_secret_until_time):%Y-%m-%d %H:%M} UTC"
     rows: list[tuple[str, str | Text]] = [
         ("webhook", f"{webhook.name} · {webhook.webhook_id}"),
         ("url", webhook.url),
@@ -69,11 +69,11 @@ def show_webhook(context: Context, webhook: pb.Webhook) -> None:
         ("state", _state(webhook)),
         ("paused", paused if webhook.paused else ""),
         ("problem", Text(one_line(webhook.problem, 300), "red") if webhook.problem else ""),
-        ("received", f"{webhook.delivered:,}, the last {ago(webhook.last_delivered_time)}"),
+        ("delivered", f"{webhook.delivered:,}, the last {ago(webhook.last_delivered_time)}"),
         ("pending", f"{webhook.pending_deliveries:,}"),
-        ("dead", count_text(webhook.dead_deliveries, "letter") if webhook.dead_deliveries else ""),
+        ("dead", f"{webhook.dead_deliveries:,}" if webhook.dead_deliveries else ""),
         ("old secret", overlap if webhook.HasField("old_secret_until_time") else ""),
-        *[("missed", Text(_gap(gap), "red")) for gap in webhook.gaps],
+        *[("gap", Text(_gap(gap), "red")) for gap in webhook.gaps],
     ]
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
@@ -90,12 +90,12 @@ def _gap(gap: pb.WebhookGap) -> str:
     except ValueError:
         reason = f"REASON_{gap.reason}"
     span = f"{moment(gap.from_time):%Y-%m-%d %H:%M:%S} to {moment(gap.to_time):%Y-%m-%d %H:%M:%S} UTC"
-    return f"maybe changes from {span}: {reason}"
+    return f"may have missed changes from {span}: {reason}"
 
 
 def show_deliveries(context: Context, deliveries: Iterable[pb.WebhookDelivery]) -> None:
-    """A line each, the newest first."""
-    table = make_table("DELIVERY", "EVENT", "TASK", "STATE", "TRIES", "WRITTEN", "NEXT", "WHY")
+    """Prints a table of deliveries, in the given order."""
+    table = make_table("DELIVERY", "EVENT", "TASK", "STATE", "ATTEMPTS", "CREATED", "NEXT", "ERROR")
     table.columns[4].justify = "right"
     for one in deliveries:
         state, style = _delivery_state(one)
@@ -124,19 +124,19 @@ def _next(delivery: pb.WebhookDelivery) -> str:
     if delivery.HasField("next_attempt_time"):
         left = unix_seconds(delivery.next_attempt_time) - time.time()
         return f"in {seconds_text(left)}" if left > 0 else "now"
-    return "-" if delivery.HasField("end_time") else "behind another"
+    return "-" if delivery.HasField("end_time") else "after an earlier one"
 
 
 _STATES: Final = {state.value.lower(): state for state in DeliveryState}
 
 _webhook = click.argument("webhook", metavar="WEBHOOK")
-_letter = click.argument("delivery_id", metavar="[DELIVERY]", required=False, default="")
-_all = click.option("--all", "every", is_flag=True, help="All dead letters of the webhook.")
+_delivery = click.argument("delivery_id", metavar="[DELIVERY]", required=False, default="")
+_all = click.option("--all", "every", is_flag=True, help="All dead deliveries of the webhook.")
 
 
 @click.group()
 def webhooks() -> None:
-    """Tell HTTP endpoints what happens to tasks, signed. WEBHOOK is a name or an id."""
+    """Send the changes of tasks to HTTP endpoints, as signed requests. WEBHOOK is a name or an id."""
 
 
 @webhooks.command(short_help="Create a webhook, and print its secret once.")
@@ -147,11 +147,18 @@ def webhooks() -> None:
     "events",
     multiple=True,
     metavar="TYPE",
-    help="task.succeeded, task.running, task.* and so on; may be repeated. Default: ends, waits and warnings.",
+    help="An event type: task.succeeded, task.running, task.* and so on; may be repeated. Default: ends, waits and"
+    " warnings.",
 )
-@click.option("--label", "labels", type=LABEL, multiple=True, help="key=value: only of tasks with it; may be repeated.")
-@click.option("--queue", default="", help="Only of tasks in this queue.")
-@click.option("--secret", default="", help="whsec_…; without it one is made.")
+@click.option(
+    "--label",
+    "labels",
+    type=LABEL,
+    multiple=True,
+    help="key=value: only changes of tasks with this label; may be repeated.",
+)
+@click.option("--queue", default="", help="Only changes of tasks of this queue.")
+@click.option("--secret", default="", help="The secret, whsec_…. Default: a new one.")
 @pass_context
 def create(
     context: Context,
@@ -163,19 +170,22 @@ def create(
     queue: str,
     secret: str,
 ) -> None:
-    """Tell URL what happens to tasks from now on. Its secret is printed once: receivers check signatures by it."""
+    """Create the webhook NAME, which sends the changes of tasks to URL from now on.
+
+    Prints the secret, this once only: the receiver verifies the signatures with it.
+    """
     wanted = task_pb2.TaskFilter(labels=dict(labels), queue=queue)
     request = pb.CreateWebhookRequest(name=name, url=url, event_types=events, filter=wanted, secret=secret)
 
     async def work(client: Client) -> None:
-        made = await client.create_webhook(request)
+        created = await client.create_webhook(request)
         for unknown in unknown_events(events):
-            echo(f"note: nothing is called {unknown} yet", err=True)
+            echo(f"warning: no event type matches {unknown}; check its spelling", err=True)
         if context.as_json:
-            context.emit(made)
+            context.emit(created)
             return
-        echo(made.secret)
-        echo(f"{name} tells {url}. Try it: tenure webhooks test {name}", err=True)
+        echo(created.secret)
+        echo(f"{name} sends to {url}. Try it: tenure webhooks test {name}", err=True)
 
     context.run(work)
 
@@ -183,7 +193,7 @@ def create(
 @webhooks.command("list")
 @pass_context
 def list_webhooks(context: Context) -> None:
-    """Show all webhooks, by name."""
+    """List all webhooks, by name."""
 
     async def work(client: Client) -> None:
         webhooks = [webhook async for webhook in client.list_webhooks()]
@@ -202,7 +212,7 @@ def list_webhooks(context: Context) -> None:
 @_webhook
 @pass_context
 def get(context: Context, webhook: str) -> None:
-    """Show WEBHOOK, how it does, and what it missed."""
+    """Show WEBHOOK: its state, its deliveries and its gaps."""
 
     async def work(client: Client) -> None:
         result = await client.get_webhook(webhook)
@@ -216,15 +226,15 @@ def get(context: Context, webhook: str) -> None:
 
 @webhooks.command()
 @_webhook
-@click.option("--reason", required=True, help="Why; it is shown to others.")
+@click.option("--reason", required=True, help="Why; recorded and shown to others.")
 @pass_context
 def pause(context: Context, webhook: str, reason: str) -> None:
-    """Send nothing to WEBHOOK. What happens meanwhile is told when it goes on, while changes are kept."""
+    """Pause WEBHOOK: nothing is sent. Changes of the pause are sent after it, as long as they are retained."""
 
     async def work(client: Client) -> None:
         request = pb.PauseWebhookRequest(webhook=webhook, reason=reason)
         paused = (await client.webhooks.PauseWebhook(request)).webhook
-        _tell(context, paused, f"{paused.name} is paused: {one_line(paused.pause_reason, 200)}")
+        _emit_or_echo(context, paused, f"{paused.name} is paused: {one_line(paused.pause_reason, 200)}")
 
     context.run(work)
 
@@ -233,24 +243,30 @@ def pause(context: Context, webhook: str, reason: str) -> None:
 @_webhook
 @pass_context
 def resume(context: Context, webhook: str) -> None:
-    """Go on with WEBHOOK where it was paused."""
+    """Resume WEBHOOK where it was paused."""
 
     async def work(client: Client) -> None:
         resumed = (await client.webhooks.ResumeWebhook(pb.ResumeWebhookRequest(webhook=webhook))).webhook
-        _tell(context, resumed, f"{resumed.name} goes on")
+        _emit_or_echo(context, resumed, f"{resumed.name} is resumed")
 
     context.run(work)
 
 
-@webhooks.command(short_help="Sign with another secret from now on.")
+@webhooks.command(short_help="Replace the secret of WEBHOOK.")
 @_webhook
-@click.option("--secret", default="", help="whsec_…; without it one is made.")
+@click.option("--secret", default="", help="The secret, whsec_…. Default: a new one.")
 @click.option(
-    "--overlap", type=DURATION, default=None, help="How long the old one signs too, 0s to 168h. Default: 24h."
+    "--overlap",
+    type=DURATION,
+    default=None,
+    help="How long requests are also signed with the old secret, 0s to 168h. Default: 24h.",
 )
 @pass_context
 def rotate(context: Context, webhook: str, secret: str, overlap: float | None) -> None:
-    """Sign with another secret, printed once, and for a while with the old one beside it."""
+    """Replace the secret of WEBHOOK, and print the new one, this once only.
+
+    For the time of --overlap requests are signed with both secrets.
+    """
     request = pb.RotateWebhookSecretRequest(
         webhook=webhook, secret=secret, overlap=None if overlap is None else duration(overlap)
     )
@@ -269,7 +285,7 @@ def rotate(context: Context, webhook: str, secret: str, overlap: float | None) -
 @_webhook
 @pass_context
 def delete(context: Context, webhook: str) -> None:
-    """Delete WEBHOOK with its deliveries."""
+    """Delete WEBHOOK and its deliveries."""
 
     async def work(client: Client) -> None:
         if not (await client.webhooks.DeleteWebhook(pb.DeleteWebhookRequest(webhook=webhook))).deleted:
@@ -286,7 +302,7 @@ def delete(context: Context, webhook: str) -> None:
 @_webhook
 @pass_context
 def test(context: Context, webhook: str) -> None:
-    """Send WEBHOOK an event of type webhook.test."""
+    """Send a test event, of type webhook.test, to WEBHOOK."""
 
     async def work(client: Client) -> None:
         sent = (await client.webhooks.TestWebhook(pb.TestWebhookRequest(webhook=webhook))).delivery
@@ -294,20 +310,24 @@ def test(context: Context, webhook: str) -> None:
             context.emit(sent)
             return
         echo(sent.delivery_id)
-        echo(f"What became of it: tenure webhooks deliveries {webhook}", err=True)
+        echo(f"See its delivery: tenure webhooks deliveries {webhook}", err=True)
 
     context.run(work)
 
 
-@webhooks.command(short_help="Show what was and is to be sent to WEBHOOK.")
+@webhooks.command(short_help="List the deliveries of WEBHOOK.")
 @_webhook
 @click.option(
-    "--state", "states", type=click.Choice(list(_STATES)), multiple=True, help="Only these; `dead` is given up."
+    "--state",
+    "states",
+    type=click.Choice(list(_STATES)),
+    multiple=True,
+    help="Only deliveries in this state; may be repeated. A dead one has used up its attempts.",
 )
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="At most this many.")
 @pass_context
 def deliveries(context: Context, webhook: str, states: tuple[str, ...], limit: int) -> None:
-    """Show what is to be sent to WEBHOOK, what was given up, and the newest of what was received."""
+    """List the deliveries of WEBHOOK: all pending and dead ones, and the newest delivered ones."""
     wanted = [DELIVERY_STATES.to_wire(_STATES[state]) for state in states]
 
     async def work(client: Client) -> None:
@@ -323,54 +343,57 @@ def deliveries(context: Context, webhook: str, states: tuple[str, ...], limit: i
     context.run(work)
 
 
-@webhooks.command(short_help="Send dead letters again.")
+@webhooks.command(short_help="Send dead deliveries again.")
 @_webhook
-@_letter
+@_delivery
 @_all
 @pass_context
 def replay(context: Context, webhook: str, delivery_id: str, every: bool) -> None:
-    """Give one dead letter of WEBHOOK, or all, all their tries again."""
+    """Send one dead DELIVERY of WEBHOOK again, or with --all every one. Each gets all its attempts again."""
     _one_or_all(delivery_id, every=every)
 
     async def work(client: Client) -> None:
         count = await client.replay_deliveries(webhook, delivery_id)
-        _tell_count(context, "replayed", count, delivery_id)
+        _print_count(context, "replayed", count, delivery_id)
 
     context.run(work)
 
 
-@webhooks.command(short_help="Forget dead letters.")
+@webhooks.command(short_help="Delete dead deliveries.")
 @_webhook
-@_letter
+@_delivery
 @_all
 @pass_context
 def discard(context: Context, webhook: str, delivery_id: str, every: bool) -> None:
-    """Forget one dead letter of WEBHOOK, or all, for good."""
+    """Delete one dead DELIVERY of WEBHOOK, or with --all every one."""
     _one_or_all(delivery_id, every=every)
 
     async def work(client: Client) -> None:
         count = await client.discard_deliveries(webhook, delivery_id)
-        _tell_count(context, "discarded", count, delivery_id)
+        _print_count(context, "discarded", count, delivery_id)
 
     context.run(work)
 
 
 def _one_or_all(delivery_id: str, *, every: bool) -> None:
     if bool(delivery_id) == every:
-        raise click.UsageError("name one DELIVERY, or say --all")
+        raise click.UsageError("give one DELIVERY, or --all")
 
 
-def _tell_count(context: Context, done: str, count: int, delivery_id: str) -> None:
+def _print_count(context: Context, done: str, count: int, delivery_id: str) -> None:
     if delivery_id and not count:
-        raise WrongState(f"the delivery {delivery_id} is no dead letter", reason="DELIVERY_NOT_DEAD")
+        raise WrongState(
+            f"the delivery {delivery_id} is not dead; `tenure webhooks deliveries` shows the states",
+            reason="DELIVERY_NOT_DEAD",
+        )
     if context.as_json:
-        facts: dict[str, Any] = {done: count}
-        context.emit(facts)
+        counts: dict[str, Any] = {done: count}
+        context.emit(counts)
     else:
-        echo(f"{count_text(count, 'dead letter')} {done}")
+        echo(f"{count_text(count, 'dead delivery', 'dead deliveries')} {done}")
 
 
-def _tell(context: Context, webhook: pb.Webhook, message: str) -> None:
+def _emit_or_echo(context: Context, webhook: pb.Webhook, message: str) -> None:
     if context.as_json:
         context.emit(webhook)
     else:

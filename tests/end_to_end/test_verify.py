@@ -59,9 +59,9 @@ async def test_what_really_happened_breaks_no_rule(installation: Installation) -
     assert report.calls >= 4
     done = await verify(installation, "admin", "verify", pure, unsafe, stopped)
     assert done.code == Exit.OK, done.out
-    assert done.out.startswith("checked  3 tasks, ")
-    assert "no rule is broken" in done.out
-    assert "unseen   etcd's history, which I1 " in done.out
+    assert done.out.startswith("checked    3 tasks, ")
+    assert "no violation" in done.out
+    assert "missing    the history of etcd, which I1 " in done.out
 
 
 async def test_a_task_that_goes_on_meanwhile_breaks_no_rule(installation: Installation) -> None:
