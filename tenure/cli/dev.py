@@ -120,7 +120,7 @@ def _store_address(store: Store) -> str:
 
 
 def _warnings(stack: Stack) -> list[RenderableType]:
-    """Returns the warnings: an etcd release that is not for production, the tool service's warnings about the sandbox."""
+    """Returns the warnings about an etcd release that is not for production, and those of the tool service."""
     warnings = warnings_of(stack.services["tools"].log(), TOOLS_LOGGER)
     release = stack.stores["etcd"].version
     if UNSAFE_ETCD.match(release):

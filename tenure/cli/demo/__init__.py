@@ -1,8 +1,8 @@
-"""`tenure demo`: the main job, shown and judged.
+"""`tenure demo`: runs one task, breaks its workers, and judges whether Tenure kept its promises.
 
-command.py      its options                           board.py      everything that was seen so far
-command.py  one run, its last line, exit code     judgement.py  the promises: a pure function
-command.py      plays while somebody watches          board.py    who held the task, read from its ledger
-play.py         the acts, in order                    judgement.py    effects and model calls, counted outside
-play.py      waits that end and say for what       screen.py     the board on one screen; screen.py: in lines
+command.py    the command, one run, the exit code
+play.py       the acts, in order; waits with a limit
+board.py      all that was observed: events, entries, refused writes, claim holders
+judgement.py  the promises, a pure function of what was observed; counts of effects and model calls outside of Tenure
+screen.py     the board as one screen, or as plain lines
 """

@@ -1,4 +1,4 @@
-"""All that was seen so far: what the screen shows and what is judged at the end."""
+"""The board: all that was observed so far. The screen shows it, and the promises are judged by it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tenure.domain.states import TaskState, is_terminal
 from tenure.v1 import ledger_pb2, token_pb2
 from tenure.wire.common import STATES, moment
 
-# What a task's ledger tells: who held it, under which epoch, how it was lost, and what was committed.
+# Read from the task's ledger: its claim holders, their epochs, why each lost it, and what was committed.
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimHolder:
-    """One claim that was opened. `taken_for`: why the task was free to be taken."""
+    """One opened claim. `taken_for` is the reason for which the task was queued before."""
 
     worker_id: str
     epoch: int
@@ -32,12 +32,12 @@ class ClaimHolder:
 
 
 def state_of(entry: ledger_pb2.Entry) -> TaskState | None:
-    """The state this entry moves the task to, if it does."""
+    """Returns the state that a transition leads to, or None for another entry."""
     return STATES.to_domain(entry.body.transition.to_state) if entry.body.HasField("transition") else None
 
 
 def holders(entries: Iterable[ledger_pb2.Entry]) -> list[ClaimHolder]:
-    """In the order in which they opened the task."""
+    """Returns the claim holders in the order in which they opened the task."""
     holders: list[ClaimHolder] = []
     queued_for = ""
     for entry in entries:
@@ -50,12 +50,12 @@ def holders(entries: Iterable[ledger_pb2.Entry]) -> list[ClaimHolder]:
 
 
 def answers_by_step(entries: Iterable[ledger_pb2.Entry]) -> Counter[int]:
-    """How often an answer of the model was committed for each step; more than once would be a repeated step."""
+    """Returns the number of committed model answers of each step. More than one means a repeated step."""
     return Counter(entry.step for entry in entries if entry.body.HasField("assistant_message"))
 
 
 def call_of_line(entries: Iterable[ledger_pb2.Entry], line: str) -> ledger_pb2.Entry | None:
-    """The intent of the call that appends this line to an outside file, once it is committed."""
+    """Returns the entry with the intent of the call that appends this line to an outside file, or None before it."""
     for entry in entries:
         if entry.body.HasField("tool_intent"):
             arguments = json.loads(entry.body.tool_intent.arguments_json)
@@ -65,12 +65,12 @@ def call_of_line(entries: Iterable[ledger_pb2.Entry], line: str) -> ledger_pb2.E
 
 
 ROLES = "ABC"
-"""Workers are called by the order in which they held the task; which of two idle ones takes it is not ours to say."""
+"""The names of the workers, in the order in which they held the task: either idle worker may be the next."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoEvent:
-    """Something that happened. `alarm`: something was broken on purpose, or refused."""
+    """An event of the play. `alarm` marks a fault of the play or a refused write."""
 
     at: datetime
     text: str
@@ -79,7 +79,7 @@ class DemoEvent:
 
 @dataclass(slots=True)
 class Board:
-    """Filled by the play, read by the screen. `changed` is set whenever an entry or a refusal was taken in."""
+    """Written by the play, read by the screen. `changed` is set after each entry and each list of refused writes."""
 
     layout: Layout
     events: list[DemoEvent] = field(default_factory=list)
@@ -97,16 +97,16 @@ class Board:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def tell(self, text: str, *, at: datetime | None = None, alarm: bool = False) -> None:
-        """Adds an event, now unless told otherwise."""
+        """Adds an event at the moment `at`, by default now."""
         self.events.append(DemoEvent(at or now(), text, alarm))
 
     def tell_set_up(self, what: str) -> None:
-        """How the stack comes up. That it goes down is no part of the play."""
+        """Adds a step of the stack's start. Its stop, after the submit, is not a part of the play."""
         if self.submitted_at is None:
             self.tell(what)
 
     def take_entry(self, entry: ledger_pb2.Entry) -> None:
-        """A new entry of the task's ledger."""
+        """Adds an entry of the task's ledger, and the event that it means."""
         self.entries.append(entry)
         state = state_of(entry)
         if state is TaskState.RUNNING:
@@ -118,9 +118,9 @@ class Board:
         self.changed.set()
 
     def take_refusals(self, ledger: Sequence[token_pb2.RefusedWrite], tools: Sequence[token_pb2.RefusedWrite]) -> None:
-        """All refusals so far, newest first as the service lists them."""
-        self._take_fresh("the tools refuse", self.refused_by_tools, tools)
-        self._take_fresh("the ledger refuses", self.refused_by_ledger, ledger)
+        """Takes all refused writes so far, the newest first as the services list them, and adds events for new ones."""
+        self._add_new_refusals("the tool service refuses", self.refused_by_tools, tools)
+        self._add_new_refusals("the ledger refuses", self.refused_by_ledger, ledger)
         self.changed.set()
 
     @property
@@ -129,7 +129,7 @@ class Board:
 
     @property
     def state(self) -> TaskState | None:
-        """As the ledger has it; None before the first entry."""
+        """The state of the task by its ledger; None before the first entry."""
         states = [state for entry in self.entries if (state := state_of(entry)) is not None]
         return states[-1] if states else None
 
@@ -139,7 +139,7 @@ class Board:
 
     @property
     def result(self) -> str:
-        """The agent's last words, "" before the end."""
+        """The result of the task, "" before its end."""
         return self.entries[-1].body.transition.result if self.entries else ""
 
     @property
@@ -151,13 +151,13 @@ class Board:
         return self._until_next_holder(2, self.killed_at)
 
     def role(self, worker_id: str) -> str:
-        """A, B, C in the order of holding; the worker's own name when it never held the task."""
+        """Returns A, B or C by the order of the claims; the worker's id if it never held the task."""
         order = list(dict.fromkeys(holder.worker_id for holder in self.holders))
         known = worker_id in order and order.index(worker_id) < len(ROLES)
         return ROLES[order.index(worker_id)] if known else worker_id
 
     def observed(self) -> Observed:
-        """What can be judged. Refusals count when they met the first holder, the one that was frozen."""
+        """Returns what the promises are judged by. Only refused writes of the first holder, which was frozen, count."""
         stale = self.holders[0].epoch if self.holders else 0
         return Observed(
             task_state=self.state or "",
@@ -176,7 +176,7 @@ class Board:
         return judge(self.observed())
 
     def _until_next_holder(self, index: int, since: datetime | None) -> float | None:
-        """From a signal to the RUNNING of the holder that came after it."""
+        """Returns the seconds from a signal to the Open of the next claim holder, or None without one."""
         if since is None or len(self.holders) <= index:
             return None
         return (self.holders[index].opened_at - since).total_seconds()
@@ -191,18 +191,18 @@ class Board:
         after = "" if seconds is None else f", {seconds:.1f} s after the {signal}"
         return self.tell(f"{role} took over: epoch {epoch}, {newest.taken_for}{after}", at=newest.opened_at)
 
-    def _take_fresh(
+    def _add_new_refusals(
         self, who: str, known: list[token_pb2.RefusedWrite], listed: Sequence[token_pb2.RefusedWrite]
     ) -> None:
-        fresh = list(reversed(listed[: len(listed) - len(known)]))
-        known += fresh
-        for method in dict.fromkeys(refused.method for refused in fresh):
-            self._tell_refused(who, [refused for refused in fresh if refused.method == method])
+        new = list(reversed(listed[: len(listed) - len(known)]))
+        known += new
+        for method in dict.fromkeys(refused.method for refused in new):
+            self._tell_refused(who, [refused for refused in new if refused.method == method])
 
     def _tell_joined(self, entry: ledger_pb2.Entry) -> None:
         attempts = entry.body.tool_outcome.outcome.call_attempt
         ran = "once" if attempts == 1 else f"{attempts} times"
-        text = f"{self.role(entry.actor)} joined call {self.interrupted_call} and has its outcome: it was run {ran}"
+        text = f"{self.role(entry.actor)} joined call {self.interrupted_call} and got its outcome: the call ran {ran}"
         self.tell(text, at=moment(entry.record_time))
 
     def _tell_refused(self, who: str, refused: list[token_pb2.RefusedWrite]) -> None:
@@ -213,10 +213,10 @@ class Board:
 
 
 def empty_board(data_dir: Path) -> Board:
-    """Nothing was seen yet."""
+    """Returns a board without observations."""
     return Board(Layout(data_dir.resolve()))
 
 
 def now() -> datetime:
-    """By the wall clock: the ledger's times are of the same machine."""
+    """Returns the wall-clock time, which compares to the ledger's times: all processes are on this machine."""
     return datetime.fromtimestamp(time.time(), UTC)

@@ -1,4 +1,4 @@
-"""The command and its options."""
+"""`tenure demo`: the command, one run of the demo, its last line and its exit code."""
 
 from __future__ import annotations
 
@@ -26,22 +26,25 @@ from tenure.cli.exit_codes import Exit
 from tenure.domain.errors import TenureError
 from tenure.runtime.rpc_status import PeerFailed
 
-# Plays while somebody watches; one Ctrl-C stops it in good order.
+# Plays while the board is shown; Ctrl-C stops both in order.
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_TROUBLE: Final = (RuntimeError, OSError, TenureError, PeerFailed)
+_FAILURES: Final = (RuntimeError, OSError, TenureError, PeerFailed)
 
 
 async def play_and_show(board: Board, environment: Mapping[str, str], show: Coroutine[Any, Any, None]) -> str:
-    """What went wrong, "" for nothing. Cancelled by the signals that end a program, after the cleaning up."""
+    """Plays while `show` shows the board. Returns the message of a failure, or "".
+
+    A stop signal cancels the play; CancelledError is raised after all processes have ended.
+    """
     with _stopped_by_signals():
         showing = asyncio.create_task(show, name="show")
         try:
             await perform(board, environment)
-        except _TROUBLE as trouble:
-            return str(trouble)
+        except _FAILURES as failure:
+            return str(failure)
         except ExceptionGroup as group:
-            return str(_first_trouble(group))
+            return str(_first_failure(group))
         finally:
             board.finished = True
             showing.cancel()
@@ -51,7 +54,7 @@ async def play_and_show(board: Board, environment: Mapping[str, str], show: Coro
 
 @contextlib.contextmanager
 def _stopped_by_signals() -> Iterator[None]:
-    """The first one cancels this task; more of them must not interrupt the ending of the processes."""
+    """Cancels this task at the first stop signal. Later ones must not interrupt the end of the processes."""
     playing, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert playing is not None
     for number in _SIGNALS:
@@ -68,55 +71,58 @@ def _cancel_once(task: asyncio.Task[Any]) -> None:
         task.cancel()
 
 
-def _first_trouble(group: ExceptionGroup) -> Exception:
-    """The play's own; raises what is a bug as it came."""
-    trouble, bugs = group.split(_TROUBLE)
-    if trouble is None or bugs is not None:
+def _first_failure(group: ExceptionGroup) -> Exception:
+    """Returns the first of the expected failures. Raises the group if it has any other error, which is a bug."""
+    failures, bugs = group.split(_FAILURES)
+    if failures is None or bugs is not None:
         raise group
-    first = trouble.exceptions[0]
-    return _first_trouble(first) if isinstance(first, ExceptionGroup) else first
+    first = failures.exceptions[0]
+    return _first_failure(first) if isinstance(first, ExceptionGroup) else first
 
 
-# One run of the demo: played, shown, judged, summed up.
+# One run of the demo.
 
 
 class DemoRun:
-    """`environment` is passed on to all processes. For machines the last line of standard output is JSON."""
+    """Plays, shows, judges and sums up. With `as_json` the last line of standard output is JSON.
+
+    `environment` is passed to all processes.
+    """
 
     def __init__(self, data_dir: Path, environment: Mapping[str, str], *, as_json: bool) -> None:
         self._board = empty_board(data_dir)
         self._environment, self._as_json = environment, as_json
 
     def run(self, console: Console) -> int:
-        """The exit code."""
-        board, say = self._board, partial(click.echo, err=self._as_json)
+        """Runs the demo and returns the exit code."""
+        board, print_line = self._board, partial(click.echo, err=self._as_json)
         on_screen = not self._as_json and screen.fits(console)
-        show = screen.show(board, console) if on_screen else screen.tell(board, say)
+        show = screen.show(board, console) if on_screen else screen.print_events(board, print_line)
         try:
-            trouble = asyncio.run(play_and_show(board, self._environment, show))
+            failure = asyncio.run(play_and_show(board, self._environment, show))
         except asyncio.CancelledError:
             click.echo("tenure: stopped", err=True)
             return Exit.INTERRUPTED
         if not on_screen and board.submitted_at is not None:
-            screen.verdict(board, say)
-        return self._conclude(trouble)
+            screen.print_verdict(board, print_line)
+        return self._conclude(failure)
 
-    def _conclude(self, trouble: str) -> int:
-        """Names what is broken."""
-        board, not_kept = self._board, broken(self._board.promises())
+    def _conclude(self, failure: str) -> int:
+        """Prints the failure and the broken promises, and returns the exit code."""
+        board, broken_promises = self._board, broken(self._board.promises())
         if self._as_json:
-            click.echo(json.dumps(_to_json(board.observed(), not_kept, trouble)))
-        if trouble:
-            click.echo(f"tenure: {trouble}", err=True)
-        for promise in not_kept if board.submitted_at is not None else ():
+            click.echo(json.dumps(_to_json(board.observed(), broken_promises, failure)))
+        if failure:
+            click.echo(f"tenure: {failure}", err=True)
+        for promise in broken_promises if board.submitted_at is not None else ():
             click.echo(f"tenure: broken: {promise.text} ({promise.actual})", err=True)
-        if not not_kept and not trouble:
+        if not broken_promises and not failure:
             return Exit.OK
         click.echo(f"tenure: the logs are in {board.layout.logs}", err=True)
         return Exit.TASK_FAILED
 
 
-def _to_json(seen: Observed, not_kept: list[Promise], trouble: str) -> dict[str, object]:
+def _to_json(seen: Observed, broken_promises: list[Promise], failure: str) -> dict[str, object]:
     return {
         "task_state": seen.task_state,
         "steps": len(seen.answers),
@@ -128,8 +134,8 @@ def _to_json(seen: Observed, not_kept: list[Promise], trouble: str) -> dict[str,
         "model_calls_repeated": seen.model_calls_repeated,
         "resume_seconds_kill": _rounded(seen.resume_seconds_kill),
         "resume_seconds_freeze": _rounded(seen.resume_seconds_freeze),
-        "broken": [promise.name for promise in not_kept],
-        "trouble": trouble,
+        "broken": [promise.name for promise in broken_promises],
+        "trouble": failure,
     }
 
 
@@ -137,22 +143,28 @@ def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 3)
 
 
-@click.command(short_help="Show the main job, and judge it.")
-@click.option("--json", "as_json", is_flag=True, help="End with one line of JSON; what happens goes to standard error.")
-@click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Keep all files here; new or empty.")
+@click.command(short_help="Break the workers of a task, and judge the result.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one line of JSON at the end; the events go to standard error."
+)
+@click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep all files in this directory, which must be new or empty.",
+)
 @pass_context
 def demo(context: Context, /, as_json: bool, data: Path | None) -> None:
-    """Show the main job, and judge it: freeze one worker, kill another, count the effects.
+    """Run a task, freeze one of its workers, kill another, and judge the result by the effects outside.
 
-    Takes about half a minute, needs nothing but this machine, leaves nothing behind. Exit code 1: a promise was broken.
+    Takes about half a minute, needs only this machine, and leaves no files. The exit code is 1 if a promise was broken.
     """
-    # it starts processes, which other commands need not load
-
     if data is not None and data.exists() and any(data.iterdir()):
-        raise click.UsageError(f"{data} is not empty: the demo counts what it finds, and must begin with nothing")
+        raise click.UsageError(
+            f"{data} is not empty: the demo counts effects in its files; give a new or empty directory"
+        )
     data_dir = data or Path(tempfile.mkdtemp(prefix="tenure-demo-"))
-    performance = DemoRun(data_dir, passed_on(context.environment), as_json=as_json or context.as_json)
-    code = performance.run(context.console)
-    if data is None and code != Exit.TASK_FAILED:  # a failure's logs are kept
+    run = DemoRun(data_dir, passed_on(context.environment), as_json=as_json or context.as_json)
+    code = run.run(context.console)
+    if data is None and code != Exit.TASK_FAILED:  # keep the logs of a failed run
         shutil.rmtree(data_dir, ignore_errors=True)
     raise SystemExit(code)

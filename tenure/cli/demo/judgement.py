@@ -1,4 +1,7 @@
-"""The promises, and whether what was seen keeps them. No clock, no I/O: each can be broken by hand in a test."""
+"""The promises of the demo, judged by what was observed.
+
+`judge` is a pure function, so a test can break each promise by hand.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from typing import Any, Final
 from devstack.simulator.scenario import PREFIX, SHIPPED, ToolCall, load_scenario
 from tenure.domain.states import TaskState
 
-# What happened outside of Tenure, counted where it happened: lines in files, and requests at the model.
+# Counts outside of Tenure: lines in files, and requests at the model simulator.
 
 SCENARIO: Final = "demo"
 MODEL: Final = f"{PREFIX}{SCENARIO}"
@@ -22,18 +25,18 @@ EFFECTFUL: Final = frozenset({"append_record", "append_record_unsafe"})
 
 @cache
 def effectful_calls() -> tuple[ToolCall, ...]:
-    """The scenario's calls that append a line to an outside file, in order."""
+    """Returns the scenario's calls that append a line to an outside file, in order."""
     turns = load_scenario(SHIPPED / f"{SCENARIO}.yaml").turns
     return tuple(call for turn in turns for call in turn.calls if call.name in EFFECTFUL)
 
 
 def slow_line() -> str:
-    """The line of the call that takes its time, long enough for a worker to be killed in the middle of it."""
+    """Returns the line of the slowest call: it takes long enough to kill a worker in the middle of it."""
     return str(max(effectful_calls(), key=lambda call: int(call.arguments.get("delay_ms", 0))).arguments["line"])
 
 
 def count_effects(records: Path) -> Counter[str]:
-    """How often each line stands in the outside files; a line that cannot be read counts under its own text."""
+    """Returns how often each line is in the outside files. A line that is no JSON record counts as its own text."""
     counts: Counter[str] = Counter()
     for path in sorted(records.glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -42,7 +45,7 @@ def count_effects(records: Path) -> Counter[str]:
 
 
 def count_model_calls(log: Path) -> int:
-    """Requests of this demo that reached the model, answered or not."""
+    """Returns the number of this demo's requests that reached the model simulator, answered or not."""
     if not log.exists():
         return 0
     calls: list[dict[str, Any]] = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
@@ -62,9 +65,10 @@ LEAST_TAKEOVERS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What was seen. `effects` counts lines in the outside files, expected or not; `answers` committed ones by step.
+    """What was observed. `effects` counts each line in the outside files, expected or not.
 
-    The resume times run from the signal to the next owner's RUNNING; None: there was none.
+    `answers` counts the committed model answers of each step. The resume times are the seconds from the signal to the
+    next owner's Open; None: there was no next owner.
     """
 
     task_state: str
@@ -80,13 +84,13 @@ class Observed:
 
     @property
     def model_calls_repeated(self) -> int:
-        """Calls beyond the one that each committed answer cost."""
+        """The model calls beyond one for each committed answer."""
         return self.model_calls - sum(self.answers.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """`name` for machines, `text` for people, `found` what it was judged by."""
+    """A judged promise: `name` is for programs, `text` for people, `actual` is the observed value."""
 
     name: str
     text: str
@@ -95,12 +99,12 @@ class Promise:
 
 
 def judge(seen: Observed) -> tuple[Promise, ...]:
-    """All promises, always in this order."""
+    """Returns all promises, always in this order."""
     return (
         Promise("succeeded", "the task succeeded", seen.task_state == TaskState.SUCCEEDED, seen.task_state or "-"),
         Promise("taken_over", "it was taken over twice", seen.takeovers >= LEAST_TAKEOVERS, str(seen.takeovers)),
-        _resumed("resumed_after_freeze", "a frozen worker's task went on", seen.resume_seconds_freeze),
-        _resumed("resumed_after_kill", "a killed worker's task went on", seen.resume_seconds_kill),
+        _resumed("resumed_after_freeze", "a frozen worker's task was resumed", seen.resume_seconds_freeze),
+        _resumed("resumed_after_kill", "a killed worker's task was resumed", seen.resume_seconds_kill),
         _effects(seen),
         _refused("stale_execute_refused", "tools refused the stale Execute", seen.stale_refused_tools),
         _refused("stale_commit_refused", "ledger refused the stale Commit", seen.stale_refused_ledger),
@@ -110,7 +114,7 @@ def judge(seen: Observed) -> tuple[Promise, ...]:
 
 
 def broken(promises: tuple[Promise, ...]) -> list[Promise]:
-    """Those not kept."""
+    """Returns the promises that were not kept."""
     return [promise for promise in promises if not promise.kept]
 
 
@@ -140,7 +144,7 @@ def _no_step_twice(seen: Observed) -> Promise:
 
 
 def _few_repeated_calls(seen: Observed) -> Promise:
-    """A takeover may cost the model call that was in flight, and no other. Fewer calls than answers is a lie too."""
+    """A takeover may repeat the one model call that was in flight. Fewer calls than answers is also a violation."""
     kept = 0 <= seen.model_calls_repeated <= seen.takeovers
     return Promise(
         "few_model_calls_repeated",

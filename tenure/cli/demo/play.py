@@ -1,7 +1,7 @@
-"""The play: a task is submitted; its holder is frozen, the next one is killed, a third finishes, the first is woken.
+"""The play: submits a task, freezes its first worker, kills the second, wakes the first, and lets a third finish.
 
-Nothing here is timed by sleeping. A worker freezes itself at a failpoint, and leaves a file just before; a tool call is
-known to be in flight when its intent is in the ledger and the tool service's own record says STARTED.
+No act is timed by sleeping. The first worker freezes itself at a failpoint, and creates a file just before. A tool call
+is in flight when its intent is in the ledger and the tool service's call record is STARTED.
 """
 
 from __future__ import annotations
@@ -28,46 +28,46 @@ from tenure.v1.task_pb2 import AgentSpec
 from tenure.v1.task_service_pb2 import SubmitTaskRequest
 from tenure.wire.common import moment
 
-# Waits that end: for what was waited, how long, and what the log of the one who should have done it says.
+# Waits with a limit. A wait that fails reports what it waited for and the logs of the processes involved.
 
 POLL_SECONDS: Final = 0.02
 TAIL_LINES: Final = 15
 
 
-class DemoFailed(RuntimeError):  # noqa: N818  what happened, as it is told
-    """Something did not happen, or not in time: this run shows nothing."""
+class DemoFailed(RuntimeError):  # noqa: N818  not an error of the program: a result of the demo
+    """An act did not happen in time, so this run proves nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoWait:
-    """For `what`, at most `seconds`. `asked`: whose logs are shown when it does not come."""
+    """Waits for `what`, at most `seconds`. A failure shows the ends of the logs of `processes`."""
 
     what: str
     seconds: float
     processes: tuple[ServiceProcess, ...] = ()
 
     async def until(self, board: Board, holds: Callable[[], bool]) -> None:
-        """Looks whenever the board has changed. Raises DemoFailed."""
+        """Waits until the condition holds, checked at each change of the board. Raises DemoFailed."""
         try:
             async with asyncio.timeout(self.seconds):
                 while not holds():
                     board.changed.clear()
                     await board.changed.wait()
         except TimeoutError:
-            raise self._in_vain() from None
+            raise self._timed_out() from None
 
     async def poll(self, holds: Callable[[], Awaitable[bool]]) -> None:
-        """Asks again and again what nobody announces: another process's files and tables. Raises DemoFailed."""
+        """Polls a condition that has no event, such as another process's files and tables. Raises DemoFailed."""
         try:
             async with asyncio.timeout(self.seconds):
-                while not await holds():  # noqa: ASYNC110  see above
+                while not await holds():  # noqa: ASYNC110  there is no event to wait for
                     await asyncio.sleep(POLL_SECONDS)
         except TimeoutError:
-            raise self._in_vain() from None
+            raise self._timed_out() from None
 
-    def _in_vain(self) -> DemoFailed:
+    def _timed_out(self) -> DemoFailed:
         tails = [f"--- the end of {service.name}'s log\n{_tail(service)}" for service in self.processes]
-        return DemoFailed("\n".join([f"waited {self.seconds:g} s in vain for {self.what}", *tails]))
+        return DemoFailed("\n".join([f"waited {self.seconds:g} s for {self.what}, which did not happen", *tails]))
 
 
 def _tail(service: ServiceProcess) -> str:
@@ -76,7 +76,7 @@ def _tail(service: ServiceProcess) -> str:
 
 FIRST: Final = "worker-1"
 FREEZES_AT_STEP: Final = 4
-"""In the middle of the scenario; its calls are written down by then, and two of them have effects."""
+"""A step in the middle of the scenario: its intents are committed before the freeze, and two calls have effects."""
 
 MODEL_LATENCY_MS: Final = 400
 TASK_SECONDS: Final = 90.0
@@ -88,7 +88,7 @@ _CALL_STATE: Final = "select state from calls where task_id = %s::uuid and call_
 
 
 async def perform(board: Board, environment: Mapping[str, str]) -> None:
-    """The whole play on a stack of its own. Raises DemoFailed, or what the stack's start raises."""
+    """Plays all acts on a stack of its own. Raises DemoFailed, and what the start of the stack raises."""
     async with _stage(board, options(board, environment)) as (stack, client, pool), TaskGroup() as watching:
         play = Play(board, stack, client, pool)
         watching.create_task(play.follow(), name="follow")
@@ -97,11 +97,14 @@ async def perform(board: Board, environment: Mapping[str, str]) -> None:
         await play.kill_the_second_in_a_call()
         await play.wake_the_first()
         await play.see_the_end()
-        board.finished = True  # the screen need not wait for the processes to end
+        board.finished = True  # the screen does not wait until the processes have ended
 
 
 def options(board: Board, environment: Mapping[str, str]) -> StackOptions:
-    """Only the first worker is armed: to freeze itself once others are there, and to be deaf to its loss afterwards."""
+    """Returns the stack of the demo. Only the first worker has failpoints.
+
+    They make it freeze itself once other workers are attached, and ignore its trust window after it is woken.
+    """
     actions = (f"wait({_others_file(board)})", f"touch({_frozen_file(board)})", "freeze")
     terms = "->".join(f"{FREEZES_AT_STEP}#{action}" for action in actions)
     failpoints = f"worker.after_intent={terms};worker.ignore_trust_window"
@@ -116,7 +119,10 @@ def options(board: Board, environment: Mapping[str, str]) -> StackOptions:
 
 @asynccontextmanager
 async def _stage(board: Board, options: StackOptions) -> AsyncIterator[tuple[Stack, Client, Pool]]:
-    """The stack and two ways to look at it. At the end the workers are killed: nothing is left to be given back."""
+    """Yields the stack, a client and a connection pool to its database. Kills the workers at the end.
+
+    The task has ended by then, so the workers have no claims to release.
+    """
     async with AsyncExitStack() as opened:
         stack = await opened.enter_async_context(Stack(options, board.tell_set_up))
         opened.callback(_kill, stack)
@@ -126,14 +132,14 @@ async def _stage(board: Board, options: StackOptions) -> AsyncIterator[tuple[Sta
 
 
 class Play:
-    """The acts, to be called in this order."""
+    """The acts, which must be called in this order."""
 
     def __init__(self, board: Board, stack: Stack, client: Client, pool: Pool) -> None:
         self._board, self._stack, self._client, self._pool = board, stack, client, pool
         self._submitted = asyncio.Event()
 
     async def follow(self) -> None:
-        """Takes in every entry of the task's ledger as it is committed, to its end."""
+        """Adds every entry of the task's ledger to the board as it is committed, until the task ends."""
         await self._submitted.wait()
         async with aclosing(self._client.watch(self._board.task_id)) as events:
             async for event in events:
@@ -141,14 +147,14 @@ class Play:
                     self._board.take_entry(event.entry)
 
     async def submit(self) -> None:
-        """The only worker there is takes it; then two more come, and either may be the next."""
+        """Submits the task, which the only worker takes; then starts two more workers. Either may be the next owner."""
         board = self._board
         task = await self._client.submit(
             "Place the orders, and each only once.", request=SubmitTaskRequest(agent=AgentSpec(model=MODEL))
         )
         board.task_id, board.submitted_at = task.task_id, moment(task.create_time)
         count = len(effectful_calls())
-        board.tell(f"a task is submitted; {count} of its tool calls have effects outside", at=board.submitted_at)
+        board.tell(f"the task is submitted; {count} of its tool calls have effects outside", at=board.submitted_at)
         self._submitted.set()
         first = self._stack.workers[0]
         processes = (self._stack.services["coordinator"], self._stack.services["checkpoint"], first)
@@ -166,7 +172,10 @@ class Play:
         _others_file(board).touch()
 
     async def freeze_the_first(self) -> None:
-        """It stops itself between writing calls down and making them; its lease runs out, another one takes over."""
+        """Waits until the first worker freezes itself between the intents and their calls, and for the takeover.
+
+        The frozen worker does not renew its lease, so another worker takes the task over.
+        """
         board, first, file = self._board, self._worker(0), _frozen_file(self._board)
 
         async def frozen() -> bool:
@@ -175,14 +184,14 @@ class Play:
         await self._wait(f"{first.name} to freeze itself", STEPS_SECONDS, first).poll(frozen)
         board.frozen_at = datetime.fromtimestamp(file.stat().st_mtime, UTC)
         board.tell(
-            f"A is FROZEN (SIGSTOP) after writing step {FREEZES_AT_STEP}'s tool calls down, before making them",
+            f"A is FROZEN (SIGSTOP) after committing step {FREEZES_AT_STEP}'s tool intents, before executing them",
             at=board.frozen_at,
             alarm=True,
         )
         await self._next_holder(2)
 
     async def kill_the_second_in_a_call(self) -> None:
-        """Killed when a call with an effect is written down, begun and not ended."""
+        """Kills the second worker while a call with an effect is in flight: intent committed, record STARTED."""
         board, second, line = self._board, self._worker(1), slow_line()
         await self._wait(f"the intent to append {line!r}", STEPS_SECONDS, second).until(
             board, lambda: call_of_line(board.entries, line) is not None
@@ -196,36 +205,36 @@ class Play:
 
         tools = self._stack.services["tools"]
         await self._wait(f"call {call.call_id} to be STARTED", STEPS_SECONDS, second, tools).poll(started)
-        board.tell(f"call {call.call_id} ({call.tool}) runs: its intent is in the ledger, the tools say STARTED")
+        board.tell(f"call {call.call_id} ({call.tool}) runs: its intent is in the ledger, its record is STARTED")
         board.interrupted_call, board.killed_at = call.call_id, now()
         second.kill()
         if not await started():
             raise DemoFailed(f"call {call.call_id} ended before its worker was killed")
-        board.tell("B is KILLED (SIGKILL) in the middle of it", at=board.killed_at, alarm=True)
+        board.tell("B is KILLED (SIGKILL) in the middle of the call", at=board.killed_at, alarm=True)
         await self._next_holder(3)
 
     async def wake_the_first(self) -> None:
-        """It goes on where it stopped, as if nothing had happened: what it does now must be refused twice."""
+        """Wakes the first worker, which continues where it stopped. The ledger and the tool service must refuse it."""
         board, first = self._board, self._worker(0)
         board.woken_at = now()
         first.wake()
         board.tell(
-            "A is WOKEN (SIGCONT), its own guard switched off (failpoint worker.ignore_trust_window)",
+            "A is WOKEN (SIGCONT), without its trust window (failpoint worker.ignore_trust_window)",
             at=board.woken_at,
             alarm=True,
         )
         stale = board.holders[0].epoch
 
         async def refused() -> bool:
-            answer = await self._client.refusals(board.task_id)
-            board.take_refusals(answer.ledger, answer.tools)
-            by_whom = (board.refused_by_ledger, board.refused_by_tools)
-            return all(any(each.presented_epoch == stale for each in refusals) for refusals in by_whom)
+            listed = await self._client.refusals(board.task_id)
+            board.take_refusals(listed.ledger, listed.tools)
+            fences = (board.refused_by_ledger, board.refused_by_tools)
+            return all(any(write.presented_epoch == stale for write in refused) for refused in fences)
 
-        await self._wait("both refusals of the woken worker", REFUSAL_SECONDS, first).poll(refused)
+        await self._wait("both fences to refuse the woken worker", REFUSAL_SECONDS, first).poll(refused)
 
     async def see_the_end(self) -> None:
-        """The third one finishes."""
+        """Waits until the third worker has ended the task."""
         board, third = self._board, self._worker(2)
         await self._wait("the task's end", TASK_SECONDS, third).until(
             board, lambda: board.state is not None and is_terminal(board.state)
@@ -238,13 +247,13 @@ class Play:
         )
 
     async def _call_state(self, call_id: str) -> CallState | None:
-        """From the tool service's own table: to clients it tells outcomes only."""
+        """Returns the state of the call's record, read from the tool service's table: its API shows only outcomes."""
         async with connection(self._pool) as postgres:
             row = await (await postgres.execute(_CALL_STATE, (self._board.task_id, call_id))).fetchone()
         return None if row is None else CallState(row[0])
 
     def _worker(self, index: int) -> ServiceProcess:
-        """The process of the holder with this index."""
+        """Returns the process of the claim holder with this index."""
         return self._stack.services[self._board.holders[index].worker_id]
 
     def _wait(self, what: str, seconds: float, *processes: ServiceProcess) -> DemoWait:

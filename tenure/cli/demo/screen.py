@@ -1,4 +1,4 @@
-"""The board on one screen of 100 columns and 35 rows, drawn anew while the play goes on."""
+"""Shows the board while the play runs: as one screen of 100 columns and 34 rows, or as plain lines."""
 
 from __future__ import annotations
 
@@ -19,35 +19,36 @@ from tenure.domain.fencing import describe_epoch
 
 # The board as plain lines: for logs, pipes and small terminals.
 
-LOOK_SECONDS: Final = 0.1
+POLL_SECONDS: Final = 0.1
 SYMBOLS: Final = {True: "✔", False: "✘"}
 
 
-async def tell(board: Board, say: Callable[[str], None]) -> Never:
-    """Says each event when it happens, until cancelled."""
-    message = 0
+async def print_events(board: Board, print_line: Callable[[str], None]) -> Never:
+    """Prints each event when it happens, until cancelled."""
+    printed = 0
     try:
         while True:
-            message = _catch_up(board, say, message)
-            await asyncio.sleep(LOOK_SECONDS)
+            printed = _print_new(board, print_line, printed)
+            await asyncio.sleep(POLL_SECONDS)
     finally:
-        _catch_up(board, say, message)
+        _print_new(board, print_line, printed)
 
 
-def verdict(board: Board, say: Callable[[str], None]) -> None:
-    """The effects, the promises and the answer."""
+def print_verdict(board: Board, print_line: Callable[[str], None]) -> None:
+    """Prints the effects, the promises and the agent's result."""
     seen = board.observed()
     for line in seen.effects_expected:
-        say(f"{seen.effects.get(line, 0)} x  {line}")
+        print_line(f"{seen.effects.get(line, 0)} x  {line}")
     for promise in board.promises():
-        say(f"{SYMBOLS[promise.kept]}  {promise.text} ({promise.actual})")
+        print_line(f"{SYMBOLS[promise.kept]}  {promise.text} ({promise.actual})")
     if board.result:
-        say(f"its answer: {board.result.strip()}")
+        print_line(f"its result: {board.result.strip()}")
 
 
-def _catch_up(board: Board, say: Callable[[str], None], message: int) -> int:
-    for event in board.events[message:]:
-        say(_line(board, event))
+def _print_new(board: Board, print_line: Callable[[str], None], printed: int) -> int:
+    """Prints the events after the first `printed` ones, and returns how many are printed now."""
+    for event in board.events[printed:]:
+        print_line(_line(board, event))
     return len(board.events)
 
 
@@ -62,18 +63,20 @@ ROWS: Final = 34
 EVENTS: Final = 12
 REDRAW_SECONDS: Final = 0.125
 TITLE: Final = "A task survives its workers, and a worker that lost its task can no longer change anything."
-PLOT: Final = "The holder is frozen, the next one killed inside a tool call, a third finishes, the first is woken."
+SUBTITLE: Final = (
+    "The first worker is frozen, the second is killed in a tool call, a third finishes, the first is woken."
+)
 HEADING: Final = "bold cyan"
 SCREEN_SYMBOLS: Final = {True: Text("✔", "bold green"), False: Text("✘", "bold red"), None: Text("·", "dim")}
 
 
 def fits(console: Console) -> bool:
-    """Whether the screen can be drawn there; plain lines otherwise."""
+    """Returns whether the console is a terminal with room for the screen."""
     return console.is_terminal and console.width >= COLUMNS and console.height >= ROWS
 
 
 async def show(board: Board, console: Console) -> Never:
-    """Draws until cancelled, and the last state then; it stays on the terminal."""
+    """Redraws the screen until cancelled. The last state stays on the terminal."""
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         try:
             while True:
@@ -84,19 +87,19 @@ async def show(board: Board, console: Console) -> Never:
 
 
 def draw(board: Board) -> RenderableType:
-    """The whole screen."""
+    """Returns the whole screen."""
     seen = board.observed()
     blank = Text()
-    below = Table.grid(padding=(0, 3, 0, 0))
-    below.add_row(_effects(seen), _promises(board, seen))
-    title = (Text(TITLE, "bold"), Text(PLOT, "dim"))
-    parts = [*title, blank, _holders(board), blank, _events(board), blank, below, blank, _result(board)]
+    results = Table.grid(padding=(0, 3, 0, 0))
+    results.add_row(_effects(seen), _promises(board, seen))
+    title = (Text(TITLE, "bold"), Text(SUBTITLE, "dim"))
+    parts = [*title, blank, _holders(board), blank, _events(board), blank, results, blank, _result(board)]
     return Group(*parts)
 
 
 def _holders(board: Board) -> RenderableType:
     state = board.state or "not submitted"
-    title = Text.assemble(("WHO HOLDS THE TASK", HEADING), "   ", (str(state), state_style(state)))
+    title = Text.assemble(("CLAIMS OF THE TASK", HEADING), "   ", (str(state), state_style(state)))
     title.append(f" · step {board.step} · epochs are generation.revision of etcd")
     if board.submitted_at is not None:
         title.append(f" · {_since(board, _end(board)):.1f} s")
@@ -109,34 +112,34 @@ def _holders(board: Board) -> RenderableType:
 
 def _holder_row(board: Board, index: int, holder: ClaimHolder | None) -> tuple[RenderableType, ...]:
     if holder is None:
-        return Text("ready to take over" if board.others_ready else "not there yet", "dim"), "", ""
-    following = board.holders[index + 1] if index + 1 < len(board.holders) else None
-    lost = Text(f"lost it: {following.taken_for}" if following else "", "red")
-    return f"{holder.worker_id}  epoch {describe_epoch(holder.epoch)}", _condition(board, index, following), lost
+        return Text("ready to take over" if board.others_ready else "not started", "dim"), "", ""
+    successor = board.holders[index + 1] if index + 1 < len(board.holders) else None
+    lost = Text(f"lost it: {successor.taken_for}" if successor else "", "red")
+    return f"{holder.worker_id}  epoch {describe_epoch(holder.epoch)}", _condition(board, index, successor), lost
 
 
-def _condition(board: Board, index: int, following: ClaimHolder | None) -> Text:
-    """What the holder's process does now."""
+def _condition(board: Board, index: int, successor: ClaimHolder | None) -> Text:
+    """Returns the present condition of the holder's process."""
     if index == 0 and board.woken_at is not None:
-        return Text("awake, refused, gave up" if board.refused_by_ledger else "awake, goes on", "yellow")
+        return Text("awake, refused, stopped" if board.refused_by_ledger else "awake, continues", "yellow")
     if index == 0 and board.frozen_at is not None:
         return Text("frozen", "bold blue")
     if index == 1 and board.killed_at is not None:
         return Text("killed", "bold red")
-    return Text("works no more" if following else "done" if board.result else "works", "bold green")
+    return Text("lost its claim" if successor else "done" if board.result else "works", "bold green")
 
 
 def _events(board: Board) -> RenderableType:
     table = Table.grid(padding=(0, 2, 0, 0))
-    begun = board.submitted_at
-    shown = [event for event in board.events if begun is None or event.at >= begun][-EVENTS:]
+    submitted_at = board.submitted_at
+    shown = [event for event in board.events if submitted_at is None or event.at >= submitted_at][-EVENTS:]
     for event in shown:
         clock = f"{_since(board, event.at):5.1f} s" if board.submitted_at is not None else ""
         text = Text(one_line(event.text, COLUMNS - 12), "yellow" if event.alarm else "default")
         table.add_row("", Text(clock, "dim"), text)
     for _ in range(EVENTS - len(shown)):
         table.add_row("", "", "")
-    return Group(Text("WHAT HAPPENS", HEADING), table)
+    return Group(Text("EVENTS", HEADING), table)
 
 
 def _effects(seen: Observed) -> RenderableType:
@@ -146,7 +149,7 @@ def _effects(seen: Observed) -> RenderableType:
         count = seen.effects.get(line, 0)
         style = "dim" if count == 0 else "green" if count == 1 else "bold red"
         table.add_row("", Text(f"{count} x", style), Text(one_line(line, 34), style))
-    return Group(Text("EFFECTS, counted in files outside", HEADING), table)
+    return Group(Text("EFFECTS, counted outside of Tenure", HEADING), table)
 
 
 def _promises(board: Board, seen: Observed) -> RenderableType:
@@ -166,12 +169,12 @@ def _verdict(board: Board, promises: tuple[Promise, ...]) -> Text:
 
 
 def _result(board: Board) -> Text:
-    message = f"Its answer: {board.result}" if board.result else ""
+    message = f"Its result: {board.result}" if board.result else ""
     return Text(one_line(message, COLUMNS - 1))
 
 
 def _since(board: Board, moment: datetime) -> float:
-    """Seconds since the submit; what was before counts from it backwards."""
+    """Returns the seconds since the submit; negative for an earlier moment."""
     assert board.submitted_at is not None
     return (moment - board.submitted_at).total_seconds()
 
