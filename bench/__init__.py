@@ -1,7 +1,29 @@
-"""Measurements of Tenure on the machine at hand: `make bench`, or `python -m bench latency --quick`.
+"""Measures Tenure on this machine: `make bench`, or `python -m bench latency --quick`.
 
-figures.py    a figure and its bound       report.py     what a reader sees          machine.py  what it ran on
-samples.py    percentiles and spreads      cpu.py        processor time by process   options.py  how long to measure
-latency.py    submit, kill, freeze, drain  commits.py    durable commits             steps.py    an agent's steps
-growth.py     bytes per step, resume       data_path.py  the data path alone: Postgres, checkpoint, tools
+__main__.py        the command: runs the measurements and prints the report
+options.py         how long to measure, and where the data goes
+machine.py         the machine of the measurements: cores, versions, fsync time, load
+figures.py         a figure, its bound, and the section of a measurement
+samples.py         percentiles and ranges
+report.py          the report as tables and as JSON
+cpu.py             processor time by process
+
+data_path.py       the data path as real processes: Postgres, the checkpoint service, the tool service
+held_tasks.py      tasks whose claims the bench holds itself
+
+latency.py         latency: submit, kill, freeze and drain to RUNNING
+followed_task.py   a task that is watched through the public API
+commits.py         commits: durable commits, next to the same statements without the service
+commit_loads.py    writers in a closed loop, and random arrivals
+bare_commits.py    the statements of commits, recorded and run again without the service
+reserves.py        reserves: many agents under one budget
+steps.py           steps: steps of agents
+null_steps.py      steps without a model and a tool
+null_agent.py      the agent of null_steps.py and growth.py
+worker_steps.py    steps with worker, model client and model simulator
+growth.py          growth: bytes of an early and of a late step; the time to resume a long ledger
+retention.py       retention: commits beside a prune; bytes of a task on disk
+programs.py        programs: the time to a program's first line of output
+program_starts.py  the ways of starting a program that are compared
+input_estimate.py  `python -m bench.input_estimate`: the bound of a prompt's tokens, next to true counts
 """

@@ -1,4 +1,4 @@
-"""`python -m bench [NAMES…] [--quick | --smoke] [--json FILE]`: measures, and says what it measured."""
+"""`python -m bench [NAME…] [--quick | --smoke] [--json FILE]`: runs the measurements and prints a report."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ Measure = Callable[[Options], Awaitable[list[Section]]]
 
 
 def main() -> int:
-    """The exit code: 0 when everything could be measured, whatever came out."""
+    """Returns the exit code: 0 if every measurement ran, whether or not the bounds hold."""
     arguments = _arguments()
     folder = Path(tempfile.mkdtemp(prefix="tenure-bench-", dir=arguments.data))
-    folder.chmod(0o711)  # a Postgres that root may not run gets in under another account
+    folder.chmod(0o711)  # Postgres refuses to run as root: it enters under another account
     try:
         machine, began = look(folder), time.monotonic()
-        sections = asyncio.run(_measure(_load(arguments.names or NAMES), Options(folder, _size(arguments), _tell)))
+        sections = asyncio.run(
+            _measure(_load(arguments.names or NAMES), Options(folder, _size(arguments), _print_progress))
+        )
     except Exception:
-        _tell(f"this could not be measured; data and logs are left in {folder}")
+        _print_progress(f"the measurement failed; its data and logs are kept in {folder}")
         raise
     except KeyboardInterrupt:
         shutil.rmtree(folder, ignore_errors=True)
@@ -47,15 +49,17 @@ def main() -> int:
 
 
 def _load(names: Sequence[str]) -> list[Measure]:
-    """The measurements, with all they need. gRPC reads its environment when it is loaded: else it would tell of every
-    process that is started while a channel is open.
+    """Imports the measurements.
+
+    gRPC reads its environment at import. With fork support it would log each process that is started while a channel
+    is open.
     """
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     return [import_module(f"bench.{name}").measure for name in names]
 
 
 async def _measure(measurements: Sequence[Measure], options: Options) -> list[Section]:
-    """One after another: two at once would measure each other."""
+    """Runs one measurement after another: two at once would disturb each other."""
     sections = []
     for measure in measurements:
         sections += await measure(options)
@@ -68,7 +72,7 @@ def _size(arguments: argparse.Namespace) -> Size:
     return Size.QUICK if arguments.quick else Size.FULL
 
 
-def _tell(what: str) -> None:
+def _print_progress(what: str) -> None:
     print(f"… {what}", file=sys.stderr, flush=True)
 
 
@@ -76,13 +80,15 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
     sizes = parser.add_mutually_exclusive_group()
-    sizes.add_argument("--quick", action="store_true", help="about a minute and a half, with fewer samples")
-    sizes.add_argument("--smoke", action="store_true", help="only whether everything runs; the figures mean nothing")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
-    parser.add_argument("--data", type=Path, metavar="FOLDER", help="on which disk to measure (default: TMPDIR)")
+    sizes.add_argument("--quick", action="store_true", help="fewer samples, in about a minute and a half")
+    sizes.add_argument("--smoke", action="store_true", help="only check that everything runs; the figures mean nothing")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="the directory, and so the disk, to measure on (default: TMPDIR)"
+    )
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - set(NAMES):
-        parser.error(f"there is no measurement {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+        parser.error(f"unknown measurement: {', '.join(sorted(unknown))}; the measurements are {', '.join(NAMES)}")
     return arguments
 
 

@@ -1,7 +1,7 @@
-"""The ledger's own statements without the service around them: what Postgres alone can do with the same commits.
+"""The statements of commits without the service: the rate that Postgres alone reaches with the same commits.
 
-The statements are recorded while the checkpoint's code runs them inside a transaction that is undone, and then run
-again with the very same values: no rule, no gRPC, no token, only the round trips of the batch's transaction.
+The statements are recorded while the checkpoint service's code runs them in a transaction that is rolled back. Then
+they run again with the same values: no rules, no gRPC and no tokens, only the round trips of the batch's transaction.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Statement = tuple[bytes, dict[str, Any]]
 
 @dataclass(slots=True)
 class _Recorder:
-    """Stands where the checkpoint's code expects a connection; runs what it is given, and keeps it."""
+    """Replaces the connection of the checkpoint service's code: runs each statement and records it."""
 
     connection: Connection
     statements: list[Statement] = field(default_factory=list)
@@ -37,19 +37,20 @@ class _Recorder:
         return await self.connection.execute(statement, parameters)
 
     def take(self) -> list[Statement]:
-        taken, self.statements = self.statements, []
-        return taken
+        """Returns the statements since the last call."""
+        statements, self.statements = self.statements, []
+        return statements
 
 
 @dataclass(frozen=True, slots=True)
 class BareCommits:
-    """Batches of 64, one connection. `tasks` are used by nobody else, and by this only once."""
+    """Commits batches of 64 on one connection. Its tasks must be unused, and can be used only once."""
 
     pool: Pool
     verifier: Verifier
 
     async def run(self, tasks: Sequence[HeldTask], batches: int) -> Run:
-        """Commits `batches` times one fact of each task."""
+        """Commits one entry to each task, `batches` times."""
         async with pool_connection(self.pool) as connection:
             prepare_connection(connection)
             recorded = await self._record(connection, tasks, batches)
@@ -57,12 +58,12 @@ class BareCommits:
 
     async def _record(self, connection: Connection, tasks: Sequence[HeldTask], batches: int) -> list[list[Statement]]:
         recorder = _Recorder(connection)
-        standing_in = cast("Connection", recorder)
+        connection_stub = cast("Connection", recorder)
         commits = [prepare(task.commit([fact()]), self.verifier, validated=True) for task in tasks]
         recorded = []
         async with connection.transaction(force_rollback=True):
             for _ in range(batches):
-                results, _ = await commit_batch(standing_in, commits, PriceList())
+                results, _ = await commit_batch(connection_stub, commits, PriceList())
                 for result in results:
                     if isinstance(result, Exception):
                         raise result
@@ -72,7 +73,7 @@ class BareCommits:
 
 
 def _next(commit: PreparedCommit) -> PreparedCommit:
-    """Each adds one entry, so numbers and sequences go on by one."""
+    """Returns the following commit of the task. Each adds one entry, so number and sequence grow by one."""
     return commit._replace(commit_number=commit.commit_number + 1, known_sequence=commit.known_sequence + 1)
 
 

@@ -1,4 +1,4 @@
-"""Two ways to load the ledger with commits: writers that wait for each answer, and arrivals that wait for nobody."""
+"""Two loads of commits: a closed loop, whose writers wait for each answer, and random arrivals, which do not wait."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Commit = Callable[[pb.CommitRequest], Awaitable[pb.CommitResponse]]
 
 @dataclass(slots=True)
 class Run:
-    """What one slice of load came to. Latencies in seconds, by commit."""
+    """The result of one load: its duration, and the latency of each commit, in seconds."""
 
     seconds: float = 0.0
     latencies: list[float] = field(default_factory=list)
@@ -30,13 +30,13 @@ class Run:
 
 
 def fact() -> ledger_pb2.NewEntry:
-    """A fact of 5 KB that does not compress."""
+    """Returns an entry of 5 KB that does not compress."""
     text = random.randbytes(BODY_BYTES // 2).hex()
     return ledger_pb2.NewEntry(step=1, body=ledger_pb2.EntryBody(user_message=ledger_pb2.UserMessage(text=text)))
 
 
 async def closed_loop(commit: Commit, tasks: Sequence[HeldTask], seconds: float) -> Run:
-    """One writer a task, each with one commit in flight. Nobody thinks: batches come out fuller than in life."""
+    """Runs one writer for each task, with one commit in flight and no pause: batches are fuller than in production."""
     run, began = Run(), perf_counter()
 
     async def write(task: HeldTask) -> None:
@@ -51,7 +51,7 @@ async def closed_loop(commit: Commit, tasks: Sequence[HeldTask], seconds: float)
 
 
 async def random_arrivals(commit: Commit, tasks: Sequence[HeldTask], per_second: float, seconds: float) -> Run:
-    """Poisson arrivals. A latency counts from when the commit was due, also when sender or task were late."""
+    """Runs Poisson arrivals. A latency counts from the moment at which the commit was due, also if it was sent late."""
     run, entries = Run(), [fact()]
     free: asyncio.Queue[HeldTask] = asyncio.Queue()
     for task in tasks:
@@ -66,7 +66,7 @@ async def random_arrivals(commit: Commit, tasks: Sequence[HeldTask], per_second:
     began = due = perf_counter()
     async with asyncio.TaskGroup() as writers:
         while (due := due + random.expovariate(per_second)) - began < seconds:
-            await asyncio.sleep(max(0.0, due - perf_counter()))  # also when late: the writers want to run
+            await asyncio.sleep(max(0.0, due - perf_counter()))  # also when late, so that the writers run
             writers.create_task(write(due))
     run.seconds = perf_counter() - began
     return run

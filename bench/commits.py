@@ -1,4 +1,4 @@
-"""Durable commits of 5 KB through gRPC, fenced and with signed tokens, next to the same statements run bare."""
+"""Measures durable commits of 5 KB: through gRPC with fence and signed tokens, and the same statements alone."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ LEAST_PER_SECOND: Final = 1666
 TIMEOUT_SECONDS: Final = 30.0
 HOW: Final = (
     f"{WRITERS} writers, each with one commit of one 5 KB entry in flight; then random (Poisson) arrivals over "
-    f"{ARRIVING_TASKS} tasks, latency counted from when each was due. Client, service and Postgres share the cores. "
-    f"Bare: the same statements with the same values, {BATCH_COMMITS} commits a transaction, one connection, no "
-    f"service. {ROUNDS} rounds, variants in turn; figures are medians."
+    f"{ARRIVING_TASKS} tasks, with latencies from the moment at which each commit was due. Client, service and "
+    f"Postgres share the cores. Bare: the same statements with the same values, {BATCH_COMMITS} commits in a transaction, "
+    f"one connection, no service. {ROUNDS} rounds in which the variants take turns; figures are medians."
 )
 
 
 @dataclass(slots=True)
 class _Rounds:
-    """What each variant did, round by round."""
+    """The results of each variant, one for each round."""
 
     runs: defaultdict[str, list[Run]] = field(default_factory=lambda: defaultdict(list))
     cpu: defaultdict[str, list[dict[str, float]]] = field(default_factory=lambda: defaultdict(list))
@@ -51,7 +51,7 @@ class _Rounds:
 
 @dataclass(slots=True)
 class _Bench:
-    """The data path, and who commits on it."""
+    """The data path, its clients, and the results so far."""
 
     path: DataPath
     maker: TaskMaker
@@ -62,7 +62,7 @@ class _Bench:
     rounds: _Rounds = field(default_factory=_Rounds)
 
     async def measure(self, variant: str, load: Callable[[], Awaitable[Run]]) -> None:
-        """One slice of one variant."""
+        """Runs one round of one variant and records its result."""
         meter = CpuMeter(self.path.pids(), own="client")
         since = await self._now()
         meter.start()
@@ -73,7 +73,7 @@ class _Bench:
         self.rounds.cpu[variant].append({name: value * 1e6 / len(run.latencies) for name, value in used.items()})
 
     async def bare(self) -> None:
-        """On tasks of its own: what is written bare the service's client would not know of."""
+        """Runs the statements without the service, on new tasks: the service's client would miss these commits."""
         tasks = await self.maker.held(BATCH_COMMITS)
         commits = BareCommits(self.path.pool, Verifier(self.path.layout.verifying_keys))
         self.rounds.runs["bare"].append(await commits.run(tasks, self.bare_batches))
@@ -85,7 +85,7 @@ class _Bench:
         return row[0]
 
     async def _batch_size(self, since: Any) -> float:
-        """All entries of a batch have the time at which its rows were locked."""
+        """Returns the mean number of commits in a batch: all entries of a batch have the record time of its locks."""
         statement = "select count(*)::float8 / count(distinct recorded_at) from entries where recorded_at >= %b"
         async with pool_connection(self.path.pool) as connection:
             row = await (await connection.execute(statement, [since])).fetchone()
@@ -94,7 +94,7 @@ class _Bench:
 
 
 async def measure(options: Options) -> list[Section]:
-    """Rates, latencies, processor time and batch sizes."""
+    """Returns rates, latencies, processor time and batch sizes of commits."""
     async with AsyncExitStack() as opened:
         options.tell("commits: starting Postgres and the checkpoint service")
         path = await opened.enter_async_context(DataPath(options.folder / "commits", "checkpoint"))
@@ -162,7 +162,7 @@ def _add_details(
 ) -> None:
     if with_latencies:
         section.add_latencies(description, [value for run in rounds.runs[variant] for value in run.latencies])
-    section.add_rounds(f"{description}: commits a batch", rounds.batches[variant], "")
+    section.add_rounds(f"{description}: commits in a batch", rounds.batches[variant], "")
     for name in ("checkpoint", "client", "Postgres"):
-        values = [one[name] for one in rounds.cpu[variant] if name in one]
+        values = [used[name] for used in rounds.cpu[variant] if name in used]
         section.add_rounds(f"{description}: CPU of {name}", values, "µs a commit")

@@ -1,4 +1,4 @@
-"""Processor time by process, read from /proc. Where there is none (macOS), nothing is told."""
+"""Processor time by process, read from /proc. Without /proc (macOS) there are no figures."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ AVAILABLE: Final = (_PROC / "self" / "stat").exists()
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process, of its children that live, and of those that have ended."""
-    ticks = sum(sum(_ticks(one)) for one in (pid, *_children(pid)))
+    """Returns user and system time of a process and of all its children, live and ended, in seconds."""
+    ticks = sum(sum(_ticks(process)) for process in (pid, *_children(pid)))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(slots=True)
 class CpuMeter:
-    """What each process used since the last `start`, and what we used ourselves under the name `own`.
+    """Measures the processor time of each process since the last `start`; `own` is the name of this process.
 
-    Children count with their parent, as those of Postgres; our own are in the list.
+    Children count with their parent, such as those of Postgres. Children of this process do not count with it: they
+    are in `pids`.
     """
 
     pids: Mapping[str, int]
@@ -30,23 +31,29 @@ class CpuMeter:
     _began: dict[str, float] = field(default_factory=dict)
 
     def start(self) -> None:
-        """Count from here."""
+        """Starts to count."""
         self._began = self._read()
 
     def used_seconds(self) -> dict[str, float]:
-        """By name, since `start`; empty where it cannot be known."""
+        """Returns the seconds by name since `start`; empty without /proc."""
         now = self._read()
         return {name: now[name] - self._began[name] for name in now}
 
     def _read(self) -> dict[str, float]:
         if not AVAILABLE:
             return {}
-        ours = os.times()
-        return {self.own: ours.user + ours.system, **{name: cpu_seconds(pid) for name, pid in self.pids.items()}}
+        own_times = os.times()
+        return {
+            self.own: own_times.user + own_times.system,
+            **{name: cpu_seconds(pid) for name, pid in self.pids.items()},
+        }
 
 
 def _ticks(pid: int) -> tuple[int, int, int, int]:
-    """utime, stime, cutime, cstime; zeros when it is gone. The name before them may hold spaces and brackets."""
+    """Returns utime, stime, cutime and cstime of a process; zeros if it has ended.
+
+    The name before these fields may contain spaces and brackets.
+    """
     try:
         stat = (_PROC / str(pid) / "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -56,7 +63,7 @@ def _ticks(pid: int) -> tuple[int, int, int, int]:
 
 
 def _children(pid: int) -> list[int]:
-    """Those of all its threads."""
+    """Returns the children that any thread of the process started."""
     children: list[int] = []
     for file in (_PROC / str(pid) / "task").glob("*/children"):
         try:

@@ -1,6 +1,6 @@
-"""The data path alone, as real processes: Postgres, the checkpoint service, the tool service.
+"""The data path as real processes: Postgres, the checkpoint service and the tool service, without coordinators.
 
-Nobody grants claims here: the bench signs its own tokens with the key of its installation.
+The bench signs its own fencing tokens with the key of its installation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _NO_RECORDS: Final = {"tools": {"TENURE_TOOLS_RECORDS_DIR": ""}}
 
 
 class DataPath:
-    """Serves while its `async with` is open. Its `append_record` is not set up, and so answers at once."""
+    """Runs Postgres and the services of `kinds` inside its `async with`.
+
+    `append_record` has no directory here, so it answers at once.
+    """
 
     def __init__(self, folder: Path, *kinds: str) -> None:
         self.layout = Layout(folder)
@@ -53,11 +56,11 @@ class DataPath:
         return Signer.load(self.layout.signing_key)
 
     def address(self, kind: str) -> str:
-        """Where that service is dialled."""
+        """Returns the address of a service."""
         return self.services[kind].address
 
     def pids(self) -> dict[str, int]:
-        """Our processes by name; Postgres with all that it starts."""
+        """Returns the process ids by name. Postgres is the parent of all its processes."""
         assert self._postgres is not None, "it was started"
         assert self._postgres.pid is not None, "it runs"
         return {**{name: service.pid for name, service in self.services.items()}, "Postgres": self._postgres.pid}

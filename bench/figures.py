@@ -1,4 +1,4 @@
-"""A figure: what was measured, in which unit, and what it must hold to."""
+"""Figures: measured values with their unit and bound, grouped into sections."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.samples import percentile, spread
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What was promised, in the figure's unit."""
+    """The promised bound of a figure, in the figure's unit: a maximum, or with `is_most` False a minimum."""
 
     limit: float
     is_most: bool = True
@@ -29,7 +29,10 @@ def over(limit: float) -> Bound:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """`low` and `high`: of the rounds, or of the samples; absent when there was one. `note`: what to know besides."""
+    """A measured value. `low` and `high` are the range of its rounds or samples, None for a single value.
+
+    `note` is printed behind the figure.
+    """
 
     what: str
     value: float
@@ -41,32 +44,32 @@ class Figure:
 
     @property
     def holds(self) -> bool | None:
-        """None when nothing was promised."""
+        """Whether the bound holds; None for a figure without a bound."""
         return None if self.bound is None else self.bound.holds(self.value)
 
 
 @dataclass(slots=True)
 class Section:
-    """The figures of one measurement, and in a few words how they came about."""
+    """The figures of one measurement. `how` says how they were measured."""
 
     title: str
     how: str
     figures: list[Figure] = field(default_factory=list)
 
     def add(self, what: str, value: float, unit: str, *, bound: Bound | None = None, note: str = "") -> None:
-        """One measured value."""
+        """Adds one measured value."""
         self.figures.append(Figure(what, value, unit, bound=bound, note=note))
 
     def add_rounds(
         self, what: str, values: Sequence[float], unit: str, *, bound: Bound | None = None, note: str = ""
     ) -> None:
-        """The median of several rounds, with their range. Nothing when there was nothing to measure."""
+        """Adds the median of several rounds with their range; nothing for no values."""
         if values:
             middle, low, high = spread(values)
             self.figures.append(Figure(what, middle, unit, low, high, bound, note))
 
     def add_latencies(self, what: str, seconds: Sequence[float], *, bound: Bound | None = None) -> None:
-        """p50 and p99 of samples, as milliseconds; the bound is the p99's, in milliseconds."""
+        """Adds p50 and p99 of samples in seconds, as milliseconds. The bound, in milliseconds, is for the p99."""
         samples = [value * 1000 for value in seconds]
         note = f"{len(samples)} samples"
         lowest, highest = min(samples), max(samples)

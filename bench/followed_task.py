@@ -1,4 +1,4 @@
-"""A task seen through the public API: who runs it since when, by our own clock."""
+"""A task that is watched through the public API, with the starts of its workers by this process's clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENCE_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The task became RUNNING. `at`: when we were told, so a little later than it was durable."""
+    """A transition to RUNNING. `at` is when it was received, a little later than it was durable."""
 
     at: float
     owner: str
@@ -27,7 +27,7 @@ class Start:
 
 @dataclass(slots=True)
 class FollowedTask:
-    """What the watch has brought so far."""
+    """The starts and the step of a task, by the entries that were received so far."""
 
     task_id: str
     starts: list[Start] = field(default_factory=list)
@@ -37,40 +37,40 @@ class FollowedTask:
 
     @property
     def owner(self) -> str:
-        """Who was the last to open it."""
+        """The worker that opened the task last."""
         return self.starts[-1].owner
 
     async def until(self, holds: Callable[[FollowedTask], bool]) -> None:
-        """Waits for news that make it so. TimeoutError after a minute."""
+        """Waits until the condition holds, checked at each entry. Raises TimeoutError after a minute."""
         async with asyncio.timeout(PATIENCE_SECONDS), self._changed:
             await self._changed.wait_for(lambda: holds(self))
 
     async def next_start(self, known: int) -> Start:
-        """The first start after those known."""
+        """Waits for, and returns, the first start after the first `known` ones."""
         await self.until(lambda task: len(task.starts) > known)
         return self.starts[known]
 
     async def follow(self, client: Client) -> None:
-        """Until the task ends."""
+        """Reads the task's entries until the task ends."""
         async for event in client.watch(self.task_id):
             if event.HasField("entry"):
                 async with self._changed:
-                    self._take(event.entry)
+                    self._apply(event.entry)
                     self._changed.notify_all()
         async with self._changed:
             self.ended = True
             self._changed.notify_all()
 
-    def _take(self, entry: ledger_pb2.Entry) -> None:
+    def _apply(self, entry: ledger_pb2.Entry) -> None:
         self.step = max(self.step, entry.step)
-        moved = entry.body.transition
-        if entry.body.HasField("transition") and moved.to_state == task_pb2.TASK_STATE_RUNNING:
+        transition = entry.body.transition
+        if entry.body.HasField("transition") and transition.to_state == task_pb2.TASK_STATE_RUNNING:
             self.starts.append(Start(monotonic(), entry.actor, entry.epoch))
 
 
 @asynccontextmanager
 async def submitted(client: Client, model: str) -> AsyncIterator[FollowedTask]:
-    """A new task, followed inside the block, cancelled at its end when it has not ended by then."""
+    """Submits a task and follows it inside the block. Cancels it at the end of the block if it has not ended."""
     request = api.SubmitTaskRequest(agent=task_pb2.AgentSpec(model=model))
     followed = FollowedTask((await client.submit("measure", request=request)).task_id)
     following = asyncio.create_task(followed.follow(client))

@@ -1,4 +1,4 @@
-"""Does a long task cost more than a short one? Bytes written by a late step, and how soon a long ledger is resumed."""
+"""Measures whether late steps of a long task write more bytes, and how fast a worker resumes a long ledger."""
 
 from __future__ import annotations
 
@@ -25,22 +25,21 @@ RESUMES: Final = 7
 LIMITS: Final = task_pb2.Limits(max_tokens=1_000_000_000, max_steps=2 * LATE)
 MOST_GROWTH: Final = 1.05
 HOW: Final = (
-    f"{TASKS} agents without model and tool, each of more than {LATE:,} steps. Bytes: what Postgres wrote ahead (WAL, "
-    f"all services) and the bodies of the ledger's entries, per step, over {WINDOW} steps that begin at step {EARLY} "
-    f"and at step {LATE:,}. Resume: Open until the last page is here, and the fold of all entries into the point to go "
-    "on from."
+    f"{TASKS} agents without model and tool, each with more than {LATE:,} steps. Bytes: Postgres's write-ahead log "
+    f"(WAL) of all services, and the bodies of the ledger's entries, per step, over {WINDOW} steps from step {EARLY} "
+    f"and from step {LATE:,}. Resume: Open until the last page is received, and the fold of all entries into the resume point."
 )
 
 
 async def measure(options: Options) -> list[Section]:
-    """Bytes and seconds."""
+    """Returns bytes per step, and the times to resume."""
     late = options.choose(smoke=2 * EARLY, quick=LATE, full=LATE)
     section = Section("Long tasks", HOW)
     options.tell("growth: starting Postgres, checkpoint and tools")
     async with DataPath(options.folder / "growth", "checkpoint", "tools") as path, null_agents(path) as agents:
         tasks = await agents.maker.held(TASKS, LIMITS)
         await asyncio.gather(*(agents.agent.begin(task) for task in tasks))
-        options.tell(f"growth: {len(tasks)} tasks go through {late:,} steps")
+        options.tell(f"growth: {len(tasks)} tasks make {late:,} steps")
         first, last = [await _window(agents, tasks, step) for step in (EARLY, late)]
         for what, before, after in zip(("WAL", "entries"), first, last, strict=True):
             section.add(f"{what}, step {EARLY}", before, "B a step")
@@ -52,7 +51,7 @@ async def measure(options: Options) -> list[Section]:
 
 
 async def _window(agents: NullAgents, tasks: Sequence[HeldTask], first: int) -> tuple[float, float]:
-    """(WAL, entries) in bytes per step, of the steps from `first` on."""
+    """Returns the bytes of the WAL and of the entries, per step, for the `WINDOW` steps from `first` on."""
     await _go_to(agents, tasks, first)
     before = await _wal_bytes(agents.path.pool)
     await _go_to(agents, tasks, first + WINDOW)
@@ -63,7 +62,7 @@ async def _window(agents: NullAgents, tasks: Sequence[HeldTask], first: int) -> 
 
 
 async def _go_to(agents: NullAgents, tasks: Sequence[HeldTask], step: int) -> None:
-    """All tasks to where this step is their next."""
+    """Runs all tasks until this step is their next."""
 
     async def go(task: HeldTask) -> None:
         while task.step < step:
@@ -89,7 +88,7 @@ async def _number(pool: Pool, statement: str, parameters: Sequence[int]) -> floa
 
 
 async def _add_resume(section: Section, agents: NullAgents, task: HeldTask, late: int) -> None:
-    """Each time under a new claim, as a worker that takes the task over."""
+    """Adds the times of Open and of the fold, each under a new claim, as at a takeover."""
     opens, folds, count = [], [], 0
     for _ in range(RESUMES):
         token = await agents.maker.claim(task.task_id)

@@ -1,4 +1,4 @@
-"""Tasks in the ledger that the bench holds itself: created, granted and opened as coordinator and worker would."""
+"""Tasks whose claims the bench holds: it creates, grants and opens them as a coordinator and a worker do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _AT_ONCE: Final = 16
 
 @dataclass(slots=True)
 class HeldTask:
-    """One claim, and what its next commit must say."""
+    """A held task: its claim, and the numbers of its next commit."""
 
     task_id: str
     token: token_pb2.FencingToken
@@ -42,7 +42,7 @@ class HeldTask:
         reserve: pb.Reserve | None = None,
         transition: pb.Transition | None = None,
     ) -> pb.CommitRequest:
-        """The next commit."""
+        """Returns the request of the next commit."""
         return pb.CommitRequest(
             token=self.token,
             commit_id=str(uuid.uuid4()),
@@ -54,13 +54,13 @@ class HeldTask:
         )
 
     def acknowledged(self, response: pb.CommitResponse) -> None:
-        """It is durable."""
+        """Advances the numbers after the commit is durable."""
         self.commit_number += 1
         self.sequence = response.sequence
 
 
 class TaskMaker:
-    """Makes and claims tasks. Epochs rise with every claim, as etcd's revisions would."""
+    """Creates and claims tasks. Each claim has a greater epoch, as with etcd's revisions."""
 
     def __init__(self, channel: TenureChannel, signer: Signer) -> None:
         self._stub: Any = CheckpointServiceStub(channel)
@@ -68,18 +68,18 @@ class TaskMaker:
         self._revision = 0
 
     async def held(self, count: int, limits: task_pb2.Limits | None = None) -> list[HeldTask]:
-        """New tasks, each RUNNING under a claim of ours."""
-        room = asyncio.Semaphore(_AT_ONCE)
+        """Creates tasks, each RUNNING under a claim of the bench."""
+        limit = asyncio.Semaphore(_AT_ONCE)
 
         async def one() -> HeldTask:
-            async with room:
+            async with limit:
                 task_id = await self._create(limits)
                 return await self._open(task_id, await self.claim(task_id))
 
         return list(await asyncio.gather(*(one() for _ in range(count))))
 
     async def claim(self, task_id: str) -> token_pb2.FencingToken:
-        """A registered grant, newer than all before; not yet opened."""
+        """Registers a grant with a newer epoch than all before, and returns its token. The claim is not opened."""
         self._revision += 1
         claims = Claims(
             resource=f"{TASK_PREFIX}{task_id}",
@@ -93,7 +93,7 @@ class TaskMaker:
         return sign_claims(self._signer, claims, datetime.now(UTC))
 
     async def _create(self, limits: task_pb2.Limits | None) -> str:
-        # A model without a price has no default cap in money, which would end the measurement.
+        # The default cap in money would end the measurement; a model without a price has none.
         agent = task_pb2.AgentSpec(model="bench-null")
         spec = task_pb2.TaskSpec(goal="measure", agent=agent, limits=limits)
         request = pb.CreateTaskRequest(request_id=str(uuid_utils.uuid7()), spec=spec)

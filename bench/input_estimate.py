@@ -1,7 +1,7 @@
-"""`python -m bench.input_estimate [--tokenizer FILE]`: how far the worker's bound of a prompt is from its true tokens.
+"""`python -m bench.input_estimate [--tokenizer FILE]`: checks the worker's bound of a prompt's tokens.
 
-Against the model simulator's count, and against a real tokenizer if there is a file of one (as the package `tokenizers`
-reads them, which is needed then). Below 1 the bound is none.
+Prints the ratio of the bound to true counts for texts of many kinds. The counts are the model simulator's and, with --tokenizer, those of a real tokenizer: a file that the package
+`tokenizers` reads, which must then be installed. A ratio below 1 means that the bound does not hold.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ Count = Callable[[str], int]
 
 
 def samples() -> Iterator[tuple[str, str]]:
-    """Kinds of text, the same every time."""
+    """Yields texts of many kinds with their names, the same in every run."""
     dice = random.Random(1)
-    here = Path(__file__).parents[1]
-    yield "prose", "".join((here / name).read_text() for name in ("README.md", "ARCHITECTURE.md"))
-    yield "python", "".join(path.read_text() for path in sorted((here / "tenure" / "domain").glob("*.py"))[:15])
+    root = Path(__file__).parents[1]
+    yield "prose", "".join((root / name).read_text() for name in ("README.md", "ARCHITECTURE.md"))
+    yield "python", "".join(path.read_text() for path in sorted((root / "tenure" / "domain").glob("*.py"))[:15])
     rows = [{"id": number, "name": f"item {number}", "price": dice.random(), "tags": ["a"]} for number in range(500)]
     yield "json", json.dumps(rows, separators=(",", ":"))
     yield "json, indented", json.dumps(rows, indent=2)
@@ -53,7 +53,7 @@ def samples() -> Iterator[tuple[str, str]]:
 
 
 def main() -> int:
-    """The exit code."""
+    """Prints the ratios and returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.input_estimate", description=__doc__)
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json")
     count = _counter(parser.parse_args().tokenizer)
@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def _bound(text: str) -> int:
-    """Of a message with this text alone."""
+    """Returns the bound of a message that has only this text."""
     empty = InputEstimate("", ()).upper_bound([])
     message = {"role": "user", "content": [{"type": "text", "text": text}]}
     return InputEstimate("", ()).upper_bound([message]) - empty

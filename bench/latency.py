@@ -1,4 +1,4 @@
-"""How soon a task runs: after its submit, and after its worker was killed, frozen or told to stop."""
+"""Measures how soon a task runs: after its submit, and after its worker was killed, frozen or drained."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ LONG_MODEL: Final = "sim-steps-100000-list_files-100ms"
 PATIENCE_SECONDS: Final = 30.0
 POLL_SECONDS: Final = 0.05
 HOW: Final = (
-    "The whole stack on this machine, two workers, simulated model, defaults (leases of 5 s). Submits: one after "
-    "another, from sending the submit to hearing of RUNNING. Takeovers: each run ends the worker of some of "
-    f"{TASKS_AT_ONCE} tasks that are in the middle of their steps; from the signal to hearing, through WatchTask, that "
-    "another worker opened the task. One sample a task."
+    "A development stack on this machine with two workers, the model simulator and default settings (leases of 5 s). "
+    "Submits: one after another, from sending the submit to receiving RUNNING. Takeovers: each run stops the worker of "
+    f"some of {TASKS_AT_ONCE} tasks in the middle of their steps; the time is from the signal to receiving, through "
+    "WatchTask, that another worker opened the task. One sample per task."
 )
 ToWorker = Callable[[ServiceProcess], Coroutine[Any, Any, None]]
 
 
 @dataclass(slots=True)
 class _Takeovers:
-    """The stack, and how its tasks change hands."""
+    """Stops workers of the stack and measures the takeovers. `exits` are the seconds in which drained workers ended."""
 
     stack: Stack
     client: Client
     exits: list[float] = field(default_factory=list)
 
-    async def run(self, end: ToWorker, revive: ToWorker) -> list[float]:
-        """One run: seconds from the signal to the next start, of each task that the ended worker had."""
+    async def run(self, stop: ToWorker, revive: ToWorker) -> list[float]:
+        """Stops the owner of a task. Returns the seconds from the signal to the next start of each of its tasks."""
         await self._both_workers()
         async with AsyncExitStack() as opened:
             submits = (submitted(self.client, LONG_MODEL) for _ in range(TASKS_AT_ONCE))
@@ -50,35 +50,35 @@ class _Takeovers:
             lost = [task for task in tasks if task.owner == victim.name]
             known = [len(task.starts) for task in lost]
             signalled = monotonic()
-            ending = asyncio.create_task(end(victim))
+            stopping = asyncio.create_task(stop(victim))
             starts = await asyncio.gather(*(task.next_start(count) for task, count in zip(lost, known, strict=True)))
-            await ending
+            await stopping
             await revive(victim)
-        assert all(start.owner != victim.name for start in starts), "the task went back to the worker that was ended"
+        assert all(start.owner != victim.name for start in starts), "the stopped worker took its task again"
         return [start.at - signalled for start in starts]
 
     async def drain(self, worker: ServiceProcess) -> None:
-        """Told to stop; how long it took to end is kept."""
+        """Drains the worker, and records the seconds until its process ended."""
         began = monotonic()
         await worker.drain()
         self.exits.append(monotonic() - began)
 
     async def _both_workers(self) -> None:
-        """Until both have a session: an ended one came back, and only once."""
+        """Waits until both workers have a session: the restarted one attached, and exactly once."""
         wanted = {worker.name for worker in self.stack.workers}
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while await self._live() != wanted:  # noqa: ASYNC110  it happens in another process
+            while await self._live() != wanted:  # noqa: ASYNC110  another process makes the change
                 await asyncio.sleep(POLL_SECONDS)
 
     async def _live(self) -> set[str]:
-        answer = await self.client.admin.ListWorkers(admin.ListWorkersRequest(), timeout=PATIENCE_SECONDS)
-        return {worker.worker_id for worker in answer.workers}
+        listed = await self.client.admin.ListWorkers(admin.ListWorkersRequest(), timeout=PATIENCE_SECONDS)
+        return {worker.worker_id for worker in listed.workers}
 
 
 async def measure(options: Options) -> list[Section]:
-    """Submits, kills, freezes, drains."""
+    """Returns the latencies of submits, kills, freezes and drains."""
     section = Section("From submit or signal to running", HOW)
-    options.tell("latency: starting the whole stack")
+    options.tell("latency: starting the stack")
     async with (
         Stack(StackOptions(data_dir=options.folder / "latency")) as stack,
         Client(stack.gateway_address) as client,
@@ -100,12 +100,12 @@ async def measure(options: Options) -> list[Section]:
             options.choose(smoke=1, quick=3, full=50), lambda: takeovers.run(takeovers.drain, ServiceProcess.restart)
         )
         section.add_latencies("drain (SIGTERM) to running elsewhere", drained)
-        section.add_latencies("drain (SIGTERM) to the process's end", takeovers.exits)
+        section.add_latencies("drain (SIGTERM) to the end of the process", takeovers.exits)
     return [section]
 
 
 async def _submits(client: Client, count: int) -> list[float]:
-    """One after another, each after the one before has ended: nothing else is going on."""
+    """Submits one task after the end of the one before, so that nothing else runs."""
     seconds = []
     for _ in range(count):
         began = monotonic()

@@ -1,4 +1,4 @@
-"""What the figures were measured on. A figure without its machine says nothing."""
+"""Describes the machine of the measurements: a figure means nothing without it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PAGE = b"\0" * 8192
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`sync_ms`: how long the data's disk takes to make 8 KiB durable. `load`: at the start, others included."""
+    """`sync_ms`: how long the disk takes to make 8 KiB durable. `load`: of the whole machine, at the start."""
 
     cores: int
     system: str
@@ -29,7 +29,7 @@ class Machine:
     load: float
 
     def line(self) -> str:
-        """All of it in one line."""
+        """Returns the description in one line."""
         return (
             f"{self.cores} cores, {self.system}, Python {self.python}, Postgres {self.postgres}, etcd {self.etcd}, "
             f"fsync of 8 KiB {self.sync_ms:.2f} ms, load {self.load:.1f} at the start"
@@ -37,7 +37,7 @@ class Machine:
 
 
 def look(folder: Path) -> Machine:
-    """`folder`: where the data will be."""
+    """Returns the description of this machine, and of the disk that has `folder`."""
     return Machine(
         cores=_cores(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -50,7 +50,7 @@ def look(folder: Path) -> Machine:
 
 
 def _cores() -> int:
-    """Those we may use, where the system says."""
+    """Returns the cores that this process may use, or all where the system does not tell."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -69,7 +69,7 @@ def _etcd_version() -> str:
 
 
 def _sync_ms(path: Path) -> float:
-    """Over a file that is written anew in place, as a write-ahead log is. A disk in memory shows here as 0.00."""
+    """Returns the median time to sync a page that is written in place, as a write-ahead log is. A RAM disk has 0.00."""
     sync = getattr(os, "fdatasync", os.fsync)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     try:

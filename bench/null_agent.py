@@ -1,4 +1,4 @@
-"""An agent without a model and without a tool's work: what is left of a step is what Tenure does in it."""
+"""An agent without a model and with a tool that does nothing: only Tenure's own part of a step is left."""
 
 from __future__ import annotations
 
@@ -27,42 +27,45 @@ _LIMITS: Final = CallLimits(outcome_seconds=30.0)
 
 @dataclass(frozen=True, slots=True)
 class NullAgent:
-    """The worker's own clients, and the facts of a worker's step."""
+    """Uses the worker's own clients, and writes the entries of a worker's step."""
 
     ledger: LedgerClient
     tools: ToolsClient
 
     async def begin(self, task: HeldTask) -> None:
-        """Sets aside the tokens of the first step."""
+        """Reserves the tokens of the first step."""
         await self._commit(task, task.commit((), reserve=_reserve(task.step)))
 
     async def step(self, task: HeldTask, *, last: bool = False) -> float:
-        """Answer and intent, the call, its outcome with the next step's tokens or the end. Returns how many seconds."""
+        """Commits answer and intent, executes the call, commits its outcome. Returns the seconds.
+
+        The last commit also has the reservation of the next step, or with `last` the end of the task.
+        """
         began = perf_counter()
         intent = ToolIntent(call_id(task.step, 0), f"toolu_{task.step}", TOOL, ARGUMENTS)
         await self._commit(task, task.commit([_answer(task.step, intent), new_entry(task.step, intent)]))
-        outcome = await self.tools.execute(task.token, intent, _hear_nothing, _LIMITS, None)
-        assert outcome.detail == NOT_SET_UP, f"a tool that is not set up answered {outcome}"
+        outcome = await self.tools.execute(task.token, intent, _ignore_progress, _LIMITS, None)
+        assert outcome.detail == NOT_SET_UP, f"the unconfigured tool returned {outcome}"
         await self._finish(task, intent, outcome, last=last)
         return perf_counter() - began
 
     async def _finish(self, task: HeldTask, intent: ToolIntent, outcome: Outcome, *, last: bool) -> None:
-        written = new_entry(task.step, ToolOutcome(intent.call_id, outcome))
+        entry = new_entry(task.step, ToolOutcome(intent.call_id, outcome))
         task.step += 1
         if last:
             ending = pb.Transition(to_state=task_pb2.TASK_STATE_SUCCEEDED, reason="FINAL_ANSWER", result="done")
-            await self._commit(task, task.commit([written], transition=ending))
+            await self._commit(task, task.commit([entry], transition=ending))
         else:
-            await self._commit(task, task.commit([written], reserve=_reserve(task.step)))
+            await self._commit(task, task.commit([entry], reserve=_reserve(task.step)))
 
     async def _commit(self, task: HeldTask, request: pb.CommitRequest) -> None:
         response = await self.ledger.commit(request)
-        assert not request.HasField("reserve") or response.reserve.HasField("granted"), "the tokens were refused"
+        assert not request.HasField("reserve") or response.reserve.HasField("granted"), "the reservation was denied"
         task.acknowledged(response)
 
 
-def _hear_nothing() -> None:
-    """Signs of life are for renewals; nobody renews here."""
+def _ignore_progress() -> None:
+    """Progress is reported with renewals, and the bench has none."""
 
 
 def _reserve(step: int) -> pb.Reserve:
@@ -72,8 +75,8 @@ def _reserve(step: int) -> pb.Reserve:
 
 
 def _answer(step: int, intent: ToolIntent) -> ledger_pb2.NewEntry:
-    """What a model says before it calls a tool. Its usage settles the attempt."""
-    use = {
+    """Returns a model's answer with a tool call. Its usage settles the model attempt."""
+    tool_use = {
         "type": "tool_use",
         "id": intent.tool_use_id,
         "name": intent.tool,
@@ -81,7 +84,7 @@ def _answer(step: int, intent: ToolIntent) -> ledger_pb2.NewEntry:
     }
     message = ledger_pb2.AssistantMessage(
         attempt_number=1,
-        content_json=json.dumps([{"type": "text", "text": f"{step:08}".ljust(ANSWER_BYTES, ".")}, use]),
+        content_json=json.dumps([{"type": "text", "text": f"{step:08}".ljust(ANSWER_BYTES, ".")}, tool_use]),
         stop_reason="tool_use",
         usage=task_pb2.TokenUsage(input_tokens=100, output_tokens=OUTPUT_TOKENS),
         model=MODEL,

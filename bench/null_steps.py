@@ -1,4 +1,4 @@
-"""Steps per second without model and tool: many ten-step agents at once over the worker's own streams."""
+"""Measures steps of agents without a model and a tool, over the worker's own streams."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ AGENTS: Final = 32
 STEPS: Final = 10
 MOST_SECONDS: Final = 8.0
 HOW: Final = (
-    f"{AGENTS} agents at once, each a task of {STEPS} steps, driven over the worker's commit and tool streams by this "
-    f"process. A step: one commit with a {ANSWER_BYTES} byte answer, its usage and an intent; one call, recorded and "
-    "answered by a tool that does nothing; one commit with the outcome and the next call's tokens set aside. "
+    f"{AGENTS} agents at once, each a task of {STEPS} steps, driven by this process over the worker's commit and "
+    f"tool streams. A step: one commit with an answer of {ANSWER_BYTES} bytes, its usage and an intent; one recorded call of "
+    "a tool that does nothing; one commit with the outcome and the reservation of the next model call. "
     f"{ROUNDS} rounds; figures are medians."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class NullAgents:
-    """The data path with tools, and what drives it."""
+    """The data path with the tool service, and the agent that runs on it."""
 
     path: DataPath
     maker: TaskMaker
@@ -43,7 +43,7 @@ class NullAgents:
 
 @asynccontextmanager
 async def null_agents(path: DataPath) -> AsyncIterator[NullAgents]:
-    """Streams to the services of a running data path."""
+    """Yields an agent with streams to the services of a running data path."""
     async with (
         open_channel(path.address("checkpoint")) as ledger_channel,
         open_channel(path.address("tools")) as tools_channel,
@@ -56,7 +56,7 @@ async def null_agents(path: DataPath) -> AsyncIterator[NullAgents]:
 
 
 async def measure_null_steps(options: Options) -> Section:
-    """Rate, latencies and processor time."""
+    """Returns rate, latencies and processor time of steps."""
     section = Section("Agent steps, no model, no tool", HOW)
     options.tell("steps: starting Postgres, checkpoint and tools")
     most_seconds = options.choose(smoke=0.5, quick=MOST_SECONDS, full=MOST_SECONDS)
@@ -76,12 +76,12 @@ async def measure_null_steps(options: Options) -> Section:
     section.add_rounds("steps", rates, "/s")
     section.add_latencies("a step", latencies)
     for name in used[0]:
-        section.add_rounds(f"CPU of {name}", [one[name] for one in used], "µs a step")
+        section.add_rounds(f"CPU of {name}", [cpu[name] for cpu in used], "µs a step")
     return section
 
 
 async def _run(agent: NullAgent, tasks: list[HeldTask], most_seconds: float) -> list[float]:
-    """All tasks to their end, `AGENTS` at once, as far as the time allows; the seconds of each step."""
+    """Runs the tasks, `AGENTS` at once, until all end or the time is over. Returns the seconds of each step."""
     waiting, latencies, ends_at = deque(tasks), [], perf_counter() + most_seconds
 
     async def work() -> None:

@@ -1,4 +1,4 @@
-"""How long to measure, and where the data goes."""
+"""The options of a run: how long to measure, and where the data goes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Final, TypeVar
 _Value = TypeVar("_Value")
 Tell = Callable[[str], None]
 ROUNDS: Final = 3
-"""So often variants take turns; figures are the medians of the rounds."""
+"""The number of rounds in which variants take turns; a figure is the median of the rounds."""
 
 
 class Size(Enum):
-    """FULL: the figures that may be published. QUICK: fewer samples. SMOKE: every line of the code runs once, in
-    seconds; the figures mean nothing.
+    """FULL: figures that may be published. QUICK: fewer samples. SMOKE: the code runs once, in seconds, and the figures
+    mean nothing.
     """
 
     SMOKE = "smoke"
@@ -26,17 +26,17 @@ class Size(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`folder` is empty at first; each measurement makes one of its own in it. `tell` hears what is going on."""
+    """`folder` is empty at first; each measurement creates its own below it. `tell` prints a progress text."""
 
     folder: Path
     size: Size
     tell: Tell
 
     def choose(self, *, smoke: _Value, quick: _Value, full: _Value) -> _Value:
-        """The value for the size of this run."""
+        """Returns the value for the size of this run."""
         return {Size.SMOKE: smoke, Size.QUICK: quick, Size.FULL: full}[self.size]
 
     @property
     def rounds(self) -> int:
-        """How often variants take turns."""
+        """The number of rounds in which variants take turns."""
         return self.choose(smoke=1, quick=ROUNDS, full=ROUNDS)

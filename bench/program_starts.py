@@ -1,4 +1,4 @@
-"""The ways to a program's first line that are compared with each other."""
+"""The ways of starting a program that are compared, each measured to the program's first line."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ CODE: Final = "print('here')"
 BARE_PYTHON: Final = "bare python3"
 BARE_BUBBLEWRAP: Final = "bare bwrap python3"
 LAUNCHER: Final = "the launcher alone, to its exec"
-COLD: Final = "a sandbox started for the program"
-WARM: Final = "a sandbox that was waiting"
+COLD: Final = "a cold sandbox"
+WARM: Final = "a warm sandbox"
 EXECUTE: Final = "Execute of execute_python, over gRPC"
 NOTHING: Final = "Execute of a tool that does nothing, to its outcome"
 
 _CALL_SECONDS: Final = 60.0
 _LAUNCHER: Final = Path(services.tools.sandbox.__file__).with_name("launcher.py")
-# Apart from those of the tool service that runs beside them.
+# Different from the uids of the tool service that runs on the same machine.
 _COLD_UID, _WARM_UID = 61_200, 61_300
 _WARM: Final = 2
 Start = Callable[[], Awaitable[float]]
@@ -48,7 +48,7 @@ Start = Callable[[], Awaitable[float]]
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """Each way returns the seconds from being asked to the first line. `warm` is the sandbox behind WARM."""
+    """The ways: each returns the seconds from the request to the first line. `warm` is the sandbox of the way WARM."""
 
     ways: dict[str, Start]
     warm: Sandbox
@@ -56,7 +56,7 @@ class Starts:
 
 @asynccontextmanager
 async def program_starts(folder: Path) -> AsyncIterator[Starts]:
-    """Everything that is compared, ready to be asked."""
+    """Yields all ways, with the tool service and the sandboxes started."""
     async with AsyncExitStack() as opened:
         path = await opened.enter_async_context(DataPath(folder / "service", "tools"))
         channel = await opened.enter_async_context(open_channel(path.address("tools")))
@@ -85,8 +85,8 @@ def _bubblewrap() -> list[str]:
 
 
 def _launcher() -> list[str]:
-    orders = ["--parent", str(os.getpid()), "--", "/bin/echo", "here"]
-    return [sys.executable, "-I", "-S", str(_LAUNCHER), *orders]
+    arguments = ["--parent", str(os.getpid()), "--", "/bin/echo", "here"]
+    return [sys.executable, "-I", "-S", str(_LAUNCHER), *arguments]
 
 
 def _of_command(command: list[str]) -> Start:
@@ -107,47 +107,47 @@ def _of_sandbox(sandbox: Sandbox, workspace: Path) -> Start:
     workspace.mkdir(parents=True)
 
     async def first_line() -> float:
-        heard: list[float] = []
+        output_seconds: list[float] = []
         began = perf_counter()
         result = await sandbox.run_python(
-            CODE, workspace, SandboxLimits(), lambda _stream, _text: heard.append(perf_counter() - began)
+            CODE, workspace, SandboxLimits(), lambda _stream, _text: output_seconds.append(perf_counter() - began)
         )
-        assert result.stdout == "here\n", f"the program came to {result}"
-        return heard[0]
+        assert result.stdout == "here\n", f"the program ended with {result}"
+        return output_seconds[0]
 
     return first_line
 
 
 @dataclass(slots=True)
 class _Calls:
-    """Calls of one task, one after another."""
+    """Executes calls of one task, one after another."""
 
     stub: Any
     token: token_pb2.FencingToken
     step: int = 0
 
     async def first_output(self) -> float:
-        """To the first event with output."""
+        """Returns the seconds to the first event with output."""
         return await self._until("output", "execute_python", json.dumps({"code": CODE}))
 
     async def outcome_of_nothing(self) -> float:
-        """What accepting, marking and recording a call takes. `append_record` is not set up here."""
+        """Returns the seconds in which a call is accepted, marked and recorded: `append_record` does nothing here."""
         return await self._until("outcome", "append_record", json.dumps({"file": "bench", "line": "nothing"}))
 
     async def _until(self, event: str, tool: str, arguments_json: str) -> float:
-        """Hears the call to its end, so that calls do not overlap."""
+        """Returns the seconds to the first event of this kind. Reads the call to its end, so that calls do not overlap."""
         self.step += 1
         request = pb.ExecuteRequest(
             token=self.token, call_id=call_id(self.step, 0), tool=tool, arguments_json=arguments_json
         )
-        heard: dict[str, float] = {}
+        event_seconds: dict[str, float] = {}
         began = perf_counter()
         async for response in self.stub.Execute(request, timeout=_CALL_SECONDS):
-            heard.setdefault(response.WhichOneof("event"), perf_counter() - began)
-        return heard[event]
+            event_seconds.setdefault(response.WhichOneof("event"), perf_counter() - began)
+        return event_seconds[event]
 
 
 def _token(path: DataPath) -> token_pb2.FencingToken:
-    """Of a claim that only the tool service will ever see."""
+    """Returns the token of a claim that is not registered: only the tool service sees it."""
     claims = Claims(f"{TASK_PREFIX}{uuid.uuid4()}", DEFAULT_TENANT, compose_epoch(1, 1), str(uuid.uuid4()), "bench")
     return sign_claims(path.signer, claims, datetime.now(UTC))

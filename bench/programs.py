@@ -1,4 +1,4 @@
-"""How long an agent's program takes to its first line, against the same interpreter in a bare bubblewrap."""
+"""Measures the time to the first line of an agent's program, against the same interpreter in a bare bubblewrap."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from services.tools.sandbox import SandboxUnavailable
 PAUSE_SECONDS: Final = 0.3
 IN_A_ROW: Final = 10
 HOW: Final = (
-    "From asking to the first line of a program that prints one. All ways take turns, in an order that rotates, so "
-    "that whatever else the machine does is in each of them; then a pause, as an agent thinks between two programs, "
-    "in which the next sandboxes are started. Execute is asked at the real tool service with its defaults, in a "
-    "workspace, and includes what it writes to Postgres before the program begins."
+    "From the request to the first line of a program that prints one. All ways take turns in a rotating order, so "
+    "that other load of the machine affects each of them. A pause follows, as an agent thinks between two programs; the next "
+    "sandboxes start in it. Execute runs on the real tool service with its defaults, in a workspace, and includes its "
+    "writes to Postgres before the program starts."
 )
 HOW_BUSY: Final = (
-    f"{IN_A_ROW} programs in a row without any pause: each is asked for as soon as the one before was cleaned up, so "
-    "that there is hardly time to start the next sandbox ahead. The three take turns."
+    f"{IN_A_ROW} programs in a row without a pause: each is requested as soon as the one before is cleaned up, so "
+    "there is hardly time to start the next sandbox ahead. The three ways take turns."
 )
 
 
 async def measure(options: Options) -> list[Section]:
-    """With pauses and without. Nothing on a machine without a sandbox."""
+    """Returns the times with pauses and without. On a machine without a sandbox the section has no figures."""
     options.tell("programs: starting Postgres, the tool service and two sandboxes")
     try:
         async with program_starts(options.folder / "programs") as starts:
             options.tell("programs: taking turns")
-            seldom = await _seldom(starts, options.choose(smoke=1, quick=30, full=200))
+            paused = await _with_pauses(starts, options.choose(smoke=1, quick=30, full=200))
             options.tell("programs: in a row")
             busy = await _busy(starts, options.choose(smoke=1, quick=3, full=12))
     except SandboxUnavailable as unavailable:
         return [Section("To a program's first line", f"Not measured: {unavailable}")]
-    return [seldom, busy]
+    return [paused, busy]
 
 
-async def _seldom(starts: Starts, rounds: int) -> Section:
+async def _with_pauses(starts: Starts, rounds: int) -> Section:
     names = list(starts.ways)
     samples: defaultdict[str, list[float]] = defaultdict(list)
-    found_before = starts.warm.warm_runs
+    warm_runs_before = starts.warm.warm_runs
     for number in range(rounds):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
@@ -54,13 +54,13 @@ async def _seldom(starts: Starts, rounds: int) -> Section:
         section.add_latencies(name, samples[name])
     for name in (COLD, WARM, EXECUTE):
         _add_ratios(section, name, samples[name], samples[BARE_BUBBLEWRAP])
-    section.add("found a sandbox waiting", 100 * (starts.warm.warm_runs - found_before) / rounds, "%")
+    section.add("found a warm sandbox", 100 * (starts.warm.warm_runs - warm_runs_before) / rounds, "%")
     return section
 
 
 async def _busy(starts: Starts, rounds: int) -> Section:
     samples: defaultdict[str, list[float]] = defaultdict(list)
-    found_before = starts.warm.warm_runs
+    warm_runs_before = starts.warm.warm_runs
     for _ in range(rounds):
         for name in (BARE_BUBBLEWRAP, COLD, WARM):
             samples[name] += [await starts.ways[name]() for _ in range(IN_A_ROW)]
@@ -69,13 +69,13 @@ async def _busy(starts: Starts, rounds: int) -> Section:
         section.add_latencies(name, seconds)
     for name in (COLD, WARM):
         _add_ratios(section, name, samples[name], samples[BARE_BUBBLEWRAP])
-    warm_runs = starts.warm.warm_runs - found_before
-    section.add("found a sandbox waiting", 100 * warm_runs / (rounds * IN_A_ROW), "%")
+    warm_runs = starts.warm.warm_runs - warm_runs_before
+    section.add("found a warm sandbox", 100 * warm_runs / (rounds * IN_A_ROW), "%")
     return section
 
 
 def _add_ratios(section: Section, name: str, seconds: list[float], bare: list[float]) -> None:
-    """Percentile by percentile."""
+    """Adds the ratios of the percentiles p50 and p99."""
     for label, share in (("p50", 0.5), ("p99", 0.99)):
         ratio = percentile(seconds, share) / percentile(bare, share)
         section.add(f"{name}, {label}, against bare bwrap", ratio, "times")

@@ -1,4 +1,4 @@
-"""What a stranger reads: for each measurement a table, and below it whether the promises held."""
+"""The report: a table for each measurement, and a last line that says whether the bounds hold."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WIDTH: Final = 110
 
 
 def render(machine: Machine, sections: Sequence[Section], seconds: float) -> str:
-    """The whole report."""
+    """Returns the whole report as text."""
     parts = ["Tenure on this machine", *wrap(machine.line(), _WIDTH), ""]
     for section in sections:
         parts += [section.title, *(f"  {line}" for line in wrap(section.how, _WIDTH - 2)), ""]
@@ -26,7 +26,7 @@ def render(machine: Machine, sections: Sequence[Section], seconds: float) -> str
 
 
 def verdict(sections: Sequence[Section]) -> str:
-    """One sentence for all bounds."""
+    """Returns one sentence about all bounds."""
     judged = [figure for section in sections for figure in section.figures if figure.holds is not None]
     missed = [figure.what for figure in judged if not figure.holds]
     if not judged:
@@ -35,7 +35,7 @@ def verdict(sections: Sequence[Section]) -> str:
 
 
 def as_json(machine: Machine, sections: Sequence[Section], seconds: float) -> dict[str, Any]:
-    """The same for programs; numbers as they were measured."""
+    """Returns the report for programs, with numbers that are not rounded."""
     return {
         "machine": asdict(machine),
         "seconds": seconds,
@@ -51,7 +51,7 @@ def as_json(machine: Machine, sections: Sequence[Section], seconds: float) -> di
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns as wide as their widest cell."""
+    """Returns the lines of a table whose columns are as wide as their widest cells."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(
@@ -63,7 +63,7 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def number(value: float) -> str:
-    """Three digits that count, and no more than the measurement can carry."""
+    """Returns the number with three significant digits, or as a whole number from 100 on."""
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
@@ -93,4 +93,4 @@ def _bound(figure: Figure) -> str:
 
 
 def _held(figure: Figure) -> str:
-    return {None: "", True: "held", False: "MISSED"}[figure.holds]
+    return {None: "", True: "holds", False: "MISSED"}[figure.holds]

@@ -1,4 +1,4 @@
-"""What it costs that many agents draw on one budget: reserve and settle, under one root and under as many roots."""
+"""Measures reserve and settle of many agents that share one budget, against as many with budgets of their own."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ AGENTS: Final = (1, 10, 100)
 MODEL: Final = "claude-opus-4-8"
 AMPLE: Final = task_pb2.Limits(max_tokens=10**12, max_nano_usd=10**15, max_steps=10**6)
 HOW: Final = (
-    "Each agent reserves a model call in tokens and money and settles it with the answer, one commit in flight, and so "
-    "on; no cap is reached. Under one root all of them change one row of budgets; independent, each its own. The two "
-    f"take turns, {ROUNDS} rounds; figures are medians, ratios are of the same round."
+    "Each agent reserves tokens and money for a model call and settles it with the answer, with one commit in flight; "
+    "no cap is reached. Under one root all agents change one row of budgets; independent agents have a row each. The "
+    f"two variants take turns in {ROUNDS} rounds; figures are medians, ratios are within a round."
 )
 
 
 @dataclass(slots=True)
 class _Rounds:
-    """What each variant did, round by round."""
+    """The results of each variant, one for each round."""
 
     runs: defaultdict[tuple[int, str], list[Run]] = field(default_factory=lambda: defaultdict(list))
 
@@ -43,7 +43,7 @@ class _Rounds:
 
 
 async def measure(options: Options) -> list[Section]:
-    """Calls reserved and settled a second, and how long a reserve takes."""
+    """Returns the rate of reserved and settled calls, and the latency of a reserve."""
     async with AsyncExitStack() as opened:
         options.tell("reserves: starting Postgres and the checkpoint service")
         path = await opened.enter_async_context(DataPath(options.folder / "reserves", "checkpoint"))
@@ -54,7 +54,7 @@ async def measure(options: Options) -> list[Section]:
         maker = TaskMaker(channel, path.signer)
         variants = {}
         for agents in AGENTS:
-            variants[agents, "one root"] = await _family(path, maker, agents)
+            variants[agents, "one root"] = await _one_root(path, maker, agents)
             variants[agents, "independent"] = await maker.held(agents, AMPLE)
         rounds, seconds = _Rounds(), options.choose(smoke=0.05, quick=0.6, full=4.0)
         for number in range(1, options.rounds + 1):
@@ -64,8 +64,8 @@ async def measure(options: Options) -> list[Section]:
         return [_section(rounds)]
 
 
-async def _family(path: DataPath, maker: TaskMaker, agents: int) -> list[HeldTask]:
-    """Tasks whose budget is that of the first, tied together in the database."""
+async def _one_root(path: DataPath, maker: TaskMaker, agents: int) -> list[HeldTask]:
+    """Returns tasks that share the budget of the first one, by an update of their root in the database."""
     tasks = await maker.held(agents, AMPLE)
     statement = "update tasks set root_task_id = %b::text::uuid where task_id = any(%b::text[]::uuid[])"
     async with pool_connection(path.pool) as connection, connection.transaction():
@@ -74,7 +74,7 @@ async def _family(path: DataPath, maker: TaskMaker, agents: int) -> list[HeldTas
 
 
 async def _spend(commit: Commit, tasks: list[HeldTask], seconds: float) -> Run:
-    """Latencies are those of the reserves."""
+    """Lets each task reserve and settle in a loop. The latencies are those of the reserves."""
     run, began = Run(), perf_counter()
 
     async def work(task: HeldTask) -> None:
@@ -106,12 +106,12 @@ def _answer(step: int) -> ledger_pb2.NewEntry:
 def _section(rounds: _Rounds) -> Section:
     section = Section("Model calls reserved and settled", HOW)
     for agents in AGENTS:
-        shared, apart = rounds.per_second(agents, "one root"), rounds.per_second(agents, "independent")
+        shared, independent = rounds.per_second(agents, "one root"), rounds.per_second(agents, "independent")
         section.add_rounds(f"{agents} under one root", shared, "/s")
-        section.add_rounds(f"{agents} independent", apart, "/s")
-        ratios = [100 * one / other for one, other in zip(shared, apart, strict=True)]
-        section.add_rounds(f"{agents}: one root, of independent", ratios, "%")
+        section.add_rounds(f"{agents} independent", independent, "/s")
+        ratios = [100 * one / other for one, other in zip(shared, independent, strict=True)]
+        section.add_rounds(f"{agents}: one root, share of independent", ratios, "%")
         for variant in ("one root", "independent"):
             medians = [1000 * median(run.latencies) for run in rounds.runs[agents, variant]]
-            section.add_rounds(f"{agents} {variant}: a reserve takes", medians, "ms")
+            section.add_rounds(f"{agents} {variant}: latency of a reserve", medians, "ms")
     return section

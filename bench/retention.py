@@ -1,4 +1,4 @@
-"""Do commits wait while ended tasks are pruned? And what does a task take on disk, kept and pruned?"""
+"""Measures commits while ended tasks are pruned, and the bytes on disk of a task, retained and pruned."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ ARRIVING_TASKS: Final = 64
 TABLES: Final = ("entries", "tasks", "budgets", "token_usage", "prunings")
 HOW: Final = (
     f"Random arrivals of commits of 5 KB, {PER_SECOND}/s, through the service: first alone, then while ended tasks of "
-    f"{ENTRIES} entries of 5 KB are pruned as the service does it, tasks and entries at once. Disk: the ledger's "
-    "tables with their indexes and out-of-line values, per ended task."
+    f"{ENTRIES} entries of 5 KB are pruned, by the service's own code, tasks and entries at the same time. Disk: the "
+    "ledger's tables with their indexes and out-of-line values, per ended task."
 )
 _COPY: Final = """
 set local session_replication_role = replica;
@@ -57,7 +57,7 @@ _LEFT: Final = (
 
 
 async def measure(options: Options) -> list[Section]:
-    """Latencies of commits, rates of pruning, bytes."""
+    """Returns latencies of commits, rates of pruning, and bytes on disk."""
     count, seconds = (
         options.choose(smoke=COPIES_AT_ONCE, quick=500, full=10_000),
         options.choose(smoke=0.2, quick=2.0, full=15.0),
@@ -89,7 +89,7 @@ async def measure(options: Options) -> list[Section]:
 
 
 async def _copies(commit: Commit, template: HeldTask, pool: Pool, count: int) -> None:
-    """One task is worked on and ends; the others are like it."""
+    """Runs the template task to its end, and copies it `count` times in the database."""
     for _ in range(ENTRIES):
         template.acknowledged(await commit(template.commit([fact()])))
     end = pb.Transition(to_state=task_pb2.TASK_STATE_SUCCEEDED, reason="FINAL_ANSWER", result="done")
@@ -105,7 +105,7 @@ async def _copies(commit: Commit, template: HeldTask, pool: Pool, count: int) ->
 
 
 async def _beside(section: Section, pool: Pool, load: Callable[[float], Awaitable[Run]]) -> None:
-    """Commits for as long as there is something to prune, both as busy as the service would be."""
+    """Commits until all ended tasks are pruned. The pruning sweeps make almost no pauses."""
     pruner, clearing, began = TaskPruner(pool, 0.001), PrunedRowCleaner(pool, 0.001), perf_counter()
     async with Duties() as duties:
         duties.start("prune", pruner.run)
@@ -121,7 +121,7 @@ async def _beside(section: Section, pool: Pool, load: Callable[[float], Awaitabl
 
 
 async def _add_disk(section: Section, pool: Pool, kept: dict[str, float], before: dict[str, float], count: int) -> None:
-    section.add("an ended task, kept", sum(kept.values()) / count, "B on disk", note=_parts(kept, count))
+    section.add("an ended task, retained", sum(kept.values()) / count, "B on disk", note=_parts(kept, count))
     async with pool_connection(pool) as connection:
         for table in TABLES:
             await connection.execute(f"vacuum full {table}".encode())
@@ -135,7 +135,7 @@ def _parts(sizes: dict[str, float], count: int) -> str:
 
 
 async def _sizes(pool: Pool) -> dict[str, float]:
-    """Bytes of each table with all its partitions, indexes and out-of-line values."""
+    """Returns the bytes of each table with all its partitions, indexes and out-of-line values."""
     parts = "select coalesce(sum(pg_total_relation_size(relid)), 0) from pg_partition_tree('{0}')"
     statement = f"select greatest(pg_total_relation_size('{{0}}'), ({parts}))"
     return {table: await _number(pool, statement.format(table)) for table in TABLES}

@@ -1,4 +1,4 @@
-"""What many numbers come to."""
+"""Percentiles and ranges of samples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Spread(NamedTuple):
-    """The middle one of several rounds, with the lowest and the highest."""
+    """The median of several rounds, with the lowest and the highest value."""
 
     median: float
     low: float
@@ -17,16 +17,19 @@ class Spread(NamedTuple):
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share (0 to 1) of all does not exceed. ValueError for no values."""
+    """Returns the smallest value that at least this share (0 to 1) of the values does not exceed.
+
+    Raises ValueError for no values, and for a share outside of 0 to 1.
+    """
     if not values:
-        raise ValueError("there is no percentile of nothing")
+        raise ValueError("a percentile needs at least one value, but there are none")
     if not 0.0 <= share <= 1.0:
-        raise ValueError(f"{share} is no share")
+        raise ValueError(f"the share {share} is not between 0 and 1")
     return sorted(values)[max(0, ceil(share * len(values)) - 1)]
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Median, minimum and maximum. ValueError for no values."""
+    """Returns median, minimum and maximum. Raises ValueError for no values."""
     if not values:
-        raise ValueError("there is no spread of nothing")
+        raise ValueError("a range needs at least one value, but there are none")
     return Spread(median(values), min(values), max(values))

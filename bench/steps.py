@@ -1,4 +1,4 @@
-"""An agent's steps: what Tenure adds to them, and, reported apart, with the real worker and a simulated model."""
+"""Steps of agents: first what Tenure itself costs, then with the real worker and the model simulator."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from bench.worker_steps import measure_worker_steps
 
 
 async def measure(options: Options) -> list[Section]:
-    """Two sections that must not be mixed: the model's client costs many times what Tenure does."""
+    """Returns two sections. They are not comparable: the model client costs many times what Tenure does."""
     return [await measure_null_steps(options), await measure_worker_steps(options)]

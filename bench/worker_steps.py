@@ -1,4 +1,4 @@
-"""Steps per second of the real thing: gateway, coordinator, workers, model client, and a simulated model."""
+"""Measures steps of agents on a whole stack: gateway, coordinator, workers, model client and model simulator."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ AT_ONCE: Final = 32
 STEPS: Final = 10
 MODEL: Final = f"sim-steps-{STEPS}-list_files-2400b"
 WAIT_SECONDS: Final = 120.0
-LOOK_SECONDS: Final = 0.02
+POLL_SECONDS: Final = 0.02
 HOW: Final = (
-    f"{AT_ONCE} tasks at once, submitted through the public API, each {STEPS} steps of a streamed answer of 2,400 "
-    "bytes and a call of list_files, then a last answer. Their ends are read in the ledger's table; where said, "
-    "somebody waits for each task through WaitTask instead. The simulator's processor time is not Tenure's, but it "
-    "shares the cores. A step lasts from the record of one model call to that of the next."
+    f"{AT_ONCE} tasks at once, submitted through the public API. Each has {STEPS} steps with a streamed answer of "
+    "2,400 bytes and a call of list_files, then a final answer. The bench reads the ends in the ledger's table; with 'each "
+    "task waited for' a client waits for each task through WaitTask. The simulator's processor time is not Tenure's, "
+    "but it shares the cores. A step lasts from the record of one model call to that of the next."
 )
 SUCCEEDED: Final = "SUCCEEDED"
 _ENDED: Final = "select count(*)::int from tasks where ended_at is not null and task_id = any(%b::text[]::uuid[])"
@@ -43,7 +43,7 @@ select seconds::float8
 
 @dataclass(frozen=True, slots=True)
 class _Wave:
-    """What a number of tasks came to. `cpu`: µs a step by process."""
+    """The result of many tasks. `latencies` are in seconds, `cpu` is µs for a step by process."""
 
     per_second: float
     latencies: list[float]
@@ -52,14 +52,14 @@ class _Wave:
 
 @dataclass(slots=True)
 class _Bench:
-    """The stack, and the ledger's own tables to read in."""
+    """The stack, a client, and a connection pool to read the ledger's tables."""
 
     stack: Stack
     client: Client
     pool: Pool
 
     async def wave(self, seconds: float, *, watched: bool) -> _Wave:
-        """Tasks, `AT_ONCE` at a time, submitted for so long and then finished."""
+        """Submits tasks for this many seconds, `AT_ONCE` at a time, and waits until all have ended."""
         meter = CpuMeter(_pids(self.stack), own="client")
         meter.start()
         began = perf_counter()
@@ -75,19 +75,19 @@ class _Bench:
         return (await self.client.submit("measure", request=request)).task_id
 
     async def _unwatched(self, submit_until: float) -> list[str]:
-        """Submits a task for each that has ended; nobody waits for one through the API."""
+        """Submits a task for each that has ended. The ends are read from the table, not through the API."""
         task_ids: list[str] = []
         ended = 0
         async with asyncio.timeout(WAIT_SECONDS):
             while not task_ids or ended < len(task_ids):
-                room = ended + AT_ONCE - len(task_ids) if perf_counter() < submit_until else 0
-                task_ids += await asyncio.gather(*(self._submit() for _ in range(room)))
-                await asyncio.sleep(LOOK_SECONDS)
+                free = ended + AT_ONCE - len(task_ids) if perf_counter() < submit_until else 0
+                task_ids += await asyncio.gather(*(self._submit() for _ in range(free)))
+                await asyncio.sleep(POLL_SECONDS)
                 ((ended,),) = await self._read(_ENDED, task_ids)
         return task_ids
 
     async def _watched(self, submit_until: float) -> list[str]:
-        """Somebody waits for each task's end."""
+        """Submits tasks, and waits for the end of each through the API."""
         task_ids: list[str] = []
 
         async def one_after_another() -> None:
@@ -105,9 +105,9 @@ class _Bench:
 
 
 async def measure_worker_steps(options: Options) -> Section:
-    """One worker and two with nobody watching, then again with somebody waiting for each task."""
+    """Returns the figures with one worker, with a waiting client for each task, and with two workers."""
     section = Section("Agent steps with worker, model client and simulator", HOW)
-    options.tell("steps: starting the whole stack")
+    options.tell("steps: starting the stack")
     folder, seconds = options.folder / "worker-steps", options.choose(smoke=0.1, quick=2.0, full=10.0)
     async with (
         Stack(StackOptions(data_dir=folder, workers=1, slots=AT_ONCE)) as stack,
@@ -133,7 +133,7 @@ def _add(section: Section, description: str, wave: _Wave) -> None:
 
 
 def _pids(stack: Stack) -> dict[str, int]:
-    """Every process, the workers as one name each."""
+    """Returns the process id of every process of the stack, by name."""
     pids = {child.name: child.pid for child in stack.children()}
     if stack.postgres is not None and stack.postgres.pid is not None:
         pids["Postgres"] = stack.postgres.pid

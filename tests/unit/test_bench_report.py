@@ -26,7 +26,7 @@ def section() -> Any:
 def test_a_figure_is_a_line_with_range_and_bound(section: Any) -> None:
     lines = render(MACHINE, [section], 12.3).splitlines()
     assert any(
-        line.split() == ["frames", "2,000", "/s", "1,000", "to", "3,000", "over", "1,666", "/s", "held"]
+        line.split() == ["frames", "2,000", "/s", "1,000", "to", "3,000", "over", "1,666", "/s", "holds"]
         for line in lines
     )
     assert any(

@@ -31,14 +31,14 @@ def test_at_least_the_share_of_all_is_not_above_the_percentile(values: Any, shar
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
 def test_what_is_no_share_is_refused(share: Any) -> None:
-    with pytest.raises(ValueError, match="no share"):
+    with pytest.raises(ValueError, match="not between 0 and 1"):
         percentile([1.0], share)
 
 
 def test_nothing_has_no_percentile_and_no_spread() -> None:
-    with pytest.raises(ValueError, match="nothing"):
+    with pytest.raises(ValueError, match="at least one value"):
         percentile([], 0.5)
-    with pytest.raises(ValueError, match="nothing"):
+    with pytest.raises(ValueError, match="at least one value"):
         spread([])
 
 
