@@ -32,8 +32,9 @@ TIMEOUT_SECONDS: Final = 30.0
 HOW: Final = (
     f"{WRITERS} writers, each with one commit of one 5 KB entry in flight; then random (Poisson) arrivals over "
     f"{ARRIVING_TASKS} tasks, with latencies from the moment at which each commit was due. Client, service and "
-    f"Postgres share the cores. Bare: the same statements with the same values, {BATCH_COMMITS} commits in a transaction, "
-    f"one connection, no service. {ROUNDS} rounds in which the variants take turns; figures are medians."
+    f"Postgres share the cores. Bare: the same statements with the same values, {BATCH_COMMITS} commits in a "
+    f"transaction, one connection, no service. {ROUNDS} rounds in which the variants take turns; figures are "
+    "medians."
 )
 
 

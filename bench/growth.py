@@ -25,9 +25,10 @@ RESUMES: Final = 7
 LIMITS: Final = task_pb2.Limits(max_tokens=1_000_000_000, max_steps=2 * LATE)
 MOST_GROWTH: Final = 1.05
 HOW: Final = (
-    f"{TASKS} agents without model and tool, each with more than {LATE:,} steps. Bytes: Postgres's write-ahead log "
-    f"(WAL) of all services, and the bodies of the ledger's entries, per step, over {WINDOW} steps from step {EARLY} "
-    f"and from step {LATE:,}. Resume: Open until the last page is received, and the fold of all entries into the resume point."
+    f"{TASKS} agents without model and tool, each with more than {LATE:,} steps. Bytes: Postgres's write-ahead "
+    f"log (WAL) of all services, and the bodies of the ledger's entries, per step, over {WINDOW} steps from step "
+    f"{EARLY} and from step {LATE:,}. Resume: Open until the last page is received, and the fold of all entries "
+    "into the resume point."
 )
 
 

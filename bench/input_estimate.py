@@ -1,7 +1,8 @@
 """`python -m bench.input_estimate [--tokenizer FILE]`: checks the worker's bound of a prompt's tokens.
 
-Prints the ratio of the bound to true counts for texts of many kinds. The counts are the model simulator's and, with --tokenizer, those of a real tokenizer: a file that the package
-`tokenizers` reads, which must then be installed. A ratio below 1 means that the bound does not hold.
+Prints the ratio of the bound to true counts for texts of many kinds. The counts are the model simulator's and, with
+--tokenizer, those of a real tokenizer: a file that the package `tokenizers` reads, which must then be installed. A
+ratio below 1 means that the bound does not hold.
 """
 
 from __future__ import annotations

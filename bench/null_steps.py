@@ -26,9 +26,9 @@ STEPS: Final = 10
 MOST_SECONDS: Final = 8.0
 HOW: Final = (
     f"{AGENTS} agents at once, each a task of {STEPS} steps, driven by this process over the worker's commit and "
-    f"tool streams. A step: one commit with an answer of {ANSWER_BYTES} bytes, its usage and an intent; one recorded call of "
-    "a tool that does nothing; one commit with the outcome and the reservation of the next model call. "
-    f"{ROUNDS} rounds; figures are medians."
+    f"tool streams. A step: one commit with an answer of {ANSWER_BYTES} bytes, its usage and an intent; one "
+    "recorded call of a tool that does nothing; one commit with the outcome and the reservation of the next "
+    f"model call. {ROUNDS} rounds; figures are medians."
 )
 
 

@@ -135,7 +135,7 @@ class _Calls:
         return await self._until("outcome", "append_record", json.dumps({"file": "bench", "line": "nothing"}))
 
     async def _until(self, event: str, tool: str, arguments_json: str) -> float:
-        """Returns the seconds to the first event of this kind. Reads the call to its end, so that calls do not overlap."""
+        """Returns the seconds to the first event of this kind. Reads on to the end: calls must not overlap."""
         self.step += 1
         request = pb.ExecuteRequest(
             token=self.token, call_id=call_id(self.step, 0), tool=tool, arguments_json=arguments_json

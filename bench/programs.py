@@ -15,14 +15,14 @@ from services.tools.sandbox import SandboxUnavailable
 PAUSE_SECONDS: Final = 0.3
 IN_A_ROW: Final = 10
 HOW: Final = (
-    "From the request to the first line of a program that prints one. All ways take turns in a rotating order, so "
-    "that other load of the machine affects each of them. A pause follows, as an agent thinks between two programs; the next "
-    "sandboxes start in it. Execute runs on the real tool service with its defaults, in a workspace, and includes its "
-    "writes to Postgres before the program starts."
+    "From the request to the first line of a program that prints one. All ways take turns in a rotating order, "
+    "so that other load of the machine affects each of them. A pause follows, as an agent thinks between two "
+    "programs; the next sandboxes start in it. Execute runs on the real tool service with its defaults, in a "
+    "workspace, and includes its writes to Postgres before the program starts."
 )
 HOW_BUSY: Final = (
-    f"{IN_A_ROW} programs in a row without a pause: each is requested as soon as the one before is cleaned up, so "
-    "there is hardly time to start the next sandbox ahead. The three ways take turns."
+    f"{IN_A_ROW} programs in a row without a pause: each is requested as soon as the one before is cleaned up, "
+    "so there is hardly time to start the next sandbox ahead. The three ways take turns."
 )
 
 

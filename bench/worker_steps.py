@@ -25,10 +25,11 @@ MODEL: Final = f"sim-steps-{STEPS}-list_files-2400b"
 WAIT_SECONDS: Final = 120.0
 POLL_SECONDS: Final = 0.02
 HOW: Final = (
-    f"{AT_ONCE} tasks at once, submitted through the public API. Each has {STEPS} steps with a streamed answer of "
-    "2,400 bytes and a call of list_files, then a final answer. The bench reads the ends in the ledger's table; with 'each "
-    "task waited for' a client waits for each task through WaitTask. The simulator's processor time is not Tenure's, "
-    "but it shares the cores. A step lasts from the record of one model call to that of the next."
+    f"{AT_ONCE} tasks at once, submitted through the public API. Each has {STEPS} steps with a streamed answer "
+    "of 2,400 bytes and a call of list_files, then a final answer. The bench reads the ends in the ledger's "
+    "table; with 'each task waited for' a client waits for each task through WaitTask. The simulator's "
+    "processor time is not Tenure's, but it shares the cores. A step lasts from the record of one model call to "
+    "that of the next."
 )
 SUCCEEDED: Final = "SUCCEEDED"
 _ENDED: Final = "select count(*)::int from tasks where ended_at is not null and task_id = any(%b::text[]::uuid[])"
