@@ -65,9 +65,9 @@ class _Takeovers:
 
     async def _both_workers(self) -> None:
         """Waits until both workers have a session: the restarted one attached, and exactly once."""
-        wanted = {worker.name for worker in self.stack.workers}
+        names = {worker.name for worker in self.stack.workers}
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while await self._live() != wanted:  # noqa: ASYNC110  another process makes the change
+            while await self._live() != names:  # noqa: ASYNC110  another process makes the change
                 await asyncio.sleep(POLL_SECONDS)
 
     async def _live(self) -> set[str]:

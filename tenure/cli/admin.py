@@ -122,7 +122,7 @@ _TERMINAL_STATES: Final = {
     "cancelled": task_pb2.TASK_STATE_CANCELLED,
 }
 
-reason_option = click.option("--reason", required=True, help="Why; recorded in the ledger.")
+reason_option = click.option("--reason", required=True, help="Why; it is recorded.")
 
 
 @click.command(short_help="Requeue an ended task: it continues as its next attempt.")

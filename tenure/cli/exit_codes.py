@@ -33,7 +33,7 @@ Exit codes:
   1  the task ended in another state than SUCCEEDED (wait, watch, submit --watch)
   2  the command line is wrong
   3  refused: not found, wrong state, invalid; a repeat is refused too
-  4  the gateway or a service behind it does not answer: try again later
+  4  not possible now: no answer, or a limit is reached; try again later
   5  not yet: the task has not ended within --timeout, or another holder has the lease
   6  an internal error of a service; its log has the details
   7  an invariant is violated (admin verify)

@@ -60,7 +60,7 @@ def follow(
 
     With --json each line has a cursor: --after continues from there, also days later.
     """
-    wanted = task_pb2.TaskFilter(
+    task_filter = task_pb2.TaskFilter(
         states=[STATES.to_wire(TaskState(state)) for state in states], labels=dict(labels), queue=queue
     )
 
@@ -70,7 +70,7 @@ def follow(
 
     async def work(client: Client) -> None:
         asyncio.get_running_loop().call_later(_SILENCE_SECONDS, report_silence)
-        async with aclosing(client.watch_tasks(wanted, after_cursor=after_cursor)) as events:
+        async with aclosing(client.watch_tasks(task_filter, after_cursor=after_cursor)) as events:
             async for event in events:
                 if context.as_json:
                     context.emit(event)

@@ -72,7 +72,7 @@ def send(context: Context, task: str, text: str, request_id: str) -> None:
     help="Makes the command safe to repeat: a repeat with the same id creates no second task.",
 )
 @click.option("--without-files", is_flag=True, help="Start with an empty workspace.")
-@click.option("--watch", "watched", is_flag=True, help="Show its steps until it ends.")
+@click.option("--watch", "watched", is_flag=True, help="Show the task's steps until it ends.")
 @pass_context
 def fork(context: Context, /, task: str, watched: bool, **options: Any) -> None:
     """Create a new task that continues from TASK's history. TASK may be live or ended; it does not change.

@@ -101,7 +101,7 @@ LEASE_LOST: Final = {
 
 @click.command(short_help="Submit a task: GOAL for an agent, or a control function.")
 @click.argument("goal", required=False, default="")
-@click.option("--watch", "watched", is_flag=True, help="Show its steps until it ends.")
+@click.option("--watch", "watched", is_flag=True, help="Show the task's steps until it ends.")
 @click.option("--function", metavar="NAME", default="", help="Run this control function instead of an agent.")
 @click.option(
     "--input", "given", metavar="JSON", default="", help="The input of the function; `-` reads it from standard input."

@@ -135,14 +135,14 @@ def list_tasks(
     limit: int,
 ) -> None:
     """List tasks, the newest first."""
-    wanted = task_pb2.TaskFilter(
+    task_filter = task_pb2.TaskFilter(
         states=[STATES.to_wire(TaskState(state)) for state in states], labels=dict(labels), queue=queue
     )
 
     async def work(client: Client) -> None:
         if forks_of:
-            wanted.forked_from_task_id = await find_task(client, forks_of)
-        listed = client.list_tasks(wanted, limit=limit)
+            task_filter.forked_from_task_id = await find_task(client, forks_of)
+        listed = client.list_tasks(task_filter, limit=limit)
         if context.as_json:
             async for task in listed:
                 context.emit(task)
@@ -301,8 +301,8 @@ def tree(context: Context, task: str) -> None:
 
     async def work(client: Client) -> None:
         given_task = await client.get(await find_task(client, task))
-        wanted = task_pb2.TaskFilter(root_task_id=given_task.root_task_id)
-        tasks = [one async for one in client.list_tasks(wanted, limit=MOST_TASKS)]
+        task_filter = task_pb2.TaskFilter(root_task_id=given_task.root_task_id)
+        tasks = [one async for one in client.list_tasks(task_filter, limit=MOST_TASKS)]
         tasks.sort(key=lambda one: (one.depth, _call_order(one)))
         if context.as_json:
             for one in tasks:

@@ -48,10 +48,10 @@ MOST_WAITS = 10_000
 @pass_context
 def waits(context: Context, external: bool, limit: int) -> None:
     """List the tasks that wait for a person, by deadline: the most urgent first."""
-    wanted = task_pb2.TaskFilter(states=WAITING if external else WAITING[:1])
+    task_filter = task_pb2.TaskFilter(states=WAITING if external else WAITING[:1])
 
     async def work(client: Client) -> None:
-        tasks = client.list_tasks(wanted, limit=limit, order=task_pb2.TASK_ORDER_WAIT_DEADLINE)
+        tasks = client.list_tasks(task_filter, limit=limit, order=task_pb2.TASK_ORDER_WAIT_DEADLINE)
         if context.as_json:
             async for task in tasks:
                 context.emit(task)

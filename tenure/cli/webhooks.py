@@ -57,9 +57,9 @@ def _state(webhook: pb.Webhook) -> Text:
 def show_webhook(context: Context, webhook: pb.Webhook) -> None:
     """Prints one webhook with its gaps."""
     paused = f"{webhook.pause_code}: {one_line(webhook.pause_reason, 200)} ({webhook.pause_actor})"
-    wanted = webhook.filter
-    tasks = [f"{key}={value}" for key, value in sorted(wanted.labels.items())]
-    tasks += [f"queue {wanted.queue}"] if wanted.queue else []
+    task_filter = webhook.filter
+    tasks = [f"{key}={value}" for key, value in sorted(task_filter.labels.items())]
+    tasks += [f"queue {task_filter.queue}"] if task_filter.queue else []
     overlap = f"also signs until {moment(webhook.old_secret_until_time):%Y-%m-%d %H:%M} UTC"
     rows: list[tuple[str, str | Text]] = [
         ("webhook", f"{webhook.name} · {webhook.webhook_id}"),
@@ -174,8 +174,8 @@ def create(
 
     Prints the secret, this once only: the receiver verifies the signatures with it.
     """
-    wanted = task_pb2.TaskFilter(labels=dict(labels), queue=queue)
-    request = pb.CreateWebhookRequest(name=name, url=url, event_types=events, filter=wanted, secret=secret)
+    task_filter = task_pb2.TaskFilter(labels=dict(labels), queue=queue)
+    request = pb.CreateWebhookRequest(name=name, url=url, event_types=events, filter=task_filter, secret=secret)
 
     async def work(client: Client) -> None:
         created = await client.create_webhook(request)
@@ -328,10 +328,10 @@ def test(context: Context, webhook: str) -> None:
 @pass_context
 def deliveries(context: Context, webhook: str, states: tuple[str, ...], limit: int) -> None:
     """List the deliveries of WEBHOOK: all pending and dead ones, and the newest delivered ones."""
-    wanted = [DELIVERY_STATES.to_wire(_STATES[state]) for state in states]
+    delivery_states = [DELIVERY_STATES.to_wire(_STATES[state]) for state in states]
 
     async def work(client: Client) -> None:
-        listed = [one async for one in client.list_deliveries(webhook, wanted, limit=limit)]
+        listed = [one async for one in client.list_deliveries(webhook, delivery_states, limit=limit)]
         if context.as_json:
             for one in listed:
                 context.emit(one)
