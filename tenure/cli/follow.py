@@ -65,7 +65,7 @@ def follow(
     )
 
     def report_silence() -> None:
-        if not has_event.is_set():
+        if not event_received.is_set():
             echo(f"no gateway answers at {context.address} yet; trying again for a minute", err=True)
 
     async def work(client: Client) -> None:
@@ -76,11 +76,11 @@ def follow(
                     context.emit(event)
                 elif event.HasField("change"):
                     context.console.print(_line(context, event.change), no_wrap=True, soft_wrap=True)
-                elif not has_event.is_set():
+                elif not event_received.is_set():
                     echo("following all tasks; Ctrl-C stops only this command", err=True)
-                has_event.set()
+                event_received.set()
 
-    has_event = asyncio.Event()
+    event_received = asyncio.Event()
     context.run(work)
 
 
