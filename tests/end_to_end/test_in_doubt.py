@@ -78,7 +78,7 @@ async def test_each_of_the_three_resolutions_lets_the_task_succeed(
     said = ("--happened", "--result", f"@{path}"), ("--did-not-happen",), ("--abandon",)
     for (task_id, _), words in zip(tasks, said, strict=True):
         done = await tenure("tools", "resolve", task_id, "1.0", *words, "--reason", "I looked", address=address)
-        assert (done.code, done.out.splitlines()[0].split(";")[0]) == (0, "recorded"), done.err
+        assert (done.code, done.out.splitlines()[0].split(";")[0]) == (0, "resolved"), done.err
     late = await tenure("tools", "resolve", happened, "1.0", "--abandon", "--reason", "too late", address=address)
     assert late.code == 3
 
