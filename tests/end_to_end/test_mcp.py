@@ -36,7 +36,7 @@ async def with_mcp(
 
 async def test_a_task_uses_mcp_servers_and_records_their_answers(with_mcp: Installation) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while with_mcp.stack.services["tools"].log().count("took an MCP server's tools") < 2:
+        while with_mcp.stack.services["tools"].log().count("registered the tools of an MCP server") < 2:
             await asyncio.sleep(0.05)
 
     task_id = await with_mcp.submit("sim-e2e-mcp", "as it was asked")

@@ -33,8 +33,8 @@ async def paid(port: int, effect_class: EffectClass) -> ToolAnswer | ToolFailure
 
 
 UNREADABLE = {
-    "no result of a tool": lambda own_id: {"jsonrpc": "2.0", "id": own_id, "result": {"content": 7}},
-    "no message": lambda _: {"done": True},
+    "its answer is not a tool result": lambda own_id: {"jsonrpc": "2.0", "id": own_id, "result": {"content": 7}},
+    "no MCP message": lambda _: {"done": True},
     "an event that is no message": lambda _: '{"jsonrpc": "2.0", "result',
 }
 
@@ -47,7 +47,7 @@ async def test_an_unreadable_answer_sends_an_unsafe_call_once(
     with http_mcp_server(200, answer) as server:
         response = await paid(server.port, effect_class)
         assert isinstance(response, ToolInDoubt if effect_class is UNSAFE else ToolFailure)
-        assert "no answer that can be read" in response.message
+        assert "an answer that cannot be read" in response.message
         assert server.paid == ["t/1.0"]
 
 

@@ -86,7 +86,7 @@ async def test_a_programs_stderr_goes_to_the_log_not_the_model(
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     assert "hush" not in str(refusal.value)
-    assert fact.last_error == "it ended; what its program wrote is in the log"
+    assert fact.last_error == "it ended; the log has the stderr of its program"
 
 
 def test_a_tenants_server_has_no_tools_for_others(tmp_path: Path) -> None:
@@ -304,6 +304,6 @@ async def test_a_link_that_neither_opens_nor_fails_is_given_up(monkeypatch: pyte
 
     held = held_module.HeldConnection("hanging", never, linger_seconds=1.0)
     async with asyncio.timeout(PATIENCE_SECONDS):
-        with pytest.raises(CallNotSent, match="neither linked to nor given up"):
+        with pytest.raises(CallNotSent, match="neither opened nor failed"):
             await held.link()
         await held.close()

@@ -81,7 +81,7 @@ def test_texts_are_joined_and_other_parts_are_named() -> None:
     assert text.splitlines() == [
         "one",
         "[image (image/png), 5 bytes: kept 5 .png]",
-        "[audio (audio/wav): its content is no base64]",
+        "[audio (audio/wav): its content is not valid base64]",
         "[link to the resource file:///a: a, 3 bytes]",
         "[resource x://t]",
         "two",

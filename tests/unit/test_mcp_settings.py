@@ -43,13 +43,13 @@ def test_what_other_clients_are_given_can_be_pasted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("server", "expected"),
     [
-        ({}, "either a command or a url"),
-        ({"command": "a", "url": "http://b"}, "either a command or a url"),
+        ({}, "either command or url"),
+        ({"command": "a", "url": "http://b"}, "either command or url"),
         ({"url": "ftp://b"}, "mcp_servers.it.url"),
         ({"url": "http://b", "args": ["x"]}, "has no args"),
-        ({"type": "http", "command": "a"}, "its type is http"),
+        ({"type": "http", "command": "a"}, "type http does not match"),
         ({"type": "sse", "url": "http://b"}, "mcp_servers.it.type"),
-        ({"command": "a", "headers": {"x": "y"}}, "headers are sent to a url only"),
+        ({"command": "a", "headers": {"x": "y"}}, "headers need a url"),
         ({"command": "a", "max_servers": 2}, "sandbox: true"),
         ({"command": "a", "sandbox": True, "read_only_paths": ["b"]}, "absolute"),
         ({"command": "a", "sandbox": True, "read_only_paths": ["/work/app"]}, "under /work"),
@@ -108,7 +108,7 @@ def test_what_can_be_called_as_a_task_only_is_left_out() -> None:
         name="t", input_schema={"type": "object"}, execution=types.ToolExecution(task_support="required")
     )
     taken, problems = taken_from(McpServer(command="a"), [long_lasting, tool("one")])
-    assert (list(taken), problems) == (["one"], ["'t' is left out: it can be called as a task of MCP only"])
+    assert (list(taken), problems) == (["one"], ["'t' is left out: it can be called as an MCP task only"])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,26 @@
+"""MCP servers as sources of tools: sessions with the servers, and the calls of their tools.
+
+The files, in the order in which data flows:
+
+settings.py            the section `mcp_servers` of the config file
+sources.py             the entry point: opens the servers and registers their tools
+servers.py             the sessions of one server: shared by all tasks, or one process per task
+connection.py          opens and holds one session with a program, a sandboxed program or a URL
+
+program.py             runs a server program outside of the sandbox
+subprocess_reaper.py   the parent process of such a program: ends it with all its descendants
+stderr_log.py          logs a bounded part of a program's stderr
+stdio_framing.py       one JSON object per line over pipes; size and rate limits; the headers of calls
+http_transport.py      turns a failed HTTP request into the error answer to its one message
+
+calling.py             a tool call: send, send again, keep the answer's parts; tool definitions
+delivery_errors.py     whether a call without an answer was sent
+
+What to touch when:
+- a server needs a new setting: settings.py, docs/tools.md
+- a failure must count as sent or as not sent: delivery_errors.py, and the transport that sees the failure
+- an answer has a new kind of part: text_of in calling.py
+
+Only services/tools/toolbox.py may import this package, apart from settings.py, and only where a server is configured:
+the protocol's package is large.
+"""

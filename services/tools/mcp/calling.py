@@ -1,4 +1,7 @@
-"""A tool of a server, as this service runs it: sent again where that is allowed, told honestly where it is not."""
+"""Makes the tool calls of an MCP server and turns the server's tools into tools of this service.
+
+A call whose answer was lost is sent again when its effect class allows a repeat. Otherwise it is in doubt.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +29,19 @@ from services.tools.sending import TELLING_SECONDS, SendAttempt, no_answer_in_ti
 from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailure, ToolInDoubt, past_return
 from tenure.domain.tools import EffectClass, OutcomeStatus, ToolDefinition
 
-# What a server answered, as text for the model; what is no text is put aside, and said.
+# An answer as text for the model. Parts that are no text are kept in the workspace, and the text names their files.
 
 Keep = Callable[[bytes, str], str]
-"""Puts bytes aside under a name that ends like this, and says where they are, or why they are not there."""
+"""Stores bytes in a file with the given suffix. Returns where they are, or why they were not stored."""
 
 _PLAIN_SUFFIX_LENGTH: Final = 8
 
 
 def text_of(result: types.CallToolResult, keep: Keep) -> str:
-    """The parts in their order. The structured answer is for programs: it is shown when there is no text beside it."""
+    """Returns the parts of an answer in their order, as text.
+
+    The structured content is for programs: it is included only when the answer has no text.
+    """
     parts = [_part(block, keep) for block in result.content]
     if result.structured_content is not None and not any(isinstance(b, types.TextContent) for b in result.content):
         parts.append(json.dumps(result.structured_content, ensure_ascii=False))
@@ -46,42 +52,45 @@ def _part(block: types.ContentBlock, keep: Keep) -> str:
     if isinstance(block, types.TextContent):
         return block.text
     if isinstance(block, types.ImageContent | types.AudioContent):
-        return _aside(f"{block.type} ({block.mime_type})", block.data, block.mime_type, keep)
+        return _stored(f"{block.type} ({block.mime_type})", block.data, block.mime_type, keep)
     if isinstance(block, types.ResourceLink):
         return _link(block)
     resource = block.resource
     if isinstance(resource, types.TextResourceContents):
         return f"[resource {resource.uri}]\n{resource.text}"
     kind = resource.mime_type or "application/octet-stream"
-    return _aside(f"resource {resource.uri} ({kind})", resource.blob, kind, keep)
+    return _stored(f"resource {resource.uri} ({kind})", resource.blob, kind, keep)
 
 
 def _link(link: types.ResourceLink) -> str:
-    facts = [link.name, link.mime_type, None if link.size is None else f"{link.size} bytes", link.description]
-    return f"[link to the resource {link.uri}: {', '.join(fact for fact in facts if fact)}]"
+    details = [link.name, link.mime_type, None if link.size is None else f"{link.size} bytes", link.description]
+    return f"[link to the resource {link.uri}: {', '.join(one for one in details if one)}]"
 
 
-def _aside(what: str, encoded: str, mime_type: str, keep: Keep) -> str:
+def _stored(what: str, encoded: str, mime_type: str, keep: Keep) -> str:
     try:
         content = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
-        return f"[{what}: its content is no base64]"
+        return f"[{what}: its content is not valid base64]"
     return f"[{what}, {len(content)} bytes: {keep(content, _suffix(mime_type))}]"
 
 
 def _suffix(mime_type: str) -> str:
-    """By the type alone: a server's own names of files are not used here."""
+    """Returns the file suffix for a MIME type. File names that the server gives are not trusted."""
     guessed = mimetypes.guess_extension(mime_type.partition(";")[0].strip()) or ".bin"
     return guessed if len(guessed) <= _PLAIN_SUFFIX_LENGTH and guessed[1:].isalnum() else ".bin"
 
 
-# A server's tools as any source describes its own: of which class by its hints, and which cannot be called at all.
+# A server's tools as definitions, with effect classes by the server's hints, and the tools that cannot be called.
 
-_TASKS_ONLY: Final = "it can be called as a task of MCP only"
+_TASKS_ONLY: Final = "it can be called as an MCP task only"
 
 
 def described(listed: Sequence[types.Tool]) -> list[ToolDefinition]:
-    """As the server says; what it cannot say, such as a timeout, is left open."""
+    """Returns the definitions of a server's tools.
+
+    The timeout and the output limit stay 0: MCP has no field for them.
+    """
     return [
         ToolDefinition(
             name=tool.name,
@@ -96,7 +105,7 @@ def described(listed: Sequence[types.Tool]) -> list[ToolDefinition]:
 
 
 def unusable(listed: Sequence[types.Tool]) -> dict[str, str]:
-    """Why some cannot be called from here, by name."""
+    """Returns the reasons why tools cannot be called from this service, by tool name."""
     return {
         tool.name: _TASKS_ONLY
         for tool in listed
@@ -115,19 +124,19 @@ def _claimed(annotations: types.ToolAnnotations | None) -> EffectClass:
 
 MOST_SENDS: Final = 3
 MOST_PARTS_KEPT: Final = 16
-"""Of one answer: the others are named only."""
+"""How many parts of one answer are kept. The text only mentions further parts."""
 
 
 class McpToolServer(Protocol):
-    """Where calls go."""
+    """The server of a tool: gives a call its session."""
 
     async def link(self, context: CallContext) -> McpSession:
-        """Raises CallNotSent when there is none."""
+        """Returns a session for the call. Raises CallNotSent when there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class McpToolCaller:
-    """`tool`: the server's own name of it. `threads`: where parts of answers are written, with nobody else's work."""
+    """Runs the calls of one tool. `tool`: the server's own tool name. `threads`: only for writing parts of answers."""
 
     server: McpToolServer
     tool: str
@@ -136,69 +145,74 @@ class McpToolCaller:
     threads: Executor
 
     async def run(self, context: CallContext, arguments: Arguments) -> ToolAnswer:
-        """Its timeout bounds all that comes after the server was reached. Raises ToolFailed, and ToolInDoubt for what
-        must not be sent twice.
+        """Makes the call. The call's timeout begins when a session is available.
+
+        Raises ToolFailure, and ToolInDoubt when the answer to a call that must not be sent twice was lost.
         """
         _check_text(arguments)
         sending = SendAttempt(math.inf, context.check_may_begin)
         try:
-            link = await self._link(context)
+            session = await self._session(context)
             sending.ends_at = asyncio.get_running_loop().time() + context.timeout_seconds
             async with asyncio.timeout_at(sending.ends_at):
-                return await self._answered(link, sending, context, arguments)
+                return await self._answered(session, sending, context, arguments)
         except asyncio.CancelledError:
             if not sending.is_out:
                 context.mark_not_sent()
             raise
         except TimeoutError:
             if not sending.is_out:
-                raise _unreachable(CallNotSent("it went away before it was asked")) from None
+                raise _unreachable(CallNotSent("the connection was lost before the call was sent")) from None
             return no_answer_in_time("The server", self.definition.effect_class, context.timeout_seconds)
 
     async def _answered(
-        self, link: McpSession, sending: SendAttempt, context: CallContext, arguments: Arguments
+        self, session: McpSession, sending: SendAttempt, context: CallContext, arguments: Arguments
     ) -> ToolAnswer:
         for sends in range(1, MOST_SENDS + 1):
             is_last = sends == MOST_SENDS
             if sends > 1:
-                link = await self._link(context)
+                session = await self._session(context)
             try:
                 sending.go_out()
-                result = await link.call(self.tool, arguments, context)
+                result = await session.call(self.tool, arguments, context)
             except CallNotSent as unreached:
                 sending.is_out = sending.sent_before
                 if is_last:
                     raise _unreachable(unreached) from unreached
             except AnswerLost as lost:
                 sending.sent_before = True
-                self._judge(lost, is_last=is_last)
+                self._check_repeat(lost, is_last=is_last)
             else:
                 return await self._kept_answer(result, context)
-        raise AssertionError("the last one returns or raises")
+        raise AssertionError("unreachable: the last send returns or raises")
 
-    async def _link(self, context: CallContext) -> McpSession:
+    async def _session(self, context: CallContext) -> McpSession:
         try:
             return await self.server.link(context)
         except CallNotSent as unreached:
             raise _unreachable(unreached) from unreached
 
-    def _judge(self, lost: AnswerLost, *, is_last: bool) -> None:
-        """Returns when it may be sent again, with the same key."""
+    def _check_repeat(self, lost: AnswerLost, *, is_last: bool) -> None:
+        """Returns when the call may be sent again with the same idempotency key; raises otherwise."""
         if not self.definition.effect_class.may_run_again:
             what = (
-                "gave no answer that can be read"
+                "gave an answer that cannot be read"
                 if isinstance(lost, AnswerUnreadable)
                 else "was lost in the middle of the call"
             )
             raise ToolInDoubt(f"The MCP server {what} ({lost}).") from lost
         if isinstance(lost, AnswerUnreadable):
-            raise ToolFailure(f"The server gave no answer that can be read ({lost}).", "BAD_ANSWER") from lost
+            raise ToolFailure(f"The server gave an answer that cannot be read ({lost}).", "BAD_ANSWER") from lost
         if is_last:
             message = f"The server was lost in the middle of the call, {MOST_SENDS} times in a row ({lost})."
             raise ToolFailure(message, "CONNECTION_LOST") from lost
 
     async def _kept_answer(self, result: types.CallToolResult, context: CallContext) -> ToolAnswer:
-        """The call has happened: who stops it now gets its answer, without the parts that are not written yet."""
+        """Writes the answer's parts and returns the answer.
+
+        The effect has already happened, so a cancellation does not discard the answer: it only skips the parts that are
+        not written yet.
+        """
         stopped = threading.Event()
         answer = partial(self._answer, result, context, stopped)
         writing = asyncio.get_running_loop().run_in_executor(self.threads, answer)
@@ -220,12 +234,12 @@ class McpToolCaller:
     def _keep(
         self, context: CallContext, kept: list[str], stopped: threading.Event, content: bytes, suffix: str
     ) -> str:
-        """A part that is no text goes to the workspace."""
+        """Writes a part that is no text to a file of the workspace. Returns where it is, or why it was not kept."""
         if stopped.is_set():
             return "not kept (the call was stopped)"
         if len(kept) == MOST_PARTS_KEPT:
-            return f"not kept (it is over {MOST_PARTS_KEPT} parts)"
-        # A name of this run's own: one that was thought dead cannot change what a later one speaks of.
+            return f"not kept (only the first {MOST_PARTS_KEPT} parts are)"
+        # The name is unique to this run: a run that was declared dead cannot change a file that a later run names.
         path = f"{DIRECTORY}/{context.call_id}-{secrets.token_hex(3)}-{len(kept) + 1}{suffix}"
         kept.append(path)
         try:
@@ -242,7 +256,7 @@ def tools_of(
     output_store: OutputKeeper,
     threads: Executor,
 ) -> list[Tool]:
-    """By the server's own names of them."""
+    """Returns the tools of a server. `definitions`: by the server's own tool names."""
     return [
         Tool(
             definition,
@@ -261,16 +275,18 @@ def _unreachable(unreached: CallNotSent) -> ToolFailure:
 
 
 def _check_text(value: object) -> None:
-    """Raises ToolFailed for halves of surrogate pairs, which no message can carry."""
+    """Raises ToolFailure for a lone surrogate, which no message can carry."""
     if isinstance(value, str):
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise ToolFailure("The arguments hold half a character, which cannot be sent.", "BAD_TEXT") from None
+            raise ToolFailure(
+                "The arguments contain a lone surrogate, which cannot be sent: use whole characters.", "BAD_TEXT"
+            ) from None
     elif isinstance(value, dict):
-        for key, one in value.items():
+        for key, item in value.items():
             _check_text(key)
-            _check_text(one)
+            _check_text(item)
     elif isinstance(value, list):
-        for one in value:
-            _check_text(one)
+        for item in value:
+            _check_text(item)

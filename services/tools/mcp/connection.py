@@ -1,4 +1,7 @@
-"""One session with a server: its tools are listed, its calls made, until it ends."""
+"""Opens and holds MCP sessions: one session lists the tools of a server and makes calls until it ends.
+
+A server is a program on pipes, a program in the sandbox, or a URL.
+"""
 
 from __future__ import annotations
 
@@ -51,10 +54,10 @@ _log: Final = logging.getLogger(__name__)
 CONNECT_SECONDS: Final = 30.0
 LIST_SECONDS: Final = 30.0
 ANSWER_SECONDS: Final = 5.0
-"""Within which a server that was told to stop a call answers anything at all; else it hangs."""
+"""A server hangs when it answers nothing within this time after it was asked to stop a call."""
 
 _MOST_PAGES: Final = 32
-_LONGEST_WORDS: Final = 4096
+_LONGEST_MESSAGE: Final = 4096
 _ANSWER: Final[TypeAdapter[types.CallToolResult | types.InputRequiredResult]] = TypeAdapter(
     types.CallToolResult | types.InputRequiredResult
 )
@@ -62,16 +65,22 @@ _ANSWER: Final[TypeAdapter[types.CallToolResult | types.InputRequiredResult]] = 
 
 @dataclass(eq=False, frozen=True, slots=True)
 class _UnderWay:
-    """A call, within its own time until `ends_at` by the loop's clock."""
+    """A call under way.
+
+    `ends_at`: when its timeout ends, by the event loop's clock. `over`: resolved when it returns.
+    """
 
     ends_at: float
     over: asyncio.Future[None]
 
 
 class McpSession:
-    """`ended` is set when the session is over: no further call is made on it, and those under way go on as they can.
+    """A session with a server.
 
-    `changed` is set when the server's tools may have changed. `hangs`: it was found to answer nothing any more.
+    ended: set when the session takes no further calls. Calls under way continue as far as they can.
+    changed: set when the server's tools may have changed.
+    hangs: whether the server was found not to answer anything any more.
+    idle: set while no call is under way.
     """
 
     def __init__(self, client: Client, writes: CallWrites, ended: asyncio.Event, changed: asyncio.Event) -> None:
@@ -85,7 +94,7 @@ class McpSession:
         self.tell_idle: Callable[[], None] = lambda: None
 
     async def list_tools(self) -> list[types.Tool]:
-        """All pages. Raises what the session raises."""
+        """Returns the tools of all pages, at most 32. Raises the errors of the protocol's session, and TimeoutError."""
         tools: list[types.Tool] = []
         cursor: str | None = None
         async with asyncio.timeout(LIST_SECONDS):
@@ -98,10 +107,10 @@ class McpSession:
         return tools
 
     async def call(self, tool: str, arguments: Arguments, context: CallContext) -> types.CallToolResult:
-        """The server's answer. Raises ToolFailed in the server's words, CallNotSent, Lost or AnswerUnreadable.
+        """Makes a call and returns the server's answer.
 
-        When the caller is cancelled, the server is told that the call is not wanted any more, and asked for a sign of
-        life.
+        Raises ToolFailure with the server's error message, CallNotSent, AnswerLost or AnswerUnreadable. When the caller
+        is cancelled, the session asks the server to cancel the call and checks that the server still answers.
         """
         clock = asyncio.get_running_loop()
         call = _UnderWay(clock.time() + context.timeout_seconds, clock.create_future())
@@ -110,7 +119,7 @@ class McpSession:
         try:
             return await self._call(tool, arguments, context)
         except asyncio.CancelledError:
-            self._check()
+            self._start_check()
             raise
         finally:
             call.over.set_result(None)
@@ -124,80 +133,84 @@ class McpSession:
             params=types.CallToolRequestParams(name=tool, arguments=arguments, _meta=meta_of(context))
         )
 
-        async def show(progress: float, total: float | None, message: str | None) -> None:
+        async def emit(progress: float, total: float | None, message: str | None) -> None:
             of = "" if total is None else f"/{total:g}"
             context.emit(f"{message or 'progress'} ({progress:g}{of})\n")
 
         try:
-            result = await self._client.session.send_request(request, _ANSWER, progress_callback=show)
+            result = await self._client.session.send_request(request, _ANSWER, progress_callback=emit)
         except MCPError as error:
             raise self._delivery_error(error, context) from error
         except ValidationError as error:
-            raise AnswerUnreadable("it answered with what is no result of a tool") from error
+            raise AnswerUnreadable("its answer is not a tool result") from error
         finally:
             self._writes.begun.discard(context.idempotency_key)
         if isinstance(result, types.InputRequiredResult):
             raise ToolFailure(
-                "The server asks for more input in the middle of a call: nobody can give it.", "ASKS_BACK"
+                "The server asks for more input in the middle of a call. This service cannot give it.", "ASKS_BACK"
             )
         return result
 
-    def _check(self) -> None:
+    def _start_check(self) -> None:
         if not self.ended.is_set() and (self._checking is None or self._checking.done()):
             self._checking = asyncio.create_task(self._end_unless_it_answers(), name="check an MCP server")
 
     async def _end_unless_it_answers(self) -> None:
-        """Any answer will do, a refusal too. A server that does one thing at a time answers after the calls before."""
+        """Pings the server and ends the session when no answer comes in time.
+
+        Any answer proves that the server works, also an error. A server that handles one request at a time answers only
+        after the calls before the ping, so the wait lasts until the timeouts of those calls are over.
+        """
         clock = asyncio.get_running_loop()
-        pinging = asyncio.create_task(self._ping())
+        ping = asyncio.create_task(self._ping())
         try:
             for call in sorted(self._under_way, key=lambda call: call.ends_at):
                 left_seconds = max(0.0, call.ends_at - clock.time())
-                await asyncio.wait({pinging, call.over}, timeout=left_seconds, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait({pinging}, timeout=ANSWER_SECONDS)
-            if not pinging.done():
+                await asyncio.wait({ping, call.over}, timeout=left_seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({ping}, timeout=ANSWER_SECONDS)
+            if not ping.done():
                 self.hangs = True
                 self.ended.set()
         finally:
-            pinging.cancel()
-            await asyncio.gather(pinging, return_exceptions=True)
+            ping.cancel()
+            await asyncio.gather(ping, return_exceptions=True)
 
     async def _ping(self) -> None:
         try:
             await self._client.session.send_ping()
         except MCPError as error:
-            _log.debug("an MCP server does not know pings: %s", message_of(error))
+            _log.debug("an MCP server answered a ping with an error: %s", message_of(error))
 
     async def close(self) -> None:
-        """Before the session is."""
+        """Marks the session as ended and stops the check. Call it before the protocol's session closes."""
         self.ended.set()
         if self._checking is not None:
             self._checking.cancel()
             await asyncio.gather(self._checking, return_exceptions=True)
 
     async def watch(self) -> None:
-        """Hear of changes where that has to be asked for. Returns when there is nothing to hear."""
+        """Listens for changes of the tools, where the protocol version needs a subscription. Returns when it ends."""
         capability = self._client.server_capabilities.tools
-        tells = capability is not None and capability.list_changed
-        if self._client.protocol_version not in MODERN_PROTOCOL_VERSIONS or not tells:
+        announces_changes = capability is not None and capability.list_changed
+        if self._client.protocol_version not in MODERN_PROTOCOL_VERSIONS or not announces_changes:
             return
         try:
             async with self._client.listen(tools_list_changed=True) as changes:
                 async for _ in changes:
                     self.changed.set()
         except (MCPError, SubscriptionLost) as error:
-            _log.debug("an MCP server tells no changes any more: %s", message_of(error))
+            _log.debug("an MCP server no longer reports changes of its tools: %s", message_of(error))
 
     def _delivery_error(self, error: MCPError, context: CallContext) -> Exception:
-        message = " ".join(error.message.split())[:_LONGEST_WORDS]
+        message = " ".join(error.message.split())[:_LONGEST_MESSAGE]
         if delivery_error := marked_error(error.data):
             return delivery_error(message)
         if error.code == TOO_LONG:
             return ToolFailure(f"The call was made, but {message}.", "OUTPUT_LIMIT")
         if error.code == types.PARSE_ERROR and message.startswith("Failed to parse SSE message"):
-            return AnswerUnreadable("it answered with an event that is no message")
+            return AnswerUnreadable("its answer is an event that is no message")
         if error.code != types.CONNECTION_CLOSED or not message.startswith(("Connection closed", "SSE stream")):
-            return ToolFailure(message or f"The server answered with the error {error.code}.", "MCP_ERROR")
+            return ToolFailure(message or f"The server answered with error {error.code}.", "MCP_ERROR")
         return AnswerLost(message) if context.idempotency_key in self._writes.begun else CallNotSent(message)
 
 
@@ -205,14 +218,15 @@ class McpSession:
 async def open_link(
     transport: AbstractAsyncContextManager[TransportStreams], ended: asyncio.Event
 ) -> AsyncIterator[McpSession]:
-    """A session over the transport, closed at the end. Raises what keeps it from being opened.
+    """Opens a session over the transport and closes it at the end. Raises the error that prevented the opening.
 
-    `ended` becomes the link's. The server is offered nothing of its client: no sampling, no elicitation, no roots.
+    ended: the session's event.
+    The client offers the server no capabilities: no sampling, no elicitation, no roots.
     """
     changed = asyncio.Event()
-    wire = _Wire(transport, ended)
+    wrapped = _WrappedTransport(transport, ended)
 
-    async def hear(message: IncomingMessage) -> None:
+    async def on_message(message: IncomingMessage) -> None:
         if isinstance(message, types.ToolListChangedNotification):
             changed.set()
 
@@ -220,17 +234,17 @@ async def open_link(
     async with AsyncExitStack() as stack:
         async with asyncio.timeout(CONNECT_SECONDS):
             client = await stack.enter_async_context(
-                Client(wire.open(), client_info=identity, message_handler=hear, cache=None)
+                Client(wrapped.open(), client_info=identity, message_handler=on_message, cache=None)
             )
-        link = McpSession(client, wire.writes, ended, changed)
+        session = McpSession(client, wrapped.writes, ended, changed)
         try:
-            yield link
+            yield session
         finally:
-            await link.close()
+            await session.close()
 
 
-class _Wire:
-    """A transport with our additions."""
+class _WrappedTransport:
+    """A transport whose streams watch for the end of the session and record the begun calls."""
 
     writes: CallWrites
 
@@ -244,16 +258,18 @@ class _Wire:
             yield WatchedReads(reads, self._ended), self.writes
 
 
-# A link, open in a task of its own: what opens it must close it, and calls come from everywhere.
+# A session that an asyncio task of its own holds open: the task that opens it must also close it, and calls come from
+# many tasks.
 
 OPEN_SECONDS: Final = CONNECT_SECONDS + 15.0
 Open = Callable[[], AbstractAsyncContextManager[McpSession]]
 
 
 class HeldConnection:
-    """Opens at once. At its end, or when it is let go, it waits for the calls under way, `linger_seconds` at most.
+    """Holds a session open. Starts to open it at once.
 
-    `tell_idle` is called whenever it is open and without calls from now on.
+    When the session ends or is retired, waits for the calls under way, at most `linger_seconds`, and closes it. Calls
+    `tell_idle` whenever the session becomes open or idle.
     """
 
     def __init__(
@@ -266,113 +282,115 @@ class HeldConnection:
 
     @property
     def current(self) -> McpSession | None:
-        """The link, once it is open."""
+        """The session, or None before it is open."""
         is_open = self._opened.done() and self._opened.exception() is None
         return self._opened.result() if is_open else None
 
     @property
-    def is_gone(self) -> bool:
-        """Whether all of it is closed."""
+    def is_closed(self) -> bool:
+        """Whether the session is completely closed."""
         return self._task.done()
 
     async def link(self) -> McpSession:
-        """When it is open. Raises what kept it from opening, and CallNotSent when that does not even fail in time.
+        """Waits for the session and returns it.
 
-        Opening has a deadline of its own; what it had opened by then is closed after that, in the server's own time.
+        Raises the error that prevented the opening. Raises CallNotSent when the opening neither succeeds nor fails
+        within OPEN_SECONDS: opening has its own deadline, but closing what was opened by then can take longer, because
+        the server determines that time.
         """
         try:
             async with asyncio.timeout(OPEN_SECONDS):
                 return await asyncio.shield(self._opened)
         except TimeoutError:
             if self._opened.done():
-                raise  # that of opening
-            raise CallNotSent(f"it was neither linked to nor given up within {OPEN_SECONDS:g} s") from None
+                raise  # the timeout of the opening itself
+            raise CallNotSent(f"the connection neither opened nor failed within {OPEN_SECONDS:g} s") from None
 
-    def let_go(self) -> None:
-        """No further call will come."""
+    def retire(self) -> None:
+        """Takes no further calls: closes the session after the calls under way, or cancels its opening."""
         if self.current is not None:
             self.current.ended.set()
         else:
             self._task.cancel()
 
     def cancel(self) -> None:
-        """End it, whatever is under way."""
+        """Ends the session without waiting for calls under way. Does not wait for the end."""
         self._task.cancel()
 
-    def when_gone(self, tell: Callable[[HeldConnection], None]) -> None:
-        """Once, when all of it is closed."""
-        self._task.add_done_callback(lambda _: tell(self))
+    def when_closed(self, callback: Callable[[HeldConnection], None]) -> None:
+        """Calls `callback` once, when the session is completely closed."""
+        self._task.add_done_callback(lambda _: callback(self))
 
     async def close(self) -> None:
-        """At once, whatever is under way, and to its end."""
+        """Ends the session without waiting for calls under way, and waits until it is closed."""
         self._task.cancel()
         await asyncio.wait({self._task})
 
     async def _hold(self) -> None:
         try:
-            async with self._open() as link:
-                self._opened.set_result(link)
-                link.tell_idle = self._tell_idle
+            async with self._open() as session:
+                self._opened.set_result(session)
+                session.tell_idle = self._tell_idle
                 self._tell_idle()
-                await self._attend(link)
-        except Exception as error:  # noqa: BLE001  told to who waits for the link, or what ended it
+                await self._wait_for_end(session)
+        except Exception as error:  # noqa: BLE001  goes to the waiters for the session, or to the log
             if not self._opened.done():
                 self._opened.set_exception(error)
-                self._opened.exception()  # nobody may be waiting
+                self._opened.exception()  # marks it as retrieved: there may be no waiter
             else:
-                _log.debug("a link was lost: %s", message_of(error), extra={"server": self._server})
+                _log.debug("an MCP session was lost: %s", message_of(error), extra={"server": self._server})
         finally:
             if not self._opened.done():
-                self._opened.set_exception(CallNotSent("its link was closed"))
+                self._opened.set_exception(CallNotSent("the connection was closed"))
                 self._opened.exception()
 
-    async def _attend(self, link: McpSession) -> None:
+    async def _wait_for_end(self, session: McpSession) -> None:
         try:
-            watching = asyncio.create_task(link.watch())
+            watch = asyncio.create_task(session.watch())
             try:
-                await link.ended.wait()
+                await session.ended.wait()
             finally:
-                watching.cancel()
-                await asyncio.gather(watching, return_exceptions=True)
-            if not link.hangs:
+                watch.cancel()
+                await asyncio.gather(watch, return_exceptions=True)
+            if not session.hangs:
                 async with asyncio.timeout(self._linger_seconds):
-                    await link.idle.wait()
+                    await session.idle.wait()
         except TimeoutError:
-            _log.debug("calls were still under way at the end of a link", extra={"server": self._server})
+            _log.debug("calls were still under way at the end of an MCP session", extra={"server": self._server})
         finally:
-            link.ended.set()
+            session.ended.set()
 
 
-# How a link to each kind of server is opened.
+# Opening a session with each kind of server.
 
 _TIMES: Final = httpx2.Timeout(connect=10.0, write=30.0, pool=10.0, read=None)
-"""An answer may take as long as its call's timeout, and events may stay away for ever."""
+"""No read timeout: an answer may take as long as its call's timeout, and event streams may stay silent for ever."""
 
 
-_LAST_WORDS_SECONDS: Final = 0.5
+_LAST_LINES_SECONDS: Final = 0.5
 
 
 @asynccontextmanager
 async def program_link(name: str, settings: McpServer, inherited: Mapping[str, str]) -> AsyncIterator[McpSession]:
-    """To a program that is started for it. Raises ServerEnded with its last words when it ends before it answers."""
-    stderr_lines = StderrLog(name)
-    async with program(settings, inherited, stderr_lines.read) as pipes, piped_link(name, pipes, stderr_lines) as link:
-        yield link
+    """Starts a program and opens a session with it. Adds the program's last stderr lines to an error, as a note."""
+    stderr_log = StderrLog(name)
+    async with program(settings, inherited, stderr_log.read) as pipes, piped_link(name, pipes, stderr_log) as session:
+        yield session
 
 
 @asynccontextmanager
-async def piped_link(name: str, pipes: Pipes, stderr_lines: StderrLog) -> AsyncIterator[McpSession]:
-    """To a program that runs."""
+async def piped_link(name: str, pipes: Pipes, stderr_log: StderrLog) -> AsyncIterator[McpSession]:
+    """Opens a session with a running program. Adds the program's last stderr lines to an error, as a note."""
     try:
         ended = asyncio.Event()
-        async with open_link(_over(name, pipes, ended), ended) as link:
-            yield link
+        async with open_link(_pipe_streams(name, pipes, ended), ended) as session:
+            yield session
     except Exception as error:
-        with suppress(TimeoutError):  # what it said last may still be on its way
-            async with asyncio.timeout(_LAST_WORDS_SECONDS):
-                await stderr_lines.ended.wait()
-        if stderr_lines.last_words:
-            error.add_note(stderr_lines.last_words)
+        with suppress(TimeoutError):  # the last lines may not have been read yet
+            async with asyncio.timeout(_LAST_LINES_SECONDS):
+                await stderr_log.ended.wait()
+        if stderr_log.last_lines:
+            error.add_note(stderr_log.last_lines)
         raise
 
 
@@ -380,17 +398,17 @@ async def piped_link(name: str, pipes: Pipes, stderr_lines: StderrLog) -> AsyncI
 async def sandboxed_link(
     name: str, settings: McpServer, sandbox: Sandbox, workspace: Path | None, limits: SandboxLimits
 ) -> AsyncIterator[McpSession]:
-    """To a program in the sandbox, with the workspace at /work."""
+    """Starts a program in the sandbox, with the workspace at /work, and opens a session with it."""
     assert settings.command is not None
     command = Command((settings.command, *settings.args), settings.env, settings.read_only_paths)
-    stderr_lines = StderrLog(name)
+    stderr_log = StderrLog(name)
     async with sandbox.long_running(command, workspace, limits) as running:
         pipes = running.process
         assert pipes.stdin is not None
-        reading = asyncio.ensure_future(stderr_lines.read(pipes.stderr))
+        reading = asyncio.ensure_future(stderr_log.read(pipes.stderr))
         try:
-            async with piped_link(name, Pipes(pipes.stdin, pipes.stdout), stderr_lines) as link:
-                yield link
+            async with piped_link(name, Pipes(pipes.stdin, pipes.stdout), stderr_log) as session:
+                yield session
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
@@ -398,19 +416,22 @@ async def sandboxed_link(
 
 @asynccontextmanager
 async def http_link(settings: McpServer) -> AsyncIterator[McpSession]:
-    """To a server at a URL. Proxies of the environment are not asked; redirects stay at the server."""
+    """Opens a session with a server at a URL.
+
+    Ignores the environment's proxies; follows redirects to the same server only.
+    """
     assert settings.url is not None
     read_in_one_pass()
     ended = asyncio.Event()
     limits = httpx2.Limits(max_connections=settings.max_calls + 8)
-    network = HttpTransport(httpx2.AsyncHTTPTransport(limits=limits, trust_env=False), ended)
-    headers = {"accept-encoding": "identity", **settings.headers}  # bounds are of what was sent
-    async with httpx2.AsyncClient(transport=network, headers=headers, timeout=_TIMES, trust_env=False) as client:
+    http_transport = HttpTransport(httpx2.AsyncHTTPTransport(limits=limits, trust_env=False), ended)
+    headers = {"accept-encoding": "identity", **settings.headers}  # the size limits count the bytes that were sent
+    async with httpx2.AsyncClient(transport=http_transport, headers=headers, timeout=_TIMES, trust_env=False) as client:
         transport = streamable_http_client(settings.url, http_client=client, max_sse_event_size=MOST_MESSAGE_BYTES)
-        async with open_link(transport, ended) as link:
-            yield link
+        async with open_link(transport, ended) as session:
+            yield session
 
 
 @asynccontextmanager
-async def _over(name: str, pipes: Pipes, ended: asyncio.Event) -> AsyncIterator[TransportStreams]:
+async def _pipe_streams(name: str, pipes: Pipes, ended: asyncio.Event) -> AsyncIterator[TransportStreams]:
     yield LineReads(pipes.stdout, name), LineWrites(pipes.stdin, ended)

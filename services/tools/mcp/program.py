@@ -1,4 +1,4 @@
-"""A server as a program outside of the sandbox: with a keeper that ends all of it, also when this service dies."""
+"""Runs a server program outside of the sandbox, under a reaper that ends the program even when this service dies."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Final
 
 from services.tools.mcp.settings import McpServer
-from services.tools.mcp.subprocess_reaper import ASKED_SECONDS, KILLING_SECONDS
+from services.tools.mcp.subprocess_reaper import KILL_SECONDS, TERM_SECONDS
 from services.tools.sandbox.uncancellable import uncancellable
 
-_KEEPER: Final = Path(__file__).with_name("subprocess_reaper.py")
-_ENDS_BY_ITSELF_SECONDS: Final = 1.0
-_KEEPER_SECONDS: Final = ASKED_SECONDS + KILLING_SECONDS + 1.0
+_REAPER: Final = Path(__file__).with_name("subprocess_reaper.py")
+_EXIT_SECONDS: Final = 1.0
+_REAPER_SECONDS: Final = TERM_SECONDS + KILL_SECONDS + 1.0
 
 
 ReadErrors = Callable[[asyncio.StreamReader], Awaitable[None]]
@@ -27,7 +27,7 @@ ReadErrors = Callable[[asyncio.StreamReader], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Pipes:
-    """A running program, as who talks to it sees it."""
+    """The stdin and stdout of a running program."""
 
     stdin: asyncio.StreamWriter
     stdout: asyncio.StreamReader
@@ -35,16 +35,18 @@ class Pipes:
 
 @asynccontextmanager
 async def program(settings: McpServer, inherited: Mapping[str, str], read_errors: ReadErrors) -> AsyncIterator[Pipes]:
-    """The server's program while it is open. `inherited`: the only variables it has besides those of its settings.
+    """Runs the server's program while the context is open.
 
-    `read_errors` reads its stderr. At the end its stdin is closed; if it does not end by that, it is told to, and then
-    killed with all its descendants.
+    inherited: the only environment variables of the program besides those of its settings.
+    read_errors: reads the program's stderr.
+    At the end the program's stdin is closed. If the program does not exit then, it gets SIGTERM, and is then killed
+    with all its descendants.
     """
-    lifeline, ours = os.pipe()
+    lifeline, lifeline_write = os.pipe()
     try:
         process = await _start(settings, inherited, lifeline)
     except BaseException:
-        os.close(ours)
+        os.close(lifeline_write)
         raise
     finally:
         os.close(lifeline)
@@ -55,7 +57,7 @@ async def program(settings: McpServer, inherited: Mapping[str, str], read_errors
     try:
         yield Pipes(process.stdin, process.stdout)
     finally:
-        await uncancellable(_end(process, ours))
+        await uncancellable(_end(process, lifeline_write))
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
 
@@ -63,7 +65,7 @@ async def program(settings: McpServer, inherited: Mapping[str, str], read_errors
 async def _start(settings: McpServer, inherited: Mapping[str, str], lifeline: int) -> asyncio.subprocess.Process:
     assert settings.command is not None
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", str(_KEEPER), str(lifeline), "--", settings.command, *settings.args),
+        *(sys.executable, "-I", "-S", str(_REAPER), str(lifeline), "--", settings.command, *settings.args),
         stdin=PIPE,
         stdout=PIPE,
         stderr=PIPE,
@@ -75,21 +77,21 @@ async def _start(settings: McpServer, inherited: Mapping[str, str], lifeline: in
 
 
 async def _end(process: asyncio.subprocess.Process, lifeline: int) -> None:
-    """Nothing of it outlives this, and it takes a bounded time."""
+    """Ends the program and the reaper in a bounded time. `lifeline`: the write end of the reaper's pipe."""
     assert process.stdin is not None
     process.stdin.close()
-    ended = await _ends_within(process, _ENDS_BY_ITSELF_SECONDS)
+    ended = await _ends_within(process, _EXIT_SECONDS)
     os.close(lifeline)
-    if not ended and not await _ends_within(process, _KEEPER_SECONDS):
-        with suppress(ProcessLookupError):  # it ended in the last moment
+    if not ended and not await _ends_within(process, _REAPER_SECONDS):
+        with suppress(ProcessLookupError):  # the reaper has just ended
             os.killpg(process.pid, signal.SIGKILL)
-        await _ends_within(process, KILLING_SECONDS)
-    # A descendant that outlived even the keeper may hold the pipes: they are closed here all the same.
-    process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001  nothing public closes them
+        await _ends_within(process, KILL_SECONDS)
+    # A descendant that outlived even the reaper may still hold the pipes, so this process closes its ends.
+    process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001  no public method closes them
 
 
 async def _ends_within(process: asyncio.subprocess.Process, seconds: float) -> bool:
-    """Whether the keeper has ended. Its pipes have to be read on meanwhile, or it may wait for us."""
+    """Waits until the reaper has ended. Reads stdout meanwhile, because a full pipe would block the program."""
     assert process.stdout is not None
     draining = asyncio.ensure_future(_drain(process.stdout))
     waiting = asyncio.ensure_future(process.wait())

@@ -1,4 +1,7 @@
-"""The config file's section `mcp_servers`: the shape that other clients have, and what a service needs besides."""
+"""Defines the section `mcp_servers` of the config file.
+
+The section has the shape that other MCP clients use, plus the fields that a service needs.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +17,24 @@ from tenure.domain.tools import EffectClass
 MIB: Final = 1024 * 1024
 MOST_SERVERS: Final = 32
 REACH_SECONDS: Final = 10.0
-"""So long a call waits for its server to start or to be linked to. That is not taken from its own time: what is sent
-with little of that left would time out for sure, and be in doubt for nothing.
+"""How long a call waits until its server has started or is connected.
+
+This wait does not count against the timeout of the call: a call that was sent with little time left would surely time
+out, and would be in doubt for no reason.
 """
 
 ServerName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9](?:[a-zA-Z0-9-]|_[a-zA-Z0-9-])*$", max_length=32)]
-"""Its tools are called `<name>__<tool>`: no two underscores in a row, and none at its end."""
+"""A server name has no two underscores in a row and none at its end, because its tools are called `<name>__<tool>`."""
 
 
 class McpServer(Section):
-    """One server: a program that speaks over its stdin and stdout, or the address of one that speaks streamable HTTP.
+    """The settings of one server: a program that speaks over stdin and stdout, or the URL of a streamable HTTP server.
 
-    `allow`: the tools to take, all if absent. `effects`: classes by tool, which count more than the server's own hints.
-    `max_calls`: how many calls run there at once. `tenants`: for others its tools do not exist; absent: for all. The
-    last five fields are for `sandbox`: then every task has a server process of its own.
+    allow: the tools to offer; all tools if absent.
+    effects: effect classes by tool; they override the hints of the server.
+    max_calls: how many calls run on the server at once.
+    tenants: the tenants that see the server's tools; all tenants if absent.
+    The last five fields concern `sandbox`: with it, each task gets its own server process in the sandbox.
     """
 
     type: Literal["stdio", "http", "streamable-http", "streamable_http"] | None = None
@@ -55,40 +62,40 @@ class McpServer(Section):
     @model_validator(mode="after")
     def _is_of_one_kind(self) -> Self:
         if (self.command is None) == (self.url is None):
-            raise ValueError("it needs either a command or a url")
+            raise ValueError("set either command or url")
         if self.type is not None and (self.type == "stdio") != (self.url is None):
-            raise ValueError(f"its type is {self.type}, which is not what it has")
-        of_a_program = {"args", "env", "cwd", "sandbox"} & self.model_fields_set
-        if self.url is not None and of_a_program:
-            raise ValueError(f"a server at a url has no {' and no '.join(sorted(of_a_program))}")
+            raise ValueError(f"type {self.type} does not match: stdio needs a command, the http types need a url")
+        program_only = {"args", "env", "cwd", "sandbox"} & self.model_fields_set
+        if self.url is not None and program_only:
+            raise ValueError(f"a server with a url has no {' and no '.join(sorted(program_only))}")
         if self.url is None and self.headers:
-            raise ValueError("headers are sent to a url only")
+            raise ValueError("headers need a url: remove headers, or set url instead of command")
         return self
 
     @model_validator(mode="after")
     def _is_sandboxed_as_a_whole(self) -> Self:
-        of_the_sandbox = {"read_only_paths", "max_servers", "idle_seconds", "memory_bytes"} & self.model_fields_set
-        if of_the_sandbox and not self.sandbox:
-            raise ValueError(f"{' and '.join(sorted(of_the_sandbox))} is for servers with sandbox: true")
+        sandbox_only = {"read_only_paths", "max_servers", "idle_seconds", "memory_bytes"} & self.model_fields_set
+        if sandbox_only and not self.sandbox:
+            raise ValueError(f"{' and '.join(sorted(sandbox_only))} needs sandbox: true")
         if self.sandbox and self.cwd is not None:
-            raise ValueError("in the sandbox a server begins in /work, the task's files: leave out cwd")
+            raise ValueError("a server in the sandbox starts in /work, the workspace: remove cwd")
         if relative := [str(path) for path in self.read_only_paths if not path.is_absolute()]:
-            raise ValueError(f"read_only_paths are absolute: {', '.join(relative)} is not")
+            raise ValueError(f"read_only_paths must be absolute: change {', '.join(relative)}")
         if hidden := [str(path) for path in self.read_only_paths if path.is_relative_to(WORKSPACE_PATH)]:
             raise ValueError(
-                f"read_only_paths must not lie under {WORKSPACE_PATH}, where the sandbox shows the task's files: "
+                f"read_only_paths must not lie under {WORKSPACE_PATH}, where the sandbox mounts the workspace: "
                 f"move or copy {', '.join(hidden)} to another place"
             )
         return self
 
     @property
     def rules(self) -> Rules:
-        """What holds for its tools."""
+        """The operator's rules for the server's tools."""
         return Rules(self.allow, self.effects, self.timeout_seconds, self.output_limit_bytes)
 
     @property
     def secrets(self) -> list[str]:
-        """What nobody is shown who asks why it is away."""
+        """The setting values that must not appear in the error texts of this source."""
         return [*self.args, *self.env.values(), *self.headers.values()]
 
 
@@ -96,5 +103,5 @@ McpServers = Annotated[dict[ServerName, McpServer], Field(max_length=MOST_SERVER
 
 
 def lane_of_server(name: str) -> str:
-    """The runner's lane in which the calls of a server wait for their places."""
+    """Returns the runner's lane in which the calls of a server wait for a slot."""
     return f"mcp {name}"

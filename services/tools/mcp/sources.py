@@ -1,5 +1,7 @@
-"""All MCP servers of the config file as sources of tools. The one door to this package: what is behind it is imported
-only where there is a server.
+"""Opens the MCP servers of the config file and registers their tools.
+
+The only entry point of this package: the service imports it, and with it the protocol's package, only when a server is
+configured.
 """
 
 from __future__ import annotations
@@ -33,16 +35,18 @@ if TYPE_CHECKING:
     from tenure.runtime.process import Process
 
 _log: Final = logging.getLogger(__name__)
-LINK_SILENCE_SECONDS: Final = 300.0
-"""Of opening a link and listing its tools: both have deadlines of seconds."""
+SILENCE_SECONDS: Final = 300.0
+"""The silence limit of a server's duty. Opening a session and listing the tools have deadlines of seconds."""
 
 _INHERITED: Final = ("PATH", "HOME", "LANG", "TMPDIR")
 
 
 @dataclass(frozen=True, slots=True)
 class McpHost:
-    """What servers are given of this service. `limits`: of a program in the sandbox, apart from its memory. `threads`:
-    to write parts of their answers in.
+    """The parts of this service that servers use.
+
+    limits: the limits of a program in the sandbox; each server's settings replace the memory limit.
+    threads: for writing parts of answers.
     """
 
     registry: ToolRegistry
@@ -56,15 +60,15 @@ class McpHost:
 
 
 async def open_mcp_servers(process: Process, servers: Mapping[str, McpServer], host: McpHost) -> None:
-    """Linked to in the background, until the process ends."""
+    """Registers the servers and starts a duty for each, which keeps its sessions until the process ends."""
     opened = []
     for name, settings in servers.items():
         if settings.disabled:
             continue
         fact = host.registry.facts.add(name, ToolSourceKind.MCP, settings.tenants, settings.secrets)
         if settings.sandbox and isinstance(host.sandbox, SandboxUnavailable):
-            fact.lost(f"it is left out: {host.sandbox}")
-            _log.error("an MCP server is left out: %s", host.sandbox, extra={"server": name})
+            fact.lost(f"the server is skipped: {host.sandbox}")
+            _log.error("an MCP server is skipped: %s", host.sandbox, extra={"server": name})
             continue
         host.registry.expect(name, settings.tenants)
         tools = ToolsOfServer(fact, settings, host.registry, host.output_store, host.threads)
@@ -74,9 +78,11 @@ async def open_mcp_servers(process: Process, servers: Mapping[str, McpServer], h
         if isinstance(server, TaskServers):
             host.runs.accompany(server)
         opened.append(server)
-    duties = await process.open(Duties())  # they end first: else they would link anew to what is being closed
+    duties = await process.open(
+        Duties()
+    )  # opened last, so the duties end first and cannot connect again to a closing server
     for server in opened:
-        duties.start(f"link to MCP server {server.name}", server.run, silence_seconds=LINK_SILENCE_SECONDS)
+        duties.start(f"link to MCP server {server.name}", server.run, silence_seconds=SILENCE_SECONDS)
 
 
 def _server(fact: SourceFact, settings: McpServer, host: McpHost, listed: Listed) -> SharedServer | TaskServers:
@@ -99,15 +105,15 @@ def _open_for(name: str, settings: McpServer, host: McpHost) -> OpenFor:
     @asynccontextmanager
     async def open_link(tenant: str, task_id: str) -> AsyncIterator[McpSession]:
         workspace = await asyncio.to_thread(host.workspaces.directory, tenant, task_id) if task_id else None
-        async with sandboxed_link(name, settings, sandbox, workspace, limits) as link:
-            yield link
+        async with sandboxed_link(name, settings, sandbox, workspace, limits) as session:
+            yield session
 
     return lambda tenant, task_id: partial(open_link, tenant, task_id)
 
 
 @dataclass(slots=True)
 class ToolsOfServer:
-    """Takes a server's list of tools into the registry, and tells what is new about it."""
+    """Puts a server's list of tools into the registry, and logs the list and its problems when they change."""
 
     fact: SourceFact
     settings: McpServer
@@ -129,8 +135,8 @@ class ToolsOfServer:
         if self.last_reported == (names, problems):
             return
         self.last_reported = names, problems
-        _log.info("took an MCP server's tools", extra={"server": name, "tools": ", ".join(names)})
+        _log.info("registered the tools of an MCP server", extra={"server": name, "tools": ", ".join(names)})
         for problem in problems[:MOST_PROBLEMS]:
-            _log.warning("a tool of an MCP server: %s", problem, extra={"server": name})
+            _log.warning("a tool of an MCP server has a problem: %s", problem, extra={"server": name})
         if (more := len(problems) - MOST_PROBLEMS) > 0:
             _log.warning("more tools of an MCP server have problems", extra={"server": name, "count": more})

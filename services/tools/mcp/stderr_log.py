@@ -1,4 +1,4 @@
-"""What a server writes to its stderr: into the log, a bounded part of it."""
+"""Logs a bounded part of a server program's stderr."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Final
 _log: Final = logging.getLogger(__name__)
 _PORTION_BYTES: Final = 16 * 1024
 _LONGEST_LINE: Final = 500
-_LINES_AT_ONCE: Final = 50
-_AGAIN_SECONDS: Final = 60.0
+_LINES_PER_WINDOW: Final = 50
+_WINDOW_SECONDS: Final = 60.0
 _LAST_LINES: Final = 3
 
 
 class StderrLog:
-    """Logs up to 50 lines a minute, counts the others, and remembers the last few for who asks why a server ended."""
+    """Logs up to 50 lines a minute, counts the other lines, and keeps the last lines to explain why a server ended."""
 
     def __init__(self, server: str) -> None:
         self._server = server
@@ -25,11 +25,11 @@ class StderrLog:
         self.ended = asyncio.Event()
 
     @property
-    def last_words(self) -> str:
+    def last_lines(self) -> str:
         return " / ".join(self._last)
 
     async def read(self, stderr: asyncio.StreamReader) -> None:
-        """To its end."""
+        """Reads stderr until its end, then sets `ended`."""
         try:
             await self._read(stderr)
         finally:
@@ -42,27 +42,27 @@ class StderrLog:
             if len(unread) > _PORTION_BYTES:
                 lines, unread = [*lines, unread], b""
             for line in lines:
-                self._take(line)
-        self._take(unread)
-        self._tell_left_out()
+                self._add(line)
+        self._add(unread)
+        self._log_left_out()
 
-    def _take(self, line: bytes) -> None:
+    def _add(self, line: bytes) -> None:
         text = line[:_LONGEST_LINE].decode(errors="replace").strip()
         if not text:
             return
         self._last.append(text)
         now = asyncio.get_running_loop().time()
-        if now - self._since > _AGAIN_SECONDS:
-            self._tell_left_out()
+        if now - self._since > _WINDOW_SECONDS:
+            self._log_left_out()
             self._since, self._logged = now, 0
-        if self._logged < _LINES_AT_ONCE:
+        if self._logged < _LINES_PER_WINDOW:
             self._logged += 1
-            _log.info("an MCP server says: %s", text, extra={"server": self._server})
+            _log.info("an MCP server wrote to stderr: %s", text, extra={"server": self._server})
         else:
             self._left_out += 1
 
-    def _tell_left_out(self) -> None:
+    def _log_left_out(self) -> None:
         if self._left_out:
-            facts = {"server": self._server, "lines": self._left_out}
-            _log.info("an MCP server said more than is logged", extra=facts)
+            extra = {"server": self._server, "lines": self._left_out}
+            _log.info("left out stderr lines of an MCP server", extra=extra)
             self._left_out = 0

@@ -1,4 +1,9 @@
-"""Messages over a program's pipes: one JSON object a line, bounded, and nothing a program writes ends the service."""
+"""Reads and writes the messages of an MCP session.
+
+A program on pipes exchanges one JSON object a line. Message size, message rate and unread answers are bounded, so
+nothing that a program writes can end this service. Wrappers of both directions, for every transport, watch for the end
+of the session, record which calls were begun, and add the headers of a call.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +24,19 @@ if TYPE_CHECKING:
     from mcp.client._transport import ReadStream, WriteStream
 
 
-# How quickly a server's messages are taken: one that talks all the time leaves others their turn.
+# The rate limit of a server's messages: a server that sends all the time must not block the event loop.
 
 MOST_A_SECOND: Final = 1000
 
 
 class RateLimit:
-    """Of one link. What comes beyond is left in the pipe until the second is over."""
+    """Limits the messages of one session. Messages beyond the limit stay in the pipe until the second is over."""
 
     def __init__(self) -> None:
         self._since, self._taken = 0.0, 0
 
     async def next(self) -> None:
-        """Returns when one more may be taken, and never before others had their turn."""
+        """Returns when one more message may be taken. Always yields to the event loop first."""
         now = asyncio.get_running_loop().time()
         if now - self._since >= 1.0:
             self._since, self._taken = now, 0
@@ -39,11 +44,11 @@ class RateLimit:
         await asyncio.sleep(self._since + 1.0 - now if self._taken > MOST_A_SECOND else 0.0)
 
 
-# What a stream of messages is to the protocol's package, apart from the messages.
+# The stream interfaces that the protocol's package expects.
 
 
 class Reads(ABC):
-    """Messages, one by one. `receive` raises EndOfStream at the end."""
+    """Base class of read streams. `receive` raises EndOfStream at the end."""
 
     @abstractmethod
     async def receive(self) -> SessionMessage | Exception: ...
@@ -68,7 +73,7 @@ class Reads(ABC):
 
 
 class Writes(ABC):
-    """`send` raises BrokenResourceError when nothing was sent."""
+    """Base class of write streams. `send` raises BrokenResourceError when nothing was sent."""
 
     @abstractmethod
     async def send(self, item: SessionMessage, /) -> None: ...
@@ -86,11 +91,11 @@ class Writes(ABC):
 _log: Final = logging.getLogger(__name__)
 MOST_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 MOST_UNREAD_BYTES: Final = 1024 * 1024
-"""Of answers to what a server asks."""
+"""The limit of our answers to the server's requests that the server has not read."""
 
 LONGEST_ID: Final = 256
 TOO_LONG: Final = -32890
-"""Our code, of JSON-RPC's range for applications: an answer that was too long to be taken."""
+"""The error code of an answer that was too long and was discarded. It lies in JSON-RPC's range for applications."""
 
 _PORTION_BYTES: Final = 64 * 1024
 _EDGE_BYTES: Final = 96
@@ -101,31 +106,34 @@ _METHOD_FIRST: Final = re.compile(_START + rb'"method"')
 
 
 class LineReads(Reads):
-    """Reads messages when they are asked for. What is no message is logged and left out.
+    """Reads one message per line, on demand. Logs and skips lines that are no messages.
 
-    An answer that is too long becomes an error under its id, when the id is its first or its last field, as the known
-    libraries write it; else it stays away.
+    An answer that is too long becomes an error with the answer's id. That works when the id is the first or the last
+    field, as the known libraries write it; otherwise the answer is dropped.
     """
 
     def __init__(self, stdout: asyncio.StreamReader, server: str) -> None:
         self._stdout, self._server = stdout, server
-        self._pace = RateLimit()
+        self._rate_limit = RateLimit()
         self._unread = bytearray()
-        self._garbage = 0
+        self._bad_lines = 0
 
     async def receive(self) -> SessionMessage | Exception:
         while True:
             line = await self._line()
-            await self._pace.next()
+            await self._rate_limit.next()
             message = self._too_long(line) if len(line) > MOST_MESSAGE_BYTES else self._parsed(line)
             if message is not None:
                 return SessionMessage(message)
 
     async def aclose(self) -> None:
-        """The pipe is the program's to close."""
+        """Does nothing: the program's owner closes the pipe."""
 
     async def _line(self) -> bytes:
-        """A line without its end; of one that is too long its edges, stretched beyond the limit."""
+        """Returns a line without its newline.
+
+        Of a line that is too long, keeps the edges and pads them beyond the limit.
+        """
         searched = 0
         head = b""
         while (end := self._unread.find(b"\n", searched)) < 0:
@@ -136,7 +144,7 @@ class LineReads(Reads):
                 searched = len(self._unread)
             try:
                 portion = await self._stdout.read(_PORTION_BYTES)
-            except OSError:  # as good as its end
+            except OSError:  # counts as the end of the stream
                 portion = b""
             if not portion:
                 raise anyio.EndOfStream
@@ -151,10 +159,10 @@ class LineReads(Reads):
         try:
             return _with_short_id(types.jsonrpc_message_adapter.validate_json(line, by_name=False))
         except ValueError:
-            self._garbage += 1
-            level = logging.WARNING if self._garbage == 1 else logging.DEBUG
+            self._bad_lines += 1
+            level = logging.WARNING if self._bad_lines == 1 else logging.DEBUG
             shown = line[:200].decode(errors="replace")
-            _log.log(level, "an MCP server wrote what is no message: %r", shown, extra={"server": self._server})
+            _log.log(level, "an MCP server wrote a line that is no message: %r", shown, extra={"server": self._server})
             return None
 
     def _too_long(self, line: bytes) -> types.JSONRPCMessage | None:
@@ -163,16 +171,16 @@ class LineReads(Reads):
         match = _ID_FIRST.match(head) or (None if _METHOD_FIRST.match(head) else _ID_LAST.search(tail))
         if match is None:
             return None
-        message = f"its answer is longer than {MOST_MESSAGE_BYTES} bytes and was not taken"
+        message = f"its answer is longer than {MOST_MESSAGE_BYTES} bytes and was discarded"
         return types.JSONRPCError(
             jsonrpc="2.0", id=int(match[1]), error=types.ErrorData(code=TOO_LONG, message=message)
         )
 
 
 class LineWrites(Writes):
-    """Writes messages. One that was begun counts as sent, whatever became of it.
+    """Writes one message per line. A message whose write has begun counts as sent, even if the write failed.
 
-    `ended` is set when the program asks and asks and reads no answers: those wait in memory.
+    Sets `ended` when the program keeps sending requests and does not read the answers, which wait in memory.
     """
 
     def __init__(self, stdin: asyncio.StreamWriter, ended: asyncio.Event) -> None:
@@ -180,55 +188,58 @@ class LineWrites(Writes):
         self._answer_bytes = 0
 
     async def send(self, item: SessionMessage, /) -> None:
-        """Waits until the program reads on, but not with a notification: those must not be held up by what hangs.
+        """Writes a message. Waits until the program has read a request, but not a notification or an answer.
 
-        Raises BrokenResourceError when nothing was written.
+        A program that hangs must not delay a notification. Raises BrokenResourceError when nothing was written.
         """
         if self._stdin.is_closing():
             raise anyio.BrokenResourceError
         line = item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
-        if isinstance(item.message, types.JSONRPCResponse | types.JSONRPCError) and not self._is_room_for(line):
+        if isinstance(item.message, types.JSONRPCResponse | types.JSONRPCError) and not self._fits_unread_limit(line):
             return
         self._stdin.write(line)
         if isinstance(item.message, types.JSONRPCRequest):
             try:
                 await self._stdin.drain()
             except ConnectionError:
-                _log.debug("an MCP server has closed its stdin")  # its end is noticed by its reader
+                _log.debug("an MCP server has closed its stdin")  # the reader notices the end of the program
 
-    def _is_room_for(self, answer: bytes) -> bool:
-        """Counts answers of ours since all was read; our own calls, which may be long, wait in the same pipe."""
+    def _fits_unread_limit(self, answer: bytes) -> bool:
+        """Counts the bytes of our answers since the pipe was last empty. Ends the session beyond the limit.
+
+        The buffer's size would not do: our own calls, which may be long, wait in the same pipe.
+        """
         if not self._stdin.transport.get_write_buffer_size():
             self._answer_bytes = 0
         self._answer_bytes += len(answer)
         if self._answer_bytes <= MOST_UNREAD_BYTES:
             return True
         if not self._ended.is_set():
-            _log.warning("an MCP server asks and does not read the answers: its link is ended")
+            _log.warning("an MCP server sends requests and does not read the answers: ending its session")
             self._ended.set()
         return False
 
     async def aclose(self) -> None:
-        """The end of the program's input: it is asked to end."""
+        """Closes the program's stdin, which asks the program to exit."""
         self._stdin.close()
 
 
 def _with_short_id(message: types.JSONRPCMessage) -> types.JSONRPCMessage:
-    """Raises ValueError for an id that is no name any more: an answer would repeat it."""
+    """Returns the message. Raises ValueError for an id that is too long, because our answer would repeat the id."""
     message_id = getattr(message, "id", None)
     if isinstance(message_id, str) and len(message_id) > LONGEST_ID:
         raise ValueError("its id is too long")
     return message
 
 
-# What this service adds to the messages of calls, and what it remembers of them: which were sent at all.
+# The additions to the messages of calls, and the record of which calls were sent at all.
 
 _KEY: Final = "tenure/idempotency_key"
 _EPOCH: Final = "tenure/epoch"
 
 
 def meta_of(context: CallContext) -> types.RequestParamsMeta:
-    """A call's `_meta`: by it a server may recognise repeats, and fence."""
+    """Returns the `_meta` of a call. A server can use it to recognise repeats and to fence its own writes."""
     meta = {
         "tenure/tenant": context.tenant,
         "tenure/task_id": context.task_id,
@@ -240,14 +251,14 @@ def meta_of(context: CallContext) -> types.RequestParamsMeta:
 
 
 class WatchedReads(Reads):
-    """Messages from a transport. `ended` is set at their end."""
+    """Reads messages from a transport. Sets `ended` at the end of the stream."""
 
     def __init__(self, inner: ReadStream[SessionMessage | Exception], ended: asyncio.Event) -> None:
         self._inner, self._ended = inner, ended
-        self._pace = RateLimit()
+        self._rate_limit = RateLimit()
 
     async def receive(self) -> SessionMessage | Exception:
-        await self._pace.next()
+        await self._rate_limit.next()
         try:
             return await self._inner.receive()
         except (anyio.EndOfStream, anyio.ClosedResourceError):
@@ -259,9 +270,9 @@ class WatchedReads(Reads):
 
 
 class CallWrites(Writes):
-    """Messages on their way to a transport. Calls get the headers of providers, for transports that have headers.
+    """Writes messages to a transport. Adds a call's idempotency key and epoch as headers, for transports with headers.
 
-    `begun` has the idempotency keys of those that the transport has taken.
+    begun: the idempotency keys of the calls that the transport has accepted.
     """
 
     def __init__(self, inner: WriteStream[SessionMessage]) -> None:
