@@ -182,8 +182,8 @@ async def test_what_is_too_long_is_cut_while_it_is_read() -> None:
     [
         (answer(200, "é".encode("latin-1"), content_type="text/plain; charset=iso-8859-1"), "é"),
         (answer(200, b"\xff", content_type="text/plain; charset=utf-7"), "�"),
-        (answer(200, b"\x89PNG", content_type="image/png"), "[4 bytes of image/png, which is no text]"),
-        (answer(200, b"\x1f\x8b", content_encoding="gzip"), "[2 bytes, encoded as gzip though that was not asked for]"),
+        (answer(200, b"\x89PNG", content_type="image/png"), "[4 bytes of image/png, which is not text]"),
+        (answer(200, b"\x1f\x8b", content_encoding="gzip"), "[2 bytes, encoded as gzip although the request did not accept that]"),
         (answer(204), ""),
     ],
 )
@@ -203,12 +203,12 @@ async def test_private_addresses_are_the_operators_to_forbid() -> None:
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"url": "http://{id}.example/", "input_schema": ID}, "not in its host"),
-        ({"url": "http://crm.example/{id}"}, "which input_schema has to require"),
+        ({"url": "http://{id}.example/", "input_schema": ID}, "must not contain arguments"),
+        ({"url": "http://crm.example/{id}"}, "list them under required"),
         ({"url": "http://crm.example/{a b}"}, "space"),
         ({"url": "http://crm.example/%7B{"}, "a brace"),
         ({"url": "ftp://crm.example/"}, "Only http and https"),
-        ({"url": "http://crm.example/", "headers": {"Idempotency-Key": "x"}}, "cannot be set here"),
+        ({"url": "http://crm.example/", "headers": {"Idempotency-Key": "x"}}, "is reserved"),
         ({"url": "http://crm.example/", "headers": {"X-A": "a\r\nb"}}, "printable ASCII"),
         ({"url": "http://crm.example/", "headers": {"X-A": "a "}}, "blanks"),
         ({"url": "http://crm.example/", "input_schema": {"$ref": "http://127.0.0.1/"}}, "another document"),

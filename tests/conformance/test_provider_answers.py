@@ -351,12 +351,12 @@ async def test_a_provider_may_authenticate_its_caller_and_itself(tmp_path: Path)
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"address": "nowhere"}, "no host:port"),
+        ({"address": "nowhere"}, "not host:port"),
         ({"address": "a:1,b:2"}, "must be IP addresses"),
-        ({"headers": {"authorization": "x"}}, "cannot be set here"),
-        ({"headers": {"x-tenure-y": "x"}}, "cannot be set here"),
+        ({"headers": {"authorization": "x"}}, "is reserved"),
+        ({"headers": {"x-tenure-y": "x"}}, "is reserved"),
         ({"bearer_token": "ü"}, "printable ASCII"),
-        ({"tls": {"cert_file": "/nowhere"}}, "belong together"),
+        ({"tls": {"cert_file": "/nowhere"}}, "set both cert_file and key_file"),
         ({"tls": {"ca_file": "/nowhere"}}, "there is no file"),
         ({"effects": {"t": "HARMLESS"}}, "Input should be"),
         ({"tenants": ["No Such"]}, "should match pattern"),

@@ -1,5 +1,8 @@
-"""http_fetch: pages of hosts that the operator allows, as text. Offered only where the config file has its section.
+"""The tool http_fetch: reads pages of hosts that the operator allows, as text.
 
-fetch.py       the tool                          settings.py   the section, and which URLs it allows
-fetch.py   one fetch: hop by hop, bounded    text.py    a body becomes text      text.py   HTML becomes text
+The tool exists only when the config file has the section `http_fetch`.
+
+settings.py   the section, and the rule which URLs it allows
+fetch.py      the tool; one fetch: checks each redirect, within a time and a size
+text.py       decodes a body, and turns HTML into text
 """

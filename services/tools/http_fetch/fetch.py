@@ -1,4 +1,8 @@
-"""One fetch: each hop checked anew, with no memory of hosts, in so much time and so many bytes."""
+"""Fetches one page over HTTP, and defines the tool http_fetch.
+
+A fetch checks each redirect like the first URL, keeps nothing about a host between fetches, and is bounded in time and
+in bytes.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +51,7 @@ _ACCEPTED: Final = "text/html, application/xhtml+xml, application/json, applicat
 
 @dataclass(frozen=True, slots=True)
 class FetchedPage:
-    """What was found, and where in the end."""
+    """A fetched page. `url`: where the redirects ended. `status`: the HTTP status."""
 
     url: Url
     status: int
@@ -56,7 +60,7 @@ class FetchedPage:
 
 
 class Fetcher:
-    """Fetches what its settings allow. `threads` turn bodies into text."""
+    """Fetches pages that the settings allow. `threads`: for turning bodies into text."""
 
     def __init__(self, settings: HttpFetchSettings, outgoing: Outgoing, threads: Executor) -> None:
         self.settings, self._outgoing, self._threads = settings, outgoing, threads
@@ -66,28 +70,28 @@ class Fetcher:
     async def open(
         cls, settings: HttpFetchSettings, threads: Executor, backend: CheckedNetworkBackend | None = None
     ) -> AsyncIterator[Fetcher]:
-        """With its connections, none of which is used twice: tasks have nothing in common here."""
+        """Opens a fetcher with its connections. No connection is used twice, so tasks share nothing."""
         backend = backend or CheckedNetworkBackend(Networks(settings.allowed_networks), "http_fetch")
         ca_file = str(settings.ca_file) if settings.ca_file else None
         async with Outgoing(backend, most_connections=FETCHES_AT_ONCE, ca_file=ca_file) as outgoing:
             yield cls(settings, outgoing, threads)
 
     async def fetch(self, text: str) -> FetchedPage:
-        """Raises ToolFailed."""
+        """Fetches the page at a URL. Raises ToolFailure when the page cannot be fetched or must not be."""
         hop = _Hop(None, text)
         try:
             async with asyncio.timeout(self.settings.timeout_seconds):
                 for _ in range(self.settings.max_redirects + 1):
                     url = self._checked(hop)
-                    response = await self._ask(url)
+                    response = await self._get(url)
                     if isinstance(response, FetchedPage):
                         return response
                     hop = _Hop(url, response)
         except UrlRefused as refusal:
-            raise ToolFailure(hop.words + str(refusal), refusal.reason) from refusal
+            raise ToolFailure(hop.prefix + str(refusal), refusal.reason) from refusal
         except (TimeoutError, BadEncoding, *FAILURES) as error:
             failed = failure_answer(error, hop.host, self.settings.timeout_seconds)
-            raise ToolFailure(hop.words + failed.message, failed.detail) from error
+            raise ToolFailure(hop.prefix + failed.message, failed.detail) from error
         raise ToolFailure(f"It redirects more than {self.settings.max_redirects} times.", "TOO_MANY_REDIRECTS")
 
     def _checked(self, hop: _Hop) -> Url:
@@ -95,8 +99,8 @@ class Fetcher:
         self.settings.check(url)
         return url
 
-    async def _ask(self, url: Url) -> FetchedPage | str:
-        """What is there, or where it redirects to."""
+    async def _get(self, url: Url) -> FetchedPage | str:
+        """Requests the URL. Returns the page, or the location of a redirect."""
         headers = [
             ("user-agent", self.settings.user_agent),
             ("accept", _ACCEPTED),
@@ -119,23 +123,23 @@ class Fetcher:
         try:
             text = await loop.run_in_executor(self._threads, read_text, body, content_type, url)
         except NotText:
-            _refuse_type(url, answer, f"said to be {content_type}, but no text" if content_type else "no text")
+            _refuse_type(url, answer, f"declared as {content_type}, but not text" if content_type else "not text")
         return FetchedPage(url, answer.status, content_type, text)
 
 
 @dataclass(slots=True)
 class _Hop:
-    """Where to go next: what was asked for, or a redirect's word, to be read from where it came."""
+    """The next URL to request: the tool's argument, or the location of a redirect, relative to `base`."""
 
     base: Url | None
     text: str
     url: Url | None = None
 
     def read(self) -> Url:
-        """Raises UrlRefused, also for a redirect that gives TLS up."""
+        """Parses and returns the URL. Raises UrlRefused, also for a redirect from https to http."""
         self.url = parse_url(self.text) if self.base is None else follow(self.base, self.text)
         if self.base is not None and (self.base.scheme, self.url.scheme) == ("https", "http"):
-            raise UrlRefused("DOWNGRADE_REFUSED", "It leads from https to http.")
+            raise UrlRefused("DOWNGRADE_REFUSED", "It redirects from https to http.")
         return self.url
 
     @property
@@ -143,13 +147,13 @@ class _Hop:
         return self.url.host if self.url else "The host"
 
     @property
-    def words(self) -> str:
-        """What goes before a refusal."""
+    def prefix(self) -> str:
+        """Returns the text before a failure: which host redirected to the current URL."""
         return f"{self.base.host} redirects elsewhere. " if self.base else ""
 
 
 def _in_utf8(header: str) -> str:
-    """Headers are read byte by byte, and where one leads is written in UTF-8 by whoever does not escape it."""
+    """Decodes a header that was read as Latin-1. Servers that do not escape a location write it in UTF-8."""
     try:
         return header.encode("latin-1").decode()
     except UnicodeDecodeError:
@@ -164,8 +168,8 @@ def _refuse_type(url: Url, answer: HttpResponse, content_type: str) -> NoReturn:
 
 
 def _phrase(status: int) -> str:
-    """The standard's word for it, not the server's own."""
-    return f" {HTTPStatus(status).phrase}" if status in {one.value for one in HTTPStatus} else ""
+    """Returns the standard phrase of a status, because the server's own phrase is not trusted."""
+    return f" {HTTPStatus(status).phrase}" if status in {known.value for known in HTTPStatus} else ""
 
 
 # The tool http_fetch.
@@ -176,7 +180,7 @@ _TELLING_SECONDS: Final = 2.0
 
 
 def fetch_tools(fetcher: Fetcher | None) -> list[Tool]:
-    """The tool; none without a fetcher."""
+    """Returns the tool http_fetch, or no tool without a fetcher."""
     if fetcher is None:
         return []
     definition = define(
@@ -191,7 +195,7 @@ def fetch_tools(fetcher: Fetcher | None) -> list[Tool]:
 
     async def run(_context: CallContext, arguments: Arguments) -> ToolAnswer:
         fetched = await fetcher.fetch(arguments["url"])
-        return ToolAnswer(_words(fetched), truncated=not fetched.text.is_whole)
+        return ToolAnswer(_page_text(fetched), truncated=not fetched.text.is_whole)
 
     return [Tool(definition, run, lane=FETCH_LANE, guard_seconds=_TELLING_SECONDS)]
 
@@ -202,7 +206,7 @@ def _hosts(settings: HttpFetchSettings) -> str:
     return ", ".join(names[:_MOST_HOSTS_SHOWN] + more)
 
 
-def _words(fetched: FetchedPage) -> str:
+def _page_text(fetched: FetchedPage) -> str:
     text = fetched.text
     cut = "" if text.is_whole else "\n[cut here: the rest was not read]"
     kind = fetched.content_type.partition(";")[0].strip()[:100] or "no type"

@@ -1,4 +1,4 @@
-"""The section `http_fetch` of the config file, and the rule which URLs it allows."""
+"""Defines the section `http_fetch` of the config file, and the rule which URLs it allows."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ from tenure.domain.outbound import (
 ANY_HOST: Final = "*"
 _SUBDOMAINS: Final = "*."
 _HEADER_VALUE: Final = r"^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$"
-_AMBIGUOUS: Final = ("%2f", "%5c", "%25")  # what a server might take apart once more
+_AMBIGUOUS: Final = ("%2f", "%5c", "%25")  # a server might decode these once more
 
 
 class AllowedHost(Section):
-    """`host`: a name, `*.` before one for all names below it, `*` for all names, or an address. `paths`: each with all
-    that is below it.
+    """One allowed host.
+
+    host: a name, `*.` and a name for all its subdomains, `*` for all names, or an IP address.
+    paths: the allowed paths; each includes the paths below it.
     """
 
     host: str
@@ -48,17 +50,20 @@ class AllowedHost(Section):
     def _are_paths(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
         for path in paths:
             if not path.startswith("/") or str(parse_url(f"http://host{path}")) != f"http://host{path}" or "?" in path:
-                raise ValueError(f"a path begins with / and is written as it is sent: {path}")
+                raise ValueError(f"a path must begin with /, be percent-encoded and have no query: change {path}")
         return paths
 
     def covers(self, url: Url) -> bool:
-        """Whether the URL's host is meant. Addresses only by themselves: `*` is for names."""
+        """Whether this entry covers the URL's host. `*` covers names only: an IP address needs its own entry."""
         if self.host.startswith(ANY_HOST):
             return not url.is_address and (self.host == ANY_HOST or url.host.endswith(self.host[1:]))
         return url.host == self.host
 
     def has_path(self, url: Url) -> bool:
-        """Whether the path is at or below one that is allowed, however a server may read it."""
+        """Whether the path is equal to an allowed path or below one.
+
+        Refuses paths that a server might decode again or resolve to another path.
+        """
         if "/" in self.paths:
             return True
         if any(mark in url.path.lower() for mark in _AMBIGUOUS):
@@ -73,8 +78,11 @@ def _canonical(entry: Any) -> Any:
 
 
 class HttpFetchSettings(Section):
-    """`allowed_networks`: what hosts may lead to that is not public. `ca_file`: who is trusted besides the usual
-    authorities. `max_bytes`: while a body becomes text, nothing else of the process runs for moments.
+    """The section `http_fetch`.
+
+    allowed_networks: the private networks that a host's name may resolve to.
+    ca_file: certificate authorities that are trusted besides the system's.
+    max_bytes: the size limit of a body; larger bodies would block the process longer while they become text.
     """
 
     allow: tuple[Annotated[AllowedHost, BeforeValidator(_canonical)], ...]
@@ -98,16 +106,16 @@ class HttpFetchSettings(Section):
             if path is not None:
                 ssl.create_default_context(cafile=path)
         except OSError as error:
-            raise ValueError(f"no certificates can be read from it: {error.strerror or error}") from error
+            raise ValueError(f"cannot read certificates from this file: {error.strerror or error}") from error
         return path
 
     def check(self, url: Url) -> None:
-        """Raises UrlRefused: HOST_NOT_ALLOWED, PORT_NOT_ALLOWED, PATH_NOT_ALLOWED."""
+        """Raises UrlRefused with HOST_NOT_ALLOWED, PORT_NOT_ALLOWED or PATH_NOT_ALLOWED for a forbidden URL."""
         covering = [entry for entry in self.allow if entry.covers(url)]
         if not covering:
-            raise UrlRefused("HOST_NOT_ALLOWED", f"{url.host} is not among the hosts that may be fetched from.")
+            raise UrlRefused("HOST_NOT_ALLOWED", f"{url.host} is not an allowed host.")
         open_ports = [entry for entry in covering if url.port in entry.ports]
         if not open_ports:
-            raise UrlRefused("PORT_NOT_ALLOWED", f"Port {url.port} of {url.host} may not be fetched from.")
+            raise UrlRefused("PORT_NOT_ALLOWED", f"Port {url.port} of {url.host} is not an allowed port.")
         if not any(entry.has_path(url) for entry in open_ports):
-            raise UrlRefused("PATH_NOT_ALLOWED", f"This path of {url.host} may not be fetched.")
+            raise UrlRefused("PATH_NOT_ALLOWED", f"This path of {url.host} is not an allowed path.")

@@ -1,4 +1,4 @@
-"""HTML as a reader would see it: text in lines, with where its links lead."""
+"""Turns response bodies into text: finds the character set, decodes, and renders HTML as text with its links."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ if TYPE_CHECKING:
     from tenure.runtime.outbound_http import Body
 
 MOST_SECONDS: Final = 5.0
-"""For one document: what was read until then is told."""
+"""The time limit for one document. The text that was read until then is returned."""
 
 _CHUNK_CHARACTERS: Final = 64 * 1024
 _LONGEST_LINK: Final = 1000
-_ROOM_CHARACTERS: Final = 16 * 1024  # links become longer than they were; not without end
+_EXTRA_CHARACTERS: Final = 16 * 1024  # resolved links are longer than in the document, but bounded
 _SKIPPED: Final = frozenset(("script", "style", "template", "svg", "iframe", "object"))
-# How many lines further what follows begins.
+# How many line breaks a tag adds before the text that follows.
 _BREAKS: Final = {
     **dict.fromkeys(("p", "h1", "h2", "h3", "h4", "h5", "h6", "ul", "ol", "table", "pre", "blockquote", "title"), 2),
     **dict.fromkeys(("div", "section", "article", "header", "footer", "main", "nav", "aside", "form", "tr", "dt"), 1),
     **dict.fromkeys(("dd", "li", "br", "hr", "option", "figure", "figcaption", "summary", "details", "address"), 1),
 }
 _HEADINGS: Final = {f"h{level}": "#" * level + " " for level in range(1, 7)}
-# Characters have 7 digits at most. What Python makes of thousands of them is an error.
+# A character reference has at most 7 digits. Python raises an error for one with thousands of digits.
 _ENDLESS_NUMBER: Final = re.compile(r"&#[0-9]{40,};?")
 _SPACE: Final = re.compile(r"[ \t\r\n\f]+")
 
 
 def readable(html: str, url: Url, most_seconds: float = MOST_SECONDS) -> tuple[str, bool]:
-    """The text, and whether it is all of it. Links are resolved against where the document was found."""
+    """Returns the text of a document, and whether it is complete. Resolves links against `url`, the document's URL."""
     reader = _Reader(str(url))
-    most_characters = len(html) + _ROOM_CHARACTERS
-    until = time.monotonic() + most_seconds
-    # The parser asserts that what follows `<![` is a name; to browsers it is a comment up to the next bracket.
+    most_characters = len(html) + _EXTRA_CHARACTERS
+    deadline = time.monotonic() + most_seconds
+    # The parser asserts that a name follows `<![`. Browsers treat it as a comment up to the next bracket.
     html = _ENDLESS_NUMBER.sub("\ufffd", html.replace("<![", "<! ["))
     try:
         for start in range(0, len(html), _CHUNK_CHARACTERS):
-            if time.monotonic() > until or reader.size > most_characters:
+            if time.monotonic() > deadline or reader.size > most_characters:
                 return reader.text()[:most_characters], False
             reader.feed(html[start : start + _CHUNK_CHARACTERS])
-        # It is never closed: then it takes an open end for text, in the square of its length in older releases.
+        # Never call close(): it parses an unfinished tag as text, in quadratic time in older Python releases.
         reader.feed("</p>")
-    except AssertionError:  # the parser's own, for what it had not thought of
+    except AssertionError:  # the parser raises it for input that it does not handle
         return reader.text(), False
     return reader.text()[:most_characters], reader.size <= most_characters
 
 
 class _Reader(HTMLParser):
-    """Notes text and breaks while it is fed."""
+    """Collects text and line breaks while it is fed."""
 
     def __init__(self, base: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -63,7 +63,7 @@ class _Reader(HTMLParser):
         self._link = ""
 
     def text(self) -> str:
-        """Lines without space at their ends, and no more than one empty line in a row."""
+        """Returns the text without trailing spaces and with at most one empty line in a row."""
         lines: list[str] = []
         for line in "".join(self._parts).split("\n"):
             kept = line.rstrip()
@@ -103,7 +103,7 @@ class _Reader(HTMLParser):
             self._add(data.replace("\r\n", "\n") if self._verbatim else _SPACE.sub(" ", data))
 
     def _begin_link(self, href: str) -> None:
-        """Only one that can be fetched, and that leads to another document."""
+        """Begins a link, if it can be fetched and leads to another document."""
         href = href.strip()
         if not href or href.startswith("#") or len(href) > _LONGEST_LINK:
             return
@@ -132,7 +132,7 @@ class _Reader(HTMLParser):
             self._breaks = 0
 
 
-# A body becomes text: its type, its characters, and of HTML what a reader would see.
+# From a body to text: its type, its character set, and the rendered text of HTML.
 
 _HTML: Final = frozenset(("text/html", "application/xhtml+xml"))
 _TEXTS: Final = frozenset(
@@ -143,9 +143,9 @@ _TEXT_ENDINGS: Final = ("+json", "+xml", "+yaml")
 _CHARSET: Final = re.compile(r"""charset\s{0,9}=\s{0,9}["']?([A-Za-z0-9._:-]{1,40})""", re.IGNORECASE)
 _META: Final = re.compile(rb"""<meta\s[^>]{0,300}?charset\s{0,9}=\s{0,9}["']?([A-Za-z0-9._:-]{1,40})""", re.IGNORECASE)
 _XML: Final = re.compile(rb"""<\?xml\s[^>]{0,300}?encoding\s{0,9}=\s{0,9}["']([A-Za-z0-9._:-]{1,40})""")
-_LOOKED_AT_BYTES: Final = 4096
+_DECLARATION_BYTES: Final = 4096
 _BOMS: Final = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
-# By Python's names. Its registry holds more that is no character set, or takes the square of the time.
+# Python's codec names. Its registry also has codecs that are no character sets or that take quadratic time.
 _KNOWN: Final = frozenset(
     [
         "utf-8",
@@ -201,12 +201,12 @@ _AS_BROWSERS_DO: Final = {
 _UNPRINTED: Final = {code: " " for code in range(32) if chr(code) not in "\t\n\r"} | {127: " "}
 
 
-class NotText(ValueError):  # noqa: N818  it says what the body is
-    """The body is none, whatever its type says."""
+class NotText(ValueError):  # noqa: N818  a fact about the body
+    """The body is not text, although its content type says so."""
 
 
 class ExtractedText(NamedTuple):
-    """`is_whole`: nothing of the body is missing in it."""
+    """The text of a body. `is_whole`: whether it has all of the body. `size_bytes`: the size of the body."""
 
     content: str
     is_whole: bool
@@ -214,13 +214,13 @@ class ExtractedText(NamedTuple):
 
 
 def reads(content_type: str) -> bool:
-    """Whether a body of this type is text. One without a type may be."""
+    """Whether a body with this content type is text. True also without a content type."""
     media = _media(content_type)
     return not media or media.startswith("text/") or media in _HTML | _TEXTS or media.endswith(_TEXT_ENDINGS)
 
 
 def read_text(body: Body, content_type: str, url: Url) -> ExtractedText:
-    """Raises NotText."""
+    """Returns the text of a body. Raises NotText for a body with NUL characters."""
     is_html = _media(content_type) in _HTML
     decoded = _decoded(body, _charset(body.content, content_type, is_html=is_html))
     if "\0" in decoded:
@@ -237,17 +237,17 @@ def _media(content_type: str) -> str:
 
 
 def _charset(content: bytes, content_type: str, *, is_html: bool) -> str:
-    """By mark, header, or what the document says of itself, in this order; "" when nothing is said that is known."""
+    """Returns the character set by byte order mark, header or document, in this order; "" if none is known."""
     for mark, name in _BOMS:
         if content.startswith(mark):
             return name
-    beginning = content[:_LOOKED_AT_BYTES]
+    beginning = content[:_DECLARATION_BYTES]
     header = _CHARSET.search(content_type)
     inside = (_META if is_html else _XML).search(beginning)
-    message = [header[1]] if header else []
-    if inside:  # who can read it so far can read no UTF-16 in it
-        message.append(re.sub("(?i)^utf-?16.*", "utf-8", inside[1].decode("ascii")))
-    return next((name for name in map(_known, message) if name), "")
+    labels = [header[1]] if header else []
+    if inside:  # a declaration that is readable as ASCII cannot be in UTF-16
+        labels.append(re.sub("(?i)^utf-?16.*", "utf-8", inside[1].decode("ascii")))
+    return next((name for name in map(_known, labels) if name), "")
 
 
 def _known(label: str) -> str:
@@ -260,8 +260,9 @@ def _known(label: str) -> str:
 
 
 def _decoded(body: Body, charset: str) -> str:
-    """Without a word on it UTF-8 if it can be, else the western set that browsers take. Half a character at a cut end
-    is left out.
+    """Decodes a body. Without a character set: UTF-8 if that is valid, else Windows-1252, as browsers do.
+
+    Drops an incomplete character at the end of a body that was cut.
     """
     if not charset:
         try:

@@ -1,6 +1,5 @@
-"""HTTP tools: one request of the operator's making for each call, with its idempotency key and its epoch.
+"""HTTP tools: each call is one HTTP request that the operator defined, with the idempotency key and the epoch.
 
-settings.py   what the config file says of them       http_tool.py   the request of a call
-http_tool.py    one call, sent and answered             http_tool.py    what a response says of what was done
-http_tool.py    all of them
+settings.py    the section `http_tools` of the config file
+http_tool.py   builds the request of a call, sends it, and turns the response into an answer; opens all HTTP tools
 """

@@ -1,4 +1,7 @@
-"""What a response says: to the model, and of what was done."""
+"""Runs HTTP tools: builds the request of a call, sends it, and reads the response.
+
+The response decides the answer for the model, and whether the effect may have happened.
+"""
 
 from __future__ import annotations
 
@@ -43,15 +46,15 @@ if TYPE_CHECKING:
     from tenure.runtime.process import Process
 
 
-# The request of a call: its arguments where the operator wants them, its key and its epoch in the headers.
+# The request of a call: arguments in the URL, the query or the body; idempotency key and epoch in the headers.
 
 _USER_AGENT: Final = f"tenure/{version('tenure')}"
-_IN_THE_QUERY: Final = frozenset(("GET", "DELETE"))
+_QUERY_METHODS: Final = frozenset(("GET", "DELETE"))
 _MOST_URL_CHARACTERS: Final = 4096
 
 
 class HttpToolRequest(NamedTuple):
-    """What is sent."""
+    """One HTTP request."""
 
     method: str
     url: Url
@@ -60,9 +63,9 @@ class HttpToolRequest(NamedTuple):
 
 
 def request_of(settings: HttpToolSettings, context: CallContext, arguments: Arguments) -> HttpToolRequest:
-    """Raises ToolFailed for arguments that cannot be put into a URL."""
+    """Returns the request of a call. Raises ToolFailure for arguments that cannot be put into the URL."""
     others = {name: value for name, value in arguments.items() if name not in settings.places}
-    text = PLACE.sub(lambda place: _placed(place[1], arguments[place[1]]), settings.url)
+    text = PLACE.sub(lambda place: _url_part(place[1], arguments[place[1]]), settings.url)
     headers = [
         ("Accept", "application/json, text/*;q=0.9, */*;q=0.1"),
         ("Accept-Encoding", "identity"),
@@ -70,7 +73,7 @@ def request_of(settings: HttpToolSettings, context: CallContext, arguments: Argu
         *((name, value.get_secret_value()) for name, value in settings.headers.items()),
         *_call_headers(settings, context),
     ]
-    if settings.method in _IN_THE_QUERY:
+    if settings.method in _QUERY_METHODS:
         pairs = urlencode([(name, text) for name, value in others.items() for text in _query_texts(value)])
         separator = "&" if "?" in text else "?"
         return HttpToolRequest(settings.method, _url(f"{text}{separator}{pairs}" if pairs else text), headers, None)
@@ -88,26 +91,31 @@ def _call_headers(settings: HttpToolSettings, context: CallContext) -> Iterator[
 
 def _url(text: str) -> Url:
     if len(text) > _MOST_URL_CHARACTERS:
-        raise ToolFailure("The arguments are too long for the tool's address.", "ARGUMENTS_TOO_LONG")
+        raise ToolFailure(
+            f"The arguments make the tool's URL longer than {_MOST_URL_CHARACTERS} characters.", "ARGUMENTS_TOO_LONG"
+        )
     try:
         return parse_url(text)
     except UrlRefused as refused:
-        raise ToolFailure(f"The arguments do not fit the tool's address: {refused}", refused.reason) from refused
+        raise ToolFailure(f"The arguments do not fit the tool's URL: {refused}", refused.reason) from refused
 
 
-def _placed(name: str, value: Any) -> str:
-    """An argument as a piece of the URL. It stays the one piece: it leads to no other path, and adds no parameter."""
+def _url_part(name: str, value: Any) -> str:
+    """Returns an argument encoded as one part of the URL, so that it cannot change the path or add a parameter."""
     text = _query_text(value)
     if not text or any(part in {".", ".."} for part in text.replace("\\", "/").split("/")):
-        raise ToolFailure(f"The argument {name} cannot be put into the tool's address.", "BAD_ARGUMENT")
+        raise ToolFailure(
+            f"The argument {name} cannot be put into the tool's URL: it is empty, or has a . or .. path segment.",
+            "BAD_ARGUMENT",
+        )
     return quote(text, safe="", errors="replace")
 
 
 def _query_texts(value: Any) -> list[str]:
-    """A list is a parameter given several times; null is one that is not given."""
+    """Returns the query values of an argument. A list becomes a repeated parameter; null becomes no parameter."""
     if value is None:
         return []
-    return [_query_text(one) for one in value] if isinstance(value, list) else [_query_text(value)]
+    return [_query_text(item) for item in value] if isinstance(value, list) else [_query_text(value)]
 
 
 def _query_text(value: Any) -> str:
@@ -116,24 +124,24 @@ def _query_text(value: Any) -> str:
 
 
 REFUSAL_HEADER: Final = "x-fencing-refusal"
-"""With the value STALE_EPOCH, beside a 409 or 412."""
+"""A response 409 or 412 with this header and the value STALE_EPOCH means a stale call."""
 
 _CHARSETS: Final = frozenset(("utf-8", "us-ascii", "iso-8859-1", "iso-8859-15", "windows-1252", "utf-16"))
 _TEXT: Final = re.compile(
     r"text/.*|application/(.*\+)?(json|xml|yaml)|application/(x-ndjson|javascript|x-www-form-urlencoded)|"
 )
 _CHARSET: Final = re.compile(r"charset=\"?([A-Za-z0-9_-]+)")
-_REFUSED_AS_STALE: Final = frozenset((409, 412))
-_BUSY: Final = frozenset((429, 503))
-_ON_THE_WAY: Final = frozenset((408, 499, 502, 503, 504, *range(520, 525)))
-"""What proxies say of a server behind them: asked once more, it may answer. 499 and 52x: in the habits of some."""
+_STALE_STATUSES: Final = frozenset((409, 412))
+_BUSY_STATUSES: Final = frozenset((429, 503))
+_PROXY_STATUSES: Final = frozenset((408, 499, 502, 503, 504, *range(520, 525)))
+"""Statuses that proxies send when the server behind them fails: a repeat may succeed. Some proxies use 499 and 52x."""
 
-_OPEN: Final = "its answer leaves open whether that was done"
+_UNCLEAR: Final = "its answer does not show whether the call was carried out"
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """As it came: header names in lower case, the body up to a bound."""
+    """An HTTP response. `headers`: names in lower case. `body`: up to a size limit, `truncated` beyond it."""
 
     status: int
     headers: Mapping[str, str]
@@ -142,33 +150,35 @@ class Response:
 
 
 def read_response(who: str, response: Response, effect_class: EffectClass) -> ToolAnswer:
-    """The answer, where it is one. Raises AnswerLostError where the response leaves open what was done and that
-    matters, and AskedToWaitError where it asks for patience.
+    """Returns the answer that a response contains.
+
+    Raises AnswerLostError when the response leaves open whether the call was carried out and that matters for its
+    effect class. Raises AskedToWaitError when the response asks to retry later.
     """
     text = _text(response)
     if 200 <= response.status < 300:
         return ToolAnswer(text, truncated=response.truncated)
-    if response.status in _REFUSED_AS_STALE and _is_stale(response, text):
+    if response.status in _STALE_STATUSES and _is_stale(response, text):
         return stale(who)
     answer = ToolAnswer(
-        _words(who, response, text), OutcomeStatus.FAILED, f"HTTP_{response.status}", response.truncated
+        _failure_text(who, response, text), OutcomeStatus.FAILED, f"HTTP_{response.status}", response.truncated
     )
     after_seconds = retry_after_seconds(response.headers.get("retry-after", ""), datetime.now(UTC))
     if not effect_class.may_run_again:
         if leaves_open(response.status):
             message = f"HTTP {response.status}{': ' if text else ''}{shortened(text)}"
-            raise AnswerLostError(message, again=False, what=_OPEN)
+            raise AnswerLostError(message, again=False, what=_UNCLEAR)
         return answer
-    if response.status in _BUSY and after_seconds is not None:
+    if response.status in _BUSY_STATUSES and after_seconds is not None:
         raise AskedToWaitError(answer, after_seconds)
-    if response.status in _ON_THE_WAY:
+    if response.status in _PROXY_STATUSES:
         raise AnswerLostError(f"HTTP {response.status}")
     return answer
 
 
-def _words(who: str, response: Response, message: str) -> str:
+def _failure_text(who: str, response: Response, message: str) -> str:
     if 300 <= response.status < 400:
-        return f"{who} answered HTTP {response.status}: it wants to be asked elsewhere, and redirects are not followed."
+        return f"{who} answered HTTP {response.status}: it redirects elsewhere, and redirects are not followed."
     return f"{who} answered HTTP {response.status}{': ' if message else '.'}{message}"
 
 
@@ -188,27 +198,27 @@ def _text(response: Response) -> str:
     if not response.body:
         return ""
     if encoding not in {"", "identity"}:
-        return f"[{len(response.body)} bytes, encoded as {encoding[:40]} though that was not asked for]"
+        return f"[{len(response.body)} bytes, encoded as {encoding[:40]} although the request did not accept that]"
     if not _TEXT.fullmatch(kind.strip()):
-        return f"[{len(response.body)} bytes of {kind.strip()[:100]}, which is no text]"
+        return f"[{len(response.body)} bytes of {kind.strip()[:100]}, which is not text]"
     charset = _CHARSET.search(parameters)
     known = charset is not None and charset[1] in _CHARSETS
     return response.body.decode(charset[1] if charset is not None and known else "utf-8", errors="replace")
 
 
-# Calls of one HTTP tool: sent through no proxy, redirected nowhere, read up to a bound.
+# The calls of one HTTP tool: without proxies, without redirects, with a size limit.
 
 MOST_ANSWER_BYTES: Final = 4 * 1024 * 1024
 _KEPT_ALIVE_SECONDS: Final = 4.0
 
 
 def lane_of(name: str) -> str:
-    """The places of a tool's calls are its own: a slow one holds up no other."""
+    """Returns the lane of a tool. Each tool has its own slots, so a slow tool does not delay others."""
     return f"http {name}"
 
 
 class HttpTool:
-    """One tool and its connections, while its `async with` is open."""
+    """One tool and its connections. Use it with `async with`."""
 
     def __init__(self, name: str, settings: HttpToolSettings) -> None:
         self._name, self._settings = name, settings
@@ -217,7 +227,7 @@ class HttpTool:
 
     async def __aenter__(self) -> Self:
         ca_file = self._settings.ca_file
-        # A connection that was kept may be ending while it is used, and then nobody knows whether the call arrived.
+        # A kept connection may close just when a call uses it, and then it is unknown whether the call arrived.
         kept_alive_seconds = _KEPT_ALIVE_SECONDS if self._settings.effect_class.may_run_again else 0.0
         opening = partial(
             Outgoing,
@@ -234,7 +244,7 @@ class HttpTool:
 
     @property
     def tool(self) -> Tool:
-        """As it is run here."""
+        """The tool, as the tool service runs it."""
         return Tool(
             self._settings.definition(self._name),
             self._run,
@@ -253,8 +263,10 @@ class HttpTool:
         try:
             response = await self._exchange(request, sending)
         except AddressRefused as refused:
-            raise ToolFailure(f"{self._who} is where calls may not go: {refused}.", "ADDRESS_REFUSED") from refused
-        except httpcore2.LocalProtocolError as error:  # it was no request, and nothing of it was written
+            raise ToolFailure(
+                f"{self._who} has an address that is not allowed: {refused}.", "ADDRESS_REFUSED"
+            ) from refused
+        except httpcore2.LocalProtocolError as error:  # the request is invalid, and nothing of it was sent
             raise NotSentError(str(error)) from error
         except FAILURES as error:
             answer = f"{type(error).__name__}: {error}".removesuffix(": ")
@@ -270,7 +282,7 @@ class HttpTool:
             connect_seconds=min(self._settings.connect_seconds, sending.left_seconds),
             going_out=sending.go_out,
         ) as answer:
-            # As it came: what is encoded though that was not asked for is described, and not unpacked.
+            # Reads the raw body: an encoding that the request did not accept is described, not decoded.
             body = await replace(answer, headers={}).read(MOST_ANSWER_BYTES)
             return Response(answer.status, answer.headers, body.content, truncated=not body.is_whole)
 
@@ -281,11 +293,11 @@ _SOURCE: Final = "http_tools"
 
 
 async def open_http_tools(process: Process, settings: Mapping[str, HttpToolSettings], registry: ToolRegistry) -> None:
-    """They are there at once: nothing has to be reached. Raises ConfigurationError for a name that is taken."""
+    """Opens and registers the HTTP tools. Connects to no server yet. Raises ConfigurationError for a name in use."""
     problems: list[str] = []
-    for name, one in settings.items():
-        tool = await process.open(HttpTool(name, one))
-        problems += registry.put(f"{_SOURCE} {name}", [tool.tool], one.tenants)
-        registry.facts.add(name, ToolSourceKind.HTTP, one.tenants).took(1)
+    for name, tool_settings in settings.items():
+        tool = await process.open(HttpTool(name, tool_settings))
+        problems += registry.put(f"{_SOURCE} {name}", [tool.tool], tool_settings.tenants)
+        registry.facts.add(name, ToolSourceKind.HTTP, tool_settings.tenants).took(1)
     if problems:
         raise ConfigurationError([f"{_SOURCE}.{problem}" for problem in problems])

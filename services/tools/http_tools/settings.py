@@ -1,4 +1,4 @@
-"""The config file's section `http_tools`: tools that are one HTTP request each, to an address of the operator's own."""
+"""Defines the section `http_tools` of the config file: tools that are one HTTP request each, to the operator's URL."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tenure.domain.tools import USUAL_OUTPUT_BYTES, EffectClass, ToolDefinition
 from tenure.validators import MIN_OUTPUT_BYTES
 
 PLACE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
-"""In the URL, for an argument."""
+"""An `{argument}` in the URL."""
 
-_OWN_HEADERS: Final = frozenset(
+_RESERVED_HEADERS: Final = frozenset(
     (
         "accept-encoding",
         "connection",
@@ -44,20 +44,23 @@ _OWN_HEADERS: Final = frozenset(
 )
 
 
-def _not_ours(name: str) -> str:
-    if name.lower() in _OWN_HEADERS:
-        raise ValueError("this header cannot be set here")
+def _not_reserved(name: str) -> str:
+    if name.lower() in _RESERVED_HEADERS:
+        raise ValueError("this header is reserved: the tool service sets it")
     return name
 
 
-HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$"), AfterValidator(_not_ours)]
+HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$"), AfterValidator(_not_reserved)]
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9](_?[a-zA-Z0-9-]){0,63}$", max_length=64)]
-"""No `__`: that is for tools of sources."""
+"""A tool name has no `__`, which separates a source from its tool names."""
 
 
 class HttpToolSettings(Section):
-    """One tool. `{argument}` in the URL's path or query stands for an argument, which the schema has to require; the
-    others are the JSON body, or of GET and DELETE the query. `max_calls`: at once, of each replica of the tool service.
+    """The settings of one HTTP tool.
+
+    url: its path and its query may contain `{argument}`; input_schema must require that argument. The other arguments
+    become the JSON body, or the query of a GET or DELETE.
+    max_calls: how many calls each replica of the tool service runs at once.
     """
 
     url: str
@@ -87,17 +90,17 @@ class HttpToolSettings(Section):
         parse_url(PLACE.sub("x", url))
         authority = re.split(r"[/?#]", url.partition("//")[2], maxsplit=1)[0]
         if "{" in authority:
-            raise ValueError("arguments belong in its path or its query, not in its host")
+            raise ValueError("the host must not contain arguments: move them to the path or the query")
         if "{" in PLACE.sub("", url) or "}" in PLACE.sub("", url):
-            raise ValueError("a brace that is none of an {argument} is written %7B or %7D")
+            raise ValueError("write a brace that does not belong to an {argument} as %7B or %7D")
         return url
 
     @model_validator(mode="after")
     def _fits(self) -> HttpToolSettings:
         if missing := sorted(set(self.places) - set(self.input_schema.get("required", ()))):
-            raise ValueError(f"the URL needs {', '.join(missing)}, which input_schema has to require")
+            raise ValueError(f"the URL needs {', '.join(missing)}: list them under required in input_schema")
         if self.ca_file is not None and not self.ca_file.is_file():
-            raise ValueError(f"there is no file {self.ca_file}")
+            raise ValueError(f"ca_file: there is no file {self.ca_file}")
         return self
 
     @property
@@ -106,7 +109,7 @@ class HttpToolSettings(Section):
         return PLACE.findall(self.url)
 
     def definition(self, name: str) -> ToolDefinition:
-        """As agents see it."""
+        """Returns the tool definition that agents see."""
         return ToolDefinition(
             name=name,
             description=self.description,

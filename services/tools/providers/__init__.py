@@ -1,6 +1,5 @@
-"""Tool providers: backends of users, in any language, that serve `ToolProviderService`.
+"""Tool providers: backends of the user, in any language, that serve `ToolProviderService`.
 
-settings.py   what the config file says of them      provider.py   one of them: its connection, its tools
-provider.py    one call, sent and answered            provider.py   what a status says of what was done
-provider.py    all of them
+settings.py   the section `providers` of the config file
+provider.py   the connection of a provider, its list of tools and its calls; opens all providers
 """

@@ -1,4 +1,7 @@
-"""One provider: its connection, and its tools as it describes them, again whenever it was away."""
+"""Connects to providers, lists their tools, and calls them.
+
+A provider describes its tools again after each loss of its connection, and periodically.
+"""
 
 from __future__ import annotations
 
@@ -48,14 +51,16 @@ if TYPE_CHECKING:
     from tenure.runtime.process import Process
 
 
-# What the status that a provider's call ended with says of what was done: see ToolProviderService.CallTool.
+# What the status of a provider's call says about its effect: see ToolProviderService.CallTool.
 
 TOO_LARGE: Final = "MESSAGE_TOO_LARGE"
 
 
 def read_refusal(who: str, error: TenureError | PeerFailed) -> ToolAnswer:
-    """The answer, where it is one. Raises AnswerLostError where it leaves open what was done, AskedToWaitError where it
-    asks for patience.
+    """Returns the answer for a provider's error status.
+
+    Raises AnswerLostError when the status leaves open whether the effect happened, and AskedToWaitError when the
+    provider asks to retry later.
     """
     message = shortened(error.message)
     if isinstance(error, PeerFailed):
@@ -76,26 +81,26 @@ def read_refusal(who: str, error: TenureError | PeerFailed) -> ToolAnswer:
 
 
 def _refused(who: str, message: str, reason: str) -> ToolAnswer:
-    return ToolAnswer(f"{who} refused the call, nothing was done: {message}", OutcomeStatus.FAILED, reason)
+    return ToolAnswer(f"{who} refused the call. Nothing was done: {message}", OutcomeStatus.FAILED, reason)
 
 
-# One call of a provider's tool: sent with its key and its claim's token, answered, or given up.
+# One call of a provider's tool, with its idempotency key and its claim's fencing token.
 
-_LATER_SECONDS: Final = 1.0
-"""The RPC's deadline comes so much after the call's own, which says better what happened."""
+_RPC_MARGIN_SECONDS: Final = 1.0
+"""How much later the RPC's deadline is than the call's timeout, which gives the better error."""
 
 _ENDING_SECONDS: Final = 1.0
 _DETAIL: Final = re.compile(r"[A-Z][A-Z0-9_]{0,63}\Z")
 
 
 def lane_of(name: str) -> str:
-    """The places of a provider's calls are its own: a slow one holds up nobody else's tools."""
+    """Returns the lane of a provider. Each provider has its own slots, so a slow one does not delay other tools."""
     return f"provider {name}"
 
 
 @dataclass(frozen=True, slots=True)
 class _ProviderCall:
-    """A call: the provider's own name of the tool, its class, and what it is called with."""
+    """One call. `tool`: the provider's own tool name."""
 
     tool: str
     effect_class: EffectClass
@@ -104,7 +109,7 @@ class _ProviderCall:
 
 
 class Caller:
-    """Calls the tools of one provider over its channel, while its `async with` is open."""
+    """Calls the tools of one provider over its channel. Use it with `async with`."""
 
     def __init__(self, name: str, settings: ProviderSettings, channel: TenureChannel) -> None:
         self._name, self._settings, self._channel = name, settings, channel
@@ -121,7 +126,7 @@ class Caller:
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     def tool(self, own_name: str, definition: ToolDefinition) -> Tool:
-        """The tool as it is run here, under the name that agents see."""
+        """Returns a tool under the name that agents see. `own_name`: the provider's own tool name."""
         return Tool(
             definition,
             partial(self._run, own_name, definition.effect_class),
@@ -134,18 +139,21 @@ class Caller:
     async def _run(
         self, own_name: str, effect_class: EffectClass, context: CallContext, arguments: Arguments
     ) -> ToolAnswer:
-        call = _ProviderCall(own_name, effect_class, context, _as_json(arguments))
+        provider_call = _ProviderCall(own_name, effect_class, context, _as_json(arguments))
         delivery = CallDelivery(self._who, effect_class, context, self._settings.connect_seconds)
-        return await delivery.carry_out(partial(self._send, call))
+        return await delivery.carry_out(partial(self._send, provider_call))
 
-    async def _send(self, wanted: _ProviderCall, sending: SendAttempt) -> ToolAnswer:
+    async def _send(self, provider_call: _ProviderCall, sending: SendAttempt) -> ToolAnswer:
         await self._connect()
-        request, seconds = self._request(wanted, sending.left_seconds), sending.left_seconds + _LATER_SECONDS
+        request, seconds = (
+            self._request(provider_call, sending.left_seconds),
+            sending.left_seconds + _RPC_MARGIN_SECONDS,
+        )
         sending.go_out()
-        with as_tenant(wanted.context.tenant):
-            call = self._stub.CallTool(request, timeout=seconds, metadata=self._metadata(wanted.context))
+        with as_tenant(provider_call.context.tenant):
+            call = self._stub.CallTool(request, timeout=seconds, metadata=self._metadata(provider_call.context))
         try:
-            return await self._answer(call, wanted.context)
+            return await self._answer(call, provider_call.context)
         except (TenureError, PeerFailed) as error:
             return read_refusal(self._who, error)
         except BaseException:
@@ -153,16 +161,16 @@ class Caller:
             raise
 
     async def _connect(self) -> None:
-        """Returns when there is a connection: a call that meets none would leave open whether it was sent."""
+        """Waits for a connection. A call without a connection would leave open whether it was sent."""
         ready, failing = grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE
         try:
             async with asyncio.timeout(self._settings.connect_seconds):
                 while (state := self._channel.get_state(try_to_connect=True)) is not ready:
                     if state is failing:
-                        raise NotSentError(f"there is no connection to {self._settings.address}")
+                        raise NotSentError(f"the connection to {self._settings.address} failed")
                     await self._channel.wait_for_state_change(state)
         except TimeoutError as error:
-            raise NotSentError(f"{self._settings.address} accepts no connection") from error
+            raise NotSentError(f"the connection to {self._settings.address} timed out") from error
 
     def _request(self, call: _ProviderCall, timeout_seconds: float) -> pb.CallToolRequest:
         context = call.context
@@ -190,9 +198,9 @@ class Caller:
                 case "output":
                     context.emit(response.output)
                 case "outcome":
-                    self._let_end(call)
+                    self._finish_stream(call)
                     return self._read_outcome(response.outcome)
-        raise AnswerLostError("it ended the call without an outcome", again=False)
+        raise AnswerLostError("the provider ended the call without an outcome", again=False)
 
     def _read_outcome(self, outcome: pb.ProviderOutcome) -> ToolAnswer:
         detail = outcome.detail if _DETAIL.match(outcome.detail) else ""
@@ -202,26 +210,26 @@ class Caller:
             case pb.PROVIDER_STATUS_STALE_EPOCH:
                 return stale(self._who, outcome.content)
             case pb.PROVIDER_STATUS_IN_DOUBT:
-                raise AnswerLostError(outcome.content or "it does not know itself what it did")
+                raise AnswerLostError(outcome.content or "the provider does not know whether the call happened")
             case _:
                 return ToolAnswer(outcome.content, OutcomeStatus.FAILED, detail)
 
-    def _let_end(self, call: Any) -> None:
-        """The answer is here, and does not wait for the stream's own end; nor is that cut off for the provider."""
+    def _finish_stream(self, call: Any) -> None:
+        """Waits for the end of the stream in the background: neither delays the answer nor cuts the provider off."""
         task = asyncio.create_task(_until_end(call), name=f"end of a call of {self._name}")
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
 
 async def _until_end(call: Any) -> None:
-    with suppress(TimeoutError, TenureError, PeerFailed):  # it was said already what the call came to
+    with suppress(TimeoutError, TenureError, PeerFailed):  # the outcome is already known
         async with asyncio.timeout(_ENDING_SECONDS):
             await call.read()
     call.cancel()
 
 
 def _as_json(arguments: Arguments) -> str:
-    """As short as it came; a half of a surrogate pair, which no message can carry, stays escaped."""
+    """Returns the arguments as compact JSON. Escapes a lone surrogate, which no message can carry."""
     encoded = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
     return encoded if encoded.isascii() or _is_text(encoded) else json.dumps(arguments)
 
@@ -235,17 +243,20 @@ def _is_text(text: str) -> bool:
 
 
 _log: Final = logging.getLogger(__name__)
-AGAIN: Final = RetryPolicy(initial_seconds=0.5, factor=2.0, cap_seconds=15.0)
+RECONNECT: Final = RetryPolicy(initial_seconds=0.5, factor=2.0, cap_seconds=15.0)
 DESCRIBE_SECONDS: Final = 10.0
-LEAST_SECONDS: Final = 1.0
-"""Between two questions, also where something on the way ends every connection at once."""
+MIN_INTERVAL_SECONDS: Final = 1.0
+"""The shortest time between two DescribeTools requests, also when every connection ends at once."""
 
-# Servers that were told nothing else end a connection that pings more often than every five minutes, or without a call.
+# By default gRPC servers end a connection that pings more often than every five minutes, or without a call.
 KEEPALIVE: Final = Keepalive(interval_seconds=330.0, timeout_seconds=20.0, without_calls=False)
 
 
 class Provider:
-    """Keeps the registry's tools of one provider up to date; `watch` is a duty. While it is away they stay listed."""
+    """Keeps one provider's tools in the registry up to date with the duty `watch`.
+
+    Keeps them while it is unreachable.
+    """
 
     def __init__(self, name: str, settings: ProviderSettings, registry: ToolRegistry) -> None:
         self._name, self._settings, self._registry = name, settings, registry
@@ -267,13 +278,15 @@ class Provider:
         await self._open.aclose()
 
     async def reached(self) -> None:
-        """Returns when its tools are known, or it has had its time to answer: others need not wait for it."""
+        """Waits until the provider's tools are known, at most `connect_seconds`, so that it cannot delay others for
+        long.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.connect_seconds):
                 await self._reached.wait()
 
     async def watch(self) -> None:
-        """Ask again after every loss of the connection, and every now and then."""
+        """Lists the tools after every loss of the connection, and every `refresh_seconds`."""
         failures = 0
         while True:
             try:
@@ -281,18 +294,18 @@ class Provider:
             except (TenureError, PeerFailed) as error:
                 failures += 1
                 self._fact.lost(str(error))
-                facts = {"provider": self._name, "failures": failures, "error": str(error)}
-                _log.warning("a tool provider cannot be asked", extra=facts)
-                await rest(AGAIN.wait_seconds(failures, random.random()))
+                extra = {"provider": self._name, "failures": failures, "error": str(error)}
+                _log.warning("a provider could not list its tools: retrying after a pause", extra=extra)
+                await rest(RECONNECT.wait_seconds(failures, random.random()))
                 continue
             if failures:
-                _log.info("a tool provider is back", extra={"provider": self._name})
+                _log.info("a provider answers again", extra={"provider": self._name})
             failures = 0
             self._fact.linked()
-            await rest(LEAST_SECONDS)
+            await rest(MIN_INTERVAL_SECONDS)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.refresh_seconds):
-                    with resting():  # a timer ends it
+                    with resting():  # the timeout ends this wait
                         await self._channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
                     self._fact.lost("the connection ended")
 
@@ -311,10 +324,10 @@ class Provider:
         problems += refused
         self._fact.took(len(tools) - len(refused), problems)
         for problem in problems[:MOST_PROBLEMS]:
-            _log.warning("a tool of a provider", extra={"provider": self._name, "problem": problem})
+            _log.warning("a tool of a provider has a problem", extra={"provider": self._name, "problem": problem})
         if (more := len(problems) - MOST_PROBLEMS) > 0:
             _log.warning("more tools of a provider have problems", extra={"provider": self._name, "count": more})
-        _log.info("a tool provider has tools", extra={"provider": self._name, "tools": len(tools)})
+        _log.info("registered the tools of a provider", extra={"provider": self._name, "tools": len(tools)})
 
 
 def _credentials(tls: TlsSettings | None) -> grpc.ChannelCredentials | None:
@@ -324,15 +337,17 @@ def _credentials(tls: TlsSettings | None) -> grpc.ChannelCredentials | None:
     return grpc.ssl_channel_credentials(*read)
 
 
-# All providers of the config file, connected or on their way.
+# All providers of the config file.
 
 SILENCE_SECONDS: Final = 60.0
-"""Of one question to a provider, which has a deadline of seconds."""
+"""The silence limit of the duty `watch`. One request to a provider has a deadline of seconds."""
 
 
 async def open_providers(process: Process, settings: Mapping[str, ProviderSettings], registry: ToolRegistry) -> None:
-    """Returns once all are reached or have had their time: tasks that begin right away should see their tools."""
-    providers = [await process.open(Provider(name, one, registry)) for name, one in settings.items()]
+    """Opens the providers. Waits for each up to its `connect_seconds`, so that the first tasks see their tools."""
+    providers = [
+        await process.open(Provider(name, provider_settings, registry)) for name, provider_settings in settings.items()
+    ]
     duties = await process.open(Duties())
     for name, provider in zip(settings, providers, strict=True):
         duties.start(f"watch provider {name}", provider.watch, silence_seconds=SILENCE_SECONDS)

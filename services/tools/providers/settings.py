@@ -1,4 +1,4 @@
-"""The config file's section `providers`: where backends are that have tools, and what they may."""
+"""Defines the section `providers` of the config file: the addresses of providers, and the rules for their tools."""
 
 from __future__ import annotations
 
@@ -21,21 +21,24 @@ from tenure.domain.tools import EffectClass
 from tenure.runtime.rpc_client import target_of
 from tenure.validators import MIN_OUTPUT_BYTES
 
-_OWN_KEYS: Final = frozenset({"authorization", "idempotency-key", "x-fencing-epoch", "traceparent"})
-_OWN_PREFIXES: Final = ("grpc-", "x-tenure-")
+_RESERVED_KEYS: Final = frozenset({"authorization", "idempotency-key", "x-fencing-epoch", "traceparent"})
+_RESERVED_PREFIXES: Final = ("grpc-", "x-tenure-")
 
 
-def _not_ours(key: str) -> str:
-    if key in _OWN_KEYS or key.startswith(_OWN_PREFIXES) or key.endswith("-bin"):
-        raise ValueError("this key cannot be set here")
+def _not_reserved(key: str) -> str:
+    if key in _RESERVED_KEYS or key.startswith(_RESERVED_PREFIXES) or key.endswith("-bin"):
+        raise ValueError("this metadata key is reserved: the tool service or gRPC sets it")
     return key
 
 
-MetadataKey = Annotated[str, Field(pattern=r"^[a-z0-9_.-]{1,64}$"), AfterValidator(_not_ours)]
+MetadataKey = Annotated[str, Field(pattern=r"^[a-z0-9_.-]{1,64}$"), AfterValidator(_not_reserved)]
 
 
 class TlsSettings(Section):
-    """Files in PEM. Without `ca_file` the system's authorities count; the other two are for a client's certificate."""
+    """PEM files for TLS.
+
+    Without `ca_file` the system's authorities are trusted. The others are a client certificate.
+    """
 
     ca_file: Path | None = None
     cert_file: Path | None = None
@@ -44,7 +47,7 @@ class TlsSettings(Section):
     @model_validator(mode="after")
     def _fits(self) -> TlsSettings:
         if (self.cert_file is None) != (self.key_file is None):
-            raise ValueError("cert_file and key_file belong together")
+            raise ValueError("set both cert_file and key_file, or neither")
         for file in (self.ca_file, self.cert_file, self.key_file):
             if file is not None and not file.is_file():
                 raise ValueError(f"there is no file {file}")
@@ -52,8 +55,11 @@ class TlsSettings(Section):
 
 
 class ProviderSettings(Section):
-    """One provider. `tls` absent: in the clear. `timeout_seconds`, `output_limit_bytes`, `effects`: in place of what it
-    says itself. `max_calls`: at once, of each replica of the tool service.
+    """The settings of one provider.
+
+    tls: without it the connection is plaintext.
+    timeout_seconds, output_limit_bytes, effects: override what the provider declares.
+    max_calls: how many calls each replica of the tool service runs at once.
     """
 
     address: str
@@ -74,17 +80,17 @@ class ProviderSettings(Section):
     def _fits(self) -> ProviderSettings:
         target_of(self.address.split(","))
         if ":" not in self.address:
-            raise ValueError(f"address: {self.address!r} is no host:port")
+            raise ValueError(f"address: {self.address!r} is not host:port")
         return self
 
     @property
     def rules(self) -> Rules:
-        """What holds for its tools."""
+        """The operator's rules for the provider's tools."""
         return Rules(self.allow, self.effects, self.timeout_seconds, self.output_limit_bytes)
 
     @property
     def metadata(self) -> list[tuple[str, str]]:
-        """What every call of it takes along."""
+        """The metadata of every RPC to the provider."""
         pairs = [(name, value.get_secret_value()) for name, value in self.headers.items()]
         if self.bearer_token is not None:
             pairs.append(("authorization", f"Bearer {self.bearer_token.get_secret_value()}"))
@@ -92,7 +98,7 @@ class ProviderSettings(Section):
 
     @property
     def secrets(self) -> list[str]:
-        """What nobody is shown who asks why it is away."""
+        """The setting values that must not appear in the error texts of this source."""
         return [value for _, value in self.metadata]
 
 

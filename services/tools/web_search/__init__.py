@@ -1,6 +1,6 @@
-"""web_search: one tool, asked of whichever search service the operator has set up.
+"""The tool web_search: sends a query to the search service that the operator configured.
 
-search.py   the tool      search.py   one search: asked again within its time      settings.py   the config file's
-section
-formats.py   how each service is asked, and how its answer is read
+settings.py   the section `web_search` of the config file
+formats.py    the request and the answer of each search service, as pure functions
+search.py     the tool; one search with its retries, and its results as text
 """

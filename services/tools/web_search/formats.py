@@ -1,10 +1,10 @@
-"""How each search service is asked, and how its answer is read: pairs of pure functions.
+"""Builds the request of each search service and reads its answer, as pairs of pure functions.
 
 brave     https://api-dashboard.search.brave.com/app/documentation/web-search/get-started
 tavily    https://docs.tavily.com/documentation/api-reference/endpoint/search
 serper    https://serper.dev (its playground shows requests and answers)
 searxng   https://docs.searxng.org/dev/search_api.html
-plain     ours: `GET <url>?q=…&n=…` → `{"results": [{"title", "url", "snippet"}]}`
+plain     our own format: `GET <url>?q=…&n=…` → `{"results": [{"title", "url", "snippet"}]}`
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ JSON: Final = ("accept", "application/json")
 
 
 class SearchRequest(NamedTuple):
-    """A request for results."""
+    """One HTTP request to a search service."""
 
     method: str
     url: Url
@@ -30,7 +30,7 @@ class SearchRequest(NamedTuple):
 
 
 class SearchResult(NamedTuple):
-    """As the service wrote it."""
+    """One result, with the texts of the service."""
 
     title: str
     url: str
@@ -38,16 +38,19 @@ class SearchResult(NamedTuple):
 
 
 Ask = Callable[[Url, str, str, int], SearchRequest]
-"""Of the endpoint, the key, the query, and how many results are wanted."""
+"""Takes the endpoint, the key, the query and the number of results. Returns the request."""
 
 Read = Callable[[Any], Iterator[SearchResult]]
-"""Of the answer's JSON. Raises ValueError, KeyError, TypeError or AttributeError for what is no answer."""
+"""Takes the decoded JSON of an answer. Raises ValueError, KeyError, TypeError or AttributeError for another shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """`url`: where the service is asked, if everybody asks it there. `is_ours`: it is told which call it is asked for.
-    `refusal`: what its 401 and 403 mean.
+    """The format of one search service.
+
+    url: the default URL, "" if each installation has its own.
+    is_ours: whether requests carry the idempotency key and the epoch of the call.
+    refusal: what a 401 or 403 of the service means.
     """
 
     ask: Ask
@@ -56,71 +59,75 @@ class Format:
     needs_key: bool = True
     most_query_characters: int = 1000
     is_ours: bool = False
-    refusal: str = "does not take this server's key"
+    refusal: str = "does not accept this server's key"
 
 
 def ask_brave(url: Url, key: str, query: str, count: int) -> SearchRequest:
-    """GET with the key in X-Subscription-Token. `text_decorations`: without marks around the words searched for."""
-    wanted = {"q": query, "count": count, "result_filter": "web", "text_decorations": "false"}
-    return SearchRequest("GET", _with(url, wanted), [JSON, ("x-subscription-token", key)])
+    """Returns a GET with the key in X-Subscription-Token. Turns off the marks around the words of the query."""
+    parameters = {"q": query, "count": count, "result_filter": "web", "text_decorations": "false"}
+    return SearchRequest("GET", _with(url, parameters), [JSON, ("x-subscription-token", key)])
 
 
 def read_brave(answer: Any) -> Iterator[SearchResult]:
-    """`web.results[]` with title, url, description. `web` is left out where nothing was found."""
+    """Reads `web.results[]` with title, url, description. The service leaves out `web` when it found nothing."""
     if answer["type"] != "search":
-        raise ValueError("it is no answer to a search")
+        raise ValueError("its type is not search")
     return _results(answer.get("web", {"results": []})["results"], "url", "description")
 
 
 def ask_tavily(url: Url, key: str, query: str, count: int) -> SearchRequest:
-    """POST of JSON with the key as bearer token. A basic search costs one credit, an advanced one two."""
+    """Returns a POST of JSON with the key as bearer token. A basic search costs one credit, an advanced search two."""
     return _posted(
         url, {"query": query, "max_results": count, "search_depth": "basic"}, ("authorization", f"Bearer {key}")
     )
 
 
 def read_tavily(answer: Any) -> Iterator[SearchResult]:
-    """`results[]` with title, url, content."""
+    """Reads `results[]` with title, url, content."""
     return _results(answer["results"], "url", "content")
 
 
 def ask_serper(url: Url, key: str, query: str, count: int) -> SearchRequest:
-    """POST of JSON with the key in X-API-KEY."""
+    """Returns a POST of JSON with the key in X-API-KEY."""
     return _posted(url, {"q": query, "num": count}, ("x-api-key", key))
 
 
 def read_serper(answer: Any) -> Iterator[SearchResult]:
-    """`organic[]` with title, link, snippet; beside it `searchParameters`, which is always there."""
+    """Reads `organic[]` with title, link, snippet.
+
+    Raises KeyError without `searchParameters`, which is always there.
+    """
     answer["searchParameters"]
     return _results(answer.get("organic", []), "link", "snippet")
 
 
 def ask_searxng(url: Url, key: str, query: str, _count: int) -> SearchRequest:
-    """GET with format=json, which the instance's settings have to allow. It knows no number of results. A key, for
-    one behind a gate, goes as bearer token.
+    """Returns a GET with format=json, which the instance's settings must allow.
+
+    The API has no number of results. A key, for an instance behind a proxy with authentication, is the bearer token.
     """
-    gate = [("authorization", f"Bearer {key}")] if key else []
-    return SearchRequest("GET", _with(url, {"q": query, "format": "json"}), [JSON, *gate])
+    authorization = [("authorization", f"Bearer {key}")] if key else []
+    return SearchRequest("GET", _with(url, {"q": query, "format": "json"}), [JSON, *authorization])
 
 
 def read_searxng(answer: Any) -> Iterator[SearchResult]:
-    """`results[]` with title, url, content."""
+    """Reads `results[]` with title, url, content."""
     return _results(answer["results"], "url", "content")
 
 
 def ask_plain(url: Url, key: str, query: str, count: int) -> SearchRequest:
-    """GET of ours. A key goes as bearer token."""
-    gate = [("authorization", f"Bearer {key}")] if key else []
-    return SearchRequest("GET", _with(url, {"q": query, "n": count}), [JSON, *gate])
+    """Returns a GET of our own format. A key is the bearer token."""
+    authorization = [("authorization", f"Bearer {key}")] if key else []
+    return SearchRequest("GET", _with(url, {"q": query, "n": count}), [JSON, *authorization])
 
 
 def read_plain(answer: Any) -> Iterator[SearchResult]:
-    """`results[]` with title, url, snippet."""
+    """Reads `results[]` with title, url, snippet."""
     return _results(answer["results"], "url", "snippet")
 
 
 def _with(url: Url, parameters: dict[str, object]) -> Url:
-    """The URL's own query is kept."""
+    """Returns the URL with the parameters appended to its own query."""
     return replace(url, query="&".join(part for part in (url.query, urlencode(parameters)) if part))
 
 
@@ -130,7 +137,7 @@ def _posted(url: Url, content: dict[str, object], key: tuple[str, str]) -> Searc
 
 def _results(items: Any, url: str, excerpt: str) -> Iterator[SearchResult]:
     if not isinstance(items, list):
-        raise TypeError("its results are no list")
+        raise TypeError("its results are not a list")
     dicts = [item for item in items if isinstance(item, dict)]
     return (SearchResult(_text(item, "title"), _text(item, url), _text(item, excerpt)) for item in dicts)
 
@@ -148,8 +155,8 @@ FORMATS: Final = {
         ask_searxng,
         read_searxng,
         needs_key=False,
-        refusal="does not answer in JSON: the instance's settings have to list json under search.formats",
+        refusal="does not answer in JSON: add json to search.formats in the instance's settings",
     ),
     "plain": Format(ask_plain, read_plain, needs_key=False, is_ours=True),
 }
-"""By the name in the config file."""
+"""The formats by the `provider` of the config file."""

@@ -1,4 +1,4 @@
-"""One search: asked for, asked for again while its time lasts, read, and put into words."""
+"""Runs one search: sends the query, retries while time is left, reads the results and formats them for the model."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ SEARCHES_AT_ONCE: Final = 8
 MOST_BYTES: Final = 1024 * 1024
 MOST_EXCERPT_CHARACTERS: Final = 2000
 
-_AGAIN: Final = RetryPolicy(max_attempts=3, initial_seconds=0.5, factor=2.0, cap_seconds=5.0)
-_AGAIN_STATUSES: Final = frozenset((429, 502, 503, 504))
+_RETRY: Final = RetryPolicy(max_attempts=3, initial_seconds=0.5, factor=2.0, cap_seconds=5.0)
+_RETRY_STATUSES: Final = frozenset((429, 502, 503, 504))
 _REFUSED_STATUSES: Final = frozenset((401, 403))
 _KEPT_ALIVE_SECONDS: Final = 4.0
 _TAG: Final = re.compile(r"</?[A-Za-z][^<>]*>")
 
 
 class Searcher:
-    """Asks the service that is set up."""
+    """Sends queries to the configured search service."""
 
     def __init__(self, settings: WebSearchSettings, outgoing: Outgoing) -> None:
         self.settings, self._outgoing = settings, outgoing
@@ -51,7 +51,7 @@ class Searcher:
     @classmethod
     @asynccontextmanager
     async def open(cls, settings: WebSearchSettings) -> AsyncIterator[Searcher]:
-        """With its connections."""
+        """Opens a searcher with its connections."""
         networks = Networks(EVERYWHERE if settings.allow_private else ())
         backend = CheckedNetworkBackend(networks, "web_search")
         async with Outgoing(
@@ -60,57 +60,60 @@ class Searcher:
             yield cls(settings, outgoing)
 
     async def search(self, query: str, count: int, call_headers: dict[str, str]) -> list[SearchResult]:
-        """The first `count` results. Raises ToolFailed. `call_headers`: for a service of the installation's own."""
+        """Returns the first `count` results.
+
+        `call_headers`: sent to a service of the format `plain` only. Raises ToolFailure.
+        """
         settings = self.settings
-        clean_query = query.encode(errors="replace").decode()  # JSON can hold half a character, URLs cannot
-        asking = settings.format.ask(settings.endpoint, settings.key, clean_query, count)
+        clean_query = query.encode(errors="replace").decode()  # JSON can contain a lone surrogate, a URL cannot
+        request = settings.format.ask(settings.endpoint, settings.key, clean_query, count)
         if settings.format.is_ours:
-            asking.headers.extend(call_headers.items())
+            request.headers.extend(call_headers.items())
         try:
             async with asyncio.timeout(settings.timeout_seconds) as timeout:
-                body = await self._answered(asking, timeout.when() or 0.0)
+                body = await self._answered(request, timeout.when() or 0.0)
         except (TimeoutError, BadEncoding, *FAILURES) as error:
             raise failure_answer(error, "The search service", settings.timeout_seconds) from error
         return list(islice(self._read(body), count))
 
-    async def _answered(self, asking: SearchRequest, deadline: float) -> Body:
+    async def _answered(self, request: SearchRequest, deadline: float) -> Body:
         failures = 0
         while True:
             async with self._outgoing.send(
-                asking.method, asking.url, [("accept-encoding", READABLE_ENCODINGS), *asking.headers], asking.body
+                request.method, request.url, [("accept-encoding", READABLE_ENCODINGS), *request.headers], request.body
             ) as answer:
                 if answer.status == 200:
                     return await answer.read(MOST_BYTES)
             failures += 1
             refusal = self._refusal(answer)
-            wait_seconds = _AGAIN.wait_seconds(failures, random.random(), _asked_seconds(answer))
+            wait_seconds = _RETRY.wait_seconds(failures, random.random(), _retry_after_seconds(answer))
             too_late = asyncio.get_running_loop().time() + wait_seconds >= deadline
-            if answer.status not in _AGAIN_STATUSES or failures >= _AGAIN.max_attempts or too_late:
+            if answer.status not in _RETRY_STATUSES or failures >= _RETRY.max_attempts or too_late:
                 raise refusal
             await asyncio.sleep(wait_seconds)
 
     def _refusal(self, answer: HttpResponse) -> ToolFailure:
-        """What the service says in its own words is not told: it may hold the key."""
+        """Returns the failure for an error status, without the service's own text: it may contain the key."""
         if answer.status in _REFUSED_STATUSES:
-            message = f"The search service {self.settings.format.refusal}. Whoever runs this server has to see to it."
+            message = f"The search service {self.settings.format.refusal}. The operator of this server must fix this."
             return ToolFailure(message, "KEY_REFUSED" if self.settings.key else f"HTTP_{answer.status}")
-        asked_seconds = _asked_seconds(answer)
-        asks = f" It asks to be left alone for {asked_seconds:g} s." if asked_seconds else ""
+        retry_seconds = _retry_after_seconds(answer)
+        asks = f" It asks not to be called again for {retry_seconds:g} s." if retry_seconds else ""
         return ToolFailure(f"The search service answered {answer.status}.{asks}", f"HTTP_{answer.status}")
 
     def _read(self, body: Body) -> list[SearchResult]:
         if not body.is_whole:
             raise ToolFailure(
-                "The search service answered with more than 1 MiB, or in too many pieces.", "ANSWER_TOO_LARGE"
+                "The search service answered with more than 1 MiB, or in too many chunks.", "ANSWER_TOO_LARGE"
             )
         try:
             return list(self.settings.format.read(json.loads(body.content)))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ToolFailure("The search service answered with something else than results.", "BAD_ANSWER") from error
+            raise ToolFailure("The answer of the search service does not contain results.", "BAD_ANSWER") from error
 
 
 def words_of(results: list[SearchResult]) -> str:
-    """For the model: numbered, each with its address and excerpt, of plain text on one line each."""
+    """Returns the results as text for the model: numbered, with title, URL and excerpt on one line each."""
     lines = [
         f"{number}. {_plain(title)}\n   {_plain(url)}\n   {_plain(excerpt)}"
         for number, (title, url, excerpt) in enumerate(results, start=1)
@@ -119,13 +122,13 @@ def words_of(results: list[SearchResult]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Services mark the words searched for by tags, and write characters as entities."""
+    """Returns the text without tags and entities: services mark the words of the query by tags."""
     flat = html.unescape(_TAG.sub("", text[: 2 * MOST_EXCERPT_CHARACTERS]))
-    flat = " ".join("".join(one if one.isprintable() else " " for one in flat).split())
+    flat = " ".join("".join(char if char.isprintable() else " " for char in flat).split())
     return flat if len(flat) <= MOST_EXCERPT_CHARACTERS else flat[: MOST_EXCERPT_CHARACTERS - 1] + "…"
 
 
-def _asked_seconds(answer: HttpResponse) -> float:
+def _retry_after_seconds(answer: HttpResponse) -> float:
     return retry_after_seconds(answer.headers.get("retry-after", ""), datetime.now(UTC)) or 0.0
 
 
@@ -139,7 +142,7 @@ _TELLING_SECONDS: Final = 2.0
 
 
 def search_tools(searcher: Searcher | None) -> list[Tool]:
-    """The tool; without a searcher it says that it is not set up."""
+    """Returns the tool web_search. Without a searcher, its calls fail with NOT_CONFIGURED."""
     most_results = searcher.settings.max_results if searcher else _MOST_RESULTS
     most_characters = searcher.settings.format.most_query_characters if searcher else _MOST_QUERY_CHARACTERS
     usual_results = min(_USUAL_RESULTS, most_results)
@@ -157,7 +160,7 @@ def search_tools(searcher: Searcher | None) -> list[Tool]:
 
     async def run(context: CallContext, arguments: Arguments) -> ToolAnswer:
         if searcher is None:
-            raise ToolFailure("Web search is not set up on this server.", "NOT_CONFIGURED")
+            raise ToolFailure("Web search is not configured on this server.", "NOT_CONFIGURED")
         count = int(arguments.get("num_results", usual_results))
         return ToolAnswer(words_of(await searcher.search(arguments["query"], count, context.provider_headers)))
 

@@ -1,4 +1,4 @@
-"""The section `web_search` of the config file: which search service is asked, and how."""
+"""Defines the section `web_search` of the config file: the search service and its limits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from tenure.domain.outbound import Url, parse_url
 
 
 class WebSearchSettings(Section):
-    """`url`: of the service's search method, unless it has a usual one. `allow_private`: it may be within the
-    installation's own network, and be spoken to without TLS.
+    """The section `web_search`.
+
+    url: the URL of the service's search method; needed when the service has no default URL.
+    allow_private: allows a service in a private network, and a connection without TLS.
     """
 
     provider: Literal["brave", "tavily", "serper", "searxng", "plain"]
@@ -25,17 +27,17 @@ class WebSearchSettings(Section):
 
     @property
     def format(self) -> Format:
-        """How this service is asked."""
+        """The request and answer format of the service."""
         return FORMATS[self.provider]
 
     @property
     def endpoint(self) -> Url:
-        """Where it is asked."""
+        """The URL of the service's search method."""
         return parse_url(self.url or self.format.url)
 
     @property
     def key(self) -> str:
-        """Empty without one. Show it nowhere."""
+        """The API key, "" without one. Never log it."""
         return self.api_key.get_secret_value() if self.api_key else ""
 
     @field_validator("url")
@@ -49,15 +51,15 @@ class WebSearchSettings(Section):
     @classmethod
     def _is_key(cls, key: SecretStr | None) -> SecretStr | None:
         if key is not None and not (key.get_secret_value().isascii() and key.get_secret_value().isprintable()):
-            raise ValueError("a key is of printable ASCII characters")
+            raise ValueError("a key must consist of printable ASCII characters")
         return key
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if not (self.url or self.format.url):
-            raise ValueError(f"{self.provider} has no usual address: set url to that of its search method")
+            raise ValueError(f"{self.provider} has no default URL: set url to the URL of its search method")
         if self.format.needs_key and not self.key:
-            raise ValueError(f"{self.provider} wants a key: set api_key")
+            raise ValueError(f"{self.provider} needs a key: set api_key")
         if self.endpoint.scheme != "https" and not self.allow_private:
-            raise ValueError("url has to begin with https://, unless allow_private is set")
+            raise ValueError("url must begin with https://, unless allow_private is set")
         return self
