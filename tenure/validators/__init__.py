@@ -1,12 +1,28 @@
-"""The constraints of the contract. What each field may hold is said beside it in protos/; here it is enforced.
+"""Validates requests against the constraints of the contract, which protos/ states beside each field.
 
-One hook of the server's interceptor calls `validate` for every request. A frame of a stream is checked for its own
-bounds only: what is inside is checked one by one by the service, so that one bad commit harms no neighbour.
+The server's interceptor calls `validate` for every request. For a frame of a stream, `validate` checks only the bounds
+of the frame: the service checks each item in it, so that one bad commit does not fail the others.
 
-task_service.py, checkpoint_service.py, tool_service.py, coordinator_service.py, lease_service.py, admin_service.py,
-admin_service.py, task_service.py, schedule_service.py,
-tenant_service.py, webhook_service.py, tool_provider_service.py   one table of checks each
-task.py, task.py   what a task may be        common.py   what several services have        common.py   the numbers
+The files:
+
+common.py                    collects violations; the limits and patterns; checks that several services share
+task.py                      the spec of a task: goal, agent, limits, policy, timeouts, schemas
+task_service.py              TaskService and the reads of AdminService; waits, forks, files
+admin_service.py             the requests of operators; calls in doubt
+checkpoint_service.py        CheckpointService
+coordinator_service.py       the session of a worker, WorkerService
+lease_service.py             LeaseService
+schedule_service.py          ScheduleService
+tenant_service.py            TenantService
+tool_service.py              ToolService
+tool_provider_service.py     ToolProviderService
+webhook_service.py           WebhookService
+
+Each file named after a service has a table `CHECKS` from request types to checks; a request without a check passes.
+
+What to touch when:
+- a request gets a new field: its check in the service's file, and the comment beside the field in protos/
+- a service gets a new request: a check and an entry in the service's `CHECKS`
 """
 
 from __future__ import annotations
@@ -104,7 +120,7 @@ _CHECKS: Final[dict[type, Check]] = {
 
 
 def validate(request: Message) -> None:
-    """Raises InvalidRequest with every violation found; requests without constraints pass."""
+    """Raises InvalidRequest with all violations of a request. Requests without constraints pass."""
     check = _CHECKS.get(type(request))
     if check is None:
         return

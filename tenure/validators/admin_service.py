@@ -1,4 +1,4 @@
-"""What operators ask for: AdminService, and the doors of the ledger and the coordinator behind it."""
+"""Checks the requests of operators: those of AdminService, and those of the ledger and the coordinator behind it."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from tenure.validators.common import (
     check_task_id,
 )
 
-# Calls in doubt, and words on them, wherever they come.
+# Calls in doubt and their resolutions.
 
 
 def check_resolve_call(request: Any, v: Violations) -> None:
-    """A word on an attempt of a call: the same fields at the gateway and at the ledger."""
+    """Checks the resolution of a call attempt, in the fields that the gateway and the ledger share."""
     v.require(bool(CALL_ID.match(request.call_id)), "call_id", 'must be "<step>.<index>"')
     v.between("call_attempt", request.call_attempt, 1, MOST_CALL_ATTEMPTS)
     _decision(request.decision, v, "decision")
 
 
 def check_resolution(resolution: tool_pb2.CallResolution, v: Violations) -> None:
-    """A word on its way to the tools."""
+    """Checks a resolution on its way to the tool service."""
     v.between("resolution.call_attempt", resolution.call_attempt, 1, MOST_CALL_ATTEMPTS)
     v.length("resolution.reason", resolution.reason, 1, 1000)
     v.length("resolution.actor", resolution.actor, 1, 200)
@@ -43,7 +43,7 @@ def check_resolution(resolution: tool_pb2.CallResolution, v: Violations) -> None
 
 
 def check_calls_in_doubt(calls: Any, v: Violations, field: str) -> None:
-    """Those that a wait is over."""
+    """Checks the calls in doubt that a wait is for."""
     v.require(len(calls) <= MOST_CALLS_IN_DOUBT, field, f"at most {MOST_CALLS_IN_DOUBT}")
     for index, call in enumerate(calls):
         v.require(bool(CALL_ID.match(call.call_id)), f"{field}[{index}].call_id", 'must be "<step>.<index>"')
@@ -51,7 +51,7 @@ def check_calls_in_doubt(calls: Any, v: Violations, field: str) -> None:
 
 
 def check_in_doubt_page(request: Any, v: Violations) -> None:
-    """Wherever they are listed."""
+    """Checks the paging fields of the requests that list calls in doubt."""
     v.between("page_size", request.page_size, 0, MOST_IN_DOUBT_A_PAGE)
     v.length("page_token", request.page_token, 0, 512)
 
@@ -75,7 +75,7 @@ def _list(request: Any, v: Violations) -> None:
     check_in_doubt_page(request, v)
 
 
-def _list_at_tools(request: tools.ListInDoubtCallsRequest, v: Violations) -> None:
+def _list_in_tool_service(request: tools.ListInDoubtCallsRequest, v: Violations) -> None:
     _list(request, v)
     v.require(len(request.calls) <= MOST_IN_DOUBT_A_PAGE, "calls", f"at most {MOST_IN_DOUBT_A_PAGE}")
     for index, call in enumerate(request.calls):
@@ -86,12 +86,14 @@ def _list_at_tools(request: tools.ListInDoubtCallsRequest, v: Violations) -> Non
 _IN_DOUBT_CHECKS: Final[dict[type, Check]] = {
     admin.ResolveInDoubtCallRequest: _resolve,
     admin.AdminServiceListInDoubtCallsRequest: _list,
-    tools.ListInDoubtCallsRequest: _list_at_tools,
+    tools.ListInDoubtCallsRequest: _list_in_tool_service,
 }
 
 MOST_EXTRA_STEPS: Final = 100_000
 MOST_IDLE_SECONDS: Final = 366 * 24 * 3600.0
-_ENDS: Final = frozenset({task_pb2.TASK_STATE_FAILED, task_pb2.TASK_STATE_TIMED_OUT, task_pb2.TASK_STATE_CANCELLED})
+_END_STATES: Final = frozenset(
+    {task_pb2.TASK_STATE_FAILED, task_pb2.TASK_STATE_TIMED_OUT, task_pb2.TASK_STATE_CANCELLED}
+)
 
 
 def check_reason(request: Any, v: Violations, field: str = "reason") -> None:
@@ -123,11 +125,13 @@ def _check_budget(extras: Any, v: Violations) -> None:
 
 def _check_grant(grant: Any, v: Violations) -> None:
     _check_budget(grant, v)
-    v.require(bool(grant.extra_tokens or grant.extra_nano_usd), "extra_tokens", "must be set, or extra_nano_usd")
+    v.require(
+        bool(grant.extra_tokens or grant.extra_nano_usd), "extra_tokens", "must be set unless extra_nano_usd is set"
+    )
 
 
 def _check_end(close_out: Any, v: Violations) -> None:
-    v.require(close_out.to_state in _ENDS, "to_state", "must be FAILED, TIMED_OUT or CANCELLED")
+    v.require(close_out.to_state in _END_STATES, "to_state", "must be FAILED, TIMED_OUT or CANCELLED")
     v.require(len(close_out.result.encode()) <= MAX_GOAL_BYTES, "result", f"at most {MAX_GOAL_BYTES} bytes")
 
 
@@ -172,7 +176,7 @@ def _transfer_by_coordinator(request: coordinator.CoordinatorServiceTransferTask
     check_task_id(request, v)
     check_reason(request, v)
     v.length("actor", request.actor, 1, 200)
-    v.require(request.epoch > 0, "epoch", "must be that of a claim")
+    v.require(request.epoch > 0, "epoch", "must be the epoch of a claim")
     _check_worker("to_worker_id", request.to_worker_id, 0, v)
 
 
@@ -183,7 +187,7 @@ def _drain_by_coordinator(request: coordinator.CoordinatorServiceDrainWorkerRequ
 
 
 def check_prune(request: Any, v: Violations) -> None:
-    """The same fields at the gateway and at the ledger."""
+    """Checks the fields that the prune requests of the gateway and of the ledger share."""
     v.require(request.WhichOneof("which") is not None, "which", "must be set")
     if request.WhichOneof("which") == "task_id":
         check_task_id(request, v)
@@ -205,7 +209,7 @@ def _aging_with_leases(request: admin.ListAgingTasksRequest, v: Violations) -> N
     check_duration("lease_below", request.lease_below, MOST_IDLE_SECONDS, v)
 
 
-_OPERATORS_CHECKS: Final[dict[type, Check]] = {
+_OPERATOR_CHECKS: Final[dict[type, Check]] = {
     checkpoint.ListAgingRequest: _aging,
     admin.ListAgingTasksRequest: _aging_with_leases,
     admin.RequeueTaskRequest: _requeue,
@@ -221,5 +225,5 @@ _OPERATORS_CHECKS: Final[dict[type, Check]] = {
 
 CHECKS: Final[dict[type, Check]] = {
     **_IN_DOUBT_CHECKS,
-    **_OPERATORS_CHECKS,
+    **_OPERATOR_CHECKS,
 }

@@ -1,4 +1,4 @@
-"""What the checkpoint service serves."""
+"""Checks the requests of CheckpointService."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _fork(request: checkpoint.CheckpointServiceForkTaskRequest, v: Violations) -
 
 def _prepare_fork(request: checkpoint.PrepareForkRequest, v: Violations) -> None:
     _fork(request.fork, v)
-    v.require(not request.fork.prepared_task_id, "fork.prepared_task_id", "must be empty: it is what is asked for")
+    v.require(not request.fork.prepared_task_id, "fork.prepared_task_id", "must be empty: PrepareFork returns it")
 
 
 def _find_repeat(request: checkpoint.FindRepeatRequest, v: Violations) -> None:
@@ -77,10 +77,10 @@ def _commit(request: checkpoint.CommitRequest, v: Violations) -> None:
     v.require(request.known_sequence >= 0, "known_sequence", "must not be negative")
     v.require(len(request.entries) <= MAX_ENTRIES, "entries", f"at most {MAX_ENTRIES}")
     v.require(request.ByteSize() <= MAX_COMMIT_BYTES, "entries", f"at most {MAX_COMMIT_BYTES} bytes together")
-    something = bool(request.entries) or request.HasField("transition") or request.HasField("reserve")
-    v.require(something, "entries", "must not be empty without a transition or a reserve")
+    has_content = bool(request.entries) or request.HasField("transition") or request.HasField("reserve")
+    v.require(has_content, "entries", "must not be empty without a transition or a reserve")
     both = request.HasField("transition") and request.HasField("reserve")
-    v.require(not both, "reserve", "a task that leaves RUNNING makes no model call")
+    v.require(not both, "reserve", "must not be set with a transition: a task that leaves RUNNING makes no model call")
     if request.HasField("reserve"):
         _reserve(request.reserve, v)
     if request.HasField("transition"):
@@ -94,7 +94,7 @@ def _reserve(reserve: checkpoint.Reserve, v: Violations) -> None:
     v.between("reserve.min_output_tokens", reserve.min_output_tokens, 1, max(1, reserve.max_output_tokens))
     v.require(reserve.max_output_tokens >= 1, "reserve.max_output_tokens", "must be 1 or more")
     through = reserve.summary_through_step
-    v.require(0 <= through < max(1, reserve.step), "reserve.summary_through_step", "must be 0, or before the step")
+    v.require(0 <= through < max(1, reserve.step), "reserve.summary_through_step", "must be 0 or less than the step")
 
 
 def _transition(transition: checkpoint.Transition, v: Violations) -> None:
@@ -107,7 +107,7 @@ def _transition(transition: checkpoint.Transition, v: Violations) -> None:
     check_calls_in_doubt(transition.calls_in_doubt, v, "transition.calls_in_doubt")
     if transition.result_json:
         succeeds = transition.to_state == task_pb2.TASK_STATE_SUCCEEDED
-        v.require(succeeds, "transition.result_json", "belongs to SUCCEEDED only")
+        v.require(succeeds, "transition.result_json", "must be empty unless to_state is SUCCEEDED")
         _result(transition.result_json, v)
 
 
@@ -115,22 +115,22 @@ def _result(result_json: str, v: Violations) -> None:
     if len(result_json.encode()) > MAX_RESULT_BYTES:
         v.require(holds=False, field="transition.result_json", description=f"at most {MAX_RESULT_BYTES} bytes")
     else:
-        v.require(is_json(result_json), "transition.result_json", "is no JSON")
+        v.require(is_json(result_json), "transition.result_json", "must be JSON")
 
 
-def _most(items: str, most: int) -> Check:
+def _at_most(items: str, most: int) -> Check:
     def check(request: Any, v: Violations) -> None:
-        given = getattr(request, items)
-        v.require(len(given) <= most, items, f"at most {most}")
-        for index, one in enumerate(given):
-            v.uuid(f"{items}[{index}].task_id", one.task_id)
+        values = getattr(request, items)
+        v.require(len(values) <= most, items, f"at most {most}")
+        for index, value in enumerate(values):
+            v.uuid(f"{items}[{index}].task_id", value.task_id)
 
     return check
 
 
 def _grants(request: checkpoint.RegisterGrantsRequest, v: Violations) -> None:
-    """A claim is of one task, and a task has one claim: the answer names claims alone."""
-    _most("grants", 128)(request, v)
+    """Checks grants. No task and no claim may occur twice: the answer names claims only, not tasks."""
+    _at_most("grants", 128)(request, v)
     for index, grant in enumerate(request.grants):
         check_claim_epoch(f"grants[{index}].epoch", grant.epoch, v)
         check_text(f"grants[{index}].claim_id", grant.claim_id, 1, MAX_ID_CHARACTERS, v)
@@ -190,7 +190,7 @@ def _report(request: checkpoint.ReportUsageRequest, v: Violations) -> None:
         usage.cache_read_input_tokens,
     )
     v.require(min(counts) >= 0, "usage", "must not be negative")
-    v.require(sum(counts) >= 1, "usage", "must be something")
+    v.require(sum(counts) >= 1, "usage", "must have at least one token")
 
 
 def _prune(request: checkpoint.CheckpointServicePruneTasksRequest, v: Violations) -> None:
@@ -224,8 +224,8 @@ CHECKS: Final[dict[type, Check]] = {
     checkpoint.ListClaimableRequest: _claimable,
     checkpoint.RegisterGrantsRequest: _grants,
     checkpoint.RaiseGenerationRequest: _raise_generation,
-    checkpoint.RequeueLostRequest: _most("lost", 512),
-    checkpoint.InspectClaimsRequest: _most("claims", 512),
+    checkpoint.RequeueLostRequest: _at_most("lost", 512),
+    checkpoint.InspectClaimsRequest: _at_most("claims", 512),
     checkpoint.ListRunningRequest: _running,
     checkpoint.ListEndingsRequest: _endings,
     checkpoint.AppendForeignRequest: _append_external,
@@ -237,5 +237,5 @@ CHECKS: Final[dict[type, Check]] = {
     checkpoint.NoteForgottenRequest: _forgotten,
     checkpoint.ListDoubtWaitsRequest: _offers,
     checkpoint.ListDoubtsRequest: check_in_doubt_page,
-    checkpoint.RequeueSettledRequest: _most("settled", 128),
+    checkpoint.RequeueSettledRequest: _at_most("settled", 128),
 }

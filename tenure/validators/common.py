@@ -1,4 +1,4 @@
-"""Fields and requests of one shape that several services have."""
+"""Defines the limits and patterns of the contract, and the checks that several services share."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tenure.domain.tool_arguments import strict_json
 from tenure.v1 import task_pb2, token_pb2
 from tenure.wire.common import seconds
 
-# What is wrong with a request, collected while it is checked.
+# The violations of a request, collected while the checks run.
 
 
 class Violations:
-    """Collects what is wrong, all of it, with the path of each field."""
+    """Collects all violations of a request, each with the path of its field."""
 
     def __init__(self) -> None:
         self.violations: list[FieldViolation] = []
@@ -37,8 +37,11 @@ class Violations:
         self.require(least <= len(value) <= most, field, f"must have {least} to {most} characters")
 
     def known(self, field: str, values: Any, number: int) -> None:
-        """A choice we do not know must not be taken for the default. Unspecified is one of the values."""
-        self.require(number in values.values(), field, f"is none of {', '.join(values.keys())}")
+        """Requires an enum value that this version knows: an unknown value must not be read as the default.
+
+        Unspecified is a known value.
+        """
+        self.require(number in values.values(), field, f"must be one of {', '.join(values.keys())}")
 
     def between(self, field: str, value: float, least: float, most: float) -> None:
         self.require(least <= value <= most, field, f"must be {least:g} to {most:g}")
@@ -57,7 +60,7 @@ def _is_uuid(value: str) -> bool:
     return True
 
 
-# The numbers and shapes of the contract's constraints; senders keep within them too.
+# The limits and patterns of the contract. Senders keep to them too.
 
 MAX_GOAL_BYTES: Final = 256 * 1024
 MAX_SYSTEM_BYTES: Final = 256 * 1024
@@ -68,7 +71,7 @@ MIN_OUTPUT_BYTES: Final = 1024
 MAX_LABELS: Final = 32
 MAX_APPROVE_TOOLS: Final = 128
 MAX_ALLOWED_TOOLS: Final = 256
-MAX_ALLOWED_TOOLS_BYTES: Final = 16 * 1024  # together: the names are in the claim's record in etcd and in each token
+MAX_ALLOWED_TOOLS_BYTES: Final = 16 * 1024  # of all names: the claim record in etcd and each token contain them
 MAX_RESULT_CORRECTIONS: Final = 20
 MAX_TRANSITION_MESSAGE: Final = 4000  # characters
 MAX_ENTRIES: Final = 256
@@ -82,7 +85,7 @@ MAX_HOLDINGS: Final = 10_000
 MAX_SLOTS: Final = 10_000
 MAX_CHOICES: Final = 64
 MOST_NAMED_CALLS: Final = 64
-MOST_CALLS_IN_DOUBT: Final = 1024  # as many calls of a task may be open
+MOST_CALLS_IN_DOUBT: Final = 1024  # equal to the limit of open calls of a task
 MOST_IN_DOUBT_A_PAGE: Final = 500
 MOST_CALL_ATTEMPTS: Final = 10**9
 MAX_ID_CHARACTERS: Final = 64
@@ -100,7 +103,7 @@ _LAST_SECOND = 32_503_680_000
 
 
 def is_json(text: str) -> bool:
-    """One JSON value, as strict as the one who reads it: no NaN, and no nesting without end."""
+    """Whether a text is one JSON value, as strict as its readers: without NaN and with bounded nesting."""
     try:
         strict_json(text)
     except (ValueError, RecursionError):
@@ -113,9 +116,9 @@ def check_duration(field: str, value: Duration, most_seconds: float, v: Violatio
 
 
 def check_moment(field: str, moment: Timestamp, v: Violations) -> None:
-    """A Timestamp that can be read: protobuf holds times that no calendar has, and Python refuses them."""
-    is_usual = 0 <= moment.seconds < _LAST_SECOND and 0 <= moment.nanos < 1_000_000_000
-    v.require(is_usual, field, "must be a time from 1970 to 3000")
+    """Requires a time from 1970 to 3000: protobuf can hold times that Python's datetime cannot represent."""
+    in_range = 0 <= moment.seconds < _LAST_SECOND and 0 <= moment.nanos < 1_000_000_000
+    v.require(in_range, field, "must be a time from 1970 to 3000")
 
 
 def check_lower_tiers(field: str, lower: task_pb2.LowerTiers, v: Violations) -> None:
@@ -124,18 +127,18 @@ def check_lower_tiers(field: str, lower: task_pb2.LowerTiers, v: Violations) -> 
 
 
 def check_claim_epoch(field: str, epoch: int, v: Violations) -> None:
-    """An epoch that a claim can have. Whether its generation is the ledger's own is for the ledger to say."""
+    """Requires an epoch that a claim can have. The ledger itself checks that the generation is its own."""
     v.require(is_claim_epoch(epoch), field, "must have a generation and a revision of 1 or more")
 
 
 def check_text(field: str, text: str, least: int, most: int, v: Violations) -> None:
-    """A text that a row keeps. Refused here and not by the database: by then the claim is made."""
+    """Requires a text that the database can store. A refusal by the database would come after the claim was made."""
     v.length(field, text, least, most)
-    v.require("\0" not in text, field, "must not have a NUL")
+    v.require("\0" not in text, field, "must not contain NUL")
 
 
 def check_no_id(field: str, name: str, v: Violations) -> None:
-    """Where a name or an id may be given, no name may be read as an id, in whichever way UUIDs can be written."""
+    """Requires a name that is not a UUID in any notation, for requests that accept a name or an id."""
     with suppress(ValueError):
         UUID(name)
         v.require(holds=False, field=field, description="must not be a UUID")
@@ -195,12 +198,12 @@ def check_changes(request: Any, v: Violations) -> None:
     check_filter(request.filter, v)
 
 
-def check_filter(wanted: task_pb2.TaskFilter, v: Violations) -> None:
-    check_labels(wanted.labels, v, "filter.labels")
-    if wanted.root_task_id:
-        v.uuid("filter.root_task_id", wanted.root_task_id)
-    if wanted.forked_from_task_id:
-        v.uuid("filter.forked_from_task_id", wanted.forked_from_task_id)
+def check_filter(task_filter: task_pb2.TaskFilter, v: Violations) -> None:
+    check_labels(task_filter.labels, v, "filter.labels")
+    if task_filter.root_task_id:
+        v.uuid("filter.root_task_id", task_filter.root_task_id)
+    if task_filter.forked_from_task_id:
+        v.uuid("filter.forked_from_task_id", task_filter.forked_from_task_id)
 
 
 def check_frame(items: str) -> Check:

@@ -1,4 +1,4 @@
-"""What coordinators hear from workers, and workers from gateways."""
+"""Checks the messages of workers to coordinators, and the requests of gateways to workers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _session(request: coordinator.SessionRequest, v: Violations) -> None:
             _slots("slots", request.slots, v)
         case "release":
             _claim_ids("release", request.release, v)
-            v.require(request.release.reason in _RELEASE_REASONS, "release.reason", f"is none of {_RELEASE_NAMES}")
+            v.require(request.release.reason in _RELEASE_REASONS, "release.reason", f"must be one of {_RELEASE_NAMES}")
 
 
 def _hello(hello: coordinator.Hello, v: Violations) -> None:
@@ -73,7 +73,10 @@ def _slots(field: str, message: coordinator.Renew | coordinator.Slots, v: Violat
 
 
 def _holdings(field: str, holdings: Any, v: Violations) -> None:
-    """With every renewal of every worker: no UUID is parsed here, an id that is none is simply nobody's claim."""
+    """Checks the held tasks of a worker, cheaply, because every renewal of every worker has them.
+
+    Does not parse UUIDs: an id that is not a UUID belongs to no claim.
+    """
     v.require(len(holdings) <= MAX_HOLDINGS, field, f"at most {MAX_HOLDINGS}")
     for index, holding in enumerate(holdings[:MAX_HOLDINGS]):
         if not (0 < len(holding.task_id) <= MAX_ID_CHARACTERS and 0 < len(holding.claim_id) <= MAX_ID_CHARACTERS):

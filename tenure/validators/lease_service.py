@@ -1,4 +1,4 @@
-"""What LeaseService serves, at coordinators and at the gateway."""
+"""Checks the requests of LeaseService, at coordinators and at the gateway, and the ledger's requests about leases."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tenure.wire.common import seconds
 
 RESOURCE: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._/-]{0,199}\Z")
 _PREFIX: Final = re.compile(r"([a-zA-Z0-9][a-zA-Z0-9._/-]{0,199})?\Z")
-_LEAST_TTL_SECONDS: Final = 2
-_MOST_TTL_SECONDS: Final = 3600
+_MIN_TTL_SECONDS: Final = 2
+_MAX_TTL_SECONDS: Final = 3600
 _MOST_REASON: Final = 1000
 _MOST_NAME: Final = 128
 _MOST_CODE: Final = 64
@@ -89,7 +89,7 @@ def _register(request: checkpoint.RegisterLeaseRequest, v: Violations) -> None:
 
 
 def _note_release(request: checkpoint.NoteLeaseReleaseRequest, v: Violations) -> None:
-    """A release without a reason would be taken for none."""
+    """Checks a release. It needs a reason, because a release without a reason would not count as a release."""
     _resource(request.resource, "resource", v)
     v.uuid("claim_id", request.claim_id)
     check_text("reason", request.reason, 1, _MOST_CODE, v)
@@ -105,11 +105,15 @@ def _resource(name: str, field: str, v: Violations) -> None:
 
 
 def _prefix(prefix: str, v: Violations) -> None:
-    v.require(bool(_PREFIX.match(prefix)), "prefix", "must be the beginning of a name")
+    v.require(
+        bool(_PREFIX.match(prefix)),
+        "prefix",
+        "must be the prefix of a name: up to 200 characters of a-z, A-Z, 0-9, ._-/",
+    )
 
 
 def _ttl(ttl: Duration, v: Violations) -> None:
-    v.between("ttl", seconds(ttl), _LEAST_TTL_SECONDS, _MOST_TTL_SECONDS)
+    v.between("ttl", seconds(ttl), _MIN_TTL_SECONDS, _MAX_TTL_SECONDS)
 
 
 CHECKS: Final[dict[type, Check]] = {

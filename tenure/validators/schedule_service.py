@@ -1,4 +1,4 @@
-"""What ScheduleService serves, at checkpoint and at the gateway."""
+"""Checks the requests of ScheduleService, at the checkpoint service and at the gateway."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tenure.validators.common import NAME, Check, Violations, check_no_id
 from tenure.validators.task import check_spec
 from tenure.wire.common import seconds
 
-_LEAST_CATCH_UP_SECONDS: Final = 60
-_MOST_CATCH_UP_SECONDS: Final = 31 * 24 * 3600
+_MIN_CATCH_UP_SECONDS: Final = 60
+_MAX_CATCH_UP_SECONDS: Final = 31 * 24 * 3600
 _FIRST: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST: Final = datetime(9000, 1, 1, tzinfo=UTC)
-_MOST_CRON: Final = 200
+_MAX_CRON_CHARACTERS: Final = 200
 
 
 def _create(request: schedules.CreateScheduleRequest, v: Violations) -> None:
@@ -26,11 +26,11 @@ def _create(request: schedules.CreateScheduleRequest, v: Violations) -> None:
     check_no_id("name", request.name, v)
     _spec(request.spec, v)
     _cron(request.cron, v)
-    _rest(request, v)
+    _common_fields(request, v)
 
 
 def _update(request: schedules.UpdateScheduleRequest, v: Violations) -> None:
-    _which(request, v)
+    _schedule(request, v)
     v.require(request.expected_revision >= 0, "expected_revision", "must not be negative")
     if request.HasField("spec"):
         _spec(request.spec, v)
@@ -38,31 +38,31 @@ def _update(request: schedules.UpdateScheduleRequest, v: Violations) -> None:
         _cron(request.cron, v)
     for name in ("start_time", "end_time"):
         both = request.HasField(name) and getattr(request, f"clear_{name}")
-        v.require(not both, f"clear_{name}", f"not together with {name}")
-    _rest(request, v)
+        v.require(not both, f"clear_{name}", f"must not be set together with {name}")
+    _common_fields(request, v)
 
 
 def _spec(spec: task_pb2.TaskSpec, v: Violations) -> None:
     check_spec(spec, v, "spec.")
     for field, is_given in (("source", spec.HasField("source")), ("start_time", spec.HasField("start_time"))):
-        v.require(not is_given, f"spec.{field}", "is the schedule's: leave it out")
+        v.require(not is_given, f"spec.{field}", "must not be set: the schedule sets it")
 
 
-def _rest(request: Any, v: Violations) -> None:
-    """What both have."""
+def _common_fields(request: Any, v: Violations) -> None:
+    """Checks the fields that create and update requests share."""
     try:
         read_zone(request.time_zone or "UTC")
     except ValueError as error:
         v.require(holds=False, field="time_zone", description=str(error))
     v.known("overlap_policy", schedules.OverlapPolicy, request.overlap_policy)
     if request.HasField("catch_up_window"):
-        v.between("catch_up_window", seconds(request.catch_up_window), _LEAST_CATCH_UP_SECONDS, _MOST_CATCH_UP_SECONDS)
+        v.between("catch_up_window", seconds(request.catch_up_window), _MIN_CATCH_UP_SECONDS, _MAX_CATCH_UP_SECONDS)
     _bounds(request, v)
 
 
 def _cron(cron: str, v: Violations) -> None:
-    if len(cron) > _MOST_CRON:
-        v.length("cron", cron, 1, _MOST_CRON)
+    if len(cron) > _MAX_CRON_CHARACTERS:
+        v.length("cron", cron, 1, _MAX_CRON_CHARACTERS)
         return
     try:
         check_cron(cron)
@@ -72,7 +72,7 @@ def _cron(cron: str, v: Violations) -> None:
 
 def _bounds(request: Any, v: Violations) -> None:
     given = [name for name in ("start_time", "end_time") if request.HasField(name)]
-    fit = [name for name in given if _is_usual(getattr(request, name))]
+    fit = [name for name in given if _is_in_range(getattr(request, name))]
     for name in set(given) - set(fit):
         v.require(holds=False, field=name, description=f"must be between {_FIRST.year} and {_LAST.year}")
     if len(fit) == 2:
@@ -80,32 +80,36 @@ def _bounds(request: Any, v: Violations) -> None:
         v.require(in_order, "end_time", "must not be before start_time")
 
 
-def _is_usual(moment: Timestamp) -> bool:
+def _is_in_range(moment: Timestamp) -> bool:
     return _FIRST.timestamp() <= moment.seconds <= _LAST.timestamp() and 0 <= moment.nanos < 1_000_000_000
 
 
-def _which(request: Any, v: Violations) -> None:
+def _schedule(request: Any, v: Violations) -> None:
     v.require(bool(NAME.match(request.schedule)), "schedule", "must be a schedule's id or name")
 
 
 def _get(request: schedules.GetScheduleRequest, v: Violations) -> None:
-    _which(request, v)
+    _schedule(request, v)
     v.between("run_count", request.run_count, 0, 100)
 
 
 def _list(request: schedules.ListSchedulesRequest, v: Violations) -> None:
     v.between("page_size", request.page_size, 0, 500)
-    v.require(not request.page_token or bool(NAME.match(request.page_token)), "page_token", "is none of ours")
+    v.require(
+        not request.page_token or bool(NAME.match(request.page_token)),
+        "page_token",
+        "must be the next_page_token of an earlier answer",
+    )
 
 
 def _pause(request: schedules.PauseScheduleRequest, v: Violations) -> None:
-    _which(request, v)
+    _schedule(request, v)
     v.length("reason", request.reason, 1, 1000)
     v.length("actor", request.actor, 0, 200)
 
 
 def _trigger(request: schedules.TriggerScheduleRequest, v: Violations) -> None:
-    _which(request, v)
+    _schedule(request, v)
     v.length("request_id", request.request_id, 0, 64)
 
 
@@ -115,7 +119,7 @@ CHECKS: Final[dict[type, Check]] = {
     schedules.GetScheduleRequest: _get,
     schedules.ListSchedulesRequest: _list,
     schedules.PauseScheduleRequest: _pause,
-    schedules.ResumeScheduleRequest: _which,
+    schedules.ResumeScheduleRequest: _schedule,
     schedules.TriggerScheduleRequest: _trigger,
-    schedules.DeleteScheduleRequest: _which,
+    schedules.DeleteScheduleRequest: _schedule,
 }

@@ -1,4 +1,4 @@
-"""What a task may be asked to be."""
+"""Checks the spec of a task."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tenure.validators.common import (
 )
 from tenure.wire.common import TIMEOUT_ACTIONS, seconds
 
-# How long phases of a task may be asked to take, and when one may be asked to start.
+# Phase timeouts and the start time.
 
 _FIRST: Final = datetime(1970, 1, 1, tzinfo=UTC).timestamp()
 
@@ -57,25 +57,28 @@ def check_timeouts(timeouts: task_pb2.Timeouts, v: Violations, field: str) -> No
 def _phase(phase: Phase, timeout: task_pb2.PhaseTimeout, v: Violations, field: str) -> None:
     after_seconds = seconds(timeout.after)
     if phase is Phase.TASK:
-        v.require(not after_seconds, f"{field}.after", "limits.timeout says how long a task may take")
+        v.require(not after_seconds, f"{field}.after", "must not be set: limits.timeout limits the whole task")
     elif after_seconds:
         v.between(f"{field}.after", after_seconds, MIN_TIMEOUT_SECONDS, longest_seconds(phase))
     elif phase in NEED_DURATION:
-        v.require(not timeout.action, f"{field}.after", "must be set: without it this phase is not timed")
+        v.require(not timeout.action, f"{field}.after", "must be set: without it this phase has no timeout")
     if timeout.action:
         names = ", ".join(sorted(ACTIONS[phase]))
         v.require(TIMEOUT_ACTIONS.find(timeout.action) in ACTIONS[phase], f"{field}.action", f"must be one of {names}")
 
 
 def check_start_time(start_time: Timestamp, v: Violations, field: str) -> None:
-    """By the clock of whoever checks: the bound is far, and only there so that no task is forgotten in a far future."""
-    whole = 0 <= start_time.nanos < 1_000_000_000
+    """Requires a start time within the limit, by the local clock.
+
+    The limit is far away: it only prevents that a task is forgotten in a distant future.
+    """
+    valid_nanos = 0 <= start_time.nanos < 1_000_000_000
     latest = datetime.now(UTC).timestamp() + MAX_START_DELAY_SECONDS
     days = MAX_START_DELAY_SECONDS / 86_400
-    v.require(whole and _FIRST <= start_time.seconds <= latest, field, f"must be at most {days:g} days ahead")
+    v.require(valid_nanos and _FIRST <= start_time.seconds <= latest, field, f"must be at most {days:g} days ahead")
 
 
-# Control work: which function, and what it is given.
+# Control functions: the function and its input.
 
 
 def check_control(control: task_pb2.ControlWork, v: Violations, field: str) -> None:
@@ -86,13 +89,13 @@ def check_control(control: task_pb2.ControlWork, v: Violations, field: str) -> N
     v.require(not control.input_json or is_json(control.input_json), f"{field}.input_json", "must be one JSON value")
 
 
-# The result schemas in a request. Only their size is checked here: applying them takes a process of its own.
+# The result schemas in a request. Only their size is checked: a process of its own parses and applies them.
 
 _FIELD: Final = "result_schema_json"
 
 
 def schemas_in(request: Message) -> list[tuple[str, str]]:
-    """Each schema in a request, with the path of its field."""
+    """Returns the schemas in a request as pairs of field path and schema."""
     schemas = []
     for path in _paths(request.DESCRIPTOR):
         part = request
@@ -105,7 +108,7 @@ def schemas_in(request: Message) -> list[tuple[str, str]]:
 
 @cache
 def _paths(kind: Descriptor, above: tuple[Descriptor, ...] = ()) -> tuple[tuple[str, ...], ...]:
-    """The messages that have the field. Repeated ones are left out: no request has a list of specs."""
+    """Returns the paths to the messages that have the field. Skips repeated fields: no request has a list of specs."""
     if kind in above:
         return ()
     inner = [field for field in kind.fields if field.message_type is not None and not field.is_repeated]
@@ -114,7 +117,7 @@ def _paths(kind: Descriptor, above: tuple[Descriptor, ...] = ()) -> tuple[tuple[
 
 
 def check_spec(spec: Any, v: Violations, prefix: str = "") -> None:
-    """TaskSpec, and SubmitTaskRequest that has the same fields."""
+    """Checks a TaskSpec, or a SubmitTaskRequest, which has the same fields."""
     is_control = spec.HasField("control")
     fits = (0 if is_control else 1) <= len(spec.goal.encode()) <= MAX_GOAL_BYTES
     v.require(fits, f"{prefix}goal", f"must have {0 if is_control else 1} to {MAX_GOAL_BYTES} bytes")
@@ -155,12 +158,14 @@ def _agent(agent: task_pb2.AgentSpec, v: Violations, field: str) -> None:
 
 
 def _loop(loop: str, v: Violations, field: str, *, is_control: bool) -> None:
-    """The loop of control work says which function it runs: `control` does."""
+    """Checks the loop. A control function needs `control`: the function's name must not be in the loop."""
     v.require(not loop or bool(NAME.match(loop)), field, "must be a name of up to 63 characters")
     if is_control:
         v.require(loop in {"", CONTROL_LOOP}, field, f"must be empty or {CONTROL_LOOP} for control work")
     else:
-        v.require(loop != CONTROL_LOOP and not offered_function(loop), field, "needs `control`: the function to run")
+        v.require(
+            loop != CONTROL_LOOP and not offered_function(loop), field, "needs `control` with the function to run"
+        )
 
 
 def _result(spec: Any, v: Violations, prefix: str) -> None:
@@ -168,11 +173,15 @@ def _result(spec: Any, v: Violations, prefix: str) -> None:
     v.between(f"{prefix}policy.max_result_corrections", corrections, 0, MAX_RESULT_CORRECTIONS)
     check_result_schema(spec.result_schema_json, v, f"{prefix}result_schema_json")
     both = spec.HasField("control") and bool(spec.result_schema_json)
-    v.require(not both, f"{prefix}result_schema_json", "is for agents: control work says by itself what it returns")
+    v.require(
+        not both,
+        f"{prefix}result_schema_json",
+        "must be empty for control work: only the result of an agent is validated",
+    )
 
 
 def check_result_schema(schema_json: str, v: Violations, field: str) -> None:
-    """Its size. What it says is checked apart from the event loop: see task.py."""
+    """Checks the size of a schema. The schema itself is checked outside of the event loop: see `schemas_in`."""
     problem = problem_of_size(schema_json)
     v.require(not problem, field, problem)
 
@@ -188,7 +197,7 @@ def check_limits(limits: task_pb2.Limits, v: Violations, field: str) -> None:
     v.between(f"{field}.max_tokens", limits.max_tokens, 0, MOST_TOKENS)
     v.between(f"{field}.max_nano_usd", limits.max_nano_usd, 0, MOST_NANO_USD)
     both = limits.no_money_cap and bool(limits.max_nano_usd)
-    v.require(not both, f"{field}.no_money_cap", "cannot be set together with max_nano_usd")
+    v.require(not both, f"{field}.no_money_cap", "must not be set together with max_nano_usd")
     v.require(limits.max_steps >= 0, f"{field}.max_steps", "must not be negative")
     check_duration(f"{field}.timeout", limits.timeout, MAX_TIMEOUT_SECONDS, v)
 

@@ -1,4 +1,4 @@
-"""Waits, their answers, and events from outside."""
+"""Checks the requests of TaskService and the reads of AdminService: submits, forks, files, waits and signals."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ from tenure.validators.task import (
 )
 from tenure.wire.common import seconds
 
-# Words for agents, and histories to go on from.
+# Messages for agents, and forks.
 
 
 def check_message_text(field: str, text: str, v: Violations) -> None:
-    """What an agent is told: providers refuse a text of blanks."""
+    """Checks a message for an agent. It must not be blank, because model providers refuse a blank text."""
     v.require(bool(text.strip()), field, "must not be blank")
     v.require(len(text.encode()) <= MAX_GOAL_BYTES, field, f"at most {MAX_GOAL_BYTES} bytes")
 
@@ -65,7 +65,7 @@ def check_send(request: tasks.SendMessageRequest, v: Violations) -> None:
 
 
 def check_fork(request: Any, v: Violations) -> None:
-    """ForkTaskRequest, the gateway's and the ledger's."""
+    """Checks the fields that the fork requests of the gateway and of the ledger share."""
     check_task_id(request, v)
     v.length("request_id", request.request_id, 0, 128)
     match request.WhichOneof("point"):
@@ -83,18 +83,18 @@ def _overrides(overrides: task_pb2.ForkOverrides, v: Violations) -> None:
     fits = len(overrides.system.encode()) <= MAX_SYSTEM_BYTES
     v.require(fits, "overrides.system", f"at most {MAX_SYSTEM_BYTES} bytes")
     both = overrides.HasField("tools") and overrides.all_tools
-    v.require(not both, "overrides.all_tools", "not together with tools")
+    v.require(not both, "overrides.all_tools", "must not be set together with tools")
     check_tools(overrides.tools, v, "overrides.tools")
     check_limits(overrides.limits, v, "overrides.limits")
     check_source(overrides.source, v, "overrides.source")
     check_result_schema(overrides.result_schema_json, v, "overrides.result_schema_json")
 
 
-# Requests about tasks' files: the gateway's, and the tools'.
+# The file requests of the gateway and of the tool service.
 
 _LONGEST_PATH = 1024
 _LONGEST_TOKEN = 16 * 1024
-"""A token names a path; deep ones are long."""
+"""A page token contains a path, and paths of deep directories are long."""
 
 
 def check_list_files(request: Any, v: Violations) -> None:
@@ -117,7 +117,7 @@ def check_copy_files(request: tools.CopyFilesRequest, v: Violations) -> None:
     v.require(request.task_id != request.from_task_id, "task_id", "must be another task")
 
 
-# What the gateway serves: TaskService and AdminService.
+# The requests of TaskService and the reads of AdminService.
 
 
 def _submit(request: tasks.SubmitTaskRequest, v: Violations) -> None:
@@ -160,7 +160,7 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
 def check_wait(transition: checkpoint.Transition, v: Violations) -> None:
-    """What an owner's move begins to wait for."""
+    """Checks the wait that an owner's transition begins."""
     if not transition.HasField("wait"):
         v.require(not transition.HasField("wait_timeout"), "transition.wait_timeout", "must not be set without a wait")
         return
@@ -177,7 +177,7 @@ def check_wait(transition: checkpoint.Transition, v: Violations) -> None:
         v.length(f"{field}.options[{index}]", option, 1, MAX_OPTION_CHARACTERS)
     is_event = wait.kind == task_pb2.WAIT_KIND_EVENT
     v.length(f"{field}.correlation_id", wait.correlation_id, int(is_event), 200 if is_event else 0)
-    v.require("\0" not in wait.correlation_id, f"{field}.correlation_id", "must not hold NUL")
+    v.require("\0" not in wait.correlation_id, f"{field}.correlation_id", "must not contain NUL")
     size = len(wait.arguments_json.encode())
     message = f"at most {MAX_APPROVED_ARGUMENT_BYTES} bytes"
     v.require(size <= MAX_APPROVED_ARGUMENT_BYTES, f"{field}.arguments_json", message)
@@ -187,7 +187,7 @@ def check_wait(transition: checkpoint.Transition, v: Violations) -> None:
 
 
 def check_wait_answer(answer: Any, v: Violations, prefix: str = "") -> None:
-    """WaitAnswer, and ResumeTaskRequest that has the same fields."""
+    """Checks a WaitAnswer, or a ResumeTaskRequest, which has the same fields."""
     v.length(f"{prefix}wait_id", answer.wait_id, 1, 64)
     v.require(bool(answer.WhichOneof("answer")), f"{prefix}answer", "must be a decision or a reply")
     message = "must be 64 lower-case hex digits, or empty"
@@ -202,8 +202,8 @@ def check_wait_answer(answer: Any, v: Violations, prefix: str = "") -> None:
     v.between(f"{prefix}extra_budget_tokens", answer.extra_budget_tokens, 0, MOST_TOKENS)
 
 
-def _event(request: Any, v: Violations) -> None:
-    """SendSignalRequest, and ResumeTaskRequest that has the same fields."""
+def _signal_fields(request: Any, v: Violations) -> None:
+    """Checks a SendSignalRequest, or a ResumeTaskRequest, which has the same fields."""
     v.length("correlation_id", request.correlation_id, 1, 200)
     size = len(request.payload_json.encode())
     v.require(size <= MAX_ANSWER_BYTES, "payload_json", f"at most {MAX_ANSWER_BYTES} bytes")
@@ -211,7 +211,7 @@ def _event(request: Any, v: Violations) -> None:
 
 
 def _signal(request: checkpoint.SendSignalRequest, v: Violations) -> None:
-    _event(request, v)
+    _signal_fields(request, v)
     v.length("request_id", request.request_id, 1, 128)
     v.length("actor", request.actor, 1, 200)
 
@@ -220,10 +220,10 @@ def _resume(request: tasks.ResumeTaskRequest, v: Violations) -> None:
     v.length("request_id", request.request_id, 0, 128)
     if not request.correlation_id:
         v.uuid("task_id", request.task_id)
-        v.require(request.WhichOneof("answer") != "payload_json", "payload_json", "belongs to a correlation_id")
+        v.require(request.WhichOneof("answer") != "payload_json", "payload_json", "needs a correlation_id")
         check_wait_answer(request, v)
         return
-    _event(request, v)
+    _signal_fields(request, v)
     v.require(request.WhichOneof("answer") == "payload_json", "answer", "must be a payload_json")
     for field in ("task_id", "wait_id", "comment", "edited_arguments_json", "extra_budget_tokens", "call_digest"):
         v.require(not getattr(request, field), field, "must be empty with a correlation_id")

@@ -1,4 +1,4 @@
-"""What TenantService serves, at checkpoint and at the gateway."""
+"""Checks the requests of TenantService, at the checkpoint service and at the gateway, and the quotas of settings."""
 
 from __future__ import annotations
 
@@ -20,39 +20,43 @@ _MOST_SECONDS: Final = 366 * 86_400
 
 
 def check_quota(quota: tenants.Quota, v: Violations, prefix: str) -> None:
-    """Also of the defaults in a file."""
+    """Checks a quota of a request or of the defaults file."""
     most = _MOST.get(quota.kind)
-    v.require(most is not None, f"{prefix}kind", "is no kind of quota")
+    v.require(most is not None, f"{prefix}kind", "must be a kind of quota")
     if most is not None:
         v.between(f"{prefix}most", quota.most, 0, most)
     v.known(f"{prefix}policy", tenants.QuotaPolicy, quota.policy)
 
 
-def _whose(request: Any, v: Violations) -> None:
+def _tenant(request: Any, v: Violations) -> None:
     v.require(not request.tenant or bool(TENANT.match(request.tenant)), "tenant", "must be 1 to 63 of a-z, 0-9 and -")
 
 
 def _update(request: tenants.UpdateTenantLimitsRequest, v: Violations) -> None:
-    _whose(request, v)
+    _tenant(request, v)
     v.require(request.expected_revision >= 0, "expected_revision", "must not be negative")
     for index, quota in enumerate(request.quotas):
         check_quota(quota, v, f"quotas[{index}].")
     for index, kind in enumerate(request.follow_defaults):
-        v.require(kind in _MOST, f"follow_defaults[{index}]", "is no kind of quota")
+        v.require(kind in _MOST, f"follow_defaults[{index}]", "must be a kind of quota")
     counts = Counter([*(quota.kind for quota in request.quotas), *request.follow_defaults])
-    v.require(bool(counts), "quotas", "say what is to be otherwise")
-    v.require(all(count == 1 for count in counts.values()), "quotas", "name no kind twice")
+    v.require(bool(counts), "quotas", "must not be empty without follow_defaults")
+    v.require(all(count == 1 for count in counts.values()), "quotas", "must not name a kind twice")
     v.length("reason", request.reason, 1, 1000)
     v.length("actor", request.actor, 0, 200)
 
 
 def _list(request: tenants.ListTenantsRequest, v: Violations) -> None:
     v.between("page_size", request.page_size, 0, 500)
-    v.require(not request.page_token or bool(TENANT.match(request.page_token)), "page_token", "is none of ours")
+    v.require(
+        not request.page_token or bool(TENANT.match(request.page_token)),
+        "page_token",
+        "must be the next_page_token of an earlier answer",
+    )
 
 
 def _usage(request: tenants.GetTenantUsageRequest, v: Violations) -> None:
-    _whose(request, v)
+    _tenant(request, v)
     v.known("group_by", tenants.UsageGrouping, request.group_by)
     v.between("page_size", request.page_size, 0, 1000)
     v.length("page_token", request.page_token, 0, 512)
@@ -61,14 +65,14 @@ def _usage(request: tenants.GetTenantUsageRequest, v: Violations) -> None:
         check_moment(name, getattr(request, name), v)
     if request.root_task_id:
         v.uuid("root_task_id", request.root_task_id)
-        v.require(not given, "root_task_id", "not together with times")
+        v.require(not given, "root_task_id", "must not be set together with begin_time or end_time")
     if len(given) == 2:
         seconds = request.end_time.seconds - request.begin_time.seconds
         v.require(0 <= seconds <= _MOST_SECONDS, "end_time", "must be 0 to 366 days after begin_time")
 
 
 CHECKS: Final[dict[type, Check]] = {
-    tenants.GetTenantRequest: _whose,
+    tenants.GetTenantRequest: _tenant,
     tenants.UpdateTenantLimitsRequest: _update,
     tenants.ListTenantsRequest: _list,
     tenants.GetTenantUsageRequest: _usage,

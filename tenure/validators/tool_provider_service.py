@@ -1,4 +1,4 @@
-"""What a tool provider is asked; for providers in Python, ours is the sender."""
+"""Checks the requests of ToolProviderService. The tool service sends them; a provider in Python can check them."""
 
 from __future__ import annotations
 

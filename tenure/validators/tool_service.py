@@ -1,4 +1,4 @@
-"""What the tool service serves."""
+"""Checks the requests of ToolService."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What WebhookService serves, at checkpoint and at the gateway."""
+"""Checks the requests of WebhookService, at the checkpoint service and at the gateway."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ def _create(request: webhooks.CreateWebhookRequest, v: Violations) -> None:
     check_no_id("name", request.name, v)
     _url(request.url, v)
     v.require(len(request.event_types) <= MAX_PATTERNS, "event_types", f"at most {MAX_PATTERNS}")
-    fit = all(is_pattern(one) for one in request.event_types)
-    v.require(fit, "event_types", "must be types such as task.succeeded or task.*")
+    are_patterns = all(is_pattern(event_type) for event_type in request.event_types)
+    v.require(are_patterns, "event_types", "must be types such as task.succeeded or task.*")
     check_filter(request.filter, v)
-    v.require(not request.filter.states, "filter.states", "must be empty: event_types choose")
+    v.require(not request.filter.states, "filter.states", "must be empty: event_types selects the states")
     _secret(request.secret, v)
 
 
 def _url(url: str, v: Violations) -> None:
     v.length("url", url, 1, MAX_URL)
-    v.require(url.isascii() and url.isprintable() and " " not in url, "url", "must be of printable ASCII, escaped")
+    v.require(url.isascii() and url.isprintable() and " " not in url, "url", "must be printable ASCII, percent-encoded")
     try:
         parts = urlsplit(url)
-        fit = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # brackets that do not close, a port that is no number
-        fit = False
-    v.require(fit, "url", "must be http://host… or https://host…")
-    if fit:
-        v.require("@" not in parts.netloc, "url", "must not hold a user or password")
+        is_valid = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # unbalanced brackets, or a port that is not a number
+        is_valid = False
+    v.require(is_valid, "url", "must be http://host… or https://host…")
+    if is_valid:
+        v.require("@" not in parts.netloc, "url", "must not contain a user or a password")
         v.require("#" not in url, "url", "must not have a fragment")
 
 
@@ -51,55 +51,63 @@ def _secret(secret: str, v: Violations) -> None:
         v.require(holds=False, field="secret", description=str(error))
 
 
-def _which(request: Any, v: Violations) -> None:
+def _webhook(request: Any, v: Violations) -> None:
     v.require(bool(NAME.match(request.webhook)), "webhook", "must be a webhook's id or name")
 
 
 def _list(request: webhooks.ListWebhooksRequest, v: Violations) -> None:
     v.between("page_size", request.page_size, 0, 100)
-    v.require(not request.page_token or bool(NAME.match(request.page_token)), "page_token", "is none of ours")
+    v.require(
+        not request.page_token or bool(NAME.match(request.page_token)),
+        "page_token",
+        "must be the next_page_token of an earlier answer",
+    )
 
 
 def _pause(request: webhooks.PauseWebhookRequest, v: Violations) -> None:
-    _which(request, v)
+    _webhook(request, v)
     v.length("reason", request.reason, 1, 1000)
     v.length("actor", request.actor, 0, 200)
 
 
 def _rotate(request: webhooks.RotateWebhookSecretRequest, v: Violations) -> None:
-    _which(request, v)
+    _webhook(request, v)
     _secret(request.secret, v)
     if request.HasField("overlap"):
         v.between("overlap", seconds(request.overlap), 0, MAX_OVERLAP_SECONDS)
 
 
 def _list_deliveries(request: webhooks.ListWebhookDeliveriesRequest, v: Violations) -> None:
-    _which(request, v)
+    _webhook(request, v)
     for state in request.states:
         try:
             DELIVERY_STATES.to_domain(state)
         except ValueError:
-            v.require(holds=False, field="states", description="must be states of deliveries")
+            v.require(holds=False, field="states", description="must be delivery states")
     v.between("page_size", request.page_size, 0, 500)
     token = request.page_token
-    v.require(not token or (token.isascii() and token.isdecimal() and len(token) < 19), "page_token", "is none of ours")
+    v.require(
+        not token or (token.isascii() and token.isdecimal() and len(token) < 19),
+        "page_token",
+        "must be the next_page_token of an earlier answer",
+    )
 
 
 def _deliveries_named(request: Any, v: Violations) -> None:
-    _which(request, v)
+    _webhook(request, v)
     if request.delivery_id:
         v.uuid("delivery_id", request.delivery_id)
 
 
 CHECKS: Final[dict[type, Check]] = {
     webhooks.CreateWebhookRequest: _create,
-    webhooks.GetWebhookRequest: _which,
+    webhooks.GetWebhookRequest: _webhook,
     webhooks.ListWebhooksRequest: _list,
     webhooks.PauseWebhookRequest: _pause,
-    webhooks.ResumeWebhookRequest: _which,
+    webhooks.ResumeWebhookRequest: _webhook,
     webhooks.RotateWebhookSecretRequest: _rotate,
-    webhooks.DeleteWebhookRequest: _which,
-    webhooks.TestWebhookRequest: _which,
+    webhooks.DeleteWebhookRequest: _webhook,
+    webhooks.TestWebhookRequest: _webhook,
     webhooks.ListWebhookDeliveriesRequest: _list_deliveries,
     webhooks.ReplayWebhookDeliveriesRequest: _deliveries_named,
     webhooks.DiscardWebhookDeliveriesRequest: _deliveries_named,

@@ -1,7 +1,18 @@
-"""Protobuf ↔ domain, and nothing else: no rule, no I/O. The only library code that reads tenure.v1 for the services.
+"""Converts between protobuf messages and domain objects. It has no I/O.
 
-common.py   states, priorities, classes        task.py     specs, usage, budgets
-tool.py   definitions, outcomes, calls       ledger.py  the ledger's facts
-token.py   claims and fencing tokens          common.py  errors inside frames
-ledger.py  the answer to Open                 checkpoint_service.py facts cut to what one commit takes
+The files, in the order in which data flows:
+
+common.py                durations, timestamps, enums, errors inside stream frames, messages as JSON
+task.py                  task specs, policies, timeouts, waits, usage, budgets, prices
+ledger.py                the entries of the ledger; the answer to Open
+checkpoint_service.py    splits entries into commits within the ledger's limits
+coordinator_service.py   the slots of a worker
+token.py                 signs and reads fencing tokens
+tool.py                  tool definitions, outcomes, call records, calls in doubt
+tenant_service.py        quotas
+webhook_service.py       the enums of webhooks, and their secrets as text
+
+What to touch when:
+- an entry gets a new kind: the pair of functions and both tables in ledger.py
+- an enum gets a new value: only tenure/domain, because common.py maps enums by name
 """

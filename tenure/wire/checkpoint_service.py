@@ -1,4 +1,4 @@
-"""Facts in portions that fit into a commit each: an outcome too many must not be what keeps a task from its end."""
+"""Splits entries into commits within the ledger's limits, so that many outcomes cannot prevent a close-out."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from typing import Final, TypeVar
 
 MOST_ENTRIES: Final = 256
 MOST_BYTES: Final = 900_000
-"""Under the ledger's 1 MiB, which counts the whole commit."""
+"""Below the ledger's limit of 1 MiB, which counts the whole commit."""
 
 Item = TypeVar("Item")
 
 
 def is_one_portion(items: Sequence[Item], size: Callable[[Item], int]) -> bool:
-    """Whether all of them fit into one commit, for what must be written at once."""
+    """Whether all items fit into one commit, for items that must be committed together."""
     return len(items) <= MOST_ENTRIES and sum(map(size, items)) <= MOST_BYTES
 
 
 def portions(items: Sequence[Item], size: Callable[[Item], int], *, last_bytes: int = 0) -> list[list[Item]]:
-    """The items in order, in at least one portion. The last one has room for `last_bytes` more, empty if it must be.
+    """Splits the items, in order, into at least one portion. The last portion has room for `last_bytes` more.
 
-    One item alone always fits, and so does what travels with the last: their own limits are lower.
+    The last portion can be empty to have that room. A single item and `last_bytes` always fit, because their own
+    limits are lower.
     """
     made: list[list[Item]] = []
     current: list[Item] = []

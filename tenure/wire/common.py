@@ -1,4 +1,7 @@
-"""Enums. A value that a newer peer knows and we do not becomes the unspecified one, never a crash."""
+"""Converts durations, timestamps and enums, errors inside stream frames, and messages to JSON.
+
+An enum value that only a newer peer knows becomes the default, if the contract has one, and raises ValueError if not.
+"""
 
 from __future__ import annotations
 
@@ -26,36 +29,36 @@ from tenure.v1 import schedule_service_pb2 as pb
 
 
 def duration(seconds: float) -> Duration:
-    """Seconds as a Duration."""
+    """Returns seconds as a Duration."""
     message = Duration()
     message.FromTimedelta(timedelta(seconds=seconds))
     return message
 
 
 def seconds(message: Duration) -> float:
-    """A Duration in seconds."""
+    """Returns a Duration in seconds."""
     return message.seconds + message.nanos / 1e9
 
 
 def timestamp(moment: datetime) -> Timestamp:
-    """A moment with a time zone as a Timestamp."""
+    """Returns a moment with a time zone as a Timestamp."""
     message = Timestamp()
     message.FromDatetime(moment)
     return message
 
 
 def optional_timestamp(moment: datetime | None) -> Timestamp | None:
-    """The same of what may not have happened."""
+    """Returns a moment as a Timestamp, and None for None."""
     return None if moment is None else timestamp(moment)
 
 
 def unix_seconds(message: Timestamp) -> float:
-    """A Timestamp in seconds since 1970."""
+    """Returns a Timestamp in seconds since 1970."""
     return message.seconds + message.nanos / 1e9
 
 
 def moment(message: Timestamp) -> datetime:
-    """A Timestamp as a moment in UTC."""
+    """Returns a Timestamp as a moment in UTC."""
     return message.ToDatetime(tzinfo=UTC)
 
 
@@ -64,7 +67,10 @@ P = TypeVar("P", bound=int)
 
 
 class EnumMap(Generic[D, P]):
-    """One enum, both ways, by name: PREFIX_NAME on the wire is NAME in the domain (a test holds them equal)."""
+    """Maps one enum between the wire and the domain: PREFIX_NAME on the wire is NAME in the domain.
+
+    A test checks that both sides have the same names. `default`: the domain value of unspecified and unknown numbers.
+    """
 
     def __init__(self, domain: type[D], values: dict[str, P], prefix: str, default: D | None) -> None:
         self._to_wire = {member: values[f"{prefix}_{member.name}"] for member in domain}
@@ -75,14 +81,14 @@ class EnumMap(Generic[D, P]):
         return self._to_wire[member]
 
     def to_domain(self, number: int) -> D:
-        """ValueError for an unspecified value where the contract has no default."""
+        """Returns the domain value. Raises ValueError for an unspecified or unknown number without a default."""
         member = self.find(number)
         if member is None:
             raise ValueError(f"value {number} is unspecified or unknown")
         return member
 
     def find(self, number: int) -> D | None:
-        """None for a value that is unspecified or unknown, where there is no default."""
+        """Returns the domain value; for an unspecified or unknown number, the default or None."""
         return self._to_domain.get(number, self._default)
 
 
@@ -112,7 +118,7 @@ CALL_STATES = EnumMap(CallState, dict(tool_pb2.CallState.items()), "CALL_STATE",
 
 
 def state_name(number: int) -> str:
-    """The domain's name of a state on the wire, for screens and messages: "" for none, STATE_<n> of a newer peer."""
+    """Returns the name of a state, for people: "" for unspecified, STATE_<n> for a state of a newer peer."""
     if number == task_pb2.TASK_STATE_UNSPECIFIED:
         return ""
     try:
@@ -121,7 +127,7 @@ def state_name(number: int) -> str:
         return f"STATE_{number}"
 
 
-# Domain errors inside stream frames, where a gRPC status would end the stream for its neighbours.
+# Domain errors inside stream frames: a gRPC status would end the stream for the other tasks in it.
 
 
 def refusal_to_wire(error: TenureError) -> token_pb2.Refusal:
@@ -130,15 +136,15 @@ def refusal_to_wire(error: TenureError) -> token_pb2.Refusal:
 
 
 def refusal_to_domain(refusal: token_pb2.Refusal) -> TenureError | rpc_status.PeerFailed:
-    """The error to raise; PeerFailed stands for a bug of the peer."""
+    """Returns the error to raise. PeerFailed means a bug of the peer."""
     return rpc_status.from_plain(refusal.code, refusal.reason, refusal.message, dict(refusal.metadata))
 
 
-# Messages as JSON in the contract's own names: what the command line prints and webhooks carry.
+# Messages as JSON, for the output of the command line and for webhooks.
 
 
 def to_dict(message: Message) -> dict[str, Any]:
-    """A message as JSON with the contract's field names; zeros and empty texts are told too."""
+    """Returns a message as JSON with the field names of the contract, including zeros and empty strings."""
     return MessageToDict(
         message,
         preserving_proto_field_name=True,

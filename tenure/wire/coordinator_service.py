@@ -1,4 +1,4 @@
-"""Places for tasks, tier by tier."""
+"""Converts the slots of a worker, tier by tier."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tenure.v1 import task_pb2
 
 
 def slots_to_domain(count: int, lower: task_pb2.LowerTiers | None) -> Slots:
-    """`lower` None: all are for whatever tier."""
+    """Converts slots. `lower` None: every tier may use all slots."""
     if lower is None:
         return Slots.open_to_all(count)
     below_high = min(count, lower.below_high)
@@ -15,7 +15,7 @@ def slots_to_domain(count: int, lower: task_pb2.LowerTiers | None) -> Slots:
 
 
 def lower_tiers(slots: Slots) -> task_pb2.LowerTiers | None:
-    """None when no place is kept for a tier."""
+    """Returns the slots that lower tiers may use, or None when no slot is reserved for a higher tier."""
     if slots == Slots.open_to_all(slots.any):
         return None
     return task_pb2.LowerTiers(below_high=slots.below_high, below_normal=slots.below_normal)

@@ -1,4 +1,7 @@
-"""The ledger's facts. One table says which message is which class; each pair of functions below is one kind."""
+"""Converts the entries of the ledger, and reads the answer to Open.
+
+Each entry kind has a pair of functions. The tables `_TO_DOMAIN` and `_TO_WIRE` map the kinds to these functions.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import json
 from collections.abc import AsyncIterable, Callable, Iterable
 from typing import Any, NamedTuple
 
-from tenure.domain import entries as facts
+from tenure.domain import entries as domain
 from tenure.domain.budget import BudgetWarning, TokenUsage
 from tenure.domain.entries import (
     ClearedResults,
@@ -55,11 +58,11 @@ from tenure.wire.tool import (
     tool_to_wire,
 )
 
-# What is left out of the conversation, or stands for a part of it.
+# Compactions.
 
 
 def compaction_to_domain(message: ledger_pb2.Compaction) -> Compaction:
-    """ValueError for a way that this version does not know."""
+    """Converts a compaction. Raises ValueError for a kind that this version does not know."""
     match message.WhichOneof("how"):
         case "cleared_results":
             cleared = message.cleared_results
@@ -71,11 +74,11 @@ def compaction_to_domain(message: ledger_pb2.Compaction) -> Compaction:
         case "summary":
             return Compaction(Summary(message.summary.through_step, message.summary.text))
         case _:
-            raise ValueError("a compaction in a way that this version does not know")
+            raise ValueError("a compaction of a kind that this version does not know")
 
 
-def compaction_to_wire(fact: Compaction) -> ledger_pb2.Compaction:
-    how = fact.how
+def compaction_to_wire(body: Compaction) -> ledger_pb2.Compaction:
+    how = body.how
     if isinstance(how, Summary):
         return ledger_pb2.Compaction(
             summary=ledger_pb2.Compaction.Summary(through_step=how.through_step, text=how.text)
@@ -90,7 +93,7 @@ def compaction_to_wire(fact: Compaction) -> ledger_pb2.Compaction:
     )
 
 
-# Control work's facts on the wire.
+# Entries of control functions.
 
 
 def failure_to_domain(message: ledger_pb2.ControlFailure) -> ControlFailure:
@@ -102,12 +105,12 @@ def failure_to_domain(message: ledger_pb2.ControlFailure) -> ControlFailure:
     )
 
 
-def failure_to_wire(fact: ControlFailure) -> ledger_pb2.ControlFailure:
+def failure_to_wire(body: ControlFailure) -> ledger_pb2.ControlFailure:
     return ledger_pb2.ControlFailure(
-        error_class=fact.error_class,
-        message=fact.message,
-        retryable=fact.retryable,
-        retry_after=None if fact.retry_after_seconds is None else duration(fact.retry_after_seconds),
+        error_class=body.error_class,
+        message=body.message,
+        retryable=body.retryable,
+        retry_after=None if body.retry_after_seconds is None else duration(body.retry_after_seconds),
     )
 
 
@@ -120,20 +123,20 @@ def step_to_domain(message: ledger_pb2.ControlStep) -> ControlStep:
     )
 
 
-def step_to_wire(fact: ControlStep) -> ledger_pb2.ControlStep:
-    message = ledger_pb2.ControlStep(name=fact.name, duration=duration(fact.duration_seconds))
-    if fact.failure is None:
-        message.result_json = fact.result_json
+def step_to_wire(body: ControlStep) -> ledger_pb2.ControlStep:
+    message = ledger_pb2.ControlStep(name=body.name, duration=duration(body.duration_seconds))
+    if body.failure is None:
+        message.result_json = body.result_json
     else:
-        message.failure.CopyFrom(failure_to_wire(fact.failure))
+        message.failure.CopyFrom(failure_to_wire(body.failure))
     return message
 
 
-# What operators asked of a task.
+# Requests of operators.
 
 
 def operator_request_to_domain(message: ledger_pb2.OperatorRequest) -> OperatorRequest:
-    """ValueError for an act that this version does not know."""
+    """Converts a request. Raises ValueError for an act that this version does not know."""
     match message.WhichOneof("act"):
         case "requeue":
             extras = message.requeue
@@ -148,12 +151,12 @@ def operator_request_to_domain(message: ledger_pb2.OperatorRequest) -> OperatorR
         case "resolve_call":
             return OperatorRequest(message.reason, resolve_call_to_domain(message.resolve_call))
         case _:
-            raise ValueError("an operator's request of a kind that this version does not know")
+            raise ValueError("an operator request of a kind that this version does not know")
 
 
-def operator_request_to_wire(fact: OperatorRequest) -> ledger_pb2.OperatorRequest:
-    message = ledger_pb2.OperatorRequest(reason=fact.reason)
-    match fact.act:
+def operator_request_to_wire(body: OperatorRequest) -> ledger_pb2.OperatorRequest:
+    message = ledger_pb2.OperatorRequest(reason=body.reason)
+    match body.act:
         case Requeue(extra_tokens, extra_steps, extra_nano_usd):
             message.requeue.extra_tokens, message.requeue.extra_steps = extra_tokens, extra_steps
             message.requeue.extra_nano_usd = extra_nano_usd
@@ -162,29 +165,27 @@ def operator_request_to_wire(fact: OperatorRequest) -> ledger_pb2.OperatorReques
             message.grant_budget.extra_tokens, message.grant_budget.extra_nano_usd = extra_tokens, extra_nano_usd
             message.grant_budget.SetInParent()
         case ResolveCall():
-            message.resolve_call.CopyFrom(resolve_call_to_wire(fact.act))
+            message.resolve_call.CopyFrom(resolve_call_to_wire(body.act))
         case OperatorCloseOut(to_state, result):
             message.close_out.to_state, message.close_out.result = STATES.to_wire(to_state), result
     return message
 
 
-# Sub-agents: where a task comes from, and what a call spawned.
+# The submit entry of a task, and the entry of a call that created sub-agents.
 
 
-def submitted_to_domain(message: ledger_pb2.TaskSubmitted) -> facts.Submitted:
+def submitted_to_domain(message: ledger_pb2.TaskSubmitted) -> domain.Submitted:
     spawned_by = None
     if message.HasField("spawned_by"):
-        spawned_by_value = message.spawned_by
-        spawned_by = SpawnedBy(
-            spawned_by_value.task_id, spawned_by_value.call_id, spawned_by_value.index, spawned_by_value.traceparent
-        )
-    return facts.Submitted(spec_to_domain(message.spec), message.request_id, spawned_by)
+        by = message.spawned_by
+        spawned_by = SpawnedBy(by.task_id, by.call_id, by.index, by.traceparent)
+    return domain.Submitted(spec_to_domain(message.spec), message.request_id, spawned_by)
 
 
-def submitted_to_wire(fact: facts.Submitted) -> ledger_pb2.TaskSubmitted:
-    message = ledger_pb2.TaskSubmitted(spec=spec_to_wire(fact.spec), request_id=fact.request_id)
-    if fact.spawned_by is not None:
-        by = fact.spawned_by
+def submitted_to_wire(body: domain.Submitted) -> ledger_pb2.TaskSubmitted:
+    message = ledger_pb2.TaskSubmitted(spec=spec_to_wire(body.spec), request_id=body.request_id)
+    if body.spawned_by is not None:
+        by = body.spawned_by
         spawned_by = ledger_pb2.SpawnedBy(
             task_id=by.task_id, call_id=by.call_id, index=by.index, traceparent=by.traceparent
         )
@@ -197,32 +198,32 @@ def spawned_to_domain(message: ledger_pb2.SubAgentsSpawned) -> SubAgentsSpawned:
     return SubAgentsSpawned(message.call_id, tuple(message.task_ids), message.max_tokens, tools)
 
 
-def spawned_to_wire(fact: SubAgentsSpawned) -> ledger_pb2.SubAgentsSpawned:
-    """Without the deadline: only the ledger knows its database's time."""
+def spawned_to_wire(body: SubAgentsSpawned) -> ledger_pb2.SubAgentsSpawned:
+    """Converts the entry without its deadline: only the ledger knows the time of its database."""
     return ledger_pb2.SubAgentsSpawned(
-        call_id=fact.call_id,
-        task_ids=fact.task_ids,
-        max_tokens=fact.max_tokens,
-        tools=allowlist_to_wire(fact.tools),
+        call_id=body.call_id,
+        task_ids=body.task_ids,
+        max_tokens=body.max_tokens,
+        tools=allowlist_to_wire(body.tools),
     )
 
 
-# The content blocks of an answer, which are a provider's or a foreign loop's JSON.
+# The content blocks of an answer: JSON of a model provider or of a loop outside of this project.
 
 
 def content_of(message: ledger_pb2.AssistantMessage) -> tuple[dict[str, Any], ...]:
-    """The blocks. ValueError for what the fold could not take."""
+    """Returns the blocks of an answer. Raises ValueError for content that the fold cannot handle."""
     try:
         blocks = json.loads(message.content_json or "[]")
     except RecursionError:
         raise ValueError("content_json nests too deeply") from None
     if not isinstance(blocks, list) or not all(map(_is_block, blocks)):
-        raise ValueError("content_json is no JSON array of content blocks")
+        raise ValueError("content_json is not a JSON array of content blocks")
     return tuple(blocks)
 
 
 def readable_content_of(message: ledger_pb2.AssistantMessage) -> tuple[dict[str, Any], ...]:
-    """The blocks; none when they are malformed, as entries of before may be."""
+    """Returns the blocks of an answer, or none when they are malformed: old entries were not validated."""
     try:
         return content_of(message)
     except ValueError:
@@ -230,13 +231,13 @@ def readable_content_of(message: ledger_pb2.AssistantMessage) -> tuple[dict[str,
 
 
 def _is_block(block: Any) -> bool:
-    """An object with a type; the words of a text are a string."""
+    """Whether a block is an object with a type, and its text, if any, is a string."""
     return isinstance(block, dict) and isinstance(block.get("type"), str) and isinstance(block.get("text", ""), str)
 
 
-def entry_to_domain(entry: ledger_pb2.Entry) -> facts.Entry:
-    """An appended fact. ValueError for a kind this version does not know: folding past it would be a lie."""
-    return facts.Entry(
+def entry_to_domain(entry: ledger_pb2.Entry) -> domain.Entry:
+    """Converts an entry. Raises ValueError for an unknown kind: a fold without the entry would be wrong."""
+    return domain.Entry(
         sequence=entry.sequence,
         step=entry.step,
         body=body_to_domain(entry.body),
@@ -247,10 +248,11 @@ def entry_to_domain(entry: ledger_pb2.Entry) -> facts.Entry:
     )
 
 
-def entry_for_ending(entry: ledger_pb2.Entry) -> facts.Entry | None:
-    """An entry as `tenure.domain.close_out.unfinished` takes it; None: it needs none of this kind.
+def entry_for_ending(entry: ledger_pb2.Entry) -> domain.Entry | None:
+    """Converts an entry for `tenure.domain.close_out.unfinished`. Returns None for a kind that it does not need.
 
-    An answer whose content is malformed is one without words. ValueError for a newer version's word on a call.
+    An answer with malformed content becomes an answer without content. Raises ValueError for a resolution of a call in
+    a kind that only a newer version knows.
     """
     match entry.body.WhichOneof("body"):
         case "tools_defined" | "model_attempt" | "tool_intent" | "tool_outcome":
@@ -259,36 +261,36 @@ def entry_for_ending(entry: ledger_pb2.Entry) -> facts.Entry | None:
             return entry_to_domain(entry)
         case "assistant_message":
             answer = entry.body.assistant_message
-            body = facts.AssistantMessage(
+            body = domain.AssistantMessage(
                 answer.attempt_number, readable_content_of(answer), answer.stop_reason, TokenUsage()
             )
-            return facts.Entry(entry.sequence, entry.step, body)
+            return domain.Entry(entry.sequence, entry.step, body)
         case _:
             return None
 
 
-def entries_to_domain(entries: Iterable[ledger_pb2.Entry]) -> list[facts.Entry]:
+def entries_to_domain(entries: Iterable[ledger_pb2.Entry]) -> list[domain.Entry]:
     return [entry_to_domain(entry) for entry in entries]
 
 
-def new_entry(step: int, body: facts.Body) -> ledger_pb2.NewEntry:
-    """A fact to be appended."""
+def new_entry(step: int, body: domain.Body) -> ledger_pb2.NewEntry:
+    """Returns the message of an entry to append."""
     return ledger_pb2.NewEntry(step=step, body=body_to_wire(body))
 
 
-def body_to_domain(body: ledger_pb2.EntryBody) -> facts.Body:
+def body_to_domain(body: ledger_pb2.EntryBody) -> domain.Body:
     kind = body.WhichOneof("body")
     if kind is None:
         raise ValueError("an entry of a kind that this version does not know")
     return _TO_DOMAIN[kind](getattr(body, kind))
 
 
-def body_to_wire(body: facts.Body) -> ledger_pb2.EntryBody:
+def body_to_wire(body: domain.Body) -> ledger_pb2.EntryBody:
     return _TO_WIRE[type(body)](body)
 
 
-def _transition_to_domain(message: ledger_pb2.StateTransition) -> facts.Transition:
-    return facts.Transition(
+def _transition_to_domain(message: ledger_pb2.StateTransition) -> domain.Transition:
+    return domain.Transition(
         to_state=STATES.to_domain(message.to_state),
         reason=message.reason,
         message=message.message,
@@ -301,25 +303,25 @@ def _transition_to_domain(message: ledger_pb2.StateTransition) -> facts.Transiti
     )
 
 
-def _transition_to_wire(fact: facts.Transition) -> ledger_pb2.EntryBody:
+def _transition_to_wire(body: domain.Transition) -> ledger_pb2.EntryBody:
     message = ledger_pb2.StateTransition(
-        to_state=STATES.to_wire(fact.to_state),
-        reason=fact.reason,
-        message=fact.message,
-        result=fact.result,
-        result_json=fact.result_json,
-        error_class=fact.error_class,
-        calls_in_doubt=calls_in_doubt_to_wire(fact.calls_in_doubt),
+        to_state=STATES.to_wire(body.to_state),
+        reason=body.reason,
+        message=body.message,
+        result=body.result,
+        result_json=body.result_json,
+        error_class=body.error_class,
+        calls_in_doubt=calls_in_doubt_to_wire(body.calls_in_doubt),
     )
-    if fact.from_state is not None:
-        message.from_state = STATES.to_wire(fact.from_state)
-    if fact.wait is not None:
-        message.wait.CopyFrom(wait_to_wire(fact.wait))
+    if body.from_state is not None:
+        message.from_state = STATES.to_wire(body.from_state)
+    if body.wait is not None:
+        message.wait.CopyFrom(wait_to_wire(body.wait))
     return ledger_pb2.EntryBody(transition=message)
 
 
-def _failure_to_domain(message: ledger_pb2.ModelFailure) -> facts.ModelFailure:
-    return facts.ModelFailure(
+def _failure_to_domain(message: ledger_pb2.ModelFailure) -> domain.ModelFailure:
+    return domain.ModelFailure(
         attempt_number=message.attempt_number,
         error_class=message.error_class,
         message=message.message,
@@ -331,23 +333,23 @@ def _failure_to_domain(message: ledger_pb2.ModelFailure) -> facts.ModelFailure:
     )
 
 
-def _failure_to_wire(fact: facts.ModelFailure) -> ledger_pb2.EntryBody:
+def _failure_to_wire(body: domain.ModelFailure) -> ledger_pb2.EntryBody:
     return ledger_pb2.EntryBody(
         model_failure=ledger_pb2.ModelFailure(
-            attempt_number=fact.attempt_number,
-            error_class=fact.error_class,
-            message=fact.message,
-            retryable=fact.retryable,
-            status_code=fact.status_code,
-            retry_after=None if fact.retry_after_seconds is None else duration(fact.retry_after_seconds),
-            usage=usage_to_wire(fact.usage),
-            provider_request_id=fact.provider_request_id,
+            attempt_number=body.attempt_number,
+            error_class=body.error_class,
+            message=body.message,
+            retryable=body.retryable,
+            status_code=body.status_code,
+            retry_after=None if body.retry_after_seconds is None else duration(body.retry_after_seconds),
+            usage=usage_to_wire(body.usage),
+            provider_request_id=body.provider_request_id,
         )
     )
 
 
-def _attempt_to_domain(message: ledger_pb2.ModelAttempt) -> facts.ModelAttempt:
-    return facts.ModelAttempt(
+def _attempt_to_domain(message: ledger_pb2.ModelAttempt) -> domain.ModelAttempt:
+    return domain.ModelAttempt(
         message.attempt_number,
         message.model,
         message.input_tokens,
@@ -359,23 +361,23 @@ def _attempt_to_domain(message: ledger_pb2.ModelAttempt) -> facts.ModelAttempt:
     )
 
 
-def _attempt_to_wire(fact: facts.ModelAttempt) -> ledger_pb2.EntryBody:
+def _attempt_to_wire(body: domain.ModelAttempt) -> ledger_pb2.EntryBody:
     return ledger_pb2.EntryBody(
         model_attempt=ledger_pb2.ModelAttempt(
-            attempt_number=fact.attempt_number,
-            model=fact.model,
-            input_tokens=fact.input_tokens,
-            max_output_tokens=fact.max_output_tokens,
-            reserved_tokens=fact.reserved_tokens,
-            summary_through_step=fact.summary_through_step,
-            reserved_nano_usd=fact.reserved_nano_usd,
-            prices=prices_to_wire(fact.prices),
+            attempt_number=body.attempt_number,
+            model=body.model,
+            input_tokens=body.input_tokens,
+            max_output_tokens=body.max_output_tokens,
+            reserved_tokens=body.reserved_tokens,
+            summary_through_step=body.summary_through_step,
+            reserved_nano_usd=body.reserved_nano_usd,
+            prices=prices_to_wire(body.prices),
         )
     )
 
 
-def _answer_to_domain(message: ledger_pb2.AssistantMessage) -> facts.AssistantMessage:
-    return facts.AssistantMessage(
+def _answer_to_domain(message: ledger_pb2.AssistantMessage) -> domain.AssistantMessage:
+    return domain.AssistantMessage(
         attempt_number=message.attempt_number,
         content=content_of(message),
         stop_reason=message.stop_reason,
@@ -386,40 +388,40 @@ def _answer_to_domain(message: ledger_pb2.AssistantMessage) -> facts.AssistantMe
     )
 
 
-def _answer_to_wire(fact: facts.AssistantMessage) -> ledger_pb2.EntryBody:
+def _answer_to_wire(body: domain.AssistantMessage) -> ledger_pb2.EntryBody:
     return ledger_pb2.EntryBody(
         assistant_message=ledger_pb2.AssistantMessage(
-            attempt_number=fact.attempt_number,
-            content_json=json.dumps(fact.content, ensure_ascii=False, separators=(",", ":")),
-            stop_reason=fact.stop_reason,
-            usage=usage_to_wire(fact.usage),
-            model=fact.model,
-            provider_request_id=fact.provider_request_id,
-            latency=duration(fact.latency_seconds),
+            attempt_number=body.attempt_number,
+            content_json=json.dumps(body.content, ensure_ascii=False, separators=(",", ":")),
+            stop_reason=body.stop_reason,
+            usage=usage_to_wire(body.usage),
+            model=body.model,
+            provider_request_id=body.provider_request_id,
+            latency=duration(body.latency_seconds),
         )
     )
 
 
-_TO_DOMAIN: dict[str, Callable[[Any], facts.Body]] = {
+_TO_DOMAIN: dict[str, Callable[[Any], domain.Body]] = {
     "submitted": submitted_to_domain,
     "transition": _transition_to_domain,
-    "tools_defined": lambda m: facts.ToolsDefined(
+    "tools_defined": lambda m: domain.ToolsDefined(
         tuple(tool_to_domain(tool) for tool in m.tools), tuple(m.unknown_names)
     ),
     "model_attempt": _attempt_to_domain,
     "model_failure": _failure_to_domain,
-    "attempt_lost": lambda m: facts.AttemptLost(m.attempt_number, usage_to_domain(m.usage)),
+    "attempt_lost": lambda m: domain.AttemptLost(m.attempt_number, usage_to_domain(m.usage)),
     "assistant_message": _answer_to_domain,
-    "tool_intent": lambda m: facts.ToolIntent(m.call_id, m.tool_use_id, m.tool, m.arguments_json),
-    "tool_outcome": lambda m: facts.ToolOutcome(m.call_id, outcome_to_domain(m.outcome)),
-    "user_message": lambda m: facts.UserMessage(m.text, m.request_id),
-    "cancel_request": lambda m: facts.CancelRequest(m.reason),
-    "forked": lambda m: facts.Forked(m.forked_from.task_id, m.forked_from.sequence, m.copied_entries),
+    "tool_intent": lambda m: domain.ToolIntent(m.call_id, m.tool_use_id, m.tool, m.arguments_json),
+    "tool_outcome": lambda m: domain.ToolOutcome(m.call_id, outcome_to_domain(m.outcome)),
+    "user_message": lambda m: domain.UserMessage(m.text, m.request_id),
+    "cancel_request": lambda m: domain.CancelRequest(m.reason),
+    "forked": lambda m: domain.Forked(m.forked_from.task_id, m.forked_from.sequence, m.copied_entries),
     "operator_request": operator_request_to_domain,
     "wait_resolution": resolution_to_domain,
     "control_step": step_to_domain,
     "control_failure": failure_to_domain,
-    "result_rejected": lambda m: facts.ResultRejected(m.text, tuple(m.violations)),
+    "result_rejected": lambda m: domain.ResultRejected(m.text, tuple(m.violations)),
     "compaction": compaction_to_domain,
     "quota_warning": quota_warning_to_domain,
     "budget_warning": lambda m: BudgetWarning(m.limit, budget_to_domain(m.budget)),
@@ -427,54 +429,54 @@ _TO_DOMAIN: dict[str, Callable[[Any], facts.Body]] = {
 }
 
 _TO_WIRE: dict[type, Callable[[Any], ledger_pb2.EntryBody]] = {
-    facts.Submitted: lambda f: ledger_pb2.EntryBody(submitted=submitted_to_wire(f)),
-    facts.Transition: _transition_to_wire,
-    facts.ToolsDefined: lambda f: ledger_pb2.EntryBody(
+    domain.Submitted: lambda f: ledger_pb2.EntryBody(submitted=submitted_to_wire(f)),
+    domain.Transition: _transition_to_wire,
+    domain.ToolsDefined: lambda f: ledger_pb2.EntryBody(
         tools_defined=ledger_pb2.ToolsDefined(
             tools=[tool_to_wire(tool) for tool in f.tools], unknown_names=f.unknown_names
         )
     ),
-    facts.ModelAttempt: _attempt_to_wire,
-    facts.ModelFailure: _failure_to_wire,
-    facts.AttemptLost: lambda f: ledger_pb2.EntryBody(
+    domain.ModelAttempt: _attempt_to_wire,
+    domain.ModelFailure: _failure_to_wire,
+    domain.AttemptLost: lambda f: ledger_pb2.EntryBody(
         attempt_lost=ledger_pb2.AttemptLost(attempt_number=f.attempt_number, usage=usage_to_wire(f.usage))
     ),
-    facts.AssistantMessage: _answer_to_wire,
-    facts.ToolIntent: lambda f: ledger_pb2.EntryBody(
+    domain.AssistantMessage: _answer_to_wire,
+    domain.ToolIntent: lambda f: ledger_pb2.EntryBody(
         tool_intent=ledger_pb2.ToolIntent(
             call_id=f.call_id, tool_use_id=f.tool_use_id, tool=f.tool, arguments_json=f.arguments_json
         )
     ),
-    facts.ToolOutcome: lambda f: ledger_pb2.EntryBody(
+    domain.ToolOutcome: lambda f: ledger_pb2.EntryBody(
         tool_outcome=ledger_pb2.ToolOutcome(call_id=f.call_id, outcome=outcome_to_wire(f.outcome))
     ),
-    facts.UserMessage: lambda f: ledger_pb2.EntryBody(
+    domain.UserMessage: lambda f: ledger_pb2.EntryBody(
         user_message=ledger_pb2.UserMessage(text=f.text, request_id=f.request_id)
     ),
-    facts.CancelRequest: lambda f: ledger_pb2.EntryBody(cancel_request=ledger_pb2.CancelRequest(reason=f.reason)),
-    facts.Forked: lambda f: ledger_pb2.EntryBody(
+    domain.CancelRequest: lambda f: ledger_pb2.EntryBody(cancel_request=ledger_pb2.CancelRequest(reason=f.reason)),
+    domain.Forked: lambda f: ledger_pb2.EntryBody(
         forked=ledger_pb2.Forked(
             forked_from=task_pb2.ForkedFrom(task_id=f.task_id, sequence=f.sequence), copied_entries=f.copied_entries
         )
     ),
-    facts.OperatorRequest: lambda f: ledger_pb2.EntryBody(operator_request=operator_request_to_wire(f)),
-    facts.WaitResolution: lambda f: ledger_pb2.EntryBody(wait_resolution=resolution_to_wire(f)),
-    facts.ControlStep: lambda f: ledger_pb2.EntryBody(control_step=step_to_wire(f)),
-    facts.ControlFailure: lambda f: ledger_pb2.EntryBody(control_failure=failure_to_wire(f)),
-    facts.ResultRejected: lambda f: ledger_pb2.EntryBody(
+    domain.OperatorRequest: lambda f: ledger_pb2.EntryBody(operator_request=operator_request_to_wire(f)),
+    domain.WaitResolution: lambda f: ledger_pb2.EntryBody(wait_resolution=resolution_to_wire(f)),
+    domain.ControlStep: lambda f: ledger_pb2.EntryBody(control_step=step_to_wire(f)),
+    domain.ControlFailure: lambda f: ledger_pb2.EntryBody(control_failure=failure_to_wire(f)),
+    domain.ResultRejected: lambda f: ledger_pb2.EntryBody(
         result_rejected=ledger_pb2.ResultRejected(text=f.text, violations=f.violations)
     ),
     BudgetWarning: lambda f: ledger_pb2.EntryBody(
         budget_warning=ledger_pb2.BudgetWarning(limit=f.limit, budget=budget_to_wire(f.budget))
     ),
-    facts.Compaction: lambda f: ledger_pb2.EntryBody(compaction=compaction_to_wire(f)),
+    domain.Compaction: lambda f: ledger_pb2.EntryBody(compaction=compaction_to_wire(f)),
     QuotaWarning: lambda f: ledger_pb2.EntryBody(quota_warning=quota_warning_to_wire(f)),
     SubAgentsSpawned: lambda f: ledger_pb2.EntryBody(sub_agents_spawned=spawned_to_wire(f)),
 }
 
 
 def settled_usage(body: ledger_pb2.EntryBody) -> tuple[int, TokenUsage] | None:
-    """(attempt number, usage) when the fact settles a model attempt, else None."""
+    """Returns (attempt number, usage) when the entry settles a model attempt, else None."""
     match body.WhichOneof("body"):
         case "assistant_message":
             return body.assistant_message.attempt_number, usage_to_domain(body.assistant_message.usage)
@@ -488,7 +490,7 @@ def settled_usage(body: ledger_pb2.EntryBody) -> tuple[int, TokenUsage] | None:
 
 
 class OpenedTask(NamedTuple):
-    """A task as Open left it, with its whole history."""
+    """A task after Open, with its whole history."""
 
     task: task_pb2.Task
     next_commit_number: int
@@ -496,13 +498,13 @@ class OpenedTask(NamedTuple):
 
 
 async def read_opened(parts: AsyncIterable[pb.OpenResponse]) -> OpenedTask:
-    """The parts put together. Unavailable when the end of the history is missing, or it is a newer version's."""
+    """Reads the answer to Open. Raises Unavailable when the history is incomplete or a newer version wrote it."""
     header, entries = await _read_parts(parts)
     return OpenedTask(header.task, header.next_commit_number, read_entries(entries))
 
 
 async def read_opened_to_end(parts: AsyncIterable[pb.OpenResponse]) -> OpenedTask:
-    """As read_opened, with the entries alone that ending the task needs: no other one can hold that up."""
+    """Reads the answer to Open with only the entries that a close-out needs, so that no other entry can prevent it."""
     header, entries = await _read_parts(parts)
     try:
         needed = [read for entry in entries if (read := entry_for_ending(entry)) is not None]
@@ -520,13 +522,14 @@ async def _read_parts(parts: AsyncIterable[pb.OpenResponse]) -> tuple[pb.OpenHea
         else:
             entries.extend(part.page.entries)
     if header is None or header.task.sequence != (entries[-1].sequence if entries else 0):
-        raise Unavailable("the answer to Open was cut off", reason="CUT_OFF")
+        raise Unavailable("the answer to Open is incomplete: open the task again", reason="CUT_OFF")
     return header, entries
 
 
 def read_entries(entries: Iterable[ledger_pb2.Entry]) -> list[Entry]:
-    """Entries as the fold takes them. Unavailable for a kind that a newer version wrote: the task is not at fault, and
-    a process of that version can go on with it.
+    """Converts entries for the fold. Raises Unavailable for a kind that a newer version wrote.
+
+    The error is not the task's fault: a process of that version can continue the task.
     """
     try:
         return entries_to_domain(entries)
@@ -535,5 +538,5 @@ def read_entries(entries: Iterable[ledger_pb2.Entry]) -> list[Entry]:
 
 
 def _unreadable(error: ValueError) -> Unavailable:
-    message = f"this version cannot read the task's history, which a newer one may have written: {error}"
+    message = f"this version cannot read the task's history, which a newer version may have written: {error}"
     return Unavailable(message, reason="NEWER_LEDGER")

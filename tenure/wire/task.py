@@ -1,4 +1,7 @@
-"""Task specs, usage and budgets. Defaults are filled in on the way into the domain."""
+"""Converts task specs, policies, timeouts, waits, usage, budgets and prices.
+
+The conversion to the domain fills in defaults.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ from tenure.wire.common import (
     timestamp,
 )
 
-# Timeouts by phase. What is absent stays absent: defaults belong to the phase, and some to a service's settings.
+# Phase timeouts. An absent timeout stays absent: the phase, or the settings of a service, have the default.
 
 
 def timeouts_to_domain(message: task_pb2.Timeouts) -> Timeouts:
@@ -52,15 +55,17 @@ def timeouts_to_domain(message: task_pb2.Timeouts) -> Timeouts:
 
 
 def timeouts_to_wire(timeouts: Timeouts) -> task_pb2.Timeouts | None:
-    """None when nothing is told."""
+    """Returns None without any timeout."""
     if timeouts == Timeouts():
         return None
     by_field = {phase.field: timeouts.of(phase) for phase in Phase}
-    return task_pb2.Timeouts(**{field: _phase_to_wire(one) for field, one in by_field.items() if one != PhaseTimeout()})
+    return task_pb2.Timeouts(
+        **{field: _phase_to_wire(timeout) for field, timeout in by_field.items() if timeout != PhaseTimeout()}
+    )
 
 
 def _phase_to_domain(message: task_pb2.PhaseTimeout) -> PhaseTimeout:
-    """An action of a newer peer that is not known here counts as the phase's default."""
+    """Converts one phase timeout. An unknown action of a newer peer becomes the default of the phase."""
     return PhaseTimeout(seconds(message.after) or None, TIMEOUT_ACTIONS.find(message.action))
 
 
@@ -72,11 +77,11 @@ def _phase_to_wire(timeout: PhaseTimeout) -> task_pb2.PhaseTimeout:
     return task_pb2.PhaseTimeout(after=after, action=action)
 
 
-# Waits and their answers. Times of a wait are the ledger's alone: the rules do not know them.
+# Waits and their answers. Only the ledger has the times of a wait; the domain rules do not need them.
 
 
 def wait_to_domain(wait: task_pb2.Wait) -> Wait:
-    """ValueError for a kind that this version does not know."""
+    """Converts a wait. Raises ValueError for a kind that this version does not know."""
     return Wait(
         kind=WAIT_KINDS.to_domain(wait.kind),
         call_id=wait.call_id,
@@ -125,22 +130,22 @@ def resolution_to_domain(message: ledger_pb2.WaitResolution) -> WaitResolution:
     )
 
 
-def resolution_to_wire(fact: WaitResolution) -> ledger_pb2.WaitResolution:
+def resolution_to_wire(resolution: WaitResolution) -> ledger_pb2.WaitResolution:
     return ledger_pb2.WaitResolution(
-        wait_id=fact.wait_id,
-        call_id=fact.call_id,
-        wait_kind=WAIT_KINDS.to_wire(fact.wait_kind),
-        answer_kind=WAIT_ANSWERS.to_wire(fact.answer_kind),
-        answer=fact.answer,
-        comment=fact.comment,
-        edited_arguments_json=fact.edited_arguments_json,
-        extra_budget_tokens=fact.extra_budget_tokens,
-        request_id=fact.request_id,
+        wait_id=resolution.wait_id,
+        call_id=resolution.call_id,
+        wait_kind=WAIT_KINDS.to_wire(resolution.wait_kind),
+        answer_kind=WAIT_ANSWERS.to_wire(resolution.answer_kind),
+        answer=resolution.answer,
+        comment=resolution.comment,
+        edited_arguments_json=resolution.edited_arguments_json,
+        extra_budget_tokens=resolution.extra_budget_tokens,
+        request_id=resolution.request_id,
     )
 
 
 def spec_to_domain(spec: task_pb2.TaskSpec) -> TaskSpec:
-    """A submitted spec with its defaults filled in."""
+    """Converts a submitted spec and fills in its defaults."""
     return TaskSpec(
         goal=spec.goal,
         agent=_agent_to_domain(spec.agent, CONTROL_LOOP if spec.HasField("control") else DEFAULT_LOOP),
@@ -157,7 +162,7 @@ def spec_to_domain(spec: task_pb2.TaskSpec) -> TaskSpec:
 
 
 def spec_to_wire(spec: TaskSpec) -> task_pb2.TaskSpec:
-    """The effective spec: what a caller sees has the defaults filled in."""
+    """Converts the effective spec: callers see it with the defaults filled in."""
     return task_pb2.TaskSpec(
         goal=spec.goal,
         agent=task_pb2.AgentSpec(
@@ -194,7 +199,7 @@ def spec_to_wire(spec: TaskSpec) -> task_pb2.TaskSpec:
 
 
 def policy_to_wire(policy: TaskPolicy) -> task_pb2.TaskPolicy:
-    """With its defaults filled in, but for timeouts: what is absent there, the parts that judge have settings for."""
+    """Converts a policy with its defaults. Absent timeouts stay absent: services have settings for them."""
     retry = policy.retry
     return task_pb2.TaskPolicy(
         on_lease_lost=LEASE_LOST.to_wire(policy.on_lease_lost),
@@ -216,9 +221,9 @@ def policy_to_wire(policy: TaskPolicy) -> task_pb2.TaskPolicy:
 
 
 def held_back_seconds(task: task_pb2.Task, now: float) -> float | None:
-    """How long a task is still kept from all workers for its start_time, at this Unix time; None: it is not.
+    """Returns how long a task's start_time still keeps it from workers, or None when it does not. `now`: Unix time.
 
-    Once it was opened or has ended, whatever queues it again is no start.
+    start_time applies only before the first claim of the first attempt: a later return to the queue is not a start.
     """
     left = task.spec.start_time.seconds + task.spec.start_time.nanos / 1e9 - now
     not_begun = task.state == task_pb2.TASK_STATE_QUEUED and task.attempt == 1 and not task.claim_count
@@ -226,7 +231,7 @@ def held_back_seconds(task: task_pb2.Task, now: float) -> float | None:
 
 
 def allowlist_to_wire(names: tuple[str, ...] | None) -> task_pb2.ToolAllowlist | None:
-    """None stays absent: all tools. Empty stays present: none."""
+    """Converts an allowlist. None (all tools) becomes an absent message, an empty tuple (no tools) a present one."""
     return None if names is None else task_pb2.ToolAllowlist(names=names)
 
 
@@ -290,7 +295,7 @@ def prices_to_wire(prices: Prices | None) -> task_pb2.ModelPrices | None:
 
 
 def prices_to_domain(prices: task_pb2.ModelPrices) -> Prices | None:
-    """None: there are none."""
+    """Converts prices. Returns None without tiers."""
     tiers = tuple(
         Tier(
             tier.above_input_tokens,
@@ -337,7 +342,7 @@ def _limits_to_domain(limits: task_pb2.Limits) -> Limits:
 
 
 def policy_to_domain(policy: task_pb2.TaskPolicy) -> TaskPolicy:
-    """With its defaults filled in."""
+    """Converts a policy and fills in its defaults."""
     retry, default = policy.retry, RetryPolicy()
     return TaskPolicy(
         on_lease_lost=LEASE_LOST.to_domain(policy.on_lease_lost),

@@ -1,4 +1,4 @@
-"""Quotas: protobuf and domain."""
+"""Converts quotas, their use and their warnings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ POLICIES = EnumMap(QuotaPolicy, dict(pb.QuotaPolicy.items()), "QUOTA_POLICY", No
 
 
 def quota_to_domain(quota: pb.Quota) -> Quota:
-    """`most` 0: there is no cap."""
+    """Converts a quota. `most` 0 means no limit."""
     kind = KINDS.to_domain(quota.kind)
     return Quota(kind, quota.most, POLICIES.find(quota.policy) or DEFAULT_POLICY[kind])
 
@@ -22,7 +22,7 @@ def quota_to_wire(quota: Quota) -> pb.Quota:
 
 
 def describe_use(kind: pb.QuotaKind.ValueType, used: int, most: int) -> str:
-    """How much of a quota is used, for people; also of a kind that only a newer peer knows."""
+    """Returns how much of a quota is used, as text. Works for a kind that only a newer peer knows."""
     known = KINDS.find(kind)
     if known is None:
         return f"{used:,} of {most:,}"
@@ -33,9 +33,9 @@ def quota_warning_to_domain(message: ledger_pb2.QuotaWarning) -> QuotaWarning:
     return QuotaWarning(KINDS.find(message.kind), message.used, message.most)
 
 
-def quota_warning_to_wire(fact: QuotaWarning) -> ledger_pb2.QuotaWarning:
-    kind = pb.QUOTA_KIND_UNSPECIFIED if fact.kind is None else KINDS.to_wire(fact.kind)
-    return ledger_pb2.QuotaWarning(kind=kind, used=fact.used, most=fact.most)
+def quota_warning_to_wire(warning: QuotaWarning) -> ledger_pb2.QuotaWarning:
+    kind = pb.QUOTA_KIND_UNSPECIFIED if warning.kind is None else KINDS.to_wire(warning.kind)
+    return ledger_pb2.QuotaWarning(kind=kind, used=warning.used, most=warning.most)
 
 
 def quota_use_to_wire(use: QuotaUse) -> pb.QuotaUse:
@@ -49,5 +49,5 @@ def quota_use_to_wire(use: QuotaUse) -> pb.QuotaUse:
 
 
 def no_quota_to_wire(kind: QuotaKind) -> pb.QuotaUse:
-    """Of a kind that has no cap."""
+    """Returns the use of a kind without a quota."""
     return pb.QuotaUse(quota=pb.Quota(kind=KINDS.to_wire(kind)))

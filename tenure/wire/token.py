@@ -1,4 +1,4 @@
-"""Fencing tokens: claims signed into bytes, and read from them again."""
+"""Signs the claims of fencing tokens, and reads and checks tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tenure.wire.task import allowlist_to_wire
 
 
 def sign_claims(signer: Signer, claims: Claims, issued_at: datetime) -> token_pb2.FencingToken:
-    """A token for a registered claim."""
+    """Returns a signed token for a registered claim."""
     message = token_pb2.TokenClaims(
         resource=claims.resource,
         tenant=claims.tenant,
@@ -30,7 +30,7 @@ def sign_claims(signer: Signer, claims: Claims, issued_at: datetime) -> token_pb
 
 
 def read_claims(token: token_pb2.FencingToken) -> Claims:
-    """What a token says, unchecked: for its holder. Guarded services use `check_token`."""
+    """Returns the claims of a token without a check of its signature, for its holder. Services use `check_token`."""
     try:
         message = token_pb2.TokenClaims.FromString(token.claims)
     except DecodeError as error:
@@ -46,6 +46,6 @@ def read_claims(token: token_pb2.FencingToken) -> Claims:
 
 
 def check_token(verifier: Verifier, token: token_pb2.FencingToken) -> Claims:
-    """What a token says, once its signature is found good; Unauthenticated (INVALID_TOKEN) otherwise."""
+    """Returns the claims of a token. Raises Unauthenticated (INVALID_TOKEN) for a bad signature."""
     verifier.check(SignedBytes(token.claims, token.key_id, token.signature))
     return read_claims(token)

@@ -1,4 +1,4 @@
-"""Tool definitions, outcomes and call records."""
+"""Converts tool definitions, outcomes, call records, calls in doubt and their resolutions."""
 
 from __future__ import annotations
 
@@ -84,7 +84,10 @@ def usage_to_wire(usage: ProgramUsage) -> tool_pb2.ProgramUsage:
 
 
 def call_statuses_to_domain(calls: Iterable[tool_pb2.CallRecord]) -> CallStatuses:
-    """Unavailable when a call stands in a way that only a newer version knows: that one has to go on with the task."""
+    """Converts call records to statuses by call id.
+
+    Raises Unavailable for a call state that only a newer version knows: a process of that version must run the task.
+    """
     try:
         return {
             call.call_id: CallStatus(
@@ -95,14 +98,14 @@ def call_statuses_to_domain(calls: Iterable[tool_pb2.CallRecord]) -> CallStatuse
             for call in calls
         }
     except ValueError as unknown:
-        raise Unavailable(f"a call's state: {unknown}", reason="NEWER_TOOLS") from unknown
+        raise Unavailable(f"this version cannot read the state of a call: {unknown}", reason="NEWER_TOOLS") from unknown
 
 
-# Calls in doubt, and words on them.
+# Calls in doubt and their resolutions.
 
 
 def decision_to_domain(message: tool_pb2.InDoubtDecision) -> Decision:
-    """ValueError for a decision that this version does not know."""
+    """Converts a decision. Raises ValueError for a kind that this version does not know."""
     match message.WhichOneof("decision"):
         case "happened":
             return Happened(message.happened.result)
@@ -112,15 +115,17 @@ def decision_to_domain(message: tool_pb2.InDoubtDecision) -> Decision:
         case "abandon":
             return Abandon()
         case _:
-            raise ValueError("a word on a call in doubt of a kind that this version does not know")
+            raise ValueError("a decision about a call in doubt of a kind that this version does not know")
 
 
 def decision_to_wire(decision: Decision) -> tool_pb2.InDoubtDecision:
     match decision:
         case Happened(result):
             return tool_pb2.InDoubtDecision(happened=tool_pb2.InDoubtDecision.Happened(result=result))
-        case DidNotHappen(by_word, by_proof):
-            did_not_happen = tool_pb2.InDoubtDecision.DidNotHappen(runner_is_gone=by_word, runner_proven_gone=by_proof)
+        case DidNotHappen(is_gone, proven_gone):
+            did_not_happen = tool_pb2.InDoubtDecision.DidNotHappen(
+                runner_is_gone=is_gone, runner_proven_gone=proven_gone
+            )
             return tool_pb2.InDoubtDecision(did_not_happen=did_not_happen)
         case Abandon():
             return tool_pb2.InDoubtDecision(abandon=tool_pb2.InDoubtDecision.Abandon())
@@ -130,9 +135,11 @@ def resolve_call_to_domain(message: ledger_pb2.OperatorRequest.ResolveCall) -> R
     return ResolveCall(message.call_id, message.call_attempt, decision_to_domain(message.decision))
 
 
-def resolve_call_to_wire(fact: ResolveCall) -> ledger_pb2.OperatorRequest.ResolveCall:
+def resolve_call_to_wire(resolve_call: ResolveCall) -> ledger_pb2.OperatorRequest.ResolveCall:
     return ledger_pb2.OperatorRequest.ResolveCall(
-        call_id=fact.call_id, call_attempt=fact.call_attempt, decision=decision_to_wire(fact.decision)
+        call_id=resolve_call.call_id,
+        call_attempt=resolve_call.call_attempt,
+        decision=decision_to_wire(resolve_call.decision),
     )
 
 

@@ -1,4 +1,4 @@
-"""The enums of webhooks, and their secrets as people pass them on."""
+"""Converts the enums of webhooks, and their secrets to and from text."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ GAP_REASONS = EnumMap(GapReason, dict(pb.WebhookGapReason.items()), "WEBHOOK_GAP
 
 _PREFIX: Final = "whsec_"
 _SECRET_BYTES: Final = 32
-_LEAST_BYTES: Final = 24
-_MOST_BYTES: Final = 64
+_MIN_SECRET_BYTES: Final = 24
+_MAX_SECRET_BYTES: Final = 64
 
 
 def new_secret() -> str:
-    """One that nobody has yet."""
+    """Returns a new random secret as text."""
     return secret_text(secrets.token_bytes(_SECRET_BYTES))
 
 
 def secret_text(secret: bytes) -> str:
-    """`whsec_…`."""
+    """Returns a secret as `whsec_` and base64."""
     return _PREFIX + base64.b64encode(secret).decode()
 
 
 def read_secret(text: str) -> bytes:
-    """Raises ValueError for what is none."""
+    """Returns the bytes of a secret. Raises ValueError for text that is not a secret."""
     try:
         secret = base64.b64decode(text.removeprefix(_PREFIX), validate=True)
     except binascii.Error:
         secret = b""
-    if not text.startswith(_PREFIX) or not _LEAST_BYTES <= len(secret) <= _MOST_BYTES:
-        raise ValueError(f"must be {_PREFIX} and the base64 of {_LEAST_BYTES} to {_MOST_BYTES} bytes")
+    if not text.startswith(_PREFIX) or not _MIN_SECRET_BYTES <= len(secret) <= _MAX_SECRET_BYTES:
+        raise ValueError(f"must be {_PREFIX} and the base64 of {_MIN_SECRET_BYTES} to {_MAX_SECRET_BYTES} bytes")
     return secret

@@ -174,12 +174,12 @@ async def test_a_call_is_within_the_contract_and_its_output_is_shown() -> None:
         (outcome(pb.PROVIDER_STATUS_STALE_EPOCH, "11"), "STALE_EPOCH", "Nothing was done."),
         (stale, "STALE_EPOCH", "epoch 7 is fenced"),
         (ends(grpc.StatusCode.ABORTED), "STALE_EPOCH", "Nothing was done."),
-        (ends(grpc.StatusCode.INVALID_ARGUMENT), "INVALID_REQUEST", "nothing was done: because"),
-        (ends(grpc.StatusCode.NOT_FOUND), "NOT_FOUND", "nothing was done: because"),
-        (ends(grpc.StatusCode.FAILED_PRECONDITION), "WRONG_STATE", "nothing was done: because"),
-        (ends(grpc.StatusCode.PERMISSION_DENIED), "PERMISSION_DENIED", "nothing was done: because"),
-        (ends(grpc.StatusCode.UNIMPLEMENTED), "UNIMPLEMENTED", "nothing was done: because"),
-        (ends(grpc.StatusCode.RESOURCE_EXHAUSTED), "LIMIT_REACHED", "nothing was done: because"),
+        (ends(grpc.StatusCode.INVALID_ARGUMENT), "INVALID_REQUEST", "Nothing was done: because"),
+        (ends(grpc.StatusCode.NOT_FOUND), "NOT_FOUND", "Nothing was done: because"),
+        (ends(grpc.StatusCode.FAILED_PRECONDITION), "WRONG_STATE", "Nothing was done: because"),
+        (ends(grpc.StatusCode.PERMISSION_DENIED), "PERMISSION_DENIED", "Nothing was done: because"),
+        (ends(grpc.StatusCode.UNIMPLEMENTED), "UNIMPLEMENTED", "Nothing was done: because"),
+        (ends(grpc.StatusCode.RESOURCE_EXHAUSTED), "LIMIT_REACHED", "Nothing was done: because"),
     ],
 )
 @pytest.mark.parametrize("effect_class", [EffectClass.KEYED, EffectClass.UNSAFE])

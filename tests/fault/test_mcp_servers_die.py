@@ -172,7 +172,7 @@ async def test_nonsense_on_stdout_and_noise_on_stderr_do_no_harm(
     assert (long.status, long.detail) == (OutcomeStatus.FAILED, "OUTPUT_LIMIT")
     assert cut.truncated
     assert cut.output_path == "outputs/1.2.txt"
-    said = [line for line in tools.log if line["message"] == "an MCP server says: a word on stderr"]
+    said = [line for line in tools.log if line["message"] == "an MCP server wrote to stderr: a word on stderr"]
     assert 1 <= len(said) <= 50
 
 

@@ -198,7 +198,7 @@ def _text(response: Response) -> str:
     if not response.body:
         return ""
     if encoding not in {"", "identity"}:
-        return f"[{len(response.body)} bytes, encoded as {encoding[:40]} although the request did not accept that]"
+        return f"[{len(response.body)} bytes, encoded as {encoding[:40]}, which the request did not accept]"
     if not _TEXT.fullmatch(kind.strip()):
         return f"[{len(response.body)} bytes of {kind.strip()[:100]}, which is not text]"
     charset = _CHARSET.search(parameters)
