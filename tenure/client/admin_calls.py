@@ -1,4 +1,4 @@
-"""The client's calls by which operators decide what becomes of a task."""
+"""The client's calls for operators: calls in doubt, requeues, budgets, close-outs and pruning."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ if TYPE_CHECKING:
     from tenure.v1.admin_service_pb2_grpc import AdminServiceAsyncStub
 
 
-# The client's calls about tool calls that may or may not have happened.
+# Calls in doubt.
 
 
 class InDoubtCalls:
-    """A part of Client, which has the stub and the patience."""
+    """A mixin of Client, which has the stub and `_call`."""
 
     admin: AdminServiceAsyncStub
-    _patiently: Callable[..., Awaitable[Any]]
+    _call: Callable[..., Awaitable[Any]]
 
     async def in_doubt(
         self, task_id: str = "", *, include_all: bool = False
     ) -> AsyncGenerator[pb.AdminServiceListInDoubtCallsResponse.Listed]:
-        """Calls in doubt that somebody can settle, the longest wait first. `include_all`: those of tasks that ended or
-        went on, too. Raises NotFound.
+        """Yields the calls in doubt that wait for a resolution, the longest wait first. Raises NotFound.
+
+        include_all: also yields the calls of tasks that ended or continued without a resolution.
         """
         request = pb.AdminServiceListInDoubtCallsRequest(task_id=task_id, all=include_all)
         while True:
-            page: pb.AdminServiceListInDoubtCallsResponse = await self._patiently(self.admin.ListInDoubtCalls, request)
+            page: pb.AdminServiceListInDoubtCallsResponse = await self._call(self.admin.ListInDoubtCalls, request)
             for listed in page.calls:
                 yield listed
             if not page.next_page_token:
@@ -47,8 +48,9 @@ class InDoubtCalls:
     async def resolve_call(
         self, task_id: str, call_id: str, call_attempt: int, decision: Decision, reason: str, *, request_id: str = ""
     ) -> task_pb2.Task:
-        """Say what became of a call in doubt: recorded once this returns. Raises WrongState, by its reason WRONG_STATE,
-        NOT_IN_DOUBT, OTHER_ATTEMPT or RUNNER_NOT_GONE.
+        """Records the resolution of a call in doubt.
+
+        Raises WrongState with the reason WRONG_STATE, NOT_IN_DOUBT, OTHER_ATTEMPT or RUNNER_NOT_GONE.
         """
         request = pb.ResolveInDoubtCallRequest(
             task_id=task_id,
@@ -58,20 +60,20 @@ class InDoubtCalls:
             reason=reason,
             request_id=request_id or str(uuid_utils.uuid7()),
         )
-        response: pb.ResolveInDoubtCallResponse = await self._patiently(self.admin.ResolveInDoubtCall, request)
+        response: pb.ResolveInDoubtCallResponse = await self._call(self.admin.ResolveInDoubtCall, request)
         return response.task
 
 
 class InterventionCalls:
-    """A part of Client, which has the stub and the patience."""
+    """A mixin of Client, which has the stub and `_call`."""
 
     admin: AdminServiceAsyncStub
-    _patiently: Callable[..., Awaitable[Any]]
+    _call: Callable[..., Awaitable[Any]]
 
     async def requeue(
         self, task_id: str, reason: str, *, extra_tokens: int = 0, extra_steps: int = 0, extra_nano_usd: int = 0
     ) -> task_pb2.Task:
-        """Let an ended task go on as its next attempt, or one that waits for its retry at once. Raises WrongState."""
+        """Requeues an ended task as its next attempt, or starts a scheduled retry at once. Raises WrongState."""
         request = admin.RequeueTaskRequest(
             task_id=task_id,
             request_id=str(uuid_utils.uuid7()),
@@ -80,13 +82,16 @@ class InterventionCalls:
             extra_steps=extra_steps,
             extra_nano_usd=extra_nano_usd,
         )
-        queued: admin.RequeueTaskResponse = await self._patiently(self.admin.RequeueTask, request)
+        queued: admin.RequeueTaskResponse = await self._call(self.admin.RequeueTask, request)
         return queued.task
 
     async def grant_budget(
         self, task_id: str, reason: str, *, extra_tokens: int = 0, extra_nano_usd: int = 0
     ) -> task_pb2.Task:
-        """Raise the caps of a task's tree. Gives its root, which goes on if it was COST_EXCEEDED. Raises WrongState."""
+        """Raises the caps of a task's root and returns the root.
+
+        A root in COST_EXCEEDED continues. Raises WrongState.
+        """
         request = admin.GrantBudgetRequest(
             task_id=task_id,
             request_id=str(uuid_utils.uuid7()),
@@ -94,45 +99,48 @@ class InterventionCalls:
             extra_tokens=extra_tokens,
             extra_nano_usd=extra_nano_usd,
         )
-        granted: admin.GrantBudgetResponse = await self._patiently(self.admin.GrantBudget, request)
+        granted: admin.GrantBudgetResponse = await self._call(self.admin.GrantBudget, request)
         return granted.task
 
     async def close_out(
         self, task_id: str, to_state: task_pb2.TaskState.ValueType, reason: str, result: str = ""
     ) -> task_pb2.Task:
-        """Ask for a task's end as FAILED, TIMED_OUT or CANCELLED; recorded once this returns. Raises WrongState."""
+        """Records a request to end a task as FAILED, TIMED_OUT or CANCELLED. Raises WrongState."""
         request = admin.CloseOutTaskRequest(
             task_id=task_id, request_id=str(uuid_utils.uuid7()), reason=reason, to_state=to_state, result=result
         )
-        closed: admin.CloseOutTaskResponse = await self._patiently(self.admin.CloseOutTask, request)
+        closed: admin.CloseOutTaskResponse = await self._call(self.admin.CloseOutTask, request)
         return closed.task
 
 
-# The client's calls that prune ended tasks.
+# Pruning of ended tasks.
 
-_MOST: Final = 500
+_PAGE: Final = 500
 
 
 class PruneCalls:
-    """A part of Client, which has the stub and the patience."""
+    """A mixin of Client, which has the stub and `_call`."""
 
     admin: AdminServiceAsyncStub
-    _patiently: Callable[..., Awaitable[Any]]
+    _call: Callable[..., Awaitable[Any]]
 
     async def prune(self, task_id: str, reason: str, *, dry_run: bool = False) -> None:
-        """One ended task goes for good; its bills stay. Repeatable. Raises NotFound, WrongState."""
+        """Deletes an ended task for good, except for its bills. A repeat has no effect. Raises NotFound, WrongState."""
         request = pb.PruneTasksRequest(task_id=task_id, reason=reason, dry_run=dry_run)
-        await self._patiently(self.admin.PruneTasks, request)
+        await self._call(self.admin.PruneTasks, request)
 
     async def prune_before(
         self, ended_before: datetime, reason: str, *, dry_run: bool = False
     ) -> AsyncGenerator[list[str]]:
-        """Those that ended before a moment, some at a time; with `dry_run` the first 500 that would go."""
+        """Deletes the tasks that ended before a moment, and yields their ids in batches.
+
+        dry_run: deletes nothing, and yields the first 500 ids.
+        """
         request = pb.PruneTasksRequest(
-            ended_before=timestamp(ended_before), reason=reason, dry_run=dry_run, limit=_MOST
+            ended_before=timestamp(ended_before), reason=reason, dry_run=dry_run, limit=_PAGE
         )
         more = True
         while more:
-            response: pb.PruneTasksResponse = await self._patiently(self.admin.PruneTasks, request)
+            response: pb.PruneTasksResponse = await self._call(self.admin.PruneTasks, request)
             yield list(response.task_ids)
             more = response.more and not dry_run

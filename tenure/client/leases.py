@@ -1,7 +1,7 @@
-"""Leases of named resources, held as long as a block runs.
+"""Acquires leases of named resources and renews them while a block runs.
 
 async with Client(address) as tenure, tenure.lease("tables/orders", holder="importer-1", ttl_seconds=10) as lease:
-    await write(rows, lease.token)        # the guard compares lease.epoch: see docs/tokens.md
+    await write(rows, lease.token)  # the guard compares lease.epoch: see docs/tokens.md
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger(__name__)
 CALL_TIMEOUT_SECONDS: Final = 5.0
 PATIENCE: Final = RetryPolicy(max_attempts=5, initial_seconds=0.1, factor=2.0, cap_seconds=1.0)
-AGAIN: Final = RetryPolicy(initial_seconds=0.1, factor=2.0, cap_seconds=1.0)
+RENEW_RETRY: Final = RetryPolicy(initial_seconds=0.1, factor=2.0, cap_seconds=1.0)
 LONGEST_WAIT_SECONDS: Final = 1.0
-"""Between two looks at a lease that another holds: it may be given back long before it runs out."""
+"""The longest pause before the next attempt to acquire a held lease: its holder may release it early."""
 
 
 class HeldLease:
-    """Acquired at the beginning of the `async with` block, renewed while it runs, given back at its end.
+    """A lease that is acquired at the start of an `async with` block, renewed while it runs, and released at its end.
 
-    When the lease is lost, or could not be renewed within its trust window, the block is cancelled and StaleEpoch is
-    raised in its place (LEASE_LOST, or TRUST_WINDOW_CLOSED). With `cancel_on_loss=False` the block runs on and may look
-    at `lost`. Neither makes a write safe: a process may be paused at any instruction. The guard's comparison does.
+    When the lease is lost, or could not be renewed within its trust window, the block is cancelled and raises
+    StaleEpoch (LEASE_LOST or TRUST_WINDOW_CLOSED). With `cancel_on_loss=False` the block continues and can check
+    `lost`. Neither makes a write safe, because a process may pause at any instruction. Only the guard's comparison of
+    the epoch does.
     """
 
     def __init__(
@@ -54,8 +55,9 @@ class HeldLease:
         margin_seconds: float | None = None,
         cancel_on_loss: bool = True,
     ) -> None:
-        """`wait_seconds`: how long to wait for another holder. `margin_seconds`: how much earlier than the lease the
-        trust window ends; a fifth of the ttl if not given.
+        """Prepares a lease. `wait_seconds`: how long to wait for another holder's lease to end.
+
+        margin_seconds: how much earlier than the lease the trust window ends; a fifth of the TTL by default.
         """
         self._stub, self._resource, self._holder = stub, resource, holder
         self._ttl_seconds, self._wait_seconds = ttl_seconds, wait_seconds
@@ -67,33 +69,33 @@ class HeldLease:
 
     @property
     def token(self) -> token_pb2.FencingToken:
-        """To be shown to guards; ask anew for each write, renewals sign it again."""
+        """The fencing token for guards. Read it again for each write, because each renewal signs a new token."""
         return self._lease.token
 
     @property
     def epoch(self) -> int:
-        """The number in the token. Stays the same as long as the lease is held."""
+        """The epoch in the token. It stays the same while the lease is held."""
         return self._lease.epoch
 
     @property
     def claim_id(self) -> str:
-        """The claim in the token."""
+        """The claim id in the token."""
         return self._lease.claim_id
 
     @property
     def info(self) -> pb.Lease:
-        """All there is to know: how the lease before ended, the epoch before."""
+        """The whole lease, with the previous epoch and how the previous lease ended."""
         return self._lease
 
     @property
     def is_trusted(self) -> bool:
-        """Whether something new may be started now."""
+        """Whether the trust window is open: the block may begin something new."""
         return not self.lost.is_set() and self._window.is_open(_now())
 
     async def __aenter__(self) -> Self:
         await self._acquire()
-        self._body = asyncio.current_task()
-        self._cancelled_before = self._body.cancelling() if self._body is not None else 0
+        self._block_task = asyncio.current_task()
+        self._cancelled_before = self._block_task.cancelling() if self._block_task is not None else 0
         self._duties = [asyncio.create_task(self._renew()), asyncio.create_task(self._watch_window())]
         return self
 
@@ -101,10 +103,10 @@ class HeldLease:
         for duty in self._duties:
             duty.cancel()
         await asyncio.gather(*self._duties, return_exceptions=True)
-        if self._is_cancelling and self._body is not None:
-            mine = self._body.uncancel() <= self._cancelled_before
-            if mine and kind is not None and issubclass(kind, asyncio.CancelledError):
-                raise self._loss or StaleEpoch("the lease is lost") from None
+        if self._is_cancelling and self._block_task is not None:
+            is_own = self._block_task.uncancel() <= self._cancelled_before
+            if is_own and kind is not None and issubclass(kind, asyncio.CancelledError):
+                raise self._loss or StaleEpoch("the lease was lost") from None
         if self._loss is None:
             await self._release()
 
@@ -123,14 +125,14 @@ class HeldLease:
                 left_seconds = ends_at - _now()
                 if left_seconds <= 0:
                     raise
-                asked_seconds = error.retry_after_seconds or LONGEST_WAIT_SECONDS
-                await asyncio.sleep(min(asked_seconds, left_seconds, LONGEST_WAIT_SECONDS))
+                retry_seconds = error.retry_after_seconds or LONGEST_WAIT_SECONDS
+                await asyncio.sleep(min(retry_seconds, left_seconds, LONGEST_WAIT_SECONDS))
                 continue
-            self._take(sent_at, answer.lease)
+            self._set_lease(sent_at, answer.lease)
             return
 
     async def _acquire_once(self, request: pb.AcquireLeaseRequest) -> tuple[float, pb.AcquireLeaseResponse]:
-        """Repeated with the same request_id when no answer comes: a lost one costs nothing."""
+        """Sends the request. Retries with the same request_id after a lost answer, so that no lease is lost with it."""
 
         async def call() -> tuple[float, pb.AcquireLeaseResponse] | LeaseHeld:
             sent_at = _now()
@@ -144,32 +146,32 @@ class HeldLease:
             raise answer
         return answer
 
-    def _take(self, sent_at: float, lease: pb.Lease) -> None:
+    def _set_lease(self, sent_at: float, lease: pb.Lease) -> None:
         self._lease = lease
         self._window = TrustWindow(sent_at, seconds(lease.remaining), self._margin_seconds)
 
     async def _renew(self) -> None:
-        """Three times in a trust window; sooner again after a failure."""
+        """Renews the lease three times per trust window, and sooner after a failure."""
         failures = 0
         while True:
             interval_seconds = (seconds(self._lease.ttl) - self._margin_seconds) / 3
-            await asyncio.sleep(AGAIN.wait_seconds(failures, random.random()) if failures else interval_seconds)
+            await asyncio.sleep(RENEW_RETRY.wait_seconds(failures, random.random()) if failures else interval_seconds)
             sent_at = _now()
             try:
                 request = pb.RenewLeaseRequest(token=self._lease.token)
                 answer = await self._stub.RenewLease(request, timeout=min(interval_seconds, CALL_TIMEOUT_SECONDS))
             except (TryLater, PeerFailed) as error:
                 failures += 1
-                _log.info("a lease could not be renewed", extra={"lease": self._resource, "error": error})
+                _log.info("a lease could not be renewed: trying again", extra={"lease": self._resource, "error": error})
             except TenureError as error:
                 self._lose(error if isinstance(error, Fenced) else StaleEpoch(str(error), reason="LEASE_LOST"))
                 return
             else:
                 failures = 0
-                self._take(sent_at, answer.lease)
+                self._set_lease(sent_at, answer.lease)
 
     async def _watch_window(self) -> None:
-        """A duty of its own, because a renewal may hang."""
+        """Ends the lease when the trust window closes. Runs in a task of its own, because a renewal may hang."""
         while True:
             left_seconds = self._window.ends_at - _now()
             if left_seconds <= 0:
@@ -182,32 +184,35 @@ class HeldLease:
             return
         self._loss = loss
         self.lost.set()
-        if self._cancel_on_loss and self._body is not None:
-            self._is_cancelling = self._body.cancel()
+        if self._cancel_on_loss and self._block_task is not None:
+            self._is_cancelling = self._block_task.cancel()
 
     async def _release(self) -> None:
-        """So that others need not wait; if nobody answers, they do."""
+        """Releases the lease, so that other holders need not wait. Without an answer it expires by itself."""
         try:
             request = pb.ReleaseLeaseRequest(token=self._lease.token)
             await self._stub.ReleaseLease(request, timeout=CALL_TIMEOUT_SECONDS)
         except (TenureError, PeerFailed) as error:
-            _log.info("a lease is left to run out", extra={"lease": self._resource, "error": error})
+            _log.info(
+                "a lease could not be released: it expires at the end of its TTL",
+                extra={"lease": self._resource, "error": error},
+            )
 
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-# The client's calls about leases of named resources.
+# The client's calls about named leases.
 
 LIST_PAGE: Final = 500
 
 
 class LeaseCalls:
-    """A part of Client, which has the stub and the patience."""
+    """A mixin of Client, which has the stub and `_call`."""
 
     leases: LeaseServiceAsyncStub
-    _patiently: Callable[..., Awaitable[Any]]
+    _call: Callable[..., Awaitable[Any]]
 
     def lease(
         self,
@@ -218,7 +223,7 @@ class LeaseCalls:
         wait_seconds: float = 0.0,
         cancel_on_loss: bool = True,
     ) -> HeldLease:
-        """A lease of a named resource, held while its `async with` block runs: see HeldLease. Raises LeaseHeld."""
+        """Returns a lease to hold with `async with`: see HeldLease. The block's start raises LeaseHeld."""
         return HeldLease(
             self.leases,
             resource,
@@ -229,17 +234,17 @@ class LeaseCalls:
         )
 
     async def get_lease(self, resource: str) -> pb.Lease:
-        """Who holds a named resource. Raises NotFound (LEASE_NOT_HELD)."""
+        """Returns the lease of a named resource. Raises NotFound (LEASE_NOT_HELD)."""
         request = pb.GetLeaseRequest(resource=resource)
-        answer: pb.GetLeaseResponse = await self._patiently(self.leases.GetLease, request)
+        answer: pb.GetLeaseResponse = await self._call(self.leases.GetLease, request)
         return answer.lease
 
     async def list_leases(self, prefix: str = "") -> AsyncGenerator[pb.Lease]:
-        """Live leases by name."""
+        """Yields the live leases, by name."""
         token = ""
         while True:
             request = pb.ListLeasesRequest(prefix=prefix, page_size=LIST_PAGE, page_token=token)
-            page: pb.ListLeasesResponse = await self._patiently(self.leases.ListLeases, request)
+            page: pb.ListLeasesResponse = await self._call(self.leases.ListLeases, request)
             for lease in page.leases:
                 yield lease
             token = page.next_page_token
@@ -247,18 +252,18 @@ class LeaseCalls:
                 return
 
     async def watch_leases(self, prefix: str = "", after_revision: int = 0) -> AsyncGenerator[pb.LeaseEvent]:
-        """What happens to leases, for ever; a broken stream is resumed without a gap.
+        """Yields the events of leases, for ever. Resumes a broken stream without a gap.
 
-        Raises OutOfRange (CURSOR_EXPIRED): list again.
+        Raises OutOfRange (CURSOR_EXPIRED): list the leases again.
         """
-        contact = StreamReconnect()
+        reconnect = StreamReconnect()
         while True:
             request = pb.WatchLeasesRequest(prefix=prefix, after_revision=after_revision)
             try:
                 async for answer in self.leases.WatchLeases(request):
-                    contact.made()
+                    reconnect.succeeded()
                     for event in answer.events:
                         yield event
                     after_revision = answer.revision
             except TryLater as error:
-                await contact.lost(error)
+                await reconnect.wait(error)

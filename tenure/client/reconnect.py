@@ -1,4 +1,4 @@
-"""How a wait or a watch goes on when its stream breaks."""
+"""Resumes a wait or a watch after its stream broke."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 RECONNECT: Final = RetryPolicy(initial_seconds=0.2, factor=2.0, cap_seconds=2.0)
 RECONNECT_SECONDS: Final = 60.0
-"""How long a wait or a watch that has had an answer looks for a gateway again."""
+"""How long a wait or a watch tries to reach a gateway again."""
 
 
 class StreamReconnect:
-    """With a gateway that has answered before: it is looked for again, for a while."""
+    """The pauses between attempts to reach a gateway again, for at most RECONNECT_SECONDS."""
 
     def __init__(self) -> None:
         self._lost_at, self._failures = 0.0, 0
 
-    def made(self) -> None:
-        """It answers."""
+    def succeeded(self) -> None:
+        """Notes an answer of the gateway. The next failure begins a new series."""
         self._failures = 0
 
-    async def lost(self, error: TryLater) -> None:
-        """Waits until the next attempt; raises `error` when there has been no answer for too long."""
+    async def wait(self, error: TryLater) -> None:
+        """Waits before the next attempt. Raises `error` after RECONNECT_SECONDS without an answer."""
         if not self._failures:
             self._lost_at = time.monotonic()
         elif time.monotonic() - self._lost_at > RECONNECT_SECONDS:

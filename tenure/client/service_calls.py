@@ -1,4 +1,4 @@
-"""The client's calls about webhooks."""
+"""The client's calls about schedules, tenants and webhooks."""
 
 from __future__ import annotations
 
@@ -16,38 +16,44 @@ if TYPE_CHECKING:
     from tenure.v1.webhook_service_pb2_grpc import WebhookServiceAsyncStub
 
 
-# The client's calls about schedules.
+# Schedules.
 
 _PAGE: Final = 500
 
 
 class ScheduleCalls:
-    """A part of Client, which has the stub and the patience."""
+    """A mixin of Client, which has the stub and `_call`."""
 
     schedules: ScheduleServiceAsyncStub
-    _patiently: Callable[..., Awaitable[Any]]
+    _call: Callable[..., Awaitable[Any]]
 
     async def create_schedule(self, request: pb.CreateScheduleRequest) -> pb.Schedule:
-        """A schedule; the same request again gives the same one. Raises AlreadyExists (SCHEDULE_EXISTS)."""
-        answer: pb.CreateScheduleResponse = await self._patiently(self.schedules.CreateSchedule, request)
+        """Creates a schedule.
+
+        A repeat of the request returns the same schedule. Raises AlreadyExists (SCHEDULE_EXISTS).
+        """
+        answer: pb.CreateScheduleResponse = await self._call(self.schedules.CreateSchedule, request)
         return answer.schedule
 
     async def update_schedule(self, request: pb.UpdateScheduleRequest) -> pb.Schedule:
-        """The schedule as asked; what is absent stays. Raises WrongState (SCHEDULE_CHANGED) at another revision."""
-        answer: pb.UpdateScheduleResponse = await self._patiently(self.schedules.UpdateSchedule, request)
+        """Changes the fields of a schedule that the request sets.
+
+        Raises WrongState (SCHEDULE_CHANGED) at another revision.
+        """
+        answer: pb.UpdateScheduleResponse = await self._call(self.schedules.UpdateSchedule, request)
         return answer.schedule
 
     async def get_schedule(self, schedule: str, run_count: int = 0) -> pb.GetScheduleResponse:
-        """A schedule by id or name, and what became of its newest due times."""
+        """Returns a schedule by id or name, with its newest schedule runs."""
         request = pb.GetScheduleRequest(schedule=schedule, run_count=run_count)
-        answer: pb.GetScheduleResponse = await self._patiently(self.schedules.GetSchedule, request)
+        answer: pb.GetScheduleResponse = await self._call(self.schedules.GetSchedule, request)
         return answer
 
     async def list_schedules(self) -> AsyncGenerator[pb.Schedule]:
-        """All of them, by name."""
+        """Yields all schedules, by name."""
         request = pb.ListSchedulesRequest(page_size=_PAGE)
         while True:
-            page: pb.ListSchedulesResponse = await self._patiently(self.schedules.ListSchedules, request)
+            page: pb.ListSchedulesResponse = await self._call(self.schedules.ListSchedules, request)
             for schedule in page.schedules:
                 yield schedule
             request.page_token = page.next_page_token
@@ -55,32 +61,32 @@ class ScheduleCalls:
                 return
 
 
-# The client's calls about tenants: quotas, and what was billed.
+# Tenants: quotas and usage.
 
 
 class TenantCalls:
-    """A part of Client, which has the stub and the patience."""
+    """A mixin of Client, which has the stub and `_call`."""
 
     tenants: TenantServiceAsyncStub
-    _patiently: Callable[..., Awaitable[Any]]
+    _call: Callable[..., Awaitable[Any]]
 
     async def get_tenant(self, tenant: str = "") -> tenant_pb.Tenant:
-        """The caller's own tenant, or, for operators, another: its quotas and what is used of each."""
-        answer: tenant_pb.GetTenantResponse = await self._patiently(
+        """Returns the quotas of a tenant and their use: the caller's own tenant, or, for operators, another."""
+        answer: tenant_pb.GetTenantResponse = await self._call(
             self.tenants.GetTenant, tenant_pb.GetTenantRequest(tenant=tenant)
         )
         return answer.tenant
 
     async def update_tenant_limits(self, request: tenant_pb.UpdateTenantLimitsRequest) -> tenant_pb.Tenant:
-        """The tenant as asked. For operators. Raises WrongState (TENANT_CHANGED), PermissionDenied."""
-        answer: tenant_pb.UpdateTenantLimitsResponse = await self._patiently(self.tenants.UpdateTenantLimits, request)
+        """Changes the quotas of a tenant, for operators. Raises WrongState (TENANT_CHANGED), PermissionDenied."""
+        answer: tenant_pb.UpdateTenantLimitsResponse = await self._call(self.tenants.UpdateTenantLimits, request)
         return answer.tenant
 
     async def list_tenants(self) -> AsyncGenerator[tenant_pb.Tenant]:
-        """All of them, by name. For operators."""
+        """Yields all tenants, by name, for operators."""
         request = tenant_pb.ListTenantsRequest(page_size=_PAGE)
         while True:
-            page: tenant_pb.ListTenantsResponse = await self._patiently(self.tenants.ListTenants, request)
+            page: tenant_pb.ListTenantsResponse = await self._call(self.tenants.ListTenants, request)
             for tenant in page.tenants:
                 yield tenant
             request.page_token = page.next_page_token
@@ -88,50 +94,48 @@ class TenantCalls:
                 return
 
     async def usage(self, request: tenant_pb.GetTenantUsageRequest) -> AsyncGenerator[tenant_pb.UsageSum]:
-        """What was billed, summed up, by key. Raises NotFound for another tenant, unless to operators."""
+        """Yields the sums of the bills, by key. Raises NotFound for another tenant, except for operators."""
         forwarded_request = tenant_pb.GetTenantUsageRequest()
         forwarded_request.CopyFrom(request)
         while True:
-            page: tenant_pb.GetTenantUsageResponse = await self._patiently(
-                self.tenants.GetTenantUsage, forwarded_request
-            )
-            for one in page.sums:
-                yield one
+            page: tenant_pb.GetTenantUsageResponse = await self._call(self.tenants.GetTenantUsage, forwarded_request)
+            for usage_sum in page.sums:
+                yield usage_sum
             forwarded_request.page_token = page.next_page_token
             if not page.next_page_token:
                 return
 
 
 _WEBHOOKS_PAGE: Final = 100
-_DELIVERIES_A_PAGE: Final = 500
+_DELIVERIES_PAGE: Final = 500
 
 
 class WebhookCalls:
-    """A part of Client, which has the stub and the patience."""
+    """A mixin of Client, which has the stub and `_call`."""
 
     webhooks: WebhookServiceAsyncStub
-    _patiently: Callable[..., Awaitable[Any]]
+    _call: Callable[..., Awaitable[Any]]
 
     async def create_webhook(self, request: webhook_pb.CreateWebhookRequest) -> webhook_pb.CreateWebhookResponse:
-        """A webhook and its secret, once, also when the call had to be repeated. Raises AlreadyExists."""
+        """Creates a webhook and returns it with its secret, once, also after retries. Raises AlreadyExists."""
         forwarded_request = webhook_pb.CreateWebhookRequest()
         forwarded_request.CopyFrom(request)
         forwarded_request.secret = request.secret or new_secret()
-        answer: webhook_pb.CreateWebhookResponse = await self._patiently(self.webhooks.CreateWebhook, forwarded_request)
+        answer: webhook_pb.CreateWebhookResponse = await self._call(self.webhooks.CreateWebhook, forwarded_request)
         return answer
 
     async def get_webhook(self, webhook: str) -> webhook_pb.Webhook:
-        """A webhook by id or name."""
-        answer: webhook_pb.GetWebhookResponse = await self._patiently(
+        """Returns a webhook by id or name. Raises NotFound."""
+        answer: webhook_pb.GetWebhookResponse = await self._call(
             self.webhooks.GetWebhook, webhook_pb.GetWebhookRequest(webhook=webhook)
         )
         return answer.webhook
 
     async def list_webhooks(self) -> AsyncGenerator[webhook_pb.Webhook]:
-        """All of them, by name."""
+        """Yields all webhooks, by name."""
         request = webhook_pb.ListWebhooksRequest(page_size=_WEBHOOKS_PAGE)
         while True:
-            page: webhook_pb.ListWebhooksResponse = await self._patiently(self.webhooks.ListWebhooks, request)
+            page: webhook_pb.ListWebhooksResponse = await self._call(self.webhooks.ListWebhooks, request)
             for webhook in page.webhooks:
                 yield webhook
             request.page_token = page.next_page_token
@@ -141,11 +145,11 @@ class WebhookCalls:
     async def list_deliveries(
         self, webhook: str, states: Sequence[webhook_pb.WebhookDeliveryState.ValueType] = (), *, limit: int = 50
     ) -> AsyncGenerator[webhook_pb.WebhookDelivery]:
-        """The newest first, at most `limit`."""
+        """Yields at most `limit` deliveries of a webhook, the newest first."""
         request = webhook_pb.ListWebhookDeliveriesRequest(webhook=webhook, states=states)
         while limit > 0:
-            request.page_size = min(limit, _DELIVERIES_A_PAGE)
-            page: webhook_pb.ListWebhookDeliveriesResponse = await self._patiently(
+            request.page_size = min(limit, _DELIVERIES_PAGE)
+            page: webhook_pb.ListWebhookDeliveriesResponse = await self._call(
                 self.webhooks.ListWebhookDeliveries, request
             )
             for delivery in page.deliveries:
@@ -158,21 +162,21 @@ class WebhookCalls:
     async def rotate_secret(
         self, request: webhook_pb.RotateWebhookSecretRequest
     ) -> webhook_pb.RotateWebhookSecretResponse:
-        """Another secret, once, also when the call had to be repeated. Raises NotFound."""
+        """Replaces the secret of a webhook, once, also after retries. Raises NotFound."""
         forwarded_request = webhook_pb.RotateWebhookSecretRequest()
         forwarded_request.CopyFrom(request)
         forwarded_request.secret = request.secret or new_secret()
-        answer: webhook_pb.RotateWebhookSecretResponse = await self._patiently(
+        answer: webhook_pb.RotateWebhookSecretResponse = await self._call(
             self.webhooks.RotateWebhookSecret, forwarded_request
         )
         return answer
 
     async def replay_deliveries(self, webhook: str, delivery_id: str = "") -> int:
-        """Sends a dead letter, or all there are, again; how many that was. Raises NotFound."""
+        """Sends one dead delivery, or all, again. Returns how many. Raises NotFound."""
         request = webhook_pb.ReplayWebhookDeliveriesRequest(webhook=webhook, delivery_id=delivery_id)
         replayed = 0
         while True:
-            answer: webhook_pb.ReplayWebhookDeliveriesResponse = await self._patiently(
+            answer: webhook_pb.ReplayWebhookDeliveriesResponse = await self._call(
                 self.webhooks.ReplayWebhookDeliveries, request
             )
             replayed += answer.replayed
@@ -180,11 +184,11 @@ class WebhookCalls:
                 return replayed
 
     async def discard_deliveries(self, webhook: str, delivery_id: str = "") -> int:
-        """Forgets a dead letter, or all there are; how many that was. Raises NotFound."""
+        """Discards one dead delivery, or all. Returns how many. Raises NotFound."""
         request = webhook_pb.DiscardWebhookDeliveriesRequest(webhook=webhook, delivery_id=delivery_id)
         discarded = 0
         while True:
-            answer: webhook_pb.DiscardWebhookDeliveriesResponse = await self._patiently(
+            answer: webhook_pb.DiscardWebhookDeliveriesResponse = await self._call(
                 self.webhooks.DiscardWebhookDeliveries, request
             )
             discarded += answer.discarded

@@ -1,4 +1,4 @@
-"""The client's calls about tasks' files."""
+"""The client's calls about the files and the waits of tasks."""
 
 from __future__ import annotations
 
@@ -22,33 +22,36 @@ if TYPE_CHECKING:
 
 
 class FileCalls:
-    """A part of Client, which has the stub and the patience."""
+    """A mixin of Client, which has the stub and `_call`."""
 
     tasks: TaskServiceAsyncStub
-    _patiently: Callable[..., Awaitable[Any]]
+    _call: Callable[..., Awaitable[Any]]
 
     async def list_files(self, task_id: str, path: str = "") -> AsyncGenerator[api.ListFilesResponse]:
-        """What is in a task's workspace, page by page; the first says how full it is. Raises NotFound, WrongState."""
+        """Yields the files of a task's workspace, page by page; the first page has the total.
+
+        Raises NotFound, WrongState.
+        """
         request = api.ListFilesRequest(task_id=task_id, path=path, page_size=1000)
         while True:
-            page: api.ListFilesResponse = await self._patiently(self.tasks.ListFiles, request)
+            page: api.ListFilesResponse = await self._call(self.tasks.ListFiles, request)
             yield page
             request.page_token = page.next_page_token
             if not request.page_token:
                 return
 
     async def read_file(self, task_id: str, path: str) -> AsyncGenerator[bytes]:
-        """A file's content, all of one version. A broken stream is resumed where it broke.
+        """Yields the content of one version of a file. Resumes a broken stream at the same offset.
 
-        Raises NotFound, and WrongState: FILE_CHANGED when it is written meanwhile, NOT_A_FILE.
+        Raises NotFound and WrongState: FILE_CHANGED when the file was written meanwhile, or NOT_A_FILE.
         """
         request = api.ReadFileRequest(task_id=task_id, path=path)
         header: FileHeader | None = None
-        contact = StreamReconnect()
+        reconnect = StreamReconnect()
         while header is None or request.offset < header.size_bytes:
             try:
                 async for part in self.tasks.ReadFile(request):
-                    contact.made()
+                    reconnect.succeeded()
                     if part.HasField("header"):
                         header = header or part.header
                         request.version = header.version
@@ -58,12 +61,13 @@ class FileCalls:
             except TryLater as error:
                 if header is None:
                     raise
-                await contact.lost(error)
+                await reconnect.wait(error)
 
     async def download_file(self, task_id: str, path: str, target: Path) -> int:
-        """Writes a file's content to `target`, in the place of what is there; how many bytes.
+        """Writes a file's content to `target` and returns its size in bytes. Replaces an existing file.
 
-        It appears when all of it is there: what breaks off leaves nothing. Raises as read_file, and OSError.
+        `target` appears only when it is complete: a failed download leaves nothing. Raises OSError, and the errors of
+        read_file.
         """
         descriptor, unfinished = tempfile.mkstemp(prefix=f".{target.name[:100]}.", dir=target.parent)
         try:
@@ -81,7 +85,7 @@ class FileCalls:
 
 
 def _umask() -> int:
-    """There is no way to read it but to set it."""
+    """Returns the umask. The only way to read it is to set it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
@@ -95,14 +99,14 @@ def _remove(path: str) -> None:
     Path(path).unlink(missing_ok=True)
 
 
-# The client's calls about waits: answers to them, and events.
+# The client's calls about waits: answers and signals.
 
 
 class WaitCalls:
-    """A part of Client, which has the stub and the patience."""
+    """A mixin of Client, which has the stub and `_call`."""
 
     tasks: TaskServiceAsyncStub
-    _patiently: Callable[..., Awaitable[Any]]
+    _call: Callable[..., Awaitable[Any]]
 
     async def resume(
         self,
@@ -117,10 +121,10 @@ class WaitCalls:
         extra_budget_tokens: int = 0,
         request_id: str = "",
     ) -> task_pb2.Task:
-        """Answers the wait `wait_id` by a decision or a reply; leave for a tool's call needs the wait's `call_digest`.
+        """Answers the wait `wait_id` with a decision or a reply. An approval needs the wait's `call_digest`.
 
-        WrongState when another wait (WAIT_OVER) or another call (OTHER_CALL) is the present one; the error's metadata
-        describes it.
+        Raises WrongState when the task is in another wait (WAIT_OVER), or the wait is for another call (OTHER_CALL).
+        The error's metadata describes the current wait.
         """
         request = api.ResumeTaskRequest(
             task_id=task_id,
@@ -135,15 +139,18 @@ class WaitCalls:
             request.decision = decision
         else:
             request.reply = reply
-        answer: api.ResumeTaskResponse = await self._patiently(self.tasks.ResumeTask, request)
+        answer: api.ResumeTaskResponse = await self._call(self.tasks.ResumeTask, request)
         return answer.task
 
     async def signal(self, correlation_id: str, payload_json: str, *, request_id: str = "") -> task_pb2.Task | None:
-        """Sends an event to the task that waits for it; None: it is kept for one to come."""
+        """Sends a signal and returns the task that waited for it.
+
+        Returns None when no task waits for it yet: the signal is kept for a later wait.
+        """
         request = api.ResumeTaskRequest(
             correlation_id=correlation_id,
             request_id=request_id or str(uuid_utils.uuid7()),
             payload_json=payload_json,
         )
-        answer: api.ResumeTaskResponse = await self._patiently(self.tasks.ResumeTask, request)
+        answer: api.ResumeTaskResponse = await self._call(self.tasks.ResumeTask, request)
         return answer.task if answer.HasField("task") else None

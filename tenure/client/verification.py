@@ -1,15 +1,15 @@
-"""For services that guard something: is this token good, and what does it say?
+"""Verifies fencing tokens in a service that guards its own writes.
 
-verifier = TokenVerifier(client.leases)
-claims = await verifier.verify(token, resource="leases/tables/orders")
-…  # then compare claims.epoch and claims.claim_id with the highest seen, under a lock the write holds: docs/tokens.md
+    verifier = TokenVerifier(client.leases)
+    claims = await verifier.verify(token, resource="leases/tables/orders")
+    …  # then compare claims.epoch and claims.claim_id with the stored fence, under a lock of the write: docs/tokens.md
 
-A good signature says that the lease was granted once. It does not say that it is still held: a token never expires.
-Only the comparison does, in the transaction that writes:
+A good signature proves that the lease was granted once. It does not prove that the lease is still held: a token never
+expires. Only this comparison does, in the transaction that writes:
 
     no row, or claims.epoch > row.epoch          → store (epoch, claim_id), write
     (claims.epoch, claims.claim_id) == the row's → write
-    anything else                                → refuse: a newer holder was here
+    anything else                                → refuse: a newer holder has written
 """
 
 from __future__ import annotations
@@ -36,27 +36,29 @@ _TIMEOUT_SECONDS: Final = 5.0
 
 
 class TokenVerifier:
-    """Keeps the public keys. They are asked for anew for an unknown key (at most once a second), and every minute: a
-    key that was withdrawn verifies no longer than that. If nobody answers then, the known ones go on.
+    """Verifies tokens with the public keys of the coordinators, which it keeps.
+
+    It fetches the keys again for an unknown key, at most once a second, and every minute: a withdrawn key is
+    accepted no longer than that. While the fetch fails, the known keys stay valid.
     """
 
     def __init__(self, stub: LeaseServiceAsyncStub, *, refresh_seconds: float = REFRESH_SECONDS) -> None:
         self._stub, self._refresh_seconds = stub, refresh_seconds
         self._keys: dict[str, Ed25519PublicKey] = {}
-        self._asked_at = float("-inf")
-        self._asking = asyncio.Lock()
+        self._fetched_at = float("-inf")
+        self._fetching = asyncio.Lock()
 
     async def verify(self, token: token_pb2.FencingToken, *, resource: str, tenant: str = "default") -> Claims:
-        """What the token says of `resource` ("leases/<name>" or "tasks/<id>").
+        """Verifies a token for `resource` ("leases/<name>" or "tasks/<id>") and returns its claims.
 
-        Raises Unauthenticated (INVALID_TOKEN), PermissionDenied (WRONG_RESOURCE), and Unavailable when its key is not
-        known and nobody can be asked.
+        Raises Unauthenticated (INVALID_TOKEN), PermissionDenied (WRONG_RESOURCE), and Unavailable when the key is
+        unknown and the keys cannot be fetched.
         """
         key = await self._key(token.key_id)
         try:
             key.verify(token.signature, token.claims)
         except InvalidSignature as error:
-            raise Unauthenticated("the signature does not fit the claims", reason="INVALID_TOKEN") from error
+            raise Unauthenticated("the token's signature does not match its claims", reason="INVALID_TOKEN") from error
         claims = read_claims(token)
         if (claims.resource, claims.tenant) != (resource, tenant):
             raise PermissionDenied(
@@ -66,31 +68,32 @@ class TokenVerifier:
 
     async def _key(self, key_id: str) -> Ed25519PublicKey:
         if self._age_seconds() >= (self._refresh_seconds if key_id in self._keys else UNKNOWN_KEY_SECONDS):
-            await self._ask(must=key_id not in self._keys)
+            await self._fetch_keys(is_required=key_id not in self._keys)
         if key_id not in self._keys:
             raise Unauthenticated(f"the token is signed with an unknown key {key_id!r}", reason="INVALID_TOKEN")
         return self._keys[key_id]
 
-    async def _ask(self, *, must: bool) -> None:
-        async with self._asking:
+    async def _fetch_keys(self, *, is_required: bool) -> None:
+        async with self._fetching:
             if self._age_seconds() < UNKNOWN_KEY_SECONDS:
                 return
             try:
                 answer = await self._stub.ListSigningKeys(pb.ListSigningKeysRequest(), timeout=_TIMEOUT_SECONDS)
             except Unavailable:
-                if must:
+                if is_required:
                     raise
             else:
                 self._keys = {key.key_id: Ed25519PublicKey.from_public_bytes(key.public_key) for key in answer.keys}
-            self._asked_at = monotonic()
+            self._fetched_at = monotonic()
 
     def _age_seconds(self) -> float:
-        return monotonic() - self._asked_at
+        return monotonic() - self._fetched_at
 
 
 def raise_fence(current: Fence | None, presented: Fence) -> Fence:
-    """The fence after a write under `presented`: the comparison above. `current` must have been read under a lock that
-    the write holds. Raises StaleEpoch.
+    """Returns the fence after a write under `presented`, by the comparison in the module's docstring.
+
+    Read `current` under a lock that the write holds. Raises StaleEpoch for a presented fence that is not the newest.
     """
     if current is None or presented.epoch > current.epoch or presented == current:
         return presented

@@ -1,14 +1,17 @@
-"""Control work: functions of your own that workers run as durable tasks, without a model.
+"""Control functions: your own functions that workers run as durable tasks, without a model.
 
     async def month_end(work: Work, given: Any) -> Any:
-        total = await work.step("total", add_up, given["month"])  # its result is recorded before the function goes on
+        total = await work.step("total", add_up, given["month"])  # the result is recorded before the function continues
         await work.call_tool("append_record", {"file": "books", "line": f"{given['month']}: {total}"})
         return {"total": total}
 
-    FUNCTIONS = {"month_end": month_end}  # a worker is told this module: TENURE_WORKER_CONTROL_MODULES
+    FUNCTIONS = {"month_end": month_end}  # workers import the modules in TENURE_WORKER_CONTROL_MODULES
 
-A function may be begun again at any time, by another worker: what it did by steps and calls is answered from the record
-then. So whatever has an effect, takes long or may come out differently another time belongs into a step or a call.
+Another worker may start a function again at any time. The ledger then answers the steps and calls that were recorded.
+So put everything that has an effect, takes long or is not deterministic into a step or a call.
+
+failures.py   TryAgain, StepFailed, ToolFailed, and how an exception is recorded
+work.py       Work: the steps and tool calls of a control function
 """
 
 from tenure.control.failures import StepFailed, ToolFailed, TryAgain

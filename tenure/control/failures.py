@@ -1,4 +1,4 @@
-"""What goes wrong in control work, and whether another attempt may mend it."""
+"""Defines the failures of control functions, and whether another attempt may succeed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ MOST_CLASS_CHARACTERS: Final = 200
 MOST_MESSAGE_CHARACTERS: Final = 4000
 
 
-class TryAgain(Exception):  # noqa: N818  said to Tenure: read as `raise TryAgain("…")`
-    """Raise it for what may go better later: the task is scheduled again by its retry policy."""
+class TryAgain(Exception):  # noqa: N818  reads well in `raise TryAgain("…")`
+    """Raise this error for a temporary failure: the task's retry policy schedules the next attempt."""
 
     retryable = True
 
@@ -21,10 +21,11 @@ class TryAgain(Exception):  # noqa: N818  said to Tenure: read as `raise TryAgai
         self.retry_after_seconds = retry_after_seconds
 
 
-class StepFailed(Exception):  # noqa: N818  read as `except StepFailed`
-    """A step raised. Not caught: the function fails with it, and a retry of the task makes the step again.
+class StepFailed(Exception):  # noqa: N818  reads well in `except StepFailed`
+    """A step raised an error.
 
-    Caught: the failure is recorded when the function goes on, and is what this step came to for ever.
+    If the function does not catch this error, the function fails, and a retry of the task runs the step again. If the
+    function catches it, the failure is recorded when the function continues, and stays the result of the step for ever.
     """
 
     def __init__(self, step: str, failure: ControlFailure) -> None:
@@ -32,8 +33,8 @@ class StepFailed(Exception):  # noqa: N818  read as `except StepFailed`
         self.step, self.failure = step, failure
 
 
-class ToolFailed(Exception):  # noqa: N818  read as `except ToolFailed`
-    """A call of a tool did not succeed. That is its outcome for ever: trying the task again would read the same."""
+class ToolFailed(Exception):  # noqa: N818  reads well in `except ToolFailed`
+    """A tool call failed. The outcome is recorded for ever: another attempt of the task would read the same outcome."""
 
     retryable = False
 
@@ -43,15 +44,15 @@ class ToolFailed(Exception):  # noqa: N818  read as `except ToolFailed`
 
 
 def failure_of(error: BaseException) -> ControlFailure:
-    """How an exception is recorded.
+    """Returns the record of an exception, with the decision whether the task may retry.
 
-    What says `retryable` itself is believed; connections and timeouts may go better another time; anything else is
-    taken for a mistake, which does not go away by itself.
+    A bool attribute `retryable` of the exception decides. Without it, ConnectionError and TimeoutError are retryable;
+    any other exception counts as a bug, which a retry does not fix.
     """
     if isinstance(error, StepFailed):
         return error.failure
-    message = getattr(error, "retryable", None)
-    retryable = message if isinstance(message, bool) else isinstance(error, ConnectionError | TimeoutError)
+    declared = getattr(error, "retryable", None)
+    retryable = declared if isinstance(declared, bool) else isinstance(error, ConnectionError | TimeoutError)
     after = getattr(error, "retry_after_seconds", None)
     return ControlFailure(
         error_class=_text(type(error).__name__, MOST_CLASS_CHARACTERS),
@@ -62,5 +63,5 @@ def failure_of(error: BaseException) -> ControlFailure:
 
 
 def _text(text: str, most: int) -> str:
-    """As it can be sent: exceptions may speak of broken surrogates."""
+    """Returns the first `most` characters as valid UTF-8 text: exception messages may contain lone surrogates."""
     return text[:most].encode("utf-8", "replace").decode()

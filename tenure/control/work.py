@@ -1,4 +1,4 @@
-"""What a control function is given to work with."""
+"""Defines Work, the interface through which a control function runs steps and calls tools."""
 
 from __future__ import annotations
 
@@ -11,38 +11,41 @@ STEP_TIMEOUT_SECONDS: Final = 600.0
 
 
 class Work(Protocol):
-    """One task's work. Steps and calls follow one another: a second one begun meanwhile is a RuntimeError.
+    """The steps and tool calls of one task. Only one may run at a time: starting a second raises RuntimeError.
 
-    All of them raise CancelledError when the task is to end, its worker drains or has lost it: let it pass.
+    All methods raise CancelledError when the task ends, or its worker drains or has lost the claim. Do not catch it.
     """
 
     @property
     def task_id(self) -> str:
-        """The task."""
+        """The id of the task."""
 
     @property
     def key(self) -> str:
-        """The name of the step or call begun last, everywhere and for ever: an idempotency key for its effects."""
+        """The idempotency key of the last started step or call: globally unique, and the same in every repeat."""
 
     async def step(
         self, name: str, run: Callable[..., Any], /, *args: Any, timeout_seconds: float = STEP_TIMEOUT_SECONDS
     ) -> Any:
-        """What `run(*args)` came to, as JSON gives it back; recorded before this returns, and answered from the record
-        ever after. A function that is no coroutine runs in a thread, which nobody can stop.
+        """Runs `run(*args)` and returns its result after a round trip through JSON.
 
-        `run` is made again when its worker dies before the record: at least once. Raises StepFailed for what it raised.
+        The result is recorded before this returns; a later execution of the function gets the recorded result. A `run`
+        that is not a coroutine function runs in a thread, which cannot be stopped.
+
+        `run` runs at least once: again when its worker dies before the record. Raises StepFailed for an error in `run`.
         """
 
     async def call_tool(self, tool: str, arguments: Mapping[str, Any] | None = None) -> str:
-        """What the tool said. Written down, fenced and executed like an agent's call: its effect class holds.
+        """Calls a tool and returns the content of its outcome. Raises ToolFailed when the call did not succeed.
 
-        `wait_external`, `ask_user`, `request_approval` and `spawn_sub_agents` wait as they do for agents: the function
-        is let go, and begun again with the answer. Raises ToolFailed when the call did not succeed.
+        The call is recorded, fenced and executed like an agent's call, by its effect class. `wait_external`,
+        `ask_user`, `request_approval` and `spawn_sub_agents` wait as they do for agents: the function is stopped, and
+        started again with the answer.
         """
 
     async def call_tools(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Outcome]:
-        """The outcomes of these calls, made in parallel, whatever they are."""
+        """Makes tool calls in parallel and returns their outcomes, successful or not, in the same order."""
 
 
 Function = Callable[[Work, Any], Awaitable[Any]]
-"""A coroutine function of the work and what the task was given. What it returns is the task's result, as JSON."""
+"""A coroutine function that takes the work and the task's input. Its return value, as JSON, is the task's result."""

@@ -142,7 +142,7 @@ async def test_waiting_too_short_is_5(run: Any) -> None:
     task_id = (await run("submit", "x", "--model", "sim-e2e-slow-answer")).out.strip()
     waited = await run("wait", task_id, "--timeout", "300ms")
     assert waited.code == Exit.NOT_YET
-    assert waited.err == f"tenure: task {task_id} has not ended in 0.3 s\n"
+    assert waited.err == f"tenure: task {task_id} has not ended within 0.3 s\n"
     cancelled = await run("cancel", task_id, "--reason", "enough")
     assert cancelled.code == Exit.OK
     assert (await run("wait", task_id)).code == Exit.TASK_FAILED
