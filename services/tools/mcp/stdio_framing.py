@@ -188,9 +188,10 @@ class LineWrites(Writes):
         self._answer_bytes = 0
 
     async def send(self, item: SessionMessage, /) -> None:
-        """Writes a message. Waits until the program has read a request, but not a notification or an answer.
+        """Writes a message. After a request, waits while the pipe is full, until the program reads on.
 
-        A program that hangs must not delay a notification. Raises BrokenResourceError when nothing was written.
+        Does not wait after a notification or an answer: a program that hangs must not delay these. Raises
+        BrokenResourceError when nothing was written.
         """
         if self._stdin.is_closing():
             raise anyio.BrokenResourceError
