@@ -14,5 +14,5 @@ webhook_service.py       the enums of webhooks, and their secrets as text
 
 What to touch when:
 - an entry gets a new kind: the pair of functions and both tables in ledger.py
-- an enum gets a new value: only tenure/domain, because common.py maps enums by name
+- an enum gets a new value: protos/ and tenure/domain; common.py maps enums by name
 """

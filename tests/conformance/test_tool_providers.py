@@ -87,7 +87,7 @@ async def test_it_refuses_a_token_that_is_none_of_ours(
     _, tools = await behind(provider)
     outcome = await tools.outcome(grants.claim(), "1.0", MOVE, item="tea", delta=3)
     assert (outcome.status, outcome.detail) == (FAILED, "UNAUTHENTICATED")
-    assert "nothing was done: INVALID_TOKEN" in outcome.content
+    assert "Nothing was done: INVALID_TOKEN" in outcome.content
     assert provider.moves() == []
 
 
