@@ -145,10 +145,8 @@ class Caller:
 
     async def _send(self, provider_call: _ProviderCall, sending: SendAttempt) -> ToolAnswer:
         await self._connect()
-        request, seconds = (
-            self._request(provider_call, sending.left_seconds),
-            sending.left_seconds + _RPC_MARGIN_SECONDS,
-        )
+        request = self._request(provider_call, sending.left_seconds)
+        seconds = sending.left_seconds + _RPC_MARGIN_SECONDS
         sending.go_out()
         with as_tenant(provider_call.context.tenant):
             call = self._stub.CallTool(request, timeout=seconds, metadata=self._metadata(provider_call.context))
