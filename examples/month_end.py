@@ -1,10 +1,10 @@
-"""Control work: a function of your own that is as durable as an agent, without a model.
+"""A control function: your own code, as durable as an agent, without a model.
 
     tenure dev                                                     # in another terminal
     TENURE_WORKER_LOOPS=control TENURE_WORKER_CONTROL_MODULES=month_end PYTHONPATH=examples python -m services.worker
     tenure submit --function month_end --input '{"month": "2026-10", "books": "books"}' --watch
 
-Kill the worker in the middle and start it again: what it had done is not done again.
+Kill the worker in the middle and start it again: recorded steps and calls are not repeated.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ INVOICES = {"2026-10": [120, 80, 50]}
 
 
 async def month_end(work: Work, given: dict[str, Any]) -> dict[str, Any]:
-    """Adds up a month, writes it into the books once, and says so."""
+    """Adds up a month, writes the total into the books once, and reports it."""
     total = await work.step("add up", add_up, given["month"])
     try:
-        # UNSAFE: never made twice. What must not happen twice belongs into such a call, not into a step.
+        # UNSAFE: never made twice. An effect that must not happen twice belongs in such a call, not in a step.
         await work.call_tool("append_record_unsafe", {"file": given["books"], "line": f"{given['month']} {total}"})
     except ToolFailed as failed:
         return {"total": total, "booked": False, "why": failed.outcome.content}
-    # A step is made at least once: a worker may die between its effect and its record. The key tells a repeat.
+    # A step runs at least once: a worker may die between its effect and its record. The key identifies a repeat.
     await work.step("tell", tell, work.task_id, total)
     return {"total": total, "booked": True}
 
 
 def add_up(month: str) -> int:
-    """A plain function runs in a thread."""
+    """Returns the sum of a month's invoices. A plain function runs in a thread."""
     try:
         return sum(INVOICES[month])
     except KeyError:
@@ -39,7 +39,7 @@ def add_up(month: str) -> int:
 
 
 async def tell(task_id: str, total: int) -> str:
-    """A coroutine runs in the worker's loop."""
+    """Reports the booking. A coroutine runs in the worker's event loop."""
     await asyncio.sleep(0.1)
     return f"task {task_id} booked {total}"
 

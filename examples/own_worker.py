@@ -1,8 +1,8 @@
-"""A worker of your own, with an agent loop of your own, on the public contract alone: gRPC and generated stubs.
+"""A worker with its own agent loop, on the public contract alone: gRPC and generated stubs.
 
-Nothing else of Tenure is imported. Who writes a worker in Go or TypeScript generates the same stubs from
-`protos/tenure/v1` and does what is done here; "Rule 1" to "Rule 9", here and in `own_session.py`, are what it has to
-keep. Who breaks one that matters for safety is refused: a worker with a bug harms its own task, never a record.
+It imports nothing else of Tenure. A worker in Go or TypeScript generates the same stubs from `protos/tenure/v1` and
+does the same; it must keep "Rule 1" to "Rule 9", marked here and in `own_session.py`. The services refuse a worker that
+breaks a rule of safety: a worker with a bug harms its own task, never a record.
 
     tenure dev                                                     in another terminal
     python examples/own_worker.py --queue orders
@@ -42,7 +42,7 @@ CALL_SECONDS: Final = 10.0
 TOOL_SECONDS: Final = 60.0
 TRIES: Final = 8
 TRY_AGAIN: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED)
-# Several replicas behind one channel: a call goes to one that lives; pings notice one that is frozen.
+# Several replicas behind one channel: a call goes to a live replica; pings detect a frozen replica.
 CHANNEL: Final = [
     ("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}'),
     ("grpc.keepalive_time_ms", 5000),
@@ -54,34 +54,33 @@ CHANNEL: Final = [
 
 
 def next_move(point: Point) -> ledger_pb2.ToolIntent | str:
-    """The agent: the next tool call, or the final answer. Here every line of the goal is written down, one a step.
+    """Returns the agent's next tool call, or its final answer. This agent writes each line of the goal, one per step.
 
-    Yours may ask a model, of whatever provider; after a crash it goes on from the history that was committed. To have
-    Tenure keep the budget, ask for tokens first (Commit with `reserve`), then commit an `assistant_message` with the
-    usage.
+    Your agent may call a model of any provider; after a crash it continues from the committed history. To let Tenure
+    keep the budget, first reserve tokens (Commit with `reserve`), then commit an `assistant_message` with the usage.
     """
     order = json.loads(point.goal)
     done = len(point.outcomes)
     if done == len(order["lines"]):
         return f"{done} lines are written."
     arguments = {"file": order["file"], "line": order["lines"][done], "delay_ms": order.get("delay_ms", 0)}
-    # Rule 4. "<step>.<index>" is the call's name for ever: the tool service runs each name at most once.
+    # Rule 4. "<step>.<index>" names the call for ever: the tool service runs each name at most once.
     call_id = f"{done + 1}.0"
     return ledger_pb2.ToolIntent(call_id=call_id, tool="append_record_unsafe", arguments_json=json.dumps(arguments))
 
 
 @dataclass
 class Point:
-    """Where a task stands: its ledger, folded. Who resumes it folds the same entries and goes on from here."""
+    """The resume point of a task: its ledger, folded. Every owner folds the same entries and continues from here."""
 
     goal: str = ""
     sequence: int = 0
     intents: dict[str, ledger_pb2.ToolIntent] = field(default_factory=dict)
     outcomes: dict[str, tool_pb2.Outcome] = field(default_factory=dict)
-    words: dict[str, tool_pb2.CallResolution] = field(default_factory=dict)
+    resolutions: dict[str, tool_pb2.CallResolution] = field(default_factory=dict)
 
     def apply(self, body: ledger_pb2.EntryBody, actor: str = "") -> None:
-        """Facts this loop has no use for are passed over: a newer version may write kinds it does not know."""
+        """Applies one entry. Ignores kinds that this loop does not use: a newer version may write unknown kinds."""
         match body.WhichOneof("body"):
             case "submitted":
                 self.goal = body.submitted.spec.goal
@@ -90,13 +89,13 @@ class Point:
             case "tool_outcome":
                 self.outcomes[body.tool_outcome.call_id] = body.tool_outcome.outcome
             case "operator_request" if body.operator_request.HasField("resolve_call"):
-                word, why = body.operator_request.resolve_call, body.operator_request.reason
-                self.words[word.call_id] = tool_pb2.CallResolution(
-                    call_attempt=word.call_attempt, decision=word.decision, reason=why, actor=actor
+                request, reason = body.operator_request.resolve_call, body.operator_request.reason
+                self.resolutions[request.call_id] = tool_pb2.CallResolution(
+                    call_attempt=request.call_attempt, decision=request.decision, reason=reason, actor=actor
                 )
 
     def open_intents(self) -> list[ledger_pb2.ToolIntent]:
-        """Announced, without outcome: an owner before us may have made these calls, or not."""
+        """Returns the intents without an outcome: an earlier owner may or may not have made these calls."""
         return [intent for call_id, intent in self.intents.items() if call_id not in self.outcomes]
 
 
@@ -108,29 +107,30 @@ class TaskRun:
         self.point, self.next_commit_number = Point(), 1
 
     async def run(self) -> None:
-        """Returns when the task was left. Raises the refusal that ends our work on it."""
+        """Returns when the task has left this worker. Raises the refusal that ends the work on it."""
         await again(self.open)
         while True:
             for intent in self.point.open_intents():
                 outcome = await again(partial(self.execute, intent))
                 if outcome.status == tool_pb2.OUTCOME_STATUS_IN_DOUBT and outcome.detail != "ABANDONED":
-                    # The intent stays open: a person says what became of this attempt, and who opens the task then
-                    # executes the call again with that word.
+                    # The intent stays open: a person resolves this call attempt, and the next owner executes the call
+                    # again with the resolution.
                     doubt = tool_pb2.CallInDoubt(call_id=intent.call_id, call_attempt=outcome.call_attempt)
                     return await self.leave(task_pb2.TASK_STATE_WAITING_USER, "TOOL_IN_DOUBT", calls_in_doubt=[doubt])
                 await self.commit(tool_outcome=ledger_pb2.ToolOutcome(call_id=intent.call_id, outcome=outcome))
-            # Rule 9. An ending needs an outcome for every open intent; between two steps none is open. A loop that ends
-            # a task in the middle of one calls Fence(close), and commits what that says of each call with the end.
-            if self.held.cancelled:  # who takes longer than a second is overtaken, and hears STALE_EPOCH
+            # Rule 9. A close-out needs an outcome for every open intent; between two steps no intent is open. A loop
+            # that ends a task within a step calls Fence(close), and commits the outcomes in its answer with the end.
+            if self.held.cancelled:  # after a second a coordinator ends the task, and this worker gets STALE_EPOCH
                 return await self.leave(task_pb2.TASK_STATE_CANCELLED, "CANCEL_REQUESTED")
             move = next_move(self.point)
             if isinstance(move, str):
                 return await self.leave(task_pb2.TASK_STATE_SUCCEEDED, "FINAL_ANSWER", result=move)
-            await self.commit(tool_intent=move)  # Rule 5. Durable before anything is done.
+            await self.commit(tool_intent=move)  # Rule 5. The intent is durable before the call.
 
     async def open(self) -> None:
-        """Rule 6. Open raises the ledger's fence and reads the history in one transaction: every claim before ours is
-        refused from now on. Under the same claim it may be repeated.
+        """Rule 6. Raises the ledger's fence and reads the history in one transaction.
+
+        From now on the ledger refuses every earlier claim. Open may be repeated under the same claim.
         """
         self.point = Point()
         async for part in self.worker.ledger.Open(ledger_pb.OpenRequest(token=self.held.token), timeout=CALL_SECONDS):
@@ -142,8 +142,9 @@ class TaskRun:
                 self.point.sequence = self.held.progress.sequence = entry.sequence
 
     async def commit(self, transition: ledger_pb.Transition | None = None, **fact: Any) -> None:
-        """Rule 7. Commit numbers run 1, 2, 3 … within a claim. After a lost answer the very same request is sent again:
-        it is recognised by its commit_id and answered, not written twice.
+        """Rule 7. Commit numbers are 1, 2, 3 … within a claim. After a lost answer, sends the very same request again.
+
+        The ledger recognises the commit_id and repeats its answer; it writes nothing twice.
         """
         bodies = [ledger_pb2.EntryBody(**fact)] if fact else []
         request = ledger_pb.CommitRequest(
@@ -156,18 +157,20 @@ class TaskRun:
         )
         response = await again(lambda: self.worker.ledger.Commit(request, timeout=CALL_SECONDS))
         self.next_commit_number += 1
-        for body in (*(entry.body for entry in response.foreign_entries), *bodies):  # others' facts came before ours
+        for body in (*(entry.body for entry in response.foreign_entries), *bodies):  # external entries precede our own
             self.point.apply(body)
         self.point.sequence = self.held.progress.sequence = response.sequence
         self.held.cancelled = self.held.cancelled or response.cancel_requested
 
     async def leave(self, state: task_pb2.TaskState.ValueType, reason: str, **more: Any) -> None:
-        """A move out of RUNNING; afterwards the claim holds nothing."""
+        """Commits a transition out of RUNNING; afterwards the claim holds no task."""
         await self.commit(ledger_pb.Transition(to_state=state, reason=reason, **more))
 
     async def execute(self, intent: ledger_pb2.ToolIntent) -> tool_pb2.Outcome:
-        """Rule 8. Execute is repeated until there is an outcome: a call that runs is joined, one that has ended is
-        answered from its record, whoever made it and at whichever replica.
+        """Rule 8. Returns the outcome of the call; the caller repeats Execute until there is one.
+
+        The tool service joins a running call and answers an ended call from its record, whichever owner made the call
+        and whichever replica runs it.
         """
         await self.worker.session.trusted()
         request = tools_pb.ExecuteRequest(
@@ -175,7 +178,7 @@ class TaskRun:
             call_id=intent.call_id,
             tool=intent.tool,
             arguments_json=intent.arguments_json,
-            resolution=self.point.words.get(intent.call_id),
+            resolution=self.point.resolutions.get(intent.call_id),
         )
         async for event in self.worker.tools.Execute(request, timeout=TOOL_SECONDS):
             self.held.progress.tool_signs += 1
@@ -185,7 +188,7 @@ class TaskRun:
 
 
 class Worker:
-    """The session, and each task it brings in a coroutine of its own."""
+    """The session, and one coroutine for each granted task."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.ledger: Any = CheckpointServiceStub(channel(options.checkpoints))
@@ -199,15 +202,15 @@ class Worker:
         held.work = asyncio.create_task(self.work(held))
 
     async def work(self, held: Held) -> None:
-        """From the grant to the moment it is given back, with the reason."""
+        """Runs a granted task, and releases its claim with the reason."""
         task_id, reason = held.grant.task_id, "WORKER_CRASHED"
         print(f"{task_id} begun", flush=True)
         try:
             await TaskRun(self, held).run()
             reason = "CLOSED"
         except grpc.aio.AioRpcError as error:
-            # STALE_EPOCH: another owner has the task. Drop it, and never take an epoch from the error. After anything
-            # else, SEQUENCE_CONFLICT too, it is let go: who claims it next folds the ledger anew.
+            # STALE_EPOCH: another owner has the task. Drop it, and never take an epoch from the error. After any other
+            # refusal, also SEQUENCE_CONFLICT, release the claim: the next owner folds the ledger again.
             refusal = reason_of(error)
             reason = {"STALE_EPOCH": "FENCED", "WRONG_STATE": "CLOSED"}.get(refusal, "WORKER_HALTED")
             print(f"{task_id} dropped: {refusal or error.code().name}", flush=True)
@@ -217,7 +220,7 @@ class Worker:
 
 
 async def again(call: Callable[[], Awaitable[T]]) -> T:
-    """Repeats what may be repeated, as all calls here may, for a while. Refusals are raised at once."""
+    """Repeats a call until it succeeds, at most TRIES times: all calls here may be repeated. Raises refusals."""
     for tried in range(1, TRIES + 1):
         try:
             return await call()
@@ -229,19 +232,19 @@ async def again(call: Callable[[], Awaitable[T]]) -> T:
 
 
 def reason_of(error: grpc.aio.AioRpcError) -> str:
-    """Why, for machines: every refusal carries a google.rpc.ErrorInfo."""
+    """Returns the reason code of a refusal, or "". Every refusal carries a google.rpc.ErrorInfo."""
     status = rpc_status.from_call(error)
     info = error_details_pb2.ErrorInfo()
     return str(next((info.reason for detail in (status.details if status else ()) if detail.Unpack(info)), ""))
 
 
 def step_of(body: ledger_pb2.EntryBody) -> int:
-    """It is in the name of the call."""
+    """Returns the step, which is part of the call id."""
     return int((body.tool_intent.call_id or body.tool_outcome.call_id).partition(".")[0])
 
 
 def channel(addresses: str) -> grpc.aio.Channel:
-    """To all replicas of a service: `ip:port,ip:port`, or one name that resolves to all of them."""
+    """Opens a channel to all replicas of a service: `ip:port,ip:port`, or one name that resolves to all of them."""
     return grpc.aio.insecure_channel(f"ipv4:{addresses}" if "," in addresses else addresses, options=CHANNEL)
 
 

@@ -1,4 +1,4 @@
-// Verifies a fencing token with nothing but Node's own crypto: a sketch for guards in languages that we have no client for.
+// Verifies a fencing token with Node's own crypto only: a sketch for fences in languages without a Tenure client.
 // docs/tokens.md explains each step. A program with a protobuf library reads tenure/v1/token.proto instead of decoding here.
 //
 //   tenure --json leases keys > keys.jsonl
@@ -9,7 +9,7 @@ import crypto from "node:crypto";
 import fs from "node:fs";
 import { pathToFileURL } from "node:url";
 
-// The fields of a protobuf message by number; the last one of each counts. Varints are BigInts: an epoch needs 63 bits.
+// Returns the fields of a protobuf message by number; the last value of a field counts. Varints are BigInts: an epoch needs 63 bits.
 function decode(bytes) {
   const fields = new Map();
   let at = 0;
@@ -37,24 +37,24 @@ function decode(bytes) {
 
 const text = (bytes) => (bytes ?? Buffer.alloc(0)).toString("utf8");
 
-// What the token says, once its signature is found good and it is for this resource of this tenant.
+// Returns the claims of a token after checking its signature, resource and tenant.
 export function verify(token, keys, resource, tenant) {
   const outer = decode(token); // FencingToken: 1 claims, 2 key_id, 3 signature
   const parts = { claims: outer.get(1), keyId: text(outer.get(2)), signature: outer.get(3) };
   return verifyParts(parts, keys, resource, tenant);
 }
 
-// The same for a token that a protobuf library has taken apart.
+// Does the same for a token that a protobuf library has parsed.
 export function verifyParts({ claims, keyId, signature }, keys, resource, tenant) {
   const known = keys.find((key) => key.key_id === keyId);
   if (!claims || !signature || !known) throw new Error("INVALID_TOKEN: signed with an unknown key");
   const x = Buffer.from(known.public_key, "base64").toString("base64url");
   const publicKey = crypto.createPublicKey({ key: { kty: "OKP", crv: "Ed25519", x }, format: "jwk" });
-  // The exact bytes are signed: verify before decoding, and never encode them anew.
+  // The signature is over the exact bytes: verify before decoding, and never encode them again.
   if (!crypto.verify(null, claims, publicKey, signature)) throw new Error("INVALID_TOKEN: the signature does not fit");
-  const said = decode(claims); // TokenClaims: 1 resource, 2 tenant, 3 epoch, 4 claim_id, 5 holder
-  if (text(said.get(1)) !== resource || text(said.get(2)) !== tenant) throw new Error("WRONG_RESOURCE");
-  return { epoch: said.get(3) ?? 0n, claimId: text(said.get(4)), holder: text(said.get(5)) };
+  const decoded = decode(claims); // TokenClaims: 1 resource, 2 tenant, 3 epoch, 4 claim_id, 5 holder
+  if (text(decoded.get(1)) !== resource || text(decoded.get(2)) !== tenant) throw new Error("WRONG_RESOURCE");
+  return { epoch: decoded.get(3) ?? 0n, claimId: text(decoded.get(4)), holder: text(decoded.get(5)) };
 }
 
 if (import.meta.url === pathToFileURL(process.argv[1]).href) {

@@ -1,11 +1,11 @@
-"""A backend that keeps a table of its own and lets only the holder of a Tenure lease write to it.
+"""A backend with its own table that lets only the holder of a Tenure lease write to it.
 
 fenced_table.py HOLDER --gateway 127.0.0.1:8470 --dsn postgresql://…      then lines like `bolts 40` on standard input
 
-The lease says who may try. The guard, `FencedTable.write`, says whose writes count: it compares the epoch in the token
-with the highest one that ever wrote, under the row lock that the write holds too. So a holder that was paused, woke up
-after its lease had gone to another, and only now sends its write, is refused. Its own checks could not have helped: it
-may be paused after any of them.
+The lease decides who may try. The fence, `FencedTable.write`, decides whose writes count: it compares the epoch in the
+token with the highest epoch that ever wrote, under the row lock that the write holds too. So it refuses a holder that
+was paused, wakes after its lease went to another holder, and only then sends its write. The holder's own checks cannot
+prevent that: it may be paused after any of them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from tenure.v1.token_pb2 import FencingToken
 
 RESOURCE = "tables/stock"
 
-# Raises the fence, or finds itself there, or gives no row. Either way the row stays locked until the transaction ends,
-# so no other epoch can come in between the comparison and the write.
+# Raises the fence, or finds its own epoch there, or returns no row. In each case the row stays locked until the
+# transaction ends, so no other epoch can come between the comparison and the write.
 RAISE_FENCE = """
 insert into fences as f (resource, epoch, claim_id) values (%(resource)s, %(epoch)s, %(claim_id)s)
 on conflict (resource) do update set epoch = excluded.epoch, claim_id = excluded.claim_id
@@ -40,13 +40,13 @@ on conflict (item) do update set amount = excluded.amount
 
 
 class FencedTable:
-    """The guard. It could be a service of its own: it takes nobody's word but the token's."""
+    """The table with its fence. It could be a separate service: it trusts only the token."""
 
     def __init__(self, dsn: str, verifier: TokenVerifier) -> None:
         self._dsn, self._verifier = dsn, verifier
 
     async def write(self, token: FencingToken, item: str, amount: int) -> None:
-        """Durable when it returns. Raises StaleEpoch when a newer holder was here, Unauthenticated for a forgery."""
+        """Writes a row durably. Raises StaleEpoch after a newer holder's write, and Unauthenticated for a forgery."""
         claims = await self._verifier.verify(token, resource=f"leases/{RESOURCE}")
         fence = {"resource": RESOURCE, "epoch": claims.epoch, "claim_id": claims.claim_id}
         async with await psycopg.AsyncConnection.connect(self._dsn) as postgres, postgres.transaction():
@@ -56,12 +56,12 @@ class FencedTable:
 
 
 async def serve(holder: str, gateway: str, dsn: str, ttl_seconds: float, wait_seconds: float) -> None:
-    """Hold the lease and write what is asked on standard input; a line of JSON for each."""
+    """Holds the lease and writes the lines of standard input; prints one line of JSON per write."""
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as postgres:
         await postgres.execute(Path(__file__).with_name("schema.sql").read_bytes())
     async with Client(gateway) as tenure:
         table = FencedTable(dsn, TokenVerifier(tenure.leases))
-        # cancel_on_loss is off to show the worst: a holder that does not notice what happened to it.
+        # cancel_on_loss is off to show the worst case: a holder that does not notice the loss of its lease.
         holding = tenure.lease(
             RESOURCE, holder=holder, ttl_seconds=ttl_seconds, wait_seconds=wait_seconds, cancel_on_loss=False
         )
@@ -84,7 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("holder")
     parser.add_argument("--gateway", default="127.0.0.1:8470")
-    parser.add_argument("--dsn", required=True, help="a Postgres database in which two tables may be made")
+    parser.add_argument("--dsn", required=True, help="a Postgres database in which two tables may be created")
     parser.add_argument("--ttl", type=float, default=5.0)
     parser.add_argument("--wait", type=float, default=60.0, help="how long to wait for another holder")
     options = parser.parse_args()

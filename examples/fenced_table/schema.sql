@@ -1,4 +1,4 @@
--- The data, and beside it the highest epoch that ever wrote to it. One row of `fences` for each leased resource.
+-- The data, and the highest epoch that ever wrote to it. `fences` has one row for each leased resource.
 create table if not exists stock (
   item   text primary key,
   amount int  not null

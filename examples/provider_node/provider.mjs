@@ -3,7 +3,7 @@
 //   node provider.mjs [--listen 127.0.0.1:8490] [--database stock.db] [--protos ../../protos] [--keys keys.jsonl]
 //                     [--answer-after-ms 0]
 //
-// With --keys it takes nobody's word: epoch, task and tenant are those of the signed token, see ../verify_token.mjs.
+// With --keys it trusts only the signed token: epoch, task and tenant come from the token, see ../verify_token.mjs.
 
 import fs from "node:fs";
 import { fileURLToPath } from "node:url";
@@ -45,16 +45,16 @@ const TOOLS = [
 ];
 const RUN = { read_stock: "read", count_stock: "count", move_stock: "move", ship: "ship" };
 
-// Whose call it is. BigInts: an epoch needs more bits than a double has.
+// Returns the claim of a call. An epoch is a BigInt: it needs more bits than a double has.
 function claimOf(request) {
   const claim = { task: request.task_id, epoch: BigInt(request.epoch), key: request.idempotency_key };
   if (!options.keys) return claim;
   if (!request.token) throw new Error("INVALID_TOKEN: the call has none");
-  // Read each time, for keys are rotated; a provider with more to do keeps them, and reads again for a key_id it lacks.
+  // Reads the keys each time, because keys are rotated. A busy provider caches them, and reads again for an unknown key_id.
   const keys = fs.readFileSync(options.keys, "utf8").trim().split("\n").map((line) => JSON.parse(line));
   const { claims, key_id: keyId, signature } = request.token;
-  const said = verifyParts({ claims, keyId, signature }, keys, `tasks/${claim.task}`, request.tenant);
-  return { ...claim, epoch: said.epoch };
+  const verified = verifyParts({ claims, keyId, signature }, keys, `tasks/${claim.task}`, request.tenant);
+  return { ...claim, epoch: verified.epoch };
 }
 
 function callTool(call) {
@@ -73,7 +73,7 @@ function callTool(call) {
     } else outcome = { status: "PROVIDER_STATUS_FAILED", content: `Nothing was written: ${error.message}` };
   }
   console.log(JSON.stringify({ tool: request.tool, key: request.idempotency_key, epoch: request.epoch, ...outcome }));
-  // Written, and not yet told: killed in here, it leaves the tool service in the dark.
+  // The write is done and the answer is not sent: if killed here, the tool service cannot know whether the call happened.
   setTimeout(() => {
     if (call.cancelled) return;
     call.write({ outcome });

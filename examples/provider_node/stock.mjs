@@ -1,4 +1,4 @@
-// A table that fences its own writes: what makes a late, repeated or overtaken call harmless is in here, in SQL.
+// A table that fences its own writes: this SQL makes a late, repeated or stale call harmless.
 
 import { DatabaseSync } from "node:sqlite";
 
@@ -9,8 +9,8 @@ const SCHEMA = `
   create table if not exists shipments (id integer primary key, epoch integer not null, item text, quantity integer);
 `;
 
-// Raises the task's fence, or finds itself there, or gives no row. It stays locked until the transaction ends, so no other
-// epoch can come in between the comparison and the write.
+// Raises the task's fence, or finds its own epoch there, or returns no row. The database stays locked until the transaction
+// ends, so no other epoch can come between the comparison and the write.
 const RAISE_FENCE = `
   insert into fences as f (task, epoch) values (?, ?)
   on conflict (task) do update set epoch = excluded.epoch where f.epoch <= excluded.epoch
@@ -26,7 +26,7 @@ export class Stock {
     this.db.exec(SCHEMA);
   }
 
-  // KEYED: the key is in the same transaction as the move, so a repetition finds it and gets the first answer.
+  // KEYED: the key is written in the same transaction as the move, so a repeat finds it and gets the first answer.
   move({ task, epoch, key }, { item, delta }) {
     return this.#fenced(task, epoch, () => {
       const known = this.db.prepare("select answer from moves where idempotency_key = ?").get(key);
@@ -40,7 +40,7 @@ export class Stock {
     });
   }
 
-  // IDEMPOTENT: the same again comes to the same. The fence keeps an overtaken call from undoing a later one.
+  // IDEMPOTENT: a repeat has the same result. The fence keeps a stale call from undoing a later call.
   count({ task, epoch }, { item, amount }) {
     return this.#fenced(task, epoch, () => {
       this.db.prepare("insert into stock values (?, ?) on conflict do update set amount = excluded.amount").run(item, amount);
@@ -48,7 +48,7 @@ export class Stock {
     });
   }
 
-  // UNSAFE: the lorry leaves each time. The fence holds here, too; a repetition under the same claim would not be noticed.
+  // UNSAFE: each call ships again. The fence applies here too, but a repeat under the same claim would not be noticed.
   ship({ task, epoch }, { item, quantity }) {
     return this.#fenced(task, epoch, () => {
       this.db.prepare("insert into shipments (epoch, item, quantity) values (?, ?, ?)").run(epoch, item, quantity);
