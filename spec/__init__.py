@@ -1,1 +1,1 @@
-"""The protocol as models that a machine searches; see README.md."""
+"""Models of the ownership protocol, searched exhaustively; see README.md."""

@@ -1,8 +1,8 @@
-"""Check the specification: every configuration of the matrix, exhaustively within its bounds.
+"""Checks the specification: searches every configuration of the matrix exhaustively within its bounds.
 
     python -m spec            the small matrix
-    python -m spec --large    and the large one
-    python -m spec --only m_record --trace     one of them, with its trace
+    python -m spec --large    also the large matrix
+    python -m spec --only m_record --trace     one configuration, with its trace
 
 Needs spin and a C compiler. Exit status 1 when a verdict is not the expected one, or a search did not end.
 """
@@ -31,7 +31,7 @@ _NOISE: Final = re.compile(r"^\s*(spin:|#processes|\d+ processes)")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a search came to. `got`: HOLDS, BREAKS, or why neither is known."""
+    """The result of a search. `got`: HOLDS, BREAKS, or why the search reached neither."""
 
     configuration: Configuration
     got: str
@@ -45,12 +45,12 @@ class Verdict:
 
 
 def missing_tools() -> list[str]:
-    """What has to be installed first."""
+    """Returns the required programs that are not installed."""
     return [tool for tool in ("spin", "gcc") if shutil.which(tool) is None]
 
 
 def advice() -> str:
-    """How to have what is missing, in one sentence. Empty: nothing is missing."""
+    """Returns one sentence on how to install the missing programs, or ""."""
     missing = missing_tools()
     if not missing:
         return ""
@@ -59,15 +59,15 @@ def advice() -> str:
 
 
 def check(configuration: Configuration) -> Verdict:
-    """Search all states of one configuration."""
+    """Searches all states of one configuration."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tenure-spec-") as folder:
         return _check(configuration, Path(folder), began)
 
 
 def _check(configuration: Configuration, folder: Path, began: float) -> Verdict:
-    model = Path(shutil.copy(HERE / configuration.model, folder))  # spin leaves its trace beside the model
-    # The last of two definitions of a flag counts, as the matrix means it.
+    model = Path(shutil.copy(HERE / configuration.model, folder))  # spin writes its trace beside the model
+    # The matrix overrides a flag by defining it again: the last definition counts.
     flags = [f"-D{name}={value}" for name, value in _last_values(configuration.flags).items()]
     _run(["spin", "-a", *flags, model.name], folder)
     _run(["gcc", _optimization(configuration), *_COMPILE, "-o", "pan", "pan.c"], folder)
@@ -82,7 +82,7 @@ def _check(configuration: Configuration, folder: Path, began: float) -> Verdict:
 
 
 def _optimization(configuration: Configuration) -> str:
-    """Where a trace is soon found, or there are few states, compiling well would take longer than searching."""
+    """Returns the compiler option. For short searches, optimized compilation would take longer than the search."""
     if configuration.expected == BREAKS:
         return "-O0"
     return "-O1" if configuration in SMALL else "-O2"
@@ -117,7 +117,7 @@ def _run(command: list[str], folder: Path, *, timeout: float = 120, check: bool 
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print a line for each configuration."""
+    """Runs the configurations and prints a line for each."""
     parser = argparse.ArgumentParser(description="Check the specification.")
     parser.add_argument("--large", action="store_true", help="the large matrix too")
     parser.add_argument("--only", metavar="NAME", help="one configuration")

@@ -1,18 +1,18 @@
 /*
- * epochs.pml: where epochs come from: an etcd that is put back to an earlier life while tokens, coordinators and the
- * ledger know nothing of it, and coordinators that may be stopped between any two of their steps.
+ * epochs.pml: the origin of epochs: an etcd that is restored to an earlier state unknown to tokens, coordinators and the
+ * ledger, and coordinators that may be stopped between any two of their steps.
  *
- * One task, NG claims, NR coordinators. Etcd is put back at most once (SAME: every earlier state of this etcd may come
- * back) or replaced by an empty one (EMPTY). Other tasks' claims move the revision too (NOISE).
+ * One task, NG claims, NR coordinators. Etcd is restored at most once (SAME: to any earlier state of this etcd) or
+ * replaced by an empty one (EMPTY). Other tasks' claims also raise the revision (NOISE).
  * An epoch is generation * G + create_revision; code: tenure/domain/fencing.py compose_epoch
  *
- * Mutations:  M_REGISTER    the token is signed without the ledger's word     M_COMPARE   registering compares no epoch
- *             M_CLAIM_ID    an equal epoch opens whatever its claim           M_GENERATION  claims compare no generation
- *             M_RAISE       what does not fit raises nothing          M_AGAIN     a raise that etcd has not followed yet is not finished
+ * Mutations:  M_REGISTER    the token is signed without a registered grant    M_COMPARE   registering compares no epoch
+ *             M_CLAIM_ID    an equal epoch opens with any claim               M_GENERATION  claims compare no generation
+ *             M_RAISE       a mismatch raises no generation           M_AGAIN     an incomplete raise is not finished
  * Properties: P_UNIQUE  no epoch is registered twice         P_GROW  epochs grow in the order of registration
  *             P_OLD     no token opens after a later one     P_TWO   two claims never open at one epoch
  *             P_ONCE    the loss of one etcd costs one generation, however many coordinators notice it
- *             P_LIVE    at rest somebody got the task, whatever etcd did: no person is needed
+ *             P_LIVE    at rest a claim got the task, whatever etcd did, without a person's help
  */
 #ifndef NG
 #define NG 4
@@ -100,7 +100,7 @@ proctype Coordinator() {
         d_step { if :: egen == seen -> rev++; egen = target; printf("etcd: generation %d\n", target) :: else fi; g = 0; e = 0; r = 0; seen = 0; target = 0 }
 #endif
      :: d_step { seen == g && g * G + r >= e -> doubt = 0; worked = g; e = 0; r = 0; seen = 0 };
-        /* what an older life left; code: services/coordinator/generation.py Generation._clear_older */
+        /* claims of an older generation; code: services/coordinator/generation.py Generation._clear_older */
         d_step { if :: key && key_gen < g -> key = 0; key_rev = 0; key_gen = 0; rev++ :: else fi }
      fi
   /* ---- claim: key absent, generation as settled -> put; code: services/coordinator/lease_store/claim_keys.py */
@@ -118,7 +118,7 @@ proctype Coordinator() {
 #endif
      fi;
      d_step { id = 0; e = 0 }
-  :: d_step { !doubt && egen != g -> doubt = 1 }      /* noticed within a second; code: Generation.watch_over */
+  :: d_step { !doubt && egen != g -> doubt = 1 }      /* detected within a second; code: Generation.watch_over */
   /* ---- a key whose claim is not the registered one; code: services/coordinator/claims/reconcile.py Reconciliation._delete_unworked */
   :: d_step { key && key != gclaim && id == 0 && nclaim < NG -> key = 0; key_rev = 0; key_gen = 0; rev++; printf("reconcile: an unregistered key is deleted\n") }
   od

@@ -1,8 +1,8 @@
-"""Which configurations are checked, and what has to come of each.
+"""The configurations to check, and the expected verdict of each.
 
-`HOLDS`: no reachable state breaks a property. `BREAKS`: a trace must be found that does: a guard was taken away, or the
-state asked for has to be reachable. A guard whose removal breaks nothing is listed too, so that it is known to be the
-second of two.
+`HOLDS`: no reachable state breaks a property. `BREAKS`: the search must find a trace that breaks one: a guard was
+removed, or the requested state must be reachable. A guard whose removal breaks nothing is listed too, to document that
+it is the second of two guards.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ HOLDS, BREAKS = "holds", "breaks"
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One exhaustive search. `flags`: without their -D."""
+    """One exhaustive search. `flags`: definitions without -D."""
 
     name: str
     model: str
@@ -90,7 +90,7 @@ SMALL: Final[tuple[Configuration, ...]] = (
     _sessions("m_revoke", "M_REVOKE", BREAKS),
     _sessions("m_announce", "M_ANNOUNCE", BREAKS),
 )
-"""Some two minutes of one core, half of them compiling."""
+"""About two minutes of one core, half of them for compilation."""
 
 LARGE: Final[tuple[Configuration, ...]] = (
     _task("everything", "P_ALL", HOLDS),
@@ -99,7 +99,7 @@ LARGE: Final[tuple[Configuration, ...]] = (
     _task("two_calls_one_unsafe", "P_ALL NE=2 NC=2 NCAN=0 UNSAFE_MASK=2", HOLDS),
     _task("four_owners", "P_ALL NE=4 NM=3 NX=0 NCAN=0", HOLDS),
     _task("all_comes_to_an_end", "P_LIVE PERFECT_FD=1 NM=6 NCAN=0", HOLDS),
-    # The second of two guards, each: the state is asked by whatever follows, and a closed fence lets nothing start.
+    # Each is the second of two guards: every later action checks the state, and nothing starts behind a closed fence.
     _mutation("M_OPEN_ANY", "", HOLDS),
     _mutation("M_CALL_OFF", "NX=0", HOLDS),
     _task("word_and_cancel", "P_ALL ND=1 NX=0", HOLDS),
@@ -116,9 +116,9 @@ LARGE: Final[tuple[Configuration, ...]] = (
     _mutation("M_LOST_ELSEWHERE", "ELSEWHERE_MASK=255 NE=2 NX=0 NCAN=0"),
     _epochs("more_claims", "P_ALL NG=4", HOLDS),
     _epochs("three_coordinators", "P_ALL NG=3 NR=3", HOLDS),
-    # The registered epoch alone keeps these: equal ones cannot be registered, and an older generation's neither.
+    # The registered epoch alone ensures these: the ledger refuses an equal epoch and one of an older generation.
     _epochs("m_claim_id", "P_ALL NG=3 M_CLAIM_ID", HOLDS),
     _epochs("m_generation", "P_ALL NG=3 M_GENERATION", HOLDS),
     _sessions("three_coordinators", "NR=3 NA=6", HOLDS),
 )
-"""Some ten minutes more, and up to 6 GB."""
+"""About ten more minutes, and up to 6 GB."""

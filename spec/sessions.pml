@@ -1,13 +1,15 @@
 /*
- * sessions.pml: who may end a worker's session: one session, several coordinators, a worker that moves between them.
+ * sessions.pml: which coordinator may end a worker's session: one session, several coordinators, a worker that moves
+ * between them.
  *
- * The session's key in etcd is put anew by each attachment, so its mod_revision names the attachment. A coordinator whose
- * stream broke ends the session only if the key is still the one that it put. Each may sleep between any two steps.
+ * Each attachment puts the session's key in etcd again, so the key's mod_revision names the attachment. A coordinator
+ * whose stream broke ends the session only if the key still has the revision of its own put. Each coordinator may sleep
+ * between any two steps.
  *
- * Mutations:  M_MOD       the key is deleted whoever put it last      M_REVOKE  the lease is revoked whatever became of the key
- *             M_ANNOUNCE  a stream that was sent away counts as broken
- * Properties: P_KEPT  nobody takes the claims of a worker that is attached     P_SENT  sent away, it keeps its session
- *             P_GONE  at rest the session of a dead worker is gone
+ * Mutations:  M_MOD       the key is deleted without comparison       M_REVOKE  the lease is revoked without the key's deletion
+ *             M_ANNOUNCE  a stream that the coordinator sent away counts as broken
+ * Properties: P_KEPT  an attached worker keeps its claims     P_SENT  a worker that is sent away keeps its session
+ *             P_GONE  at rest the session of a dead worker is deleted
  */
 #ifndef NA
 #define NA 4          /* attachments */
@@ -34,7 +36,7 @@ active proctype Worker() {
      if :: i = 1 :: i = NR fi;
      d_step { if :: alive && at == 0 && (!begun || key) -> mod++; key = mod; begun = 1; put[i] = mod; broken[i] = 0; sent[i] = 0; deleted[i] = 0; at = i; sent_from = 0;
                    printf("attached to %d, mod %d\n", i, mod) :: else fi; i = 0 }
-  /* SESSION_EXPIRED: it lets go of everything and begins a new session */
+  /* SESSION_EXPIRED: the worker drops all claims and begins a new session */
   :: d_step { alive && !lost && begun && at == 0 && !key ->
 #ifdef P_SENT
        assert(!sent_from);
@@ -74,7 +76,7 @@ proctype Coordinator(byte i) {
   od
 }
 
-/* Expiry: nobody renews for the worker */
+/* Expiry: no renewal arrives from the worker */
 active proctype Etcd() {
   do
   :: d_step { lease && begun && at == 0 && !sent_from && (!alive || mod == NA) -> lease = 0; key = 0; printf("the lease expires\n") }

@@ -1,44 +1,44 @@
 /*
- * task.pml: one task, from claim to close-out, as it is built. Claims, the ledger's door, the tools' fence, call
- * records, effects, endings.
+ * task.pml: one task, from claim to close-out, as the code implements it: claims, the ledger's fence, the tools' fence,
+ * call records, effects, close-outs.
  *
- * Every GRANT is a coroutine named by its epoch. A worker that was taken over and wakes up is an older coroutine that
+ * Every GRANT is a coroutine named by its epoch. A worker that lost its task and wakes up is an older coroutine that
  * is scheduled late, so NE epochs are up to NE owners alive at once, each of which may crash or sleep at any step.
  *
- * The network: what was sent can be delivered for ever, in any order, any number of times; any answer may be lost.
- * Deliveries that change nothing are left out, which makes the graph acyclic: "no bad final state" is liveness.
+ * The network: a message that was sent can be delivered for ever, in any order, any number of times; any answer may be
+ * lost. Deliveries that change nothing are left out, which makes the graph acyclic: "no bad final state" is liveness.
  *
- * `code:` names what an action stands for; a test looks the names up. Flags (-D):
+ * `code:` names the code that an action models; a test looks the names up. Flags (-D):
  *   NE epochs, NC calls, NM commits an epoch, NA attempts a call, NCAN cancels, NAB abandoned RPCs (then a re-Open under
- *   the same epoch), NX runner deaths, NW withdrawn starts, NY give-backs, ND words on calls in doubt, NDW=1: one of them
- *   may be mistaken, UNSAFE_MASK (bit c: call c must not be repeated), ELSEWHERE_MASK (bit c: call c's effect is that of
- *   somebody who is asked for it by a message), PERFECT_FD=1: a runner is judged dead only when it is (else at any time)
+ *   the same epoch), NX runner deaths, NW withdrawn starts, NY releases, ND resolutions of calls in doubt, NDW=1: one of
+ *   them may be wrong, UNSAFE_MASK (bit c: call c must not be repeated), ELSEWHERE_MASK (bit c: another party causes the
+ *   effect of call c after a message), PERFECT_FD=1: a runner is declared dead only when it is dead (else at any time)
  * Mutations, each removing one guard:
  *   M_WRITE_FENCE  Commit does not compare the claim     M_OPEN_FENCE   Open reads, the first write raises the fence
  *   M_NUMBER       Commit does not compare its number    M_ADOPT        SEQUENCE_CONFLICT: the worker adopts the number
- *   M_REOPEN       the same claim opens whatever state   M_OPEN_ANY     Open of a task that is neither queued nor running
+ *   M_REOPEN       the same claim opens in any state     M_OPEN_ANY     Open of a task that is neither queued nor running
  *   M_TOOL_FENCE   the tools keep no fence               M_CLOSE_EQUAL  a closed fence lets its own epoch in
- *   M_RECORD       every Execute runs                    M_STARTED      the effect needs no mark
+ *   M_RECORD       every Execute runs                    M_STARTED      the effect needs no STARTED mark
  *   M_START_ANY    the mark compares neither fence nor attempt   M_CALL_OFF  closing leaves ACCEPTED calls as they are
- *   M_BEGUN        a repeat that is called off is told as NOT_RUN, whatever the attempt before it did
+ *   M_BEGUN        a repeat that is called off is recorded as NOT_RUN, whatever the previous attempt did
  *   M_INTENT       Execute before the intent is acknowledged     M_END_UNFENCED  an ending does not close the fence
- *   M_DOUBT        UNSAFE calls are run again            M_REQUEUE_BLIND  RequeueLost does not name the claim it saw
- *   M_NO_PROOF     "it did not happen" is taken though nobody says that its runner is gone
- *   M_LATE_PROOF   likewise with a proof that came only after it was said
- *   M_SAME_ATTEMPT what was decided on a call in doubt gives it no new attempt number
- *   M_ANY_ATTEMPT  a word is taken for another attempt than it was said of
- *   M_PROOF_ELSEWHERE  that the runner is gone is taken for a proof that nothing goes on elsewhere
- *   M_STOPPED_ELSEWHERE  what was sent and is stopped here is told as not done
+ *   M_DOUBT        UNSAFE calls are run again            M_REQUEUE_BLIND  RequeueLost does not name the lost claim
+ *   M_NO_PROOF     "did not happen" is accepted without a proof or a statement that the runner is gone
+ *   M_LATE_PROOF   the same with a proof that exists only after the resolution
+ *   M_SAME_ATTEMPT a carried-out resolution gives the call no new attempt number
+ *   M_ANY_ATTEMPT  a resolution is applied to another attempt than the one that it names
+ *   M_PROOF_ELSEWHERE  a runner that is gone counts as proof that nothing continues elsewhere
+ *   M_STOPPED_ELSEWHERE  a call that was sent and is stopped here is recorded as not done
  *   M_LOST_ELSEWHERE  an UNSAFE call whose answer is lost is sent again
  * Properties, asserted where they are broken:
- *   P_ONCE    at most one effect of an UNSAFE call, unless a person said by mistake that its runner was gone
- *   P_WORD    once a call in doubt is decided on, its old runner neither marks it nor records an outcome
+ *   P_ONCE    at most one effect of an UNSAFE call, unless a person stated wrongly that its runner was gone
+ *   P_WORD    after a resolution was carried out, the old runner neither marks the call nor records an outcome
  *   P_INTENT  no effect without its committed intent
- *   P_FENCE   no write below an opened epoch             P_FORK    a write's author had seen all writes before it
- *   P_TERM    one end only, with an outcome for each intent        P_ACK  what was acknowledged is in the ledger
- *   P_TRUTH   a call the ledger calls NOT_RUN never has an effect
+ *   P_FENCE   no write below an opened epoch             P_FORK    a write's author knows all earlier writes
+ *   P_TERM    one end only, with an outcome for each intent        P_ACK  acknowledged writes are in the ledger
+ *   P_TRUTH   a call that the ledger records as NOT_RUN never has an effect
  *   P_END     after the end no Execute is accepted and no call is marked STARTED
- *   P_OWNER   a requeue never takes the task from an owner whose claim stands
+ *   P_OWNER   a requeue never takes the task from an owner with a live claim
  *   P_LIVE    at rest: ended, or waiting over a call in doubt
  *   P_REACH=n violated if that final state is reachable: the model is not vacuous
  */
@@ -112,12 +112,12 @@
 #define R_FINISHED 3
 #define R_NOT_RUN  4
 #define R_DOUBT    5
-/* a person's word on a call in doubt; code: tenure/domain/in_doubt.py Happened DidNotHappen Abandon */
+/* a person's resolution of a call in doubt; code: tenure/domain/in_doubt.py Happened DidNotHappen Abandon */
 #define W_NONE   0
-#define W_SETTLE 1    /* happened, or given up */
-#define W_AGAIN  2    /* did not happen, and the runner was gone when it was said */
-#define W_EARLY  3    /* did not happen, and nobody knows of the runner */
-/* what a commit carries */
+#define W_SETTLE 1    /* happened, or abandoned */
+#define W_AGAIN  2    /* did not happen, and the runner was gone at the time of the resolution */
+#define W_EARLY  3    /* did not happen, and it is unknown whether the runner is gone */
+/* the contents of a commit */
 #define K_INTENT  0   /* an assistant message with its intents: one, or several to run at once */
 #define K_OUTCOME 1   /* the outcomes known so far */
 #define K_SUCCEED 2
@@ -125,7 +125,7 @@
 #define K_YIELD   4   /* back to the queue: drained, halted */
 #define K_END     5   /* FAILED, an outcome for each open intent in the same commit */
 #define K_CANCEL  6   /* CANCELLED, likewise */
-/* where a grant's coroutine stands */
+/* the state of a grant's coroutine */
 #define P0      0
 #define CLAIMED 1     /* its key is in etcd; not registered */
 #define GRANTED 2     /* registered, the token signed; must Open */
@@ -134,33 +134,33 @@
 #define CALLS   5     /* intents acknowledged, Executes under way */
 #define CLOSED  6     /* tools.Fence(close) answered, the end to be committed */
 #define DEAD    7
-/* a runner's attempt at a call */
+/* the state of a runner's call attempt */
 #define A_NONE   0
-#define A_ACCEPT 1    /* handed the call, not marked */
+#define A_ACCEPT 1    /* accepted, not marked */
 #define A_MARK   2    /* marked STARTED, the effect not begun */
-#define A_DONE   3    /* the effect is in the world, the outcome not recorded */
-#define A_SENT   4    /* somebody elsewhere was asked for the effect, the answer is awaited */
+#define A_DONE   3    /* the effect has happened, the outcome is not recorded */
+#define A_SENT   4    /* the request for an effect elsewhere was sent, the answer is awaited */
 
 byte rev, holder;                       /* etcd: the newest claim's epoch; the epoch in the claim key, 0: none */
-bit  gone[NE+1];                        /* the key of that claim is known to be gone */
+bit  gone[NE+1];                        /* a coordinator knows that the claim's key is deleted */
 byte st, opened, granted, number, seq;  /* the task's row; code: tenure/domain/admission.py FenceRow */
 bit  holds, cancel;                     /* cancel: a pending ending; code: tenure/domain/close_out.py PendingEnding */
 byte last_k, intents, done, notrun;
 byte app[NE+1];                         /* ghost: which commits of an epoch were applied */
 byte tfence; bit closed;                /* tools; code: services/tools/calls/accept_rules.py ToolFenceRow */
 byte rec[NC+1], att[NC+1], rep[NC+1];   /* a call's record: state, attempt, the epoch that authorised it */
-bit  begun[NC+1];                       /* an attempt that was given up may have had its effect */
+bit  begun[NC+1];                       /* an abandoned attempt may have had its effect */
 byte runner[(NC+1)*(NA+1)];             /* runners, by call and attempt */
-byte away[(NC+1)*(NA+1)];               /* requests that are on their way, or worked on elsewhere, whoever still waits */
+byte away[(NC+1)*(NA+1)];               /* requests on their way, or in work elsewhere, even if no runner waits */
 byte sent_x[NE+1];                      /* Executes in flight, bit by call */
 byte pc[NE+1], view[NE+1], num[NE+1], nm[NE+1], todo[NE+1], got[NE+1], gnot[NE+1], gdoubt[NE+1];
 bit  ender[NE+1];                       /* a coordinator's claim, made to end the task */
 byte mnum[(NE+1)*NM], mkind[(NE+1)*NM], mmask[(NE+1)*NM], mnot[(NE+1)*NM], mview[(NE+1)*NM];
 byte ncall, ncan, nab, nx, nw, ny, nterm, eff[NC+1], seen_open;
-byte waits;                             /* the calls in doubt that the task waits for a word on */
-byte word[NC+1], watt[NC+1];            /* the newest word in the ledger, and the attempt it was said of */
+byte waits;                             /* the calls in doubt whose resolutions the task waits for */
+byte word[NC+1], watt[NC+1];            /* the newest resolution in the ledger, and the attempt that it names */
 byte kword[(NE+1)*(NC+1)], kwatt[(NE+1)*(NC+1)]; /* as the owner of an epoch read it */
-byte nd, decided[NC+1]; bit mistaken[NC+1];  /* ghosts: the attempt that was last decided on; a word was wrong */
+byte nd, decided[NC+1]; bit mistaken[NC+1];  /* ghosts: the attempt of the last carried-out resolution; a resolution was wrong */
 
 #define BIT(c)    (1 << (c))
 #define OPEN      (intents & ~done)
@@ -177,7 +177,7 @@ byte nd, decided[NC+1]; bit mistaken[NC+1];  /* ghosts: the attempt that was las
 #define SUSPECT(c) (1)
 #endif
 
-/* ---- the ledger's door --------------------------------------------------------------------------------------- */
+/* ---- the ledger's fence --------------------------------------------------------------------------------------- */
 #ifdef M_OPEN_ANY
 #define OPENABLE (!TERMINAL(st))
 #else
@@ -218,7 +218,7 @@ inline drop(e) { pc[e] = DEAD; view[e] = 0; num[e] = 0; todo[e] = 0; got[e] = 0;
 #else
 #define FORGET_GONE(c) gone[c] = 0
 #endif
-/* Nothing of an older owner can be accepted any more: fewer states, same behaviour. Not where a mutation lets it in. */
+/* No write of an older owner can be accepted any more: fewer states, same behaviour. Not with a mutation that accepts it. */
 inline forget_older(e) {
 #if !defined(M_WRITE_FENCE) && !defined(M_OPEN_FENCE)
   c = 1;
@@ -298,7 +298,7 @@ inline acknowledged(e) {             /* the worker reads "OK" */
   :: d_step { AWAITS(e, k) && REPEATS(e, k) -> printf("ledger: commit %d of epoch %d answered as the first time\n", k, e); acknowledged(e) } \
   :: d_step { AWAITS(e, k) && !REPEATS(e, k) && !(FENCE_OK(e) && st == RUNNING) -> printf("ledger: commit %d of epoch %d: STALE_EPOCH\n", k, e); drop(e) } \
   CONFLICT(k)
-/* SEQUENCE_CONFLICT: open again and fold anew, never adopt a number. code: services/worker/claim_ledger.py */
+/* SEQUENCE_CONFLICT: open and fold again, never adopt a number. code: services/worker/claim_ledger.py */
 #ifdef M_ADOPT
 #define CONFLICT(k) :: d_step { AWAITS(e, k) && !REPEATS(e, k) && FENCE_OK(e) && st == RUNNING && !NUMBER_OK(e, k) && nm[e] < NM -> \
        num[e] = number + 1; send_commit(e, mkind[ix(e, k)], mmask[ix(e, k)], mnot[ix(e, k)]) }
@@ -307,7 +307,7 @@ inline acknowledged(e) {             /* the worker reads "OK" */
        printf("ledger: commit %d of epoch %d: SEQUENCE_CONFLICT\n", k, e); pc[e] = GRANTED; todo[e] = 0; got[e] = 0; gnot[e] = 0; gdoubt[e] = 0 }
 #endif
 
-/* ---- the tools' door ----------------------------------------------------------------------------------------- */
+/* ---- the tools' fence ----------------------------------------------------------------------------------------- */
 #ifdef M_TOOL_FENCE
 #define TOOL_OK(e) (1)
 #else
@@ -319,7 +319,7 @@ inline acknowledged(e) {             /* the worker reads "OK" */
 #endif
 inline raise_tools(e) { if :: e > tfence -> tfence = e; closed = 0 :: else fi }
 
-/* What a word does to a call in doubt. code: tenure/domain/in_doubt.py apply_resolution */
+/* The effect of a resolution on a call in doubt. code: tenure/domain/in_doubt.py apply_resolution */
 #define DECIDES(c) (rec[c] == R_DOUBT)
 #ifdef M_SAME_ATTEMPT
 #define NEXT_ATTEMPT(c) if :: DECIDES(c) && att[c] -> skip :: else -> att[c]++ fi
@@ -331,7 +331,7 @@ inline raise_tools(e) { if :: e > tfence -> tfence = e; closed = 0 :: else fi }
 #else
 #define OF_ATTEMPT(e, c) (kword[kx(e, c)] != W_NONE && kwatt[kx(e, c)] == att[c])
 #endif
-/* Whether nothing more comes of the attempt. code: services/tools/sql/queries.sql lock_calls calls_in_doubt */
+/* Whether the attempt is certainly over. code: services/tools/sql/queries.sql lock_calls calls_in_doubt */
 #ifdef M_PROOF_ELSEWHERE
 #define GONE(c) (runner[ax(c, att[c])] == A_NONE)
 #else
@@ -350,7 +350,7 @@ inline raise_tools(e) { if :: e > tfence -> tfence = e; closed = 0 :: else fi }
 #define RUNS_AGAIN(e, c) (rec[c] == R_DOUBT && OF_ATTEMPT(e, c) && (kword[kx(e, c)] == W_AGAIN || (kword[kx(e, c)] == W_EARLY && EARLY_OK(c))))
 inline settle(e, c) { decided[c] = att[c]; NEXT_ATTEMPT(c); rec[c] = R_FINISHED; rep[c] = e }
 
-inline hand_over(e, c) {             /* the verdict Run: this attempt is handed to a runner */
+inline hand_over(e, c) {             /* the verdict Run: a runner accepts this attempt */
 #ifdef P_END
   assert(!TERMINAL(st));
 #endif
@@ -390,7 +390,7 @@ inline answer(e, c) {
   :: d_step { (sent_x[e] & BIT(c)) && !TOOL_OK(e) && WANTS(e, c) -> printf("tools: Execute of epoch %d: STALE_EPOCH\n", e); drop(e) } \
   :: d_step { WANTS(e, c) && !(sent_x[e] & BIT(c)) -> sent_x[e] = sent_x[e] | BIT(c); printf("worker %d: sends Execute(call %d)\n", e, c) }
 
-/* What the closed fence tells of open calls, as outcomes. code: tenure/domain/close_out.py outcomes_of_ended_calls */
+/* The outcomes of open calls, as the closed fence reports them. code: tenure/domain/close_out.py outcomes_of_ended_calls */
 #define NEVER_RAN(c) (rec[c] == R_NONE || rec[c] == R_NOT_RUN || rec[c] == R_ACCEPTED)
 #ifdef M_BEGUN
 #define CALLED_OFF(c) R_NOT_RUN
@@ -414,7 +414,7 @@ inline close_fence(e) {
   printf("tools: Fence(close) of epoch %d\n", e)
 }
 
-/* the fold keeps the newest word on each open call; code: tenure/domain/fold.py ResumePoint */
+/* the fold keeps the newest resolution of each open call; code: tenure/domain/fold.py ResumePoint */
 inline read_words(e) {
   c = 1; do :: c <= NC -> kword[kx(e, c)] = word[c]; kwatt[kx(e, c)] = watt[c]; c++ :: else -> break od; c = 0
 }
@@ -439,7 +439,7 @@ proctype Grant(byte e) {
        printf("ledger: Open(epoch %d): next commit %d, open calls %d\n", e, num[e], OPEN) }
   :: d_step { pc[e] == GRANTED && !MAY_OPEN(e) -> printf("ledger: Open(epoch %d) refused\n", e); drop(e) }
 
-  /* the model answers with calls to be made, one or all that are left at once; code: services/worker/model_step.py */
+  /* the model answers with calls, one of the remaining or all at once; code: services/worker/model_step.py */
   :: d_step { pc[e] == THINK && !ender[e] && ncall < NC && nm[e] < NM -> ncall++;
        printf("worker %d: the model wants call %d\n", e, ncall); send_commit(e, K_INTENT, BIT(ncall), 0) }
 #if NC > 1
@@ -470,7 +470,7 @@ proctype Grant(byte e) {
 #if NC > 1
   EXECUTE(2)
 #endif
-  /* code: services/worker/tool_step.py; outcomes are committed as they come, or together */
+  /* code: services/worker/tool_step.py; outcomes are committed one by one, or together */
   :: d_step { pc[e] == CALLS && !ender[e] && (got[e] & ~gdoubt[e]) && nm[e] < NM -> send_commit(e, K_OUTCOME, got[e] & ~gdoubt[e], gnot[e]) }
   :: d_step { pc[e] == CALLS && !ender[e] && gdoubt[e] && nm[e] < NM -> send_commit(e, K_WAIT, gdoubt[e], 0) }
 
@@ -479,7 +479,7 @@ proctype Grant(byte e) {
   :: d_step { (pc[e] == CALLS || pc[e] == THINK) && (ender[e] || cancel || pc[e] == CALLS) && TOOL_OK(e) && nm[e] < NM -> close_fence(e);
        pc[e] = CLOSED; got[e] = 0; gnot[e] = 0; gdoubt[e] = 0 }
   :: d_step { (pc[e] == CALLS || pc[e] == THINK) && ender[e] && !TOOL_OK(e) -> drop(e) }
-  /* closing waits for what is STARTED, but not for ever: what runs on is told as in doubt */
+  /* closing waits for STARTED calls, but not for ever: a call that continues is reported as in doubt */
   :: d_step { pc[e] == CLOSED && nm[e] < NM -> read_standing(e);
        if :: cancel || ender[e] -> send_commit(e, K_CANCEL, todo[e], gnot[e]) :: else -> send_commit(e, K_END, todo[e], gnot[e]) fi }
 
@@ -507,7 +507,7 @@ proctype Grant(byte e) {
   /* code: services/tools/sql/queries.sql finish_calls */ \
   :: d_step { runner[ax(c, a)] == A_DONE -> runner[ax(c, a)] = A_NONE; \
        if :: att[c] == a && (rec[c] == R_STARTED || rec[c] == R_DOUBT) -> DECIDED_RULE(a); rec[c] = R_FINISHED; printf("tools: call %d finished\n", c) :: else fi } \
-  /* late: the start is taken back; code: services/tools/sql/queries.sql withdraw_start */ \
+  /* too late: the STARTED mark is withdrawn; code: services/tools/sql/queries.sql withdraw_start */ \
   :: d_step { runner[ax(c, a)] == A_MARK && nw < NW && att[c] < NA -> nw++; runner[ax(c, a)] = A_NONE; \
        if :: att[c] == a && (rec[c] == R_STARTED || rec[c] == R_DOUBT) -> \
               if :: rec[c] == R_DOUBT || closed -> rec[c] = CALLED_OFF(c) :: else -> rec[c] = R_ACCEPTED fi; att[c]++ \
@@ -574,7 +574,7 @@ proctype Call(byte c) {
 #if NA > 2
   RUNNER(3)
 #endif
-  /* part of closing: nobody will tell what came of it; code: services/tools/sql/queries.sql settle_dead */
+  /* part of closing: no runner will record an outcome; code: services/tools/sql/queries.sql settle_dead */
   :: d_step { closed && rec[c] == R_STARTED && SUSPECT(c) -> rec[c] = R_DOUBT; printf("tools: call %d of a closed task is in doubt\n", c) }
   od
 }
@@ -626,7 +626,7 @@ active proctype World() {
 #if NE > 3
   REQUEUE(3)
 #endif
-  /* a person: persisted first, that is the acknowledgement; code: services/checkpoint/commit/external_entries.py */
+  /* a person: the write to the ledger is the acknowledgement; code: services/checkpoint/commit/external_entries.py */
   :: d_step { ncan < NCAN && !TERMINAL(st) -> ncan++; cancel = 1; printf("person: cancel\n"); follow_up() }
   od
 }
@@ -635,30 +635,30 @@ active proctype Quiet() {
 end:
   timeout ->
 #ifdef P_LIVE
-    /* The bound leaves a task that was put back after its last claim; everything else has to be at an end. */
+    /* The bound leaves a task that was requeued after its last claim; all other tasks must have ended. */
     assert(TERMINAL(st) || (st == WAITING && !cancel) || (st == QUEUED && rev == NE));
     assert(!TERMINAL(st) || OPEN == 0);
 #endif
 #ifdef P_REACH
-#if P_REACH == 1    /* the third owner finishes what the first began, one effect */
+#if P_REACH == 1    /* the third owner finishes a call of the first owner, with one effect */
     assert(!(st == SUCCEEDED && opened == 3 && eff[1] == 1 && (app[1] & 1)));
 #elif P_REACH == 2  /* an UNSAFE call in doubt whose effect happened */
     assert(!(st == WAITING && rec[1] == R_DOUBT && eff[1] == 1));
-#elif P_REACH == 3  /* cancelled by a coordinator, and the open call is known never to have run */
+#elif P_REACH == 3  /* cancelled by a coordinator, and the open call certainly never ran */
     assert(!(st == CANCELLED && ender[opened] && (notrun & BIT(1)) && rec[1] == R_NOT_RUN));
-#elif P_REACH == 4  /* a call that may be repeated ran twice, the task is done */
+#elif P_REACH == 4  /* a repeatable call ran twice, the task succeeded */
     assert(!(st == SUCCEEDED && eff[1] == 2));
-#elif P_REACH == 5  /* a start was withdrawn, and the next attempt did it */
+#elif P_REACH == 5  /* a start was withdrawn, and the next attempt had the effect */
     assert(!(st == SUCCEEDED && nw == 1 && eff[1] == 1));
-#elif P_REACH == 7  /* a person had a call run again that had not happened, and the task is done */
+#elif P_REACH == 7  /* a person had a call run again that had not happened, and the task succeeded */
     assert(!(st == SUCCEEDED && eff[1] == 1 && decided[1] == 1 && word[1] == W_AGAIN && !mistaken[1]));
-#elif P_REACH == 8  /* an outcome that came late after all counts more than the word */
+#elif P_REACH == 8  /* a late outcome counts more than the resolution */
     assert(!(st == SUCCEEDED && eff[1] == 1 && word[1] == W_AGAIN && !decided[1]));
 #elif P_REACH == 10 /* the runner died, and the effect came after that */
     assert(!(st == WAITING && rec[1] == R_DOUBT && eff[1] == 1 && nx == 1 && runner[ax(1, 1)] == A_NONE));
-#elif P_REACH == 11 /* a call that nothing came of elsewhere was run again by a word, and the task is done */
+#elif P_REACH == 11 /* a call without an effect elsewhere ran again by a resolution, and the task succeeded */
     assert(!(st == SUCCEEDED && eff[1] == 1 && att[1] == 2 && word[1] == W_AGAIN && !mistaken[1]));
-#elif P_REACH == 9  /* a doubt that came anew had its own word */
+#elif P_REACH == 9  /* a call that was in doubt again had its own resolution */
     assert(!(st == SUCCEEDED && eff[1] == 1 && nd == 2 && decided[1] == 2));
 #else               /* two calls at once, their outcomes in two commits */
     assert(!(st == SUCCEEDED && eff[1] == 1 && eff[2] == 1 && nm[1] == 4 && opened == 1));
