@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """Looking at the installation, and intervening: fenced like everybody. Every intervention has a reason, which is recorded in the
-    task's ledger with the caller's identity. NOT_FOUND: no task of the caller's.
+    """Reads and interventions of operators, behind the same fences as all writers. Every intervention has a reason, which
+    the task's ledger records with the caller's identity. NOT_FOUND: the caller has no such task.
     """
 
     def __init__(self, channel):
@@ -124,8 +124,8 @@ class AdminServiceStub:
 
 
 class AdminServiceServicer:
-    """Looking at the installation, and intervening: fenced like everybody. Every intervention has a reason, which is recorded in the
-    task's ledger with the caller's identity. NOT_FOUND: no task of the caller's.
+    """Reads and interventions of operators, behind the same fences as all writers. Every intervention has a reason, which
+    the task's ledger records with the caller's identity. NOT_FOUND: the caller has no such task.
     """
 
     def ListWorkers(self, request, context):
@@ -136,7 +136,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListQueues(self, request, context):
-        """Says how much is queued, of all tenants, by queue and priority, and for how long: the signal to scale workers by.
+        """Returns the queue depths of all tenants, by queue and priority, with the age of the oldest task: the signal for
+        scaling workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -150,116 +151,121 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListToolSources(self, request, context):
-        """Lists what has tools (MCP servers, providers, HTTP tools), and whether it is there, as one replica of the tool service sees it:
-        without what is kept to other tenants.
+        """Lists the sources of tools (MCP servers, providers, HTTP tools) and their connections, as one replica of the tool
+        service sees them, without sources that are restricted to other tenants.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListTools(self, request, context):
-        """Lists the tools that tasks of the caller may be allowed to call, with descriptions, schemas and effect classes, as one replica
-        of the tool service has them.
+        """Lists the tools that tasks of the caller may call, with descriptions, schemas and effect classes, as one replica of
+        the tool service has them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRefusals(self, request, context):
-        """Lists what the fences refused to stale holders of a task, at the ledger and at the tools. NOT_FOUND: no task of the caller's.
+        """Lists the stale writes to a task that the fences of the ledger and the tool service refused. NOT_FOUND: the caller
+        has no such task.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListCalls(self, request, context):
-        """Lists the tool service's records of a task's calls, for audits. NOT_FOUND: no task of the caller's.
+        """Lists the tool service's records of a task's calls, for audits. NOT_FOUND: the caller has no such task.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListBills(self, request, context):
-        """Lists what a task's model attempts were billed, by step and attempt. NOT_FOUND: no task of the caller's.
+        """Lists the bills of a task's model attempts, by step and attempt. NOT_FOUND: the caller has no such task.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RequeueTask(self, request, context):
-        """Puts a task that ended, other than SUCCEEDED, back into the queue as its next attempt. It goes on from its history: what is
-        recorded of its calls stays what it is; steps and the budget's use count on; the timeout begins anew. A task that waits
-        for its retry is queued at once. FAILED_PRECONDITION / WRONG_STATE {state} in any other state; TOKEN_LIMIT or STEP_LIMIT when
-        nothing is left to go on with: ask with extras.
+        """Requeues a task that ended, other than SUCCEEDED, as its next attempt. It continues from its history: recorded
+        calls stay as they are; steps and the use of the budget continue; the timeout begins again. A task that waits for
+        its retry is queued at once. FAILED_PRECONDITION / WRONG_STATE {state} in any other state; TOKEN_LIMIT or
+        STEP_LIMIT when nothing is left to continue with: repeat it with extras.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GrantBudget(self, request, context):
-        """Raises the caps of a task's whole tree, at its root: so the answer is the root. A root that ended as COST_EXCEEDED is put back
-        into the queue by it, as by RequeueTask and by the same rule; a live tree goes on with more. FAILED_PRECONDITION / WRONG_STATE
-        {state} when the root ended otherwise; TOKEN_LIMIT, MONEY_LIMIT or STEP_LIMIT when it is not enough to go on with.
+        """Raises the caps of a task's whole tree, at its root; the answer is the root. A root that ended as COST_EXCEEDED is
+        requeued, as by RequeueTask and by the same rule; a live tree continues with more. FAILED_PRECONDITION /
+        WRONG_STATE {state} when the root ended otherwise; TOKEN_LIMIT, MONEY_LIMIT or STEP_LIMIT when the grant is not
+        enough to continue with.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CloseOutTask(self, request, context):
-        """Asks for a task's end, as a cancel does, with another state: acknowledged once it is recorded. FAILED_PRECONDITION /
-        WRONG_STATE {state} after the end.
+        """Requests a task's end, as a cancel does, with another state: acknowledged once it is recorded. FAILED_PRECONDITION
+        / WRONG_STATE {state} after the end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TransferTask(self, request, context):
-        """Takes a running task from its worker: it is queued, which is no death, and goes on elsewhere from its last commit. The
-        worker is told, and is fenced whether it hears it or not. FAILED_PRECONDITION / WRONG_STATE {state}: it does not run.
-        NOT_FOUND / WORKER_NOT_FOUND: no such worker to go on with. UNAVAILABLE / STILL_HELD: nothing changed yet, repeat it.
+        """Transfers a running task from its worker: the task is queued, which does not count as a crash, and continues on
+        another worker from its last commit. The worker is notified, and is fenced in any case. FAILED_PRECONDITION /
+        WRONG_STATE {state}: the task does not run. NOT_FOUND / WORKER_NOT_FOUND: to_worker_id has no live session.
+        UNAVAILABLE / STILL_HELD: nothing changed yet, repeat it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DrainWorker(self, request, context):
-        """Tells a worker to give back all it holds and to take nothing more, until it is started anew.
-        NOT_FOUND / WORKER_NOT_FOUND: no such worker.
+        """Drains a worker: it releases all its tasks and takes no more until it is restarted. NOT_FOUND / WORKER_NOT_FOUND:
+        the worker has no live session.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListInDoubtCalls(self, request, context):
-        """Lists the caller's calls in doubt: those that a person can settle, or all of them. Those first that are waited for longest; of
-        one task, and of all, the oldest doubt first. Paged.
+        """Lists the caller's calls in doubt: those that a person can resolve, or all of them. Calls of the longest wait come
+        first; with task_id or `all`, the oldest doubt first. Paged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResolveInDoubtCall(self, request, context):
-        """Gives a word on a call that its task waits for in doubt; recorded once it is acknowledged. When all of them have one, the task
-        is queued, and its next owner settles them: an outcome that came late after all counts more than the word. FAILED_PRECONDITION:
-        WRONG_STATE {state} after the task's end; NOT_IN_DOUBT {state} when the task does not wait, or no more, for a word on this call;
-        OTHER_ATTEMPT {call_attempt} when another attempt is in doubt by now; RUNNER_NOT_GONE when it is to be run again, its runner is
-        not proven gone, and the caller does not give its word for it.
+        """Resolves a call in doubt for which its task waits; recorded once it is acknowledged. When each such call has a
+        resolution, the task is queued, and its next owner carries the resolutions out: a late outcome counts more than a
+        resolution. FAILED_PRECONDITION: WRONG_STATE {state} after the task's end; NOT_IN_DOUBT {state} when the task does
+        not wait, or no longer waits, for a resolution of this call; OTHER_ATTEMPT {call_attempt} when another attempt is
+        in doubt by now; RUNNER_NOT_GONE when the call shall run again, its runner is not proven gone, and the caller does
+        not state that it is gone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListAgingTasks(self, request, context):
-        """Lists the caller's tasks that have not ended: the oldest first, or those that are held, with their leases. Paged.
+        """Lists the caller's tasks that have not ended: the oldest first, or the tasks with a worker, with their leases.
+        Paged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PruneTasks(self, request, context):
-        """Prunes ended tasks of the caller's before their time: the task, its history, its files and the records of its calls go for
-        good; its bills stay. A task that was pruned before is answered as pruned. One task: NOT_FOUND; FAILED_PRECONDITION /
-        WRONG_STATE {state} when it, or one of its family, has not ended.
+        """Prunes ended tasks of the caller before their retention ends: deletes the task, its history, its files and its call
+        records for good; its bills stay. A task that was pruned before counts as pruned. For one task: NOT_FOUND;
+        FAILED_PRECONDITION / WRONG_STATE {state} when it, or another task of its tree, has not ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -362,8 +368,8 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """Looking at the installation, and intervening: fenced like everybody. Every intervention has a reason, which is recorded in the
-    task's ledger with the caller's identity. NOT_FOUND: no task of the caller's.
+    """Reads and interventions of operators, behind the same fences as all writers. Every intervention has a reason, which
+    the task's ledger records with the caller's identity. NOT_FOUND: the caller has no such task.
     """
 
     @staticmethod

@@ -26,11 +26,11 @@ if _version_not_supported:
 
 
 class CheckpointServiceStub:
-    """The work ledger. Guarded methods take a fencing token and compare its (epoch, claim_id) with the task's fence under the
-    lock of the transaction that writes. A stale one is ABORTED / STALE_EPOCH {presented, current}: stop at once, nothing was
-    written. A token that is none is UNAUTHENTICATED / INVALID_TOKEN, a task that is not there or another tenant's is NOT_FOUND.
-    Every method may answer UNAVAILABLE (nothing is known to have been done; all methods may be repeated) and
-    INVALID_ARGUMENT with BadRequest violations.
+    """The ledger. Guarded methods take a fencing token and compare its (epoch, claim_id) with the task's fence under the
+    lock of the transaction that writes. A stale token is ABORTED / STALE_EPOCH {presented, current}: stop at once,
+    nothing was written. An invalid token is UNAUTHENTICATED / INVALID_TOKEN; a missing task or another tenant's task is
+    NOT_FOUND. Every method may answer UNAVAILABLE (it is unknown whether the request was carried out; all methods may be
+    repeated) and INVALID_ARGUMENT with BadRequest violations.
     """
 
     def __init__(self, channel):
@@ -232,75 +232,78 @@ class CheckpointServiceStub:
 
 
 class CheckpointServiceServicer:
-    """The work ledger. Guarded methods take a fencing token and compare its (epoch, claim_id) with the task's fence under the
-    lock of the transaction that writes. A stale one is ABORTED / STALE_EPOCH {presented, current}: stop at once, nothing was
-    written. A token that is none is UNAUTHENTICATED / INVALID_TOKEN, a task that is not there or another tenant's is NOT_FOUND.
-    Every method may answer UNAVAILABLE (nothing is known to have been done; all methods may be repeated) and
-    INVALID_ARGUMENT with BadRequest violations.
+    """The ledger. Guarded methods take a fencing token and compare its (epoch, claim_id) with the task's fence under the
+    lock of the transaction that writes. A stale token is ABORTED / STALE_EPOCH {presented, current}: stop at once,
+    nothing was written. An invalid token is UNAUTHENTICATED / INVALID_TOKEN; a missing task or another tenant's task is
+    NOT_FOUND. Every method may answer UNAVAILABLE (it is unknown whether the request was carried out; all methods may be
+    repeated) and INVALID_ARGUMENT with BadRequest violations.
     """
 
     def CreateTask(self, request, context):
-        """Creates a task QUEUED. The same request_id and payload as sent give the same task again; another payload is
-        ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source lives: SOURCE_BUSY {task_id}.
+        """Creates a task QUEUED. The same request_id with the same payload as sent returns the same task; another payload is
+        ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source is live: SOURCE_BUSY
+        {task_id}.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ForkTask(self, request, context):
-        """Creates a task QUEUED whose history begins with a copy of another's, as TaskService.ForkTask says.
-        UNAVAILABLE / FORK_NOT_PREPARED: what prepared_task_id names was given up; prepare it again.
+        """Creates a task QUEUED whose history begins with a copy of another task's history, see TaskService.ForkTask.
+        UNAVAILABLE / FORK_NOT_PREPARED: the preparation of prepared_task_id was given up; prepare it again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PrepareFork(self, request, context):
-        """Says which id a fork will have, so that its files can be put in place before it exists, and refuses what ForkTask would
-        refuse. Repeatable: the same request gets the same id, or the fork if it was made. An id that no fork takes within ten
-        minutes is given up, and the tools are told to forget it.
+        """Returns the id that a fork will have, so that its files can be in place before it exists, and refuses what ForkTask
+        would refuse. Repeatable: the same request gets the same id, or the fork if it exists. An id that no fork uses
+        within ten minutes is given up, and the tool service forgets it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FindRepeat(self, request, context):
-        """Returns the result of an earlier equal request, and creates and changes nothing. The gateway calls it before it refuses a
-        request because of the tools that exist now: a repeat gets its result although a tool is gone. ALREADY_EXISTS, as from the
-        request itself: the request id or the schedule's name was used for another request.
+        """Returns the result of an earlier equal request, and creates and changes nothing. The gateway calls it before it
+        refuses a request because of the tools that exist now: a repeat gets its result although a tool is gone.
+        ALREADY_EXISTS, as from the request itself: the request id or the schedule's name was used for another request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Open(self, request, context):
-        """Takes the task over: raises the fence, settles lost model calls and returns the whole history, in one transaction, as a
-        header and then pages. Accepts QUEUED, or RUNNING under a lower epoch; the current claim may open again and gets the same
-        with the next commit number. Otherwise FAILED_PRECONDITION / WRONG_STATE {state}, or ABORTED / STALE_EPOCH.
-        FAILED_PRECONDITION / TENANT_QUOTA: the task's tenant has as many running as it may; it stays queued, release the claim.
+        """Takes the task over: raises the fence, settles lost model calls and returns the whole history, in one transaction,
+        as a header and then pages. Accepts QUEUED, or RUNNING under a lower epoch; the current claim may open again and
+        gets the same answer with the next commit number. Otherwise FAILED_PRECONDITION / WRONG_STATE {state}, or ABORTED /
+        STALE_EPOCH. FAILED_PRECONDITION / TENANT_QUOTA: the task's tenant is at its limit of running tasks; the task stays
+        queued, release the claim.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Commit(self, request, context):
-        """Appends entries, all or nothing, durable before the answer. Commit numbers run 1, 2, 3 ... within a claim: the next is
-        applied; the last one repeated (same commit_id and payload) is answered again; anything else is ABORTED /
-        SEQUENCE_CONFLICT: open again. ABORTED / TOO_MUCH_APPENDED: others appended more since known_sequence than an answer
-        holds. Nothing was written and the number is still free: read it with ListEntries, then commit again. Needs RUNNING under
-        the token, else ABORTED / STALE_EPOCH. An ending while calls have no outcome is FAILED_PRECONDITION / OPEN_INTENTS;
-        SUCCEEDED while there is a user's message beyond known_sequence is FAILED_PRECONDITION / UNREAD_MESSAGES {sequence}: open
-        again and read it. RESOURCE_EXHAUSTED / COMMIT_QUEUE_FULL: too many wait, nothing was written.
+        """Appends entries, all or nothing, durable before the answer. Commit numbers are 1, 2, 3 ... within a claim: the next
+        number is applied; a repeat of the last commit (same commit_id and payload) gets the same answer; any other number
+        is ABORTED / SEQUENCE_CONFLICT: open again. ABORTED / TOO_MUCH_APPENDED: other authors appended more since
+        known_sequence than an answer can hold. Nothing was written and the number is still free: read the entries with
+        ListEntries, then commit again. Needs RUNNING under the token, otherwise ABORTED / STALE_EPOCH. A close-out with
+        calls without an outcome is FAILED_PRECONDITION / OPEN_INTENTS; SUCCEEDED while there is a user's message beyond
+        known_sequence is FAILED_PRECONDITION / UNREAD_MESSAGES {sequence}: open again and read it. RESOURCE_EXHAUSTED /
+        COMMIT_QUEUE_FULL: too many commits wait, nothing was written.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CommitStream(self, request_iterator, context):
-        """The same for a worker with many tasks: frames of whatever became ready. Results come by tag, a refusal is a result.
-        A frame beyond its bounds ends the stream with INVALID_ARGUMENT / INVALID_REQUEST, after the commits of the frames before
-        it are answered; one beyond 4 MiB ends it at once with gRPC's own RESOURCE_EXHAUSTED. Nothing of that frame is written.
-        Whatever was not answered may be sent again as it is on another stream, in smaller frames.
+        """Commits for a worker with many tasks, in frames of whatever is ready. Results arrive by tag; a refusal is a result.
+        A frame beyond its bounds ends the stream with INVALID_ARGUMENT / INVALID_REQUEST, after the commits of the earlier
+        frames are answered; a frame beyond 4 MiB ends it at once with gRPC's own RESOURCE_EXHAUSTED. Nothing of that frame
+        is written. An unanswered commit may be sent again unchanged on another stream, in smaller frames.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -314,7 +317,7 @@ class CheckpointServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListTasks(self, request, context):
-        """Lists the caller's tasks, in the order asked for.
+        """Lists the caller's tasks, in the requested order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -328,63 +331,65 @@ class CheckpointServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchEntries(self, request, context):
-        """Streams a task's entries after a sequence, first the old ones, then each as it is committed, without gap or repeat.
-        Ends after the entry that closes the task; who only waits for that asks for `closing_only`. NOT_FOUND.
+        """Streams a task's entries after a sequence, first the existing ones, then each entry when it is committed, without
+        gap or repeat. Ends after the entry that closes the task; a client that needs only this end sets `closing_only`.
+        NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchChanges(self, request, context):
-        """Streams what happens to the tenant's tasks after a cursor, without gap or repeat, a task's changes in their order. The
-        first answer comes at once, and every few seconds one without changes, to tell the cursor. OUT_OF_RANGE /
-        CURSOR_EXPIRED: what came after the cursor is no longer kept, or the cursor is another ledger's; list the tasks, and
-        watch from now.
+        """Streams the changes of the tenant's tasks after a cursor, without gap or repeat, the changes of each task in their
+        order. The first answer arrives at once, and every few seconds an answer without changes carries the cursor.
+        OUT_OF_RANGE / CURSOR_EXPIRED: the changes after the cursor are no longer kept, or the cursor belongs to another
+        ledger; list the tasks, and watch from now.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListClaimable(self, request, context):
-        """Offers queued tasks to a coordinator, disjoint among callers for `reserve_duration`. By priority; inside one fair between
-        tenants: the next task is of the one that has the fewest running or on their way to a worker; then what was begun before
-        what is new, and by age. Of a tenant that has as many running as it may, nothing.
+        """Offers queued tasks to a coordinator, disjoint among callers for `reserve_duration`. By priority; within a tier
+        fair between tenants: the next task belongs to the tenant with the fewest tasks running or on their way to a
+        worker; then begun tasks before new tasks, and by age. A tenant at its limit of running tasks gets no offers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListQueues(self, request, context):
-        """Says how much is queued, of all tenants, by queue and priority. Those who ask at once share one look.
+        """Returns the queue depths of all tenants, by queue and priority. Concurrent callers share one read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchQueue(self, request, context):
-        """Hints: something became claimable, or a cancel was requested. May skip and repeat; lists are the truth.
+        """Notifications: a task became claimable, or a cancel was requested. May skip and repeat; the lists are
+        authoritative.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RegisterGrants(self, request, context):
-        """Registers claims before their tokens are signed: a grant whose epoch is not above the registered one, or is not of the
-        ledger's generation, is left out of the answer and must not be handed out.
+        """Registers claims before their tokens are signed. A grant whose epoch is not above the registered one, or is not of
+        the ledger's generation, is left out of the answer and must not be handed out.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RequeueLost(self, request, context):
-        """Puts tasks back into the queue whose claim is gone, if they are still RUNNING under exactly that claim.
+        """Requeues tasks whose claim is lost, if they are still RUNNING under exactly that claim.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def InspectClaims(self, request, context):
-        """Says of claims found in etcd whether the ledger still knows them.
+        """Returns for claims found in etcd whether the ledger still knows them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -398,34 +403,35 @@ class CheckpointServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListEndings(self, request, context):
-        """Lists tasks that somebody other than their worker must end now: a cancel that its worker did not carry out in time, a
-        task past its deadline.
+        """Lists tasks that a coordinator must end now, because their worker did not: tasks with a cancel that the worker did
+        not carry out in time, and tasks past their deadline.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AppendForeign(self, request, context):
-        """Appends a fact that needs no claim (a user's message, a cancel request, the answer to a wait). Repeatable by request_id; another fact under it is
-        ALREADY_EXISTS / REQUEST_ID_REUSED. A cancel of a task that
-        nobody holds and that has no open call ends it at once. FAILED_PRECONDITION / WRONG_STATE after the end, except that a
-        repeated cancel of a cancelled task is answered as the first.
+        """Appends an external entry, which needs no claim (a user's message, a cancel request, the answer to a wait).
+        Repeatable by request_id; another entry under the same id is ALREADY_EXISTS / REQUEST_ID_REUSED. A cancel of a task
+        without an owner and without an open call ends it at once. FAILED_PRECONDITION / WRONG_STATE after the end, except
+        that a repeated cancel of a cancelled task gets the first answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SendSignal(self, request, context):
-        """Records an event for the wait with its correlation_id. Each wait takes one event, the oldest; one that finds no wait is kept
-        for 7 days and delivered in the transaction that begins the wait. Repeatable by request_id for as long; another payload
-        under it is ALREADY_EXISTS / REQUEST_ID_REUSED. RESOURCE_EXHAUSTED / SIGNALS_FULL: 100 wait under this correlation_id.
+        """Records an event for the wait with its correlation_id. Each wait takes one event, the oldest; an event without a
+        wait is kept for 7 days and delivered in the transaction that begins the wait. Repeatable by request_id for the
+        same time; another payload under the same id is ALREADY_EXISTS / REQUEST_ID_REUSED. RESOURCE_EXHAUSTED /
+        SIGNALS_FULL: 100 events wait under this correlation_id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetEpochs(self, request, context):
-        """Reads the ledger's generation of etcd and the highest epoch it registered.
+        """Reads the ledger's generation of etcd and the highest registered epoch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -439,55 +445,55 @@ class CheckpointServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RegisterLease(self, request, context):
-        """Registers the claim of a resource before its token is signed, if it follows exactly the grant it says, and its epoch is
-        higher and of the ledger's generation. A repeat finds its own.
+        """Registers the claim of a resource before its token is signed, if it follows exactly the grant that it names, and
+        its epoch is higher and of the ledger's generation. A repeat finds its own registration.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def NoteLeaseRelease(self, request, context):
-        """Writes down why a grant is about to be given back, if it is the resource's last.
+        """Records why a grant is about to be released, if it is the resource's last grant.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def InspectLeases(self, request, context):
-        """Says of claims of resources found in etcd which of them are registered.
+        """Returns which claims of resources found in etcd are registered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RaiseGeneration(self, request, context):
-        """Raises the generation by compare-and-set. The answer has the one that stands, whoever raised it. FAILED_PRECONDITION /
-        GENERATIONS_EXHAUSTED: an epoch of the last generation was registered. FAILED_PRECONDITION / GENERATION_TOO_FAR: `expected`
-        is more than 65,536 ahead of the ledger's generation.
+        """Raises the generation by compare-and-set. The answer has the present generation, whichever replica raised it.
+        FAILED_PRECONDITION / GENERATIONS_EXHAUSTED: an epoch of the last generation was registered. FAILED_PRECONDITION /
+        GENERATION_TOO_FAR: `expected` is more than 65,536 ahead of the ledger's generation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportUsage(self, request, context):
-        """Says what a model call used that was settled as lost, for the bill and the budget alone: from the worker that made it, which may
-        be fenced by now. Takes the place of the estimate, once: a repeat changes nothing. NOT_FOUND: no such call was made under
-        this claim. FAILED_PRECONDITION / ATTEMPT_OPEN: it is not settled yet, come again; ATTEMPT_SETTLED: it was not lost.
-        INVALID_ARGUMENT: more than was set aside for it.
+        """Reports the usage of a model call that was settled as lost, for the bill and the budget alone: from the worker that
+        made the call, which may be fenced by now. The report replaces the estimate, once: a repeat changes nothing.
+        NOT_FOUND: no such call was made under this claim. FAILED_PRECONDITION / ATTEMPT_OPEN: the call is not settled yet,
+        repeat later; ATTEMPT_SETTLED: it was not lost. INVALID_ARGUMENT: more than its reservation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListBills(self, request, context):
-        """Lists what a task's model attempts were billed, by step and attempt. NOT_FOUND.
+        """Lists the bills of a task's model attempts, by step and attempt. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListAging(self, request, context):
-        """Lists the caller's tasks that have not ended, by age, or those that are held, in pages.
+        """Lists the caller's tasks that have not ended, by age, or the tasks with a worker, in pages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -508,36 +514,37 @@ class CheckpointServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListPrunings(self, request, context):
-        """Pruned tasks of all tenants which the tools have not forgotten yet, for a coordinator to see to. Disjoint among callers.
+        """Lists pruned tasks of all tenants that the tool service has not forgotten yet, for a coordinator. Disjoint among
+        callers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def NoteForgotten(self, request, context):
-        """The tools have forgotten these. Repeatable.
+        """Records that the tool service has forgotten these tasks. Repeatable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListDoubtWaits(self, request, context):
-        """Tasks of all tenants that wait for a word on calls in doubt, for a coordinator to ask the tools whether they still are. Disjoint
-        among callers.
+        """Lists tasks of all tenants that wait for resolutions of calls in doubt, for a coordinator that asks the tool
+        service whether the calls still are in doubt. Disjoint among callers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListDoubts(self, request, context):
-        """Lists the calls in doubt that the caller's tasks wait for a word on, those first whose tasks wait longest. Paged.
+        """Lists the calls in doubt whose resolutions the caller's tasks wait for, those of the longest wait first. Paged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RequeueSettled(self, request, context):
-        """Their calls are in doubt no more: puts these back into the queue, those that still wait as they were seen. Repeatable.
+        """Requeues tasks whose calls are no longer in doubt, if they still wait as they did when listed. Repeatable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -745,11 +752,11 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CheckpointService:
-    """The work ledger. Guarded methods take a fencing token and compare its (epoch, claim_id) with the task's fence under the
-    lock of the transaction that writes. A stale one is ABORTED / STALE_EPOCH {presented, current}: stop at once, nothing was
-    written. A token that is none is UNAUTHENTICATED / INVALID_TOKEN, a task that is not there or another tenant's is NOT_FOUND.
-    Every method may answer UNAVAILABLE (nothing is known to have been done; all methods may be repeated) and
-    INVALID_ARGUMENT with BadRequest violations.
+    """The ledger. Guarded methods take a fencing token and compare its (epoch, claim_id) with the task's fence under the
+    lock of the transaction that writes. A stale token is ABORTED / STALE_EPOCH {presented, current}: stop at once,
+    nothing was written. An invalid token is UNAUTHENTICATED / INVALID_TOKEN; a missing task or another tenant's task is
+    NOT_FOUND. Every method may answer UNAVAILABLE (it is unknown whether the request was carried out; all methods may be
+    repeated) and INVALID_ARGUMENT with BadRequest violations.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class CoordinatorServiceStub:
-    """Leases for workers. Any number of replicas, no leader: a worker may talk to any of them.
+    """Sessions and claims for workers. Any number of replicas, no leader: a worker may connect to any of them.
     """
 
     def __init__(self, channel):
@@ -63,13 +63,13 @@ class CoordinatorServiceStub:
 
 
 class CoordinatorServiceServicer:
-    """Leases for workers. Any number of replicas, no leader: a worker may talk to any of them.
+    """Sessions and claims for workers. Any number of replicas, no leader: a worker may connect to any of them.
     """
 
     def Session(self, request_iterator, context):
-        """A worker's session: one lease for all its tasks. The first message is Hello, the answer Welcome; then renewals, grants and
-        revocations go as they happen. The stream's break is not the session's end: re-attach with the session_id, to any
-        replica, and keep the claims. UNAVAILABLE: attach elsewhere.
+        """A worker's session: one lease for all its claims. The first message is Hello, the answer Welcome; then renewals,
+        grants and revocations follow as they happen. A broken stream does not end the session: attach again with the
+        session_id, to any replica, and keep the claims. UNAVAILABLE: attach to another replica.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -90,18 +90,18 @@ class CoordinatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def TransferTask(self, request, context):
-        """Takes a task of the caller's tenant from its owner: queues it in the ledger under exactly that claim, and deletes the claim.
-        Repeatable: what is no longer held under that epoch is left alone.
-        NOT_FOUND / WORKER_NOT_FOUND: no such worker to go on with.
+        """Transfers a task of the caller's tenant from its owner: queues it in the ledger under exactly that claim, and
+        deletes the claim. Repeatable: a task that is no longer held under that epoch stays as it is.
+        NOT_FOUND / WORKER_NOT_FOUND: to_worker_id has no live session.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DrainWorker(self, request, context):
-        """Tells a worker to give back all it holds and to take nothing more, until it is started anew. Whichever replica it is
-        attached to: a mark in etcd tells them all, for as long as the session lives. Repeatable.
-        NOT_FOUND / WORKER_NOT_FOUND: no such worker.
+        """Drains a worker: it releases all its claims and takes no more tasks until it is restarted. Works at any replica: a
+        mark in etcd notifies all replicas, for as long as the session lives. Repeatable.
+        NOT_FOUND / WORKER_NOT_FOUND: the worker has no live session.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -144,7 +144,7 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CoordinatorService:
-    """Leases for workers. Any number of replicas, no leader: a worker may talk to any of them.
+    """Sessions and claims for workers. Any number of replicas, no leader: a worker may connect to any of them.
     """
 
     @staticmethod

@@ -26,19 +26,19 @@ if _version_not_supported:
 
 
 class LeaseServiceStub:
-    """Served by every coordinator and, handed through, by the gateway. A lease decides who may try; it does not stop an old
-    holder that was paused or cut off. What stops it is the resource's own guard, which compares the token's epoch with the
-    highest one it has seen, under a lock that the write holds too (docs/tokens.md).
+    """Served by every coordinator and forwarded by the gateway. A lease decides which holder may try; it does not stop a
+    former holder that was paused or cut off. The resource's own fence stops it: it compares the token's epoch with the
+    highest epoch that it has seen, under a lock that the write holds too (docs/tokens.md).
 
-    Names belong to the tenant of the call (metadata x-tenure-tenant). A name is 1 to 200 characters of a-z, A-Z, 0-9, `.`,
-    `_`, `-` and `/`, beginning with a letter or digit. Take names from a bounded set (tables, shards, devices; not requests):
-    the ledger keeps one row for each name for ever, so that its epochs never go back, not even when etcd is restored.
-    A tenant holds at most 1,000 leases at once by default (TENURE_COORDINATOR_MAX_LEASES_PER_TENANT): each has an etcd lease
-    of its own, and etcd ends at most about 1,000 of them a second.
+    Names belong to the tenant of the call (metadata x-tenure-tenant). A name is 1 to 200 characters of a-z, A-Z, 0-9,
+    `.`, `_`, `-` and `/`, beginning with a letter or digit. Take names from a bounded set (tables, shards, devices; not
+    requests): the ledger keeps one row for each name for ever, so that its epochs never go back, not even when etcd is
+    restored. A tenant holds at most 1,000 leases at once by default (TENURE_COORDINATOR_MAX_LEASES_PER_TENANT): each has
+    its own etcd lease, and etcd ends at most about 1,000 of them a second.
 
-    Every method may answer UNAVAILABLE (nothing is known to have been done; all methods may be repeated) and
-    INVALID_ARGUMENT with BadRequest violations. A token that is none is UNAUTHENTICATED / INVALID_TOKEN; one of another
-    resource or tenant is PERMISSION_DENIED / WRONG_RESOURCE.
+    Every method may answer UNAVAILABLE (it is unknown whether the request was carried out; all methods may be repeated)
+    and INVALID_ARGUMENT with BadRequest violations. An invalid token is UNAUTHENTICATED / INVALID_TOKEN; a token of
+    another resource or tenant is PERMISSION_DENIED / WRONG_RESOURCE.
     """
 
     def __init__(self, channel):
@@ -90,83 +90,84 @@ class LeaseServiceStub:
 
 
 class LeaseServiceServicer:
-    """Served by every coordinator and, handed through, by the gateway. A lease decides who may try; it does not stop an old
-    holder that was paused or cut off. What stops it is the resource's own guard, which compares the token's epoch with the
-    highest one it has seen, under a lock that the write holds too (docs/tokens.md).
+    """Served by every coordinator and forwarded by the gateway. A lease decides which holder may try; it does not stop a
+    former holder that was paused or cut off. The resource's own fence stops it: it compares the token's epoch with the
+    highest epoch that it has seen, under a lock that the write holds too (docs/tokens.md).
 
-    Names belong to the tenant of the call (metadata x-tenure-tenant). A name is 1 to 200 characters of a-z, A-Z, 0-9, `.`,
-    `_`, `-` and `/`, beginning with a letter or digit. Take names from a bounded set (tables, shards, devices; not requests):
-    the ledger keeps one row for each name for ever, so that its epochs never go back, not even when etcd is restored.
-    A tenant holds at most 1,000 leases at once by default (TENURE_COORDINATOR_MAX_LEASES_PER_TENANT): each has an etcd lease
-    of its own, and etcd ends at most about 1,000 of them a second.
+    Names belong to the tenant of the call (metadata x-tenure-tenant). A name is 1 to 200 characters of a-z, A-Z, 0-9,
+    `.`, `_`, `-` and `/`, beginning with a letter or digit. Take names from a bounded set (tables, shards, devices; not
+    requests): the ledger keeps one row for each name for ever, so that its epochs never go back, not even when etcd is
+    restored. A tenant holds at most 1,000 leases at once by default (TENURE_COORDINATOR_MAX_LEASES_PER_TENANT): each has
+    its own etcd lease, and etcd ends at most about 1,000 of them a second.
 
-    Every method may answer UNAVAILABLE (nothing is known to have been done; all methods may be repeated) and
-    INVALID_ARGUMENT with BadRequest violations. A token that is none is UNAUTHENTICATED / INVALID_TOKEN; one of another
-    resource or tenant is PERMISSION_DENIED / WRONG_RESOURCE.
+    Every method may answer UNAVAILABLE (it is unknown whether the request was carried out; all methods may be repeated)
+    and INVALID_ARGUMENT with BadRequest violations. An invalid token is UNAUTHENTICATED / INVALID_TOKEN; a token of
+    another resource or tenant is PERMISSION_DENIED / WRONG_RESOURCE.
     """
 
     def AcquireLease(self, request, context):
-        """Takes a free resource, under an epoch above all it ever had. The same request_id gives the same lease as long as it
-        lives; with another payload it is ALREADY_EXISTS / REQUEST_ID_REUSED, after its end ABORTED / LEASE_LOST. Held by another:
-        FAILED_PRECONDITION / LEASE_HELD {holder, epoch} with RetryInfo, the time it has left without a renewal. A lease that was
-        transferred to this holder is taken over at once. Too many: RESOURCE_EXHAUSTED / TOO_MANY_LEASES.
+        """Acquires a free resource, under an epoch above all its earlier ones. The same request_id returns the same lease
+        while the lease lives; with another payload it is ALREADY_EXISTS / REQUEST_ID_REUSED, after the lease's end ABORTED
+        / LEASE_LOST. Held by another holder: FAILED_PRECONDITION / LEASE_HELD {holder, epoch} with RetryInfo, the
+        remaining time without a renewal. A lease that was transferred to this holder is taken over at once. Too many
+        leases: RESOURCE_EXHAUSTED / TOO_MANY_LEASES.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RenewLease(self, request, context):
-        """Extends the lease by its ttl, and signs its token anew: same epoch, the present signing key. A lease that is gone is
-        ABORTED / LEASE_LOST {presented, current}: stop now. `current` is 0 when nobody holds the resource.
+        """Extends the lease by its ttl, and signs its token again: the same epoch, the present signing key. A lost lease is
+        ABORTED / LEASE_LOST {presented, current}: stop now. `current` is 0 when the resource is free.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseLease(self, request, context):
-        """Gives the lease back. With the holder's token, or by an operator with epoch and reason; never anybody's lease but the
-        one named. A repeat finds it gone, which is no error.
+        """Releases the lease. With the holder's token, or by an operator with epoch and reason; never another lease than the
+        named one. A repeat finds no lease, which is not an error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TransferLease(self, request, context):
-        """Hands the lease to another holder in one step: nobody else can take the resource in between. The new epoch is higher, so
-        the old token is stale once the new one was seen by the guard. With the holder's token, or by an operator with the epoch.
-        The new holder uses the token in the answer, or acquires the resource under its name. A lease that is gone is
-        ABORTED / LEASE_LOST; the same request_id gives the same lease.
+        """Transfers the lease to another holder in one step: no third holder can acquire the resource in between. The new
+        epoch is higher, so the old token is stale once the fence has seen the new one. With the holder's token, or by an
+        operator with the epoch. The new holder uses the token in the answer, or acquires the resource under its own name.
+        A lost lease is ABORTED / LEASE_LOST; the same request_id returns the same lease.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetLease(self, request, context):
-        """Reads who holds a resource. NOT_FOUND / LEASE_NOT_HELD {last_epoch} when nobody does.
+        """Reads the lease of a resource. NOT_FOUND / LEASE_NOT_HELD {last_epoch} when it is free.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListLeases(self, request, context):
-        """Lists live leases by name, paged. Each page is as of its own revision.
+        """Lists live leases by name, paged. Each page has its own revision.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchLeases(self, request, context):
-        """What happens to leases after a revision, none left out, in order. A heartbeat (no events) says that etcd answers. Ends
-        with OUT_OF_RANGE / CURSOR_EXPIRED when that history is gone (list, then watch from the revision of the first page),
-        and with UNAVAILABLE when the replica drains or etcd is away (watch again after the last revision heard).
-        RESOURCE_EXHAUSTED / TOO_MANY_WATCHES beyond 64 for a tenant at one replica.
+        """Streams all changes of leases after a revision, in order. A heartbeat (no events) shows that etcd answers. Ends
+        with OUT_OF_RANGE / CURSOR_EXPIRED when that history no longer exists (list, then watch from the revision of the
+        first page), and with UNAVAILABLE when the replica drains or etcd is unavailable (watch again after the last
+        revision received). RESOURCE_EXHAUSTED / TOO_MANY_WATCHES beyond 64 watches of a tenant at one replica.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListSigningKeys(self, request, context):
-        """Lists the public keys that verify tokens, of leases and of tasks: the one that signs now, and retired ones.
+        """Lists the public keys that verify tokens, of leases and of tasks: the present signing key, and retired keys.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -224,19 +225,19 @@ def add_LeaseServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class LeaseService:
-    """Served by every coordinator and, handed through, by the gateway. A lease decides who may try; it does not stop an old
-    holder that was paused or cut off. What stops it is the resource's own guard, which compares the token's epoch with the
-    highest one it has seen, under a lock that the write holds too (docs/tokens.md).
+    """Served by every coordinator and forwarded by the gateway. A lease decides which holder may try; it does not stop a
+    former holder that was paused or cut off. The resource's own fence stops it: it compares the token's epoch with the
+    highest epoch that it has seen, under a lock that the write holds too (docs/tokens.md).
 
-    Names belong to the tenant of the call (metadata x-tenure-tenant). A name is 1 to 200 characters of a-z, A-Z, 0-9, `.`,
-    `_`, `-` and `/`, beginning with a letter or digit. Take names from a bounded set (tables, shards, devices; not requests):
-    the ledger keeps one row for each name for ever, so that its epochs never go back, not even when etcd is restored.
-    A tenant holds at most 1,000 leases at once by default (TENURE_COORDINATOR_MAX_LEASES_PER_TENANT): each has an etcd lease
-    of its own, and etcd ends at most about 1,000 of them a second.
+    Names belong to the tenant of the call (metadata x-tenure-tenant). A name is 1 to 200 characters of a-z, A-Z, 0-9,
+    `.`, `_`, `-` and `/`, beginning with a letter or digit. Take names from a bounded set (tables, shards, devices; not
+    requests): the ledger keeps one row for each name for ever, so that its epochs never go back, not even when etcd is
+    restored. A tenant holds at most 1,000 leases at once by default (TENURE_COORDINATOR_MAX_LEASES_PER_TENANT): each has
+    its own etcd lease, and etcd ends at most about 1,000 of them a second.
 
-    Every method may answer UNAVAILABLE (nothing is known to have been done; all methods may be repeated) and
-    INVALID_ARGUMENT with BadRequest violations. A token that is none is UNAUTHENTICATED / INVALID_TOKEN; one of another
-    resource or tenant is PERMISSION_DENIED / WRONG_RESOURCE.
+    Every method may answer UNAVAILABLE (it is unknown whether the request was carried out; all methods may be repeated)
+    and INVALID_ARGUMENT with BadRequest violations. An invalid token is UNAUTHENTICATED / INVALID_TOKEN; a token of
+    another resource or tenant is PERMISSION_DENIED / WRONG_RESOURCE.
     """
 
     @staticmethod

@@ -26,20 +26,23 @@ if _version_not_supported:
 
 
 class ScheduleServiceStub:
-    """Served by every checkpoint replica and, handed through, by the gateway. The tenant is the caller's, as with TaskService;
-    schedules of others are NOT_FOUND / SCHEDULE_NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo; all methods may be repeated.
+    """Served by every checkpoint replica and forwarded by the gateway. The tenant is the caller's, as with TaskService;
+    another tenant's schedules are NOT_FOUND / SCHEDULE_NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo;
+    all methods may be repeated.
 
-    A schedule is a TaskSpec and the times at which a task of it comes due. For every due time exactly one decision is made
-    and recorded, by any number of replicas and whatever their clocks say: a task is created, or the due time waits, or it is
-    skipped. Time is the database's: when that goes back nothing comes due twice, when it leaps what was missed is caught up.
-    A run's task has the source (SCHEDULER, schedule_id, source_run_id) and the request_id "schedule/<schedule_id>/<source_run_id>".
+    A schedule is a TaskSpec and the times at which a task of it comes due. For every due time exactly one decision is
+    made and recorded, with any number of replicas and whatever their clocks show: a task is created, or the due time
+    waits, or it is skipped. Time is the database's: if its clock goes back, nothing comes due twice; if it leaps, missed
+    due times are caught up. A run's task has the source (SCHEDULER, schedule_id, source_run_id) and the request_id
+    "schedule/<schedule_id>/<source_run_id>".
 
-    Cron expressions have five fields: minute, hour, day of month, month, day of week, with names (MON, JAN), lists, ranges,
-    steps, `L` (last day), `LW` (last weekday), `MON#2`, `5L`. If neither day field begins with `*`, either may match. They are
-    read in the schedule's time zone. When its clocks are changed: an expression whose minute or hour begins with `*` is compared
-    with the clock as it goes (hourly stays hourly; of an hour that is left out nothing comes due, of one that comes twice
-    everything twice). Any other names times of day, each of which comes due once a day: at the first of the two when it
-    happens twice; when it is left out, right after the gap, together with others that are.
+    Cron expressions have five fields: minute, hour, day of month, month, day of week, with names (MON, JAN), lists,
+    ranges, steps, `L` (last day), `LW` (last weekday), `MON#2`, `5L`. If neither day field begins with `*`, either may
+    match. Expressions are read in the schedule's time zone. When that zone's clocks change: an expression whose minute
+    or hour begins with `*` is compared with the running clock (hourly stays hourly; in an omitted hour nothing comes
+    due, in a repeated hour everything comes due twice). Any other expression names times of day, each of which comes due
+    once a day: at the first occurrence when the time happens twice; when the time is omitted, right after the gap,
+    together with other omitted times.
     """
 
     def __init__(self, channel):
@@ -91,26 +94,30 @@ class ScheduleServiceStub:
 
 
 class ScheduleServiceServicer:
-    """Served by every checkpoint replica and, handed through, by the gateway. The tenant is the caller's, as with TaskService;
-    schedules of others are NOT_FOUND / SCHEDULE_NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo; all methods may be repeated.
+    """Served by every checkpoint replica and forwarded by the gateway. The tenant is the caller's, as with TaskService;
+    another tenant's schedules are NOT_FOUND / SCHEDULE_NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo;
+    all methods may be repeated.
 
-    A schedule is a TaskSpec and the times at which a task of it comes due. For every due time exactly one decision is made
-    and recorded, by any number of replicas and whatever their clocks say: a task is created, or the due time waits, or it is
-    skipped. Time is the database's: when that goes back nothing comes due twice, when it leaps what was missed is caught up.
-    A run's task has the source (SCHEDULER, schedule_id, source_run_id) and the request_id "schedule/<schedule_id>/<source_run_id>".
+    A schedule is a TaskSpec and the times at which a task of it comes due. For every due time exactly one decision is
+    made and recorded, with any number of replicas and whatever their clocks show: a task is created, or the due time
+    waits, or it is skipped. Time is the database's: if its clock goes back, nothing comes due twice; if it leaps, missed
+    due times are caught up. A run's task has the source (SCHEDULER, schedule_id, source_run_id) and the request_id
+    "schedule/<schedule_id>/<source_run_id>".
 
-    Cron expressions have five fields: minute, hour, day of month, month, day of week, with names (MON, JAN), lists, ranges,
-    steps, `L` (last day), `LW` (last weekday), `MON#2`, `5L`. If neither day field begins with `*`, either may match. They are
-    read in the schedule's time zone. When its clocks are changed: an expression whose minute or hour begins with `*` is compared
-    with the clock as it goes (hourly stays hourly; of an hour that is left out nothing comes due, of one that comes twice
-    everything twice). Any other names times of day, each of which comes due once a day: at the first of the two when it
-    happens twice; when it is left out, right after the gap, together with others that are.
+    Cron expressions have five fields: minute, hour, day of month, month, day of week, with names (MON, JAN), lists,
+    ranges, steps, `L` (last day), `LW` (last weekday), `MON#2`, `5L`. If neither day field begins with `*`, either may
+    match. Expressions are read in the schedule's time zone. When that zone's clocks change: an expression whose minute
+    or hour begins with `*` is compared with the running clock (hourly stays hourly; in an omitted hour nothing comes
+    due, in a repeated hour everything comes due twice). Any other expression names times of day, each of which comes due
+    once a day: at the first occurrence when the time happens twice; when the time is omitted, right after the gap,
+    together with other omitted times.
     """
 
     def CreateSchedule(self, request, context):
-        """Creates a schedule. The same name and payload as sent give the same schedule again, while it exists, as it stands; another is
-        ALREADY_EXISTS / SCHEDULE_EXISTS {schedule_id}. An expression that never comes due between start and end is
-        INVALID_ARGUMENT. RESOURCE_EXHAUSTED / TOO_MANY_SCHEDULES: 1,000 of a tenant (TENURE_CHECKPOINT_MAX_SCHEDULES_PER_TENANT).
+        """Creates a schedule. The same name and payload as sent return the existing schedule in its present state; another
+        payload is ALREADY_EXISTS / SCHEDULE_EXISTS {schedule_id}. An expression that never comes due between start and end
+        is INVALID_ARGUMENT. RESOURCE_EXHAUSTED / TOO_MANY_SCHEDULES: 1,000 of a tenant
+        (TENURE_CHECKPOINT_MAX_SCHEDULES_PER_TENANT).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -131,42 +138,43 @@ class ScheduleServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UpdateSchedule(self, request, context):
-        """Changes a schedule; what is absent stays as it is. The change counts from now: due times until now are the schedule's as it
-        was and are decided first, with what they lead to; when the expression, zone or bounds change, the next due time is the
-        first later one that they have. Tasks that were created stay as they are; runs that wait are started as the schedule is
-        then. FAILED_PRECONDITION / SCHEDULE_CHANGED {revision}: it is no longer at expected_revision. A schedule that is as asked
-        already is answered and stays as it is, whatever its revision: so a repeat is answered like the first time. Times that
-        never come due are INVALID_ARGUMENT. NOT_FOUND.
+        """Changes a schedule; absent fields stay as they are. The change is valid from now: due times until now belong to the
+        old schedule and are decided first, with their effects; when the expression, zone or bounds change, the next due
+        time is the first later one that they have. Created tasks stay as they are; waiting runs are started by the
+        schedule as it is then. FAILED_PRECONDITION / SCHEDULE_CHANGED {revision}: the schedule is no longer at
+        expected_revision. A request that changes nothing succeeds, whatever the revision: so a repeat gets the first
+        answer. Times that never come due are INVALID_ARGUMENT. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PauseSchedule(self, request, context):
-        """Lets nothing come due any more, and starts nothing that waits. Tasks that run are left alone. Pausing a paused schedule
-        changes nothing, its reason included. NOT_FOUND.
+        """Pauses the schedule: nothing comes due any more, and no waiting run starts. Running tasks are not affected. Pausing
+        a paused schedule changes nothing, also not its reason. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResumeSchedule(self, request, context):
-        """Goes on from now: what would have come due during the pause is not made up for. NOT_FOUND.
+        """Resumes the schedule from now: due times during the pause are not caught up. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TriggerSchedule(self, request, context):
-        """Creates a task of it now, also when it is paused, whatever runs: the overlap policy is for due times, which then find
-        this task running. The same request_id gives the same task again. NOT_FOUND.
+        """Creates a task of the schedule now, also when it is paused or a run is active: the overlap policy applies to due
+        times, for which this task then counts as running. The same request_id returns the same task. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteSchedule(self, request, context):
-        """Deletes it and the record of its runs. Its tasks go on. A repeat finds it gone, which is no error.
+        """Deletes the schedule and the record of its runs. Its tasks continue. A repeat finds no schedule, which is not an
+        error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -224,20 +232,23 @@ def add_ScheduleServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ScheduleService:
-    """Served by every checkpoint replica and, handed through, by the gateway. The tenant is the caller's, as with TaskService;
-    schedules of others are NOT_FOUND / SCHEDULE_NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo; all methods may be repeated.
+    """Served by every checkpoint replica and forwarded by the gateway. The tenant is the caller's, as with TaskService;
+    another tenant's schedules are NOT_FOUND / SCHEDULE_NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo;
+    all methods may be repeated.
 
-    A schedule is a TaskSpec and the times at which a task of it comes due. For every due time exactly one decision is made
-    and recorded, by any number of replicas and whatever their clocks say: a task is created, or the due time waits, or it is
-    skipped. Time is the database's: when that goes back nothing comes due twice, when it leaps what was missed is caught up.
-    A run's task has the source (SCHEDULER, schedule_id, source_run_id) and the request_id "schedule/<schedule_id>/<source_run_id>".
+    A schedule is a TaskSpec and the times at which a task of it comes due. For every due time exactly one decision is
+    made and recorded, with any number of replicas and whatever their clocks show: a task is created, or the due time
+    waits, or it is skipped. Time is the database's: if its clock goes back, nothing comes due twice; if it leaps, missed
+    due times are caught up. A run's task has the source (SCHEDULER, schedule_id, source_run_id) and the request_id
+    "schedule/<schedule_id>/<source_run_id>".
 
-    Cron expressions have five fields: minute, hour, day of month, month, day of week, with names (MON, JAN), lists, ranges,
-    steps, `L` (last day), `LW` (last weekday), `MON#2`, `5L`. If neither day field begins with `*`, either may match. They are
-    read in the schedule's time zone. When its clocks are changed: an expression whose minute or hour begins with `*` is compared
-    with the clock as it goes (hourly stays hourly; of an hour that is left out nothing comes due, of one that comes twice
-    everything twice). Any other names times of day, each of which comes due once a day: at the first of the two when it
-    happens twice; when it is left out, right after the gap, together with others that are.
+    Cron expressions have five fields: minute, hour, day of month, month, day of week, with names (MON, JAN), lists,
+    ranges, steps, `L` (last day), `LW` (last weekday), `MON#2`, `5L`. If neither day field begins with `*`, either may
+    match. Expressions are read in the schedule's time zone. When that zone's clocks change: an expression whose minute
+    or hour begins with `*` is compared with the running clock (hourly stays hourly; in an omitted hour nothing comes
+    due, in a repeated hour everything comes due twice). Any other expression names times of day, each of which comes due
+    once a day: at the first occurrence when the time happens twice; when the time is omitted, right after the gap,
+    together with other omitted times.
     """
 
     @staticmethod

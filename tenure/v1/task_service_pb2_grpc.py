@@ -26,10 +26,10 @@ if _version_not_supported:
 
 
 class TaskServiceStub:
-    """Tasks. The tenant is the caller's (metadata x-tenure-tenant until there is authentication; absent: "default"); tasks of
-    others are NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo: try again, creation included, with the same
-    request_id. CANCELLED that the caller did not ask for means the same: the call came as the server closed. INVALID_ARGUMENT
-    carries BadRequest violations.
+    """Tasks. The tenant is the caller's (metadata x-tenure-tenant until there is authentication; absent: "default");
+    another tenant's tasks are NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo: repeat it, also a creation,
+    with the same request_id. CANCELLED without a cancel by the caller means the same: the call arrived while the server
+    closed. INVALID_ARGUMENT carries BadRequest violations.
     """
 
     def __init__(self, channel):
@@ -111,18 +111,18 @@ class TaskServiceStub:
 
 
 class TaskServiceServicer:
-    """Tasks. The tenant is the caller's (metadata x-tenure-tenant until there is authentication; absent: "default"); tasks of
-    others are NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo: try again, creation included, with the same
-    request_id. CANCELLED that the caller did not ask for means the same: the call came as the server closed. INVALID_ARGUMENT
-    carries BadRequest violations.
+    """Tasks. The tenant is the caller's (metadata x-tenure-tenant until there is authentication; absent: "default");
+    another tenant's tasks are NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo: repeat it, also a creation,
+    with the same request_id. CANCELLED without a cancel by the caller means the same: the call arrived while the server
+    closed. INVALID_ARGUMENT carries BadRequest violations.
     """
 
     def SubmitTask(self, request, context):
-        """Accepts a task and queues it. The same request_id and payload as sent give the same task again; another payload is
-        ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source lives it is ALREADY_EXISTS /
-        SOURCE_BUSY {task_id}: speak to that one (SendMessage).
-        INVALID_ARGUMENT for a name in agent.tools or agent.approve_tools of which the tool service says that there is no such tool,
-        with the nearest names, in a task without a loop of its own. Where the tool service does not answer the names are not checked.
+        """Accepts a task and queues it. The same request_id with the same payload as sent returns the same task; another
+        payload is ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source is live, the
+        error is ALREADY_EXISTS / SOURCE_BUSY {task_id}: send a message to that task (SendMessage).
+        INVALID_ARGUMENT for a name in agent.tools or agent.approve_tools that the tool service does not know, with the
+        nearest names, in a task without a loop of its own. If the tool service does not answer, the names are not checked.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -136,14 +136,14 @@ class TaskServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WaitTask(self, request, context):
-        """Waits until the task ends or the time is over, and answers how it stands. NOT_FOUND.
+        """Waits until the task ends or the timeout passes, and returns the task. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListTasks(self, request, context):
-        """Lists tasks, newest first, or those that wait, by what has to be answered soonest.
+        """Lists tasks, newest first, or waiting tasks, earliest deadline first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -157,98 +157,105 @@ class TaskServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchTask(self, request, context):
-        """Streams a task's entries after a sequence without gap or repeat, with live text between them if asked, and a heartbeat
-        when nothing else was sent for 15 s. Ends after the entry that closes the task. Resume a broken stream with the last
-        sequence seen. NOT_FOUND; OUT_OF_RANGE / CURSOR_EXPIRED beyond the newest entry.
+        """Streams a task's entries after a sequence without gap or repeat, with live text between them on request, and a
+        heartbeat after 15 s without another message. Ends after the entry that closes the task. Resume a broken stream
+        with the last sequence received. NOT_FOUND; OUT_OF_RANGE / CURSOR_EXPIRED beyond the newest entry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchTasks(self, request, context):
-        """Streams what happens to the tenant's tasks after a cursor, without gap or repeat, a task's changes in their order: for
-        dashboards. Begins with a heartbeat, and sends one when nothing else was sent for 15 s. Who lists the tasks after the
-        first heartbeat, and goes by each task's sequence, misses nothing. Resume a broken stream with the last cursor, at any
-        gateway. OUT_OF_RANGE / CURSOR_EXPIRED: what came after the cursor is no longer kept, or the cursor is of another
-        installation; watch without a cursor, and list.
+        """Streams the changes of the tenant's tasks after a cursor, without gap or repeat, the changes of each task in their
+        order: for dashboards. Begins with a heartbeat, and sends a heartbeat after 15 s without another message. A client
+        that lists the tasks after the first heartbeat, and compares each task's sequence, misses nothing. Resume a broken
+        stream with the last cursor, at any gateway. OUT_OF_RANGE / CURSOR_EXPIRED: the changes after the cursor are no
+        longer kept, or the cursor belongs to another installation; watch without a cursor, and list.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelTask(self, request, context):
-        """Asks for the task's end. The answer means that the request is recorded and will be carried out, also when every service
-        restarts; the task is CANCELLED within about a second. Cancelling a cancelled task is answered as the first time; a task
-        that ended otherwise is FAILED_PRECONDITION / WRONG_STATE {state}. NOT_FOUND.
+        """Requests the task's end. The answer means that the request is recorded and will be carried out, also after a
+        restart of every service; the task is CANCELLED within about a second. Cancelling a cancelled task repeats the
+        first answer; a task that ended otherwise is FAILED_PRECONDITION / WRONG_STATE {state}. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SendMessage(self, request, context):
-        """Says something to the agent of a live task. It reads it at its next model call, whoever works on it then, and no task
-        succeeds without having read what was acknowledged. A message does not answer a wait: a task that waits reads it when it
-        goes on. The same request_id again is answered like the first time, with another text it is ALREADY_EXISTS /
-        REQUEST_ID_REUSED. A task that has ended, or whose end was asked for, is FAILED_PRECONDITION / WRONG_STATE {state}:
-        ForkTask continues it. FAILED_PRECONDITION / MESSAGES_FULL: 1,000 were sent to this task; NO_READER: it is control work,
-        whose function reads none. NOT_FOUND.
+        """Sends a message to the agent of a live task. The agent reads it at its next model call, whichever worker runs it
+        then, and no task succeeds before it has read every acknowledged message. A message does not answer a wait: a
+        waiting task reads it when it continues. A repeat with the same request_id gets the first answer, with another text
+        it is ALREADY_EXISTS / REQUEST_ID_REUSED. A task that has ended, or that has a pending ending, is
+        FAILED_PRECONDITION / WRONG_STATE {state}: ForkTask continues it. FAILED_PRECONDITION / MESSAGES_FULL: 1,000
+        messages were sent to this task; NO_READER: the task is control work, whose function reads no messages. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ForkTask(self, request, context):
-        """Starts a new task that goes on from another's history, running or ended; the other is not touched. What was recorded there
-        counts as said and done; what the new task does is its own: its calls have new identities, so that no effect is
-        repeated, or taken for done. Use and budget begin at zero, steps count on, and `max_steps` is how many it may add. The
-        fork begins with a copy of the workspace as it is now, wherever its history is cut: files have no history. A program that
-        writes meanwhile may be copied halfway. FAILED_PRECONDITION / WORKSPACE_LIMIT: more than a workspace may hold;
-        WORKSPACE_UNREADABLE: closed to the service. Then there is no fork; `without_files` makes one with an empty workspace.
-        The same request_id and payload again give the same task; ALREADY_EXISTS / REQUEST_ID_REUSED and SOURCE_BUSY are as in SubmitTask. A history can be cut only
-        where every call has its outcome and no model call is under way: at another sequence it is FAILED_PRECONDITION /
-        NO_FORK_POINT {before, after}, the nearest sequences that can be. FAILED_PRECONDITION / NOTHING_TO_DO: the history ends
-        with a final answer there, no message says how it goes on, and the fork has no result_schema_json that the answer could fail.
-        FAILED_PRECONDITION / FORK_TOO_LARGE: over 20,000 entries or 64 MiB. NOT_FOUND.
+        """Starts a new task that continues from another task's history, running or ended; the other task does not change. The
+        copied history counts as done. The new task's work is its own: its calls have new ids, so that no effect is
+        repeated or counted as done. Usage and budget begin at zero, step numbers continue, and `max_steps` limits the
+        additional steps. The fork begins with a copy of the workspace at the time of the fork, wherever the history is
+        cut: files have no history. A file that a program writes meanwhile may be copied halfway. FAILED_PRECONDITION /
+        WORKSPACE_LIMIT: more than a workspace may hold; WORKSPACE_UNREADABLE: closed to the service. In both cases there
+        is no fork; `without_files` forks with an empty workspace.
+        The same request_id with the same payload returns the same task; ALREADY_EXISTS / REQUEST_ID_REUSED and SOURCE_BUSY
+        are as in SubmitTask. A history can be cut only where every call has its outcome and no model call is in flight:
+        any other sequence is FAILED_PRECONDITION / NO_FORK_POINT {before, after}, the nearest possible sequences.
+        FAILED_PRECONDITION / NOTHING_TO_DO: the history ends with a final answer at that point, the request has no
+        message, and the fork has no result_schema_json that the answer could fail. FAILED_PRECONDITION / FORK_TOO_LARGE:
+        more than 20,000 entries or 64 MiB. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResumeTask(self, request, context):
-        """Answers the wait of a task, or delivers an event by its correlation_id. A wait takes exactly one answer: the same request_id
-        again is answered like the first time. An answer to any other wait than the present one is FAILED_PRECONDITION / WAIT_OVER, and one
-        to another call than the one that waits is FAILED_PRECONDITION / OTHER_CALL. Both have {state} and, while the task waits, the
-        present wait: {wait_id, wait_kind, question, tool, arguments_json, call_digest}, long texts cut; GetTask has them whole. An event that finds no
-        wait is kept for 7 days for one to come, and taken exactly once; RESOURCE_EXHAUSTED / SIGNALS_FULL when 100 are kept under
-        one correlation_id. The same request_id with another answer is ALREADY_EXISTS / REQUEST_ID_REUSED. NOT_FOUND.
+        """Answers the wait of a task, or delivers an event by its correlation_id. A wait takes exactly one answer: a repeat
+        with the same request_id gets the first response. An answer to another wait than the present one is
+        FAILED_PRECONDITION / WAIT_OVER, and an answer to another call than the waiting one is FAILED_PRECONDITION /
+        OTHER_CALL. Both errors have {state} and, while the task waits, the present wait: {wait_id, wait_kind, question,
+        tool, arguments_json, call_digest}, with long texts truncated; GetTask returns the complete texts. An event without
+        a wait is kept for 7 days for a later wait, and taken exactly once; RESOURCE_EXHAUSTED / SIGNALS_FULL when 100
+        events are kept under one correlation_id. The same request_id with another answer is ALREADY_EXISTS /
+        REQUEST_ID_REUSED. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExplainTask(self, request, context):
-        """Says in at most ten lines why a task is where it is and what would move it: from the ledger, the coordinators and the tools.
-        A part that does not answer is said so, except the ledger: UNAVAILABLE. NOT_FOUND.
+        """Explains in at most ten lines why a task is in its state and what would change that: from the ledger, the
+        coordinators and the tool service. If one of them does not answer, a line says so, except for the ledger:
+        UNAVAILABLE. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListFiles(self, request, context):
-        """Lists what is in a task's workspace, with everything below, in the order of the paths' components. It is not a moment's
-        picture: programs may be writing. A task that has no files is empty. INVALID_ARGUMENT / BAD_PATH: cannot be in a workspace;
-        NOT_FOUND / FILE_NOT_FOUND: is not there; FAILED_PRECONDITION / NOT_A_DIRECTORY: the path is none, or leads through a link;
-        FAILED_PRECONDITION / WORKSPACE_UNREADABLE: a program closed it. NOT_FOUND; NOT_FOUND / TASK_PRUNED: its files are gone.
+        """Lists the files of a task's workspace, with all subdirectories, in the order of the paths' components. The list is
+        not a snapshot: programs may write meanwhile. A task without files has an empty list. INVALID_ARGUMENT / BAD_PATH:
+        the path cannot be in a workspace; NOT_FOUND / FILE_NOT_FOUND: there is no such file; FAILED_PRECONDITION /
+        NOT_A_DIRECTORY: the path is not a directory, or leads through a link; FAILED_PRECONDITION / WORKSPACE_UNREADABLE:
+        a program closed it. NOT_FOUND; NOT_FOUND / TASK_PRUNED: its files are deleted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadFile(self, request, context):
-        """Reads a regular file of a task's workspace: a header, then its bytes up to the size told there. FAILED_PRECONDITION /
-        FILE_CHANGED: it was written meanwhile, or is not the version asked for; what came so far is of no use. FAILED_PRECONDITION /
-        NOT_A_FILE: a directory, a link, a pipe. OUT_OF_RANGE: the offset is beyond its end. RESOURCE_EXHAUSTED / TOO_MANY_READERS: ask
-        again later. Otherwise as ListFiles. A broken stream is resumed with `offset` and `version`, at any gateway.
+        """Reads a regular file of a task's workspace: a header, then its bytes up to the size in the header.
+        FAILED_PRECONDITION / FILE_CHANGED: the file was written meanwhile, or is not the requested version; discard the
+        bytes received so far. FAILED_PRECONDITION / NOT_A_FILE: a directory, a link, a pipe. OUT_OF_RANGE: the offset is
+        beyond its end. RESOURCE_EXHAUSTED / TOO_MANY_READERS: repeat later. Otherwise as ListFiles. Resume a broken stream
+        with `offset` and `version`, at any gateway.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -336,10 +343,10 @@ def add_TaskServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TaskService:
-    """Tasks. The tenant is the caller's (metadata x-tenure-tenant until there is authentication; absent: "default"); tasks of
-    others are NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo: try again, creation included, with the same
-    request_id. CANCELLED that the caller did not ask for means the same: the call came as the server closed. INVALID_ARGUMENT
-    carries BadRequest violations.
+    """Tasks. The tenant is the caller's (metadata x-tenure-tenant until there is authentication; absent: "default");
+    another tenant's tasks are NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo: repeat it, also a creation,
+    with the same request_id. CANCELLED without a cancel by the caller means the same: the call arrived while the server
+    closed. INVALID_ARGUMENT carries BadRequest violations.
     """
 
     @staticmethod

@@ -26,17 +26,18 @@ if _version_not_supported:
 
 
 class TenantServiceStub:
-    """Served by every checkpoint replica and, handed through, by the gateway. Whose request it is comes from the caller's identity
-    (metadata `x-tenure-tenant`, `default` when absent) as everywhere, never from a field. Operators, whom the gateway's setting
-    TENURE_GATEWAY_OPERATOR_TENANTS names, may look at and change another tenant, named in `tenant`: the gateway then asks on
-    under that tenant's identity. Anybody else who names another: NOT_FOUND / TENANT_NOT_FOUND; who changes limits or lists
-    tenants without being an operator: PERMISSION_DENIED / OPERATORS_ONLY. All methods may be repeated.
+    """Served by every checkpoint replica and forwarded by the gateway. As everywhere, the tenant comes from the caller's
+    identity (metadata `x-tenure-tenant`, `default` when absent), never from a field. Operators, whom the gateway's
+    setting TENURE_GATEWAY_OPERATOR_TENANTS names, may read and change another tenant, named in `tenant`: the gateway
+    then forwards the request under that tenant's identity. Any other caller who names another tenant gets NOT_FOUND /
+    TENANT_NOT_FOUND; a caller who changes limits or lists tenants without being an operator gets PERMISSION_DENIED /
+    OPERATORS_ONLY. All methods may be repeated.
 
-    A quota is a hard cap, and a soft one at 80 % of it. The soft cap warns: once a window in the entries of a task that met it,
-    as a change of that task (see WatchTasks and webhooks), and in a metric. At the hard cap new tasks are refused, or accepted and
-    started later, by the quota's policy; model calls of running tasks wait, and the task leaves its worker when that takes
-    long (RETRY_SCHEDULED / TENANT_QUOTA). No task fails by a quota. Windows slide; they are counted from what the ledger billed,
-    so what is in flight when a cap is reached is still finished, and counts.
+    A quota is a hard cap with a soft cap at 80 % of it. The soft cap warns once per window: in the entries of a task
+    that reached it, as a change of that task (see WatchTasks and webhooks), and in a metric. At the hard cap new tasks
+    are refused, or accepted and started later, by the quota's policy; model calls of running tasks wait, and the task
+    leaves its worker when the wait is long (RETRY_SCHEDULED / TENANT_QUOTA). No task fails because of a quota. Windows
+    slide. They count what the ledger billed, so calls in flight when a cap is reached are still finished, and count.
     """
 
     def __init__(self, channel):
@@ -68,44 +69,45 @@ class TenantServiceStub:
 
 
 class TenantServiceServicer:
-    """Served by every checkpoint replica and, handed through, by the gateway. Whose request it is comes from the caller's identity
-    (metadata `x-tenure-tenant`, `default` when absent) as everywhere, never from a field. Operators, whom the gateway's setting
-    TENURE_GATEWAY_OPERATOR_TENANTS names, may look at and change another tenant, named in `tenant`: the gateway then asks on
-    under that tenant's identity. Anybody else who names another: NOT_FOUND / TENANT_NOT_FOUND; who changes limits or lists
-    tenants without being an operator: PERMISSION_DENIED / OPERATORS_ONLY. All methods may be repeated.
+    """Served by every checkpoint replica and forwarded by the gateway. As everywhere, the tenant comes from the caller's
+    identity (metadata `x-tenure-tenant`, `default` when absent), never from a field. Operators, whom the gateway's
+    setting TENURE_GATEWAY_OPERATOR_TENANTS names, may read and change another tenant, named in `tenant`: the gateway
+    then forwards the request under that tenant's identity. Any other caller who names another tenant gets NOT_FOUND /
+    TENANT_NOT_FOUND; a caller who changes limits or lists tenants without being an operator gets PERMISSION_DENIED /
+    OPERATORS_ONLY. All methods may be repeated.
 
-    A quota is a hard cap, and a soft one at 80 % of it. The soft cap warns: once a window in the entries of a task that met it,
-    as a change of that task (see WatchTasks and webhooks), and in a metric. At the hard cap new tasks are refused, or accepted and
-    started later, by the quota's policy; model calls of running tasks wait, and the task leaves its worker when that takes
-    long (RETRY_SCHEDULED / TENANT_QUOTA). No task fails by a quota. Windows slide; they are counted from what the ledger billed,
-    so what is in flight when a cap is reached is still finished, and counts.
+    A quota is a hard cap with a soft cap at 80 % of it. The soft cap warns once per window: in the entries of a task
+    that reached it, as a change of that task (see WatchTasks and webhooks), and in a metric. At the hard cap new tasks
+    are refused, or accepted and started later, by the quota's policy; model calls of running tasks wait, and the task
+    leaves its worker when the wait is long (RETRY_SCHEDULED / TENANT_QUOTA). No task fails because of a quota. Windows
+    slide. They count what the ledger billed, so calls in flight when a cap is reached are still finished, and count.
     """
 
     def GetTenant(self, request, context):
-        """Reads a tenant: its quotas as they hold, and how much of each is used.
+        """Reads a tenant: its quotas in effect, and their present use.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpdateTenantLimits(self, request, context):
-        """Sets quotas of a tenant. Those that are not named stay as they are. Every replica heeds it within two seconds.
-        FAILED_PRECONDITION / TENANT_CHANGED {revision}: it is no longer at expected_revision. Quotas that are as asked already are
-        answered and stay as they are, whatever the revision: so a repeat is answered like the first time.
+        """Sets quotas of a tenant. Quotas that the request does not name stay as they are. Every replica applies the change
+        within two seconds. FAILED_PRECONDITION / TENANT_CHANGED {revision}: the tenant is no longer at expected_revision.
+        A request that changes nothing succeeds, whatever the revision: so a repeat gets the first answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListTenants(self, request, context):
-        """Lists tenants that have submitted or have quotas of their own, by name, paged. For operators.
+        """Lists tenants that have submitted a task or have their own quotas, by name, paged. For operators.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetTenantUsage(self, request, context):
-        """Sums up what a tenant's model calls were billed, those of pruned tasks included.
+        """Sums up the bills of a tenant's model calls, including pruned tasks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -143,17 +145,18 @@ def add_TenantServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TenantService:
-    """Served by every checkpoint replica and, handed through, by the gateway. Whose request it is comes from the caller's identity
-    (metadata `x-tenure-tenant`, `default` when absent) as everywhere, never from a field. Operators, whom the gateway's setting
-    TENURE_GATEWAY_OPERATOR_TENANTS names, may look at and change another tenant, named in `tenant`: the gateway then asks on
-    under that tenant's identity. Anybody else who names another: NOT_FOUND / TENANT_NOT_FOUND; who changes limits or lists
-    tenants without being an operator: PERMISSION_DENIED / OPERATORS_ONLY. All methods may be repeated.
+    """Served by every checkpoint replica and forwarded by the gateway. As everywhere, the tenant comes from the caller's
+    identity (metadata `x-tenure-tenant`, `default` when absent), never from a field. Operators, whom the gateway's
+    setting TENURE_GATEWAY_OPERATOR_TENANTS names, may read and change another tenant, named in `tenant`: the gateway
+    then forwards the request under that tenant's identity. Any other caller who names another tenant gets NOT_FOUND /
+    TENANT_NOT_FOUND; a caller who changes limits or lists tenants without being an operator gets PERMISSION_DENIED /
+    OPERATORS_ONLY. All methods may be repeated.
 
-    A quota is a hard cap, and a soft one at 80 % of it. The soft cap warns: once a window in the entries of a task that met it,
-    as a change of that task (see WatchTasks and webhooks), and in a metric. At the hard cap new tasks are refused, or accepted and
-    started later, by the quota's policy; model calls of running tasks wait, and the task leaves its worker when that takes
-    long (RETRY_SCHEDULED / TENANT_QUOTA). No task fails by a quota. Windows slide; they are counted from what the ledger billed,
-    so what is in flight when a cap is reached is still finished, and counts.
+    A quota is a hard cap with a soft cap at 80 % of it. The soft cap warns once per window: in the entries of a task
+    that reached it, as a change of that task (see WatchTasks and webhooks), and in a metric. At the hard cap new tasks
+    are refused, or accepted and started later, by the quota's policy; model calls of running tasks wait, and the task
+    leaves its worker when the wait is long (RETRY_SCHEDULED / TENANT_QUOTA). No task fails because of a quota. Windows
+    slide. They count what the ledger billed, so calls in flight when a cap is reached are still finished, and count.
     """
 
     @staticmethod

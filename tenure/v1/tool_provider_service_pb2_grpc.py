@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class ToolProviderServiceStub:
-    """Tools of a backend that is not ours. The tool service is its only client: it knows the address from its config file, asks what
-    tools there are, and calls them for agents, behind the task's fence and with a record of every call. docs/tools.md says how
-    a provider fences its own writes with what comes along.
+    """Tools of a foreign backend. The tool service is its only client: it reads the address from its config file, asks for
+    the list of tools, and calls them for agents, behind the task's fence and with a record of every call. docs/tools.md
+    explains how a provider fences its own writes with the request's fields.
     """
 
     def __init__(self, channel):
@@ -50,27 +50,28 @@ class ToolProviderServiceStub:
 
 
 class ToolProviderServiceServicer:
-    """Tools of a backend that is not ours. The tool service is its only client: it knows the address from its config file, asks what
-    tools there are, and calls them for agents, behind the task's fence and with a record of every call. docs/tools.md says how
-    a provider fences its own writes with what comes along.
+    """Tools of a foreign backend. The tool service is its only client: it reads the address from its config file, asks for
+    the list of tools, and calls them for agents, behind the task's fence and with a record of every call. docs/tools.md
+    explains how a provider fences its own writes with the request's fields.
     """
 
     def DescribeTools(self, request, context):
-        """Lists the tools. Asked when a connection is made, and every now and then. Repeatable.
+        """Lists the tools. Called after each connect, and periodically. Repeatable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CallTool(self, request, context):
-        """Calls a tool: any output, then the outcome, then the end. The metadata has `idempotency-key` and `x-fencing-epoch`, as in the
-        request. A repetition, after a lost connection or by another runner, has the same idempotency_key: of a KEYED tool it must
-        have no further effect and answers as the first did; a call of an UNSAFE tool is not repeated unless a person says so. Being
-        cancelled means that nobody waits any more; what was done stays done.
-        Instead of an outcome the call may end with a refusal, which says that nothing was done: ABORTED for an epoch that is behind (as
-        PROVIDER_STATUS_STALE_EPOCH), INVALID_ARGUMENT, NOT_FOUND, ALREADY_EXISTS, FAILED_PRECONDITION, OUT_OF_RANGE,
-        PERMISSION_DENIED, UNAUTHENTICATED, UNIMPLEMENTED, RESOURCE_EXHAUSTED. RESOURCE_EXHAUSTED with RetryInfo has the call sent
-        again after that time, while its own lasts. Any other status, and an end without an outcome, leaves open what was done.
+        """Calls a tool: any output, then the outcome, then the end. The metadata has `idempotency-key` and `x-fencing-epoch`,
+        as in the request. A repeat, after a lost connection or by another runner, has the same idempotency_key: for a
+        KEYED tool it must have no further effect and return the first answer; a call of an UNSAFE tool is repeated only if
+        a person decides so. A cancelled RPC means that no caller waits any more; completed effects stay.
+        Instead of an outcome the call may end with a refusal, which states that nothing was done: ABORTED for a stale
+        epoch (as PROVIDER_STATUS_STALE_EPOCH), INVALID_ARGUMENT, NOT_FOUND, ALREADY_EXISTS, FAILED_PRECONDITION,
+        OUT_OF_RANGE, PERMISSION_DENIED, UNAUTHENTICATED, UNIMPLEMENTED, RESOURCE_EXHAUSTED. After RESOURCE_EXHAUSTED with
+        RetryInfo the call is sent again after that time, within its timeout. Any other status, and an end without an
+        outcome, leaves open whether the effect happened.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -98,9 +99,9 @@ def add_ToolProviderServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ToolProviderService:
-    """Tools of a backend that is not ours. The tool service is its only client: it knows the address from its config file, asks what
-    tools there are, and calls them for agents, behind the task's fence and with a record of every call. docs/tools.md says how
-    a provider fences its own writes with what comes along.
+    """Tools of a foreign backend. The tool service is its only client: it reads the address from its config file, asks for
+    the list of tools, and calls them for agents, behind the task's fence and with a record of every call. docs/tools.md
+    explains how a provider fences its own writes with the request's fields.
     """
 
     @staticmethod

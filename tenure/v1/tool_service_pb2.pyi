@@ -24,7 +24,7 @@ DESCRIPTOR: descriptor.FileDescriptor
 
 @typing.final
 class ToolServiceListFilesRequest(message.Message):
-    """Which files."""
+    """The files to list."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -35,11 +35,11 @@ class ToolServiceListFilesRequest(message.Message):
     task_id: builtins.str
     """The task."""
     path: builtins.str
-    """A directory, relative to the workspace; empty: all of it. At most 1,024 characters."""
+    """A directory, relative to the workspace; empty: the whole workspace. At most 1,024 characters."""
     page_size: builtins.int
-    """At most this many; 0: 200, at most 1,000."""
+    """The maximum number of files; 0: 200, at most 1,000."""
     page_token: builtins.str
-    """Of the page before; empty: from the first."""
+    """From the previous page; empty: the first page."""
     def __init__(
         self,
         *,
@@ -64,14 +64,14 @@ class ToolServiceListFilesResponse(message.Message):
     NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
     USAGE_FIELD_NUMBER: builtins.int
     next_page_token: builtins.str
-    """Asks for what comes after; empty: there is no more."""
+    """For the next page; empty: no more."""
     @builtins.property
     def files(self) -> containers.RepeatedCompositeFieldContainer[workspace_pb2.WorkspaceFile]:
         """In order."""
 
     @builtins.property
     def usage(self) -> workspace_pb2.WorkspaceUsage:
-        """Of the whole workspace; on the first page only."""
+        """The usage of the whole workspace; on the first page only."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class ToolServiceListFilesResponse(message.Message):
 
 @typing.final
 class ToolServiceReadFileRequest(message.Message):
-    """Which file."""
+    """The file to read."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -101,9 +101,9 @@ class ToolServiceReadFileRequest(message.Message):
     path: builtins.str
     """The file, relative to the workspace; 1 to 1,024 characters."""
     offset: builtins.int
-    """How many bytes to leave out at the beginning."""
+    """The number of bytes to skip at the beginning."""
     version: builtins.str
-    """The version that is wanted, as a header told it; empty: whatever is there. At most 100 characters."""
+    """The requested version, as a header stated it; empty: the present version. At most 100 characters."""
     def __init__(
         self,
         *,
@@ -120,17 +120,17 @@ class ToolServiceReadFileRequest(message.Message):
 
 @typing.final
 class ToolServiceReadFileResponse(message.Message):
-    """One part of a file: the header first, then its bytes."""
+    """One part of a file: first the header, then its bytes."""
 
     DESCRIPTOR: descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: builtins.int
     CONTENT_FIELD_NUMBER: builtins.int
     content: builtins.bytes
-    """Some of it, at most 256 KiB."""
+    """A part of the content, at most 256 KiB."""
     @builtins.property
     def header(self) -> workspace_pb2.FileHeader:
-        """What is read."""
+        """The file that is read."""
 
     def __init__(
         self,
@@ -155,9 +155,9 @@ class CopyFilesRequest(message.Message):
     FROM_TASK_ID_FIELD_NUMBER: builtins.int
     TASK_ID_FIELD_NUMBER: builtins.int
     from_task_id: builtins.str
-    """Whose files."""
+    """The task whose files are copied."""
     task_id: builtins.str
-    """The task to come."""
+    """The future task."""
     def __init__(
         self,
         *,
@@ -172,14 +172,14 @@ class CopyFilesRequest(message.Message):
 
 @typing.final
 class CopyFilesResponse(message.Message):
-    """They are copied."""
+    """The files are copied."""
 
     DESCRIPTOR: descriptor.Descriptor
 
     COPIED_FIELD_NUMBER: builtins.int
     @builtins.property
     def copied(self) -> workspace_pb2.CopiedFiles:
-        """What was copied; absent when that was done before."""
+        """The copied files; absent: an earlier request copied them."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class CopyFilesResponse(message.Message):
 
 @typing.final
 class ForgetRequest(message.Message):
-    """What to forget."""
+    """The task to forget."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -216,7 +216,7 @@ class ForgetRequest(message.Message):
 
 @typing.final
 class ForgetResponse(message.Message):
-    """It is forgotten. Its files may take a moment longer."""
+    """The task is forgotten. The removal of its files may take a moment longer."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -231,7 +231,7 @@ class ForgetResponse(message.Message):
 
 @typing.final
 class ListToolsRequest(message.Message):
-    """Whose tools."""
+    """The claim whose tools are listed."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -253,7 +253,7 @@ class ListToolsRequest(message.Message):
 
 @typing.final
 class ListToolsResponse(message.Message):
-    """Tools."""
+    """The tools."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -265,7 +265,7 @@ class ListToolsResponse(message.Message):
 
     @builtins.property
     def unknown_names(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """What the task may use and there is no such tool, by name."""
+        """Names that the task may use and that no tool has, by name."""
 
     def __init__(
         self,
@@ -303,13 +303,13 @@ class CheckToolNamesRequest(message.Message):
 
 @typing.final
 class CheckToolNamesResponse(message.Message):
-    """Those that are of no tool."""
+    """The names that no tool has."""
 
     DESCRIPTOR: descriptor.Descriptor
 
     @typing.final
     class UnknownTool(message.Message):
-        """A name of no tool."""
+        """A name that no tool has."""
 
         DESCRIPTOR: descriptor.Descriptor
 
@@ -319,7 +319,7 @@ class CheckToolNamesResponse(message.Message):
         """The name."""
         @builtins.property
         def nearest(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-            """The most similar names of tools that there are, best first; at most 3."""
+            """The most similar names of tools, best first; at most 3."""
 
         def __init__(
             self,
@@ -351,7 +351,7 @@ class CheckToolNamesResponse(message.Message):
 
 @typing.final
 class ListSourcesRequest(message.Message):
-    """Nothing to choose."""
+    """No parameters."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -366,14 +366,14 @@ class ListSourcesRequest(message.Message):
 
 @typing.final
 class ListSourcesResponse(message.Message):
-    """What has tools."""
+    """The sources of tools."""
 
     DESCRIPTOR: descriptor.Descriptor
 
     INSTANCE_FIELD_NUMBER: builtins.int
     SOURCES_FIELD_NUMBER: builtins.int
     instance: builtins.str
-    """Which replica answers."""
+    """The replica that answers."""
     @builtins.property
     def sources(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.ToolSource]:
         """By kind and name."""
@@ -392,7 +392,7 @@ class ListSourcesResponse(message.Message):
 
 @typing.final
 class ListOfferedToolsRequest(message.Message):
-    """Nothing to choose."""
+    """No parameters."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -414,7 +414,7 @@ class ListOfferedToolsResponse(message.Message):
     INSTANCE_FIELD_NUMBER: builtins.int
     TOOLS_FIELD_NUMBER: builtins.int
     instance: builtins.str
-    """Which replica answers."""
+    """The replica that answers."""
     @builtins.property
     def tools(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.OfferedTool]:
         """By the tool's name."""
@@ -448,16 +448,16 @@ class ExecuteRequest(message.Message):
     call_id: builtins.str
     """"<step>.<index>" of the committed intent; 3 to 32 characters."""
     tool: builtins.str
-    """Which tool."""
+    """The tool."""
     arguments_json: builtins.str
     """A JSON object, at most 1 MiB."""
     traceparent: builtins.str
-    """W3C traceparent of the caller's span, for calls in frames: metadata belongs to the stream, this to the call. At most
-    128 characters; may be empty, and what is none is ignored.
+    """W3C traceparent of the caller's span, for calls in frames: metadata belongs to the stream, this field to the call.
+    At most 128 characters; may be empty; an invalid value is ignored.
     """
     output_limit_bytes: builtins.int
-    """The most bytes of output that the caller can use, if that is less than the tool's own limit. Absent or 0: the tool's own. At
-    least 1,024. A call that is joined keeps what it began with.
+    """The maximum of output that the caller can use in bytes, if it is less than the tool's own limit. Absent or 0: the
+    tool's own. At least 1,024. A repeat that joins a call does not change its limit.
     """
     @builtins.property
     def token(self) -> token_pb2.FencingToken:
@@ -465,15 +465,16 @@ class ExecuteRequest(message.Message):
 
     @builtins.property
     def timeout(self) -> duration_pb2.Duration:
-        """How long the call may run, if that is shorter than the tool's own timeout. Absent or 0: the tool's own. At most 24 hours.
-        A call that is joined keeps what it began with.
+        """The timeout of the call, if it is shorter than the tool's own. Absent or 0: the tool's own. At most 24 hours. A
+        repeat that joins a call does not change its timeout.
         """
 
     @builtins.property
     def resolution(self) -> tool_pb2.CallResolution:
-        """The newest word of a person on this call in the ledger, if there is one. It is decided on under this claim, and only while
-        that very attempt is in doubt: then the call ends, or is run again as its next attempt, and whatever the old runner still
-        does is void. An outcome that came before counts, and the word does not. What is not taken leaves the call IN_DOUBT.
+        """A person's newest resolution of this call in the ledger, if there is one. The tool service decides under this
+        claim, and only while that very call attempt is in doubt: then the call ends, or runs again as its next attempt,
+        and everything that the old runner still does is void. An earlier outcome counts, and the resolution does not. A
+        resolution that is not accepted leaves the call IN_DOUBT.
         """
 
     def __init__(
@@ -496,7 +497,7 @@ class ExecuteRequest(message.Message):
 
 @typing.final
 class ExecuteResponse(message.Message):
-    """What happens to a call."""
+    """An event of a call."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -505,15 +506,15 @@ class ExecuteResponse(message.Message):
     OUTCOME_FIELD_NUMBER: builtins.int
     @builtins.property
     def started(self) -> CallStarted:
-        """It was begun, or joined."""
+        """The call began, or the request joined it."""
 
     @builtins.property
     def output(self) -> CallOutput:
-        """Some output. For show: the outcome has all."""
+        """A part of the output, for display: the outcome has the whole output."""
 
     @builtins.property
     def outcome(self) -> tool_pb2.Outcome:
-        """It ended."""
+        """The call ended."""
 
     def __init__(
         self,
@@ -539,9 +540,9 @@ class CallStarted(message.Message):
     CALL_ATTEMPT_FIELD_NUMBER: builtins.int
     JOINED_FIELD_NUMBER: builtins.int
     call_attempt: builtins.int
-    """Which attempt of the call runs."""
+    """The call attempt that runs."""
     joined: builtins.bool
-    """It was running already."""
+    """The call was already running."""
     def __init__(
         self,
         *,
@@ -556,7 +557,7 @@ class CallStarted(message.Message):
 
 @typing.final
 class CallOutput(message.Message):
-    """Some output."""
+    """A part of the output."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -576,7 +577,7 @@ class CallOutput(message.Message):
 
 @typing.final
 class ExecuteStreamRequest(message.Message):
-    """Calls of a worker's tasks, whatever became ready; at most 128 and 2 MiB."""
+    """Calls of a worker's tasks, whatever is ready; at most 128 and 2 MiB."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -598,14 +599,14 @@ class ExecuteStreamRequest(message.Message):
 
 @typing.final
 class TaggedExecute(message.Message):
-    """A call and the tag its events come back under."""
+    """A call and the tag of its events."""
 
     DESCRIPTOR: descriptor.Descriptor
 
     TAG_FIELD_NUMBER: builtins.int
     CALL_FIELD_NUMBER: builtins.int
     tag: builtins.int
-    """Chosen by the caller, unique among those in flight."""
+    """Chosen by the caller, unique among calls in flight."""
     @builtins.property
     def call(self) -> ExecuteRequest:
         """The call."""
@@ -624,7 +625,7 @@ class TaggedExecute(message.Message):
 
 @typing.final
 class ExecuteStreamResponse(message.Message):
-    """Events, whatever became ready."""
+    """Events, whatever is ready."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -646,7 +647,7 @@ class ExecuteStreamResponse(message.Message):
 
 @typing.final
 class TaggedExecuteEvent(message.Message):
-    """What happened to one call. `outcome` and `refusal` are the last of their tag."""
+    """An event of one call. `outcome` and `refusal` are the last of their tag."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -659,20 +660,20 @@ class TaggedExecuteEvent(message.Message):
     """The caller's tag."""
     @builtins.property
     def started(self) -> CallStarted:
-        """It was begun, or joined."""
+        """The call began, or the request joined it."""
 
     @builtins.property
     def output(self) -> CallOutput:
-        """Some output."""
+        """A part of the output."""
 
     @builtins.property
     def outcome(self) -> tool_pb2.Outcome:
-        """It ended."""
+        """The call ended."""
 
     @builtins.property
     def refusal(self) -> token_pb2.Refusal:
-        """The service refused the call. A refusal does not prove that nothing was run: the tool service
-        releases a call that its tool put off, and the effect of a released call may have begun.
+        """The service refused the call. A refusal does not prove that nothing was run: the tool service releases a call
+        that its tool postponed, and the effect of a released call may have begun.
         """
 
     def __init__(
@@ -701,7 +702,7 @@ class FenceRequest(message.Message):
     TOKEN_FIELD_NUMBER: builtins.int
     CLOSE_FIELD_NUMBER: builtins.int
     close: builtins.bool
-    """End everything, this epoch included."""
+    """End everything, including this epoch."""
     @builtins.property
     def token(self) -> token_pb2.FencingToken:
         """The token of the claim."""
@@ -720,14 +721,14 @@ class FenceRequest(message.Message):
 
 @typing.final
 class FenceResponse(message.Message):
-    """How the task's calls stand."""
+    """The states of the task's calls."""
 
     DESCRIPTOR: descriptor.Descriptor
 
     CALLS_FIELD_NUMBER: builtins.int
     @builtins.property
     def calls(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.CallRecord]:
-        """All of them, by call_id; outcomes of long finished calls included. Beyond 2 MiB the contents of the oldest are cut and
+        """All calls, by call_id, including calls that finished long ago. Beyond 2 MiB the contents of the oldest are cut and
         marked as truncated.
         """
 
@@ -744,7 +745,7 @@ class FenceResponse(message.Message):
 
 @typing.final
 class ListCallsRequest(message.Message):
-    """Whose calls."""
+    """The task whose calls are listed."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -757,10 +758,10 @@ class ListCallsRequest(message.Message):
     after_call_id: builtins.str
     """Only calls after this one, in the order of this list; empty: from the first. At most 32 characters."""
     page_size: builtins.int
-    """At most this many; 0: 200, at most 1,000."""
+    """The maximum number; 0: 200, at most 1,000."""
     @builtins.property
     def call_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Only these, if any are named; at most 64."""
+        """Only these calls, if any; at most 64."""
 
     def __init__(
         self,
@@ -793,7 +794,7 @@ class ListCallsResponse(message.Message):
 
     @builtins.property
     def fence(self) -> tool_pb2.ToolFence:
-        """The task's fence, read with the page; absent when it never came to one."""
+        """The task's fence, read with the page; absent: the task has no fence."""
 
     def __init__(
         self,
@@ -810,7 +811,7 @@ class ListCallsResponse(message.Message):
 
 @typing.final
 class ListInDoubtCallsRequest(message.Message):
-    """Which calls in doubt."""
+    """The calls to list."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -825,7 +826,7 @@ class ListInDoubtCallsRequest(message.Message):
         task_id: builtins.str
         """Its task."""
         call_id: builtins.str
-        """Which call of it."""
+        """The call."""
         def __init__(
             self,
             *,
@@ -843,14 +844,16 @@ class ListInDoubtCallsRequest(message.Message):
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
     CALLS_FIELD_NUMBER: builtins.int
     task_id: builtins.str
-    """Only this task's; empty: of all tasks of the caller's."""
+    """Only calls of this task; empty: of all tasks of the caller."""
     page_size: builtins.int
-    """At most this many; 0: 50, at most 500."""
+    """The maximum number; 0: 50, at most 500."""
     page_token: builtins.str
-    """From the last answer; at most 512 characters."""
+    """From the previous page; at most 512 characters."""
     @builtins.property
     def calls(self) -> containers.RepeatedCompositeFieldContainer[ListInDoubtCallsRequest.CallName]:
-        """Only these, at most 500, in one answer: the fields before are not asked then. Those that are not in doubt are left out."""
+        """Only these calls, at most 500, in one answer; the fields above are ignored then. Calls that are not in doubt are
+        left out.
+        """
 
     def __init__(
         self,
@@ -878,7 +881,7 @@ class ListInDoubtCallsResponse(message.Message):
     """For the next page; empty: no more."""
     @builtins.property
     def calls(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.InDoubtCall]:
-        """The oldest doubt first; those of tasks that ended are among them."""
+        """The oldest doubt first; including calls of tasks that ended."""
 
     def __init__(
         self,
@@ -894,7 +897,7 @@ class ListInDoubtCallsResponse(message.Message):
 
 @typing.final
 class ListRefusedCallsRequest(message.Message):
-    """Whose refusals."""
+    """The task whose refused calls are listed."""
 
     DESCRIPTOR: descriptor.Descriptor
 

@@ -26,9 +26,10 @@ if _version_not_supported:
 
 
 class ToolServiceStub:
-    """Tools behind a fence. Methods that do or ask for anything take the token; a lower epoch than the fence, or a closed fence, is ABORTED / STALE_EPOCH.
-    Which tools may be called is decided here, from the token. A token that is none is UNAUTHENTICATED / INVALID_TOKEN. Every
-    method may answer UNAVAILABLE, and all may be repeated: a call that was begun is joined.
+    """Tools behind a fence. Methods that act or read for a claim take the token; a lower epoch than the fence, or a closed
+    fence, is ABORTED / STALE_EPOCH. The tool service decides from the token which tools may be called. An invalid token
+    is UNAUTHENTICATED / INVALID_TOKEN. Every method may answer UNAVAILABLE, and all may be repeated: a repeat joins a
+    call that has begun.
     """
 
     def __init__(self, channel):
@@ -110,74 +111,77 @@ class ToolServiceStub:
 
 
 class ToolServiceServicer:
-    """Tools behind a fence. Methods that do or ask for anything take the token; a lower epoch than the fence, or a closed fence, is ABORTED / STALE_EPOCH.
-    Which tools may be called is decided here, from the token. A token that is none is UNAUTHENTICATED / INVALID_TOKEN. Every
-    method may answer UNAVAILABLE, and all may be repeated: a call that was begun is joined.
+    """Tools behind a fence. Methods that act or read for a claim take the token; a lower epoch than the fence, or a closed
+    fence, is ABORTED / STALE_EPOCH. The tool service decides from the token which tools may be called. An invalid token
+    is UNAUTHENTICATED / INVALID_TOKEN. Every method may answer UNAVAILABLE, and all may be repeated: a repeat joins a
+    call that has begun.
     """
 
     def ListTools(self, request, context):
-        """The tools this token may call. Raises no fence.
+        """Lists the tools that this token may call. Raises no fence.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListSources(self, request, context):
-        """Lists what has tools, and whether it is there, as the replica that answers sees it: without what is kept to other tenants.
+        """Lists the sources of tools and their connections, as the answering replica sees them, without sources that are
+        restricted to other tenants.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListOfferedTools(self, request, context):
-        """Lists the tools that tasks of the asking tenant may be allowed to call, as the replica that answers has them. Needs no token.
+        """Lists the tools that tasks of the caller's tenant may call, as the answering replica has them. Needs no token.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CheckToolNames(self, request, context):
-        """Says which names are of no tool that the asking tenant's tasks can have. A name of a source that is configured and away is
-        not among them: nobody knows now which tools it has.
+        """Returns the names that no tool of the caller's tenant has. A name of a configured source that is unreachable is not
+        among them, because its tools are unknown then.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Execute(self, request, context):
-        """Runs a tool, once per call_id whatever happens: a repeated call joins the running one or is answered from the record.
-        An unknown tool, bad arguments, an error, a timeout are outcomes. The same call_id with other arguments is
-        ALREADY_EXISTS / CALL_ID_REUSED. Ends after the outcome; a caller that goes away stops nothing. RESOURCE_EXHAUSTED /
-        TOO_MANY_CALLS: nothing was run, ask again later.
+        """Runs a tool, once per call_id in every case: a repeat joins the running call or is answered from the record. An
+        unknown tool, invalid arguments, an error and a timeout are outcomes. The same call_id with other arguments is
+        ALREADY_EXISTS / CALL_ID_REUSED. Ends after the outcome; a caller that disconnects stops nothing.
+        RESOURCE_EXHAUSTED / TOO_MANY_CALLS: nothing was run, repeat later.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExecuteStream(self, request_iterator, context):
-        """The same for a worker with many tasks: frames of whatever became ready. Events come by tag, a refusal is an event.
+        """Execute for a worker with many tasks, in frames of whatever is ready. Events arrive by tag; a refusal is an event.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Fence(self, request, context):
-        """Raises the fence. With `close` it ends everything: refuses this epoch too, turns calls not begun into NOT_RUN, stops what
-        runs, settles calls of dead runners. Answers how every call of the task stands. Repeatable.
+        """Raises the fence. With `close` it ends everything: refuses this epoch too, turns calls that have not begun into
+        NOT_RUN, stops running calls, settles calls of dead runners. Returns the state of every call of the task.
+        Repeatable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListCalls(self, request, context):
-        """Lists the records of a task's calls, for audits. A task that never called a tool, or another tenant's, has none.
+        """Lists the records of a task's calls, for audits. A task without tool calls, or another tenant's task, has none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListInDoubtCalls(self, request, context):
-        """Lists the caller's calls in doubt, the oldest doubt first, in pages.
+        """Lists the caller's calls in doubt, the oldest first, in pages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -191,32 +195,33 @@ class ToolServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Forget(self, request, context):
-        """Forgets a task that the ledger has pruned, under the token of its last grant: closes its fence for ever, deletes the records of
-        its calls, and has its files removed. Every token of the task is refused from then on. Repeatable. UNAVAILABLE /
-        CALL_STILL_RUNS: nothing was forgotten, ask again later.
+        """Forgets a task that the ledger has pruned, under the token of its last grant: closes its fence for ever, deletes
+        its call records, and has its files removed. Every token of the task is refused from then on. Repeatable.
+        UNAVAILABLE / CALL_STILL_RUNS: nothing was forgotten, repeat later.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListFiles(self, request, context):
-        """Lists the files of the asking tenant's task, as TaskService.ListFiles says; what the tools do not know is empty.
+        """Lists the files of a task of the caller's tenant, see TaskService.ListFiles; empty for a task that is unknown to
+        the tool service.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadFile(self, request, context):
-        """Reads a file of the asking tenant's task, as TaskService.ReadFile says.
+        """Reads a file of a task of the caller's tenant, see TaskService.ReadFile.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CopyFiles(self, request, context):
-        """Copies the files of a task to one of the same tenant that is to come, all or nothing, and answers when they are on disk.
-        Links are copied as links; pipes, sockets and devices are left out. Repeatable: what was copied once is not copied again.
-        FAILED_PRECONDITION / WORKSPACE_LIMIT, WORKSPACE_UNREADABLE; RESOURCE_EXHAUSTED / TOO_MANY_COPIES.
+        """Copies the files of a task to a future task of the same tenant, all or nothing, and answers when the copy is on
+        disk. Links are copied as links; pipes, sockets and devices are left out. Repeatable: a repeat copies nothing
+        again. FAILED_PRECONDITION / WORKSPACE_LIMIT, WORKSPACE_UNREADABLE; RESOURCE_EXHAUSTED / TOO_MANY_COPIES.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -304,9 +309,10 @@ def add_ToolServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ToolService:
-    """Tools behind a fence. Methods that do or ask for anything take the token; a lower epoch than the fence, or a closed fence, is ABORTED / STALE_EPOCH.
-    Which tools may be called is decided here, from the token. A token that is none is UNAUTHENTICATED / INVALID_TOKEN. Every
-    method may answer UNAVAILABLE, and all may be repeated: a call that was begun is joined.
+    """Tools behind a fence. Methods that act or read for a claim take the token; a lower epoch than the fence, or a closed
+    fence, is ABORTED / STALE_EPOCH. The tool service decides from the token which tools may be called. An invalid token
+    is UNAUTHENTICATED / INVALID_TOKEN. Every method may answer UNAVAILABLE, and all may be repeated: a repeat joins a
+    call that has begun.
     """
 
     @staticmethod

@@ -27,9 +27,10 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ToolServiceStub:
-    """Tools behind a fence. Methods that do or ask for anything take the token; a lower epoch than the fence, or a closed fence, is ABORTED / STALE_EPOCH.
-    Which tools may be called is decided here, from the token. A token that is none is UNAUTHENTICATED / INVALID_TOKEN. Every
-    method may answer UNAVAILABLE, and all may be repeated: a call that was begun is joined.
+    """Tools behind a fence. Methods that act or read for a claim take the token; a lower epoch than the fence, or a closed
+    fence, is ABORTED / STALE_EPOCH. The tool service decides from the token which tools may be called. An invalid token
+    is UNAUTHENTICATED / INVALID_TOKEN. Every method may answer UNAVAILABLE, and all may be repeated: a repeat joins a
+    call that has begun.
     """
 
     @_typing.overload
@@ -37,103 +38,115 @@ class ToolServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ToolServiceAsyncStub: ...
     ListTools: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ListToolsRequest, _tool_service_pb2.ListToolsResponse]
-    """The tools this token may call. Raises no fence."""
+    """Lists the tools that this token may call. Raises no fence."""
     ListSources: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ListSourcesRequest, _tool_service_pb2.ListSourcesResponse]
-    """Lists what has tools, and whether it is there, as the replica that answers sees it: without what is kept to other tenants."""
+    """Lists the sources of tools and their connections, as the answering replica sees them, without sources that are
+    restricted to other tenants.
+    """
     ListOfferedTools: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ListOfferedToolsRequest, _tool_service_pb2.ListOfferedToolsResponse]
-    """Lists the tools that tasks of the asking tenant may be allowed to call, as the replica that answers has them. Needs no token."""
+    """Lists the tools that tasks of the caller's tenant may call, as the answering replica has them. Needs no token."""
     CheckToolNames: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.CheckToolNamesRequest, _tool_service_pb2.CheckToolNamesResponse]
-    """Says which names are of no tool that the asking tenant's tasks can have. A name of a source that is configured and away is
-    not among them: nobody knows now which tools it has.
+    """Returns the names that no tool of the caller's tenant has. A name of a configured source that is unreachable is not
+    among them, because its tools are unknown then.
     """
     Execute: _grpc.UnaryStreamMultiCallable[_tool_service_pb2.ExecuteRequest, _tool_service_pb2.ExecuteResponse]
-    """Runs a tool, once per call_id whatever happens: a repeated call joins the running one or is answered from the record.
-    An unknown tool, bad arguments, an error, a timeout are outcomes. The same call_id with other arguments is
-    ALREADY_EXISTS / CALL_ID_REUSED. Ends after the outcome; a caller that goes away stops nothing. RESOURCE_EXHAUSTED /
-    TOO_MANY_CALLS: nothing was run, ask again later.
+    """Runs a tool, once per call_id in every case: a repeat joins the running call or is answered from the record. An
+    unknown tool, invalid arguments, an error and a timeout are outcomes. The same call_id with other arguments is
+    ALREADY_EXISTS / CALL_ID_REUSED. Ends after the outcome; a caller that disconnects stops nothing.
+    RESOURCE_EXHAUSTED / TOO_MANY_CALLS: nothing was run, repeat later.
     """
     ExecuteStream: _grpc.StreamStreamMultiCallable[_tool_service_pb2.ExecuteStreamRequest, _tool_service_pb2.ExecuteStreamResponse]
-    """The same for a worker with many tasks: frames of whatever became ready. Events come by tag, a refusal is an event."""
+    """Execute for a worker with many tasks, in frames of whatever is ready. Events arrive by tag; a refusal is an event."""
     Fence: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.FenceRequest, _tool_service_pb2.FenceResponse]
-    """Raises the fence. With `close` it ends everything: refuses this epoch too, turns calls not begun into NOT_RUN, stops what
-    runs, settles calls of dead runners. Answers how every call of the task stands. Repeatable.
+    """Raises the fence. With `close` it ends everything: refuses this epoch too, turns calls that have not begun into
+    NOT_RUN, stops running calls, settles calls of dead runners. Returns the state of every call of the task.
+    Repeatable.
     """
     ListCalls: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ListCallsRequest, _tool_service_pb2.ListCallsResponse]
-    """Lists the records of a task's calls, for audits. A task that never called a tool, or another tenant's, has none."""
+    """Lists the records of a task's calls, for audits. A task without tool calls, or another tenant's task, has none."""
     ListInDoubtCalls: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ListInDoubtCallsRequest, _tool_service_pb2.ListInDoubtCallsResponse]
-    """Lists the caller's calls in doubt, the oldest doubt first, in pages."""
+    """Lists the caller's calls in doubt, the oldest first, in pages."""
     ListRefusedCalls: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ListRefusedCallsRequest, _tool_service_pb2.ListRefusedCallsResponse]
     """Lists calls that the fence refused, newest first."""
     Forget: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ForgetRequest, _tool_service_pb2.ForgetResponse]
-    """Forgets a task that the ledger has pruned, under the token of its last grant: closes its fence for ever, deletes the records of
-    its calls, and has its files removed. Every token of the task is refused from then on. Repeatable. UNAVAILABLE /
-    CALL_STILL_RUNS: nothing was forgotten, ask again later.
+    """Forgets a task that the ledger has pruned, under the token of its last grant: closes its fence for ever, deletes
+    its call records, and has its files removed. Every token of the task is refused from then on. Repeatable.
+    UNAVAILABLE / CALL_STILL_RUNS: nothing was forgotten, repeat later.
     """
     ListFiles: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ToolServiceListFilesRequest, _tool_service_pb2.ToolServiceListFilesResponse]
-    """Lists the files of the asking tenant's task, as TaskService.ListFiles says; what the tools do not know is empty."""
+    """Lists the files of a task of the caller's tenant, see TaskService.ListFiles; empty for a task that is unknown to
+    the tool service.
+    """
     ReadFile: _grpc.UnaryStreamMultiCallable[_tool_service_pb2.ToolServiceReadFileRequest, _tool_service_pb2.ToolServiceReadFileResponse]
-    """Reads a file of the asking tenant's task, as TaskService.ReadFile says."""
+    """Reads a file of a task of the caller's tenant, see TaskService.ReadFile."""
     CopyFiles: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.CopyFilesRequest, _tool_service_pb2.CopyFilesResponse]
-    """Copies the files of a task to one of the same tenant that is to come, all or nothing, and answers when they are on disk.
-    Links are copied as links; pipes, sockets and devices are left out. Repeatable: what was copied once is not copied again.
-    FAILED_PRECONDITION / WORKSPACE_LIMIT, WORKSPACE_UNREADABLE; RESOURCE_EXHAUSTED / TOO_MANY_COPIES.
+    """Copies the files of a task to a future task of the same tenant, all or nothing, and answers when the copy is on
+    disk. Links are copied as links; pipes, sockets and devices are left out. Repeatable: a repeat copies nothing
+    again. FAILED_PRECONDITION / WORKSPACE_LIMIT, WORKSPACE_UNREADABLE; RESOURCE_EXHAUSTED / TOO_MANY_COPIES.
     """
 
 @_typing.type_check_only
 class ToolServiceAsyncStub(ToolServiceStub):
-    """Tools behind a fence. Methods that do or ask for anything take the token; a lower epoch than the fence, or a closed fence, is ABORTED / STALE_EPOCH.
-    Which tools may be called is decided here, from the token. A token that is none is UNAUTHENTICATED / INVALID_TOKEN. Every
-    method may answer UNAVAILABLE, and all may be repeated: a call that was begun is joined.
+    """Tools behind a fence. Methods that act or read for a claim take the token; a lower epoch than the fence, or a closed
+    fence, is ABORTED / STALE_EPOCH. The tool service decides from the token which tools may be called. An invalid token
+    is UNAUTHENTICATED / INVALID_TOKEN. Every method may answer UNAVAILABLE, and all may be repeated: a repeat joins a
+    call that has begun.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListTools: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ListToolsRequest, _tool_service_pb2.ListToolsResponse]  # type: ignore[assignment]
-    """The tools this token may call. Raises no fence."""
+    """Lists the tools that this token may call. Raises no fence."""
     ListSources: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ListSourcesRequest, _tool_service_pb2.ListSourcesResponse]  # type: ignore[assignment]
-    """Lists what has tools, and whether it is there, as the replica that answers sees it: without what is kept to other tenants."""
+    """Lists the sources of tools and their connections, as the answering replica sees them, without sources that are
+    restricted to other tenants.
+    """
     ListOfferedTools: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ListOfferedToolsRequest, _tool_service_pb2.ListOfferedToolsResponse]  # type: ignore[assignment]
-    """Lists the tools that tasks of the asking tenant may be allowed to call, as the replica that answers has them. Needs no token."""
+    """Lists the tools that tasks of the caller's tenant may call, as the answering replica has them. Needs no token."""
     CheckToolNames: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.CheckToolNamesRequest, _tool_service_pb2.CheckToolNamesResponse]  # type: ignore[assignment]
-    """Says which names are of no tool that the asking tenant's tasks can have. A name of a source that is configured and away is
-    not among them: nobody knows now which tools it has.
+    """Returns the names that no tool of the caller's tenant has. A name of a configured source that is unreachable is not
+    among them, because its tools are unknown then.
     """
     Execute: _aio.UnaryStreamMultiCallable[_tool_service_pb2.ExecuteRequest, _tool_service_pb2.ExecuteResponse]  # type: ignore[assignment]
-    """Runs a tool, once per call_id whatever happens: a repeated call joins the running one or is answered from the record.
-    An unknown tool, bad arguments, an error, a timeout are outcomes. The same call_id with other arguments is
-    ALREADY_EXISTS / CALL_ID_REUSED. Ends after the outcome; a caller that goes away stops nothing. RESOURCE_EXHAUSTED /
-    TOO_MANY_CALLS: nothing was run, ask again later.
+    """Runs a tool, once per call_id in every case: a repeat joins the running call or is answered from the record. An
+    unknown tool, invalid arguments, an error and a timeout are outcomes. The same call_id with other arguments is
+    ALREADY_EXISTS / CALL_ID_REUSED. Ends after the outcome; a caller that disconnects stops nothing.
+    RESOURCE_EXHAUSTED / TOO_MANY_CALLS: nothing was run, repeat later.
     """
     ExecuteStream: _aio.StreamStreamMultiCallable[_tool_service_pb2.ExecuteStreamRequest, _tool_service_pb2.ExecuteStreamResponse]  # type: ignore[assignment]
-    """The same for a worker with many tasks: frames of whatever became ready. Events come by tag, a refusal is an event."""
+    """Execute for a worker with many tasks, in frames of whatever is ready. Events arrive by tag; a refusal is an event."""
     Fence: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.FenceRequest, _tool_service_pb2.FenceResponse]  # type: ignore[assignment]
-    """Raises the fence. With `close` it ends everything: refuses this epoch too, turns calls not begun into NOT_RUN, stops what
-    runs, settles calls of dead runners. Answers how every call of the task stands. Repeatable.
+    """Raises the fence. With `close` it ends everything: refuses this epoch too, turns calls that have not begun into
+    NOT_RUN, stops running calls, settles calls of dead runners. Returns the state of every call of the task.
+    Repeatable.
     """
     ListCalls: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ListCallsRequest, _tool_service_pb2.ListCallsResponse]  # type: ignore[assignment]
-    """Lists the records of a task's calls, for audits. A task that never called a tool, or another tenant's, has none."""
+    """Lists the records of a task's calls, for audits. A task without tool calls, or another tenant's task, has none."""
     ListInDoubtCalls: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ListInDoubtCallsRequest, _tool_service_pb2.ListInDoubtCallsResponse]  # type: ignore[assignment]
-    """Lists the caller's calls in doubt, the oldest doubt first, in pages."""
+    """Lists the caller's calls in doubt, the oldest first, in pages."""
     ListRefusedCalls: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ListRefusedCallsRequest, _tool_service_pb2.ListRefusedCallsResponse]  # type: ignore[assignment]
     """Lists calls that the fence refused, newest first."""
     Forget: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ForgetRequest, _tool_service_pb2.ForgetResponse]  # type: ignore[assignment]
-    """Forgets a task that the ledger has pruned, under the token of its last grant: closes its fence for ever, deletes the records of
-    its calls, and has its files removed. Every token of the task is refused from then on. Repeatable. UNAVAILABLE /
-    CALL_STILL_RUNS: nothing was forgotten, ask again later.
+    """Forgets a task that the ledger has pruned, under the token of its last grant: closes its fence for ever, deletes
+    its call records, and has its files removed. Every token of the task is refused from then on. Repeatable.
+    UNAVAILABLE / CALL_STILL_RUNS: nothing was forgotten, repeat later.
     """
     ListFiles: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ToolServiceListFilesRequest, _tool_service_pb2.ToolServiceListFilesResponse]  # type: ignore[assignment]
-    """Lists the files of the asking tenant's task, as TaskService.ListFiles says; what the tools do not know is empty."""
+    """Lists the files of a task of the caller's tenant, see TaskService.ListFiles; empty for a task that is unknown to
+    the tool service.
+    """
     ReadFile: _aio.UnaryStreamMultiCallable[_tool_service_pb2.ToolServiceReadFileRequest, _tool_service_pb2.ToolServiceReadFileResponse]  # type: ignore[assignment]
-    """Reads a file of the asking tenant's task, as TaskService.ReadFile says."""
+    """Reads a file of a task of the caller's tenant, see TaskService.ReadFile."""
     CopyFiles: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.CopyFilesRequest, _tool_service_pb2.CopyFilesResponse]  # type: ignore[assignment]
-    """Copies the files of a task to one of the same tenant that is to come, all or nothing, and answers when they are on disk.
-    Links are copied as links; pipes, sockets and devices are left out. Repeatable: what was copied once is not copied again.
-    FAILED_PRECONDITION / WORKSPACE_LIMIT, WORKSPACE_UNREADABLE; RESOURCE_EXHAUSTED / TOO_MANY_COPIES.
+    """Copies the files of a task to a future task of the same tenant, all or nothing, and answers when the copy is on
+    disk. Links are copied as links; pipes, sockets and devices are left out. Repeatable: a repeat copies nothing
+    again. FAILED_PRECONDITION / WORKSPACE_LIMIT, WORKSPACE_UNREADABLE; RESOURCE_EXHAUSTED / TOO_MANY_COPIES.
     """
 
 class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Tools behind a fence. Methods that do or ask for anything take the token; a lower epoch than the fence, or a closed fence, is ABORTED / STALE_EPOCH.
-    Which tools may be called is decided here, from the token. A token that is none is UNAUTHENTICATED / INVALID_TOKEN. Every
-    method may answer UNAVAILABLE, and all may be repeated: a call that was begun is joined.
+    """Tools behind a fence. Methods that act or read for a claim take the token; a lower epoch than the fence, or a closed
+    fence, is ABORTED / STALE_EPOCH. The tool service decides from the token which tools may be called. An invalid token
+    is UNAUTHENTICATED / INVALID_TOKEN. Every method may answer UNAVAILABLE, and all may be repeated: a repeat joins a
+    call that has begun.
     """
 
     @_abc_1.abstractmethod
@@ -142,7 +155,7 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_service_pb2.ListToolsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.ListToolsResponse, _abc.Awaitable[_tool_service_pb2.ListToolsResponse]]:
-        """The tools this token may call. Raises no fence."""
+        """Lists the tools that this token may call. Raises no fence."""
 
     @_abc_1.abstractmethod
     def ListSources(
@@ -150,7 +163,9 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_service_pb2.ListSourcesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.ListSourcesResponse, _abc.Awaitable[_tool_service_pb2.ListSourcesResponse]]:
-        """Lists what has tools, and whether it is there, as the replica that answers sees it: without what is kept to other tenants."""
+        """Lists the sources of tools and their connections, as the answering replica sees them, without sources that are
+        restricted to other tenants.
+        """
 
     @_abc_1.abstractmethod
     def ListOfferedTools(
@@ -158,7 +173,7 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_service_pb2.ListOfferedToolsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.ListOfferedToolsResponse, _abc.Awaitable[_tool_service_pb2.ListOfferedToolsResponse]]:
-        """Lists the tools that tasks of the asking tenant may be allowed to call, as the replica that answers has them. Needs no token."""
+        """Lists the tools that tasks of the caller's tenant may call, as the answering replica has them. Needs no token."""
 
     @_abc_1.abstractmethod
     def CheckToolNames(
@@ -166,8 +181,8 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_service_pb2.CheckToolNamesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.CheckToolNamesResponse, _abc.Awaitable[_tool_service_pb2.CheckToolNamesResponse]]:
-        """Says which names are of no tool that the asking tenant's tasks can have. A name of a source that is configured and away is
-        not among them: nobody knows now which tools it has.
+        """Returns the names that no tool of the caller's tenant has. A name of a configured source that is unreachable is not
+        among them, because its tools are unknown then.
         """
 
     @_abc_1.abstractmethod
@@ -176,10 +191,10 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_service_pb2.ExecuteRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_tool_service_pb2.ExecuteResponse], _abc.AsyncIterator[_tool_service_pb2.ExecuteResponse]]:
-        """Runs a tool, once per call_id whatever happens: a repeated call joins the running one or is answered from the record.
-        An unknown tool, bad arguments, an error, a timeout are outcomes. The same call_id with other arguments is
-        ALREADY_EXISTS / CALL_ID_REUSED. Ends after the outcome; a caller that goes away stops nothing. RESOURCE_EXHAUSTED /
-        TOO_MANY_CALLS: nothing was run, ask again later.
+        """Runs a tool, once per call_id in every case: a repeat joins the running call or is answered from the record. An
+        unknown tool, invalid arguments, an error and a timeout are outcomes. The same call_id with other arguments is
+        ALREADY_EXISTS / CALL_ID_REUSED. Ends after the outcome; a caller that disconnects stops nothing.
+        RESOURCE_EXHAUSTED / TOO_MANY_CALLS: nothing was run, repeat later.
         """
 
     @_abc_1.abstractmethod
@@ -188,7 +203,7 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_tool_service_pb2.ExecuteStreamRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_tool_service_pb2.ExecuteStreamResponse], _abc.AsyncIterator[_tool_service_pb2.ExecuteStreamResponse]]:
-        """The same for a worker with many tasks: frames of whatever became ready. Events come by tag, a refusal is an event."""
+        """Execute for a worker with many tasks, in frames of whatever is ready. Events arrive by tag; a refusal is an event."""
 
     @_abc_1.abstractmethod
     def Fence(
@@ -196,8 +211,9 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_service_pb2.FenceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.FenceResponse, _abc.Awaitable[_tool_service_pb2.FenceResponse]]:
-        """Raises the fence. With `close` it ends everything: refuses this epoch too, turns calls not begun into NOT_RUN, stops what
-        runs, settles calls of dead runners. Answers how every call of the task stands. Repeatable.
+        """Raises the fence. With `close` it ends everything: refuses this epoch too, turns calls that have not begun into
+        NOT_RUN, stops running calls, settles calls of dead runners. Returns the state of every call of the task.
+        Repeatable.
         """
 
     @_abc_1.abstractmethod
@@ -206,7 +222,7 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_service_pb2.ListCallsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.ListCallsResponse, _abc.Awaitable[_tool_service_pb2.ListCallsResponse]]:
-        """Lists the records of a task's calls, for audits. A task that never called a tool, or another tenant's, has none."""
+        """Lists the records of a task's calls, for audits. A task without tool calls, or another tenant's task, has none."""
 
     @_abc_1.abstractmethod
     def ListInDoubtCalls(
@@ -214,7 +230,7 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_service_pb2.ListInDoubtCallsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.ListInDoubtCallsResponse, _abc.Awaitable[_tool_service_pb2.ListInDoubtCallsResponse]]:
-        """Lists the caller's calls in doubt, the oldest doubt first, in pages."""
+        """Lists the caller's calls in doubt, the oldest first, in pages."""
 
     @_abc_1.abstractmethod
     def ListRefusedCalls(
@@ -230,9 +246,9 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_service_pb2.ForgetRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.ForgetResponse, _abc.Awaitable[_tool_service_pb2.ForgetResponse]]:
-        """Forgets a task that the ledger has pruned, under the token of its last grant: closes its fence for ever, deletes the records of
-        its calls, and has its files removed. Every token of the task is refused from then on. Repeatable. UNAVAILABLE /
-        CALL_STILL_RUNS: nothing was forgotten, ask again later.
+        """Forgets a task that the ledger has pruned, under the token of its last grant: closes its fence for ever, deletes
+        its call records, and has its files removed. Every token of the task is refused from then on. Repeatable.
+        UNAVAILABLE / CALL_STILL_RUNS: nothing was forgotten, repeat later.
         """
 
     @_abc_1.abstractmethod
@@ -241,7 +257,9 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_service_pb2.ToolServiceListFilesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.ToolServiceListFilesResponse, _abc.Awaitable[_tool_service_pb2.ToolServiceListFilesResponse]]:
-        """Lists the files of the asking tenant's task, as TaskService.ListFiles says; what the tools do not know is empty."""
+        """Lists the files of a task of the caller's tenant, see TaskService.ListFiles; empty for a task that is unknown to
+        the tool service.
+        """
 
     @_abc_1.abstractmethod
     def ReadFile(
@@ -249,7 +267,7 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_service_pb2.ToolServiceReadFileRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_tool_service_pb2.ToolServiceReadFileResponse], _abc.AsyncIterator[_tool_service_pb2.ToolServiceReadFileResponse]]:
-        """Reads a file of the asking tenant's task, as TaskService.ReadFile says."""
+        """Reads a file of a task of the caller's tenant, see TaskService.ReadFile."""
 
     @_abc_1.abstractmethod
     def CopyFiles(
@@ -257,9 +275,9 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_service_pb2.CopyFilesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.CopyFilesResponse, _abc.Awaitable[_tool_service_pb2.CopyFilesResponse]]:
-        """Copies the files of a task to one of the same tenant that is to come, all or nothing, and answers when they are on disk.
-        Links are copied as links; pipes, sockets and devices are left out. Repeatable: what was copied once is not copied again.
-        FAILED_PRECONDITION / WORKSPACE_LIMIT, WORKSPACE_UNREADABLE; RESOURCE_EXHAUSTED / TOO_MANY_COPIES.
+        """Copies the files of a task to a future task of the same tenant, all or nothing, and answers when the copy is on
+        disk. Links are copied as links; pipes, sockets and devices are left out. Repeatable: a repeat copies nothing
+        again. FAILED_PRECONDITION / WORKSPACE_LIMIT, WORKSPACE_UNREADABLE; RESOURCE_EXHAUSTED / TOO_MANY_COPIES.
         """
 
 def add_ToolServiceServicer_to_server(servicer: ToolServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,29 +26,31 @@ if _version_not_supported:
 
 
 class WebhookServiceStub:
-    """Served by every checkpoint replica and, handed through, by the gateway. The tenant is the caller's, as with TaskService;
-    webhooks of others are NOT_FOUND / WEBHOOK_NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo; all methods may be repeated.
+    """Served by every checkpoint replica and forwarded by the gateway. The tenant is the caller's, as with TaskService;
+    another tenant's webhooks are NOT_FOUND / WEBHOOK_NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo; all
+    methods may be repeated.
 
-    A webhook is a reader of the tenant's feed of changes (TaskService.WatchTasks) that has its cursor in the ledger. Each change
-    that it wants becomes one delivery: a POST of JSON by the Standard Webhooks convention (standardwebhooks.com), with the headers
-    webhook-id, webhook-timestamp and webhook-signature ("v1," and the base64 of HMAC-SHA256 over id.timestamp.body). The body is
-    {"type", "timestamp", "data"}: when the change was made, and a TaskChange as JSON in the names of this contract, with the task
-    as it stood when the delivery was written down. A body is at most 64 KiB: what is too long in the task (result, goal, system
-    prompt) is cut, and "truncated" beside "data" names it.
+    A webhook is a reader of the tenant's change feed (TaskService.WatchTasks) whose cursor is in the ledger. Each change
+    that it wants becomes one delivery: a POST of JSON by the Standard Webhooks convention (standardwebhooks.com), with
+    the headers webhook-id, webhook-timestamp and webhook-signature ("v1," and the base64 of HMAC-SHA256 over
+    id.timestamp.body). The body is {"type", "timestamp", "data"}: the time of the change, and a TaskChange as JSON with
+    the field names of this contract, with the task as it was when the delivery was written. A body is at most 64 KiB:
+    fields of the task that are too long (result, goal, system prompt) are cut, and "truncated" beside "data" names them.
 
-    Types are an open set; receivers ignore what they do not know:
+    Types are an open set; receivers ignore unknown types:
     task.succeeded, task.failed, task.timed_out, task.cancelled, task.cost_exceeded   the task ended
-    task.waiting_user, task.waiting_external   it waits
-    task.queued, task.running, task.retry_scheduled   it was left in that state
-    task.cancel_requested   its end was asked for, and will be carried out
-    webhook.test   asked for by TestWebhook
-    webhook.missed   a WebhookGap, whatever the webhook wants
+    task.waiting_user, task.waiting_external   the task waits
+    task.queued, task.running, task.retry_scheduled   the change left the task in that state
+    task.cancel_requested   the task has a pending ending, which will be carried out
+    webhook.test   requested by TestWebhook
+    webhook.missed   a WebhookGap, whatever types the webhook wants
 
-    Any answer of 2xx is a receipt. Anything else, silence for 10 s and redirects included, is a failure: the delivery is sent again,
-    with the same webhook-id and body, after a wait with full jitter that grows from 10 s to 6 h, and not before Retry-After. The tenth
-    failure makes it a dead letter. 410 pauses the webhook (GONE) and keeps the delivery. A delivery is sent once the task's one before
-    is received or dead; other tasks do not wait for it. It is sent at least once: a process that dies between the receipt and
-    writing it down sends it again, and one that was frozen with a request half sent may do so late. Receivers tell repeats by webhook-id.
+    Any 2xx answer is a receipt. Anything else, including silence for 10 s and redirects, is a failure: the delivery is
+    sent again, with the same webhook-id and body, after a backoff with full jitter that grows from 10 s to 6 h, and not
+    before Retry-After. After the tenth failure it is a dead delivery. 410 pauses the webhook (GONE) and keeps the
+    delivery. A delivery is sent when the task's previous delivery is received or dead; other tasks do not wait for it.
+    It is sent at least once: a process that dies between the receipt and its record sends the delivery again, and a
+    process that was frozen with a half-sent request may send it late. Receivers recognise repeats by the webhook-id.
     """
 
     def __init__(self, channel):
@@ -115,35 +117,38 @@ class WebhookServiceStub:
 
 
 class WebhookServiceServicer:
-    """Served by every checkpoint replica and, handed through, by the gateway. The tenant is the caller's, as with TaskService;
-    webhooks of others are NOT_FOUND / WEBHOOK_NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo; all methods may be repeated.
+    """Served by every checkpoint replica and forwarded by the gateway. The tenant is the caller's, as with TaskService;
+    another tenant's webhooks are NOT_FOUND / WEBHOOK_NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo; all
+    methods may be repeated.
 
-    A webhook is a reader of the tenant's feed of changes (TaskService.WatchTasks) that has its cursor in the ledger. Each change
-    that it wants becomes one delivery: a POST of JSON by the Standard Webhooks convention (standardwebhooks.com), with the headers
-    webhook-id, webhook-timestamp and webhook-signature ("v1," and the base64 of HMAC-SHA256 over id.timestamp.body). The body is
-    {"type", "timestamp", "data"}: when the change was made, and a TaskChange as JSON in the names of this contract, with the task
-    as it stood when the delivery was written down. A body is at most 64 KiB: what is too long in the task (result, goal, system
-    prompt) is cut, and "truncated" beside "data" names it.
+    A webhook is a reader of the tenant's change feed (TaskService.WatchTasks) whose cursor is in the ledger. Each change
+    that it wants becomes one delivery: a POST of JSON by the Standard Webhooks convention (standardwebhooks.com), with
+    the headers webhook-id, webhook-timestamp and webhook-signature ("v1," and the base64 of HMAC-SHA256 over
+    id.timestamp.body). The body is {"type", "timestamp", "data"}: the time of the change, and a TaskChange as JSON with
+    the field names of this contract, with the task as it was when the delivery was written. A body is at most 64 KiB:
+    fields of the task that are too long (result, goal, system prompt) are cut, and "truncated" beside "data" names them.
 
-    Types are an open set; receivers ignore what they do not know:
+    Types are an open set; receivers ignore unknown types:
     task.succeeded, task.failed, task.timed_out, task.cancelled, task.cost_exceeded   the task ended
-    task.waiting_user, task.waiting_external   it waits
-    task.queued, task.running, task.retry_scheduled   it was left in that state
-    task.cancel_requested   its end was asked for, and will be carried out
-    webhook.test   asked for by TestWebhook
-    webhook.missed   a WebhookGap, whatever the webhook wants
+    task.waiting_user, task.waiting_external   the task waits
+    task.queued, task.running, task.retry_scheduled   the change left the task in that state
+    task.cancel_requested   the task has a pending ending, which will be carried out
+    webhook.test   requested by TestWebhook
+    webhook.missed   a WebhookGap, whatever types the webhook wants
 
-    Any answer of 2xx is a receipt. Anything else, silence for 10 s and redirects included, is a failure: the delivery is sent again,
-    with the same webhook-id and body, after a wait with full jitter that grows from 10 s to 6 h, and not before Retry-After. The tenth
-    failure makes it a dead letter. 410 pauses the webhook (GONE) and keeps the delivery. A delivery is sent once the task's one before
-    is received or dead; other tasks do not wait for it. It is sent at least once: a process that dies between the receipt and
-    writing it down sends it again, and one that was frozen with a request half sent may do so late. Receivers tell repeats by webhook-id.
+    Any 2xx answer is a receipt. Anything else, including silence for 10 s and redirects, is a failure: the delivery is
+    sent again, with the same webhook-id and body, after a backoff with full jitter that grows from 10 s to 6 h, and not
+    before Retry-After. After the tenth failure it is a dead delivery. 410 pauses the webhook (GONE) and keeps the
+    delivery. A delivery is sent when the task's previous delivery is received or dead; other tasks do not wait for it.
+    It is sent at least once: a process that dies between the receipt and its record sends the delivery again, and a
+    process that was frozen with a half-sent request may send it late. Receivers recognise repeats by the webhook-id.
     """
 
     def CreateWebhook(self, request, context):
-        """Creates a webhook that is told what happens from now on. The same name and payload, secret included, give the same webhook
-        again, while it exists; another payload is ALREADY_EXISTS / WEBHOOK_EXISTS {webhook_id}. A URL with an address that webhooks may
-        not reach is INVALID_ARGUMENT. RESOURCE_EXHAUSTED / TOO_MANY_WEBHOOKS: 100 of a tenant (TENURE_CHECKPOINT_WEBHOOK_MAX_PER_TENANT).
+        """Creates a webhook that receives changes from now on. The same name and payload, including the secret, return the
+        existing webhook; another payload is ALREADY_EXISTS / WEBHOOK_EXISTS {webhook_id}. A URL with an address that
+        webhooks may not reach is INVALID_ARGUMENT. RESOURCE_EXHAUSTED / TOO_MANY_WEBHOOKS: 100 of a tenant
+        (TENURE_CHECKPOINT_WEBHOOK_MAX_PER_TENANT).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -164,31 +169,32 @@ class WebhookServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PauseWebhook(self, request, context):
-        """Sends nothing more from now on, but for what is on its way. What happens meanwhile is told after ResumeWebhook, as far as
-        changes are still kept then. Pausing a paused webhook changes nothing, its reason included. NOT_FOUND.
+        """Pauses the webhook: nothing more is sent, except deliveries already on their way. Changes during the pause are sent
+        after ResumeWebhook, as far as they are still kept then. Pausing a paused webhook changes nothing, also not its
+        reason. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResumeWebhook(self, request, context):
-        """Goes on where it was paused. Of tasks that were pruned meanwhile it tells without the task, and nothing where the filter asks for
-        labels, a queue or a tree: nobody knows those any more. NOT_FOUND.
+        """Resumes the webhook where it was paused. For tasks that were pruned meanwhile, deliveries have no task, and there
+        are none if the filter has labels, a queue or a root task, because these are no longer known. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RotateWebhookSecret(self, request, context):
-        """Signs with another secret from now on, and with the old one beside it for the time of the overlap. With the present secret
-        it changes nothing. NOT_FOUND.
+        """Signs with another secret from now on, and also with the old one during the overlap. With the present secret the
+        request changes nothing. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteWebhook(self, request, context):
-        """Deletes it with its deliveries. A repeat finds it gone, which is no error.
+        """Deletes the webhook with its deliveries. A repeat finds no webhook, which is not an error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -202,23 +208,26 @@ class WebhookServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListWebhookDeliveries(self, request, context):
-        """Lists deliveries, the newest first, paged: all that are pending or dead, and the newest 1,000 that were received. NOT_FOUND.
+        """Lists deliveries, newest first, paged: all that are pending or dead, and the newest 1,000 that were received.
+        NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReplayWebhookDeliveries(self, request, context):
-        """Gives dead letters all their tries again, in their old places: ahead of what is pending of their tasks and not on its way; what
-        was received meanwhile came before. At most 1,000 at a time, the oldest first. What is not dead is left as it is. NOT_FOUND,
-        also for a delivery that is not there (DELIVERY_NOT_FOUND).
+        """Gives dead deliveries all their attempts again, in their old order: before the pending deliveries of their tasks
+        that are not on their way; deliveries that were received meanwhile came earlier. At most 1,000 at a time, the
+        oldest first. Deliveries that are not dead stay as they are. NOT_FOUND, also for a missing delivery
+        (DELIVERY_NOT_FOUND).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DiscardWebhookDeliveries(self, request, context):
-        """Forgets dead letters, at most 1,000 at a time, the oldest first. What is not dead is left as it is. NOT_FOUND as above.
+        """Discards dead deliveries, at most 1,000 at a time, the oldest first. Deliveries that are not dead stay as they are.
+        NOT_FOUND as above.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -291,29 +300,31 @@ def add_WebhookServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WebhookService:
-    """Served by every checkpoint replica and, handed through, by the gateway. The tenant is the caller's, as with TaskService;
-    webhooks of others are NOT_FOUND / WEBHOOK_NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo; all methods may be repeated.
+    """Served by every checkpoint replica and forwarded by the gateway. The tenant is the caller's, as with TaskService;
+    another tenant's webhooks are NOT_FOUND / WEBHOOK_NOT_FOUND. Every method may answer UNAVAILABLE with RetryInfo; all
+    methods may be repeated.
 
-    A webhook is a reader of the tenant's feed of changes (TaskService.WatchTasks) that has its cursor in the ledger. Each change
-    that it wants becomes one delivery: a POST of JSON by the Standard Webhooks convention (standardwebhooks.com), with the headers
-    webhook-id, webhook-timestamp and webhook-signature ("v1," and the base64 of HMAC-SHA256 over id.timestamp.body). The body is
-    {"type", "timestamp", "data"}: when the change was made, and a TaskChange as JSON in the names of this contract, with the task
-    as it stood when the delivery was written down. A body is at most 64 KiB: what is too long in the task (result, goal, system
-    prompt) is cut, and "truncated" beside "data" names it.
+    A webhook is a reader of the tenant's change feed (TaskService.WatchTasks) whose cursor is in the ledger. Each change
+    that it wants becomes one delivery: a POST of JSON by the Standard Webhooks convention (standardwebhooks.com), with
+    the headers webhook-id, webhook-timestamp and webhook-signature ("v1," and the base64 of HMAC-SHA256 over
+    id.timestamp.body). The body is {"type", "timestamp", "data"}: the time of the change, and a TaskChange as JSON with
+    the field names of this contract, with the task as it was when the delivery was written. A body is at most 64 KiB:
+    fields of the task that are too long (result, goal, system prompt) are cut, and "truncated" beside "data" names them.
 
-    Types are an open set; receivers ignore what they do not know:
+    Types are an open set; receivers ignore unknown types:
     task.succeeded, task.failed, task.timed_out, task.cancelled, task.cost_exceeded   the task ended
-    task.waiting_user, task.waiting_external   it waits
-    task.queued, task.running, task.retry_scheduled   it was left in that state
-    task.cancel_requested   its end was asked for, and will be carried out
-    webhook.test   asked for by TestWebhook
-    webhook.missed   a WebhookGap, whatever the webhook wants
+    task.waiting_user, task.waiting_external   the task waits
+    task.queued, task.running, task.retry_scheduled   the change left the task in that state
+    task.cancel_requested   the task has a pending ending, which will be carried out
+    webhook.test   requested by TestWebhook
+    webhook.missed   a WebhookGap, whatever types the webhook wants
 
-    Any answer of 2xx is a receipt. Anything else, silence for 10 s and redirects included, is a failure: the delivery is sent again,
-    with the same webhook-id and body, after a wait with full jitter that grows from 10 s to 6 h, and not before Retry-After. The tenth
-    failure makes it a dead letter. 410 pauses the webhook (GONE) and keeps the delivery. A delivery is sent once the task's one before
-    is received or dead; other tasks do not wait for it. It is sent at least once: a process that dies between the receipt and
-    writing it down sends it again, and one that was frozen with a request half sent may do so late. Receivers tell repeats by webhook-id.
+    Any 2xx answer is a receipt. Anything else, including silence for 10 s and redirects, is a failure: the delivery is
+    sent again, with the same webhook-id and body, after a backoff with full jitter that grows from 10 s to 6 h, and not
+    before Retry-After. After the tenth failure it is a dead delivery. 410 pauses the webhook (GONE) and keeps the
+    delivery. A delivery is sent when the task's previous delivery is received or dead; other tasks do not wait for it.
+    It is sent at least once: a process that dies between the receipt and its record sends the delivery again, and a
+    process that was frozen with a half-sent request may send it late. Receivers recognise repeats by the webhook-id.
     """
 
     @staticmethod

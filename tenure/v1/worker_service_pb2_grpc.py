@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class WorkerServiceStub:
-    """Live text. The gateway dials it only while somebody watches.
+    """Live text. The gateway connects only while a client watches.
     """
 
     def __init__(self, channel):
@@ -43,13 +43,13 @@ class WorkerServiceStub:
 
 
 class WorkerServiceServicer:
-    """Live text. The gateway dials it only while somebody watches.
+    """Live text. The gateway connects only while a client watches.
     """
 
     def WatchLive(self, request, context):
-        """Streams the text of the task's model calls from where they are: first what the unfinished answer has so far, then each
-        piece. Slow readers get larger pieces. Ends when the worker no longer works on the task under this epoch. NOT_FOUND when
-        it does not now.
+        """Streams the text of the task's model calls from the present position: first the unfinished answer so far, then each
+        piece. Slow readers get larger pieces. Ends when the worker no longer works on the task under this epoch. NOT_FOUND
+        when it does not work on it now.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -72,7 +72,7 @@ def add_WorkerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WorkerService:
-    """Live text. The gateway dials it only while somebody watches.
+    """Live text. The gateway connects only while a client watches.
     """
 
     @staticmethod
