@@ -98,7 +98,7 @@ FILLING = {
         WORKSPACE,
         limits=dataclasses.replace(LIMITS, workspace_bytes=16 * MIB),
     ),
-    "files without a name, nested in sockets": Abuse(
+    "unlinked files nested in sockets": Abuse(
         "inner, outer = socket.socketpair(), socket.socketpair()\n"
         "for _ in range(24): fd = nameless(); socket.send_fds(inner[0], [b'x'], [fd]); os.close(fd)\n"
         "socket.send_fds(outer[0], [b'x'], [end.fileno() for end in inner])\n"
@@ -107,10 +107,10 @@ FILLING = {
         WORKSPACE,
         limits=HIDING,
     ),
-    "files without a name of who cannot be dumped": Abuse(
+    "unlinked files of an undumpable process": Abuse(
         "call('prctl', 4, 0)\nkept = [nameless() for _ in range(24)]\nsignal.pause()", WORKSPACE, limits=HIDING
     ),
-    "files without a name of a program nobody may read": Abuse(
+    "unlinked files of an unreadable program": Abuse(
         "import shutil\nfor _ in range(24): os.set_inheritable(nameless(), True)\n"
         "shutil.copyfile('/bin/sleep', 'closed'); os.chmod('closed', 0o111); os.execv('closed', ['closed', '1000'])",
         WORKSPACE,
@@ -121,7 +121,7 @@ FILLING = {
         "refused(lambda: [os.dup(0) for _ in range(10_000)])",
         prints="EMFILE\nEMFILE\n",
     ),
-    "space that nothing was written to": Abuse(
+    "allocated space without writes": Abuse(
         "import fcntl, struct\n"
         "fd = os.open('big', os.O_CREAT | os.O_RDWR)\n"
         "def reserve(mode):\n"
@@ -160,7 +160,7 @@ GOING_ON = {
         TIMEOUT,
         limits=SHORT,
     ),
-    "reading a pipe nobody writes": Abuse("os.mkfifo('f'); open('f').read()", TIMEOUT, limits=SHORT),
+    "reading a pipe without a writer": Abuse("os.mkfifo('f'); open('f').read()", TIMEOUT, limits=SHORT),
     "stopping itself": Abuse("os.kill(os.getpid(), signal.SIGSTOP); print('goes on')", prints="goes on\n"),
     "stopping its children": Abuse(
         "p = os.fork() or signal.pause()\nos.kill(p, signal.SIGSTOP); os.waitpid(p, 0)", TIMEOUT, limits=SHORT
@@ -289,8 +289,8 @@ PRIVILEGES = {
 }
 
 FAMILIES: Mapping[str, Mapping[str, Abuse]] = {
-    "filling things": FILLING,
-    "going on for ever": GOING_ON,
+    "filling memory and storage": FILLING,
+    "running for ever": GOING_ON,
     "outliving itself": OUTLIVING,
     "getting out": GETTING_OUT,
     "gaining privileges": PRIVILEGES,
