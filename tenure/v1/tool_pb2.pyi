@@ -416,7 +416,7 @@ class CallRecord(message.Message):
     state: CallState.ValueType
     """The state."""
     call_attempt: builtins.int
-    """The number of times that a runner accepted it; from 1."""
+    """The number of times that it was given to a runner; from 1."""
     epoch: builtins.int
     """The epoch that last authorised it."""
     @builtins.property
@@ -708,7 +708,7 @@ class CallTrail(message.Message):
     claim_id: builtins.str
     """The claim that last authorised it."""
     runner_id: builtins.str
-    """The runner that last accepted it, a UUID; empty: nothing had to be run."""
+    """The runner to which it was last given, a UUID; empty: nothing had to be run."""
     arguments_hash: builtins.bytes
     """SHA-256 of the tool's name, a NUL, and the arguments as received. A NUL in the name counts as U+FFFD."""
     outcome_hash: builtins.bytes
