@@ -264,7 +264,7 @@ async def test_a_started_call_without_its_tool_ends_if_repeatable(
             await tools.outcome(owner, call_id, tool, **arguments) for call_id, (tool, arguments) in called.items()
         ]
         assert moved.status is OutcomeStatus.INVALID_ARGUMENTS
-        assert moved.content.endswith("had begun: its effect may be there.")
+        assert moved.content.endswith("had begun: its effect may have happened.")
         assert shipped.status is DOUBT
     states = {call_id: call.state for call_id, call in (await tools.fence(owner)).items()}
     assert states == {"1.0": tool_pb2.CALL_STATE_FINISHED, "1.1": tool_pb2.CALL_STATE_IN_DOUBT}

@@ -116,7 +116,7 @@ def test_a_concluded_call_names_a_possible_earlier_effect(state: Any, effect_cla
     verdict = decide(row(state, effect_class, runner_alive=False), call_request(clear=clear), IDLE)
     assert isinstance(verdict, ConcludeCall)
     assert verdict.outcome.content == (
-        "Not reached: nothing was done. An earlier attempt of this very call had begun: its effect may be there."
+        "Not reached: nothing was done. An earlier attempt of this call had begun: its effect may have happened."
     )
 
 

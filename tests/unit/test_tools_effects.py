@@ -279,5 +279,5 @@ async def test_what_does_not_stop_is_never_said_to_have_stopped(monkeypatch: pyt
     outcome = await outcome_of(stubborn, timeout_seconds=0.05, effect_class=EffectClass.KEYED)
     assert outcome.status is OutcomeStatus.TIMED_OUT
     assert "and was stopped" not in outcome.content
-    assert outcome.content.endswith("What it does may still happen.")
+    assert outcome.content.endswith("Its effects may still happen.")
     released.set()

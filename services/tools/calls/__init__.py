@@ -1,14 +1,28 @@
-"""The protocol of calls: three writes around an effect, and everything that may come between them.
+"""The protocol of tool calls: three writes around an effect.
 
-executing.py   Execute: one call asked for, one answer    execute_stream.py, answers.py      ExecuteStream, and the
-messages
-accept.py      the first write: fence and record          accept_rules.py            what is let in, and as what (pure)
-running.py     between the writes: a place, a time        effects.py                 the effect itself
-start_and_finish.py       the second write: the effect begins        start_and_finish.py                  the third:
-what came of it
-runs.py        the calls this process runs                executing.py               those that other replicas run
-closing.py     a task's end: fence up, calls off          closing.py              a pruned task's records go
-in_doubt.py      calls in doubt, for people                 audit_log.py, audit_log.py     what audits read
-records.py     a call as asked for, and as recorded       accept.py                   reading them to decide
-metrics.py    what is counted
+The writes are: accept (fence and call record), start (the STARTED mark immediately before the effect), finish (the
+outcome). The record proves after a crash what may have happened.
+
+The files, in the order in which data flows:
+
+execute_stream.py     ExecuteStream: many calls on one stream
+executing.py          Execute: accepts a call, then follows its run here or in another replica
+records.py            a call as requested, and a call as recorded
+accept.py             the first write: locks and reads fences and records, writes what the rules decided
+accept_rules.py       the rules of the first write (pure): admit or refuse, run, join, answer from the record
+running.py            runs an accepted call: lane, start, effect, outcome
+start_and_finish.py   the second write (the start) and its withdrawal; the third write (the outcome)
+effects.py            one execution of a tool: bounded in time, stopped on request
+runs.py               the calls that this process runs, and the listeners to their events
+answers.py            converts events, call records and refused writes to messages
+
+closing.py            Fence: raises or closes a fence, stops the task's calls; Forget: deletes a pruned task's records
+in_doubt.py           ListInDoubtCalls: a tenant's calls in doubt
+audit_log.py          ListCalls: the audit log; ListRefusedCalls: stale writes
+metrics.py            metrics and span attributes of calls
+
+What to touch when:
+- a call gets a new verdict: accept_rules.py, `AcceptBatch` in accept.py, `Executor._answer_to` in executing.py
+- a call record gets a column: a migration, ../sql/queries.sql, `CallRow` in records.py, accept.py
+- a run is stopped for a new reason: `StopReason` in runs.py, effects.py
 """

@@ -1,4 +1,7 @@
-"""The first of a call's three writes: the fence and the record, in one transaction for a whole batch."""
+"""The first of a call's three writes: raises the fence and writes the record, in one transaction for a batch of calls.
+
+The transaction locks the fences, then the call records, decides by accept_rules.py under those locks, and writes.
+"""
 
 from __future__ import annotations
 
@@ -27,29 +30,32 @@ from tenure.domain.fencing import Fence
 from tenure.domain.tools import CallState, EffectClass, Outcome
 from tenure.runtime.postgres import Connection
 
-# Reading fences and calls under the locks that decisions are made with, and writing fences back.
+# Reads fences and calls under the row locks of the decision, and writes fences.
 
 
 class SqlCursor(Protocol):
-    """An answer on its way."""
+    """The result of a query that was sent and may not have been answered yet."""
 
     async def fetchall(self) -> list[Any]: ...
 
 
 async def lock_fences(postgres: Connection, tenants: Mapping[UUID, str]) -> dict[UUID, ToolFenceRow]:
-    """The fences of these tasks, made where they are not there yet. Their locks last as long as the transaction."""
+    """Locks and returns the fences of these tasks; inserts missing ones. The locks last as long as the transaction."""
     fences = await locked_fences(await send_fence_query(postgres, tenants))
     missing = {task_id: tenant for task_id, tenant in tenants.items() if task_id not in fences}
     return fences | await make_fences(postgres, missing) if missing else fences
 
 
 async def send_fence_query(postgres: Connection, tenants: Iterable[UUID]) -> SqlCursor:
-    """Lock those that are there."""
+    """Locks the existing fences."""
     return await postgres.execute(QUERIES.lock_fences, {"task_ids": sorted(tenants)})
 
 
 async def make_fences(postgres: Connection, missing: Mapping[UUID, str]) -> dict[UUID, ToolFenceRow]:
-    """Fences that were not there; another replica may be making them too, and raise them before they are locked."""
+    """Inserts missing fences, then locks and returns them.
+
+    Another replica may insert the same fences, and raise them before this transaction gets their locks.
+    """
     task_ids = sorted(missing)
     await postgres.execute(
         QUERIES.ensure_fences, {"task_ids": task_ids, "tenants": [missing[task_id] for task_id in task_ids]}
@@ -58,12 +64,12 @@ async def make_fences(postgres: Connection, missing: Mapping[UUID, str]) -> dict
 
 
 async def locked_fences(cursor: SqlCursor) -> dict[UUID, ToolFenceRow]:
-    """What was asked for."""
+    """Returns the result of `send_fence_query`, by task."""
     return {row[0]: ToolFenceRow(Fence(row[2], row[3]), row[4]) for row in await cursor.fetchall()}
 
 
 async def raise_fences(postgres: Connection, fences: Mapping[UUID, ToolFenceRow]) -> None:
-    """Write fences that lock_fences has locked."""
+    """Writes fences that this transaction has locked."""
     if not fences:
         return
     rows = fences.values()
@@ -79,14 +85,14 @@ async def raise_fences(postgres: Connection, fences: Mapping[UUID, ToolFenceRow]
 
 
 async def send_call_query(postgres: Connection, keys: Sequence[CallKey]) -> SqlCursor:
-    """Lock the records of these calls, as far as there are any; after their fences."""
+    """Locks the existing records of these calls. The fences must be locked before."""
     return await postgres.execute(
         QUERIES.lock_calls, {"task_ids": [key.task_id for key in keys], "call_ids": [key.call_id for key in keys]}
     )
 
 
 async def locked_calls(cursor: SqlCursor) -> dict[CallKey, CallRow]:
-    """What was asked for."""
+    """Returns the result of `send_call_query`, by key."""
     return {row.key: row for row in map(_call_row, await cursor.fetchall())}
 
 
@@ -111,7 +117,7 @@ METHOD: Final = "Execute"
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """A call's new standing."""
+    """The new state of a call's record."""
 
     request: CallRequest
     state: CallState
@@ -121,7 +127,7 @@ class _Change:
 
 @dataclass(slots=True)
 class AcceptBatch:
-    """A batch while it is decided: each call's verdict, and what is to be written for all of them."""
+    """The locked rows of a batch, and the writes that its verdicts need."""
 
     fences: dict[UUID, ToolFenceRow]
     rows: dict[CallKey, CallRow]
@@ -131,7 +137,7 @@ class AcceptBatch:
     refusals: list[RefusedCall] = field(default_factory=list)
 
     def decide(self, request: CallRequest, here: RunnerIdentity) -> Verdict | TenureError:
-        """One call; those before it in the batch may have raised its fence."""
+        """Decides one call. Earlier calls of the batch may have raised its fence."""
         task_id = request.key.task_id
         fence = admit(self.fences[task_id], request.fence)
         if isinstance(fence, StaleEpoch):
@@ -163,13 +169,13 @@ class AcceptBatch:
             case ConcludeCall(outcome):
                 self.changes.append(_Change(request, CallState.FINISHED, outcome.call_attempt, outcome))
             case JoinCall(call_attempt) if request.fence != row.fence:
-                # It runs on under the new claim: its record names the one that last authorised it.
+                # The run goes on under the new claim: a record names the claim that last authorised it.
                 self.changes.append(_Change(request, CallState.STARTED, call_attempt))
             case JoinCall() | AnswerFromRecord():
                 pass
 
     async def write(self, postgres: Connection, runner_id: UUID) -> None:
-        """All of it; the locks are still held."""
+        """Writes fences, records and refusals, under the locks that `begin_accepting` took."""
         await raise_fences(postgres, self.raised)
         if self.inserts:
             await postgres.execute(QUERIES.insert_calls, {**_insert_columns(self.inserts), "runner_id": runner_id})
@@ -179,16 +185,16 @@ class AcceptBatch:
 
 
 async def begin_accepting(postgres: Connection, batch: Sequence[CallRequest]) -> AcceptBatch:
-    """Lock and read what the batch is about: the fences first, then the calls."""
+    """Locks and reads the rows of a batch: the fences first, then the calls."""
     tenants = {request.key.task_id: request.claims.tenant for request in batch}
-    asked_fences = await send_fence_query(postgres, tenants)
-    asked_calls = await send_call_query(postgres, [request.key for request in batch])
-    fences, rows = await locked_fences(asked_fences), await locked_calls(asked_calls)
+    fence_query = await send_fence_query(postgres, tenants)
+    call_query = await send_call_query(postgres, [request.key for request in batch])
+    fences, rows = await locked_fences(fence_query), await locked_calls(call_query)
     if missing := {task_id: tenant for task_id, tenant in tenants.items() if task_id not in fences}:
         fences |= await make_fences(postgres, missing)
-        # Nothing was locked when these calls were read: another replica may have made fence and call since.
-        again = [request.key for request in batch if request.key.task_id in missing]
-        rows |= await locked_calls(await send_call_query(postgres, again))
+        # The first read of these calls had no fence lock: another replica may have inserted fence and call since.
+        unlocked = [request.key for request in batch if request.key.task_id in missing]
+        rows |= await locked_calls(await send_call_query(postgres, unlocked))
     return AcceptBatch(fences, rows)
 
 

@@ -1,4 +1,7 @@
-"""Whether a call is let in, and what is done with it: pure, decided under the locks of its fence and its record."""
+"""The rules of the first write: whether the fence admits a call, and what happens to an admitted call.
+
+The functions are pure. The caller holds the locks of the fence and of the call record.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from tenure.domain.in_doubt import RunAgain, SettledByResolution, apply_resoluti
 from tenure.domain.tools import NOT_RUN, CallState, EffectClass, Outcome
 from tenure.domain.truncation import bounded
 
-_HAD_BEGUN: Final = " An earlier attempt of this very call had begun: its effect may be there."
+_HAD_BEGUN: Final = " An earlier attempt of this call had begun: its effect may have happened."
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFenceRow:
-    """A task's fence at the tools. `closed`: everything of this claim is ended."""
+    """A task's fence at the tool service. `closed`: the calls of this claim were ended, and no new one may begin."""
 
     current: Fence
     closed: bool
@@ -27,35 +30,35 @@ class ToolFenceRow:
 
 @dataclass(frozen=True, slots=True)
 class RunCall:
-    """It is handed to this runner, as this attempt."""
+    """The call runs on this runner, as this attempt."""
 
     call_attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class JoinCall:
-    """It runs already, as this attempt."""
+    """The call runs already, as this attempt."""
 
     call_attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class MarkInDoubt:
-    """The runner of this attempt died, and it must not be run again."""
+    """The runner of this attempt died, and the call must not run again."""
 
     call_attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerFromRecord:
-    """The outcome is known."""
+    """The record has the outcome."""
 
     outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True)
 class ConcludeCall:
-    """It was let in before and is to be run no more: this is its outcome, as an attempt of its own."""
+    """The call was accepted before and must not run any more. This is its outcome, under an attempt of its own."""
 
     outcome: Outcome
 
@@ -64,9 +67,10 @@ Verdict = RunCall | JoinCall | MarkInDoubt | AnswerFromRecord | ConcludeCall
 
 
 def admit(row: ToolFenceRow, presented: Fence) -> ToolFenceRow | StaleEpoch:
-    """The fence after an Execute; refuses a lower epoch, another claim of the same one, and a closed fence.
+    """Returns the fence after an Execute, or the refusal.
 
-    A higher epoch opens a closed fence: an ending that was not carried out must not stop the task for ever.
+    Refuses a lower epoch, another claim of the same epoch, and a closed fence. A higher epoch reopens a closed fence:
+    a task's end that was not carried out must not stop the task for ever.
     """
     if presented.epoch > row.current.epoch:
         return ToolFenceRow(presented, closed=False)
@@ -76,7 +80,10 @@ def admit(row: ToolFenceRow, presented: Fence) -> ToolFenceRow | StaleEpoch:
 
 
 def admit_fence(row: ToolFenceRow, presented: Fence, *, close: bool) -> ToolFenceRow | StaleEpoch:
-    """The fence after a Fence. Closing what is closed is a repeat; asking to open it again is refused."""
+    """Returns the fence after a Fence request, or the refusal.
+
+    To close a closed fence is a repeat. Fence without `close` does not reopen a closed fence of the same claim.
+    """
     if presented == row.current and close:
         return ToolFenceRow(presented, closed=True)
     admitted = admit(row, presented)
@@ -85,19 +92,23 @@ def admit_fence(row: ToolFenceRow, presented: Fence, *, close: bool) -> ToolFenc
 
 @dataclass(frozen=True, slots=True)
 class RunnerIdentity:
-    """What this process knows by itself: who it is, and which attempt of the call it is running, if any."""
+    """The runner id of this process, and the attempt of the call that runs here, or None."""
 
     runner_id: UUID
     running_attempt: int | None
 
 
 def decide(row: CallRow | None, request: CallRequest, here: RunnerIdentity) -> Verdict | AlreadyExists:
-    """What becomes of an admitted call."""
+    """Returns the verdict on an admitted call.
+
+    Returns AlreadyExists (CALL_ID_REUSED) when the record is of another tool or of other arguments.
+    """
     if row is None:
         return _decide_unknown(request)
     if row.arguments_hash != request.arguments_hash:
         return AlreadyExists(
-            f"call {request.key.call_id} of this task was made with another tool or other arguments",
+            f"call {request.key.call_id} of this task exists already, with another tool or other arguments; "
+            "use a new call_id for each call",
             reason="CALL_ID_REUSED",
             metadata={"call_id": request.key.call_id},
         )
@@ -111,7 +122,7 @@ def decide(row: CallRow | None, request: CallRequest, here: RunnerIdentity) -> V
 
 
 def _concluded(verdict: Verdict, request: CallRequest, row: CallRow) -> Verdict:
-    """A call cannot be run again when its tool is not there any more, or takes its arguments no more."""
+    """Replaces RunCall when the call cannot run: its tool no longer exists, or no longer accepts the arguments."""
     if isinstance(verdict, RunCall) and request.clear is not None:
         content = request.clear.content + (_HAD_BEGUN if _may_have_begun(row) else "")
         return ConcludeCall(replace(request.clear, content=content, call_attempt=verdict.call_attempt))
@@ -119,13 +130,15 @@ def _concluded(verdict: Verdict, request: CallRequest, row: CallRow) -> Verdict:
 
 
 def _decide_unknown(request: CallRequest) -> Verdict:
-    """Nothing is known of it. One that a person's word comes for was here before: its record was lost with a database
-    that was put back, and it is still in doubt.
+    """Decides a call without a record.
+
+    A call with a resolution had a record: the record was lost when an older database was restored, and the call is
+    still in doubt.
     """
-    word = request.resolution
-    if word is None:
+    resolution = request.resolution
+    if resolution is None:
         return AnswerFromRecord(request.clear) if request.clear is not None else RunCall(1)
-    match apply_resolution(word, word.call_attempt, runner_gone=False):
+    match apply_resolution(resolution, resolution.call_attempt, runner_gone=False):
         case SettledByResolution(outcome):
             return ConcludeCall(_bounded(outcome, request))
         case RunAgain(call_attempt) if request.clear is not None:
@@ -133,7 +146,7 @@ def _decide_unknown(request: CallRequest) -> Verdict:
         case RunAgain(call_attempt):
             return RunCall(call_attempt)
         case None:
-            return MarkInDoubt(word.call_attempt)
+            return MarkInDoubt(resolution.call_attempt)
 
 
 def _bounded(outcome: Outcome, request: CallRequest) -> Outcome:
@@ -141,14 +154,14 @@ def _bounded(outcome: Outcome, request: CallRequest) -> Outcome:
 
 
 def _may_have_begun(row: CallRow) -> bool:
-    """Whether an attempt before may have had its effect. An UNSAFE call that could be run again had none."""
-    handed_on = row.state is CallState.ACCEPTED and row.call_attempt > 1
+    """Whether an earlier attempt may have had its effect. An UNSAFE call that may run again had no effect."""
+    was_handed_over = row.state is CallState.ACCEPTED and row.call_attempt > 1
     has_effects = row.effect_class in {EffectClass.IDEMPOTENT, EffectClass.KEYED}
-    return has_effects and (row.state is CallState.STARTED or handed_on)
+    return has_effects and (row.state is CallState.STARTED or was_handed_over)
 
 
 def known_outcome(row: CallRow) -> Outcome:
-    """The answer of a call that is neither to be run nor running."""
+    """Returns the outcome of a call that neither runs nor will run."""
     if row.outcome is not None:
         return unpack_outcome(row.outcome)
     if row.state is CallState.IN_DOUBT:
@@ -157,9 +170,10 @@ def known_outcome(row: CallRow) -> Outcome:
 
 
 def _decide_in_doubt(row: CallRow, request: CallRequest, here: RunnerIdentity) -> Verdict:
-    """A person's word on this very attempt decides. Its next number makes void whatever the old runner still does.
+    """Applies a resolution of exactly this attempt; without one the call stays in doubt.
 
-    One that says that the runner is gone is mistaken where the attempt runs in this very process.
+    The resolution begins the next attempt, so later writes of the old runner are void. A resolution that says that the
+    runner is gone is wrong when the attempt runs in this process: then the call is joined.
     """
     resolution = request.resolution
     if resolution is not None:
@@ -173,7 +187,10 @@ def _decide_in_doubt(row: CallRow, request: CallRequest, here: RunnerIdentity) -
 
 
 def _decide_accepted(row: CallRow, request: CallRequest, here: RunnerIdentity) -> Verdict:
-    """Not begun. Whoever starts first runs it: a next attempt makes an older runner's start fail, wherever it is."""
+    """Decides a call whose effect has not begun: it runs here, as the next attempt.
+
+    The next attempt makes the start of the older attempt fail, on whatever runner that attempt is.
+    """
     if here.running_attempt == row.call_attempt and request.fence == row.fence:
         return JoinCall(row.call_attempt)
     return RunCall(row.call_attempt + 1)
@@ -182,10 +199,10 @@ def _decide_accepted(row: CallRow, request: CallRequest, here: RunnerIdentity) -
 def _decide_started(row: CallRow, request: CallRequest, here: RunnerIdentity) -> Verdict:
     if here.running_attempt == row.call_attempt:
         return JoinCall(row.call_attempt)
-    # A call of this very life that does not run in it is nobody's, as if its runner were dead.
+    # A record with this runner's id whose call does not run here has no runner: treat it like one of a dead runner.
     if row.runner_alive and row.runner_id != here.runner_id:
         return JoinCall(row.call_attempt)
-    # A tool that is UNSAFE by now may have become so because of what a repeat did. One that is gone is not run.
+    # The operator may have made a tool UNSAFE because a repeat did harm. A tool that no longer exists does not run.
     may_be_repeated = request.clear is not None or request.effect_class.may_run_again
     if row.effect_class.may_run_again and may_be_repeated:
         return RunCall(row.call_attempt + 1)

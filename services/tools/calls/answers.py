@@ -1,4 +1,4 @@
-"""The service's answers as messages."""
+"""Converts events, call records and refused writes to messages."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ MOST_CONTENT_BYTES: Final = 2 * 1024 * 1024
 
 
 def execute_response(event: Event) -> tool_service_pb2.ExecuteResponse:
-    """An event of a call."""
+    """Returns an event as a message of Execute."""
     return tool_service_pb2.ExecuteResponse(**_field(event))
 
 
 def tagged_event(tag: int, event: Event) -> tool_service_pb2.TaggedExecuteEvent:
-    """The same inside a frame."""
+    """Returns an event as an item of an ExecuteStream frame."""
     return tool_service_pb2.TaggedExecuteEvent(tag=tag, **_field(event))
 
 
 def _field(event: Event) -> dict[str, Any]:
-    """What either message has of it, by its field."""
+    """Returns the field that both messages share."""
     match event:
         case Started(call_attempt, joined):
             return {"started": tool_service_pb2.CallStarted(call_attempt=call_attempt, joined=joined)}
@@ -38,12 +38,15 @@ def _field(event: Event) -> dict[str, Any]:
             return {"outcome": outcome_to_wire(outcome)}
 
 
-def fence_response(statuses: Sequence[CallSummary]) -> tool_service_pb2.FenceResponse:
-    """All calls, by call_id. Together their contents must fit a message: the newest keep theirs, older ones are cut."""
+def fence_response(summaries: Sequence[CallSummary]) -> tool_service_pb2.FenceResponse:
+    """Returns all calls, ordered by call_id.
+
+    Together the contents of their outcomes must fit into one message: older outcomes are truncated first.
+    """
     left_bytes = MOST_CONTENT_BYTES
     records = []
-    for status in reversed(statuses):
-        record = _record(status, left_bytes)
+    for summary in reversed(summaries):
+        record = _record(summary, left_bytes)
         left_bytes -= len(record.outcome.content.encode())
         records.append(record)
     return tool_service_pb2.FenceResponse(calls=sorted(records, key=lambda record: _order(record.call_id)))
@@ -54,26 +57,26 @@ def _order(call_id: str) -> tuple[int, int]:
     return int(step), int(index)
 
 
-def _record(status: CallSummary, left_bytes: int) -> tool_pb2.CallRecord:
+def _record(summary: CallSummary, left_bytes: int) -> tool_pb2.CallRecord:
     record = tool_pb2.CallRecord(
-        call_id=status.call_id,
-        tool=status.tool,
-        effect_class=EFFECT_CLASSES.to_wire(status.effect_class),
-        state=CALL_STATES.to_wire(status.state),
-        call_attempt=status.call_attempt,
-        epoch=status.epoch,
+        call_id=summary.call_id,
+        tool=summary.tool,
+        effect_class=EFFECT_CLASSES.to_wire(summary.effect_class),
+        state=CALL_STATES.to_wire(summary.state),
+        call_attempt=summary.call_attempt,
+        epoch=summary.epoch,
     )
-    if status.started_at is not None:
-        record.start_time.CopyFrom(timestamp(status.started_at))
-    if status.outcome is not None:
-        content, was_cut = cut(status.outcome.content, max(0, left_bytes))
-        outcome = replace(status.outcome, content=content, truncated=status.outcome.truncated or was_cut)
+    if summary.started_at is not None:
+        record.start_time.CopyFrom(timestamp(summary.started_at))
+    if summary.outcome is not None:
+        content, was_truncated = cut(summary.outcome.content, max(0, left_bytes))
+        outcome = replace(summary.outcome, content=content, truncated=summary.outcome.truncated or was_truncated)
         record.outcome.CopyFrom(outcome_to_wire(outcome))
     return record
 
 
 def refused_write(refusal: StoredRefusal) -> token_pb2.RefusedWrite:
-    """A line of the trail."""
+    """Returns a stored refusal as a message."""
     return token_pb2.RefusedWrite(
         task_id=refusal.task_id,
         method=refusal.method,

@@ -1,4 +1,4 @@
-"""The records of a task's calls with their whole trail, page by page: what audits read."""
+"""ListCalls and ListRefusedCalls: the audit log of a task's calls, in pages, and the record of stale writes."""
 
 from __future__ import annotations
 
@@ -27,22 +27,25 @@ DEFAULT_CALLS: Final = 200
 async def list_calls(
     pool: Pool, tenant: str, request: tool_service_pb2.ListCallsRequest
 ) -> tool_service_pb2.ListCallsResponse:
-    """A page; one row more than asked for tells whether there are more."""
+    """Returns one page of a task's call records and the task's fence.
+
+    The query asks for one row more than the page has, to learn whether there is a next page.
+    """
     page_size = request.page_size or DEFAULT_CALLS
-    whose = {"task_id": UUID(request.task_id), "tenant": tenant}
+    task = {"task_id": UUID(request.task_id), "tenant": tenant}
     async with connection(pool) as postgres:
-        wanted = {"after_call_id": request.after_call_id, "call_ids": list(request.call_ids)}
-        page = {**whose, **wanted, "limit": page_size + 1}
+        selection = {"after_call_id": request.after_call_id, "call_ids": list(request.call_ids)}
+        page = {**task, **selection, "limit": page_size + 1}
         rows = await (await postgres.execute(QUERIES.call_trails, page)).fetchall()
-        fence = await (await postgres.execute(QUERIES.read_fence, whose)).fetchone()
+        fence = await (await postgres.execute(QUERIES.read_fence, task)).fetchone()
     return tool_service_pb2.ListCallsResponse(
-        calls=[_trail(row) for row in rows[:page_size]],
+        calls=[_logged_call(row) for row in rows[:page_size]],
         fence=None if fence is None or not fence[0] else _fence(fence),
         more=len(rows) > page_size,
     )
 
 
-def _trail(row: tuple[Any, ...]) -> tool_pb2.CallTrail:
+def _logged_call(row: tuple[Any, ...]) -> tool_pb2.CallTrail:
     call_id, tool, effect_class, state, call_attempt, epoch, claim_id, runner_id, arguments_hash, packed, *times = row
     record = tool_pb2.CallRecord(
         call_id=call_id,
@@ -52,24 +55,24 @@ def _trail(row: tuple[Any, ...]) -> tool_pb2.CallTrail:
         call_attempt=call_attempt,
         epoch=epoch,
     )
-    trail = tool_pb2.CallTrail(
+    logged = tool_pb2.CallTrail(
         record=record, claim_id=claim_id, runner_id=str(runner_id or ""), arguments_hash=arguments_hash
     )
     if packed is not None:
         outcome = unpack_outcome(packed)
-        trail.outcome_hash = _outcome_hash(outcome)
-        trail.record.outcome.CopyFrom(_without_content(outcome))
+        logged.outcome_hash = _outcome_hash(outcome)
+        logged.record.outcome.CopyFrom(_without_content(outcome))
     accepted_at, started_at, finished_at = times
-    trail.accept_time.CopyFrom(timestamp(accepted_at))
+    logged.accept_time.CopyFrom(timestamp(accepted_at))
     if started_at is not None:
-        trail.record.start_time.CopyFrom(timestamp(started_at))
+        logged.record.start_time.CopyFrom(timestamp(started_at))
     if finished_at is not None:
-        trail.finish_time.CopyFrom(timestamp(finished_at))
-    return trail
+        logged.finish_time.CopyFrom(timestamp(finished_at))
+    return logged
 
 
 def _outcome_hash(outcome: Outcome) -> bytes:
-    """As the contract says. Of its three parts only the content may hold a NUL, and that is the last."""
+    """Returns the hash that tool.proto defines. Only the last of its three parts, the content, may contain a NUL."""
     return hashlib.sha256(f"{outcome.status}\0{outcome.detail}\0{outcome.content}".encode()).digest()
 
 
@@ -88,7 +91,7 @@ def _fence(row: tuple[Any, ...]) -> tool_pb2.ToolFence:
     return tool_pb2.ToolFence(epoch=epoch, claim_id=claim_id, closed=closed, change_time=timestamp(changed_at))
 
 
-# The trail of stale writers: counted, logged, and kept in a table, at most 500 for each task.
+# Stale writes: counted, logged, and stored in a table, at most 500 for each task.
 
 _log: Final = logging.getLogger(__name__)
 _REJECTIONS: Final = metrics.cell("tenure_stale_epoch_rejections_total", service="tools")
@@ -96,7 +99,7 @@ _REJECTIONS: Final = metrics.cell("tenure_stale_epoch_rejections_total", service
 
 @dataclass(frozen=True, slots=True)
 class RefusedCall:
-    """One refused call: who came with which epoch, and which one stands."""
+    """One refused write: the caller and its epoch, and the epoch of the fence."""
 
     task_id: UUID
     tenant: str
@@ -107,18 +110,17 @@ class RefusedCall:
 
     @classmethod
     def of(cls, method: str, task_id: UUID, claims: Claims, error: StaleEpoch) -> RefusedCall:
-        """The trail of a refusal that is about to be answered."""
+        """Returns the record of a refusal."""
         current = error.current
         assert current is not None
-        holder = claims.holder.replace(
-            "\0", "\ufffd"
-        )  # Postgres keeps no NUL, and the trail is not the caller's answer
+        # Postgres stores no NUL. The replacement changes only the stored record, not the answer to the caller.
+        holder = claims.holder.replace("\0", "\ufffd")
         return cls(task_id, claims.tenant, method, claims.epoch, current, holder)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRefusal:
-    """A refusal as it is listed."""
+    """A refused write as ListRefusedCalls returns it."""
 
     task_id: str
     method: str
@@ -129,7 +131,7 @@ class StoredRefusal:
 
 
 async def insert_refusals(postgres: Connection, refusals: Sequence[RefusedCall]) -> None:
-    """In the transaction that refused; call `log_refusals` once it is committed."""
+    """Stores refusals in the transaction that refused. Call `log_refusals` after its commit."""
     if not refusals:
         return
     await postgres.execute(
@@ -147,7 +149,7 @@ async def insert_refusals(postgres: Connection, refusals: Sequence[RefusedCall])
 
 
 def log_refusals(refusals: Sequence[RefusedCall]) -> None:
-    """Count and log them."""
+    """Counts and logs refusals."""
     _REJECTIONS.value += len(refusals)
     for refusal in refusals:
         _log.warning(
@@ -163,7 +165,7 @@ def log_refusals(refusals: Sequence[RefusedCall]) -> None:
 
 
 async def list_refusals(pool: Pool, task_id: UUID, tenant: str) -> list[StoredRefusal]:
-    """Newest first, at most 500."""
+    """Returns a task's refusals, the newest first, at most 500."""
     async with connection(pool) as postgres:
         cursor = await postgres.execute(QUERIES.list_refusals, {"task_id": task_id, "tenant": tenant})
         return [StoredRefusal(*row) for row in await cursor.fetchall()]

@@ -1,4 +1,4 @@
-"""Fence: raises a task's fence, and when it is to be closed ends everything the task has at the tools."""
+"""Fence: raises a task's fence, and with `close` ends all calls and resources that the task has at the tool service."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ METHOD: Final = "Fence"
 
 @dataclass(frozen=True, slots=True)
 class ClosingTimes:
-    """`wait_seconds`: how long closing waits for what it stops; what still runs then is told as STARTED."""
+    """`wait_seconds`: the wait for stopped calls to end; calls that still run then are returned as STARTED.
+
+    `poll_seconds`: between two looks at their records. `watch_seconds`: between two looks for fences closed elsewhere.
+    """
 
     wait_seconds: float = 3.0
     poll_seconds: float = 0.05
@@ -40,20 +43,26 @@ class ClosingTimes:
 
 
 class FenceCloser:
-    """Raises and closes fences, and stops what runs here when another replica closed one."""
+    """Raises and closes fences. Stops this process's calls of tasks whose fence another replica closed."""
 
     def __init__(self, pool: Pool, runs: RunningCalls, times: ClosingTimes | None = None) -> None:
         self._pool, self._runs, self._times = pool, runs, times or ClosingTimes()
 
     async def fence(self, claims: Claims, task_id: UUID, *, close: bool) -> list[CallSummary]:
-        """How every call of the task stands, afterwards. Repeatable. Raises StaleEpoch."""
+        """Raises the fence, and with `close` ends the task's calls. Returns all call records of the task afterwards.
+
+        A repeat is safe. Raises StaleEpoch.
+        """
         await self._raise_fence(claims, task_id, close=close)
         if close:
             await self._stop(claims, task_id)
-        return await self._standing(task_id)
+        return await self._summaries(task_id)
 
     async def end(self, claims: Claims, task_id: UUID) -> bool:
-        """Close the fence likewise; whether nothing of the task runs any more. Repeatable. Raises StaleEpoch."""
+        """Closes the fence and returns whether no call of the task runs any more.
+
+        A repeat is safe. Raises StaleEpoch.
+        """
         await self._raise_fence(claims, task_id, close=True)
         await self._stop(claims, task_id)
         return await self._is_settled(task_id)
@@ -64,11 +73,11 @@ class FenceCloser:
         async def work(postgres: Connection) -> RefusedCall | int:
             return await self._raise(postgres, claims, task_id, close=close)
 
-        done = await in_transaction(self._pool, work)
-        if isinstance(done, RefusedCall):
-            log_refusals([done])
-            raise StaleEpoch(presented=done.presented_epoch, current=done.current_epoch)
-        count_calls_in_doubt(done)
+        result = await in_transaction(self._pool, work)
+        if isinstance(result, RefusedCall):
+            log_refusals([result])
+            raise StaleEpoch(presented=result.presented_epoch, current=result.current_epoch)
+        count_calls_in_doubt(result)
         await failpoint("tools.after_fence")
 
     async def _stop(self, claims: Claims, task_id: UUID) -> None:
@@ -76,7 +85,7 @@ class FenceCloser:
         await self._wait_until_settled(task_id)
 
     async def watch(self) -> None:
-        """A duty: fences closed elsewhere stop what runs here."""
+        """Stops the calls of tasks whose fence another replica closed, as a duty."""
         while True:
             if task_ids := self._runs.task_ids():
                 async with connection(self._pool) as postgres:
@@ -86,8 +95,10 @@ class FenceCloser:
             await rest(self._times.watch_seconds)
 
     async def _raise(self, postgres: Connection, claims: Claims, task_id: UUID, *, close: bool) -> RefusedCall | int:
-        """In one transaction with calling off what has not started: nothing can start after it. Says how many
-        calls that put in doubt.
+        """Raises the fence, and with `close` calls off the calls that have not started, in one transaction.
+
+        No call of the task can start after a close. Returns the number of calls that the close put in doubt, or the
+        refusal.
         """
         current = (await lock_fences(postgres, {task_id: claims.tenant}))[task_id]
         fence = admit_fence(current, claims.fence, close=close)
@@ -103,13 +114,17 @@ class FenceCloser:
         return sum(CallState(state) is CallState.IN_DOUBT for (state,) in called_off)
 
     async def _wait_until_settled(self, task_id: UUID) -> None:
-        """Until nothing is STARTED any more: stopped and recorded, here or elsewhere, or its runner is dead."""
+        """Waits until no call is STARTED: each was stopped and recorded, here or elsewhere, or its runner is dead."""
         try:
             async with asyncio.timeout(self._times.wait_seconds):
-                while not await self._is_settled(task_id):  # noqa: ASYNC110  another process's doing: no event tells it
+                while not await self._is_settled(task_id):  # noqa: ASYNC110  other processes end the calls: no event here
                     await asyncio.sleep(self._times.poll_seconds)
         except TimeoutError:
-            _log.warning("closed a fence while a call still runs", extra={"task": str(task_id)})
+            _log.warning(
+                "closed a fence, but a call of the task still ran after %g s",
+                self._times.wait_seconds,
+                extra={"task": str(task_id)},
+            )
 
     async def _is_settled(self, task_id: UUID) -> bool:
         async with connection(self._pool) as postgres:
@@ -119,13 +134,13 @@ class FenceCloser:
             row = await (await postgres.execute(QUERIES.is_any_started, {"task_id": task_id})).fetchone()
         return row is not None and not row[0]
 
-    async def _standing(self, task_id: UUID) -> list[CallSummary]:
+    async def _summaries(self, task_id: UUID) -> list[CallSummary]:
         async with connection(self._pool) as postgres:
             rows = await (await postgres.execute(QUERIES.task_calls, {"task_id": task_id})).fetchall()
-        return [_standing(row) for row in rows]
+        return [_summary(row) for row in rows]
 
 
-def _standing(row: tuple[Any, ...]) -> CallSummary:
+def _summary(row: tuple[Any, ...]) -> CallSummary:
     return CallSummary(
         call_id=row[0],
         tool=row[1],
@@ -138,23 +153,26 @@ def _standing(row: tuple[Any, ...]) -> CallSummary:
     )
 
 
-# Forget: what the tools have of a task that the ledger has pruned goes. All but its fence.
+# Forget: deletes the records and files of a task that the ledger has pruned, but not its fence.
 
 CALLS_A_BATCH: Final = 200
 
 
 class CallForgetter:
-    """Repeatable at every point: what is half done is done again, by whatever replica is asked."""
+    """Deletes the data of pruned tasks. A repeat at any replica continues a Forget that was broken off."""
 
     def __init__(self, pool: Pool, closing: FenceCloser, workspaces: WorkspaceSweep) -> None:
         self._pool, self._closing, self._workspaces = pool, closing, workspaces
 
     async def forget(self, claims: Claims, task_id: UUID) -> None:
-        """Raises StaleEpoch, and Unavailable (CALL_STILL_RUNS) while something of the task runs."""
+        """Closes the fence and deletes refusals and call records; the workspace sweep deletes the files.
+
+        Raises StaleEpoch, and Unavailable (CALL_STILL_RUNS) while a call of the task runs.
+        """
         if not await self._closing.end(claims, task_id):
             raise Unavailable("a call of this task still runs", reason="CALL_STILL_RUNS", retry_after_seconds=5.0)
         await failpoint("tools.before_forget")
-        # Marked first: a stale caller leaves no trail from then on, so that nothing comes after what is deleted.
+        # The mark comes first: from then on refusals of stale callers are not stored, so none comes after the deletion.
         async with connection(self._pool) as postgres:
             await postgres.execute(QUERIES.forget_task, {"task_id": task_id})
             await postgres.execute(QUERIES.forget_refusals, {"task_id": task_id})
@@ -165,7 +183,7 @@ class CallForgetter:
         self._workspaces.hand_in(claims.tenant, str(task_id))
 
     async def _forget_calls(self, task_id: UUID) -> int:
-        """A bounded number; how many went."""
+        """Deletes at most CALLS_A_BATCH records and returns how many."""
         async with connection(self._pool) as postgres:
             cursor = await postgres.execute(QUERIES.forget_calls, {"task_id": task_id, "limit": CALLS_A_BATCH})
             return cursor.rowcount

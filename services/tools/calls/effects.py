@@ -1,4 +1,4 @@
-"""Carrying out a tool once: begun in time or never, bounded in time, stopped when asked, its end put into words."""
+"""Runs a tool once: it begins in time or never, ends within its timeout, stops on request, and yields an outcome."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
 _log: Final = logging.getLogger(__name__)
 BEGINS_WITHIN_SECONDS: Final = 1.0
 MOST_ATTEMPTS: Final = 5
-"""A call whose tool keeps saying "try later" ends with this attempt: the model decides what to do then."""
+"""A call whose tool keeps raising TryLater fails with this attempt, so that the model decides how to go on."""
 
 _UNSENT: Final = "It was not sent yet: nothing was done."
 
 
-class NeverBegan(Exception):  # noqa: N818  the one thing that is certain about it
-    """The mark was set, the effect was not begun in time, or not before it was stopped, and now never will be."""
+class NeverBegan(Exception):  # noqa: N818  a fact about the call, not an error
+    """The call was marked STARTED, but its effect did not begin in time or was stopped before, and never will begin."""
 
 
-class PutOff(Exception):  # noqa: N818  an answer of the tool, no error
-    """The tool said "try later", and the call may run again: this attempt ends without an outcome, and is given back.
+class PutOff(Exception):  # noqa: N818  an answer of the tool, not an error
+    """The tool raised TryLater, and the call may run again: this attempt ends without an outcome.
 
-    `may_have_begun`: its effect may be there all the same.
+    `may_have_begun`: the effect may have happened nevertheless; then the start is released, else withdrawn.
     """
 
     def __init__(self, refusal: TryLater, *, may_have_begun: bool) -> None:
@@ -38,17 +38,23 @@ class PutOff(Exception):  # noqa: N818  an answer of the tool, no error
 
 
 class MayBegin(Protocol):
-    """Asked immediately before an effect, when nothing can come in between any more."""
+    """Checked immediately before an effect, without an await between the check and the effect."""
 
     def in_time(self) -> bool:
-        """Whether the mark is fresh and the life in which it was set goes on: an effect here begins then or never."""
+        """Whether the STARTED mark is fresh and its runner's life goes on.
+
+        An effect in this process begins then or never.
+        """
 
     def at_all(self) -> bool:
-        """Whether that life goes on. One elsewhere that had to be connected to first may begin later than in time."""
+        """Whether that runner's life goes on.
+
+        An effect elsewhere may begin later than `in_time` allows, because the tool may have to connect first.
+        """
 
 
 class ToolEffect:
-    """One effect."""
+    """One execution of a tool for one call attempt."""
 
     def __init__(
         self, run: RunningCall, tool: Tool, arguments: Arguments, context: CallContext, may_begin: MayBegin
@@ -60,14 +66,14 @@ class ToolEffect:
         self._timed_out = self._is_unsent = False
         self._limit_seconds = min(context.timeout_seconds, tool.definition.timeout_seconds)
         keeps_time = tool.keeps_any_timeout or self._limit_seconds >= tool.definition.timeout_seconds
-        # A tool that bounds itself does so at its own limit, and is left the time to say how it ended.
+        # A tool that enforces its own timeout does so at its own limit, and gets extra time to report how it ended.
         self._guard_seconds = tool.guard_seconds if keeps_time else 0.0
 
     async def carry_out(self, hold: Callable[[asyncio.Task[Outcome]], None]) -> Outcome:
-        """The outcome. Raises NeverBegan, PutOff, ToolInDoubt of an UNSAFE tool, and RunnerStopped when it was stopped
-        by a runner that is no longer trusted.
+        """Runs the tool and returns the outcome.
 
-        `hold` is given the effect, which goes on after this if it does not stop when asked.
+        Raises NeverBegan, PutOff, ToolInDoubt for an UNSAFE tool, and RunnerStopped when the life of this runner is
+        over. `hold` gets the asyncio task of the effect, because an effect that does not stop outlives this call.
         """
         effect = self._run.effect = asyncio.create_task(self._guarded(), name=f"effect {self._run.key.idempotency_key}")
         hold(effect)
@@ -92,31 +98,31 @@ class ToolEffect:
         except ToolInDoubt as in_doubt:
             return self._unknown(in_doubt.message)
         except (RunnerStopped, NeverBegan):
-            raise  # no outcome: it is begun again, or others judge
+            raise  # no outcome: the call starts again, or the other replicas settle it
         except TryLater as refusal:
             return self._put_off(refusal)
         except Exception as error:
             _log.exception("the tool %s crashed", self._tool.name)
-            crash = f"The tool {self._tool.name} crashed. This is a fault of the tool, not of its arguments."
+            crash = f"The tool {self._tool.name} crashed. The fault is in the tool, not in its arguments."
             if self._leaves_doubt and not self._is_unsent:
                 raise ToolInDoubt(crash) from error
             return self._outcome(ToolAnswer(crash, OutcomeStatus.FAILED, type(error).__name__))
 
     def _unknown(self, message: str) -> Outcome:
-        """The end of a call of which its tool does not know whether it had its effect."""
+        """Returns the outcome of a call whose effect the tool does not know. Raises ToolInDoubt for an UNSAFE tool."""
         if not self._tool.definition.effect_class.may_run_again:
             raise ToolInDoubt(message)
         text = f"{message} It is not known whether it had its effect."
         return self._outcome(ToolAnswer(text, OutcomeStatus.FAILED, MAY_HAVE_HAPPENED))
 
     def _put_off(self, refusal: TryLater) -> Outcome:
-        """The end of a call whose tool said "try later" after it was begun. Raises PutOff if it may run again."""
+        """Returns the outcome of a call whose tool raised TryLater after its begin, or raises PutOff if it may run again."""
         if self._run.stop is not None or self._timed_out:
             return self._stopped(gone=True)
         may_run_again = self._is_unsent or self._tool.definition.effect_class.may_run_again
         if may_run_again and self._run.call_attempt < MOST_ATTEMPTS:
             raise PutOff(refusal, may_have_begun=not self._is_unsent) from refusal
-        message = f"The tool {self._tool.name} did not carry this out now ({refusal.message})."
+        message = f"The tool {self._tool.name} cannot do this now ({refusal.message})."
         if self._is_unsent:
             answer = ToolAnswer(f"{message} Nothing was done: try again later.", OutcomeStatus.FAILED, refusal.reason)
             return self._outcome(answer)
@@ -129,18 +135,21 @@ class ToolEffect:
         if self._may_begin.at_all():
             return
         if sent_before:
-            raise RunnerStopped  # of a call that may have happened, others judge
+            raise RunnerStopped  # the effect may have happened: the other replicas settle the call
         raise NeverBegan
 
     @property
     def _leaves_doubt(self) -> bool:
-        """Whether nothing but an answer decides the call: it must not happen twice, and goes on elsewhere."""
+        """Whether a call without an answer is in doubt: it must not happen twice, and goes on outside this process."""
         return self._tool.acts_elsewhere and not self._tool.definition.effect_class.may_run_again
 
     def _stopped(self, *, gone: bool) -> Outcome:
-        """Cancelled in the middle. Only a runner that is trusted may say so: of another's calls, others judge."""
+        """Returns the outcome of a cancelled effect. `gone`: the asyncio task of the effect has ended.
+
+        Raises RunnerStopped when the life of this runner is over, because then the other replicas settle the call.
+        """
         if not gone:
-            _log.error("the tool %s does not stop when asked to", self._tool.name)
+            _log.error("the tool %s did not stop within %g s", self._tool.name, STOPPING_SECONDS)
         if gone and self._is_unsent and not self._timed_out:
             raise NeverBegan
         if self._run.stop in {StopReason.LAPSED, StopReason.DRAINED}:
@@ -149,16 +158,16 @@ class ToolEffect:
         effect_class = self._tool.definition.effect_class
         if gone and self._is_unsent:
             return self._outcome(ToolAnswer(f"{clause.format('stopped')}. {_UNSENT}", status, detail))
-        asked_to_stop_message = clause.format("asked to stop") + (". " if gone else ", and has not stopped yet. ")
+        stop_requested = clause.format("asked to stop") + (". " if gone else ", and has not stopped yet. ")
         if self._leaves_doubt or (not gone and not effect_class.may_run_again):
-            raise ToolInDoubt(asked_to_stop_message.rstrip())
-        message = clause.format("stopped") + ". " if gone else asked_to_stop_message
+            raise ToolInDoubt(stop_requested.rstrip())
+        message = clause.format("stopped") + ". " if gone else stop_requested
         if effect_class is not EffectClass.PURE:
-            message += "What it did until then has happened." if gone else "What it does may still happen."
+            message += "Its effects until then have happened." if gone else "Its effects may still happen."
         return self._outcome(ToolAnswer(message.rstrip(), status, detail))
 
     def _why_stopped(self) -> tuple[str, OutcomeStatus, str]:
-        """In words with a gap for how far that came."""
+        """Returns a clause with a gap for "stopped" or "asked to stop", and the outcome's status and detail."""
         if self._timed_out:
             return f"It took longer than {self._limit_seconds:g} s and was {{}}", OutcomeStatus.TIMED_OUT, "TIMEOUT"
         if self._run.stop is StopReason.FENCED:
@@ -167,7 +176,7 @@ class ToolEffect:
         return "It was {} because its task was ended", OutcomeStatus.CANCELLED, "CANCELLED"
 
     def _outcome(self, answer: ToolAnswer) -> Outcome:
-        """Not yet cut."""
+        """Returns the outcome with the whole output: the runner truncates it."""
         return Outcome(
             status=answer.status,
             content=answer.content,

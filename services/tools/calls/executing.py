@@ -1,4 +1,7 @@
-"""Execute: a call is asked for, and whatever happens there is one run of it, one record, and one answer."""
+"""Execute: accepts a call and follows it to its outcome. However often a call is requested, it has one record.
+
+The run is in this process, or in another replica; then this one polls the record until that attempt ends.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ from tenure.runtime.failpoints import failpoint
 from tenure.runtime.postgres import Pool, connection
 from tenure.runtime.process import rest, resting
 
-# Waiting for calls that run in other replicas: one look at the records for all of them, again and again.
+# The poll of calls that run in other replicas: one query for all of them.
 
 _MOST_WAITING: Final = 4096
 
@@ -45,63 +48,66 @@ _MOST_WAITING: Final = 4096
 class _Waiting:
     key: CallKey
     call_attempt: int
-    moved: asyncio.Future[None]
+    changed: asyncio.Future[None]
 
 
 class RemoteCallFollower:
-    """Polls only while somebody waits."""
+    """Polls the records of calls that other replicas run, while a request waits for one of them."""
 
     def __init__(self, pool: Pool, poll_seconds: float = 0.1) -> None:
         self._pool, self._poll_seconds = pool, poll_seconds
         self._waiting: set[_Waiting] = set()
         self._arrived = asyncio.Event()
 
-    async def moved(self, key: CallKey, call_attempt: int) -> None:
-        """Returns when this attempt no longer runs elsewhere: it ended, was handed on, or its runner died.
+    async def wait_for_change(self, key: CallKey, call_attempt: int) -> None:
+        """Returns when this attempt no longer runs elsewhere: it ended, was superseded, or its runner died.
 
-        Raises LimitReached when too many wait.
+        Raises LimitReached when too many requests wait.
         """
         if len(self._waiting) >= _MOST_WAITING:
-            raise LimitReached("too many wait for calls that run elsewhere", retry_after_seconds=1.0)
+            raise LimitReached(
+                f"{_MOST_WAITING} requests already wait for calls that other replicas run; retry later",
+                retry_after_seconds=1.0,
+            )
         waiting = _Waiting(key, call_attempt, asyncio.get_running_loop().create_future())
         self._waiting.add(waiting)
         self._arrived.set()
         try:
-            await waiting.moved
+            await waiting.changed
         finally:
             self._waiting.discard(waiting)
 
     async def poll(self) -> None:
-        """The duty."""
+        """Polls, as a duty."""
         while True:
             if not self._waiting:
                 self._arrived.clear()
                 with resting():
                     await self._arrived.wait()
-            await self._look(list(self._waiting))
+            await self._poll_once(list(self._waiting))
             await rest(self._poll_seconds)
 
-    async def _look(self, waiting: list[_Waiting]) -> None:
+    async def _poll_once(self, waiting: list[_Waiting]) -> None:
         parameters = {
             "ordinals": list(range(len(waiting))),
-            "task_ids": [one.key.task_id for one in waiting],
-            "call_ids": [one.key.call_id for one in waiting],
-            "attempts": [one.call_attempt for one in waiting],
+            "task_ids": [call.key.task_id for call in waiting],
+            "call_ids": [call.key.call_id for call in waiting],
+            "attempts": [call.call_attempt for call in waiting],
         }
         async with connection(self._pool) as postgres:
             rows = await (await postgres.execute(QUERIES.calls_to_ask_about, parameters)).fetchall()
         for (ordinal,) in rows:
-            if not waiting[ordinal].moved.done():
-                waiting[ordinal].moved.set_result(None)
+            if not waiting[ordinal].changed.done():
+                waiting[ordinal].changed.set_result(None)
 
 
-_MOST_TURNS: Final = 20
+_MOST_ACCEPTS: Final = 20
 _OVERHEAD_BYTES: Final = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExecuteJob:
-    """A call and what to run it with; nothing when its outcome is clear."""
+    """A call with its tool and arguments; `work` is None when the outcome is known without running the tool."""
 
     request: CallRequest
     work: ToolWork | None
@@ -109,7 +115,7 @@ class ExecuteJob:
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """It runs here."""
+    """The call runs in this process."""
 
     run: RunningCall
     joined: bool
@@ -117,95 +123,97 @@ class _Running:
 
 @dataclass(frozen=True, slots=True)
 class _Elsewhere:
-    """It runs in another replica."""
+    """The call runs in another replica."""
 
     call_attempt: int
 
 
-_Taken = Outcome | _Running | _Elsewhere
+_Accepted = Outcome | _Running | _Elsewhere
 
 
 class Executor:
-    """Takes calls in, a batch at a time; the loop `accepts.run` is a duty."""
+    """Accepts calls in batches and follows them. `accepts.run` is a duty."""
 
     def __init__(
         self, kept: DedicatedConnection, liveness: Liveness, runner: Runner, follower: RemoteCallFollower
     ) -> None:
         self._kept, self._liveness, self._runner, self._follower = kept, liveness, runner, follower
-        self.accepts: Batcher[ExecuteJob, _Taken] = Batcher(
+        self.accepts: Batcher[ExecuteJob, _Accepted] = Batcher(
             "accepts",
             self._accept,
-            key=lambda request: request.request.key,
-            size=lambda request: request.request.size_bytes + _OVERHEAD_BYTES,
+            key=lambda job: job.request.key,
+            size=lambda job: job.request.size_bytes + _OVERHEAD_BYTES,
         )
 
-    async def execute(self, request: ExecuteJob) -> AsyncGenerator[Event, None]:
-        """What happens to the call, its outcome last. Closing the iterator stops nothing.
+    async def execute(self, job: ExecuteJob) -> AsyncGenerator[Event, None]:
+        """Yields the call's events, its outcome last. To close the iterator does not stop the call.
 
-        Raises StaleEpoch, AlreadyExists (CALL_ID_REUSED), LimitReached and Unavailable: then it may be asked again.
+        Raises StaleEpoch, AlreadyExists (CALL_ID_REUSED), LimitReached, and Unavailable: then a repeat is safe.
         """
-        was_sent = False
-        for _ in range(_MOST_TURNS):
+        sent_started = False
+        for _ in range(_MOST_ACCEPTS):
             self._runner.check_room()
-            taken = await self.accepts.submit(request)
-            if isinstance(taken, Outcome):
-                yield taken
+            accepted = await self.accepts.submit(job)
+            if isinstance(accepted, Outcome):
+                yield accepted
                 return
-            with suppress(Superseded):  # then the record knows more by now
-                async with aclosing(self._events(request.request.key, taken)) as events:
+            with suppress(Superseded):  # accept again: the record has a newer attempt or an outcome
+                async with aclosing(self._events(job.request.key, accepted)) as events:
                     async for event in events:
                         if isinstance(event, Started):
-                            if was_sent:
+                            if sent_started:
                                 continue
-                            was_sent = True
+                            sent_started = True
                         yield event
                 return
-        raise Unavailable("this call is handed from runner to runner", retry_after_seconds=1.0)
+        raise Unavailable(
+            f"{_MOST_ACCEPTS} attempts of this call were superseded during this request; send the request again",
+            retry_after_seconds=1.0,
+        )
 
-    async def _events(self, key: CallKey, taken: _Running | _Elsewhere) -> AsyncGenerator[Event, None]:
-        if isinstance(taken, _Running):
-            async with aclosing(taken.run.follow(joined=taken.joined)) as events:
+    async def _events(self, key: CallKey, accepted: _Running | _Elsewhere) -> AsyncGenerator[Event, None]:
+        if isinstance(accepted, _Running):
+            async with aclosing(accepted.run.follow(joined=accepted.joined)) as events:
                 async for event in events:
                     yield event
             return
-        yield Started(taken.call_attempt, joined=True)
-        await self._follower.moved(key, taken.call_attempt)
+        yield Started(accepted.call_attempt, joined=True)
+        await self._follower.wait_for_change(key, accepted.call_attempt)
         raise Superseded
 
-    async def _accept(self, batch: Sequence[ExecuteJob]) -> list[_Taken | TenureError]:
-        """One transaction. What it hands to this runner is begun once it is durable, whether its caller is there or
-        not.
+    async def _accept(self, batch: Sequence[ExecuteJob]) -> list[_Accepted | TenureError]:
+        """Accepts a batch in one transaction.
+
+        Once the transaction is durable, this runner begins the calls that it got, even if their callers went away.
         """
         runner_id = self._liveness.runner_id
         await failpoint("tools.before_accept")
         accepting, verdicts = await self._decide(batch, runner_id)
         log_refusals(accepting.refusals)
-        return [self._take(request, verdict) for request, verdict in zip(batch, verdicts, strict=True)]
+        return [self._answer_to(job, verdict) for job, verdict in zip(batch, verdicts, strict=True)]
 
     async def _decide(
         self, batch: Sequence[ExecuteJob], runner_id: UUID
     ) -> tuple[AcceptBatch, list[Verdict | TenureError]]:
         async with self._kept.transaction() as postgres:
-            accepting = await begin_accepting(postgres, [request.request for request in batch])
+            accepting = await begin_accepting(postgres, [job.request for job in batch])
             verdicts = [
-                accepting.decide(
-                    request.request, RunnerIdentity(runner_id, self._runner.runs.attempt_of(request.request.key))
-                )
-                for request in batch
+                accepting.decide(job.request, RunnerIdentity(runner_id, self._runner.runs.attempt_of(job.request.key)))
+                for job in batch
             ]
             await accepting.write(postgres, runner_id)
         return accepting, verdicts
 
-    def _take(self, request: ExecuteJob, verdict: Verdict | TenureError) -> _Taken | TenureError:
+    def _answer_to(self, job: ExecuteJob, verdict: Verdict | TenureError) -> _Accepted | TenureError:
         match verdict:
             case RunCall(call_attempt):
-                assert request.work is not None, "a call whose outcome is clear is not run"
-                return _Running(self._runner.begin(request.request, request.work, call_attempt), joined=False)
+                assert job.work is not None, "a call whose outcome is known must not run"
+                return _Running(self._runner.begin(job.request, job.work, call_attempt), joined=False)
             case JoinCall(call_attempt):
-                run = self._runner.runs.find(request.request.key)
+                run = self._runner.runs.find(job.request.key)
                 if run is None or run.call_attempt != call_attempt:
                     return _Elsewhere(call_attempt)
-                run.authorise(request.request.fence.epoch)
+                run.authorise(job.request.fence.epoch)
                 return _Running(run, joined=True)
             case MarkInDoubt(call_attempt):
                 count_calls_in_doubt(1)

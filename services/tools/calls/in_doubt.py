@@ -1,4 +1,4 @@
-"""The calls in doubt of a tenant, page by page: what people look through who are to settle them."""
+"""ListInDoubtCalls: lists a tenant's calls in doubt, in pages, for the people who resolve them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _FIRST: Final = ("-infinity", "00000000-0000-0000-0000-000000000000", "")
 async def list_in_doubt(
     pool: Pool, tenant: str, request: tool_service_pb2.ListInDoubtCallsRequest
 ) -> tool_service_pb2.ListInDoubtCallsResponse:
-    """The oldest doubt first; one row more than asked for tells whether there are more. Raises InvalidRequest."""
+    """Returns one page, the oldest doubt first, or the named calls that are in doubt. Raises InvalidRequest.
+
+    The query asks for one row more than the page has, to learn whether there is a next page.
+    """
     if request.calls:
         return tool_service_pb2.ListInDoubtCallsResponse(calls=await _named(pool, tenant, request.calls))
     doubted_at, task_id, call_id = _read_token(request.page_token)
@@ -70,7 +73,7 @@ def _call(row: tuple[Any, ...]) -> tool_pb2.InDoubtCall:
         call_id=call_id,
         tool=tool,
         effect_class=EFFECT_CLASSES.to_wire(EffectClass(effect_class)),
-        # Cut in bytes, maybe in the middle of a character.
+        # Truncated in bytes, maybe in the middle of a character.
         arguments_json=arguments.decode(errors="ignore" if size > len(arguments) else "replace"),
         arguments_truncated=size > len(arguments),
         call_attempt=call_attempt,
@@ -92,11 +95,11 @@ def _write_token(row: tuple[Any, ...]) -> str:
 
 
 def _read_token(token: str) -> tuple[str, str, str]:
-    """The last one of the page before."""
+    """Returns the key of the last call of the previous page."""
     if not token:
         return _FIRST
     try:
         doubted_at, task_id, call_id = base64.urlsafe_b64decode(token.encode()).decode().split(" ")
         return datetime.fromisoformat(doubted_at).isoformat(), str(UUID(task_id)), call_id
     except (binascii.Error, UnicodeError, ValueError):
-        raise InvalidRequest(violations=[("page_token", "is none of ours")]) from None
+        raise InvalidRequest(violations=[("page_token", "must be a next_page_token of this method")]) from None

@@ -1,4 +1,4 @@
-"""What is counted of calls, and what their spans say."""
+"""The metrics of tool calls, and the attributes of their spans."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PEAK_MEMORY: Final = "tenure_sandbox_peak_memory_bytes"
 
 
 def count_outcome(tool: str, outcome: Outcome) -> None:
-    """A call has ended; of a program also its result class and what it used."""
+    """Counts a call that ended; for a program also its result class and its usage."""
     metrics.count("tenure_tool_calls_total", tool=tool, status=outcome.status.value)
     metrics.observe("tenure_tool_call_seconds", outcome.duration_seconds, tool=tool)
     if (usage := outcome.usage) is None:
@@ -21,17 +21,17 @@ def count_outcome(tool: str, outcome: Outcome) -> None:
     if usage.cpu_seconds is not None:
         metrics.observe("tenure_sandbox_cpu_seconds", usage.cpu_seconds)
     if usage.peak_memory_bytes is not None:
-        highest = metrics.cell(_PEAK_MEMORY)  # of all programs since the start: how near the limit they come
+        highest = metrics.cell(_PEAK_MEMORY)  # the peak of all programs since the start, to compare with the limit
         highest.value = max(highest.value, usage.peak_memory_bytes)
 
 
 def count_calls_in_doubt(number: int) -> None:
-    """So many calls were found in doubt: by an owner that asked, by their tool, or when their task was ended."""
+    """Counts calls put in doubt: by an owner's request, by their tool, or at the end of their task."""
     metrics.count("tenure_calls_in_doubt_total", number)
 
 
 def outcome_attributes(outcome: Outcome) -> dict[str, str | int | float]:
-    """For the call's span."""
+    """Returns the outcome's attributes for the span of its call."""
     attributes: dict[str, str | int | float] = {semconv.OUTCOME: outcome.status.value}
     if outcome.detail:
         attributes[semconv.OUTCOME_DETAIL] = outcome.detail

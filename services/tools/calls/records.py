@@ -1,4 +1,4 @@
-"""What the tool service's rules and statements speak of: a call that is asked for, and a call as it is recorded."""
+"""The data of calls: a call as requested, and a call as recorded."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ from tenure.wire.tool import outcome_to_domain, outcome_to_wire
 
 
 class CallKey(NamedTuple):
-    """A call's name: unique in the world."""
+    """Identifies a call among the calls of all tasks."""
 
     task_id: UUID
     call_id: str
 
     @property
     def idempotency_key(self) -> str:
-        """What providers are given to recognise a repeat by; the same for every attempt."""
+        """`<task_id>/<call_id>`, by which providers recognise a repeat; the same for every call attempt."""
         return f"{self.task_id}/{self.call_id}"
 
 
 @dataclass(frozen=True, slots=True)
 class CallRequest:
-    """An Execute, checked. `clear`: its outcome when that is known without running anything. `traceparent`: the span
-    of who asks, "" for none. `timeout_seconds`: how long its task lets it run; 0: as long as the tool does.
-    `output_limit_bytes`: how much the model can be shown, 0: as much as the tool may. `resolution`: a person's word,
-    for a call in doubt. `acts_elsewhere`: as its tool says of itself.
+    """A validated Execute request.
+
+    `clear`: the call's outcome when it is known without running the tool (unknown tool, invalid arguments).
+    `traceparent`: the caller's span, "" for none. `timeout_seconds`: the task's limit for the call, 0: the tool's
+    limit. `output_limit_bytes`: the output that the model can read, 0: the tool's limit. `resolution`: a person's
+    decision about the call in doubt. `acts_elsewhere`: see `Tool.acts_elsewhere`.
     """
 
     key: CallKey
@@ -53,20 +55,25 @@ class CallRequest:
 
     @property
     def size_bytes(self) -> int:
-        """What it brings along."""
-        message = self.resolution.decision if self.resolution is not None else None
-        return len(self.arguments_json) + (len(message.result.encode()) if isinstance(message, Happened) else 0)
+        """The bytes of its arguments and of its resolution's result."""
+        decision = self.resolution.decision if self.resolution is not None else None
+        return len(self.arguments_json) + (len(decision.result.encode()) if isinstance(decision, Happened) else 0)
 
     @property
     def arguments_hash(self) -> bytes:
-        """Tells a repeat from a call_id that is used twice: the tool and the exact bytes of its arguments."""
+        """The SHA-256 of the tool's name and the exact bytes of the arguments.
+
+        It distinguishes a repeat from a call_id that is used for two calls.
+        """
         return hashlib.sha256(self.tool.encode() + b"\0" + self.arguments_json).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class CallRow:
-    """A call's record, read under its lock. `runner_gone`: proven, which is more than not being alive. `doubt_note`:
-    what the tool said of a doubt.
+    """A call record, read under its row lock.
+
+    `runner_alive`: the runner's row was renewed in time. `runner_gone`: there is proof that the runner's life is over,
+    which is more than a missed renewal. `doubt_note`: the tool's message about the call in doubt.
     """
 
     key: CallKey
@@ -84,7 +91,7 @@ class CallRow:
 
 @dataclass(frozen=True, slots=True)
 class CallSummary:
-    """A call as Fence tells it."""
+    """A call record as Fence returns it."""
 
     call_id: str
     tool: str
@@ -97,7 +104,7 @@ class CallSummary:
 
 
 def pack_outcome(outcome: Outcome) -> bytes:
-    """As it is stored: the message of the contract."""
+    """Returns the outcome as the record stores it: a serialized `Outcome` message."""
     return outcome_to_wire(outcome).SerializeToString()
 
 

@@ -1,7 +1,8 @@
-"""Runs accepted calls: a place, the mark, the effect, the record.
+"""Runs accepted calls: waits for the lane, marks the call STARTED, runs the effect, records the outcome.
 
-What this process runs it runs to the end: a caller that goes away stops nothing. Only the end of the task stops a call
-(`Stop.CLOSED`), and the end of this runner's own life.
+A call that this process runs goes on to its end, even if its caller goes away. Only the end of the task stops it
+(`StopReason.CLOSED`, `StopReason.FENCED`), or the end of this runner's life (`StopReason.LAPSED`,
+`StopReason.DRAINED`).
 """
 
 from __future__ import annotations
@@ -37,12 +38,16 @@ _Result = TypeVar("_Result")
 _MOST_STARTS: Final = 3
 _LONGEST_CHARACTER_BYTES: Final = 4
 _MOST_NOTE_CHARACTERS: Final = 2000
-_FAULT: Final = "A fault of the tool service broke this call off after it had begun: its effect may be there."
+_FAULT: Final = "A fault of the tool service broke off this call after it had begun: its effect may have happened."
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerLimits:
-    """`lanes`: how many calls run at once, by lane. `max_accepted`: running and waiting for a place."""
+    """The limits of a runner.
+
+    `lanes`: the calls that run at once, by lane. `max_accepted`: the calls that run or wait for their lane.
+    `drain_seconds`: the wait for running calls when the process stops.
+    """
 
     lanes: Mapping[str, int]
     max_accepted: int = 4096
@@ -51,14 +56,14 @@ class RunnerLimits:
 
 @dataclass(frozen=True, slots=True)
 class CallWriters:
-    """The batchers a runner writes with."""
+    """The batchers of a runner's second and third writes."""
 
     starts: Batcher[StartMark, bool]
     finishes: Batcher[OutcomeMark, bool]
 
 
 class Runner:
-    """Runs calls while its `async with` is open; at the end it waits for them, for a while."""
+    """Runs calls while its `async with` is open; its end waits `drain_seconds` for them, then stops them."""
 
     def __init__(
         self,
@@ -83,7 +88,7 @@ class Runner:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._limits.drain_seconds)
         await self.runs.stop_all(StopReason.DRAINED)
-        if self._tasks:  # what was not sent yet takes its start back
+        if self._tasks:  # calls whose effect never began withdraw their start
             await asyncio.wait(self._tasks, timeout=STOPPING_SECONDS)
         left = list(self._tasks)
         for task in left:
@@ -91,23 +96,27 @@ class Runner:
         await asyncio.gather(*left, return_exceptions=True)
 
     def check_room(self) -> None:
-        """Raises LimitReached when no further call should be accepted."""
+        """Raises LimitReached when this runner has `max_accepted` calls."""
         if len(self._tasks) >= self._limits.max_accepted:
-            raise LimitReached("too many calls wait to be run", reason="TOO_MANY_CALLS", retry_after_seconds=1.0)
+            raise LimitReached(
+                f"{self._limits.max_accepted} calls already run or wait on this replica; retry later",
+                reason="TOO_MANY_CALLS",
+                retry_after_seconds=1.0,
+            )
 
     def begin(self, request: CallRequest, work: ToolWork, call_attempt: int) -> RunningCall:
-        """Take on a call that is recorded as this runner's."""
+        """Begins to run a call whose record names this runner."""
         run = self.runs.add(request, call_attempt)
-        task = asyncio.create_task(self._carry(run, work), name=f"run {run.key.idempotency_key}")
+        task = asyncio.create_task(self._carry_out(run, work), name=f"run {run.key.idempotency_key}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         self.runs.hold(task)
         return run
 
-    async def _carry(self, run: RunningCall, work: ToolWork) -> None:
-        """One attempt to its end, which is told to all that listen."""
+    async def _carry_out(self, run: RunningCall, work: ToolWork) -> None:
+        """Runs one attempt to its end, and gives the end to all listeners."""
         tool, epoch = work.tool, run.request.fence.epoch
-        facts = {"task": run.request.claims.task_id, "call": run.key.call_id, "epoch": describe_epoch(epoch)}
+        log_fields = {"task": run.request.claims.task_id, "call": run.key.call_id, "epoch": describe_epoch(epoch)}
         attributes = {
             semconv.OPERATION_NAME: semconv.EXECUTE_TOOL,
             semconv.TOOL_NAME: tool.name,
@@ -117,20 +126,20 @@ class Runner:
         }
         ending: Outcome | Exception | None = None
         try:
-            asking = run.request.traceparent
+            parent = run.request.traceparent
             with (
-                log_context(**facts),
-                span(f"{semconv.EXECUTE_TOOL} {tool.name}", attributes, parent=asking) as tool_span,
+                log_context(**log_fields),
+                span(f"{semconv.EXECUTE_TOOL} {tool.name}", attributes, parent=parent) as tool_span,
             ):
                 ending = await self._perform(run, work)
                 tool_span.set_attributes(outcome_attributes(ending))
-        except Superseded as news:
-            ending = news
+        except Superseded as superseded:
+            ending = superseded
         except RunnerStopped:
             ending = _runner_stopped()
-        except Exception as error:  # noqa: BLE001  all that listen hear of it, as the bug or the refusal it is
+        except Exception as error:  # noqa: BLE001  the listeners get every error, a bug or a refusal
             if not isinstance(error, TenureError):
-                _log.exception("a call could not be carried out", extra=facts)
+                _log.exception("a call failed unexpectedly in the tool service", extra=log_fields)
             ending = await self._conclude(run, tool, error)
         finally:
             self.runs.remove(run)
@@ -149,45 +158,47 @@ class Runner:
         return outcome
 
     async def _conclude(self, run: RunningCall, tool: Tool, fault: Exception) -> Outcome | Exception:
-        """The end of a call that a fault of ours, or a refusal, broke off. A mark that stayed would make other replicas
-        wait for this call for as long as this runner lives.
+        """Ends a call that a fault of the tool service, or a refusal, broke off; returns its outcome or error.
+
+        A STARTED mark that stayed would make other replicas wait for this call as long as this runner lives.
         """
         if not run.marked:
             return fault
         try:
             if run.effect is None:
-                await self._take_back(run)
+                await self._withdraw(run)
             elif tool.definition.effect_class.may_run_again:
                 outcome = Outcome(OutcomeStatus.FAILED, _FAULT, detail=MAY_HAVE_HAPPENED, call_attempt=run.call_attempt)
                 await self._record(OutcomeMark(run.key, run.call_attempt, pack_outcome(outcome)))
                 return outcome
             else:
                 return await self._put_in_doubt(run, _FAULT)
-        except (Superseded, TenureError) as news:
-            return news
-        except Exception as error:  # noqa: BLE001  told to all that listen, as the first one is
-            _log.exception("a call that failed could not be concluded", extra={"call": run.key.call_id})
+        except (Superseded, TenureError) as error:
+            return error
+        except Exception as error:  # noqa: BLE001  the listeners get this error, as they would get the first one
+            _log.exception("the end of a failed call could not be recorded", extra={"call": run.key.call_id})
             return error
         return fault
 
     async def _put_in_doubt(self, run: RunningCall, message: str) -> Outcome:
-        """The tool itself does not know what became of it: recorded under this attempt, for a person to settle."""
+        """Records the call as in doubt, under this attempt: the tool does not know the effect, and a person decides."""
         note = message.replace("\0", "\ufffd")[:_MOST_NOTE_CHARACTERS]
         await self._record(OutcomeMark(run.key, run.call_attempt, b"", note))
         count_calls_in_doubt(1)
         return outcome_in_doubt(run.call_attempt, note)
 
     async def _record(self, finish: OutcomeMark) -> None:
-        """The last of the three writes, however long it takes: the effect is there. Raises Superseded when the attempt
-        is not the call's any more.
+        """Writes the third of the three writes, for as long as it takes, because the effect has happened.
+
+        Raises Superseded when the call has a newer attempt.
         """
         await failpoint("tools.after_effect")
-        if not await _insist(lambda: self._writers.finishes.submit(finish)):
+        if not await _retry_until_written(lambda: self._writers.finishes.submit(finish)):
             raise Superseded
         await failpoint("tools.after_outcome")
 
     async def _bounded(self, run: RunningCall, tool: Tool, outcome: Outcome) -> Outcome:
-        """What is too long for the model is kept in the workspace before the outcome is recorded."""
+        """Truncates output that is too long for the model, and first stores all of it in the workspace."""
         limit_bytes, attempt = _limit_bytes(run, tool), run.call_attempt
         name = run.key.call_id if attempt == 1 else f"{run.key.call_id}-{attempt}"
         arguments = outcome.content, limit_bytes, run.request.claims.tenant, run.request.claims.task_id, name
@@ -205,7 +216,10 @@ class Runner:
         )
 
     async def _run_once(self, run: RunningCall, work: ToolWork) -> Outcome:
-        """Mark and begin; a mark whose effect did not begin in time is taken back and set anew, a few times."""
+        """Marks the call STARTED and runs the effect.
+
+        Withdraws the start of an effect that did not begin in time, and starts again, at most _MOST_STARTS times.
+        """
         context = CallContext(
             tenant=run.request.claims.tenant,
             task_id=run.request.claims.task_id,
@@ -227,46 +241,57 @@ class Runner:
                 return await effect.carry_out(self.runs.hold)
             except NeverBegan:
                 run.effect = None
-                await self._take_back(run)
+                await self._withdraw(run)
                 if run.stop is StopReason.DRAINED:
                     raise RunnerStopped from None
             except PutOff as put_off:
-                await (self._release(run) if put_off.may_have_begun else self._take_back(run))
+                await (self._release(run) if put_off.may_have_begun else self._withdraw(run))
                 raise put_off.refusal from None
-        raise Unavailable("this runner is too slow to begin a call in time", reason="RUNNER_SLOW")
+        raise Unavailable(
+            f"this runner is too slow: the effect did not begin within {BEGINS_WITHIN_SECONDS:g} s of its start in "
+            f"{_MOST_STARTS} attempts; retry",
+            reason="RUNNER_SLOW",
+        )
 
     async def _mark(self, run: RunningCall) -> _MayBegin:
-        """Set the mark. The time in which the effect may begin counts from before the mark was sent."""
+        """Writes the STARTED mark. The time in which the effect may begin counts from before the mark was sent."""
         may_begin = _MayBegin(self._liveness)
         run.marked = True
         try:
             marked = await self._writers.starts.submit(StartMark(run.key, run.call_attempt))
         except TryLater:
-            await self._take_back(run)  # it may have been set after all
+            await self._withdraw(run)  # the mark may have been written although the write failed
             raise
         if not marked:
             raise Superseded
         await failpoint("tools.before_effect")
         return may_begin
 
-    async def _take_back(self, run: RunningCall) -> None:
-        """However long it takes: a mark that stays would leave the call in doubt without a reason."""
-        state = await _insist(lambda: withdraw_start(self._pool, StartMark(run.key, run.call_attempt)))
+    async def _withdraw(self, run: RunningCall) -> None:
+        """Withdraws the start, for as long as it takes: a mark that stays would put the call in doubt without a reason.
+
+        Raises Superseded when the call must not be started again.
+        """
+        state = await _retry_until_written(lambda: withdraw_start(self._pool, StartMark(run.key, run.call_attempt)))
         run.marked = False
         if state is not CallState.ACCEPTED:
             raise Superseded
         run.call_attempt += 1
 
     async def _release(self, run: RunningCall) -> None:
-        """However long it takes: a mark that stays would make other replicas wait for this runner."""
-        is_released = await _insist(lambda: release_start(self._pool, StartMark(run.key, run.call_attempt)))
+        """Releases the start, for as long as it takes: a mark that stays would make other replicas wait for the runner.
+
+        Raises Superseded when the call has a newer attempt or is in doubt.
+        """
+        start = StartMark(run.key, run.call_attempt)
+        is_released = await _retry_until_written(lambda: release_start(self._pool, start))
         run.marked = False
         if not is_released:
             raise Superseded
 
 
-async def _insist(write: Callable[[], Awaitable[_Result]]) -> _Result:
-    """The result of a repeatable write that must be made however long its store is away or full."""
+async def _retry_until_written(write: Callable[[], Awaitable[_Result]]) -> _Result:
+    """Retries a repeatable write until it succeeds, however long the database is unreachable or full."""
     failures = 0
     while True:
         try:
@@ -277,22 +302,26 @@ async def _insist(write: Callable[[], Awaitable[_Result]]) -> _Result:
 
 
 def _runner_stopped() -> Unavailable:
-    """The answer to whoever waits for a call that has no outcome here: ask again, the record knows."""
-    return Unavailable("the runner of this call stopped", reason="RUNNER_STOPPED", retry_after_seconds=0.5)
+    """Returns the error for requests that wait for a call without an outcome here: the record decides on the repeat."""
+    return Unavailable(
+        "the runner of this call stopped before the call had an outcome; send the request again",
+        reason="RUNNER_STOPPED",
+        retry_after_seconds=0.5,
+    )
 
 
 def _limit_bytes(run: RunningCall, tool: Tool) -> int:
-    """How much of its output the model is shown."""
+    """Returns how many bytes of the call's output the model can read."""
     return min(tool.definition.output_limit_bytes, run.request.output_limit_bytes or tool.definition.output_limit_bytes)
 
 
 def _timeout_seconds(run: RunningCall, tool: Tool) -> float:
-    """How long the call may take."""
+    """Returns how long the call may take."""
     return min(tool.definition.timeout_seconds, run.request.timeout_seconds or tool.definition.timeout_seconds)
 
 
 class _MayBegin:
-    """Of a mark that is about to be set."""
+    """The permission to begin an effect, from just before its start is written. See `effects.MayBegin`."""
 
     def __init__(self, liveness: Liveness) -> None:
         self._liveness, self._runner_id = liveness, liveness.runner_id

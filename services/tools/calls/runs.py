@@ -1,4 +1,4 @@
-"""The calls this process is running, and those who listen to them."""
+"""The calls that this process runs, and the listeners to their events."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ STOPPING_SECONDS: Final = 2.0
 class StopReason(StrEnum):
     """Why a run is stopped from outside."""
 
-    CLOSED = "CLOSED"  # its task was ended by the owner that asked for the call: it is recorded as CANCELLED
-    FENCED = "FENCED"  # its task was ended under a newer epoch: it is recorded as such
-    LAPSED = "LAPSED"  # this runner is no longer trusted: others judge what became of it
-    DRAINED = "DRAINED"  # the process ends: as LAPSED, and at once
+    CLOSED = "CLOSED"  # the owner that requested the call ended the task: the outcome is CANCELLED
+    FENCED = "FENCED"  # the task was ended under a newer epoch: the outcome says so
+    LAPSED = "LAPSED"  # this runner's life is over: the other replicas settle the call
+    DRAINED = "DRAINED"  # the process ends: as LAPSED, but at once
 
 
-class Superseded(Exception):  # noqa: N818  news for those who wait, no error
-    """The attempt is not the call's any more: ask again, the record knows."""
+class Superseded(Exception):  # noqa: N818  a signal to the run's followers, not an error
+    """The record belongs to a newer attempt, or the run was stopped before its effect began: accept the call again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The effect begins, or had begun."""
+    """The effect begins. `joined`: it had begun before this request."""
 
     call_attempt: int
     joined: bool
@@ -41,7 +41,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Some output, for show."""
+    """Output of the running tool. Parts of it may be dropped; the outcome has all of it."""
 
     text: str
 
@@ -50,21 +50,21 @@ Event = Started | Output | Outcome
 
 
 class Listener:
-    """One who listens to a run. What it does not read in time is dropped, except that the run started and ended."""
+    """A request that follows a run. Output that it does not read in time is dropped; start and end are not."""
 
     def __init__(self) -> None:
         self._unread: list[str] = []
         self._characters = 0
         self.changed = asyncio.Event()
 
-    def tell(self, text: str) -> None:
+    def put(self, text: str) -> None:
         if self._characters + len(text) <= _MOST_UNREAD_CHARACTERS:
             self._unread.append(text)
             self._characters += len(text)
         self.changed.set()
 
     def take(self) -> str:
-        """All that is unread."""
+        """Takes all unread output."""
         text = "".join(self._unread)
         self._unread.clear()
         self._characters = 0
@@ -74,7 +74,11 @@ class Listener:
 
 @dataclass(eq=False, slots=True)
 class RunningCall:
-    """One attempt of one call. `ended` has the outcome once it is durable, or what its listeners are to do instead."""
+    """The run of one call attempt.
+
+    `ended` gets the outcome once it is durable, or the error that tells the listeners what to do instead. `marked`: the
+    record may say STARTED. `started`: the effect has begun. `effect`: the asyncio task of the tool, once it exists.
+    """
 
     request: CallRequest
     call_attempt: int
@@ -91,11 +95,11 @@ class RunningCall:
         self.authorise(self.request.fence.epoch)
 
     def authorise(self, epoch: int) -> None:
-        """An owner asks for it; a newer one that joins takes it over."""
+        """Raises the epoch that authorises the run: a newer owner that joins the call takes it over."""
         self.authorised_epoch = max(self.authorised_epoch, epoch)
 
     def note_usage(self, usage: ProgramUsage) -> None:
-        """What its program used."""
+        """Records what the call's program used."""
         self.usage = usage
 
     @property
@@ -103,27 +107,27 @@ class RunningCall:
         return self.request.key
 
     def emit(self, text: str) -> None:
-        """Show output to everybody who listens."""
+        """Sends output to all listeners."""
         for listener in self.listeners:
-            listener.tell(text)
+            listener.put(text)
 
     def mark_started(self) -> None:
         self.started = True
         self._wake()
 
     def settle(self, ending: Outcome | Exception) -> None:
-        """The end, told once."""
+        """Ends the run for its listeners. Only the first ending counts."""
         if self.ended.done():
             return
         if isinstance(ending, Exception):
             self.ended.set_exception(ending)
-            self.ended.exception()  # nobody may be listening
+            self.ended.exception()  # marks it as retrieved: there may be no listener
         else:
             self.ended.set_result(ending)
         self._wake()
 
     def request_stop(self, reason: StopReason) -> None:
-        """Stop the effect, or keep it from beginning: then nobody needs to wait on. The first reason counts."""
+        """Cancels the effect, or prevents its begin and then ends the run as Superseded. The first reason counts."""
         if self.stop is None:
             self.stop = reason
             if self.effect is not None:
@@ -132,14 +136,14 @@ class RunningCall:
                 self.settle(Superseded())
 
     async def follow(self, *, joined: bool) -> AsyncGenerator[Event, None]:
-        """Everything from now on, the outcome last. Raises Superseded, or what kept the run from its end."""
+        """Yields the events from now on, the outcome last. Raises Superseded, or the error that ended the run."""
         with self._listening() as listener:
             if joined:
                 yield Started(self.call_attempt, joined=True)
-            last_joined = joined
+            sent_started = joined
             while True:
-                if self.started and not last_joined:
-                    last_joined = True
+                if self.started and not sent_started:
+                    sent_started = True
                     yield Started(self.call_attempt, joined=False)
                 if text := listener.take():
                     yield Output(text)
@@ -163,17 +167,17 @@ class RunningCall:
 
 
 class Companion(Protocol):
-    """What tasks have here besides calls that run, and what is to end with them, such as servers of their own."""
+    """Resources of tasks that outlive a call and end with the task, such as a task's own MCP servers."""
 
     def task_ids(self) -> list[str]:
-        """The tasks that have something."""
+        """Returns the tasks that have such resources."""
 
     def end_task(self, task_id: str, epoch: int) -> None:
-        """The task is ended: what it has under this epoch or an older one."""
+        """Ends the resources that the task has under this epoch or an older one."""
 
 
 class RunningCalls:
-    """By call. A run is listed until its outcome is durable or it is known that there will be none."""
+    """The runs of this process, by call. A run is listed until its outcome is durable or cannot come any more."""
 
     def __init__(self) -> None:
         self._by_key: dict[CallKey, RunningCall] = {}
@@ -181,19 +185,19 @@ class RunningCalls:
         self._companions: list[Companion] = []
 
     def hold(self, task: asyncio.Task[Any]) -> None:
-        """Remember what goes on until it truly ends: an effect that does not stop outlasts its run."""
+        """Keeps an asyncio task in `unfinished` until it ends: an effect that does not stop outlives its run."""
         self._unfinished.add(task)
         task.add_done_callback(self._unfinished.discard)
 
     def unfinished(self) -> AbstractSet[asyncio.Task[Any]]:
-        """Everything that goes on."""
+        """Returns the asyncio tasks of runs and effects that have not ended."""
         return self._unfinished
 
     def __len__(self) -> int:
         return len(self._by_key)
 
     def add(self, request: CallRequest, call_attempt: int) -> RunningCall:
-        """A new attempt; it takes the place of one that it displaced, which will find out by itself."""
+        """Adds the run of a new attempt, in place of a superseded one; that one finds out when it writes its record."""
         ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         run = self._by_key[request.key] = RunningCall(request, call_attempt, ended)
         return run
@@ -206,21 +210,21 @@ class RunningCalls:
         return self._by_key.get(key)
 
     def attempt_of(self, key: CallKey) -> int | None:
-        """Which attempt of the call runs here, if any."""
+        """Returns the attempt of the call that runs here, or None."""
         run = self._by_key.get(key)
         return run.call_attempt if run is not None else None
 
     def accompany(self, companion: Companion) -> None:
-        """From now on the companion is told of tasks that end."""
+        """Registers a companion: `stop_task` ends its resources of the task."""
         self._companions.append(companion)
 
     def task_ids(self) -> list[UUID]:
-        """The tasks that have something here: calls that run, or what stays between calls."""
-        staying = {UUID(task_id) for companion in self._companions for task_id in companion.task_ids()}
-        return sorted({key.task_id for key in self._by_key} | staying)
+        """Returns the tasks with running calls or with resources of companions."""
+        with_resources = {UUID(task_id) for companion in self._companions for task_id in companion.task_ids()}
+        return sorted({key.task_id for key in self._by_key} | with_resources)
 
     def stop_task(self, task_id: UUID, epoch: int) -> None:
-        """Stop what was authorised up to `epoch`: the task is ended."""
+        """Stops the runs and resources of an ended task that were authorised by `epoch` or an older epoch."""
         for companion in self._companions:
             companion.end_task(str(task_id), epoch)
         for run in list(self._by_key.values()):
@@ -228,7 +232,7 @@ class RunningCalls:
                 run.request_stop(StopReason.FENCED if run.authorised_epoch < epoch else StopReason.CLOSED)
 
     async def stop_all(self, reason: StopReason) -> None:
-        """Stop everything, and wait for the effects' ends, for a while."""
+        """Stops all runs and waits up to STOPPING_SECONDS for their effects to end."""
         runs = list(self._by_key.values())
         for run in runs:
             run.request_stop(reason)

@@ -1,4 +1,7 @@
-"""The second write: the mark immediately before the effect, and how it is taken back when the effect did not begin."""
+"""The second write of a call (the STARTED mark immediately before the effect) and the third (its outcome).
+
+A start whose effect never began is withdrawn; a start whose effect may have begun is released to other replicas.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,17 @@ _SIZE_BYTES: Final = 128
 
 
 class StartMark(NamedTuple):
-    """An attempt that is about to begin."""
+    """The start of one attempt."""
 
     key: CallKey
     call_attempt: int
 
 
 def start_batcher(kept: DedicatedConnection, liveness: Liveness) -> Batcher[StartMark, bool]:
-    """Marks calls STARTED. False: the attempt or the fence has moved on, and this effect must never begin."""
+    """Returns the batcher that marks calls STARTED.
+
+    False: the record has a newer attempt or the fence a newer claim, and this effect must never begin.
+    """
 
     async def write(batch: Sequence[StartMark]) -> list[bool]:
         parameters = {
@@ -46,8 +52,9 @@ def start_batcher(kept: DedicatedConnection, liveness: Liveness) -> Batcher[Star
 
 
 async def release_start(pool: Pool, start: StartMark) -> bool:
-    """Give a call back whose effect may have begun and that may run again: any replica runs it, as if this runner were
-    dead. False: the call is another attempt's by now, or in doubt.
+    """Releases a started call that may run again and whose effect may have begun.
+
+    Any replica may run it then, as if this runner were dead. False: the call has a newer attempt, or is in doubt.
     """
     parameters = {"task_id": start.key.task_id, "call_id": start.key.call_id, "call_attempt": start.call_attempt}
     async with connection(pool) as postgres:
@@ -55,7 +62,10 @@ async def release_start(pool: Pool, start: StartMark) -> bool:
 
 
 async def withdraw_start(pool: Pool, start: StartMark) -> CallState | None:
-    """Take back a mark whose effect never began and never will. None: the call is another attempt's by now."""
+    """Withdraws a start whose effect never began and never will.
+
+    Returns the call's new state, or None when the call has a newer attempt or an outcome.
+    """
     parameters = {"task_id": start.key.task_id, "call_id": start.key.call_id, "call_attempt": start.call_attempt}
     await failpoint("tools.before_withdraw")
     async with connection(pool) as postgres:
@@ -67,11 +77,15 @@ async def withdraw_start(pool: Pool, start: StartMark) -> CallState | None:
     return CallState(row[0])
 
 
-# The third write: what came of it.
+# The third write: the outcome.
 
 
 class OutcomeMark(NamedTuple):
-    """An attempt's outcome, packed; b"": its tool does not know whether it had its effect, see `doubt_note`."""
+    """The outcome of one attempt, packed.
+
+    b"": the tool does not know whether the effect happened, and the call is in doubt; `doubt_note` has the tool's
+    message.
+    """
 
     key: CallKey
     call_attempt: int
@@ -80,9 +94,9 @@ class OutcomeMark(NamedTuple):
 
 
 def finish_batcher(kept: DedicatedConnection) -> Batcher[OutcomeMark, bool]:
-    """Records outcomes, with the patience to outlast any outage: an effect happened once, and must be told.
+    """Returns the batcher that records outcomes. It retries through any outage: an effect must be recorded.
 
-    False: the attempt has moved on or was recorded already; the record knows more than this outcome.
+    False: the call has a newer attempt, or an outcome already. The record is right then, and this outcome is dropped.
     """
 
     async def write(batch: Sequence[OutcomeMark]) -> list[bool]:
