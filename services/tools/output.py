@@ -1,7 +1,7 @@
-"""Bounding what a tool says: the model is shown the beginning and the end, and all of it stays in the workspace.
+"""Truncates a tool's output: the model reads its beginning and its end, the workspace keeps all of it.
 
-The file is written before the outcome is recorded, under a name of the attempt's own: a runner that was thought dead
-cannot change the file that the record of a later attempt speaks of.
+The file is written before the outcome is recorded, and its name contains the call attempt: a runner that was declared
+dead but lives on cannot change the file that the record of a later attempt refers to.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tenure.domain.truncation import encode
 _log: Final = logging.getLogger(__name__)
 DIRECTORY: Final = "outputs"
 MOST_KEPT_BYTES: Final = 16 * 1024 * 1024
-"""Of one output: what is beyond is not kept anywhere."""
+"""The most bytes of one output that the workspace keeps; the rest is lost."""
 
 _MARKER: Final = "\n[cut here: {missing} of {whole} bytes are left out. {where}]\n"
 _NOT_KEPT: Final = "They were not kept."
@@ -27,7 +27,7 @@ _LONGEST_MARKER: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class BoundedOutput:
-    """What the model reads; `path`: the workspace's file with all of it, "" for none."""
+    """Output for the model. `path`: the file in the workspace that has all of the output, "" for none."""
 
     content: str
     truncated: bool = False
@@ -35,13 +35,16 @@ class BoundedOutput:
 
 
 class OutputKeeper:
-    """Keeps what is too long in the workspaces. Blocks: call it in a thread."""
+    """Stores output that is too long for the model in the workspaces. Its methods block: call them in a thread."""
 
     def __init__(self, workspaces: Workspaces, bounds: Bounds) -> None:
         self._workspaces, self._bounds = workspaces, bounds
 
     def show(self, content: str, limit_bytes: int, tenant: str, task_id: str, name: str) -> BoundedOutput:
-        """The content as valid text of about `limit_bytes` at most. Whether it can be kept decides nothing else."""
+        """Returns the content as valid text of about `limit_bytes` at most, and stores all of it if it is longer.
+
+        When the file cannot be written, only a log line and the marker in the text say so.
+        """
         encoded = encode(content)
         if len(encoded) <= limit_bytes:
             return BoundedOutput(encoded.decode())
@@ -49,16 +52,19 @@ class OutputKeeper:
         try:
             self.keep(encoded, tenant, task_id, path)
         except (OSError, ToolFailure) as error:
-            _log.warning("a long output was not kept: %s", error, extra={"output": name})
+            _log.warning("a long output could not be stored in the workspace: %s", error, extra={"output": name})
             return BoundedOutput(shorten(encoded, limit_bytes, _NOT_KEPT), truncated=True)
-        kept = f"All of it is in the workspace's file {path}; read_file shows any part of it."
+        where = f"All of it is in the workspace's file {path}; read_file shows any part of it."
         if len(encoded) > MOST_KEPT_BYTES:
             first = f"The first {MOST_KEPT_BYTES} bytes"
-            kept = kept.replace("All of it is", f"{first} are")
-        return BoundedOutput(shorten(encoded, limit_bytes, kept), truncated=True, path=path)
+            where = where.replace("All of it is", f"{first} are")
+        return BoundedOutput(shorten(encoded, limit_bytes, where), truncated=True, path=path)
 
     def keep(self, content: bytes, tenant: str, task_id: str, path: str) -> None:
-        """What of it is kept at all, as a file of the workspace's directory `DIRECTORY`. Raises OSError, ToolFailed."""
+        """Stores up to MOST_KEPT_BYTES of the content as a file in the workspace's `outputs` directory.
+
+        Raises OSError, and ToolFailure when the workspace is full.
+        """
         kept = content[:MOST_KEPT_BYTES]
         self._bounds.check_room(self._workspaces.directory(tenant, task_id), len(kept), more_files=2)
         directory, name = path.split("/")
@@ -70,7 +76,10 @@ class OutputKeeper:
 
 
 def shorten(encoded: bytes, limit_bytes: int, where: str) -> str:
-    """Three quarters of what fits from the beginning, one from the end, between them what is missing, and `where`."""
+    """Returns the beginning of the output, a marker with the missing bytes and `where`, and the end.
+
+    Three quarters of the space go to the beginning, one quarter to the end.
+    """
     kept = max(0, limit_bytes - _LONGEST_MARKER)
     head = encoded[: kept - kept // 4].decode("utf-8", errors="ignore")
     tail = encoded[len(encoded) - kept // 4 :].decode("utf-8", errors="ignore")

@@ -1,7 +1,8 @@
-"""What this machine offers to agents' programs, and what the service does about it.
+"""Opens the sandbox for agents' programs, and decides what the service serves on this machine.
 
-Something is missing: the other tools are served, and execute_python says in one sentence what. A probe got out: nothing
-is served at all. Whoever weakened the sandbox, knowingly or not, weakened the machine that the fences are kept on.
+When the machine lacks a part of the sandbox, the service serves the other tools, and execute_python answers with one
+sentence that names the missing part. When a probe escaped from the sandbox, the service serves nothing: a weakened
+sandbox, intended or not, also weakens the machine on which the fence is enforced.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger(__name__)
 LOCKS: Final = ".sandboxes"
-"""Beside the tenants' directories."""
+"""The directory of the sandbox's uid locks, in the workspace root beside the tenants' directories."""
 
-_ADVICE: Final = "mend what is named here, then start the service again (docs/sandbox.md)"
+_ADVICE: Final = "fix this, then start the service again (docs/sandbox.md)"
 
 
 def sandbox_settings(settings: ToolsSettings, long_running: int = 0) -> SandboxSettings:
-    """Of the service's settings those that the sandbox has. `lasting`: how many programs may stay in it at once."""
+    """Returns the sandbox's part of the service's settings. `long_running`: how many servers may run in it at once."""
     return SandboxSettings(
         slots=settings.sandbox_slots,
         long_running=long_running,
@@ -42,7 +43,7 @@ def sandbox_settings(settings: ToolsSettings, long_running: int = 0) -> SandboxS
 
 
 async def open_sandbox(process: Process, settings: ToolsSettings, long_running: int) -> Sandbox | SandboxUnavailable:
-    """A machine without a sandbox still serves the other tools. Raises SandboxEscaped."""
+    """Opens the sandbox, or returns why this machine has none. Raises SandboxEscaped."""
     try:
         return await process.open(await Sandbox.open(sandbox_settings(settings, long_running)))
     except SandboxUnavailable as unavailable:
@@ -51,23 +52,23 @@ async def open_sandbox(process: Process, settings: ToolsSettings, long_running: 
 
 
 async def show_sandbox(_process: Process, settings: ToolsSettings) -> None:
-    """The command `sandbox`: what is there, what is weaker, and whether it holds. Raises ConfigurationError."""
+    """Runs the command `sandbox`: probes the sandbox and prints its findings. Raises ConfigurationError."""
     try:
         async with await Sandbox.open(sandbox_settings(settings)) as sandbox:
             sys.stdout.write(describe(sandbox.detection))
-    except (SandboxEscaped, SandboxUnavailable) as trouble:
-        raise ConfigurationError([str(trouble)]) from None
+    except (SandboxEscaped, SandboxUnavailable) as error:
+        raise ConfigurationError([str(error)]) from None
 
 
 def describe(detection: Detection) -> str:
-    """A line for each sentence."""
+    """Returns one line for each finding, and a last line that says that the sandbox holds."""
     lines = [f"present  {sentence}" for sentence in detection.present]
     lines += [f"weaker   {sentence}" for sentence in detection.weaker]
-    return "".join(f"{line}\n" for line in [*lines, "holds    every probe that tried to get out was kept in"])
+    return "".join(f"{line}\n" for line in [*lines, "holds    no probe escaped from the sandbox"])
 
 
 def refusing_server(settings: ToolsSettings, escaped: SandboxEscaped, process: Process) -> RpcServer:
-    """Answers that it does not serve, and why, whatever it is asked."""
+    """Returns a server that refuses every request with the reason."""
     _log.error("NOT SERVING: %s; %s", escaped, _ADVICE, extra={"escapes": escaped.escapes})
     server = RpcServer(settings.listen, stopping=process.stopping, serving=False)
     refusing: Any = _Refusing(f"{escaped}; {_ADVICE}")
@@ -76,13 +77,13 @@ def refusing_server(settings: ToolsSettings, escaped: SandboxEscaped, process: P
 
 
 class _Refusing:
-    """Every method of the service, of whatever arity."""
+    """A servicer whose every method, unary or streaming, raises Unavailable (SANDBOX_ESCAPED)."""
 
-    def __init__(self, why: str) -> None:
-        self._why = why
+    def __init__(self, message: str) -> None:
+        self._message = message
 
     def __getattr__(self, _method: str) -> Any:
         return self._refuse
 
     async def _refuse(self, _request: object, _context: object) -> NoReturn:
-        raise Unavailable(self._why, reason="SANDBOX_ESCAPED", retry_after_seconds=60.0)
+        raise Unavailable(self._message, reason="SANDBOX_ESCAPED", retry_after_seconds=60.0)

@@ -1,8 +1,8 @@
-"""Sending a call to where its effect happens, somewhere outside: again where that is harmless, never where it is not.
+"""Sends a call to the system that brings about its effect, and repeats it only where a repeat is harmless.
 
-What may be done after a failure depends on one question: may the other side have begun? Before the call was sent it may
-be sent again, whatever its class. After that only a call that may be repeated is sent again, with the same key; of an
-UNSAFE one nobody knows, and it is in doubt.
+After a failure one question decides: may the other side have begun? A call that was not sent may be sent again,
+whatever its effect class. After it was sent, only a call that may run again is repeated, with the same idempotency key;
+an UNSAFE call is in doubt then.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-# What an HTTP status says of a request that must not be carried out twice: one rule for everything asked over HTTP.
+# What an HTTP status says about a request that must not happen twice. All tools that use HTTP share this rule.
 
-_ASKED_ELSEWHERE: Final = frozenset((307, 308))
-"""Redirects that have to be followed with the same request: it was not carried out here. A 303 says that it was."""
+_SAME_REQUEST_REDIRECTS: Final = frozenset((307, 308))
+"""Redirects that ask for the same request at another address: the server did not carry it out. A 303 says it did."""
 
-_SLOW: Final = frozenset((408, 499))
-"""By the letter the request did not arrive as a whole; proxies say so, too, of a server that they gave up on."""
+_REQUEST_TIMEOUTS: Final = frozenset((408, 499))
+"""By RFC 9110 the request did not arrive completely; but proxies also send these when they gave up on a server."""
 
 _NOT_SUPPORTED: Final = frozenset((501, 505))
 
 
 def leaves_open(status: int) -> bool:
-    """Whether it is open if the request was, or will be, carried out. `status`: a final one."""
-    if 200 <= status < 300 or status in _ASKED_ELSEWHERE or status in _NOT_SUPPORTED:
+    """Whether a final HTTP status leaves open if the request was carried out, or will be."""
+    if 200 <= status < 300 or status in _SAME_REQUEST_REDIRECTS or status in _NOT_SUPPORTED:
         return False
-    return status in _SLOW or not 400 <= status < 500
+    return status in _REQUEST_TIMEOUTS or not 400 <= status < 500
 
 
-# Failures of requests to the outside, as outcomes that the model reads.
+# Failures of outbound requests, as answers that the model reads.
 
 
 def failure_answer(error: Exception, who: str, timeout_seconds: float) -> ToolFailure:
-    """Of what a request raises; `who` begins the sentence, as in "The search service"."""
+    """Returns the answer for an exception of an outbound request. `who` begins the sentence: "The search service"."""
     match error:
         case AddressRefused():
-            return ToolFailure(f"{who} is at a {error.kind} address: nothing was sent there.", "ADDRESS_REFUSED")
+            return ToolFailure(f"{who} is at a {error.kind} address: nothing was sent to it.", "ADDRESS_REFUSED")
         case Unresolved():
             return ToolFailure(f"{who} cannot be found: its name has no address.", "UNRESOLVED")
         case TimeoutError() | httpcore2.TimeoutException():
@@ -59,17 +59,18 @@ def failure_answer(error: Exception, who: str, timeout_seconds: float) -> ToolFa
         case BadEncoding():
             return ToolFailure(f"{who} cannot be read: {error}.", "ENCODING_REFUSED")
         case httpcore2.ProtocolError():
-            return ToolFailure(f"{who} does not speak HTTP as it should.", "BAD_ANSWER")
+            return ToolFailure(f"{who} sent an answer that is not valid HTTP.", "BAD_ANSWER")
         case httpcore2.ConnectError():
             return _not_connected(error, who)
-    return ToolFailure(f"{who} was asked, and the connection was lost before the whole answer came.", "CONNECTION_LOST")
+    message = f"{who} got the request, but the connection was lost before the whole answer arrived."
+    return ToolFailure(message, "CONNECTION_LOST")
 
 
 def _not_connected(error: httpcore2.ConnectError, who: str) -> ToolFailure:
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLError):
             reason = getattr(cause, "verify_message", "") or getattr(cause, "reason", "") or "TLS failed"
-            return ToolFailure(f"{who} cannot be trusted: {reason}. Nothing was sent there.", "TLS_FAILED")
+            return ToolFailure(f"{who} cannot be trusted: {reason}. Nothing was sent to it.", "TLS_FAILED")
     return ToolFailure(f"{who} cannot be reached.", "UNREACHABLE")
 
 
@@ -81,25 +82,26 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 _log: Final = logging.getLogger(__name__)
 AGAIN: Final = RetryPolicy(max_attempts=5, initial_seconds=0.2, factor=2.0, cap_seconds=2.0)
-"""Between sendings. `max_attempts`: of sendings whose answers were lost; a call that kills its receiver ends there."""
+"""The pauses between send attempts. `max_attempts` counts lost answers: a call that crashes its receiver ends there."""
 
 TELLING_SECONDS: Final = 2.0
-"""So much longer than its timeout a call may take that has something to say about it."""
+"""The extra time after a call's timeout in which a tool can report how the call ended."""
 
 TIMEOUT: Final = "TIMEOUT"
 STALE_EPOCH: Final = "STALE_EPOCH"
 UNREACHABLE: Final = "UNREACHABLE"
-_HAPPENED: Final = "What it did until then has happened."
-_EARLIER: Final = " It was sent before, and that answer was lost: what it did then has happened."
+_HAPPENED: Final = "Its effects until then have happened."
+_EARLIER: Final = " It was sent before, and that answer was lost: its effects then have happened."
 
 
 class NotSentError(Exception):
-    """The other side knows nothing of the call. The text is a clause for the model."""
+    """The other side did not get the call. The message is a clause for the model."""
 
 
 class AnswerLostError(Exception):
-    """It was sent, and what came of it is not known. `again`: sending it once more may tell; `what`: happened to the
-    answer.
+    """The call was sent, and its effect is not known.
+
+    `again`: a repeat may bring the answer. `what`: a clause that says what happened to the answer.
     """
 
     def __init__(self, clause: str, *, again: bool = True, what: str = "its answer was lost") -> None:
@@ -108,7 +110,7 @@ class AnswerLostError(Exception):
 
 
 class AskedToWaitError(Exception):
-    """The other side did nothing for the moment and may later; `answer`: if nobody waits."""
+    """The other side did nothing now and asks for a repeat after `after_seconds`. `answer`: used without a repeat."""
 
     def __init__(self, answer: ToolAnswer, after_seconds: float) -> None:
         super().__init__(answer.content)
@@ -117,7 +119,10 @@ class AskedToWaitError(Exception):
 
 @dataclass(slots=True)
 class SendAttempt:
-    """One sending: how long it may take, and whether it is out. Who sends calls `go_out` right before."""
+    """One attempt to send the call: its deadline, and whether the call was sent.
+
+    The sender calls `go_out` immediately before it sends. `ends_at`: in the event loop's time.
+    """
 
     ends_at: float
     check_may_begin: Callable[[bool], None]
@@ -125,7 +130,10 @@ class SendAttempt:
     is_out: bool = False
 
     def go_out(self) -> None:
-        """From here on the other side may know of the call. Raises what is to be passed on when it must not go out."""
+        """Records that the other side may get the call from here on.
+
+        Raises NeverBegan or RunnerStopped when the call must not be sent; the sender passes that on.
+        """
         self.check_may_begin(self.sent_before)
         self.is_out = True
 
@@ -139,7 +147,10 @@ Send = Callable[[SendAttempt], Awaitable[ToolAnswer]]
 
 
 class CallDelivery:
-    """One call, sent until there is an answer, within its time. `connect_seconds`: until it counts as unreachable."""
+    """Sends one call until there is an answer, within the call's timeout.
+
+    `connect_seconds`: how long an unreachable other side is tried again.
+    """
 
     def __init__(self, who: str, effect_class: EffectClass, context: CallContext, connect_seconds: float) -> None:
         self._who, self._effect_class = who, effect_class
@@ -152,7 +163,7 @@ class CallDelivery:
         self._was_refused = False
 
     async def carry_out(self, send: Send) -> ToolAnswer:
-        """The answer. Raises ToolFailed, and ToolInDoubt when an UNSAFE call may have happened."""
+        """Returns the answer. Raises ToolFailure, and ToolInDoubt when an UNSAFE call may have happened."""
         try:
             async with asyncio.timeout_at(self._ends_at):
                 answer = await self._answered(send)
@@ -185,7 +196,7 @@ class CallDelivery:
             except Exception as error:
                 if not self._may_have_begun:
                     raise
-                _log.exception("the answer to a call could not be taken")
+                _log.exception("the answer to a call could not be processed")
                 wait_seconds = self._after_loss(AnswerLostError(type(error).__name__, again=False))
             self._sending.is_out = False
             await asyncio.sleep(wait_seconds)
@@ -195,11 +206,11 @@ class CallDelivery:
 
     @property
     def _may_have_begun(self) -> bool:
-        """Whether the other side may know of the call, as far as that was not refused."""
+        """Whether the other side may have got the call and has not refused it."""
         return self._sending.is_out or self._lost > 0
 
     def _after_unsent(self, error: NotSentError) -> float:
-        """How long until it is tried again. One that was lost before is worth all of its time."""
+        """Returns the pause before the next attempt. A call with a lost answer is tried until its timeout."""
         wait_seconds = self._next_wait_seconds()
         if self._lost or _now() + wait_seconds < self._reached_until:
             return wait_seconds
@@ -209,7 +220,7 @@ class CallDelivery:
         self._lost += 1
         harmless = self._effect_class.may_run_again and error.again
         if not harmless or self._lost >= AGAIN.max_attempts:
-            raise ToolInDoubt(f"{self._who} was asked, and {error.what}: {error}.") from error
+            raise ToolInDoubt(f"{self._who} got the call, and {error.what}: {error}.") from error
         return self._next_wait_seconds()
 
     def _next_wait_seconds(self) -> float:
@@ -219,13 +230,13 @@ class CallDelivery:
     def _out_of_time(self) -> ToolAnswer:
         text = f"{self._who} gave no answer within {self._timeout_seconds:g} s"
         if not self._may_have_begun:
-            message = f"{text}: the call was not sent, nothing was done."
+            message = f"{text}: the call was not sent, and nothing was done."
             return ToolAnswer(message, OutcomeStatus.TIMED_OUT, UNREACHABLE)
         return no_answer_in_time(self._who, self._effect_class, self._timeout_seconds)
 
 
 def no_answer_in_time(who: str, effect_class: EffectClass, timeout_seconds: float) -> ToolAnswer:
-    """The answer to a call that was sent. Raises ToolInDoubt for one that must not be sent twice."""
+    """Returns the answer for a sent call that timed out. Raises ToolInDoubt for a call that must not be sent twice."""
     message = f"{who} gave no answer within {timeout_seconds:g} s"
     if not effect_class.may_run_again:
         raise ToolInDoubt(f"{message}, and was asked to stop.")
@@ -234,8 +245,8 @@ def no_answer_in_time(who: str, effect_class: EffectClass, timeout_seconds: floa
 
 
 def stale(who: str, text: str = "") -> ToolAnswer:
-    """The answer of one that fences its own writes, and has seen a later claim of the task."""
-    message = f"{who} refused the call: a later claim of this task has been there. Nothing was done."
+    """Returns the answer for a provider that fences its own writes and has seen a newer claim of the task."""
+    message = f"{who} refused the call: it has seen a newer claim of this task. Nothing was done."
     return ToolAnswer(f"{message} It says: {text}" if text else message, OutcomeStatus.FAILED, STALE_EPOCH)
 
 

@@ -1,4 +1,4 @@
-"""What a tool is to this service: a definition and a coroutine, and how the two talk to each other."""
+"""The interface between the tool service and a tool: definition, coroutine, call context and answers."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What a tool is told about the call. `idempotency_key` is the same for every attempt of it.
+    """What a tool gets with a call.
 
-    `emit` shows output while it comes; all of it belongs in the answer again, because what is shown may be dropped.
-    The model is shown up to `output_limit_bytes` of the answer. `token` is the fencing token as it was presented, a
-    serialized FencingToken: for providers that check it themselves. `report_usage` tells what a program used, also one
-    that was stopped: it becomes part of the outcome. `timeout_seconds`: how long this call may take.
-    A tool that acts elsewhere asks `check_may_begin` right before it sends anything, because until then it may have
-    waited for a connection, or slept: it raises when this runner may begin no effect any more, and is passed on; it is
-    told whether the call was sent before, because only of one that was not it is certain that nothing was done. And it
-    says `mark_not_sent` while it ends without an answer: it asked nobody for its effect, and never will.
+    `idempotency_key`: `<task_id>/<call_id>`, the same for every attempt of the call.
+    `emit`: streams output while the tool runs. The answer must contain all of it again, because streamed output may be
+    dropped.
+    `token`: the fencing token as the caller presented it, a serialized FencingToken, for providers that verify it.
+    `output_limit_bytes`: how much of the answer the model can read.
+    `report_usage`: reports what a program used, also a stopped one; it becomes part of the outcome.
+    `timeout_seconds`: how long this call may take.
+    `check_may_begin`: a tool that acts elsewhere calls it immediately before it sends anything, because it may have
+    waited for a connection, or slept, since the call started. It raises when this runner may begin no effect any more;
+    the tool must pass that exception on. Its argument says whether the call was sent before: only for a call that was
+    never sent is it certain that nothing was done.
+    `mark_not_sent`: a tool that ends without an answer calls it when it provably sent nothing and never will.
     """
 
     tenant: str
@@ -43,13 +47,13 @@ class CallContext:
 
     @property
     def provider_headers(self) -> dict[str, str]:
-        """For HTTP and gRPC providers, so that they can recognise repeats and fence too."""
+        """The headers by which HTTP and gRPC providers recognise repeats and fence their own writes."""
         return {"Idempotency-Key": self.idempotency_key, "X-Fencing-Epoch": str(self.epoch)}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswer:
-    """What the model reads; `detail` is a finer class than the status."""
+    """A tool's answer: `content` is for the model; `detail` is a code that refines the status."""
 
     content: str
     status: OutcomeStatus = OutcomeStatus.SUCCEEDED
@@ -57,18 +61,19 @@ class ToolAnswer:
     truncated: bool = False
 
 
-class ToolFailure(Exception):  # noqa: N818  what the tool says to the model, no error of the service
-    """The tool cannot do what was asked; the text is for the model."""
+class ToolFailure(Exception):  # noqa: N818  an answer to the model, not an error of the service
+    """The tool cannot do what the call asks for. The message is for the model."""
 
     def __init__(self, message: str, detail: str = "") -> None:
         super().__init__(message)
         self.message, self.detail = message, detail
 
 
-class ToolInDoubt(Exception):  # noqa: N818  no error of the service either
-    """What was asked for was sent, and the answer was lost: the effect may or may not have happened. The text, for
-    people and the model, says what is known. An UNSAFE call is IN_DOUBT then, until somebody settles it; any other has
-    failed.
+class ToolInDoubt(Exception):  # noqa: N818  an answer to the model, not an error of the service
+    """The tool sent the call and lost the answer: the effect may or may not have happened.
+
+    The message, for people and the model, says what is known. An UNSAFE call is IN_DOUBT then until a person resolves
+    it; a call of another effect class has failed.
     """
 
     def __init__(self, message: str) -> None:
@@ -76,27 +81,31 @@ class ToolInDoubt(Exception):  # noqa: N818  no error of the service either
         self.message = message
 
 
-class RunnerStopped(Exception):  # noqa: N818  no error of the service either
-    """`check_may_begin` raises this for a call that was sent before, when the life of its runner is over. A tool passes
-    it on: the other replicas decide what became of the call.
+class RunnerStopped(Exception):  # noqa: N818  a signal to the runner, not an error of the service
+    """`check_may_begin` raises this for a call that was sent before, when the life of its runner is over.
+
+    A tool passes it on: the other replicas settle the call.
     """
 
 
 Arguments = dict[str, Any]
-"""As they came, and known to fit the tool's schema."""
+"""The call's arguments. They fit the tool's schema."""
 
 RunTool = Callable[[CallContext, Arguments], Awaitable[ToolAnswer]]
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """`run` gets arguments that fit the schema. It is cancelled to stop it, and ends only once nothing of it goes on in
-    this process (see `past_return`): by that a runner is proven gone. It raises ToolFailed for the model, ToolInDoubt
-    for an answer that was lost, and anything else it raises is told as a crash. Calls of one `lane` share its places.
-    `guard_seconds`: how much longer than its timeout a tool may take that keeps the time by itself and has more to say
-    about it; `keeps_any_timeout`: it keeps a shorter one of the caller's, too, see `CallContext.timeout_seconds`.
-    `acts_elsewhere`: its effect is outside of this process, by somebody who is asked for it; to stop it here proves
-    nothing of what goes on there.
+    """A tool's definition and its implementation.
+
+    `run` gets arguments that fit the schema. The service cancels it to stop it; it must end only when none of its work
+    goes on in this process (see `past_return`), because that is the proof that a runner is gone. It raises ToolFailure
+    for the model and ToolInDoubt for a lost answer; any other exception is reported as a crash.
+    `lane`: the calls of one lane share its limit of calls at once.
+    `guard_seconds`: the extra time of a tool that enforces its timeout itself and reports more about it.
+    `keeps_any_timeout`: the tool also enforces a shorter timeout of the caller (`CallContext.timeout_seconds`).
+    `acts_elsewhere`: another process or system brings about the effect, so to stop the tool here proves nothing about
+    the effect.
     """
 
     definition: ToolDefinition
@@ -113,7 +122,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolWork:
-    """What a call that is let in is to be run with: its tool as it was then, which may be replaced meanwhile."""
+    """What an accepted call runs with: the tool as it was at the accept, even if its source has replaced it since."""
 
     tool: Tool
     arguments: Arguments
@@ -121,26 +130,23 @@ class ToolWork:
 
 
 async def past_return(work: Awaitable[_Result]) -> _Result:
-    """Wait for what cannot be taken back any more, however often it is cancelled.
+    """Awaits work that is past its point of no return, however often the caller is cancelled, and returns its result.
 
-    The canceller asks a tool to stop; the true answer of one that is past its point of no return is what it did.
+    A cancellation asks a tool to stop, but the true answer of such work is what it did.
     """
-    doing = asyncio.ensure_future(work)
-    while not doing.done():
+    running = asyncio.ensure_future(work)
+    while not running.done():
         try:
-            await asyncio.shield(doing)
+            await asyncio.shield(running)
         except asyncio.CancelledError:
-            if doing.cancelled():
+            if running.cancelled():
                 raise
             task = asyncio.current_task()
             assert task is not None
             task.uncancel()
-        except Exception:  # noqa: BLE001  it is raised to the caller by result()
+        except Exception:  # noqa: BLE001  result() raises it to the caller
             break
-    return doing.result()
-
-
-# A short way to write down a tool's definition.
+    return running.result()
 
 
 def define(
@@ -153,7 +159,7 @@ def define(
     timeout_seconds: float = 30.0,
     output_limit_bytes: int = 64 * 1024,
 ) -> ToolDefinition:
-    """A definition whose arguments are an object with these properties and no others."""
+    """Returns a definition whose arguments are an object with these properties and no others."""
     schema = {
         "type": "object",
         "properties": properties,

@@ -1,4 +1,4 @@
-"""All tools of the service, put together from its settings and its config file."""
+"""Composes the tools of the service from its settings and its config file."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from services.tools.settings import ToolsSettings
     from tenure.runtime.process import Process
 
-_PROGRAM_OUTPUT_BYTES: Final = 1024 * 1024  # of each stream; the model is shown less, all of it is in the workspace
+_PROGRAM_OUTPUT_BYTES: Final = 1024 * 1024  # of each stream; the model reads less, the workspace keeps all of it
 _ANSWER_THREADS: Final = 2
 _RECORD_THREADS: Final = 8
 _FILE_THREADS: Final = 4
 _COPY_THREADS: Final = 2
 _READING_THREADS: Final = 2
-_SERVER_PROCESSES: Final = 64  # threads count too, and a runtime such as Node's begins with a dozen
+_SERVER_PROCESSES: Final = 64  # threads count too, and a runtime such as Node starts with a dozen
 _SERVER_OPEN_FILES: Final = 1024
-_MOST_PLACES: Final = 1024  # replicas on one host are given so many uids each
+_MOST_SLOTS: Final = 1024  # the uids that each replica on a host has
 
 
 async def open_toolbox(
@@ -57,7 +57,7 @@ async def open_toolbox(
     runs: RunningCalls,
     environment: Mapping[str, str],
 ) -> ToolRegistry:
-    """All tools: the built-in ones at once, those of the config file as soon as what has them is reached."""
+    """Returns the registry with the built-in tools. Tools of the config file come when their source is connected."""
     workspaces = Workspaces(settings.workspace_root)
     limits = SandboxLimits(
         wall_seconds=settings.python_wall_seconds,
@@ -79,7 +79,7 @@ async def open_toolbox(
     )
     await open_http_tools(process, config.http_tools, registry)
     if config.mcp_servers:
-        # The protocol's package takes half a second and its memory: for those who use it.
+        # The import of the MCP package costs half a second and memory: only where the config file has MCP servers.
         from services.tools.mcp.sources import McpHost, open_mcp_servers
 
         output_store = OutputKeeper(workspaces, settings.workspace_bounds)
@@ -92,16 +92,22 @@ async def open_toolbox(
 
 
 def long_running_slots(settings: ToolsSettings, config: ToolsConfig) -> int:
-    """How many sandboxed servers there may be at once, with one of each that is only asked for its tools."""
-    places = sum(server.max_servers + 1 for server in config.mcp_servers.values() if server.sandbox)
-    if settings.sandbox_slots + places > _MOST_PLACES:
-        problem = f"mcp_servers: max_servers of all, with TENURE_TOOLS_SANDBOX_SLOTS, may be {_MOST_PLACES} at most"
+    """Returns how many sandboxed MCP servers may run at once, with one of each that only lists its tools.
+
+    Raises ConfigurationError when the sandbox has too few uids for them.
+    """
+    slots = sum(server.max_servers + 1 for server in config.mcp_servers.values() if server.sandbox)
+    if settings.sandbox_slots + slots > _MOST_SLOTS:
+        problem = (
+            "mcp_servers: TENURE_TOOLS_SANDBOX_SLOTS plus max_servers + 1 of each sandboxed server is "
+            f"{settings.sandbox_slots + slots}, and may be {_MOST_SLOTS} at most: lower max_servers"
+        )
         raise ConfigurationError([problem])
-    return places
+    return slots
 
 
 def lanes_of(settings: ToolsSettings, config: ToolsConfig) -> dict[str, int]:
-    """How many calls run at once, by lane."""
+    """Returns how many calls run at once, by lane."""
     lanes = {
         GENERAL_LANE: settings.max_running,
         PYTHON_LANE: settings.sandbox_slots,
@@ -114,7 +120,7 @@ def lanes_of(settings: ToolsSettings, config: ToolsConfig) -> dict[str, int]:
 
 
 async def _searcher(process: Process, settings: ToolsSettings, config: ToolsConfig) -> Searcher | None:
-    """Of the config file's section; without one, of the short form for an endpoint of ours."""
+    """Returns the searcher of the config file's section, or of TENURE_TOOLS_SEARCH_URL, or None."""
     chosen = config.web_search
     if settings.search_url and chosen is None:
         try:
@@ -125,7 +131,7 @@ async def _searcher(process: Process, settings: ToolsSettings, config: ToolsConf
 
 
 async def open_file_requests(process: Process, settings: ToolsSettings) -> FileRequests:
-    """What people ask about tasks' files."""
+    """Returns the handler of ListFiles, ReadFile and CopyFiles."""
     reading = await process.open(threads("files", _FILE_THREADS))
     copying = await process.open(threads("copies", _COPY_THREADS))
     return FileRequests(settings.workspace_root, settings.workspace_bounds, reading, copying)
@@ -140,7 +146,7 @@ async def _fetcher(process: Process, config: ToolsConfig) -> Fetcher | None:
 
 @asynccontextmanager
 async def threads(name: str, count: int) -> AsyncIterator[ThreadPoolExecutor]:
-    """Threads of their own for what may block long: the shared ones stay free for what does not."""
+    """Yields a thread pool for work that may block long, so that the shared threads stay free."""
     threads = ThreadPoolExecutor(count, thread_name_prefix=name)
     try:
         yield threads

@@ -80,7 +80,7 @@ async def test_an_argument_that_leads_to_another_path_is_refused(value: str) -> 
         (answer(307, location="http://127.0.0.1:1/"), "HTTP_307", "redirects are not followed"),
         (answer(409, "other"), "HTTP_409", "HTTP 409: other"),
         (answer(409, '{"reason": "STALE_EPOCH"}'), "STALE_EPOCH", "Nothing was done."),
-        (answer(412, x_fencing_refusal="STALE_EPOCH"), "STALE_EPOCH", "a later claim of this task has been there"),
+        (answer(412, x_fencing_refusal="STALE_EPOCH"), "STALE_EPOCH", "it has seen a newer claim of this task"),
         (answer(400, '{"reason": "STALE_EPOCH"}'), "HTTP_400", "STALE_EPOCH"),
     ],
 )

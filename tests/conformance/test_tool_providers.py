@@ -132,7 +132,7 @@ async def test_a_refusal_by_epoch_is_told_as_what_it_is(behind: Any, grants: Gra
     provider.rows("insert into fences (task, epoch) values (?, 11)", owner.task_id)
     outcome = await tools.outcome(owner, "1.0", SHIP, item="tea", quantity=1)
     assert (outcome.status, outcome.detail) == (FAILED, "STALE_EPOCH")
-    assert "a later claim of this task has been there. Nothing was done." in outcome.content
+    assert "it has seen a newer claim of this task. Nothing was done." in outcome.content
     assert provider.shipments() == 0
 
 

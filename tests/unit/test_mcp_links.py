@@ -253,7 +253,7 @@ async def test_a_servers_start_is_not_part_of_its_calls_time(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("effect_class", "words"), [(EffectClass.PURE, "0.05 s."), (EffectClass.KEYED, "has happened.")]
+    ("effect_class", "words"), [(EffectClass.PURE, "0.05 s."), (EffectClass.KEYED, "have happened.")]
 )
 async def test_a_call_that_is_not_answered_in_its_time_has_timed_out(
     tmp_path: Path, effect_class: EffectClass, words: str

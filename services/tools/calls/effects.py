@@ -116,7 +116,7 @@ class ToolEffect:
         return self._outcome(ToolAnswer(text, OutcomeStatus.FAILED, MAY_HAVE_HAPPENED))
 
     def _put_off(self, refusal: TryLater) -> Outcome:
-        """Returns the outcome of a call whose tool raised TryLater after its begin, or raises PutOff if it may run again."""
+        """Returns the outcome of a begun call whose tool raised TryLater, or raises PutOff if it may run again."""
         if self._run.stop is not None or self._timed_out:
             return self._stopped(gone=True)
         may_run_again = self._is_unsent or self._tool.definition.effect_class.may_run_again
