@@ -1,7 +1,7 @@
-"""The tool service's config file: what tools there are besides the built-in ones, and where.
+"""Reads the tool service's config file: the tools besides the built-in ones, and their sources.
 
-One YAML file (so JSON too), named by TENURE_TOOLS_CONFIG_FILE and read once, at the start. `${NAME}` in a string stands
-for a variable of the service's environment, so that secrets need not be in the file; `$${` is a plain `${`.
+One YAML file (or JSON, which is YAML), named by TENURE_TOOLS_CONFIG_FILE and read once, at the start. `${NAME}` in a
+string is replaced by a variable of the service's environment, so that the file needs no secrets; `$${` is a plain `${`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST_BYTES: Final = 1024 * 1024
 
 
 class ToolsConfig(Section):
-    """The whole file. Every section may be left out."""
+    """The whole file. Every section is optional."""
 
     mcp_servers: McpServers = Field(default={}, validation_alias=AliasChoices("mcp_servers", "mcpServers"))
     providers: Providers = Field(default_factory=dict)
@@ -43,7 +43,10 @@ class ToolsConfig(Section):
 
 
 def read_config(path: Path | None, environment: Mapping[str, str]) -> ToolsConfig:
-    """What the file says; without a file, nothing. Raises ConfigurationError, which names every mistake's place."""
+    """Returns the content of the file, or an empty config without a file.
+
+    Raises ConfigurationError, which names the place of every mistake.
+    """
     if path is None:
         return ToolsConfig()
     missing: list[str] = []
@@ -66,15 +69,15 @@ def _parsed(path: Path) -> Any:
     except OSError as error:
         raise ConfigurationError([f"{path}: it cannot be read: {error.strerror}"]) from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigurationError([f"{path}: it is no YAML: {' '.join(str(error).split())}"]) from error
+        raise ConfigurationError([f"{path}: it is not valid YAML: {' '.join(str(error).split())}"]) from error
 
 
 def _expanded(value: Any, place: str, environment: Mapping[str, str], missing: list[str]) -> Any:
-    """The value with the variables of its strings filled in; those that are not set are noted with their place."""
+    """Returns the value with the variables of its strings filled in. Adds a problem for each unset one to `missing`."""
     if isinstance(value, dict):
-        return {key: _expanded(one, _inside(place, key), environment, missing) for key, one in value.items()}
+        return {key: _expanded(item, _inside(place, key), environment, missing) for key, item in value.items()}
     if isinstance(value, list):
-        return [_expanded(one, _inside(place, index), environment, missing) for index, one in enumerate(value)]
+        return [_expanded(item, _inside(place, index), environment, missing) for index, item in enumerate(value)]
     if not isinstance(value, str):
         return value
 
@@ -82,7 +85,7 @@ def _expanded(value: Any, place: str, environment: Mapping[str, str], missing: l
         if match["escaped"]:
             return match[0][1:]
         if match["name"] not in environment:
-            missing.append(f"{place}: set the variable {match['name']}, which it asks for")
+            missing.append(f"{place}: set the variable {match['name']}, which this string refers to")
         return environment.get(match["name"], "")
 
     return _VARIABLE.sub(fill, value)

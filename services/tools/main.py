@@ -1,9 +1,9 @@
-"""The tool service's process: settings and composition.
+"""The tool service's process: commands, settings and composition.
 
-python -m services.tools            serve
-python -m services.tools migrate    bring the database up to date and end
-python -m services.tools config     say what is wrong with the config file, and end
-python -m services.tools sandbox    say what programs are kept in by on this machine, try to break out, and end
+python -m services.tools            serves
+python -m services.tools migrate    migrates the database and ends
+python -m services.tools config     checks the config file and ends
+python -m services.tools sandbox    prints the parts of this machine's sandbox, tries to escape from it, and ends
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ if TYPE_CHECKING:
 
     Command = Callable[[Process, ToolsSettings], Awaitable[None]]
 RENEWAL_SILENCE_SECONDS: Final = 60.0
-"""A renewal that Postgres does not answer ends by the deadline of its connection."""
+"""The longest silence of the renewal duty. Its connection's deadline ends a renewal that Postgres does not answer."""
 
 SILENCE_SECONDS: Final = 120.0
-"""Of one transaction: each of its statements is given up after seconds."""
+"""The longest silence of a duty that runs transactions. Each statement is given up after seconds."""
 
 REMOVAL_SILENCE_SECONDS: Final = 900.0
-"""Of one portion of files, or one list of all folders, on a slow disk."""
+"""The longest silence of the workspace sweep: it removes some files, or lists all workspaces, on a slow disk."""
 
 
 def main() -> int:
-    """The exit code."""
+    """Runs a command and returns the exit code."""
     composing = partial(compose, environment=os.environ)
     checking = partial(check_config, environment=os.environ)
     commands: dict[str, Command] = {"migrate": migrate_only, "config": checking, "sandbox": show_sandbox}
@@ -67,22 +67,24 @@ def main() -> int:
 
 
 async def migrate_only(_process: Process, settings: ToolsSettings) -> None:
-    """Bring the database up to date."""
+    """Migrates the database."""
     await migrate(settings.postgres_dsn, MIGRATIONS)
 
 
 async def check_config(process: Process, settings: ToolsSettings, environment: Mapping[str, str]) -> None:
-    """All tools are put together, as they are for serving, and nobody is linked to. Raises ConfigurationError."""
+    """Composes all tools as for serving, without a connection to MCP servers and providers.
+
+    Raises ConfigurationError.
+    """
     config = read_config(settings.config_file, environment)
     long_running_slots(settings, config)
-    alone = config.model_copy(update={"mcp_servers": {}, "providers": {}})
-    await open_toolbox(
-        process, settings, alone, SandboxUnavailable("it is not looked for"), RunningCalls(), environment
-    )
+    unconnected = config.model_copy(update={"mcp_servers": {}, "providers": {}})
+    no_sandbox = SandboxUnavailable("the command `config` does not open a sandbox")
+    await open_toolbox(process, settings, unconnected, no_sandbox, RunningCalls(), environment)
 
 
 async def compose(process: Process, settings: ToolsSettings, environment: Mapping[str, str]) -> None:
-    """Everything, in the order of dependency. `environment`: what the config file's `${NAME}` stand for."""
+    """Opens all parts, dependencies first, and serves. `environment`: the values of the config file's `${NAME}`."""
     config = read_config(settings.config_file, environment)
     try:
         sandbox = await open_sandbox(process, settings, long_running_slots(settings, config))
@@ -115,7 +117,7 @@ async def _service(
     lanes: Mapping[str, int],
     verifier: Verifier,
 ) -> RpcServer:
-    """The writers first, then the life they write under, then who runs, then who accepts."""
+    """Composes the server: the connections, the runner's life, the writers under it, the runner, the executor."""
     limits = RunnerLimits(lanes, settings.max_accepted, settings.drain_seconds)
     output_store = OutputKeeper(Workspaces(settings.workspace_root), settings.workspace_bounds)
     times = LivenessTimes(

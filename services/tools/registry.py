@@ -1,7 +1,7 @@
-"""The tools this service has, and what can be said about a call before anything is run.
+"""The tools of this service by name, and the check of a call before it runs.
 
-They come from sources: the built-in ones are there from the start; servers and providers bring theirs when they are
-reached, and may replace them at any time.
+Tools come from sources. The built-in tools exist from the start; MCP servers and providers bring theirs when they are
+connected, and may replace them at any time.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition, ToolSour
 
 BUILT_IN: Final = "built-in"
 SEPARATOR: Final = "__"
-"""Between a source's name and a tool's."""
+"""Separates a source's name from its tool's name."""
 
 PATIENCE_SECONDS: Final = 30.0
-"""So long a call is put off whose source has not been reached yet; then the model is told."""
+"""How long callers repeat a call whose source has not been connected yet; after it the call fails."""
 
 LIST_PATIENCE_SECONDS: Final = 5.0
-"""So long, from a source's expectation on, a task that asks which tools there are waits for it: it asks only once."""
+"""How long ListTools waits for a source, from `expect` on: a task lists its tools only once."""
 
 MOST_CHARACTERS: Final = 1024 * 1024
-"""Of all tools together: a task is told of all of them in one message, and records them as one entry."""
+"""The limit of all tools together: ListTools returns them in one message, and a task records them as one entry."""
 
 MOST_CHARACTERS_OF_A_SOURCE: Final = 256 * 1024
-"""Taking them is one piece of work that nothing interrupts."""
+"""The limit of one source's tools: to take them over is one piece of work that the event loop cannot interrupt."""
 
 Tenants = frozenset[str] | None
-"""Whose tools they are; None: everybody's. For others they do not exist."""
+"""The tenants for which the tools exist; None: all tenants."""
 
 
 def _are_for(tenants: Tenants, claims: Claims) -> bool:
@@ -65,25 +65,25 @@ class _Entry:
 
 
 @dataclass(slots=True)
-class _Room:
-    """For further tools, in characters as ListTools tells them."""
+class _SizeLimits:
+    """The characters that are left for further tools, counted as ListTools returns them."""
 
-    in_all: float
+    total: float
     of_source: float
 
     @classmethod
-    def left_by(cls, entries: Iterable[_Entry], of_source: float) -> _Room:
+    def left_by(cls, entries: Iterable[_Entry], of_source: float) -> _SizeLimits:
         return cls(MOST_CHARACTERS - sum(_size(entry.tool) for entry in entries), of_source)
 
     def take(self, tool: Tool) -> str:
-        """Why there is none for this one; empty: it was taken."""
+        """Subtracts the tool's size and returns "", or returns why the tool is too large."""
         size = _size(tool)
         if size > self.of_source:
             return f"its source's tools have more than {MOST_CHARACTERS_OF_A_SOURCE} characters together"
-        if size > self.in_all:
+        if size > self.total:
             return f"all tools have more than {MOST_CHARACTERS} characters together"
         self.of_source -= size
-        self.in_all -= size
+        self.total -= size
         return ""
 
 
@@ -93,9 +93,9 @@ def _size(tool: Tool) -> int:
 
 
 class ToolRegistry:
-    """Tools by name, their schemas compiled once. Raises ValueError when a built-in tool cannot be taken.
+    """The tools by name, with compiled schemas. Raises ValueError for a built-in tool that cannot be added.
 
-    `facts`: of what has the tools.
+    `facts`: the status of each tool source.
     """
 
     def __init__(self, tools: Iterable[Tool], clock: Callable[[], float] = monotonic) -> None:
@@ -109,25 +109,30 @@ class ToolRegistry:
         self.facts.add(BUILT_IN, ToolSourceKind.BUILT_IN).took(len(self._entries))
 
     def expect(self, source: str, tenants: Tenants = None) -> None:
-        """A source that is set up and not reached yet: calls of its unknown tools are put off for a while."""
+        """Announces a source that is configured and not connected yet.
+
+        Until PATIENCE_SECONDS have passed, a call of its unknown tools raises Unavailable.
+        """
         self._expected.setdefault(source, _Expected(self._clock(), tenants))
 
     def put(self, source: str, tools: Iterable[Tool], tenants: Tenants = None) -> list[str]:
-        """Take these as all the tools of the source, in place of those it had. What is left out is told, with the
-        reason. Calls that run keep the tool they began with.
+        """Replaces all tools of a source. Returns a sentence for each tool that was left out, with the reason.
+
+        Running calls keep the tool with which they began.
         """
         self._expected.pop(source, None)
         self._came.set()
         compiled = Schema if source == BUILT_IN else untrusted_schema
         kept = {name: entry for name, entry in self._entries.items() if entry.source != source}
-        room = _Room.left_by(kept.values(), of_source=inf if source == BUILT_IN else MOST_CHARACTERS_OF_A_SOURCE)
+        source_limit = inf if source == BUILT_IN else MOST_CHARACTERS_OF_A_SOURCE
+        limits = _SizeLimits.left_by(kept.values(), of_source=source_limit)
         problems: list[str] = []
         for tool in tools:
             if (other := kept.get(tool.name)) is not None:
-                # Who reads of this source need not know of one that is kept to other tenants.
-                which = f", the other is {other.source}" if other.tenants is None else ""
-                problems.append(f"{tool.name}: there are two tools of this name{which}")
-            elif problem := room.take(tool):
+                # A source that only some tenants may see must not be named to readers of other tenants.
+                other_source = f", the other is {other.source}" if other.tenants is None else ""
+                problems.append(f"{tool.name}: there are two tools of this name{other_source}")
+            elif problem := limits.take(tool):
                 problems.append(f"{tool.name}: {problem}")
             else:
                 try:
@@ -138,11 +143,11 @@ class ToolRegistry:
         return problems
 
     async def wait_for_expected(self, claims: Claims) -> None:
-        """Until what this token may call is there, as far as it is expected soon."""
+        """Waits for the expected sources of the tools that the token allows, at most LIST_PATIENCE_SECONDS."""
         await self._wait(claims.tenant, claims.tools)
 
     async def wait_for_all_expected(self, tenant: str) -> None:
-        """Until all that this tenant's tasks may be allowed to call is there, as far as it is expected soon."""
+        """Waits for all expected sources that the tenant may use, at most LIST_PATIENCE_SECONDS."""
         await self._wait(tenant, None)
 
     async def _wait(self, tenant: str, tools: tuple[str, ...] | None) -> None:
@@ -153,48 +158,48 @@ class ToolRegistry:
                     await self._came.wait()
 
     def _wait_seconds(self, tenant: str, tools: tuple[str, ...] | None) -> float:
-        wanted = tools and {name.partition(SEPARATOR)[0] for name in tools}
+        sources = tools and {name.partition(SEPARATOR)[0] for name in tools}
         since = [
             expected.since
             for source, expected in self._expected.items()
-            if (wanted is None or source in wanted) and _is_of(expected.tenants, tenant)
+            if (sources is None or source in sources) and _is_of(expected.tenants, tenant)
         ]
         return max(since, default=-inf) + LIST_PATIENCE_SECONDS - self._clock()
 
     def find(self, name: str) -> Tool | None:
-        """The tool, or None."""
+        """Returns the tool, or None."""
         entry = self._entries.get(name)
         return None if entry is None else entry.tool
 
     def definitions(self, claims: Claims) -> list[ToolDefinition]:
-        """What this token may call, by name."""
+        """Returns the tools that the token allows, ordered by name."""
         entries = [entry for entry in self._entries.values() if _are_for(entry.tenants, claims)]
         return [entry.tool.definition for entry in entries if claims.allows_tool(entry.tool.name)]
 
     def offered(self, tenant: str) -> list[tuple[ToolDefinition, str]]:
-        """The tools that tasks of this tenant may be allowed to call, by name, each with the name of its source."""
+        """Returns the tools that the tenant's tasks may use, ordered by name, each with the name of its source."""
         entries = [entry for entry in self._entries.values() if _is_of(entry.tenants, tenant)]
         return [(entry.tool.definition, entry.source) for entry in entries]
 
     def unknown_names(self, claims: Claims) -> list[str]:
-        """What the token allows and there is no such tool, in order."""
+        """Returns the names that the token allows and that do not exist, sorted."""
         known = {name for name, entry in self._entries.items() if _are_for(entry.tenants, claims)}
         return sorted(set(claims.tools or ()) - known)
 
     def unknown(self, names: Iterable[str], tenant: str) -> list[UnknownTool]:
-        """The names of no tool that this tenant's tasks can have, with the nearest that are.
+        """Returns the names of tools that the tenant's tasks cannot use, each with the nearest known names.
 
-        What a source that is away has nobody knows, so a name of its is not among them.
+        Skips names of sources that are not connected: the tools of those are unknown.
         """
         known = {name for name, entry in self._entries.items() if _is_of(entry.tenants, tenant)}
-        away = {source.name for source in self.facts.listed(tenant) if not source.linked}
-        away |= {source for source, expected in self._expected.items() if _is_of(expected.tenants, tenant)}
-        return unknown_tools((name for name in names if name.partition(SEPARATOR)[0] not in away), known)
+        disconnected = {source.name for source in self.facts.listed(tenant) if not source.linked}
+        disconnected |= {source for source, expected in self._expected.items() if _is_of(expected.tenants, tenant)}
+        return unknown_tools((name for name in names if name.partition(SEPARATOR)[0] not in disconnected), known)
 
     def judge(self, claims: Claims, name: str, arguments_json: str) -> Arguments | Outcome:
-        """The arguments to run the tool with, or the outcome of a call that is not run: in words the model can use.
+        """Returns the arguments for the tool, or the outcome of a call that must not run, written for the model.
 
-        Raises Unavailable for a tool whose source is about to be reached.
+        Raises Unavailable (TOOL_UNREACHED) for a tool whose source is expected to be connected soon.
         """
         entry = self._entries.get(name)
         if entry is None or not _are_for(entry.tenants, claims):
@@ -213,8 +218,12 @@ class ToolRegistry:
         if expected is None or not _are_for(expected.tenants, claims):
             return _invalid(f"There is no tool named {_shown(name)}. {self._offer(claims)}")
         if self._clock() - expected.since < PATIENCE_SECONDS:
-            raise Unavailable("what has this tool is not reached yet", reason="TOOL_UNREACHED", retry_after_seconds=1.0)
-        message = f"{_shown(name)} cannot be reached just now: nothing was done. {self._offer(claims)}"
+            raise Unavailable(
+                f"the source of tool {_shown(name)} is not connected yet; send the request again",
+                reason="TOOL_UNREACHED",
+                retry_after_seconds=1.0,
+            )
+        message = f"{_shown(name)} cannot be reached now: nothing was done. {self._offer(claims)}"
         return Outcome(OutcomeStatus.FAILED, message, detail="UNREACHABLE")
 
     def _offer(self, claims: Claims) -> str:

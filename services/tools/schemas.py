@@ -1,4 +1,8 @@
-"""JSON schemas of tools' arguments, also of strangers' tools: checked when they come, and never reaching outside."""
+"""Checks arguments against the JSON schemas of tools, also of untrusted sources.
+
+A schema is checked when its tool is added, and never refers to another document. An untrusted schema is applied within
+a limited number of steps and without its regular expressions.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +34,11 @@ __all__ = [
 ]
 
 
-# How a stranger's schema is checked and applied: within a number of steps, and without its regular expressions.
+# Untrusted schemas: the step counter, and the validators that use it.
 
 MOST_STEPS: Final = 50_000
 MOST_SECONDS: Final = 1.0
-"""Of processor time: some steps, such as a reference by an anchor's name, cost thousands of others."""
+"""Processor time. Some steps, such as a reference by the name of an anchor, cost as much as thousands of others."""
 
 _STEPS_A_CHARACTER: Final = 4
 _LEAST_STEPS: Final = 2000
@@ -43,7 +47,7 @@ _PART_OF_A_STEP: Final = 4
 
 @dataclass(slots=True)
 class _Left:
-    """What checking may still take."""
+    """The steps and the processor time that a check has left."""
 
     steps: int
     until: float
@@ -58,13 +62,13 @@ _left: ContextVar[_Left] = ContextVar("left")
 Keyword = Callable[[Any, Any, Any, Any], Iterator[Any] | None]
 
 
-class TooManySteps(Exception):  # noqa: N818  what is known about the schema, or about the arguments
-    """Applying the schema was given up."""
+class TooManySteps(Exception):  # noqa: N818  a finding about the schema or the arguments, not an error
+    """The check was given up at its limit of steps or of time."""
 
 
 @contextmanager
 def counted(steps: int = MOST_STEPS) -> Iterator[None]:
-    """Raises TooManySteps inside, when the schemas applied there take more, or MOST_SECONDS."""
+    """Limits the schemas that the block applies: a check over the steps, or over MOST_SECONDS, raises TooManySteps."""
     token = _left.set(_Left(steps, thread_time() + MOST_SECONDS))
     try:
         yield
@@ -73,7 +77,7 @@ def counted(steps: int = MOST_STEPS) -> Iterator[None]:
 
 
 def fault(kind: Any, schema: Any, characters: int) -> str:
-    """What makes a schema of so many characters none of this draft; empty: nothing. Raises TooManySteps."""
+    """Returns why a schema is invalid in this draft, or "". `characters`: its length. Raises TooManySteps."""
     with counted(_LEAST_STEPS + _STEPS_A_CHARACTER * characters):
         error = next(_schema_of_schemas(kind).iter_errors(schema), None)
     return "" if error is None else str(error.message)
@@ -81,7 +85,7 @@ def fault(kind: Any, schema: Any, characters: int) -> str:
 
 @cache
 def bounded(kind: Any) -> Any:
-    """The same draft, counting; to be used inside of `counted`."""
+    """Returns the validator of a draft with a step counter and without regular expressions. Use it inside `counted`."""
     changed: dict[str, Keyword] = {
         "pattern": _nothing,
         "patternProperties": _nothing,
@@ -93,32 +97,36 @@ def bounded(kind: Any) -> Any:
     known = {name: changed.get(name, keyword) for name, keyword in kind.VALIDATORS.items()}
     extend: Any = validators.extend  # untyped
     counting = extend(kind, {name: _counting(keyword) for name, keyword in known.items()})
-    # The library's own goes over to the draft that a part of the schema names: one that does not count.
+    # The library's `evolve` switches to the draft that a subschema names: a validator without the counter.
     counting.evolve = attrs.evolve
     return counting
 
 
 @cache
 def _schema_of_schemas(kind: Any) -> Any:
-    """In one document: newer drafts spread it over several, and following them takes a hundred times as long."""
+    """Returns the metaschema's validator, merged into one document.
+
+    Newer drafts spread the metaschema over several documents; to follow their references takes a hundred times as long.
+    """
     whole = kind.META_SCHEMA
     merged: dict[str, dict[str, Any]] = {"properties": {}, "$defs": {}}
     if "$vocabulary" not in whole:
         return bounded(kind)(whole)
-    for part in [*(SPECIFICATIONS.contents(_beside(whole["$id"], one["$ref"])) for one in whole["allOf"]), whole]:
+    parts = [SPECIFICATIONS.contents(_sibling(whole["$id"], part["$ref"])) for part in whole["allOf"]]
+    for part in [*parts, whole]:
         for name, result in merged.items():
-            result.update(_within(part.get(name, {})))
+            result.update(_localized(part.get(name, {})))
     return bounded(kind)({"$schema": whole["$schema"], "type": ["object", "boolean"], **merged})
 
 
-def _beside(address: str, reference: str) -> str:
+def _sibling(address: str, reference: str) -> str:
     return f"{address.rpartition('/')[0]}/{reference}"
 
 
-def _within(part: Any) -> Any:
-    """With every reference to another of the documents as one to the one they have become."""
+def _localized(part: Any) -> Any:
+    """Returns the part with references to the other documents changed to references into the merged document."""
     if isinstance(part, list):
-        return [_within(one) for one in part]
+        return [_localized(item) for item in part]
     if not isinstance(part, dict):
         return part
     keywords: dict[str, Any] = {}
@@ -126,7 +134,7 @@ def _within(part: Any) -> Any:
         if name in {"$ref", "$dynamicRef", "$recursiveRef"} and isinstance(value, str):
             keywords["$ref"] = f"#/$defs/{value.rpartition('/')[2]}" if "/$defs/" in value else "#"
         elif name not in {"$anchor", "$dynamicAnchor", "$id"} or not isinstance(value, str):
-            keywords[name] = _within(value)
+            keywords[name] = _localized(value)
     return keywords
 
 
@@ -155,9 +163,9 @@ def _unless_patterns(keyword: Keyword) -> Keyword:
 
 
 def _unique(_validator: Any, value: Any, instance: Any, _schema: Any) -> Iterator[Any]:
-    """By their texts, in a time that grows with the list alone; 1 and 1.0 count as two."""
+    """Compares the items' JSON texts, in time linear in the list. 1 and 1.0 count as different."""
     if value and isinstance(instance, list):
-        texts = [json.dumps(one, sort_keys=True) for one in instance]
+        texts = [json.dumps(item, sort_keys=True) for item in instance]
         if len(set(texts)) < len(texts):
             yield ValidationError(f"{instance!r} has non-unique elements")
 
@@ -167,10 +175,10 @@ _LONGEST_PROBLEM: Final = 300
 
 
 class Schema:
-    """A schema of the draft that it names, 2020-12 if it names none. Raises ValueError for one that is none, or that
-    refers to another document: that would be fetched from wherever a stranger says.
+    """A compiled JSON schema of an object. Its draft is the one that it names, or 2020-12.
 
-    `is_ours` False: applied within bounds, and without its regular expressions (schemas.py).
+    Raises ValueError for an invalid schema, and for one that refers to another document: a source could make the
+    service fetch from any address. `is_ours` False: an untrusted schema.
     """
 
     def __init__(self, schema_json: str, *, is_ours: bool = True) -> None:
@@ -180,28 +188,28 @@ class Schema:
             if is_ours:
                 kind.check_schema(schema)
             elif problem := fault(kind, schema, len(schema_json)):
-                raise ValueError(problem)  # noqa: TRY301  told as what check_schema raises is
+                raise ValueError(problem)  # noqa: TRY301  reported like the error of check_schema
             reference = next(_references_outside(schema), None)
         except TooManySteps:
             raise ValueError("checking its schema takes too long") from None
         except Exception as error:
             message = shortened(str(error).partition(chr(10))[0])
-            raise ValueError(f"its schema is none: {message or type(error).__name__}") from error
+            raise ValueError(f"its schema is invalid: {message or type(error).__name__}") from error
         if not isinstance(schema, dict) or schema.get("type", "object") != "object":
-            raise ValueError("its schema is not of an object")
+            raise ValueError("its schema does not describe an object")
         if reference is not None:
             raise ValueError(f"its schema refers to another document: {shortened(reference)}")
         documents: Documents[Any] = Documents()
         self._validator = (kind if is_ours else bounded(kind))(schema, registry=documents)
 
     def problems(self, arguments: Arguments) -> list[str]:
-        """The first few; a long list of wrong items has as many."""
+        """Returns the first _MOST_PROBLEMS violations, written for the model, and "and more" if there are more."""
         try:
             with counted():
                 errors = list(islice(self._validator.iter_errors(arguments), _MOST_PROBLEMS + 1))
         except TooManySteps:
-            return ["checking them against the tool's schema takes too long: give less at once"]
-        except Exception as error:  # noqa: BLE001  a reference can make anything of the schema a schema
+            return ["the check against the tool's schema takes too long: send less data in one call"]
+        except Exception as error:  # noqa: BLE001  a reference can make any part of the schema act as a schema
             return [f"the tool's own schema cannot be applied to them ({type(error).__name__})"]
         shown = [f"{_place(error.json_path)}{shortened(error.message)}" for error in errors[:_MOST_PROBLEMS]]
         return [*shown, "and more"] if len(errors) > _MOST_PROBLEMS else shown
@@ -209,12 +217,12 @@ class Schema:
 
 @lru_cache(maxsize=1024)
 def untrusted_schema(schema_json: str) -> Schema:
-    """The same for each text: a source that tells its tools anew has mostly told them before."""
+    """Returns the compiled schema, cached by its text: a source that lists its tools again mostly repeats them."""
     return Schema(schema_json, is_ours=False)
 
 
 def parse_arguments(text: str) -> Arguments | None:
-    """The object; None for anything else. Also for what nests too deeply to be read."""
+    """Returns the JSON object of a text, or None for any other text, also for JSON that nests too deeply to parse."""
     try:
         parsed = strict_json(text)
     except (ValueError, RecursionError):
@@ -223,7 +231,10 @@ def parse_arguments(text: str) -> Arguments | None:
 
 
 def shortened(message: str) -> str:
-    """The library quotes the value: one of a megabyte helps nobody, and half a character is in no message."""
+    """Returns a message of at most _LONGEST_PROBLEM characters, without surrogates, which no protobuf string may have.
+
+    The library quotes the value, which may have megabytes.
+    """
     message = message.encode(errors="backslashreplace").decode()
     return message if len(message) <= _LONGEST_PROBLEM else f"{message[:_LONGEST_PROBLEM]}…"
 
@@ -235,8 +246,8 @@ def _references_outside(schema: Any) -> Iterator[str]:
                 yield value
             yield from _references_outside(value)
     elif isinstance(schema, list):
-        for one in schema:
-            yield from _references_outside(one)
+        for item in schema:
+            yield from _references_outside(item)
 
 
 def _place(json_path: str) -> str:

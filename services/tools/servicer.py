@@ -1,4 +1,4 @@
-"""The tool service on the wire: tokens are checked here, everything else is asked of those who know."""
+"""ToolService: verifies fencing tokens and passes each request to the part that answers it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ToolServicer(ToolServiceServicer):
     async def ListTools(
         self, request: tool_service_pb2.ListToolsRequest, _context: Any
     ) -> tool_service_pb2.ListToolsResponse:
-        """The tools this token may call."""
+        """Returns the tools that the token allows, and the allowed names that do not exist."""
         claims, _ = self._check(request.token)
         await self._registry.wait_for_expected(claims)
         tools = [tool_to_wire(definition) for definition in self._registry.definitions(claims)]
@@ -69,24 +69,25 @@ class ToolServicer(ToolServiceServicer):
     async def CheckToolNames(
         self, request: tool_service_pb2.CheckToolNamesRequest, _context: Any
     ) -> tool_service_pb2.CheckToolNamesResponse:
-        """For whoever submits a task: a mistake in a name is best said before any model was called."""
+        """Returns the names that do not exist, so that a submit can refuse them before any model call."""
         unknown = self._registry.unknown(request.names, current_tenant())
         unknown_tools = [
-            tool_service_pb2.CheckToolNamesResponse.UnknownTool(name=one.name, nearest=one.nearest) for one in unknown
+            tool_service_pb2.CheckToolNamesResponse.UnknownTool(name=tool.name, nearest=tool.nearest)
+            for tool in unknown
         ]
         return tool_service_pb2.CheckToolNamesResponse(unknown=unknown_tools)
 
     async def ListSources(
         self, _request: tool_service_pb2.ListSourcesRequest, _context: Any
     ) -> tool_service_pb2.ListSourcesResponse:
-        """Those that the asking tenant may know of."""
+        """Returns the tool sources that the tenant may see."""
         sources = self._registry.facts.listed(current_tenant())
         return tool_service_pb2.ListSourcesResponse(instance=instance_id(), sources=sources)
 
     async def ListOfferedTools(
         self, _request: tool_service_pb2.ListOfferedToolsRequest, _context: Any
     ) -> tool_service_pb2.ListOfferedToolsResponse:
-        """The tools of the asking tenant."""
+        """Returns the tools that tasks of the tenant may use."""
         await self._registry.wait_for_all_expected(current_tenant())
         offered = self._registry.offered(current_tenant())
         tools = [tool_pb2.OfferedTool(definition=tool_to_wire(tool), source=source) for tool, source in offered]
@@ -95,7 +96,7 @@ class ToolServicer(ToolServiceServicer):
     async def Execute(
         self, request: tool_service_pb2.ExecuteRequest, _context: Any
     ) -> AsyncIterator[tool_service_pb2.ExecuteResponse]:
-        """One call."""
+        """Runs one call."""
         async with aclosing(self._execute(request)) as events:
             async for event in events:
                 yield execute_response(event)
@@ -103,10 +104,10 @@ class ToolServicer(ToolServiceServicer):
     async def ExecuteStream(
         self, request_iterator: AsyncIterator[tool_service_pb2.ExecuteStreamRequest], _context: Any
     ) -> AsyncIterator[tool_service_pb2.ExecuteStreamResponse]:
-        """Many calls, by tag."""
+        """Runs many calls, by tag."""
 
         async def execute(call: tool_service_pb2.ExecuteRequest) -> AsyncGenerator[Event, None]:
-            validate(call)  # a frame is checked for its own bounds only
+            validate(call)  # the validation of a frame does not include its calls
             async with aclosing(self._execute(call)) as events:
                 async for event in events:
                     yield event
@@ -116,7 +117,7 @@ class ToolServicer(ToolServiceServicer):
                 yield answer
 
     async def Fence(self, request: tool_service_pb2.FenceRequest, _context: Any) -> tool_service_pb2.FenceResponse:
-        """Raises the fence; with `close` ends everything. Goes on to its end when its caller goes away."""
+        """Raises the fence; with `close` ends the task's calls. Runs to its end even when its caller goes away."""
         claims, task_id = self._check(request.token)
         fencing = asyncio.create_task(self._closing.fence(claims, task_id, close=request.close))
         self._fencing.add(fencing)
@@ -124,7 +125,7 @@ class ToolServicer(ToolServiceServicer):
         return fence_response(await asyncio.shield(fencing))
 
     async def Forget(self, request: tool_service_pb2.ForgetRequest, _context: Any) -> tool_service_pb2.ForgetResponse:
-        """What a pruned task had here."""
+        """Deletes the records and the files of a pruned task."""
         claims, task_id = self._check(request.token)
         await self._forgetting.forget(claims, task_id)
         return tool_service_pb2.ForgetResponse()
@@ -132,33 +133,34 @@ class ToolServicer(ToolServiceServicer):
     async def ListCalls(
         self, request: tool_service_pb2.ListCallsRequest, _context: Any
     ) -> tool_service_pb2.ListCallsResponse:
-        """The records of the asking tenant's task."""
+        """Returns the audit log of a task of the tenant."""
         return await list_calls(self._pool, current_tenant(), request)
 
     async def ListInDoubtCalls(
         self, request: tool_service_pb2.ListInDoubtCallsRequest, _context: Any
     ) -> tool_service_pb2.ListInDoubtCallsResponse:
-        """Those of the asking tenant."""
+        """Returns the tenant's calls in doubt."""
         return await list_in_doubt(self._pool, current_tenant(), request)
 
     async def ListRefusedCalls(
         self, request: tool_service_pb2.ListRefusedCallsRequest, _context: Any
     ) -> tool_service_pb2.ListRefusedCallsResponse:
-        """The trail of stale callers, of the asking tenant's tasks only."""
+        """Returns the refused writes to a task of the tenant."""
         refusals = await list_refusals(self._pool, UUID(request.task_id), current_tenant())
-        return tool_service_pb2.ListRefusedCallsResponse(refused_calls=[refused_write(one) for one in refusals])
+        refused_calls = [refused_write(refusal) for refusal in refusals]
+        return tool_service_pb2.ListRefusedCallsResponse(refused_calls=refused_calls)
 
     async def ListFiles(
         self, request: tool_service_pb2.ToolServiceListFilesRequest, _context: Any
     ) -> tool_service_pb2.ToolServiceListFilesResponse:
-        """What is in the workspace of the asking tenant's task."""
+        """Lists the workspace of a task of the tenant."""
         arguments = str(UUID(request.task_id)), request.path, request.page_token, request.page_size
         return list_response(await self._files.list(current_tenant(), *arguments), self._files.bounds)
 
     async def ReadFile(
         self, request: tool_service_pb2.ToolServiceReadFileRequest, _context: Any
     ) -> AsyncIterator[tool_service_pb2.ToolServiceReadFileResponse]:
-        """One file of it."""
+        """Returns one file of a workspace, in parts."""
         arguments = str(UUID(request.task_id)), request.path, request.offset, request.version
         async with aclosing(self._files.read(current_tenant(), *arguments)) as parts:
             async for part in parts:
@@ -167,7 +169,7 @@ class ToolServicer(ToolServiceServicer):
     async def CopyFiles(
         self, request: tool_service_pb2.CopyFilesRequest, _context: Any
     ) -> tool_service_pb2.CopyFilesResponse:
-        """For a fork to come."""
+        """Copies a workspace for a fork that the ledger is about to create."""
         from_task_id, task_id = str(UUID(request.from_task_id)), str(UUID(request.task_id))
         return copy_response(await self._files.copy(current_tenant(), from_task_id, task_id))
 
@@ -178,13 +180,13 @@ class ToolServicer(ToolServiceServicer):
 
     def _request(self, request: tool_service_pb2.ExecuteRequest) -> ExecuteJob:
         claims, task_id = self._check(request.token)
-        judged = self._registry.judge(claims, request.tool, request.arguments_json)
-        clear = judged if isinstance(judged, Outcome) else None
+        arguments = self._registry.judge(claims, request.tool, request.arguments_json)
+        clear = arguments if isinstance(arguments, Outcome) else None
         tool = self._registry.find(request.tool)
         call_request = CallRequest(
             key=CallKey(task_id, request.call_id),
             claims=claims,
-            tool=request.tool.replace("\0", "\ufffd"),  # whatever a model may call a tool: a text column takes no NUL
+            tool=request.tool.replace("\0", "\ufffd"),  # a model may invent any name, and a text column takes no NUL
             effect_class=EffectClass.PURE if clear or tool is None else tool.definition.effect_class,
             arguments_json=request.arguments_json.encode(),
             clear=clear,
@@ -194,24 +196,27 @@ class ToolServicer(ToolServiceServicer):
             resolution=resolution_to_domain(request.resolution) if request.HasField("resolution") else None,
             acts_elsewhere=tool is not None and tool.acts_elsewhere,
         )
-        if tool is None or isinstance(judged, Outcome):
+        if tool is None or isinstance(arguments, Outcome):
             return ExecuteJob(call_request, None)
-        return ExecuteJob(call_request, ToolWork(tool, judged, request.token.SerializeToString()))
+        return ExecuteJob(call_request, ToolWork(tool, arguments, request.token.SerializeToString()))
 
     def _fenced(self, fencing: asyncio.Task[list[CallSummary]]) -> None:
         self._fencing.discard(fencing)
         if not fencing.cancelled() and (error := fencing.exception()) is not None:
-            _log.debug("a fence was not raised", exc_info=error)  # told to the caller, if there still is one
+            _log.debug("a fence was not raised", exc_info=error)  # the caller, if it still waits, gets the error
 
     def _check(self, token: token_pb2.FencingToken) -> tuple[Claims, UUID]:
         claims = check_token(self._verifier, token)
         try:
             return claims, UUID(claims.task_id)
         except ValueError as error:
-            raise PermissionDenied(f"{claims.resource!r} names no task", reason="WRONG_RESOURCE") from error
+            raise PermissionDenied(
+                f"the fencing token is for {claims.resource!r}, which is not a task; present a task's token",
+                reason="WRONG_RESOURCE",
+            ) from error
 
 
 def _output_limit_bytes(request: tool_service_pb2.ExecuteRequest, tool: Tool | None) -> int:
-    """How much of its output the model is shown; 0 where nobody says."""
+    """Returns the smaller of the request's and the tool's output limits; 0: neither has one."""
     limits = [request.output_limit_bytes, tool.definition.output_limit_bytes if tool is not None else 0]
     return min((limit for limit in limits if limit), default=0)

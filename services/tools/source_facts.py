@@ -1,6 +1,6 @@
-"""What is known of each source of tools here: whether it is there, since when, and what went wrong the last time.
+"""The status of each tool source of this replica: whether it is connected, since when, its tools and its last error.
 
-Sources report to this place alone: what operators are told and what the metrics say is the same.
+Sources report only here, so that ListSources and the metrics always agree.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tenure.wire.common import TOOL_SOURCES, timestamp
 MOST_PROBLEMS: Final = 20
 LONGEST_SENTENCE: Final = 200
 SHORTEST_SECRET: Final = 8
-"""What is shorter is found in words that are none."""
+"""Shorter secrets are not replaced: they also occur inside ordinary words."""
 
 _LINKED_TO: Final = frozenset({ToolSourceKind.MCP, ToolSourceKind.PROVIDER})
 _URL_REST: Final = re.compile(r"(?<=://)(?:[^/\s@]*@)?([^/?#\s'\"]+)[^\s'\"]*")
@@ -31,7 +31,7 @@ def _now() -> datetime:
 
 @dataclass(slots=True)
 class SourceFact:
-    """What one source reports. `secrets`: what it must not be shown with, whoever repeats it."""
+    """The status of one source. `secrets`: texts that no returned sentence may contain, whatever the source reports."""
 
     name: str
     kind: ToolSourceKind
@@ -51,21 +51,21 @@ class SourceFact:
         self._gauge("tools", 0)
 
     def linked(self) -> None:
-        """It is there."""
+        """Records that the source is connected."""
         self._link(is_linked=True)
 
     def lost(self, error: str) -> None:
-        """It is not there, or still not."""
+        """Records that the source is not connected, or still not, and why."""
         self._link(is_linked=False)
         self.last_error, self.last_error_at = _sentence(error, self.secrets), self.now()
 
     def took(self, tools: int, problems: Iterable[str] = ()) -> None:
-        """So many are all of its tools from now on."""
+        """Records how many tools the source has now, and the problems with its other tools."""
         self.tools, self.problems = tools, tuple(problems)
         self._gauge("tools", tools)
 
     def to_wire(self) -> tool_pb2.ToolSource:
-        """Bounded, whatever the source says."""
+        """Returns the status as a message of bounded size, whatever the source reports."""
         at = self.last_error_at
         return tool_pb2.ToolSource(
             name=self.name,
@@ -84,13 +84,13 @@ class SourceFact:
             self.is_linked, self.changed_at = is_linked, self.now()
         self._gauge("linked", is_linked)
 
-    def _gauge(self, what: str, value: float) -> None:
+    def _gauge(self, name: str, value: float) -> None:
         if self.kind in _LINKED_TO:
-            metrics.gauge(f"tenure_tool_source_{what}", value, source=self.name)
+            metrics.gauge(f"tenure_tool_source_{name}", value, source=self.name)
 
 
 class SourceFacts:
-    """Of all sources of this replica."""
+    """The status of all sources of this replica."""
 
     def __init__(self, now: Callable[[], datetime] = _now) -> None:
         self._facts: list[SourceFact] = []
@@ -99,22 +99,28 @@ class SourceFacts:
     def add(
         self, name: str, kind: ToolSourceKind, tenants: frozenset[str] | None = None, secrets: Iterable[str] = ()
     ) -> SourceFact:
-        """One that is set up; not linked to yet, if it is one to link to. `tenants` None: everybody may know of it."""
-        message = {word for secret in secrets for word in (secret, *re.split(r"[\s=]+", secret))}
-        kept = frozenset(word for word in message if len(word) >= SHORTEST_SECRET)
-        fact = SourceFact(name, kind, tenants, kept, self._now)
+        """Adds a configured source. An MCP server or a provider is not connected yet.
+
+        `tenants`: the tenants that may see the source; None: all.
+        """
+        parts = {part for secret in secrets for part in (secret, *re.split(r"[\s=]+", secret))}
+        replaced = frozenset(part for part in parts if len(part) >= SHORTEST_SECRET)
+        fact = SourceFact(name, kind, tenants, replaced, self._now)
         self._facts.append(fact)
         return fact
 
     def listed(self, tenant: str) -> list[tool_pb2.ToolSource]:
-        """What this tenant may know of, by kind and name."""
+        """Returns the sources that the tenant may see, ordered by kind and name."""
         facts = [fact for fact in self._facts if fact.tenants is None or tenant in fact.tenants]
         kinds = list(ToolSourceKind)
         return [fact.to_wire() for fact in sorted(facts, key=lambda fact: (kinds.index(fact.kind), fact.name))]
 
 
 def _sentence(text: str, secrets: frozenset[str]) -> str:
-    """In one line; secrets are replaced before it is cut, lest half of one be left. Of a URL only the host is told."""
+    """Returns the text as one line without secrets, with only the host of each URL.
+
+    Secrets are replaced before the text is truncated, so that no part of a secret is left.
+    """
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, "…")
     line = " ".join(_URL_REST.sub(r"\1", text).split())

@@ -1,4 +1,4 @@
-"""Tools that a source describes, as they are offered here: named after it, within what the operator allows."""
+"""Turns the tools that a source describes into tools of this service: prefixed names, the operator's rules, limits."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from services.tools.registry import BUILT_IN, SEPARATOR
 from tenure.domain.tools import USUAL_OUTPUT_BYTES, EffectClass, ToolDefinition
 from tenure.validators import MIN_OUTPUT_BYTES, TOOL_NAME
 
-# What all parts of the config file have in common. Apart from the file's own model, which is made of the parts.
+# The common parts of the config file's sections. They are not in config.py, because config.py imports the sections.
 
 
 class Section(BaseModel):
-    """Nothing unknown in it, and nothing changes it later. What is wrong with it is told without its content: there may
-    be secrets in it.
+    """The base of the config file's sections: no unknown keys, immutable.
+
+    Validation errors do not quote the content, because it may contain secrets.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=False, hide_input_in_errors=True)
@@ -32,34 +33,34 @@ LARGEST_OUTPUT_BYTES: Final = 1024 * 1024
 _NOTHING: Final[Mapping[str, str]] = {}
 
 
-def _not_ours(name: str) -> str:
+def _not_built_in(name: str) -> str:
     if name == BUILT_IN:
-        raise ValueError(f"{BUILT_IN} is what the built-in tools are called")
+        raise ValueError(f"{BUILT_IN} is the name of the built-in tools; choose another name")
     return name
 
 
-SourceName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9](_?[a-zA-Z0-9-]){0,31}$"), AfterValidator(_not_ours)]
-"""Of a source in the config file: no `__`, which separates it from its tools' names."""
+SourceName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9](_?[a-zA-Z0-9-]){0,31}$"), AfterValidator(_not_built_in)]
+"""The name of a source in the config file. It has no `__`, because that separates it from its tools' names."""
 
 
 def _printable(value: SecretStr) -> SecretStr:
     text = value.get_secret_value()
     if not (text.isascii() and text.isprintable()):
-        raise ValueError("a header's value is printable ASCII")
+        raise ValueError("a header's value must be printable ASCII")
     if text != text.strip():
-        raise ValueError("a header's value neither begins nor ends with blanks")
+        raise ValueError("a header's value must not begin or end with blanks")
     return value
 
 
 HeaderValue = Annotated[SecretStr, AfterValidator(_printable)]
-"""Of HTTP and of gRPC's metadata: anything else would be refused when a call is about to be sent."""
+"""A value for HTTP headers and gRPC metadata. Client libraries would refuse a bad value only when a call is sent."""
 
 TenantName = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,63}$")]
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the operator says of a source's tools, by the source's own names. `allow` None: all of them."""
+    """The operator's rules for a source's tools, by the source's own names. `allow` None: all tools."""
 
     allow: frozenset[str] | None = None
     effects: Mapping[str, EffectClass] = field(default_factory=dict)
@@ -70,9 +71,10 @@ class Rules:
 def offered(
     source: str, described: Iterable[ToolDefinition], rules: Rules, unusable: Mapping[str, str] = _NOTHING
 ) -> tuple[dict[str, ToolDefinition], list[str]]:
-    """The definitions as agents see them, by the source's own names; and what is left out or asked for in vain.
+    """Returns the definitions for agents, by the source's own names, and a list of problems.
 
-    `unusable`: why a source's kind rules tools out, by their own names. Of two tools of one name the first is taken.
+    The problems are tools that are left out, and names in the rules without a tool. `unusable`: tools that this kind of
+    source cannot offer, by their own names, with the reason. The first of two tools with the same name is taken.
     """
     taken: dict[str, ToolDefinition] = {}
     problems: list[str] = []
@@ -89,16 +91,21 @@ def offered(
         else:
             taken[definition.name] = _ruled(source, definition, rules)
     if too_many:
-        problems.append(f"{too_many} are left out: they are over {MOST_TOOLS}; name those you want in allow")
+        problems.append(
+            f"{too_many} tools are left out: a source may have {MOST_TOOLS}; name the tools that you want in `allow`"
+        )
     missing = sorted(((rules.allow or frozenset()) | rules.effects.keys()) - seen)
-    return taken, problems + [f"{name!r} is named in the config file, and there is no such tool" for name in missing]
+    return taken, problems + [f"{name!r} is named in the config file, but there is no such tool" for name in missing]
 
 
 def _problem(source: str, definition: ToolDefinition, taken: Container[str]) -> str:
-    """What is too long is left out rather than cut: half a description may say the opposite of the whole."""
+    """Returns why the tool is left out, or "".
+
+    A tool with a too long description is left out, because half a description may say the opposite of the whole.
+    """
     name = f"{source}{SEPARATOR}{definition.name}"
     if not TOOL_NAME.match(name) or not definition.name:
-        return f"{name[:100]!r} is not 1 to 64 of [a-zA-Z0-9_-]"
+        return f"{name[:100]!r} is not a name of 1 to 64 characters of [a-zA-Z0-9_-]"
     if definition.name in taken:
         return "there are two tools of this name"
     if len(definition.description) > MOST_DESCRIPTION_CHARACTERS:
@@ -109,7 +116,10 @@ def _problem(source: str, definition: ToolDefinition, taken: Container[str]) -> 
 
 
 def _ruled(source: str, definition: ToolDefinition, rules: Rules) -> ToolDefinition:
-    """What the source leaves unsaid is the usual; what is beyond bounds is cut to them."""
+    """Returns the definition with the prefixed name and the operator's rules.
+
+    A missing timeout or output limit gets the default; a value beyond the limits becomes the limit.
+    """
     timeout_seconds = rules.timeout_seconds or max(0.0, definition.timeout_seconds) or USUAL_TIMEOUT_SECONDS
     limit_bytes = rules.output_limit_bytes or definition.output_limit_bytes or USUAL_OUTPUT_BYTES
     return replace(

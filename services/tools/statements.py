@@ -1,4 +1,4 @@
-"""The statements and tables of the tool service."""
+"""The SQL statements and migrations of the tool service."""
 
 from __future__ import annotations
 
@@ -10,5 +10,6 @@ SCHEMA: Final = "tools"
 QUERIES: Final = Queries.load("services.tools")
 MIGRATIONS: Final = Migrations.of("services.tools", schema=SCHEMA)
 
-# Every statement has its index. Plans are made once, while tables may still be empty, where a scan looks cheap.
+# Every statement has its index. Postgres may plan a prepared statement while the tables are still empty, when a
+# sequential scan looks cheap, and keep that plan.
 SESSION_SETTINGS: Final = (("enable_seqscan", "off"),)

@@ -45,7 +45,7 @@ async def test_a_programs_tools_have_classes_from_their_annotations(
     assert sources["memory"].kind == tool_pb2.TOOL_SOURCE_KIND_MCP
     assert sources["memory"].linked
     assert sources["memory"].tools == len([name for name in match if name.startswith("memory__")])
-    assert list(sources["memory"].problems) == ["'create' is named in the config file, and there is no such tool"]
+    assert list(sources["memory"].problems) == ["'create' is named in the config file, but there is no such tool"]
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not (broken := (await listed_sources(tools))["broken"]).last_error:
             await asyncio.sleep(0.05)

@@ -316,7 +316,7 @@ async def test_a_providers_tools_are_refreshed(caplog: pytest.LogCaptureFixture)
             problems = [record.problem for record in caplog.records if hasattr(record, "problem")]
             assert [problem.partition(":")[0] for problem in problems] == [
                 "'a b' is left out",
-                "'none' is named in the config file, and there is no such tool",
+                "'none' is named in the config file, but there is no such tool",
                 "shop__schema",
             ]
             del scripted.tools[1:]

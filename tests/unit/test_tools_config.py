@@ -28,8 +28,8 @@ def test_an_empty_file_says_nothing(tmp_path: Path, text: str) -> None:
         ("no_such_section: 1", "no_such_section: Extra inputs are not permitted"),
         ("a: {b: ['x', '${MISSING}']}", "a.b.1: set the variable MISSING"),
         ("[1, 2]", "the file: Input should be a valid dictionary"),
-        ("a: [", "it is no YAML: while parsing"),
-        ("a: !!python/object/apply:os.getpid []", "it is no YAML: could not determine a constructor"),
+        ("a: [", "it is not valid YAML: while parsing"),
+        ("a: !!python/object/apply:os.getpid []", "it is not valid YAML: could not determine a constructor"),
         ("a: '" + "x" * 1024 * 1024 + "'", "it is larger than 1048576 bytes"),
     ],
 )

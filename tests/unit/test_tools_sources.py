@@ -38,7 +38,7 @@ def test_the_operators_word_counts_more_than_the_sources() -> None:
     taken, problems = offered("s", [described("x"), described("y")], rules)
     (x,) = taken.values()
     assert (x.name, x.effect_class, x.timeout_seconds, x.output_limit_bytes) == ("s__x", PURE, 5, 2048)
-    assert problems == ["'gone' is named in the config file, and there is no such tool"]
+    assert problems == ["'gone' is named in the config file, but there is no such tool"]
 
 
 def test_what_cannot_be_offered_is_left_out_with_its_reason() -> None:
@@ -49,9 +49,9 @@ def test_what_cannot_be_offered_is_left_out_with_its_reason() -> None:
     assert list(taken) == ["x", "long"]
     assert [problem.partition(" is left out: ")[2] for problem in problems] == [
         "there are two tools of this name",
-        f"'s__{'x' * 62}' is not 1 to 64 of [a-zA-Z0-9_-]",
-        "'s__' is not 1 to 64 of [a-zA-Z0-9_-]",
-        "'s__a.b' is not 1 to 64 of [a-zA-Z0-9_-]",
+        f"'s__{'x' * 62}' is not a name of 1 to 64 characters of [a-zA-Z0-9_-]",
+        "'s__' is not a name of 1 to 64 characters of [a-zA-Z0-9_-]",
+        "'s__a.b' is not a name of 1 to 64 characters of [a-zA-Z0-9_-]",
     ]
 
 
