@@ -1,4 +1,4 @@
-"""Who a process is on its machine, and whether another one there is dead: as Linux tells it. Elsewhere nobody knows."""
+"""The identity of a process on its machine, and whether such a process is dead. Only on Linux."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ _DEAD_STATES: Final = "ZX"
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """`pid` and `start_ticks` tell processes apart within one boot and the same `namespaces`, boots are told apart by
-    `boot_id`, machines by `machine_id` ("": nobody said it).
+    """The identity of a process.
+
+    `pid` and `start_ticks` are unique within one boot and the same `namespaces`; `boot_id` identifies the boot,
+    `machine_id` the machine ("": the operator did not name it).
     """
 
     machine_id: str
@@ -31,15 +33,15 @@ class ProcessIdentity:
 
 
 def own_identity(machine_id: str = "") -> ProcessIdentity | None:
-    """Of this process; None where that cannot be known.
+    """Returns the identity of this process, or None where it cannot be known.
 
-    `machine_id`: as the operator says it. What the system says is copied with disks and images, and a living machine
-    would count as an earlier boot of its clone.
+    `machine_id` comes from the operator. The system's own machine id is copied with disks and images, and a living
+    machine would count as an earlier boot of its clone.
     """
     if not sys.platform.startswith("linux"):
         return None
     try:
-        # Another namespace's /proc would tell of other processes under our numbers.
+        # In the /proc of another PID namespace, the same pids belong to other processes.
         if str(Path("/proc/self").readlink()) != str(os.getpid()):
             return None
         namespaces = [str(link.readlink()) for link in _NAMESPACES if link.is_symlink()]
@@ -52,10 +54,10 @@ def own_identity(machine_id: str = "") -> ProcessIdentity | None:
 
 
 def is_dead(pid: int, ticks: int) -> bool:
-    """Whether that process of the same boot and namespaces is gone, with all its threads. One that is frozen is not."""
+    """Whether a process of the same boot and namespaces is gone, with all its threads. A frozen process is not dead."""
     try:
-        with suppress(PermissionError):  # somebody else's: it is there, or another one is by now
-            os.kill(pid, 0)  # asked first: /proc may hide the processes of others
+        with suppress(PermissionError):  # another user's process has this pid: this one, or a later one
+            os.kill(pid, 0)  # before /proc, which may hide the processes of other users
     except ProcessLookupError:
         return True
     fields = stat_fields(pid)
@@ -65,14 +67,14 @@ def is_dead(pid: int, ticks: int) -> bool:
 
 
 def uptime_seconds() -> float:
-    """Since this boot, sleep included."""
+    """Returns the seconds since this boot, sleep included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _has_live_threads(pid: int) -> bool:
-    """Of a zombie: a thread in the middle of a write dies when the kernel is done with it, and not before."""
+    """Whether a zombie has live threads: a thread inside a write dies only when the kernel has finished it."""
     for stat in Path(f"/proc/{pid}/task").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it ended meanwhile
+        with suppress(OSError):  # the thread has ended
             if stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0] not in _DEAD_STATES:
                 return True
     return False

@@ -1,8 +1,9 @@
-"""Whether this runner is alive, as all replicas see it: a row renewed by the database's clock.
+"""The life of this runner, as all replicas see it: a row that the runner renews, timed by the database's clock.
 
-A runner that could not renew in time is judged dead: its calls are run again elsewhere, or are in doubt. So it must
-have stopped by then. Its own trust window is counted from the sending of the last answered renewal and ends before the
-row does; when it closes, the life is over: effects are stopped, and the process goes on under a new id.
+The other replicas declare a runner dead that did not renew in time: its calls run again elsewhere, or are in doubt. So
+the runner must have stopped by then. Its trust window counts from the moment at which it sent the last answered
+renewal, and ends before the row expires. When the window closes, the life is over: the runner stops its effects, and
+the process goes on under a new runner id.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ _NOT_KNOWN: Final = ProcessIdentity(machine_id="", boot_id="", namespaces="", pi
 
 @dataclass(frozen=True, slots=True)
 class LivenessTimes:
-    """How long a renewal lasts and how often it is renewed."""
+    """The times of a runner's life.
+
+    `ttl_seconds`: how long a renewal lasts. `margin_seconds`: how much earlier the trust window closes.
+    """
 
     ttl_seconds: float = 5.0
     interval_seconds: float = 1.5
@@ -42,17 +46,17 @@ class LivenessTimes:
 
 @dataclass(frozen=True, slots=True)
 class RunnerName:
-    """Whose lives they are. `identity` None: nobody else can find out whether the process is dead."""
+    """The name of the process in its runner rows. `identity` None: no other process can prove that this one is dead."""
 
     instance: str
     identity: ProcessIdentity | None = None
 
 
 class Liveness:
-    """The lives of a process, one after another. `on_lapse` stops what runs when one is over; `former` is told which
-    are.
+    """The lives of this process, one after another.
 
-    The connection is its own: a life must not end because others wait for connections, as when many tasks are ended.
+    `on_lapse` stops the running calls when a life ends. `former` gets the ids of ended lives. The connection is used
+    for nothing else: a life must not end because requests wait for connections, as when many tasks end at once.
     """
 
     def __init__(
@@ -71,9 +75,13 @@ class Liveness:
 
     @property
     def runner_id(self) -> UUID:
-        """The id to accept and start calls under. Raises Unavailable between two lives."""
+        """The id under which calls are accepted and started. Raises Unavailable (RUNNER_LAPSED) between two lives."""
         if self._runner_id is None or not self.trusts(self._runner_id):
-            raise Unavailable("this runner has lost its database", reason="RUNNER_LAPSED", retry_after_seconds=0.5)
+            raise Unavailable(
+                "this runner could not renew its row in the database; retry until it has a new life",
+                reason="RUNNER_LAPSED",
+                retry_after_seconds=0.5,
+            )
         return self._runner_id
 
     def trusts(self, runner_id: UUID) -> bool:
@@ -85,7 +93,7 @@ class Liveness:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Tell the others that this runner is no more, and what is proven of its lives, if the database can be told."""
+        """Ends the life in the database, and records the proofs about this process's lives, if the database answers."""
         runner_id, self._runner_id = self._runner_id, None
         if runner_id is not None:
             self._former.add(runner_id)
@@ -95,10 +103,10 @@ class Liveness:
                     await postgres.execute(QUERIES.end_life, {"runner_id": runner_id})
                 await prove_former(postgres, self._former)
         except (TryLater, TimeoutError) as error:
-            _log.warning("the others will have to notice that this runner ended: %s", error)
+            _log.warning("could not record the end of this runner, so it counts as alive until its TTL: %s", error)
 
     async def renew(self) -> None:
-        """A duty: renews while alive, begins a new life after a lapse."""
+        """Renews this life, or begins a new life after a lapse, as a duty."""
         while True:
             note_progress()
             try:
@@ -110,7 +118,7 @@ class Liveness:
                 await asyncio.sleep(self._times.interval_seconds)
 
     async def watch(self) -> None:
-        """A duty of its own, because renewing may hang: ends the life at the moment its window closes."""
+        """Ends the life at the moment its trust window closes, as a duty of its own: a renewal may hang."""
         while True:
             runner_id, left_seconds = self._runner_id, self._window.ends_at - _now()
             if runner_id is None:
@@ -147,7 +155,7 @@ class Liveness:
         await failpoint("tools.after_renewal")
         if not renewed:
             await self._lapse(runner_id)
-        elif runner_id == self._runner_id:  # not lapsed meanwhile
+        elif runner_id == self._runner_id:  # the life may have lapsed during the renewal
             self._window = self._window.renewed(sent_at)
 
     async def _lapse(self, runner_id: UUID) -> None:

@@ -1,8 +1,8 @@
-"""Proof that a life of a runner is over: nothing that was begun under it goes on, and nothing will begin.
+"""Records proof that a runner's life is over: no effect that began under it goes on, and none can begin.
 
-A time that ran out proves nothing: the process may be frozen, or cut off, and go on in the middle of an effect. Proof
-is that the process itself says so, once everything it ran in that life has ended, or that another one on the same
-machine finds it dead. "It did not happen, run it again" is safe only after that.
+An expired TTL proves nothing: the process may be frozen or partitioned, and continue in the middle of an effect. The
+proof comes from the process itself, once all that it ran in that life has ended, or from another process on the same
+machine that finds the process dead. Only then is the resolution "it did not happen, run it again" safe.
 """
 
 from __future__ import annotations
@@ -27,18 +27,21 @@ _EVERY_SECONDS: Final = 2.0
 
 
 class FormerLives:
-    """The lives of this process that are over, and what of each still goes on. `unfinished`: all that goes on now."""
+    """The ended lives of this process, each with its asyncio tasks that have not ended.
+
+    `unfinished` returns the asyncio tasks that run now.
+    """
 
     def __init__(self, unfinished: Callable[[], AbstractSet[asyncio.Task[Any]]]) -> None:
         self._unfinished = unfinished
         self._left: dict[UUID, AbstractSet[asyncio.Task[Any]]] = {}
 
     def add(self, runner_id: UUID) -> None:
-        """At the very moment it ends: what begins from now on does not begin under it."""
+        """Adds a life at the moment it ends: tasks that begin later belong to another life."""
         self._left[runner_id] = frozenset(self._unfinished())
 
     def ended(self) -> list[UUID]:
-        """Those of which nothing goes on."""
+        """Returns the lives whose tasks have all ended."""
         return [runner_id for runner_id, left in self._left.items() if all(task.done() for task in left)]
 
     def forget(self, runner_ids: Iterable[UUID]) -> None:
@@ -47,22 +50,22 @@ class FormerLives:
 
 
 class DeathProver:
-    """Writes down what is proven, of this process's former lives and of the dead on this machine."""
+    """Records the proven ends of this process's former lives and of dead processes on this machine."""
 
     def __init__(self, pool: Pool, lives: FormerLives, identity: ProcessIdentity | None) -> None:
         self._pool, self._lives, self._identity = pool, lives, identity
 
     async def run(self) -> None:
-        """A duty."""
+        """Records proofs every _EVERY_SECONDS, as a duty."""
         while True:
             try:
                 await self.prove()
             except TryLater as error:
-                _log.warning("could not write down which runners are gone: %s", error)
+                _log.warning("could not record which runners are proven gone: %s", error)
             await rest(_EVERY_SECONDS)
 
     async def prove(self) -> None:
-        """Everything that can be proven now. Raises TryLater."""
+        """Records all that can be proven now. Raises TryLater."""
         async with connection(self._pool) as postgres:
             await prove_former(postgres, self._lives)
             if self._identity is not None and (dead := await _dead(postgres, self._identity)):
@@ -70,15 +73,16 @@ class DeathProver:
 
 
 async def prove_former(postgres: Connection, lives: FormerLives) -> None:
-    """Of this process's own lives those that left nothing behind."""
+    """Records the ends of this process's former lives whose tasks have all ended."""
     if ended := lives.ended():
         await _write(postgres, ended)
         lives.forget(ended)
 
 
 async def _dead(postgres: Connection, here: ProcessIdentity) -> list[UUID]:
-    """Runners that stopped renewing and whose process, or whose whole machine as it ran then, is gone. Former lives of
-    this process are looked at too, and found to be of a living one.
+    """Returns the runners that stopped renewing and whose process, or whose machine's boot, is gone.
+
+    The query also returns former lives of this process; their process is alive, so they are not in the result.
     """
     parameters = {
         "machine_id": here.machine_id,
