@@ -95,7 +95,7 @@ class RemoteCallFollower:
             "attempts": [call.call_attempt for call in waiting],
         }
         async with connection(self._pool) as postgres:
-            rows = await (await postgres.execute(QUERIES.calls_to_ask_about, parameters)).fetchall()
+            rows = await (await postgres.execute(QUERIES.calls_not_running, parameters)).fetchall()
         for (ordinal,) in rows:
             if not waiting[ordinal].changed.done():
                 waiting[ordinal].changed.set_result(None)

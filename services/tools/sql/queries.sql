@@ -1,21 +1,22 @@
--- Locks are taken in one order by all statements: fences by task_id, then calls by (task_id, call_id).
+-- The statements of the tool service. All take locks in one order: fences by task_id, then calls by (task_id, call_id).
 
 -- name: ensure_fences
--- A fence that is not there cannot be locked. Does nothing for those that are.
+-- Inserts missing fences, because a missing row cannot be locked.
 insert into fences (task_id, tenant)
 select * from unnest(%(task_ids)b::uuid[], %(tenants)b::text[]) as w(task_id, tenant) order by task_id
 on conflict (task_id) do nothing;
 
 -- name: lock_fences
--- The decision is made under this lock, held by the transaction that writes: a fence that is merely read lets a stale
+-- Locks fences for the transaction that decides and writes. A fence that is read without the lock would let a stale
 -- write through.
 select task_id, tenant, epoch, claim_id, closed
   from fences where task_id = any(%(task_ids)b::uuid[]) order by task_id
    for no key update;
 
 -- name: raise_fences
--- Only rows that lock_fences has locked. The time is read under that lock, as a start's is: audits compare them. A fence that
--- is raised is of a task that the ledger has: one that was forgotten is there again, as after a ledger was put back.
+-- Writes fences that lock_fences has locked. changed_at is read under that lock, as started_at of a call is: the
+-- checker compares them. A raised fence belongs to a task that the ledger has, so it also clears forgotten_at: a
+-- forgotten task exists again when an older ledger was restored.
 update fences f
    set epoch = w.epoch, claim_id = w.claim_id, closed = w.closed, changed_at = clock_timestamp(), forgotten_at = null
   from unnest(%(task_ids)b::uuid[], %(epochs)b::bigint[], %(claim_ids)b::text[], %(closed)b::boolean[])
@@ -23,9 +24,9 @@ update fences f
  where f.task_id = w.task_id;
 
 -- name: lock_calls
--- Read after the fences are locked, in a statement of its own: its snapshot must not be older than the lock.
--- A runner is alive while its last renewal is younger than its time to live, by the database's clock. Gone it is by proof, and
--- never of a call that acts elsewhere: a runner's end ends nothing there.
+-- Locks and reads calls. A statement of its own after lock_fences: its snapshot must not be older than the fence locks.
+-- A runner is alive while its last renewal is younger than its TTL, by the database's clock. It is gone when there is
+-- proof, and never for a call that acts elsewhere: the end of a runner ends no effect there.
 select c.task_id, c.call_id, c.effect_class, c.arguments_hash, c.state, c.call_attempt, c.epoch, c.claim_id,
        c.runner_id, coalesce(r.renewed_at + r.ttl_seconds * interval '1 second' > clock_timestamp(), false), c.outcome,
        r.ended_at is not null and not c.acts_elsewhere, c.doubt_note
@@ -36,8 +37,8 @@ select c.task_id, c.call_id, c.effect_class, c.arguments_hash, c.state, c.call_a
    for no key update of c;
 
 -- name: insert_calls
--- New calls; those whose outcome was clear without running anything are finished at once. One that a person's word came for was
--- here before, and its record is lost: it is of the attempt after the word's, or in doubt.
+-- Inserts new calls. A call whose outcome is known without running the tool is FINISHED at once. A new call with a
+-- resolution had a record that was lost: it begins with the attempt after the resolution's, or in doubt.
 insert into calls (task_id, call_id, tool, effect_class, arguments_hash, arguments, state, call_attempt, epoch, claim_id,
                    acts_elsewhere, begun_before, runner_id, doubted_at, outcome, finished_at)
 select w.task_id, w.call_id, w.tool, w.effect_class, w.arguments_hash, w.arguments, w.state, w.call_attempt, w.epoch, w.claim_id,
@@ -52,8 +53,9 @@ select w.task_id, w.call_id, w.tool, w.effect_class, w.arguments_hash, w.argumen
          acts_elsewhere, outcome);
 
 -- name: change_calls
--- Known calls that are handed to this runner, put in doubt, concluded, or authorised by another claim. Locked by lock_calls.
--- What is run again by a person's word began before: that it did not happen is known by that word alone.
+-- Changes calls that lock_calls has locked: this runner gets them, they are in doubt, they have an outcome, or another
+-- claim authorises them. A call that runs again by a resolution has begun_before: only the resolution says that the
+-- effect did not happen.
 update calls c
    set state = w.state, call_attempt = w.call_attempt, epoch = w.epoch, claim_id = w.claim_id,
        runner_id = case when w.state = 'ACCEPTED' then %(runner_id)b::uuid else c.runner_id end,
@@ -68,8 +70,9 @@ update calls c
  where c.task_id = w.task_id and c.call_id = w.call_id;
 
 -- name: start_calls
--- The mark immediately before the effect. The share lock on the fence lets several starts of a task go on together and
--- none past a raise or a close. STARTED under my attempt and runner is the same start, sent again after a lost answer.
+-- The STARTED mark immediately before the effect. The share lock on the fence lets several starts of a task run
+-- together, and none pass a raise or a close of the fence. A call that is STARTED already under this attempt and this
+-- runner is the same start, repeated after a lost answer.
 with w as materialized (
   select * from unnest(%(ordinals)b::int[], %(task_ids)b::uuid[], %(call_ids)b::text[], %(attempts)b::int[])
     as w(ord, task_id, call_id, call_attempt)
@@ -91,8 +94,9 @@ update calls c
 returning h.ord;
 
 -- name: withdraw_start
--- A start whose effect did not begin in time and now never will: back to be started anew, or, when the task was ended or
--- somebody was told of a doubt, not run at all. The next attempt makes a start that is still on its way void.
+-- Withdraws a start whose effect did not begin in time and never will. The call is ACCEPTED again; but when the fence
+-- is closed, or the call was already reported as in doubt, it does not run any more: it is IN_DOUBT if an earlier
+-- attempt had begun, else NOT_RUN. The next attempt number makes a start that is still on its way void.
 with fence as materialized (
   select f.closed from fences f where f.task_id = %(task_id)b::uuid for share
 )
@@ -108,16 +112,18 @@ update calls c
 returning c.state, coalesce(c.doubted_at >= now(), false) as is_new_doubt;
 
 -- name: release_start
--- A start whose effect may have begun, of a call that may run again and whose tool said "try later". A STARTED call without a
--- runner is decided as that of a dead one: another attempt runs it, or the task's end puts it in doubt.
+-- Releases a start whose effect may have begun, of a call that may run again and whose tool raised TryLater. A STARTED
+-- call without a runner is treated like the call of a dead runner: another attempt runs it, or the task's end puts it
+-- in doubt.
 update calls set runner_id = null
  where task_id = %(task_id)b::uuid and call_id = %(call_id)b::text
    and call_attempt = %(call_attempt)b::int and state = 'STARTED'
 returning call_id;
 
 -- name: finish_calls
--- Asks for the attempt and not for the fence: an effect that happened is recorded even when its owner is stale, and one
--- of a call that was given up as in doubt clears the doubt. No outcome: the tool itself does not know.
+-- Records outcomes. It compares the attempt and not the fence: an effect that happened is recorded even when its owner
+-- is stale, and its outcome ends a doubt. An empty outcome: the tool does not know the effect, and the call is in
+-- doubt.
 with w as materialized (
   select ord, task_id, call_id, call_attempt, nullif(outcome, ''::bytea) as outcome, doubt_note
     from unnest(%(ordinals)b::int[], %(task_ids)b::uuid[], %(call_ids)b::text[], %(attempts)b::int[],
@@ -139,8 +145,8 @@ update calls c
 returning h.ord;
 
 -- name: call_off
--- Part of closing: what was accepted and not started can no longer start. In the transaction that closes the fence.
--- If an attempt before it began, nobody knows what that one did.
+-- Part of closing, in the transaction that closes the fence: ACCEPTED calls can no longer start. If an earlier attempt
+-- of such a call had begun, its effect is unknown, and the call is in doubt.
 with held as materialized (
   select call_id from calls where task_id = %(task_id)b::uuid and state = 'ACCEPTED' order by call_id for no key update
 )
@@ -152,7 +158,8 @@ update calls c
 returning c.state;
 
 -- name: settle_dead
--- Part of closing: nobody will tell what came of a call whose runner died, whatever its class.
+-- Part of closing: puts STARTED calls of dead runners in doubt, whatever their effect class, because no outcome will
+-- come.
 with held as materialized (
   select c.call_id from calls c left join runners r using (runner_id)
    where c.task_id = %(task_id)b::uuid and c.state = 'STARTED'
@@ -163,16 +170,16 @@ update calls c set state = 'IN_DOUBT', doubted_at = clock_timestamp()
   from held h where c.task_id = %(task_id)b::uuid and c.call_id = h.call_id;
 
 -- name: is_any_started
--- What closing waits for.
+-- Closing waits until this is false.
 select exists (select from calls where task_id = %(task_id)b::uuid and state = 'STARTED');
 
 -- name: task_calls
--- How all calls of a task stand.
+-- All call records of a task.
 select call_id, tool, effect_class, state, call_attempt, epoch, outcome, started_at, accepted_at
   from calls where task_id = %(task_id)b::uuid order by accepted_at, call_id;
 
--- name: call_trails
--- A page of a task's records, in an order of its own that survives any collation. Only to the tenant they belong to.
+-- name: audit_log_calls
+-- One page of a task's audit log, for the task's tenant only. The order does not depend on the database's collation.
 select c.call_id, c.tool, c.effect_class, c.state, c.call_attempt, c.epoch, c.claim_id, c.runner_id, c.arguments_hash,
        c.outcome, c.accepted_at, c.started_at, c.finished_at
   from calls c join fences f using (task_id)
@@ -182,7 +189,7 @@ select c.call_id, c.tool, c.effect_class, c.state, c.call_attempt, c.epoch, c.cl
  order by c.call_id collate "C" limit %(limit)b::int;
 
 -- name: calls_in_doubt
--- A page of a tenant's calls that nobody knows the outcome of, those first that are longest in doubt.
+-- One page of a tenant's calls in doubt, the oldest doubt first.
 select task_id, call_id, tool, effect_class, substring(arguments from 1 for %(most_bytes)b::int), octet_length(arguments),
        call_attempt, started_at, doubted_at, runner_id, runner_instance, runner_gone, doubt_note, acts_elsewhere
   from doubts
@@ -191,7 +198,7 @@ select task_id, call_id, tool, effect_class, substring(arguments from 1 for %(mo
  order by doubted_at, task_id, call_id limit %(limit)b::int;
 
 -- name: calls_in_doubt_of_task
--- Likewise of one task: found by the task, since nearly all doubts are of others.
+-- One page of a task's calls in doubt. It searches by the task, because most calls in doubt belong to other tasks.
 with of_task as materialized (select * from doubts where tenant = %(tenant)b::text and task_id = %(task_id)b::uuid)
 select task_id, call_id, tool, effect_class, substring(arguments from 1 for %(most_bytes)b::int), octet_length(arguments),
        call_attempt, started_at, doubted_at, runner_id, runner_instance, runner_gone, doubt_note, acts_elsewhere
@@ -200,23 +207,24 @@ select task_id, call_id, tool, effect_class, substring(arguments from 1 for %(mo
  order by doubted_at, task_id, call_id limit %(limit)b::int;
 
 -- name: named_calls_in_doubt
--- Of these calls of a tenant those that are in doubt.
+-- Those of the named calls of a tenant that are in doubt.
 select task_id, call_id, tool, effect_class, substring(arguments from 1 for %(most_bytes)b::int), octet_length(arguments),
        call_attempt, started_at, doubted_at, runner_id, runner_instance, runner_gone, doubt_note, acts_elsewhere
   from unnest(%(task_ids)b::uuid[], %(call_ids)b::text[]) as w(task_id, call_id) join doubts using (task_id, call_id)
  where tenant = %(tenant)b::text;
 
 -- name: read_fence
--- Read after the calls: none of them is above it.
+-- A task's fence. It is read after the calls, so that no call's epoch is above the fence's.
 select epoch, claim_id, closed, changed_at
   from fences where task_id = %(task_id)b::uuid and tenant = %(tenant)b::text;
 
 -- name: closed_fences
--- Which of the tasks run here were ended, by whatever replica was asked to.
+-- Those of this replica's tasks whose fence was closed, by any replica.
 select task_id, epoch from fences where task_id = any(%(task_ids)b::uuid[]) and closed;
 
--- name: calls_to_ask_about
--- Of the calls that run elsewhere, those that no longer do: ended, handed on, or their runner died.
+-- name: calls_not_running
+-- Those of the calls that ran in other replicas that no longer do: they ended, have a newer attempt, or their runner
+-- died.
 select w.ord
   from unnest(%(ordinals)b::int[], %(task_ids)b::uuid[], %(call_ids)b::text[], %(attempts)b::int[])
     as w(ord, task_id, call_id, call_attempt)
@@ -226,26 +234,28 @@ select w.ord
     or coalesce(r.renewed_at + r.ttl_seconds * interval '1 second' <= clock_timestamp(), true);
 
 -- name: begin_life
--- A runner's first renewal. The life before, if it is this process's own, has ended: others need not wait for that.
+-- Begins a runner's life. Also ends the previous life of this process, so that other replicas need not wait for its
+-- TTL.
 with before as (update runners set ttl_seconds = 0 where runner_id = %(former_id)b::uuid)
 insert into runners (runner_id, instance, ttl_seconds, machine_id, boot_id, namespaces, pid, start_ticks)
 values (%(runner_id)b::uuid, %(instance)b::text, %(ttl_seconds)b::double precision, %(machine_id)b::text,
         %(boot_id)b::text, %(namespaces)b::text, %(pid)b::int, %(start_ticks)b::bigint);
 
 -- name: renew_life
--- Nothing for a runner that was late: others may have judged it dead, so it must not come back.
+-- Renews a life. No row for a runner that is late: other replicas may have declared it dead, so it must not revive.
 update runners set renewed_at = clock_timestamp()
  where runner_id = %(runner_id)b::uuid and renewed_at + ttl_seconds * interval '1 second' > clock_timestamp()
 returning runner_id;
 
 -- name: end_life
--- An orderly end: what this runner left STARTED need not be waited for.
+-- Ends a life in order: other replicas need not wait for the runner's STARTED calls.
 update runners set ttl_seconds = 0 where runner_id = %(runner_id)b::uuid;
 
 -- name: unproven_runners
--- Runners of this machine that are dead for all we know, and no proof of it: those of the same boot and namespaces, to be looked
--- for, and those of an earlier boot, where the operator has given the machine a name. One that renewed since this boot began is
--- another machine with the same name; one of this boot with another name is a copy of this machine as it ran.
+-- Runners of this machine whose TTL has expired, without proof that they ended: those of the same boot and namespaces,
+-- whose processes can be looked up, and those of an earlier boot, if the operator has named the machine. A runner with
+-- this machine's name and another boot id that renewed after this boot began is on another machine with the same name.
+-- A runner of this boot id with another machine name is on a copy of this machine that was made while it ran.
 select runner_id, boot_id, pid, start_ticks
   from runners
  where ended_at is null and renewed_at + ttl_seconds * interval '1 second' <= clock_timestamp()
@@ -256,14 +266,14 @@ select runner_id, boot_id, pid, start_ticks
  order by renewed_at desc limit 200;
 
 -- name: prove_ended
--- Once and for all.
+-- Records the proof that lives are over. It is never withdrawn.
 update runners set ended_at = clock_timestamp(), ttl_seconds = 0
  where runner_id = any(%(runner_ids)b::uuid[]) and ended_at is null
 returning runner_id;
 
 -- name: forget_runners
--- A runner that is not there is as dead as one that stopped renewing, and never proven gone. So it is kept while a call in
--- doubt names it.
+-- Deletes old runners. A runner without a row counts as dead and can never be proven gone, so the row is kept while a
+-- call in doubt names the runner.
 delete from runners where runner_id in (
   select r.runner_id from runners r
    where r.renewed_at < clock_timestamp() - interval '7 days'
@@ -272,7 +282,7 @@ delete from runners where runner_id in (
 );
 
 -- name: insert_refusals
--- The trail of stale writers. Of a forgotten task none is kept: it would be kept for ever.
+-- Stores refused writes. Not those of a forgotten task: they would be stored for ever.
 insert into refusals (task_id, tenant, method, presented_epoch, current_epoch, holder)
 select w.* from unnest(%(task_ids)b::uuid[], %(tenants)b::text[], %(methods)b::text[], %(presented)b::bigint[],
                        %(current)b::bigint[], %(holders)b::text[])
@@ -280,7 +290,7 @@ select w.* from unnest(%(task_ids)b::uuid[], %(tenants)b::text[], %(methods)b::t
  where not exists (select from fences f where f.task_id = w.task_id and f.forgotten_at is not null);
 
 -- name: trim_refusals
--- The newest 500 of each task are kept: a stale writer that tries for ever must not fill the disk.
+-- Keeps the newest 500 refusals of each task: a stale writer that retries for ever must not fill the disk.
 delete from refusals d
  using unnest(%(task_ids)b::uuid[]) as w(task_id)
  where d.task_id = w.task_id
@@ -288,22 +298,22 @@ delete from refusals d
                         order by n.refusal_id desc offset 499 limit 1);
 
 -- name: list_refusals
--- Newest first, and only to the tenant they belong to.
+-- A task's refusals, newest first, for the task's tenant only.
 select task_id::text, method, presented_epoch, current_epoch, holder, refused_at
   from refusals where task_id = %(task_id)b::uuid and tenant = %(tenant)b::text
  order by refusal_id desc limit 500;
 
 -- name: forget_task
--- Its fence stays, closed at the last claim there was.
+-- Marks a task as forgotten. Its fence stays, closed at its last claim.
 update fences set forgotten_at = coalesce(forgotten_at, clock_timestamp())
  where task_id = %(task_id)b::uuid and closed;
 
 -- name: forget_refusals
--- At most the 500 that are kept of a task.
+-- Deletes a task's refusals, of which there are about 500 at most.
 delete from refusals where task_id = %(task_id)b::uuid;
 
 -- name: forget_calls
--- Records of a forgotten task, a bounded number. Nothing of it runs, and nothing can be accepted any more.
+-- Deletes a bounded number of a forgotten task's records. None of its calls runs, and none can be accepted any more.
 delete from calls c
  using (select k.task_id, k.call_id from calls k join fences f using (task_id)
          where k.task_id = %(task_id)b::uuid and f.forgotten_at is not null
@@ -311,5 +321,5 @@ delete from calls c
  where c.task_id = old.task_id and c.call_id = old.call_id;
 
 -- name: forgotten_tasks
--- Of these tasks those whose files are to go.
+-- Those of these tasks that are forgotten: the sweep deletes their workspaces.
 select task_id, tenant from fences where task_id = any(%(task_ids)b::uuid[]) and forgotten_at is not null;
