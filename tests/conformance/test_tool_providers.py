@@ -237,7 +237,7 @@ async def test_a_provider_that_comes_later_is_waited_for(
     await provider.kill()
     _, tools = await behind(provider, connect_seconds=0.3)
     owner = grants.claim()
-    with pytest.raises(Unavailable, match="not reached yet"):
+    with pytest.raises(Unavailable, match="not connected yet"):
         await tools.outcome(owner, "1.0", MOVE, item="tea", delta=3)
     await provider.start()
     async with asyncio.timeout(PATIENCE_SECONDS):

@@ -199,7 +199,7 @@ def _decide_accepted(row: CallRow, request: CallRequest, here: RunnerIdentity) -
 def _decide_started(row: CallRow, request: CallRequest, here: RunnerIdentity) -> Verdict:
     if here.running_attempt == row.call_attempt:
         return JoinCall(row.call_attempt)
-    # A record with this runner's id whose call does not run here has no runner: treat it like one of a dead runner.
+    # A call whose record names this runner, but that does not run here, is treated like the call of a dead runner.
     if row.runner_alive and row.runner_id != here.runner_id:
         return JoinCall(row.call_attempt)
     # The operator may have made a tool UNSAFE because a repeat did harm. A tool that no longer exists does not run.

@@ -24,6 +24,7 @@ _log: Final = logging.getLogger(__name__)
 _MOST_UNSENT_OUTPUT_BYTES: Final = 1024 * 1024
 """Output is for people to watch. Above this limit it is dropped; the outcome carries what the model reads."""
 _INTERNAL: Final = 13
+_LIMIT: Final = f"a stream carries at most {MOST_IN_FLIGHT} calls at once, each with its own tag"
 
 ExecuteCall = Callable[[pb.ExecuteRequest], AsyncGenerator[Event, None]]
 
@@ -77,7 +78,7 @@ class ExecuteFrames(FrameServer[pb.ExecuteStreamRequest, pb.TaggedExecuteEvent])
     def _start(self, tag: int, call: pb.ExecuteRequest) -> None:
         if tag in self._calls or len(self._calls) >= MOST_IN_FLIGHT:
             reason = "TAG_IN_USE" if tag in self._calls else "TOO_MANY_CALLS"
-            self._refuse(tag, LimitReached(f"{MOST_IN_FLIGHT} calls at once, each with its own tag", reason=reason))
+            self._refuse(tag, LimitReached(_LIMIT, reason=reason))
             return
         task = self._calls[tag] = asyncio.create_task(self._answer(tag, call))
         task.add_done_callback(lambda _: self._finish(tag))
@@ -89,7 +90,7 @@ class ExecuteFrames(FrameServer[pb.ExecuteStreamRequest, pb.TaggedExecuteEvent])
                     self.put(tagged_event(tag, event))
         except TenureError as error:
             self._refuse(tag, error)
-        except Exception:  # noqa: BLE001  as in an RPC: the log has the stack, the caller INTERNAL, neighbours go on
+        except Exception:  # noqa: BLE001  as in an RPC: log it, hide its text, and let the other calls go on
             _log.exception("unexpected error in a call of a stream", extra={"call": call.call_id})
             self.put(
                 pb.TaggedExecuteEvent(
