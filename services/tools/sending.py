@@ -32,7 +32,7 @@ _SAME_REQUEST_REDIRECTS: Final = frozenset((307, 308))
 """Redirects that ask for the same request at another address: the server did not carry it out. A 303 says it did."""
 
 _REQUEST_TIMEOUTS: Final = frozenset((408, 499))
-"""By RFC 9110 the request did not arrive completely; but proxies also send these when they gave up on a server."""
+"""By definition the request did not arrive completely; but proxies also send these when they gave up on a server."""
 
 _NOT_SUPPORTED: Final = frozenset((501, 505))
 
@@ -62,7 +62,7 @@ def failure_answer(error: Exception, who: str, timeout_seconds: float) -> ToolFa
             return ToolFailure(f"{who} sent an answer that is not valid HTTP.", "BAD_ANSWER")
         case httpcore2.ConnectError():
             return _not_connected(error, who)
-    message = f"{who} got the request, but the connection was lost before the whole answer arrived."
+    message = f"{who} was sent the request, but the connection was lost before the whole answer arrived."
     return ToolFailure(message, "CONNECTION_LOST")
 
 
@@ -91,7 +91,7 @@ TIMEOUT: Final = "TIMEOUT"
 STALE_EPOCH: Final = "STALE_EPOCH"
 UNREACHABLE: Final = "UNREACHABLE"
 _HAPPENED: Final = "Its effects until then have happened."
-_EARLIER: Final = " It was sent before, and that answer was lost: its effects then have happened."
+_EARLIER: Final = " It was sent before, and that answer was lost: any effects of that attempt have happened."
 
 
 class NotSentError(Exception):
@@ -220,7 +220,7 @@ class CallDelivery:
         self._lost += 1
         harmless = self._effect_class.may_run_again and error.again
         if not harmless or self._lost >= AGAIN.max_attempts:
-            raise ToolInDoubt(f"{self._who} got the call, and {error.what}: {error}.") from error
+            raise ToolInDoubt(f"{self._who} was sent the call, and {error.what}: {error}.") from error
         return self._next_wait_seconds()
 
     def _next_wait_seconds(self) -> float:

@@ -220,7 +220,7 @@ async def test_what_may_be_repeated_is_sent_again_with_the_same_key(first: Any) 
 )
 async def test_an_unsafe_call_without_an_answer_is_in_doubt(answering: Any) -> None:
     scripted = Scripted(answering)
-    with pytest.raises(ToolInDoubt, match="The provider shop got the call, and its answer was lost"):
+    with pytest.raises(ToolInDoubt, match="The provider shop was sent the call, and its answer was lost"):
         await called(scripted, EffectClass.UNSAFE)
     assert len(scripted.requests) == 1
 
@@ -274,7 +274,9 @@ async def test_a_call_that_breaks_every_time_is_not_sent_for_ever() -> None:
 async def test_a_stale_epoch_after_a_lost_answer_proves_nothing() -> None:
     answer = await called(Scripted(ends(grpc.StatusCode.UNAVAILABLE), stale))
     assert answer.detail == "STALE_EPOCH"
-    assert answer.content.endswith("It was sent before, and that answer was lost: its effects then have happened.")
+    assert answer.content.endswith(
+        "It was sent before, and that answer was lost: any effects of that attempt have happened."
+    )
 
 
 async def test_a_stopped_or_late_call_is_cancelled_at_the_provider(pass_seconds: PassSeconds) -> None:

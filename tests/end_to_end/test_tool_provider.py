@@ -74,7 +74,7 @@ async def test_a_provider_killed_after_an_unsafe_effect_needs_a_person(
     await provider.start()
     assert (await own_installation.in_state(task_id, "WAITING_USER")).reason == "TOOL_IN_DOUBT"
     [doubt] = [one.call async for one in own_installation.client.in_doubt(task_id)]
-    assert doubt.note.startswith("The provider stock got the call, and its answer was lost")
+    assert doubt.note.startswith("The provider stock was sent the call, and its answer was lost")
     await own_installation.client.resolve_call(
         task_id, doubt.call_id, doubt.call_attempt, Happened("It is on its way."), "the lorry was seen"
     )

@@ -51,7 +51,7 @@ class MarkInDoubt:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFromRecord:
-    """The record has the outcome."""
+    """The outcome is known without a run: from the record, or, for a new call, from the check of its request."""
 
     outcome: Outcome
 
@@ -187,9 +187,10 @@ def _decide_in_doubt(row: CallRow, request: CallRequest, here: RunnerIdentity) -
 
 
 def _decide_accepted(row: CallRow, request: CallRequest, here: RunnerIdentity) -> Verdict:
-    """Decides a call whose effect has not begun: it runs here, as the next attempt.
+    """Decides a call whose effect has not begun.
 
-    The next attempt makes the start of the older attempt fail, on whatever runner that attempt is.
+    A request under the same claim joins an attempt of this process. Otherwise the call runs here as the next attempt,
+    which makes the start of the older attempt fail, on whatever runner that attempt is.
     """
     if here.running_attempt == row.call_attempt and request.fence == row.fence:
         return JoinCall(row.call_attempt)
