@@ -1,7 +1,7 @@
-"""Budget arithmetic: what a model call may set aside.
+"""Computes the price of model calls and decides reservations of tokens and money.
 
-Money and tokens are never overshot because a reservation is granted only out of what neither settled use nor other
-reservations have taken, under the lock of the budget's row.
+Use never exceeds a cap, because a reservation is granted only from the part of the cap that neither settled use nor
+other reservations have taken, under the lock of the budget's row.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from typing import Final
 
 from tenure.domain.states import Reason, TaskState
 
-# What model calls cost. Money is whole nano dollars (10^-9 US dollar) everywhere: sums are exact, there are no
-# floats.
+# Prices. All money is a whole number of nano USD (10^-9 US dollar), never a float, so sums are exact.
 
 NANO_USD: Final = 10**9
-"""In one dollar."""
+"""Nano USD per dollar."""
 
 RATE_TOKENS: Final = 10**6
-"""What a rate is for."""
+"""The number of tokens that a rate prices."""
 
 MOST_NANO_USD: Final = 10**15
-"""$1,000,000: the highest cap, and the most that one call is ever charged. Sums of it stay inside an int64."""
+"""$1,000,000: the highest cap, and the upper bound of one call's cost. Sums of it stay inside an int64."""
 
 MOST_TOKENS: Final = 10**12
 """The highest cap in tokens, the most that one grant adds, and the most that one call uses. Sums of it stay inside an
@@ -33,7 +32,7 @@ int64.
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """For a million tokens each, in nano dollars."""
+    """Prices per million tokens of each kind, in nano USD."""
 
     input: int
     output: int
@@ -43,7 +42,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """The rates of all tokens of a call whose input, cached or not, is more than so many tokens."""
+    """The rates of all tokens of a call whose input, cached or not, exceeds `above_input_tokens`."""
 
     above_input_tokens: int
     rates: Rates
@@ -51,23 +50,26 @@ class Tier:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Of one model, by the length of the input; the first tier is above 0 and holds for a call without input too."""
+    """The prices of one model, by the length of the input.
+
+    The first tier has `above_input_tokens` 0 and also applies to a call without input.
+    """
 
     tiers: tuple[Tier, ...]
 
     @classmethod
     def flat(cls, rates: Rates) -> Prices:
-        """The same for every length."""
+        """Returns prices that are equal for every length of the input."""
         return cls((Tier(0, rates),))
 
     def rates(self, input_tokens: int) -> Rates:
-        """What holds for a call with so much input."""
+        """Returns the rates of a call with `input_tokens` of input."""
         reached = [tier for tier in self.tiers if tier.above_input_tokens < input_tokens]
         return (reached[-1] if reached else self.tiers[0]).rates
 
 
 def cost(prices: Prices | None, usage: TokenUsage) -> int:
-    """What the provider charges, in nano dollars, rounded up; nothing without a price."""
+    """Returns what the model provider charges, in nano USD, rounded up; 0 without prices."""
     if prices is None:
         return 0
     rates = prices.rates(usage.total - usage.output_tokens)
@@ -81,33 +83,39 @@ def cost(prices: Prices | None, usage: TokenUsage) -> int:
 
 
 def most_cost(prices: Prices | None, input_tokens: int, output_tokens: int) -> int:
-    """An upper bound of `cost` for a call of at most so many tokens, however its input comes to be cached."""
+    """Returns an upper bound of `cost` for a call of at most these tokens, whatever part of its input is cached."""
     if prices is None:
         return 0
-    dearest = _dearest(prices, input_tokens)
-    return _rounded_up(input_tokens * dearest.input + output_tokens * dearest.output)
+    highest = _highest_rates(prices, input_tokens)
+    return _rounded_up(input_tokens * highest.input + output_tokens * highest.output)
 
 
 def affordable_output(prices: Prices | None, input_tokens: int, nano_usd: int) -> int | None:
-    """The most output for which `most_cost` stays within so much money; below 0: not even the input. None: any."""
+    """Returns the most output tokens for which `most_cost` is at most `nano_usd`; None: any number.
+
+    Below 0: the money does not cover the input.
+    """
     if prices is None:
         return None
-    dearest = _dearest(prices, input_tokens)
-    left = nano_usd * RATE_TOKENS - input_tokens * dearest.input
+    highest = _highest_rates(prices, input_tokens)
+    left = nano_usd * RATE_TOKENS - input_tokens * highest.input
     if left < 0:
         return -1
-    return left // dearest.output if dearest.output else None
+    return left // highest.output if highest.output else None
 
 
 def usd(nano_usd: int) -> str:
-    """For people: "$0.0123", four decimals at least and no zeros after those; exact."""
+    """Returns the exact amount for people, such as "$0.0123": at least four decimals, then no trailing zeros."""
     whole, fraction = divmod(abs(nano_usd), NANO_USD)
     digits = f"{fraction:09d}".rstrip("0").ljust(4, "0")
     return f"{'-' if nano_usd < 0 else ''}${whole:,}.{digits}"
 
 
 def money_text(nano_usd: int) -> str:
-    """`$12.35`, `$0.50`, `$0.019`: cents, and below a dollar two significant digits; `usd` is exact."""
+    """Returns a rounded amount: cents, and below a dollar two significant digits. `usd` is exact.
+
+    Examples: `$12.35`, `$0.50`, `$0.019`.
+    """
     dollars = Decimal(nano_usd) / NANO_USD
     places = max(2, 1 - dollars.adjusted()) if nano_usd else 2
     dollars = round(dollars, places)
@@ -116,19 +124,22 @@ def money_text(nano_usd: int) -> str:
 
 
 def nano_usd_of(dollars: Decimal) -> int | None:
-    """None: it is not a whole number of nano dollars, or beyond any use."""
+    """Returns an amount in nano USD, or None if it is no whole number of them or exceeds MOST_NANO_USD."""
     if not dollars.is_finite() or abs(dollars) > MOST_NANO_USD:
         return None
     nano = dollars * NANO_USD
     return int(nano) if nano == nano.to_integral_value() else None
 
 
-def _dearest(prices: Prices, input_tokens: int) -> Rates:
-    """The highest rates that a call of at most so much input can meet; every kind of input at the dearest one."""
+def _highest_rates(prices: Prices, input_tokens: int) -> Rates:
+    """Returns the highest rates that a call with at most this input can meet.
+
+    Every kind of input gets the highest input rate.
+    """
     reached = [tier.rates for tier in prices.tiers if tier.above_input_tokens < input_tokens]
-    some = reached or [prices.tiers[0].rates]
-    dearest_input = max(max(rates.input, rates.cache_creation_input, rates.cache_read_input) for rates in some)
-    return Rates(dearest_input, max(rates.output for rates in some), dearest_input, dearest_input)
+    possible = reached or [prices.tiers[0].rates]
+    highest_input = max(max(rates.input, rates.cache_creation_input, rates.cache_read_input) for rates in possible)
+    return Rates(highest_input, max(rates.output for rates in possible), highest_input, highest_input)
 
 
 def _rounded_up(rate_tokens: int) -> int:
@@ -140,7 +151,7 @@ WARNING_PERCENT: Final = 80
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Tokens as the provider bills them; `total` is what a budget counts."""
+    """Tokens as the model provider bills them. A budget counts `total`."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -162,9 +173,9 @@ class TokenUsage:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What may be used, is used and is set aside, in tokens and in nano dollars: of a root, or of one task by itself.
+    """The caps, the use and the reservations of a root's tree or of a single task, in tokens and in nano USD.
 
-    A cap of 0 is none. `unpriced_calls` cost nothing here only because nobody knows their price.
+    A cap of 0 means no cap. `unpriced_calls` counts calls whose price is unknown, so that `used_nano_usd` lacks them.
     """
 
     max_tokens: int
@@ -181,18 +192,21 @@ class Budget:
 
     @property
     def free_tokens(self) -> int | None:
-        """None: without a cap."""
+        """The tokens that are neither used nor reserved; None without a cap."""
         return self.max_tokens - self.used_tokens - self.reserved_tokens if self.max_tokens else None
 
     @property
     def free_nano_usd(self) -> int | None:
-        """None: without a cap."""
+        """The money that is neither used nor reserved; None without a cap."""
         return self.max_nano_usd - self.used_nano_usd - self.reserved_nano_usd if self.max_nano_usd else None
 
 
 @dataclass(frozen=True, slots=True)
 class ReserveRequest:
-    """One model call to come: its step and attempt, an upper bound of its input, and the output wanted, in tokens."""
+    """The reservation that a model call needs: its step and attempt, and token counts.
+
+    `input_tokens` is an upper bound. The call wants `max_output_tokens` and accepts at least `min_output_tokens`.
+    """
 
     step: int
     attempt_number: int
@@ -205,7 +219,7 @@ class ReserveRequest:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """Set aside, in tokens and in nano dollars. `prices`: those that the call is settled by; None: unknown."""
+    """A granted reservation. `prices`: the prices that settle the call; None: unknown."""
 
     max_output_tokens: int
     reserved_tokens: int
@@ -215,7 +229,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """`retry_after_seconds`: when to ask again, where that is known."""
+    """A denied reservation. `retry_after_seconds`: when to ask again; None: unknown."""
 
     reason: str
     message: str
@@ -223,34 +237,34 @@ class Denied:
 
     @property
     def ends_as(self) -> TaskState:
-        """What becomes of the task, unless others are in the way. A missing price is no limit that was reached."""
+        """The terminal state of the task, unless the reason is BUDGET_BUSY. A missing price is not a reached cap."""
         return TaskState.FAILED if self.reason == Reason.MODEL_UNPRICED else TaskState.COST_EXCEEDED
 
 
 def decide_reserve(
     budgets: Sequence[Budget], request: ReserveRequest, prices: Prices | None, max_steps: int
 ) -> Granted | Denied:
-    """Grants as much output as all the budgets leave, refuses when even the least does not fit into one of them.
+    """Grants as much output as all `budgets` leave, or denies when the minimum output does not fit into one of them.
 
-    Denied is final but for BUDGET_BUSY, which means that others' open reservations are in the way. `prices` None: what
-    the model costs is not known, and where money is capped nobody can say that a call fits.
+    A denial is final except BUDGET_BUSY: then only open reservations of other calls are in the way, and the task waits.
+    `prices` None: the model's price is unknown, so no call can be proved to fit a budget that is capped in money.
     """
     if request.step > max_steps:
         return Denied(Reason.STEP_LIMIT, f"the limit of {max_steps} steps is reached")
     if prices is None and any(budget.is_capped_in_money for budget in budgets):
         return Denied(Reason.MODEL_UNPRICED, _unpriced(request.model))
-    least = _Amount.of(request, prices, request.min_output_tokens)
-    refusals = [refusal for budget in budgets for refusal in _refusals(budget, least)]
-    if refusals:
-        return min(refusals, key=lambda refusal: refusal.reason == Reason.BUDGET_BUSY)
-    rooms = [room for budget in budgets for room in _rooms(budget, request, prices)]
-    granted = _Amount.of(request, prices, min([request.max_output_tokens, *rooms]))
+    minimum = _Amount.of(request, prices, request.min_output_tokens)
+    denials = [denial for budget in budgets for denial in _denials(budget, minimum)]
+    if denials:
+        return min(denials, key=lambda denial: denial.reason == Reason.BUDGET_BUSY)  # a final denial comes first
+    output_limits = [limit for budget in budgets for limit in _output_limits(budget, request, prices)]
+    granted = _Amount.of(request, prices, min([request.max_output_tokens, *output_limits]))
     return Granted(granted.tokens - request.input_tokens, granted.tokens, granted.nano_usd, prices)
 
 
 @dataclass(frozen=True, slots=True)
 class _Amount:
-    """What a call may come to."""
+    """The most that a call may use."""
 
     tokens: int
     nano_usd: int
@@ -261,24 +275,25 @@ class _Amount:
         return cls(request.input_tokens + output_tokens, nano_usd)
 
 
-def _refusals(budget: Budget, least: _Amount) -> Iterator[Denied]:
-    """Why not even the least fits: for good, or until what is set aside is settled."""
-    if budget.free_tokens is not None and least.tokens > budget.free_tokens:
-        if budget.used_tokens + least.tokens > budget.max_tokens:
+def _denials(budget: Budget, minimum: _Amount) -> Iterator[Denied]:
+    """Yields a denial for each cap that the minimum does not fit: final, or BUDGET_BUSY until reservations settle."""
+    if budget.free_tokens is not None and minimum.tokens > budget.free_tokens:
+        if budget.used_tokens + minimum.tokens > budget.max_tokens:
             used = f"{budget.used_tokens} of {budget.max_tokens} tokens are used"
-            yield Denied(Reason.TOKEN_LIMIT, f"{used} and the next call needs at least {least.tokens}")
+            yield Denied(Reason.TOKEN_LIMIT, f"{used}, and the next model call needs at least {minimum.tokens}")
         else:
-            yield Denied(Reason.BUDGET_BUSY, f"{budget.reserved_tokens} tokens are set aside for calls in flight")
-    if budget.free_nano_usd is not None and least.nano_usd > budget.free_nano_usd:
-        if budget.used_nano_usd + least.nano_usd > budget.max_nano_usd:
+            yield Denied(Reason.BUDGET_BUSY, f"{budget.reserved_tokens} tokens are reserved for model calls in flight")
+    if budget.free_nano_usd is not None and minimum.nano_usd > budget.free_nano_usd:
+        if budget.used_nano_usd + minimum.nano_usd > budget.max_nano_usd:
             used = f"{usd(budget.used_nano_usd)} of {usd(budget.max_nano_usd)} are used"
-            yield Denied(Reason.MONEY_LIMIT, f"{used} and the next call may cost {usd(least.nano_usd)} at least")
+            yield Denied(Reason.MONEY_LIMIT, f"{used}, and the next model call needs at least {usd(minimum.nano_usd)}")
         else:
-            yield Denied(Reason.BUDGET_BUSY, f"{usd(budget.reserved_nano_usd)} are set aside for calls in flight")
+            reserved = usd(budget.reserved_nano_usd)
+            yield Denied(Reason.BUDGET_BUSY, f"{reserved} are reserved for model calls in flight")
 
 
-def _rooms(budget: Budget, request: ReserveRequest, prices: Prices | None) -> Iterator[int]:
-    """The most output that each cap leaves, in tokens."""
+def _output_limits(budget: Budget, request: ReserveRequest, prices: Prices | None) -> Iterator[int]:
+    """Yields the most output tokens that each cap of the budget leaves."""
     if budget.free_tokens is not None:
         yield budget.free_tokens - request.input_tokens
     if budget.free_nano_usd is not None:
@@ -289,23 +304,24 @@ def _rooms(budget: Budget, request: ReserveRequest, prices: Prices | None) -> It
 
 def _unpriced(model: str) -> str:
     return (
-        f"the price of {model} is not known here, and a task with a cap in money makes no call of unknown price: "
-        "add the model to the ledger's file of prices, then requeue the task"
+        f"the ledger has no price for {model}, and a task with a cap in money makes no call of unknown price: "
+        "add the model to the ledger's price file, then requeue the task"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetWarning:
-    """So much of a cap is used that it should be known. `limit`: the reason tasks end with when it is reached."""
+    """The use of a cap has reached WARNING_PERCENT. `limit`: the reason with which a task ends at this cap."""
 
     limit: str
     budget: Budget
 
 
 def due_warnings(budget: Budget, warned_tokens: int, warned_nano_usd: int) -> list[str]:
-    """The caps that are used so far that it should be known, by the reasons tasks end with when they are reached.
+    """Returns the caps whose use has reached WARNING_PERCENT, as reasons of tasks that end because of the cap.
 
-    `warned_*`: the caps that were warned of last. One that was raised since is another cap.
+    `warned_*`: the caps for which the last warnings were written, 0 for none. A cap that was raised since then gets a
+    new warning.
     """
     caps = (
         (Reason.TOKEN_LIMIT, budget.max_tokens, budget.used_tokens, warned_tokens),

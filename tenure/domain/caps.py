@@ -1,7 +1,7 @@
-"""The model and the cap in money of a task whose submit names none.
+"""Resolves the model and the cap in money of a new task.
 
-A cap in money needs a known price: a capped task whose model has none ends as MODEL_UNPRICED at its first call. So the
-default cap holds for models with a price, and the task records why it has no cap otherwise.
+A cap in money needs a known price: a capped task whose model has no price fails with MODEL_UNPRICED at its first model
+call. So the default cap applies only to models with a price, and a task without a cap records why it has none.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CapDefaults:
-    """What an installation sets. `model` "": the worker chooses it. `max_nano_usd` 0: no cap in money by default."""
+    """The installation's defaults. `model` "": the worker chooses the model. `max_nano_usd` 0: no default cap."""
 
     model: str = ""
     max_nano_usd: int = 0
 
 
 def resolve_submit(spec: TaskSpec, defaults: CapDefaults, has_price: Callable[[str], bool]) -> TaskSpec:
-    """The spec of a new task. A submit cannot say where its cap comes from, so that field is decided here alone."""
+    """Returns the resolved spec of a new task. Ignores the submit's `money_cap`: only this function decides it."""
     return resolve_fork(replace(spec, limits=replace(spec.limits, money_cap=None)), defaults, has_price)
 
 
 def resolve_fork(spec: TaskSpec, defaults: CapDefaults, has_price: Callable[[str], bool]) -> TaskSpec:
-    """The same of a spec that was recorded before: a default cap does not follow a fork to a model without a price."""
+    """Returns the resolved spec of a fork. A recorded default cap is dropped if the fork's model has no price."""
     model = spec.agent.model or defaults.model
     limits = _resolve_limits(spec.limits, defaults, has_price=bool(model) and has_price(model))
     return replace(spec, agent=replace(spec.agent, model=model), limits=limits)

@@ -1,7 +1,7 @@
-"""Endings: how a task is to end once somebody asked for it, and who carries that out.
+"""Decides close-outs: which pending ending a task gets, who carries it out, and the outcomes of its open calls.
 
-A task has at most one pending ending. Whoever holds the task carries it out; a task that nobody holds is ended by the
-ledger itself, unless a tool call is open: then a claim must be taken and the tools fenced first.
+A task has at most one pending ending. The worker that holds the task carries the ending out. The ledger itself ends a
+task without a claim, unless a tool call is open: then a coordinator must first claim the task and fence the tools.
 """
 
 from __future__ import annotations
@@ -40,18 +40,23 @@ from tenure.domain.truncation import bounded
 
 PARKED: Final = WAITING | {TaskState.RETRY_SCHEDULED}
 ORDERLY: Final = frozenset({Reason.WORKER_DRAINED, Reason.WORKER_HALTED, Reason.OPERATOR_TRANSFER, Reason.ENDING_OVER})
-"""Reasons of claims that were given back: no lease was lost. ENDING_OVER: a coordinator opened the task to end it, and
-the task no longer had that ending."""
+"""Reasons of released claims: no lease was lost. ENDING_OVER: a coordinator opened the task to end it, but the task no
+longer had that pending ending."""
 
 NOBODY_DIED: Final = ORDERLY | {Reason.CLAIM_LOST, Reason.START_TIMEOUT}
-"""Reasons that do not count toward CRASH_LOOP. CLAIM_LOST: a claim that vanished with etcd, or with the replica that
-had made it, says nothing of its owner. START_TIMEOUT: whoever did not open the task was not killed by it. An owner's
-death shows in its stream, its lease or its silence, and those have reasons of their own."""
+"""Reasons that do not count toward CRASH_LOOP.
+
+CLAIM_LOST: the claim was lost with etcd's data, or with the coordinator that made it; that says nothing about the
+owner. START_TIMEOUT: the worker did not open the task, so the task cannot have killed the worker. When an owner dies,
+its stream ends, its lease expires or it makes no progress, and those cases have reasons of their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingEnding:
-    """How the task is to end, why, and who wants it. `result` "": whatever it came to."""
+    """A recorded request that the task ends in `to_state`. `actor` is the author of the request.
+
+    `result` "": the task ends with its partial result.
+    """
 
     to_state: TaskState
     reason: str
@@ -61,10 +66,11 @@ class PendingEnding:
 
 
 def follow_up(state: TaskState, ending: PendingEnding | None, *, has_open_calls: bool) -> TaskState | None:
-    """Where a task with a pending ending goes at once; None: it stays, and a claim will end it.
+    """Returns the state to which the ledger moves a task with a pending ending now. None: the state does not change.
 
-    A parked task with an open call goes back to the queue, where it can be opened to be ended; so does one that cannot
-    end like this from where it is, and from the queue it goes on.
+    A RUNNING task is ended by its owner, a QUEUED task with an open call by a coordinator's claim. A parked task goes
+    to the queue if it has an open call, because only a queued task can be opened to be ended, or if `MOVES` does not
+    allow the ending from its state; `follow_up` of QUEUED then decides again.
     """
     if ending is None or state in TERMINAL or state is TaskState.RUNNING:
         return None
@@ -76,7 +82,10 @@ def follow_up(state: TaskState, ending: PendingEnding | None, *, has_open_calls:
 def ending_of_lost_claim(
     policy: LeaseLostPolicy, deaths: OwnerDeaths, reason: str, message: str
 ) -> PendingEnding | None:
-    """What a lost claim leads to besides the queue; `deaths` counts this one."""
+    """Returns the pending ending that a lost claim causes, or None: the task is only requeued.
+
+    `deaths` includes the death of this claim's owner.
+    """
     if policy is LeaseLostPolicy.TIME_OUT and reason not in ORDERLY:
         return PendingEnding(TaskState.TIMED_OUT, reason, message, "checkpoint")
     if deaths.is_crash_loop:
@@ -87,37 +96,40 @@ def ending_of_lost_claim(
 
 @dataclass(frozen=True, slots=True)
 class CallOpened:
-    """An intent."""
+    """An intent opens the call."""
 
     call_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallSettled:
-    """An outcome."""
+    """An outcome settles the call."""
 
     call_id: str
 
 
 def open_calls_after(
-    open_calls: tuple[str, ...], facts: Iterable[CallOpened | CallSettled]
+    open_calls: tuple[str, ...], changes: Iterable[CallOpened | CallSettled]
 ) -> tuple[str, ...] | TenureError:
-    """The calls without an outcome after these facts, or why they cannot follow."""
+    """Returns the call ids without an outcome after these changes, or the error if a change cannot follow."""
     calls = dict.fromkeys(open_calls)
-    for fact in facts:
-        if isinstance(fact, CallOpened):
-            if fact.call_id in calls:
-                return InvalidRequest(violations=[("entries", f"the call {fact.call_id} is open already")])
-            calls[fact.call_id] = None
-        elif fact.call_id in calls:
-            del calls[fact.call_id]
+    for change in changes:
+        if isinstance(change, CallOpened):
+            if change.call_id in calls:
+                return InvalidRequest(violations=[("entries", f"the call {change.call_id} is open already")])
+            calls[change.call_id] = None
+        elif change.call_id in calls:
+            del calls[change.call_id]
         else:
-            return InvalidRequest(violations=[("entries", f"the call {fact.call_id} is not open")])
+            return InvalidRequest(violations=[("entries", f"the call {change.call_id} is not open")])
     return tuple(calls)
 
 
 def refuse_early_end(to_state: TaskState, open_calls: tuple[str, ...]) -> TenureError | None:
-    """No task ends with a call that may still begin: its outcome is written in the commit that ends the task."""
+    """Returns WrongState (OPEN_INTENTS) if a task would end with open calls, or None.
+
+    A call without an outcome could still begin after the end. So the commit that ends a task writes all outcomes.
+    """
     if to_state in TERMINAL and open_calls:
         names = ", ".join(open_calls[:8])
         return WrongState(
@@ -128,9 +140,10 @@ def refuse_early_end(to_state: TaskState, open_calls: tuple[str, ...]) -> Tenure
 
 @dataclass(slots=True)
 class Unfinished:
-    """What somebody who ends a task needs to know of its history.
+    """The parts of a task's history that its close-out needs.
 
-    `intents`: of the calls without an outcome; `resolutions`: the newest word of a person on each of them.
+    `intents`: the intents of the calls without an outcome; `resolutions`: a person's newest resolution of each of these
+    calls.
     """
 
     step: int = 0
@@ -141,14 +154,15 @@ class Unfinished:
 
     @property
     def open_intents(self) -> list[ToolIntent]:
-        """In the order in which they were opened."""
+        """The intents without an outcome, in the order in which they were opened."""
         return list(self.intents.values())
 
 
 def unfinished(entries: Iterable[Entry]) -> Unfinished:
-    """The fold of an ending. It takes no part in the conversation, so a history that no owner can read has an end.
+    """Folds the entries for a close-out. It does not build the conversation, so a task whose history no owner can fold
+    can still end.
 
-    The calls without an outcome are those of `open_calls_after`, which the ledger refuses to end a task with.
+    The open intents equal the result of `open_calls_after`; the ledger refuses to end a task while it has any.
     """
     unfinished, is_summary = Unfinished(), False
     for entry in entries:
@@ -176,11 +190,13 @@ def outcomes_of_ended_calls(
     resolutions: Mapping[str, Resolution],
     tools: Iterable[ToolDefinition],
 ) -> list[ToolOutcome]:
-    """What the ledger records for the open intents when their task is ended: the record, NOT_RUN or IN_DOUBT.
+    """Returns the outcomes of the open intents when their task ends: the recorded outcome, NOT_RUN or IN_DOUBT.
 
-    `standings` are those of the closed tool fence: a call that never reached the tools does not any more.
-    `resolutions`: words that no owner has carried to the tools yet. What a person said of a call in doubt counts; but
-    an end runs nothing again. It is cut to what its tool, of the task's `tools`, may say: a requeued task reads it.
+    `statuses` must have been read after the tool service's fence was closed for the task: a call without a status never
+    reached the tool service and can no longer reach it.
+    `resolutions`: resolutions that no owner has passed to the tool service yet. A person's resolution of a call in
+    doubt counts, but a close-out never runs a call again. The outcome of a resolution is bounded by the output limit
+    of its tool in `tools`, because a requeued task reads it.
     """
     limits = {tool.name: tool.output_limit_bytes for tool in tools}
     return [
@@ -188,7 +204,7 @@ def outcomes_of_ended_calls(
             intent.call_id,
             _outcome(
                 intent.tool,
-                statuses.get(intent.call_id, _NEVER_CAME),
+                statuses.get(intent.call_id, _NEVER_SENT),
                 resolutions.get(intent.call_id),
                 limits.get(intent.tool, USUAL_OUTPUT_BYTES),
             ),
@@ -197,7 +213,7 @@ def outcomes_of_ended_calls(
     ]
 
 
-_NEVER_CAME: Final = CallStatus(CallState.NOT_RUN)
+_NEVER_SENT: Final = CallStatus(CallState.NOT_RUN)
 
 
 def _outcome(tool: str, status: CallStatus, resolution: Resolution | None, limit_bytes: int) -> Outcome:
@@ -207,47 +223,50 @@ def _outcome(tool: str, status: CallStatus, resolution: Resolution | None, limit
     if tool == SPAWN_SUB_AGENTS and state is CallState.NOT_RUN:
         return STOPPED
     if state is CallState.IN_DOUBT and resolution is not None:
-        taken = apply_resolution(resolution, call_attempt, runner_gone=False)
-        return bounded(taken.outcome, limit_bytes) if isinstance(taken, SettledByResolution) else IN_DOUBT
+        applied = apply_resolution(resolution, call_attempt, runner_gone=False)
+        return bounded(applied.outcome, limit_bytes) if isinstance(applied, SettledByResolution) else IN_DOUBT
     return IN_DOUBT if state in {CallState.STARTED, CallState.IN_DOUBT} else NOT_RUN
 
 
-# Words for an agent from outside: who still reads them, and what may not happen before they were read.
+# Messages from users: which tasks still accept them, and which transition must wait until they are read.
 
 UNREAD_MESSAGES: Final = "UNREAD_MESSAGES"
 NO_READER: Final = "NO_READER"
 MOST_FACTS: Final = 1000
-"""Of others, to one task: their words cost tokens of its budget, and are kept as long as it is."""
+"""The most external entries of one task. Messages cost tokens of its budget and are stored as long as the task."""
 
 
 def refuse_message(
-    state: TaskState, ending: PendingEnding | None, facts_so_far: int, loop: str = ""
+    state: TaskState, ending: PendingEnding | None, external_entries: int, loop: str = ""
 ) -> TenureError | None:
-    """Why words to this task would not be read; None: they will be."""
+    """Returns the error for a message that the task's agent would not read, or None if it will read the message."""
     if state in TERMINAL or ending is not None:
-        message = f"the task has ended as {state}" if state in TERMINAL else "the task's end was asked for"
+        message = f"the task has ended as {state}" if state in TERMINAL else "the task has a pending ending"
         return WrongState(
             f"{message}: its agent reads no more messages; ForkTask with a message continues it as a new task",
             metadata={"state": state.value},
         )
     if offered_function(loop):
-        return WrongState("a function carries this task out, which reads no messages", reason=NO_READER)
-    if facts_so_far >= MOST_FACTS:
-        return WrongState(f"{MOST_FACTS} messages were sent to this task", reason="MESSAGES_FULL")
+        return WrongState("a control function runs this task, and it reads no messages", reason=NO_READER)
+    if external_entries >= MOST_FACTS:
+        return WrongState(
+            f"the task already has {MOST_FACTS} messages, which is the most that a task accepts", reason="MESSAGES_FULL"
+        )
     return None
 
 
 def refuse_success_with_unread(
     to_state: TaskState, ending: PendingEnding | None, unread_sequence: int
 ) -> TenureError | None:
-    """No task succeeds past words that its owner has not seen. `unread_sequence`: where they are; 0: there are none.
+    """Returns WrongState (UNREAD_MESSAGES) if a task would succeed before its owner has read a message, or None.
 
-    Other ends do not wait for words, and one that was asked for comes first.
+    `unread_sequence`: the sequence of the unread message; 0: none. Other terminal states do not wait for messages, and
+    a pending ending takes precedence.
     """
     if to_state is not TaskState.SUCCEEDED or ending is not None or not unread_sequence:
         return None
     return WrongState(
-        f"there is a user's message at {unread_sequence} that was not read: open again and go on",
+        f"the owner has not read the user's message at sequence {unread_sequence}: open the task again and continue",
         reason=UNREAD_MESSAGES,
         metadata={"sequence": str(unread_sequence)},
     )

@@ -1,7 +1,7 @@
-"""What the model is sent: messages, each with the step it belongs to, and what compactions make of them.
+"""Builds the messages that the model is sent, with the step of each message, and applies compactions to them.
 
-A user message belongs to the step whose answer it follows, so that what is left out up to a step is always whole turns:
-no result loses its call, and no call its result.
+A user message belongs to the step whose answer it follows. So a compaction through a step always removes whole turns:
+no result loses its call, and no call loses its result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SUMMARY_HEAD: Final = "The conversation so far had become too long. This summary
 
 
 class ToolResult(NamedTuple):
-    """A tool's result in the conversation, with the step of its call, and what may come in its place."""
+    """A tool result in the conversation, with the step of its call and the text that replaces a removed result."""
 
     step: int
     block: ContentBlock
@@ -32,15 +32,17 @@ class ToolResult(NamedTuple):
 
     @property
     def saved_bytes(self) -> int:
-        """What leaving it out saves."""
+        """The bytes that the removal of this result saves."""
         return len(self.block["content"].encode("utf-8", "surrogatepass")) - len(self.removed.encode())
 
 
 @dataclass(slots=True)
 class Conversation:
-    """`results`: those that are not cleared. `answered_step`: of the newest answer. `changes` counts compactions.
+    """The conversation of a task, after all compactions so far.
 
-    `expected_tokens`: of the messages that there were at the newest clearing, by its estimate; 0: nobody knows.
+    `results`: the tool results that are not cleared. `answered_step`: the step of the newest answer. `changes` counts
+    compactions. `expected_tokens`: the estimate, made at the newest clearing of results, for the first
+    `expected_messages` messages; 0: unknown.
     """
 
     goal: str = ""
@@ -53,8 +55,8 @@ class Conversation:
     _steps: list[int] = field(default_factory=list)
     _unread: list[str] = field(default_factory=list)
 
-    def tell(self, results: Iterable[ToolResult], texts: Iterable[str]) -> None:
-        """One user message with all that came since the newest answer; none when nothing came."""
+    def add_user_message(self, results: Iterable[ToolResult], texts: Iterable[str]) -> None:
+        """Adds one user message with the results and texts since the newest answer, or none if there are none."""
         results, texts = list(results), list(texts)
         content = [*(result.block for result in results), *map(text_block, texts)]
         if content:
@@ -62,23 +64,23 @@ class Conversation:
         self.results += results
         self._unread += texts
 
-    def answer(self, step: int, content: Iterable[ContentBlock], *, leads_on: bool) -> None:
-        """An answer. `leads_on` False: nothing will follow from it, so that what it answers is still unread."""
+    def add_answer(self, step: int, content: Iterable[ContentBlock], *, can_continue: bool) -> None:
+        """Adds an answer. `can_continue` False: it is a dead end, so the texts that it answers stay unread."""
         blocks = list(content)
-        if blocks:  # an answer cut off in its first call has none, and providers refuse empty messages
+        if blocks:  # an answer truncated in its first tool call has no blocks, and providers refuse empty messages
             self._add(step, {"role": "assistant", "content": blocks})
         self.answered_step = step
-        if leads_on:
+        if can_continue:
             self._unread.clear()
 
     def drop_answer(self) -> None:
-        """Takes the newest message, an answer, out again."""
+        """Removes the newest message, which must be an answer."""
         self.messages.pop()
         self._steps.pop()
         self.answered_step = self._steps[-1] if self._steps else 0
 
     def clear_results(self, cleared: ClearedResults) -> None:
-        """Leaves out the results of the calls through a step."""
+        """Replaces the results of the calls through a step by short texts."""
         for result in self.results:
             if result.step <= cleared.through_step:
                 result.block["content"] = result.removed
@@ -87,7 +89,7 @@ class Conversation:
         self.expected_tokens, self.expected_messages = cleared.input_tokens_after, len(self.messages)
 
     def summarise(self, summary: Summary) -> list[str]:
-        """Puts the summary in the place of everything through its step. Gives back words that were not read yet."""
+        """Replaces all messages through the summary's step by the summary. Returns the texts that were not read yet."""
         head = {"role": "user", "content": [text_block(self.goal), text_block(f"{SUMMARY_HEAD}\n\n{summary.text}")]}
         kept = [
             (step, message)
@@ -105,8 +107,10 @@ class Conversation:
         return unread
 
     def through(self, step: int) -> list[Message]:
-        """The messages that a summary through this step stands for."""
-        return [message for of_step, message in zip(self._steps, self.messages, strict=True) if of_step <= step]
+        """Returns the messages that a summary through this step replaces."""
+        return [
+            message for message_step, message in zip(self._steps, self.messages, strict=True) if message_step <= step
+        ]
 
     def _add(self, step: int, message: Message) -> None:
         self.messages.append(message)
@@ -114,12 +118,12 @@ class Conversation:
 
 
 def text_block(text: str) -> ContentBlock:
-    """Words, as a content block."""
+    """Returns a text as a content block."""
     return {"type": "text", "text": text}
 
 
 def result_of(intent: ToolIntent, outcome: Outcome) -> ToolResult:
-    """What the model reads of a call that ended."""
+    """Returns the tool result that the model reads of a call."""
     block = {
         "type": "tool_result",
         "tool_use_id": intent.tool_use_id,
@@ -132,9 +136,10 @@ def result_of(intent: ToolIntent, outcome: Outcome) -> ToolResult:
 
 
 def with_own_ids(content: Iterable[ContentBlock], messages: Iterable[Message], step: int) -> tuple[ContentBlock, ...]:
-    """The answer of a step to `messages`, each of its calls with an id that no other call of the conversation has.
+    """Returns the answer of a step to `messages`, in which each tool call has an id that is unique in the conversation.
 
-    Some providers give ids twice. A result would belong to two calls, and others refuse such a conversation for ever.
+    Some model providers repeat ids. A result would then belong to two calls, and other providers refuse such a
+    conversation for ever.
     """
     taken = {block.get("id") for message in messages if message["role"] == "assistant" for block in message["content"]}
     blocks: list[ContentBlock] = []
@@ -142,7 +147,7 @@ def with_own_ids(content: Iterable[ContentBlock], messages: Iterable[Message], s
         if block["type"] == "tool_use":
             own_id = block["id"]
             if own_id in taken or not _TOOL_USE_ID.match(own_id):
-                own_id = next(one for one in _own_ids(step, index) if one not in taken)
+                own_id = next(candidate for candidate in _own_ids(step, index) if candidate not in taken)
                 block = {**block, "id": own_id}  # noqa: PLW2901  the answer itself is not changed
             taken.add(own_id)
         blocks.append(block)
@@ -154,5 +159,5 @@ def _own_ids(step: int, index: int) -> Iterator[str]:
 
 
 def text_of(content: Iterable[dict[str, Any]]) -> str:
-    """The words in a message's blocks."""
+    """Returns the text in a message's blocks, joined by empty lines."""
     return "\n\n".join(block["text"] for block in content if block.get("type") == "text" and block.get("text"))

@@ -1,4 +1,4 @@
-"""The facts a ledger is made of. Each class is one kind of entry; the fold in fold.py says what they mean together."""
+"""Defines the entries of a ledger: one class per entry kind. The fold in fold.py gives them their meaning."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from tenure.domain.task import TaskSpec
 from tenure.domain.tools import Outcome, ToolDefinition
 from tenure.domain.waits import Wait, WaitAnswerKind, WaitKind
 
-# What ledgers say of sub-agents: where one comes from, and what a call spawned. The rules are in sub_agents.py.
+# Entries about sub-agents. The rules are in sub_agents.py.
 
 
 @dataclass(frozen=True, slots=True)
 class SpawnedBy:
-    """The call that spawned a sub-agent, and which of its goals this is. `traceparent` "": the parent had no trace."""
+    """The parent's call that spawned a sub-agent, and the index of its goal in that call.
+
+    `traceparent` "": the parent had no trace.
+    """
 
     task_id: str
     call_id: str
@@ -28,7 +31,7 @@ class SpawnedBy:
 
 @dataclass(frozen=True, slots=True)
 class SubAgentsSpawned:
-    """The sub-agents of a call, in the order of its goals. `tools` None: all of the tenant's."""
+    """The sub-agents that a call spawned, in the order of its goals. `tools` None: all tools of the tenant."""
 
     call_id: str
     task_ids: tuple[str, ...]
@@ -42,7 +45,7 @@ ContentBlock = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """The goal was accepted. Always the first entry."""
+    """The task was submitted. Always the first entry."""
 
     spec: TaskSpec
     request_id: str = ""
@@ -51,9 +54,11 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """The state changed. `retry_delay_seconds` only for RETRY_SCHEDULED, `result` for endings, `wait` for WAITING,
-    `result_json` for SUCCEEDED with a schema, `error_class` for what a failed model call led to, `calls_in_doubt` for
-    TOOL_IN_DOUBT.
+    """The task's state changed.
+
+    Set only for some transitions: `retry_delay_seconds` for RETRY_SCHEDULED, `result` for terminal states, `wait` for
+    the waiting states, `result_json` for SUCCEEDED with a schema, `error_class` for a transition that a failed model
+    call caused, `calls_in_doubt` for the reason TOOL_IN_DOUBT.
     """
 
     to_state: TaskState
@@ -70,7 +75,10 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class ToolsDefined:
-    """The tools as they were at the first Open; a resumed task keeps them. `unknown_names`: allowed in vain."""
+    """The tools as they were at the first Open; a resumed task keeps them.
+
+    `unknown_names`: tools that the spec allows and that do not exist.
+    """
 
     tools: tuple[ToolDefinition, ...]
     unknown_names: tuple[str, ...] = ()
@@ -78,10 +86,10 @@ class ToolsDefined:
 
 @dataclass(frozen=True, slots=True)
 class ModelAttempt:
-    """A model call is about to be sent, its tokens are set aside.
+    """A model call is about to be sent, and its tokens are reserved.
 
-    `summary_through_step` not 0: it asks for a summary of the conversation through that step, and is no turn.
-    `prices`: those that it is settled by; None: unknown.
+    `summary_through_step` not 0: the call asks for a summary of the conversation through that step; its answer is no
+    part of the conversation. `prices`: the prices that settle the call; None: unknown.
     """
 
     attempt_number: int
@@ -95,12 +103,12 @@ class ModelAttempt:
 
 
 PROMPT_TOO_LONG: Final = "PROMPT_TOO_LONG"
-"""The class of a failure that a shorter conversation may mend."""
+"""The error class of a failure that a shorter conversation may avoid."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFailure:
-    """A model call failed; settles its attempt."""
+    """A model call failed. Settles its model attempt."""
 
     attempt_number: int
     error_class: str
@@ -114,7 +122,10 @@ class ModelFailure:
 
 @dataclass(frozen=True, slots=True)
 class AttemptLost:
-    """A model call's fate is unknown; settles its attempt from the progress last heard."""
+    """The worker was lost before the answer of a model call was committed. Settles its model attempt.
+
+    `usage`: from the worker's last usage report.
+    """
 
     attempt_number: int
     usage: TokenUsage
@@ -122,7 +133,7 @@ class AttemptLost:
 
 @dataclass(frozen=True, slots=True)
 class AssistantMessage:
-    """The model answered; settles its attempt."""
+    """The model answered. Settles its model attempt."""
 
     attempt_number: int
     content: tuple[ContentBlock, ...]
@@ -135,7 +146,7 @@ class AssistantMessage:
 
 @dataclass(frozen=True, slots=True)
 class ToolIntent:
-    """A tool call, written before it is made."""
+    """Announces a tool call before it is made."""
 
     call_id: str
     tool_use_id: str
@@ -145,7 +156,7 @@ class ToolIntent:
 
 @dataclass(frozen=True, slots=True)
 class ToolOutcome:
-    """What a tool call came to."""
+    """The outcome of a tool call."""
 
     call_id: str
     outcome: Outcome
@@ -153,7 +164,7 @@ class ToolOutcome:
 
 @dataclass(frozen=True, slots=True)
 class UserMessage:
-    """Words for the agent, read at its next model call."""
+    """A message to the agent, which reads it at its next model call."""
 
     text: str
     request_id: str = ""
@@ -161,14 +172,14 @@ class UserMessage:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequest:
-    """Somebody asked for the end."""
+    """A user requested that the task ends as CANCELLED."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """Back into the queue, with more of what it may use up."""
+    """Returns the task to the queue and raises its limits."""
 
     extra_tokens: int = 0
     extra_steps: int = 0
@@ -177,7 +188,7 @@ class Requeue:
 
 @dataclass(frozen=True, slots=True)
 class GrantBudget:
-    """More to spend, for the whole tree; a root that ended for want of it goes on."""
+    """Raises the caps of the root's budget. A root that ended because its budget was exhausted continues."""
 
     extra_tokens: int = 0
     extra_nano_usd: int = 0
@@ -185,7 +196,7 @@ class GrantBudget:
 
 @dataclass(frozen=True, slots=True)
 class OperatorCloseOut:
-    """The end. `result` "": the agent's last words."""
+    """Ends the task. `result` "": the agent's last text becomes the result."""
 
     to_state: TaskState
     result: str = ""
@@ -193,7 +204,7 @@ class OperatorCloseOut:
 
 @dataclass(frozen=True, slots=True)
 class OperatorRequest:
-    """An operator intervened. What came of it is the transition that follows."""
+    """An operator intervened. The transition that follows records the effect."""
 
     reason: str
     act: Requeue | OperatorCloseOut | GrantBudget | ResolveCall
@@ -201,7 +212,7 @@ class OperatorRequest:
 
 @dataclass(frozen=True, slots=True)
 class WaitResolution:
-    """A wait has its answer. `answer`: the decision, the words, or the event's payload (JSON)."""
+    """A wait has its answer. `answer`: the decision, the text, or the event's payload as JSON."""
 
     wait_id: str
     call_id: str
@@ -216,7 +227,10 @@ class WaitResolution:
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """The task goes on from another's history: the `copied_entries` entries that follow were made there."""
+    """The task continues another task's history.
+
+    The `copied_entries` entries that follow are copies from the task `task_id` through `sequence`.
+    """
 
     task_id: str
     sequence: int
@@ -225,7 +239,7 @@ class Forked:
 
 @dataclass(frozen=True, slots=True)
 class ControlFailure:
-    """A control function, or a step of it, raised. `retryable`: another attempt may succeed."""
+    """A control function or one of its steps raised an exception. `retryable`: another attempt may succeed."""
 
     error_class: str
     message: str
@@ -235,7 +249,7 @@ class ControlFailure:
 
 @dataclass(frozen=True, slots=True)
 class ControlStep:
-    """A step of a control function ended: with a result, or with a failure that the function lived with."""
+    """A step of a control function ended, with a result or with a failure that the function handled."""
 
     name: str
     result_json: str = ""
@@ -245,7 +259,7 @@ class ControlStep:
 
 @dataclass(frozen=True, slots=True)
 class ResultRejected:
-    """A final answer did not fit the result's schema. `text` is what the agent reads, at its next model call."""
+    """A final answer does not fit the result's schema. The agent reads `text` at its next model call."""
 
     text: str
     violations: tuple[str, ...]
@@ -253,7 +267,7 @@ class ResultRejected:
 
 @dataclass(frozen=True, slots=True)
 class ClearedResults:
-    """The results of the calls through a step are left out. Tokens: of what was sent so far, estimated."""
+    """Tool results of the calls through a step are removed. Token counts are estimates of the conversation's input."""
 
     through_step: int
     results: int
@@ -263,7 +277,7 @@ class ClearedResults:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A text stands for the conversation through a step, its calls and their results included."""
+    """A text replaces the conversation through a step, with its calls and their results."""
 
     through_step: int
     text: str
@@ -271,7 +285,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """From here on the model is sent a part of the history in a shorter form."""
+    """The model gets a part of the history in a shorter form from now on."""
 
     how: ClearedResults | Summary
 
@@ -303,7 +317,7 @@ Body = (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An appended fact with its place. Never updated, never renumbered."""
+    """An entry with its sequence, step and author. It is never updated and never renumbered."""
 
     sequence: int
     step: int

@@ -1,24 +1,25 @@
-"""Every way in which Tenure says no, sorted by what the receiver does next.
+"""Defines every error that Tenure raises, grouped by what the caller does next.
 
     TenureError
     ├── Refused                 the request is wrong: sending it again changes nothing
     │   ├── InvalidRequest      a field breaks its constraint (carries the violations)
-    │   ├── NotFound            no such thing, or not yours
+    │   ├── NotFound            the object does not exist, or belongs to another tenant
     │   ├── AlreadyExists       the same id with another payload
-    │   ├── WrongState          not in this state (a terminal task, a wait that is over)
+    │   ├── WrongState          not allowed in this state (a terminal task, a wait that is over)
     │   ├── BudgetExhausted     the cap in tokens, money or steps is reached
-    │   ├── OutOfRange          a cursor or sequence that is no longer, or not yet, there
+    │   ├── OutOfRange          a cursor or sequence that no longer exists, or does not exist yet
     │   ├── Unauthenticated     no valid identity
     │   └── PermissionDenied    the identity may not do this
-    ├── Fenced                  the caller lost its lease: stop now, undo nothing
-    │   ├── StaleEpoch          a higher epoch exists, or the claim is no longer the ledger's
+    ├── Fenced                  the caller lost its claim or lease: stop now, undo nothing
+    │   ├── StaleEpoch          a higher epoch exists, or the ledger no longer has this claim
     │   └── SequenceConflict    the commit number is neither the next nor the last: open again
     └── TryLater                the same request may succeed later
-        ├── Unavailable         a part is down, draining or cut off
-        ├── LimitReached        a rate or a queue is full
-        └── LeaseHeld           another has the lease
+        ├── Unavailable         a service is down, draining or cut off
+        ├── LimitReached        a rate limit is reached or a queue is full
+        └── LeaseHeld           another holder has the lease
 
-Only leaves are raised. Anything that is not a TenureError is a bug and leaves a process as INTERNAL without detail.
+Only the leaf classes are raised. Any exception that is not a TenureError is a bug: a process answers it as INTERNAL
+without detail.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ if TYPE_CHECKING:
 
 
 class TenureError(Exception):
-    """The root. `reason` is for programs (UPPER_SNAKE), `message` for people, `metadata` for both.
+    """The base class. `reason` is an UPPER_SNAKE code for programs, `message` is for people, `metadata` for both.
 
-    A class has a default reason; a more precise one (REQUEST_ID_REUSED, CURSOR_EXPIRED, STORAGE_FULL) may be given.
+    Each leaf has a default reason; the caller may pass a more precise one (REQUEST_ID_REUSED, CURSOR_EXPIRED,
+    STORAGE_FULL).
     """
 
     default_reason: ClassVar[str]
@@ -47,7 +49,7 @@ class TenureError(Exception):
         return f"{self.reason}: {self.message}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        # The state goes along in full: the constructors of the leaves differ.
+        # Pickles the whole instance dictionary, because the constructors of the leaves differ.
         return (_revive, (type(self), self.message), self.__dict__)
 
 
@@ -55,19 +57,19 @@ def _revive(kind: type[TenureError], message: str) -> TenureError:
     return kind.__new__(kind, message)
 
 
-class Refused(TenureError):  # noqa: N818  read as `except Refused`: what was answered, not what went wrong
+class Refused(TenureError):  # noqa: N818  named after the answer, so that `except Refused` reads well
     """The request is wrong: sending it again changes nothing."""
 
 
 class FieldViolation(NamedTuple):
-    """One field (a path such as `limits.max_tokens`) and what it should have been."""
+    """One field (a path such as `limits.max_tokens`) and the constraint that it breaks."""
 
     field: str
     description: str
 
 
 class InvalidRequest(Refused):
-    """A field breaks its constraint. All violations found are told together."""
+    """A field breaks its constraint. `violations` lists all violations that were found."""
 
     default_reason = "INVALID_REQUEST"
 
@@ -85,55 +87,55 @@ class InvalidRequest(Refused):
 
 
 class NotFound(Refused):
-    """No such thing, or not the caller's: the two are not told apart."""
+    """The object does not exist, or belongs to another tenant. The two cases give the same error."""
 
     default_reason = "NOT_FOUND"
 
 
 class AlreadyExists(Refused):
-    """The id is taken by something else; a request_id that comes again with another payload is REQUEST_ID_REUSED."""
+    """Another object has the id. A request_id repeated with another payload has the reason REQUEST_ID_REUSED."""
 
     default_reason = "ALREADY_EXISTS"
 
 
 class WrongState(Refused):
-    """What is asked is not possible in the present state."""
+    """The request is not possible in the object's current state."""
 
     default_reason = "WRONG_STATE"
 
 
 class BudgetExhausted(Refused):
-    """A cap is reached (TOKEN_LIMIT, MONEY_LIMIT, STEP_LIMIT): nothing more until somebody grants more."""
+    """A cap is reached (TOKEN_LIMIT, MONEY_LIMIT, STEP_LIMIT). The request fails until an operator raises the cap."""
 
     default_reason = "BUDGET_EXHAUSTED"
 
 
 class OutOfRange(Refused):
-    """A position that is no longer there (CURSOR_EXPIRED) or cannot be."""
+    """A position that no longer exists (CURSOR_EXPIRED) or cannot exist."""
 
     default_reason = "OUT_OF_RANGE"
 
 
 class Unauthenticated(Refused):
-    """No identity, or one that does not hold."""
+    """The request has no identity, or an invalid one."""
 
     default_reason = "UNAUTHENTICATED"
 
 
 class PermissionDenied(Refused):
-    """The identity is known and may not do this."""
+    """The identity is valid but may not do this."""
 
     default_reason = "PERMISSION_DENIED"
 
 
-class Fenced(TenureError):  # noqa: N818  read as `except Fenced`: what was answered, not what went wrong
-    """The caller lost its lease. It stops this task at once and asks nobody whether it may go on."""
+class Fenced(TenureError):  # noqa: N818  named after the answer, so that `except Fenced` reads well
+    """The caller lost its claim or lease. It stops this task at once and does not ask whether it may continue."""
 
 
 class StaleEpoch(Fenced):
-    """A higher epoch exists, or the presented claim is no longer the ledger's.
+    """A higher epoch exists, or the ledger no longer has the presented claim.
 
-    `presented` and `current` travel in the metadata, so that every receiver can tell them.
+    The metadata carries the epochs `presented` and `current` to every receiver.
     """
 
     default_reason = "STALE_EPOCH"
@@ -154,12 +156,12 @@ class StaleEpoch(Fenced):
 
     @property
     def presented(self) -> int | None:
-        """The epoch the caller came with, if it was told."""
+        """The epoch that the caller presented, or None if the error does not state it."""
         return _number(self.metadata.get("presented"))
 
     @property
     def current(self) -> int | None:
-        """The epoch that fenced it, if it was told."""
+        """The epoch that fenced the caller, or None if the error does not state it."""
         return _number(self.metadata.get("current"))
 
 
@@ -168,19 +170,22 @@ def _number(text: str | None) -> int | None:
 
 
 TOO_MUCH_APPENDED: Final = "TOO_MUCH_APPENDED"
-"""Reason of a SequenceConflict: others appended more than one answer holds. Nothing was written."""
+"""Reason of a SequenceConflict: other actors appended more entries than one answer can hold. Nothing was written."""
 
 
 class SequenceConflict(Fenced):
-    """The commit number is neither the next nor the last one: open again, never adopt a number from this error."""
+    """The commit number is neither the next nor the last one. The caller opens the task again; it never adopts a
+    number from this error.
+    """
 
     default_reason = "SEQUENCE_CONFLICT"
 
 
-class TryLater(TenureError):  # noqa: N818  read as `except TryLater`: what was answered, not what went wrong
-    """The same request may succeed later, not before `retry_after_seconds` if that is told.
+class TryLater(TenureError):  # noqa: N818  named after the answer, so that `except TryLater` reads well
+    """The same request may succeed later, but not before `retry_after_seconds` if that is set.
 
-    Raised by Tenure itself: nothing was done. For a call that broke on its way see `tenure.runtime.rpc_status`.
+    When a Tenure service raises this error, the request had no effect. For an RPC whose connection broke see
+    `tenure.runtime.rpc_status`.
     """
 
     def __init__(
@@ -196,19 +201,19 @@ class TryLater(TenureError):  # noqa: N818  read as `except TryLater`: what was 
 
 
 class Unavailable(TryLater):
-    """A part is down, draining, cut off, or has no room to write (STORAGE_FULL)."""
+    """A service is down, draining or cut off, or its storage is full (STORAGE_FULL)."""
 
     default_reason = "UNAVAILABLE"
 
 
 class LimitReached(TryLater):
-    """A rate, a queue or a number of things at once is at its limit."""
+    """A rate limit, a queue limit or a concurrency limit is reached."""
 
     default_reason = "LIMIT_REACHED"
 
 
 class LeaseHeld(TryLater):
-    """Another has the lease (`holder`, `epoch` in the metadata): it may be free after `retry_after_seconds`."""
+    """Another holder has the lease (metadata `holder`, `epoch`). It may be free after `retry_after_seconds`."""
 
     default_reason = "LEASE_HELD"
 

@@ -1,9 +1,10 @@
-"""Epochs: the numbers inside fencing tokens.
+"""Defines epochs, fences, the claims of a fencing token, and a worker's trust window.
 
     epoch = generation * 2^40 + create_revision of the claim's key in etcd
 
-One int64, strictly growing per task. The generation counts the lives of etcd: a restored or replaced etcd goes back in
-revisions, so the generation is raised before it grants again. 2^40 revisions last 34 years at 1,000 writes a second.
+An epoch is one int64 and strictly grows per task. The generation counts the lives of etcd: the revisions of a restored
+or replaced etcd go back, so the generation is raised before that etcd grants a claim again. 2^40 revisions last 34
+years at 1,000 writes a second.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tenure.domain.errors import PermissionDenied
 
 REVISION_BITS: Final = 40
 FIRST_GENERATION: Final = 1
-"""The generation of a new ledger. No etcd works in it: the first one is given the next."""
+"""The generation of a new ledger. No etcd ever works in this generation: the first etcd gets the next one."""
 MAX_REVISION: Final = (1 << REVISION_BITS) - 1
 MAX_GENERATION: Final = (1 << (63 - REVISION_BITS)) - 1
 MAX_GENERATION_JUMP: Final = 1 << 16
@@ -26,14 +27,20 @@ raise beyond this follows a broken key in etcd, and few such raises would use up
 
 
 class Fence(NamedTuple):
-    """What a guard compares. Equal epochs of different claims differ: a restored etcd may give a number twice."""
+    """The pair that a fence compares.
+
+    Two claims with equal epochs have different fences: a restored etcd may issue a revision twice.
+    """
 
     epoch: int
     claim_id: str
 
 
 def compose_epoch(generation: int, revision: int) -> int:
-    """The epoch of a claim made at `revision` in etcd's `generation`; ValueError outside of the int64."""
+    """Returns the epoch of a claim made at `revision` in etcd's `generation`.
+
+    Raises ValueError if either is out of range, so that an epoch always fits an int64.
+    """
     if not 0 <= generation <= MAX_GENERATION:
         raise ValueError(f"generation {generation} is outside 0..{MAX_GENERATION}")
     if not 1 <= revision <= MAX_REVISION:
@@ -42,23 +49,23 @@ def compose_epoch(generation: int, revision: int) -> int:
 
 
 def split_epoch(epoch: int) -> tuple[int, int]:
-    """(generation, revision) of an epoch, for people and for comparing with etcd."""
+    """Returns (generation, revision) of an epoch, for display and for comparison with etcd."""
     return epoch >> REVISION_BITS, epoch & MAX_REVISION
 
 
 def is_claim_epoch(epoch: int) -> bool:
-    """Whether a claim can have this epoch: the ledger's generations and etcd's revisions both begin at 1."""
+    """Returns whether a claim can have this epoch. The ledger's generations and etcd's revisions both begin at 1."""
     generation, revision = split_epoch(epoch)
     return 1 <= generation <= MAX_GENERATION and revision >= 1
 
 
 def describe_epoch(epoch: int) -> str:
-    """`generation.revision`, as shown in logs and on screens; `-` for none."""
+    """Returns `generation.revision` for logs and displays, or `-` for epoch 0 (none)."""
     generation, revision = split_epoch(epoch)
     return f"{generation}.{revision}" if epoch else "-"
 
 
-# What a fencing token says. Signing and checking: tenure/runtime/signing.py.
+# The claims of a fencing token. tenure/runtime/signing.py signs and verifies the token.
 
 TASK_PREFIX = "tasks/"
 LEASE_PREFIX = "leases/"
@@ -66,7 +73,7 @@ LEASE_PREFIX = "leases/"
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """A claim as its token states it. `tools` None: all of the tenant's. No expiry: the fences decide."""
+    """The claims of a fencing token. `tools` None: all tools of the tenant. A token does not expire: fences decide."""
 
     resource: str
     tenant: str
@@ -77,51 +84,55 @@ class Claims:
 
     @property
     def fence(self) -> Fence:
-        """What guards compare."""
+        """The pair that a fence compares."""
         return Fence(self.epoch, self.claim_id)
 
     @property
     def task_id(self) -> str:
-        """The task; PermissionDenied when the token is for something else."""
+        """The task id. Raises PermissionDenied (WRONG_RESOURCE) if the token's resource is not a task."""
         if not self.resource.startswith(TASK_PREFIX):
-            raise PermissionDenied(f"a token for {self.resource!r} opens no task", reason="WRONG_RESOURCE")
+            raise PermissionDenied(f"a token for {self.resource!r} is not a task's token", reason="WRONG_RESOURCE")
         return self.resource.removeprefix(TASK_PREFIX)
 
     @property
     def lease_name(self) -> str:
-        """The named resource; PermissionDenied when the token is for something else, such as a task."""
+        """The name of the lease. Raises PermissionDenied (WRONG_RESOURCE) if the token's resource is not a lease."""
         if not self.resource.startswith(LEASE_PREFIX):
-            raise PermissionDenied(f"a token for {self.resource!r} holds no lease", reason="WRONG_RESOURCE")
+            raise PermissionDenied(f"a token for {self.resource!r} is not a lease's token", reason="WRONG_RESOURCE")
         return self.resource.removeprefix(LEASE_PREFIX)
 
     def allows_tool(self, name: str) -> bool:
-        """Whether the task may call this tool."""
+        """Returns whether the task may call this tool."""
         return self.tools is None or name in self.tools
 
 
-# Leases of named resources: how one comes after another.
+# Named leases.
 
 
 @unique
 class LeaseReason(StrEnum):
-    """How the lease before this one ended; what the next holder is told."""
+    """How the previous lease of the name ended. The next holder gets this reason with its lease."""
 
-    FIRST = "FIRST"  # nobody ever held the resource
-    RELEASED = "RELEASED"  # by its holder
+    FIRST = "FIRST"  # there was no previous lease
+    RELEASED = "RELEASED"  # the holder released it
     OPERATOR_RELEASED = "OPERATOR_RELEASED"
-    LEASE_EXPIRED = "LEASE_EXPIRED"  # its holder did not renew, or etcd was restored
-    TRANSFERRED = "TRANSFERRED"  # by its holder
+    LEASE_EXPIRED = "LEASE_EXPIRED"  # the holder did not renew, or etcd was restored
+    TRANSFERRED = "TRANSFERRED"  # the holder transferred it
     OPERATOR_TRANSFER = "OPERATOR_TRANSFER"
 
 
-# The trust window: until when a worker may start something new without hearing from a coordinator.
+# The trust window: how long a worker may begin something new without an answered renewal.
 
 DEFAULT_MARGIN_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class TrustWindow:
-    """`sent_at`: when the last answered renewal was SENT. Counting from its answer would trust the network's delay."""
+    """The time in which a process may begin something new without a renewal. Times are in seconds of a local clock.
+
+    `sent_at` is when the process SENT the last answered renewal. A window that began at the answer would be too long
+    by the network's delay.
+    """
 
     sent_at: float
     ttl_seconds: float
@@ -132,9 +143,9 @@ class TrustWindow:
         return self.sent_at + self.ttl_seconds - self.margin_seconds
 
     def is_open(self, now: float) -> bool:
-        """Whether something new may be started."""
+        """Returns whether the worker may begin something new."""
         return now < self.ends_at
 
     def renewed(self, sent_at: float) -> TrustWindow:
-        """The window after the answer to a renewal that was sent at `sent_at`; never shorter than before."""
+        """Returns the window after an answered renewal sent at `sent_at`. It never ends earlier than this one."""
         return TrustWindow(max(self.sent_at, sent_at), self.ttl_seconds, self.margin_seconds)

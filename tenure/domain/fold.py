@@ -1,7 +1,7 @@
-"""The fold of a ledger into a resume point: what any worker, at any time, goes on from.
+"""Folds the entries of a ledger into a resume point, from which any worker can continue the task at any time.
 
-The same fold serves a first start, a resume and every step in between, so that a resumed task cannot differ from one
-that was never interrupted. Facts of others (a message) take effect at the next model attempt, for every reader alike.
+The same fold serves a first start, a resume and every step in between, so a resumed task cannot differ from a task
+that was never interrupted. External entries (a message) take effect at the next model attempt, for every reader alike.
 """
 
 from __future__ import annotations
@@ -43,20 +43,22 @@ from tenure.domain.waits import leaves_call_open
 
 _TOO_LONG = "model_context_window_exceeded"
 _DEAD_ENDS = frozenset({"refusal", _TOO_LONG})
-"""Answers after which the same conversation cannot go on: a new attempt asks again without them."""
+"""Stop reasons after which the same conversation cannot continue. The next model attempt drops such an answer."""
 
 
 @dataclass(slots=True)
 class ResumePoint:
-    """The fold so far. `apply` entries in order; read the rest. Refuses gaps: a fold over a hole is a lie.
+    """The state of a task after the entries so far. Call `apply` for each entry in order; it refuses a gap.
 
-    `answer_text`: the newest answer, joined with those before that were cut off and continued; `corrections`: how often
-    the agent was told that an answer is no result.
-    `summary_through_step`: of the newest attempt, while its summary is not there; 0: it asks for a turn. `overflows`:
-    how often the provider found the conversation too long since the newest turn; `must_shorten`: nothing was done yet.
-    `refused_tokens`: the bound of what it found too long, at the newest time.
-    `resolutions`: the newest word of a person on each open call, to be passed along when it is executed.
-    `counted`: how many messages the newest turn was sent, and what the provider counted for them, in tokens.
+    `answer_text`: the newest answer, joined with the truncated answers that it continues.
+    `corrections`: how many final answers result validation has rejected in this attempt of the task.
+    `summary_through_step`: the step of the summary that the newest model attempt asks for, until the summary is
+    committed; 0: the newest model attempt asks for no summary.
+    `overflows`: how often the model provider found the conversation too long since the newest answer that fitted.
+    `must_shorten`: the conversation was found too long, and no summary has followed yet.
+    `refused_tokens`: the upper bound, in tokens, of the input that was found too long most recently.
+    `resolutions`: a person's newest resolution of each open call, passed to the tool service at the call's execution.
+    `counted`: the number of messages in the newest answered model call, and the provider's count of their tokens.
     """
 
     sequence: int = 0
@@ -95,46 +97,50 @@ class ResumePoint:
 
     @property
     def messages(self) -> list[Message]:
-        """What was sent so far, as it would be sent now."""
+        """The messages of all model calls so far, after compaction."""
         return self.conversation.messages
 
     @property
     def open_intents(self) -> list[ToolIntent]:
-        """Intents without an outcome, in the model's order: as the ledger counts them, whatever an own loop writes."""
+        """The intents without an outcome, in the model's order. Equal to the ledger's open calls for every loop."""
         return list(self.open_calls.values())
 
     @property
     def has_unread_messages(self) -> bool:
-        """Whether there are words the model has not been sent yet."""
+        """Whether there are texts that the model has not been sent yet."""
         return bool(self._texts)
 
     @property
     def is_at_dead_end(self) -> bool:
-        """Whether the newest answer is one that nothing follows from."""
+        """Whether the conversation cannot continue from the newest answer."""
         return self.answer is not None and self.answer.stop_reason in _DEAD_ENDS and not self.intents
 
     @property
     def pending_content(self) -> list[dict[str, Any]]:
-        """What was collected since the last answer, as the next attempt will send it: tool results, then words."""
+        """The content since the newest answer, as the next model attempt will send it: tool results, then texts."""
         return [*(result.block for result in self.pending_results), *map(text_block, self._texts)]
 
     @property
     def pending_results(self) -> list[ToolResult]:
-        """The results among them."""
-        return [result_of(one, self.outcomes[call]) for call, one in self.intents.items() if call in self.outcomes]
+        """The tool results since the newest answer."""
+        return [
+            result_of(intent, self.outcomes[call_id])
+            for call_id, intent in self.intents.items()
+            if call_id in self.outcomes
+        ]
 
     def apply(self, entry: Entry) -> None:
-        """Takes the next entry in; ValueError when it is not the next."""
+        """Folds the next entry. Raises ValueError if its sequence is not the next one."""
         if entry.sequence != self.sequence + 1:
             raise ValueError(f"entry {entry.sequence} does not follow {self.sequence}")
         self.sequence = entry.sequence
         self._fold(entry.step, entry.body, entry.actor)
 
-    def _fold(self, step: int, body: Body, actor: str) -> None:  # noqa: C901, PLR0912 - one case for each kind of fact, and nothing else
+    def _fold(self, step: int, body: Body, actor: str) -> None:  # noqa: C901, PLR0912 - one case for each entry kind
         match body:
             case Submitted():
-                self.spec, by = body.spec, body.spawned_by
-                self.parent_trace = "" if by is None else by.traceparent
+                self.spec, spawned_by = body.spec, body.spawned_by
+                self.parent_trace = "" if spawned_by is None else spawned_by.traceparent
                 self.conversation.goal = body.spec.goal
                 self._texts.append(body.spec.goal)
             case Transition():
@@ -175,44 +181,47 @@ class ResumePoint:
             case Compaction():
                 self._compact(body)
             case _:
-                pass  # what came of it is a transition, or entries like any other; or it is for people
+                pass  # other entries record their effect as the entries that follow, or are for people only
 
     def _transition(self, body: Transition) -> None:
         if self.state in TERMINAL or body.from_state is None:
             self._begin_attempt()
         if body.from_state is None:
-            self.extra_steps = self.step  # of a fork: the steps it copied are not among those it may make
+            self.extra_steps = self.step  # the steps that a fork copied do not count against its own step limit
         self.state = body.to_state
         if body.to_state is TaskState.RETRY_SCHEDULED:
-            is_late = body.reason in TIMEOUT_REASONS  # an answer between two of these makes the phase no shorter
-            is_failure = not is_late and body.reason not in BUDGET_WAIT_REASONS  # waiting for room uses up no patience
-            self.retries, self.timeout_retries = self.retries + is_failure, self.timeout_retries + is_late
+            # An answer resets `retries` but not `timeout_retries`: it says nothing about the length of the phase.
+            is_timeout = body.reason in TIMEOUT_REASONS
+            is_failure = not is_timeout and body.reason not in BUDGET_WAIT_REASONS  # a budget wait uses up no retry
+            self.retries, self.timeout_retries = self.retries + is_failure, self.timeout_retries + is_timeout
             self.failures.clear()
 
     def _control_step(self, step: int, body: ControlStep) -> None:
-        """The function got further: what failed before is no more."""
+        """Records a step of a control function. The function made progress, so its retries start again at 0."""
         self.step = max(self.step, step)
         self.control_steps[step] = body
         self.retries = 0
 
     def _begin_attempt(self) -> None:
-        """Requeued after an end, or forked: the history goes on, without what judged the attempt before."""
+        """Begins the task's next attempt (a requeue) or a fork's first: keeps the history and resets all counters."""
         self.failures.clear()
         self.retries = self.timeout_retries = self.truncations = self.corrections = self.overflows = 0
         self.summary_through_step, self.must_shorten = 0, False
-        self.counted = None  # system prompt and tools may be others
+        self.counted = None  # the system prompt and the tools may have changed
         self.cancel_reason = None
         self._drop_dead_end()
 
     def _drop_dead_end(self) -> None:
-        """Nothing follows from an answer that refused: the same step is asked anew."""
+        """Drops an answer from which the conversation cannot continue, so that the same step calls the model again."""
         if self.is_at_dead_end:
             if self.answer is not None and self.answer.content:
                 self.conversation.drop_answer()
             self.answer, self.attempts_in_step = None, 0
 
     def _resolve(self, body: WaitResolution) -> None:
-        """A call that got leave is executed as whoever gave it wants; the others have their outcome."""
+        """Applies an approval to the open call: its edited arguments and its comment. Other answers settled the call
+        by an outcome.
+        """
         if not leaves_call_open(body.wait_kind, body.answer_kind, body.answer):
             return
         self.allowed_calls.add(body.call_id)
@@ -237,27 +246,27 @@ class ResumePoint:
         self.open_attempt = body
 
     def _close_turn(self) -> None:
-        """What was collected since the last answer becomes one user message."""
-        self.conversation.tell(self.pending_results, self._texts)
+        """Turns the content since the newest answer into one user message."""
+        self.conversation.add_user_message(self.pending_results, self._texts)
         self._forget_calls()
         self._texts.clear()
 
     def _forget_calls(self) -> None:
-        for of_calls in (self.intents, self.outcomes, self.allowed_calls, self.resolutions):
-            of_calls.clear()
+        for by_call in (self.intents, self.outcomes, self.allowed_calls, self.resolutions):
+            by_call.clear()
         self.answer = None
 
     def _answer(self, step: int, body: AssistantMessage) -> None:
         attempt, self.open_attempt = self.open_attempt, None
         self.failures.clear()
         self.retries = 0
-        if self.summary_through_step:  # no turn: what is made of it says the entry after it
+        if self.summary_through_step:  # a summary is no part of the conversation: the next entry, a compaction, uses it
             self.summary_through_step = self.attempts_in_step = 0
             return
         self.answer, self.has_new_summary = body, False
         counted = body.usage.total - body.usage.output_tokens
         self.counted = (len(self.messages), counted) if counted > 0 else None
-        self.conversation.answer(step, body.content, leads_on=body.stop_reason not in _DEAD_ENDS)
+        self.conversation.add_answer(step, body.content, can_continue=body.stop_reason not in _DEAD_ENDS)
         if body.stop_reason == _TOO_LONG:
             self._overflow(attempt)
         else:
@@ -292,7 +301,7 @@ class ResumePoint:
 
 
 def fold(entries: Iterable[Entry]) -> ResumePoint:
-    """The resume point of a whole ledger, or of a prefix of it."""
+    """Returns the resume point after all entries of a ledger, or after a prefix of them."""
     point = ResumePoint()
     for entry in entries:
         point.apply(entry)

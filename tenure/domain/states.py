@@ -1,6 +1,6 @@
-"""The states of a task and the one table of moves between them.
+"""Defines the states of a task, the reasons of transitions and the one table of allowed transitions, `MOVES`.
 
-Nothing else in the project knows which move is allowed: the ledger, the loops and the tests ask here.
+No other module decides whether a transition is allowed: the ledger, the loops and the tests use `check_move`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from tenure.domain.errors import WrongState
 
 
 class TaskState(StrEnum):
-    """Where a task stands. The values are those of the database."""
+    """The state of a task. The database stores the same values."""
 
-    QUEUED = "QUEUED"  # by submit, requeue, a lost or returned claim, a due retry; left by Open or an ending
-    RUNNING = "RUNNING"  # by Open; left by the owner's commit, a lost claim or an ending
-    WAITING_USER = "WAITING_USER"  # by the owner's commit; left when a person answers
-    WAITING_EXTERNAL = "WAITING_EXTERNAL"  # by the owner's commit; left when the event or the last child arrives
-    RETRY_SCHEDULED = "RETRY_SCHEDULED"  # by the owner's commit or a timeout; left by the sweep when it is due
+    QUEUED = "QUEUED"  # entered by submit, requeue, a lost or released claim, a due retry; left by Open or an ending
+    RUNNING = "RUNNING"  # entered by Open; left by the owner's commit, a lost claim or an ending
+    WAITING_USER = "WAITING_USER"  # entered by the owner's commit; left when a person answers
+    WAITING_EXTERNAL = "WAITING_EXTERNAL"  # entered by the owner's commit; left at the event or the last sub-agent
+    RETRY_SCHEDULED = "RETRY_SCHEDULED"  # entered by the owner's commit or a timeout; left by the sweep when it is due
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     TIMED_OUT = "TIMED_OUT"
@@ -27,7 +27,7 @@ class TaskState(StrEnum):
 
 
 class Reason:
-    """Reasons of transitions: what a machine may ask for. A plain namespace, because reasons are an open set."""
+    """The reason codes of transitions, for programs. A plain namespace and no enum: reasons are an open set."""
 
     SUBMITTED = "SUBMITTED"
     FORKED = "FORKED"
@@ -87,17 +87,17 @@ class Reason:
 
 
 BUDGET_WAIT_REASONS: Final = frozenset({Reason.TENANT_QUOTA, Reason.BUDGET_BUSY})
-"""Why a model call may have to wait through nobody's fault: a task put off for one of these uses up no retry."""
+"""Reasons of a budget wait. A model call that waits for budget did not fail, so the wait uses up no retry."""
 
 
 class ReleaseReason(StrEnum):
-    """Why a worker gives a claim back. A closed set: each decides what becomes of the task."""
+    """Why a worker releases a claim. A closed set: each reason decides the task's next state."""
 
-    CLOSED = "CLOSED"  # the task was moved out of RUNNING
-    FENCED = "FENCED"  # the task is another owner's
+    CLOSED = "CLOSED"  # the task left RUNNING
+    FENCED = "FENCED"  # another worker owns the task
     WORKER_DRAINED = Reason.WORKER_DRAINED
-    WORKER_HALTED = Reason.WORKER_HALTED  # a part it needs is out of reach
-    WORKER_CRASHED = Reason.WORKER_CRASHED  # a bug
+    WORKER_HALTED = Reason.WORKER_HALTED  # the worker cannot reach a service that it needs
+    WORKER_CRASHED = Reason.WORKER_CRASHED  # a bug in the worker
 
 
 TERMINAL: Final = frozenset(
@@ -121,7 +121,7 @@ MOVES: Final[dict[TaskState, frozenset[TaskState]]] = {
     TaskState.RETRY_SCHEDULED: frozenset(
         {TaskState.QUEUED, TaskState.CANCELLED, TaskState.TIMED_OUT, TaskState.FAILED}
     ),
-    # Out of an end leads an operator's requeue alone, and it begins the next attempt: see `check_move`.
+    # Only an operator's requeue leaves a terminal state, and it begins the next attempt: see `check_move`.
     TaskState.SUCCEEDED: frozenset(),
     TaskState.FAILED: frozenset({TaskState.QUEUED}),
     TaskState.TIMED_OUT: frozenset({TaskState.QUEUED}),
@@ -131,14 +131,14 @@ MOVES: Final[dict[TaskState, frozenset[TaskState]]] = {
 
 
 def is_terminal(state: TaskState) -> bool:
-    """Whether the task has ended."""
+    """Returns whether the state is terminal."""
     return state in TERMINAL
 
 
 def check_move(current: TaskState, target: TaskState, *, begins_attempt: bool = False) -> None:
-    """Raises WrongState{state} when the table does not allow the move.
+    """Raises WrongState (metadata `state`) when `MOVES` does not allow the transition.
 
-    An end is left only by what begins the task's next attempt, and nothing else begins one.
+    A transition begins the task's next attempt (`begins_attempt`) exactly when it leaves a terminal state.
     """
     if target not in MOVES[current] or begins_attempt != (current in TERMINAL):
         raise WrongState(f"a {current} task cannot become {target}", metadata={"state": current.value})

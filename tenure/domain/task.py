@@ -1,4 +1,7 @@
-"""What a task is, as the rules see it. Defaults stand here and nowhere else; wire.py fills them in."""
+"""Defines the spec of a task, its limits and its policy, with all defaults.
+
+No other module defines a default: the conversion from protos (tenure/wire/task.py) fills them in from here.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ BUILT_IN_LOOPS: Final = frozenset({DEFAULT_LOOP, CONTROL_LOOP})
 """The loops of this project: their tools are those of the tool service. Another loop may have tools of its own."""
 DEFAULT_QUEUE: Final = "default"
 DEFAULT_MODEL: Final = "claude-opus-4-8"
-"""Of a worker, and of a development stack's ledger; another ledger names its own."""
+"""The default model of a worker, and of a development stack's ledger. Any other ledger configures its own."""
 
 DEFAULT_MAX_USD: Final = 10.0
-"""The cap in money of a task that sets none, where its model has a price."""
+"""The cap in money of a task that sets none, if its model has a price."""
 
 DEFAULT_MAX_TOKENS: Final = 2_000_000
 DEFAULT_MAX_STEPS: Final = 200
@@ -36,7 +39,7 @@ MAX_START_DELAY_SECONDS: Final = 366 * 24 * 3600.0
 
 
 class Priority(IntEnum):
-    """Which tasks go first. The numbers are those of the wire and of the database's order."""
+    """The priority tier of a task. The proto uses the same numbers, and the database sorts by them."""
 
     HIGH = 1
     NORMAL = 2
@@ -44,7 +47,7 @@ class Priority(IntEnum):
 
 
 class SourceKind(StrEnum):
-    """What kind of thing submitted a task."""
+    """The kind of source that submitted a task."""
 
     CONVERSATION = "CONVERSATION"
     CONTROL = "CONTROL"
@@ -53,21 +56,21 @@ class SourceKind(StrEnum):
 
 
 class LeaseLostPolicy(StrEnum):
-    """What to do when the worker loses its lease."""
+    """What happens to a task whose worker loses its lease."""
 
     RESUME = "RESUME"
     TIME_OUT = "TIME_OUT"
 
 
 class InDoubtPolicy(StrEnum):
-    """What to do when nobody knows whether an UNSAFE call happened."""
+    """What happens to a task with an UNSAFE call in doubt."""
 
     WAIT_FOR_PERSON = "WAIT_FOR_PERSON"
     TELL_MODEL = "TELL_MODEL"
 
 
 class MoneyCap(StrEnum):
-    """Where a task's cap in money comes from, or why it has none."""
+    """The origin of a task's cap in money, or the reason why the task has none."""
 
     SUBMITTED = "SUBMITTED"
     DEFAULT = "DEFAULT"
@@ -78,10 +81,10 @@ class MoneyCap(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AgentSpec:
-    """The agent that carries the goal out.
+    """The agent that works on the goal.
 
-    `tools` None: all of the tenant's; empty: none. `model` "", `max_output_tokens` 0 and `context_window_tokens` 0: the
-    worker's default. Calls of `approve_tools` wait for a person's leave.
+    `tools` None: all tools of the tenant; empty: none. `model` "", `max_output_tokens` 0 and `context_window_tokens` 0:
+    the worker's default. Calls of `approve_tools` wait for a person's approval.
     """
 
     loop: str = DEFAULT_LOOP
@@ -95,7 +98,7 @@ class AgentSpec:
 
 @dataclass(frozen=True, slots=True)
 class ControlWork:
-    """A function to run instead of an agent. `input_json` "": null."""
+    """A control function, which runs instead of an agent. `input_json` "" means null."""
 
     function: str
     input_json: str = ""
@@ -103,8 +106,8 @@ class ControlWork:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the task may use up. `max_nano_usd` 0: no cap in money. `money_cap` None: nobody has decided it yet.
-    `no_money_cap`: no default cap is wanted.
+    """The limits of a task. `max_nano_usd` 0: no cap in money. `money_cap` None: `resolve_submit` in caps.py has not
+    run yet. `no_money_cap`: the submit declines the default cap.
     """
 
     max_tokens: int = DEFAULT_MAX_TOKENS
@@ -117,7 +120,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class SubAgentLimits:
-    """How far a tree of agents may grow: levels below the root, sub-agents of one call, tasks that have not ended."""
+    """Limits on the tree of a root: `max_depth` levels below the root, `max_fan_out` sub-agents of one call, and
+    `max_living` tasks that have not ended.
+    """
 
     max_depth: int = DEFAULT_MAX_DEPTH
     max_fan_out: int = DEFAULT_MAX_FAN_OUT
@@ -126,7 +131,7 @@ class SubAgentLimits:
 
 @dataclass(frozen=True, slots=True)
 class TaskPolicy:
-    """What to do when things go wrong."""
+    """How a task reacts to failures: lost leases, calls in doubt, retries, invalid results and timeouts."""
 
     on_lease_lost: LeaseLostPolicy = LeaseLostPolicy.RESUME
     on_in_doubt: InDoubtPolicy = InDoubtPolicy.WAIT_FOR_PERSON
@@ -138,7 +143,7 @@ class TaskPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Who asked for the task. `exclusive`: one such task lives at a time."""
+    """The source of a task. `exclusive`: at most one task of this source is live at a time."""
 
     kind: SourceKind = SourceKind.MANUAL
     source_id: str = ""
@@ -148,9 +153,9 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
-    """All that is fixed when a task is submitted. `result_schema_json` "": the result is any text.
+    """Everything that the submit of a task fixes. `result_schema_json` "": any text is a valid result.
 
-    `start_time`: not to be started before; None: at once.
+    `start_time`: no worker starts the task earlier; None: at once.
     """
 
     goal: str
@@ -167,16 +172,19 @@ class TaskSpec:
 
     @property
     def dispatch_loop(self) -> str:
-        """What a worker has to offer to be given the task: a loop, or the function."""
+        """The loop that a worker must offer to get the task: the agent's loop, or the one of the control function."""
         return self.agent.loop if self.control is None else offered_loop(self.control.function)
 
 
 def offered_loop(function: str) -> str:
-    """How workers offer a function of control work: by its name, so that only who has it is given its tasks."""
+    """Returns the loop name under which workers offer a control function.
+
+    The loop carries the function's name, so that only workers with that function get its tasks.
+    """
     return f"{CONTROL_LOOP}.{function}"
 
 
 def offered_function(loop: str) -> str:
-    """The function that a loop stands for; empty: it is one of agents."""
+    """Returns the control function that a loop name stands for, or "" for a loop of agents."""
     kind, _, function = loop.partition(".")
     return function if kind == CONTROL_LOOP else ""

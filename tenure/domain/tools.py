@@ -1,4 +1,4 @@
-"""Tools, calls and outcomes, as the rules see them."""
+"""Defines tools, the states of a tool call, and outcomes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 USUAL_OUTPUT_BYTES: Final = 64 * 1024
-"""So much of its output a tool may show, unless it says otherwise."""
+"""The default output limit of a tool: the model reads at most this much of the output."""
 
 
 class ToolSourceKind(StrEnum):
-    """What has tools."""
+    """The kind of a tool source."""
 
     BUILT_IN = "BUILT_IN"
     MCP = "MCP"
@@ -21,12 +21,12 @@ class ToolSourceKind(StrEnum):
 
 
 class EffectClass(StrEnum):
-    """What may be done with a call whose runner died before its outcome was known."""
+    """Whether a call may run again when its runner died before its outcome was known."""
 
     PURE = "PURE"  # no effect outside: run again
-    IDEMPOTENT = "IDEMPOTENT"  # running it again comes to the same: run again
-    KEYED = "KEYED"  # the outside honours the idempotency key: run again with the same key
-    UNSAFE = "UNSAFE"  # must not happen twice: in doubt, never run again by itself
+    IDEMPOTENT = "IDEMPOTENT"  # a second run has no further effect: run again
+    KEYED = "KEYED"  # the outside system honours the idempotency key: run again with the same key
+    UNSAFE = "UNSAFE"  # must not happen twice: in doubt, never run again without a decision
 
     @property
     def may_run_again(self) -> bool:
@@ -34,17 +34,17 @@ class EffectClass(StrEnum):
 
 
 class CallState(StrEnum):
-    """Where a call stands at the tool service. The values are those of its database."""
+    """The state of a call record. The tool service's database stores the same values."""
 
     ACCEPTED = "ACCEPTED"  # recorded; left by STARTED or NOT_RUN
     STARTED = "STARTED"  # the effect may have begun; left by FINISHED, IN_DOUBT, or ACCEPTED (run again)
-    FINISHED = "FINISHED"  # it has an outcome
-    NOT_RUN = "NOT_RUN"  # closed before it began
-    IN_DOUBT = "IN_DOUBT"  # nobody knows; left by FINISHED (a late outcome, or a person's word)
+    FINISHED = "FINISHED"  # the call has an outcome
+    NOT_RUN = "NOT_RUN"  # the record was closed before the call began
+    IN_DOUBT = "IN_DOUBT"  # the effect is unknown; left by FINISHED (a late outcome, or a person's resolution)
 
 
 class OutcomeStatus(StrEnum):
-    """How a call ended."""
+    """The status of an outcome."""
 
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
@@ -58,7 +58,7 @@ class OutcomeStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolDefinition:
-    """A tool an agent may call. `input_schema_json`: a JSON schema of an object."""
+    """A tool that an agent may call. `input_schema_json`: a JSON Schema of an object."""
 
     name: str
     description: str
@@ -70,7 +70,7 @@ class ToolDefinition:
 
 @dataclass(frozen=True, slots=True)
 class ProgramUsage:
-    """What a program in the sandbox used, all its processes together; None where no cgroup counts it."""
+    """The resources that a program in the sandbox used, summed over its processes. None: no cgroup measured it."""
 
     wall_seconds: float
     cpu_seconds: float | None = None
@@ -79,7 +79,7 @@ class ProgramUsage:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a call came to. `content` is what the model reads; `output_path`: the workspace's file with all of it."""
+    """The result of a call. The model reads `content`; `output_path` is the workspace's file with the whole output."""
 
     status: OutcomeStatus
     content: str
@@ -96,7 +96,10 @@ class Outcome:
 
 
 class CallStatus(NamedTuple):
-    """How a call stands at the tool service. `outcome`: there when it is FINISHED; `call_attempt` 0: it never came."""
+    """The state of a call at the tool service.
+
+    `outcome`: set when the state is FINISHED. `call_attempt` 0: the call never reached the tool service.
+    """
 
     state: CallState
     outcome: Outcome | None = None
@@ -104,16 +107,16 @@ class CallStatus(NamedTuple):
 
 
 CallStatuses = Mapping[str, CallStatus]
-"""How the calls of a task stand, by call_id."""
+"""The statuses of a task's calls, by call id."""
 
 NOT_RUN = Outcome(OutcomeStatus.NOT_RUN, "This call was not run: the task was ended first.")
 IN_DOUBT = Outcome(
     OutcomeStatus.IN_DOUBT,
-    "It is not known whether this call happened: what ran it died. It must not simply be repeated; "
-    "find out first whether its effect is there.",
+    "It is not known whether this call took effect: the process that ran it died. Do not simply repeat the call; "
+    "first find out whether its effect is there.",
 )
 
 
 def call_id(step: int, index: int) -> str:
-    """The call's name in its task. Providers' own ids may repeat, this one does not."""
+    """Returns the call id, such as `6.0`. It is unique in a task, unlike the ids that model providers give."""
     return f"{step}.{index}"

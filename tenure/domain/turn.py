@@ -1,4 +1,4 @@
-"""What the `messages` loop does next: a pure function of the resume point.
+"""Decides the next move of the `messages` loop, as a pure function of the resume point.
 
 call the model ──▶ answer ──▶ run tools ──▶ call the model … ──▶ final answer
 """
@@ -16,14 +16,14 @@ from tenure.domain.states import Reason, TaskState
 from tenure.domain.waiting_calls import asks
 
 MAX_TRUNCATIONS: Final = 3
-"""Answers in a row cut at the output limit before the task fails: a model that never finishes would go on for ever."""
+"""The task fails after this many truncated answers in a row: a model that never finishes would go on for ever."""
 
 CONTINUE_PROMPT: Final = "Your last message was cut off at the output limit. Go on exactly where it stopped."
 
 
 @dataclass(frozen=True, slots=True)
 class CallModel:
-    """Send the messages as this attempt of this step; or ask for the summary that was begun."""
+    """Call the model, as this model attempt of this step. `summary_through_step` not 0: ask for the summary again."""
 
     step: int
     attempt_number: int
@@ -32,7 +32,7 @@ class CallModel:
 
 @dataclass(frozen=True, slots=True)
 class ExecuteTools:
-    """Run these calls, in parallel; then wait for what the first of `asks` asks for."""
+    """Execute `intents` in parallel, then begin the wait of the first call in `asks`."""
 
     step: int
     intents: tuple[ToolIntent, ...]
@@ -41,14 +41,14 @@ class ExecuteTools:
 
 @dataclass(frozen=True, slots=True)
 class ContinueTruncated:
-    """The answer was cut: tell the model to go on, then call it."""
+    """Ask the model to continue its truncated answer, then call it."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class CloseOut:
-    """The task ends."""
+    """End the task."""
 
     to_state: TaskState
     reason: str
@@ -59,7 +59,7 @@ class CloseOut:
 
 @dataclass(frozen=True, slots=True)
 class ValidateResult:
-    """A last word that must fit the result's schema: `after_validation` says what follows."""
+    """Validate a final answer against the result's schema. `after_validation` decides the next move."""
 
     step: int
     schema_json: str
@@ -68,7 +68,7 @@ class ValidateResult:
 
 @dataclass(frozen=True, slots=True)
 class CorrectAnswer:
-    """The answer is no result: tell the model, then call it."""
+    """Report the schema violations of the answer to the model, then call it."""
 
     step: int
     rejected: ResultRejected
@@ -78,13 +78,13 @@ NextMove = CallModel | ExecuteTools | ContinueTruncated | ValidateResult | Close
 
 
 def next_move(point: ResumePoint) -> NextMove:
-    """What to do after the entries so far. Meets no open model attempt: Open settles what an old owner left."""
+    """Returns the next move. `point` has no open model attempt: Open settles the attempt that an old owner left."""
     if point.open_intents:
         return calls_to_make(point)
     if point.summary_through_step:
         return CallModel(point.step, point.attempts_in_step + 1, point.summary_through_step)
     if point.answer is None:
-        if point.attempts_in_step:  # sent, and failed or lost: the same step again
+        if point.attempts_in_step:  # the model call failed or was lost
             return CallModel(point.step, point.attempts_in_step + 1)
         return CallModel(point.step + 1, 1)
     if point.intents:
@@ -93,7 +93,7 @@ def next_move(point: ResumePoint) -> NextMove:
 
 
 def calls_to_make(point: ResumePoint) -> ExecuteTools:
-    """The open calls: those to run, and those that wait for somebody, which are asked for one after another."""
+    """Returns the open calls: those to execute now, and those that begin a wait, one after another."""
     tools = {tool.name for tool in point.tools or ()}
     approve_tools = point.spec.agent.approve_tools if point.spec is not None else ()
     runs: list[ToolIntent] = []
@@ -113,28 +113,32 @@ def _after_answer(point: ResumePoint, stop_reason: str) -> NextMove:
         case "max_tokens" if point.truncations < MAX_TRUNCATIONS:
             return ContinueTruncated(point.step)
         case "max_tokens":
-            return _failed(point, Reason.MODEL_TRUNCATED, f"{MAX_TRUNCATIONS} answers in a row were cut off")
+            return _failed(
+                point, Reason.MODEL_TRUNCATED, f"the output limit truncated {MAX_TRUNCATIONS} answers in a row"
+            )
         case "refusal":
-            return _failed(point, Reason.MODEL_REFUSED, "the model declined to go on")
+            return _failed(point, Reason.MODEL_REFUSED, "the model refused to continue")
         case "model_context_window_exceeded" if point.overflows <= MOST_OVERFLOWS:
             return CallModel(point.step + 1, 1)
         case "model_context_window_exceeded":
-            return _failed(point, Reason.CONTEXT_WINDOW_EXCEEDED, "the conversation no longer fits the model")
-        case _ if point.has_unread_messages:  # somebody said something meanwhile: the answer is not the last word
+            return _failed(
+                point, Reason.CONTEXT_WINDOW_EXCEEDED, "the conversation no longer fits the model's context window"
+            )
+        case _ if point.has_unread_messages:  # a message arrived during the call: the answer is not final
             return CallModel(point.step + 1, 1)
         case _:
             return _after_final_answer(point)
 
 
-def after_validation(point: ResumePoint, judgement: ResultValidation) -> CloseOut | CorrectAnswer:
-    """What follows from a ValidateResult: the end, or another try, of which there are only so many."""
+def after_validation(point: ResumePoint, validation: ResultValidation) -> CloseOut | CorrectAnswer:
+    """Returns the move after a ValidateResult: the close-out, or a correction while the policy allows one more."""
     assert point.spec is not None, "a ledger begins with the spec"
-    if not judgement.violations:
-        return CloseOut(TaskState.SUCCEEDED, Reason.FINAL_ANSWER, "", point.last_text, judgement.result_json)
+    if not validation.violations:
+        return CloseOut(TaskState.SUCCEEDED, Reason.FINAL_ANSWER, "", point.last_text, validation.result_json)
     if point.corrections < point.spec.policy.max_result_corrections:
-        return CorrectAnswer(point.step, rejection(judgement.violations))
+        return CorrectAnswer(point.step, rejection(validation.violations))
     message = f"the last answer does not fit the result's schema, after {point.corrections} corrections: "
-    return _failed(point, Reason.RESULT_INVALID, message + "; ".join(judgement.violations))
+    return _failed(point, Reason.RESULT_INVALID, message + "; ".join(validation.violations))
 
 
 def _after_final_answer(point: ResumePoint) -> NextMove:

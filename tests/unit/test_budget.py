@@ -92,7 +92,7 @@ def test_a_call_of_unknown_price_needs_no_money_cap() -> None:
     denied = decide(Budget(1000, 0, 0), Budget(0, 0, 0, 500))
     assert isinstance(denied, Denied)
     assert (denied.reason, denied.ends_as) == ("MODEL_UNPRICED", TaskState.FAILED)
-    assert "file of prices" in denied.message
+    assert "price file" in denied.message
 
 
 rates = st.builds(Rates, *[st.integers(0, 50 * A_MILLION)] * 4)

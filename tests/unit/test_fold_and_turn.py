@@ -118,7 +118,7 @@ def test_a_model_that_never_finishes_fails_with_its_text() -> None:
         bodies += [(step, attempt()), (step, answer(text(f"part {step}"), stop="max_tokens"))]
     move = next_move(fold(ledger(*bodies)))
     assert move == CloseOut(
-        TaskState.FAILED, "MODEL_TRUNCATED", f"{MAX_TRUNCATIONS} answers in a row were cut off", "part 3"
+        TaskState.FAILED, "MODEL_TRUNCATED", f"the output limit truncated {MAX_TRUNCATIONS} answers in a row", "part 3"
     )
 
 
