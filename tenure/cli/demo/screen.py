@@ -63,9 +63,7 @@ ROWS: Final = 34
 EVENTS: Final = 12
 REDRAW_SECONDS: Final = 0.125
 TITLE: Final = "A task survives its workers, and a worker that lost its task can no longer change anything."
-SUBTITLE: Final = (
-    "The first worker is frozen, the second killed in a tool call; a third finishes, the first is woken."
-)
+SUBTITLE: Final = "The first worker is frozen, the second killed in a tool call; a third finishes, the first is woken."
 HEADING: Final = "bold cyan"
 SCREEN_SYMBOLS: Final = {True: Text("✔", "bold green"), False: Text("✘", "bold red"), None: Text("·", "dim")}
 
