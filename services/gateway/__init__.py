@@ -5,7 +5,8 @@ tasks.py          TaskService: submit, cancel, resume, fork, files, wait for the
 tool_names.py     the check of tool names at submit
 watch.py          WatchTask: entries, live text and heartbeats of one task
 task_changes.py   WatchTasks: the changes of all tasks of a tenant
-explain.py        ExplainTask: why a task is where it is
+explain.py        ExplainTask: reads what the services know about a task
+explanation.py    the rule: from that knowledge to lines that say why the task is where it is (no I/O)
 admin.py          AdminService: lists and requests of operators
 in_doubt.py       lists and resolutions of calls in doubt
 forwarding.py     LeaseService, ScheduleService, TenantService and WebhookService, forwarded

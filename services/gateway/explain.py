@@ -7,9 +7,9 @@ import time
 from collections.abc import Awaitable, Sequence
 from typing import Final, TypeVar
 
+from services.gateway.explanation import CallFact, Facts, WorkerFact, explain
 from services.gateway.peers import Peers, patiently, read_task
 from tenure.domain.errors import TenureError
-from tenure.domain.explain import CallFact, Facts, WorkerFact, explain
 from tenure.runtime.rpc_status import PeerFailed
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import coordinator_service_pb2 as coordinator

@@ -33,8 +33,8 @@ from tenure.cli.formatting import (
 )
 from tenure.cli.tasks import result_of, result_shown
 from tenure.cli.watch_state import WatchedTask
-from tenure.domain.explain import TO_SETTLE
 from tenure.domain.fencing import describe_epoch
+from tenure.domain.in_doubt import RESOLVE_COMMANDS
 from tenure.domain.states import Reason, TaskState
 from tenure.v1 import ledger_pb2, live_pb2, task_pb2, tool_pb2
 from tenure.wire.common import seconds, state_name
@@ -172,7 +172,7 @@ class Narrator:
             yield self._line("", f"{at} {self.task.state}{until}{reason}", "yellow")
             yield from self._block(transition.message, "yellow")
             if transition.reason == Reason.TOOL_IN_DOUBT:
-                yield self._line("  ", f"to resolve it: {TO_SETTLE}", "yellow")
+                yield self._line("  ", f"to resolve it: {RESOLVE_COMMANDS}", "yellow")
 
     def _attempt(self, entry: ledger_pb2.Entry) -> Lines:
         """Yields the lines of a model attempt, a failed one or a lost one. Each of them discards the live text."""

@@ -30,7 +30,7 @@ from tenure.cli.output import echo
 from tenure.cli.parameters import find_task, task_argument
 from tenure.client import Client
 from tenure.domain.errors import WrongState
-from tenure.domain.explain import TO_SETTLE
+from tenure.domain.in_doubt import RESOLVE_COMMANDS
 from tenure.domain.states import Reason
 from tenure.domain.waits import EDIT, call_digest
 from tenure.v1 import task_pb2
@@ -169,7 +169,7 @@ async def _answered_wait(client: Client, task: task_pb2.Task, wait_id: str, requ
 def _check_waits(task: task_pb2.Task, wait_id: str) -> None:
     """Raises WrongState if the task has no wait, or another wait than `wait_id`."""
     if not task.HasField("wait"):
-        hint = f": {TO_SETTLE}" if task.reason == Reason.TOOL_IN_DOUBT else ""
+        hint = f": {RESOLVE_COMMANDS}" if task.reason == Reason.TOOL_IN_DOUBT else ""
         state = why(task.state, task.reason if hint else "", "")
         raise WrongState(f"{short_id(task.task_id)} does not wait for an answer; it is {state}{hint}")
     if wait_id and wait_id != task.wait.wait_id:
@@ -254,7 +254,7 @@ def _show_waits(context: Context, listed: Sequence[task_pb2.Task]) -> None:
 
 def _other_remedy(task: task_pb2.Task) -> str:
     """Returns what ends a wait that `tenure resume` cannot answer."""
-    return TO_SETTLE if task.reason == Reason.TOOL_IN_DOUBT else task.reason
+    return RESOLVE_COMMANDS if task.reason == Reason.TOOL_IN_DOUBT else task.reason
 
 
 def _since(task: task_pb2.Task) -> Timestamp:

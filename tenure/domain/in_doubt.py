@@ -26,6 +26,9 @@ ABANDONED: Final = "ABANDONED"
 MAY_HAVE_HAPPENED: Final = "MAY_HAVE_HAPPENED"
 """Detail of a failed call whose tool does not know whether it had its effect."""
 
+RESOLVE_COMMANDS: Final = "tenure tools in-doubt, then tenure tools resolve"
+"""The commands that list and resolve calls in doubt, for messages to operators."""
+
 
 class CallInDoubt(NamedTuple):
     """A call of unknown outcome. `call_attempt` 0: its worker did not say which attempt."""

@@ -1,6 +1,6 @@
 """Settings: one frozen dataclass per process, filled from an environment that is passed in.
 
-    @settings_class
+    @dataclass(frozen=True, kw_only=True)
     class Settings:
         address: Address = setting("where to serve", default="0.0.0.0:8472")
         lease_ttl_seconds: float = setting("how long a lease lasts", default=5.0, minimum=1.0)
@@ -22,7 +22,7 @@ import math
 from dataclasses import MISSING, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar, dataclass_transform, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +35,6 @@ __all__ = [
     "group",
     "load",
     "setting",
-    "settings_class",
 ]
 
 
@@ -157,12 +156,6 @@ def group(kind: type[_Settings], prefix: str = SHARED_PREFIX) -> _Settings:
     """Declares a field whose type is another settings class, read under `prefix`."""
     shared: _Settings = field(metadata={"group": kind, "prefix": prefix})
     return shared
-
-
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(setting, group))
-def settings_class(kind: type[_Settings]) -> type[_Settings]:
-    """Makes a frozen dataclass with keyword-only fields. `setting` or `group` declares each field."""
-    return dataclass(frozen=True, kw_only=True)(kind)
 
 
 def load(kind: type[_Settings], environment: Mapping[str, str], *, prefix: str) -> _Settings:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from services.gateway.explain import gather_facts
+from services.gateway.explanation import MOST_LINES, CallFact, Facts, WorkerFact, explain, span
 from tenure.domain.budget import Budget
-from tenure.domain.explain import MOST_LINES, CallFact, Facts, WorkerFact, explain, span
 from tenure.domain.fencing import compose_epoch
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.v1 import coordinator_service_pb2, ledger_pb2, task_pb2, tool_pb2

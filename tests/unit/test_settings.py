@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, dataclass
 from pathlib import Path
 
 import pytest
 
-from tenure.runtime.settings import Address, ConfigurationError, Secret, describe, group, load, setting, settings_class
+from tenure.runtime.settings import Address, ConfigurationError, Secret, describe, group, load, setting
 
 PREFIX = "TENURE_TEST_"
 
 
-@settings_class
+@dataclass(frozen=True, kw_only=True)
 class Shared:
     failpoints: str = setting("what breaks", default="")
     log_format: str = setting("how logs look", default="json", choices=["json", "human"])
 
 
-@settings_class
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     database: Secret = setting("where the ledger is")
     address: Address = setting("where to serve", default=Address("0.0.0.0:8472"))

@@ -8,15 +8,13 @@ from typing import Final
 
 from tenure.domain.budget import Budget, money_text
 from tenure.domain.fencing import describe_epoch
+from tenure.domain.in_doubt import RESOLVE_COMMANDS
 from tenure.domain.retry import FailureClass
 from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState
 from tenure.domain.task import offered_function
 
 MOST_LINES: Final = 10
 _CALLS_TOLD: Final = 3
-
-TO_SETTLE: Final = "tenure tools in-doubt, then tenure tools resolve"
-"""How a call in doubt is looked at, and settled."""
 
 REASONS: Final = {
     Reason.SUBMITTED: "it was submitted",
@@ -233,7 +231,7 @@ def _what_moves_it(facts: Facts) -> str:
         TaskState.QUEUED: _taker(facts),
         TaskState.RUNNING: "its worker; tenure admin transfer takes it to another, tenure cancel ends it",
         TaskState.RETRY_SCHEDULED: "time; tenure admin requeue queues it at once",
-        TaskState.WAITING_USER: f"a person's word on the call: {TO_SETTLE}; or tenure cancel"
+        TaskState.WAITING_USER: f"a person's word on the call: {RESOLVE_COMMANDS}; or tenure cancel"
         if facts.reason == Reason.TOOL_IN_DOUBT
         else "a person: tenure resume, or tenure cancel",
         TaskState.WAITING_EXTERNAL: "the end of the last of them (tenure tree), or tenure cancel"
