@@ -147,7 +147,7 @@ class Generation:
                 continue
 
     def _fail(self, error: TenureError | PeerFailed) -> None:
-        reason = error.reason if isinstance(error, Unavailable) else ETCD_UNAVAILABLE
+        reason = error.reason if isinstance(error, TenureError) else ETCD_UNAVAILABLE
         if self._logged_reason != reason:  # once per outage
             _log.warning("no claim is granted until etcd and the ledger answer", extra={"error": error})
         self._logged_reason = reason

@@ -122,6 +122,17 @@ async def test_a_key_without_a_generation_stops_grants(
         assert await generation.settled(PATIENCE_SECONDS) == 2
 
 
+async def test_a_generation_far_ahead_stops_grants(client: EtcdClient, checkpoint: MakeCheckpoint) -> None:
+    await client.put(KEY, b"70000")
+    async with watched_over(client, await checkpoint()) as generation:
+        await generation.first_look()
+        with pytest.raises(Unavailable, match="too far ahead") as refused:
+            generation.current()
+        assert refused.value.reason == "GENERATION_TOO_FAR"
+        await client.delete(KEY)
+        assert await generation.settled(PATIENCE_SECONDS) == 2
+
+
 async def test_many_that_raise_at_once_settle_on_one(client: EtcdClient, checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     async with AsyncExitStack() as stack:
