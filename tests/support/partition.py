@@ -55,6 +55,14 @@ class Placed:
         return self.process.address
 
 
+class PlacedProcess(ServiceProcess):
+    """A service whose address is that of a relay into its host."""
+
+    @property
+    def listens(self) -> bool:
+        return self.exit_code is None
+
+
 async def placed_worker(bench: WorkerBench, network: Network, *, failpoints: str = "", **addresses: str) -> Placed:
     """A worker that takes the test's tasks. `addresses` where it is to dial others than the stack's services."""
     services = bench.stack.services
@@ -86,7 +94,7 @@ async def _place(bench: WorkerBench, network: Network, kind: str, environment: M
     if kind == "coordinator":
         own |= {"TENURE_COORDINATOR_ID": name}
     log_path = bench.stack.layout.logs / f"{name}.log"
-    process = ServiceProcess(name, f"services.{kind}", address, {**await _over(host, environment), **own}, log_path)
+    process = PlacedProcess(name, f"services.{kind}", address, {**await _over(host, environment), **own}, log_path)
     process.command = host.command(process.command)
     process.start()
     bench.workers.append(process)  # ended with the others, at the end of the test

@@ -14,6 +14,7 @@ import pytest
 
 from services.tools.workspace import beneath
 from services.tools.workspace.beneath import DIRECTORY, FILE, Open
+from tests.support.descriptors import open_below
 from tests.support.patience import PATIENCE_SECONDS
 
 SECRET = b"not for agents"
@@ -82,12 +83,11 @@ def test_the_magic_links_of_proc_are_not_followed(way: Open) -> None:
         os.close(process)
 
 
-def test_errors_are_the_systems_and_no_descriptor_is_left(way: Open, top: int) -> None:
-    before = len(_names("/dev/fd"))
+def test_errors_are_the_systems_and_no_descriptor_is_left(way: Open, top: int, tmp_path: Path) -> None:
     for names in (("nothing",), ("a", "nothing", "x"), ("a", "b", "file", "x"), ("x" * 300,)):
         with pytest.raises(OSError):
             way(names, os.O_RDONLY | FILE, top)
-    assert len(_names("/dev/fd")) == before
+    assert open_below(tmp_path) == [tmp_path / "top"]  # the fixture's own
 
 
 SWAPPER = """
