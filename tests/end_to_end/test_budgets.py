@@ -42,7 +42,7 @@ async def test_a_task_without_money_continues_after_a_grant(
     assert "of $0.3100" in (await run("get", task_id)).out
 
     granted = await run("admin", "grant-budget", task_id, "--reason", "worth it", "--dollars", "1")
-    assert "and $1.31; it is QUEUED now" in granted.out
+    assert "and $1.31; now it is QUEUED" in granted.out
     ended = await installation.ended(task_id)
     assert (ended.state, ended.result, ended.attempt) == (task_pb2.TASK_STATE_SUCCEEDED, "That was it.", 2)
     entries = await installation.entries(task_id)

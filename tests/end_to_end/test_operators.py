@@ -202,7 +202,7 @@ async def test_an_operator_prunes_an_ended_task_and_says_why(installation: Insta
     await installation.ended(task_id)
     why = ("--reason", "its owner asked for it")
     response = await tenure("admin", "prune", task_id, *why, "--dry-run", address=address)
-    assert (response.code, "would go" in response.out) == (0, True)
+    assert (response.code, "would be pruned" in response.out) == (0, True)
     response = await tenure("--json", "admin", "prune", "--older-than", "10d", *why, address=address)
     assert (response.code, response.values) == (0, [])
     response = await tenure("--json", "admin", "prune", task_id, *why, address=address)
