@@ -286,7 +286,10 @@ def _spec(present: task_pb2.TaskSpec, changed: dict[str, Any]) -> task_pb2.TaskS
     return spec
 
 
-_NOT_OF_A_SCHEDULE: Final = frozenset({"goal", "watched", "request_id"})
+_NOT_OF_A_SCHEDULE: Final = frozenset(
+    {"goal", "watched", "request_id", "conversation", "exclusive", "start_at", "start_in"}
+)
+"""The schedule is the source of its tasks, and sets when they start."""
 
 _schedule = click.argument("schedule", metavar="SCHEDULE")
 

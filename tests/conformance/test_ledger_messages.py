@@ -94,7 +94,7 @@ async def test_words_after_the_end_are_refused_and_told_of_the_fork(checkpoint: 
 async def test_words_to_a_task_whose_end_was_asked_for_are_refused(checkpoint: MakeCheckpoint) -> None:
     replica, owner = await started(checkpoint)
     await replica.cancel(owner.task.task_id)
-    with pytest.raises(WrongState, match="asked for"):
+    with pytest.raises(WrongState, match="pending ending"):
         await replica.say(owner.task.task_id, "too late")
 
 

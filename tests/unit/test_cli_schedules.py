@@ -7,7 +7,7 @@ from datetime import datetime
 import click
 import pytest
 
-from tenure.cli.schedules import PARTS, update, update_request
+from tenure.cli.schedules import PARTS, create, update, update_request
 from tenure.cli.submit import submit
 from tenure.v1 import schedule_service_pb2 as pb
 from tenure.v1 import task_pb2
@@ -78,3 +78,7 @@ def test_every_option_that_says_what_a_task_is_can_be_changed() -> None:
     options = {option.name for option in submit.params} - NOT_OF_A_SCHEDULE
     assert options - {"json", "verbose"} == set(PARTS)  # every command has these two
     assert set(PARTS) <= {option.name for option in update.params}
+
+
+def test_create_has_no_option_that_would_have_no_effect() -> None:
+    assert {option.name for option in create.params}.isdisjoint(NOT_OF_A_SCHEDULE)
