@@ -1,4 +1,4 @@
-"""A dedicated Postgres connection for one writing loop: opened when needed, closed after any error.
+"""A dedicated Postgres connection for one loop: opened when needed, closed after an error.
 
 A pool checks a connection before each use, which costs a writer a third of its time. Here a failed write shows that the
 connection is broken, and the writing loop repeats the write.
@@ -6,7 +6,7 @@ connection is broken, and the writing loop repeats the write.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Self
 
@@ -27,13 +27,26 @@ from tenure.runtime.settings import Secret
 
 
 class DedicatedConnection:
-    """A connection for one user at a time. Close it by its `async with`, or by `close`."""
+    """A connection for one user at a time. Close it by its `async with`, or by `close`.
+
+    `prepare` is called with each new connection. `keep_after_errors`: an error that leaves no transaction open leaves
+    the connection open, too. Then the user closes a connection to a server that it should leave, such as a standby.
+    """
 
     def __init__(
-        self, dsn: str | Secret, *, service: str, schema: str | None = None, options: PoolOptions | None = None
+        self,
+        dsn: str | Secret,
+        *,
+        service: str,
+        schema: str | None = None,
+        options: PoolOptions | None = None,
+        prepare: Callable[[Connection], None] | None = None,
+        keep_after_errors: bool = False,
     ) -> None:
         self._dsn, self._service, self._schema = dsn, service, schema
         self._options = options or PoolOptions()
+        self._prepare = prepare
+        self._keep_after_errors = keep_after_errors
         self._connection: Connection | None = None
 
     async def __aenter__(self) -> Self:
@@ -49,6 +62,11 @@ class DedicatedConnection:
             with suppress(psycopg.Error):  # a broken connection may fail to close
                 await connection.close()
 
+    async def open(self) -> None:
+        """Opens the connection now. Raises domain errors."""
+        with domain_errors():
+            await self._connected()
+
     @asynccontextmanager
     async def use(self) -> AsyncIterator[Connection]:
         """Yields the connection, in autocommit. Raises domain errors. Closes a connection whose use was interrupted."""
@@ -56,11 +74,13 @@ class DedicatedConnection:
             connection = await self._connected()
             try:
                 yield connection
-            except BaseException:
-                await self.close()
+            except BaseException as error:
+                if not (self._keep_after_errors and isinstance(error, Exception)):
+                    await self.close()
                 raise
-            if connection.info.transaction_status is not TransactionStatus.IDLE:
-                await self.close()
+            finally:
+                if connection.info.transaction_status is not TransactionStatus.IDLE:
+                    await self.close()
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
@@ -76,4 +96,6 @@ class DedicatedConnection:
             )
             self._connection = postgres
             await configure_session(postgres, self._options, self._schema)
+            if self._prepare is not None:
+                self._prepare(postgres)
         return self._connection

@@ -7,29 +7,18 @@ that Postgres has not committed.
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import suppress
 from operator import attrgetter
 from time import monotonic
 from typing import TYPE_CHECKING, Final, Self
-
-import psycopg
 
 from services.checkpoint.commit.committing import commit_batch
 from services.checkpoint.queries import SCHEMA, SESSION_SETTINGS, prepare_connection
 from tenure.domain.errors import StaleEpoch, TenureError, Unavailable
 from tenure.runtime import semconv
 from tenure.runtime.batching import Batcher, BatchLimits
+from tenure.runtime.dedicated_connection import DedicatedConnection
 from tenure.runtime.failpoints import failpoint
-from tenure.runtime.postgres import (
-    BinaryCursor,
-    BoundedConnection,
-    PoolOptions,
-    configure_session,
-    connection_arguments,
-    domain_errors,
-    revealed,
-)
+from tenure.runtime.postgres import PoolOptions
 from tenure.runtime.telemetry import span
 
 if TYPE_CHECKING:
@@ -40,7 +29,6 @@ if TYPE_CHECKING:
     from services.checkpoint.tenants.quotas import LimitedTenants
     from services.checkpoint.watch.announcement import Announcement
     from tenure.runtime.batching import Write
-    from tenure.runtime.postgres import Connection
     from tenure.runtime.settings import Secret
     from tenure.v1 import checkpoint_service_pb2 as pb
 
@@ -81,20 +69,26 @@ class LedgerCommitter:
         prices: PriceList,
         limited: LimitedTenants | None = None,
     ) -> None:
-        self._dsn = dsn
+        self._postgres = DedicatedConnection(
+            dsn,
+            service="checkpoint-commits",
+            schema=SCHEMA,
+            options=PoolOptions(lock_timeout_seconds=LOCK_TIMEOUT_SECONDS, settings=SESSION_SETTINGS),
+            prepare=prepare_connection,
+            keep_after_errors=True,  # a refused commit is no reason to prepare all statements again
+        )
         self._announce = announce
         self._on_stale = on_stale
         self._prices = prices
         self._limited = limited
-        self._connection: Connection | None = None
         self._kept_locks = _KeptLocks()
 
     async def __aenter__(self) -> Self:
-        await self._connected()
+        await self._postgres.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._drop()
+        await self._postgres.close()
 
     async def write(self, commits: Sequence[PreparedCommit]) -> list[pb.CommitResponse | TenureError]:
         """Writes a batch and returns the results in order.
@@ -138,50 +132,22 @@ class LedgerCommitter:
             if error.reason not in NOT_RETRIED:
                 raise
             if error.reason == "READ_ONLY":  # the server is a standby now: the next connection may reach the primary
-                await self._drop()
+                await self._postgres.close()
             return [error for _ in commits]
 
     async def _once(
         self, commits: Sequence[PreparedCommit], lock_seconds: float | None
     ) -> list[pb.CommitResponse | TenureError]:
-        try:
-            with domain_errors():
-                connection = await self._connected()
-                await failpoint("checkpoint.before_commit")
-                async with connection.transaction():
-                    if lock_seconds is not None:
-                        setting = f"{round(lock_seconds * 1000)}ms"
-                        await connection.execute("select set_config('lock_timeout', %b, true)", (setting,))
-                    results, announcement = await commit_batch(connection, commits, self._prices, self._limited)
-        except BaseException:
-            await self._drop_if_unusable()
-            raise
+        async with self._postgres.use() as connection:
+            await failpoint("checkpoint.before_commit")
+            async with connection.transaction():
+                if lock_seconds is not None:
+                    setting = f"{round(lock_seconds * 1000)}ms"
+                    await connection.execute("select set_config('lock_timeout', %b, true)", (setting,))
+                results, announcement = await commit_batch(connection, commits, self._prices, self._limited)
         self._announce(announcement)
         await failpoint("checkpoint.after_commit")
         return results
-
-    async def _connected(self) -> Connection:
-        if self._connection is None:
-            options = PoolOptions(lock_timeout_seconds=LOCK_TIMEOUT_SECONDS, settings=SESSION_SETTINGS)
-            with domain_errors():
-                connection = await BoundedConnection.connect(
-                    revealed(self._dsn), cursor_factory=BinaryCursor, **connection_arguments("checkpoint-commits")
-                )
-                await configure_session(connection, options, SCHEMA)
-            prepare_connection(connection)
-            self._connection = connection
-        return self._connection
-
-    async def _drop_if_unusable(self) -> None:
-        """Closes a broken connection. After an error inside a transaction, the connection stays usable."""
-        if self._connection is not None and (self._connection.broken or self._connection.closed):
-            await self._drop()
-
-    async def _drop(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with suppress(psycopg.Error):  # the connection is abandoned either way
-                await asyncio.shield(connection.close())
 
 
 class _KeptLocks:

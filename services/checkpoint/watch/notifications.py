@@ -9,29 +9,21 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from services.checkpoint.queries import QUERIES, SCHEMA, fetch_all, ledger_connection
 from services.checkpoint.watch.announcement import Announcement
-from tenure.runtime.postgres import (
-    BinaryCursor,
-    BoundedConnection,
-    PoolOptions,
-    configure_session,
-    connection_arguments,
-    domain_errors,
-    notifications,
-    revealed,
-)
+from tenure.runtime.dedicated_connection import DedicatedConnection
+from tenure.runtime.postgres import PoolOptions, notifications
 from tenure.runtime.process import note_progress, resting
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import Iterator
 
     from services.checkpoint.watch.hub import Hub
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.postgres import Pool
     from tenure.runtime.settings import Secret
 
 _log: Final = logging.getLogger(__name__)
@@ -69,13 +61,16 @@ class ReplicaNotifications:
         """Sends pending announcements, as a duty. Notifications need no durability, so their commits do not wait for
         the disk.
         """
-        async with self._dedicated("notify", ("synchronous_commit", "off")) as connection:
+        options = PoolOptions(settings=(("synchronous_commit", "off"),))
+        async with DedicatedConnection(
+            self._dsn, service="checkpoint-notify", schema=SCHEMA, options=options
+        ) as postgres:
             while True:
                 with resting():
                     await self._has_pending.wait()
                 self._has_pending.clear()
                 announcement, self._pending = self._pending, Announcement()
-                with domain_errors():
+                async with postgres.use() as connection:
                     await connection.execute(QUERIES.notify, {"payloads": list(self._payloads(announcement))})
                 await asyncio.sleep(NOTIFY_INTERVAL_SECONDS)
 
@@ -83,13 +78,15 @@ class ReplicaNotifications:
         """Receives notifications, as a duty. After each start it wakes all watchers, for notifications missed
         meanwhile.
         """
-        async with self._dedicated("listen") as connection:
-            with domain_errors():
-                await connection.execute(f"listen {CHANNEL}".encode())
-                self._hub.wake_all()
-                async with aclosing(notifications(connection)) as reported:
-                    async for notification in reported:
-                        self._on_message(notification.payload)
+        async with (
+            DedicatedConnection(self._dsn, service="checkpoint-listen", schema=SCHEMA) as postgres,
+            postgres.use() as connection,
+        ):
+            await connection.execute(f"listen {CHANNEL}".encode())
+            self._hub.wake_all()
+            async with aclosing(notifications(connection)) as reported:
+                async for notification in reported:
+                    self._on_message(notification.payload)
 
     async def run_poll(self) -> None:
         """Polls watched tasks, as a duty and backstop: one cheap statement a second for each thousand tasks."""
@@ -169,17 +166,3 @@ class ReplicaNotifications:
             "all": everything,
         }
         return json.dumps(announcement, separators=(",", ":"))
-
-    @asynccontextmanager
-    async def _dedicated(self, purpose: str, *settings: tuple[str, str]) -> AsyncIterator[Connection]:
-        options = PoolOptions(settings=settings)
-        with domain_errors():
-            connection = await BoundedConnection.connect(
-                revealed(self._dsn), cursor_factory=BinaryCursor, **connection_arguments(f"checkpoint-{purpose}")
-            )
-        try:
-            with domain_errors():
-                await configure_session(connection, options, SCHEMA)
-            yield connection
-        finally:
-            await connection.close()
