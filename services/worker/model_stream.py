@@ -72,6 +72,8 @@ class EventStream:
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
         """Yields the events that end in this chunk, without pings. Raises MalformedAnswer and ErrorEvent."""
+        if not chunk:  # it says nothing about a line feed that may belong to the carriage return before
+            return
         if not self.size_bytes:
             chunk = chunk.removeprefix(_BYTE_ORDER_MARK)
         self.size_bytes += len(chunk)

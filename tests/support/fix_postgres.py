@@ -8,6 +8,7 @@ A database is cloned from a template that has the wanted migrations, and dropped
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import itertools
 from typing import TYPE_CHECKING, Protocol
@@ -70,7 +71,7 @@ async def fresh_database(
 
     yield make
     for name in made:
-        await _execute(postgres_server, sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+        await _drop(postgres_server, name)
 
 
 async def _template(server: PostgresProcess, known: dict[str, str], migrations: tuple[Migrations, ...]) -> str:
@@ -87,10 +88,25 @@ async def _template(server: PostgresProcess, known: dict[str, str], migrations: 
     return known[digest]
 
 
+async def _drop(server: PostgresProcess, name: str) -> None:
+    """Drops a database, whoever is connected.
+
+    A connection attempt that a test cancelled may keep its socket until its traceback is collected, and the drop waits
+    for it until Postgres' authentication_timeout.
+    """
+    statement = sql.SQL("drop database {} with (force)").format(sql.Identifier(name))
+    try:
+        await _execute(server, statement, timeout_milliseconds=500)
+    except psycopg.errors.QueryCanceled:
+        gc.collect()
+        await _execute(server, statement)
+
+
 def _create(name: str, template: str) -> Composed:
     return sql.SQL("create database {} template {}").format(sql.Identifier(name), sql.Identifier(template))
 
 
-async def _execute(server: PostgresProcess, statement: Composed) -> None:
-    async with await psycopg.AsyncConnection.connect(server.dsn(), autocommit=True) as postgres:
+async def _execute(server: PostgresProcess, statement: Composed, *, timeout_milliseconds: int = 0) -> None:
+    options = f"-c statement_timeout={timeout_milliseconds}"
+    async with await psycopg.AsyncConnection.connect(server.dsn(), autocommit=True, options=options) as postgres:
         await postgres.execute(statement)

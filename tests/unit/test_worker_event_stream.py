@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from services.worker.model_stream import (
@@ -32,6 +32,7 @@ def read(*chunks: Any) -> Any:
 
 
 @given(st.sampled_from(["\n", "\r\n", "\r"]), st.lists(st.integers(0, 200), max_size=6), st.booleans())
+@example(line_end="\r\n", cuts=[12, 12], has_mark=True)  # an empty piece between a return and its line feed
 def test_events_are_read_however_their_bytes_are_cut(line_end: str, cuts: list[int], has_mark: bool) -> None:
     sent = (b"\xef\xbb\xbf" if has_mark else b"") + written(EVENTS, line_end)
     places = [0, *sorted(min(cut, len(sent)) for cut in cuts), len(sent)]
