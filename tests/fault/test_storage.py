@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import psycopg
@@ -25,6 +25,7 @@ from tests.support.fix_worker import WorkerBench
 from tests.support.partition import check_whole, logged
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.small_disk import SmallDisk
+from tests.support.store_folder import store_folder
 
 RECOVERY_SECONDS = 45.0
 """Some 5 on a machine with nothing else to do."""
@@ -40,10 +41,10 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory, disk: Any) -> Iterator[Any]:
-    """The module's own, to be broken."""
-    folder = disk.folder if disk else tmp_path_factory.mktemp("storage-postgres")
-    with PostgresProcess(folder / "data", settings=SMALL) as server:
+def postgres(disk: Any) -> Iterator[Any]:
+    """The module's own, to be broken. In memory: a busy disk can make a recovery take minutes."""
+    place = nullcontext(disk.folder) if disk else store_folder()
+    with place as folder, PostgresProcess(folder / "data", settings=SMALL) as server:
         yield server
 
 

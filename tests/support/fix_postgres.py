@@ -43,10 +43,11 @@ def postgres_server() -> Iterator[PostgresProcess]:
 
 
 @pytest.fixture
-async def own_postgres(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[PostgresProcess]:
+async def own_postgres() -> AsyncIterator[PostgresProcess]:
     """A server of the test's own, to be stopped, killed and started again."""
-    async with PostgresProcess(tmp_path_factory.mktemp("own-postgres") / "data") as server:
-        yield server
+    with store_folder() as folder:
+        async with PostgresProcess(folder / "data") as server:
+            yield server
 
 
 @pytest.fixture(scope="session")
