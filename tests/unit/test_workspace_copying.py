@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ from services.tools.tool import CallContext, Tool, ToolAnswer, ToolFailure
 from services.tools.workspace import beneath
 from services.tools.workspace.bounds import Bounds
 from services.tools.workspace.copying import Stopped, copy_workspace
-from services.tools.workspace.directories import Workspaces, write_file
+from services.tools.workspace.directories import Workspaces, entered, write_file
 from services.tools.workspace.reading import OpenFile, list_page
 from services.tools.workspace.removal import ENTRIES_A_STEP
 from services.tools.workspace.requests import FileRequests
@@ -237,6 +238,23 @@ def test_large_removals_take_steps_and_report_failures(
         (source / str(number)).touch()
     assert asyncio.run(ran(delete, context, {"path": "."})).content == "The workspace is empty."
     assert list(source.iterdir()) == []
+
+
+def test_a_directory_that_vanishes_ends_no_listing(
+    workspaces: Workspaces, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listing = next(tool for tool in file_tools(workspaces) if tool.name == "list_files")
+    context = CallContext("default", "source", "1.0", "key", 1, lambda _text: None)
+    (source / "gone").mkdir()
+    (source / "stays").write_text("x")
+
+    def entered_late(workspace: int, names: tuple[str, ...]) -> Any:
+        if names == ("gone",):
+            (source / "gone").rmdir()
+        return entered(workspace, names)
+
+    monkeypatch.setattr(files, "entered", entered_late)
+    assert asyncio.run(ran(listing, context, {})).content == "gone/\nstays (1 bytes)"
 
 
 def test_a_name_that_no_file_can_have_is_refused(source: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import stat
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import islice
 from typing import Final
 
@@ -182,12 +182,21 @@ def _lines(directory: int, prefix: str, depth: int = 0) -> Generator[str, None, 
         if stat.S_ISDIR(status.st_mode):
             yield f"{shown}/"
             if depth < MAX_DEPTH:
-                with entered(directory, (name,)) as inner:
-                    yield from _lines(inner, f"{shown}/", depth + 1)
+                yield from _lines_below(directory, name, f"{shown}/", depth + 1)
         elif stat.S_ISREG(status.st_mode):
             yield f"{shown} ({status.st_size} bytes)"
         else:
             yield f"{shown} (not a regular file)"
+
+
+def _lines_below(directory: int, name: str, prefix: str, depth: int) -> Generator[str, None, None]:
+    """Yields the lines of a subdirectory; none if a program has removed, replaced or closed it since it was listed."""
+    with ExitStack() as stack:
+        try:
+            inner = stack.enter_context(entered(directory, (name,)))
+        except OSError:
+            return
+        yield from _lines(inner, prefix, depth)
 
 
 @contextmanager

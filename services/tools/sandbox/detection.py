@@ -116,12 +116,14 @@ _NPROC_PER_NAMESPACE = (5, 14)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxSettings:
-    """What an operator decides. `slots` bounds parallel runs, `lasting` those of what stays, such as servers; a service
-    that is root runs them under the uids `first_uid` … `first_uid + slots + lasting - 1`, which nothing else on the
-    host should use (replicas on one host: one range each). `locks` is a file beside the workspaces in which replicas
-    that share them agree on who runs where; None: there are no others. `require_cgroup` refuses machines where memory
-    and processes are not limited for a run as a whole. `warm` sandboxes are started ahead of the programs that will run
-    in them; none by default.
+    """The sandbox settings of an operator.
+
+    `slots` limits the parallel runs, `long_running` the parallel programs that stay, such as servers. A service that
+    runs as root gives them the uids `first_uid` to `first_uid + slots + long_running - 1`, which nothing else on the
+    host should use; replicas on one host need a range each. `locks` is a file beside the workspaces: replicas that
+    share the workspaces agree in it on which uid runs where; None if there are no such replicas. `require_cgroup`
+    refuses machines that cannot limit memory and processes for a run as a whole. `warm` is the number of sandboxes that
+    are started before their programs are known.
     """
 
     slots: int = 8
@@ -137,7 +139,7 @@ class SandboxSettings:
         if self.slots < 1:
             raise ValueError("slots must be at least 1")
         if self.warm < 0 or self.long_running < 0:
-            raise ValueError("warm and lasting cannot be negative")
+            raise ValueError("warm and long_running cannot be negative")
         if self.first_uid < 1000:
             raise ValueError("first_uid must be at least 1000: lower uids belong to the system")
 

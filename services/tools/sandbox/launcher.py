@@ -91,7 +91,7 @@ def bind_out_of_reach(binds: list[tuple[str, str]]) -> None:
 
 
 def enter(namespaces: list[int]) -> None:
-    """Go where the attacher of a service that is an ordinary user has its rights; exec gives ours up again."""
+    """Enters the namespaces in which an unprivileged service has its rights; exec drops them again."""
     for namespace in namespaces:
         call("setns", namespace, 0)
         os.close(namespace)

@@ -81,8 +81,8 @@ class LongRunningProgram:
                 self.left_behind = not await remove_cgroup(program.cgroup)
             raise
         self._watching = (
-            asyncio.create_task(self._watch(), name="watch a lasting program"),
-            asyncio.create_task(self._process.ended(), name="note the end of a lasting program"),
+            asyncio.create_task(self._watch(), name="watch a long-running program"),
+            asyncio.create_task(self._process.ended(), name="note the end of a long-running program"),
         )
         return self
 
@@ -117,7 +117,7 @@ class LongRunningProgram:
                 trouble = "the workspace has outgrown its bounds"
             else:
                 continue
-            log.warning("a lasting program is ended: %s", trouble)
+            log.warning("ending a long-running program: %s", trouble)
             await self.process.kill()
             return
 

@@ -1,4 +1,4 @@
-"""The service's side of the attacher, the process that mounts workspaces into sandboxes which have started already."""
+"""The client of the mount helper, the process that mounts workspaces into sandboxes that have already started."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class MountHelperClient:
         async with asyncio.timeout(_STARTS_WITHIN_SECONDS):
             word = await asyncio.get_running_loop().sock_recv(self._channel, _ANSWER_BYTES)
         if word != _OK:
-            reason = word.decode(errors="replace") or "the attacher ended"
+            reason = word.decode(errors="replace") or "the mount helper ended"
             raise SandboxUnavailable(f"nothing can be mounted into a sandbox that has started: {reason}")
         self._channel.settimeout(_ANSWERS_WITHIN_SECONDS)
         if own_namespaces:
@@ -86,7 +86,7 @@ class MountHelperClient:
                 self._channel.close()  # a late answer must not be taken for the next one's
                 raise
         if answer != _OK:
-            raise OSError(answer.decode(errors="replace") or "the attacher ended")
+            raise OSError(answer.decode(errors="replace") or "the mount helper ended")
 
     async def close(self) -> None:
         """End the process, which is reaped when this returns."""

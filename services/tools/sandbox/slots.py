@@ -26,10 +26,10 @@ class Slot:
 
 
 class SlotPool:
-    """At most `count` runs at a time; further ones wait their turn, in order. So do `lasting` ones, apart from them."""
+    """Runs at most `count` programs at a time, and as many of `long_running` beside them; others wait in order."""
 
     def __init__(self, count: int, long_running: int = 0) -> None:
-        self._turns, self._lasting_turns = asyncio.Semaphore(count), asyncio.Semaphore(long_running)
+        self._turns, self._long_running_turns = asyncio.Semaphore(count), asyncio.Semaphore(long_running)
         self._free = [Slot(number) for number in reversed(range(count + long_running))]
         self._by_workspace: dict[Hashable, Slot] = {}
 
@@ -65,7 +65,7 @@ class SlotPool:
         self._turns_of(long_running=long_running).release()
 
     def _turns_of(self, *, long_running: bool) -> asyncio.Semaphore:
-        return self._lasting_turns if long_running else self._turns
+        return self._long_running_turns if long_running else self._turns
 
 
 # Where a run takes place: in one of this replica's places, under a uid under which nobody runs elsewhere.
@@ -76,7 +76,7 @@ _AGAIN_SECONDS: Final = 0.1
 class RunSlots:
     """`first_uid`: of the first place; None: all runs have the service's own. `locks`: what replicas agree by.
 
-    So many for runs, and so many for what is `lasting`.
+    So many for runs, and so many for long-running programs.
     """
 
     def __init__(self, count: int, long_running: int, first_uid: int | None, locks: Path | None) -> None:

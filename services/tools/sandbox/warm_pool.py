@@ -194,7 +194,7 @@ ProgramOf = Callable[[int, SandboxLimits], SandboxedProgram]
 
 
 class WarmStart:
-    """The pool, the attacher and the directory of the programs' files, made when they are first needed.
+    """The pool, the mount helper and the directory of the programs' files, made when they are first needed.
 
     `program_of(place, limits)` says how a program in this place is confined.
     """
@@ -217,12 +217,12 @@ class WarmStart:
         if self._stage is None:
             self._stage = Stage(names=())
         if self._mount_helper is not None and not self._mount_helper.is_alive:
-            await self._dismiss_attacher()
+            await self._dismiss_mount_helper()
         if self._mount_helper is None:
             self._mount_helper = await MountHelperClient.start(own_namespaces=not self._is_root)
         return await WarmSandbox.start(self._program_of(place, limits), self._mount_helper, self._stage.path)
 
-    async def _dismiss_attacher(self) -> None:
+    async def _dismiss_mount_helper(self) -> None:
         mount_helper, self._mount_helper = self._mount_helper, None
         if mount_helper is not None:
             await mount_helper.close()
@@ -233,5 +233,5 @@ class WarmStart:
             if self._stage is not None:
                 owned.callback(self._stage.remove)
                 self._stage = None
-            owned.push_async_callback(self._dismiss_attacher)
+            owned.push_async_callback(self._dismiss_mount_helper)
             owned.push_async_callback(self.pool.close)

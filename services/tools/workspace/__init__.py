@@ -1,7 +1,11 @@
-"""The tasks' files: directories that agents' programs write what they like into, and nobody is led astray by.
+"""The files of tasks: directories in which agents' programs may write anything, and which no link leads out of.
 
-directories.py   where they are; ways in            beneath.py   opening without following any link
-bounds.py        how much a workspace may hold      copying.py   one file's content into another
-requests.py      what people ask of files: reading.py, reading.py, copying.py (for forks), requests.py (as messages)
-sweep.py         the files of forgotten tasks go    removal.py   one directory, whatever is in it
+directories.py   where the workspaces are, and how they are opened
+beneath.py       opens paths below a directory without following links
+bounds.py        how much a workspace may hold
+requests.py      the files of a task over RPC: list, read and copy
+reading.py       lists a directory in pages, and reads one file
+copying.py       copies a workspace for a fork
+removal.py       removes one directory in steps, whatever is in it
+sweep.py         removes the files of forgotten tasks
 """
