@@ -151,6 +151,13 @@ async def test_the_reconciliation_delivers_a_drain_the_watch_missed(fleet: Fleet
     await owner.hears("drain")
 
 
+async def test_the_reconciliation_revokes_a_claim_whose_deletion_the_watch_missed(fleet: Fleet) -> None:
+    deaf, other = await fleet.coordinator(failpoints="coordinator.deaf_watch"), await fleet.coordinator()
+    owner, task_id, grant = await held(fleet, deaf)
+    assert await transfer(other, task_id, epoch_of(grant.token))
+    assert (await owner.hears("revoke")).claim_id == grant.claim_id
+
+
 async def test_a_worker_that_is_not_there_cannot_be_drained(fleet: Fleet) -> None:
     replica = await fleet.coordinator()
     with pytest.raises(NotFound) as refused:

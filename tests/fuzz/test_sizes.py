@@ -242,9 +242,11 @@ async def _changes_are_seen(world: World, queue: str, task_ids: set[str]) -> Non
     seen = set[str]()
     request = api.WatchTasksRequest(filter=task_pb2.TaskFilter(queue=queue))
     watching = world.tasks.WatchTasks(request, timeout=CALL_SECONDS)
+    events = aiter(watching)
     async with asyncio.timeout(PATIENCE_SECONDS):
+        assert (await anext(events)).HasField("heartbeat")  # it watches from here on
         await asyncio.gather(*(world.cancel(task_id) for task_id in task_ids))
-        async for event in watching:
+        async for event in events:
             if event.HasField("change"):
                 seen.add(event.change.task_id)
             if seen >= task_ids:

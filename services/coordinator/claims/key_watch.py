@@ -35,6 +35,8 @@ _MOST_REMEMBERED: Final = 10_000
 _OTHERS_HEAD_START_SECONDS: Final = 0.3
 """The replica of the session knows the claims' progress, so the other replicas wait this long."""
 _PAUSE_SECONDS: Final = 0.5
+_SETTLING_SECONDS: Final = 0.5
+"""The duty reports its progress this often while it waits for the generation."""
 
 
 class KeyWatch:
@@ -61,12 +63,15 @@ class KeyWatch:
         """Watches from now on. The reconciliation finds earlier and missed deletions. A duty."""
         async with TaskGroup() as requeues:
             while True:
+                note_progress()
                 try:
-                    generation = await self._generation.settled(_PAUSE_SECONDS)
+                    generation = await self._generation.settled(_SETTLING_SECONDS)
+                except Unavailable:
+                    continue
+                try:
                     revision = (await self._store.generation.read()).revision
                     await self._watch(revision + 1, generation, requeues)
                 except Unavailable:
-                    note_progress()
                     await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _watch(self, start_revision: int, generation: int, requeues: TaskGroup) -> None:

@@ -22,7 +22,7 @@ from tenure.v1 import task_pb2
 if TYPE_CHECKING:
     from services.coordinator.lease_store import HeldClaim, LeaseStore
     from services.coordinator.operator_requests import OperatorRequests
-    from services.coordinator.sessions.session import Timing
+    from services.coordinator.sessions.session import AttachedSession, Timing
     from services.coordinator.sessions.session_attach import Sessions
     from tenure.v1 import checkpoint_service_pb2 as pb
 
@@ -68,6 +68,7 @@ class Reconciliation:
 
     async def _compare(self) -> None:
         running = {row.task_id: row for row in await self._ledger.list_running()}
+        worked = [(session, claim_id) for session in self._sessions for claim_id in session.claims]
         claims = await self._store.claims.list_all()
         lost = [row for row in running.values() if _claim_id(claims.get(row.task_id)) != row.claim_id]
         unmatched = [
@@ -76,6 +77,7 @@ class Reconciliation:
             if _running_under(running.get(claim.task_id)) != _claim_id(claim) or self._is_dropped(claim)
         ]
         self._clear_suspects(running)
+        _revoke_absent_claims(worked, {claim.record.claim_id for claim in claims.values()})
         await self._end_absent_sessions()
         await self._operator_requests.remind()
         await self._delete_unworked(unmatched)
@@ -149,6 +151,16 @@ class Reconciliation:
         _log.warning("a claim without a working owner is deleted", extra={"task": claim.task_id, "why": why})
         message = f"a claim of {claim.record.worker_id} was left over: {why}"
         await self._lost_claims.delete_and_requeue(claim, LostClaim.of(claim, Reason.CLAIM_LOST, message))
+
+
+def _revoke_absent_claims(worked: list[tuple[AttachedSession, str]], known: set[str]) -> None:
+    """Revokes claims that etcd no longer has: the key watch may have missed their deletion.
+
+    `worked` was read before the list of claims, because a session holds a claim only after etcd has it.
+    """
+    for session, claim_id in worked:
+        if claim_id not in known:
+            session.revoke(claim_id, Reason.CLAIM_LOST)
 
 
 def _claim_id(claim: HeldClaim | None) -> str:
