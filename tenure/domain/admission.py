@@ -1,7 +1,7 @@
-"""The ledger's door: what an Open or a Commit may do, decided under the lock of the task's row.
+"""Decides whether an Open or a Commit passes the ledger's fence. The caller holds the lock of the task row.
 
-The order of the questions is the protocol. A stale owner hears STALE_EPOCH before anything else, a repeated commit is
-answered as the first time, and nobody is told a number to adopt.
+The order of the checks is the protocol. A stale owner gets STALE_EPOCH before any other error, a repeated commit gets
+the first answer again, and no refusal gives the caller a commit number to adopt.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from tenure.domain.states import TaskState
 
 @dataclass(frozen=True, slots=True)
 class FenceRow:
-    """What the task's row says, read under its lock.
+    """The columns of a task row that admission reads under the row's lock.
 
-    `opened`: the claim of the newest Open. `holds`: it is still the ledger's; every move out of RUNNING takes it away.
-    `granted`: the newest registered claim. `last_commit_*`: the commit with number `commit_number` of the newest Open.
+    `opened`: the claim of the newest Open. `holds`: whether the claim still holds the task in the ledger; every
+    transition out of RUNNING ends that. `granted`: the newest registered claim. `commit_number`: the number of the
+    newest commit since the newest Open; `last_commit_*` belong to the same commit.
     """
 
     state: TaskState
@@ -32,22 +33,22 @@ class FenceRow:
 
 
 class OpenVerdict(Enum):
-    """How an Open is let in."""
+    """Why an Open is admitted."""
 
-    FRESH = auto()  # QUEUED: the first owner, or one after a requeue
-    TAKEOVER = auto()  # RUNNING under a lower epoch: that owner is fenced by this
-    AGAIN = auto()  # the current claim asks again, for example after a lost answer
+    FRESH = auto()  # QUEUED: the first owner, or the next owner after a requeue
+    TAKEOVER = auto()  # RUNNING under a lower epoch: the Open fences the former owner
+    AGAIN = auto()  # the current claim repeats its Open, for example after a lost answer
 
 
 class CommitVerdict(Enum):
-    """How a commit is let in."""
+    """What the ledger does with an admitted commit."""
 
     APPLY = auto()
-    REPEAT = auto()  # durable already: answer as the first time
+    REPEAT = auto()  # already durable: return the first answer
 
 
 def stale(presented: Fence, current: Fence) -> StaleEpoch:
-    """The refusal a stale owner gets from every guard."""
+    """Returns the refusal that every fence gives to a stale owner."""
     return StaleEpoch(
         f"epoch {describe_epoch(presented.epoch)} no longer holds this task; the fence is at "
         f"{describe_epoch(current.epoch)}",
@@ -57,13 +58,20 @@ def stale(presented: Fence, current: Fence) -> StaleEpoch:
 
 
 def decide_open(row: FenceRow, fence: Fence) -> OpenVerdict:
-    """Raises StaleEpoch for a claim that is not the registered one or no longer holds; WrongState otherwise."""
+    """Returns why the Open is admitted.
+
+    Raises StaleEpoch for a claim that is not the registered one or no longer holds the task, and WrongState for a task
+    that is neither QUEUED nor RUNNING.
+    """
     if fence != row.granted:
         raise stale(fence, max(row.granted, row.opened))
     if row.state is TaskState.RUNNING and row.holds and fence == row.opened:
         return OpenVerdict.AGAIN
     if row.state not in {TaskState.QUEUED, TaskState.RUNNING}:
-        raise WrongState(f"a {row.state} task cannot be opened", metadata={"state": row.state.value})
+        raise WrongState(
+            f"a {row.state} task cannot be opened: only a QUEUED or RUNNING task can",
+            metadata={"state": row.state.value},
+        )
     if fence.epoch <= row.opened.epoch:
         raise stale(fence, row.opened)
     return OpenVerdict.FRESH if row.state is TaskState.QUEUED else OpenVerdict.TAKEOVER
@@ -72,17 +80,17 @@ def decide_open(row: FenceRow, fence: Fence) -> OpenVerdict:
 def decide_commit(
     row: FenceRow, fence: Fence, commit_number: int, commit_id: str, payload_hash: bytes
 ) -> CommitVerdict | TenureError:
-    """Gives refusals back instead of raising them: in a batch they must not harm their neighbours."""
+    """Returns the refusal instead of raising it: it must not affect the other commits of the same batch."""
     if fence != row.opened:
         return stale(fence, row.opened)
     is_last = commit_number == row.commit_number and commit_id == row.last_commit_id
     if is_last and payload_hash == row.last_commit_hash:
-        return CommitVerdict.REPEAT  # also after the commit that gave the claim up: its answer may have been lost
+        return CommitVerdict.REPEAT  # also after the commit that ended the claim: its answer may have been lost
     if not row.holds or row.state is not TaskState.RUNNING:
         return stale(fence, row.opened)
     if commit_number != row.commit_number + 1:
         return SequenceConflict(
-            "this commit number is neither the next nor the last of the claim: open again and fold anew",
+            "the commit number is neither the claim's last nor its next: open the task again and fold its entries",
             metadata={"presented": str(commit_number)},
         )
     return CommitVerdict.APPLY

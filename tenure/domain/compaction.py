@@ -1,8 +1,9 @@
-"""When the conversation comes near the model's window, and what is then done about it: a rule without clock or dice.
+"""Decides when to compact a conversation that nears the model's context window, and how.
 
-Old results of tools are left out first: most of a long history is theirs, and an agent can look again. When that is not
-enough, a summary by the model takes the place of the beginning. Both are entries, so that every later owner, and every
-fork, sends the same conversation; the ledger keeps all of it.
+The rule is pure: it uses no clock and no randomness. Compaction first clears old tool results: they are most of a long
+history, and an agent can call its tools again. If that is not enough, a summary by the model replaces the beginning of
+the conversation. Both are entries, so every later owner and every fork sends the same conversation. The ledger keeps
+the whole conversation.
 """
 
 from __future__ import annotations
@@ -18,53 +19,55 @@ from tenure.domain.fold import ResumePoint
 
 DEFAULT_WINDOW_TOKENS: Final = 200_000
 WINDOW_TOKENS: Final = {"claude-2.0": 100_000, "claude-instant": 100_000}
-"""Models, by how their names begin, whose window is another."""
+"""The context windows, in tokens, that differ from the default, by the prefix of the model's name."""
 
 KEPT_STEPS: Final = 3
-"""The results of so many steps, the newest, are never cleared."""
+"""The number of newest steps with tool results whose results are never cleared."""
 
 MOST_OVERFLOWS: Final = 1
-"""So often a conversation that the provider finds too long is made shorter; the next time the task fails."""
+"""How often a conversation that the model provider finds too long is shortened. The next overflow fails the task."""
 
-_NEAR: Final = 0.8  # of the room for input: the estimate may be wrong, and the next answer comes on top
-_WORTH: Final = 0.1  # of the room: clearing less often than it could keeps the provider's prompt cache useful
-_OWN_TURN: Final = 0.25  # of the room: a newest turn of up to this size is kept beside a summary
-_BYTES_PER_TOKEN: Final = 4  # of what is cleared: rather too little is counted as gained
+# Shares of the tokens that the window leaves for the input.
+_THRESHOLD_SHARE: Final = 0.8  # below 1: the input is an estimate, and the next answer adds to it
+_MIN_CLEARED_SHARE: Final = 0.1  # a compaction invalidates the provider's prompt cache, so small gains are not worth it
+_KEPT_SHARE: Final = 0.25  # the newest answer and its results are kept beside a summary up to this size
+
+_BYTES_PER_TOKEN: Final = 4  # a high ratio: it underestimates the tokens that clearing removes
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What a model call may hold, in tokens."""
+    """The context window of a model call, in tokens: the input and the output together."""
 
     tokens: int
     output_tokens: int
 
     @property
-    def room(self) -> int:
-        """For the input."""
+    def input_tokens(self) -> int:
+        """The tokens that the output leaves for the input."""
         return self.tokens - self.output_tokens
 
     @property
     def near(self) -> int:
-        """An input beyond this is too near the window."""
-        return int(self.room * _NEAR)
+        """The number of input tokens above which the conversation is compacted."""
+        return int(self.input_tokens * _THRESHOLD_SHARE)
 
     @property
     def result_bytes(self) -> int:
-        """How much of the results of one step's calls is shown, together."""
-        return int(self.room * _OWN_TURN) * _BYTES_PER_TOKEN
+        """How many bytes of the tool results of one step the model reads, together."""
+        return int(self.input_tokens * _KEPT_SHARE) * _BYTES_PER_TOKEN
 
 
 @dataclass(frozen=True, slots=True)
 class AskSummary:
-    """Have the model summarise the conversation through a step."""
+    """The model must summarise the conversation through a step."""
 
     through_step: int
 
 
 @dataclass(frozen=True, slots=True)
 class WindowExhausted:
-    """Nothing can be made shorter, or it did not help."""
+    """The conversation cannot be shortened, or is still too long after it was shortened. `why`: a message."""
 
     why: str
 
@@ -73,81 +76,95 @@ NextCompaction = ClearedResults | AskSummary | WindowExhausted
 
 
 def window_of(model: str, *, max_output_tokens: int, limits: Iterable[int] = ()) -> Window:
-    """The model's window under what the task and the worker allow of it (0: all). Half of it at most is for output."""
-    known = next((tokens for begin, tokens in WINDOW_TOKENS.items() if model.startswith(begin)), DEFAULT_WINDOW_TOKENS)
-    tokens = min([known, *(limit for limit in limits if limit)])
+    """Returns the model's context window within `limits` in tokens (0: no limit). At most half is for the output."""
+    model_tokens = next(
+        (tokens for prefix, tokens in WINDOW_TOKENS.items() if model.startswith(prefix)), DEFAULT_WINDOW_TOKENS
+    )
+    tokens = min([model_tokens, *(limit for limit in limits if limit)])
     return Window(tokens, min(max_output_tokens, tokens // 2))
 
 
 def next_compaction(
     point: ResumePoint, expected_tokens: int, window: Window, pending_tokens: int = 0
 ) -> NextCompaction | None:
-    """What to do before the next turn, with an input of about `expected_tokens`, `pending_tokens` of them new.
+    """Returns the compaction to make before the next model call, or None if the conversation fits.
 
-    None: there is room; call the model.
+    `expected_tokens`: the estimated input of the call. `pending_tokens`: the part of the input that is not in the
+    conversation yet.
     """
     if point.must_shorten:
-        return _must(point)
+        return _after_overflow(point)
     if expected_tokens <= window.near:
         return None
-    return _clear(point, expected_tokens - pending_tokens, window) or _summarise(point, window)
+    return _clear_results(point, expected_tokens - pending_tokens, window) or _summarise(point, window)
 
 
-def _must(point: ResumePoint) -> AskSummary | WindowExhausted:
-    """The provider refused, so the estimate was wrong: no half measures."""
+def _after_overflow(point: ResumePoint) -> AskSummary | WindowExhausted:
+    """Decides after the model provider found the conversation too long.
+
+    The estimate was wrong, so the whole conversation is summarised at once, without clearing results first.
+    """
     if point.overflows > MOST_OVERFLOWS:
-        return WindowExhausted("the conversation does not fit the model's window, even after it was made shorter")
-    answered = point.conversation.answered_step
-    if not _has_answers(point, answered - point.is_at_dead_end):
-        return WindowExhausted("the goal, the system prompt and the tools do not fit the model's window")
-    return AskSummary(answered)
+        return WindowExhausted(
+            "the conversation does not fit the model's context window, even after a compaction: "
+            "fork the task at an earlier step, or with a model that has a larger window"
+        )
+    answered_step = point.conversation.answered_step
+    if not _has_answer(point, answered_step - point.is_at_dead_end):
+        return WindowExhausted(
+            "the goal, the system prompt and the tools do not fit the model's context window: "
+            "shorten them, or use a model that has a larger window"
+        )
+    return AskSummary(answered_step)
 
 
-def _clear(point: ResumePoint, sent_tokens: int, window: Window) -> ClearedResults | None:
-    """All old results, if that is worth it."""
+def _clear_results(point: ResumePoint, sent_tokens: int, window: Window) -> ClearedResults | None:
+    """Returns the clearing of all old results, or None if it gains too few tokens. `sent_tokens`: without new text."""
     steps = sorted({result.step for result in [*point.conversation.results, *point.pending_results]})
     if len(steps) <= KEPT_STEPS:
         return None
-    through = steps[-KEPT_STEPS - 1]
-    old = [result for result in point.conversation.results if result.step <= through]
-    gained = sum(max(0, result.saved_bytes) for result in old) // _BYTES_PER_TOKEN
-    if gained < window.room * _WORTH:
+    through_step = steps[-KEPT_STEPS - 1]
+    old_results = [result for result in point.conversation.results if result.step <= through_step]
+    gained_tokens = sum(max(0, result.saved_bytes) for result in old_results) // _BYTES_PER_TOKEN
+    if gained_tokens < window.input_tokens * _MIN_CLEARED_SHARE:
         return None
-    return ClearedResults(through, len(old), sent_tokens, max(0, sent_tokens - gained))
+    return ClearedResults(through_step, len(old_results), sent_tokens, max(0, sent_tokens - gained_tokens))
 
 
 def _summarise(point: ResumePoint, window: Window) -> AskSummary | None:
-    """Once between two turns: what is left after it is what the model has to do with.
+    """Returns the step to summarise through, or None: call the model with the conversation as it is.
 
-    The newest turn is kept in its own words when it is small, and always when it is to be continued.
+    There is at most one summary between two answers: after it, the model must work with what is left. The newest
+    answer and the messages after it are kept verbatim if they are small, and always if the model must continue
+    that answer.
     """
-    answered = point.conversation.answered_step
-    if not answered or point.has_new_summary:
+    answered_step = point.conversation.answered_step
+    if not answered_step or point.has_new_summary:
         return None
-    before = answered - 1
-    is_small = _size_bytes(point, before) <= window.room * _OWN_TURN * _BYTES_PER_TOKEN
-    if _has_answers(point, before) and (is_small or _is_paused(point)):
-        return AskSummary(before)
-    return None if _is_paused(point) else AskSummary(answered)
+    step_before = answered_step - 1
+    is_small = _size_bytes(point, step_before) <= window.input_tokens * _KEPT_SHARE * _BYTES_PER_TOKEN
+    if _has_answer(point, step_before) and (is_small or _must_continue(point)):
+        return AskSummary(step_before)
+    return None if _must_continue(point) else AskSummary(answered_step)
 
 
-def _has_answers(point: ResumePoint, through_step: int) -> bool:
+def _has_answer(point: ResumePoint, through_step: int) -> bool:
     return any(message["role"] == "assistant" for message in point.conversation.through(through_step))
 
 
-def _is_paused(point: ResumePoint) -> bool:
+def _must_continue(point: ResumePoint) -> bool:
     return point.answer is not None and point.answer.stop_reason in {"pause_turn", "max_tokens"}
 
 
 def _size_bytes(point: ResumePoint, after_step: int) -> int:
-    """Of the turns after a step, with what has come since."""
+    """Returns the size of the messages after a step, with the content that has no model call yet, as JSON in UTF-8."""
     conversation = point.conversation
     kept = conversation.messages[len(conversation.through(after_step)) :]
     text = json.dumps([*kept, *point.pending_content], ensure_ascii=False)
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-# What the model is asked for a summary: the conversation as one text, cut so that it surely fits.
+# The request for a summary: the conversation as one text, shortened so that it always fits the window.
 
 SUMMARY_SYSTEM: Final = (
     "You summarise the work of an agent for the agent itself: it will go on from your words alone. "
@@ -165,32 +182,38 @@ _LEFT_OUT: Final = "\n[… left out …]\n"
 
 
 def summary_output_tokens(window_tokens: int) -> int:
-    """The longest summary that leaves a window of this size to the work."""
+    """Returns the longest summary, in tokens, that leaves most of the context window free for further steps."""
     return min(MOST_SUMMARY_TOKENS, window_tokens // 8)
 
 
 def summary_messages(point: ResumePoint, through_step: int, most_bytes: int) -> list[Message]:
-    """The request for a summary of everything through a step, in at most `most_bytes` of text."""
+    """Returns the request for a summary of the conversation through a step, in at most `most_bytes` of text."""
     messages: list[Message] = point.conversation.through(through_step)
     if through_step >= point.conversation.answered_step and (results := point.pending_results):
         messages = [*messages, {"role": "user", "content": [result.block for result in results]}]
-    rest = f"\n\n</conversation>\n\n{SUMMARY_REQUEST}"
-    text = transcript(messages, max(0, most_bytes - len(rest.encode()) - len("<conversation>\n\n")))
-    return [{"role": "user", "content": [text_block(f"<conversation>\n\n{text}{rest}")]}]
+    suffix = f"\n\n</conversation>\n\n{SUMMARY_REQUEST}"
+    text = transcript(messages, max(0, most_bytes - len(suffix.encode()) - len("<conversation>\n\n")))
+    return [{"role": "user", "content": [text_block(f"<conversation>\n\n{text}{suffix}")]}]
 
 
 def transcript(messages: Sequence[Message], most_bytes: int) -> str:
-    """The messages as a text of at most `most_bytes`: long blocks are cut first, then the middle of the whole."""
+    """Returns the messages as a text of at most `most_bytes` in UTF-8.
+
+    Long blocks are shortened first, in several stages. If that is not enough, the middle of the text is left out.
+    """
     text = ""
     for block_bytes in _BYTES_OF_BLOCKS:
-        text = "\n\n".join(_lines(messages, block_bytes))
+        text = "\n\n".join(_transcript_lines(messages, block_bytes))
         if len(_encoded(text)) <= most_bytes:
             return text
     return shortened(text, most_bytes)
 
 
 def shortened(text: str, most_bytes: int) -> str:
-    """The text with its middle left out, if it is longer: a third of what is kept is its beginning."""
+    """Returns the text, without its middle if it is longer than `most_bytes` in UTF-8.
+
+    One third of the bytes kept is the beginning, the rest is the end.
+    """
     encoded = _encoded(text)
     if len(encoded) <= most_bytes:
         return text
@@ -199,19 +222,19 @@ def shortened(text: str, most_bytes: int) -> str:
     return (head.decode(errors="ignore") + _LEFT_OUT + tail.decode(errors="ignore")) if kept else ""
 
 
-def _lines(messages: Iterable[Message], block_bytes: int) -> Iterable[str]:
+def _transcript_lines(messages: Iterable[Message], block_bytes: int) -> Iterable[str]:
     for message in messages:
-        who = "Agent" if message["role"] == "assistant" else "User"
+        speaker = "Agent" if message["role"] == "assistant" else "User"
         for block in message["content"]:
-            if line := _transcript_line(who, block):
+            if line := _transcript_line(speaker, block):
                 yield shortened(line, block_bytes)
 
 
-def _transcript_line(who: str, block: dict[str, Any]) -> str:
-    """A block in words; what the model thought to itself is not passed on."""
+def _transcript_line(speaker: str, block: dict[str, Any]) -> str:
+    """Returns a content block as text; "" for the model's thinking, which a summary must not contain."""
     match block.get("type"):
         case "text":
-            return f"{who}: {block['text']}"
+            return f"{speaker}: {block['text']}"
         case "tool_use":
             return f"Agent calls {block['name']}: {json.dumps(block['input'], ensure_ascii=False)}"
         case "tool_result":
@@ -219,9 +242,9 @@ def _transcript_line(who: str, block: dict[str, Any]) -> str:
         case "thinking" | "redacted_thinking":
             return ""
         case kind:
-            return f"{who} ({kind}): {json.dumps(block, ensure_ascii=False)}"
+            return f"{speaker} ({kind}): {json.dumps(block, ensure_ascii=False)}"
 
 
 def _encoded(text: str) -> bytes:
-    """Halves of surrogate pairs, which no request can carry, become `?`."""
+    """Returns the text in UTF-8, with `?` for each half of a surrogate pair, which no request can carry."""
     return text.encode("utf-8", errors="replace")

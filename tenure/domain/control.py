@@ -1,7 +1,8 @@
-"""Control work: what the record answers to a function that goes through its steps again, and what follows its failure.
+"""Decides how a control function continues from its recorded steps, and what follows when the function fails.
 
-A function is run from its beginning by every owner. Its steps and calls are counted; under the same number the record
-has what came of them. A function that asks for something else there than is recorded is another function by now.
+Every owner runs the function from its beginning. The function's steps and tool calls are numbered, and the ledger has
+the recorded result under the same number. A function that asks for something else than the ledger has under a number
+has diverged: it is no longer the function that began the task.
 """
 
 from __future__ import annotations
@@ -20,48 +21,54 @@ from tenure.domain.tools import call_id
 MOST_RETRY_SECONDS: Final = 24 * 3600.0
 
 
-class Diverged(Exception):  # noqa: N818  what was found out; `divergence` says what follows
-    """The function does not do what the record says it did."""
+class Diverged(Exception):  # noqa: N818  a finding; `divergence` returns the transition
+    """The function asks for something else than the ledger has under the same number."""
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionToolCall:
-    """A call of a tool that a function asks for."""
+    """A tool call that a control function asks for."""
 
     tool: str
     arguments_json: str
 
 
 def recorded_step(point: ResumePoint, step: int, name: str) -> ControlStep | None:
-    """What the step came to; None: it is to be made now. Diverged."""
+    """Returns the recorded step, or None if the function must run the step now. Raises Diverged."""
     recorded = point.control_steps.get(step)
     if recorded is not None and recorded.name == name:
         return recorded
     if step <= point.step:
-        raise Diverged(f"step {step} is {_recorded(point, step)} by the record, the function asks for {name}")
+        raise Diverged(f"the ledger has {_describe_step(point, step)} as step {step}, but the function asks for {name}")
     return None
 
 
 def missing_calls(point: ResumePoint, step: int, calls: Sequence[FunctionToolCall]) -> list[ToolIntent]:
-    """The intents that are still to be written: all, none, or the rest where a commit was cut in between. Diverged."""
-    wanted = [ToolIntent(call_id(step, index), "", call.tool, call.arguments_json) for index, call in enumerate(calls)]
-    known = list(_recorded_calls(point, step))
-    same = all(_is_same(point, had, requested) for had, requested in zip(known, wanted, strict=False))
-    may_add = step > point.step or (step == point.step and bool(known))
-    if not same or len(known) > len(wanted) or (len(known) < len(wanted) and not may_add):
-        requested = ", ".join(call.tool for call in calls)
-        raise Diverged(f"step {step} is {_recorded(point, step)} by the record, the function calls {requested}")
-    return wanted[len(known) :]
+    """Returns the intents that are not in the ledger yet. Raises Diverged.
+
+    These are all intents, none, or the remaining ones if the step's intents were split over two commits and only the
+    first commit was made.
+    """
+    requested = [
+        ToolIntent(call_id(step, index), "", call.tool, call.arguments_json) for index, call in enumerate(calls)
+    ]
+    recorded = list(_recorded_intents(point, step))
+    is_same = all(_is_same(point, *intents) for intents in zip(recorded, requested, strict=False))
+    may_add = step > point.step or (step == point.step and bool(recorded))
+    if not is_same or len(recorded) > len(requested) or (len(recorded) < len(requested) and not may_add):
+        tools = ", ".join(call.tool for call in calls)
+        raise Diverged(f"the ledger has {_describe_step(point, step)} as step {step}, but the function calls {tools}")
+    return requested[len(recorded) :]
 
 
-def _is_same(point: ResumePoint, had: ToolIntent, wanted_intent: ToolIntent) -> bool:
-    """A person may have changed the arguments of a call that needed leave."""
-    return had.tool == wanted_intent.tool and (
-        had.arguments_json == wanted_intent.arguments_json or had.call_id in point.edited_calls
+def _is_same(point: ResumePoint, recorded: ToolIntent, requested: ToolIntent) -> bool:
+    """Whether the function asks for the recorded call. A person may have edited the arguments at the approval."""
+    return recorded.tool == requested.tool and (
+        recorded.arguments_json == requested.arguments_json or recorded.call_id in point.edited_calls
     )
 
 
-def _recorded_calls(point: ResumePoint, step: int) -> Iterator[ToolIntent]:
+def _recorded_intents(point: ResumePoint, step: int) -> Iterator[ToolIntent]:
     for index in count():
         intent = point.intents.get(call_id(step, index))
         if intent is None:
@@ -70,48 +77,57 @@ def _recorded_calls(point: ResumePoint, step: int) -> Iterator[ToolIntent]:
 
 
 def check_end(point: ResumePoint, step: int) -> None:
-    """After `step` steps the function returned. Diverged: the record has more of them."""
+    """Raises Diverged when the function returned after `step` steps, but the ledger has more steps."""
     if step < point.step:
-        raise Diverged(f"the function returned after step {step}, the record has {point.step}")
+        raise Diverged(f"the ledger has {point.step} steps, but the function returned after step {step}")
 
 
 def steps_allowed(point: ResumePoint) -> int:
-    """How many steps the task may have made, those copied from another task and given by operators included."""
+    """Returns the task's step limit, including the steps that a fork copied and the steps that operators added."""
     assert point.spec is not None, "the first entry of every ledger is the spec"
     return point.spec.limits.max_steps + point.extra_steps
 
 
 def step_limit(point: ResumePoint, step: int) -> Transition | None:
-    """The end of a task that may make no further step."""
-    most = steps_allowed(point)
-    if step <= most:
+    """Returns the transition that ends the task if `step` exceeds the task's step limit, or None."""
+    limit = steps_allowed(point)
+    if step <= limit:
         return None
-    return Transition(TaskState.COST_EXCEEDED, Reason.STEP_LIMIT, f"the limit of {most} steps is reached")
+    return Transition(TaskState.COST_EXCEEDED, Reason.STEP_LIMIT, f"the limit of {limit} steps is reached")
 
 
-def divergence(why: Diverged) -> Transition:
-    """No attempt can mend it; a worker with the former function, or a fork, goes on."""
+def divergence(error: Diverged) -> Transition:
+    """Returns the transition to FAILED.
+
+    No retry can help: only a worker with the former function, or a fork, can continue the work.
+    """
     return Transition(
-        TaskState.FAILED, Reason.FUNCTION_DIVERGED, f"{why}: its code has changed, or is not deterministic"
+        TaskState.FAILED,
+        Reason.FUNCTION_DIVERGED,
+        f"{error}: its code has changed, or is not deterministic; requeue the task for a worker with the former code, "
+        "or fork the task",
     )
 
 
 def after_function_failure(failure: ControlFailure, retries: int, policy: RetryPolicy, *, luck: float) -> Transition:
-    """`retries`: how often the task was scheduled again since its last new step; `luck` in [0, 1)."""
+    """Returns the transition after a failure of the function.
+
+    `retries`: how often the task was retried since its newest step. `luck`: a random number in [0, 1), for the jitter.
+    """
     message = f"{failure.error_class}: {failure.message}"
     if not failure.retryable:
         return Transition(TaskState.FAILED, Reason.FUNCTION_FAILED, message)
     if policy.exhausted(retries):
         return Transition(TaskState.FAILED, Reason.FUNCTION_FAILED, f"{message} (after {retries} retries of the task)")
-    delay = policy.wait_seconds(retries + 1, luck, failure.retry_after_seconds)
-    delay = min(delay, MOST_RETRY_SECONDS)
-    return Transition(TaskState.RETRY_SCHEDULED, Reason.FUNCTION_FAILED, message, retry_delay_seconds=delay)
+    delay_seconds = policy.wait_seconds(retries + 1, luck, failure.retry_after_seconds)
+    delay_seconds = min(delay_seconds, MOST_RETRY_SECONDS)
+    return Transition(TaskState.RETRY_SCHEDULED, Reason.FUNCTION_FAILED, message, retry_delay_seconds=delay_seconds)
 
 
-def _recorded(point: ResumePoint, step: int) -> str:
-    """What the record has under this number."""
-    made = point.control_steps.get(step)
-    if made is not None:
-        return made.name
-    called = [intent.tool for intent in _recorded_calls(point, step)]
-    return f"a call of {', '.join(called)}" if called else "nothing"
+def _describe_step(point: ResumePoint, step: int) -> str:
+    """Returns the recorded step as text for an error message."""
+    recorded = point.control_steps.get(step)
+    if recorded is not None:
+        return recorded.name
+    tools = [intent.tool for intent in _recorded_intents(point, step)]
+    return f"a call of {', '.join(tools)}" if tools else "nothing"

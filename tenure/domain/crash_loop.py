@@ -1,10 +1,13 @@
-"""Deaths of a task's owners: how a task that kills its workers is told from one whose workers just died.
+"""Decides when a task is in a crash loop: it kills its workers, rather than being held by workers that died anyway.
 
-Counted are deaths in a row without a new step. Whoever dies takes all its tasks along, so a poison and its innocent
-neighbours would be counted alike, and travel together to the next worker. Two rules tell them apart. A task is a poison
-only when several owners died with it, because one worker may be what is broken; yet where there are so few workers that
-always the same one dies, more deaths say it too. And before that a task is a suspect, of which a session holds one at a
-time: from then on a poison dies without another suspect beside it, and an innocent one makes its step.
+The rules count the deaths of owners in a row without a new step. A worker that dies loses all of its tasks, so without
+further rules the task that killed the worker and the worker's other tasks would have equal counts, and would move
+together to the next worker. Two rules separate them:
+
+- A task is in a crash loop only when several different owners died with it, because one worker may itself be broken.
+  Where there are so few workers that the same one dies each time, a higher count is enough.
+- Before that, the task is a suspect, and a session holds at most one suspect at a time. From then on, a task in a crash
+  loop kills its worker without another suspect beside it, and any other suspect makes its next step.
 """
 
 from __future__ import annotations
@@ -16,29 +19,34 @@ SUSPECT_DEATHS: Final = 3
 CRASH_LOOP_DEATHS: Final = 5
 CRASH_LOOP_OWNERS: Final = 3
 CRASH_LOOP_DEATHS_OF_FEW: Final = 10
-"""Of whomever: one worker that its supervisor starts again under the same name must not die for ever."""
+"""The limit for any number of different owners. Without it, a single worker that its supervisor restarts under the same
+name would die with the task forever.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerDeaths:
-    """How often in a row, and the workers, each once. Under a new name a worker counts as another: nobody can know."""
+    """The number of owner deaths in a row, and the worker ids of these owners, each once.
+
+    A worker that restarts under a new id counts as a different worker: the ledger cannot recognise it.
+    """
 
     count: int = 0
     owners: tuple[str, ...] = ()
 
     def and_of(self, owner: str) -> OwnerDeaths:
-        """One more."""
-        known = self.owners if self.count else ()  # a new step sets the count back, and the names with it
-        fresh = owner not in known and len(known) < CRASH_LOOP_DEATHS_OF_FEW
-        return OwnerDeaths(self.count + 1, (*known, owner) if fresh else known)
+        """Returns the deaths with one more death, of `owner`."""
+        owners = self.owners if self.count else ()  # a new step resets the count; the old owners no longer count either
+        is_new = owner not in owners and len(owners) < CRASH_LOOP_DEATHS_OF_FEW
+        return OwnerDeaths(self.count + 1, (*owners, owner) if is_new else owners)
 
     @property
     def is_crash_loop(self) -> bool:
-        """Whether the task is a poison."""
-        several = self.count >= CRASH_LOOP_DEATHS and len(self.owners) >= CRASH_LOOP_OWNERS
-        return several or self.count >= CRASH_LOOP_DEATHS_OF_FEW
+        """Whether the task fails with CRASH_LOOP."""
+        has_several_owners = self.count >= CRASH_LOOP_DEATHS and len(self.owners) >= CRASH_LOOP_OWNERS
+        return has_several_owners or self.count >= CRASH_LOOP_DEATHS_OF_FEW
 
 
 def is_suspect(deaths: int) -> bool:
-    """Whether it may be a poison: no session is to hold two such."""
+    """Whether a task with `deaths` owner deaths in a row is a suspect. A session holds at most one suspect."""
     return deaths >= SUSPECT_DEATHS

@@ -1,11 +1,13 @@
-"""Whose task goes next: by tier; inside a tier fair between tenants; of one tenant what was begun, then age.
+"""Implements the fair queue: the order in which waiting tasks get free slots.
 
-A tenant's share is what it has running. Each place goes to the tenant with the fewest tasks running or on their way to
-a worker, those of this round included; among equals to the oldest task. So however much one tenant has queued, the
-first task of another is in the very next round.
+The order is by tier, then fair between the tenants of a tier, then begun tasks before new tasks of a tenant, then by
+age. A tenant's share is the number of its tasks that run. Each slot goes to the tenant with the fewest tasks that run
+or are on their way to a worker, including the tasks served in this round; between equal tenants, the oldest task is
+first. So the first task of a tenant is served in the next round, however many tasks another tenant has queued.
 
-What was begun goes before what is new, with one exception: the first task of a tenant that has nothing running is
-served along with it. Otherwise a tenant whose tasks wait and wake all the time would keep the others out for ever.
+Begun tasks of all tenants go before new tasks, with one exception: the first task of a tenant without running tasks has
+the same rank as begun tasks. Otherwise a tenant whose tasks wait and continue all the time would lock the other tenants
+out forever.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ UNBOUNDED: Final = 2**31
 
 
 class Line(NamedTuple):
-    """The tasks of one tier and tenant that are new, or those that were begun before."""
+    """Names the waiting tasks of one tier and tenant: either the new tasks, or the tasks that were begun before."""
 
     tier: Priority
     tenant: str
@@ -33,7 +35,10 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Who stands in a line: `count` tasks, UNBOUNDED when nobody counted to the end; the first is from `oldest`."""
+    """The waiting tasks of a line.
+
+    `count`: the number of tasks, or UNBOUNDED if the count stopped early. `oldest`: the time of the first task.
+    """
 
     line: Line
     count: int
@@ -42,32 +47,35 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How many tasks a tenant has running or on their way to a worker, and may have at most."""
+    """The number of a tenant's tasks that run or are on their way to a worker, and the tenant's limit (`most`)."""
 
     running: int = 0
     most: int = UNBOUNDED
 
 
 def share(waiting: Iterable[Waiting], loads: Mapping[str, Load], slots: Slots) -> list[Line]:
-    """The line that each place goes to, in the order of serving. No line comes up more often than it has tasks."""
+    """Returns the line that gets each slot, in the order of serving. A line occurs at most as often as it has tasks."""
     by_tier: dict[Priority, list[Waiting]] = {}
-    for each in waiting:
-        by_tier.setdefault(each.line.tier, []).append(each)
-    given: list[Line] = []
+    for tasks in waiting:
+        by_tier.setdefault(tasks.line.tier, []).append(tasks)
+    served: list[Line] = []
     taken: Counter[str] = Counter()
     for tier in sorted(by_tier):
-        served = _serve(by_tier[tier], loads, taken)
-        while slots.of(tier) and (line := next(served, None)) is not None:
+        lines = _serve(by_tier[tier], loads, taken)
+        while slots.of(tier) and (line := next(lines, None)) is not None:
             slots = slots.after(tier)
-            given.append(line)
+            served.append(line)
             taken[line.tenant] += 1
-    return given
+    return served
 
 
-class _Turn(NamedTuple):
-    """A tenant's next task. Turns are taken in the order of these; no two are of one tenant."""
+class _NextTask(NamedTuple):
+    """The next task of a tenant. The smallest one is served first. Each tenant has at most one.
 
-    behind: bool
+    `is_behind`: whether the task goes after all begun tasks: it is new, and its tenant has running tasks.
+    """
+
+    is_behind: bool
     running: int
     is_new: bool
     oldest: datetime
@@ -76,27 +84,29 @@ class _Turn(NamedTuple):
 
 
 def _serve(waiting: Iterable[Waiting], loads: Mapping[str, Load], taken: Mapping[str, int]) -> Iterator[Line]:
-    """Lines of one tier, a place at a time. The caller counts in `taken` what it took before it asks for the next."""
-    lines: dict[str, list[Waiting]] = {}
-    for each in sorted(waiting, key=lambda one: one.line.is_new, reverse=True):
-        lines.setdefault(each.line.tenant, []).append(each)  # the line to be served first comes last
-    left = {each.line: each.count for each in waiting}
-    turns = [turn for tenant in lines for turn in _turn(tenant, lines[tenant], loads, taken)]
-    heapq.heapify(turns)
-    while turns:
-        turn = heapq.heappop(turns)
-        yield turn.line
-        left[turn.line] -= 1
-        if not left[turn.line]:
-            lines[turn.tenant].pop()
-        for following in _turn(turn.tenant, lines[turn.tenant], loads, taken):
-            heapq.heappush(turns, following)
+    """Yields a line of one tier for each slot. The caller counts each served task in `taken` before the next one."""
+    by_tenant: dict[str, list[Waiting]] = {}
+    for tasks in sorted(waiting, key=lambda tasks: tasks.line.is_new, reverse=True):
+        by_tenant.setdefault(tasks.line.tenant, []).append(tasks)  # begun tasks last: the list is served from its end
+    remaining = {tasks.line: tasks.count for tasks in waiting}
+    heap = [task for tenant in by_tenant for task in _next_task(tenant, by_tenant[tenant], loads, taken)]
+    heapq.heapify(heap)
+    while heap:
+        task = heapq.heappop(heap)
+        yield task.line
+        remaining[task.line] -= 1
+        if not remaining[task.line]:
+            by_tenant[task.tenant].pop()
+        for following in _next_task(task.tenant, by_tenant[task.tenant], loads, taken):
+            heapq.heappush(heap, following)
 
 
-def _turn(tenant: str, lines: list[Waiting], loads: Mapping[str, Load], taken: Mapping[str, int]) -> Iterator[_Turn]:
-    """The tenant's next turn, if it may have one."""
+def _next_task(
+    tenant: str, lines: list[Waiting], loads: Mapping[str, Load], taken: Mapping[str, int]
+) -> Iterator[_NextTask]:
+    """Yields the tenant's next task, unless the tenant has no task left or reached its limit."""
     load = loads.get(tenant, Load())
     running = load.running + taken.get(tenant, 0)
     if lines and running < load.most:
         line, oldest = lines[-1].line, lines[-1].oldest
-        yield _Turn(line.is_new and running > 0, running, line.is_new, oldest, tenant, line)
+        yield _NextTask(line.is_new and running > 0, running, line.is_new, oldest, tenant, line)
