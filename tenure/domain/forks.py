@@ -1,8 +1,9 @@
-"""Forks: where a history can be cut so that a new task goes on from it, and what of it the new task takes over.
+"""Decides where a fork can cut another task's history, and which entries the fork copies.
 
-Cut is where every call has its outcome and no model call is under way. Taken over is the conversation: answers, calls,
-outcomes, tools, words. Moves between states, requests to end and model calls without an answer are the old task's own.
-A new kind of fact that the conversation is made of belongs into COPIED.
+A fork point is a sequence at which every tool call has its outcome and no model call is in flight. A fork copies the
+conversation: answers, tool calls, outcomes, tool definitions and messages. It does not copy transitions, requests to
+end the task and model calls without an answer. A new entry kind that is part of the conversation must be added to
+COPIED.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ COPIED: Final = frozenset(
         "compaction",
     }
 )
-"""Kinds of facts by their names on the wire."""
+"""The entry kinds that a fork copies, by their field names in EntryBody."""
 
 MOST_ENTRIES: Final = 20_000
 MOST_BYTES: Final = 64 * 1024 * 1024
-"""Of one fork: it is copied in one transaction."""
+"""MOST_ENTRIES and MOST_BYTES limit what one fork copies, because one transaction copies it."""
 
 _MODEL_CALL: Final = frozenset({"model_attempt", "model_failure", "attempt_lost", "assistant_message"})
-_GOES_ON: Final = frozenset({"max_tokens", "pause_turn", "refusal", "model_context_window_exceeded"})
-"""Why an answer stopped that is not the last word: it is continued, or asked for again."""
+_CONTINUED_STOP_REASONS: Final = frozenset({"max_tokens", "pause_turn", "refusal", "model_context_window_exceeded"})
+"""Stop reasons of answers that are not final: the loop continues the answer, or repeats the model call."""
 
 
 class ForkPiece(NamedTuple):
-    """An entry of the other task, without its body."""
+    """An entry of the forked task, without its body. `kind`: the field name in EntryBody."""
 
     sequence: int
     step: int
@@ -48,14 +49,14 @@ class ForkPiece(NamedTuple):
 
 
 def fork_points(ledger: Sequence[ForkPiece]) -> list[int]:
-    """The sequences after which the history can be cut, ascending. The first entry always is one."""
+    """Returns the sequences after which the history can be cut, ascending. The first entry is always a fork point."""
     points: list[int] = []
-    open_calls, is_asking = 0, False
+    open_calls, has_model_call = 0, False
     for index, (piece, announces) in enumerate(zip(ledger, _announce_calls(ledger), strict=True)):
         open_calls += {"tool_intent": 1, "tool_outcome": -1}.get(piece.kind, 0)
         if piece.kind in _MODEL_CALL:
-            is_asking = piece.kind == "model_attempt"
-        if not open_calls and not is_asking and not announces and not _is_summary(ledger, index):
+            has_model_call = piece.kind == "model_attempt"
+        if not open_calls and not has_model_call and not announces and not _is_summary(ledger, index):
             points.append(piece.sequence)
     return points
 
@@ -63,74 +64,76 @@ def fork_points(ledger: Sequence[ForkPiece]) -> list[int]:
 def choose_point(
     ledger: Sequence[ForkPiece], *, at_sequence: int | None = None, step: int | None = None
 ) -> int | TenureError:
-    """Where to cut; gives the refusal back. Without a wish: as late as possible."""
+    """Returns the sequence after which to cut, or the refusal.
+
+    `step`: cut at the last fork point through this step. Without `at_sequence` and `step`: at the last fork point.
+    """
     points = fork_points(ledger)
     if at_sequence is not None:
         return at_sequence if at_sequence in points else _no_fork_point(points, at_sequence)
     if step is None:
         return points[-1]
-    newest = max(piece.step for piece in ledger)
-    if step > newest:
-        return InvalidRequest(violations=[("step", f"the task has made {newest} steps")])
-    begun = next((piece.sequence for piece in ledger if piece.step > step), ledger[-1].sequence + 1)
-    return points[bisect_left(points, begun) - 1]
+    newest_step = max(piece.step for piece in ledger)
+    if step > newest_step:
+        return InvalidRequest(violations=[("step", f"must be at most {newest_step}, the task's newest step")])
+    next_step_begins = next((piece.sequence for piece in ledger if piece.step > step), ledger[-1].sequence + 1)
+    return points[bisect_left(points, next_step_begins) - 1]
 
 
 def pieces_to_copy(ledger: Iterable[ForkPiece], point: int, *, with_tools: bool) -> list[ForkPiece]:
-    """What a fork takes over, in order. Of model calls only those that gave an answer."""
+    """Returns the entries that a fork copies, in order. A model attempt is copied only with its answer."""
     kept: list[ForkPiece] = []
-    wanted: ForkPiece | None = None
+    attempt: ForkPiece | None = None
     for piece in ledger:
         if piece.sequence > point:
             break
         if piece.kind in _MODEL_CALL:
-            if piece.kind == "assistant_message" and wanted is not None:
-                kept += [wanted, piece]
-            wanted = piece if piece.kind == "model_attempt" else None
+            if piece.kind == "assistant_message" and attempt is not None:
+                kept += [attempt, piece]
+            attempt = piece if piece.kind == "model_attempt" else None
         elif piece.kind in COPIED and (with_tools or piece.kind != "tools_defined"):
             kept.append(piece)
     return sorted(kept)
 
 
 def ends_with_answer(kept: Sequence[ForkPiece]) -> bool:
-    """Whether the agent has spoken last."""
-    spoken = next((piece for piece in reversed(kept) if piece.kind not in {"tools_defined", "model_attempt"}), None)
-    return spoken is not None and spoken.kind == "assistant_message"
+    """Whether the copied conversation ends with the agent's answer, without a tool call or a message after it."""
+    newest = next((piece for piece in reversed(kept) if piece.kind not in {"tools_defined", "model_attempt"}), None)
+    return newest is not None and newest.kind == "assistant_message"
 
 
 def is_final_answer(stop_reason: str) -> bool:
-    """Whether an answer that stopped so ends the task, as far as nobody says more."""
-    return stop_reason not in _GOES_ON
+    """Whether an answer with this stop reason ends the task, unless the user sends another message."""
+    return stop_reason not in _CONTINUED_STOP_REASONS
 
 
 def _is_summary(ledger: Sequence[ForkPiece], index: int) -> bool:
-    """Whether the entry is an answer that means something only with the compaction after it."""
+    """Whether the entry is a summary: an answer that has a meaning only with the compaction after it."""
     after = ledger[index + 1] if index + 1 < len(ledger) else None
     return after is not None and (ledger[index].kind, after.kind) == ("assistant_message", "compaction")
 
 
 def _announce_calls(ledger: Sequence[ForkPiece]) -> list[bool]:
-    """Of each entry whether intents of the answer before are still to come: they may be in another commit."""
+    """Returns for each entry whether intents of the answer before it follow later: they may be in another commit."""
     announced: list[bool] = []
-    step_to_come: int | None = None
+    intent_step: int | None = None
     for piece in reversed(ledger):
-        announced.append(step_to_come is not None and piece.step >= step_to_come)
+        announced.append(intent_step is not None and piece.step >= intent_step)
         if piece.kind == "tool_intent":
-            step_to_come = piece.step
+            intent_step = piece.step
         elif piece.kind in _MODEL_CALL:
-            step_to_come = None
+            intent_step = None
     return announced[::-1]
 
 
 def _no_fork_point(points: Sequence[int], at_sequence: int) -> WrongState:
-    place = bisect_right(points, at_sequence)
-    near = {"before": str(points[place - 1])}  # the first entry is a point, and nothing is asked for before it
-    if place < len(points):
-        near["after"] = str(points[place])
-    message = " or ".join(f"{name} it {sequence}" for name, sequence in near.items())
+    index = bisect_right(points, at_sequence)
+    nearest = {"before": str(points[index - 1])}  # the first entry is a fork point, and no request is before it
+    if index < len(points):
+        nearest["after"] = str(points[index])
     return WrongState(
-        f"the history cannot be cut at {at_sequence}: a call has no outcome there, or the model is being asked; "
-        f"{message}",
+        f"the task cannot be forked at sequence {at_sequence}: a tool call has no outcome there, or a model call is in "
+        f"flight; fork at {' or '.join(nearest.values())}",
         reason="NO_FORK_POINT",
-        metadata=near,
+        metadata=nearest,
     )

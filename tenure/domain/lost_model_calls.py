@@ -1,4 +1,4 @@
-"""Model calls whose worker was lost: what they are billed, and what their own worker may say of it afterwards."""
+"""Decides the bill of a lost model call, and whether a later usage report of its worker corrects the bill."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ ATTEMPT_SETTLED: Final = "ATTEMPT_SETTLED"
 
 @dataclass(frozen=True, slots=True)
 class ReportedCall:
-    """A model call as far as its worker told of it. Input 0: the provider has not counted it yet."""
+    """The usage of a model call so far, as its worker reported it.
+
+    Without input tokens in `usage`: the model provider has not reported its count of the input yet.
+    """
 
     step: int
     attempt_number: int
@@ -23,25 +26,25 @@ class ReportedCall:
 
     @property
     def input_tokens(self) -> int:
-        """All input, cached or not."""
+        """The tokens of the whole input, cached or not."""
         return self.usage.total - self.usage.output_tokens
 
 
 def settle_lost(input_tokens: int, max_output_tokens: int, reported: ReportedCall | None) -> TokenUsage:
-    """What a model call of unknown fate is billed: what was heard of it, and unheard its whole input.
+    """Returns the usage to bill for a lost model call: the reported usage, and the whole input if none was reported.
 
-    `input_tokens` and `max_output_tokens` are what was set aside. What was heard is a worker's word: out of bounds, it
-    must not be what keeps its task from being requeued.
+    `input_tokens` and `max_output_tokens` are the reservation. Reported usage beyond the reservation is reduced to it:
+    the report comes from a worker, and a wrong report must not prevent the requeue of the task.
     """
     if reported is None:
         return TokenUsage(input_tokens)
     output = _within(reported.usage.output_tokens, max_output_tokens)
     if reported.input_tokens <= 0:
         return TokenUsage(input_tokens, output)
-    read = _within(reported.usage.cache_read_input_tokens, input_tokens)
-    created = _within(reported.usage.cache_creation_input_tokens, input_tokens - read)
-    plain = _within(reported.usage.input_tokens, input_tokens - read - created)
-    return TokenUsage(plain, output, created, read)
+    cache_read = _within(reported.usage.cache_read_input_tokens, input_tokens)
+    cache_creation = _within(reported.usage.cache_creation_input_tokens, input_tokens - cache_read)
+    uncached = _within(reported.usage.input_tokens, input_tokens - cache_read - cache_creation)
+    return TokenUsage(uncached, output, cache_creation, cache_read)
 
 
 def _within(tokens: int, most: int) -> int:
@@ -50,7 +53,10 @@ def _within(tokens: int, most: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RecordedModelCall:
-    """What the ledger knows of an attempt: the claim it was reserved under, and how it was settled, if it was."""
+    """A model attempt in the ledger: its reservation, the claim that made it, and its settlement.
+
+    `is_lost`: the attempt was settled as lost. `is_reported`: a usage report has corrected its bill.
+    """
 
     made_under: Fence
     reserved_tokens: int
@@ -61,19 +67,20 @@ class RecordedModelCall:
 
 
 def decide_report(call: RecordedModelCall | None, claim: Fence, usage: TokenUsage, nano_usd: int) -> bool:
-    """Whether a worker's report of a lost call is to be billed; False: it was before. Raises what it is refused with.
+    """Whether a worker's usage report corrects the bill of a lost call; False: an earlier report already did.
 
-    Whether the claim still holds the task is not asked: the report changes what the call is billed, and nothing else.
+    Raises NotFound, WrongState or InvalidRequest. The claim need not hold the task any longer: the report changes only
+    the bill of the call.
     """
     if call is None or call.made_under != claim:
-        raise NotFound("no such call was made under this claim")
+        raise NotFound("this claim has no such model attempt: check step and attempt_number")
     if not call.is_settled:
-        raise WrongState("the call is not settled yet", reason=ATTEMPT_OPEN)
+        raise WrongState("the model attempt is not settled yet: report its usage again later", reason=ATTEMPT_OPEN)
     if not call.is_lost:
-        raise WrongState("the call was settled by its own answer", reason=ATTEMPT_SETTLED)
+        raise WrongState("the model attempt was settled by its own answer, not as lost", reason=ATTEMPT_SETTLED)
     if usage.total > call.reserved_tokens:
-        message = f"{usage.total} tokens are more than the {call.reserved_tokens} that were set aside for the call"
+        message = f"must be at most the call's reservation of {call.reserved_tokens} tokens, not {usage.total}"
         raise InvalidRequest(violations=[("usage", message)])
     if nano_usd > call.reserved_nano_usd:
-        raise InvalidRequest(violations=[("usage", "costs more than was set aside for the call")])
+        raise InvalidRequest(violations=[("usage", "must not cost more than the call's reservation")])
     return not call.is_reported

@@ -1,7 +1,8 @@
-"""Results with a shape: which schemas are taken, and whether an answer fits one. Pure, and as slow as the schema wants.
+"""Result validation: checks a task's result schema, and validates final answers against it.
 
-A schema comes from a stranger and an answer from a model: a pattern may take for ever, and combined schemas multiply.
-So whoever judges does it where that harms nobody else, and bounds its time.
+The functions are pure, but their run time has no limit. A schema comes from an untrusted user and an answer from a
+model: a pattern may backtrack without end, and combined schemas multiply. So callers run `problem_of_schema` and
+`validate_result` in a process of their own and limit its time (tenure/runtime/schema_process.py).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MAX_SCHEMA_BYTES: Final = 16 * 1024
 MAX_SCHEMA_DEPTH: Final = 32
 MAX_PATTERN_BYTES: Final = 1024
 MAX_PATTERNS_BYTES: Final = 4096
-"""Together. Compiling one kilobyte of character classes can take a second."""
+"""The limit for all patterns of a schema together: to compile one kilobyte of character classes can take a second."""
 MAX_RESULT_BYTES: Final = 256 * 1024
 MOST_VIOLATIONS: Final = 5
 LONGEST_VIOLATION: Final = 300
@@ -38,24 +39,25 @@ _FENCE: Final = re.compile(r"^```[a-zA-Z]*[ \t]*\n(.*?)^```[ \t]*$", re.MULTILIN
 
 @dataclass(frozen=True, slots=True)
 class ResultValidation:
-    """What an answer is worth: the result as JSON, or why it is none."""
+    """The validation of a final answer: the result as JSON, or the violations of the schema, each as a text."""
 
     result_json: str = ""
     violations: tuple[str, ...] = ()
 
 
-class _Unfit(Exception):  # noqa: N818  said to whoever sent the schema, no error of ours
-    """In words that follow the field's name."""
+class _Unfit(Exception):  # noqa: N818  a finding about the schema, not a failure of the check
+    """The schema is refused. The message continues a sentence that begins with the field's name."""
 
 
 def problem_of_size(schema_json: str) -> str:
-    """As problem_of_schema, of the one constraint that takes no time to check."""
+    """Returns the problem like `problem_of_schema`, but checks only the size, which takes no time."""
     return f"has more than {MAX_SCHEMA_BYTES} bytes" if len(schema_json.encode()) > MAX_SCHEMA_BYTES else ""
 
 
 def problem_of_schema(schema_json: str) -> str:
-    """Why this cannot be a result's schema, in words that follow its name; "": it can. Takes any time: never call it
-    in an event loop.
+    """Returns why this is no result schema, as the end of a sentence that begins with the field's name, or "".
+
+    The run time has no limit: never call this in an event loop.
     """
     if problem := problem_of_size(schema_json):
         return problem
@@ -66,21 +68,24 @@ def problem_of_schema(schema_json: str) -> str:
         _check_parts(schema)
         _check_meaning(schema)
     except (ValueError, RecursionError) as error:
-        return f"is no JSON: {error}"
+        return f"is not valid JSON: {error}"
     except _Unfit as unfit:
         return str(unfit)
     return ""
 
 
 def validate_result(schema_json: str, answer: str) -> ResultValidation:
-    """Whether an answer is a result. Taken is JSON alone, or in the one fenced block that there is among words."""
+    """Validates a final answer: JSON alone, or text with exactly one fenced block, which contains the JSON.
+
+    The run time has no limit: never call this in an event loop.
+    """
     text = _json_in(answer)
     if len(text.encode()) > MAX_RESULT_BYTES:
         return ResultValidation(violations=(f"the answer has more than {MAX_RESULT_BYTES} bytes",))
     try:
         value = strict_json(text)
     except ValueError as error:
-        return ResultValidation(violations=(f"the answer is no JSON: {error}",))
+        return ResultValidation(violations=(f"the answer is not valid JSON: {error}",))
     except RecursionError:
         return ResultValidation(violations=("the answer nests too deeply",))
     try:
@@ -98,7 +103,7 @@ def _json_in(answer: str) -> str:
 
 
 def _violations(validator: Draft202012Validator, value: Any) -> Iterator[str]:
-    """The first few: a long list of wrong items has as many."""
+    """Yields the first MOST_VIOLATIONS violations: a long list of wrong items has one each."""
     errors = list(islice(validator.iter_errors(value), MOST_VIOLATIONS + 1))
     for error in errors[:MOST_VIOLATIONS]:
         message = f"{error.json_path}: {error.message}".encode(errors="replace").decode()
@@ -108,15 +113,15 @@ def _violations(validator: Draft202012Validator, value: Any) -> Iterator[str]:
 
 
 def _validator(schema: dict[str, Any]) -> Draft202012Validator:
-    """With a registry of its own, which is empty: nothing is ever fetched."""
-    from jsonschema import Draft202012Validator  # takes a while to load; few tasks have a schema
+    """Returns a validator with an empty registry of its own, so that it never fetches a schema."""
+    from jsonschema import Draft202012Validator  # slow to import, and few tasks have a schema
     from referencing import Registry
 
     return Draft202012Validator(schema, registry=Registry())
 
 
 def _check_meaning(schema: dict[str, Any]) -> None:
-    """That each keyword is used as it is meant."""
+    """Raises _Unfit when a keyword is used wrongly: checks the schema against the meta-schema, then its references."""
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import SchemaError
 
@@ -124,7 +129,7 @@ def _check_meaning(schema: dict[str, Any]) -> None:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
         place = f" at {error.json_path}" if error.json_path != "$" else ""
-        raise _Unfit(f"is no JSON Schema{place}: {error.message[:LONGEST_VIOLATION]}") from None
+        raise _Unfit(f"is not a valid JSON Schema{place}: {error.message[:LONGEST_VIOLATION]}") from None
     _check_references(schema)
 
 
@@ -139,21 +144,21 @@ def _check_references(schema: dict[str, Any]) -> None:
             try:
                 resolver.lookup(value)
             except Unresolvable:
-                raise _Unfit(f"refers to {value!r}, which is not in it") from None
+                raise _Unfit(f"refers to {value!r}, which is not in the schema") from None
 
 
 def _check_parts(schema: dict[str, Any]) -> None:
-    """What the meta-schema lets pass and we do not."""
+    """Raises _Unfit for what the meta-schema allows and Tenure does not."""
     if schema.get("$schema", _DIALECT) not in {_DIALECT, f"{_DIALECT}#"}:
-        raise _Unfit(f"must be of draft 2020-12: its $schema is {_DIALECT}")
+        raise _Unfit(f"must be of draft 2020-12: set its $schema to {_DIALECT}, or leave $schema out")
     if depth_of(schema) > MAX_SCHEMA_DEPTH:
         raise _Unfit(f"nests more than {MAX_SCHEMA_DEPTH} deep")
     for name, value in _keywords(schema):
         if name == "$id" and isinstance(value, str) and value is not schema.get("$id"):
-            raise _Unfit("must not have an $id inside")
+            raise _Unfit("must not have an $id in a subschema")
         if name in _REFERENCES and isinstance(value, str) and not value.startswith("#"):
             raise _Unfit(
-                f"refers to {value[:LONGEST_VIOLATION]!r}: only references within it, which begin with #, are taken"
+                f"refers to {value[:LONGEST_VIOLATION]!r}: a reference must begin with # and stay within the schema"
             )
     _check_patterns(list(_patterns(schema)))
 
@@ -179,22 +184,26 @@ def _check_pattern(pattern: str) -> None:
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
-        raise _Unfit(f"has the pattern {pattern[:100]!r}, which is none: {error}") from None
+        raise _Unfit(f"has the pattern {pattern[:100]!r}, which is not a valid regular expression: {error}") from None
 
 
 def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:
-    """All members of all objects, except within mere data. A property named like a keyword has no text in it."""
-    waiting = [schema]
-    while waiting:
-        part = waiting.pop()
+    """Yields all members of all objects, except within keywords that contain data.
+
+    That includes properties with the name of a keyword, but the value of such a property is a schema and never a
+    string.
+    """
+    stack = [schema]
+    while stack:
+        part = stack.pop()
         if isinstance(part, list):
-            waiting += part
+            stack += part
         elif isinstance(part, dict):
             yield from part.items()
-            waiting += [value for name, value in part.items() if name not in _DATA]
+            stack += [value for name, value in part.items() if name not in _DATA]
 
 
-# What the `messages` loop makes of a final answer whose task says what its result must be.
+# The texts for the model, and the ledger's check of the result.
 
 _INSTRUCTIONS: Final = """\
 When you are done, your final answer is read by a program. It must be one JSON value that fits the JSON Schema below, \
@@ -204,7 +213,7 @@ and nothing else: no words before or after it. Until then speak and use your too
 
 
 def system_prompt(system: str, result_schema_json: str) -> str:
-    """The system prompt of a task, from its first model call on."""
+    """Returns the task's system prompt, with the instructions about its result schema ("": no schema)."""
     if not result_schema_json:
         return system
     instructions = _INSTRUCTIONS.format(schema=result_schema_json)
@@ -212,7 +221,7 @@ def system_prompt(system: str, result_schema_json: str) -> str:
 
 
 def rejection(violations: Sequence[str]) -> ResultRejected:
-    """What the ledger keeps, and the model reads, when an answer did not fit."""
+    """Returns the entry for a rejected answer. The model reads its message."""
     listed = "\n".join(f"- {violation}" for violation in violations)
     message = f"Your final answer does not fit the JSON Schema that your result must have:\n{listed}\n"
     instruction = "Answer again with one JSON value that fits it, and nothing else."
@@ -220,7 +229,11 @@ def rejection(violations: Sequence[str]) -> ResultRejected:
 
 
 def refuse_success(to_state: TaskState, *, has_schema: bool, is_to_end: bool, result_json: str) -> TenureError | None:
-    """Tasks whose result has a schema, and only they, succeed with JSON. `is_to_end`: another ending comes first."""
+    """Returns the refusal of a transition to SUCCEEDED without the result as JSON that the schema requires, or None.
+
+    A result as JSON without a result schema is refused too. `is_to_end`: the task has a pending ending, which takes
+    precedence over SUCCEEDED.
+    """
     if to_state is not TaskState.SUCCEEDED or is_to_end or has_schema == bool(result_json):
         return None
     message = "must be set: the task has a result_schema_json" if has_schema else "the task has no result_schema_json"

@@ -1,4 +1,4 @@
-"""When to try again: backoff with full jitter, for model calls inside a claim and for whole tasks."""
+"""Retry policy: backoff with full jitter, for model calls within a claim and for whole tasks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Final
 from tenure.domain.states import Reason
 
 MODEL_CALL_TRIES: Final = 5
-"""How often one model call is sent before the task is scheduled to be retried."""
+"""How often a worker sends one model call before it schedules a retry of the task."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Waits of `initial * factor^n`, at most `cap`, each drawn evenly from zero to there ("full jitter", AWS 2015)."""
+    """Exponential backoff with full jitter (AWS, "Exponential Backoff And Jitter", 2015).
+
+    Each wait is drawn evenly between 0 and `initial_seconds * factor^n`, at most `cap_seconds`.
+    """
 
     max_attempts: int = 3
     initial_seconds: float = 5.0
@@ -22,29 +25,29 @@ class RetryPolicy:
     cap_seconds: float = 300.0
 
     def ceiling_seconds(self, failures: int) -> float:
-        """The longest wait after `failures` failures in a row (1 or more)."""
-        exponent = min(max(failures, 1) - 1, 64)  # 64 doublings are past any cap; more would overflow
+        """Returns the longest wait after `failures` failures in a row (1 or more)."""
+        exponent = min(max(failures, 1) - 1, 64)  # 64 doublings exceed any cap; a higher exponent could overflow
         return min(self.cap_seconds, self.initial_seconds * self.factor**exponent)
 
     def wait_seconds(self, failures: int, luck: float, retry_after_seconds: float | None = None) -> float:
-        """How long to wait; `luck` in [0, 1) is the caller's dice. What the provider asked for is the least."""
+        """Returns how long to wait, at least `retry_after_seconds`. `luck`: the caller's random number in [0, 1)."""
         jittered = self.ceiling_seconds(failures) * luck
         return max(jittered, retry_after_seconds or 0.0)
 
     def exhausted(self, retries: int) -> bool:
-        """Whether `retries` so far leave no further one."""
+        """Whether no retry is left after `retries` retries."""
         return retries >= self.max_attempts
 
 
 MODEL_CALL_RETRY: Final = RetryPolicy(max_attempts=MODEL_CALL_TRIES, initial_seconds=0.5, factor=2.0, cap_seconds=20.0)
-"""Between the tries of one model call, with the lease renewed meanwhile."""
+"""The policy for the attempts of one model call. The worker renews its lease during the waits."""
 
 
-# Classes of failed model calls: which of them another try may mend, and what the task's move is called then.
+# The classes of failed model calls, and the reason of the transition that follows.
 
 
 class FailureClass(StrEnum):
-    """How a model call failed. On the wire a string: other loops may have classes of their own."""
+    """How a model call failed. A string on the wire, because other loops may have classes of their own."""
 
     RATE_LIMITED = "RATE_LIMITED"
     OVERLOADED = "OVERLOADED"
@@ -53,11 +56,11 @@ class FailureClass(StrEnum):
     CONFLICT = "CONFLICT"
     CONNECTION = "CONNECTION"
     BROKEN_STREAM = "BROKEN_STREAM"
-    ANSWER_TOO_LARGE = "ANSWER_TOO_LARGE"  # more calls or bytes than the ledger takes in one commit
-    NO_SUMMARY = "NO_SUMMARY"  # asked to summarise, it said something else
-    INTERRUPTED = "INTERRUPTED"  # we broke the call off: it settles its attempt, and says nothing against the provider
+    ANSWER_TOO_LARGE = "ANSWER_TOO_LARGE"  # more tool calls or bytes than fit into one commit
+    NO_SUMMARY = "NO_SUMMARY"  # the answer to the request for a summary is no summary
+    INTERRUPTED = "INTERRUPTED"  # the worker stopped the call: this settles the attempt and is no fault of the provider
     INVALID_REQUEST = "INVALID_REQUEST"
-    PROMPT_TOO_LONG = "PROMPT_TOO_LONG"  # the conversation is shortened first, then asked again
+    PROMPT_TOO_LONG = "PROMPT_TOO_LONG"  # the worker compacts the conversation before it sends the next call
     REQUEST_TOO_LARGE = "REQUEST_TOO_LARGE"
     AUTHENTICATION = "AUTHENTICATION"
     PERMISSION = "PERMISSION"
@@ -79,9 +82,11 @@ RETRYABLE: Final = frozenset(
         FailureClass.INTERRUPTED,
     }
 )
-"""The same request may succeed later. What is wrong with the request, the key, the account or the model stays so."""
+"""The classes after which the same request may succeed later. A fault of the request, the key, the account or the model
+persists.
+"""
 
-_OF_STATUS: Final = {
+_CLASS_OF_STATUS: Final = {
     401: FailureClass.AUTHENTICATION,
     402: FailureClass.BILLING,
     403: FailureClass.PERMISSION,
@@ -96,11 +101,11 @@ _OF_STATUS: Final = {
 
 
 def class_of_status(status_code: int) -> FailureClass:
-    """The class of an HTTP status from 400 on. Others than those of the table are the request's, or the server's."""
-    others = FailureClass.SERVER_ERROR if status_code >= 500 else FailureClass.INVALID_REQUEST
-    return _OF_STATUS.get(status_code, others)
+    """Returns the class of an HTTP status of 400 or more. Other statuses: INVALID_REQUEST, or SERVER_ERROR from 500."""
+    default = FailureClass.SERVER_ERROR if status_code >= 500 else FailureClass.INVALID_REQUEST
+    return _CLASS_OF_STATUS.get(status_code, default)
 
 
 def reason_of_retry(error_class: str) -> str:
-    """What a task waits for, or has failed for, that was tried often enough."""
+    """Returns the reason of the transition after the last attempt of a model call has failed."""
     return Reason.MODEL_RATE_LIMITED if error_class == FailureClass.RATE_LIMITED else Reason.MODEL_UNAVAILABLE

@@ -1,4 +1,4 @@
-"""When schedules come due, and what becomes of each due time. Nothing here knows what time it is."""
+"""Computes the due times of schedules and decides the outcome of each due time. Pure: callers pass the current time."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ DEFAULT_CATCH_UP_SECONDS: Final = 3600.0
 MOST_CATCH_UP_RUNS: Final = 10
 MOST_WAITING_RUNS: Final = 10
 DUE_TIMES_AT_ONCE: Final = 1000
-"""How many due times one transaction deals with: after a long outage of an every-minute schedule there are many."""
+"""The most due times that one transaction handles: after a long outage, a schedule of every minute has many."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_NOT_THE_SAME_EVERYWHERE: Final = frozenset({"localtime", "Factory", "posixrules"})
+_MACHINE_DEPENDENT_ZONES: Final = frozenset({"localtime", "Factory", "posixrules"})
 
 
 class OverlapPolicy(StrEnum):
-    """What a due time does while a task of the schedule has not ended."""
+    """What happens to a due time while a task of the schedule has not ended."""
 
     SKIP = "SKIP"
     QUEUE = "QUEUE"
@@ -32,7 +32,7 @@ class OverlapPolicy(StrEnum):
 
 
 class RunOutcome(StrEnum):
-    """What became of a due time."""
+    """The outcome of a due time."""
 
     STARTED = "STARTED"
     WAITING = "WAITING"
@@ -41,7 +41,7 @@ class RunOutcome(StrEnum):
 
 
 class RunReason(StrEnum):
-    """Why there is no task for a due time, or not yet."""
+    """Why a due time has no task, or has none yet."""
 
     OVERLAP = "OVERLAP"
     QUEUE_FULL = "QUEUE_FULL"
@@ -53,7 +53,7 @@ class RunReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """When a schedule may come due: the expression, where it is read, and its bounds (both included)."""
+    """The rule for a schedule's due times: the cron expression, its time zone, and its bounds (both inclusive)."""
 
     cron: str
     zone: tzinfo
@@ -61,14 +61,14 @@ class Times:
     ends_at: datetime | None = None
 
     def next_after(self, moment: datetime) -> datetime | None:
-        """The first due time later than `moment`, in UTC and whole seconds; None when there is none left."""
+        """Returns the first due time later than `moment`, in UTC and whole seconds, or None if none is left."""
         if self.starts_at is not None:
             moment = max(moment, self.starts_at - timedelta(microseconds=1))
         due = _next_match(self.cron, self.zone, moment)
         return None if due is None or (self.ends_at is not None and due > self.ends_at) else due
 
     def until(self, first: datetime, now: datetime) -> Iterator[datetime]:
-        """The due times from `first`, which is one, up to `now`."""
+        """Yields the due times from `first`, which must be a due time, up to `now`."""
         due: datetime | None = first
         while due is not None and due <= now:
             yield due
@@ -77,7 +77,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """Due times in a row that are not made up for: how many, and the last of them."""
+    """Consecutive due times that start no task: the reason, their number, and the last one."""
 
     reason: RunReason
     count: int
@@ -86,9 +86,10 @@ class Missed:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What has come due: `missed` is to be told of, `runs` to be started. `next_due` is the first nobody dealt with.
+    """The due times that were reached: `missed` ones are recorded as skipped, `runs` are planned by `plan_runs`.
 
-    `more`: `next_due` is already past; deal with it in the next transaction.
+    `next_due`: the first due time that is not handled yet. `more`: `next_due` is past already; handle it in the next
+    transaction.
     """
 
     missed: tuple[Missed, ...]
@@ -99,7 +100,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do with the runs that are due: skip some, let some wait, start at most one, cancel what runs."""
+    """The decision about due runs: which to skip, which wait, which one starts, and whether to cancel active tasks."""
 
     skip: tuple[tuple[datetime, RunReason], ...] = ()
     wait: tuple[datetime, ...] = ()
@@ -108,7 +109,7 @@ class Plan:
 
 
 def check_cron(cron: str) -> None:
-    """ValueError with the reason for what is no expression of five fields."""
+    """Raises ValueError, with the reason, unless `cron` is a valid expression of five fields."""
     if len(cron.split()) != 5:
         raise ValueError("must have five fields: minute, hour, day of month, month, day of week")
     try:
@@ -118,9 +119,12 @@ def check_cron(cron: str) -> None:
 
 
 def read_zone(name: str) -> ZoneInfo:
-    """The time zone of an IANA name. ValueError for another, also for one that each machine has its own of."""
-    refused = ValueError("is no IANA time zone, such as Europe/Berlin")
-    if name in _NOT_THE_SAME_EVERYWHERE:
+    """Returns the time zone of an IANA name.
+
+    Raises ValueError for any other name, also for a zone that each machine defines for itself (localtime).
+    """
+    refused = ValueError("must be an IANA time zone, for example Europe/Berlin")
+    if name in _MACHINE_DEPENDENT_ZONES:
         raise refused
     try:
         return ZoneInfo(name)
@@ -129,45 +133,47 @@ def read_zone(name: str) -> ZoneInfo:
 
 
 def run_id_of(due: datetime) -> str:
-    """The identity of a due time within its schedule."""
+    """Returns the id of a due time's run: unique within the schedule."""
     return due.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def what_is_due(times: Times, next_due: datetime, now: datetime, catch_up_seconds: float) -> Due:
-    """Sorts the due times from `next_due` up to `now`: older than the window, more than may be made up for, the rest.
+    """Sorts the due times from `next_due` up to `now` into missed ones and runs.
 
-    Of more than DUE_TIMES_AT_ONCE only those are dealt with that are surely followed by enough newer ones.
+    Missed are the due times that are older than the catch-up window, and all but the newest MOST_CATCH_UP_RUNS. With
+    more than DUE_TIMES_AT_ONCE due times, the call handles only those that have at least MOST_CATCH_UP_RUNS newer ones.
     """
     due: list[datetime] = []
-    for one in times.until(next_due, now):
-        due.append(one)
+    for due_time in times.until(next_due, now):
+        due.append(due_time)
         if len(due) == DUE_TIMES_AT_ONCE:
             break
     if not due:
         return Due((), (), next_due)
     following = times.next_after(due[-1])
     if following is not None and following <= now:
-        dealt_with, following = due[:-MOST_CATCH_UP_RUNS], due[-MOST_CATCH_UP_RUNS]
-        return Due(_missed(dealt_with, now, catch_up_seconds), (), following, more=True)
+        handled, following = due[:-MOST_CATCH_UP_RUNS], due[-MOST_CATCH_UP_RUNS]
+        return Due(_missed(handled, now, catch_up_seconds), (), following, more=True)
     dropped, runs = due[:-MOST_CATCH_UP_RUNS], due[-MOST_CATCH_UP_RUNS:]
-    late = [one for one in runs if _is_late(one, now, catch_up_seconds)]
+    late = [due_time for due_time in runs if _is_late(due_time, now, catch_up_seconds)]
     missed = _missed([*dropped, *late], now, catch_up_seconds)
     return Due(missed, tuple(runs[len(late) :]), following)
 
 
 def next_due_after_change(times: Times, now: datetime, decided_until: datetime | None) -> datetime | None:
-    """The first due time of a schedule whose times were changed now; None: it never comes due.
+    """Returns the first due time of a schedule whose times change now, or None if it never comes due again.
 
-    Until now the old times counted. `decided_until`: the last due time that was decided; later than now only when the
-    clock was put back, and what was decided stays decided.
+    The old times apply until now. `decided_until`: the last decided due time. It is later than now only if the clock
+    was set back; decided due times stay decided.
     """
     return times.next_after(now if decided_until is None else max(now, decided_until))
 
 
 def plan_runs(policy: OverlapPolicy, *, is_active: bool, waiting: Sequence[datetime], due: Sequence[datetime]) -> Plan:
-    """What becomes of the runs that wait and those that are newly due, both oldest first.
+    """Decides about the waiting runs and the newly due runs, both oldest first.
 
-    At most one is started: what is started is active for the rest. Nothing else of `waiting` is told of unless skipped.
+    At most one run starts, because it is active for all later runs. The plan names other runs of `waiting` only if it
+    skips them: the rest keep waiting.
     """
     if policy is OverlapPolicy.SKIP:
         return _plan_skipping([*waiting, *due], is_active=is_active)
@@ -179,31 +185,31 @@ def plan_runs(policy: OverlapPolicy, *, is_active: bool, waiting: Sequence[datet
 def _plan_skipping(runs: Sequence[datetime], *, is_active: bool) -> Plan:
     start = None if is_active or not runs else runs[0]
     skipped = runs if start is None else runs[1:]
-    return Plan(skip=tuple((one, RunReason.OVERLAP) for one in skipped), start=start)
+    return Plan(skip=tuple((run, RunReason.OVERLAP) for run in skipped), start=start)
 
 
 def _plan_cancelling(runs: Sequence[datetime], *, is_active: bool, has_waiting: bool, due: Sequence[datetime]) -> Plan:
-    replaced = tuple((one, RunReason.REPLACED) for one in runs[:-1])
+    replaced = tuple((run, RunReason.REPLACED) for run in runs[:-1])
     if not runs or not is_active:
         return Plan(skip=replaced, start=runs[-1] if runs else None)
-    newly = tuple(due[-1:])
-    return Plan(skip=replaced, wait=newly, cancel_active=bool(newly) or has_waiting)
+    newly_waiting = tuple(due[-1:])
+    return Plan(skip=replaced, wait=newly_waiting, cancel_active=bool(newly_waiting) or has_waiting)
 
 
 def _plan_queueing(waiting: Sequence[datetime], due: Sequence[datetime], *, is_active: bool) -> Plan:
     start = None if is_active else next(iter([*waiting, *due]), None)
-    still_waiting = [one for one in waiting if one != start]
-    newly = [one for one in due if one != start]
-    room = MOST_WAITING_RUNS - len(still_waiting)
-    full = tuple((one, RunReason.QUEUE_FULL) for one in newly[max(room, 0) :])
-    return Plan(skip=full, wait=tuple(newly[: max(room, 0)]), start=start)
+    still_waiting = [run for run in waiting if run != start]
+    newly_due = [run for run in due if run != start]
+    free = max(MOST_WAITING_RUNS - len(still_waiting), 0)
+    skipped = tuple((run, RunReason.QUEUE_FULL) for run in newly_due[free:])
+    return Plan(skip=skipped, wait=tuple(newly_due[:free]), start=start)
 
 
 def _missed(due: Sequence[datetime], now: datetime, catch_up_seconds: float) -> tuple[Missed, ...]:
-    late = [one for one in due if _is_late(one, now, catch_up_seconds)]
-    too_many = due[len(late) :]
-    groups = ((RunReason.MISSED, late), (RunReason.CATCH_UP_LIMIT, too_many))
-    return tuple(Missed(reason, len(some), some[-1]) for reason, some in groups if some)
+    late = [due_time for due_time in due if _is_late(due_time, now, catch_up_seconds)]
+    beyond_limit = due[len(late) :]
+    groups = ((RunReason.MISSED, late), (RunReason.CATCH_UP_LIMIT, beyond_limit))
+    return tuple(Missed(reason, len(due_times), due_times[-1]) for reason, due_times in groups if due_times)
 
 
 def _is_late(due: datetime, now: datetime, catch_up_seconds: float) -> bool:
@@ -211,7 +217,10 @@ def _is_late(due: datetime, now: datetime, catch_up_seconds: float) -> bool:
 
 
 def _next_match(cron: str, zone: tzinfo, moment: datetime) -> datetime | None:
-    """The library steps through the days of the calendar, so what it finds within a change of clocks may be past."""
+    """Returns the first match later than `moment`.
+
+    CronSim steps through calendar days, so a match during a change of clocks may not be later than `moment`.
+    """
     for match in CronSim(cron, moment.astimezone(zone)):
         due = match.astimezone(UTC)
         if due > moment:

@@ -1,11 +1,12 @@
-"""How records tell the calls of the model simulator from those that somebody has to pay."""
+"""Tells the calls of the model simulator from paid model calls in the ledger's records."""
 
 from __future__ import annotations
 
 from typing import Final
 
 SIMULATED_REQUEST_PREFIX: Final = "req_sim_"
-"""The ids that the simulator gives its answers begin with it; an answer's id stands in its bill."""
+"""The prefix of the request ids in the simulator's answers. A bill contains the request id of its answer."""
 
 SIMULATED_MODEL_PREFIX: Final = "sim-"
-"""Models that the simulator alone has: so is a call known whose answer, and with it its id, was lost."""
+"""The prefix of models that only the simulator has. It identifies a call whose answer, and so the request id, was lost.
+"""

@@ -32,7 +32,7 @@ async def test_an_answer_that_is_no_result_is_corrected(bench: WorkerBench) -> N
     assert (state_name(task.state), task.reason, task.result_json) == ("SUCCEEDED", "FINAL_ANSWER", '{"price": 3}')
     assert task.result == '```json\n{"price": 3}\n```'
     first, second = await rejections_of(bench, task_id)
-    assert (first[0], "is no JSON" in first[1][0]) == (1, True)
+    assert (first[0], "is not valid JSON" in first[1][0]) == (1, True)
     assert second == (2, ("$.price: 'three' is not of type 'integer'",))
     knows = (await bench.bodies(task_id, facts.ModelAttempt))[0]
     knows_not = (await bench.bodies(plain.task_id, facts.ModelAttempt))[0]

@@ -33,7 +33,7 @@ async def test_a_typed_result_is_corrected_and_returned(installation: Installati
     shown = (await tenure("get", task_id, address=address)).out
     assert ("must fit" in shown, '"lines": 1' in shown) == (True, True)
     watched = (await tenure("watch", task_id, address=address)).out
-    assert "the answer does not fit the result schema: the answer is no JSON" in watched
+    assert "the answer does not fit the result schema: the answer is not valid JSON" in watched
     assert "$: 'lines' is a required property" in (await tenure("entries", task_id, address=address)).out
     few = (*requests, "--result-corrections", "0", "--watch")
     failed = await tenure(*few, address=address)

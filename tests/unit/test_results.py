@@ -84,17 +84,17 @@ def test_a_json_schema_is_taken(schema: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("schema_json", "expected"),
     [
-        ("{", "is no JSON"),
-        ("[" * 8000, "is no JSON"),
-        ('{"minimum": NaN}', "is no JSON"),
+        ("{", "is not valid JSON"),
+        ("[" * 8000, "is not valid JSON"),
+        ('{"minimum": NaN}', "is not valid JSON"),
         ("true", "must be a JSON object"),
-        ('{"type": "objekt"}', "is no JSON Schema at $.type"),
-        ('{"properties": {"a": {"minimum": "3"}}}', "is no JSON Schema at $.properties.a.minimum"),
+        ('{"type": "objekt"}', "is not a valid JSON Schema at $.type"),
+        ('{"properties": {"a": {"minimum": "3"}}}', "is not a valid JSON Schema at $.properties.a.minimum"),
         ('{"$schema": "http://json-schema.org/draft-07/schema#"}', "draft 2020-12"),
-        ('{"$ref": "https://example.com/schema.json"}', "only references within it"),
-        ('{"items": {"$dynamicRef": "file:///etc/passwd"}}', "only references within it"),
-        ('{"$ref": "#/$defs/missing"}', "which is not in it"),
-        ('{"properties": {"a": {"$id": "https://example.com/inner"}}}', "$id inside"),
+        ('{"$ref": "https://example.com/schema.json"}', "must begin with # and stay within the schema"),
+        ('{"items": {"$dynamicRef": "file:///etc/passwd"}}', "must begin with # and stay within the schema"),
+        ('{"$ref": "#/$defs/missing"}', "which is not in the schema"),
+        ('{"properties": {"a": {"$id": "https://example.com/inner"}}}', "$id in a subschema"),
         ('{"pattern": "(unclosed"}', "pattern '(unclosed'"),
         ('{"patternProperties": {"*": {}}}', "pattern '*'"),
         ('{"not":' * MAX_SCHEMA_DEPTH + "{}" + "}" * MAX_SCHEMA_DEPTH, f"more than {MAX_SCHEMA_DEPTH} deep"),
@@ -125,9 +125,9 @@ def test_an_answer_that_fits_is_the_result_as_it_was_written(answer: str, result
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
-        ("", "the answer is no JSON"),
-        ('It is {"price": 3}', "the answer is no JSON"),
-        ('```\n{"price": 3}\n```\nor\n```\n{"price": 4}\n```', "the answer is no JSON"),
+        ("", "the answer is not valid JSON"),
+        ('It is {"price": 3}', "the answer is not valid JSON"),
+        ('```\n{"price": 3}\n```\nor\n```\n{"price": 4}\n```', "the answer is not valid JSON"),
         ('{"price": NaN}', "NaN is no number"),
         ('{"price": 1e400}', "too large a number"),
         ('{"price": "3"}', "$.price: '3' is not of type 'number'"),
@@ -169,7 +169,7 @@ def test_an_unfit_answer_is_corrected_by_the_model() -> None:
     at = point(*answered(1, "three"))
     move = judged(at)
     assert isinstance(move, CorrectAnswer)
-    assert (move.step, "no JSON" in move.rejected.text) == (1, True)
+    assert (move.step, "is not valid JSON" in move.rejected.text) == (1, True)
     corrected = point(*answered(1, "three"), (1, move.rejected))
     assert next_move(corrected) == CallModel(2, 1)
     sent = point(*answered(1, "three"), (1, move.rejected), (2, facts.ModelAttempt(1, "m", 10, 20, 30)))
