@@ -1,4 +1,4 @@
-"""Why a task is where it is, and what would move it: from facts to lines for people. No I/O, no clock."""
+"""Explains to operators why a task is in its state and what it needs to continue. Pure: no I/O and no clock."""
 
 from __future__ import annotations
 
@@ -21,48 +21,48 @@ REASONS: Final = {
     Reason.LEASE_EXPIRED: "its worker did not renew its lease in time",
     Reason.WORKER_LOST: "the connection to its worker broke",
     Reason.WORKER_STUCK: "its worker made no progress",
-    Reason.WORKER_DRAINED: "its worker drained and gave it back",
-    Reason.WORKER_HALTED: "its worker gave it back, because a part it needs was out of reach",
-    Reason.WORKER_CRASHED: "its worker met a bug",
-    Reason.CLAIM_LOST: "its claim was gone",
-    Reason.ENDING_OVER: "a coordinator came to end it, and its end was no longer due",
-    Reason.CRASH_LOOP: "too many workers died with it",
-    Reason.RETRY_DUE: "its wait for a retry was over",
-    Reason.CANCEL_REQUESTED: "somebody asked for its end",
-    Reason.DEADLINE_PASSED: "its timeout had passed",
+    Reason.WORKER_DRAINED: "its worker drained and released it",
+    Reason.WORKER_HALTED: "its worker released it, because the worker could not reach a service that it needs",
+    Reason.WORKER_CRASHED: "its worker failed because of a bug",
+    Reason.CLAIM_LOST: "its claim was lost",
+    Reason.ENDING_OVER: "a coordinator claimed it to end it, but it had no pending ending any more",
+    Reason.CRASH_LOOP: "too many of its workers died",
+    Reason.RETRY_DUE: "its retry was due",
+    Reason.CANCEL_REQUESTED: "a cancel request ended it",
+    Reason.DEADLINE_PASSED: "its deadline passed",
     Reason.QUEUED_TOO_LONG: "no worker took it in time",
     Reason.START_TIMEOUT: "its worker did not open it in time",
     Reason.STEP_TIMEOUT: "one of its steps took too long",
     Reason.MODEL_TIMEOUT: "a model call took too long",
     Reason.TOOL_TIMEOUT: "a tool call took too long",
-    Reason.WAIT_EXPIRED: "nobody answered what it waited for",
-    Reason.TOKEN_LIMIT: "its tokens were used up",
-    Reason.MONEY_LIMIT: "its money was used up",
-    Reason.MODEL_UNPRICED: "its money is capped, and nobody knows what its model costs",
-    Reason.BUDGET_GRANTED: "it was granted more budget",
-    Reason.STEP_LIMIT: "its steps were used up",
-    Reason.BUDGET_BUSY: "calls of its tree had set aside what is left of the budget",
-    Reason.TENANT_QUOTA: "its tenant was at one of its caps",
-    Reason.TOOL_IN_DOUBT: "nobody knows whether a call that must not happen twice has happened",
-    Reason.CALL_RESOLVED: "it is known, or was said, what became of its calls in doubt",
-    Reason.MODEL_RATE_LIMITED: "the model's provider asked to slow down",
+    Reason.WAIT_EXPIRED: "its wait got no answer in time",
+    Reason.TOKEN_LIMIT: "its token budget was used up",
+    Reason.MONEY_LIMIT: "its money budget was used up",
+    Reason.MODEL_UNPRICED: "its money is capped, but its model has no price",
+    Reason.BUDGET_GRANTED: "an operator granted it more budget",
+    Reason.STEP_LIMIT: "it reached its step limit",
+    Reason.BUDGET_BUSY: "other model calls had reserved the rest of its budget",
+    Reason.TENANT_QUOTA: "its tenant had reached a quota",
+    Reason.TOOL_IN_DOUBT: "a tool call is in doubt: it may have happened and must not happen twice",
+    Reason.CALL_RESOLVED: "its calls in doubt were resolved",
+    Reason.MODEL_RATE_LIMITED: "the model provider limited its request rate",
     Reason.MODEL_UNAVAILABLE: "the model did not answer",
-    Reason.MODEL_REJECTED: "the model's provider refused the request",
+    Reason.MODEL_REJECTED: "the model provider refused the request",
     Reason.FUNCTION_RETURNED: "its function returned",
     Reason.FUNCTION_FAILED: "its function failed",
-    Reason.FUNCTION_DIVERGED: "its function is not the one that began it",
+    Reason.FUNCTION_DIVERGED: "its function does not match its recorded steps",
     Reason.SPAWNED: "its parent spawned it",
-    Reason.PARENT_ENDED: "its parent came to an end",
-    Reason.NOT_AWAITED: "its parent waits for it no longer",
+    Reason.PARENT_ENDED: "its parent ended",
+    Reason.NOT_AWAITED: "its parent no longer waits for it",
     Reason.OPERATOR_REQUEUE: "an operator requeued it",
-    Reason.OPERATOR_TRANSFER: "an operator took it from its worker",
+    Reason.OPERATOR_TRANSFER: "an operator transferred it",
     Reason.OPERATOR_CLOSE_OUT: "an operator closed it out",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFact:
-    """A live worker, and what it takes."""
+    """A live worker, and the queues and loops that it serves."""
 
     worker_id: str
     queues: tuple[str, ...]
@@ -72,7 +72,7 @@ class WorkerFact:
 
 @dataclass(frozen=True, slots=True)
 class CallFact:
-    """A call without an outcome. `standing`: what the tools say of it; "": nothing, or they were not asked."""
+    """A call without an outcome. `standing`: its state at the tool service; "": no state, or no answer."""
 
     call_id: str
     tool: str
@@ -81,11 +81,13 @@ class CallFact:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All times in seconds before (or, for what is to come, after) now. None where nobody answered.
+    """The input of `explain`.
 
-    `lease_seconds` 0: it has no claim. `waits_for`: the question or event, in words. `until_start`: only while it is
-    held back; `until_too_long`: only while it is timed in the queue. `error_class`: a FailureClass, of a task that the
-    provider refused; empty where it is not known. `caps`: those that its tenant is at, in words.
+    `since_*` and `until_*`: seconds before and after now. `lease_seconds`, `workers` and `refusals` are None if the
+    service that knows them did not answer. `lease_seconds` 0: the task has no claim. `waits_for`: the question or the
+    event, as text. `until_start`: set only before the task's start time. `until_too_long`: set only if the task has a
+    queue timeout. `error_class`: the FailureClass of a request that the model provider refused, or "" if unknown.
+    `caps`: the quotas that the task's tenant has reached, as text.
     """
 
     state: TaskState
@@ -117,167 +119,167 @@ class Facts:
 
 
 def explain(facts: Facts) -> list[str]:
-    """At most MOST_LINES lines: where it stands and why, what it stands on, what would move it."""
-    lines = [_where(facts)]
+    """Returns at most MOST_LINES lines: the state with its reason, the circumstances, and what the task needs."""
+    lines = [_state(facts)]
     if facts.state not in TERMINAL:
-        lines += _standing(facts)
+        lines += _circumstances(facts)
     lines += _calls(facts)
     lines.append(_budget(facts))
     lines += _refusals(facts)
-    lines.append(_what_moves_it(facts))
+    lines.append(_what_it_needs(facts))
     return lines[:MOST_LINES]
 
 
-def _where(facts: Facts) -> str:
-    why = REASONS.get(facts.reason, facts.reason)
-    message = f"{facts.state} for {span(facts.since_move)}, attempt {facts.attempt}, after step {facts.step}"
+def _state(facts: Facts) -> str:
+    reason = REASONS.get(facts.reason, facts.reason)
+    line = f"{facts.state} for {span(facts.since_move)}, attempt {facts.attempt}, after step {facts.step}"
     if facts.state is TaskState.RUNNING:
         return f"RUNNING on {facts.owner} for {span(facts.since_move)}, epoch {describe_epoch(facts.epoch)}"
     if facts.state in TERMINAL:
-        message = (
-            f"Ended as {facts.state} {span(facts.since_move)} ago, attempt {facts.attempt}, after step {facts.step}"
-        )
+        line = f"Ended as {facts.state} {span(facts.since_move)} ago, attempt {facts.attempt}, after step {facts.step}"
     if facts.state is TaskState.SUCCEEDED:
-        return message
-    text = "" if facts.reason == Reason.TOOL_IN_DOUBT and facts.calls else facts.message  # its calls are listed below
-    return f"{message}{f': {why}' if why else ''}{f' ({text})' if text else ''}"
+        return line
+    # The message of TOOL_IN_DOUBT names the calls, which are listed below.
+    message = "" if facts.reason == Reason.TOOL_IN_DOUBT and facts.calls else facts.message
+    return f"{line}{f': {reason}' if reason else ''}{f' ({message})' if message else ''}"
 
 
-def _standing(facts: Facts) -> Iterator[str]:
+def _circumstances(facts: Facts) -> Iterator[str]:
     if facts.is_to_end:
-        yield "Its end was asked for and will be carried out: by its worker, or by a coordinator in its place"
+        yield "It has a pending ending: its worker or a coordinator will end it"
     match facts.state:
         case TaskState.RUNNING:
-            yield f"The newest entry is {span(facts.since_entry)} old (step {facts.step}); {_lease(facts)}"
+            yield f"Its newest entry is {span(facts.since_entry)} old (step {facts.step}); {_lease(facts)}"
         case TaskState.QUEUED if facts.until_start is not None:
-            yield f"It is not to be started before its time, in {span(facts.until_start)}"
+            yield f"It cannot start before its start time, in {span(facts.until_start)}"
         case TaskState.QUEUED:
             yield _workers(facts)
             if facts.until_too_long is not None:
-                yield f"In {span(facts.until_too_long)} it will have queued too long"
+                yield f"Its queue timeout is in {span(facts.until_too_long)}"
         case TaskState.RETRY_SCHEDULED if facts.until_retry is not None:
-            yield f"It is queued again in {span(facts.until_retry)}"
+            yield f"Its retry is due in {span(facts.until_retry)}"
         case state if state in WAITING and facts.waits_for:
-            until = "" if facts.until_answer is None else f"; in {span(facts.until_answer)} nobody waits any longer"
+            until = "" if facts.until_answer is None else f"; the wait ends in {span(facts.until_answer)}"
             yield f"It waits for {facts.waits_for}{until}"
     if facts.caps and facts.state not in WAITING:
-        yield f"Its tenant is at a cap ({', '.join(facts.caps)}): new tasks and model calls of it may have to wait"
+        yield f"Its tenant has reached a quota ({', '.join(facts.caps)}): new tasks and model calls may have to wait"
     if facts.until_deadline > 0:
-        yield f"Its timeout passes in {span(facts.until_deadline)}"
+        yield f"Its deadline is in {span(facts.until_deadline)}"
     else:
-        yield "Its timeout has passed"
+        yield "Its deadline has passed"
 
 
 def _lease(facts: Facts) -> str:
     if facts.lease_seconds is None:
-        return "no coordinator answers, so nothing is known of its lease"
+        return "its lease is unknown, because no coordinator answers"
     if not facts.lease_seconds:
-        return "its claim is gone: it is about to be queued again"
-    return f"its lease lives {span(facts.lease_seconds)} without a renewal"
+        return "its claim is lost: the ledger will queue it again"
+    return f"its lease expires in {span(facts.lease_seconds)} without a renewal"
 
 
 def _workers(facts: Facts) -> str:
     if facts.workers is None:
-        return "No coordinator answers, so nothing is known of workers"
+        return "The workers are unknown, because no coordinator answers"
     serving = _serving(facts.workers, facts)
     if not serving:
         others = len(facts.workers)
-        there = (
-            f"{others} other worker{'s are' if others > 1 else ' is'} there" if others else "no worker is there at all"
+        attached = (
+            f"{others} other worker{'s are' if others > 1 else ' is'} attached" if others else "no worker is attached"
         )
-        return f"No worker serves queue {facts.queue} and {_offer(facts)}; {there}"
-    ready = [one for one in serving if not one.draining]
+        return f"No worker serves queue {facts.queue} and {_loop(facts)}; {attached}"
+    ready = [worker for worker in serving if not worker.draining]
     if not ready:
-        return f"All workers that serve queue {facts.queue} and {_offer(facts)} are draining"
-    return f"Workers that serve queue {facts.queue} and {_offer(facts)}: {_names([one.worker_id for one in ready])}"
+        return f"All workers that serve queue {facts.queue} and {_loop(facts)} are draining"
+    names = _names([worker.worker_id for worker in ready])
+    return f"Workers that serve queue {facts.queue} and {_loop(facts)}: {names}"
 
 
 def _calls(facts: Facts) -> Iterator[str]:
     if not facts.calls:
         return
     lines = [
-        f"{call.call_id} {call.tool} ({call.standing or 'not begun at the tools'})"
+        f"{call.call_id} {call.tool} ({call.standing or 'not begun'})"
         if facts.tools_answered
         else f"{call.call_id} {call.tool}"
         for call in facts.calls
     ]
-    unknown = "" if facts.tools_answered else "; the tools do not answer, so nothing more is known"
+    unknown = "" if facts.tools_answered else "; their state is unknown, because the tool service does not answer"
     yield f"Calls without an outcome: {_names(lines)}{unknown}"
 
 
 def _budget(facts: Facts) -> str:
     budget = facts.budget
-    aside = f", {budget.reserved_tokens:,} set aside" if budget.reserved_tokens else ""
-    tokens = f"Of its root's {budget.max_tokens:,} tokens {budget.used_tokens:,} are used{aside}"
+    reserved = f", {budget.reserved_tokens:,} reserved" if budget.reserved_tokens else ""
+    tokens = f"Its root's budget: {budget.used_tokens:,} of {budget.max_tokens:,} tokens used{reserved}"
     if not budget.is_capped_in_money:
-        return f"{tokens}{f'; they cost {money_text(budget.used_nano_usd)}' if budget.used_nano_usd else ''}"
-    aside = f", {money_text(budget.reserved_nano_usd)} set aside" if budget.reserved_nano_usd else ""
-    return f"{tokens}; of its {money_text(budget.max_nano_usd)} {money_text(budget.used_nano_usd)}{aside}"
+        return f"{tokens}{f'; cost {money_text(budget.used_nano_usd)}' if budget.used_nano_usd else ''}"
+    reserved = f", {money_text(budget.reserved_nano_usd)} reserved" if budget.reserved_nano_usd else ""
+    return f"{tokens}; {money_text(budget.used_nano_usd)} of {money_text(budget.max_nano_usd)} used{reserved}"
 
 
 def _refusals(facts: Facts) -> Iterator[str]:
     if facts.refusals:
-        yield f"Refused to stale workers so far: {facts.refusals} (tenure refusals)"
+        yield f"Refused writes of stale workers: {facts.refusals} (tenure refusals lists them)"
     elif facts.refusals is None:
-        yield "Nothing is known of refused writes: the ledger or the tools do not answer"
+        yield "Its refused writes are unknown, because the checkpoint service or the tool service does not answer"
 
 
-def _what_moves_it(facts: Facts) -> str:
+def _what_it_needs(facts: Facts) -> str:
     if facts.state in TERMINAL:
-        return "Nothing moves it any more" if facts.state is TaskState.SUCCEEDED else _what_revives_it(facts)
+        return "It needs nothing more" if facts.state is TaskState.SUCCEEDED else _what_continues_it(facts)
     if facts.is_to_end:
-        return "What moves it: its end, within about a second while all parts answer"
-    moves = {
-        TaskState.QUEUED: _taker(facts),
-        TaskState.RUNNING: "its worker; tenure admin transfer takes it to another, tenure cancel ends it",
+        return "It needs only time: it ends within about a second while all services answer"
+    needs = {
+        TaskState.QUEUED: _needed_to_start(facts),
+        TaskState.RUNNING: "its worker to continue; tenure admin transfer moves it to another, tenure cancel ends it",
         TaskState.RETRY_SCHEDULED: "time; tenure admin requeue queues it at once",
         TaskState.WAITING_USER: f"a person's word on the call: {RESOLVE_COMMANDS}; or tenure cancel"
         if facts.reason == Reason.TOOL_IN_DOUBT
         else "a person: tenure resume, or tenure cancel",
-        TaskState.WAITING_EXTERNAL: "the end of the last of them (tenure tree), or tenure cancel"
+        TaskState.WAITING_EXTERNAL: "the end of its last sub-agent (tenure tree), or tenure cancel"
         if facts.reason == Reason.SUB_AGENTS_AWAITED
         else "the event: tenure signal, or tenure cancel",
     }
-    return f"What moves it: {moves[facts.state]}"
+    return f"It needs: {needs[facts.state]}"
 
 
-def _what_revives_it(facts: Facts) -> str:
-    """What is advised must not fail in the same way again."""
+def _what_continues_it(facts: Facts) -> str:
+    """Returns advice about a task that ended without success. The advice must not lead to the same failure again."""
     if facts.reason in {Reason.TOKEN_LIMIT, Reason.MONEY_LIMIT}:
-        return "Only an operator moves it: tenure admin grant-budget lets it go on"
+        return "Only an operator can continue it: tenure admin grant-budget adds budget"
     if facts.reason != Reason.MODEL_REJECTED:
-        return "Only an operator moves it: tenure admin requeue begins its next attempt"
+        return "Only an operator can continue it: tenure admin requeue begins its next attempt"
     match facts.error_class:
         case FailureClass.NOT_FOUND:
             return (
-                "Its provider does not have its model, so a requeue would fail again: "
+                "The model provider does not have its model, so a requeue would fail again: "
                 "tenure fork --model NAME starts a new task from its history with another model"
             )
         case FailureClass.AUTHENTICATION | FailureClass.PERMISSION | FailureClass.BILLING:
-            return "Mend the worker's key or the provider's account; then tenure admin requeue begins its next attempt"
+            return "Fix the worker's key or the provider account; then tenure admin requeue begins its next attempt"
         case _:
             return (
-                "A requeue sends the same request again: tenure fork --step N goes on from an earlier step, "
+                "A requeue would send the same request again: tenure fork --step N continues from an earlier step, "
                 "tenure fork --model NAME with another model"
             )
 
 
-def _taker(facts: Facts) -> str:
+def _needed_to_start(facts: Facts) -> str:
     if facts.until_start is not None:
         return "time; tenure cancel ends it"
-    if facts.workers is None or any(not one.draining for one in _serving(facts.workers, facts)):
+    if facts.workers is None or any(not worker.draining for worker in _serving(facts.workers, facts)):
         return "a worker with a free slot"
-    return f"a worker of queue {facts.queue} and {_offer(facts)} that is started"
+    return f"a new worker that serves queue {facts.queue} and {_loop(facts)}: start one"
 
 
-def _offer(facts: Facts) -> str:
-    """What a worker must have to take it."""
+def _loop(facts: Facts) -> str:
+    """Returns the loop, or the control function, that a worker must offer to run the task."""
     function = offered_function(facts.loop)
     return f"the function {function}" if function else f"loop {facts.loop}"
 
 
 def _serving(workers: Sequence[WorkerFact], facts: Facts) -> list[WorkerFact]:
-    return [one for one in workers if facts.queue in one.queues and facts.loop in one.loops]
+    return [worker for worker in workers if facts.queue in worker.queues and facts.loop in worker.loops]
 
 
 def _names(names: Sequence[str]) -> str:
@@ -286,12 +288,12 @@ def _names(names: Sequence[str]) -> str:
 
 
 def span(seconds: float) -> str:
-    """`3 s`, `4 min`, `2 h 5 min`, `3 d`: as people say it."""
-    whole = max(0, round(seconds))
-    if whole < 120:
-        return f"{whole} s"
-    if whole < 7200:
-        return f"{whole // 60} min"
-    if whole < 172_800:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 86_400} d"
+    """Returns a duration for people: `3 s`, `4 min`, `2 h 5 min`, `3 d`."""
+    rounded = max(0, round(seconds))
+    if rounded < 120:
+        return f"{rounded} s"
+    if rounded < 7200:
+        return f"{rounded // 60} min"
+    if rounded < 172_800:
+        return f"{rounded // 3600} h {rounded % 3600 // 60} min"
+    return f"{rounded // 86_400} d"

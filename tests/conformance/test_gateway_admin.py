@@ -66,10 +66,10 @@ async def test_explain_works_without_coordinators_and_tools(checkpoint: MakeChec
     running = await replica.claim((await replica.create()).task_id)
     stub = await gateway(replica.address)
     explain_task = await stub.ExplainTask(tasks.ExplainTaskRequest(task_id=queued))
-    assert "No coordinator answers, so nothing is known of workers" in explain_task.lines
+    assert "The workers are unknown, because no coordinator answers" in explain_task.lines
     text = "\n".join((await stub.ExplainTask(tasks.ExplainTaskRequest(task_id=running.task.task_id))).lines)
-    assert "nothing is known of its lease" in text
-    assert "Nothing is known of refused writes" in text
+    assert "its lease is unknown" in text
+    assert "Its refused writes are unknown" in text
     with pytest.raises(NotFound):
         await stub.ExplainTask(tasks.ExplainTaskRequest(task_id=NOBODYS))
 

@@ -159,7 +159,7 @@ async def test_a_task_without_workers_is_explained(
     explained = await tenure("explain", task_id, address=address)
     assert explained.code == 0, explained.err
     assert "QUEUED for" in explained.out
-    assert "No worker serves queue nobody-serves-this and loop messages; 2 other workers are there" in explained.out
+    assert "No worker serves queue nobody-serves-this and loop messages; 2 other workers are attached" in explained.out
     assert len(explained.out.splitlines()) <= 10
     aging = await tenure("--json", "admin", "aging", "--state", "QUEUED", address=address)
     assert task_id in [one["task"]["task_id"] for one in aging.values]
@@ -175,7 +175,7 @@ async def test_a_running_task_is_explained_by_owner_lease_and_calls(installation
     task = await installation.client.get(task_id)
     text = "\n".join((await installation.client.explain(task_id)).lines)
     assert f"RUNNING on {task.owner}" in text
-    assert "its lease lives" in text
+    assert "its lease expires in" in text
     assert "1.0 execute_python" in text
     held = await tenure("--json", "admin", "aging", "--idle", "0s", address=installation.stack.gateway_address)
     [mine] = [one for one in held.values if one["task"]["task_id"] == task_id]

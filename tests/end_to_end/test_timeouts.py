@@ -96,7 +96,7 @@ async def test_a_failing_model_is_retried_then_rescheduled_then_fatal(
     assert (scheduled.reason, scheduled.HasField("next_retry_time")) == ("MODEL_RATE_LIMITED", True)
     address = installation.stack.gateway_address
     assert "at " in (await tenure("get", limited, address=address)).out
-    assert "It is queued again in" in (await tenure("explain", limited, address=address)).out
+    assert "Its retry is due in" in (await tenure("explain", limited, address=address)).out
     (move,) = [
         entry.body.transition
         for entry in await installation.entries(limited)
@@ -122,8 +122,8 @@ async def test_a_task_that_is_put_off_is_shown_so_and_can_be_cancelled(installat
     assert "not before" in (await tenure("get", task_id, address=address)).out
     assert "QUEUED, starts in" in (await tenure("list", address=address)).out
     explained = (await tenure("explain", task_id, address=address)).out
-    assert "It is not to be started before its time, in " in explained
-    assert "What moves it: time; tenure cancel ends it" in explained
+    assert "It cannot start before its start time, in " in explained
+    assert "It needs: time; tenure cancel ends it" in explained
     assert (await tenure("cancel", task_id, address=address)).code == Exit.OK
     assert state_name((await installation.ended(task_id)).state) == "CANCELLED"
 

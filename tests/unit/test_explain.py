@@ -46,23 +46,23 @@ def test_a_running_task_is_explained_with_owner_and_calls() -> None:
     text = explained(calls=(CallFact("4.0", "execute_python", "STARTED"), CallFact("4.1", "search")), refusals=2)
     assert text.splitlines() == [
         "RUNNING on worker-1 for 3 min, epoch 1.42",
-        "The newest entry is 30 s old (step 4); its lease lives 4 s without a renewal",
-        "Its timeout passes in 2 h 1 min",
-        "Calls without an outcome: 4.0 execute_python (STARTED), 4.1 search (not begun at the tools)",
-        "Of its root's 2,000,000 tokens 12,300 are used, 500 set aside",
-        "Refused to stale workers so far: 2 (tenure refusals)",
-        "What moves it: its worker; tenure admin transfer takes it to another, tenure cancel ends it",
+        "Its newest entry is 30 s old (step 4); its lease expires in 4 s without a renewal",
+        "Its deadline is in 2 h 1 min",
+        "Calls without an outcome: 4.0 execute_python (STARTED), 4.1 search (not begun)",
+        "Its root's budget: 12,300 of 2,000,000 tokens used, 500 reserved",
+        "Refused writes of stale workers: 2 (tenure refusals lists them)",
+        "It needs: its worker to continue; tenure admin transfer moves it to another, tenure cancel ends it",
     ]
 
 
 def test_a_running_task_without_a_claim_is_about_to_be_queued() -> None:
-    assert "its claim is gone: it is about to be queued again" in explained(lease_seconds=0.0)
+    assert "its claim is lost: the ledger will queue it again" in explained(lease_seconds=0.0)
 
 
 def test_unserved_control_work_is_explained_with_its_function() -> None:
     says = explained("QUEUED", loop="control.month_end", workers=(SERVES,))
-    assert "No worker serves queue batch and the function month_end; 1 other worker is there" in says
-    assert "a worker of queue batch and the function month_end that is started" in says
+    assert "No worker serves queue batch and the function month_end; 1 other worker is attached" in says
+    assert "a new worker that serves queue batch and the function month_end: start one" in says
     here = replace(SERVES, loops=("control.month_end",))
     assert "and the function month_end: worker-1" in explained("QUEUED", loop="control.month_end", workers=(here,))
 
@@ -71,11 +71,11 @@ def test_unserved_control_work_is_explained_with_its_function() -> None:
     ("workers", "says"),
     [
         ((SERVES,), "Workers that serve queue batch and loop messages: worker-1"),
-        ((), "No worker serves queue batch and loop messages; no worker is there at all"),
+        ((), "No worker serves queue batch and loop messages; no worker is attached"),
         ((replace(SERVES, queues=("default",)),), "No worker serves queue batch and loop messages; 1 other worker"),
         ((replace(SERVES, loops=("control",)),), "No worker serves queue batch"),
         ((replace(SERVES, draining=True),), "All workers that serve queue batch and loop messages are draining"),
-        (None, "No coordinator answers, so nothing is known of workers"),
+        (None, "The workers are unknown, because no coordinator answers"),
     ],
 )
 def test_a_queued_task_is_told_with_who_could_take_it(workers: Any, says: str) -> None:
@@ -83,21 +83,25 @@ def test_a_queued_task_is_told_with_who_could_take_it(workers: Any, says: str) -
     assert "QUEUED for 3 min, attempt 1, after step 4: the connection to its worker broke (worker-1 is gone)" in text
     assert says in text
     is_served = workers is None or "Workers that serve" in says
-    taker = "a worker with a free slot" if is_served else "a worker of queue batch and loop messages that is started"
-    assert f"What moves it: {taker}" in text
+    taker = (
+        "a worker with a free slot"
+        if is_served
+        else "a new worker that serves queue batch and loop messages: start one"
+    )
+    assert f"It needs: {taker}" in text
 
 
 def test_a_task_that_waits_for_its_retry_is_told_when_it_comes() -> None:
     text = explained("RETRY_SCHEDULED", reason="MODEL_RATE_LIMITED", until_retry=40.0)
-    assert "the model's provider asked to slow down" in text
-    assert "It is queued again in 40 s" in text
+    assert "the model provider limited its request rate" in text
+    assert "Its retry is due in 40 s" in text
     assert "tenure admin requeue queues it at once" in text
 
 
 @pytest.mark.parametrize(("state", "verb"), [("WAITING_USER", "tenure resume"), ("WAITING_EXTERNAL", "tenure signal")])
 def test_a_waiting_task_is_told_for_what_and_until_when(state: str, verb: str) -> None:
     text = explained(state, reason="ASKED", waits_for="an answer to: may I?", until_answer=3600.0)
-    assert "It waits for an answer to: may I?; in 60 min nobody waits any longer" in text
+    assert "It waits for an answer to: may I?; the wait ends in 60 min" in text
     assert verb in text
 
 
@@ -137,9 +141,9 @@ def test_a_providers_refusal_is_explained_by_the_last_move() -> None:
 def test_an_ended_task_is_explained_with_its_next_options(state: Any) -> None:
     text = explained(state, reason="MODEL_UNAVAILABLE", message="overloaded")
     assert f"Ended as {state} 3 min ago, attempt 1, after step 4" in text
-    assert "timeout" not in text
+    assert "deadline" not in text
     if state is TaskState.SUCCEEDED:
-        assert "Nothing moves it any more" in text
+        assert "It needs nothing more" in text
     else:
         assert "the model did not answer (overloaded)" in text
         assert "tenure admin requeue begins its next attempt" in text
@@ -148,21 +152,21 @@ def test_an_ended_task_is_explained_with_its_next_options(state: Any) -> None:
 @pytest.mark.parametrize("state", ["QUEUED", "RUNNING", "WAITING_USER", "WAITING_EXTERNAL", "RETRY_SCHEDULED"])
 def test_a_task_that_is_to_end_is_told_so(state: str) -> None:
     text = explained(state, is_to_end=True)
-    assert "Its end was asked for" in text
-    assert "What moves it: its end" in text
+    assert "It has a pending ending" in text
+    assert "It needs only time: it ends" in text
 
 
 def test_what_nobody_answers_is_said() -> None:
     text = explained(
         lease_seconds=None, workers=None, tools_answered=False, calls=(CallFact("4.0", "t"),), refusals=None
     )
-    assert "no coordinator answers, so nothing is known of its lease" in text
-    assert "4.0 t; the tools do not answer, so nothing more is known" in text
-    assert "Nothing is known of refused writes" in text
+    assert "its lease is unknown, because no coordinator answers" in text
+    assert "4.0 t; their state is unknown, because the tool service does not answer" in text
+    assert "Its refused writes are unknown" in text
 
 
 def test_a_past_deadline_and_an_empty_reason_are_shown() -> None:
-    assert "Its timeout has passed" in explained("QUEUED", reason="SOMETHING_NEW", until_deadline=-5.0)
+    assert "Its deadline has passed" in explained("QUEUED", reason="SOMETHING_NEW", until_deadline=-5.0)
     assert "SOMETHING_NEW" in explained("QUEUED", reason="SOMETHING_NEW")
 
 
@@ -198,13 +202,13 @@ def test_the_facts_are_those_of_the_services() -> None:
 
 def test_a_delayed_task_needs_no_worker() -> None:
     lines = explained("QUEUED", until_start=7500.0, until_deadline=90_000.0)
-    assert "It is not to be started before its time, in 2 h 5 min" in lines
+    assert "It cannot start before its start time, in 2 h 5 min" in lines
     assert "No worker" not in lines
-    assert lines.endswith("What moves it: time; tenure cancel ends it")
+    assert lines.endswith("It needs: time; tenure cancel ends it")
 
 
 def test_a_queue_timeout_says_how_long_the_task_may_stay() -> None:
-    assert "In 30 s it will have queued too long" in explained("QUEUED", until_too_long=30.0)
+    assert "Its queue timeout is in 30 s" in explained("QUEUED", until_too_long=30.0)
 
 
 def test_a_queue_timeout_counts_from_the_move_or_the_start() -> None:
@@ -222,4 +226,4 @@ def test_a_queue_timeout_counts_from_the_move_or_the_start() -> None:
 
 def test_amounts_of_money_are_shown_as_people_read_them() -> None:
     budget = replace(FACTS.budget, max_nano_usd=10**10, used_nano_usd=19_164_750, reserved_nano_usd=223_262_500)
-    assert "of its $10.00 $0.019, $0.22 set aside" in explained(budget=budget)
+    assert "$0.019 of $10.00 used, $0.22 reserved" in explained(budget=budget)
