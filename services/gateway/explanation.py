@@ -14,7 +14,7 @@ from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState
 from tenure.domain.task import offered_function
 
 MOST_LINES: Final = 10
-_CALLS_TOLD: Final = 3
+_MOST_NAMES: Final = 3
 
 REASONS: Final = {
     Reason.SUBMITTED: "it was submitted",
@@ -233,7 +233,7 @@ def _what_it_needs(facts: Facts) -> str:
         TaskState.QUEUED: _needed_to_start(facts),
         TaskState.RUNNING: "its worker to continue; tenure admin transfer moves it to another, tenure cancel ends it",
         TaskState.RETRY_SCHEDULED: "time; tenure admin requeue queues it at once",
-        TaskState.WAITING_USER: f"a person's word on the call: {RESOLVE_COMMANDS}; or tenure cancel"
+        TaskState.WAITING_USER: f"a person's resolution of the call: {RESOLVE_COMMANDS}; or tenure cancel"
         if facts.reason == Reason.TOOL_IN_DOUBT
         else "a person: tenure resume, or tenure cancel",
         TaskState.WAITING_EXTERNAL: "the end of its last sub-agent (tenure tree), or tenure cancel"
@@ -283,8 +283,8 @@ def _serving(workers: Sequence[WorkerFact], facts: Facts) -> list[WorkerFact]:
 
 
 def _names(names: Sequence[str]) -> str:
-    more = len(names) - _CALLS_TOLD
-    return ", ".join(names[:_CALLS_TOLD]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def span(seconds: float) -> str:
