@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from tests.support.forked import run_program
 from tests.support.patience import PATIENCE_SECONDS
 
 COMMAND: Final = [sys.executable, "-m", "tenure.cli"]
@@ -36,20 +37,18 @@ class Done(NamedTuple):
 
 async def tenure(*arguments: str, address: str = "", stdin: str = "") -> Done:
     """Runs a command to its end."""
-    process = await start(*arguments, address=address)
     async with asyncio.timeout(PATIENCE_SECONDS):
-        out, err = await process.communicate(stdin.encode())
-    assert process.returncode is not None
-    done = Done(process.returncode, out.decode(), err.decode())
+        command = _command(address, arguments)
+        code, out, err = await run_program(command, environment=_environment(), stdin=stdin.encode())
+    done = Done(code, out.decode(), err.decode())
     assert "Traceback" not in done.err
     return done
 
 
 async def start(*arguments: str, address: str = "", cwd: Path | None = None) -> Process:
     """Starts a command with pipes on all three."""
-    where = ("--address", address) if address else ()
     return await asyncio.create_subprocess_exec(
-        *COMMAND, *where, *arguments, stdin=PIPE, stdout=PIPE, stderr=PIPE, cwd=cwd, env=_environment()
+        *_command(address, arguments), stdin=PIPE, stdout=PIPE, stderr=PIPE, cwd=cwd, env=_environment()
     )
 
 
@@ -73,6 +72,10 @@ async def next_value(process: Process) -> Any:
         line = await process.stdout.readline()
     assert line, "the command ended without another line"
     return json.loads(line)
+
+
+def _command(address: str, arguments: tuple[str, ...]) -> list[str]:
+    return [*COMMAND, *(("--address", address) if address else ()), *arguments]
 
 
 def _environment() -> dict[str, str]:

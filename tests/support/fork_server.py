@@ -30,6 +30,7 @@ PRELOADED: Final = (
     "services.tools.main",
     "services.worker.main",
     "devstack.simulator.simulator",
+    "tenure.cli.main",
 )
 LARGEST_REQUEST_BYTES: Final = 1 << 20
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
@@ -91,8 +92,7 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["cwd"])
-    if not request["safe_path"]:
-        sys.path.insert(0, request["cwd"])
+    sys.path[:0] = request["path"]
     gc.unfreeze()
     gc.enable()
     sys.argv[:] = [request["module"], *request["arguments"]]

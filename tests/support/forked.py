@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import IO, Final
@@ -26,7 +27,7 @@ from typing import IO, Final
 from devstack import child_process, die_with_parent
 
 REPOSITORY: Final = Path(__file__).parents[2]
-FORKED: Final = ("services.", "devstack.simulator")
+FORKED: Final = ("services.", "devstack.simulator", "tenure.cli")
 READ_AT_START: Final = ("LD_", "PYTHON", "GRPC_", "MALLOC_")
 EXIT_CODE_BYTES: Final = 8
 
@@ -119,6 +120,30 @@ async def start_program(
     return ForkedProcess(forked, stream)
 
 
+async def run_program(
+    command: Sequence[str], *, environment: Mapping[str, str], stdin: bytes
+) -> tuple[int, bytes, bytes]:
+    """Runs a program to its end, forked where that is possible. Returns its exit code, stdout and stderr."""
+    if not _may_be_forked(command, environment):
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe)
+        out, err = await process.communicate(stdin)
+        return await process.wait(), out, err
+    with ExitStack() as files:
+        given, out_file, err_file = (files.enter_context(os.fdopen(os.memfd_create(f"pipe-{n}"), "w+b")) for n in "ioe")
+        given.write(stdin)
+        given.seek(0)
+        inherited = {"stdin": given.fileno(), "stdout": out_file.fileno(), "stderr": err_file.fileno()}
+        forked = ForkedProcess(_server().fork(command, environment, Path.cwd(), **inherited), asyncio.StreamReader())
+        try:
+            code = await forked.wait()
+        finally:
+            forked.kill()
+        out_file.seek(0)
+        err_file.seek(0)
+        return code, out_file.read(), err_file.read()
+
+
 def launch(
     command: Sequence[str], *, environment: Mapping[str, str], cwd: Path, log: IO[bytes]
 ) -> child_process.RunningProgram:
@@ -147,7 +172,14 @@ def _module(command: Sequence[str]) -> tuple[str, bool, list[str]] | None:
 
 
 def _needs_exec(environment: Mapping[str, str]) -> bool:
-    return any(name.startswith(READ_AT_START) and os.environ.get(name) != value for name, value in environment.items())
+    changed = {name for name, value in environment.items() if os.environ.get(name) != value}
+    if "PYTHONPATH" in changed and not any((Path(each) / "sitecustomize.py").exists() for each in _path(environment)):
+        changed.remove("PYTHONPATH")  # the child puts its folders in sys.path itself
+    return any(name.startswith(READ_AT_START) for name in changed)
+
+
+def _path(environment: Mapping[str, str]) -> list[str]:
+    return [each for each in environment.get("PYTHONPATH", "").split(os.pathsep) if each]
 
 
 class _Server:
@@ -166,22 +198,30 @@ class _Server:
             )
 
     def fork(
-        self, command: Sequence[str], environment: Mapping[str, str], cwd: Path, *, stdout: int, stderr: int
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        cwd: Path,
+        *,
+        stdout: int,
+        stderr: int,
+        stdin: int | None = None,
     ) -> Forked:
-        """Starts the program."""
+        """Starts the program, with an empty stdin if none is given."""
         program = _module(command)
         assert program is not None
         module, safe_path, arguments = program
         request = {
             "module": module,
-            "safe_path": safe_path,
+            "path": [*([] if safe_path else [str(cwd)]), *_path(environment)],
             "arguments": arguments,
             "environment": dict(environment),
             "cwd": str(cwd),
         }
         exit_fd, theirs = os.pipe()
-        with Path(os.devnull).open("rb") as stdin, os.fdopen(theirs, "wb"):
-            socket.send_fds(self._socket, [json.dumps(request).encode()], [stdin.fileno(), stdout, stderr, theirs])
+        with Path(os.devnull).open("rb") as empty, os.fdopen(theirs, "wb"):
+            inherited = [empty.fileno() if stdin is None else stdin, stdout, stderr, theirs]
+            socket.send_fds(self._socket, [json.dumps(request).encode()], inherited)
             answer = self._socket.recv(8)
         assert answer, "the server of forks has ended"
         return Forked(int.from_bytes(answer, "little"), exit_fd)
