@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from typing import IO, Final
@@ -82,11 +82,22 @@ class ForkedProcess:
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self._loop.add_reader(forked.exit_fd, self._end)
-        self.send_signal, self.terminate, self.kill = forked.send_signal, forked.terminate, forked.kill
 
     @property
     def returncode(self) -> int | None:
         return self._forked.returncode
+
+    def send_signal(self, number: int) -> None:
+        # Never through `Forked.send_signal`: it may read and close the pipe that the loop still watches.
+        if self.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
     async def wait(self) -> int:
         """The exit code."""
