@@ -151,7 +151,7 @@ async def test_the_reconciliation_delivers_a_drain_the_watch_missed(fleet: Fleet
     await owner.hears("drain")
 
 
-async def test_the_reconciliation_revokes_a_claim_whose_deletion_the_watch_missed(fleet: Fleet) -> None:
+async def test_the_reconciliation_revokes_a_claim_the_watch_missed(fleet: Fleet) -> None:
     deaf, other = await fleet.coordinator(failpoints="coordinator.deaf_watch"), await fleet.coordinator()
     owner, task_id, grant = await held(fleet, deaf)
     assert await transfer(other, task_id, epoch_of(grant.token))

@@ -75,7 +75,8 @@ def nothing_left_behind(
         uids = range(sandbox_settings.first_uid, sandbox_settings.first_uid + SLOTS)
         assert not _processes(uids)
         assert not _cgroups(sandbox_detection)
-        assert len(_descriptors()) <= len(descriptors), _descriptors()
+        opened = _descriptors().items() - descriptors.items()
+        assert len(_descriptors()) <= len(descriptors), f"left open: {sorted(opened)}"
         assert Path("/proc/sys/kernel/core_pattern").read_bytes() == pattern
 
     yield check

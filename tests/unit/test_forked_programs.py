@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="programs 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("TENURE_")}
 
 
-async def test_a_program_that_ended_by_itself_can_be_killed_and_waited_for() -> None:
+async def test_an_ended_program_can_be_killed_and_waited_for() -> None:
     process = await start_program([sys.executable, "-m", "services.tools"], environment=ENVIRONMENT)
     with os.fdopen(os.pidfd_open(process.pid)) as ended:
         assert select.select([ended], [], [], PATIENCE_SECONDS)[0]  # blocks the loop, which must not see the end yet
