@@ -58,7 +58,8 @@ class Holder(NamedTuple):
 class Narrator:
     """Makes lines from entries, and keeps the state of the watched task in `task`.
 
-    `is_plain` is for output without a terminal: lines are not cut, and a call gets a line when it begins.
+    `is_plain` is for output without a terminal: lines are not cut, and a call gets a line when it begins. `is_verbose`
+    shows the epochs of the claims.
 
     `_held` is the last answer, which is held back because it may be the result: the result is printed once, at the
     end. `_later` are lines about a lost model call. The ledger records the loss of the model call before the loss of
@@ -68,6 +69,7 @@ class Narrator:
     task: WatchedTask
     console: Console
     is_plain: bool
+    is_verbose: bool = False
     _held: str = ""
     _later: list[Text] = field(default_factory=list)
 
@@ -159,7 +161,7 @@ class Narrator:
             return
         yield from self._flush()
         if self.task.state is TaskState.RUNNING:
-            yield self._line("", _opened_text(at, entry, before, self.task.step), "cyan")
+            yield self._line("", self._opened_text(at, entry, before), "cyan")
         elif self.task.state is TaskState.QUEUED and not transition.from_state:
             yield self._line("", f"{at} queued", "dim")
         elif state_name(transition.from_state) == TaskState.RUNNING and self.task.state is TaskState.QUEUED:
@@ -270,17 +272,17 @@ class Narrator:
         cut = one_line(text, max(20, self._width - len(mark) - len(tail)))
         return Text.assemble((mark, mark_style or style), (cut, style), (tail, "dim"))
 
+    def _opened_text(self, at: str, entry: ledger_pb2.Entry, before: Holder) -> str:
+        epoch = describe_epoch(entry.epoch)
+        if not before.epoch:
+            return f"{at} {entry.actor} takes the task{f' · epoch {epoch}' if self.is_verbose else ''}"
+        how = "takes the task again" if entry.actor == before.owner else f"takes over from {before.owner}"
+        epochs = f" · epoch {describe_epoch(before.epoch)} → {epoch}" if self.is_verbose else ""
+        return f"{at} {entry.actor} {how} at step {self.task.step}{epochs}"
+
     @property
     def _width(self) -> int:
         return self.console.width
-
-
-def _opened_text(at: str, entry: ledger_pb2.Entry, before: Holder, step: int) -> str:
-    if not before.epoch:
-        return f"{at} {entry.actor} takes the task · epoch {describe_epoch(entry.epoch)}"
-    how = "takes the task again" if entry.actor == before.owner else f"takes over from {before.owner}"
-    epochs = f"epoch {describe_epoch(before.epoch)} → {describe_epoch(entry.epoch)}"
-    return f"{at} {entry.actor} {how} at step {step} · {epochs}"
 
 
 def _request_text(entry: ledger_pb2.Entry) -> str:

@@ -29,7 +29,6 @@ from tenure.cli.output import echo
 from tenure.cli.parameters import find_task, task_argument
 from tenure.cli.watch_state import WatchedTask
 from tenure.client import Client
-from tenure.domain.fencing import describe_epoch
 from tenure.domain.states import TaskState
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
@@ -135,7 +134,7 @@ class Screen:
 
     def _footer(self) -> Text:
         task = self._task
-        holder = f" on {task.owner} · epoch {describe_epoch(task.epoch)}" if task.state is TaskState.RUNNING else ""
+        holder = f" on {task.owner}" if task.state is TaskState.RUNNING else ""
         message = f"{short_id(self._task_id)} · {task.state}{holder} · Ctrl-C stops watching, not the task"
         return Text(f"  {one_line(message, self._console.width - 3)}", "dim")
 
@@ -178,7 +177,7 @@ async def watch_task(context: Context, client: Client, task_id: str, *, after: i
     if context.as_json:
         return await _emit_events(context, client, task_id, after, live)
     try:
-        return exit_of_task(await _show_events(context.console, client, task_id, after, live))
+        return exit_of_task(await _show_events(context, client, task_id, after, live))
     except asyncio.CancelledError:
         echo(f"Stopped watching; the task continues. Watch it again: tenure watch {short_id(task_id)}", err=True)
         raise
@@ -191,13 +190,13 @@ async def _emit_events(context: Context, client: Client, task_id: str, after: in
     return exit_of_task(await client.get(task_id))
 
 
-async def _show_events(console: Console, client: Client, task_id: str, after: int, live: bool) -> task_pb2.Task:
+async def _show_events(context: Context, client: Client, task_id: str, after: int, live: bool) -> task_pb2.Task:
     """Shows the entries after `after`, and returns the ended task.
 
     Reads from the first entry, because the state of the task is the fold of all its entries.
     """
-    watched = WatchedTask()
-    narrator = Narrator(watched, console, is_plain=not console.is_terminal)
+    console, watched = context.console, WatchedTask()
+    narrator = Narrator(watched, console, is_plain=not console.is_terminal, is_verbose=context.is_verbose)
     screen = Screen(console, task_id, watched)
     shown_live = live and console.is_terminal
     async with aclosing(client.watch(task_id, 0, live=shown_live)) as events, screen.drawn():

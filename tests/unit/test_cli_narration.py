@@ -20,13 +20,13 @@ from tests.unit.cli_entries import SECOND, Ledger, piece
 class Teller:
     """Tells entries to a screen of so many columns; `seen` is what stands there."""
 
-    def __init__(self, *, terminal: bool, width: int = 80) -> None:
+    def __init__(self, *, terminal: bool, width: int = 80, verbose: bool = False) -> None:
         self._written = io.StringIO()
         self.console = Console(
             file=self._written, force_terminal=terminal, width=width, highlight=False, color_system=None
         )
         self.task = WatchedTask()
-        self.narrator = Narrator(self.task, self.console, is_plain=not terminal)
+        self.narrator = Narrator(self.task, self.console, is_plain=not terminal, is_verbose=verbose)
         self._screen = Screen(self.console, "01a2007f-3602-74e0-8abc-b7091d7852f6", self.task)
 
     def tell(self, *entries: Any) -> Any:
@@ -62,7 +62,7 @@ def teller(request: pytest.FixtureRequest) -> Any:
 
 def test_a_step_has_its_text_its_tokens_and_its_time(teller: Any, ledger: Any) -> None:
     teller.tell(ledger.queued(), ledger.opened(), ledger.attempt(1), ledger.answer(1, "I begin."))
-    assert "worker-1 takes the task · epoch 1.42" in teller.seen
+    assert "worker-1 takes the task\n" in teller.seen
     assert "Step 1  1.2 s · 2,310 tokens in, 87 out" in teller.seen
     assert "  I begin.\n" in teller.seen
 
@@ -129,10 +129,17 @@ def test_text_is_wrapped_on_a_terminal_and_whole_in_a_pipe(ledger: Any) -> None:
     assert f"  {text.strip()}\n" in Teller(terminal=False, width=60).tell(ledger.answer(1, text)).seen
 
 
-def test_a_takeover_says_who_for_whom_why_and_both_epochs(teller: Any, ledger: Any) -> None:
+def test_a_takeover_says_who_for_whom_and_why(teller: Any, ledger: Any) -> None:
     teller.tell(ledger.queued(), ledger.opened(), ledger.attempt(3), ledger.lost(), ledger.opened("worker-2", SECOND))
     assert "worker-1 no longer holds the task (WORKER_LOST)\n  the connection to worker-1 broke" in teller.seen
-    assert "worker-2 takes over from worker-1 at step 3 · epoch 1.42 → 1.97" in teller.seen
+    assert "worker-2 takes over from worker-1 at step 3\n" in teller.seen
+
+
+def test_a_verbose_narration_shows_the_epochs(ledger: Any) -> None:
+    teller = Teller(terminal=False, verbose=True)
+    teller.tell(ledger.queued(), ledger.opened(), ledger.attempt(3), ledger.lost(), ledger.opened("worker-2", SECOND))
+    assert "worker-1 takes the task · epoch 1.42\n" in teller.seen
+    assert "worker-2 takes over from worker-1 at step 3 · epoch 1.42 → 1.97\n" in teller.seen
 
 
 def test_unfinished_text_is_discarded_aloud_by_a_takeover(teller: Any, ledger: Any) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from rich.console import Console
 
+from tenure.cli.context import Context
 from tenure.cli.watch import _show_events
 from tenure.client import Client
 from tenure.v1 import task_pb2
@@ -39,6 +41,7 @@ async def test_a_watched_wait_prints_the_answering_commands(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     console = Console(file=io.StringIO(), width=120)
-    await _show_events(console, cast("Client", Waiting()), TASK, 0, live=False)
+    context = Context("127.0.0.1:1", "default", False, Path(), console, {})
+    await _show_events(context, cast("Client", Waiting()), TASK, 0, live=False)
     shown = cast("io.StringIO", console.file).getvalue() + capsys.readouterr().out
     assert "tenure resume 01a2025d-5126 --wait w8 --approve" in shown
