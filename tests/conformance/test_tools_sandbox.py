@@ -173,3 +173,13 @@ async def test_no_race_of_links_leads_the_service_out_of_a_workspace(
     assert not [content for content in seen.values() if "root:" in content]
     after = Path("/etc/passwd").stat()
     assert (after.st_uid, after.st_gid, after.st_mode) == (passwd.st_uid, passwd.st_gid, passwd.st_mode)
+
+
+async def test_a_call_chooses_its_timeout_within_the_tools_own(tool_service: StartTools, grants: Grants) -> None:
+    tools, owner = await tool_service(python_wall_seconds=30), grants.claim()
+    stopped = await tools.outcome(owner, "1.0", "execute_python", code=SLOW_PROGRAM, timeout_seconds=0.5)
+    assert (stopped.status, stopped.detail) == (OutcomeStatus.TIMED_OUT, "TIMEOUT")
+    assert "ended after 0.5 s of wall time" in stopped.content
+    longer = await tools.outcome(owner, "1.1", "execute_python", code="print(1)", timeout_seconds=31)
+    assert longer.status is OutcomeStatus.INVALID_ARGUMENTS
+    assert "timeout_seconds" in longer.content

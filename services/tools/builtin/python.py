@@ -7,6 +7,7 @@ again in the same workspace, which may hold what the first run wrote.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Final
 
 from services.tools.sandbox import (
@@ -24,6 +25,8 @@ from tenure.domain.tools import EffectClass, OutcomeStatus, ProgramUsage
 from tenure.runtime import metrics
 
 PYTHON_LANE: Final = "python"
+MIN_TIMEOUT_SECONDS: Final = 0.1
+"""A program needs about this long to start."""
 _KEPT_BYTES: Final = 64 * 1024
 _SETUP_SECONDS: Final = 5.0
 _STATUSES: Final = {SandboxStatus.OK: OutcomeStatus.SUCCEEDED, SandboxStatus.TIMEOUT: OutcomeStatus.TIMED_OUT}
@@ -36,7 +39,15 @@ def python_tools(sandbox: Sandbox | SandboxUnavailable, workspaces: Workspaces, 
         EffectClass.IDEMPOTENT,
         "Run a Python program with the standard library, in the workspace as its current directory, without network. "
         "What it prints is the answer; files it writes stay for later calls.",
-        {"code": {"type": "string", "minLength": 1, "maxLength": MAX_CODE_BYTES}},
+        {
+            "code": {"type": "string", "minLength": 1, "maxLength": MAX_CODE_BYTES},
+            "timeout_seconds": {
+                "type": "number",
+                "minimum": min(MIN_TIMEOUT_SECONDS, limits.wall_seconds),
+                "maximum": limits.wall_seconds,
+                "description": f"The program is stopped after this time. Default: {limits.wall_seconds:g}.",
+            },
+        },
         required=("code",),
         timeout_seconds=limits.wall_seconds,
         output_limit_bytes=2 * _KEPT_BYTES + 4096,
@@ -50,7 +61,7 @@ def python_tools(sandbox: Sandbox | SandboxUnavailable, workspaces: Workspaces, 
             result = await sandbox.run_python(
                 arguments["code"],
                 workspace,
-                limits,
+                replace(limits, wall_seconds=arguments.get("timeout_seconds", limits.wall_seconds)),
                 on_output=lambda _stream, text: context.emit(text),
                 on_end=lambda ended: _report(context, ended),
             )
