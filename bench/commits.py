@@ -27,7 +27,7 @@ from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 WRITERS: Final = 64
 ARRIVING_TASKS: Final = 128
 RATES: Final = (1000, 1666, 2500)
-LEAST_PER_SECOND: Final = 1666
+MIN_PER_SECOND: Final = 1666
 TIMEOUT_SECONDS: Final = 30.0
 HOW: Final = (
     f"{WRITERS} writers, each with one commit of one 5 KB entry in flight; then random (Poisson) arrivals over "
@@ -147,7 +147,7 @@ def _section(rounds: _Rounds) -> Section:
         ("unary", f"{WRITERS} writers, unary calls"),
     ):
         rates = rounds.per_second(variant)
-        section.add_rounds(description, rates, "/s", bound=over(LEAST_PER_SECOND) if variant == "frames" else None)
+        section.add_rounds(description, rates, "/s", bound=over(MIN_PER_SECOND) if variant == "frames" else None)
         shares = [100 * rate / base for rate, base in zip(rates, bare, strict=True)]
         section.add_rounds(f"{description}: share of bare", shares, "%")
         _add_details(section, description, variant, rounds)

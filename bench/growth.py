@@ -23,7 +23,7 @@ LATE: Final = 1000
 WINDOW: Final = 10
 RESUMES: Final = 7
 LIMITS: Final = task_pb2.Limits(max_tokens=1_000_000_000, max_steps=2 * LATE)
-MOST_GROWTH: Final = 1.05
+MAX_GROWTH: Final = 1.05
 HOW: Final = (
     f"{TASKS} agents without model and tool, each with more than {LATE:,} steps. Bytes: Postgres's write-ahead "
     f"log (WAL) of all services, and the bodies of the ledger's entries, per step, over {WINDOW} steps from step "
@@ -45,7 +45,7 @@ async def measure(options: Options) -> list[Section]:
         for what, before, after in zip(("WAL", "entries"), first, last, strict=True):
             section.add(f"{what}, step {EARLY}", before, "B a step")
             section.add(f"{what}, step {late:,}", after, "B a step")
-            section.add(f"{what}, step {late:,} against {EARLY}", after / before, "times", bound=at_most(MOST_GROWTH))
+            section.add(f"{what}, step {late:,} against {EARLY}", after / before, "times", bound=at_most(MAX_GROWTH))
         options.tell("growth: resuming a long ledger")
         await _add_resume(section, agents, tasks[0], late)
     return [section]

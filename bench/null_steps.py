@@ -23,7 +23,7 @@ from tenure.runtime.rpc_client import open_channel
 
 AGENTS: Final = 32
 STEPS: Final = 10
-MOST_SECONDS: Final = 8.0
+MAX_SECONDS: Final = 8.0
 HOW: Final = (
     f"{AGENTS} agents at once, each a task of {STEPS} steps, driven by this process over the worker's commit and "
     f"tool streams. A step: one commit with an answer of {ANSWER_BYTES} bytes, its usage and an intent; one "
@@ -59,7 +59,7 @@ async def measure_null_steps(options: Options) -> Section:
     """Returns rate, latencies and processor time of steps."""
     section = Section("Agent steps, no model, no tool", HOW)
     options.tell("steps: starting Postgres, checkpoint and tools")
-    most_seconds = options.choose(smoke=0.5, quick=MOST_SECONDS, full=MOST_SECONDS)
+    most_seconds = options.choose(smoke=0.5, quick=MAX_SECONDS, full=MAX_SECONDS)
     async with DataPath(options.folder / "null-steps", "checkpoint", "tools") as path, null_agents(path) as agents:
         await _run(agents.agent, await agents.maker.held(AGENTS), most_seconds)
         rates, latencies, used = [], [], []

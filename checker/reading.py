@@ -10,7 +10,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from checker.history import LedgerEntry, TaskHistory
-from tenure.domain.budget import MOST_NANO_USD
+from tenure.domain.budget import MAX_NANO_USD
 from tenure.domain.entries import (
     Body,
     Forked,
@@ -63,7 +63,7 @@ NOTHING: Final = Amount()
 
 
 def charge(prices: Prices | None, usage: TokenUsage) -> int:
-    """Returns the cost of a model call in nano USD, rounded up and bounded by MOST_NANO_USD.
+    """Returns the cost of a model call in nano USD, rounded up and bounded by MAX_NANO_USD.
 
     The rates are those of the highest tier whose threshold the input exceeds.
     """
@@ -79,7 +79,7 @@ def charge(prices: Prices | None, usage: TokenUsage) -> int:
         (usage.cache_creation_input_tokens, rates.cache_creation_input),
         (usage.cache_read_input_tokens, rates.cache_read_input),
     )
-    return min(MOST_NANO_USD, ceil(sum((Fraction(tokens * rate, 10**6) for tokens, rate in parts), Fraction())))
+    return min(MAX_NANO_USD, ceil(sum((Fraction(tokens * rate, 10**6) for tokens, rate in parts), Fraction())))
 
 
 # Hashes that compare a call in the ledger with its call record.

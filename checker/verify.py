@@ -26,7 +26,7 @@ from checker.history import (
 
 __all__ = ["CheckRun", "Examination", "Report", "Violation", "examine", "verify"]
 
-MOST_OF_A_CHECK: Final = 20
+MAX_OF_A_CHECK: Final = 20
 """The limit of violations of one check in one task: a ledger with a gap would cause thousands."""
 _UNSET: Final = {
     "settled": "the run did not wait until all tasks had settled",
@@ -133,6 +133,6 @@ def verify(history: History) -> list[Violation]:
 
 def _limited(messages: Iterable[str]) -> Iterator[str]:
     remaining = iter(messages)
-    yield from islice(remaining, MOST_OF_A_CHECK)
+    yield from islice(remaining, MAX_OF_A_CHECK)
     if rest := sum(1 for _ in remaining):
         yield f"… and {rest} more like these"

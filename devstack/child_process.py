@@ -64,7 +64,7 @@ def _thread_states(pid: int) -> list[str]:
 LONGEST: Final = 300
 
 
-def last_words(log: str) -> str:
+def last_output(log: str) -> str:
     """Returns the last meaningful line of a log, or "".
 
     For a JSON line of level WARNING or above it returns the message and the last line of the stack.
@@ -87,7 +87,7 @@ def warnings_of(log: str, logger: str) -> list[str]:
     ]
 
 
-def fact_of(log: str, logger: str, name: str) -> str:
+def service_state(log: str, logger: str, name: str) -> str:
     """Returns the value of the field `name` in the newest record of a logger that has it, or ""."""
     records = (_record(line) for line in reversed(log.splitlines()))
     return next((str(record[name]) for record in records if record.get("logger") == logger and name in record), "")
@@ -242,7 +242,7 @@ class ChildProcess(ABC):
         return self.log()[-LOG_TAIL_BYTES:]
 
     def _death(self, what: str) -> ServiceDied:
-        message = last_words(self.log_tail())
+        message = last_output(self.log_tail())
         error = ServiceDied(f"{self.name} {what}{f' ({message})' if message else ''}; its log is {self.log_path}")
         error.add_note(self.log_tail())
         return error

@@ -12,7 +12,7 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from devstack.child_process import StackError, last_words
+from devstack.child_process import StackError, last_output
 from devstack.etcd import EtcdMissingError, EtcdProcess, EtcdStartError, etcd_version, running_etcd
 from devstack.options import Layout, StackOptions
 from devstack.postgres_cluster import EmbeddedPostgresError
@@ -112,7 +112,7 @@ def _failed(what: str, error: Exception) -> StackError:
     The first line of the error is its message. The following lines are the end of a log and become a note.
     """
     sentence, _, rest = str(error).partition("\n")
-    log_line = last_words(rest)
+    log_line = last_output(rest)
     stack_error = StackError(
         f"the embedded {what} does not start: {sentence.strip().rstrip(':')}{f' ({log_line})' if log_line else ''}"
     )

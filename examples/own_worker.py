@@ -53,7 +53,7 @@ CHANNEL: Final = [
 ]
 
 
-def next_move(point: Point) -> ledger_pb2.ToolIntent | str:
+def next_action(point: Point) -> ledger_pb2.ToolIntent | str:
     """Returns the agent's next tool call, or its final answer. This agent writes each line of the goal, one per step.
 
     Your agent may call a model of any provider; after a crash it continues from the committed history. To let Tenure
@@ -122,7 +122,7 @@ class TaskRun:
             # that ends a task within a step calls Fence(close), and commits the outcomes in its answer with the end.
             if self.held.cancelled:  # after a second a coordinator ends the task, and this worker gets STALE_EPOCH
                 return await self.leave(task_pb2.TASK_STATE_CANCELLED, "CANCEL_REQUESTED")
-            move = next_move(self.point)
+            move = next_action(self.point)
             if isinstance(move, str):
                 return await self.leave(task_pb2.TASK_STATE_SUCCEEDED, "FINAL_ANSWER", result=move)
             await self.commit(tool_intent=move)  # Rule 5. The intent is durable before the call.

@@ -183,7 +183,7 @@ def _corrections(task: TaskHistory) -> list[tuple[TokenUsage, int]]:
     """Returns the corrections of a task's bill by later reports, in tokens and money."""
     opened = of_kind(own(task.entries), ModelAttempt)
     prices = {(entry.step, attempt.attempt_number): attempt.prices for entry, attempt in opened}
-    reported = [bill for bill in task.bills if bill.estimate is not None][:MOST_CORRECTIONS]
+    reported = [bill for bill in task.bills if bill.estimate is not None][:MAX_CORRECTIONS]
     estimates = [charge(prices.get((bill.step, bill.attempt_number)), bill.settled_with) for bill in reported]
     return [(bill.correction, bill.nano_usd - cost) for bill, cost in zip(reported, estimates, strict=True)]
 
@@ -210,7 +210,7 @@ def _usage(usage: TokenUsage) -> str:
     )
 
 
-MOST_CORRECTIONS: Final = 10
+MAX_CORRECTIONS: Final = 10
 """How many corrections are considered, each with and without its effect on the row. A task rarely has one."""
 
 _BUDGETS_CHECKS: Final = (

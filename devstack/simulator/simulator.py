@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 LISTED_CALLS = 1000
-MOST_ANSWERS = 1000
+MAX_ANSWERS = 1000
 
 
 class ModelSimulator:
@@ -129,8 +129,8 @@ class ModelSimulator:
     async def _order_answer(self, request: HttpRequest, reply: Reply) -> None:
         """Takes the body of the request as the stream of the next `count` answers, byte for byte."""
         count = request.query.get("count", "1")
-        if not count.isdecimal() or not 1 <= int(count) <= MOST_ANSWERS:
-            reply.send_json(400, {"error": f"count must be 1 to {MOST_ANSWERS}"})
+        if not count.isdecimal() or not 1 <= int(count) <= MAX_ANSWERS:
+            reply.send_json(400, {"error": f"count must be 1 to {MAX_ANSWERS}"})
             return
         for _ in range(int(count)):
             self.answer_next(HostileAnswer(request.body, changes=["ordered"]))

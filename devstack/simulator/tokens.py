@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 BYTES_PER_TOKEN = 4
 MAX_PREFIXES = 10_000
 KEPT_SECONDS = 300.0
-LEAST_TOKENS = 1024
+MIN_TOKENS = 1024
 LOOKED_BACK = 20
 # One encoder for all parts, because json.dumps with options builds a new one per call.
 _ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -71,7 +71,7 @@ def prompt_hash(body: Mapping[str, Any]) -> str:
 class PromptCache:
     """The cached prefixes. `least_tokens`: the size below which a prefix is not cached. `now`: monotonic seconds."""
 
-    def __init__(self, least_tokens: int = LEAST_TOKENS, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, least_tokens: int = MIN_TOKENS, now: Callable[[], float] = time.monotonic) -> None:
         self._least_tokens = least_tokens
         self._now = now
         self._ends: OrderedDict[bytes, float] = OrderedDict()

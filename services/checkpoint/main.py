@@ -35,7 +35,7 @@ from services.checkpoint.webhooks.sender_lease import WebhookDispatcher
 from services.checkpoint.webhooks.sending import PREFIX as WEBHOOK_PREFIX
 from services.checkpoint.webhooks.sending import WebhookSettings
 from services.checkpoint.webhooks.servicer import WebhookServicer
-from tenure.domain.budget import MOST_NANO_USD, NANO_USD
+from tenure.domain.budget import MAX_NANO_USD, NANO_USD
 from tenure.domain.caps import CapDefaults
 from tenure.domain.outbound import Networks
 from tenure.domain.task import DEFAULT_MAX_USD
@@ -89,7 +89,7 @@ class CheckpointSettings:
         "cap in dollars of tasks that set none, where the model has a price; 0: no cap",
         default=DEFAULT_MAX_USD,
         minimum=0,
-        maximum=MOST_NANO_USD // NANO_USD,
+        maximum=MAX_NANO_USD // NANO_USD,
     )
     prices_file: Path | None = setting(
         "TOML of models and the prices of their tokens: see docs/budgets.md", default=None

@@ -91,7 +91,7 @@ def _rate(price: Price, start: int) -> int | None:
 # The installation's own prices file.
 
 TABLE: Final = "models"
-MOST_USD: Final = 1000
+MAX_USD: Final = 1000
 """The highest price of a million tokens, so that sums fit into an int64."""
 
 _RATES: Final = ("input", "output", "cache_write", "cache_read")
@@ -152,8 +152,8 @@ def _problems_of_rates(table: Mapping[str, Any], other: str) -> Iterator[str]:
     yield from (f"{key} is missing" for key in sorted(_NEEDED - table.keys()))
     for key in _RATES:
         value = table.get(key, 0)
-        if not _is_number(value) or not 0 <= value <= MOST_USD:
-            yield f"{key} must be 0 to {MOST_USD} dollars for a million tokens"
+        if not _is_number(value) or not 0 <= value <= MAX_USD:
+            yield f"{key} must be 0 to {MAX_USD} dollars for a million tokens"
         elif nano_usd_of(Decimal(value)) is None:
             yield f"{key} must have nine decimals at most"
 

@@ -106,7 +106,7 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
             yield frame
 
     def _submit(self, request: pb.CommitRequest, answer: Answer[pb.CommitResponse]) -> None:
-        self._ledger.batcher.hand_in(prepare(request, self._ledger.verifier, validated=False), answer)
+        self._ledger.batcher.enqueue(prepare(request, self._ledger.verifier, validated=False), answer)
 
     async def GetTask(
         self, request: pb.CheckpointServiceGetTaskRequest, context: Context

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Lists of live workers and claims, read from etcd.
 
-_MOST_CLAIMS: Final = 10_000
+_MAX_CLAIMS: Final = 10_000
 _LEASES_AT_ONCE: Final = 16
 
 
@@ -45,7 +45,7 @@ async def list_workers(store: LeaseStore) -> list[pb.Worker]:
 async def list_claims(store: LeaseStore, task_id: str) -> list[pb.Claim]:
     """Returns the live claims with the remaining seconds of their leases, sorted by task id. Raises Unavailable."""
     held_claims = await (store.claims.find_many([task_id]) if task_id else store.claims.list_all())
-    claims = [held_claims[each] for each in sorted(held_claims)[:_MOST_CLAIMS]]
+    claims = [held_claims[each] for each in sorted(held_claims)[:_MAX_CLAIMS]]
     remaining = await _remaining(store, {claim.lease for claim in claims})
     return [_claim(claim, remaining[claim.lease]) for claim in claims]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.gateway.in_doubt import list_in_doubt, operator_request_of
-from services.gateway.peers import Peers, patiently, read_task
+from services.gateway.peers import Peers, read_task, with_retries
 from services.gateway.tasks import caller, new_id
 from tenure.domain.errors import Unavailable, WrongState
 from tenure.domain.fencing import describe_epoch
@@ -41,20 +41,20 @@ class AdminServicer(AdminServiceServicer):
 
     async def ListWorkers(self, _request: api.ListWorkersRequest, _context: Any) -> api.ListWorkersResponse:
         request = coordinator.CoordinatorServiceListWorkersRequest()
-        listed = await patiently(lambda: self._peers.coordinator.ListWorkers(request))
+        listed = await with_retries(lambda: self._peers.coordinator.ListWorkers(request))
         return api.ListWorkersResponse(workers=listed.workers)
 
     async def ListClaims(self, request: api.ListClaimsRequest, _context: Any) -> api.ListClaimsResponse:
         coordinator_request = coordinator.CoordinatorServiceListClaimsRequest(task_id=request.task_id)
-        listed = await patiently(lambda: self._peers.coordinator.ListClaims(coordinator_request))
+        listed = await with_retries(lambda: self._peers.coordinator.ListClaims(coordinator_request))
         return api.ListClaimsResponse(claims=listed.claims)
 
     async def ListRefusals(self, request: api.ListRefusalsRequest, _context: Any) -> api.ListRefusalsResponse:
         """Asks the ledger first: it knows the task's tenant, and the tool service knows only tasks with calls."""
         ledger_request = ledger.ListRefusedWritesRequest(task_id=request.task_id)
-        writes = await patiently(lambda: self._peers.checkpoint.ListRefusedWrites(ledger_request))
+        writes = await with_retries(lambda: self._peers.checkpoint.ListRefusedWrites(ledger_request))
         of_tools = tools.ListRefusedCallsRequest(task_id=request.task_id)
-        calls = await patiently(lambda: self._peers.tools.ListRefusedCalls(of_tools))
+        calls = await with_retries(lambda: self._peers.tools.ListRefusedCalls(of_tools))
         return api.ListRefusalsResponse(ledger=writes.refused_writes, tools=calls.refused_calls)
 
     async def ListBills(
@@ -66,7 +66,7 @@ class AdminServicer(AdminServiceServicer):
             after_attempt_number=request.after_attempt_number,
             page_size=request.page_size,
         )
-        listed = await patiently(lambda: self._peers.checkpoint.ListBills(page))
+        listed = await with_retries(lambda: self._peers.checkpoint.ListBills(page))
         return api.AdminServiceListBillsResponse(bills=listed.bills, more=listed.more)
 
     async def ListCalls(
@@ -78,7 +78,7 @@ class AdminServicer(AdminServiceServicer):
         page = tools.ListCallsRequest(
             task_id=request.task_id, after_call_id=request.after_call_id, page_size=request.page_size
         )
-        listed = await patiently(lambda: self._peers.tools.ListCalls(page))
+        listed = await with_retries(lambda: self._peers.tools.ListCalls(page))
         fence = listed.fence if listed.HasField("fence") else None
         return api.AdminServiceListCallsResponse(calls=listed.calls, fence=fence, more=listed.more)
 
@@ -119,7 +119,7 @@ class AdminServicer(AdminServiceServicer):
                 reason=request.reason,
                 to_worker_id=request.to_worker_id,
             )
-            await patiently(lambda: self._peers.coordinator.TransferTask(coordinator_request))
+            await with_retries(lambda: self._peers.coordinator.TransferTask(coordinator_request))
         elif not transferred(task, epoch):
             raise task_not_running(task)
         task = await read_task(self._peers, request.task_id)
@@ -131,23 +131,23 @@ class AdminServicer(AdminServiceServicer):
         coordinator_request = coordinator.CoordinatorServiceDrainWorkerRequest(
             worker_id=request.worker_id, actor=caller(), reason=request.reason
         )
-        response = await patiently(lambda: self._peers.coordinator.DrainWorker(coordinator_request))
+        response = await with_retries(lambda: self._peers.coordinator.DrainWorker(coordinator_request))
         return api.DrainWorkerResponse(workers=response.workers)
 
     async def ListQueues(self, _request: api.ListQueuesRequest, _context: Any) -> api.ListQueuesResponse:
         request = ledger.CheckpointServiceListQueuesRequest()
         return api.ListQueuesResponse(
-            queues=(await patiently(lambda: self._peers.checkpoint.ListQueues(request))).queues
+            queues=(await with_retries(lambda: self._peers.checkpoint.ListQueues(request))).queues
         )
 
     async def ListToolSources(self, _request: api.ListToolSourcesRequest, _context: Any) -> api.ListToolSourcesResponse:
-        response = await patiently(lambda: self._peers.tools.ListSources(tools.ListSourcesRequest()))
+        response = await with_retries(lambda: self._peers.tools.ListSources(tools.ListSourcesRequest()))
         return api.ListToolSourcesResponse(instance=response.instance, sources=response.sources)
 
     async def ListTools(
         self, _request: api.AdminServiceListToolsRequest, _context: Any
     ) -> api.AdminServiceListToolsResponse:
-        answer = await patiently(lambda: self._peers.tools.ListOfferedTools(tools.ListOfferedToolsRequest()))
+        answer = await with_retries(lambda: self._peers.tools.ListOfferedTools(tools.ListOfferedToolsRequest()))
         return api.AdminServiceListToolsResponse(instance=answer.instance, tools=answer.tools)
 
     async def ListAgingTasks(self, request: api.ListAgingTasksRequest, _context: Any) -> api.ListAgingTasksResponse:
@@ -158,7 +158,7 @@ class AdminServicer(AdminServiceServicer):
             page_size=request.page_size,
             page_token=request.page_token,
         )
-        page = await patiently(lambda: self._peers.checkpoint.ListAging(ledger_request))
+        page = await with_retries(lambda: self._peers.checkpoint.ListAging(ledger_request))
         try:
             claims = await self._claims_of(page.tasks)
         except Unavailable:
@@ -178,7 +178,7 @@ class AdminServicer(AdminServiceServicer):
             ledger_request.task_id = request.task_id
         else:
             ledger_request.ended_before.CopyFrom(request.ended_before)
-        response = await patiently(lambda: self._peers.checkpoint.PruneTasks(ledger_request))
+        response = await with_retries(lambda: self._peers.checkpoint.PruneTasks(ledger_request))
         return api.PruneTasksResponse(task_ids=response.task_ids, more=response.more)
 
     async def _claims_of(self, tasks: Sequence[task_pb2.AgingTask]) -> list[coordinator.Claim]:
@@ -186,7 +186,7 @@ class AdminServicer(AdminServiceServicer):
         if not any(task.owner for task in tasks):
             return []
         request = coordinator.CoordinatorServiceListClaimsRequest()
-        return list((await patiently(lambda: self._peers.coordinator.ListClaims(request))).claims)
+        return list((await with_retries(lambda: self._peers.coordinator.ListClaims(request))).claims)
 
     async def _intervene(
         self, task_id: str, request_id: str, operator_request: ledger_pb2.OperatorRequest
@@ -198,7 +198,7 @@ class AdminServicer(AdminServiceServicer):
         fact = ledger.AppendForeignRequest(
             task_id=task_id, request_id=request_id or new_id(), actor=caller(), operator_request=operator_request
         )
-        return (await patiently(lambda: self._peers.checkpoint.AppendForeign(fact))).task
+        return (await with_retries(lambda: self._peers.checkpoint.AppendForeign(fact))).task
 
 
 def aging_with_leases(

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Final, TypeVar
 
 from services.gateway.explanation import CallFact, Facts, WorkerFact, explain
-from services.gateway.peers import Peers, patiently, read_task
+from services.gateway.peers import Peers, read_task, with_retries
 from tenure.domain.errors import TenureError
 from tenure.runtime.rpc_status import PeerFailed
 from tenure.v1 import checkpoint_service_pb2 as ledger
@@ -37,7 +37,7 @@ async def explain_task(peers: Peers, task_id: str) -> api.ExplainTaskResponse:
     page = ledger.ListEntriesRequest(
         task_id=task_id, after_sequence=max(0, task.sequence - NEWEST_ENTRIES), page_size=NEWEST_ENTRIES
     )
-    entries = (await patiently(lambda: peers.checkpoint.ListEntries(page))).entries
+    entries = (await with_retries(lambda: peers.checkpoint.ListEntries(page))).entries
     claims, workers, calls, refusals, caps = await asyncio.gather(
         _unless_away(_claims(peers, task_id)),
         _unless_away(_workers(peers)),

@@ -13,8 +13,8 @@ from tenure.domain.retry import FailureClass
 from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState
 from tenure.domain.task import offered_function
 
-MOST_LINES: Final = 10
-_MOST_NAMES: Final = 3
+MAX_LINES: Final = 10
+_MAX_NAMES: Final = 3
 
 REASONS: Final = {
     Reason.SUBMITTED: "it was submitted",
@@ -119,7 +119,7 @@ class Facts:
 
 
 def explain(facts: Facts) -> list[str]:
-    """Returns at most MOST_LINES lines: the state with its reason, the circumstances, and what the task needs."""
+    """Returns at most MAX_LINES lines: the state with its reason, the circumstances, and what the task needs."""
     lines = [_state(facts)]
     if facts.state not in TERMINAL:
         lines += _circumstances(facts)
@@ -127,7 +127,7 @@ def explain(facts: Facts) -> list[str]:
     lines.append(_budget(facts))
     lines += _refusals(facts)
     lines.append(_what_it_needs(facts))
-    return lines[:MOST_LINES]
+    return lines[:MAX_LINES]
 
 
 def _state(facts: Facts) -> str:
@@ -283,8 +283,8 @@ def _serving(workers: Sequence[WorkerFact], facts: Facts) -> list[WorkerFact]:
 
 
 def _names(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def span(seconds: float) -> str:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from services.gateway.peers import RETRY_AFTER_SECONDS, Peers, patiently
+from services.gateway.peers import RETRY_AFTER_SECONDS, Peers, with_retries
 from services.gateway.tasks import caller, new_id
 from services.gateway.tool_names import check_tool_names, earlier_result
 from tenure.domain.errors import NotFound, PermissionDenied, Unavailable
@@ -44,26 +44,26 @@ class LeaseForwarder(LeaseServiceServicer):
         self._peers, self._stopping = peers, stopping
 
     async def AcquireLease(self, request: pb.AcquireLeaseRequest, _context: Any) -> pb.AcquireLeaseResponse:
-        return await patiently(lambda: self._peers.leases.AcquireLease(request))
+        return await with_retries(lambda: self._peers.leases.AcquireLease(request))
 
     async def RenewLease(self, request: pb.RenewLeaseRequest, _context: Any) -> pb.RenewLeaseResponse:
         """Renews a lease.
 
         A repeat is safe: the holder counts from its own sending, so the lease lives longer than it assumes.
         """
-        return await patiently(lambda: self._peers.leases.RenewLease(request))
+        return await with_retries(lambda: self._peers.leases.RenewLease(request))
 
     async def ReleaseLease(self, request: pb.ReleaseLeaseRequest, _context: Any) -> pb.ReleaseLeaseResponse:
-        return await patiently(lambda: self._peers.leases.ReleaseLease(request))
+        return await with_retries(lambda: self._peers.leases.ReleaseLease(request))
 
     async def TransferLease(self, request: pb.TransferLeaseRequest, _context: Any) -> pb.TransferLeaseResponse:
-        return await patiently(lambda: self._peers.leases.TransferLease(request))
+        return await with_retries(lambda: self._peers.leases.TransferLease(request))
 
     async def GetLease(self, request: pb.GetLeaseRequest, _context: Any) -> pb.GetLeaseResponse:
-        return await patiently(lambda: self._peers.leases.GetLease(request))
+        return await with_retries(lambda: self._peers.leases.GetLease(request))
 
     async def ListLeases(self, request: pb.ListLeasesRequest, _context: Any) -> pb.ListLeasesResponse:
-        return await patiently(lambda: self._peers.leases.ListLeases(request))
+        return await with_retries(lambda: self._peers.leases.ListLeases(request))
 
     async def WatchLeases(self, request: pb.WatchLeasesRequest, _context: Any) -> AsyncIterator[pb.WatchLeasesResponse]:
         """Ends with the coordinator's stream, or when this gateway drains.
@@ -92,7 +92,7 @@ class LeaseForwarder(LeaseServiceServicer):
             await asyncio.gather(*unfinished, return_exceptions=True)
 
     async def ListSigningKeys(self, request: pb.ListSigningKeysRequest, _context: Any) -> pb.ListSigningKeysResponse:
-        return await patiently(lambda: self._peers.leases.ListSigningKeys(request))
+        return await with_retries(lambda: self._peers.leases.ListSigningKeys(request))
 
 
 def _read(reading: asyncio.Task[Any]) -> Any:
@@ -124,17 +124,17 @@ class ScheduleForwarder(ScheduleServiceServicer):
         check = check_tool_names(self._peers, request.spec.agent, "spec.")
         if earlier := await earlier_result(self._peers, check, ledger.FindRepeatRequest(create_schedule=request)):
             return schedule_pb.CreateScheduleResponse(schedule=earlier.schedule)
-        return await patiently(lambda: self._peers.schedules.CreateSchedule(request))
+        return await with_retries(lambda: self._peers.schedules.CreateSchedule(request))
 
     async def GetSchedule(
         self, request: schedule_pb.GetScheduleRequest, _context: Any
     ) -> schedule_pb.GetScheduleResponse:
-        return await patiently(lambda: self._peers.schedules.GetSchedule(request))
+        return await with_retries(lambda: self._peers.schedules.GetSchedule(request))
 
     async def ListSchedules(
         self, request: schedule_pb.ListSchedulesRequest, _context: Any
     ) -> schedule_pb.ListSchedulesResponse:
-        return await patiently(lambda: self._peers.schedules.ListSchedules(request))
+        return await with_retries(lambda: self._peers.schedules.ListSchedules(request))
 
     async def UpdateSchedule(
         self, request: schedule_pb.UpdateScheduleRequest, _context: Any
@@ -143,7 +143,7 @@ class ScheduleForwarder(ScheduleServiceServicer):
         check = check_tool_names(self._peers, request.spec.agent, "spec.")
         if earlier := await earlier_result(self._peers, check, ledger.FindRepeatRequest(update_schedule=request)):
             return schedule_pb.UpdateScheduleResponse(schedule=earlier.schedule)
-        return await patiently(lambda: self._peers.schedules.UpdateSchedule(request))
+        return await with_retries(lambda: self._peers.schedules.UpdateSchedule(request))
 
     async def PauseSchedule(
         self, request: schedule_pb.PauseScheduleRequest, _context: Any
@@ -151,12 +151,12 @@ class ScheduleForwarder(ScheduleServiceServicer):
         forwarded_request = schedule_pb.PauseScheduleRequest(
             schedule=request.schedule, reason=request.reason, actor=caller()
         )
-        return await patiently(lambda: self._peers.schedules.PauseSchedule(forwarded_request))
+        return await with_retries(lambda: self._peers.schedules.PauseSchedule(forwarded_request))
 
     async def ResumeSchedule(
         self, request: schedule_pb.ResumeScheduleRequest, _context: Any
     ) -> schedule_pb.ResumeScheduleResponse:
-        return await patiently(lambda: self._peers.schedules.ResumeSchedule(request))
+        return await with_retries(lambda: self._peers.schedules.ResumeSchedule(request))
 
     async def TriggerSchedule(
         self, request: schedule_pb.TriggerScheduleRequest, _context: Any
@@ -164,13 +164,13 @@ class ScheduleForwarder(ScheduleServiceServicer):
         forwarded_request = schedule_pb.TriggerScheduleRequest(
             schedule=request.schedule, request_id=request.request_id or new_id()
         )
-        return await patiently(lambda: self._peers.schedules.TriggerSchedule(forwarded_request))
+        return await with_retries(lambda: self._peers.schedules.TriggerSchedule(forwarded_request))
 
     async def DeleteSchedule(
         self, request: schedule_pb.DeleteScheduleRequest, _context: Any
     ) -> schedule_pb.DeleteScheduleResponse:
         """Deletes a schedule. A repeat may answer that the first try deleted it."""
-        return await patiently(lambda: self._peers.schedules.DeleteSchedule(request))
+        return await with_retries(lambda: self._peers.schedules.DeleteSchedule(request))
 
 
 # TenantService, forwarded to the ledger. The gateway decides who may read and change which tenant.
@@ -184,7 +184,7 @@ class TenantForwarder(TenantServiceServicer):
 
     async def GetTenant(self, request: tenant_pb.GetTenantRequest, _context: Any) -> tenant_pb.GetTenantResponse:
         with self._acting_on(request.tenant):
-            return await patiently(lambda: self._peers.tenants.GetTenant(tenant_pb.GetTenantRequest()))
+            return await with_retries(lambda: self._peers.tenants.GetTenant(tenant_pb.GetTenantRequest()))
 
     async def UpdateTenantLimits(
         self, request: tenant_pb.UpdateTenantLimitsRequest, _context: Any
@@ -195,11 +195,11 @@ class TenantForwarder(TenantServiceServicer):
         forwarded_request.CopyFrom(request)
         forwarded_request.tenant, forwarded_request.actor = "", caller()
         with self._acting_on(request.tenant):
-            return await patiently(lambda: self._peers.tenants.UpdateTenantLimits(forwarded_request))
+            return await with_retries(lambda: self._peers.tenants.UpdateTenantLimits(forwarded_request))
 
     async def ListTenants(self, request: tenant_pb.ListTenantsRequest, _context: Any) -> tenant_pb.ListTenantsResponse:
         self._check_operator()
-        return await patiently(lambda: self._peers.tenants.ListTenants(request))
+        return await with_retries(lambda: self._peers.tenants.ListTenants(request))
 
     async def GetTenantUsage(
         self, request: tenant_pb.GetTenantUsageRequest, _context: Any
@@ -208,7 +208,7 @@ class TenantForwarder(TenantServiceServicer):
         forwarded_request.CopyFrom(request)
         forwarded_request.tenant = ""
         with self._acting_on(request.tenant):
-            return await patiently(lambda: self._peers.tenants.GetTenantUsage(forwarded_request))
+            return await with_retries(lambda: self._peers.tenants.GetTenantUsage(forwarded_request))
 
     def _check_operator(self) -> None:
         if current_tenant() not in self._operators:
@@ -239,15 +239,15 @@ class WebhookForwarder(WebhookServiceServicer):
         forwarded_request = webhook_pb.CreateWebhookRequest()
         forwarded_request.CopyFrom(request)
         forwarded_request.secret = request.secret or new_secret()
-        return await patiently(lambda: self._peers.webhooks.CreateWebhook(forwarded_request))
+        return await with_retries(lambda: self._peers.webhooks.CreateWebhook(forwarded_request))
 
     async def GetWebhook(self, request: webhook_pb.GetWebhookRequest, _context: Any) -> webhook_pb.GetWebhookResponse:
-        return await patiently(lambda: self._peers.webhooks.GetWebhook(request))
+        return await with_retries(lambda: self._peers.webhooks.GetWebhook(request))
 
     async def ListWebhooks(
         self, request: webhook_pb.ListWebhooksRequest, _context: Any
     ) -> webhook_pb.ListWebhooksResponse:
-        return await patiently(lambda: self._peers.webhooks.ListWebhooks(request))
+        return await with_retries(lambda: self._peers.webhooks.ListWebhooks(request))
 
     async def PauseWebhook(
         self, request: webhook_pb.PauseWebhookRequest, _context: Any
@@ -255,12 +255,12 @@ class WebhookForwarder(WebhookServiceServicer):
         forwarded_request = webhook_pb.PauseWebhookRequest(
             webhook=request.webhook, reason=request.reason, actor=caller()
         )
-        return await patiently(lambda: self._peers.webhooks.PauseWebhook(forwarded_request))
+        return await with_retries(lambda: self._peers.webhooks.PauseWebhook(forwarded_request))
 
     async def ResumeWebhook(
         self, request: webhook_pb.ResumeWebhookRequest, _context: Any
     ) -> webhook_pb.ResumeWebhookResponse:
-        return await patiently(lambda: self._peers.webhooks.ResumeWebhook(request))
+        return await with_retries(lambda: self._peers.webhooks.ResumeWebhook(request))
 
     async def RotateWebhookSecret(
         self, request: webhook_pb.RotateWebhookSecretRequest, _context: Any
@@ -268,32 +268,32 @@ class WebhookForwarder(WebhookServiceServicer):
         forwarded_request = webhook_pb.RotateWebhookSecretRequest()
         forwarded_request.CopyFrom(request)
         forwarded_request.secret = request.secret or new_secret()
-        return await patiently(lambda: self._peers.webhooks.RotateWebhookSecret(forwarded_request))
+        return await with_retries(lambda: self._peers.webhooks.RotateWebhookSecret(forwarded_request))
 
     async def DeleteWebhook(
         self, request: webhook_pb.DeleteWebhookRequest, _context: Any
     ) -> webhook_pb.DeleteWebhookResponse:
         """Deletes a webhook. A repeat may answer that the first try deleted it."""
-        return await patiently(lambda: self._peers.webhooks.DeleteWebhook(request))
+        return await with_retries(lambda: self._peers.webhooks.DeleteWebhook(request))
 
     async def TestWebhook(
         self, request: webhook_pb.TestWebhookRequest, _context: Any
     ) -> webhook_pb.TestWebhookResponse:
         """Sends a test event. A repeat may send a second event with another id, which is harmless."""
-        return await patiently(lambda: self._peers.webhooks.TestWebhook(request))
+        return await with_retries(lambda: self._peers.webhooks.TestWebhook(request))
 
     async def ListWebhookDeliveries(
         self, request: webhook_pb.ListWebhookDeliveriesRequest, _context: Any
     ) -> webhook_pb.ListWebhookDeliveriesResponse:
-        return await patiently(lambda: self._peers.webhooks.ListWebhookDeliveries(request))
+        return await with_retries(lambda: self._peers.webhooks.ListWebhookDeliveries(request))
 
     async def ReplayWebhookDeliveries(
         self, request: webhook_pb.ReplayWebhookDeliveriesRequest, _context: Any
     ) -> webhook_pb.ReplayWebhookDeliveriesResponse:
         """Replays dead deliveries. A repeat finds fewer of them; the number in the answer is that of the rest."""
-        return await patiently(lambda: self._peers.webhooks.ReplayWebhookDeliveries(request))
+        return await with_retries(lambda: self._peers.webhooks.ReplayWebhookDeliveries(request))
 
     async def DiscardWebhookDeliveries(
         self, request: webhook_pb.DiscardWebhookDeliveriesRequest, _context: Any
     ) -> webhook_pb.DiscardWebhookDeliveriesResponse:
-        return await patiently(lambda: self._peers.webhooks.DiscardWebhookDeliveries(request))
+        return await with_retries(lambda: self._peers.webhooks.DiscardWebhookDeliveries(request))

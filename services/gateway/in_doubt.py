@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from services.gateway.peers import Peers, patiently, read_task
+from services.gateway.peers import Peers, read_task, with_retries
 from tenure.domain.errors import NotFound, WrongState
 from tenure.domain.in_doubt import RUNNER_NOT_GONE
 from tenure.domain.states import Reason
@@ -19,7 +19,7 @@ from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.v1 import tool_service_pb2 as tools
 
 DEFAULT_PAGE: Final = 50
-_MOST_PAGES: Final = 10
+_MAX_PAGES: Final = 10
 """The limit of the tool service's pages per answer: most calls in doubt of a tenant may be of tasks that went on."""
 _AT_ONCE: Final = 16
 
@@ -45,7 +45,7 @@ async def _list_waited_for(
     ledger_request = ledger.ListDoubtsRequest(
         page_size=request.page_size or DEFAULT_PAGE, page_token=request.page_token
     )
-    page = await patiently(lambda: peers.checkpoint.ListDoubts(ledger_request))
+    page = await with_retries(lambda: peers.checkpoint.ListDoubts(ledger_request))
     known = await _named(peers, [(doubt.task_id, doubt.call.call_id) for doubt in page.doubts])
     listed = []
     for doubt in page.doubts:
@@ -61,7 +61,7 @@ async def _look_through(
 ) -> api.AdminServiceListInDoubtCallsResponse:
     listed_calls: list[api.AdminServiceListInDoubtCallsResponse.Listed] = []
     page_size, token = request.page_size or DEFAULT_PAGE, request.page_token
-    for _ in range(_MOST_PAGES):
+    for _ in range(_MAX_PAGES):
         tools_request = tools.ListInDoubtCallsRequest(
             task_id=request.task_id, page_size=page_size - len(listed_calls), page_token=token
         )
@@ -202,4 +202,4 @@ async def _named(peers: Peers, names: Sequence[tuple[str, str]]) -> dict[tuple[s
 
 
 async def _page(peers: Peers, request: tools.ListInDoubtCallsRequest) -> tools.ListInDoubtCallsResponse:
-    return await patiently(lambda: peers.tools.ListInDoubtCalls(request))
+    return await with_retries(lambda: peers.tools.ListInDoubtCalls(request))

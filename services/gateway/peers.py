@@ -73,7 +73,7 @@ class Peers:
         await self._opened.aclose()
 
 
-async def patiently(call: Callable[[], Awaitable[T]]) -> T:
+async def with_retries(call: Callable[[], Awaitable[T]]) -> T:
     """Makes a repeatable call, and repeats it for a few seconds until the service answers.
 
     Raises Unavailable with a retry delay. Only the log shows the addresses and the failures of the services.
@@ -87,7 +87,7 @@ async def patiently(call: Callable[[], Awaitable[T]]) -> T:
 async def read_task(peers: Peers, task_id: str) -> task_pb2.Task:
     """Returns the task from the ledger. Raises NotFound and Unavailable."""
     request = CheckpointServiceGetTaskRequest(task_id=task_id)
-    return (await patiently(lambda: peers.checkpoint.GetTask(request))).task
+    return (await with_retries(lambda: peers.checkpoint.GetTask(request))).task
 
 
 def out_of_reach(error: TryLater) -> Unavailable:

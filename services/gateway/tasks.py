@@ -10,7 +10,7 @@ from typing import Any, Final
 import uuid_utils
 
 from services.gateway.explain import explain_task
-from services.gateway.peers import Peers, out_of_reach, patiently, read_task
+from services.gateway.peers import Peers, out_of_reach, read_task, with_retries
 from services.gateway.task_changes import WatchTasksStream
 from services.gateway.tool_names import check_names_of_fork, check_tool_names, earlier_result
 from services.gateway.watch import LiveTextRelay, WatchTaskStream, follow_entries
@@ -37,17 +37,17 @@ async def fork_task(
     Raises the ledger's errors, and WrongState (WORKSPACE_LIMIT, WORKSPACE_UNREADABLE) for the files.
     """
     if not with_files:
-        return api.ForkTaskResponse(task=(await patiently(lambda: peers.checkpoint.ForkTask(request))).task)
+        return api.ForkTaskResponse(task=(await with_retries(lambda: peers.checkpoint.ForkTask(request))).task)
     prepare = ledger.PrepareForkRequest(fork=request)
-    prepared = await patiently(lambda: peers.checkpoint.PrepareFork(prepare))
+    prepared = await with_retries(lambda: peers.checkpoint.PrepareFork(prepare))
     if prepared.WhichOneof("result") == "task":
         return api.ForkTaskResponse(task=prepared.task)
     copy = tools.CopyFilesRequest(from_task_id=request.task_id, task_id=prepared.prepared_task_id)
-    done = await patiently(lambda: peers.tools.CopyFiles(copy, timeout=COPY_TIMEOUT_SECONDS))
+    done = await with_retries(lambda: peers.tools.CopyFiles(copy, timeout=COPY_TIMEOUT_SECONDS))
     fork = ledger.CheckpointServiceForkTaskRequest()
     fork.CopyFrom(request)
     fork.prepared_task_id = prepared.prepared_task_id
-    task = (await patiently(lambda: peers.checkpoint.ForkTask(fork))).task
+    task = (await with_retries(lambda: peers.checkpoint.ForkTask(fork))).task
     made_now = task.task_id == prepared.prepared_task_id and done.HasField("copied")
     return api.ForkTaskResponse(task=task, copied=done.copied if made_now else None)
 
@@ -65,7 +65,7 @@ async def list_files(peers: Peers, request: api.ListFilesRequest) -> api.ListFil
     tools_request = tools.ToolServiceListFilesRequest(
         task_id=request.task_id, path=request.path, page_size=request.page_size, page_token=request.page_token
     )
-    page = await patiently(lambda: peers.tools.ListFiles(tools_request))
+    page = await with_retries(lambda: peers.tools.ListFiles(tools_request))
     usage = page.usage if page.HasField("usage") else None
     return api.ListFilesResponse(files=page.files, next_page_token=page.next_page_token, usage=usage)
 
@@ -151,7 +151,7 @@ class TaskServicer(TaskServiceServicer):
         check = check_tool_names(self._peers, request.agent)
         if earlier := await earlier_result(self._peers, check, ledger.FindRepeatRequest(create_task=create)):
             return api.SubmitTaskResponse(task=earlier.task)
-        created = await patiently(lambda: self._peers.checkpoint.CreateTask(create))
+        created = await with_retries(lambda: self._peers.checkpoint.CreateTask(create))
         return api.SubmitTaskResponse(task=created.task)
 
     async def GetTask(self, request: api.GetTaskRequest, _context: Any) -> api.GetTaskResponse:
@@ -165,14 +165,14 @@ class TaskServicer(TaskServiceServicer):
         ledger_request = ledger.CheckpointServiceListTasksRequest(
             filter=request.filter, page_size=request.page_size, page_token=request.page_token, order=request.order
         )
-        page = await patiently(lambda: self._peers.checkpoint.ListTasks(ledger_request))
+        page = await with_retries(lambda: self._peers.checkpoint.ListTasks(ledger_request))
         return api.ListTasksResponse(tasks=page.tasks, next_page_token=page.next_page_token)
 
     async def ListTaskEntries(self, request: api.ListTaskEntriesRequest, _context: Any) -> api.ListTaskEntriesResponse:
         ledger_request = ledger.ListEntriesRequest(
             task_id=request.task_id, after_sequence=request.after_sequence, page_size=request.page_size
         )
-        page = await patiently(lambda: self._peers.checkpoint.ListEntries(ledger_request))
+        page = await with_retries(lambda: self._peers.checkpoint.ListEntries(ledger_request))
         return api.ListTaskEntriesResponse(entries=page.entries, more=page.more)
 
     async def WatchTask(self, request: api.WatchTaskRequest, _context: Any) -> AsyncIterator[api.WatchTaskResponse]:
@@ -199,7 +199,7 @@ class TaskServicer(TaskServiceServicer):
             actor=caller(),
             cancel_request=ledger_pb2.CancelRequest(reason=request.reason),
         )
-        done = await patiently(lambda: self._peers.checkpoint.AppendForeign(external_entry))
+        done = await with_retries(lambda: self._peers.checkpoint.AppendForeign(external_entry))
         return api.CancelTaskResponse(task=done.task)
 
     async def ResumeTask(self, request: api.ResumeTaskRequest, _context: Any) -> api.ResumeTaskResponse:
@@ -215,12 +215,12 @@ class TaskServicer(TaskServiceServicer):
                 actor=caller(),
                 payload_json=request.payload_json,
             )
-            sent = await patiently(lambda: self._peers.checkpoint.SendSignal(event))
+            sent = await with_retries(lambda: self._peers.checkpoint.SendSignal(event))
             return api.ResumeTaskResponse(task=sent.task if sent.HasField("task") else None)
         external_entry = ledger.AppendForeignRequest(
             task_id=request.task_id, request_id=request_id, actor=caller(), wait_answer=_answer(request)
         )
-        done = await patiently(lambda: self._peers.checkpoint.AppendForeign(external_entry))
+        done = await with_retries(lambda: self._peers.checkpoint.AppendForeign(external_entry))
         return api.ResumeTaskResponse(task=done.task)
 
     async def SendMessage(self, request: api.SendMessageRequest, _context: Any) -> api.SendMessageResponse:
@@ -230,7 +230,7 @@ class TaskServicer(TaskServiceServicer):
             actor=caller(),
             user_message=ledger_pb2.UserMessage(text=request.text),
         )
-        done = await patiently(lambda: self._peers.checkpoint.AppendForeign(external_entry))
+        done = await with_retries(lambda: self._peers.checkpoint.AppendForeign(external_entry))
         return api.SendMessageResponse(task=done.task)
 
     async def ForkTask(self, request: api.ForkTaskRequest, _context: Any) -> api.ForkTaskResponse:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import grpc
 
-from services.gateway.peers import patiently, read_task
+from services.gateway.peers import read_task, with_retries
 from tenure.domain.errors import InvalidRequest, NotFound, Unavailable
 from tenure.domain.task import BUILT_IN_LOOPS
 from tenure.domain.tool_names import unknown_tool_text
@@ -57,7 +57,7 @@ async def earlier_result(
         await check
     except (InvalidRequest, NotFound) as refusal:
         try:
-            earlier = await patiently(lambda: peers.checkpoint.FindRepeat(request))
+            earlier = await with_retries(lambda: peers.checkpoint.FindRepeat(request))
         except PeerFailed as failure:
             if failure.code is not grpc.StatusCode.UNIMPLEMENTED:  # a ledger of an older version does not have it
                 raise

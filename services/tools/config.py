@@ -23,7 +23,7 @@ from services.tools.web_search.settings import WebSearchSettings
 from tenure.runtime.settings import ConfigurationError
 
 _VARIABLE: Final = re.compile(r"\$(?P<escaped>\$)?\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
-_MOST_BYTES: Final = 1024 * 1024
+_MAX_BYTES: Final = 1024 * 1024
 
 
 class ToolsConfig(Section):
@@ -62,9 +62,9 @@ def read_config(path: Path | None, environment: Mapping[str, str]) -> ToolsConfi
 def _parsed(path: Path) -> Any:
     try:
         with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise ConfigurationError([f"{path}: it is larger than {_MOST_BYTES} bytes"])
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise ConfigurationError([f"{path}: it is larger than {_MAX_BYTES} bytes"])
         return yaml.safe_load(content)
     except OSError as error:
         raise ConfigurationError([f"{path}: it cannot be read: {error.strerror}"]) from error

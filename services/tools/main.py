@@ -19,7 +19,7 @@ from services.tools.calls.running import CallWriters, Runner, RunnerLimits
 from services.tools.calls.runs import RunningCalls, StopReason
 from services.tools.calls.start_and_finish import finish_batcher, start_batcher
 from services.tools.config import read_config
-from services.tools.output import OutputKeeper
+from services.tools.output import OutputStore
 from services.tools.programs import open_sandbox, refusing_server, show_sandbox
 from services.tools.registry import ToolRegistry
 from services.tools.runners.identity import own_identity
@@ -119,7 +119,7 @@ async def _service(
 ) -> RpcServer:
     """Composes the server: the connections, the runner's life, the writers under it, the runner, the executor."""
     limits = RunnerLimits(lanes, settings.max_accepted, settings.drain_seconds)
-    output_store = OutputKeeper(Workspaces(settings.workspace_root), settings.workspace_bounds)
+    output_store = OutputStore(Workspaces(settings.workspace_root), settings.workspace_bounds)
     times = LivenessTimes(
         settings.runner_ttl_seconds, settings.runner_renew_interval_seconds, settings.runner_margin_seconds
     )

@@ -17,7 +17,7 @@ from tenure.domain.truncation import encode
 
 _log: Final = logging.getLogger(__name__)
 DIRECTORY: Final = "outputs"
-MOST_KEPT_BYTES: Final = 16 * 1024 * 1024
+MAX_KEPT_BYTES: Final = 16 * 1024 * 1024
 """The most bytes of one output that the workspace keeps; the rest is lost."""
 
 _MARKER: Final = "\n[cut here: {missing} of {whole} bytes are left out. {where}]\n"
@@ -34,7 +34,7 @@ class BoundedOutput:
     path: str = ""
 
 
-class OutputKeeper:
+class OutputStore:
     """Stores output that is too long for the model in the workspaces. Its methods block: call them in a thread."""
 
     def __init__(self, workspaces: Workspaces, bounds: Bounds) -> None:
@@ -55,17 +55,17 @@ class OutputKeeper:
             _log.warning("a long output could not be stored in the workspace: %s", error, extra={"output": name})
             return BoundedOutput(shorten(encoded, limit_bytes, _NOT_KEPT), truncated=True)
         where = f"All of it is in the workspace's file {path}; read_file shows any part of it."
-        if len(encoded) > MOST_KEPT_BYTES:
-            first = f"The first {MOST_KEPT_BYTES} bytes"
+        if len(encoded) > MAX_KEPT_BYTES:
+            first = f"The first {MAX_KEPT_BYTES} bytes"
             where = where.replace("All of it is", f"{first} are")
         return BoundedOutput(shorten(encoded, limit_bytes, where), truncated=True, path=path)
 
     def keep(self, content: bytes, tenant: str, task_id: str, path: str) -> None:
-        """Stores up to MOST_KEPT_BYTES of the content as a file in the workspace's `outputs` directory.
+        """Stores up to MAX_KEPT_BYTES of the content as a file in the workspace's `outputs` directory.
 
         Raises OSError, and ToolFailure when the workspace is full.
         """
-        kept = content[:MOST_KEPT_BYTES]
+        kept = content[:MAX_KEPT_BYTES]
         self._bounds.check_room(self._workspaces.directory(tenant, task_id), len(kept), more_files=2)
         directory, name = path.split("/")
         with (

@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Final
 
 from services.tools.schemas import Arguments, Schema, parse_arguments, shortened, untrusted_schema
-from services.tools.source_facts import SourceFacts
+from services.tools.source_facts import SourceStatuses
 from services.tools.tool import Tool
 from tenure.domain.errors import Unavailable
 from tenure.domain.fencing import Claims
@@ -32,10 +32,10 @@ PATIENCE_SECONDS: Final = 30.0
 LIST_PATIENCE_SECONDS: Final = 5.0
 """How long ListTools waits for a source, from `expect` on: a task lists its tools only once."""
 
-MOST_CHARACTERS: Final = 1024 * 1024
+MAX_CHARACTERS: Final = 1024 * 1024
 """The limit of all tools together: ListTools returns them in one message, and a task records them as one entry."""
 
-MOST_CHARACTERS_OF_A_SOURCE: Final = 256 * 1024
+MAX_CHARACTERS_OF_A_SOURCE: Final = 256 * 1024
 """The limit of one source's tools: to take them over is one piece of work that the event loop cannot interrupt."""
 
 Tenants = frozenset[str] | None
@@ -73,15 +73,15 @@ class _SizeLimits:
 
     @classmethod
     def left_by(cls, entries: Iterable[_Entry], of_source: float) -> _SizeLimits:
-        return cls(MOST_CHARACTERS - sum(_size(entry.tool) for entry in entries), of_source)
+        return cls(MAX_CHARACTERS - sum(_size(entry.tool) for entry in entries), of_source)
 
     def take(self, tool: Tool) -> str:
         """Subtracts the tool's size and returns "", or returns why the tool is too large."""
         size = _size(tool)
         if size > self.of_source:
-            return f"its source's tools have more than {MOST_CHARACTERS_OF_A_SOURCE} characters together"
+            return f"its source's tools have more than {MAX_CHARACTERS_OF_A_SOURCE} characters together"
         if size > self.total:
-            return f"all tools have more than {MOST_CHARACTERS} characters together"
+            return f"all tools have more than {MAX_CHARACTERS} characters together"
         self.of_source -= size
         self.total -= size
         return ""
@@ -103,7 +103,7 @@ class ToolRegistry:
         self._expected: dict[str, _Expected] = {}
         self._came = asyncio.Event()
         self._clock = clock
-        self.facts = SourceFacts()
+        self.facts = SourceStatuses()
         if problems := self.put(BUILT_IN, tools):
             raise ValueError("; ".join(problems))
         self.facts.add(BUILT_IN, ToolSourceKind.BUILT_IN).took(len(self._entries))
@@ -124,7 +124,7 @@ class ToolRegistry:
         self._came.set()
         compiled = Schema if source == BUILT_IN else untrusted_schema
         kept = {name: entry for name, entry in self._entries.items() if entry.source != source}
-        source_limit = inf if source == BUILT_IN else MOST_CHARACTERS_OF_A_SOURCE
+        source_limit = inf if source == BUILT_IN else MAX_CHARACTERS_OF_A_SOURCE
         limits = _SizeLimits.left_by(kept.values(), of_source=source_limit)
         problems: list[str] = []
         for tool in tools:

@@ -36,12 +36,12 @@ __all__ = [
 
 # Untrusted schemas: the step counter, and the validators that use it.
 
-MOST_STEPS: Final = 50_000
-MOST_SECONDS: Final = 1.0
+MAX_STEPS: Final = 50_000
+MAX_SECONDS: Final = 1.0
 """Processor time. Some steps, such as a reference by the name of an anchor, cost as much as thousands of others."""
 
 _STEPS_A_CHARACTER: Final = 4
-_LEAST_STEPS: Final = 2000
+_MIN_STEPS: Final = 2000
 _PART_OF_A_STEP: Final = 4
 
 
@@ -67,9 +67,9 @@ class TooManySteps(Exception):  # noqa: N818  a finding about the schema or the 
 
 
 @contextmanager
-def counted(steps: int = MOST_STEPS) -> Iterator[None]:
-    """Limits the schemas that the block applies: a check over the steps, or over MOST_SECONDS, raises TooManySteps."""
-    token = _left.set(_Left(steps, thread_time() + MOST_SECONDS))
+def counted(steps: int = MAX_STEPS) -> Iterator[None]:
+    """Limits the schemas that the block applies: a check over the steps, or over MAX_SECONDS, raises TooManySteps."""
+    token = _left.set(_Left(steps, thread_time() + MAX_SECONDS))
     try:
         yield
     finally:
@@ -78,7 +78,7 @@ def counted(steps: int = MOST_STEPS) -> Iterator[None]:
 
 def fault(kind: Any, schema: Any, characters: int) -> str:
     """Returns why a schema is invalid in this draft, or "". `characters`: its length. Raises TooManySteps."""
-    with counted(_LEAST_STEPS + _STEPS_A_CHARACTER * characters):
+    with counted(_MIN_STEPS + _STEPS_A_CHARACTER * characters):
         error = next(_schema_of_schemas(kind).iter_errors(schema), None)
     return "" if error is None else str(error.message)
 
@@ -170,7 +170,7 @@ def _unique(_validator: Any, value: Any, instance: Any, _schema: Any) -> Iterato
             yield ValidationError(f"{instance!r} has non-unique elements")
 
 
-_MOST_PROBLEMS: Final = 5
+_MAX_PROBLEMS: Final = 5
 _LONGEST_PROBLEM: Final = 300
 
 
@@ -203,16 +203,16 @@ class Schema:
         self._validator = (kind if is_ours else bounded(kind))(schema, registry=documents)
 
     def problems(self, arguments: Arguments) -> list[str]:
-        """Returns the first _MOST_PROBLEMS violations, written for the model, and "and more" if there are more."""
+        """Returns the first _MAX_PROBLEMS violations, written for the model, and "and more" if there are more."""
         try:
             with counted():
-                errors = list(islice(self._validator.iter_errors(arguments), _MOST_PROBLEMS + 1))
+                errors = list(islice(self._validator.iter_errors(arguments), _MAX_PROBLEMS + 1))
         except TooManySteps:
             return ["the check against the tool's schema takes too long: send less data in one call"]
         except Exception as error:  # noqa: BLE001  a reference can make any part of the schema act as a schema
             return [f"the tool's own schema cannot be applied to them ({type(error).__name__})"]
-        shown = [f"{_place(error.json_path)}{shortened(error.message)}" for error in errors[:_MOST_PROBLEMS]]
-        return [*shown, "and more"] if len(errors) > _MOST_PROBLEMS else shown
+        shown = [f"{_place(error.json_path)}{shortened(error.message)}" for error in errors[:_MAX_PROBLEMS]]
+        return [*shown, "and more"] if len(errors) > _MAX_PROBLEMS else shown
 
 
 @lru_cache(maxsize=1024)

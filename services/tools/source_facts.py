@@ -16,7 +16,7 @@ from tenure.runtime import metrics
 from tenure.v1 import tool_pb2
 from tenure.wire.common import TOOL_SOURCES, timestamp
 
-MOST_PROBLEMS: Final = 20
+MAX_PROBLEMS: Final = 20
 LONGEST_SENTENCE: Final = 200
 SHORTEST_SECRET: Final = 8
 """Shorter secrets are not replaced: they also occur inside ordinary words."""
@@ -30,7 +30,7 @@ def _now() -> datetime:
 
 
 @dataclass(slots=True)
-class SourceFact:
+class SourceStatus:
     """The status of one source. `secrets`: texts that no returned sentence may contain, whatever the source reports."""
 
     name: str
@@ -73,7 +73,7 @@ class SourceFact:
             linked=self.is_linked,
             change_time=timestamp(self.changed_at),
             tools=self.tools,
-            problems=[_sentence(problem, self.secrets) for problem in self.problems[:MOST_PROBLEMS]],
+            problems=[_sentence(problem, self.secrets) for problem in self.problems[:MAX_PROBLEMS]],
             problem_count=len(self.problems),
             last_error=self.last_error,
             last_error_time=None if at is None else timestamp(at),
@@ -89,23 +89,23 @@ class SourceFact:
             metrics.gauge(f"tenure_tool_source_{name}", value, source=self.name)
 
 
-class SourceFacts:
+class SourceStatuses:
     """The status of all sources of this replica."""
 
     def __init__(self, now: Callable[[], datetime] = _now) -> None:
-        self._facts: list[SourceFact] = []
+        self._facts: list[SourceStatus] = []
         self._now = now
 
     def add(
         self, name: str, kind: ToolSourceKind, tenants: frozenset[str] | None = None, secrets: Iterable[str] = ()
-    ) -> SourceFact:
+    ) -> SourceStatus:
         """Adds a configured source. An MCP server or a provider is not connected yet.
 
         `tenants`: the tenants that may see the source; None: all.
         """
         parts = {part for secret in secrets for part in (secret, *re.split(r"[\s=]+", secret))}
         replaced = frozenset(part for part in parts if len(part) >= SHORTEST_SECRET)
-        fact = SourceFact(name, kind, tenants, replaced, self._now)
+        fact = SourceStatus(name, kind, tenants, replaced, self._now)
         self._facts.append(fact)
         return fact
 

@@ -24,9 +24,9 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=False, hide_input_in_errors=True)
 
 
-MOST_TOOLS: Final = 256
-MOST_DESCRIPTION_CHARACTERS: Final = 16 * 1024
-MOST_SCHEMA_CHARACTERS: Final = 128 * 1024
+MAX_TOOLS: Final = 256
+MAX_DESCRIPTION_CHARACTERS: Final = 16 * 1024
+MAX_SCHEMA_CHARACTERS: Final = 128 * 1024
 USUAL_TIMEOUT_SECONDS: Final = 30.0
 LONGEST_TIMEOUT_SECONDS: Final = 3600.0
 LARGEST_OUTPUT_BYTES: Final = 1024 * 1024
@@ -86,13 +86,13 @@ def offered(
             continue
         if problem := unusable.get(definition.name) or _problem(source, definition, taken):
             problems.append(f"{definition.name[:100]!r} is left out: {problem}")
-        elif len(taken) == MOST_TOOLS:
+        elif len(taken) == MAX_TOOLS:
             too_many += 1
         else:
             taken[definition.name] = _ruled(source, definition, rules)
     if too_many:
         problems.append(
-            f"{too_many} tools are left out: a source may have {MOST_TOOLS}; name the tools that you want in `allow`"
+            f"{too_many} tools are left out: a source may have {MAX_TOOLS}; name the tools that you want in `allow`"
         )
     missing = sorted(((rules.allow or frozenset()) | rules.effects.keys()) - seen)
     return taken, problems + [f"{name!r} is named in the config file, but there is no such tool" for name in missing]
@@ -108,10 +108,10 @@ def _problem(source: str, definition: ToolDefinition, taken: Container[str]) -> 
         return f"{name[:100]!r} is not a name of 1 to 64 characters of [a-zA-Z0-9_-]"
     if definition.name in taken:
         return "there are two tools of this name"
-    if len(definition.description) > MOST_DESCRIPTION_CHARACTERS:
-        return f"its description has more than {MOST_DESCRIPTION_CHARACTERS} characters"
-    if len(definition.input_schema_json) > MOST_SCHEMA_CHARACTERS:
-        return f"its schema has more than {MOST_SCHEMA_CHARACTERS} characters"
+    if len(definition.description) > MAX_DESCRIPTION_CHARACTERS:
+        return f"its description has more than {MAX_DESCRIPTION_CHARACTERS} characters"
+    if len(definition.input_schema_json) > MAX_SCHEMA_CHARACTERS:
+        return f"its schema has more than {MAX_SCHEMA_CHARACTERS} characters"
     return ""
 
 

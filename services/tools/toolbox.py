@@ -19,7 +19,7 @@ from services.tools.http_fetch.fetch import FETCH_LANE, FETCHES_AT_ONCE, Fetcher
 from services.tools.http_tools.http_tool import lane_of as lane_of_http_tool
 from services.tools.http_tools.http_tool import open_http_tools
 from services.tools.mcp.settings import lane_of_server
-from services.tools.output import OutputKeeper
+from services.tools.output import OutputStore
 from services.tools.providers.provider import lane_of as lane_of_provider
 from services.tools.providers.provider import open_providers
 from services.tools.registry import ToolRegistry
@@ -46,7 +46,7 @@ _COPY_THREADS: Final = 2
 _READING_THREADS: Final = 2
 _SERVER_PROCESSES: Final = 64  # threads count too, and a runtime such as Node starts with a dozen
 _SERVER_OPEN_FILES: Final = 1024
-_MOST_SLOTS: Final = 1024  # the uids that each replica on a host has
+_MAX_SLOTS: Final = 1024  # the uids that each replica on a host has
 
 
 async def open_toolbox(
@@ -82,7 +82,7 @@ async def open_toolbox(
         # The import of the MCP package costs half a second and memory: only where the config file has MCP servers.
         from services.tools.mcp.sources import McpHost, open_mcp_servers
 
-        output_store = OutputKeeper(workspaces, settings.workspace_bounds)
+        output_store = OutputStore(workspaces, settings.workspace_bounds)
         limits = replace(limits, processes=_SERVER_PROCESSES, open_files=_SERVER_OPEN_FILES)
         answer_threads = await process.open(threads("parts of answers", _ANSWER_THREADS))
         host = McpHost(registry, output_store, answer_threads, runs, sandbox, workspaces, limits, environment)
@@ -97,10 +97,10 @@ def long_running_slots(settings: ToolsSettings, config: ToolsConfig) -> int:
     Raises ConfigurationError when the sandbox has too few uids for them.
     """
     slots = sum(server.max_servers + 1 for server in config.mcp_servers.values() if server.sandbox)
-    if settings.sandbox_slots + slots > _MOST_SLOTS:
+    if settings.sandbox_slots + slots > _MAX_SLOTS:
         problem = (
             "mcp_servers: TENURE_TOOLS_SANDBOX_SLOTS plus max_servers + 1 of each sandboxed server is "
-            f"{settings.sandbox_slots + slots}, and may be {_MOST_SLOTS} at most: lower max_servers"
+            f"{settings.sandbox_slots + slots}, and may be {_MAX_SLOTS} at most: lower max_servers"
         )
         raise ConfigurationError([problem])
     return slots

@@ -14,21 +14,21 @@ from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import Reason, TaskState
 
 PATIENCE_SECONDS: Final = 30.0
-MOST_WAITS: Final = 3
+MAX_WAITS: Final = 3
 """The number of waits at a cap of the tenant, each of at most PATIENCE_SECONDS."""
-MOST_BUSY_WAITS: Final = 12
+MAX_BUSY_WAITS: Final = 12
 """The number of waits beside other calls in flight: 41 s together."""
 _BUSY: Final = RetryPolicy(initial_seconds=0.2, factor=2.0, cap_seconds=5.0)
 _DEFAULT_SECONDS: Final = 5.0
 
 
-def wait_for_budget(denied: Denied, waits: int, luck: float) -> float | None:
+def wait_for_budget(denied: Denied, waits: int, random_fraction: float) -> float | None:
     """Returns the seconds to keep the task before the next try, after `waits` waits. None: release or end the task."""
     if denied.reason == Reason.BUDGET_BUSY:
-        return _BUSY.wait_seconds(waits + 1, luck) if waits < MOST_BUSY_WAITS else None
+        return _BUSY.wait_seconds(waits + 1, random_fraction) if waits < MAX_BUSY_WAITS else None
     after_seconds = _after_seconds(denied)
     is_short = denied.reason == Reason.TENANT_QUOTA and after_seconds <= PATIENCE_SECONDS
-    return after_seconds if is_short and waits < MOST_WAITS else None
+    return after_seconds if is_short and waits < MAX_WAITS else None
 
 
 def queue_until_budget(denied: Denied) -> Transition:

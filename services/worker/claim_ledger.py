@@ -35,7 +35,7 @@ _log: Final = logging.getLogger(__name__)
 TRIES: Final = RetryPolicy(max_attempts=3, initial_seconds=1.0, factor=2.0, cap_seconds=5.0)
 """The retries of a request to the ledger. After them the worker releases the claim, and the next owner may succeed."""
 
-MOST_CATCH_UPS: Final = 8
+MAX_CATCH_UPS: Final = 8
 
 StepEntry = tuple[int, entries.Body]
 """An entry to append: its step and its body."""
@@ -120,7 +120,7 @@ class ClaimLedger:
 
         Another Open would be wrong here: it would settle as lost a model call whose answer is in this very commit.
         """
-        for _ in range(MOST_CATCH_UPS):
+        for _ in range(MAX_CATCH_UPS):
             request = self._request(written)
             try:
                 return await retrying(partial(self._client.commit, request), TRIES, on=(TryLater, PeerFailed))
@@ -129,7 +129,7 @@ class ClaimLedger:
                     raise
                 _log.info("other authors appended many entries meanwhile", extra={"sequence": self.point.sequence})
             await self._catch_up()
-        raise SequenceConflict(f"other authors append faster than this worker reads, in {MOST_CATCH_UPS} tries")
+        raise SequenceConflict(f"other authors append faster than this worker reads, in {MAX_CATCH_UPS} tries")
 
     async def _catch_up(self) -> None:
         """Folds in the entries that other authors appended since the last commit."""

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from services.worker.claim_ledger import ClaimLedger
 from services.worker.dependencies import ModelDefaults
-from services.worker.model import LEAST_TOKENS
+from services.worker.model import MIN_TOKENS
 from tenure.domain.compaction import (
     SUMMARY_SYSTEM,
-    AskSummary,
     NextCompaction,
+    RequestSummary,
     Window,
     next_compaction,
     summary_messages,
@@ -146,7 +146,7 @@ class ContextWindow:
         to_come: Message | None = {"role": "user", "content": content} if content else None
         expected = self._expected(to_come)
         compaction = next_compaction(point, expected, self._window, expected - self._expected(None))
-        return None if move.summary_through_step and isinstance(compaction, AskSummary) else compaction
+        return None if move.summary_through_step and isinstance(compaction, RequestSummary) else compaction
 
     def upper_bound(self, move: CallModel, to_come: Message | None = None) -> int:
         """Returns an upper bound of the call's input, in tokens."""
@@ -165,7 +165,7 @@ class ContextWindow:
 
         Only the conversation counts, so the next owner decides alike.
         """
-        return self._bound(None, None) >= LEAST_TOKENS
+        return self._bound(None, None) >= MIN_TOKENS
 
     def output_tokens(self, move: CallModel) -> int:
         """Returns the maximum tokens of the answer."""

@@ -32,7 +32,7 @@ from tenure.validators import MAX_FRAME_BYTES, MAX_FRAME_ITEMS
 _log: Final = logging.getLogger(__name__)
 ENVELOPE_BYTES: Final = 24
 """The upper bound of the bytes around each message of a frame: its tag, and two headers with their lengths."""
-MOST_UNANSWERED: Final = 8192
+MAX_UNANSWERED: Final = 8192
 SILENCE_SECONDS: Final = 60.0
 """The silence limit of the duty `run`: many times the duration of a stream's break and of its replacement."""
 
@@ -89,8 +89,8 @@ class FrameClient:
         if size > MAX_FRAME_BYTES:
             text = f"at most {MAX_FRAME_BYTES} bytes go to {self._shape.name} in one frame, and this message has {size}"
             raise InvalidRequest(f"{text}; send less in one message")
-        if len(self._pending) >= MOST_UNANSWERED:
-            raise LimitReached(f"{MOST_UNANSWERED} messages to {self._shape.name} are unanswered; try again later")
+        if len(self._pending) >= MAX_UNANSWERED:
+            raise LimitReached(f"{MAX_UNANSWERED} messages to {self._shape.name} are unanswered; try again later")
         tag, self._next_tag = self._next_tag, self._next_tag + 1
         self._pending[tag] = _Pending(message, size, on_event)
         self._unsent.append(tag)

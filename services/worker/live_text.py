@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-MOST_CHARACTERS_PER_DELTA: Final = 65_536
+MAX_CHARACTERS_PER_DELTA: Final = 65_536
 
 
 class TextPiece(NamedTuple):
@@ -78,7 +78,7 @@ class LiveText:
         for block in sorted(self._blocks):
             text = self._text(block)
             while (offset := cursor.offsets.get(block, 0)) < len(text):
-                piece = text[offset : offset + MOST_CHARACTERS_PER_DELTA]
+                piece = text[offset : offset + MAX_CHARACTERS_PER_DELTA]
                 cursor.offsets[block] = offset + len(piece)
                 yield TextPiece(self._step, self._attempt_number, block, offset, piece)
 

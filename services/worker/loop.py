@@ -33,7 +33,7 @@ from tenure.runtime.failpoints import failpoint
 from tenure.runtime.retrying import retrying
 
 _log: Final = logging.getLogger(__name__)
-MOST_CONFLICTS: Final = 3
+MAX_CONFLICTS: Final = 3
 LIST_TOOLS_TRIES: Final = RetryPolicy(max_attempts=8, initial_seconds=0.2, factor=2.0, cap_seconds=5.0)
 
 
@@ -67,7 +67,7 @@ class Loop:
         await self._ledger.open()
         await failpoint("worker.after_open")
         conflicts = 0
-        while conflicts < MOST_CONFLICTS:
+        while conflicts < MAX_CONFLICTS:
             try:
                 return await self._work()
             except Interrupted as interrupted:
@@ -84,7 +84,7 @@ class Loop:
                 )
             self._report_unsettled_call()
             await self._ledger.open()
-        raise SequenceConflict(f"{MOST_CONFLICTS} sequence conflicts under one claim")
+        raise SequenceConflict(f"{MAX_CONFLICTS} sequence conflicts under one claim")
 
     def _report_unsettled_call(self) -> None:
         """Reports a call's usage before the ledger settles the call as lost with less information."""

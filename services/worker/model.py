@@ -21,7 +21,7 @@ import anthropic
 import httpx2
 
 from services.worker.model_stream import (
-    MOST_TOKENS,
+    MAX_TOKENS,
     AnswerFold,
     ErrorEvent,
     Event,
@@ -39,7 +39,7 @@ from tenure.runtime import metrics
 # Prompt caching: the marked parts of a prompt are kept by the provider, and the next request reads them at a tenth of
 # the price.
 
-LEAST_TOKENS: Final = 1024
+MIN_TOKENS: Final = 1024
 """The shortest prefix that the provider keeps, whatever the model. A prompt stays below the limit of four marks."""
 
 _MARK: Final = {"type": "ephemeral"}
@@ -101,10 +101,10 @@ COUNT_TIMEOUT_SECONDS: Final = 5.0
 AFTER_THE_ANSWER_SECONDS: Final = 1.0
 """The time to read the rest of a response after the answer is complete: only a connection read to its end is reused."""
 
-MOST_FAILURE_CHARACTERS: Final = 2000
+MAX_FAILURE_CHARACTERS: Final = 2000
 """The limit of a provider's error text in the ledger."""
-_MOST_ID_CHARACTERS: Final = 190
-_MOST_REST_BYTES: Final = 1024 * 1024
+_MAX_ID_CHARACTERS: Final = 190
+_MAX_REST_BYTES: Final = 1024 * 1024
 
 _NOT_OFFERED: Final = frozenset({404, 405, 501})
 _BILLED_EVENTS: Final = frozenset({"message_start", "content_block_delta", "message_delta"})
@@ -154,7 +154,7 @@ class ModelCallFailed(Exception):  # noqa: N818  an outcome that the ledger reco
         status_code: int = 0,
         retry_after_seconds: float | None = None,
     ) -> None:
-        self.message = escaped(message, MOST_FAILURE_CHARACTERS)
+        self.message = escaped(message, MAX_FAILURE_CHARACTERS)
         super().__init__(f"{error_class}: {self.message}")
         self.error_class = error_class
         self.retryable = error_class in RETRYABLE
@@ -273,7 +273,7 @@ class ModelClient:
             metrics.count("tenure_worker_token_counts_total", result=str(status or type(error).__name__))
             _log.warning(
                 "the provider did not count a prompt",
-                extra={"why": escaped(_error_text(error), MOST_FAILURE_CHARACTERS)},
+                extra={"why": escaped(_error_text(error), MAX_FAILURE_CHARACTERS)},
             )
             return None
         metrics.count("tenure_worker_token_counts_total", result="COUNTED")
@@ -287,8 +287,8 @@ class ModelClient:
             tools=cast("Any", request.tools) or anthropic.omit,
         )
         tokens: object = getattr(counted, "input_tokens", None)
-        if type(tokens) is not int or not 0 < tokens <= MOST_TOKENS:
-            raise MalformedAnswer(f"the count of tokens must be from 1 to {MOST_TOKENS}; received {shown(counted)}")
+        if type(tokens) is not int or not 0 < tokens <= MAX_TOKENS:
+            raise MalformedAnswer(f"the count of tokens must be from 1 to {MAX_TOKENS}; received {shown(counted)}")
         return tokens
 
     async def _stream(self, request: ModelRequest, call: ModelCall) -> None:
@@ -321,7 +321,7 @@ async def _read_to_the_end(chunks: AsyncIterator[bytes]) -> None:
         async with asyncio.timeout(AFTER_THE_ANSWER_SECONDS):
             async for chunk in chunks:
                 read_bytes += len(chunk)
-                if read_bytes > _MOST_REST_BYTES:
+                if read_bytes > _MAX_REST_BYTES:
                     return
 
 
@@ -410,7 +410,7 @@ def _date(text: str) -> datetime | None:
 
 def _id(message: str) -> str:
     """Limits the provider's id of a request to printable characters and a maximum length."""
-    return escaped(message, _MOST_ID_CHARACTERS)
+    return escaped(message, _MAX_ID_CHARACTERS)
 
 
 def _error_text(error: BaseException) -> str:

@@ -27,7 +27,7 @@ from tenure.domain.turn import CallModel
 from tenure.runtime import metrics, semconv
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.telemetry import span
-from tenure.wire.checkpoint_service import MOST_BYTES, MOST_ENTRIES, is_one_portion
+from tenure.wire.checkpoint_service import MAX_BYTES, MAX_ENTRIES, is_one_portion
 
 # The entries of a model call: its answer with an intent for each tool call, or its failure.
 
@@ -64,7 +64,7 @@ def too_large(answer: ModelAnswer, own: Sequence[StepEntry]) -> ModelCallFailed:
     The answer and its intents must share a commit: a crash between two commits would lose some of the intents.
     """
     message = f"the answer has {len(own) - 1} tool calls and takes {sum(map(size_bytes, own))} bytes in the ledger"
-    most = f"an answer may have at most {MOST_ENTRIES - 1} tool calls and {MOST_BYTES} bytes"
+    most = f"an answer may have at most {MAX_ENTRIES - 1} tool calls and {MAX_BYTES} bytes"
     return _unusable(FailureClass.ANSWER_TOO_LARGE, f"{message}; {most}", answer)
 
 

@@ -23,11 +23,11 @@ from tenure.domain.tool_arguments import (
 
 # The provider's event stream, from bytes to JSON objects. Strict and bounded, because the endpoint is not trusted.
 
-MOST_STREAM_BYTES: Final = 64 * 1024 * 1024
+MAX_STREAM_BYTES: Final = 64 * 1024 * 1024
 """The limit of one answer: 64,000 tokens of output with an event of a kilobyte for each."""
-MOST_EVENT_BYTES: Final = 8 * 1024 * 1024
+MAX_EVENT_BYTES: Final = 8 * 1024 * 1024
 
-MOST_DEPTH: Final = 64
+MAX_DEPTH: Final = 64
 """The maximum nesting, so that all received JSON can be written again."""
 
 _SHOWN_CHARACTERS: Final = 200
@@ -77,8 +77,8 @@ class EventStream:
         if not self.size_bytes:
             chunk = chunk.removeprefix(_BYTE_ORDER_MARK)
         self.size_bytes += len(chunk)
-        if self.size_bytes > MOST_STREAM_BYTES:
-            raise MalformedAnswer(f"the answer's stream has more than {MOST_STREAM_BYTES} bytes")
+        if self.size_bytes > MAX_STREAM_BYTES:
+            raise MalformedAnswer(f"the answer's stream has more than {MAX_STREAM_BYTES} bytes")
         for line in self._lines(chunk):
             event = self._take_line(line)
             if event is not None:
@@ -92,8 +92,8 @@ class EventStream:
         self._pieces.append(chunk)
         self._waiting_bytes += len(chunk)
         if b"\n" not in chunk and b"\r" not in chunk:
-            if self._waiting_bytes > MOST_EVENT_BYTES:
-                raise MalformedAnswer(f"an event has more than {MOST_EVENT_BYTES} bytes")
+            if self._waiting_bytes > MAX_EVENT_BYTES:
+                raise MalformedAnswer(f"an event has more than {MAX_EVENT_BYTES} bytes")
             return []
         lines = b"".join(self._pieces).splitlines()
         rest = b"" if chunk.endswith((b"\n", b"\r")) else lines.pop()
@@ -104,8 +104,8 @@ class EventStream:
         if not line:
             return self._end_event()
         self._event_bytes += len(line)
-        if self._event_bytes > MOST_EVENT_BYTES:
-            raise MalformedAnswer(f"an event has more than {MOST_EVENT_BYTES} bytes")
+        if self._event_bytes > MAX_EVENT_BYTES:
+            raise MalformedAnswer(f"an event has more than {MAX_EVENT_BYTES} bytes")
         try:
             name, _, value = line.decode().partition(":")
         except UnicodeDecodeError as error:
@@ -137,8 +137,8 @@ def _parsed(name: str, data: str) -> Event:
     except (ValueError, RecursionError) as error:
         why = escaped(str(error), _SHOWN_CHARACTERS)
         raise MalformedAnswer(f"an event's data cannot be read as JSON ({why}); received {shown(data)}") from error
-    if depth_of(event) > MOST_DEPTH:
-        raise MalformedAnswer(f"an event's data nests more than {MOST_DEPTH} deep; received {shown(data)}")
+    if depth_of(event) > MAX_DEPTH:
+        raise MalformedAnswer(f"an event's data nests more than {MAX_DEPTH} deep; received {shown(data)}")
     kind = event.get("type") if isinstance(event, dict) else None
     if not isinstance(kind, str) or (name and name != kind):
         raise MalformedAnswer(f"an event named {shown(name)} has data of another type; received {shown(data)}")
@@ -154,12 +154,12 @@ _USAGE_FIELDS: Final = (
 BYTES_PER_TOKEN: Final = 4
 """The bytes of one output token, for calls without a final usage: cancelled and lost calls are billed with it."""
 
-MOST_TOKENS: Final = 100_000_000
+MAX_TOKENS: Final = 100_000_000
 """The limit of one usage count: ten times the largest context window. A larger number is not a count."""
-MOST_CONTENT_BYTES: Final = 4 * 1024 * 1024
+MAX_CONTENT_BYTES: Final = 4 * 1024 * 1024
 """The limit of an answer's content: several times the size of a commit, so that an endless stream is stopped."""
-MOST_BLOCKS: Final = 4096
-MOST_MODEL_CHARACTERS: Final = 200
+MAX_BLOCKS: Final = 4096
+MAX_MODEL_CHARACTERS: Final = 200
 
 TOOL_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,128}\Z")
 """The tool names that the provider accepts back: any other name would make every later request fail."""
@@ -295,13 +295,13 @@ class AnswerFold:
         model = message.get("model", "")
         if not isinstance(model, str):
             raise MalformedAnswer(f"the model's name is not a string; received {shown(model)}")
-        self.model = well_formed(model)[:MOST_MODEL_CHARACTERS]
+        self.model = well_formed(model)[:MAX_MODEL_CHARACTERS]
         self._take_usage(message)
 
     def _start_block(self, event: Event) -> None:
-        if event.get("index") != len(self._blocks) or len(self._blocks) >= MOST_BLOCKS:
+        if event.get("index") != len(self._blocks) or len(self._blocks) >= MAX_BLOCKS:
             message = f"received content block {shown(event.get('index'))}, expected block {len(self._blocks)}"
-            raise MalformedAnswer(f"{message}, of at most {MOST_BLOCKS}")
+            raise MalformedAnswer(f"{message}, of at most {MAX_BLOCKS}")
         start = _object(event, "content_block")
         kind = _text(start, "type")
         if kind not in _OWN_FIELDS and not _SERVER_BLOCKS.match(kind):
@@ -349,8 +349,8 @@ class AnswerFold:
 
     def _grow(self, size_bytes: int) -> None:
         self.size_bytes += size_bytes
-        if self.size_bytes > MOST_CONTENT_BYTES:
-            raise MalformedAnswer(f"the answer has more than {MOST_CONTENT_BYTES} bytes")
+        if self.size_bytes > MAX_CONTENT_BYTES:
+            raise MalformedAnswer(f"the answer has more than {MAX_CONTENT_BYTES} bytes")
 
     def _take_usage(self, holder: dict[str, Any]) -> bool:
         """Stores usage counts, which are cumulative; an absent count stays as it was.
@@ -363,9 +363,9 @@ class AnswerFold:
         counts = {name: _object(holder, "usage").get(name) for name in _USAGE_FIELDS}
         message = {name: count for name, count in counts.items() if count is not None}
         for name, count in message.items():
-            if type(count) is not int or not 0 <= count <= MOST_TOKENS:
+            if type(count) is not int or not 0 <= count <= MAX_TOKENS:
                 raise MalformedAnswer(
-                    f"the usage has {name} {shown(count)}, which is not a count from 0 to {MOST_TOKENS}"
+                    f"the usage has {name} {shown(count)}, which is not a count from 0 to {MAX_TOKENS}"
                 )
         self._usage.update(message)
         return "output_tokens" in message
@@ -430,8 +430,8 @@ def _arguments(text: str) -> dict[str, Any]:
         value = strict_json(text, unique_names=True)
     except RecursionError as error:
         raise ValueError("they nest too deeply") from error
-    if not isinstance(value, dict) or depth_of(value) > MOST_DEPTH:
-        raise ValueError(f"they must be a JSON object that nests at most {MOST_DEPTH} deep")
+    if not isinstance(value, dict) or depth_of(value) > MAX_DEPTH:
+        raise ValueError(f"they must be a JSON object that nests at most {MAX_DEPTH} deep")
     return dict(well_formed_value(value))
 
 

@@ -18,7 +18,7 @@ from services.worker.transitions import after_failure, close_out, late_call
 from services.worker.usage_reports import UsageReport
 from tenure.domain import entries
 from tenure.domain.budget import Denied
-from tenure.domain.compaction import AskSummary, WindowExhausted
+from tenure.domain.compaction import RequestSummary, WindowExhausted
 from tenure.domain.conversation import Message, result_of
 from tenure.domain.entries import ToolIntent
 from tenure.domain.states import BUDGET_WAIT_REASONS, Reason, ReleaseReason, TaskState
@@ -31,11 +31,11 @@ from tenure.domain.turn import (
     ExecuteTools,
     ValidateResult,
     after_validation,
-    next_move,
+    next_action,
 )
 from tenure.runtime import metrics
 from tenure.runtime.failpoints import failpoint
-from tenure.runtime.schema_process import judge_apart
+from tenure.runtime.schema_process import validate_in_child
 
 
 class TaskLoop(Loop):
@@ -60,7 +60,7 @@ class TaskLoop(Loop):
 
     async def _carry_out_next_move(self) -> entries.Transition | None:
         """Carries out the next move. Returns a transition when the task must leave this worker."""
-        match next_move(self._point):
+        match next_action(self._point):
             case CallModel() as move:
                 return await self._call_model(move)
             case ExecuteTools() as move:
@@ -100,7 +100,7 @@ class TaskLoop(Loop):
 
         The answer is already in the ledger, so that the next owner reaches the same result.
         """
-        judgement = await self._held_task.interrupts.guard(judge_apart(move.schema_json, move.text))
+        judgement = await self._held_task.interrupts.guard(validate_in_child(move.schema_json, move.text))
         match after_validation(self._point, judgement):
             case CorrectAnswer(step=step, rejected=rejected):
                 metrics.count("tenure_worker_results_rejected_total")
@@ -120,7 +120,7 @@ class TaskLoop(Loop):
             case entries.ClearedResults() as cleared:
                 await self._ledger.append([(self._point.step, entries.Compaction(cleared))])
                 return None
-            case AskSummary(through_step=through_step):
+            case RequestSummary(through_step=through_step):
                 return CallModel(self._point.step + 1, 1, through_step)
             case WindowExhausted(why=why):
                 return entries.Transition(TaskState.FAILED, Reason.CONTEXT_WINDOW_EXCEEDED, why, self._point.last_text)
@@ -152,7 +152,7 @@ class TaskLoop(Loop):
         failures = [*self._point.failures, failure]
         retry = self._spec.policy.retry
         verdict = after_failure(
-            failures, self._point.retries, retry, result=self._point.last_text, luck=random.random()
+            failures, self._point.retries, retry, result=self._point.last_text, random_fraction=random.random()
         )
         if isinstance(verdict, entries.Transition):
             return verdict

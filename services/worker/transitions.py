@@ -45,7 +45,7 @@ class RetryModelCall:
 
 
 def after_failure(
-    failures: Sequence[ModelFailure], retries: int, policy: RetryPolicy, *, result: str, luck: float
+    failures: Sequence[ModelFailure], retries: int, policy: RetryPolicy, *, result: str, random_fraction: float
 ) -> RetryModelCall | Transition:
     """Decides after failed attempts of one step: retry the call, retry the task later, or fail the task.
 
@@ -58,7 +58,7 @@ def after_failure(
     if not newest.retryable:
         return Transition(TaskState.FAILED, Reason.MODEL_REJECTED, message, result, error_class=newest.error_class)
     count = sum(1 for failure in failures if failure.error_class != FailureClass.INTERRUPTED)
-    wait = MODEL_CALL_RETRY.wait_seconds(count, luck, newest.retry_after_seconds) if count else 0.0
+    wait = MODEL_CALL_RETRY.wait_seconds(count, random_fraction, newest.retry_after_seconds) if count else 0.0
     if not MODEL_CALL_RETRY.exhausted(count) and wait <= LONGEST_WAIT_SECONDS:
         return RetryModelCall(wait)
     transition_to = partial(Transition, reason=reason_of_retry(newest.error_class), error_class=newest.error_class)
@@ -66,7 +66,7 @@ def after_failure(
         return transition_to(
             TaskState.FAILED, message=f"{message} (after {retries} retries of the task)", result=result
         )
-    delay_seconds = policy.wait_seconds(retries + 1, luck, newest.retry_after_seconds)
+    delay_seconds = policy.wait_seconds(retries + 1, random_fraction, newest.retry_after_seconds)
     return transition_to(TaskState.RETRY_SCHEDULED, message=message, retry_delay_seconds=delay_seconds)
 
 
@@ -80,7 +80,9 @@ def late_transition(
 ) -> Transition | None:
     """Returns the transition after a phase timeout. None: the task goes on."""
     action = policy.timeouts.action(phase)
-    move = after_timeout(phase, action, policy.retry, point.timeout_retries, detail=detail, luck=random.random())
+    move = after_timeout(
+        phase, action, policy.retry, point.timeout_retries, detail=detail, random_fraction=random.random()
+    )
     if move is None:
         return None
     result = point.last_text if is_terminal(move.to_state) else ""

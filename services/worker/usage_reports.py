@@ -22,7 +22,7 @@ from tenure.runtime.rpc_status import PeerFailed
 from tenure.v1 import token_pb2
 
 _log: Final = logging.getLogger(__name__)
-MOST_WAITING: Final = 1000
+MAX_WAITING: Final = 1000
 TRIED_SECONDS: Final = 300.0
 """The time in which another process may settle a lost claim's call, and the ledger may become reachable again."""
 
@@ -53,7 +53,7 @@ class UsageReports:
 
     def note(self, report: UsageReport) -> None:
         """Queues a report."""
-        if len(self._waiting) >= MOST_WAITING:
+        if len(self._waiting) >= MAX_WAITING:
             metrics.count("tenure_worker_usage_reports_total", result="DROPPED")
             return
         self._waiting.append(report)

@@ -21,7 +21,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from devstack.child_process import fact_of, warnings_of
+from devstack.child_process import service_state, warnings_of
 from devstack.simulator.scenario import model_of
 from tenure.cli.context import DEFAULT_DATA_DIR, Context, pass_context
 from tenure.cli.exit_codes import Exit
@@ -94,7 +94,7 @@ def _running(stack: Stack) -> Table:
 
 def _sandbox_text(stack: Stack) -> str | Text:
     """Returns the limits of the sandbox. If there is no sandbox, the warnings say why."""
-    limits = fact_of(stack.services["tools"].log(), SANDBOX_LOGGER, "limits")
+    limits = service_state(stack.services["tools"].log(), SANDBOX_LOGGER, "limits")
     return f"works ({limits})" if limits else Text("does not work: agents cannot run programs", "yellow")
 
 

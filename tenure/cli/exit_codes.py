@@ -23,7 +23,7 @@ class Exit(IntEnum):
     UNAVAILABLE = 4
     NOT_YET = 5
     INTERNAL = 6
-    BROKEN_RULE = 7
+    INVARIANT_VIOLATED = 7
     INTERRUPTED = 130
 
 

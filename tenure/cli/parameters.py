@@ -12,14 +12,14 @@ import click
 
 from tenure.cli.formatting import distinct_ids
 from tenure.client import Client
-from tenure.domain.budget import MOST_NANO_USD, nano_usd_of
+from tenure.domain.budget import MAX_NANO_USD, nano_usd_of
 from tenure.domain.errors import InvalidRequest, NotFound
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-MOST_REPLICAS: Final = 9
+MAX_REPLICAS: Final = 9
 SEARCHED_TASKS: Final = 10_000
 NAMED_AT_MOST: Final = 5
 
@@ -67,7 +67,7 @@ class MoneyType(click.ParamType[int]):
             nano_usd = nano_usd_of(Decimal(str(value).strip().removeprefix("$")))
         except InvalidOperation:
             nano_usd = None
-        if nano_usd is None or not 0 < nano_usd <= MOST_NANO_USD:
+        if nano_usd is None or not 0 < nano_usd <= MAX_NANO_USD:
             self.fail(f"{value!r} is not an amount of dollars; write for example 0.50", param, ctx)
         return nano_usd
 
@@ -101,9 +101,9 @@ class ReplicasType(click.ParamType[dict[str, int]]):
         replicas: dict[str, int] = {}
         for part in pairs.split(","):
             kind, _, count = part.partition("=")
-            if kind.strip() not in REPLICATED or not count.strip().isdecimal() or not 1 <= int(count) <= MOST_REPLICAS:
+            if kind.strip() not in REPLICATED or not count.strip().isdecimal() or not 1 <= int(count) <= MAX_REPLICAS:
                 self.fail(
-                    f"{part!r} is not a number of replicas, 1 to {MOST_REPLICAS}; write 2, or coordinator=2,tools=3",
+                    f"{part!r} is not a number of replicas, 1 to {MAX_REPLICAS}; write 2, or coordinator=2,tools=3",
                     param,
                     ctx,
                 )

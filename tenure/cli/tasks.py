@@ -285,7 +285,7 @@ async def _show_entries(context: Context, entries: AsyncIterator[ledger_pb2.Entr
 
 # `tenure tree`: a root task and all its sub-agents.
 
-MOST_TASKS: Final = 10_000
+MAX_TASKS: Final = 10_000
 
 Children = dict[str, list[task_pb2.Task]]
 
@@ -302,7 +302,7 @@ def tree(context: Context, task: str) -> None:
     async def work(client: Client) -> None:
         given_task = await client.get(await find_task(client, task))
         task_filter = task_pb2.TaskFilter(root_task_id=given_task.root_task_id)
-        tasks = [one async for one in client.list_tasks(task_filter, limit=MOST_TASKS)]
+        tasks = [one async for one in client.list_tasks(task_filter, limit=MAX_TASKS)]
         tasks.sort(key=lambda one: (one.depth, _call_order(one)))
         if context.as_json:
             for one in tasks:

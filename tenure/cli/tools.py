@@ -93,7 +93,7 @@ def _last_error(source: tool_pb2.ToolSource) -> str:
 
 # `tenure tools list` and `tenure tools show`.
 
-_MOST_DESCRIPTION: Final = 160
+_MAX_DESCRIPTION: Final = 160
 _NEAREST: Final = 3
 
 
@@ -150,7 +150,7 @@ def _show_table(context: Context, tools: Sequence[tool_pb2.OfferedTool]) -> None
     table = make_table("TOOL", "EFFECT", "SOURCE", "DESCRIPTION")
     for tool in tools:
         name, source = Text(harmless(tool.definition.name)), Text(harmless(tool.source))
-        description = Text(one_line(tool.definition.description, _MOST_DESCRIPTION), no_wrap=True, overflow="ellipsis")
+        description = Text(one_line(tool.definition.description, _MAX_DESCRIPTION), no_wrap=True, overflow="ellipsis")
         table.add_row(name, _effect(tool), source, description)
     context.console.print(table)
 
@@ -183,7 +183,7 @@ def _pretty(schema_json: str) -> str:
 
 # Calls in doubt. An operator reads this in the middle of the night: what, when, where, and the next commands.
 
-_MOST_ARGUMENT_LINES: Final = 12
+_MAX_ARGUMENT_LINES: Final = 12
 
 
 def show_call_in_doubt(console: Console, listed: admin.AdminServiceListInDoubtCallsResponse.Listed) -> None:
@@ -212,7 +212,7 @@ def in_doubt_text(task: task_pb2.Task) -> str:
 def _rows(console: Console, listed: admin.AdminServiceListInDoubtCallsResponse.Listed) -> Iterator[tuple[str, str]]:
     call = listed.call
     cut = " (and more: tenure entries)" if call.arguments_truncated else ""
-    yield "arguments", one_line(arguments_text(call.arguments_json), _MOST_ARGUMENT_LINES * console.width) + cut
+    yield "arguments", one_line(arguments_text(call.arguments_json), _MAX_ARGUMENT_LINES * console.width) + cut
     yield "in doubt", f"since {_when(call.doubt_time)}"
     yield "started", f"{_when(call.start_time)}, attempt {call.call_attempt}" if call.HasField("start_time") else ""
     yield "ran on", call.runner_instance or f"a runner that is no longer recorded, {call.runner_id}"
@@ -268,7 +268,7 @@ def _when(moment: Timestamp) -> str:
     return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(moment.seconds))}, {ago(moment)}"
 
 
-_MOST_RESULT_BYTES: Final = 256 * 1024
+_MAX_RESULT_BYTES: Final = 256 * 1024
 
 
 @click.group(short_help="Tools, and calls in doubt: list, show, sources, in-doubt, resolve.")
@@ -392,8 +392,8 @@ def _text(argument: str) -> str:
         text = sys.stdin.read() if argument == "@-" else Path(argument[1:]).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise click.UsageError(f"--result: cannot read {argument[1:]}: {error}") from error
-    if len(text.encode()) > _MOST_RESULT_BYTES:
-        raise click.UsageError(f"--result: the text has more than {_MOST_RESULT_BYTES // 1024} KiB; give a shorter one")
+    if len(text.encode()) > _MAX_RESULT_BYTES:
+        raise click.UsageError(f"--result: the text has more than {_MAX_RESULT_BYTES // 1024} KiB; give a shorter one")
     return text
 
 

@@ -67,7 +67,7 @@ def verify(context: Context, tasks: tuple[str, ...], since: float | None, limit:
     )
     _print_summary(context, report)
     if report.violations:
-        click.get_current_context().exit(Exit.BROKEN_RULE)
+        click.get_current_context().exit(Exit.INVARIANT_VIOLATED)
 
 
 async def _examine(context: Context, client: Client, task_ids: AsyncGenerator[str], *, skip_pruned: bool) -> Report:

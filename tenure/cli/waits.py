@@ -37,13 +37,13 @@ from tenure.v1 import task_pb2
 from tenure.wire.common import state_name, unix_seconds
 
 WAITING = (task_pb2.TASK_STATE_WAITING_USER, task_pb2.TASK_STATE_WAITING_EXTERNAL)
-MOST_WAITS = 10_000
+MAX_WAITS = 10_000
 
 
 @click.command(short_help="List the tasks that wait for a person.")
 @click.option("--external", is_flag=True, help="Also list tasks that wait for a signal or for sub-agents.")
 @click.option(
-    "--limit", type=click.IntRange(1, MOST_WAITS), default=50, show_default=True, help="Show at most this many."
+    "--limit", type=click.IntRange(1, MAX_WAITS), default=50, show_default=True, help="Show at most this many."
 )
 @pass_context
 def waits(context: Context, external: bool, limit: int) -> None:

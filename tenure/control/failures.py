@@ -7,8 +7,8 @@ from typing import Final
 from tenure.domain.entries import ControlFailure
 from tenure.domain.tools import Outcome
 
-MOST_CLASS_CHARACTERS: Final = 200
-MOST_MESSAGE_CHARACTERS: Final = 4000
+MAX_CLASS_CHARACTERS: Final = 200
+MAX_MESSAGE_CHARACTERS: Final = 4000
 
 
 class TryAgain(Exception):  # noqa: N818  reads well in `raise TryAgain("…")`
@@ -55,8 +55,8 @@ def failure_of(error: BaseException) -> ControlFailure:
     retryable = declared if isinstance(declared, bool) else isinstance(error, ConnectionError | TimeoutError)
     after = getattr(error, "retry_after_seconds", None)
     return ControlFailure(
-        error_class=_text(type(error).__name__, MOST_CLASS_CHARACTERS),
-        message=_text(str(error), MOST_MESSAGE_CHARACTERS),
+        error_class=_text(type(error).__name__, MAX_CLASS_CHARACTERS),
+        message=_text(str(error), MAX_MESSAGE_CHARACTERS),
         retryable=retryable,
         retry_after_seconds=float(after) if isinstance(after, int | float) and 0 <= after < float("inf") else None,
     )

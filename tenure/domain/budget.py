@@ -21,10 +21,10 @@ NANO_USD: Final = 10**9
 RATE_TOKENS: Final = 10**6
 """The number of tokens that a rate prices."""
 
-MOST_NANO_USD: Final = 10**15
+MAX_NANO_USD: Final = 10**15
 """$1,000,000: the highest cap, and the upper bound of one call's cost. Sums of it stay inside an int64."""
 
-MOST_TOKENS: Final = 10**12
+MAX_TOKENS: Final = 10**12
 """The highest cap in tokens, the most that one grant adds, and the most that one call uses. Sums of it stay inside an
 int64.
 """
@@ -79,7 +79,7 @@ def cost(prices: Prices | None, usage: TokenUsage) -> int:
         + usage.cache_creation_input_tokens * rates.cache_creation_input
         + usage.cache_read_input_tokens * rates.cache_read_input
     )
-    return min(charged, MOST_NANO_USD)
+    return min(charged, MAX_NANO_USD)
 
 
 def most_cost(prices: Prices | None, input_tokens: int, output_tokens: int) -> int:
@@ -124,8 +124,8 @@ def money_text(nano_usd: int) -> str:
 
 
 def nano_usd_of(dollars: Decimal) -> int | None:
-    """Returns an amount in nano USD, or None if it is no whole number of them or exceeds MOST_NANO_USD."""
-    if not dollars.is_finite() or abs(dollars) > MOST_NANO_USD:
+    """Returns an amount in nano USD, or None if it is no whole number of them or exceeds MAX_NANO_USD."""
+    if not dollars.is_finite() or abs(dollars) > MAX_NANO_USD:
         return None
     nano = dollars * NANO_USD
     return int(nano) if nano == nano.to_integral_value() else None

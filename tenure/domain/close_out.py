@@ -232,7 +232,7 @@ def _outcome(tool: str, status: CallStatus, resolution: Resolution | None, limit
 
 UNREAD_MESSAGES: Final = "UNREAD_MESSAGES"
 NO_READER: Final = "NO_READER"
-MOST_FACTS: Final = 1000
+MAX_FACTS: Final = 1000
 """The most external entries of one task. Messages cost tokens of its budget and are stored as long as the task."""
 
 
@@ -248,9 +248,9 @@ def refuse_message(
         )
     if offered_function(loop):
         return WrongState("a control function runs this task, and it reads no messages", reason=NO_READER)
-    if external_entries >= MOST_FACTS:
+    if external_entries >= MAX_FACTS:
         return WrongState(
-            f"the task already has {MOST_FACTS} messages, which is the most that a task accepts", reason="MESSAGES_FULL"
+            f"the task already has {MAX_FACTS} messages, which is the most that a task accepts", reason="MESSAGES_FULL"
         )
     return None
 

@@ -24,7 +24,7 @@ WINDOW_TOKENS: Final = {"claude-2.0": 100_000, "claude-instant": 100_000}
 KEPT_STEPS: Final = 3
 """The number of newest steps with tool results whose results are never cleared."""
 
-MOST_OVERFLOWS: Final = 1
+MAX_OVERFLOWS: Final = 1
 """How often a conversation that the model provider finds too long is shortened. The next overflow fails the task."""
 
 # Shares of the tokens that the window leaves for the input.
@@ -59,7 +59,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class AskSummary:
+class RequestSummary:
     """The model must summarise the conversation through a step."""
 
     through_step: int
@@ -72,7 +72,7 @@ class WindowExhausted:
     why: str
 
 
-NextCompaction = ClearedResults | AskSummary | WindowExhausted
+NextCompaction = ClearedResults | RequestSummary | WindowExhausted
 
 
 def window_of(model: str, *, max_output_tokens: int, limits: Iterable[int] = ()) -> Window:
@@ -99,12 +99,12 @@ def next_compaction(
     return _clear_results(point, expected_tokens - pending_tokens, window) or _summarise(point, window)
 
 
-def _after_overflow(point: ResumePoint) -> AskSummary | WindowExhausted:
+def _after_overflow(point: ResumePoint) -> RequestSummary | WindowExhausted:
     """Decides after the model provider found the conversation too long.
 
     The estimate was wrong, so the whole conversation is summarised at once, without clearing results first.
     """
-    if point.overflows > MOST_OVERFLOWS:
+    if point.overflows > MAX_OVERFLOWS:
         return WindowExhausted(
             "the conversation does not fit the model's context window, even after a compaction: "
             "fork the task at an earlier step, or with a model that has a larger window"
@@ -115,7 +115,7 @@ def _after_overflow(point: ResumePoint) -> AskSummary | WindowExhausted:
             "the goal, the system prompt and the tools do not fit the model's context window: "
             "shorten them, or use a model that has a larger window"
         )
-    return AskSummary(answered_step)
+    return RequestSummary(answered_step)
 
 
 def _clear_results(point: ResumePoint, sent_tokens: int, window: Window) -> ClearedResults | None:
@@ -131,7 +131,7 @@ def _clear_results(point: ResumePoint, sent_tokens: int, window: Window) -> Clea
     return ClearedResults(through_step, len(old_results), sent_tokens, max(0, sent_tokens - gained_tokens))
 
 
-def _summarise(point: ResumePoint, window: Window) -> AskSummary | None:
+def _summarise(point: ResumePoint, window: Window) -> RequestSummary | None:
     """Returns the step to summarise through, or None: call the model with the conversation as it is.
 
     There is at most one summary between two answers: after it, the model must work with what is left. The newest
@@ -144,8 +144,8 @@ def _summarise(point: ResumePoint, window: Window) -> AskSummary | None:
     step_before = answered_step - 1
     is_small = _size_bytes(point, step_before) <= window.input_tokens * _KEPT_SHARE * _BYTES_PER_TOKEN
     if _has_answer(point, step_before) and (is_small or _must_continue(point)):
-        return AskSummary(step_before)
-    return None if _must_continue(point) else AskSummary(answered_step)
+        return RequestSummary(step_before)
+    return None if _must_continue(point) else RequestSummary(answered_step)
 
 
 def _has_answer(point: ResumePoint, through_step: int) -> bool:
@@ -175,7 +175,7 @@ SUMMARY_REQUEST: Final = (
     "their exact names, numbers and paths, files written, what was tried and failed, what is under way and what is "
     "left to do. Write plain text, no more than a page or two, and nothing else."
 )
-MOST_SUMMARY_TOKENS: Final = 4096
+MAX_SUMMARY_TOKENS: Final = 4096
 
 _BYTES_OF_BLOCKS: Final = (20_000, 5_000, 1_000, 250)
 _LEFT_OUT: Final = "\n[… left out …]\n"
@@ -183,7 +183,7 @@ _LEFT_OUT: Final = "\n[… left out …]\n"
 
 def summary_output_tokens(window_tokens: int) -> int:
     """Returns the longest summary, in tokens, that leaves most of the context window free for further steps."""
-    return min(MOST_SUMMARY_TOKENS, window_tokens // 8)
+    return min(MAX_SUMMARY_TOKENS, window_tokens // 8)
 
 
 def summary_messages(point: ResumePoint, through_step: int, most_bytes: int) -> list[Message]:

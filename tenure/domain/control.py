@@ -18,7 +18,7 @@ from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.tools import call_id
 
-MOST_RETRY_SECONDS: Final = 24 * 3600.0
+MAX_RETRY_SECONDS: Final = 24 * 3600.0
 
 
 class Diverged(Exception):  # noqa: N818  a finding; `divergence` returns the transition
@@ -109,18 +109,20 @@ def divergence(error: Diverged) -> Transition:
     )
 
 
-def after_function_failure(failure: ControlFailure, retries: int, policy: RetryPolicy, *, luck: float) -> Transition:
+def after_function_failure(
+    failure: ControlFailure, retries: int, policy: RetryPolicy, *, random_fraction: float
+) -> Transition:
     """Returns the transition after a failure of the function.
 
-    `retries`: how often the task was retried since its newest step. `luck`: a random number in [0, 1), for the jitter.
+    `retries`: how often the task was retried since its newest step. `random_fraction`: in [0, 1), for the jitter.
     """
     message = f"{failure.error_class}: {failure.message}"
     if not failure.retryable:
         return Transition(TaskState.FAILED, Reason.FUNCTION_FAILED, message)
     if policy.exhausted(retries):
         return Transition(TaskState.FAILED, Reason.FUNCTION_FAILED, f"{message} (after {retries} retries of the task)")
-    delay_seconds = policy.wait_seconds(retries + 1, luck, failure.retry_after_seconds)
-    delay_seconds = min(delay_seconds, MOST_RETRY_SECONDS)
+    delay_seconds = policy.wait_seconds(retries + 1, random_fraction, failure.retry_after_seconds)
+    delay_seconds = min(delay_seconds, MAX_RETRY_SECONDS)
     return Transition(TaskState.RETRY_SCHEDULED, Reason.FUNCTION_FAILED, message, retry_delay_seconds=delay_seconds)
 
 

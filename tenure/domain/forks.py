@@ -30,9 +30,9 @@ COPIED: Final = frozenset(
 )
 """The entry kinds that a fork copies, by their field names in EntryBody."""
 
-MOST_ENTRIES: Final = 20_000
-MOST_BYTES: Final = 64 * 1024 * 1024
-"""MOST_ENTRIES and MOST_BYTES limit what one fork copies, because one transaction copies it."""
+MAX_ENTRIES: Final = 20_000
+MAX_BYTES: Final = 64 * 1024 * 1024
+"""MAX_ENTRIES and MAX_BYTES limit what one fork copies, because one transaction copies it."""
 
 _MODEL_CALL: Final = frozenset({"model_attempt", "model_failure", "attempt_lost", "assistant_message"})
 _CONTINUED_STOP_REASONS: Final = frozenset({"max_tokens", "pause_turn", "refusal", "model_context_window_exceeded"})

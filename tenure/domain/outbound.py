@@ -76,7 +76,7 @@ class Networks:
         special = next((kind for kind, network in _SPECIAL_V6 if address in network), None)
         return special or (None if address in _GLOBAL_V6 else "reserved")
 
-    def may_be(self, host: str) -> bool:
+    def may_reach_host(self, host: str) -> bool:
         """Whether the host of a URL may be sent to, as far as it can be told without resolving it."""
         try:
             return self.allow(ip_address(host))
@@ -92,7 +92,7 @@ def _inner(address: IPv6Address) -> IPv4Address | None:
     return address.ipv4_mapped
 
 
-MOST_CHARACTERS: Final = 4096
+MAX_CHARACTERS: Final = 4096
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 _URL: Final = re.compile(
@@ -103,7 +103,7 @@ _NAME: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?(\.[a-z0-9_]([a
 _NUMBER: Final = re.compile(r"([0-9]+|0x[0-9a-f]*)")
 _SPACE_AND_CONTROL: Final = re.compile(r"[\x00-\x20\x7f-\x9f\ud800-\udfff]")
 _KEPT_IN_PATH: Final = "/%:@!$&'()*+,;=~"
-_MOST_HOST_CHARACTERS: Final = 253
+_MAX_HOST_CHARACTERS: Final = 253
 
 
 class UrlRefused(ValueError):  # noqa: N818  what is said about a URL; a ValueError, so that settings can be checked by it
@@ -148,8 +148,8 @@ class Url:
 
 def parse_url(text: str) -> Url:
     """Raises UrlRefused: BAD_URL, SCHEME_REFUSED, CREDENTIALS_IN_URL, ODD_HOST."""
-    if len(text) > MOST_CHARACTERS:
-        raise UrlRefused("BAD_URL", f"The URL is longer than {MOST_CHARACTERS} characters.")
+    if len(text) > MAX_CHARACTERS:
+        raise UrlRefused("BAD_URL", f"The URL is longer than {MAX_CHARACTERS} characters.")
     if _SPACE_AND_CONTROL.search(text):
         raise UrlRefused("BAD_URL", "The URL holds a space or a control character: write it as %20 or the like.")
     match = _URL.fullmatch(text)
@@ -184,7 +184,7 @@ def parse_host(text: str) -> str:
     name = text.lower().removesuffix(".")
     if not name.isascii():
         raise UrlRefused("ODD_HOST", "The host has to be in ASCII; an international name in its form that begins xn--.")
-    if len(name) > _MOST_HOST_CHARACTERS or not _NAME.fullmatch(name):
+    if len(name) > _MAX_HOST_CHARACTERS or not _NAME.fullmatch(name):
         raise UrlRefused("ODD_HOST", "The host is neither a name nor an address.")
     if _NUMBER.fullmatch(name.rpartition(".")[2]):
         return _read_address_v4(name)

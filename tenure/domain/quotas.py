@@ -140,7 +140,7 @@ def bucket_of(kind: QuotaKind, now: float) -> int:
     return int(now // SPANS[kind].bucket_seconds)
 
 
-def use_of(quota: Quota, amounts: Mapping[int, int], now: float) -> QuotaUse:
+def window_use(quota: Quota, amounts: Mapping[int, int], now: float) -> QuotaUse:
     """Of a window. What is to come counts as used: a start that was put off has its place."""
     span = SPANS[quota.kind]
     counted = sorted((bucket, amount) for bucket, amount in amounts.items() if bucket >= _first(quota.kind, now))
@@ -159,7 +159,7 @@ def use_of_running(quota: Quota, running: int) -> QuotaUse:
     return QuotaUse(quota, running, RUNNING_RETRY_SECONDS if running >= quota.most else 0.0)
 
 
-def start_of(tenant: str, uses: Mapping[QuotaKind, QuotaUse], *, may_refuse: bool = True) -> StartDecision:
+def decide_start(tenant: str, uses: Mapping[QuotaKind, QuotaUse], *, may_refuse: bool = True) -> StartDecision:
     """When a task that is submitted now may start. Raises LimitReached (TENANT_QUOTA) where the policy says so.
 
     What nobody is there to be told of (a schedule's run) is not refused but put off.
@@ -172,13 +172,13 @@ def start_of(tenant: str, uses: Mapping[QuotaKind, QuotaUse], *, may_refuse: boo
     delaying = [use for use in reached if use.quota.kind is not QuotaKind.RUNNING_TASKS]
     if not delaying:
         return StartDecision()
-    longest = max(delaying, key=held_seconds)
+    longest = max(delaying, key=recheck_seconds)
     return StartDecision(
-        held_seconds(longest), f"tenant {tenant} has used {longest.describe()}: it starts once there is room"
+        recheck_seconds(longest), f"tenant {tenant} has used {longest.describe()}: it starts once there is room"
     )
 
 
-def held_seconds(use: QuotaUse) -> float:
+def recheck_seconds(use: QuotaUse) -> float:
     """How long to wait at a cap before looking again."""
     if use.quota.kind is QuotaKind.SUBMITS_PER_MINUTE:
         return min(use.room_after_seconds, LONGEST_DELAY_SECONDS)

@@ -24,7 +24,7 @@ _WANTS_BUDGET: Final = frozenset({Reason.TOKEN_LIMIT, Reason.MONEY_LIMIT})
 
 
 @dataclass(frozen=True, slots=True)
-class RequeueVerdict:
+class RequeueDecision:
     """`begins_attempt`: the task had ended. Otherwise it only need not wait any longer, or may go on for longer."""
 
     begins_attempt: bool
@@ -32,7 +32,7 @@ class RequeueVerdict:
 
 def decide_requeue(
     state: TaskState, budgets: Sequence[Budget], step: int, max_steps: int, requeue: Requeue
-) -> RequeueVerdict | TenureError:
+) -> RequeueDecision | TenureError:
     """Gives the refusal back. A task that could not make one step more is refused: it would end again at once.
 
     `budgets`: the root's, and the task's own. What is asked for raises them all.
@@ -40,7 +40,7 @@ def decide_requeue(
     if requeue.extra_nano_usd and not any(budget.is_capped_in_money for budget in budgets):
         return InvalidRequest(violations=[("extra_nano_usd", "the task has no cap in money that could be raised")])
     if state is TaskState.RETRY_SCHEDULED:
-        return RequeueVerdict(begins_attempt=False)
+        return RequeueDecision(begins_attempt=False)
     if state not in TERMINAL or state is TaskState.SUCCEEDED:
         return WrongState(
             f"a {state} task cannot be requeued: only one that ended without success, or waits for its retry",
@@ -50,12 +50,12 @@ def decide_requeue(
         return refusal
     if step >= max_steps + requeue.extra_steps:
         return BudgetExhausted(f"all of its {max_steps} steps are made: give it extra steps", reason=Reason.STEP_LIMIT)
-    return RequeueVerdict(begins_attempt=True)
+    return RequeueDecision(begins_attempt=True)
 
 
 def decide_grant(
     state: TaskState, budget: Budget, step: int, max_steps: int, grant: GrantBudget
-) -> RequeueVerdict | TenureError:
+) -> RequeueDecision | TenureError:
     """Of the root: one that ended for want of budget is requeued by it, by the same rule; a live one goes on."""
     requeue = Requeue(extra_tokens=grant.extra_tokens, extra_nano_usd=grant.extra_nano_usd)
     if state is TaskState.COST_EXCEEDED:
@@ -66,7 +66,7 @@ def decide_grant(
         )
     if grant.extra_nano_usd and not budget.is_capped_in_money:
         return InvalidRequest(violations=[("extra_nano_usd", "the tree has no cap in money that could be raised")])
-    return RequeueVerdict(begins_attempt=False)
+    return RequeueDecision(begins_attempt=False)
 
 
 def refuse_limit_with_unread_grant(

@@ -28,7 +28,7 @@ MAX_PATTERN_BYTES: Final = 1024
 MAX_PATTERNS_BYTES: Final = 4096
 """The limit for all patterns of a schema together: to compile one kilobyte of character classes can take a second."""
 MAX_RESULT_BYTES: Final = 256 * 1024
-MOST_VIOLATIONS: Final = 5
+MAX_VIOLATIONS: Final = 5
 LONGEST_VIOLATION: Final = 300
 
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -103,12 +103,12 @@ def _json_in(answer: str) -> str:
 
 
 def _violations(validator: Draft202012Validator, value: Any) -> Iterator[str]:
-    """Yields the first MOST_VIOLATIONS violations: a long list of wrong items has one each."""
-    errors = list(islice(validator.iter_errors(value), MOST_VIOLATIONS + 1))
-    for error in errors[:MOST_VIOLATIONS]:
+    """Yields the first MAX_VIOLATIONS violations: a long list of wrong items has one each."""
+    errors = list(islice(validator.iter_errors(value), MAX_VIOLATIONS + 1))
+    for error in errors[:MAX_VIOLATIONS]:
         message = f"{error.json_path}: {error.message}".encode(errors="replace").decode()
         yield message if len(message) <= LONGEST_VIOLATION else f"{message[:LONGEST_VIOLATION]} …"
-    if len(errors) > MOST_VIOLATIONS:
+    if len(errors) > MAX_VIOLATIONS:
         yield "and more"
 
 

@@ -10,7 +10,7 @@ KEEP_LABEL = ("tenure.retention", "keep")
 _UNITS = (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0))
 
 
-class Portion(NamedTuple):
+class TaskEntries(NamedTuple):
     """A task, and how many of its entries are left, or are to be left."""
 
     task_id: str
@@ -25,13 +25,13 @@ def retention_text(seconds: float) -> str:
     return f"{seconds:g} s"
 
 
-def share_out(tasks: Iterable[Portion], most: int) -> list[Portion]:
+def split_batch(tasks: Iterable[TaskEntries], most: int) -> list[TaskEntries]:
     """What is to be left of each task, the first ones first, when `most` entries may go together."""
-    shares: list[Portion] = []
+    shares: list[TaskEntries] = []
     for task_id, entries in tasks:
         if most <= 0:
             break
         taken = min(entries, most)
         most -= taken
-        shares.append(Portion(task_id, entries - taken))
+        shares.append(TaskEntries(task_id, entries - taken))
     return shares

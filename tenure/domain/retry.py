@@ -29,9 +29,9 @@ class RetryPolicy:
         exponent = min(max(failures, 1) - 1, 64)  # 64 doublings exceed any cap; a higher exponent could overflow
         return min(self.cap_seconds, self.initial_seconds * self.factor**exponent)
 
-    def wait_seconds(self, failures: int, luck: float, retry_after_seconds: float | None = None) -> float:
-        """Returns how long to wait, at least `retry_after_seconds`. `luck`: the caller's random number in [0, 1)."""
-        jittered = self.ceiling_seconds(failures) * luck
+    def wait_seconds(self, failures: int, random_fraction: float, retry_after_seconds: float | None = None) -> float:
+        """Returns how long to wait, at least `retry_after_seconds`. `random_fraction`: in [0, 1)."""
+        jittered = self.ceiling_seconds(failures) * random_fraction
         return max(jittered, retry_after_seconds or 0.0)
 
     def exhausted(self, retries: int) -> bool:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 DEFAULT_CATCH_UP_SECONDS: Final = 3600.0
-MOST_CATCH_UP_RUNS: Final = 10
-MOST_WAITING_RUNS: Final = 10
+MAX_CATCH_UP_RUNS: Final = 10
+MAX_WAITING_RUNS: Final = 10
 DUE_TIMES_AT_ONCE: Final = 1000
 """The most due times that one transaction handles: after a long outage, a schedule of every minute has many."""
 
@@ -140,8 +140,8 @@ def run_id_of(due: datetime) -> str:
 def what_is_due(times: Times, next_due: datetime, now: datetime, catch_up_seconds: float) -> Due:
     """Sorts the due times from `next_due` up to `now` into missed ones and runs.
 
-    Missed are the due times that are older than the catch-up window, and all but the newest MOST_CATCH_UP_RUNS. With
-    more than DUE_TIMES_AT_ONCE due times, the call handles only those that have at least MOST_CATCH_UP_RUNS newer ones.
+    Missed are the due times that are older than the catch-up window, and all but the newest MAX_CATCH_UP_RUNS. With
+    more than DUE_TIMES_AT_ONCE due times, the call handles only those that have at least MAX_CATCH_UP_RUNS newer ones.
     """
     due: list[datetime] = []
     for due_time in times.until(next_due, now):
@@ -152,9 +152,9 @@ def what_is_due(times: Times, next_due: datetime, now: datetime, catch_up_second
         return Due((), (), next_due)
     following = times.next_after(due[-1])
     if following is not None and following <= now:
-        handled, following = due[:-MOST_CATCH_UP_RUNS], due[-MOST_CATCH_UP_RUNS]
+        handled, following = due[:-MAX_CATCH_UP_RUNS], due[-MAX_CATCH_UP_RUNS]
         return Due(_missed(handled, now, catch_up_seconds), (), following, more=True)
-    dropped, runs = due[:-MOST_CATCH_UP_RUNS], due[-MOST_CATCH_UP_RUNS:]
+    dropped, runs = due[:-MAX_CATCH_UP_RUNS], due[-MAX_CATCH_UP_RUNS:]
     late = [due_time for due_time in runs if _is_late(due_time, now, catch_up_seconds)]
     missed = _missed([*dropped, *late], now, catch_up_seconds)
     return Due(missed, tuple(runs[len(late) :]), following)
@@ -200,7 +200,7 @@ def _plan_queueing(waiting: Sequence[datetime], due: Sequence[datetime], *, is_a
     start = None if is_active else next(iter([*waiting, *due]), None)
     still_waiting = [run for run in waiting if run != start]
     newly_due = [run for run in due if run != start]
-    free = max(MOST_WAITING_RUNS - len(still_waiting), 0)
+    free = max(MAX_WAITING_RUNS - len(still_waiting), 0)
     skipped = tuple((run, RunReason.QUEUE_FULL) for run in newly_due[free:])
     return Plan(skip=skipped, wait=tuple(newly_due[:free]), start=start)
 

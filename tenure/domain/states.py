@@ -1,6 +1,6 @@
 """Defines the states of a task, the reasons of transitions and the one table of allowed transitions, `MOVES`.
 
-No other module decides whether a transition is allowed: the ledger, the loops and the tests use `check_move`.
+No other module decides whether a transition is allowed: the ledger, the loops and the tests use `check_transition`.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ MOVES: Final[dict[TaskState, frozenset[TaskState]]] = {
     TaskState.RETRY_SCHEDULED: frozenset(
         {TaskState.QUEUED, TaskState.CANCELLED, TaskState.TIMED_OUT, TaskState.FAILED}
     ),
-    # Only an operator's requeue leaves a terminal state, and it begins the next attempt: see `check_move`.
+    # Only an operator's requeue leaves a terminal state, and it begins the next attempt: see `check_transition`.
     TaskState.SUCCEEDED: frozenset(),
     TaskState.FAILED: frozenset({TaskState.QUEUED}),
     TaskState.TIMED_OUT: frozenset({TaskState.QUEUED}),
@@ -135,7 +135,7 @@ def is_terminal(state: TaskState) -> bool:
     return state in TERMINAL
 
 
-def check_move(current: TaskState, target: TaskState, *, begins_attempt: bool = False) -> None:
+def check_transition(current: TaskState, target: TaskState, *, begins_attempt: bool = False) -> None:
     """Raises WrongState (metadata `state`) when `MOVES` does not allow the transition.
 
     A transition begins the task's next attempt (`begins_attempt`) exactly when it leaves a terminal state.

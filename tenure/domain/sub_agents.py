@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 from uuid import UUID, uuid5
 
-from tenure.domain.budget import MOST_TOKENS, Budget
+from tenure.domain.budget import MAX_TOKENS, Budget
 from tenure.domain.states import TERMINAL, TaskState
-from tenure.domain.task import BUILT_IN_LOOPS, DEFAULT_LOOP, MAX_TIMEOUT_SECONDS, MOST_FAN_OUT, TaskSpec
+from tenure.domain.task import BUILT_IN_LOOPS, DEFAULT_LOOP, MAX_FAN_OUT, MAX_TIMEOUT_SECONDS, TaskSpec
 from tenure.domain.tool_arguments import Arguments
 from tenure.domain.tool_names import unknown_tool_text, unknown_tools
 from tenure.domain.tools import Outcome, OutcomeStatus
@@ -26,9 +26,9 @@ SPAWN_SUB_AGENTS: Final = "spawn_sub_agents"
 MAX_GOAL_CHARACTERS: Final = 64_000
 MAX_TOOLS: Final = 128
 MIN_TIMEOUT_SECONDS: Final = 1.0
-MOST_RESULT_BYTES: Final = 64 * 1024
+MAX_RESULT_BYTES: Final = 64 * 1024
 """Of all results of a call together, as of any tool's output."""
-MOST_TOLD_CHARACTERS: Final = 500
+MAX_TOLD_CHARACTERS: Final = 500
 
 STOPPED: Final = Outcome(
     OutcomeStatus.CANCELLED, "The sub-agents of this call were stopped, or never begun: the task was ended first."
@@ -63,7 +63,7 @@ class Parent:
     def tokens_left(self) -> int:
         """What it may give away: nobody else's reservation, and no more than it may use itself."""
         free = [budget.free_tokens for budget in self.budgets]
-        return min((tokens for tokens in free if tokens is not None), default=MOST_TOKENS)
+        return min((tokens for tokens in free if tokens is not None), default=MAX_TOKENS)
 
     @property
     def nano_usd_left(self) -> int | None:
@@ -100,9 +100,9 @@ def read_spawn(arguments_json: str) -> SpawnRequest:
     """Raises InvalidArguments."""
     given = Arguments(arguments_json)
     spawn = SpawnRequest(
-        goals=given.texts("goals", MOST_FAN_OUT, MAX_GOAL_CHARACTERS),
+        goals=given.texts("goals", MAX_FAN_OUT, MAX_GOAL_CHARACTERS),
         tools=given.names("tools", MAX_TOOLS),
-        max_tokens=given.count("max_tokens", MOST_TOKENS),
+        max_tokens=given.count("max_tokens", MAX_TOKENS),
         deadline_seconds=given.seconds("deadline_seconds", default_timeout_seconds(WaitKind.SUB_AGENTS)),
     )
     given.refuse_rest()
@@ -157,11 +157,11 @@ def _refuse_tools(spawn_request: SpawnRequest, parent: Parent) -> str:
     if spawn_request.tools is None:
         return ""
     if wider := sorted(set(spawn_request.tools) - set(spawn_request.tools if own is None else own)):
-        return f"they cannot have tools that you do not have: {', '.join(wider)[:MOST_TOLD_CHARACTERS]}"
+        return f"they cannot have tools that you do not have: {', '.join(wider)[:MAX_TOLD_CHARACTERS]}"
     if parent.tools_defined is None or parent.spec.agent.loop not in BUILT_IN_LOOPS:
         return ""
     unknown = unknown_tools(spawn_request.tools, parent.tools_defined)
-    return "; ".join(unknown_tool_text(*one) for one in unknown)[:MOST_TOLD_CHARACTERS]
+    return "; ".join(unknown_tool_text(*one) for one in unknown)[:MAX_TOLD_CHARACTERS]
 
 
 def spec_of_sub_agent(parent: TaskSpec, goal: str, share: Share, seconds_left: float) -> TaskSpec:
@@ -189,7 +189,7 @@ def outcome_of_sub_agents(sub_agents: Sequence[SubAgent]) -> Outcome:
     """What the call comes to, whatever they came to: that is for the parent to judge."""
     if not sub_agents:
         return Outcome(OutcomeStatus.FAILED, "This call has no sub-agents.")
-    most_bytes = MOST_RESULT_BYTES // len(sub_agents)
+    most_bytes = MAX_RESULT_BYTES // len(sub_agents)
     reports = [_report(one, most_bytes) for one in sub_agents]
     content = json.dumps({"sub_agents": reports}, ensure_ascii=False)
     return Outcome(OutcomeStatus.SUCCEEDED, content, truncated=any("cut_at_bytes" in one for one in reports))
@@ -218,7 +218,7 @@ def _marker(one: SubAgent) -> str:
             return "[cancelled]"
         case TaskState.FAILED:
             why = ": ".join(part for part in (one.reason, one.message) if part)
-            return f"[failed: {why[:MOST_TOLD_CHARACTERS]}]"
+            return f"[failed: {why[:MAX_TOLD_CHARACTERS]}]"
         case _:
             return "[timeout]"
 

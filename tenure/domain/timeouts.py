@@ -118,7 +118,7 @@ class Timeouts:
 
 
 @dataclass(frozen=True, slots=True)
-class TimeoutMove:
+class TimeoutTransition:
     """How the task leaves the phase; `retry_delay_seconds` only for RETRY_SCHEDULED."""
 
     to_state: TaskState
@@ -133,8 +133,8 @@ def longest_seconds(phase: Phase) -> float:
 
 
 def after_timeout(
-    phase: Phase, action: TimeoutAction, retry: RetryPolicy, retries: int, *, detail: str, luck: float
-) -> TimeoutMove | None:
+    phase: Phase, action: TimeoutAction, retry: RetryPolicy, retries: int, *, detail: str, random_fraction: float
+) -> TimeoutTransition | None:
     """What follows; None: the task goes on as it does. `retries`: how often timeouts led to one in this attempt.
 
     They are counted over the whole attempt, unlike those of the model: one quick step does not make the next one quick.
@@ -144,10 +144,12 @@ def after_timeout(
         case TimeoutAction.GO_ON:
             return None
         case TimeoutAction.FAIL:
-            return TimeoutMove(TaskState.FAILED, reason, detail)
+            return TimeoutTransition(TaskState.FAILED, reason, detail)
         case TimeoutAction.TIME_OUT:
-            return TimeoutMove(TaskState.TIMED_OUT, reason, detail)
+            return TimeoutTransition(TaskState.TIMED_OUT, reason, detail)
         case TimeoutAction.RETRY if retry.exhausted(retries):
-            return TimeoutMove(TaskState.FAILED, reason, f"{detail} (after {retries} retries of the task)")
+            return TimeoutTransition(TaskState.FAILED, reason, f"{detail} (after {retries} retries of the task)")
         case TimeoutAction.RETRY:
-            return TimeoutMove(TaskState.RETRY_SCHEDULED, reason, detail, retry.wait_seconds(retries + 1, luck))
+            return TimeoutTransition(
+                TaskState.RETRY_SCHEDULED, reason, detail, retry.wait_seconds(retries + 1, random_fraction)
+            )

@@ -7,10 +7,10 @@ from difflib import get_close_matches
 from itertools import islice
 from typing import Final, NamedTuple
 
-MOST_UNKNOWN: Final = 10
+MAX_UNKNOWN: Final = 10
 """So many are named at once: comparing a name with all others takes its time."""
 
-MOST_NEAREST: Final = 3
+MAX_NEAREST: Final = 3
 
 
 class UnknownTool(NamedTuple):
@@ -23,8 +23,8 @@ class UnknownTool(NamedTuple):
 def unknown_tools(names: Iterable[str], known: Collection[str]) -> list[UnknownTool]:
     """The first of the names that are not known."""
     unknown = dict.fromkeys(name for name in names if name not in known)
-    first = islice(unknown, MOST_UNKNOWN)
-    return [UnknownTool(name, tuple(get_close_matches(name, known, MOST_NEAREST))) for name in first]
+    first = islice(unknown, MAX_UNKNOWN)
+    return [UnknownTool(name, tuple(get_close_matches(name, known, MAX_NEAREST))) for name in first]
 
 
 def unknown_tool_text(name: str, nearest: Sequence[str]) -> str:

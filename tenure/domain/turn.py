@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from tenure.domain.compaction import MOST_OVERFLOWS
+from tenure.domain.compaction import MAX_OVERFLOWS
 from tenure.domain.entries import ResultRejected, ToolIntent
 from tenure.domain.fold import ResumePoint
 from tenure.domain.result_schema import ResultValidation, rejection
@@ -74,10 +74,10 @@ class CorrectAnswer:
     rejected: ResultRejected
 
 
-NextMove = CallModel | ExecuteTools | ContinueTruncated | ValidateResult | CloseOut
+NextAction = CallModel | ExecuteTools | ContinueTruncated | ValidateResult | CloseOut
 
 
-def next_move(point: ResumePoint) -> NextMove:
+def next_action(point: ResumePoint) -> NextAction:
     """Returns the next move. `point` has no open model attempt: Open settles the attempt that an old owner left."""
     if point.open_intents:
         return calls_to_make(point)
@@ -104,7 +104,7 @@ def calls_to_make(point: ResumePoint) -> ExecuteTools:
     return ExecuteTools(point.step, tuple(runs), tuple(waits))
 
 
-def _after_answer(point: ResumePoint, stop_reason: str) -> NextMove:
+def _after_answer(point: ResumePoint, stop_reason: str) -> NextAction:
     match stop_reason:
         case "pause_turn":
             return CallModel(point.step + 1, 1)
@@ -118,7 +118,7 @@ def _after_answer(point: ResumePoint, stop_reason: str) -> NextMove:
             )
         case "refusal":
             return _failed(point, Reason.MODEL_REFUSED, "the model refused to continue")
-        case "model_context_window_exceeded" if point.overflows <= MOST_OVERFLOWS:
+        case "model_context_window_exceeded" if point.overflows <= MAX_OVERFLOWS:
             return CallModel(point.step + 1, 1)
         case "model_context_window_exceeded":
             return _failed(
@@ -141,7 +141,7 @@ def after_validation(point: ResumePoint, validation: ResultValidation) -> CloseO
     return _failed(point, Reason.RESULT_INVALID, message + "; ".join(validation.violations))
 
 
-def _after_final_answer(point: ResumePoint) -> NextMove:
+def _after_final_answer(point: ResumePoint) -> NextAction:
     schema_json = point.spec.result_schema_json if point.spec is not None else ""
     if schema_json:
         return ValidateResult(point.step, schema_json, point.answer_text)

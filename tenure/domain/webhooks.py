@@ -29,9 +29,9 @@ WARNING_EVENTS: Final = {
 }
 """Changes that are no move are told by their reason."""
 
-MOST_BODY_BYTES: Final = 64 * 1024
-MOST_REPLAYED: Final = 1000
-MOST_RECEIVED_KEPT: Final = 1000
+MAX_BODY_BYTES: Final = 64 * 1024
+MAX_REPLAYED: Final = 1000
+MAX_RECEIVED_KEPT: Final = 1000
 DEFAULT_OVERLAP_SECONDS: Final = 24 * 3600.0
 LONGEST_RETRY_AFTER_SECONDS: Final = 6 * 3600.0
 RETRY: Final = RetryPolicy(max_attempts=10, initial_seconds=10.0, factor=4.0, cap_seconds=6 * 3600.0)
@@ -106,7 +106,7 @@ def wants(patterns: Sequence[str], event: str) -> bool:
     return any(event == one or (one.endswith(".*") and event.startswith(one[:-1])) for one in patterns)
 
 
-def body_of(event: str, moment: datetime, data: dict[str, Any], most_bytes: int = MOST_BODY_BYTES) -> str:
+def body_of(event: str, moment: datetime, data: dict[str, Any], most_bytes: int = MAX_BODY_BYTES) -> str:
     """The JSON that is sent and signed. Of a task too large for it the long texts are cut, the longest first."""
     payload = {"type": event, "timestamp": moment.astimezone(UTC).isoformat().replace("+00:00", "Z"), "data": data}
     text = _compact(payload)
@@ -176,9 +176,9 @@ class DeliveryVerdict:
 
 
 def decide_delivery(
-    answer: WebhookResponse, attempts: int, luck: float, policy: RetryPolicy = RETRY
+    answer: WebhookResponse, attempts: int, random_fraction: float, policy: RetryPolicy = RETRY
 ) -> DeliveryVerdict:
-    """After the attempt numbered `attempts`; `luck` in [0, 1) is the caller's dice.
+    """After the attempt numbered `attempts`; `random_fraction` in [0, 1) is the caller's dice.
 
     What an overloaded endpoint asks for (429, 503 with Retry-After) holds back all that is sent there.
     """
@@ -189,7 +189,7 @@ def decide_delivery(
     if attempts >= policy.max_attempts:
         return DeliveryVerdict(DeliveryState.DEAD)
     retry_after = min(answer.retry_after_seconds or 0.0, LONGEST_RETRY_AFTER_SECONDS)
-    wait = policy.wait_seconds(attempts, luck, retry_after)
+    wait = policy.wait_seconds(attempts, random_fraction, retry_after)
     return DeliveryVerdict(
         DeliveryState.PENDING, wait, hold_seconds=retry_after if answer.status in {429, 503} else 0.0
     )

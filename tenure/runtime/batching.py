@@ -97,7 +97,7 @@ class Batcher(Generic[Item, Result]):
         self._depth = metrics.cell("tenure_batch_items_waiting", batcher=name)
         self._seconds = metrics.histogram("tenure_batch_seconds", batcher=name)
 
-    def hand_in(self, item: Item, answer: Answer[Result]) -> None:
+    def enqueue(self, item: Item, answer: Answer[Result]) -> None:
         """Queues an item. `answer` later gets what `submit` would return or raise. Raises LimitReached at once."""
         size = self._size(item)
         full = len(self._queue) >= self._limits.max_waiting
@@ -116,7 +116,7 @@ class Batcher(Generic[Item, Result]):
         in time, and then the item may or may not have been written.
         """
         done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self.hand_in(item, partial(_resolve, done))
+        self.enqueue(item, partial(_resolve, done))
         return await done
 
     async def run(self) -> None:

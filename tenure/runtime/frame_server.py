@@ -17,7 +17,7 @@ from tenure.runtime.rpc_server import draining
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
-MOST_IN_FLIGHT: Final = 1024
+MAX_IN_FLIGHT: Final = 1024
 """The most requests without a result, and the most unsent results, of one stream."""
 
 

@@ -46,7 +46,7 @@ def read_in_one_pass() -> None:
 
 # A connection to an untrusted server, bounded in its use of the event loop and of sockets.
 
-MOST_READ_BYTES: Final = 16 * 1024
+MAX_READ_BYTES: Final = 16 * 1024
 """The limit of one read. A server can cut these bytes into thousands of chunks, which one turn of the event loop
 parses.
 """
@@ -64,7 +64,7 @@ class UntrustedStream(httpcore2.AsyncNetworkStream):
         Without that turn, reads of bytes that TLS has already buffered would not yield to the loop.
         """
         await asyncio.sleep(0)
-        return await self._inner.read(min(max_bytes, MOST_READ_BYTES), timeout)
+        return await self._inner.read(min(max_bytes, MAX_READ_BYTES), timeout)
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
         """Writes to the wrapped stream."""
@@ -95,11 +95,11 @@ class UntrustedStream(httpcore2.AsyncNetworkStream):
 
 # Connections go to the very address that was checked, even if the name resolves to another address a moment later.
 
-MOST_ADDRESSES: Final = 4
+MAX_ADDRESSES: Final = 4
 """How many addresses of one host are tried in turn."""
 ADDRESS_SECONDS: Final = 2.0
 """The limit of a connect to one address while other addresses remain."""
-MOST_LOOKUPS: Final = 16
+MAX_LOOKUPS: Final = 16
 """How many name lookups run at once. With a silent name server each of them holds a thread."""
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class CheckedNetworkBackend(httpcore2.AsyncNetworkBackend):
         self._networks, self._what = networks, what
         self._dialer = dialer or httpcore2.AnyIOBackend()
         # A separate thread pool: the rest of the process shares the default one.
-        self._lookups = ThreadPoolExecutor(MOST_LOOKUPS, thread_name_prefix="lookup")
+        self._lookups = ThreadPoolExecutor(MAX_LOOKUPS, thread_name_prefix="lookup")
         self._resolve = resolve or self._look_up
 
     async def connect_tcp(
@@ -153,7 +153,7 @@ class CheckedNetworkBackend(httpcore2.AsyncNetworkBackend):
         """
         try:
             async with asyncio.timeout(timeout) as limit:
-                allowed = self._allowed(await self._addresses(host, port))[:MOST_ADDRESSES]
+                allowed = self._allowed(await self._addresses(host, port))[:MAX_ADDRESSES]
                 return await self._dial(allowed, port, limit.when(), local_address, socket_options)
         except TimeoutError as error:
             raise httpcore2.ConnectTimeout(f"no connection within {timeout} s") from error
@@ -196,7 +196,7 @@ class CheckedNetworkBackend(httpcore2.AsyncNetworkBackend):
         allowed = [address for address in addresses if refusals[address] is None]
         if allowed:
             return allowed
-        shown = ", ".join(map(str, addresses[:MOST_ADDRESSES]))
+        shown = ", ".join(map(str, addresses[:MAX_ADDRESSES]))
         raise AddressRefused(f"{self._what} may not reach {shown}", refusals[addresses[0]] or "")
 
     async def _look_up(self, host: str, port: int) -> list[str]:
@@ -231,7 +231,7 @@ READABLE_ENCODINGS: Final = "gzip, deflate"
 """For Accept-Encoding. The Python standard library cannot decode other encodings within a bound."""
 
 TINY_BYTES: Final = 32
-MOST_TINY_PIECES: Final = 4096
+MAX_TINY_PIECES: Final = 4096
 """How many chunks of a body may have fewer than TINY_BYTES on average.
 
 A tiny chunk costs as much time as a long one.
@@ -271,7 +271,7 @@ class HttpResponse:
             received_bytes += len(chunk)
             chunks += 1
             decoding.add(chunk)
-            is_crumbled = chunks > MOST_TINY_PIECES + received_bytes // TINY_BYTES
+            is_crumbled = chunks > MAX_TINY_PIECES + received_bytes // TINY_BYTES
             if received_bytes > most_bytes or decoding.is_full or is_crumbled:
                 return Body(bytes(decoding.content[:most_bytes]), is_whole=False)
             if chunks % _CHUNKS_PER_TURN == 0:

@@ -297,7 +297,7 @@ async def in_transaction(
         async with transaction(pool) as postgres:
             return await work(postgres)
 
-    return await retrying(once, policy, on=(TransactionConflict,), luck=_half_jitter)
+    return await retrying(once, policy, on=(TransactionConflict,), random_fraction=_half_jitter)
 
 
 def _half_jitter() -> float:

@@ -23,7 +23,7 @@ async def retrying(
     *,
     on: tuple[type[Exception], ...] = (TryLater,),
     longest_seconds: float = math.inf,
-    luck: Callable[[], float] = random.random,
+    random_fraction: Callable[[], float] = random.random,
 ) -> _Result:
     """Runs `operation` until it succeeds, at most `policy.max_attempts` times. Raises the last error unchanged.
 
@@ -40,5 +40,5 @@ async def retrying(
             retry_after = error.retry_after_seconds if isinstance(error, TryLater) else None
             if policy.exhausted(failures) or (retry_after or 0.0) > longest_seconds:
                 raise
-            wait_seconds = policy.wait_seconds(failures, luck(), retry_after)
+            wait_seconds = policy.wait_seconds(failures, random_fraction(), retry_after)
         await asyncio.sleep(wait_seconds)

@@ -61,9 +61,9 @@ _DETAILS: Final = (error_details_pb2.ErrorInfo, error_details_pb2.RetryInfo, err
 
 # gRPC may refuse a trailer above 8 KiB, and then the client gets no reason at all. The trailer carries the message
 # twice, once with three bytes for every byte beyond ASCII.
-MOST_MESSAGE_BYTES: Final = 1000
-MOST_METADATA_BYTES: Final = 1000
-MOST_VIOLATION_BYTES: Final = 2000
+MAX_MESSAGE_BYTES: Final = 1000
+MAX_METADATA_BYTES: Final = 1000
+MAX_VIOLATION_BYTES: Final = 2000
 _CUT: Final = "…"
 
 # Metadata keys that only this module uses. Domain errors never have them.
@@ -102,7 +102,7 @@ def to_plain(error: errors.TenureError) -> PlainStatus:
         metadata[_RETRY_AFTER] = repr(error.retry_after_seconds)
     if isinstance(error, errors.InvalidRequest) and error.violations:
         metadata[_VIOLATIONS] = json.dumps(_fitting_violations(error.violations))
-    return PlainStatus(code_of(error).value[0], error.reason, shortened(error.message, MOST_MESSAGE_BYTES), metadata)
+    return PlainStatus(code_of(error).value[0], error.reason, shortened(error.message, MAX_MESSAGE_BYTES), metadata)
 
 
 def from_plain(code: int, reason: str, message: str, metadata: Mapping[str, str]) -> errors.TenureError | PeerFailed:
@@ -122,7 +122,7 @@ def from_plain(code: int, reason: str, message: str, metadata: Mapping[str, str]
 
 def to_status(error: errors.TenureError) -> grpc.Status:
     """Returns the gRPC status, with details, that ends an RPC with this error."""
-    status = status_pb2.Status(code=code_of(error).value[0], message=shortened(error.message, MOST_MESSAGE_BYTES))
+    status = status_pb2.Status(code=code_of(error).value[0], message=shortened(error.message, MAX_MESSAGE_BYTES))
     for detail in _details(error):
         status.details.add().Pack(detail)
     return rpc_status.to_status(status)  # type: ignore[no-any-return]  # grpc_status has no types
@@ -172,16 +172,16 @@ def shortened(text: str, most_bytes: int) -> str:
 
 def _fitting_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
     """Returns the metadata, with each value shortened to its share if the whole is too large."""
-    if sum(len(f"{key}{value}".encode(errors="replace")) for key, value in metadata.items()) <= MOST_METADATA_BYTES:
+    if sum(len(f"{key}{value}".encode(errors="replace")) for key, value in metadata.items()) <= MAX_METADATA_BYTES:
         return dict(metadata)
-    share = MOST_METADATA_BYTES // len(metadata)
+    share = MAX_METADATA_BYTES // len(metadata)
     return {key: shortened(value, share) for key, value in metadata.items()}
 
 
 def _fitting_violations(violations: tuple[errors.FieldViolation, ...]) -> list[errors.FieldViolation]:
     """Returns as many violations as fit, and one more that counts the omitted ones."""
     fitting: list[errors.FieldViolation] = []
-    left_bytes = MOST_VIOLATION_BYTES
+    left_bytes = MAX_VIOLATION_BYTES
     for number, violation in enumerate(violations):
         short = errors.FieldViolation(shortened(violation.field, 200), shortened(violation.description, 500))
         left_bytes -= len(short.field.encode()) + len(short.description.encode())
@@ -207,7 +207,7 @@ def _details(error: errors.TenureError) -> list[Message]:
     if isinstance(error, errors.LimitReached):
         quota = error_details_pb2.QuotaFailure()
         subject = shortened(error.metadata.get("subject", ""), 200)
-        quota.violations.add(subject=subject, description=shortened(error.message, MOST_MESSAGE_BYTES))
+        quota.violations.add(subject=subject, description=shortened(error.message, MAX_MESSAGE_BYTES))
         details.append(quota)
     return details
 

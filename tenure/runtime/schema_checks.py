@@ -17,7 +17,7 @@ from typing import Any, Final
 from tenure.domain.errors import FieldViolation, InvalidRequest, LimitReached
 from tenure.runtime import metrics
 from tenure.runtime.request_context import current_tenant
-from tenure.runtime.schema_process import check_apart
+from tenure.runtime.schema_process import check_schema_in_child
 
 MAX_AT_ONCE: Final = 2
 MAX_PER_TENANT: Final = 8
@@ -67,7 +67,7 @@ class SchemaChecks:
             if digest not in self._problems:  # an earlier request may have had the same schema
                 async with self._slots:
                     metrics.count("tenure_result_schemas_checked_total")
-                    self._problems[digest] = await check_apart(schema_json)
+                    self._problems[digest] = await check_schema_in_child(schema_json)
                 if len(self._problems) > MAX_VERDICTS:
                     self._problems.popitem(last=False)
             return self._problems[digest]

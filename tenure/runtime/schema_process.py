@@ -35,7 +35,7 @@ _NICENESS: Final = 10
 _COMMAND: Final = (sys.executable, "-P", "-m", "tenure.runtime.schema_process")
 
 
-async def judge_apart(schema_json: str, answer: str, *, cpu_seconds: int = JUDGE_CPU_SECONDS) -> ResultValidation:
+async def validate_in_child(schema_json: str, answer: str, *, cpu_seconds: int = JUDGE_CPU_SECONDS) -> ResultValidation:
     """Runs `validate_result` of tenure.domain.result_schema in a child process.
 
     Raises Unavailable (JUDGING_TIMEOUT) if the machine is too busy.
@@ -47,7 +47,7 @@ async def judge_apart(schema_json: str, answer: str, *, cpu_seconds: int = JUDGE
     return ResultValidation(result_json, tuple(violations))
 
 
-async def check_apart(schema_json: str, *, cpu_seconds: int = CHECK_CPU_SECONDS) -> str:
+async def check_schema_in_child(schema_json: str, *, cpu_seconds: int = CHECK_CPU_SECONDS) -> str:
     """Runs `problem_of_schema` of tenure.domain.result_schema in a child process.
 
     Raises Unavailable (JUDGING_TIMEOUT) if the machine is too busy.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tenure.domain.budget import MOST_NANO_USD, MOST_TOKENS
+from tenure.domain.budget import MAX_NANO_USD, MAX_TOKENS
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
 from tenure.v1 import coordinator_service_pb2 as coordinator
@@ -12,11 +12,11 @@ from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.validators.common import (
     CALL_ID,
+    MAX_CALL_ATTEMPTS,
+    MAX_CALLS_IN_DOUBT,
     MAX_CHOICES,
     MAX_GOAL_BYTES,
-    MOST_CALL_ATTEMPTS,
-    MOST_CALLS_IN_DOUBT,
-    MOST_IN_DOUBT_A_PAGE,
+    MAX_IN_DOUBT_A_PAGE,
     Check,
     Violations,
     check_duration,
@@ -30,13 +30,13 @@ from tenure.validators.common import (
 def check_resolve_call(request: Any, v: Violations) -> None:
     """Checks the resolution of a call attempt, in the fields that the gateway and the ledger share."""
     v.require(bool(CALL_ID.match(request.call_id)), "call_id", 'must be "<step>.<index>"')
-    v.between("call_attempt", request.call_attempt, 1, MOST_CALL_ATTEMPTS)
+    v.between("call_attempt", request.call_attempt, 1, MAX_CALL_ATTEMPTS)
     _decision(request.decision, v, "decision")
 
 
 def check_resolution(resolution: tool_pb2.CallResolution, v: Violations) -> None:
     """Checks a resolution on its way to the tool service."""
-    v.between("resolution.call_attempt", resolution.call_attempt, 1, MOST_CALL_ATTEMPTS)
+    v.between("resolution.call_attempt", resolution.call_attempt, 1, MAX_CALL_ATTEMPTS)
     v.length("resolution.reason", resolution.reason, 1, 1000)
     v.length("resolution.actor", resolution.actor, 1, 200)
     _decision(resolution.decision, v, "resolution.decision")
@@ -44,15 +44,15 @@ def check_resolution(resolution: tool_pb2.CallResolution, v: Violations) -> None
 
 def check_calls_in_doubt(calls: Any, v: Violations, field: str) -> None:
     """Checks the calls in doubt that a wait is for."""
-    v.require(len(calls) <= MOST_CALLS_IN_DOUBT, field, f"at most {MOST_CALLS_IN_DOUBT}")
+    v.require(len(calls) <= MAX_CALLS_IN_DOUBT, field, f"at most {MAX_CALLS_IN_DOUBT}")
     for index, call in enumerate(calls):
         v.require(bool(CALL_ID.match(call.call_id)), f"{field}[{index}].call_id", 'must be "<step>.<index>"')
-        v.between(f"{field}[{index}].call_attempt", call.call_attempt, 0, MOST_CALL_ATTEMPTS)
+        v.between(f"{field}[{index}].call_attempt", call.call_attempt, 0, MAX_CALL_ATTEMPTS)
 
 
 def check_in_doubt_page(request: Any, v: Violations) -> None:
     """Checks the paging fields of the requests that list calls in doubt."""
-    v.between("page_size", request.page_size, 0, MOST_IN_DOUBT_A_PAGE)
+    v.between("page_size", request.page_size, 0, MAX_IN_DOUBT_A_PAGE)
     v.length("page_token", request.page_token, 0, 512)
 
 
@@ -77,7 +77,7 @@ def _list(request: Any, v: Violations) -> None:
 
 def _list_in_tool_service(request: tools.ListInDoubtCallsRequest, v: Violations) -> None:
     _list(request, v)
-    v.require(len(request.calls) <= MOST_IN_DOUBT_A_PAGE, "calls", f"at most {MOST_IN_DOUBT_A_PAGE}")
+    v.require(len(request.calls) <= MAX_IN_DOUBT_A_PAGE, "calls", f"at most {MAX_IN_DOUBT_A_PAGE}")
     for index, call in enumerate(request.calls):
         v.uuid(f"calls[{index}].task_id", call.task_id)
         v.require(bool(CALL_ID.match(call.call_id)), f"calls[{index}].call_id", 'must be "<step>.<index>"')
@@ -89,8 +89,8 @@ _IN_DOUBT_CHECKS: Final[dict[type, Check]] = {
     tools.ListInDoubtCallsRequest: _list_in_tool_service,
 }
 
-MOST_EXTRA_STEPS: Final = 100_000
-MOST_IDLE_SECONDS: Final = 366 * 24 * 3600.0
+MAX_EXTRA_STEPS: Final = 100_000
+MAX_IDLE_SECONDS: Final = 366 * 24 * 3600.0
 _END_STATES: Final = frozenset(
     {task_pb2.TASK_STATE_FAILED, task_pb2.TASK_STATE_TIMED_OUT, task_pb2.TASK_STATE_CANCELLED}
 )
@@ -115,12 +115,12 @@ def check_operator_request(request: ledger_pb2.OperatorRequest, v: Violations) -
 
 def _check_extras(requeue: Any, v: Violations) -> None:
     _check_budget(requeue, v)
-    v.between("extra_steps", requeue.extra_steps, 0, MOST_EXTRA_STEPS)
+    v.between("extra_steps", requeue.extra_steps, 0, MAX_EXTRA_STEPS)
 
 
 def _check_budget(extras: Any, v: Violations) -> None:
-    v.between("extra_tokens", extras.extra_tokens, 0, MOST_TOKENS)
-    v.between("extra_nano_usd", extras.extra_nano_usd, 0, MOST_NANO_USD)
+    v.between("extra_tokens", extras.extra_tokens, 0, MAX_TOKENS)
+    v.between("extra_nano_usd", extras.extra_nano_usd, 0, MAX_NANO_USD)
 
 
 def _check_grant(grant: Any, v: Violations) -> None:
@@ -200,13 +200,13 @@ def check_prune(request: Any, v: Violations) -> None:
 def _aging(request: Any, v: Violations) -> None:
     v.between("page_size", request.page_size, 0, 500)
     v.length("page_token", request.page_token, 0, 512)
-    check_duration("idle", request.idle, MOST_IDLE_SECONDS, v)
+    check_duration("idle", request.idle, MAX_IDLE_SECONDS, v)
     v.require(len(request.states) <= MAX_CHOICES, "states", f"at most {MAX_CHOICES}")
 
 
 def _aging_with_leases(request: admin.ListAgingTasksRequest, v: Violations) -> None:
     _aging(request, v)
-    check_duration("lease_below", request.lease_below, MOST_IDLE_SECONDS, v)
+    check_duration("lease_below", request.lease_below, MAX_IDLE_SECONDS, v)
 
 
 _OPERATOR_CHECKS: Final[dict[type, Check]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tenure.domain.budget import MOST_TOKENS
+from tenure.domain.budget import MAX_TOKENS
 from tenure.domain.fencing import MAX_GENERATION
 from tenure.domain.result_schema import MAX_RESULT_BYTES
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
@@ -90,7 +90,7 @@ def _commit(request: checkpoint.CommitRequest, v: Violations) -> None:
 def _reserve(reserve: checkpoint.Reserve, v: Violations) -> None:
     v.require(reserve.step >= 1, "reserve.step", "must be 1 or more")
     v.require(reserve.attempt_number >= 1, "reserve.attempt_number", "must be 1 or more")
-    v.between("reserve.input_tokens", reserve.input_tokens, 0, MOST_TOKENS)
+    v.between("reserve.input_tokens", reserve.input_tokens, 0, MAX_TOKENS)
     v.between("reserve.min_output_tokens", reserve.min_output_tokens, 1, max(1, reserve.max_output_tokens))
     v.require(reserve.max_output_tokens >= 1, "reserve.max_output_tokens", "must be 1 or more")
     through = reserve.summary_through_step

@@ -84,10 +84,10 @@ MAX_WAIT_SECONDS: Final = 600
 MAX_HOLDINGS: Final = 10_000
 MAX_SLOTS: Final = 10_000
 MAX_CHOICES: Final = 64
-MOST_NAMED_CALLS: Final = 64
-MOST_CALLS_IN_DOUBT: Final = 1024  # equal to the limit of open calls of a task
-MOST_IN_DOUBT_A_PAGE: Final = 500
-MOST_CALL_ATTEMPTS: Final = 10**9
+MAX_NAMED_CALLS: Final = 64
+MAX_CALLS_IN_DOUBT: Final = 1024  # equal to the limit of open calls of a task
+MAX_IN_DOUBT_A_PAGE: Final = 500
+MAX_CALL_ATTEMPTS: Final = 10**9
 MAX_ID_CHARACTERS: Final = 64
 
 TOOL_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}\Z")

@@ -23,29 +23,29 @@ RESOURCE: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._/-]{0,199}\Z")
 _PREFIX: Final = re.compile(r"([a-zA-Z0-9][a-zA-Z0-9._/-]{0,199})?\Z")
 _MIN_TTL_SECONDS: Final = 2
 _MAX_TTL_SECONDS: Final = 3600
-_MOST_REASON: Final = 1000
-_MOST_NAME: Final = 128
-_MOST_CODE: Final = 64
-_MOST_PAGE: Final = 500
+_MAX_REASON: Final = 1000
+_MAX_NAME: Final = 128
+_MAX_CODE: Final = 64
+_MAX_PAGE: Final = 500
 
 
 def _acquire(request: leases.AcquireLeaseRequest, v: Violations) -> None:
     _resource(request.resource, "resource", v)
-    check_text("holder", request.holder, 1, _MOST_NAME, v)
+    check_text("holder", request.holder, 1, _MAX_NAME, v)
     _ttl(request.ttl, v)
-    check_text("request_id", request.request_id, 1, _MOST_NAME, v)
+    check_text("request_id", request.request_id, 1, _MAX_NAME, v)
 
 
 def _release(request: leases.ReleaseLeaseRequest, v: Violations) -> None:
     _authority(request, v)
-    check_text("reason", request.reason, 0 if request.HasField("token") else 1, _MOST_REASON, v)
+    check_text("reason", request.reason, 0 if request.HasField("token") else 1, _MAX_REASON, v)
 
 
 def _transfer(request: leases.TransferLeaseRequest, v: Violations) -> None:
     _authority(request, v)
-    check_text("holder", request.holder, 1, _MOST_NAME, v)
-    check_text("reason", request.reason, 1, _MOST_REASON, v)
-    check_text("request_id", request.request_id, 1, _MOST_NAME, v)
+    check_text("holder", request.holder, 1, _MAX_NAME, v)
+    check_text("reason", request.reason, 1, _MAX_REASON, v)
+    check_text("request_id", request.request_id, 1, _MAX_NAME, v)
     if request.HasField("ttl"):
         _ttl(request.ttl, v)
 
@@ -67,7 +67,7 @@ def _get(request: leases.GetLeaseRequest, v: Violations) -> None:
 
 def _list(request: leases.ListLeasesRequest, v: Violations) -> None:
     _prefix(request.prefix, v)
-    v.between("page_size", request.page_size, 0, _MOST_PAGE)
+    v.between("page_size", request.page_size, 0, _MAX_PAGE)
     v.length("page_token", request.page_token, 0, 200)
 
 
@@ -82,18 +82,18 @@ def _register(request: checkpoint.RegisterLeaseRequest, v: Violations) -> None:
     check_claim_epoch("grant.epoch", grant.epoch, v)
     v.require(0 <= grant.previous_epoch < grant.epoch, "grant.previous_epoch", "must be below the epoch")
     v.uuid("grant.claim_id", grant.claim_id)
-    check_text("grant.holder", grant.holder, 1, _MOST_NAME, v)
-    check_text("grant.request_id", grant.request_id, 1, _MOST_NAME, v)
-    check_text("grant.reason", grant.reason, 0, _MOST_CODE, v)
-    check_text("grant.message", grant.message, 0, _MOST_REASON, v)
+    check_text("grant.holder", grant.holder, 1, _MAX_NAME, v)
+    check_text("grant.request_id", grant.request_id, 1, _MAX_NAME, v)
+    check_text("grant.reason", grant.reason, 0, _MAX_CODE, v)
+    check_text("grant.message", grant.message, 0, _MAX_REASON, v)
 
 
 def _note_release(request: checkpoint.NoteLeaseReleaseRequest, v: Violations) -> None:
     """Checks a release. It needs a reason, because a release without a reason would not count as a release."""
     _resource(request.resource, "resource", v)
     v.uuid("claim_id", request.claim_id)
-    check_text("reason", request.reason, 1, _MOST_CODE, v)
-    check_text("message", request.message, 0, _MOST_REASON, v)
+    check_text("reason", request.reason, 1, _MAX_CODE, v)
+    check_text("message", request.message, 0, _MAX_REASON, v)
 
 
 def _inspect(request: checkpoint.InspectLeasesRequest, v: Violations) -> None:

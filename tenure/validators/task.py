@@ -10,15 +10,15 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from tenure.domain.budget import MOST_NANO_USD, MOST_TOKENS
+from tenure.domain.budget import MAX_NANO_USD, MAX_TOKENS
 from tenure.domain.result_schema import problem_of_size
 from tenure.domain.task import (
     CONTROL_LOOP,
+    MAX_DEPTH,
+    MAX_FAN_OUT,
+    MAX_LIVING,
     MAX_START_DELAY_SECONDS,
     MAX_TIMEOUT_SECONDS,
-    MOST_DEPTH,
-    MOST_FAN_OUT,
-    MOST_LIVING,
     offered_function,
 )
 from tenure.domain.timeouts import ACTIONS, MIN_TIMEOUT_SECONDS, NEED_DURATION, Phase, longest_seconds
@@ -140,9 +140,9 @@ def check_policy(policy: task_pb2.TaskPolicy, v: Violations, field: str) -> None
     v.known(f"{field}.on_in_doubt", task_pb2.InDoubtPolicy, policy.on_in_doubt)
     _retry(policy.retry, v, f"{field}.retry")
     check_timeouts(policy.timeouts, v, f"{field}.timeouts")
-    v.between(f"{field}.sub_agents.max_depth", policy.sub_agents.max_depth, 0, MOST_DEPTH)
-    v.between(f"{field}.sub_agents.max_fan_out", policy.sub_agents.max_fan_out, 0, MOST_FAN_OUT)
-    v.between(f"{field}.sub_agents.max_living", policy.sub_agents.max_living, 0, MOST_LIVING)
+    v.between(f"{field}.sub_agents.max_depth", policy.sub_agents.max_depth, 0, MAX_DEPTH)
+    v.between(f"{field}.sub_agents.max_fan_out", policy.sub_agents.max_fan_out, 0, MAX_FAN_OUT)
+    v.between(f"{field}.sub_agents.max_living", policy.sub_agents.max_living, 0, MAX_LIVING)
 
 
 def _agent(agent: task_pb2.AgentSpec, v: Violations, field: str) -> None:
@@ -194,8 +194,8 @@ def check_source(source: task_pb2.Source, v: Violations, field: str) -> None:
 
 
 def check_limits(limits: task_pb2.Limits, v: Violations, field: str) -> None:
-    v.between(f"{field}.max_tokens", limits.max_tokens, 0, MOST_TOKENS)
-    v.between(f"{field}.max_nano_usd", limits.max_nano_usd, 0, MOST_NANO_USD)
+    v.between(f"{field}.max_tokens", limits.max_tokens, 0, MAX_TOKENS)
+    v.between(f"{field}.max_nano_usd", limits.max_nano_usd, 0, MAX_NANO_USD)
     both = limits.no_money_cap and bool(limits.max_nano_usd)
     v.require(not both, f"{field}.no_money_cap", "must not be set together with max_nano_usd")
     v.require(limits.max_steps >= 0, f"{field}.max_steps", "must not be negative")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from tenure.domain.budget import MOST_TOKENS
+from tenure.domain.budget import MAX_TOKENS
 from tenure.domain.waits import (
     MAX_APPROVED_ARGUMENT_BYTES,
     MAX_CONTEXT_CHARACTERS,
@@ -199,7 +199,7 @@ def check_wait_answer(answer: Any, v: Violations, prefix: str = "") -> None:
     size = len(answer.edited_arguments_json.encode())
     message = f"at most {MAX_APPROVED_ARGUMENT_BYTES} bytes"
     v.require(size <= MAX_APPROVED_ARGUMENT_BYTES, f"{prefix}edited_arguments_json", message)
-    v.between(f"{prefix}extra_budget_tokens", answer.extra_budget_tokens, 0, MOST_TOKENS)
+    v.between(f"{prefix}extra_budget_tokens", answer.extra_budget_tokens, 0, MAX_TOKENS)
 
 
 def _signal_fields(request: Any, v: Violations) -> None:

@@ -16,7 +16,7 @@ _MOST: Final = {
     tenants.QUOTA_KIND_TOKENS_PER_HOUR: 10**15,
     tenants.QUOTA_KIND_MONEY_PER_DAY: 10**15,
 }
-_MOST_SECONDS: Final = 366 * 86_400
+_MAX_SECONDS: Final = 366 * 86_400
 
 
 def check_quota(quota: tenants.Quota, v: Violations, prefix: str) -> None:
@@ -68,7 +68,7 @@ def _usage(request: tenants.GetTenantUsageRequest, v: Violations) -> None:
         v.require(not given, "root_task_id", "must not be set together with begin_time or end_time")
     if len(given) == 2:
         seconds = request.end_time.seconds - request.begin_time.seconds
-        v.require(0 <= seconds <= _MOST_SECONDS, "end_time", "must be 0 to 366 days after begin_time")
+        v.require(0 <= seconds <= _MAX_SECONDS, "end_time", "must be 0 to 366 days after begin_time")
 
 
 CHECKS: Final[dict[type, Check]] = {

@@ -10,8 +10,8 @@ from tenure.validators.admin_service import check_resolution
 from tenure.validators.common import (
     CALL_ID,
     MAX_ARGUMENT_BYTES,
+    MAX_NAMED_CALLS,
     MIN_OUTPUT_BYTES,
-    MOST_NAMED_CALLS,
     Check,
     Violations,
     check_calls,
@@ -23,7 +23,7 @@ from tenure.validators.common import (
 )
 from tenure.validators.task_service import check_copy_files, check_list_files, check_read_file
 
-MOST_CHECKED_NAMES: Final = 1000
+MAX_CHECKED_NAMES: Final = 1000
 
 
 def _execute(request: tools.ExecuteRequest, v: Violations) -> None:
@@ -42,13 +42,13 @@ def _execute(request: tools.ExecuteRequest, v: Violations) -> None:
 
 def _calls(request: tools.ListCallsRequest, v: Violations) -> None:
     check_calls(request, v)
-    v.require(len(request.call_ids) <= MOST_NAMED_CALLS, "call_ids", f"at most {MOST_NAMED_CALLS}")
+    v.require(len(request.call_ids) <= MAX_NAMED_CALLS, "call_ids", f"at most {MAX_NAMED_CALLS}")
     for index, call_id in enumerate(request.call_ids):
         v.require(bool(CALL_ID.match(call_id)), f"call_ids[{index}]", 'must be "<step>.<index>"')
 
 
 def _names(request: tools.CheckToolNamesRequest, v: Violations) -> None:
-    v.require(len(request.names) <= MOST_CHECKED_NAMES, "names", f"at most {MOST_CHECKED_NAMES}")
+    v.require(len(request.names) <= MAX_CHECKED_NAMES, "names", f"at most {MAX_CHECKED_NAMES}")
     for index, name in enumerate(request.names):
         v.length(f"names[{index}]", name, 1, 128)
 

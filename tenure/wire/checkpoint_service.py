@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-MOST_ENTRIES: Final = 256
-MOST_BYTES: Final = 900_000
+MAX_ENTRIES: Final = 256
+MAX_BYTES: Final = 900_000
 """Below the ledger's limit of 1 MiB, which counts the whole commit."""
 
 Item = TypeVar("Item")
@@ -14,7 +14,7 @@ Item = TypeVar("Item")
 
 def is_one_portion(items: Sequence[Item], size: Callable[[Item], int]) -> bool:
     """Whether all items fit into one commit, for items that must be committed together."""
-    return len(items) <= MOST_ENTRIES and sum(map(size, items)) <= MOST_BYTES
+    return len(items) <= MAX_ENTRIES and sum(map(size, items)) <= MAX_BYTES
 
 
 def portions(items: Sequence[Item], size: Callable[[Item], int], *, last_bytes: int = 0) -> list[list[Item]]:
@@ -28,12 +28,12 @@ def portions(items: Sequence[Item], size: Callable[[Item], int], *, last_bytes: 
     used = 0
     for item in items:
         item_bytes = size(item)
-        if current and (len(current) == MOST_ENTRIES or used + item_bytes > MOST_BYTES):
+        if current and (len(current) == MAX_ENTRIES or used + item_bytes > MAX_BYTES):
             made.append(current)
             current, used = [], 0
         current.append(item)
         used += item_bytes
     made.append(current)
-    if current and used + last_bytes > MOST_BYTES:
+    if current and used + last_bytes > MAX_BYTES:
         made.append([])
     return made

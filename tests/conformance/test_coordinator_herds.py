@@ -19,7 +19,7 @@ from tests.support.patience import PATIENCE_SECONDS
 if TYPE_CHECKING:
     from tests.support.scripted_worker import ScriptedWorker
 
-MOST_HELD = 10_000
+MAX_HELD = 10_000
 MESSAGE_BYTES = 4 * 1024 * 1024
 """What gRPC takes in one message unless told otherwise."""
 
@@ -55,7 +55,7 @@ async def test_a_worker_moves_with_10_000_claims_and_gets_new_tokens(fleet: Flee
     patient = {"ttl_seconds": "60", "renew_interval_seconds": "0.5", "start_timeout_seconds": "600"}
     first, second = await fleet.coordinator(**patient), await fleet.coordinator(**patient)
     worker = await fleet.worker(first, slots=0)
-    held = await _claims(fleet, worker, MOST_HELD)
+    held = await _claims(fleet, worker, MAX_HELD)
     worker.freeze()
     worker.held.update(held)
     again = fleet.keep(await worker.reattach(second.address))
@@ -63,7 +63,7 @@ async def test_a_worker_moves_with_10_000_claims_and_gets_new_tokens(fleet: Flee
     assert (again.session_id, again.lost) == (worker.session_id, [])
     write_key_pair(tmp_path / "next.json", fleet.verifying_keys, "test-2")
     (tmp_path / "next.json").replace(fleet.signing_key)
-    signed = await _signed_anew(again, MOST_HELD)
+    signed = await _signed_anew(again, MAX_HELD)
     assert set(signed) == set(again.held)
     assert set(signed.values()) == {"test-2"}
     assert max(each.ByteSize() for each in again.heard) < MESSAGE_BYTES / 2

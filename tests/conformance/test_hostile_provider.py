@@ -23,9 +23,9 @@ from devstack.simulator.hostile import hostile_answer
 from devstack.simulator.request_checks import check_create
 from devstack.simulator.simulator import ModelSimulator
 from services.worker.claim_ledger import size_bytes
-from services.worker.model import MOST_FAILURE_CHARACTERS, ModelCall, ModelCallFailed, ModelClient, ModelRequest
+from services.worker.model import MAX_FAILURE_CHARACTERS, ModelCall, ModelCallFailed, ModelClient, ModelRequest
 from services.worker.model_step import answer_entries, billed, failure_entry
-from services.worker.model_stream import MOST_CONTENT_BYTES, MOST_TOKENS
+from services.worker.model_stream import MAX_CONTENT_BYTES, MAX_TOKENS
 from tenure.domain import entries as facts
 from tenure.domain.conversation import with_own_ids
 from tenure.domain.fold import ResumePoint
@@ -34,7 +34,7 @@ from tenure.domain.states import TaskState
 from tenure.domain.task import TaskSpec
 from tenure.domain.tool_arguments import strict_json
 from tenure.domain.tools import Outcome, OutcomeStatus
-from tenure.domain.turn import CallModel, next_move
+from tenure.domain.turn import CallModel, next_action
 from tenure.v1 import ledger_pb2, live_pb2
 from tenure.wire.checkpoint_service import is_one_portion
 from tenure.wire.ledger import entry_to_domain, new_entry
@@ -44,7 +44,7 @@ from tests.support.patience import CALL_SECONDS
 ANSWERS = int(os.environ.get("TENURE_HOSTILE_ANSWERS", "1000"))
 ATTEMPT = facts.ModelAttempt(1, "sim-hostile", 1000, 4096, 5096)
 GOAL = "Do what is to be done."
-MOST_MESSAGE_CHARACTERS = 10 * MOST_FAILURE_CHARACTERS
+MAX_MESSAGE_CHARACTERS = 10 * MAX_FAILURE_CHARACTERS
 """Escapes make a message longer."""
 
 ANY_TIME = {
@@ -129,7 +129,7 @@ def check_answer(answer: Any) -> str:
     """It can be stored, read, sent again, and forked or continued: the provider would take the next request."""
     assert answer.stop_reason
     answer = replace(answer, usage=billed(ATTEMPT, answer.usage), latency_seconds=0.5)
-    assert 0 < answer.usage.total <= 4 * MOST_TOKENS
+    assert 0 < answer.usage.total <= 4 * MAX_TOKENS
     answer = replace(answer, content=with_own_ids(answer.content, [], 1))
     own = answer_entries(1, ATTEMPT, answer)
     if not is_one_portion(own, size_bytes):
@@ -137,7 +137,7 @@ def check_answer(answer: Any) -> str:
     read = list(stored(own))
     assert read == [body for _, body in own]
     point = resume_point(read)
-    move = next_move(point)
+    move = next_action(point)
     point.apply(facts.Entry(point.sequence + 1, 0, facts.UserMessage("Go on.")))  # as a fork does
     point.apply(facts.Entry(point.sequence + 1, point.step + 1, ATTEMPT))
     body = {"model": "m", "max_tokens": 10, "messages": point.messages}
@@ -150,8 +150,8 @@ def check_answer(answer: Any) -> str:
 def check_failure(failure: Any, call: Any) -> Any:
     fact = failure_entry(ATTEMPT, failure)
     assert list(stored([(1, fact)])) == [fact]
-    assert 0 <= fact.usage.total <= 4 * MOST_TOKENS + MOST_CONTENT_BYTES
-    assert 0 < len(failure.message) <= MOST_MESSAGE_CHARACTERS
+    assert 0 <= fact.usage.total <= 4 * MAX_TOKENS + MAX_CONTENT_BYTES
+    assert 0 < len(failure.message) <= MAX_MESSAGE_CHARACTERS
     assert all(one.isprintable() or one == "\n" for one in failure.message)
     assert len(failure.request_id) <= 200 * 10
     if call.was_taken and failure.status_code < 400:

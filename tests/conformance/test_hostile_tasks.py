@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from devstack.simulator.hostile import call_of, stream_of, written
-from services.checkpoint.commit.external_entries import MOST_ENTRIES as MOST_FOREIGN_ENTRIES
-from services.worker.model_stream import MOST_TOKENS
+from services.checkpoint.commit.external_entries import MAX_ENTRIES as MAX_FOREIGN_ENTRIES
+from services.worker.model_stream import MAX_TOKENS
 from tenure.domain import entries as facts
 from tenure.domain.fold import fold
 from tenure.domain.retry import RetryPolicy
@@ -24,7 +24,7 @@ from tenure.domain.task import TaskPolicy
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
-from tenure.wire.checkpoint_service import MOST_ENTRIES
+from tenure.wire.checkpoint_service import MAX_ENTRIES
 from tenure.wire.common import state_name
 from tests.support.fix_worker import WorkerBench
 from tests.support.patience import CALL_SECONDS
@@ -78,7 +78,7 @@ async def its_bill_is_right(bench: Any, task: Any) -> None:
     assert task.budget.reserved_tokens == task.budget.reserved_nano_usd == 0
     attempts = await bench.bodies(task.task_id, facts.ModelAttempt)
     assert len(bills) == len(attempts) <= len(bench.model_calls(task.task_id))
-    assert all(0 <= getattr(bill.usage, name) <= MOST_TOKENS for bill in bills for name in COUNTS)
+    assert all(0 <= getattr(bill.usage, name) <= MAX_TOKENS for bill in bills for name in COUNTS)
 
 
 async def test_each_task_of_a_hostile_provider_ends_typed(bench: WorkerBench) -> None:
@@ -140,20 +140,20 @@ async def test_a_nan_ends_the_task_with_the_received_text(bench: WorkerBench) ->
 async def test_as_many_calls_as_a_commit_holds_survive_a_crash(
     bench: WorkerBench,
 ) -> None:
-    bench.simulator.order_answer(many_calls(MOST_ENTRIES - 1))
+    bench.simulator.order_answer(many_calls(MAX_ENTRIES - 1))
     victim = await bench.start_worker(failpoints="worker.after_intent=1#kill9")
     task_id = await bench.submit("sim-hello", tools=TOOLS)
     await bench.died(victim)
     await bench.start_worker()
     assert state_name((await bench.ended(task_id)).state) == "SUCCEEDED"
     outcomes = await bench.bodies(task_id, facts.ToolOutcome)
-    assert len({outcome.call_id for outcome in outcomes}) == len(outcomes) == MOST_ENTRIES - 1
+    assert len({outcome.call_id for outcome in outcomes}) == len(outcomes) == MAX_ENTRIES - 1
     assert {outcome.outcome.status for outcome in outcomes} == {OutcomeStatus.SUCCEEDED}
     assert len(bench.model_calls(task_id)) == 2
 
 
 async def test_more_calls_than_one_commit_holds_are_never_begun(bench: WorkerBench) -> None:
-    bench.simulator.order_answer(many_calls(MOST_ENTRIES), count=4)
+    bench.simulator.order_answer(many_calls(MAX_ENTRIES), count=4)
     bench.simulator.order_answer(many_calls(1200), count=1)
     await bench.start_worker()
     task_id = await bench.submit("sim-hello", policy=AT_ONCE, tools=TOOLS)
@@ -180,7 +180,7 @@ async def test_a_paid_answer_is_kept_beside_many_external_entries(bench: WorkerB
     await bench.start_worker(failpoints=f"worker.after_model=1#wait({go_on})")
     task_id = await bench.submit("sim-hello")
     await bench.reached(task_id, facts.ModelAttempt)
-    for _ in range(MOST_FOREIGN_ENTRIES // 16 + 1):
+    for _ in range(MAX_FOREIGN_ENTRIES // 16 + 1):
         await asyncio.gather(*(bench.tell(task_id, "and") for _ in range(16)))
     go_on.touch()
     assert state_name((await bench.ended(task_id)).state) == "SUCCEEDED"

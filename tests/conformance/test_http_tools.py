@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from services.tools.http_tools.http_tool import MOST_ANSWER_BYTES, HttpTool
+from services.tools.http_tools.http_tool import MAX_ANSWER_BYTES, HttpTool
 from services.tools.http_tools.settings import HttpToolSettings
 from services.tools.tool import CallContext, ToolAnswer, ToolFailure, ToolInDoubt
 from tenure.domain.tools import EffectClass, OutcomeStatus
@@ -173,9 +173,9 @@ async def test_an_unsafe_call_never_uses_a_kept_connection() -> None:
 
 
 async def test_what_is_too_long_is_cut_while_it_is_read() -> None:
-    async with scripted_http(answer(200, b"x" * (MOST_ANSWER_BYTES + 1))) as http:
+    async with scripted_http(answer(200, b"x" * (MAX_ANSWER_BYTES + 1))) as http:
         done = await call(http.url, {})
-    assert (done.truncated, len(done.content)) == (True, MOST_ANSWER_BYTES)
+    assert (done.truncated, len(done.content)) == (True, MAX_ANSWER_BYTES)
 
 
 @pytest.mark.parametrize(

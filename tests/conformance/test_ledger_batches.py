@@ -84,9 +84,9 @@ async def test_a_full_queue_says_so(checkpoint: MakeCheckpoint, held: Any) -> No
     _, (owner,) = await owners_of(checkpoint, 1)
     commit = prepared(owner)
     for _ in range(6):
-        batcher.hand_in(commit, lambda _: None)
+        batcher.enqueue(commit, lambda _: None)
     with pytest.raises(LimitReached):
-        batcher.hand_in(commit, lambda _: None)
+        batcher.enqueue(commit, lambda _: None)
 
 
 async def test_what_waits_when_the_process_ends_is_refused(checkpoint: MakeCheckpoint) -> None:

@@ -36,7 +36,7 @@ async def test_fifty_reservers_of_one_root_never_pass_its_cap(checkpoint: MakeCh
     await replica.query(
         "alter table ledger.budgets add constraint within_cap check (used_tokens + reserved_tokens <= max_tokens)"
     )
-    granted = await asyncio.gather(*[spend(owner, luck) for luck, owner in enumerate(owners)])
+    granted = await asyncio.gather(*[spend(owner, index) for index, owner in enumerate(owners)])
     budget = (await replica.get(root.task_id)).budget
     assert budget.reserved_tokens == 0
     assert budget.used_tokens == sum(granted) <= CAP
@@ -44,15 +44,15 @@ async def test_fifty_reservers_of_one_root_never_pass_its_cap(checkpoint: MakeCh
     assert billed == [(budget.used_tokens,)]
 
 
-async def spend(owner: Any, luck: Any) -> Any:
+async def spend(owner: Any, index: Any) -> Any:
     """Reserve and settle until the cap is in the way; the database itself refuses a moment beyond it."""
     used = 0
     for step in range(1, 6):
-        got = (await owner.commit(reserve=reserve(step=step, input_tokens=100 + luck, output=200))).reserve
+        got = (await owner.commit(reserve=reserve(step=step, input_tokens=100 + index, output=200))).reserve
         if not got.HasField("granted"):
             assert got.denied.reason in {"TOKEN_LIMIT", "BUDGET_BUSY"}
             continue
-        tokens = 1 + (luck * step) % got.granted.reserved_tokens
+        tokens = 1 + (index * step) % got.granted.reserved_tokens
         await owner.commit(answer(step=step, tokens=tokens))
         used += tokens
     return used

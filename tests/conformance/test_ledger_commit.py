@@ -11,7 +11,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from services.checkpoint.commit.external_entries import MOST_ENTRIES as MOST_FOREIGN_ENTRIES
+from services.checkpoint.commit.external_entries import MAX_ENTRIES as MAX_FOREIGN_ENTRIES
 from tenure.domain.errors import (
     TOO_MUCH_APPENDED,
     InvalidRequest,
@@ -116,7 +116,7 @@ async def test_a_commit_after_too_many_external_entries_may_be_retried(
 ) -> None:
     replica, owner = await started(checkpoint)
     task_id = owner.task.task_id
-    for _ in range(MOST_FOREIGN_ENTRIES + 1):
+    for _ in range(MAX_FOREIGN_ENTRIES + 1):
         await replica.say(task_id, "hello")
     request = owner.request(words())
     with pytest.raises(SequenceConflict) as refused:

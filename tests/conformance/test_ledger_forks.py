@@ -11,7 +11,7 @@ import pytest
 from tenure.domain import entries as facts
 from tenure.domain.errors import AlreadyExists, InvalidRequest, NotFound, WrongState
 from tenure.domain.fold import fold
-from tenure.domain.turn import CallModel, CloseOut, ExecuteTools, next_move
+from tenure.domain.turn import CallModel, CloseOut, ExecuteTools, next_action
 from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2_grpc, ledger_pb2, task_pb2, tool_pb2
@@ -97,7 +97,7 @@ async def test_a_fork_at_the_end_goes_on_with_the_whole_conversation(checkpoint:
     theirs = {one.sequence: one.body for one in await replica.entries(task_id)}
     assert [one.body for one in entries[2:9]] == [theirs[sequence] for sequence in (4, 5, 6, 7, 8, 9, 10)]
     point = await point_of(replica, forked.task_id)
-    assert next_move(point) == CallModel(3, 1)
+    assert next_action(point) == CallModel(3, 1)
     assert point.pending_content == [{"type": "text", "text": "And half of it?"}]
     assert [message["role"] for message in point.messages] == ["user", "assistant", "user", "assistant"]
     assert await replica.get(task_id) == before
@@ -121,7 +121,7 @@ async def test_a_running_task_is_forked_before_its_call_in_flight(checkpoint: Ma
     replica, owner = await worked(checkpoint)
     forked = await fork(replica, owner.task.task_id)
     assert forked.forked_from.sequence == 8
-    assert next_move(await point_of(replica, forked.task_id)) == CallModel(2, 1)
+    assert next_action(await point_of(replica, forked.task_id)) == CallModel(2, 1)
     await owner.commit(answer(step=2))
     await owner.end()
 
@@ -165,7 +165,7 @@ async def test_failed_calls_of_the_model_stay_behind(checkpoint: MakeCheckpoint)
     forked = await fork(replica, owner.task.task_id, overrides=task_pb2.ForkOverrides(model="another"))
     assert kinds(await replica.entries(forked.task_id)) == ["submitted", "forked", "tools_defined", ">QUEUED"]
     assert forked.spec.agent.model == "another"
-    assert next_move(await point_of(replica, forked.task_id)) == CallModel(1, 1)
+    assert next_action(await point_of(replica, forked.task_id)) == CallModel(1, 1)
 
 
 @pytest.mark.parametrize("message", ["", "Then say what you can."])
@@ -178,7 +178,7 @@ async def test_an_answer_that_refused_is_asked_for_anew(checkpoint: MakeCheckpoi
     await owner.commit(refused, transition=pb.Transition(to_state=task_pb2.TASK_STATE_FAILED, reason="MODEL_REFUSED"))
     forked = await fork(replica, owner.task.task_id, message=message)
     point = await point_of(replica, forked.task_id)
-    assert next_move(point) == CallModel(2, 1)
+    assert next_action(point) == CallModel(2, 1)
     assert [said["role"] for said in point.messages] == ["user"]
 
 
@@ -249,13 +249,13 @@ async def test_a_call_of_the_fork_is_another_call(checkpoint: MakeCheckpoint) ->
     other = await replica.claim(forked.task_id)
     await other.commit(reserve=reserve(step=2))
     await other.commit(*asks_for_call(step=2))
-    move = next_move(await point_of(replica, forked.task_id))
+    move = next_action(await point_of(replica, forked.task_id))
     assert isinstance(move, ExecuteTools)
     assert [intent.call_id for intent in move.intents] == ["2.0"]
     with pytest.raises(WrongState):
         await other.end()
     await other.commit(outcome(step=2))
-    assert isinstance(next_move(await point_of(replica, owner.task.task_id)), CallModel | CloseOut)
+    assert isinstance(next_action(await point_of(replica, owner.task.task_id)), CallModel | CloseOut)
     assert not any(
         isinstance(one.body, facts.Forked) for one in entries_to_domain(await replica.entries(owner.task.task_id))
     )

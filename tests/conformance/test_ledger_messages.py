@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from tenure.domain.close_out import MOST_FACTS
+from tenure.domain.close_out import MAX_FACTS
 from tenure.domain.errors import InvalidRequest, WrongState
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
@@ -105,7 +105,7 @@ async def test_a_task_takes_so_many_messages_and_no_more(checkpoint: MakeCheckpo
         "insert into ledger.foreign_requests (task_id, request_id, tenant, hash, sequence) "
         "select %s::uuid, 'm-' || n, 'default', '', 1 from generate_series(1, %s) as n",
         task.task_id,
-        MOST_FACTS - 1,
+        MAX_FACTS - 1,
     )
     await replica.say(task.task_id, "the last", "last")
     with pytest.raises(WrongState) as refused:

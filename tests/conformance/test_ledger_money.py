@@ -247,21 +247,21 @@ async def test_many_reservers_of_one_root_never_pass_its_cap_in_money(checkpoint
     own = "check (used_nano_usd + model_nano_usd <= own_max_nano_usd)"
     await replica.query(f"alter table ledger.tasks add constraint within_own {own}")
     owners = [await replica.claim(task.task_id) for task in tasks]
-    spent = await asyncio.gather(*[_spend(owner, luck) for luck, owner in enumerate(owners)])
+    spent = await asyncio.gather(*[_spend(owner, index) for index, owner in enumerate(owners)])
     budget = (await replica.get(root.task_id)).budget
     assert 0 < budget.used_nano_usd == sum(spent) <= 4 * CENT
     billed = await replica.query("select sum(nano_usd)::bigint from ledger.token_usage")
     assert (billed, budget.reserved_nano_usd) == ([(budget.used_nano_usd,)], 0)
 
 
-async def _spend(owner: Any, luck: Any) -> Any:
+async def _spend(owner: Any, index: Any) -> Any:
     spent = 0
     for step in range(1, 7):
         got = (await owner.commit(reserve=reserve(step=step, input_tokens=100, output=300, model=OPUS))).reserve
         if not got.HasField("granted"):
             assert got.denied.reason in {"MONEY_LIMIT", "BUDGET_BUSY"}
             continue
-        tokens = got.granted.max_output_tokens * (luck % 3 + 1) // 3
+        tokens = got.granted.max_output_tokens * (index % 3 + 1) // 3
         await owner.commit(used(step, input_tokens=100, output_tokens=tokens))
         spent += 100 * INPUT + tokens * OUTPUT
     return spent

@@ -11,7 +11,7 @@ import pytest
 from services.checkpoint.queries import QUERIES, prepare_connection
 from tenure.domain.errors import AlreadyExists, BudgetExhausted, InvalidRequest, StaleEpoch, WrongState
 from tenure.domain.fold import fold
-from tenure.domain.turn import CallModel, next_move
+from tenure.domain.turn import CallModel, next_action
 from tenure.runtime.postgres import Connection
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
@@ -95,7 +95,7 @@ async def test_the_next_attempt_continues_under_a_higher_epoch(
     owner = await replica.claim(stale.task.task_id, "worker-2")
     point = fold(entries_to_domain(owner.entries))
     assert point.outcomes["1.0"].content == "nobody knows"
-    assert next_move(point) == CallModel(2, 1)
+    assert next_action(point) == CallModel(2, 1)
     await owner.commit(reserve=reserve(step=2))
     await owner.commit(answer(step=2))
     await owner.end(result="all")

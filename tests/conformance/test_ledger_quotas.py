@@ -35,7 +35,7 @@ async def limit(replica: Any, kind: Any, most: Any, policy: Any = REFUSE) -> Any
     return (await TenantServiceStub(replica.channel).UpdateTenantLimits(request, timeout=PATIENCE_SECONDS)).tenant
 
 
-async def use_of(replica: Any, kind: Any) -> Any:
+async def window_use(replica: Any, kind: Any) -> Any:
     get_tenant = await TenantServiceStub(replica.channel).GetTenant(
         tenants.GetTenantRequest(), timeout=PATIENCE_SECONDS
     )
@@ -94,7 +94,7 @@ async def test_a_repeat_is_answered_at_the_cap_and_counts_once(checkpoint: MakeC
     await limit(replica, SUBMITS, 2)
     first = await replica.create("r-1")
     assert [await replica.create("r-1") for _ in range(3)] == [first] * 3
-    assert (await use_of(replica, SUBMITS)).used == 1
+    assert (await window_use(replica, SUBMITS)).used == 1
     await replica.create("r-2")
     assert (await replica.create("r-1")).task_id == first.task_id
     with refused():
@@ -150,7 +150,7 @@ async def test_one_tenants_quota_is_nothing_to_another(checkpoint: MakeCheckpoin
         await replica.create()
     with as_tenant("other"):
         await replica.create()
-        assert (await use_of(replica, SUBMITS)).quota.most == 0
+        assert (await window_use(replica, SUBMITS)).quota.most == 0
 
 
 async def test_at_the_hourly_token_cap_a_running_task_waits(
@@ -180,7 +180,7 @@ async def test_at_the_daily_money_cap_no_further_call_is_made(
     await owner.commit(reserve=reserve(input_tokens=10, output=100, model="claude-opus-4-8"))
     await limit(replica, MONEY, 2_000_000)
     await owner.commit(answer(tokens=100))
-    used = (await use_of(replica, MONEY)).used
+    used = (await window_use(replica, MONEY)).used
     assert await replica.query("select sum(nano_usd)::bigint from ledger.token_usage") == [(used,)] == [(2_500_000,)]
     denied = (await until_heeded(owner, denied=True)).denied
     assert denied.reason == "TENANT_QUOTA"
@@ -204,7 +204,7 @@ async def test_usage_before_a_limit_was_set_counts(checkpoint: MakeCheckpoint) -
     await limit(replica, TOKENS, 10_000)
     billed = "select sum(input_tokens + output_tokens + cache_creation_input_tokens + cache_read_input_tokens)::bigint"
     ((total,),) = await replica.query(f"{billed} from ledger.token_usage")
-    assert (await use_of(replica, TOKENS)).used == total == 523
+    assert (await window_use(replica, TOKENS)).used == total == 523
     ((windows,),) = await replica.query(
         "select sum(amount)::bigint from ledger.tenant_windows where quota = 'MONEY_PER_DAY'"
     )
@@ -248,7 +248,7 @@ async def test_the_soft_cap_is_told_once_by_the_task_that_met_it(checkpoint: Mak
     await until_warned(replica, owner)
     await replica.create()
     assert len(await replica.query("select sequence from ledger.entries where kind = 19")) == 1
-    assert (await use_of(replica, TOKENS)).HasField("warn_time")
+    assert (await window_use(replica, TOKENS)).HasField("warn_time")
     response = await replica.query("select task_id::text, state from ledger.changes where reason = 'QUOTA_WARNING'")
     assert response == [(owner.task.task_id, "RUNNING")]
 
@@ -300,10 +300,10 @@ async def test_a_tenant_without_quotas_of_its_own_follows_the_defaults(checkpoin
     )
     with as_tenant("new"):
         await replica.create()
-        response = await use_of(replica, SUBMITS)
+        response = await window_use(replica, SUBMITS)
         assert (response.quota.most, response.is_default, response.used) == (9, True, 1)
         await limit(replica, SUBMITS, 3)
-        assert not (await use_of(replica, SUBMITS)).is_default
+        assert not (await window_use(replica, SUBMITS)).is_default
         follow = tenants.UpdateTenantLimitsRequest(follow_defaults=[SUBMITS], reason="back", actor="a")
         response = (
             await TenantServiceStub(replica.channel).UpdateTenantLimits(follow, timeout=PATIENCE_SECONDS)

@@ -131,7 +131,7 @@ async def test_an_event_for_another_tenant_is_not_ours(checkpoint: MakeCheckpoin
 async def test_kept_events_are_bounded_and_forgotten(
     checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(signals, "MOST_KEPT", 3)
+    monkeypatch.setattr(signals, "MAX_KEPT", 3)
     monkeypatch.setattr(sweeps, "FORGET_INTERVAL_SECONDS", 0.1)
     replica = await checkpoint()
     for _ in range(3):

@@ -17,7 +17,7 @@ from services.tools.calls.records import CallKey, CallRequest
 from services.tools.calls.running import CallWriters, Runner, RunnerLimits
 from services.tools.calls.runs import RunningCalls
 from services.tools.calls.start_and_finish import finish_batcher, start_batcher
-from services.tools.output import OutputKeeper
+from services.tools.output import OutputStore
 from services.tools.runners.liveness import Liveness, LivenessTimes, RunnerName
 from services.tools.runners.proof import FormerLives
 from services.tools.statements import SCHEMA
@@ -69,7 +69,7 @@ async def executor(tools_dsn: str, tmp_path: Path) -> AsyncIterator[Executor]:
         )
         liveness = await stack.enter_async_context(life)
         starts, finishes = start_batcher(starting, liveness), finish_batcher(finishing)
-        keeper = OutputKeeper(Workspaces(tmp_path), Bounds(10**6, 100))
+        keeper = OutputStore(Workspaces(tmp_path), Bounds(10**6, 100))
         limits = RunnerLimits({GENERAL_LANE: 4})
         runner = Runner(pool, runs, liveness, CallWriters(starts, finishes), keeper, limits)
         made = Executor(accepting, liveness, runner, RemoteCallFollower(pool))
@@ -193,7 +193,7 @@ async def test_a_call_broken_by_an_internal_error_has_an_outcome(
         raise OSError("no space left")
 
     bank.answers = True
-    monkeypatch.setattr(OutputKeeper, "show", broken)
+    monkeypatch.setattr(OutputStore, "show", broken)
     asking = request(bank, effect_class)
     outcome = await outcome_of(executor, asking)
     assert (outcome.status, outcome.call_attempt, bank.payments) == (status, 1, 1)

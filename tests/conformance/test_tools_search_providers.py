@@ -14,7 +14,7 @@ import pytest
 
 from services.tools.config import read_config
 from services.tools.tool import CallContext, ToolFailure
-from services.tools.web_search.search import MOST_EXCERPT_CHARACTERS, Searcher, search_tools
+from services.tools.web_search.search import MAX_EXCERPT_CHARACTERS, Searcher, search_tools
 from services.tools.web_search.settings import WebSearchSettings
 from tenure.domain.tools import OutcomeStatus
 from tenure.runtime.settings import ConfigurationError
@@ -126,7 +126,7 @@ class TestFormats:
             response = (await search(stranger, "plain")).splitlines()
         assert response[0] == "1. ab 2. forged [2J <i> 1 < 2 > 0"
         assert len(response) == 3
-        assert len(response[2].strip()) == MOST_EXCERPT_CHARACTERS
+        assert len(response[2].strip()) == MAX_EXCERPT_CHARACTERS
 
 
 class TestSettings:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.tools.calls.effects import MOST_ATTEMPTS
+from services.tools.calls.effects import MAX_ATTEMPTS
 from services.tools.calls.executing import Executor
 from services.tools.calls.start_and_finish import OutcomeMark
 from tenure.domain.errors import LimitReached
@@ -94,7 +94,7 @@ async def test_a_tool_that_says_try_later_for_ever_fails_in_the_end(
             outcome = await (tools, other)[refusals % 2].outcome(owner, "1.0", KEYED, **LINE)
         except LimitReached:
             refusals += 1
-            assert refusals < MOST_ATTEMPTS
+            assert refusals < MAX_ATTEMPTS
     assert (outcome.status, outcome.detail) == (OutcomeStatus.FAILED, detail)
     assert refusals > 0
 

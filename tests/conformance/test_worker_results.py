@@ -7,7 +7,7 @@ from typing import Any
 
 from tenure.domain import entries as facts
 from tenure.domain.task import TaskPolicy
-from tenure.runtime.schema_process import judge_apart
+from tenure.runtime.schema_process import validate_in_child
 from tenure.wire.common import state_name
 from tests.support.fix_worker import WorkerBench
 
@@ -66,6 +66,6 @@ async def test_a_crash_between_answer_and_correction_costs_nothing(bench: Worker
 async def test_an_endless_schema_check_is_abandoned() -> None:
     """A pattern with exponential backtracking: matched in the worker itself, it would stop all its tasks."""
     hostile = json.dumps({"type": "string", "pattern": "^(a+)+$"})
-    judgement = await judge_apart(hostile, json.dumps("a" * 60 + "!"), cpu_seconds=2)
+    judgement = await validate_in_child(hostile, json.dumps("a" * 60 + "!"), cpu_seconds=2)
     assert "in time" in judgement.violations[0]
-    assert (await judge_apart(hostile, '"aaa"')).result_json == '"aaa"'
+    assert (await validate_in_child(hostile, '"aaa"')).result_json == '"aaa"'

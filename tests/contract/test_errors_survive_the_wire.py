@@ -49,7 +49,7 @@ def test_an_error_survives_a_frame(raised: Any) -> None:
     assert_same(from_plain(*to_plain(raised)), raised)
 
 
-MOST_OF_ALL = (
+MAX_OF_ALL = (
     errors.InvalidRequest(
         "€" * 100_000,
         violations=[(f"labels['{'€' * 5000}']", "€" * 5000)] * 3000,
@@ -60,7 +60,7 @@ MOST_OF_ALL = (
 )
 
 
-@pytest.mark.parametrize("raised", MOST_OF_ALL, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("raised", MAX_OF_ALL, ids=lambda error: type(error).__name__)
 async def test_an_error_of_any_size_arrives_with_its_reason(raised: Any) -> None:
     """gRPC refuses trailers above a limit, some of them already above half of it: so it is done often."""
 

@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MOST_LINES = 600
-MOST_NAME_CHARACTERS = 60
+MAX_LINES = 600
+MAX_NAME_CHARACTERS = 60
 # These poll in threads of their own, for what tells nobody when it is ready: processes that start, locks of files.
 MAY_SLEEP = {
     "devstack/child_process.py",
@@ -84,9 +84,9 @@ def test_files_stay_short_enough_to_be_read() -> None:
     long = {
         file: lines
         for file in sources()
-        if (lines := len((ROOT / file).read_text(encoding="utf-8").splitlines())) > MOST_LINES
+        if (lines := len((ROOT / file).read_text(encoding="utf-8").splitlines())) > MAX_LINES
     }
-    assert long == {}, f"split what has more than {MOST_LINES} lines by what it does"
+    assert long == {}, f"split what has more than {MAX_LINES} lines by what it does"
 
 
 def test_no_folder_of_tests_is_left_out() -> None:
@@ -114,6 +114,6 @@ def test_names_of_tests_are_short() -> None:
         if "node_modules" not in path.parts
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
-        if len(node.name) > MOST_NAME_CHARACTERS
+        if len(node.name) > MAX_NAME_CHARACTERS
     ]
     assert long == []

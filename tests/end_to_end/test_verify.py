@@ -85,7 +85,7 @@ async def test_a_hand_in_the_tables_is_told_with_task_rule_and_place(installatio
         )
         await postgres.execute("update tools.calls set state = 'NOT_RUN', outcome = null where task_id = %s", [task_id])
     done = await verify(install, "--json", "admin", "verify", task_id, other)
-    assert done.code == Exit.BROKEN_RULE
+    assert done.code == Exit.INVARIANT_VIOLATED
     *violations, summary = done.values
     assert {each["task_id"] for each in violations} == {task_id}
     assert {"I3", "I4", "I5", "I15"} <= {each["invariant"] for each in violations}

@@ -69,9 +69,9 @@ async def cancelled_after(bench: WorkerBench, task_id: str, seconds: float) -> b
 async def test_a_cancel_and_a_completion_have_one_winner(bench: WorkerBench, latest_seconds: float) -> None:
     """At once: before a worker has it, or while it is handed out. Later: anywhere in a run, and after its end."""
     await bench.start_worker()
-    luck = random.Random(46)
+    rng = random.Random(46)
     tasks = [await bench.submit("sim-worker-effects") for _ in range(12)]
-    waits = [luck.uniform(0.0, latest_seconds) for _ in tasks]
+    waits = [rng.uniform(0.0, latest_seconds) for _ in tasks]
     taken = await asyncio.gather(*(cancelled_after(bench, *each) for each in zip(tasks, waits, strict=True)))
     ends = [await ended_once(bench, task_id) for task_id in tasks]
     assert ends == [TaskState.CANCELLED if was_taken else TaskState.SUCCEEDED for was_taken in taken]

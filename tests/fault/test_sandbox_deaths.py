@@ -185,14 +185,14 @@ async def main():
         await asyncio.sleep(0.2)
         slow.cancel()
         await asyncio.wait({slow})
-        weaker, warm_runs = sandbox.detection.weaker, sandbox.warm_runs
+        weakened, warm_runs = sandbox.detection.weakened, sandbox.warm_runs
     kept = (workspace / "kept").read_text()
     try:
         await Sandbox.open(SandboxSettings(require_cgroup=True))
         strict = "opened"
     except SandboxUnavailable as error:
         strict = str(error)
-    told = {"results": results, "weaker": weaker, "kept": kept, "uid": os.getuid(), "strict": strict}
+    told = {"results": results, "weakened": weakened, "kept": kept, "uid": os.getuid(), "strict": strict}
     print(json.dumps({**told, "warm_runs": warm_runs}))
 
 asyncio.run(main())
@@ -216,8 +216,8 @@ def test_an_ordinary_user_gets_a_sandbox_with_named_weaknesses(sandbox_detection
     assert decoded["kept"] == "x"
     # The probe when it opens, and all but the first program, whose limits are news.
     assert decoded["warm_runs"] >= (4 if warm else 0)
-    assert [sentence for sentence in decoded["weaker"] if "this service's own uid" in sentence]
-    if not [sentence for sentence in decoded["weaker"] if "no cgroup" in sentence]:
+    assert [sentence for sentence in decoded["weakened"] if "this service's own uid" in sentence]
+    if not [sentence for sentence in decoded["weakened"] if "no cgroup" in sentence]:
         assert decoded["strict"] == "opened"
     else:
         assert "cgroups are required by the settings" in decoded["strict"]

@@ -22,7 +22,7 @@ from tests.support.patience import PATIENCE_SECONDS
 SLOW_READERS = 40
 COMMITS = 80
 COMMIT_BYTES = 300_000
-MOST_GROWTH_MIB = 7 * SLOW_READERS
+MAX_GROWTH_MIB = 7 * SLOW_READERS
 """For readers who each leave 24 MiB unread. What is on its way to each, in the windows of its streams and two pages of
 entries, was measured as 4 MiB in the gateway and 4 in the ledger, however much there is to be read.
 """
@@ -81,7 +81,7 @@ async def test_slow_readers_cost_no_memory_and_delay_none(
             whole = [entry.sequence for entry in await quick]
         assert whole == list(range(1, COMMITS + 5))
         grown = [memory_mib(pid) - then for pid, then in zip(processes, before, strict=True)]
-        assert max(grown) < MOST_GROWTH_MIB, f"checkpoint and gateway grew by {grown} MiB"
+        assert max(grown) < MAX_GROWTH_MIB, f"checkpoint and gateway grew by {grown} MiB"
         async with asyncio.timeout(PATIENCE_SECONDS):
             assert [entry.sequence for entry in await read_on(slow[0])] == whole[1:]
 

@@ -24,7 +24,7 @@ from tests.support.patience import CALL_SECONDS
 
 WATCHED_SECONDS: Final = 0.25
 """How long a call is watched that has no end of its own."""
-MOST_ANSWERS: Final = 20
+MAX_ANSWERS: Final = 20
 FUZZED: Final = "fuzz"
 """The tenant of all that is generated; nobody else suffers from its limits."""
 _SHOWN: Final = 3000
@@ -93,7 +93,7 @@ async def call(
         if method.streams_out:
             async for message in begun:
                 heard.append(message)
-                if len(heard) >= MOST_ANSWERS:
+                if len(heard) >= MAX_ANSWERS:
                     begun.cancel()
                     break
         else:

@@ -207,7 +207,7 @@ async def ends_and_goes_on(world: World, one: HostileOwner) -> None:
         await world.cancel(one.task_id)
         ended = await world.ends(one.task_id)
         growth = ended.sequence - before
-        assert growth <= MOST_GROWTH, f"{growth} entries were written to end it"
+        assert growth <= MAX_GROWTH, f"{growth} entries were written to end it"
         request = admin.RequeueTaskRequest(task_id=one.task_id, request_id=str(uuid.uuid4()), reason="go on")
         answer = await call(world.bare["gateway"], REQUEUE, [request])
         check_answer(REQUEUE, [request], answer)
@@ -227,7 +227,7 @@ async def ends_and_goes_on(world: World, one: HostileOwner) -> None:
         raise AssertionError(f"{error!r}; the task: {task}\nafter {one.story()}") from error
 
 
-MOST_GROWTH = 64
+MAX_GROWTH = 64
 """Entries: more than the outcomes of all calls that one of these opens, far fewer than an ending that is tried for ever
 writes.
 """

@@ -22,7 +22,7 @@ Draw = Callable[[st.SearchStrategy[Any]], Any]
 Known = Mapping[str, st.SearchStrategy[Any]]
 """Plausible values by the field's name, or by the full name of the field's message type."""
 
-MOST_DEPTH: Final = 6
+MAX_DEPTH: Final = 6
 MANY: Final = 1000
 _NOW: Final = 1_790_000_000
 _TIMES: Final = ("google.protobuf.Duration", "google.protobuf.Timestamp")
@@ -99,7 +99,7 @@ class _Maker:
         chosen = [self._draw(st.sampled_from([None, *one.fields, *one.fields])) for one in _true_oneofs(descriptor)]
         alone = [field for field in descriptor.fields if _oneof_of(field) is None and self._odds(4, 5)]
         fields = [field for field in (*chosen, *alone) if field is not None]
-        if depth >= MOST_DEPTH:
+        if depth >= MAX_DEPTH:
             fields = [field for field in fields if field.cpp_type != Field.CPPTYPE_MESSAGE]
         return fields
 

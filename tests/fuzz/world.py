@@ -44,7 +44,7 @@ OWNED: Final = "fuzz-owned"
 PROCESSES: Final = ("gateway", "checkpoint", "coordinator", "tools")
 LOOK_SECONDS: Final = 2.0
 """After so long in vain the worker's stream is looked at."""
-MOST_MEMORY_MIB: Final = 250
+MAX_MEMORY_MIB: Final = 250
 """More than a process needs for the largest requests at once, and than its caches may hold."""
 ENDED: Final = frozenset(
     (
@@ -212,7 +212,7 @@ class World:
         """What was sent is not kept: caches are bounded by their bytes."""
         for name, now in self.memory_bytes().items():
             grown = (now - before[name]) // 2**20
-            assert grown <= MOST_MEMORY_MIB, f"{name} holds {grown} MiB more than before: {self.tally.told()}"
+            assert grown <= MAX_MEMORY_MIB, f"{name} holds {grown} MiB more than before: {self.tally.told()}"
 
     def _new_errors(self, name: str, path: Path) -> list[str]:
         with path.open("rb") as log:

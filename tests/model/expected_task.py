@@ -12,7 +12,7 @@ from tenure.domain.entries import Requeue
 from tenure.domain.errors import TenureError, WrongState
 from tenure.domain.fencing import Fence
 from tenure.domain.requeue import decide_requeue
-from tenure.domain.states import TERMINAL, WAITING, TaskState, check_move
+from tenure.domain.states import TERMINAL, WAITING, TaskState, check_transition
 
 NOBODY = Fence(0, "")
 
@@ -108,7 +108,7 @@ class Expected:
     def move_by_hand(self, target: Any, opened: Any) -> None:
         """Raises WrongState. Otherwise only what the row says changes."""
         begins_attempt = self.state in TERMINAL
-        check_move(self.state, target, begins_attempt=begins_attempt)
+        check_transition(self.state, target, begins_attempt=begins_attempt)
         if refusal := refuse_early_end(target, self.calls):
             raise refusal
         self.attempt += begins_attempt
@@ -117,7 +117,7 @@ class Expected:
             self.opened = opened
 
     def _move(self, target: Any, *, begins_attempt: bool = False) -> None:
-        check_move(self.state, target, begins_attempt=begins_attempt)
+        check_transition(self.state, target, begins_attempt=begins_attempt)
         self.state, self.holds, self.waiting_call = target, target is TaskState.RUNNING, ""
 
     def _close_waiting_call(self) -> None:

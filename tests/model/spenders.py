@@ -27,7 +27,7 @@ from tests.support.fix_checkpoint import (
 T = TypeVar("T")
 
 PATIENCE_SECONDS = 60.0
-MOST_SECONDS_OF_A_CALL = 0.02
+MAX_SECONDS_OF_A_CALL = 0.02
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Spender:
 
     replicas: list[Checkpoint]
     task_id: str
-    luck: random.Random
+    rng: random.Random
     met: Counter[str]
     surprises: bool = False
     step: int = 0
@@ -54,12 +54,12 @@ class Spender:
         await self.claim()
         for _ in range(turns):
             if await self.ask_for_a_call():
-                await asyncio.sleep(self.luck.uniform(0, MOST_SECONDS_OF_A_CALL))  # the model answers: others go on
+                await asyncio.sleep(self.rng.uniform(0, MAX_SECONDS_OF_A_CALL))  # the model answers: others go on
                 await self.end_the_call()
 
     async def claim(self) -> None:
         """By the next worker, through any replica; an attempt that the one before left open is lost with it."""
-        replica = self.luck.choice(self.replicas)
+        replica = self.rng.choice(self.replicas)
         self._owner = await _patiently(lambda: replica.claim(self.task_id))
 
     async def ask_for_a_call(self, *entries: ledger_pb2.NewEntry) -> bool:
@@ -67,9 +67,9 @@ class Spender:
         wanted = reserve(
             step=self.step + 1,
             attempt=self.attempt,
-            input_tokens=self.luck.randint(20, 200),
-            output=self.luck.randint(50, 400),
-            least=self.luck.randint(1, 50),
+            input_tokens=self.rng.randint(20, 200),
+            output=self.rng.randint(50, 400),
+            least=self.rng.randint(1, 50),
         )
         response = await self.commit(*entries, reserve=wanted)
         if response.reserve.HasField("denied"):
@@ -92,7 +92,7 @@ class Spender:
             self.is_given_back: 1,
             self.is_lost_while_the_answer_comes: 2,
         }
-        [way] = self.luck.choices(list(ways), list(ways.values()))
+        [way] = self.rng.choices(list(ways), list(ways.values()))
         self.met[way.__name__] += 1
         await way()
 
@@ -110,14 +110,14 @@ class Spender:
             attempt_number=self.attempt,
             error_class="OVERLOADED",
             retryable=True,
-            usage=task_pb2.TokenUsage(input_tokens=self.luck.choice([0, 20])),
+            usage=task_pb2.TokenUsage(input_tokens=self.rng.choice([0, 20])),
         )
         await self.commit(entry(self.step, model_failure=failure))
         self._try_again()
 
     async def is_lost_with_its_claim(self) -> None:
         """A coordinator, or two of them, say that the claim is gone, and how far the answer had come."""
-        heard = self.luck.randint(0, 300)
+        heard = self.rng.randint(0, 300)
         await asyncio.gather(*[self._requeue(self.owner, heard) for _ in range(2)])
         await self.claim()
         self._try_again()
@@ -142,8 +142,8 @@ class Spender:
         """Either is first, and then it is the only one that counts."""
         owner, request = self.owner, self.owner.request(self._answer())
         coming = asyncio.create_task(self._was_accepted(owner, request))
-        await asyncio.sleep(self.luck.uniform(0, MOST_SECONDS_OF_A_CALL))
-        await self._requeue(owner, self.luck.randint(0, 50))
+        await asyncio.sleep(self.rng.uniform(0, MAX_SECONDS_OF_A_CALL))
+        await self._requeue(owner, self.rng.randint(0, 50))
         answered = await coming
         self.met["the answer was first" if answered else "the loss was first"] += 1
         await self.claim()
@@ -155,8 +155,8 @@ class Spender:
     async def commit(self, *entries: ledger_pb2.NewEntry, **fields: Any) -> pb.CommitResponse:
         """By the owner, through any replica, and now and then through two of them at once."""
         owner, request = self.owner, self.owner.request(*entries, **fields)
-        first, second = (self.luck.choice(self.replicas) for _ in range(2))
-        if self.luck.random() < 0.2:
+        first, second = (self.rng.choice(self.replicas) for _ in range(2))
+        if self.rng.random() < 0.2:
             self.met["sent twice"] += 1
             response, again = await asyncio.gather(_send(owner, request, first), _send(owner, request, second))
             assert response == again, "a repeat is answered as the first time"
@@ -165,10 +165,10 @@ class Spender:
 
     def _answer(self) -> ledger_pb2.NewEntry:
         """What the model used; with `surprises` it is now and then more than was set aside."""
-        tokens = self.luck.randint(1, self.granted)
-        if self.surprises and self.luck.random() < 0.1:
+        tokens = self.rng.randint(1, self.granted)
+        if self.surprises and self.rng.random() < 0.1:
             self.met["overrun"] += 1
-            tokens = self.granted + self.luck.randint(1, 60)
+            tokens = self.granted + self.rng.randint(1, 60)
         return answer(step=self.step, attempt=self.attempt, tokens=tokens)
 
     def _try_again(self) -> None:
@@ -181,18 +181,18 @@ class Spender:
             token=former.token,
             step=self.step,
             attempt_number=self.attempt,
-            usage=task_pb2.TokenUsage(output_tokens=self.luck.randint(1, self.granted)),
+            usage=task_pb2.TokenUsage(output_tokens=self.rng.randint(1, self.granted)),
         )
-        replicas = self.luck.choices(self.replicas, k=2)
+        replicas = self.rng.choices(self.replicas, k=2)
         await asyncio.gather(*[_patiently(partial(each.stub.ReportUsage, report, timeout=60.0)) for each in replicas])
 
     async def _requeue(self, owner: Owner, heard: int) -> None:
-        replica = self.luck.choice(self.replicas)
+        replica = self.rng.choice(self.replicas)
         await _patiently(lambda: replica.requeue(owner, "CLAIM_LOST", output_tokens=heard))
 
     async def _was_accepted(self, owner: Owner, request: pb.CommitRequest) -> bool:
         try:
-            await _send(owner, request, self.luck.choice(self.replicas))
+            await _send(owner, request, self.rng.choice(self.replicas))
         except StaleEpoch:
             return False
         return True

@@ -53,10 +53,9 @@ async def family(replicas: Any, seed: Any, surprises: Any) -> Any:
         "update ledger.tasks set root_task_id = %s where task_id = any(%s::text[]::uuid[])", root.task_id, children
     )
     met: Counter[str] = Counter()
-    luck = random.Random(seed)
+    rng = random.Random(seed)
     spenders = [
-        Spender(replicas, task_id, random.Random(luck.random()), met, surprises)
-        for task_id in (root.task_id, *children)
+        Spender(replicas, task_id, random.Random(rng.random()), met, surprises) for task_id in (root.task_id, *children)
     ]
     return root.task_id, spenders, met
 

@@ -41,53 +41,53 @@ class World:
         self.owners: list[Any] = []
         self.step, self.calls = 0, 0
 
-    async def claim(self, _luck: Any) -> None:
+    async def claim(self, _rng: Any) -> None:
         self.owners.append(await self.replica.claim(self.task_id))
 
-    async def requeue(self, luck: Any) -> None:
-        await self.replica.requeue(self.pick(luck), output_tokens=luck % 50)
+    async def requeue(self, rng: Any) -> None:
+        await self.replica.requeue(self.pick(rng), output_tokens=rng % 50)
 
-    async def cancel(self, luck: Any) -> None:
-        await self.replica.cancel(self.task_id, f"c-{luck % 3}")
+    async def cancel(self, rng: Any) -> None:
+        await self.replica.cancel(self.task_id, f"c-{rng % 3}")
 
-    async def say(self, luck: Any) -> None:
-        await self.replica.say(self.task_id, "words", f"m-{luck % 5}")
+    async def say(self, rng: Any) -> None:
+        await self.replica.say(self.task_id, "words", f"m-{rng % 5}")
 
-    async def note(self, luck: Any) -> None:
-        await self.pick(luck).commit(words(step=self.step))
+    async def note(self, rng: Any) -> None:
+        await self.pick(rng).commit(words(step=self.step))
 
-    async def reserve(self, luck: Any) -> None:
+    async def reserve(self, rng: Any) -> None:
         self.step += 1
-        await self.pick(luck).commit(reserve=reserve(step=self.step, input_tokens=luck % 300, output=100))
+        await self.pick(rng).commit(reserve=reserve(step=self.step, input_tokens=rng % 300, output=100))
 
-    async def answer(self, luck: Any) -> None:
-        await self.pick(luck).commit(answer(step=self.step, tokens=luck % 120), intent(f"{self.step}.0", self.step))
+    async def answer(self, rng: Any) -> None:
+        await self.pick(rng).commit(answer(step=self.step, tokens=rng % 120), intent(f"{self.step}.0", self.step))
 
-    async def outcome(self, luck: Any) -> None:
-        await self.pick(luck).commit(outcome(f"{self.step}.0", self.step))
+    async def outcome(self, rng: Any) -> None:
+        await self.pick(rng).commit(outcome(f"{self.step}.0", self.step))
 
-    async def repeat(self, luck: Any) -> None:
-        owner = self.pick(luck)
+    async def repeat(self, rng: Any) -> None:
+        owner = self.pick(rng)
         request = owner.request(words())
         first = await owner.send(request)
         assert await owner.send(request) == first
 
-    async def park(self, luck: Any) -> None:
-        transition = pb.Transition(to_state=[3, 4, 5][luck % 3], reason="WAITS")
+    async def park(self, rng: Any) -> None:
+        transition = pb.Transition(to_state=[3, 4, 5][rng % 3], reason="WAITS")
         if transition.to_state == task_pb2.TASK_STATE_RETRY_SCHEDULED:
-            transition.retry_delay.FromMilliseconds(luck % 20)
-        await self.pick(luck).commit(transition=transition)
+            transition.retry_delay.FromMilliseconds(rng % 20)
+        await self.pick(rng).commit(transition=transition)
 
-    async def give_back(self, luck: Any) -> None:
+    async def give_back(self, rng: Any) -> None:
         transition = pb.Transition(to_state=task_pb2.TASK_STATE_QUEUED, reason="WORKER_DRAINED")
-        await self.pick(luck).commit(transition=transition)
+        await self.pick(rng).commit(transition=transition)
 
-    async def end(self, luck: Any) -> None:
-        await self.pick(luck).end(TERMINAL_NUMBERS[luck % 5])
+    async def end(self, rng: Any) -> None:
+        await self.pick(rng).end(TERMINAL_NUMBERS[rng % 5])
 
-    def pick(self, luck: Any) -> Any:
+    def pick(self, rng: Any) -> Any:
         """Mostly the newest owner, now and then one of before."""
-        return self.owners[-1 if luck % 4 else luck % len(self.owners)]
+        return self.owners[-1 if rng % 4 else rng % len(self.owners)]
 
 
 ACTIONS = [name for name in vars(World) if not name.startswith("_") and name != "pick"]
@@ -123,9 +123,9 @@ async def play(replica: Any, actions: Any) -> None:
     task = await replica.create(f"history-{uuid4()}", limits=limits)
     world = World(replica, task.task_id)
     await world.claim(0)
-    for name, luck in actions:
+    for name, rng in actions:
         with suppress(TenureError):
-            await getattr(world, name)(luck)
+            await getattr(world, name)(rng)
     await check_ledger(replica, task.task_id)
 
 

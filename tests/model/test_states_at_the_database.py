@@ -23,7 +23,7 @@ from services.checkpoint.queries import MIGRATIONS
 from tenure.domain.close_out import PendingEnding
 from tenure.domain.errors import TenureError, WrongState
 from tenure.domain.fencing import Fence
-from tenure.domain.states import MOVES, TERMINAL, WAITING, TaskState, check_move
+from tenure.domain.states import MOVES, TERMINAL, WAITING, TaskState, check_transition
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.common import STATES
@@ -77,7 +77,7 @@ async def test_the_database_allows_exactly_the_moves_of_the_table(
             with pytest.raises(REFUSED):
                 await world.move(task_id, current, to, expected=False, begins_attempt=begins_attempt)
             try:
-                check_move(current, to, begins_attempt=begins_attempt)
+                check_transition(current, to, begins_attempt=begins_attempt)
             except WrongState:
                 with pytest.raises(REFUSED, match=f"{current} task"):
                     await world.move(task_id, current, to, expected=True, begins_attempt=begins_attempt)
@@ -140,33 +140,33 @@ class OneTask(RuleBasedStateMachine):
         self.open(self.granted)
 
     @precondition(lambda self: self.task.claims)
-    @rule(luck=st.integers(0, 9))
-    def open_again(self, luck: int) -> None:
-        self.open(self.task.claims[luck % len(self.task.claims)])
+    @rule(rng=st.integers(0, 9))
+    def open_again(self, rng: int) -> None:
+        self.open(self.task.claims[rng % len(self.task.claims)])
 
     def open(self, claims: Any) -> None:
         granted = self.granted.fence if self.granted else NOBODY
         self.check(lambda: self.task.open(claims, granted), self.world.open(claims))
 
     @precondition(lambda self: self.task.claims)
-    @rule(luck=st.integers(0, 9), number=st.sampled_from([1, 1, 1, 1, 0, 2]))
-    def say(self, luck: int, number: int) -> None:
-        claims, number = self.owner(luck), max(1, self.task.commits + number)
+    @rule(rng=st.integers(0, 9), number=st.sampled_from([1, 1, 1, 1, 0, 2]))
+    def say(self, rng: int, number: int) -> None:
+        claims, number = self.owner(rng), max(1, self.task.commits + number)
         self.commit(claims, number, {}, words())
 
     @precondition(lambda self: self.task.holds and self.task.claims)
-    @rule(luck=st.integers(0, 9), to=st.sampled_from([TaskState.QUEUED, *ENDS]))
-    def leave(self, luck: int, to: Any) -> None:
+    @rule(rng=st.integers(0, 9), to=st.sampled_from([TaskState.QUEUED, *ENDS]))
+    def leave(self, rng: int, to: Any) -> None:
         transition = pb.Transition(to_state=STATES.to_wire(to), reason="WHY")
-        self.commit(self.owner(luck), self.task.commits + 1, {"to": to}, transition=transition)
+        self.commit(self.owner(rng), self.task.commits + 1, {"to": to}, transition=transition)
 
     @precondition(lambda self: self.task.holds and self.task.claims)
-    @rule(luck=st.integers(0, 9), to=st.sampled_from(PARKED))
-    def park(self, luck: int, to: Any) -> None:
+    @rule(rng=st.integers(0, 9), to=st.sampled_from(PARKED))
+    def park(self, rng: int, to: Any) -> None:
         transition = pb.Transition(to_state=STATES.to_wire(to), reason="WHY")
         if to is TaskState.RETRY_SCHEDULED:
             transition.retry_delay.FromSeconds(3600)
-            self.commit(self.owner(luck), self.task.commits + 1, {"to": to}, transition=transition)
+            self.commit(self.owner(rng), self.task.commits + 1, {"to": to}, transition=transition)
             return
         call = f"{self.sequence}.0"
         kind = "QUESTION" if to is TaskState.WAITING_USER else "EVENT"
@@ -178,12 +178,12 @@ class OneTask(RuleBasedStateMachine):
         intent = ledger_pb2.ToolIntent(call_id=call, tool_use_id="use", tool="ask_user", arguments_json="{}")
         predicted = {"to": to, "opens": call}
         self.commit(
-            self.owner(luck), self.task.commits + 1, predicted, entry(0, tool_intent=intent), transition=transition
+            self.owner(rng), self.task.commits + 1, predicted, entry(0, tool_intent=intent), transition=transition
         )
 
-    def owner(self, luck: Any) -> Any:
+    def owner(self, rng: Any) -> Any:
         """Mostly the newest, now and then one of before."""
-        return self.task.claims[0 if luck == 9 else -1]
+        return self.task.claims[0 if rng == 9 else -1]
 
     def commit(self, claims: Any, number: Any, predicted: Any, *entries: Any, **fields: Any) -> None:
         self.check(
@@ -227,9 +227,9 @@ class OneTask(RuleBasedStateMachine):
         self.check(lambda: self.task.answer(TaskState.WAITING_USER), work)
 
     @precondition(lambda self: self.task.claims)
-    @rule(luck=st.integers(0, 9))
-    def lose(self, luck: int) -> None:
-        claims = self.owner(luck)
+    @rule(rng=st.integers(0, 9))
+    def lose(self, rng: int) -> None:
+        claims = self.owner(rng)
         self.check(lambda: self.task.lose(claims), self.world.lose(self.task.task_id, claims.claim_id))
 
     @rule(what=st.sampled_from(["next_retry_at", "wait_deadline_at", "deadline_at"]))
@@ -246,12 +246,12 @@ class OneTask(RuleBasedStateMachine):
         self.check(predict[what], self.world.expire(self.task.task_id, what))
         self.run(self.world.execute("update ledger.tasks set deadline_at = now() + interval '1 day'"))
 
-    @rule(luck=st.integers(0, 99), expected=st.sampled_from([True, True, True, False]))
-    def move_by_hand(self, luck: int, expected: bool) -> None:
+    @rule(rng=st.integers(0, 99), expected=st.sampled_from([True, True, True, False]))
+    def move_by_hand(self, rng: int, expected: bool) -> None:
         """Every other one is a move of the table."""
         others = sorted(set(TaskState) - {self.task.state})
-        choice = sorted(MOVES[self.task.state]) or others if luck % 2 else others
-        to = choice[luck // 2 % len(choice)]
+        choice = sorted(MOVES[self.task.state]) or others if rng % 2 else others
+        to = choice[rng // 2 % len(choice)]
         before, task = self.run(self.seen()), self.task
         work = self.world.move(
             task.task_id,
@@ -272,14 +272,14 @@ class OneTask(RuleBasedStateMachine):
         task.move_by_hand(to, Fence(row["epoch"], row["claim_id"]))
         self.agree(row, point)
 
-    @rule(luck=st.integers(0, 999))
-    def tamper(self, luck: int) -> None:
+    @rule(rng=st.integers(0, 999))
+    def tamper(self, rng: int) -> None:
         living = self.task.state not in TERMINAL
         changes = OF_ANY_TASK + ([] if living else OF_ENDED_TASKS)
         changes += [] if self.task.holds else OF_TASKS_THAT_NOBODY_HOLDS
         statements = [f"update ledger.tasks set {change} where task_id = %s" for change in changes] + OF_OTHER_TABLES
         statements += ["delete from ledger.tasks where task_id = %s"] if living else []
-        self.refused(statements[luck % len(statements)])
+        self.refused(statements[rng % len(statements)])
 
     def refused(self, statement: Any) -> None:
         before = self.run(self.seen())

@@ -19,7 +19,7 @@ CALL_SECONDS: Final = 60.0
 AGAIN: Final = RetryPolicy(max_attempts=60, initial_seconds=0.2, factor=1.5, cap_seconds=2.0)
 """As any client does that is told to try later: a service that is asked for much at once says so."""
 
-MOST_SLOWNESS: Final = 4.0
+MAX_SLOWNESS: Final = 4.0
 
 
 def slowness_now() -> float:
@@ -28,4 +28,4 @@ def slowness_now() -> float:
     For the few times that are promises themselves.
     """
     cores = os.cpu_count() or 1
-    return min(MOST_SLOWNESS, max(1.0, os.getloadavg()[0] / cores))
+    return min(MAX_SLOWNESS, max(1.0, os.getloadavg()[0] / cores))

@@ -84,5 +84,5 @@ def test_an_address_is_judged_alike_in_ipv6_spellings(address: Any) -> None:
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST.", "a.localhost", "127.0.0.1", "::1"])
 def test_names_of_this_machine_need_not_be_resolved(host: str) -> None:
-    assert not Networks().may_be(host)
-    assert Networks(EVERYWHERE).may_be(host)
+    assert not Networks().may_reach_host(host)
+    assert Networks(EVERYWHERE).may_reach_host(host)

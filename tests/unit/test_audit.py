@@ -25,7 +25,7 @@ from checker.history import (
     split,
 )
 from checker.verify import (
-    MOST_OF_A_CHECK,
+    MAX_OF_A_CHECK,
     Examination,
     examine,
     verify,
@@ -82,8 +82,8 @@ def test_a_check_tells_a_bounded_number_of_one_task() -> None:
         LedgerEntry(task_id=TASK, sequence=2 * number, body=story.entries[1].body) for number in range(1, 100)
     )
     results = [each.message for each in verify(History(entries=entries)) if each.invariant == "I7"]
-    assert len(results) == MOST_OF_A_CHECK + 1
-    assert results[-1] == f"… and {100 - MOST_OF_A_CHECK} more like these"
+    assert len(results) == MAX_OF_A_CHECK + 1
+    assert results[-1] == f"… and {100 - MAX_OF_A_CHECK} more like these"
 
 
 def test_task_by_task_comes_to_the_same_as_all_at_once() -> None:

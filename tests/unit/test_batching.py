@@ -158,7 +158,7 @@ async def test_what_waits_is_bounded_by_bytes_too() -> None:
         second = asyncio.create_task(batcher.submit(("b", "xxxx")))
         await asyncio.sleep(0)
         with pytest.raises(LimitReached):
-            batcher.hand_in(("c", "x"), lambda _: None)
+            batcher.enqueue(("c", "x"), lambda _: None)
         store.go.set()
         assert (await first, await second) == ("XX", "XXXX")
         assert await batcher.submit(("c", "xxxx")) == "XXXX"
@@ -168,11 +168,11 @@ async def test_whoever_hands_in_hears_once_whatever_comes_of_it() -> None:
     store, heard = Store(), []
     async with batching(store) as batcher:
         for place, value in enumerate(("x", "refuse", "poison")):
-            batcher.hand_in((place, value), lambda result, place=place: heard.append((place, result)))
+            batcher.enqueue((place, value), lambda result, place=place: heard.append((place, result)))
         while len(heard) < 3:
             await asyncio.sleep(0)
         store.go.clear()
-        batcher.hand_in((3, "y"), lambda result: heard.append((3, result)))
+        batcher.enqueue((3, "y"), lambda result: heard.append((3, result)))
         while len(store.batches) < 5:
             await asyncio.sleep(0)
     assert [place for place, _ in heard] == [0, 1, 2, 3]

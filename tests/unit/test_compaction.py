@@ -15,7 +15,7 @@ from tenure.domain.budget import TokenUsage
 from tenure.domain.compaction import (
     KEPT_STEPS,
     SUMMARY_REQUEST,
-    AskSummary,
+    RequestSummary,
     Window,
     WindowExhausted,
     next_compaction,
@@ -28,7 +28,7 @@ from tenure.domain.fold import ResumePoint, fold
 from tenure.domain.states import TaskState
 from tenure.domain.task import TaskSpec
 from tenure.domain.tools import Outcome, OutcomeStatus
-from tenure.domain.turn import CallModel, CloseOut, next_move
+from tenure.domain.turn import CallModel, CloseOut, next_action
 
 GOAL = "find out"
 WINDOW = Window(tokens=10_000, output_tokens=2_000)
@@ -109,7 +109,7 @@ def test_old_results_are_cleared_first_and_the_newest_stay() -> None:
     story.say(facts.Compaction(cleared))
     sent = results(story.sent())
     assert [result == BIG for result in sent] == [False] * 3 + [True] * KEPT_STEPS
-    assert next_move(story.point) == CallModel(7, 1)
+    assert next_action(story.point) == CallModel(7, 1)
 
 
 def test_a_cleared_result_says_where_all_of_it_is() -> None:
@@ -121,36 +121,36 @@ def test_a_cleared_result_says_where_all_of_it_is() -> None:
 
 
 def test_results_that_save_little_lead_to_a_summary() -> None:
-    assert next_compaction(story_of_turns(6, "short").point, FULL, WINDOW) == AskSummary(5)
+    assert next_compaction(story_of_turns(6, "short").point, FULL, WINDOW) == RequestSummary(5)
 
 
 def test_what_was_cleared_is_not_cleared_again() -> None:
     story = story_of_turns(6)
     story.say(facts.Compaction(facts.ClearedResults(3, 3, FULL, FULL)))
-    assert isinstance(next_compaction(story.point, FULL, WINDOW), AskSummary)
+    assert isinstance(next_compaction(story.point, FULL, WINDOW), RequestSummary)
 
 
 def test_a_small_newest_turn_is_kept_beside_the_summary() -> None:
     story = story_of_turns(2, "short")
-    assert next_compaction(story.point, FULL, WINDOW) == AskSummary(1)
+    assert next_compaction(story.point, FULL, WINDOW) == RequestSummary(1)
     story.summarise(1)
     sent = story.sent()
     assert [message["role"] for message in sent] == ["user", "assistant", "user"]
     assert sent[0]["content"][0] == text(GOAL)
     assert "so far so good" in sent[0]["content"][1]["text"]
     assert (sent[1]["content"][0]["type"], results(sent)) == ("thinking", ["short"])
-    assert next_move(story.point) == CallModel(4, 1)
+    assert next_action(story.point) == CallModel(4, 1)
 
 
 def test_a_large_newest_turn_goes_into_the_summary() -> None:
     story = story_of_turns(2)
-    assert next_compaction(story.point, FULL, WINDOW) == AskSummary(2)
+    assert next_compaction(story.point, FULL, WINDOW) == RequestSummary(2)
     wanted = summary_messages(story.point, 2, 100_000)[0]["content"][0]["text"]
     assert wanted.count(BIG.strip()) == 2
     story.summarise(2)
     assert story.sent()[0]["content"][0] == text(GOAL)
     assert [message["role"] for message in story.sent()] == ["user"]
-    assert (next_move(story.point), story.point.open_intents) == (CallModel(4, 1), [])
+    assert (next_action(story.point), story.point.open_intents) == (CallModel(4, 1), [])
 
 
 def test_after_a_summary_the_model_has_its_turn_whatever_is_left() -> None:
@@ -158,7 +158,7 @@ def test_after_a_summary_the_model_has_its_turn_whatever_is_left() -> None:
     story.summarise(2)
     assert next_compaction(story.point, FULL, WINDOW) is None
     story.turn(BIG)
-    assert next_compaction(story.point, FULL, WINDOW) == AskSummary(4)
+    assert next_compaction(story.point, FULL, WINDOW) == RequestSummary(4)
 
 
 def test_words_that_the_model_has_not_read_outlive_a_summary() -> None:
@@ -174,7 +174,7 @@ def test_messages_to_an_unanswered_call_outlive_a_summary() -> None:
     story.say(facts.UserMessage("hurry"))
     story.ask()
     story.say(facts.ModelFailure(1, facts.PROMPT_TOO_LONG, "prompt is too long", retryable=False))
-    assert next_compaction(story.point, 0, WINDOW) == AskSummary(2)
+    assert next_compaction(story.point, 0, WINDOW) == RequestSummary(2)
     story.summarise(2)
     assert story.sent()[-1]["content"] == [text("hurry")]
 
@@ -183,7 +183,7 @@ def test_a_summary_that_was_lost_is_asked_for_again() -> None:
     story = story_of_turns(2)
     story.ask(2)
     story.say(facts.AttemptLost(1, TokenUsage(10, 0)))
-    assert next_move(story.point) == CallModel(3, 2, summary_through_step=2)
+    assert next_action(story.point) == CallModel(3, 2, summary_through_step=2)
 
 
 def test_a_prompt_that_stays_too_long_fails_the_task() -> None:
@@ -211,16 +211,16 @@ def test_a_goal_that_does_not_fit_cannot_be_made_shorter() -> None:
 def test_an_answer_cut_by_the_window_leads_to_a_summary() -> None:
     story = story_of_turns(2, "short")
     story.turn(None, stop="model_context_window_exceeded")
-    assert next_compaction(story.point, 0, WINDOW) == AskSummary(3)
+    assert next_compaction(story.point, 0, WINDOW) == RequestSummary(3)
     story.summarise(3)
-    assert (next_move(story.point), story.point.must_shorten) == (CallModel(5, 1), False)
+    assert (next_action(story.point), story.point.must_shorten) == (CallModel(5, 1), False)
     assert [message["role"] for message in story.sent()] == ["user"]
 
 
 def test_a_paused_answer_is_never_summarised_away() -> None:
     story = story_of_turns(3)
     story.turn(None, stop="pause_turn")
-    assert next_compaction(story.point, FULL, WINDOW) == AskSummary(3)
+    assert next_compaction(story.point, FULL, WINDOW) == RequestSummary(3)
     only = Story()
     only.turn(None, stop="pause_turn")
     assert next_compaction(only.point, FULL, WINDOW) is None
@@ -231,7 +231,7 @@ def test_a_summary_is_no_last_word() -> None:
     story.summarise(1, "the summary")
     assert story.point.last_text == "turn 1"
     story.turn(None)
-    assert next_move(story.point) == CloseOut(TaskState.SUCCEEDED, "FINAL_ANSWER", "", "turn 3")
+    assert next_action(story.point) == CloseOut(TaskState.SUCCEEDED, "FINAL_ANSWER", "", "turn 3")
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_a_compacted_conversation_is_valid_for_the_provider(turns: list[Any]) ->
             made = next_compaction(story.point, expected, WINDOW)
             if isinstance(made, facts.ClearedResults):
                 story.say(facts.Compaction(made))
-            elif isinstance(made, AskSummary):
+            elif isinstance(made, RequestSummary):
                 story.summarise(made.through_step)
         if isinstance(next_compaction(story.point, expected, WINDOW), WindowExhausted):
             return

@@ -138,14 +138,14 @@ def test_retries_are_counted_since_the_last_new_step() -> None:
     ],
 )
 def test_what_may_go_better_is_tried_again(failure: ControlFailure, retries: int, state: TaskState) -> None:
-    move = after_function_failure(failure, retries, RetryPolicy(), luck=0.5)
+    move = after_function_failure(failure, retries, RetryPolicy(), random_fraction=0.5)
     assert (move.to_state, move.reason) == (state, "FUNCTION_FAILED")
     assert failure.error_class in move.message
 
 
 def test_what_was_asked_for_is_waited_but_no_longer_than_a_day() -> None:
     failure = ControlFailure("TryAgain", "much later", True, 10**9)
-    assert after_function_failure(failure, 0, RetryPolicy(), luck=0.0).retry_delay_seconds == 24 * 3600
+    assert after_function_failure(failure, 0, RetryPolicy(), random_fraction=0.0).retry_delay_seconds == 24 * 3600
 
 
 class Known(Exception):  # noqa: N818

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.gateway.explain import gather_facts
-from services.gateway.explanation import MOST_LINES, CallFact, Facts, WorkerFact, explain, span
+from services.gateway.explanation import MAX_LINES, CallFact, Facts, WorkerFact, explain, span
 from tenure.domain.budget import Budget
 from tenure.domain.fencing import compose_epoch
 from tenure.domain.states import TERMINAL, TaskState
@@ -37,7 +37,7 @@ SERVES = WorkerFact("worker-1", ("batch", "default"), ("messages",))
 def explained(state: str = "RUNNING", **facts: Any) -> str:
     """The lines of these facts, after what holds of every explanation."""
     lines = explain(replace(FACTS, state=TaskState(state), **facts))
-    assert 3 <= len(lines) <= MOST_LINES
+    assert 3 <= len(lines) <= MAX_LINES
     assert all(lines)
     return "\n".join(lines)
 

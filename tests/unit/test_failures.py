@@ -36,7 +36,7 @@ def test_errors_of_request_key_or_account_are_final() -> None:
 
 @pytest.mark.parametrize("error_class", sorted(LASTING))
 def test_a_lasting_failure_ends_the_task_at_once_with_its_class(error_class: Any) -> None:
-    verdict = after_failure([failure(FailureClass(error_class))], 0, POLICY, result="so far", luck=0.5)
+    verdict = after_failure([failure(FailureClass(error_class))], 0, POLICY, result="so far", random_fraction=0.5)
     assert isinstance(verdict, Transition)
     assert (verdict.to_state, verdict.reason) == (TaskState.FAILED, Reason.MODEL_REJECTED)
     assert (verdict.error_class, verdict.message, verdict.result) == (error_class, f"{error_class}: words", "so far")
@@ -45,11 +45,11 @@ def test_a_lasting_failure_ends_the_task_at_once_with_its_class(error_class: Any
 @pytest.mark.parametrize("error_class", sorted(RETRYABLE - {FailureClass.INTERRUPTED}))
 def test_a_passing_failure_is_retried_rescheduled_then_fatal(error_class: Any) -> None:
     failures = [failure(error_class)] * MODEL_CALL_TRIES
-    assert isinstance(after_failure(failures[:1], 0, POLICY, result="", luck=0.5), RetryModelCall)
+    assert isinstance(after_failure(failures[:1], 0, POLICY, result="", random_fraction=0.5), RetryModelCall)
     limited = error_class is FailureClass.RATE_LIMITED
     reason = Reason.MODEL_RATE_LIMITED if limited else Reason.MODEL_UNAVAILABLE
     for retries, to_state in ((0, TaskState.RETRY_SCHEDULED), (1, TaskState.FAILED)):
-        verdict = after_failure(failures, retries, POLICY, result="", luck=0.5)
+        verdict = after_failure(failures, retries, POLICY, result="", random_fraction=0.5)
         assert isinstance(verdict, Transition)
         assert (verdict.to_state, verdict.reason, verdict.error_class) == (to_state, reason, error_class.value)
         assert verdict.retry_delay_seconds == (2.0 if to_state is TaskState.RETRY_SCHEDULED else None)
@@ -57,7 +57,7 @@ def test_a_passing_failure_is_retried_rescheduled_then_fatal(error_class: Any) -
 
 def test_a_long_retry_time_is_waited_for_without_a_worker() -> None:
     verdict = after_failure(
-        [failure(FailureClass.RATE_LIMITED, retry_after_seconds=900.0)], 0, POLICY, result="", luck=0.5
+        [failure(FailureClass.RATE_LIMITED, retry_after_seconds=900.0)], 0, POLICY, result="", random_fraction=0.5
     )
     assert isinstance(verdict, Transition)
     assert (verdict.to_state, verdict.retry_delay_seconds) == (TaskState.RETRY_SCHEDULED, 900.0)

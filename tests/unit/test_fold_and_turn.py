@@ -15,7 +15,7 @@ from tenure.domain.fold import ResumePoint, fold
 from tenure.domain.states import TaskState
 from tenure.domain.task import TaskSpec
 from tenure.domain.tools import Outcome, OutcomeStatus
-from tenure.domain.turn import MAX_TRUNCATIONS, CallModel, CloseOut, ContinueTruncated, ExecuteTools, next_move
+from tenure.domain.turn import MAX_TRUNCATIONS, CallModel, CloseOut, ContinueTruncated, ExecuteTools, next_action
 from tenure.domain.waits import WaitAnswerKind, WaitKind
 
 START = (0, facts.Submitted(TaskSpec(goal="find out"))), (0, facts.Transition(TaskState.QUEUED, "SUBMITTED"))
@@ -59,21 +59,21 @@ CALLED_TWO = (
 
 
 def test_a_new_task_calls_the_model_with_its_goal() -> None:
-    assert next_move(fold(ledger())) == CallModel(1, 1)
+    assert next_action(fold(ledger())) == CallModel(1, 1)
     sent = fold(ledger((1, attempt())))
     assert sent.messages == [{"role": "user", "content": [text("find out")]}]
 
 
 def test_intents_without_outcome_are_executed() -> None:
     point = fold(ledger(*CALLED_TWO, (1, outcome("1.1", "B"))))
-    move = next_move(point)
+    move = next_action(point)
     assert isinstance(move, ExecuteTools)
     assert [open_intent.call_id for open_intent in move.intents] == ["1.0"]
 
 
 def test_all_results_of_one_answer_make_one_message_in_its_order() -> None:
     outcomes = (1, outcome("1.1", "B")), (1, outcome("1.0", "A"))
-    assert next_move(fold(ledger(*CALLED_TWO, *outcomes))) == CallModel(2, 1)
+    assert next_action(fold(ledger(*CALLED_TWO, *outcomes))) == CallModel(2, 1)
     sent = fold(ledger(*CALLED_TWO, *outcomes, (2, attempt())))
     results = sent.messages[-1]["content"]
     assert [(block["tool_use_id"], block["content"]) for block in results] == [("toolu_a", "A"), ("toolu_b", "B")]
@@ -91,39 +91,39 @@ def test_words_from_others_take_effect_at_the_next_attempt() -> None:
 )
 def test_a_lost_or_failed_call_is_the_steps_next_attempt(settled: facts.Body) -> None:
     point = fold(ledger((1, attempt()), (1, settled)))
-    assert next_move(point) == CallModel(1, 2)
+    assert next_action(point) == CallModel(1, 2)
     resent = fold(ledger((1, attempt()), (1, settled), (1, attempt(2))))
     assert resent.messages == [{"role": "user", "content": [text("find out")]}]
 
 
 def test_the_final_answer_closes_the_task_out() -> None:
-    move = next_move(fold(ledger((1, attempt()), (1, answer(text("done"))))))
+    move = next_action(fold(ledger((1, attempt()), (1, answer(text("done"))))))
     assert move == CloseOut(TaskState.SUCCEEDED, "FINAL_ANSWER", "", "done")
 
 
 def test_a_paused_turn_goes_on_with_the_same_messages() -> None:
-    assert next_move(fold(ledger((1, attempt()), (1, answer(text("…"), stop="pause_turn"))))) == CallModel(2, 1)
+    assert next_action(fold(ledger((1, attempt()), (1, answer(text("…"), stop="pause_turn"))))) == CallModel(2, 1)
 
 
 def test_a_cut_answer_is_nudged_and_then_called_again() -> None:
     cut = ledger((1, attempt()), (1, answer(text("so f"), stop="max_tokens")))
-    assert next_move(fold(cut)) == ContinueTruncated(1)
+    assert next_action(fold(cut)) == ContinueTruncated(1)
     nudged = [*cut, facts.Entry(len(cut) + 1, 1, facts.UserMessage("go on"))]
-    assert next_move(fold(nudged)) == CallModel(2, 1)
+    assert next_action(fold(nudged)) == CallModel(2, 1)
 
 
 def test_a_model_that_never_finishes_fails_with_its_text() -> None:
     bodies: list[tuple[int, facts.Body]] = []
     for step in range(1, MAX_TRUNCATIONS + 1):
         bodies += [(step, attempt()), (step, answer(text(f"part {step}"), stop="max_tokens"))]
-    move = next_move(fold(ledger(*bodies)))
+    move = next_action(fold(ledger(*bodies)))
     assert move == CloseOut(
         TaskState.FAILED, "MODEL_TRUNCATED", f"the output limit truncated {MAX_TRUNCATIONS} answers in a row", "part 3"
     )
 
 
 def test_an_answer_that_refuses_fails_the_task() -> None:
-    move = next_move(fold(ledger((1, attempt()), (1, answer(text("no"), stop="refusal")))))
+    move = next_action(fold(ledger((1, attempt()), (1, answer(text("no"), stop="refusal")))))
     assert isinstance(move, CloseOut)
     assert (move.to_state, move.reason, move.result) == (TaskState.FAILED, "MODEL_REFUSED", "no")
 
@@ -131,8 +131,8 @@ def test_an_answer_that_refuses_fails_the_task() -> None:
 def test_an_answer_cut_by_the_window_is_requested_again_once() -> None:
     cut = answer(text("no"), stop="model_context_window_exceeded")
     once = fold(ledger((1, attempt()), (1, cut)))
-    assert (next_move(once), once.must_shorten) == (CallModel(2, 1), True)
-    move = next_move(fold(ledger((1, attempt()), (1, cut), (2, attempt()), (2, cut))))
+    assert (next_action(once), once.must_shorten) == (CallModel(2, 1), True)
+    move = next_action(fold(ledger((1, attempt()), (1, cut), (2, attempt()), (2, cut))))
     assert isinstance(move, CloseOut)
     assert (move.to_state, move.reason) == (TaskState.FAILED, "CONTEXT_WINDOW_EXCEEDED")
 
@@ -159,7 +159,7 @@ def test_a_forks_turn_ignores_earlier_verdicts() -> None:
     forked = (0, facts.Forked("t", 9, len(bodies)))
     begin = (MAX_TRUNCATIONS, facts.Transition(TaskState.QUEUED, "FORKED"))
     entries = [facts.Entry(n, step, body) for n, (step, body) in enumerate([START[0], forked, *bodies, begin], start=1)]
-    assert next_move(fold(entries)) == ContinueTruncated(MAX_TRUNCATIONS)
+    assert next_action(fold(entries)) == ContinueTruncated(MAX_TRUNCATIONS)
 
 
 @pytest.mark.parametrize("stop", ["refusal", "model_context_window_exceeded"])

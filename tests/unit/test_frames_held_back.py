@@ -11,7 +11,7 @@ from services.tools.calls import execute_stream as tool_frames
 from services.tools.calls.runs import Event
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.runtime.batching import Answer
-from tenure.runtime.frame_server import MOST_IN_FLIGHT
+from tenure.runtime.frame_server import MAX_IN_FLIGHT
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import tool_service_pb2 as tools
 
@@ -41,7 +41,7 @@ async def test_a_worker_that_reads_no_commit_answers_is_not_read() -> None:
     async with aclosing(frames.answers(endless())) as answers:  # type: ignore[type-var]  # an async generator
         first = await anext(answers)
         await quiet()
-        assert sent <= MOST_IN_FLIGHT + len(first.results) + ITEMS_A_FRAME
+        assert sent <= MAX_IN_FLIGHT + len(first.results) + ITEMS_A_FRAME
         before = sent
         for _ in range(5):
             await anext(answers)
@@ -67,7 +67,7 @@ async def test_a_worker_that_reads_no_outcomes_is_not_read() -> None:
     async with aclosing(frames.serve(endless())) as answers:
         await anext(answers)
         await quiet()
-        assert sent <= 2 * MOST_IN_FLIGHT + 2 * ITEMS_A_FRAME
+        assert sent <= 2 * MAX_IN_FLIGHT + 2 * ITEMS_A_FRAME
         before = sent
         for _ in range(30):
             await anext(answers)

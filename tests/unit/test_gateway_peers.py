@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from services.gateway.peers import Peers, patiently
+from services.gateway.peers import Peers, with_retries
 from services.gateway.tool_names import earlier_result
 from tenure.domain.errors import InvalidRequest, Unavailable
 from tenure.runtime.rpc_status import PeerFailed
@@ -37,7 +37,7 @@ async def test_a_silent_service_is_named_without_its_address() -> None:
             }
             for peer, call in calls.items():
                 with pytest.raises(Unavailable) as refusal:
-                    await patiently(call)
+                    await with_retries(call)
                 assert refusal.value.message == f"{peer} does not answer just now"
                 assert not refusal.value.metadata
 

@@ -9,7 +9,7 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from services.tools.mcp.calling import MOST_SENDS, McpToolCaller
+from services.tools.mcp.calling import MAX_SENDS, McpToolCaller
 from services.tools.mcp.connection import http_link
 from services.tools.mcp.settings import McpServer
 from services.tools.tool import CallContext, ToolAnswer, ToolFailure, ToolInDoubt
@@ -59,7 +59,7 @@ async def test_a_call_lost_by_a_gateway_is_repeated_where_harmless(
         response = await paid(server.port, effect_class)
         assert isinstance(response, ToolInDoubt if effect_class is UNSAFE else ToolFailure)
         assert "lost in the middle" in response.message
-        assert server.paid == ["t/1.0"] * (1 if effect_class is UNSAFE else MOST_SENDS)
+        assert server.paid == ["t/1.0"] * (1 if effect_class is UNSAFE else MAX_SENDS)
 
 
 def an_event(own_id: Any) -> str:

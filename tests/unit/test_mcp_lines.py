@@ -21,15 +21,15 @@ from services.tools.mcp.settings import McpServer
 from services.tools.mcp.sources import ToolsOfServer
 from services.tools.mcp.stdio_framing import (
     LONGEST_ID,
-    MOST_A_SECOND,
-    MOST_UNREAD_BYTES,
+    MAX_A_SECOND,
+    MAX_UNREAD_BYTES,
     LineReads,
     LineWrites,
     RateLimit,
     WatchedReads,
 )
 from services.tools.registry import ToolRegistry
-from services.tools.source_facts import MOST_PROBLEMS
+from services.tools.source_facts import MAX_PROBLEMS
 from services.tools.tool import CallContext
 from tenure.domain.tools import ToolSourceKind
 from tests.support.patience import PATIENCE_SECONDS
@@ -62,17 +62,17 @@ async def test_a_server_that_reads_no_answers_loses_its_link() -> None:
     async with deaf_program() as stdin:
         ended = asyncio.Event()
         writes = LineWrites(stdin, ended)
-        for _ in range(2 * MOST_UNREAD_BYTES // 200):
+        for _ in range(2 * MAX_UNREAD_BYTES // 200):
             await writes.send(answer)
         assert ended.is_set()
-        assert stdin.transport.get_write_buffer_size() <= MOST_UNREAD_BYTES
+        assert stdin.transport.get_write_buffer_size() <= MAX_UNREAD_BYTES
 
 
 async def test_read_answers_and_long_calls_cost_a_server_nothing() -> None:
     answer = SessionMessage(types.JSONRPCResponse(jsonrpc="2.0", id="x" * 200, result={}))
-    long = {"a": "x" * (2 * MOST_UNREAD_BYTES)}
+    long = {"a": "x" * (2 * MAX_UNREAD_BYTES)}
     call = SessionMessage(types.JSONRPCRequest(jsonrpc="2.0", id=1, method="tools/call", params=long))
-    pipe, count = asyncio.subprocess.PIPE, 1 + 2 * MOST_UNREAD_BYTES // 200
+    pipe, count = asyncio.subprocess.PIPE, 1 + 2 * MAX_UNREAD_BYTES // 200
     process = await asyncio.create_subprocess_exec("wc", "-l", stdin=pipe, stdout=pipe)
     assert process.stdin is not None
     process.stdin.transport.set_write_buffer_limits(0)
@@ -104,7 +104,7 @@ while True:
 
 
 async def test_a_program_that_asks_and_reads_no_answers_loses_its_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stdio_framing, "MOST_UNREAD_BYTES", 4096)
+    monkeypatch.setattr(stdio_framing, "MAX_UNREAD_BYTES", 4096)
     settings = McpServer(command=sys.executable, args=("-c", ASKS_WITHOUT_END))
     async with asyncio.timeout(PATIENCE_SECONDS), program_link("a", settings, {}) as link:
         await link.ended.wait()
@@ -166,7 +166,7 @@ async def test_other_tasks_run_between_messages() -> None:
     assert turns >= 99
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    for _ in range(MOST_A_SECOND + 1 - 100):
+    for _ in range(MAX_A_SECOND + 1 - 100):
         await pace.next()
     assert clock() - began >= 1.0
 
@@ -179,8 +179,8 @@ def test_some_of_a_thousand_list_problems_are_logged(
     tools = ToolsOfServer(fact, McpServer(command="a"), registry, Mock(), Mock(), Mock())
     with caplog.at_level(logging.WARNING):
         tools.take([types.Tool(name=f"no name {n}", input_schema={"type": "object"}) for n in range(1000)])
-    assert len(caplog.records) == MOST_PROBLEMS + 1
-    assert vars(caplog.records[-1])["count"] == 1000 - MOST_PROBLEMS
+    assert len(caplog.records) == MAX_PROBLEMS + 1
+    assert vars(caplog.records[-1])["count"] == 1000 - MAX_PROBLEMS
 
 
 class Session:

@@ -22,16 +22,16 @@ from services.tools.calls.effects import NeverBegan, ToolEffect
 from services.tools.calls.records import CallKey, CallRequest
 from services.tools.calls.runs import RunningCalls
 from services.tools.mcp import connection as held_module
-from services.tools.mcp.calling import MOST_PARTS_KEPT, McpToolCaller, tools_of
+from services.tools.mcp.calling import MAX_PARTS_KEPT, McpToolCaller, tools_of
 from services.tools.mcp.connection import McpSession, Open
 from services.tools.mcp.delivery_errors import AnswerLost, CallNotSent
 from services.tools.mcp.servers import LinkTimes, Listed, SharedServer, TaskServers
 from services.tools.mcp.settings import McpServer
 from services.tools.mcp.sources import ToolsOfServer
 from services.tools.mcp.stdio_framing import meta_of
-from services.tools.output import OutputKeeper
+from services.tools.output import OutputStore
 from services.tools.registry import ToolRegistry
-from services.tools.source_facts import SourceFacts
+from services.tools.source_facts import SourceStatuses
 from services.tools.tool import CallContext, ToolAnswer, ToolFailure, ToolInDoubt
 from services.tools.workspace.bounds import Bounds
 from services.tools.workspace.directories import Workspaces
@@ -48,8 +48,8 @@ def context(task_id: str = TASK, epoch: int = 1) -> CallContext:
     return CallContext("acme", task_id, "1.0", f"{task_id}/1.0", epoch, lambda _text: None)
 
 
-def keeper(root: Path) -> OutputKeeper:
-    return OutputKeeper(Workspaces(root), Bounds(2**28, 10_000))
+def keeper(root: Path) -> OutputStore:
+    return OutputStore(Workspaces(root), Bounds(2**28, 10_000))
 
 
 @dataclass
@@ -75,7 +75,7 @@ async def test_a_programs_stderr_goes_to_the_log_not_the_model(
 ) -> None:
     error = OSError("it ended")
     error.add_note("token=hush")
-    fact = SourceFacts().add("s", ToolSourceKind.MCP)
+    fact = SourceStatuses().add("s", ToolSourceKind.MCP)
     with caplog.at_level(logging.WARNING):
         server = SharedServer(fact, partial(Failing, error), lambda _tools: None, replace(TIMES, reach_seconds=0.05))
         running = asyncio.create_task(server.run())
@@ -137,7 +137,7 @@ def task_servers(
     def open_for(_tenant: str, task_id: str) -> Open:
         return partial(starts.open, task_id)
 
-    fact = SourceFacts().add("s", ToolSourceKind.MCP)
+    fact = SourceStatuses().add("s", ToolSourceKind.MCP)
     return TaskServers(fact, open_for, listed, TIMES, most, idle_seconds)
 
 
@@ -196,8 +196,8 @@ def answering(tmp_path: Path, parts: int, threads: Executor) -> McpToolCaller:
 
 async def test_of_an_answer_with_many_parts_only_some_are_kept(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as threads:
-        answer = await answering(tmp_path, MOST_PARTS_KEPT + 4, threads).run(context(), {})
-    assert len(list(tmp_path.rglob("*.png"))) == answer.content.count("kept in the workspace") == MOST_PARTS_KEPT
+        answer = await answering(tmp_path, MAX_PARTS_KEPT + 4, threads).run(context(), {})
+    assert len(list(tmp_path.rglob("*.png"))) == answer.content.count("kept in the workspace") == MAX_PARTS_KEPT
     assert answer.content.count("not kept") == 4
 
 

@@ -21,7 +21,7 @@ from services.tools.mcp.delivery_errors import (
     marked_error,
 )
 from services.tools.mcp.http_transport import HttpTransport
-from services.tools.mcp.stdio_framing import MOST_MESSAGE_BYTES, TOO_LONG, LineReads
+from services.tools.mcp.stdio_framing import MAX_MESSAGE_BYTES, TOO_LONG, LineReads
 
 
 async def read_all(*lines: bytes) -> list[types.JSONRPCMessage]:
@@ -40,7 +40,7 @@ async def test_no_message_and_no_endless_message_is_delivered() -> None:
     assert len(messages) == 1
 
 
-LONG = b"x" * (MOST_MESSAGE_BYTES + 1)
+LONG = b"x" * (MAX_MESSAGE_BYTES + 1)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from services.tools.mcp.servers import SharedServer, TaskServers
 from services.tools.mcp.settings import McpServer
 from services.tools.mcp.sources import McpHost, open_mcp_servers
 from services.tools.registry import ToolRegistry
-from services.tools.source_facts import SourceFacts
+from services.tools.source_facts import SourceStatuses
 from services.tools.workspace.directories import Workspaces
 from tenure.domain.errors import Unavailable
 from tenure.domain.fencing import Claims
@@ -35,7 +35,7 @@ async def test_a_tasks_programs_stderr_goes_to_the_log_only(
 ) -> None:
     error = OSError("it ended")
     error.add_note("token=hush")
-    fact = SourceFacts().add("s", ToolSourceKind.MCP)
+    fact = SourceStatuses().add("s", ToolSourceKind.MCP)
     with caplog.at_level(logging.WARNING):
         async with TaskServers(fact, lambda *_: partial(Failing, error), lambda _: None, TIMES, 1, 600.0) as servers:
             with pytest.raises(CallNotSent, match="it ended") as refusal:
@@ -54,7 +54,7 @@ async def test_who_calls_a_server_whose_connection_ended_is_told_so() -> None:
         opened.append(Idler())
         yield cast("McpSession", opened[0])
 
-    fact = SourceFacts().add("s", ToolSourceKind.MCP)
+    fact = SourceStatuses().add("s", ToolSourceKind.MCP)
     server = SharedServer(fact, once, lambda _tools: None, replace(TIMES, reach_seconds=0.05))
     running = asyncio.create_task(server.run())
     await until(lambda: fact.is_linked)

@@ -18,8 +18,8 @@ from h11 import _abnf, _readers
 from services.tools.sending import failure_answer
 from tenure.domain.outbound import EVERYWHERE, Networks, parse_url
 from tenure.runtime.outbound_http import (
-    MOST_READ_BYTES,
-    MOST_TINY_PIECES,
+    MAX_READ_BYTES,
+    MAX_TINY_PIECES,
     CheckedNetworkBackend,
     HttpResponse,
     Outgoing,
@@ -28,7 +28,7 @@ from tenure.runtime.outbound_http import (
 from tests.support.http_stub import HttpStub, page
 from tests.support.patience import PATIENCE_SECONDS
 
-MOST_CPU_SECONDS = 4.0
+MAX_CPU_SECONDS = 4.0
 
 
 @asynccontextmanager
@@ -47,7 +47,7 @@ async def test_a_header_of_blanks_holds_nobody_up(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(httpcore2.RemoteProtocolError):
             async with connections.send("GET", parse_url(stranger.url()), []):
                 pass
-        assert time.process_time() - began < MOST_CPU_SECONDS
+        assert time.process_time() - began < MAX_CPU_SECONDS
 
 
 async def test_it_is_told_when_the_request_goes_out_and_not_before() -> None:
@@ -123,7 +123,7 @@ async def test_a_body_in_tiny_pieces_is_bounded_and_yields() -> None:
     body = await HttpResponse(200, {}, httpcore2.Response(200, content=endless())).read(1 << 20)
     counting.cancel()
     assert not body.is_whole
-    assert 0 < len(body.content) == given <= MOST_TINY_PIECES * 2
+    assert 0 < len(body.content) == given <= MAX_TINY_PIECES * 2
     assert turns > 20
 
 
@@ -141,7 +141,7 @@ async def test_no_more_is_taken_at_once_than_a_turn_may_cost() -> None:
         stream = await CheckedNetworkBackend(Networks(EVERYWHERE), "tests").connect_tcp("127.0.0.1", stranger.port)
         await stream.write(b"GET / HTTP/1.1\r\n\r\n")
         while some := await stream.read(1 << 20):
-            assert len(some) <= MOST_READ_BYTES
+            assert len(some) <= MAX_READ_BYTES
         await stream.aclose()
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from services.checkpoint.submit.source_defaults import read_source_defaults
 from services.worker.budget_wait import (
-    MOST_BUSY_WAITS,
-    MOST_WAITS,
+    MAX_BUSY_WAITS,
+    MAX_WAITS,
     queue_until_budget,
     wait_for_budget,
 )
@@ -25,11 +25,11 @@ from tenure.domain.quotas import (
     QuotaUse,
     StartDecision,
     bucket_of,
-    held_seconds,
-    start_of,
-    use_of,
+    decide_start,
+    recheck_seconds,
     use_of_running,
     wait_of_call,
+    window_use,
 )
 from tenure.domain.states import TaskState
 from tenure.runtime.settings import ConfigurationError
@@ -53,15 +53,15 @@ def at(kind: Any, **amounts_by_age: Any) -> Any:
 
 
 def test_a_window_counts_younger_usage_only() -> None:
-    use = use_of(quota(TOKENS, 1000), at(TOKENS, s10=5, s3500=7, s3700=100), NOW)
+    use = window_use(quota(TOKENS, 1000), at(TOKENS, s10=5, s3500=7, s3700=100), NOW)
     assert (use.used, use.room_after_seconds) == (12, 0.0)
 
 
 def test_a_bucket_counts_until_all_of_it_is_out_of_the_window() -> None:
     bucket = bucket_of(TOKENS, NOW)
     until = (bucket + 61) * 60
-    assert use_of(quota(TOKENS, 10), {bucket: 10}, until - 1).is_reached
-    assert not use_of(quota(TOKENS, 10), {bucket: 10}, until).is_reached
+    assert window_use(quota(TOKENS, 10), {bucket: 10}, until - 1).is_reached
+    assert not window_use(quota(TOKENS, 10), {bucket: 10}, until).is_reached
 
 
 @pytest.mark.parametrize("kind", SPANS)
@@ -70,16 +70,16 @@ def test_capacity_is_free_at_the_reported_moment(kind: Any) -> None:
     first = bucket_of(kind, NOW) - span.buckets
     amounts = {first + 1: 6, first + 3: 3, first + 5: 4}
     wanted = quota(kind, 7)
-    room = NOW + use_of(wanted, amounts, NOW).room_after_seconds
-    assert not use_of(wanted, amounts, room).is_reached
-    assert use_of(wanted, amounts, room - 0.5).is_reached
+    room = NOW + window_use(wanted, amounts, NOW).room_after_seconds
+    assert not window_use(wanted, amounts, room).is_reached
+    assert window_use(wanted, amounts, room - 0.5).is_reached
 
 
 def test_postponed_tasks_start_without_exceeding_a_minute() -> None:
     most, starts = 3, []
     amounts: dict[Any, Any] = {}
     for _ in range(10):
-        start = start_of("acme", {SUBMITS: use_of(quota(SUBMITS, most), amounts, NOW)})
+        start = decide_start("acme", {SUBMITS: window_use(quota(SUBMITS, most), amounts, NOW)})
         second = bucket_of(SUBMITS, NOW + start.after_seconds)
         amounts[second] = amounts.get(second, 0) + 1
         starts.append(second)
@@ -88,9 +88,9 @@ def test_postponed_tasks_start_without_exceeding_a_minute() -> None:
 
 
 def test_a_refusal_tells_which_quota_and_when_to_come_again() -> None:
-    use = use_of(quota(SUBMITS, 2, QuotaPolicy.REFUSE), at(SUBMITS, s20=1, s5=1), NOW)
+    use = window_use(quota(SUBMITS, 2, QuotaPolicy.REFUSE), at(SUBMITS, s20=1, s5=1), NOW)
     with pytest.raises(LimitReached) as refused:
-        start_of("acme", {SUBMITS: use})
+        decide_start("acme", {SUBMITS: use})
     assert refused.value.reason == "TENANT_QUOTA"
     assert refused.value.metadata == {
         "subject": "tenants/acme",
@@ -102,40 +102,40 @@ def test_a_refusal_tells_which_quota_and_when_to_come_again() -> None:
 
 
 def test_of_several_refusals_the_longest_is_told() -> None:
-    minute = use_of(quota(SUBMITS, 1, QuotaPolicy.REFUSE), at(SUBMITS, s5=1), NOW)
-    day = use_of(quota(MONEY, 1, QuotaPolicy.REFUSE), at(MONEY, s5=1), NOW)
+    minute = window_use(quota(SUBMITS, 1, QuotaPolicy.REFUSE), at(SUBMITS, s5=1), NOW)
+    day = window_use(quota(MONEY, 1, QuotaPolicy.REFUSE), at(MONEY, s5=1), NOW)
     with pytest.raises(LimitReached) as refused:
-        start_of("acme", {SUBMITS: minute, MONEY: day})
+        decide_start("acme", {SUBMITS: minute, MONEY: day})
     assert refused.value.metadata["quota"] == "MONEY_PER_DAY"
     assert refused.value.retry_after_seconds is not None
     assert refused.value.retry_after_seconds > 86_000
 
 
 def test_a_schedules_run_is_put_off_and_never_refused() -> None:
-    use = use_of(quota(SUBMITS, 1, QuotaPolicy.REFUSE), at(SUBMITS, s5=1), NOW)
-    start = start_of("acme", {SUBMITS: use}, may_refuse=False)
+    use = window_use(quota(SUBMITS, 1, QuotaPolicy.REFUSE), at(SUBMITS, s5=1), NOW)
+    start = decide_start("acme", {SUBMITS: use}, may_refuse=False)
     assert start.after_seconds == pytest.approx(56)
     assert "1 of 1 submits a minute" in start.message
 
 
 def test_a_postponed_task_checks_again_for_a_raised_cap() -> None:
-    use = use_of(quota(MONEY, 1), at(MONEY, s5=1), NOW)
+    use = window_use(quota(MONEY, 1), at(MONEY, s5=1), NOW)
     assert use.room_after_seconds > 86_000
-    assert held_seconds(use) == start_of("acme", {MONEY: use}).after_seconds == LONGEST_HOLD_SECONDS
+    assert recheck_seconds(use) == decide_start("acme", {MONEY: use}).after_seconds == LONGEST_HOLD_SECONDS
 
 
 def test_running_limits_hold_offers_back_unless_refused() -> None:
-    assert start_of("acme", {RUNNING: use_of_running(quota(RUNNING, 2), 2)}) == StartDecision()
+    assert decide_start("acme", {RUNNING: use_of_running(quota(RUNNING, 2), 2)}) == StartDecision()
     with pytest.raises(LimitReached):
-        start_of("acme", {RUNNING: use_of_running(quota(RUNNING, 2, QuotaPolicy.REFUSE), 2)})
-    assert start_of("acme", {RUNNING: use_of_running(quota(RUNNING, 2, QuotaPolicy.REFUSE), 1)}) == StartDecision()
+        decide_start("acme", {RUNNING: use_of_running(quota(RUNNING, 2, QuotaPolicy.REFUSE), 2)})
+    assert decide_start("acme", {RUNNING: use_of_running(quota(RUNNING, 2, QuotaPolicy.REFUSE), 1)}) == StartDecision()
 
 
 def test_a_submit_postponed_beyond_an_hour_is_refused() -> None:
     second = bucket_of(SUBMITS, NOW)
     backlog = {second + 61 * n: 1 for n in range(60)}
     with pytest.raises(LimitReached):
-        start_of("acme", {SUBMITS: use_of(quota(SUBMITS, 1), backlog, NOW)})
+        decide_start("acme", {SUBMITS: window_use(quota(SUBMITS, 1), backlog, NOW)})
 
 
 @pytest.mark.parametrize(("used", "soft"), [(79, False), (80, True), (100, True)])
@@ -151,15 +151,15 @@ def test_money_is_told_in_dollars() -> None:
 
 
 def test_a_model_call_waits_for_tokens_and_money_only() -> None:
-    minute = use_of(quota(SUBMITS, 1), at(SUBMITS, s5=1), NOW)
+    minute = window_use(quota(SUBMITS, 1), at(SUBMITS, s5=1), NOW)
     assert wait_of_call({SUBMITS: minute}) is None
-    hour = use_of(quota(TOKENS, 1), at(TOKENS, s5=1), NOW)
+    hour = window_use(quota(TOKENS, 1), at(TOKENS, s5=1), NOW)
     assert wait_of_call({SUBMITS: minute, TOKENS: hour}) is hour
 
 
 def test_a_short_wait_keeps_the_worker_a_long_one_does_not() -> None:
     assert wait_for_budget(Denied("TENANT_QUOTA", "", 10.0), 0, 0.5) == 10.0
-    assert wait_for_budget(Denied("TENANT_QUOTA", "", 10.0), MOST_WAITS, 0.5) is None
+    assert wait_for_budget(Denied("TENANT_QUOTA", "", 10.0), MAX_WAITS, 0.5) is None
     assert wait_for_budget(Denied("TENANT_QUOTA", "", 100.0), 0, 0.5) is None
     assert wait_for_budget(Denied("TOKEN_LIMIT", "", None), 0, 0.5) is None
     left = queue_until_budget(Denied("TENANT_QUOTA", "full", 100.0))
@@ -168,7 +168,7 @@ def test_a_short_wait_keeps_the_worker_a_long_one_does_not() -> None:
 
 def test_a_wait_beside_calls_ends_before_it_looks_stuck() -> None:
     busy = Denied("BUDGET_BUSY", "set aside")
-    waits = [wait_for_budget(busy, number, 1.0) for number in range(MOST_BUSY_WAITS + 1)]
+    waits = [wait_for_budget(busy, number, 1.0) for number in range(MAX_BUSY_WAITS + 1)]
     assert waits.pop() is None
     assert sum(wait or 0 for wait in waits) < 60  # half of what a coordinator waits for progress
     left = queue_until_budget(busy)

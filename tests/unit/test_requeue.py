@@ -11,22 +11,22 @@ from tenure.domain.budget import Budget, TokenUsage
 from tenure.domain.close_out import PendingEnding
 from tenure.domain.errors import BudgetExhausted, InvalidRequest, WrongState
 from tenure.domain.fold import fold
-from tenure.domain.requeue import RequeueVerdict, decide_grant, decide_requeue, refuse_limit_with_unread_grant
+from tenure.domain.requeue import RequeueDecision, decide_grant, decide_requeue, refuse_limit_with_unread_grant
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.domain.task import TaskSpec
-from tenure.domain.turn import CallModel, CloseOut, ContinueTruncated, next_move
+from tenure.domain.turn import CallModel, CloseOut, ContinueTruncated, next_action
 
 AMPLE = (Budget(1000, 100, 0),)
 
 
 @pytest.mark.parametrize("state", sorted(TERMINAL - {TaskState.SUCCEEDED}))
 def test_what_ended_without_success_begins_another_attempt(state: Any) -> None:
-    assert decide_requeue(state, AMPLE, 3, 10, facts.Requeue()) == RequeueVerdict(begins_attempt=True)
+    assert decide_requeue(state, AMPLE, 3, 10, facts.Requeue()) == RequeueDecision(begins_attempt=True)
 
 
 def test_what_waits_for_its_retry_goes_on_in_its_attempt() -> None:
     verdict = decide_requeue(TaskState.RETRY_SCHEDULED, AMPLE, 3, 10, facts.Requeue())
-    assert verdict == RequeueVerdict(begins_attempt=False)
+    assert verdict == RequeueDecision(begins_attempt=False)
 
 
 @pytest.mark.parametrize("state", ["SUCCEEDED", "QUEUED", "RUNNING", "WAITING_USER", "WAITING_EXTERNAL"])
@@ -48,12 +48,12 @@ def test_what_could_not_go_on_needs_more(budgets: Any, step: int, reason: str, e
     refused = decide_requeue(TaskState.COST_EXCEEDED, budgets, step, 10, facts.Requeue())
     assert isinstance(refused, BudgetExhausted)
     assert refused.reason == reason
-    assert decide_requeue(TaskState.COST_EXCEEDED, budgets, step, 10, extra) == RequeueVerdict(begins_attempt=True)
+    assert decide_requeue(TaskState.COST_EXCEEDED, budgets, step, 10, extra) == RequeueDecision(begins_attempt=True)
 
 
 def test_siblings_reservations_are_not_used_up() -> None:
     busy = (Budget(1000, 600, 400, 500, 300, 200),)
-    assert decide_requeue(TaskState.FAILED, busy, 3, 10, facts.Requeue()) == RequeueVerdict(begins_attempt=True)
+    assert decide_requeue(TaskState.FAILED, busy, 3, 10, facts.Requeue()) == RequeueDecision(begins_attempt=True)
 
 
 def test_money_that_is_used_up_needs_more_money() -> None:
@@ -62,7 +62,7 @@ def test_money_that_is_used_up_needs_more_money() -> None:
     assert isinstance(refused, BudgetExhausted)
     assert refused.reason == "MONEY_LIMIT"
     paid = decide_requeue(TaskState.COST_EXCEEDED, broke, 3, 10, facts.Requeue(extra_nano_usd=1))
-    assert paid == RequeueVerdict(begins_attempt=True)
+    assert paid == RequeueDecision(begins_attempt=True)
 
 
 def test_where_money_has_no_cap_none_is_raised() -> None:
@@ -76,14 +76,14 @@ def test_where_money_has_no_cap_none_is_raised() -> None:
 @pytest.mark.parametrize("state", ["QUEUED", "RUNNING", "WAITING_USER", "WAITING_EXTERNAL", "RETRY_SCHEDULED"])
 def test_a_live_root_goes_on_with_what_it_is_granted(state: str) -> None:
     verdict = decide_grant(TaskState(state), AMPLE[0], 3, 10, facts.GrantBudget(extra_tokens=1))
-    assert verdict == RequeueVerdict(begins_attempt=False)
+    assert verdict == RequeueDecision(begins_attempt=False)
 
 
 def test_a_root_without_budget_is_requeued_by_the_rule() -> None:
     empty, enough = Budget(1000, 1200, 0), facts.GrantBudget(extra_tokens=201)
     refused = decide_grant(TaskState.COST_EXCEEDED, empty, 3, 10, facts.GrantBudget(extra_tokens=200))
     assert isinstance(refused, BudgetExhausted)
-    assert decide_grant(TaskState.COST_EXCEEDED, empty, 3, 10, enough) == RequeueVerdict(begins_attempt=True)
+    assert decide_grant(TaskState.COST_EXCEEDED, empty, 3, 10, enough) == RequeueDecision(begins_attempt=True)
 
 
 @pytest.mark.parametrize("state", ["SUCCEEDED", "FAILED", "TIMED_OUT", "CANCELLED"])
@@ -134,22 +134,22 @@ def test_failures_of_the_former_attempt_do_not_count() -> None:
     failure = facts.ModelFailure(1, "INVALID_REQUEST", "no", retryable=False)
     point = history(attempt(), failure)
     assert (point.failures, point.retries) == ([], 0)
-    assert next_move(point) == CallModel(1, 2)
+    assert next_action(point) == CallModel(1, 2)
 
 
 @pytest.mark.parametrize("stop_reason", ["refusal", "model_context_window_exceeded"])
 def test_an_answer_that_led_nowhere_is_asked_for_again(stop_reason: str) -> None:
     point = history(attempt(), said(stop_reason))
     assert [message["role"] for message in point.messages] == ["user"]
-    assert next_move(point) == CallModel(2, 1)
+    assert next_action(point) == CallModel(2, 1)
 
 
 def test_an_answer_that_was_cut_off_too_often_is_gone_on_with() -> None:
     bodies = [fact for _ in range(3) for fact in (attempt(), said("max_tokens"), facts.UserMessage("go on"))][:-1]
-    assert isinstance(next_move(history(*bodies)), ContinueTruncated)
+    assert isinstance(next_action(history(*bodies)), ContinueTruncated)
 
 
 def test_an_answer_that_was_the_last_word_before_a_cancel_stands() -> None:
     point = history(attempt(), said("end_turn", "42"), facts.CancelRequest("enough"), end=TaskState.CANCELLED)
     assert point.cancel_reason is None
-    assert next_move(point) == CloseOut(TaskState.SUCCEEDED, "FINAL_ANSWER", "", "42")
+    assert next_action(point) == CloseOut(TaskState.SUCCEEDED, "FINAL_ANSWER", "", "42")

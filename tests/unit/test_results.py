@@ -16,7 +16,7 @@ from tenure.domain.result_schema import (
     MAX_RESULT_BYTES,
     MAX_SCHEMA_BYTES,
     MAX_SCHEMA_DEPTH,
-    MOST_VIOLATIONS,
+    MAX_VIOLATIONS,
     ResultValidation,
     problem_of_schema,
     refuse_success,
@@ -32,7 +32,7 @@ from tenure.domain.turn import (
     CorrectAnswer,
     ValidateResult,
     after_validation,
-    next_move,
+    next_action,
 )
 
 PRICE = json.dumps(
@@ -58,7 +58,7 @@ def answered(step: int, text: str, stop: str = "end_turn") -> tuple[tuple[int, f
 
 
 def judged(at: ResumePoint) -> CloseOut | CorrectAnswer:
-    move = next_move(at)
+    move = next_action(at)
     assert isinstance(move, ValidateResult)
     return after_validation(at, validate_result(move.schema_json, move.text))
 
@@ -144,7 +144,7 @@ def test_an_answer_that_does_not_fit_is_told_where_and_why(answer: str, expected
 
 def test_of_many_violations_the_first_few_are_told() -> None:
     violations = validate_result('{"items": {"type": "string"}}', json.dumps(list(range(1000)))).violations
-    assert (len(violations), violations[-1]) == (MOST_VIOLATIONS + 1, "and more")
+    assert (len(violations), violations[-1]) == (MAX_VIOLATIONS + 1, "and more")
 
 
 def test_a_circular_schema_is_a_typed_error() -> None:
@@ -171,7 +171,7 @@ def test_an_unfit_answer_is_corrected_by_the_model() -> None:
     assert isinstance(move, CorrectAnswer)
     assert (move.step, "is not valid JSON" in move.rejected.text) == (1, True)
     corrected = point(*answered(1, "three"), (1, move.rejected))
-    assert next_move(corrected) == CallModel(2, 1)
+    assert next_action(corrected) == CallModel(2, 1)
     sent = point(*answered(1, "three"), (1, move.rejected), (2, facts.ModelAttempt(1, "m", 10, 20, 30)))
     assert sent.messages[-1] == {"role": "user", "content": [{"type": "text", "text": move.rejected.text}]}
 
@@ -204,12 +204,12 @@ def test_a_requeue_gives_the_corrections_back() -> None:
 
 
 def test_what_somebody_says_meanwhile_comes_before_any_judgement() -> None:
-    assert next_move(point(*answered(1, "three"), (0, facts.UserMessage("wait")))) == CallModel(2, 1)
+    assert next_action(point(*answered(1, "three"), (0, facts.UserMessage("wait")))) == CallModel(2, 1)
 
 
 def test_a_continued_answer_is_validated_as_a_whole() -> None:
     cut = answered(1, '{"pri', "max_tokens")
-    assert isinstance(next_move(point(*cut)), ContinueTruncated)
+    assert isinstance(next_action(point(*cut)), ContinueTruncated)
     end = judged(point(*cut, (1, facts.UserMessage("go on")), *answered(2, 'ce": 3}')))
     assert isinstance(end, CloseOut)
     assert end.result_json == '{"price": 3}'

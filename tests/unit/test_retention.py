@@ -6,7 +6,7 @@ from importlib.resources import files
 
 import pytest
 
-from tenure.domain.retention import KEEP_LABEL, Portion, retention_text, share_out
+from tenure.domain.retention import KEEP_LABEL, TaskEntries, retention_text, split_batch
 
 
 @pytest.mark.parametrize(
@@ -25,11 +25,11 @@ def test_a_time_is_said_in_the_largest_unit_of_which_it_has_two(seconds: float, 
 
 
 def test_a_batch_is_shared_out_to_the_first_and_never_exceeded() -> None:
-    tasks = [Portion("a", 3), Portion("b", 10), Portion("c", 4)]
-    assert share_out(tasks, 100) == [Portion("a", 0), Portion("b", 0), Portion("c", 0)]
-    assert share_out(tasks, 5) == [Portion("a", 0), Portion("b", 8)]
-    assert share_out(tasks, 3) == [Portion("a", 0)]
-    assert share_out([], 3) == []
+    tasks = [TaskEntries("a", 3), TaskEntries("b", 10), TaskEntries("c", 4)]
+    assert split_batch(tasks, 100) == [TaskEntries("a", 0), TaskEntries("b", 0), TaskEntries("c", 0)]
+    assert split_batch(tasks, 5) == [TaskEntries("a", 0), TaskEntries("b", 8)]
+    assert split_batch(tasks, 3) == [TaskEntries("a", 0)]
+    assert split_batch([], 3) == []
 
 
 def test_the_statements_know_the_label_that_keeps() -> None:

@@ -12,8 +12,8 @@ POLICY = RetryPolicy(max_attempts=3, initial_seconds=1, factor=2, cap_seconds=60
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))
-def test_a_wait_is_never_longer_than_the_cap(failures: int, luck: float) -> None:
-    assert 0 <= POLICY.wait_seconds(failures, luck) <= POLICY.cap_seconds
+def test_a_wait_is_never_longer_than_the_cap(failures: int, random_fraction: float) -> None:
+    assert 0 <= POLICY.wait_seconds(failures, random_fraction) <= POLICY.cap_seconds
 
 
 def test_waits_grow_by_the_factor() -> None:

@@ -53,7 +53,7 @@ async def test_what_is_fenced_is_never_tried_again() -> None:
 async def test_the_wait_is_at_least_what_was_asked_for() -> None:
     clock = asyncio.get_running_loop().time
     began = clock()
-    await retrying(Flaky(Unavailable("busy", retry_after_seconds=0.1)), QUICK, luck=lambda: 0.0)
+    await retrying(Flaky(Unavailable("busy", retry_after_seconds=0.1)), QUICK, random_fraction=lambda: 0.0)
     assert clock() - began >= 0.1
 
 

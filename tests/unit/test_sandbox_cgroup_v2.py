@@ -172,7 +172,7 @@ def test_beside_another_process_nothing_is_limited(kernel: KernelV2, monkeypatch
     assert (base / "cgroup.procs").read_text() == f"1\n{os.getpid()}\n"
     monkeypatch.setattr(Cgroups, "detect", classmethod(lambda _: result))
     response = detection.detect(SandboxSettings())
-    assert any("memory is limited for each process" in sentence for sentence in response.weaker)
+    assert any("memory is limited for each process" in sentence for sentence in response.weakened)
     strict = detection.detect(SandboxSettings(require_cgroup=True))
     assert any("no usable one limits memory and pids" in sentence for sentence in strict.missing)
 

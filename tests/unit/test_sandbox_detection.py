@@ -73,8 +73,8 @@ def test_an_operator_can_insist_on_cgroups(monkeypatch: pytest.MonkeyPatch) -> N
     lenient, strict = detect(SandboxSettings()), detect(SandboxSettings(require_cgroup=True))
     assert "no usable one limits memory and pids" in "; ".join(strict.missing)
     assert not [sentence for sentence in lenient.missing if "cgroup" in sentence]
-    assert [sentence for sentence in lenient.weaker if "memory is limited for each process" in sentence]
-    assert [sentence for sentence in lenient.weaker if "processes are limited by RLIMIT_NPROC" in sentence]
+    assert [sentence for sentence in lenient.weakened if "memory is limited for each process" in sentence]
+    assert [sentence for sentence in lenient.weakened if "processes are limited by RLIMIT_NPROC" in sentence]
 
 
 @linux_only
@@ -103,7 +103,7 @@ async def test_a_bubblewrap_without_isolation_is_noticed(tmp_path: Path) -> None
 
 
 def test_detection_of_this_machine_speaks_in_sentences(sandbox_detection: Detection) -> None:
-    for sentence in (*sandbox_detection.present, *sandbox_detection.weaker):
+    for sentence in (*sandbox_detection.present, *sandbox_detection.weakened):
         assert len(sentence) > 10
 
 

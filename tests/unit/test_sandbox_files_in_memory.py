@@ -31,7 +31,7 @@ WAYS = {"the first thread": "make()", "another thread": BY_A_THREAD}
 
 @pytest.fixture
 def without_cgroups(sandbox_detection: Detection, monkeypatch: pytest.MonkeyPatch) -> Detection:
-    monkeypatch.setattr(process, "MOST_PRIVATE_FILES", 100)
+    monkeypatch.setattr(process, "MAX_PRIVATE_FILES", 100)
     gated = not sandbox_detection.per_slot_uids
     return replace(sandbox_detection, cgroups=Cgroups(()), gate_processes=gated)
 

@@ -118,7 +118,7 @@ async def test_what_a_lasting_program_hides_counts(
 async def test_more_than_a_look_takes_in_is_too_much(
     sandbox: Sandbox, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unlinked_files, "MOST_UNLINKED", 50)
+    monkeypatch.setattr(unlinked_files, "MAX_UNLINKED", 50)
     code = "import time\nkept = [open('f', 'w') for _ in range(60)]\ntime.sleep(1000)"
     assert (await sandbox.run_python(code, workspace, LIMITS)).status is SandboxStatus.WORKSPACE_LIMIT
 
@@ -126,7 +126,7 @@ async def test_more_than_a_look_takes_in_is_too_much(
 def test_a_look_ends_at_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Path("/").stat().st_dev
     assert unlinked_files_of(os.getpid(), device).complete
-    monkeypatch.setattr(unlinked_files, "MOST_UNLINKED", 3)
+    monkeypatch.setattr(unlinked_files, "MAX_UNLINKED", 3)
     assert not unlinked_files_of(os.getpid(), device).complete
 
 

@@ -11,7 +11,7 @@ from services.tools.sandbox.limits import SandboxLimits
 from services.tools.sandbox.result import Evidence, SandboxStatus, explain, judge, last_line
 
 ENDED_WELL = Evidence(
-    stopped=None, exit_code=0, oom_kills=0, refused_forks=0, cpu_ms=20, cpu_limit_ms=1000.0, last_words=""
+    stopped=None, exit_code=0, oom_kills=0, refused_forks=0, cpu_ms=20, cpu_limit_ms=1000.0, last_output=""
 )
 
 
@@ -51,7 +51,7 @@ def test_an_imitated_cpu_limit_exit_is_not_believed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("last_words", "expected"),
+    ("last_output", "expected"),
     [
         ("MemoryError", SandboxStatus.OUT_OF_MEMORY),
         ("BlockingIOError: [Errno 11] Resource temporarily unavailable", SandboxStatus.TOO_MANY_PROCESSES),
@@ -59,12 +59,12 @@ def test_an_imitated_cpu_limit_exit_is_not_believed() -> None:
         ("ValueError: MemoryError", SandboxStatus.NONZERO),
     ],
 )
-def test_without_counters_the_last_words_are_the_witness(last_words: str, expected: SandboxStatus) -> None:
-    assert verdict(exit_code=1, oom_kills=None, refused_forks=None, cpu_ms=None, last_words=last_words) is expected
+def test_without_counters_the_last_words_are_the_witness(last_output: str, expected: SandboxStatus) -> None:
+    assert verdict(exit_code=1, oom_kills=None, refused_forks=None, cpu_ms=None, last_output=last_output) is expected
 
 
 def test_with_counters_the_last_words_prove_nothing() -> None:
-    assert verdict(exit_code=1, last_words="MemoryError") is SandboxStatus.NONZERO
+    assert verdict(exit_code=1, last_output="MemoryError") is SandboxStatus.NONZERO
 
 
 def test_without_a_cpu_counter_only_the_signal_counts() -> None:

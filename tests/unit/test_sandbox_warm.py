@@ -130,7 +130,7 @@ async def test_one_that_died_while_it_waited_is_replaced(warm: Sandbox, workspac
 async def test_none_waits_for_ever(
     sandbox_settings: SandboxSettings, sandbox_detection: Detection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.tools.sandbox.warm_pool._MOST_AGE_SECONDS", 0.2)
+    monkeypatch.setattr("services.tools.sandbox.warm_pool._MAX_AGE_SECONDS", 0.2)
     async with Sandbox(dataclasses.replace(sandbox_settings, warm=1), sandbox_detection) as opened:
         if trouble := await opened._warm.start():
             pytest.skip(f"no sandbox can be started ahead here: {trouble}")
@@ -285,5 +285,5 @@ async def test_a_machine_without_warm_sandboxes_runs_programs(
     async with await Sandbox.open(dataclasses.replace(sandbox_settings, warm=1)) as opened:
         assert (await opened.run_python("print(1)", workspace, LIMITS)).stdout == "1\n"
         assert opened.warm_runs == 0
-        (sentence,) = [one for one in opened.detection.weaker if "ahead" in one]
+        (sentence,) = [one for one in opened.detection.weakened if "ahead" in one]
         assert "unshare: Operation not permitted" in sentence

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tenure.domain.schedules import (
     DUE_TIMES_AT_ONCE,
-    MOST_CATCH_UP_RUNS,
-    MOST_WAITING_RUNS,
+    MAX_CATCH_UP_RUNS,
+    MAX_WAITING_RUNS,
     OverlapPolicy,
     RunReason,
     Times,
@@ -177,7 +177,7 @@ class TestCatchingUp:
     def test_of_more_than_may_be_made_up_for_the_newest_are(self) -> None:
         due = what_is_due(EVERY_MINUTE, START, START + timedelta(minutes=30), 3600)
         (missed,) = due.missed
-        assert (missed.reason, missed.count) == (RunReason.CATCH_UP_LIMIT, 31 - MOST_CATCH_UP_RUNS)
+        assert (missed.reason, missed.count) == (RunReason.CATCH_UP_LIMIT, 31 - MAX_CATCH_UP_RUNS)
         assert due.runs[-1] == START + timedelta(minutes=30)
 
     @settings(max_examples=50, deadline=None)
@@ -201,7 +201,7 @@ class TestCatchingUp:
             while next_due is not None:
                 due = what_is_due(times, next_due, now, window_seconds)
                 assert all(now - timedelta(seconds=window_seconds) <= run <= now for run in due.runs)
-                assert len(due.runs) <= MOST_CATCH_UP_RUNS
+                assert len(due.runs) <= MAX_CATCH_UP_RUNS
                 runs += due.runs
                 missed += sum(some.count for some in due.missed)
                 next_due = due.next_due
@@ -225,7 +225,7 @@ class TestCatchingUp:
             assert due.runs == ()
         assert parts == 5
         assert missed + len(due.runs) == 3 * 24 * 60 + 1
-        assert len(due.runs) == MOST_CATCH_UP_RUNS
+        assert len(due.runs) == MAX_CATCH_UP_RUNS
         assert missed > DUE_TIMES_AT_ONCE
 
 
@@ -237,8 +237,8 @@ class TestOverlap:
     @given(
         st.sampled_from(OverlapPolicy),
         st.booleans(),
-        st.integers(0, MOST_WAITING_RUNS),
-        st.integers(0, MOST_CATCH_UP_RUNS),
+        st.integers(0, MAX_WAITING_RUNS),
+        st.integers(0, MAX_CATCH_UP_RUNS),
     )
     def test_each_run_has_one_fate_and_at_most_one_starts(
         self, policy: Any, is_active: bool, waiting_count: int, due_count: int
@@ -252,7 +252,7 @@ class TestOverlap:
         assert len(set(seen)) == len(seen)
         still = set(waiting) - set(seen)
         assert set(seen) | still == {*waiting, *due}
-        assert len(still) + len(plan.wait) <= MOST_WAITING_RUNS
+        assert len(still) + len(plan.wait) <= MAX_WAITING_RUNS
         assert not (is_active and started)
         if (waiting or due) and not is_active:
             assert started
@@ -266,7 +266,7 @@ class TestOverlap:
     def test_queue_starts_the_oldest_and_keeps_the_rest(self) -> None:
         plan = plan_runs(OverlapPolicy.QUEUE, is_active=False, waiting=MINUTES[:2], due=MINUTES[5:6])
         assert (plan.start, plan.wait, plan.skip) == (MINUTES[0], (MINUTES[5],), ())
-        full = plan_runs(OverlapPolicy.QUEUE, is_active=True, waiting=MINUTES[:MOST_WAITING_RUNS], due=MINUTES[20:21])
+        full = plan_runs(OverlapPolicy.QUEUE, is_active=True, waiting=MINUTES[:MAX_WAITING_RUNS], due=MINUTES[20:21])
         assert (full.wait, full.skip) == ((), ((MINUTES[20], RunReason.QUEUE_FULL),))
 
     def test_cancel_previous_cancels_and_keeps_the_newest(self) -> None:

@@ -12,7 +12,7 @@ from tenure.domain.errors import InvalidRequest, LimitReached
 from tenure.runtime import metrics, schema_checks
 from tenure.runtime.request_context import as_tenant
 from tenure.runtime.schema_checks import MAX_PER_TENANT, SchemaChecks
-from tenure.runtime.schema_process import TOO_COSTLY_ANSWER, TOO_COSTLY_SCHEMA, check_apart, judge_apart
+from tenure.runtime.schema_process import TOO_COSTLY_ANSWER, TOO_COSTLY_SCHEMA, check_schema_in_child, validate_in_child
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import schedule_service_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
@@ -65,13 +65,13 @@ async def test_a_schema_is_checked_once_and_refused_by_its_field() -> None:
 
 async def test_a_schema_that_takes_too_much_processor_time_is_refused() -> None:
     patterns = [{"pattern": "(?i)" + "[!-\uffff]" * 140 + "x" * number} for number in range(4)]
-    assert await check_apart(json.dumps({"anyOf": patterns}), cpu_seconds=1) == TOO_COSTLY_SCHEMA
+    assert await check_schema_in_child(json.dumps({"anyOf": patterns}), cpu_seconds=1) == TOO_COSTLY_SCHEMA
 
 
 async def test_an_answer_that_needs_too_much_memory_is_refused() -> None:
     """Each of 10,000 ways through the branches is an error of its own that quotes the whole answer: 2 GB."""
     schema = {"$defs": {"d": {"anyOf": [{"type": "array"}] * 100}}, "anyOf": [{"$ref": "#/$defs/d"}] * 100}
-    judgement = await judge_apart(json.dumps(schema), json.dumps("x" * 200_000), cpu_seconds=60)
+    judgement = await validate_in_child(json.dumps(schema), json.dumps("x" * 200_000), cpu_seconds=60)
     assert judgement.violations == (TOO_COSTLY_ANSWER,)
 
 
@@ -85,7 +85,7 @@ async def test_a_tenant_has_one_check_at_a_time(monkeypatch: pytest.MonkeyPatch)
         await go_on.wait()
         return ""
 
-    monkeypatch.setattr(schema_checks, "check_apart", slow)
+    monkeypatch.setattr(schema_checks, "check_schema_in_child", slow)
     checks = SchemaChecks(lambda request: [("field", request)])
     with as_tenant("flood"):
         flood = [asyncio.ensure_future(checks.examine(f"flood {number}")) for number in range(MAX_PER_TENANT)]

@@ -20,7 +20,7 @@ from devstack import (
     StackError,
     StackOptions,
 )
-from devstack.child_process import last_words, warnings_of
+from devstack.child_process import last_output, warnings_of
 from devstack.data_dir import forget_addresses, hold_folder, read_addresses, write_addresses
 from devstack.etcd import EtcdProcess
 from devstack.options import (
@@ -125,13 +125,13 @@ def test_the_last_words_are_the_last_warning_and_error() -> None:
         json.dumps({"level": "ERROR", "message": "the process failed", "stack": "Traceback\n  File\nOSError: no room"}),
         json.dumps({"level": "INFO", "message": "stopping"}),
     ]
-    assert last_words("\n".join(lines)) == "the process failed: OSError: no room"
+    assert last_output("\n".join(lines)) == "the process failed: OSError: no room"
 
 
 def test_the_last_words_may_be_plain() -> None:
-    assert last_words("invalid configuration:\n  - TENURE_X is missing\n\n") == "TENURE_X is missing"
-    assert last_words("") == ""
-    assert len(last_words("x" * 5000)) == 300
+    assert last_output("invalid configuration:\n  - TENURE_X is missing\n\n") == "TENURE_X is missing"
+    assert last_output("") == ""
+    assert len(last_output("x" * 5000)) == 300
 
 
 def test_the_warnings_of_one_logger_are_found() -> None:

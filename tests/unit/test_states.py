@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from tenure.domain.errors import WrongState
-from tenure.domain.states import MOVES, TERMINAL, TaskState, check_move, is_terminal
+from tenure.domain.states import MOVES, TERMINAL, TaskState, check_transition, is_terminal
 
 
 def test_every_state_stands_in_the_table() -> None:
@@ -19,7 +19,7 @@ def test_an_ended_task_moves_no_more_in_its_attempt(state: TaskState) -> None:
     assert is_terminal(state)
     for target in TaskState:
         with pytest.raises(WrongState):
-            check_move(state, target)
+            check_transition(state, target)
 
 
 @pytest.mark.parametrize("state", sorted(TaskState))
@@ -27,7 +27,7 @@ def test_only_a_failed_task_begins_another_attempt(state: TaskState) -> None:
     allowed = []
     for target in TaskState:
         with suppress(WrongState):
-            check_move(state, target, begins_attempt=True)
+            check_transition(state, target, begins_attempt=True)
             allowed.append(target)
     assert allowed == ([TaskState.QUEUED] if state in TERMINAL - {TaskState.SUCCEEDED} else [])
 

@@ -12,7 +12,7 @@ from tenure.domain.budget import Budget
 from tenure.domain.entries import ToolIntent
 from tenure.domain.states import TaskState
 from tenure.domain.sub_agents import (
-    MOST_RESULT_BYTES,
+    MAX_RESULT_BYTES,
     SPAWN_SUB_AGENTS,
     Parent,
     Share,
@@ -139,9 +139,9 @@ def test_what_came_of_them_is_told_in_order_and_within_bounds() -> None:
     entry = json.loads(outcome.content)["sub_agents"]
     assert [one["result"] for one in entry] == list(ends.values())
     assert [one.get("partial_result") for one in entry] == [None, "r", None, "r", "r", "r"]
-    long = outcome_of_sub_agents([SubAgent(TASK, TaskState.SUCCEEDED, result="é" * MOST_RESULT_BYTES)] * 2)
+    long = outcome_of_sub_agents([SubAgent(TASK, TaskState.SUCCEEDED, result="é" * MAX_RESULT_BYTES)] * 2)
     assert long.truncated
-    assert len(json.loads(long.content)["sub_agents"][0]["result"].encode()) <= MOST_RESULT_BYTES // 2
+    assert len(json.loads(long.content)["sub_agents"][0]["result"].encode()) <= MAX_RESULT_BYTES // 2
 
 
 def test_an_approval_precedes_the_wait_for_sub_agents() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from services.checkpoint.commit.draft import NewEntryRow
 from services.checkpoint.watch.appended_entries import AppendedEntries
-from services.checkpoint.watch.hub import MOST_BYTES, MOST_ENTRIES, TaskWatch
+from services.checkpoint.watch.hub import MAX_BYTES, MAX_ENTRIES, TaskWatch
 from tests.support.patience import PATIENCE_SECONDS
 
 
@@ -76,7 +76,7 @@ async def test_entries_that_were_read_are_not_handed_over_again() -> None:
     assert await waiting == [7]
 
 
-@pytest.mark.parametrize(("most", "size_bytes"), [(MOST_ENTRIES, 1), (4, MOST_BYTES // 4)])
+@pytest.mark.parametrize(("most", "size_bytes"), [(MAX_ENTRIES, 1), (4, MAX_BYTES // 4)])
 async def test_more_than_a_bound_is_not_kept_for_a_slow_one(most: int, size_bytes: int) -> None:
     watch = watch_at(0)
     for sequence in range(1, most + 1):

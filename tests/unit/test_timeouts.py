@@ -21,8 +21,8 @@ from tenure.domain.timeouts import (
     Phase,
     PhaseTimeout,
     TimeoutAction,
-    TimeoutMove,
     Timeouts,
+    TimeoutTransition,
     after_timeout,
 )
 from tenure.domain.waits import WaitDeadlinePolicy, WaitKind
@@ -36,13 +36,13 @@ RETRY = RetryPolicy(max_attempts=2, initial_seconds=10.0, factor=3.0, cap_second
 
 
 def move(action: Any, retries: int = 0, phase: Any = Phase.STEP) -> Any:
-    return after_timeout(phase, action, RETRY, retries, detail="too long", luck=0.5)
+    return after_timeout(phase, action, RETRY, retries, detail="too long", random_fraction=0.5)
 
 
 @pytest.mark.parametrize("phase", Phase)
 def test_each_phase_ends_in_its_own_reason(phase: Any) -> None:
     failed = move(TimeoutAction.FAIL, phase=phase)
-    assert failed == TimeoutMove(TaskState.FAILED, REASONS[phase], "too long")
+    assert failed == TimeoutTransition(TaskState.FAILED, REASONS[phase], "too long")
     assert list(REASONS.values()).count(REASONS[phase]) == 1
 
 
@@ -52,7 +52,7 @@ def test_a_policy_fails_times_out_retries_or_goes_on() -> None:
     first, second = move(TimeoutAction.RETRY), move(TimeoutAction.RETRY, retries=1)
     assert (first.to_state, first.retry_delay_seconds) == (TaskState.RETRY_SCHEDULED, 5.0)
     assert second.retry_delay_seconds == 10.0  # 30 s, at most 20, half of it
-    assert move(TimeoutAction.RETRY, retries=2) == TimeoutMove(
+    assert move(TimeoutAction.RETRY, retries=2) == TimeoutTransition(
         TaskState.FAILED, Reason.STEP_TIMEOUT, "too long (after 2 retries of the task)"
     )
 

@@ -11,7 +11,7 @@ from services.gateway.peers import Peers
 from services.gateway.tool_names import check_tool_names
 from services.tools.registry import ToolRegistry
 from tenure.domain.errors import InvalidRequest, Unavailable
-from tenure.domain.tool_names import MOST_UNKNOWN
+from tenure.domain.tool_names import MAX_UNKNOWN
 from tenure.domain.tools import ToolSourceKind
 from tenure.v1 import task_pb2
 from tenure.v1 import tool_service_pb2 as pb
@@ -34,7 +34,7 @@ def test_a_tool_of_an_absent_source_is_not_unknown() -> None:
 
 
 def test_only_some_unknown_names_are_compared() -> None:
-    assert len(ToolRegistry([]).unknown([f"n{i}" for i in range(1000)], "default")) == MOST_UNKNOWN
+    assert len(ToolRegistry([]).unknown([f"n{i}" for i in range(1000)], "default")) == MAX_UNKNOWN
 
 
 def peers(answer: pb.CheckToolNamesResponse | Exception) -> Peers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from services.tools.source_facts import LONGEST_SENTENCE, MOST_PROBLEMS, SourceFacts
+from services.tools.source_facts import LONGEST_SENTENCE, MAX_PROBLEMS, SourceStatuses
 from tenure.domain.tools import ToolSourceKind
 from tenure.runtime.metrics import REGISTRY
 from tenure.v1 import tool_pb2
@@ -23,7 +23,7 @@ class Clock:
         return START + timedelta(seconds=self.looks)
 
 
-def only(facts: SourceFacts, tenant: str = "acme") -> tool_pb2.ToolSource:
+def only(facts: SourceStatuses, tenant: str = "acme") -> tool_pb2.ToolSource:
     (source,) = facts.listed(tenant)
     return source
 
@@ -33,7 +33,7 @@ def gauges(name: str) -> list[float]:
 
 
 def test_a_source_is_away_until_linked_in_list_and_metrics() -> None:
-    facts = SourceFacts(Clock())
+    facts = SourceStatuses(Clock())
     fact = facts.add("one", ToolSourceKind.PROVIDER)
     assert (only(facts).linked, gauges("one")) == (False, [0, 0])
     fact.took(3)
@@ -44,7 +44,7 @@ def test_a_source_is_away_until_linked_in_list_and_metrics() -> None:
 
 
 def test_a_source_shows_its_last_change_and_last_error() -> None:
-    facts = SourceFacts(Clock())
+    facts = SourceStatuses(Clock())
     fact = facts.add("two", ToolSourceKind.MCP)
     assert not only(facts).HasField("last_error_time")
     fact.lost("first")
@@ -57,14 +57,14 @@ def test_a_source_shows_its_last_change_and_last_error() -> None:
 
 
 def test_nothing_is_connected_to_for_built_in_and_http_tools() -> None:
-    facts = SourceFacts()
+    facts = SourceStatuses()
     facts.add("note", ToolSourceKind.HTTP).took(1)
     assert (only(facts).linked, only(facts).tools) == (True, 1)
     assert gauges("note") == [0, 0]  # no series: never set
 
 
 def test_a_source_of_other_tenants_is_not_listed() -> None:
-    facts = SourceFacts()
+    facts = SourceStatuses()
     facts.add("b", ToolSourceKind.PROVIDER, frozenset({"acme"}))
     facts.add("a", ToolSourceKind.PROVIDER)
     facts.add("z", ToolSourceKind.MCP)
@@ -73,7 +73,7 @@ def test_a_source_of_other_tenants_is_not_listed() -> None:
 
 
 def test_no_part_of_a_secret_is_shown() -> None:
-    facts = SourceFacts()
+    facts = SourceStatuses()
     secrets = ["Bearer abcdefgh12345678", "--token=s3cr3t-s3cr3t"]
     fact = facts.add("three", ToolSourceKind.MCP, secrets=secrets)
     fact.lost("x" * (LONGEST_SENTENCE - 8) + " abcdefgh12345678")
@@ -85,10 +85,10 @@ def test_no_part_of_a_secret_is_shown() -> None:
 
 
 def test_what_a_source_says_is_bounded() -> None:
-    facts = SourceFacts()
+    facts = SourceStatuses()
     fact = facts.add("four", ToolSourceKind.MCP)
     fact.lost("y" * 10_000)
-    fact.took(1, [f"{number} " + "z" * 10_000 for number in range(MOST_PROBLEMS + 5)])
+    fact.took(1, [f"{number} " + "z" * 10_000 for number in range(MAX_PROBLEMS + 5)])
     source = only(facts)
-    assert (len(source.problems), source.problem_count) == (MOST_PROBLEMS, MOST_PROBLEMS + 5)
+    assert (len(source.problems), source.problem_count) == (MAX_PROBLEMS, MAX_PROBLEMS + 5)
     assert {len(source.last_error), *map(len, source.problems)} == {LONGEST_SENTENCE}

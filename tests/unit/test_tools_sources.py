@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.tools.sources import MOST_TOOLS, Rules, offered
+from services.tools.sources import MAX_TOOLS, Rules, offered
 from tenure.domain.tools import EffectClass, ToolDefinition
 
 UNSAFE, PURE = EffectClass.UNSAFE, EffectClass.PURE
@@ -57,7 +57,7 @@ def test_what_cannot_be_offered_is_left_out_with_its_reason() -> None:
 
 def test_a_source_has_no_end_of_tools_in_vain() -> None:
     taken, problems = offered("s", [described(f"t{number}") for number in range(10_000)], Rules())
-    assert (len(taken), len(problems)) == (MOST_TOOLS, 1)
+    assert (len(taken), len(problems)) == (MAX_TOOLS, 1)
 
 
 def test_a_name_behind_too_many_others_is_not_missing() -> None:

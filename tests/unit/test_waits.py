@@ -22,7 +22,7 @@ from tenure.domain.fold import fold
 from tenure.domain.states import TaskState
 from tenure.domain.task import AgentSpec, TaskSpec
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus, ToolDefinition
-from tenure.domain.turn import CallModel, ExecuteTools, next_move
+from tenure.domain.turn import CallModel, ExecuteTools, next_action
 from tenure.domain.waiting_calls import move_to_wait, wait_of
 from tenure.domain.waits import (
     NO_ANSWER,
@@ -68,33 +68,33 @@ def leave(call_id: str = "1.0", answer: str = "allow", **fields: Any) -> Any:
 
 def test_calls_that_ask_wait_and_the_others_are_run_first() -> None:
     calls = (intent("read", "1.0"), intent("ask_user", "1.1", question="?"), intent("pay", "1.2"))
-    move = next_move(turn(*calls, approve=("pay",)))
+    move = next_action(turn(*calls, approve=("pay",)))
     assert move == ExecuteTools(1, calls[:1], calls[1:])
 
 
 def test_a_tool_that_the_task_does_not_have_is_not_waited_for() -> None:
     call = intent("ask_user", question="?")
-    assert next_move(turn(call, tools=("read",))) == ExecuteTools(1, (call,))
+    assert next_action(turn(call, tools=("read",))) == ExecuteTools(1, (call,))
 
 
 def test_a_call_that_got_leave_is_run_as_it_was_allowed() -> None:
     call = intent("pay", amount=100)
-    assert next_move(turn(call, approve=("pay",), more=[leave()])) == ExecuteTools(1, (call,))
+    assert next_action(turn(call, approve=("pay",), more=[leave()])) == ExecuteTools(1, (call,))
     given = leave(answer="edit", edited_arguments_json='{"amount": 5}', comment="less")
     point = turn(call, approve=("pay",), more=[given])
-    move = next_move(point)
+    move = next_action(point)
     assert isinstance(move, ExecuteTools)
     (edited,) = move.intents
     assert (edited.call_id, json.loads(edited.arguments_json)) == ("1.0", {"amount": 5})
     done = turn(call, approve=("pay",), more=[given, ToolOutcome("1.0", Outcome(OutcomeStatus.SUCCEEDED, "paid"))])
-    assert isinstance(next_move(done), CallModel)
+    assert isinstance(next_action(done), CallModel)
     assert [part["type"] for part in done.pending_content] == ["tool_result", "text"]
     assert "less" in done.pending_content[-1]["text"]
 
 
 def test_leave_is_for_one_call_only() -> None:
     calls = (intent("pay", "1.0"), intent("pay", "1.1"))
-    assert next_move(turn(*calls, approve=("pay",), more=[leave("1.0")])) == ExecuteTools(1, calls[:1], calls[1:])
+    assert next_action(turn(*calls, approve=("pay",), more=[leave("1.0")])) == ExecuteTools(1, calls[:1], calls[1:])
 
 
 def test_a_call_makes_the_wait_that_its_arguments_say() -> None:

@@ -21,7 +21,7 @@ from tenure.domain.webhooks import (
     BUDGET_WARNING_EVENT,
     DEFAULT_EVENTS,
     LONGEST_RETRY_AFTER_SECONDS,
-    MOST_BODY_BYTES,
+    MAX_BODY_BYTES,
     DeliveryState,
     WebhookResponse,
     body_of,
@@ -106,7 +106,7 @@ class TestBodies:
         decoded = json.loads(body_of("task.succeeded", NOW, data))
         assert decoded["truncated"] == ["task.result"]
         assert decoded["data"]["task"]["spec"]["goal"] == "g" * 10_000
-        assert MOST_BODY_BYTES - 1000 < len(json.dumps(decoded, separators=(",", ":"))) <= MOST_BODY_BYTES
+        assert MAX_BODY_BYTES - 1000 < len(json.dumps(decoded, separators=(",", ":"))) <= MAX_BODY_BYTES
 
     def test_of_a_task_that_is_large_otherwise_only_its_id_is_told(self) -> None:
         data = {"task_id": "t", "task": {"wait": {"arguments_json": "a" * 100_000}}}
@@ -125,9 +125,9 @@ class TestVerdicts:
         assert decide_delivery(WebhookResponse(status), 4, 0.5, POLICY).state is DeliveryState.DEAD
 
     @given(st.integers(1, 3), st.floats(0, 1, exclude_max=True))
-    def test_waits_have_full_jitter_and_grow_to_a_cap(self, attempts: int, luck: float) -> None:
-        wait = decide_delivery(WebhookResponse(500), attempts, luck, POLICY).wait_seconds
-        assert wait == luck * min(100.0, 10.0 * 4.0 ** (attempts - 1))
+    def test_waits_have_full_jitter_and_grow_to_a_cap(self, attempts: int, random_fraction: float) -> None:
+        wait = decide_delivery(WebhookResponse(500), attempts, random_fraction, POLICY).wait_seconds
+        assert wait == random_fraction * min(100.0, 10.0 * 4.0 ** (attempts - 1))
 
     def test_what_the_endpoint_asks_for_is_the_least_and_bounded(self) -> None:
         wanted = decide_delivery(WebhookResponse(503, retry_after_seconds=50.0), 1, 0.0, POLICY)

@@ -16,8 +16,8 @@ def failure(error_class: str = "OVERLOADED", *, retryable: bool = True, retry_af
     return ModelFailure(1, error_class, "words", retryable, retry_after_seconds=retry_after_seconds)
 
 
-def verdict(*failures: Any, retries: int = 0, luck: float = 0.5) -> Any:
-    return after_failure(failures, retries, POLICY, result="so far", luck=luck)
+def verdict(*failures: Any, retries: int = 0, random_fraction: float = 0.5) -> Any:
+    return after_failure(failures, retries, POLICY, result="so far", random_fraction=random_fraction)
 
 
 def test_a_refusal_fails_the_task_in_the_providers_words() -> None:
@@ -33,7 +33,7 @@ def test_a_refusal_fails_the_task_in_the_providers_words() -> None:
 def test_the_wait_grows_and_is_jittered() -> None:
     assert verdict(failure()) == RetryModelCall(0.25)
     assert verdict(failure(), failure()) == RetryModelCall(0.5)
-    assert verdict(failure(), failure(), luck=0.0) == RetryModelCall(0.0)
+    assert verdict(failure(), failure(), random_fraction=0.0) == RetryModelCall(0.0)
 
 
 def test_the_providers_wait_is_the_least() -> None:

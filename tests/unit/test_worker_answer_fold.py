@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.worker.model_stream import MOST_CONTENT_BYTES, MOST_TOKENS, AnswerFold, MalformedAnswer
+from services.worker.model_stream import MAX_CONTENT_BYTES, MAX_TOKENS, AnswerFold, MalformedAnswer
 from tenure.domain.conversation import with_own_ids
 
 
@@ -166,7 +166,7 @@ def test_arguments_that_could_not_be_sent_back_are_malformed(arguments: Any) -> 
     [
         [start(), start()],
         [start(input_tokens=-1)],
-        [start(input_tokens=MOST_TOKENS + 1)],
+        [start(input_tokens=MAX_TOKENS + 1)],
         [start(input_tokens=1.5)],
         [start(input_tokens=True)],
         [start(input_tokens="3")],
@@ -202,7 +202,7 @@ def test_arguments_that_could_not_be_sent_back_are_malformed(arguments: Any) -> 
         [*text(0, "a"), STOP],
         [*text(0, "a"), end("because"), STOP],
         [*text(0, "a"), end(["end_turn"]), STOP],
-        [block(0, type="text", text=""), *[delta(0, "text_delta", text="x" * MOST_CONTENT_BYTES)] * 2],
+        [block(0, type="text", text=""), *[delta(0, "text_delta", text="x" * MAX_CONTENT_BYTES)] * 2],
     ],
     ids=range(39),
 )  # fmt: skip
@@ -214,7 +214,7 @@ def test_a_protocol_error_is_malformed_with_billable_usage(
     with pytest.raises(MalformedAnswer) as malformed:  # noqa: PT012  any of them may be the one
         for event in events if begun else (start(input_tokens=3), *events):
             folded.take(event)
-    assert 0 <= folded.usage().total <= 2 * MOST_CONTENT_BYTES
+    assert 0 <= folded.usage().total <= 2 * MAX_CONTENT_BYTES
     assert len(str(malformed.value)) < 1000
 
 

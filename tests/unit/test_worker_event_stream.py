@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from services.worker.model_stream import (
-    MOST_DEPTH,
-    MOST_EVENT_BYTES,
+    MAX_DEPTH,
+    MAX_EVENT_BYTES,
     ErrorEvent,
     EventStream,
     MalformedAnswer,
@@ -73,12 +73,12 @@ def test_an_event_that_is_not_ended_is_no_event() -> None:
         b"event: a\ndata: null\n\n",
         b"data: [DONE]\n\n",
         b'data: {"type": 7}\n\n',
-        b'data: {"type": "a", "x": ' + b"[" * MOST_DEPTH + b"]" * MOST_DEPTH + b"}\n\n",
+        b'data: {"type": "a", "x": ' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"}\n\n",
         b"data: " + b"[" * 1_000_000 + b"\n\n",
         b'data: {"type": "a", "x": "\xff"}\n\n',
         b'data: {"type": "a", "x": "\xed\xa0\xbd"}\n\n',
-        b"x" * (MOST_EVENT_BYTES + 1) + b"\n",
-        b"data: x\n" * (MOST_EVENT_BYTES // 7 + 1),
+        b"x" * (MAX_EVENT_BYTES + 1) + b"\n",
+        b"data: x\n" * (MAX_EVENT_BYTES // 7 + 1),
     ],
     ids=range(17),
 )

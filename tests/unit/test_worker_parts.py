@@ -11,7 +11,7 @@ import pytest
 
 from services.worker.held_claims import ClaimProgress, HeldTask, HeldTasks
 from services.worker.interrupts import Interrupted, Interruption, Interrupts, TrustGate
-from services.worker.live_text import MOST_CHARACTERS_PER_DELTA, LiveText
+from services.worker.live_text import MAX_CHARACTERS_PER_DELTA, LiveText
 from services.worker.session_stream import PendingUpdates
 from tenure.domain.budget import TokenUsage
 from tenure.domain.fencing import Claims
@@ -157,8 +157,8 @@ async def test_a_new_attempt_begins_anew_for_every_reader() -> None:
 async def test_live_pieces_are_bounded() -> None:
     live = LiveText()
     live.begin(1, 1)
-    live.append(0, "x" * (MOST_CHARACTERS_PER_DELTA + 1))
-    assert [len(piece.text) for piece in live.since(live.cursor())] == [MOST_CHARACTERS_PER_DELTA, 1]
+    live.append(0, "x" * (MAX_CHARACTERS_PER_DELTA + 1))
+    assert [len(piece.text) for piece in live.since(live.cursor())] == [MAX_CHARACTERS_PER_DELTA, 1]
 
 
 async def test_every_reader_wakes_for_text_and_for_the_end() -> None:

@@ -24,7 +24,7 @@ LINKED = (("link",), ("link", "secret"), ("a", "up"), ("a", "self"), ("proc",), 
 
 @pytest.fixture(params=["resolve", "walk"])
 def way(request: pytest.FixtureRequest) -> Open:
-    if request.param == "resolve" and beneath.way_in() is not beneath.resolve:
+    if request.param == "resolve" and beneath.opener() is not beneath.resolve:
         assert sys.platform != "linux" or os.uname().release < "5.6", "this kernel should resolve paths itself"
         pytest.skip("this machine does not resolve paths itself")
     way: Open = getattr(beneath, request.param)

@@ -23,7 +23,7 @@ from services.tools.builtin.files import file_tools
 from services.tools.tool import CallContext, Tool, ToolAnswer, ToolFailure
 from services.tools.workspace import beneath
 from services.tools.workspace.bounds import Bounds
-from services.tools.workspace.copying import Stopped, copy_workspace
+from services.tools.workspace.copying import CopyStopped, copy_workspace
 from services.tools.workspace.directories import Workspaces, entered, write_file
 from services.tools.workspace.reading import OpenFile, list_page
 from services.tools.workspace.removal import ENTRIES_A_STEP
@@ -46,10 +46,10 @@ while True:
 
 @pytest.fixture(params=["resolve", "walk"])
 def workspaces(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspaces:
-    if request.param == "resolve" and beneath.way_in() is not beneath.resolve:
+    if request.param == "resolve" and beneath.opener() is not beneath.resolve:
         pytest.skip("this machine does not resolve paths itself")
     way = getattr(beneath, request.param)
-    monkeypatch.setattr(beneath, "way_in", lambda: way)
+    monkeypatch.setattr(beneath, "opener", lambda: way)
     return Workspaces(tmp_path / "root")
 
 
@@ -126,7 +126,7 @@ def test_a_copy_is_complete_or_not_there(source: Path, copy: Callable[..., Path]
         (source / f"{number}").write_bytes(b"x" * 4096)
     stopped = Event()
     stopped.set()
-    with pytest.raises(Stopped):
+    with pytest.raises(CopyStopped):
         copy(stopped=stopped)
     for bounds in (Bounds(max_bytes=20 * 4096), Bounds(max_files=20)):
         with pytest.raises(WrongState, match="cannot be copied"):
@@ -230,7 +230,7 @@ def test_large_removals_take_steps_and_report_failures(
     for number in range(ENTRIES_A_STEP + 1):
         (source / str(number)).touch()
     with monkeypatch.context() as patched:
-        patched.setattr(files, "_MOST_STEPS", 1)
+        patched.setattr(files, "_MAX_STEPS", 1)
         with pytest.raises(ToolFailure) as failed:
             asyncio.run(ran(delete, context, {"path": "."}))
     assert failed.value.detail == "NOT_ALL_DELETED"

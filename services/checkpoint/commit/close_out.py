@@ -15,7 +15,7 @@ from services.checkpoint.waits import waits
 from tenure.domain.close_out import PendingEnding, follow_up
 from tenure.domain.conversation import text_of
 from tenure.domain.states import TERMINAL, WAITING, TaskState
-from tenure.domain.timeouts import TimeoutMove, after_timeout
+from tenure.domain.timeouts import TimeoutTransition, after_timeout
 from tenure.v1 import ledger_pb2
 from tenure.wire.ledger import readable_content_of
 
@@ -71,14 +71,18 @@ def _text_of(message: ledger_pb2.AssistantMessage) -> str:
 # Phase timeouts that the ledger carries out under the task row's lock. The task's policy decides.
 
 
-def what_follows(draft: Draft, phase: Phase, detail: str, action: TimeoutAction | None = None) -> TimeoutMove | None:
+def what_follows(
+    draft: Draft, phase: Phase, detail: str, action: TimeoutAction | None = None
+) -> TimeoutTransition | None:
     """Returns what follows a phase timeout, by `action` or else by the task's policy. None: the task goes on."""
     policy = draft.row.task_policy
     chosen = action or policy.timeouts.action(phase)
-    return after_timeout(phase, chosen, policy.retry, draft.row.timeout_retries, detail=detail, luck=random.random())
+    return after_timeout(
+        phase, chosen, policy.retry, draft.row.timeout_retries, detail=detail, random_fraction=random.random()
+    )
 
 
-def ask(draft: Draft, move: TimeoutMove) -> None:
+def ask(draft: Draft, move: TimeoutTransition) -> None:
     """Moves the task to its retry, or records its pending ending for whichever component may carry it out."""
     if move.to_state is TaskState.RETRY_SCHEDULED:
         delay_seconds = move.retry_delay_seconds or 0.0
@@ -87,7 +91,7 @@ def ask(draft: Draft, move: TimeoutMove) -> None:
         draft.request_ending(PendingEnding(move.to_state, move.reason, move.message, LEDGER))
 
 
-async def carry_out(connection: Connection, draft: Draft, move: TimeoutMove) -> None:
+async def carry_out(connection: Connection, draft: Draft, move: TimeoutTransition) -> None:
     """Does the same for a task that may have no owner, and carries out an ending that needs no worker."""
     ask(draft, move)
     await carry_out_ending(connection, draft)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import grpc
 
 from tenure.domain.errors import InvalidRequest, TenureError
-from tenure.runtime.frame_server import MOST_IN_FLIGHT, FrameServer
+from tenure.runtime.frame_server import MAX_IN_FLIGHT, FrameServer
 from tenure.runtime.rpc_server import draining
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import token_pb2
@@ -36,7 +36,7 @@ class CommitFrames(FrameServer[pb.CommitStreamRequest, pb.TaggedCommitResult]):
     def __init__(
         self, submit: Callable[[pb.CommitRequest, Answer[pb.CommitResponse]], None], stopping: asyncio.Event
     ) -> None:
-        super().__init__(stopping, most_items=MOST_IN_FLIGHT, most_bytes=MAX_FRAME_BYTES)
+        super().__init__(stopping, most_items=MAX_IN_FLIGHT, most_bytes=MAX_FRAME_BYTES)
         self._submit = submit
         self._tags: set[int] = set()
 
@@ -46,7 +46,7 @@ class CommitFrames(FrameServer[pb.CommitStreamRequest, pb.TaggedCommitResult]):
 
     @property
     def held_back(self) -> bool:
-        return len(self._tags) + self.unsent >= MOST_IN_FLIGHT
+        return len(self._tags) + self.unsent >= MAX_IN_FLIGHT
 
     @property
     def may_stop(self) -> bool:

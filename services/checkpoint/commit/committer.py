@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 LOCK_TIMEOUT_SECONDS: Final = 2.0
 """Other transactions hold a task's lock for milliseconds; one that holds it longer must not delay the batches."""
 ALONE_SECONDS: Final = 0.1
-"""The lock timeout of a commit that is written alone. It shrinks when a batch has waited MOST_ALONE_SECONDS."""
-MOST_ALONE_SECONDS: Final = 0.5
-LEAST_ALONE_SECONDS: Final = 0.005
+"""The lock timeout of a commit that is written alone. It shrinks when a batch has waited MAX_ALONE_SECONDS."""
+MAX_ALONE_SECONDS: Final = 0.5
+MIN_ALONE_SECONDS: Final = 0.005
 KEPT_SECONDS: Final = 30.0
 """How long a task is written alone after another transaction kept its lock: the owner repeats the commit."""
 NOT_RETRIED: Final = frozenset(
@@ -112,7 +112,7 @@ class LedgerCommitter:
         for commit in commits:
             if commit.task_id in results and not _is_lock_timeout(results[commit.task_id]):
                 continue
-            lock_seconds = min(ALONE_SECONDS, max(LEAST_ALONE_SECONDS, MOST_ALONE_SECONDS - waited_seconds))
+            lock_seconds = min(ALONE_SECONDS, max(MIN_ALONE_SECONDS, MAX_ALONE_SECONDS - waited_seconds))
             [result] = await self._attempt([commit], lock_seconds=lock_seconds)
             is_kept = _is_lock_timeout(result)
             self._kept_locks.note(commit.task_id, is_kept=is_kept)

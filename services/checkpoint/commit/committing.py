@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tenure.v1 import ledger_pb2
 
 Result = pb.CommitResponse | TenureError
-MOST_OPEN_CALLS: Final = 1024
+MAX_OPEN_CALLS: Final = 1024
 
 
 async def commit_batch(
@@ -104,8 +104,8 @@ def _misfit(row: TaskRow, commit: PreparedCommit) -> TenureError | None:
     calls = open_calls_after(row.open_calls, commit.calls)
     if isinstance(calls, TenureError):
         return calls
-    if len(calls) > MOST_OPEN_CALLS:
-        return InvalidRequest(violations=[("entries", f"more than {MOST_OPEN_CALLS} open calls")])
+    if len(calls) > MAX_OPEN_CALLS:
+        return InvalidRequest(violations=[("entries", f"more than {MAX_OPEN_CALLS} open calls")])
     settled = commit.settlement
     if settled is not None and (
         not row.model_open or (settled.step, settled.attempt_number) != (row.model_step, row.model_attempt)

@@ -15,7 +15,7 @@ from tenure.domain.budget import Granted, ReserveRequest, TokenUsage, cost
 from tenure.domain.close_out import PendingEnding
 from tenure.domain.in_doubt import Abandon, CallInDoubt, DidNotHappen, Happened, decide_resolution
 from tenure.domain.lost_model_calls import ReportedCall, settle_lost
-from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState, check_move
+from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState, check_transition
 from tenure.domain.timeouts import TIMEOUT_REASONS
 from tenure.v1 import ledger_pb2
 from tenure.wire.common import STATES, timestamp
@@ -242,7 +242,7 @@ class Draft:
         attempt.
         """
         row = self.row
-        check_move(row.state, to_state, begins_attempt=self.begins_attempt)
+        check_transition(row.state, to_state, begins_attempt=self.begins_attempt)
         self.begins_attempt = False
         leaves_running = row.state is TaskState.RUNNING
         if leaves_running:

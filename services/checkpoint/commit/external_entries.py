@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 # External entries that a task got while its owner worked: read for a batch of commits at once, within bounds.
 
-MOST_ENTRIES: Final = 512
-MOST_BYTES: Final = 1024 * 1024
+MAX_ENTRIES: Final = 512
+MAX_BYTES: Final = 1024 * 1024
 
 
 class ExternalRange(NamedTuple):
@@ -79,8 +79,8 @@ async def read_external_entries(connection: Connection, ranges: Sequence[Externa
         "task_ids": [one.task_id for one in ranges],
         "afters": [one.after for one in ranges],
         "untils": [one.until for one in ranges],
-        "most_entries": MOST_ENTRIES,
-        "most_bytes": MOST_BYTES,
+        "most_entries": MAX_ENTRIES,
+        "most_bytes": MAX_BYTES,
     }
     for index, *columns in await fetch_all(connection, QUERIES.foreign_entries, parameters):
         entries.entries.setdefault(index, []).append(entry_of(columns))

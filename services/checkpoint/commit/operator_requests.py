@@ -13,7 +13,7 @@ from tenure.domain.close_out import PendingEnding
 from tenure.domain.entries import GrantBudget, OperatorCloseOut, Requeue
 from tenure.domain.errors import InvalidRequest, TenureError, WrongState
 from tenure.domain.in_doubt import ResolveCall
-from tenure.domain.requeue import RequeueVerdict, decide_grant, decide_requeue
+from tenure.domain.requeue import RequeueDecision, decide_grant, decide_requeue
 from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.wire.common import seconds
 from tenure.wire.ledger import operator_request_to_domain
@@ -80,7 +80,7 @@ def _budgets(draft: Draft) -> tuple[Budget, Budget]:
 
 
 async def _prepare(
-    connection: Connection, draft: Draft, verdict: RequeueVerdict | TenureError, requeue: Requeue | GrantBudget
+    connection: Connection, draft: Draft, verdict: RequeueDecision | TenureError, requeue: Requeue | GrantBudget
 ) -> None:
     row = draft.row
     if isinstance(verdict, TenureError):

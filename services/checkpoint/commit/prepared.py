@@ -9,7 +9,7 @@ from uuid import UUID
 
 from services.checkpoint.commit.owner_bodies import problem_of_body
 from services.checkpoint.entries import KINDS, WRITTEN_BY_OWNERS
-from tenure.domain.budget import MOST_TOKENS, ReserveRequest, TokenUsage
+from tenure.domain.budget import MAX_TOKENS, ReserveRequest, TokenUsage
 from tenure.domain.close_out import CallOpened, CallSettled
 from tenure.domain.entries import ToolIntent
 from tenure.domain.errors import InvalidRequest
@@ -211,8 +211,8 @@ def _settlement(request: pb.CommitRequest) -> Settlement | None:
                 violations=[(f"entries[{index}].body", "settles a second model attempt; a commit settles at most one")]
             )
         counts = astuple(usage)
-        if min(counts) < 0 or max(counts) > MOST_TOKENS:
-            raise InvalidRequest(violations=[(f"entries[{index}].body", f"usage must be 0 to {MOST_TOKENS}")])
+        if min(counts) < 0 or max(counts) > MAX_TOKENS:
+            raise InvalidRequest(violations=[(f"entries[{index}].body", f"usage must be 0 to {MAX_TOKENS}")])
         settlement = Settlement(entry.step, number, usage, *_provider_names(entry.body))
     return settlement
 

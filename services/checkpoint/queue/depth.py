@@ -101,8 +101,8 @@ def _read_token(token: str) -> tuple[str, str]:
 INTERVAL_SECONDS: Final = 5.0
 _PAUSE_FACTOR: Final = 10
 """A read costs time in proportion to the queues, so a pause that is this many times longer follows it."""
-MOST_LISTED: Final = 1000
-MOST_NAMED: Final = 100
+MAX_LISTED: Final = 1000
+MAX_NAMED: Final = 100
 """Queues with their own metric labels in a process. Clients choose queue names, so the number needs a bound."""
 OTHERS: Final = "(others)"
 
@@ -139,7 +139,7 @@ class QueueDepths:
             await rest(INTERVAL_SECONDS * random.uniform(0.8, 1.2))
 
     async def listed(self) -> list[task_pb2.QueueDepth]:
-        """Returns depths by queue and priority: at most MOST_LISTED, the longest queues."""
+        """Returns depths by queue and priority: at most MAX_LISTED, the longest queues."""
         depths = sorted(await self.look(), key=lambda each: (each.queue, each.tier))
         return [
             task_pb2.QueueDepth(
@@ -168,7 +168,7 @@ class QueueDepths:
 
     async def _look(self) -> list[Depth]:
         async with ledger_connection(self._pool) as connection:
-            rows = await fetch_all(connection, QUEUE.depth, {"most": MOST_LISTED})
+            rows = await fetch_all(connection, QUEUE.depth, {"most": MAX_LISTED})
         return [
             Depth(queue, Priority(priority), queued, held_back, oldest, max(0.0, age_seconds or 0.0))
             for queue, priority, queued, held_back, oldest, age_seconds in rows
@@ -187,6 +187,6 @@ class QueueDepths:
         self._reported = set(sums)
 
     def _name(self, queue: str) -> str:
-        if queue not in self._named and len(self._named) < MOST_NAMED:
+        if queue not in self._named and len(self._named) < MAX_NAMED:
             self._named.add(queue)
         return queue if queue in self._named else OTHERS

@@ -44,15 +44,15 @@ async def check_running_limit(connection: Connection, tenant: str) -> None:
         )
 
 
-MOST_TENANTS: Final = 256
+MAX_TENANTS: Final = 256
 """Tenants that one read covers. With more tenants, an offer begins where the last one ended."""
-MOST_STREAMS: Final = 1000
-_MOST_COUNTED: Final = 1000
+MAX_STREAMS: Final = 1000
+_MAX_COUNTED: Final = 1000
 """Tenants with more running tasks than this count as equal."""
 _LOOKS: Final = 8
 """Reads of one page of tenants. Each but the last took tasks, or found tasks that another coordinator was taking."""
 _FIRST: Final = ""
-_MOST_KEPT: Final = 1000
+_MAX_KEPT: Final = 1000
 _OfferKey = tuple[frozenset[str], frozenset[str], Priority]
 """(queues, loops, tier)."""
 
@@ -103,7 +103,7 @@ class _Page:
 class Offering:
     """Makes offers. For each tier with more tenants than one read covers, remembers where the next offer begins."""
 
-    most_tenants: int = MOST_TENANTS
+    most_tenants: int = MAX_TENANTS
     _next: dict[_OfferKey, str] = field(default_factory=dict)
 
     async def offer(self, connection: Connection, wanted: OfferRequest, slots: Slots) -> list[OfferedTask]:
@@ -137,7 +137,7 @@ class Offering:
         """Stores where to begin next. Workers choose queue names freely, so a full store is cleared and each begins
         anew.
         """
-        if len(self._next) >= _MOST_KEPT:
+        if len(self._next) >= _MAX_KEPT:
             self._next.clear()
         self._next[wanted] = after
 
@@ -173,7 +173,7 @@ class _Picking:
             "after": after,
             "limit": self.slots.any,
             "most_tenants": self._most_tenants,
-            "most_counted": _MOST_COUNTED,
+            "most_counted": _MAX_COUNTED,
         }
         rows = await fetch_all(self._connection, QUEUE.waiting, parameters)
         page = _Page(rows[0][0], [], {})
@@ -234,5 +234,5 @@ async def _streams(connection: Connection, wanted: OfferRequest) -> list[tuple[s
     """Returns the pairs of queue and loop to take from."""
     if wanted.queues and wanted.loops:
         return [(queue, loop) for queue in sorted(set(wanted.queues)) for loop in sorted(set(wanted.loops))]
-    parameters = {"queues": list(wanted.queues), "loops": list(wanted.loops), "most": MOST_STREAMS}
+    parameters = {"queues": list(wanted.queues), "loops": list(wanted.loops), "most": MAX_STREAMS}
     return [(queue, loop) for queue, loop in await fetch_all(connection, QUEUE.streams, parameters)]

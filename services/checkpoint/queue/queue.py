@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 DEFAULT_RESERVE_SECONDS: Final = 1.0
 ENDING_RESERVE_SECONDS: Final = 2.0
-MOST_ENDING_RESERVE_SECONDS: Final = 30.0
+MAX_ENDING_RESERVE_SECONDS: Final = 30.0
 """The longest pause between two tries to end a task: after an outage, the last task may wait that long."""
 DEFAULT_RUNNING_PAGE: Final = 500
 _ANY_DEATHS: Final = 2**31
@@ -59,7 +59,7 @@ async def list_endings(pool: Pool, request: pb.ListEndingsRequest) -> list[pb.Li
         "grace_seconds": seconds(request.grace),
         "limit": request.limit,
         "reserve_seconds": ENDING_RESERVE_SECONDS,
-        "most_seconds": MOST_ENDING_RESERVE_SECONDS,
+        "most_seconds": MAX_ENDING_RESERVE_SECONDS,
     }
 
     async def work(connection: Connection) -> list[tuple[Any, ...]]:

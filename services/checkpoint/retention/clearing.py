@@ -11,7 +11,7 @@ import random
 from typing import TYPE_CHECKING, Any, Final
 
 from services.checkpoint.queries import RETENTION, fetch_all, fetch_one, in_ledger_transaction, ledger_connection
-from tenure.domain.retention import Portion, share_out
+from tenure.domain.retention import TaskEntries, split_batch
 from tenure.runtime import metrics
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.process import rest
@@ -68,7 +68,7 @@ class PrunedRowCleaner:
 
 async def _clear(connection: Connection) -> int:
     left = await fetch_all(connection, RETENTION.to_clear, {"limit": TASKS_A_BATCH})
-    portions = share_out([Portion(task_id, entries) for task_id, entries in left], ENTRIES_A_BATCH)
+    portions = split_batch([TaskEntries(task_id, entries) for task_id, entries in left], ENTRIES_A_BATCH)
     if not portions:
         return 0
     await failpoint("checkpoint.before_clear")
@@ -83,13 +83,13 @@ async def _clear(connection: Connection) -> int:
 # Pruned tasks that the tool service still has records of: offered to coordinators until they report that it has none.
 
 RESERVE_SECONDS: Final = 10.0
-MOST_RESERVE_SECONDS: Final = 600.0
+MAX_RESERVE_SECONDS: Final = 600.0
 """The longest pause between two tries: after an outage of the tool service, the last task may wait that long."""
 
 
 async def list_prunings(pool: Pool, limit: int) -> list[pb.ListPruningsResponse.Pruning]:
     """Returns the oldest prunings, reserved for the caller for a while."""
-    parameters = {"limit": limit, "reserve_seconds": RESERVE_SECONDS, "most_seconds": MOST_RESERVE_SECONDS}
+    parameters = {"limit": limit, "reserve_seconds": RESERVE_SECONDS, "most_seconds": MAX_RESERVE_SECONDS}
 
     async def work(connection: Connection) -> list[tuple[Any, ...]]:
         return await fetch_all(connection, RETENTION.offer_prunings, parameters)

@@ -17,8 +17,8 @@ from services.checkpoint.watch.announcement import Announcement, announcement_of
 from tenure.domain.close_out import PendingEnding
 from tenure.domain.errors import Refused
 from tenure.domain.schedules import (
-    MOST_CATCH_UP_RUNS,
-    MOST_WAITING_RUNS,
+    MAX_CATCH_UP_RUNS,
+    MAX_WAITING_RUNS,
     Due,
     OverlapPolicy,
     Plan,
@@ -86,10 +86,10 @@ ACTIVE_AT_ONCE: Final = 100
 
 _MESSAGES: Final = {
     RunReason.OVERLAP: "a task of this schedule had not ended",
-    RunReason.QUEUE_FULL: f"{MOST_WAITING_RUNS} runs were waiting",
+    RunReason.QUEUE_FULL: f"{MAX_WAITING_RUNS} runs were waiting",
     RunReason.REPLACED: "a newer run replaced it",
     RunReason.MISSED: "no replica started it within the catch-up window",
-    RunReason.CATCH_UP_LIMIT: f"only the newest {MOST_CATCH_UP_RUNS} missed due times are started",
+    RunReason.CATCH_UP_LIMIT: f"only the newest {MAX_CATCH_UP_RUNS} missed due times are started",
 }
 
 

@@ -143,7 +143,7 @@ async def create_in(
     admission = await admit(connection, tenant, request.request_id, may_refuse=may_refuse, not_before=spec.start_time)
     task_id = await insert_task(connection, tenant, request.request_id, digest, spec, admission)
     if task_id is None:
-        existing = await find_again(connection, tenant, request.request_id, digest, spec.source)
+        existing = await find_repeat(connection, tenant, request.request_id, digest, spec.source)
         return CreateResult(await read_task(connection, tenant, existing), Announcement())
     start = admission.start
     reason = Reason.TENANT_QUOTA if start.after_seconds else Reason.SUBMITTED
@@ -190,7 +190,7 @@ async def insert_task(
     return task_id
 
 
-async def find_again(connection: Connection, tenant: str, request_id: str, digest: bytes, source: Source) -> str:
+async def find_repeat(connection: Connection, tenant: str, request_id: str, digest: bytes, source: Source) -> str:
     """Returns the task of a request id, after an insert that conflicted.
 
     Raises AlreadyExists when the request id was used for another request, or was not used at all: then another task of
@@ -242,7 +242,7 @@ def first_entries(
 def _start(admission: Admission) -> dict[str, Any]:
     start = admission.start
     return {
-        "held_seconds": start.after_seconds,
+        "recheck_seconds": start.after_seconds,
         "reason": (Reason.TENANT_QUOTA if start.after_seconds else Reason.SUBMITTED),
         "message": start.message,
     }
@@ -254,7 +254,7 @@ def row_of(place: TreePosition, tenant: str, request_id: str, digest: bytes, spe
         **place._asdict(),
         "reason": Reason.SPAWNED if place.depth else Reason.SUBMITTED,
         "message": "",
-        "held_seconds": 0.0,
+        "recheck_seconds": 0.0,
         "own_max_tokens": spec.limits.max_tokens if place.depth else 0,
         "own_max_nano_usd": spec.limits.max_nano_usd if place.depth else 0,
         "tenant": tenant,

@@ -24,8 +24,8 @@ from services.checkpoint.queries import FORKS, fetch_all, fetch_one, in_ledger_t
 from services.checkpoint.reads import read_task
 from services.checkpoint.submit.create import (
     CreateResult,
-    find_again,
     find_earlier,
+    find_repeat,
     in_creation,
     insert_first_entries,
     insert_task,
@@ -35,8 +35,8 @@ from services.checkpoint.watch.announcement import Announcement
 from tenure.domain.close_out import NO_READER
 from tenure.domain.errors import InvalidRequest, TenureError, Unavailable, WrongState
 from tenure.domain.forks import (
-    MOST_BYTES,
-    MOST_ENTRIES,
+    MAX_BYTES,
+    MAX_ENTRIES,
     ForkPiece,
     choose_point,
     ends_with_answer,
@@ -115,8 +115,8 @@ class PreparedForks:
 _NAMES: Final = {number: name for name, number in KINDS.items()}
 _HEAD: Final = 2
 """The number of entries before the copied ones."""
-_MOST_STEPS: Final = 2**31 - 1
-LONGEST: Final = 4 * MOST_ENTRIES
+_MAX_STEPS: Final = 2**31 - 1
+LONGEST: Final = 4 * MAX_ENTRIES
 """The longest ledger that is searched for a fork point, in entries."""
 
 
@@ -159,7 +159,7 @@ async def fork_task(
             connection, tenant, request.request_id, digest, domain_spec, admission, task_id=prepared
         )
         if task_id is None:  # a concurrent repeat, or an exclusive source that has a live task
-            existing = await find_again(connection, tenant, request.request_id, digest, domain_spec.source)
+            existing = await find_repeat(connection, tenant, request.request_id, digest, domain_spec.source)
             return CreateResult(await read_task(connection, tenant, existing), Announcement())
         if prepared:
             await take_prepared(connection, tenant, request.request_id, digest, prepared)
@@ -243,7 +243,7 @@ async def _cut(connection: Connection, tenant: str, request: pb.CheckpointServic
         raise point
     overrides = request.overrides
     pieces = pieces_to_copy(ledger, point, with_tools=not (overrides.HasField("tools") or overrides.all_tools))
-    if len(pieces) > MOST_ENTRIES or sum(piece.size_bytes for piece in pieces) > MOST_BYTES:
+    if len(pieces) > MAX_ENTRIES or sum(piece.size_bytes for piece in pieces) > MAX_BYTES:
         raise _too_large()
     answer = _newest(pieces, "assistant_message")
     attempt = _newest(pieces, "model_attempt")
@@ -268,7 +268,7 @@ async def _pieces(connection: Connection, tenant: str, task_id: str) -> list[For
 
 
 def _too_large() -> WrongState:
-    message = f"a fork copies at most {MOST_ENTRIES:,} entries and {MOST_BYTES // 2**20} MiB"
+    message = f"a fork copies at most {MAX_ENTRIES:,} entries and {MAX_BYTES // 2**20} MiB"
     return WrongState(f"{message}: fork at an earlier point", reason="FORK_TOO_LARGE")
 
 
@@ -322,7 +322,7 @@ async def _write_ledger(
     parameters: dict[str, Any] = {"task_id": task_id, "from_task_id": request.task_id, "step": cut.step}
     row = {
         "sequence": _HEAD + copied + len(begin),
-        "max_steps": min(spec_to_domain(spec).limits.max_steps + cut.step, _MOST_STEPS),
+        "max_steps": min(spec_to_domain(spec).limits.max_steps + cut.step, _MAX_STEPS),
         "model_step": cut.model_step,
         "model_attempt": cut.model_attempt,
         "from_sequence": cut.point,

@@ -32,8 +32,8 @@ from tenure.domain.quotas import (
     QuotaPolicy,
     QuotaWarning,
     StartDecision,
-    held_seconds,
-    start_of,
+    decide_start,
+    recheck_seconds,
     wait_of_call,
 )
 from tenure.domain.states import Reason
@@ -153,7 +153,7 @@ async def admit(
     if await fetch_one(connection, QUERIES.find_request, {"tenant": tenant, "request_id": request_id}) is not None:
         return FREE
     uses = await _uses(connection, row)
-    start = start_of(tenant, uses, may_refuse=may_refuse)
+    start = decide_start(tenant, uses, may_refuse=may_refuse)
     starts_at = row.now + start.after_seconds
     if not_before is not None and not_before.timestamp() >= starts_at:
         start = StartDecision()
@@ -195,7 +195,7 @@ class CallQuotas:
         if use is None:
             return None
         metrics.count("tenure_tenant_quota_total", quota=use.quota.kind.value, outcome="waited")
-        return Denied(Reason.TENANT_QUOTA, f"tenant {tenant} has used {use.describe()}", held_seconds(use))
+        return Denied(Reason.TENANT_QUOTA, f"tenant {tenant} has used {use.describe()}", recheck_seconds(use))
 
     async def warn(self, connection: Connection, draft: Draft) -> list[ledger_pb2.Entry]:
         """Appends due soft cap warnings and returns them."""

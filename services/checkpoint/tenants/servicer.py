@@ -102,7 +102,7 @@ def _sum(
 # Reads and changes of tenants.
 
 DEFAULT_TENANTS: Final = 50
-MOST_WOKEN: Final = 10_000
+MAX_WOKEN: Final = 10_000
 
 
 async def get_tenant(pool: Pool, tenant: str) -> pb.Tenant:
@@ -139,7 +139,7 @@ async def update_limits(pool: Pool, tenant: str, request: pb.UpdateTenantLimitsR
         if (quotas, own) != (row.quotas, sorted(row.own)):
             _check_revision(row, request)
             await write_quotas(connection, tenant, quotas, own, request.actor, request.reason)
-            await connection.execute(TENANTS.wake, {"tenant": tenant, "limit": MOST_WOKEN})
+            await connection.execute(TENANTS.wake, {"tenant": tenant, "limit": MAX_WOKEN})
         return (await _to_messages(connection, [await ensured(connection, tenant)]))[0]
 
     return await in_ledger_transaction(pool, work)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from services.checkpoint.queries import fetch_all, fetch_one
 from services.checkpoint.tenants.rows import TENANTS
-from tenure.domain.quotas import SPANS, Amounts, QuotaKind, QuotaUse, bucket_of, use_of, use_of_running
+from tenure.domain.quotas import SPANS, Amounts, QuotaKind, QuotaUse, bucket_of, use_of_running, window_use
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +31,7 @@ async def read_uses(
     amounts = await _amounts(connection, [(row.tenant, kind, row.now) for row, kind in windows])
     uses: dict[str, Uses] = {row.tenant: {} for row in rows}
     for row, kind in windows:
-        uses[row.tenant][kind] = use_of(row.quotas[kind], amounts[row.tenant, kind], row.now)
+        uses[row.tenant][kind] = window_use(row.quotas[kind], amounts[row.tenant, kind], row.now)
     return uses
 
 

@@ -86,23 +86,23 @@ def _read_token(token: str) -> _DoubtPosition:
         raise InvalidRequest(violations=[("page_token", message)]) from None
 
 
-LEAST_SECONDS: Final = 2.0
-MOST_SECONDS: Final = 60.0
+MIN_SECONDS: Final = 2.0
+MAX_SECONDS: Final = 60.0
 """The longest pause between two reads of a wait: a task may wait that long after its runner settled the call."""
-MOST_CALLS: Final = 64
+MAX_CALLS: Final = 64
 _SETTLED: Final = "its calls are no longer in doubt: their outcomes were recorded after all"
 
 
 async def list_in_doubt_waits(pool: Pool, limit: int) -> list[pb.ListDoubtWaitsResponse.DoubtWait]:
     """Returns the waits that were read longest ago, and reserves them for the caller for a while."""
-    parameters = {"limit": limit, "least_seconds": LEAST_SECONDS, "most_seconds": MOST_SECONDS}
+    parameters = {"limit": limit, "least_seconds": MIN_SECONDS, "most_seconds": MAX_SECONDS}
 
     async def work(connection: Connection) -> list[tuple[Any, ...]]:
         return await fetch_all(connection, DOUBTS.see_doubt_waits, parameters)
 
     waits = []
     for task_id, tenant, epoch, texts, open_calls in await in_ledger_transaction(pool, work):
-        calls = calls_in_doubt_to_wire(waited_for(texts, open_calls)[:MOST_CALLS])
+        calls = calls_in_doubt_to_wire(waited_for(texts, open_calls)[:MAX_CALLS])
         waits.append(pb.ListDoubtWaitsResponse.DoubtWait(task_id=task_id, tenant=tenant, epoch=epoch, calls=calls))
     return waits
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tenure.v1 import checkpoint_service_pb2 as pb
 
 KEPT_SECONDS: Final = 7 * 24 * 3600.0
-MOST_KEPT: Final = 100
+MAX_KEPT: Final = 100
 """The most signals kept under one correlation id."""
 
 FORGOTTEN_AT_ONCE: Final = 100
@@ -92,14 +92,14 @@ async def _record(connection: Connection, tenant: str, request: pb.SendSignalReq
         "hash": digest,
         "actor": request.actor,
         "payload": request.payload_json.encode(),
-        "most": MOST_KEPT,
+        "most": MAX_KEPT,
     }
     if await fetch_one(connection, QUERIES.keep_signal, parameters) is not None:
         return
     row = await fetch_one(connection, QUERIES.find_signal, _key(tenant, request))
     if row is None:
         raise LimitReached(
-            f"{MOST_KEPT} signals are kept under this correlation_id already, the most that are kept: send it again "
+            f"{MAX_KEPT} signals are kept under this correlation_id already, the most that are kept: send it again "
             "when a task has taken one",
             reason="SIGNALS_FULL",
         )

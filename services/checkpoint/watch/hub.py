@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 # One watcher of one task: the entries appended since its last read, as long as it need not read the ledger.
 
-MOST_ENTRIES: Final = 128
-MOST_BYTES: Final = 256 * 1024
+MAX_ENTRIES: Final = 128
+MAX_BYTES: Final = 256 * 1024
 """The bounds of the entries kept for one watcher. A slower watcher reads pages of the ledger instead."""
 
 
@@ -69,12 +69,11 @@ class TaskWatch:
             return False
         waiting = [*self._appended, appended]
         return (
-            sum(len(one.rows) for one in waiting) <= MOST_ENTRIES
-            and sum(one.size_bytes for one in waiting) <= MOST_BYTES
+            sum(len(one.rows) for one in waiting) <= MAX_ENTRIES and sum(one.size_bytes for one in waiting) <= MAX_BYTES
         )
 
 
-_MOST_ENDING_IDS: Final = 4096
+_MAX_ENDING_IDS: Final = 4096
 _Watch = TypeVar("_Watch")
 
 
@@ -88,7 +87,7 @@ class QueueWatch:
 
     def tell(self, *, claimable: bool, ending_task_ids: Iterable[str]) -> None:
         self._claimable = self._claimable or claimable
-        room = _MOST_ENDING_IDS - len(self._ending_task_ids)
+        room = _MAX_ENDING_IDS - len(self._ending_task_ids)
         self._ending_task_ids.update(list(ending_task_ids)[: max(0, room)])
         if self._claimable or self._ending_task_ids:
             self._has_hints.set()

@@ -30,7 +30,7 @@ _log: Final = logging.getLogger(__name__)
 CHANNEL: Final = "tenure_ledger"
 IDS_A_PAYLOAD: Final = 150  # a payload has at most 8,000 bytes
 TENANTS_A_PAYLOAD: Final = 100  # of up to 63 characters
-MOST_IDS: Final = 20_000
+MAX_IDS: Final = 20_000
 NOTIFY_INTERVAL_SECONDS: Final = 0.01
 POLL_INTERVAL_SECONDS: Final = 1.0
 TASKS_A_POLL: Final = 1000
@@ -131,9 +131,9 @@ class ReplicaNotifications:
 
     def _payloads(self, announcement: Announcement) -> Iterator[str]:
         """Splits an announcement into payloads. Beyond a bound it says only that there is much."""
-        overflow = len(announcement.task_ids) > MOST_IDS
+        overflow = len(announcement.task_ids) > MAX_IDS
         moved = [] if overflow else sorted(announcement.task_ids)
-        ending = sorted(announcement.ending_task_ids)[:MOST_IDS]
+        ending = sorted(announcement.ending_task_ids)[:MAX_IDS]
         yield self._payload(claimable=announcement.claimable, everything=overflow)
         for start in range(0, len(moved), IDS_A_PAYLOAD):
             yield self._payload(moved=moved[start : start + IDS_A_PAYLOAD])
@@ -142,7 +142,7 @@ class ReplicaNotifications:
         ended = [] if overflow else sorted(announcement.ended_task_ids)
         for start in range(0, len(ended), IDS_A_PAYLOAD):
             yield self._payload(ended=ended[start : start + IDS_A_PAYLOAD])
-        changed = sorted(announcement.changed_tenants)[:MOST_IDS]
+        changed = sorted(announcement.changed_tenants)[:MAX_IDS]
         for start in range(0, len(changed), TENANTS_A_PAYLOAD):
             yield self._payload(changed=changed[start : start + TENANTS_A_PAYLOAD])
 

@@ -13,7 +13,7 @@ from services.checkpoint.webhooks.feed_reader import WebhookEvent, write_events
 from services.checkpoint.webhooks.rows import NO_TASK, WEBHOOKS, DeliveryRow, WebhookRow, read_webhook
 from tenure.domain.errors import NotFound, WrongState
 from tenure.domain.webhooks import (
-    MOST_REPLAYED,
+    MAX_REPLAYED,
     TEST_EVENT,
     DeliveryState,
     DeliveryVerdict,
@@ -200,7 +200,7 @@ async def _read_dead(connection: Connection, row: WebhookRow, delivery_id: str) 
     """
     if delivery_id:
         await _read(connection, row.webhook_id, delivery_id)
-    parameters = {"webhook_id": row.webhook_id, "delivery_id": delivery_id, "limit": MOST_REPLAYED}
+    parameters = {"webhook_id": row.webhook_id, "delivery_id": delivery_id, "limit": MAX_REPLAYED}
     return [(ordinal, line) for ordinal, line in await fetch_all(connection, WEBHOOKS.dead_letters, parameters)]
 
 

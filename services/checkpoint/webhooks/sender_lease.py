@@ -22,7 +22,7 @@ from services.checkpoint.webhooks.feed_reader import SenderLeaseKey, read_on
 from services.checkpoint.webhooks.rows import WEBHOOKS
 from services.checkpoint.webhooks.sending import OutgoingDelivery, Sender
 from tenure.domain.errors import OutOfRange, TenureError
-from tenure.domain.webhooks import MOST_RECEIVED_KEPT, decide_delivery
+from tenure.domain.webhooks import MAX_RECEIVED_KEPT, decide_delivery
 from tenure.runtime import metrics
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.process import heed_cancellation, rest
@@ -168,7 +168,7 @@ class SenderLease:
 
     async def _end(self) -> None:
         async def work(connection: Connection) -> None:
-            parameters = {"webhook_id": self._lease_key.webhook_id, "kept": MOST_RECEIVED_KEPT}
+            parameters = {"webhook_id": self._lease_key.webhook_id, "kept": MAX_RECEIVED_KEPT}
             await connection.execute(WEBHOOKS.forget_received, parameters)
             await connection.execute(WEBHOOKS.end_turn, self._lease_key.key)
 
@@ -177,7 +177,7 @@ class SenderLease:
 
 # The duty that finds webhooks with work. Any number of replicas may run it; one replica holds a webhook's lease.
 
-MOST_LEASES: Final = 64
+MAX_LEASES: Final = 64
 """The most sender leases of one process. Leases end after a time, so no webhook waits forever."""
 LONGEST_REFRESH_SECONDS: Final = 60.0
 
@@ -197,7 +197,7 @@ class WebhookDispatcher:
 
     async def run(self) -> None:
         settings = self._settings
-        most_connections = MOST_LEASES * settings.max_requests
+        most_connections = MAX_LEASES * settings.max_requests
         async with (
             Sender(self._networks, settings.request_timeout_seconds, most_connections) as sender,
             TaskGroup() as group,
@@ -210,7 +210,7 @@ class WebhookDispatcher:
                 await rest(self._interval_seconds * random.uniform(0.5, 1.0))
 
     async def _take_leases(self, dependencies: SenderDependencies, group: TaskGroup) -> None:
-        free = MOST_LEASES - len(self._leases)
+        free = MAX_LEASES - len(self._leases)
         if not free:
             return
         asked_at = time.monotonic()

@@ -60,9 +60,9 @@ class WebhookSettings:
 
 
 _log: Final = logging.getLogger(__name__)
-MOST_READ_BYTES: Final = 4096
+MAX_READ_BYTES: Final = 4096
 BODY_SECONDS: Final = 1.0
-MOST_PROBLEM_CHARACTERS: Final = 300
+MAX_PROBLEM_CHARACTERS: Final = 300
 KEPT_ALIVE_SECONDS: Final = 4.0
 _USER_AGENT: Final = f"tenure/{version('tenure')}"
 
@@ -147,12 +147,12 @@ async def _beginning(response: Response) -> str:
         async with asyncio.timeout(BODY_SECONDS):
             async for some in response.response.aiter_stream():
                 read += some
-                if len(read) >= MOST_READ_BYTES:
+                if len(read) >= MAX_READ_BYTES:
                     break
-    return read[:MOST_READ_BYTES].decode(errors="replace")
+    return read[:MAX_READ_BYTES].decode(errors="replace")
 
 
 def _printable(text: str) -> str:
     """Returns the text on one line, with characters that Postgres and terminals can show."""
     flat = " ".join("".join(one if one.isprintable() else " " for one in text).split())
-    return flat if len(flat) <= MOST_PROBLEM_CHARACTERS else flat[: MOST_PROBLEM_CHARACTERS - 1] + "…"
+    return flat if len(flat) <= MAX_PROBLEM_CHARACTERS else flat[: MAX_PROBLEM_CHARACTERS - 1] + "…"

@@ -38,7 +38,7 @@ async def create_webhook(
     Raises AlreadyExists (WEBHOOK_EXISTS), LimitReached (TOO_MANY_WEBHOOKS), InvalidRequest (address).
     """
     host = urlsplit(request.url).hostname or ""
-    if not networks.may_be(host):
+    if not networks.may_reach_host(host):
         raise InvalidRequest(violations=[("url", f"must not lead to {host}: it is no public address")])
     filter_parameters(request.filter)
     secret = request.secret or new_secret()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tenure.domain.task import Priority
 
 _log: Final = logging.getLogger(__name__)
-MOST_WORKERS_NAMED: Final = 1000
+MAX_WORKERS_NAMED: Final = 1000
 """The limit of worker ids in one request. With more workers, an operator's transfer to an unnamed one waits longer."""
 _POLL_SECONDS: Final = 0.5
 
@@ -100,7 +100,7 @@ class Dispatch:
             return False
         wakeups = self._wakeups
         without_suspects = all(session.has_suspect for session in sessions)
-        worker_ids = {session.worker_id for session in sessions[:MOST_WORKERS_NAMED]}
+        worker_ids = {session.worker_id for session in sessions[:MAX_WORKERS_NAMED]}
         offers = await self._ledger.list_claimable(profile, slots, worker_ids, without_suspects=without_suspects)
         short_of = reduce(Slots.after, map(tier_of, offers), slots).lowest_tier()
         if short_of is not None and wakeups == self._wakeups:

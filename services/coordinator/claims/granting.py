@@ -125,7 +125,7 @@ class Issuer:
 
 
 _REGISTER: Final = RetryPolicy(max_attempts=3, initial_seconds=0.05, factor=2.0, cap_seconds=0.5)
-_MOST_UNCLEAR: Final = 10_000
+_MAX_UNCLEAR: Final = 10_000
 
 
 class ClaimGranter:
@@ -248,7 +248,7 @@ class ClaimGranter:
                 self._generation.doubt()
             case ClaimRefusal.UNCLEAR:
                 self._unclear[each.offer.task_id] = claimed.wanted.record.claim_id
-                if len(self._unclear) > _MOST_UNCLEAR:
+                if len(self._unclear) > _MAX_UNCLEAR:
                     self._unclear.popitem(last=False)
                 self._generation.doubt()
             case ClaimRefusal.TOO_LARGE:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tenure.domain.lost_model_calls import ReportedCall
 
 _log: Final = logging.getLogger(__name__)
-_MOST_REMEMBERED: Final = 10_000
+_MAX_REMEMBERED: Final = 10_000
 _OTHERS_HEAD_START_SECONDS: Final = 0.3
 """The replica of the session knows the claims' progress, so the other replicas wait this long."""
 _PAUSE_SECONDS: Final = 0.5
@@ -106,7 +106,7 @@ class KeyWatch:
 
     def _session_ended(self, ended: HeldSession, revision: int) -> None:
         self._ended[ended.session_id] = (ended, revision)
-        if len(self._ended) > _MOST_REMEMBERED:
+        if len(self._ended) > _MAX_REMEMBERED:
             self._ended.popitem(last=False)
         session = self._sessions.get(ended.session_id)
         if session is not None and session.held.mod_revision == ended.mod_revision:

@@ -76,7 +76,7 @@ class LeaseRenewal:
         return lost(target, lease)
 
 
-_MOST_ROUNDS: Final = 4
+_MAX_ROUNDS: Final = 4
 _AGAIN_SECONDS: Final = 0.5
 
 
@@ -111,7 +111,7 @@ class LeaseGranter:
 
         Raises LeaseHeld, AlreadyExists, LimitReached, StaleEpoch for a late repeat, and Unavailable.
         """
-        for _ in range(_MOST_ROUNDS):
+        for _ in range(_MAX_ROUNDS):
             existing = await self._keys.find(wanted.tenant, wanted.resource)
             repeated = existing is not None and existing.record.request_id == wanted.request_id
             if existing is not None and repeated:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _Changes: TypeAlias = "asyncio.Queue[list[LeaseChange] | TenureError]"
 
-_MOST_PER_TENANT: Final = 64
+_MAX_PER_TENANT: Final = 64
 _MOST: Final = 1024
 _WAITING: Final = 8
 """Unsent answers for a slow reader. Beyond it etcd is not read, until its compaction ends the watch."""
@@ -100,7 +100,7 @@ class LeaseWatch:
 
     @contextmanager
     def _counted(self, tenant: str) -> Iterator[None]:
-        if self._open[tenant] >= _MOST_PER_TENANT or self._open.total() >= _MOST:
+        if self._open[tenant] >= _MAX_PER_TENANT or self._open.total() >= _MOST:
             raise LimitReached(
                 "this replica has too many lease watches; try again later",
                 reason="TOO_MANY_WATCHES",

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # The sessions attached to this replica, and those that were attached a moment ago.
 
-_MOST_DEPARTED: Final = 1000
+_MAX_DEPARTED: Final = 1000
 
 
 class Sessions:
@@ -82,7 +82,7 @@ class Sessions:
             return
         del self._attached[session.session_id]
         self._departed[session.session_id] = session
-        if len(self._departed) > _MOST_DEPARTED:
+        if len(self._departed) > _MAX_DEPARTED:
             self._departed.popitem(last=False)
         metrics.gauge("tenure_sessions", len(self._attached))
 

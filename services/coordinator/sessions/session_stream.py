@@ -32,8 +32,8 @@ _log: Final = logging.getLogger(__name__)
 GOAWAY_SECONDS: Final = 3.0
 """The time for a worker to attach elsewhere after Goaway, before its stream is ended."""
 _STREAM_AGE_SECONDS: Final = 1500.0
-MOST_TOKENS: Final = 1000
-MOST_TOKEN_BYTES: Final = 1024 * 1024
+MAX_TOKENS: Final = 1000
+MAX_TOKEN_BYTES: Final = 1024 * 1024
 """The limit of newly signed tokens in one Renewed; the other tokens come with later ones."""
 
 
@@ -189,12 +189,12 @@ class SessionStreamServer:
 
         Each renewal brings a part of them: all at once would be too large a message and would delay other sessions.
         """
-        key_id, left_bytes = self._issuer.key_id, MOST_TOKEN_BYTES
+        key_id, left_bytes = self._issuer.key_id, MAX_TOKEN_BYTES
         tokens: list[token_pb2.FencingToken] = []
         for claim in self._session.claims.values():
             if claim.key_id == key_id:
                 continue
-            if left_bytes <= 0 or len(tokens) == MOST_TOKENS:
+            if left_bytes <= 0 or len(tokens) == MAX_TOKENS:
                 break
             tokens.append(self._issuer.issue(claim.held))
             left_bytes -= tokens[-1].ByteSize()

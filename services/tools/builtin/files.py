@@ -25,14 +25,14 @@ from services.tools.workspace.removal import empty_some, remove_some_of
 from tenure.domain.tools import EffectClass
 
 _OUTPUT_LIMIT_BYTES: Final = 64 * 1024
-_MOST_ENTRIES: Final = 1000
+_MAX_ENTRIES: Final = 1000
 _BOUNDS: Final = Bounds()
-_LEAST_PART_BYTES: Final = 4  # the longest character
+_MIN_PART_BYTES: Final = 4  # the longest character
 _NOTE_BYTES: Final = 200
-_MOST_STEPS: Final = 200
+_MAX_STEPS: Final = 200
 """Of deleting: more than a walk through a workspace counts."""
 _OFFSET: Final = {"type": "integer", "minimum": 0, "maximum": 2**53, "description": "in bytes; 0 if it is left out"}
-_LIMIT: Final = {"type": "integer", "minimum": _LEAST_PART_BYTES, "maximum": 2**53, "description": "the most bytes"}
+_LIMIT: Final = {"type": "integer", "minimum": _MIN_PART_BYTES, "maximum": 2**53, "description": "the most bytes"}
 _PATH: Final = {"type": "string", "minLength": 1, "maxLength": 1024, "description": "relative to the workspace"}
 
 
@@ -129,9 +129,9 @@ class _Files:
     def list(self, workspace: int, _context: CallContext, arguments: Arguments) -> str:
         path = arguments.get("path", "")
         with entered(workspace, split_path(path)) as directory, closing(_lines(directory, "")) as result:
-            lines = list(islice(result, _MOST_ENTRIES + 1))
-        if len(lines) > _MOST_ENTRIES:
-            lines[-1] = f"[and more: only the first {_MOST_ENTRIES} are listed]"
+            lines = list(islice(result, _MAX_ENTRIES + 1))
+        if len(lines) > _MAX_ENTRIES:
+            lines[-1] = f"[and more: only the first {_MAX_ENTRIES} are listed]"
         return "\n".join(lines) or "There are no files."
 
     def delete(self, workspace: int, _context: CallContext, arguments: Arguments) -> str:
@@ -139,7 +139,7 @@ class _Files:
         path = arguments["path"]
         parts = split_path(path)
         with suppress(FileNotFoundError), entered(workspace, parts[:-1]) as directory:
-            for _ in range(_MOST_STEPS):
+            for _ in range(_MAX_STEPS):
                 if remove_some_of(parts[-1], directory) if parts else empty_some(directory):
                     break
             else:

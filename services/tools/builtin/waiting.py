@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailure, define
-from tenure.domain.budget import MOST_TOKENS
+from tenure.domain.budget import MAX_TOKENS
 from tenure.domain.sub_agents import MAX_GOAL_CHARACTERS, MAX_TOOLS, SPAWN_SUB_AGENTS
-from tenure.domain.task import MOST_FAN_OUT
+from tenure.domain.task import MAX_FAN_OUT
 from tenure.domain.tools import EffectClass
 from tenure.domain.waiting_calls import ASK_USER, REQUEST_APPROVAL, WAIT_EXTERNAL
 from tenure.domain.waits import (
@@ -58,7 +58,7 @@ _GOALS: Final = {
         "type": "array",
         "items": {"type": "string", "minLength": 1, "maxLength": MAX_GOAL_CHARACTERS},
         "minItems": 1,
-        "maxItems": MOST_FAN_OUT,
+        "maxItems": MAX_FAN_OUT,
         "description": "what each of them is to do: one sub-agent a goal. They know nothing but their goal",
     }
 }
@@ -72,7 +72,7 @@ _SHARES: Final[dict[str, Any]] = {
     "max_tokens": {
         "type": "integer",
         "minimum": 1,
-        "maximum": MOST_TOKENS,
+        "maximum": MAX_TOKENS,
         "description": "what each of them may use up; an equal share of what is left unless given",
     },
     "deadline_seconds": {

@@ -14,7 +14,7 @@ from tenure.v1 import token_pb2, tool_pb2, tool_service_pb2
 from tenure.wire.common import CALL_STATES, EFFECT_CLASSES, timestamp
 from tenure.wire.tool import outcome_to_wire
 
-MOST_CONTENT_BYTES: Final = 2 * 1024 * 1024
+MAX_CONTENT_BYTES: Final = 2 * 1024 * 1024
 
 
 def execute_response(event: Event) -> tool_service_pb2.ExecuteResponse:
@@ -43,7 +43,7 @@ def fence_response(summaries: Sequence[CallSummary]) -> tool_service_pb2.FenceRe
 
     Together the contents of their outcomes must fit into one message: older outcomes are truncated first.
     """
-    left_bytes = MOST_CONTENT_BYTES
+    left_bytes = MAX_CONTENT_BYTES
     records = []
     for summary in reversed(summaries):
         record = _record(summary, left_bytes)

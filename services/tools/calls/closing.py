@@ -180,7 +180,7 @@ class CallForgetter:
             pass
         await failpoint("tools.after_forget")
         metrics.count("tenure_forgotten_tasks_total")
-        self._workspaces.hand_in(claims.tenant, str(task_id))
+        self._workspaces.enqueue(claims.tenant, str(task_id))
 
     async def _forget_calls(self, task_id: UUID) -> int:
         """Deletes at most CALLS_A_BATCH records and returns how many."""

@@ -16,7 +16,7 @@ from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
 
 _log: Final = logging.getLogger(__name__)
 BEGINS_WITHIN_SECONDS: Final = 1.0
-MOST_ATTEMPTS: Final = 5
+MAX_ATTEMPTS: Final = 5
 """A call whose tool keeps raising TryLater fails with this attempt, so that the model decides how to go on."""
 
 _UNSENT: Final = "It was not sent yet: nothing was done."
@@ -120,7 +120,7 @@ class ToolEffect:
         if self._run.stop is not None or self._timed_out:
             return self._stopped(gone=True)
         may_run_again = self._is_unsent or self._tool.definition.effect_class.may_run_again
-        if may_run_again and self._run.call_attempt < MOST_ATTEMPTS:
+        if may_run_again and self._run.call_attempt < MAX_ATTEMPTS:
             raise PutOff(refusal, may_have_begun=not self._is_unsent) from refusal
         message = f"The tool {self._tool.name} cannot do this now ({refusal.message})."
         if self._is_unsent:

@@ -14,17 +14,17 @@ from typing import Final
 from services.tools.calls.answers import tagged_event
 from services.tools.calls.runs import Event
 from tenure.domain.errors import LimitReached, TenureError
-from tenure.runtime.frame_server import MOST_IN_FLIGHT, FrameServer
+from tenure.runtime.frame_server import MAX_IN_FLIGHT, FrameServer
 from tenure.v1 import token_pb2
 from tenure.v1 import tool_service_pb2 as pb
 from tenure.validators import MAX_FRAME_BYTES, MAX_FRAME_ITEMS
 from tenure.wire.common import refusal_to_wire
 
 _log: Final = logging.getLogger(__name__)
-_MOST_UNSENT_OUTPUT_BYTES: Final = 1024 * 1024
+_MAX_UNSENT_OUTPUT_BYTES: Final = 1024 * 1024
 """Output is for people to watch. Above this limit it is dropped; the outcome carries what the model reads."""
 _INTERNAL: Final = 13
-_LIMIT: Final = f"a stream carries at most {MOST_IN_FLIGHT} calls at once, each with its own tag"
+_LIMIT: Final = f"a stream carries at most {MAX_IN_FLIGHT} calls at once, each with its own tag"
 
 ExecuteCall = Callable[[pb.ExecuteRequest], AsyncGenerator[Event, None]]
 
@@ -44,7 +44,7 @@ class ExecuteFrames(FrameServer[pb.ExecuteStreamRequest, pb.TaggedExecuteEvent])
 
     @property
     def held_back(self) -> bool:
-        return self.unsent >= MOST_IN_FLIGHT
+        return self.unsent >= MAX_IN_FLIGHT
 
     async def serve(
         self, frames: AsyncIterator[pb.ExecuteStreamRequest]
@@ -67,7 +67,7 @@ class ExecuteFrames(FrameServer[pb.ExecuteStreamRequest, pb.TaggedExecuteEvent])
     def put(self, result: pb.TaggedExecuteEvent) -> None:
         """Sends an event with the next frame; drops output above a limit."""
         if result.HasField("output"):
-            if self._unsent_output_bytes > _MOST_UNSENT_OUTPUT_BYTES:
+            if self._unsent_output_bytes > _MAX_UNSENT_OUTPUT_BYTES:
                 return
             self._unsent_output_bytes += result.ByteSize()
         super().put(result)
@@ -76,7 +76,7 @@ class ExecuteFrames(FrameServer[pb.ExecuteStreamRequest, pb.TaggedExecuteEvent])
         self._unsent_output_bytes -= sum(event.ByteSize() for event in batch if event.HasField("output"))
 
     def _start(self, tag: int, call: pb.ExecuteRequest) -> None:
-        if tag in self._calls or len(self._calls) >= MOST_IN_FLIGHT:
+        if tag in self._calls or len(self._calls) >= MAX_IN_FLIGHT:
             reason = "TAG_IN_USE" if tag in self._calls else "TOO_MANY_CALLS"
             self._refuse(tag, LimitReached(_LIMIT, reason=reason))
             return

@@ -41,7 +41,7 @@ from tenure.runtime.process import rest, resting
 
 # The poll of calls that run in other replicas: one query for all of them.
 
-_MOST_WAITING: Final = 4096
+_MAX_WAITING: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,9 +64,9 @@ class RemoteCallFollower:
 
         Raises LimitReached when too many requests wait.
         """
-        if len(self._waiting) >= _MOST_WAITING:
+        if len(self._waiting) >= _MAX_WAITING:
             raise LimitReached(
-                f"{_MOST_WAITING} requests already wait for calls that other replicas run; retry later",
+                f"{_MAX_WAITING} requests already wait for calls that other replicas run; retry later",
                 retry_after_seconds=1.0,
             )
         waiting = _Waiting(key, call_attempt, asyncio.get_running_loop().create_future())
@@ -101,7 +101,7 @@ class RemoteCallFollower:
                 waiting[ordinal].changed.set_result(None)
 
 
-_MOST_ACCEPTS: Final = 20
+_MAX_ACCEPTS: Final = 20
 _OVERHEAD_BYTES: Final = 256
 
 
@@ -151,7 +151,7 @@ class Executor:
         Raises StaleEpoch, AlreadyExists (CALL_ID_REUSED), LimitReached, and Unavailable: then a repeat is safe.
         """
         sent_started = False
-        for _ in range(_MOST_ACCEPTS):
+        for _ in range(_MAX_ACCEPTS):
             self._runner.check_room()
             accepted = await self.accepts.submit(job)
             if isinstance(accepted, Outcome):
@@ -167,7 +167,7 @@ class Executor:
                         yield event
                 return
         raise Unavailable(
-            f"{_MOST_ACCEPTS} attempts of this call were superseded during this request; send the request again",
+            f"{_MAX_ACCEPTS} attempts of this call were superseded during this request; send the request again",
             retry_after_seconds=1.0,
         )
 

@@ -17,7 +17,7 @@ from tenure.v1 import tool_pb2, tool_service_pb2
 from tenure.wire.common import EFFECT_CLASSES, timestamp
 
 DEFAULT_PAGE: Final = 50
-_MOST_ARGUMENT_BYTES: Final = 4096
+_MAX_ARGUMENT_BYTES: Final = 4096
 _FIRST: Final = ("-infinity", "00000000-0000-0000-0000-000000000000", "")
 
 
@@ -37,7 +37,7 @@ async def list_in_doubt(
         "after": doubted_at,
         "after_task_id": task_id,
         "after_call_id": call_id,
-        "most_bytes": _MOST_ARGUMENT_BYTES,
+        "most_bytes": _MAX_ARGUMENT_BYTES,
         "limit": page_size + 1,
     }
     statement = QUERIES.calls_in_doubt
@@ -58,7 +58,7 @@ async def _named(
         "tenant": tenant,
         "task_ids": [UUID(call.task_id) for call in calls],
         "call_ids": [call.call_id for call in calls],
-        "most_bytes": _MOST_ARGUMENT_BYTES,
+        "most_bytes": _MAX_ARGUMENT_BYTES,
     }
     async with connection(pool) as postgres:
         rows = await (await postgres.execute(QUERIES.named_calls_in_doubt, parameters)).fetchall()

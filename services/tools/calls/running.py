@@ -19,7 +19,7 @@ from services.tools.calls.metrics import count_calls_in_doubt, count_outcome, ou
 from services.tools.calls.records import CallRequest, pack_outcome
 from services.tools.calls.runs import STOPPING_SECONDS, RunningCall, RunningCalls, StopReason, Superseded
 from services.tools.calls.start_and_finish import OutcomeMark, StartMark, release_start, withdraw_start
-from services.tools.output import OutputKeeper
+from services.tools.output import OutputStore
 from services.tools.runners.liveness import Liveness
 from services.tools.tool import CallContext, RunnerStopped, Tool, ToolInDoubt, ToolWork
 from tenure.domain.errors import LimitReached, TenureError, TryLater, Unavailable
@@ -35,9 +35,9 @@ from tenure.runtime.telemetry import span
 
 _log: Final = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
-_MOST_STARTS: Final = 3
+_MAX_STARTS: Final = 3
 _LONGEST_CHARACTER_BYTES: Final = 4
-_MOST_NOTE_CHARACTERS: Final = 2000
+_MAX_NOTE_CHARACTERS: Final = 2000
 _FAULT: Final = "A fault of the tool service broke off this call after it had begun: its effect may have happened."
 
 
@@ -71,7 +71,7 @@ class Runner:
         runs: RunningCalls,
         liveness: Liveness,
         writers: CallWriters,
-        output_store: OutputKeeper,
+        output_store: OutputStore,
         limits: RunnerLimits,
     ) -> None:
         self.runs = runs
@@ -182,7 +182,7 @@ class Runner:
 
     async def _put_in_doubt(self, run: RunningCall, message: str) -> Outcome:
         """Records the call as in doubt, under this attempt: the tool does not know the effect, and a person decides."""
-        note = message.replace("\0", "\ufffd")[:_MOST_NOTE_CHARACTERS]
+        note = message.replace("\0", "\ufffd")[:_MAX_NOTE_CHARACTERS]
         await self._record(OutcomeMark(run.key, run.call_attempt, b"", note))
         count_calls_in_doubt(1)
         return outcome_in_doubt(run.call_attempt, note)
@@ -218,7 +218,7 @@ class Runner:
     async def _run_once(self, run: RunningCall, work: ToolWork) -> Outcome:
         """Marks the call STARTED and runs the effect.
 
-        Withdraws the start of an effect that did not begin in time, and starts again, at most _MOST_STARTS times.
+        Withdraws the start of an effect that did not begin in time, and starts again, at most _MAX_STARTS times.
         """
         context = CallContext(
             tenant=run.request.claims.tenant,
@@ -232,7 +232,7 @@ class Runner:
             report_usage=run.note_usage,
             timeout_seconds=_timeout_seconds(run, work.tool),
         )
-        for _ in range(_MOST_STARTS):
+        for _ in range(_MAX_STARTS):
             if run.stop is not None:
                 raise Superseded
             may_begin = await self._mark(run)
@@ -249,7 +249,7 @@ class Runner:
                 raise put_off.refusal from None
         raise Unavailable(
             f"this runner is too slow: the effect did not begin within {BEGINS_WITHIN_SECONDS:g} s of its start in "
-            f"{_MOST_STARTS} attempts; retry",
+            f"{_MAX_STARTS} attempts; retry",
             reason="RUNNER_SLOW",
         )
 

@@ -14,7 +14,7 @@ from uuid import UUID
 from services.tools.calls.records import CallKey, CallRequest
 from tenure.domain.tools import Outcome, ProgramUsage
 
-_MOST_UNREAD_CHARACTERS: Final = 64 * 1024
+_MAX_UNREAD_CHARACTERS: Final = 64 * 1024
 STOPPING_SECONDS: Final = 2.0
 
 
@@ -58,7 +58,7 @@ class Listener:
         self.changed = asyncio.Event()
 
     def put(self, text: str) -> None:
-        if self._characters + len(text) <= _MOST_UNREAD_CHARACTERS:
+        if self._characters + len(text) <= _MAX_UNREAD_CHARACTERS:
             self._unread.append(text)
             self._characters += len(text)
         self.changed.set()

@@ -14,7 +14,7 @@ from tenure.domain.outbound import Url
 if TYPE_CHECKING:
     from tenure.runtime.outbound_http import Body
 
-MOST_SECONDS: Final = 5.0
+MAX_SECONDS: Final = 5.0
 """The time limit for one document. The text that was read until then is returned."""
 
 _CHUNK_CHARACTERS: Final = 64 * 1024
@@ -33,7 +33,7 @@ _ENDLESS_NUMBER: Final = re.compile(r"&#[0-9]{40,};?")
 _SPACE: Final = re.compile(r"[ \t\r\n\f]+")
 
 
-def readable(html: str, url: Url, most_seconds: float = MOST_SECONDS) -> tuple[str, bool]:
+def readable(html: str, url: Url, most_seconds: float = MAX_SECONDS) -> tuple[str, bool]:
     """Returns the text of a document, and whether it is complete. Resolves links against `url`, the document's URL."""
     reader = _Reader(str(url))
     most_characters = len(html) + _EXTRA_CHARACTERS

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 _USER_AGENT: Final = f"tenure/{version('tenure')}"
 _QUERY_METHODS: Final = frozenset(("GET", "DELETE"))
-_MOST_URL_CHARACTERS: Final = 4096
+_MAX_URL_CHARACTERS: Final = 4096
 
 
 class HttpToolRequest(NamedTuple):
@@ -90,9 +90,9 @@ def _call_headers(settings: HttpToolSettings, context: CallContext) -> Iterator[
 
 
 def _url(text: str) -> Url:
-    if len(text) > _MOST_URL_CHARACTERS:
+    if len(text) > _MAX_URL_CHARACTERS:
         raise ToolFailure(
-            f"The arguments make the tool's URL longer than {_MOST_URL_CHARACTERS} characters.", "ARGUMENTS_TOO_LONG"
+            f"The arguments make the tool's URL longer than {_MAX_URL_CHARACTERS} characters.", "ARGUMENTS_TOO_LONG"
         )
     try:
         return parse_url(text)
@@ -208,7 +208,7 @@ def _text(response: Response) -> str:
 
 # The calls of one HTTP tool: without proxies, without redirects, with a size limit.
 
-MOST_ANSWER_BYTES: Final = 4 * 1024 * 1024
+MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
 _KEPT_ALIVE_SECONDS: Final = 4.0
 
 
@@ -283,7 +283,7 @@ class HttpTool:
             going_out=sending.go_out,
         ) as answer:
             # Reads the raw body: an encoding that the request did not accept is described, not decoded.
-            body = await replace(answer, headers={}).read(MOST_ANSWER_BYTES)
+            body = await replace(answer, headers={}).read(MAX_ANSWER_BYTES)
             return Response(answer.status, answer.headers, body.content, truncated=not body.is_whole)
 
 

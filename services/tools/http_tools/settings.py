@@ -14,7 +14,7 @@ from services.tools.schemas import Schema
 from services.tools.sources import (
     LARGEST_OUTPUT_BYTES,
     LONGEST_TIMEOUT_SECONDS,
-    MOST_DESCRIPTION_CHARACTERS,
+    MAX_DESCRIPTION_CHARACTERS,
     USUAL_TIMEOUT_SECONDS,
     HeaderValue,
     Section,
@@ -65,7 +65,7 @@ class HttpToolSettings(Section):
 
     url: str
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = "POST"
-    description: str = Field(min_length=1, max_length=MOST_DESCRIPTION_CHARACTERS)
+    description: str = Field(min_length=1, max_length=MAX_DESCRIPTION_CHARACTERS)
     input_schema: Mapping[str, Any] = Field(default_factory=lambda: {"type": "object"})
     effect_class: EffectClass = EffectClass.UNSAFE
     timeout_seconds: float = Field(USUAL_TIMEOUT_SECONDS, gt=0, le=LONGEST_TIMEOUT_SECONDS)

@@ -24,7 +24,7 @@ import mcp_types as types
 from services.tools.mcp.connection import McpSession
 from services.tools.mcp.delivery_errors import AnswerLost, AnswerUnreadable, CallNotSent
 from services.tools.mcp.settings import REACH_SECONDS, lane_of_server
-from services.tools.output import DIRECTORY, OutputKeeper
+from services.tools.output import DIRECTORY, OutputStore
 from services.tools.sending import TELLING_SECONDS, SendAttempt, no_answer_in_time
 from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer, ToolFailure, ToolInDoubt, past_return
 from tenure.domain.tools import EffectClass, OutcomeStatus, ToolDefinition
@@ -122,8 +122,8 @@ def _claimed(annotations: types.ToolAnnotations | None) -> EffectClass:
     return EffectClass.UNSAFE
 
 
-MOST_SENDS: Final = 3
-MOST_PARTS_KEPT: Final = 16
+MAX_SENDS: Final = 3
+MAX_PARTS_KEPT: Final = 16
 """How many parts of one answer are kept. The text only mentions further parts."""
 
 
@@ -141,7 +141,7 @@ class McpToolCaller:
     server: McpToolServer
     tool: str
     definition: ToolDefinition
-    output_store: OutputKeeper
+    output_store: OutputStore
     threads: Executor
 
     async def run(self, context: CallContext, arguments: Arguments) -> ToolAnswer:
@@ -168,8 +168,8 @@ class McpToolCaller:
     async def _answered(
         self, session: McpSession, sending: SendAttempt, context: CallContext, arguments: Arguments
     ) -> ToolAnswer:
-        for sends in range(1, MOST_SENDS + 1):
-            is_last = sends == MOST_SENDS
+        for sends in range(1, MAX_SENDS + 1):
+            is_last = sends == MAX_SENDS
             if sends > 1:
                 session = await self._session(context)
             try:
@@ -204,7 +204,7 @@ class McpToolCaller:
         if isinstance(lost, AnswerUnreadable):
             raise ToolFailure(f"The server gave an answer that cannot be read ({lost}).", "BAD_ANSWER") from lost
         if is_last:
-            message = f"The server was lost in the middle of the call, {MOST_SENDS} times in a row ({lost})."
+            message = f"The server was lost in the middle of the call, {MAX_SENDS} times in a row ({lost})."
             raise ToolFailure(message, "CONNECTION_LOST") from lost
 
     async def _kept_answer(self, result: types.CallToolResult, context: CallContext) -> ToolAnswer:
@@ -237,8 +237,8 @@ class McpToolCaller:
         """Writes a part that is no text to a file of the workspace. Returns where it is, or why it was not kept."""
         if stopped.is_set():
             return "not kept (the call was stopped)"
-        if len(kept) == MOST_PARTS_KEPT:
-            return f"not kept (only the first {MOST_PARTS_KEPT} parts are)"
+        if len(kept) == MAX_PARTS_KEPT:
+            return f"not kept (only the first {MAX_PARTS_KEPT} parts are)"
         # The name is unique to this run: a run that was declared dead cannot change a file that a later run names.
         path = f"{DIRECTORY}/{context.call_id}-{secrets.token_hex(3)}-{len(kept) + 1}{suffix}"
         kept.append(path)
@@ -253,7 +253,7 @@ def tools_of(
     server: McpToolServer,
     name: str,
     definitions: dict[str, ToolDefinition],
-    output_store: OutputKeeper,
+    output_store: OutputStore,
     threads: Executor,
 ) -> list[Tool]:
     """Returns the tools of a server. `definitions`: by the server's own tool names."""

@@ -35,7 +35,7 @@ from services.tools.mcp.program import Pipes, program
 from services.tools.mcp.settings import McpServer
 from services.tools.mcp.stderr_log import StderrLog
 from services.tools.mcp.stdio_framing import (
-    MOST_MESSAGE_BYTES,
+    MAX_MESSAGE_BYTES,
     TOO_LONG,
     CallWrites,
     LineReads,
@@ -56,7 +56,7 @@ LIST_SECONDS: Final = 30.0
 ANSWER_SECONDS: Final = 5.0
 """A server hangs when it answers nothing within this time after it was asked to stop a call."""
 
-_MOST_PAGES: Final = 32
+_MAX_PAGES: Final = 32
 _LONGEST_MESSAGE: Final = 4096
 _ANSWER: Final[TypeAdapter[types.CallToolResult | types.InputRequiredResult]] = TypeAdapter(
     types.CallToolResult | types.InputRequiredResult
@@ -98,7 +98,7 @@ class McpSession:
         tools: list[types.Tool] = []
         cursor: str | None = None
         async with asyncio.timeout(LIST_SECONDS):
-            for _ in range(_MOST_PAGES):
+            for _ in range(_MAX_PAGES):
                 page = await self._client.session.list_tools(params=types.PaginatedRequestParams(cursor=cursor))
                 tools += page.tools
                 cursor = page.next_cursor
@@ -427,7 +427,7 @@ async def http_link(settings: McpServer) -> AsyncIterator[McpSession]:
     http_transport = HttpTransport(httpx2.AsyncHTTPTransport(limits=limits, trust_env=False), ended)
     headers = {"accept-encoding": "identity", **settings.headers}  # the size limits count the bytes that were sent
     async with httpx2.AsyncClient(transport=http_transport, headers=headers, timeout=_TIMES, trust_env=False) as client:
-        transport = streamable_http_client(settings.url, http_client=client, max_sse_event_size=MOST_MESSAGE_BYTES)
+        transport = streamable_http_client(settings.url, http_client=client, max_sse_event_size=MAX_MESSAGE_BYTES)
         async with open_link(transport, ended) as session:
             yield session
 

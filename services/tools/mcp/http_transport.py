@@ -23,7 +23,7 @@ from services.tools.mcp.delivery_errors import (
     mark,
     message_of,
 )
-from services.tools.mcp.stdio_framing import MOST_MESSAGE_BYTES, TOO_LONG
+from services.tools.mcp.stdio_framing import MAX_MESSAGE_BYTES, TOO_LONG
 from services.tools.sending import leaves_open
 
 _SESSION: Final = "mcp-session-id"
@@ -66,7 +66,7 @@ class HttpTransport(httpx2.AsyncBaseTransport):
         if response.is_redirect:
             return _passed_on(response, body or b"")
         if body is None:
-            message = f"its answer is longer than {MOST_MESSAGE_BYTES} bytes and was discarded"
+            message = f"its answer is longer than {MAX_MESSAGE_BYTES} bytes and was discarded"
             return _error(types.ErrorData(code=TOO_LONG, message=message))
         if _message(body) is None:
             return _transport_error(
@@ -101,7 +101,7 @@ async def _bounded(response: httpx2.Response) -> bytes | None:
     try:
         async for portion in response.aiter_bytes():
             body += portion
-            if len(body) > MOST_MESSAGE_BYTES:
+            if len(body) > MAX_MESSAGE_BYTES:
                 return None
     finally:
         await response.aclose()

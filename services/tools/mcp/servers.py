@@ -24,7 +24,7 @@ from services.tools.mcp.delivery_errors import (
     problem_of,
 )
 from services.tools.mcp.settings import REACH_SECONDS
-from services.tools.source_facts import SourceFact
+from services.tools.source_facts import SourceStatus
 from services.tools.tool import CallContext
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime import metrics
@@ -67,7 +67,7 @@ class SharedServer:
     Calls `listed` with the tools each time the server has listed them.
     """
 
-    def __init__(self, fact: SourceFact, open_link: Open, listed: Listed, times: LinkTimes) -> None:
+    def __init__(self, fact: SourceStatus, open_link: Open, listed: Listed, times: LinkTimes) -> None:
         self.name, self._fact = fact.name, fact
         self._open, self._listed, self._times = open_link, listed, times
         self._session: McpSession | None = None
@@ -195,7 +195,7 @@ class TaskServers:
     """
 
     def __init__(
-        self, fact: SourceFact, open_for: OpenFor, listed: Listed, times: LinkTimes, most: int, idle_seconds: float
+        self, fact: SourceStatus, open_for: OpenFor, listed: Listed, times: LinkTimes, most: int, idle_seconds: float
     ) -> None:
         self.name, self._fact = fact.name, fact
         self._open_for, self._listed, self._times = open_for, listed, times

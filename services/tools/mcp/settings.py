@@ -15,7 +15,7 @@ from services.tools.sources import Rules, Section, TenantName
 from tenure.domain.tools import EffectClass
 
 MIB: Final = 1024 * 1024
-MOST_SERVERS: Final = 32
+MAX_SERVERS: Final = 32
 REACH_SECONDS: Final = 10.0
 """How long a call waits until its server has started or is connected.
 
@@ -99,7 +99,7 @@ class McpServer(Section):
         return [*self.args, *self.env.values(), *self.headers.values()]
 
 
-McpServers = Annotated[dict[ServerName, McpServer], Field(max_length=MOST_SERVERS)]
+McpServers = Annotated[dict[ServerName, McpServer], Field(max_length=MAX_SERVERS)]
 
 
 def lane_of_server(name: str) -> str:

@@ -22,10 +22,10 @@ from services.tools.mcp.calling import McpToolServer, described, tools_of, unusa
 from services.tools.mcp.connection import McpSession, http_link, program_link, sandboxed_link
 from services.tools.mcp.servers import LinkTimes, Listed, OpenFor, SharedServer, TaskServers
 from services.tools.mcp.settings import McpServer
-from services.tools.output import OutputKeeper
+from services.tools.output import OutputStore
 from services.tools.registry import ToolRegistry
 from services.tools.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
-from services.tools.source_facts import MOST_PROBLEMS, SourceFact
+from services.tools.source_facts import MAX_PROBLEMS, SourceStatus
 from services.tools.sources import offered
 from services.tools.workspace.directories import Workspaces
 from tenure.domain.tools import ToolSourceKind
@@ -50,7 +50,7 @@ class McpHost:
     """
 
     registry: ToolRegistry
-    output_store: OutputKeeper
+    output_store: OutputStore
     threads: Executor
     runs: RunningCalls
     sandbox: Sandbox | SandboxUnavailable
@@ -85,7 +85,7 @@ async def open_mcp_servers(process: Process, servers: Mapping[str, McpServer], h
         duties.start(f"link to MCP server {server.name}", server.run, silence_seconds=SILENCE_SECONDS)
 
 
-def _server(fact: SourceFact, settings: McpServer, host: McpHost, listed: Listed) -> SharedServer | TaskServers:
+def _server(fact: SourceStatus, settings: McpServer, host: McpHost, listed: Listed) -> SharedServer | TaskServers:
     name = fact.name
     times = LinkTimes.of_calls(settings.timeout_seconds)
     if settings.sandbox:
@@ -115,10 +115,10 @@ def _open_for(name: str, settings: McpServer, host: McpHost) -> OpenFor:
 class ToolsOfServer:
     """Puts a server's list of tools into the registry, and logs the list and its problems when they change."""
 
-    fact: SourceFact
+    fact: SourceStatus
     settings: McpServer
     registry: ToolRegistry
-    output_store: OutputKeeper
+    output_store: OutputStore
     threads: Executor
     server: McpToolServer | None = None
     last_reported: tuple[list[str], list[str]] | None = None
@@ -136,7 +136,7 @@ class ToolsOfServer:
             return
         self.last_reported = names, problems
         _log.info("registered the tools of an MCP server", extra={"server": name, "tools": ", ".join(names)})
-        for problem in problems[:MOST_PROBLEMS]:
+        for problem in problems[:MAX_PROBLEMS]:
             _log.warning("a tool of an MCP server has a problem: %s", problem, extra={"server": name})
-        if (more := len(problems) - MOST_PROBLEMS) > 0:
+        if (more := len(problems) - MAX_PROBLEMS) > 0:
             _log.warning("more tools of an MCP server have problems", extra={"server": name, "count": more})

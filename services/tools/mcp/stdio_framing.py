@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # The rate limit of a server's messages: a server that sends all the time must not block the event loop.
 
-MOST_A_SECOND: Final = 1000
+MAX_A_SECOND: Final = 1000
 
 
 class RateLimit:
@@ -41,7 +41,7 @@ class RateLimit:
         if now - self._since >= 1.0:
             self._since, self._taken = now, 0
         self._taken += 1
-        await asyncio.sleep(self._since + 1.0 - now if self._taken > MOST_A_SECOND else 0.0)
+        await asyncio.sleep(self._since + 1.0 - now if self._taken > MAX_A_SECOND else 0.0)
 
 
 # The stream interfaces that the protocol's package expects.
@@ -89,8 +89,8 @@ class Writes(ABC):
 
 
 _log: Final = logging.getLogger(__name__)
-MOST_MESSAGE_BYTES: Final = 4 * 1024 * 1024
-MOST_UNREAD_BYTES: Final = 1024 * 1024
+MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
+MAX_UNREAD_BYTES: Final = 1024 * 1024
 """The limit of our answers to the server's requests that the server has not read."""
 
 LONGEST_ID: Final = 256
@@ -122,7 +122,7 @@ class LineReads(Reads):
         while True:
             line = await self._line()
             await self._rate_limit.next()
-            message = self._too_long(line) if len(line) > MOST_MESSAGE_BYTES else self._parsed(line)
+            message = self._too_long(line) if len(line) > MAX_MESSAGE_BYTES else self._parsed(line)
             if message is not None:
                 return SessionMessage(message)
 
@@ -138,7 +138,7 @@ class LineReads(Reads):
         head = b""
         while (end := self._unread.find(b"\n", searched)) < 0:
             searched = len(self._unread)
-            if searched > MOST_MESSAGE_BYTES:
+            if searched > MAX_MESSAGE_BYTES:
                 head = head or bytes(self._unread[:_EDGE_BYTES])
                 del self._unread[:-_EDGE_BYTES]
                 searched = len(self._unread)
@@ -151,7 +151,7 @@ class LineReads(Reads):
             self._unread += portion
         line = bytes(self._unread[:end])
         del self._unread[: end + 1]
-        return head + bytes(MOST_MESSAGE_BYTES) + line if head else line
+        return head + bytes(MAX_MESSAGE_BYTES) + line if head else line
 
     def _parsed(self, line: bytes) -> types.JSONRPCMessage | None:
         if not line.strip():
@@ -171,7 +171,7 @@ class LineReads(Reads):
         match = _ID_FIRST.match(head) or (None if _METHOD_FIRST.match(head) else _ID_LAST.search(tail))
         if match is None:
             return None
-        message = f"its answer is longer than {MOST_MESSAGE_BYTES} bytes and was discarded"
+        message = f"its answer is longer than {MAX_MESSAGE_BYTES} bytes and was discarded"
         return types.JSONRPCError(
             jsonrpc="2.0", id=int(match[1]), error=types.ErrorData(code=TOO_LONG, message=message)
         )
@@ -213,7 +213,7 @@ class LineWrites(Writes):
         if not self._stdin.transport.get_write_buffer_size():
             self._answer_bytes = 0
         self._answer_bytes += len(answer)
-        if self._answer_bytes <= MOST_UNREAD_BYTES:
+        if self._answer_bytes <= MAX_UNREAD_BYTES:
             return True
         if not self._ended.is_set():
             _log.warning("an MCP server sends requests and does not read the answers: ending its session")

@@ -30,7 +30,7 @@ from services.tools.sending import (
     SendAttempt,
     stale,
 )
-from services.tools.source_facts import MOST_PROBLEMS
+from services.tools.source_facts import MAX_PROBLEMS
 from services.tools.sources import offered
 from services.tools.tool import Arguments, CallContext, Tool, ToolAnswer
 from tenure.domain.errors import Fenced, LimitReached, Refused, TenureError, TryLater
@@ -321,9 +321,9 @@ class Provider:
         refused = self._registry.put(self._name, tools, self._settings.tenants)
         problems += refused
         self._fact.took(len(tools) - len(refused), problems)
-        for problem in problems[:MOST_PROBLEMS]:
+        for problem in problems[:MAX_PROBLEMS]:
             _log.warning("a tool of a provider has a problem", extra={"provider": self._name, "problem": problem})
-        if (more := len(problems) - MOST_PROBLEMS) > 0:
+        if (more := len(problems) - MAX_PROBLEMS) > 0:
             _log.warning("more tools of a provider have problems", extra={"provider": self._name, "count": more})
         _log.info("registered the tools of a provider", extra={"provider": self._name, "tools": len(tools)})
 

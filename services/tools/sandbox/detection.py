@@ -155,14 +155,14 @@ class Tools:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detection:
-    """Sentences for the operator: what is there, what is missing (no sandbox then), which promises are weaker.
+    """Sentences for the operator: what is there, what is missing (no sandbox then), which promises are weakened.
 
     `gate_processes`: the only way to limit processes is to do it from outside once the run's user namespace exists.
     """
 
     present: tuple[str, ...]
     missing: tuple[str, ...]
-    weaker: tuple[str, ...]
+    weakened: tuple[str, ...]
     tools: Tools | None
     cgroups: Cgroups
     per_slot_uids: bool
@@ -179,7 +179,7 @@ class _Findings:
     def __init__(self) -> None:
         self.present: list[str] = []
         self.missing: list[str] = []
-        self.weaker: list[str] = []
+        self.weakened: list[str] = []
 
     def look(self, find: Callable[[], _T], tell: Callable[[_T], str]) -> _T | None:
         """Note what `find` finds, or the sentence with which it gives up."""
@@ -217,7 +217,7 @@ def _detection(notes: _Findings, tools: Tools | None, cgroups: Cgroups, *, per_s
     return Detection(
         present=tuple(notes.present),
         missing=tuple(notes.missing),
-        weaker=tuple(notes.weaker),
+        weakened=tuple(notes.weakened),
         tools=tools,
         cgroups=cgroups,
         per_slot_uids=per_slot_uids,
@@ -247,15 +247,15 @@ def _judge_landlock(notes: _Findings) -> None:
     if version >= LANDLOCK_FOR_SIGNALS:
         notes.present.append(f"Landlock version {version}, a second wall for TCP, abstract sockets and signals")
     elif version >= LANDLOCK_FOR_TCP:
-        notes.weaker.append(f"Landlock version {version} of this kernel is a second wall for TCP only")
+        notes.weakened.append(f"Landlock version {version} of this kernel is a second wall for TCP only")
     else:
-        notes.weaker.append("without Landlock's rules for TCP there is no second wall behind the network namespace")
+        notes.weakened.append("without Landlock's rules for TCP there is no second wall behind the network namespace")
 
 
 def _judge_uids(settings: SandboxSettings, notes: _Findings, *, is_root: bool) -> None:
     last = settings.first_uid + settings.slots + settings.long_running - 1
     if not is_root:
-        notes.weaker.append("all runs have this service's own uid, as it is not root; namespaces alone separate them")
+        notes.weakened.append("all runs have this service's own uid, as it is not root; namespaces alone separate them")
     elif _is_mapped(settings.first_uid, last):
         notes.present.append(f"uids {settings.first_uid} to {last}, one for each place")
     else:
@@ -270,14 +270,14 @@ def _judge_limits(settings: SandboxSettings, cgroups: Cgroups, notes: _Findings,
     if lacking and settings.require_cgroup:
         notes.missing.append(f"cgroups are required by the settings, and no usable one limits {' and '.join(lacking)}")
     if "memory" not in limited:
-        notes.weaker.append("memory is limited for each process, not for a run as a whole (RLIMIT_AS, no cgroup)")
+        notes.weakened.append("memory is limited for each process, not for a run as a whole (RLIMIT_AS, no cgroup)")
     if "pids" not in limited:
         if _kernel() >= _NPROC_PER_NAMESPACE or is_root:
-            notes.weaker.append("processes are limited by RLIMIT_NPROC, and refusals are not counted (no cgroup)")
+            notes.weakened.append("processes are limited by RLIMIT_NPROC, and refusals are not counted (no cgroup)")
         else:
             notes.missing.append("nothing limits the number of processes: no cgroup, and a kernel older than 5.14")
     if "cpu" not in limited:
-        notes.weaker.append("a run may use all cores until its CPU time is used up (no cgroup with cpu)")
+        notes.weakened.append("a run may use all cores until its CPU time is used up (no cgroup with cpu)")
 
 
 def _kernel() -> tuple[int, int]:

@@ -25,7 +25,7 @@ from services.tools.sandbox.command import (
     variable_options,
 )
 from services.tools.sandbox.limits import SandboxLimits
-from services.tools.sandbox.procfs import children_of, private_files, stat_fields
+from services.tools.sandbox.procfs import children_of, count_private_files, stat_fields
 from services.tools.sandbox.reaper_client import ReaperClient
 
 # A child process and its pipes, whose end is known by itself.
@@ -206,7 +206,7 @@ _ORDERLY_SECONDS = 0.3
 _FORCED_SECONDS = 30.0
 _REMOVAL_SECONDS = 10.0
 _POLL_SECONDS = 0.005
-MOST_PRIVATE_FILES: Final = 50_000
+MAX_PRIVATE_FILES: Final = 50_000
 """A file takes a kilobyte of the kernel's, which no size of a tmpfs bounds. Three million were seen in one run."""
 
 
@@ -330,7 +330,7 @@ class SandboxedProcess:
         init = self._report.init_pid
         if init is None or self.counters().oom_kills is not None:
             return False
-        return sum(private_files(init, place) for place in places) > MOST_PRIVATE_FILES
+        return sum(count_private_files(init, place) for place in places) > MAX_PRIVATE_FILES
 
     @property
     def init_pid(self) -> int | None:

@@ -40,7 +40,7 @@ def children_of(parent: int) -> list[int]:
     return [pid for pid in pids if (fields := stat_fields(pid)) is not None and int(fields[1]) == parent]
 
 
-def private_files(pid: int, place: str) -> int:
+def count_private_files(pid: int, place: str) -> int:
     """How many files the file system holds that a process sees at `place`; 0 while that is the host's own."""
     for thread in threads_of(pid):  # the first one may have ended, and then has no root any more
         seen = Path(f"/proc/{pid}/task/{thread}/root{place}")

@@ -118,7 +118,7 @@ class Evidence:
     refused_forks: int | None
     cpu_ms: int | None
     cpu_limit_ms: float
-    last_words: str
+    last_output: str
 
 
 def judge(evidence: Evidence) -> SandboxStatus:
@@ -144,7 +144,7 @@ def judge(evidence: Evidence) -> SandboxStatus:
 
 def _out_of_memory(evidence: Evidence) -> bool:
     if evidence.oom_kills is None:
-        return evidence.last_words.startswith("MemoryError")
+        return evidence.last_output.startswith("MemoryError")
     return evidence.oom_kills > 0
 
 
@@ -159,7 +159,7 @@ def _out_of_cpu_time(evidence: Evidence) -> bool:
 
 def _out_of_processes(evidence: Evidence) -> bool:
     if evidence.refused_forks is None:
-        return any(message in evidence.last_words for message in _NO_MORE_PROCESSES)
+        return any(message in evidence.last_output for message in _NO_MORE_PROCESSES)
     return evidence.refused_forks > 0
 
 

@@ -90,7 +90,7 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
             raise
         present = "; ".join(sandbox.detection.present)
         log.info("the sandbox holds here: %s", present, extra={"limits": detection.cgroups.describe()})
-        for sentence in sandbox.detection.weaker:
+        for sentence in sandbox.detection.weakened:
             log.warning("sandbox: %s", sentence)
         return sandbox
 
@@ -101,7 +101,7 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
     async def warm_up(self) -> bool:
         """Start the sandboxes that wait for programs, and try to break out of one. Raises SandboxEscaped.
 
-        False, and a sentence among what is weaker, when there can be none on this machine.
+        False, and a sentence among what is weakened, when there can be none on this machine.
         """
         if not self._settings.warm:
             return False
@@ -116,7 +116,7 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         detection = self.detection
         if self.warm_runs == before:
             sentence = f"no sandbox is started ahead of its program: {trouble or 'it could not be given one'}"
-            self.detection = replace(detection, weaker=(*detection.weaker, sentence))
+            self.detection = replace(detection, weakened=(*detection.weakened, sentence))
             await self._warm.close()
             return False
         self.detection = replace(

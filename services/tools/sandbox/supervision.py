@@ -19,7 +19,7 @@ from services.tools.sandbox.cgroups import Cgroup, Counters
 from services.tools.sandbox.command import PRIVATE_PLACES, WORKSPACE_PATH, LaunchSpec, View
 from services.tools.sandbox.limits import SandboxLimits, SandboxUnavailable
 from services.tools.sandbox.mount_helper_client import MountHelperClient
-from services.tools.sandbox.process import MOST_PRIVATE_FILES, SandboxedProcess, remove_cgroup
+from services.tools.sandbox.process import MAX_PRIVATE_FILES, SandboxedProcess, remove_cgroup
 from services.tools.sandbox.reaper_client import ReaperClient
 from services.tools.sandbox.result import Evidence, KeptOutput, SandboxResult, SandboxStatus, explain, judge, last_line
 from services.tools.sandbox.unlinked_files import NO_UNLINKED_FILES, unlinked_files_of
@@ -30,7 +30,7 @@ from tenure.runtime.task_group import TaskGroup
 
 log = logging.getLogger(__name__)
 
-_LEAST_OFTEN_SECONDS: Final = 2.0
+_MIN_OFTEN_SECONDS: Final = 2.0
 
 # Of their own: programs that make looking slow keep each other waiting, and nothing else that needs a thread.
 _THREADS: Final = ThreadPoolExecutor(max_workers=4, thread_name_prefix="look-at-workspaces")
@@ -46,7 +46,7 @@ class WorkspaceMonitor:
 
     async def pause(self, seconds: float) -> None:
         """Before the next look: longer where looking takes long, so that it stays cheap, but never for long."""
-        await asyncio.sleep(min(max(seconds, 10 * self._took_seconds), _LEAST_OFTEN_SECONDS))
+        await asyncio.sleep(min(max(seconds, 10 * self._took_seconds), _MIN_OFTEN_SECONDS))
 
     async def exceeds_limits(self, init_pid: int | None = None) -> bool:
         """Whether it has outgrown its bounds, or cannot be measured. `init_pid`: while it runs, it may hold more."""
@@ -242,7 +242,7 @@ class RunSupervisor:
             if (counters.refused_forks or 0) >= _FORK_FLOOD:
                 self.stop(SandboxStatus.TOO_MANY_PROCESSES)
             if process.has_too_many_files_in_memory(program.private_places):
-                self.stop(SandboxStatus.OUT_OF_MEMORY, f"made more than {MOST_PRIVATE_FILES} files outside of /work")
+                self.stop(SandboxStatus.OUT_OF_MEMORY, f"made more than {MAX_PRIVATE_FILES} files outside of /work")
             used = process.cpu_seconds if counters.cpu_ms is None else counters.cpu_ms / 1000
             if used >= self._limits.cpu_seconds:
                 self.stop(SandboxStatus.TIMEOUT, f"used up its {self._limits.cpu_seconds:g} s of CPU time")
@@ -277,7 +277,7 @@ class RunSupervisor:
             refused_forks=counters.refused_forks,
             cpu_ms=counters.cpu_ms,
             cpu_limit_ms=1000 * self._limits.cpu_seconds,
-            last_words=last_line(errors),
+            last_output=last_line(errors),
         )
         status = SandboxStatus.SANDBOX_ERROR if self.left_behind else judge(evidence)
         return SandboxResult(
@@ -290,7 +290,7 @@ class RunSupervisor:
             wall_ms=round(1000 * wall_seconds),
             memory_peak_bytes=counters.memory_peak_bytes,
             message=self._error
-            or explain(status, self._limits, _UNSTOPPABLE if self.left_behind else evidence.last_words),
+            or explain(status, self._limits, _UNSTOPPABLE if self.left_behind else evidence.last_output),
         )
 
 
@@ -299,7 +299,7 @@ class RunSupervisor:
 _HOOK = Path(__file__).with_name("warm_bootstrap.py")
 _STARTS_WITHIN_SECONDS = 60.0
 _READY, _GO = b"?", b"!"
-_MOST_WORDS = 2000
+_MAX_WORDS = 2000
 
 
 class WarmSandbox:
@@ -349,7 +349,7 @@ class WarmSandbox:
         self._channel.setblocking(False)
         await self._process.open_gate(program.process_gate)
         if await asyncio.get_running_loop().sock_recv(self._channel, 1) != _READY:
-            message = (await self._process.stderr.read(_MOST_WORDS)).decode(errors="replace").strip()
+            message = (await self._process.stderr.read(_MAX_WORDS)).decode(errors="replace").strip()
             raise SandboxUnavailable(f"a sandbox ended before it had a program: {message or 'it said nothing'}")
         self._namespace_fd = self._process.open_mount_namespace()
         self._owned.callback(os.close, self._namespace_fd)

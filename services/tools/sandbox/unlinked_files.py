@@ -13,9 +13,9 @@ from typing import Final
 
 from services.tools.sandbox.procfs import is_ending
 
-MOST_UNLINKED: Final = 20_000
+MAX_UNLINKED: Final = 20_000
 """Descriptors and mappings of all threads that one look takes in: more than 32 threads of 256 files each have."""
-_MOST_PROCESSES: Final = 4096
+_MAX_PROCESSES: Final = 4096
 _IN_FLIGHT: Final = "scm_fds:"
 
 
@@ -51,7 +51,7 @@ def unlinked_files_of(init_pid: int, device: int) -> UnlinkedFiles:
 class _Look:
     def __init__(self, device: int) -> None:
         self._device = device
-        self.left = MOST_UNLINKED
+        self.left = MAX_UNLINKED
         self.is_kept_out = False
         self.files: dict[int, int] = {}
         self.in_flight: dict[int, int] = {}
@@ -93,7 +93,7 @@ def _in_flight(thread: str, descriptor: str) -> int:
 def _descendants(pid: int) -> Iterator[int]:
     """The process first. Orphans are children of a namespace's first process, so that none is missing."""
     pending, seen = [pid], 0
-    while pending and seen < _MOST_PROCESSES:
+    while pending and seen < _MAX_PROCESSES:
         current = pending.pop()
         seen += 1
         yield current

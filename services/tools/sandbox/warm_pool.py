@@ -21,9 +21,9 @@ from services.tools.sandbox.supervision import SandboxedProgram, WarmSandbox
 log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS = 0.05
-_MOST_PAUSE_SECONDS = 60.0
+_MAX_PAUSE_SECONDS = 60.0
 # What is installed on the machine may change under an interpreter that waits.
-_MOST_AGE_SECONDS = 900.0
+_MAX_AGE_SECONDS = 900.0
 
 Make = Callable[[int, SandboxLimits], Awaitable[WarmSandbox]]
 
@@ -134,7 +134,7 @@ class WarmPool:
             if place is None:
                 await self._until_something_changes()
                 continue
-            await asyncio.sleep(min(_MOST_PAUSE_SECONDS, _PAUSE_SECONDS * 4**self._failures))
+            await asyncio.sleep(min(_MAX_PAUSE_SECONDS, _PAUSE_SECONDS * 4**self._failures))
             if place in self._free:
                 # Not to be cancelled: a process that is just being started would be left to itself.
                 self._making = asyncio.create_task(self._fill(place), name="start a sandbox ahead")
@@ -163,7 +163,7 @@ class WarmPool:
             log.warning("no sandbox could be started ahead of its program: %s", self.last_failure)
             return
         self._failures = 0
-        self._waiting[place] = _Waiting(limits, warm, asyncio.get_running_loop().time() + _MOST_AGE_SECONDS)
+        self._waiting[place] = _Waiting(limits, warm, asyncio.get_running_loop().time() + _MAX_AGE_SECONDS)
         if place not in self._free:
             self._end(place)  # a run began there meanwhile
         else:

@@ -32,8 +32,8 @@ from tenure.runtime.outbound_http import (
 )
 
 SEARCHES_AT_ONCE: Final = 8
-MOST_BYTES: Final = 1024 * 1024
-MOST_EXCERPT_CHARACTERS: Final = 2000
+MAX_BYTES: Final = 1024 * 1024
+MAX_EXCERPT_CHARACTERS: Final = 2000
 
 _RETRY: Final = RetryPolicy(max_attempts=3, initial_seconds=0.5, factor=2.0, cap_seconds=5.0)
 _RETRY_STATUSES: Final = frozenset((429, 502, 503, 504))
@@ -83,7 +83,7 @@ class Searcher:
                 request.method, request.url, [("accept-encoding", READABLE_ENCODINGS), *request.headers], request.body
             ) as answer:
                 if answer.status == 200:
-                    return await answer.read(MOST_BYTES)
+                    return await answer.read(MAX_BYTES)
             failures += 1
             refusal = self._refusal(answer)
             wait_seconds = _RETRY.wait_seconds(failures, random.random(), _retry_after_seconds(answer))
@@ -112,7 +112,7 @@ class Searcher:
             raise ToolFailure("The answer of the search service does not contain results.", "BAD_ANSWER") from error
 
 
-def words_of(results: list[SearchResult]) -> str:
+def format_results(results: list[SearchResult]) -> str:
     """Returns the results as text for the model: numbered, with title, URL and excerpt on one line each."""
     lines = [
         f"{number}. {_plain(title)}\n   {_plain(url)}\n   {_plain(excerpt)}"
@@ -123,9 +123,9 @@ def words_of(results: list[SearchResult]) -> str:
 
 def _plain(text: str) -> str:
     """Returns the text without tags and entities: services mark the words of the query by tags."""
-    flat = html.unescape(_TAG.sub("", text[: 2 * MOST_EXCERPT_CHARACTERS]))
+    flat = html.unescape(_TAG.sub("", text[: 2 * MAX_EXCERPT_CHARACTERS]))
     flat = " ".join("".join(char if char.isprintable() else " " for char in flat).split())
-    return flat if len(flat) <= MOST_EXCERPT_CHARACTERS else flat[: MOST_EXCERPT_CHARACTERS - 1] + "…"
+    return flat if len(flat) <= MAX_EXCERPT_CHARACTERS else flat[: MAX_EXCERPT_CHARACTERS - 1] + "…"
 
 
 def _retry_after_seconds(answer: HttpResponse) -> float:
@@ -136,15 +136,15 @@ def _retry_after_seconds(answer: HttpResponse) -> float:
 
 SEARCH_LANE: Final = "search"
 _USUAL_RESULTS: Final = 5
-_MOST_RESULTS: Final = 20
-_MOST_QUERY_CHARACTERS: Final = 1000
+_MAX_RESULTS: Final = 20
+_MAX_QUERY_CHARACTERS: Final = 1000
 _TELLING_SECONDS: Final = 2.0
 
 
 def search_tools(searcher: Searcher | None) -> list[Tool]:
     """Returns the tool web_search. Without a searcher, its calls fail with NOT_CONFIGURED."""
-    most_results = searcher.settings.max_results if searcher else _MOST_RESULTS
-    most_characters = searcher.settings.format.most_query_characters if searcher else _MOST_QUERY_CHARACTERS
+    most_results = searcher.settings.max_results if searcher else _MAX_RESULTS
+    most_characters = searcher.settings.format.most_query_characters if searcher else _MAX_QUERY_CHARACTERS
     usual_results = min(_USUAL_RESULTS, most_results)
     definition = define(
         "web_search",
@@ -162,6 +162,6 @@ def search_tools(searcher: Searcher | None) -> list[Tool]:
         if searcher is None:
             raise ToolFailure("Web search is not configured on this server.", "NOT_CONFIGURED")
         count = int(arguments.get("num_results", usual_results))
-        return ToolAnswer(words_of(await searcher.search(arguments["query"], count, context.provider_headers)))
+        return ToolAnswer(format_results(await searcher.search(arguments["query"], count, context.provider_headers)))
 
     return [Tool(definition, run, lane=SEARCH_LANE, guard_seconds=_TELLING_SECONDS)]

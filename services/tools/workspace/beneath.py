@@ -27,11 +27,11 @@ def open_beneath(names: Sequence[str], flags: int, directory: int) -> int:
 
     A name has no slash and is not `..`. `flags` as for os.open, without O_CREAT. Raises OSError.
     """
-    return way_in()(names, flags, directory)
+    return opener()(names, flags, directory)
 
 
 @cache
-def way_in() -> Open:
+def opener() -> Open:
     """How this machine does it; found out once."""
     if sys.platform != "linux":
         return walk

@@ -101,7 +101,7 @@ _GONE: Final = frozenset({errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO,
 
 
 @dataclass(slots=True)
-class Copied:
+class CopiedFiles:
     """How much, as a workspace is measured."""
 
     files: int = 0
@@ -109,16 +109,16 @@ class Copied:
     left_out: int = 0
 
 
-class Stopped(Exception):  # noqa: N818  nobody waits for the copy any more
+class CopyStopped(Exception):  # noqa: N818  nobody waits for the copy any more
     """The copy was given up."""
 
 
 def copy_workspace(
     workspaces: Workspaces, root: Path, tenant: str, from_task_id: str, task_id: str, bounds: Bounds, stopped: Event
-) -> Copied | None:
+) -> CopiedFiles | None:
     """None: it was copied before. A task without files gives one without. Blocks.
 
-    Raises WrongState (WORKSPACE_LIMIT, WORKSPACE_UNREADABLE), Unavailable (STORAGE_FULL), Stopped; nothing is left.
+    Raises WrongState (WORKSPACE_LIMIT, WORKSPACE_UNREADABLE), Unavailable (STORAGE_FULL), CopyStopped; nothing is left.
     """
     with suppress(FileNotFoundError), _reporting_errors(), workspaces.tenant_opened(tenant) as parent:
         if _is_there(task_id, parent):
@@ -130,10 +130,10 @@ def copy_workspace(
                 return copied if _put_in_place(name, task_id, parent) else None
             finally:
                 _remove(root / tenant / name)
-    return Copied()
+    return CopiedFiles()
 
 
-def _copy_as(name: str, source: int, parent: int, bounds: Bounds, stopped: Event) -> Copied:
+def _copy_as(name: str, source: int, parent: int, bounds: Bounds, stopped: Event) -> CopiedFiles:
     os.mkdir(name, 0o700, dir_fd=parent)
     with closing_after(open_beneath((name,), DIRECTORY, parent)) as target:
         copying = _Copying(target, bounds, stopped)
@@ -161,7 +161,7 @@ class _Copying:
     def __init__(self, target: int, bounds: Bounds, stopped: Event) -> None:
         self._target, self._bounds, self._stopped = target, bounds, stopped
         self._linked: dict[tuple[int, int], tuple[str, ...]] = {}
-        self.copied = Copied()
+        self.copied = CopiedFiles()
 
     def directory(self, source: int, target: int, above: tuple[str, ...]) -> None:
         if len(above) > _MAX_DEPTH:
@@ -231,7 +231,7 @@ class _Copying:
 
     def _check(self) -> None:
         if self._stopped.is_set():
-            raise Stopped
+            raise CopyStopped
 
 
 class _Gone(Exception):  # noqa: N818  no error: a program has removed it

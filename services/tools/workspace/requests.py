@@ -20,7 +20,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from services.tools.sandbox.workspace import NOTHING, Usage, measure
 from services.tools.tool import ToolFailure
 from services.tools.workspace.bounds import Bounds
-from services.tools.workspace.copying import Copied, Stopped, copy_workspace
+from services.tools.workspace.copying import CopiedFiles, CopyStopped, copy_workspace
 from services.tools.workspace.directories import Workspaces, split_path
 from services.tools.workspace.reading import FileKind, FilePage, ListedFile, OpenFile, list_page
 from tenure.domain.errors import InvalidRequest, LimitReached, NotFound, WrongState
@@ -31,8 +31,8 @@ from tenure.v1 import workspace_pb2
 _log: Final = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 PAGE: Final = 200
-MOST_READERS: Final = 64
-MOST_COPIES: Final = 16
+MAX_READERS: Final = 64
+MAX_COPIES: Final = 16
 """Under way or waiting for a thread."""
 
 
@@ -74,7 +74,7 @@ class FileRequests:
         self, tenant: str, task_id: str, path: str, offset: int, version: str
     ) -> AsyncGenerator[OpenFile | bytes, None]:
         """The file, then its content from the offset on. Raises NotFound, WrongState, InvalidRequest, LimitReached."""
-        if self._readers >= MOST_READERS:
+        if self._readers >= MAX_READERS:
             raise LimitReached("too many files are being read", reason="TOO_MANY_READERS", retry_after_seconds=1.0)
         self._readers += 1
         try:
@@ -95,16 +95,16 @@ class FileRequests:
         if not opening.cancelled() and opening.exception() is None:
             self._threads.submit(opening.result().close)
 
-    async def copy(self, tenant: str, from_task_id: str, task_id: str) -> Copied | None:
+    async def copy(self, tenant: str, from_task_id: str, task_id: str) -> CopiedFiles | None:
         """See copy_workspace. Given up when the caller goes away."""
-        if self._copies >= MOST_COPIES:
+        if self._copies >= MAX_COPIES:
             raise LimitReached(
                 "too many workspaces are being copied", reason="TOO_MANY_COPIES", retry_after_seconds=2.0
             )
         self._copies += 1
         stopped = Event()
 
-        def work() -> Copied | None:
+        def work() -> CopiedFiles | None:
             return copy_workspace(self._workspaces, self._root, tenant, from_task_id, task_id, self.bounds, stopped)
 
         copying = asyncio.get_running_loop().run_in_executor(self._copying, work)
@@ -117,9 +117,13 @@ class FileRequests:
         await failpoint("tools.after_copy")
         return copied
 
-    def _copied(self, copying: asyncio.Future[Copied | None]) -> None:
+    def _copied(self, copying: asyncio.Future[CopiedFiles | None]) -> None:
         self._copies -= 1
-        if not copying.cancelled() and (error := copying.exception()) is not None and not isinstance(error, Stopped):
+        if (
+            not copying.cancelled()
+            and (error := copying.exception()) is not None
+            and not isinstance(error, CopyStopped)
+        ):
             _log.info("a workspace was not copied", extra={"error": str(error)})
 
     def _open(self, tenant: str, task_id: str, path: str, offset: int, version: str) -> OpenFile:
@@ -199,7 +203,7 @@ def read_response(path: str, part: OpenFile | bytes) -> pb.ToolServiceReadFileRe
     return pb.ToolServiceReadFileResponse(header=header)
 
 
-def copy_response(copied: Copied | None) -> pb.CopyFilesResponse:
+def copy_response(copied: CopiedFiles | None) -> pb.CopyFilesResponse:
     """What was copied."""
     if copied is None:
         return pb.CopyFilesResponse()

@@ -32,7 +32,7 @@ _log: Final = logging.getLogger(__name__)
 _TASK_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _Result = TypeVar("_Result")
 _TASKS_A_QUERY: Final = 500
-_MOST_HANDED_IN: Final = 10_000
+_MAX_HANDED_IN: Final = 10_000
 _DEAD_AFTER_SECONDS: Final = 3600.0
 
 
@@ -49,11 +49,11 @@ class WorkspaceSweep:
     def __init__(self, pool: Pool, root: Path, threads: ThreadPoolExecutor, interval_seconds: float) -> None:
         self._pool, self._root, self._threads = pool, root, threads
         self._interval_seconds = interval_seconds
-        self._handed_in: deque[Workspace] = deque(maxlen=_MOST_HANDED_IN)
+        self._handed_in: deque[Workspace] = deque(maxlen=_MAX_HANDED_IN)
         self._woken = asyncio.Event()
         self._removed = metrics.cell("tenure_removed_workspaces_total")
 
-    def hand_in(self, tenant: str, task_id: str) -> None:
+    def enqueue(self, tenant: str, task_id: str) -> None:
         """The task was just forgotten: its directory goes next. What is too much is found by looking."""
         self._handed_in.append(Workspace(tenant, task_id))
         self._woken.set()

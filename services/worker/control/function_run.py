@@ -113,8 +113,8 @@ async def _in_thread(run: Callable[..., Any], arguments: tuple[Any, ...]) -> Any
     return await ended
 
 
-MOST_NAME_CHARACTERS: Final = 200
-MOST_CALLS: Final = 64
+MAX_NAME_CHARACTERS: Final = 200
+MAX_CALLS: Final = 64
 """The maximum number of tool calls in one step."""
 
 Ask = Callable[[Request], Awaitable[Any]]
@@ -141,8 +141,8 @@ class FunctionWork:
         self, name: str, run: Callable[..., Any], /, *args: Any, timeout_seconds: float = STEP_TIMEOUT_SECONDS
     ) -> Any:
         """Returns the result of the step, recorded now or earlier. Raises StepFailed."""
-        if not 0 < len(name) <= MOST_NAME_CHARACTERS or timeout_seconds <= 0:
-            raise ValueError(f"a step needs a name of 1 to {MOST_NAME_CHARACTERS} characters and a positive timeout")
+        if not 0 < len(name) <= MAX_NAME_CHARACTERS or timeout_seconds <= 0:
+            raise ValueError(f"a step needs a name of 1 to {MAX_NAME_CHARACTERS} characters and a positive timeout")
         with self._one_at_a_time():
             step = await self._next()
             recorded: ControlStep | None = await self._ask(BeginStep(step, name, timeout_seconds))
@@ -161,8 +161,8 @@ class FunctionWork:
 
     async def call_tools(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Outcome]:
         """Returns the outcomes of the calls, in order."""
-        if not 0 < len(calls) <= MOST_CALLS:
-            raise ValueError(f"call_tools takes 1 to {MOST_CALLS} calls at a time, got {len(calls)}")
+        if not 0 < len(calls) <= MAX_CALLS:
+            raise ValueError(f"call_tools takes 1 to {MAX_CALLS} calls at a time, got {len(calls)}")
         wanted_calls = tuple(
             FunctionToolCall(tool, encode(dict(arguments), "the arguments")) for tool, arguments in calls
         )

@@ -12,7 +12,7 @@ from tenure.runtime.settings import ConfigurationError
 from tenure.validators import FUNCTION_NAME, MAX_CHOICES
 
 TABLE: Final = "FUNCTIONS"
-MOST_FUNCTIONS: Final = MAX_CHOICES - 1
+MAX_FUNCTIONS: Final = MAX_CHOICES - 1
 """The maximum number of functions. Each is offered like a loop, beside the loop of agents."""
 
 
@@ -28,8 +28,8 @@ def load_functions(modules: Sequence[str]) -> dict[str, Function]:
             continue
         problems += _problems(module, table, functions)
         functions.update(table if isinstance(table, Mapping) else {})
-    if len(functions) > MOST_FUNCTIONS:
-        problems.append(f"a worker may have at most {MOST_FUNCTIONS} functions, the modules define {len(functions)}")
+    if len(functions) > MAX_FUNCTIONS:
+        problems.append(f"a worker may have at most {MAX_FUNCTIONS} functions, the modules define {len(functions)}")
     if problems:
         raise ConfigurationError(problems)
     return functions

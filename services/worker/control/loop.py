@@ -107,7 +107,7 @@ class ControlLoop(Loop):
             case Raised(failure=failure):
                 self._pending.append((self._point.step, failure))
                 return after_function_failure(
-                    failure, self._point.retries, self._spec.policy.retry, luck=random.random()
+                    failure, self._point.retries, self._spec.policy.retry, random_fraction=random.random()
                 )
 
     async def _begin_step(self, request: BeginStep) -> entries.ControlStep | entries.Transition | None:

@@ -60,7 +60,7 @@ def _line_of(record: str) -> str:
 
 
 LONGEST_RESUME_SECONDS: Final = 10.0
-LEAST_TAKEOVERS: Final = 2
+MIN_TAKEOVERS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def judge(seen: Observed) -> tuple[Promise, ...]:
     """Returns all promises, always in this order."""
     return (
         Promise("succeeded", "the task succeeded", seen.task_state == TaskState.SUCCEEDED, seen.task_state or "-"),
-        Promise("taken_over", "it was taken over twice", seen.takeovers >= LEAST_TAKEOVERS, str(seen.takeovers)),
+        Promise("taken_over", "it was taken over twice", seen.takeovers >= MIN_TAKEOVERS, str(seen.takeovers)),
         _resumed("resumed_after_freeze", "a frozen worker's task was resumed", seen.resume_seconds_freeze),
         _resumed("resumed_after_kill", "a killed worker's task was resumed", seen.resume_seconds_kill),
         _effects(seen),

@@ -139,17 +139,17 @@ class Between:
         waiting = asyncio.create_task(began.wait())
         await asyncio.wait([actions, waiting], timeout=MEET_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
-        await asyncio.wait([actions], timeout=HOLD_SECONDS * self._luck(name).uniform(0.3, 1.0))
+        await asyncio.wait([actions], timeout=HOLD_SECONDS * self._rng(name).uniform(0.3, 1.0))
         self._go(name).touch()
         await actions
 
     async def _act(self, install: Installation, name: str, began: asyncio.Event) -> None:
-        luck = self._luck(name)
-        actions = [first_action(name, self.seed), *luck.choices([*Action], k=luck.randint(0, 2))]
+        rng = self._rng(name)
+        actions = [first_action(name, self.seed), *rng.choices([*Action], k=rng.randint(0, 2))]
         while actions and not self._over and not self._go(name).exists():
             with suppress(TryLater):
                 traffic = install.traffic
-                chosen = await _choose(traffic, actions[0], luck) if traffic is not None else None
+                chosen = await _choose(traffic, actions[0], rng) if traffic is not None else None
                 if traffic is not None and chosen is not None and not self._go(name).exists():
                     began.set()
                     await self._do(traffic, *chosen, actions.pop(0), name)
@@ -170,7 +170,7 @@ class Between:
             answered = await _ask(traffic, task, action)
             self.done.append(Done(action, task.task_id, answered.attempt, answered.sequence, epoch, name))
 
-    def _luck(self, name: str) -> random.Random:
+    def _rng(self, name: str) -> random.Random:
         """Of one failpoint: what is drawn there does not depend on which one is reached first."""
         return random.Random(f"{self.seed} {name}")
 
@@ -181,10 +181,10 @@ class Between:
         return self.folder / f"{name}.go"
 
 
-async def _choose(traffic: Traffic, action: Action, luck: random.Random) -> tuple[Submitted, int] | None:
+async def _choose(traffic: Traffic, action: Action, rng: random.Random) -> tuple[Submitted, int] | None:
     """A task with its epoch: one that this can be done to if there is any, and rather one that somebody works on."""
     known = [task for task in traffic.tasks if task.task_id]
-    looked_at = luck.sample(known, min(len(known), LOOKED_AT))
+    looked_at = rng.sample(known, min(len(known), LOOKED_AT))
     seen = await asyncio.gather(*(traffic.user_of(task).get(task.task_id) for task in looked_at))
     if not looked_at:
         return None

@@ -14,7 +14,7 @@ from tests.fault.suite.installation import Installation
 from tests.fault.suite.keeper import Death
 from tests.fault.suite.traffic import Traffic
 
-MOST_SHOWN: Final = 1500
+MAX_SHOWN: Final = 1500
 EXPECTED_ERRORS: Final = re.compile(
     r"this runner could not renew in time"  # frozen or cut off from its database: what it is to do then
     r"|the process failed"  # what it needs was away when it started; that it served and then failed is a DEATH
@@ -41,4 +41,4 @@ def _errors(marks: Marks, path: Path) -> Iterator[str]:
         except ValueError:
             continue
         if record.get("level") in {"ERROR", "CRITICAL"} and not EXPECTED_ERRORS.search(record.get("message", "")):
-            yield f"{path.stem}: {line.strip()[:MOST_SHOWN]}"
+            yield f"{path.stem}: {line.strip()[:MAX_SHOWN]}"

@@ -34,7 +34,7 @@ from tests.support.patience import PATIENCE_SECONDS
 CALL_SECONDS: Final = 5.0
 RUNNING_SECONDS: Final = 5.0
 ASLEEP_SECONDS: Final = 10.0
-MOST_TASKS: Final = 24
+MAX_TASKS: Final = 24
 CALLING_SECONDS: Final = 4.0
 PAUSE_SECONDS: Final = 0.2
 
@@ -99,7 +99,7 @@ async def _falls_asleep_at_work(install: Installation, pid: int) -> bool:
 
 async def _give_work(install: Installation, enough: asyncio.Event) -> None:
     assert install.traffic is not None
-    for _ in range(MOST_TASKS):
+    for _ in range(MAX_TASKS):
         if enough.is_set():
             return
         await install.traffic.submit_another(PlannedTask(0.0, "keyed"), "late")

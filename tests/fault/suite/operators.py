@@ -47,10 +47,10 @@ class Operators:
     traffic: Traffic
     records: Path
     _said: dict[Doubt, tuple[str, Decision]] = field(default_factory=dict)
-    _luck: random.Random = field(default_factory=random.Random)
+    _rng: random.Random = field(default_factory=random.Random)
 
     def __post_init__(self) -> None:
-        self._luck.seed(self.traffic.schedule.seed)
+        self._rng.seed(self.traffic.schedule.seed)
 
     async def run(self) -> None:
         """Until cancelled: a word on every call that somebody waits for."""
@@ -75,7 +75,7 @@ class Operators:
         words = [(request_id, decision)] * (1 + task.planned.repeats)
         if task.planned.contested:
             words.append((str(uuid4()), Abandon()))
-        self._luck.shuffle(words)
+        self._rng.shuffle(words)
         answers = await asyncio.gather(*(self._say(task, doubt, *word) for word in words))
         if OperationResult.UNKNOWN not in answers:
             del self._said[doubt]  # what is listed again was not settled by it: somebody looks anew

@@ -15,8 +15,8 @@ from tests.fault.suite.evidence import Marks
 from tests.fault.suite.schedule import Schedule
 from tests.fault.suite.trial import Verdict
 
-MOST_TOLD: Final = 12
-MOST_SHOWN: Final = 400
+MAX_TOLD: Final = 12
+MAX_SHOWN: Final = 400
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ def lines_of(verdict: Verdict) -> Iterator[str]:
     )
     if verdict.violations:
         yield from (f"    {fault}" for fault in schedule.faults)
-        yield from (f"  ! {str(violation)[:MOST_SHOWN]}" for violation in verdict.violations[:MOST_TOLD])
+        yield from (f"  ! {str(violation)[:MAX_SHOWN]}" for violation in verdict.violations[:MAX_TOLD])
         yield f"  replay: make faults SEED={schedule.seed}"
 
 

@@ -112,13 +112,13 @@ def kind_of(service: str) -> str:
 
 def plan(seed: int, shape: Shape, mode: Mode | None = None) -> Schedule:
     """Even seeds are LIVENESS, odd ones SAFETY, unless the mode is given."""
-    luck = random.Random(seed)
+    rng = random.Random(seed)
     chosen = mode or (Mode.SAFETY if seed % 2 else Mode.LIVENESS)
-    tasks = [_task(luck) for _ in range(luck.randint(20, 32))]
-    count = luck.randint(6, 12) if chosen is Mode.SAFETY else luck.randint(3, 6)
-    faults = [_fault(luck, shape) for _ in range(count)]
-    tasks += [_family(luck) for _ in range(luck.randint(1, 2))]
-    tasks = [replace(task, guest=luck.random() < GUESTS) for task in tasks]
+    tasks = [_task(rng) for _ in range(rng.randint(20, 32))]
+    count = rng.randint(6, 12) if chosen is Mode.SAFETY else rng.randint(3, 6)
+    faults = [_fault(rng, shape) for _ in range(count)]
+    tasks += [_family(rng) for _ in range(rng.randint(1, 2))]
+    tasks = [replace(task, guest=rng.random() < GUESTS) for task in tasks]
     return Schedule(
         seed,
         chosen,
@@ -138,38 +138,38 @@ MANNERS: Final = {
 """How often each is chosen."""
 
 
-def _task(luck: random.Random) -> PlannedTask:
-    [scenario] = luck.choices(list(WEIGHTS), weights=list(WEIGHTS.values()))
+def _task(rng: random.Random) -> PlannedTask:
+    [scenario] = rng.choices(list(WEIGHTS), weights=list(WEIGHTS.values()))
     return PlannedTask(
-        at=luck.uniform(0, TRAFFIC_SECONDS * 0.7),
+        at=rng.uniform(0, TRAFFIC_SECONDS * 0.7),
         scenario=scenario,
-        tells_model=luck.random() < 0.3,
-        repeats=luck.choice([0, 0, 0, 1, 3]),
-        loses_answer=luck.random() < 0.2,
-        cancel_after=luck.uniform(0.0, 5.0) if luck.random() < 0.2 else None,
-        watchers=luck.choice([0, 1, 1, 2]),
-        slow=luck.random() < 0.2,
-        reads=luck.random() < 0.5,
-        timeout_seconds=luck.uniform(1.0, 8.0) if luck.random() < 0.05 else None,
-        manner=luck.choices(list(MANNERS), weights=list(MANNERS.values()))[0],
-        contested=luck.random() < 0.2,
+        tells_model=rng.random() < 0.3,
+        repeats=rng.choice([0, 0, 0, 1, 3]),
+        loses_answer=rng.random() < 0.2,
+        cancel_after=rng.uniform(0.0, 5.0) if rng.random() < 0.2 else None,
+        watchers=rng.choice([0, 1, 1, 2]),
+        slow=rng.random() < 0.2,
+        reads=rng.random() < 0.5,
+        timeout_seconds=rng.uniform(1.0, 8.0) if rng.random() < 0.05 else None,
+        manner=rng.choices(list(MANNERS), weights=list(MANNERS.values()))[0],
+        contested=rng.random() < 0.2,
     )
 
 
-def _family(luck: random.Random) -> PlannedTask:
+def _family(rng: random.Random) -> PlannedTask:
     """Four agents with one budget: sometimes it is too small for all of them."""
     return PlannedTask(
-        at=luck.uniform(0, TRAFFIC_SECONDS * 0.5),
+        at=rng.uniform(0, TRAFFIC_SECONDS * 0.5),
         scenario=FAMILY,
-        repeats=luck.choice([0, 1]),
-        cancel_after=luck.uniform(1.0, 5.0) if luck.random() < 0.3 else None,
-        watchers=luck.choice([0, 1]),
-        reads=luck.random() < 0.5,
-        max_tokens=luck.choice([None, 40_000, 7_000]),
+        repeats=rng.choice([0, 1]),
+        cancel_after=rng.uniform(1.0, 5.0) if rng.random() < 0.3 else None,
+        watchers=rng.choice([0, 1]),
+        reads=rng.random() < 0.5,
+        max_tokens=rng.choice([None, 40_000, 7_000]),
     )
 
 
-def _fault(luck: random.Random, shape: Shape) -> PlannedFault:
+def _fault(rng: random.Random, shape: Shape) -> PlannedFault:
     makers: dict[_Maker, int] = {
         _kill: 5,
         _terminate: 2,
@@ -186,75 +186,75 @@ def _fault(luck: random.Random, shape: Shape) -> PlannedFault:
         _stale: 1,
         _generation: 1,
     }
-    [make] = luck.choices(list(makers), weights=list(makers.values()))
-    return make(luck, luck.uniform(0.5, TRAFFIC_SECONDS * 0.8), shape)
+    [make] = rng.choices(list(makers), weights=list(makers.values()))
+    return make(rng, rng.uniform(0.5, TRAFFIC_SECONDS * 0.8), shape)
 
 
 _Maker = Callable[[random.Random, float, Shape], PlannedFault]
 
 
-def _service(luck: random.Random, shape: Shape) -> str:
+def _service(rng: random.Random, shape: Shape) -> str:
     """Half of the time a worker: what workers do is what the others are there for."""
-    return luck.choice(shape.of("worker") if luck.random() < 0.5 else list(shape.services))
+    return rng.choice(shape.of("worker") if rng.random() < 0.5 else list(shape.services))
 
 
-def _kill(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
-    return PlannedFault(at, "kill", _service(luck, shape), luck.uniform(0.0, 2.0))
+def _kill(rng: random.Random, at: float, shape: Shape) -> PlannedFault:
+    return PlannedFault(at, "kill", _service(rng, shape), rng.uniform(0.0, 2.0))
 
 
-def _terminate(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
-    return PlannedFault(at, "terminate", _service(luck, shape), luck.uniform(0.0, 2.0))
+def _terminate(rng: random.Random, at: float, shape: Shape) -> PlannedFault:
+    return PlannedFault(at, "terminate", _service(rng, shape), rng.uniform(0.0, 2.0))
 
 
-def _freeze(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
-    return PlannedFault(at, "freeze", _service(luck, shape), luck.uniform(0.5, 8.0))
+def _freeze(rng: random.Random, at: float, shape: Shape) -> PlannedFault:
+    return PlannedFault(at, "freeze", _service(rng, shape), rng.uniform(0.5, 8.0))
 
 
-def _zombie(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
+def _zombie(rng: random.Random, at: float, shape: Shape) -> PlannedFault:
     """The worker without guards of its own, taken for dead, wakes up and goes on: only the fences stop it."""
-    return PlannedFault(at, "freeze", shape.of("worker")[-1], luck.uniform(6.0, 9.0))
+    return PlannedFault(at, "freeze", shape.of("worker")[-1], rng.uniform(6.0, 9.0))
 
 
-def _late_calls(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
+def _late_calls(rng: random.Random, at: float, shape: Shape) -> PlannedFault:
     """The same, but it falls asleep between intents and calls, and its tasks are ended before it wakes up."""
-    return PlannedFault(at * EARLY, "late_calls", shape.of("worker")[-1], 0.0, f"{luck.choice(NTH)}#freeze")
+    return PlannedFault(at * EARLY, "late_calls", shape.of("worker")[-1], 0.0, f"{rng.choice(NTH)}#freeze")
 
 
-def _lost_runner(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
+def _lost_runner(rng: random.Random, at: float, shape: Shape) -> PlannedFault:
     """Of calls that must not be repeated, whichever tool service that is by then. Frozen until they are given up."""
-    if luck.random() < 0.5:
-        return PlannedFault(at, "lose_runner", shape.of("tools")[0], luck.uniform(0.0, 2.0), "kill")
-    return PlannedFault(at, "lose_runner", shape.of("tools")[0], luck.uniform(5.0, 8.0), "freeze")
+    if rng.random() < 0.5:
+        return PlannedFault(at, "lose_runner", shape.of("tools")[0], rng.uniform(0.0, 2.0), "kill")
+    return PlannedFault(at, "lose_runner", shape.of("tools")[0], rng.uniform(5.0, 8.0), "freeze")
 
 
-def _failpoint_kill(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
-    name = luck.choice(sorted(FAILPOINTS))
-    detail = f"{name}={luck.choice(NTH)}#kill9"
-    return PlannedFault(at * EARLY, "arm", _one_of(luck, shape, name), luck.uniform(3.0, 8.0), detail)
+def _failpoint_kill(rng: random.Random, at: float, shape: Shape) -> PlannedFault:
+    name = rng.choice(sorted(FAILPOINTS))
+    detail = f"{name}={rng.choice(NTH)}#kill9"
+    return PlannedFault(at * EARLY, "arm", _one_of(rng, shape, name), rng.uniform(3.0, 8.0), detail)
 
 
-def _failpoint_other(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
-    name = luck.choice(sorted(FAILPOINTS))
-    action = luck.choice(["0.3*error(UNAVAILABLE)", "0.5*sleep(700)", f"{luck.choice(NTH)}#sleep(6000)"])
-    return PlannedFault(at, "arm", _one_of(luck, shape, name), luck.uniform(2.0, 6.0), f"{name}={action}")
+def _failpoint_other(rng: random.Random, at: float, shape: Shape) -> PlannedFault:
+    name = rng.choice(sorted(FAILPOINTS))
+    action = rng.choice(["0.3*error(UNAVAILABLE)", "0.5*sleep(700)", f"{rng.choice(NTH)}#sleep(6000)"])
+    return PlannedFault(at, "arm", _one_of(rng, shape, name), rng.uniform(2.0, 6.0), f"{name}={action}")
 
 
-def _one_of(luck: random.Random, shape: Shape, failpoint: str) -> str:
-    return luck.choice(shape.of(failpoint.partition(".")[0]))
+def _one_of(rng: random.Random, shape: Shape, failpoint: str) -> str:
+    return rng.choice(shape.of(failpoint.partition(".")[0]))
 
 
-def _cut(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
-    kind = luck.choice(["cut", "cut", "cut_back", "refuse"])
-    return PlannedFault(at, kind, luck.choice(shape.links), luck.uniform(0.5, 8.0))
+def _cut(rng: random.Random, at: float, shape: Shape) -> PlannedFault:
+    kind = rng.choice(["cut", "cut", "cut_back", "refuse"])
+    return PlannedFault(at, kind, rng.choice(shape.links), rng.uniform(0.5, 8.0))
 
 
-def _reset(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
-    return PlannedFault(at, "reset", luck.choice(shape.links))
+def _reset(rng: random.Random, at: float, shape: Shape) -> PlannedFault:
+    return PlannedFault(at, "reset", rng.choice(shape.links))
 
 
-def _stores(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
-    kind, longest = luck.choice([("kill", 1.5), ("freeze", 6.0)])
-    return PlannedFault(at, kind, luck.choice(shape.stores), luck.uniform(0.2, longest))
+def _stores(rng: random.Random, at: float, shape: Shape) -> PlannedFault:
+    kind, longest = rng.choice([("kill", 1.5), ("freeze", 6.0)])
+    return PlannedFault(at, kind, rng.choice(shape.stores), rng.uniform(0.2, longest))
 
 
 MODEL_FAULTS: Final[Sequence[str]] = (
@@ -267,15 +267,15 @@ MODEL_FAULTS: Final[Sequence[str]] = (
 )
 
 
-def _model(luck: random.Random, at: float, _shape: Shape) -> PlannedFault:
-    return PlannedFault(at, "model", "simulator", 0.0, luck.choice(MODEL_FAULTS))
+def _model(rng: random.Random, at: float, _shape: Shape) -> PlannedFault:
+    return PlannedFault(at, "model", "simulator", 0.0, rng.choice(MODEL_FAULTS))
 
 
-def _stale(_luck: random.Random, at: float, _shape: Shape) -> PlannedFault:
+def _stale(_rng: random.Random, at: float, _shape: Shape) -> PlannedFault:
     return PlannedFault(at, "stale_write", "checkpoint")
 
 
-def _generation(luck: random.Random, at: float, shape: Shape) -> PlannedFault:
-    if luck.random() < 0.5 and "etcd" in shape.stores:
+def _generation(rng: random.Random, at: float, shape: Shape) -> PlannedFault:
+    if rng.random() < 0.5 and "etcd" in shape.stores:
         return PlannedFault(at, "replace_etcd", "etcd")
     return PlannedFault(at, "lose_generation", "etcd")

@@ -50,11 +50,11 @@ class Traffic:
     schedule: Schedule
     log: ClientLog = field(default_factory=ClientLog)
     tasks: list[Submitted] = field(default_factory=list)
-    _luck: random.Random = field(default_factory=random.Random)
+    _rng: random.Random = field(default_factory=random.Random)
     _run: str = ""
 
     def __post_init__(self) -> None:
-        self._luck.seed(self.schedule.seed)
+        self._rng.seed(self.schedule.seed)
         self._run = f"s{self.schedule.seed}-{time.time_ns():x}"
         for planned in self.schedule.tasks:
             self._plan(planned)
@@ -147,7 +147,7 @@ class Traffic:
         """GetTask at random moments: its answers must never go back, and strangers get none."""
         (stranger, *_), tenant = (self.users, DEFAULT_TENANT) if task.planned.guest else (self.guests, GUEST)
         for _ in range(6):
-            await asyncio.sleep(self._luck.uniform(0.1, 1.5))
+            await asyncio.sleep(self._rng.uniform(0.1, 1.5))
             request = api.GetTaskRequest(task_id=task.task_id)
             with self.log.call(client, Method.GET, task_id=task.task_id, tenant=tenant_of(task)) as call:
                 call.answered((await user.tasks.GetTask(request, timeout=CALL_SECONDS)).task)
@@ -156,7 +156,7 @@ class Traffic:
 
     async def _watch(self, task: Submitted, client: str, user: Client) -> None:
         """To the task's end, over as many streams as it takes; some are given up and resumed on the way."""
-        after, give_up_after = 0, self._luck.choice([None, 2, 5])
+        after, give_up_after = 0, self._rng.choice([None, 2, 5])
         while True:
             stream = Stream(client, task.task_id, after, tenant_of(task))
             self.log.streams.append(stream)
