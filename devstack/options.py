@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from devstack.child_process import StackError
-from tenure.domain.simulation import SIMULATED_MODEL_PREFIX
+from tenure.domain.budget import SIMULATED_MODEL_PREFIX
 from tenure.domain.task import DEFAULT_MODEL
 from tenure.runtime.signing import write_key_pair
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 from urllib.parse import parse_qsl, urlsplit
 
-from tenure.domain.simulation import SIMULATED_REQUEST_PREFIX
+from tenure.domain.budget import SIMULATED_REQUEST_PREFIX
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -15,7 +15,7 @@ import jsonschema
 import yaml
 
 from devstack.simulator.templates import unknown_references
-from tenure.domain.simulation import SIMULATED_MODEL_PREFIX
+from tenure.domain.budget import SIMULATED_MODEL_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

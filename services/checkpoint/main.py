@@ -36,9 +36,8 @@ from services.checkpoint.webhooks.sending import PREFIX as WEBHOOK_PREFIX
 from services.checkpoint.webhooks.sending import WebhookSettings
 from services.checkpoint.webhooks.servicer import WebhookServicer
 from tenure.domain.budget import MAX_NANO_USD, NANO_USD
-from tenure.domain.caps import CapDefaults
 from tenure.domain.outbound import Networks
-from tenure.domain.task import DEFAULT_MAX_USD
+from tenure.domain.task import DEFAULT_MAX_USD, CapDefaults
 from tenure.runtime.postgres import Pool, PoolOptions, open_pool, startup_guard
 from tenure.runtime.process import Duties, NoLimit, Process
 from tenure.runtime.rpc_server import RpcServer

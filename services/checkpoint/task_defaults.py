@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from services.checkpoint.prices import PriceList
 from services.checkpoint.submit.source_defaults import SourceDefaults
-from tenure.domain.caps import CapDefaults, resolve_fork, resolve_submit
+from tenure.domain.task import CapDefaults, resolve_fork, resolve_submit
 from tenure.wire.task import spec_to_domain, spec_to_wire
 
 if TYPE_CHECKING:

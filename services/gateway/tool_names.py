@@ -10,7 +10,7 @@ import grpc
 from services.gateway.peers import read_task, with_retries
 from tenure.domain.errors import InvalidRequest, NotFound, Unavailable
 from tenure.domain.task import BUILT_IN_LOOPS
-from tenure.domain.tool_names import unknown_tool_text
+from tenure.domain.tools import unknown_tool_text
 from tenure.runtime.rpc_status import PeerFailed
 from tenure.v1 import tool_service_pb2
 

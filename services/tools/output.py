@@ -13,7 +13,7 @@ from typing import Final
 from services.tools.tool import ToolFailure
 from services.tools.workspace.bounds import Bounds
 from services.tools.workspace.directories import TEMPORARY, Workspaces, entered, write_file
-from tenure.domain.truncation import encode
+from tenure.domain.tools import encode
 
 _log: Final = logging.getLogger(__name__)
 DIRECTORY: Final = "outputs"

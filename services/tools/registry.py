@@ -19,8 +19,7 @@ from services.tools.source_facts import SourceStatuses
 from services.tools.tool import Tool
 from tenure.domain.errors import Unavailable
 from tenure.domain.fencing import Claims
-from tenure.domain.tool_names import UnknownTool, unknown_tools
-from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition, ToolSourceKind
+from tenure.domain.tools import Outcome, OutcomeStatus, ToolDefinition, ToolSourceKind, UnknownTool, unknown_tools
 
 BUILT_IN: Final = "built-in"
 SEPARATOR: Final = "__"

@@ -30,6 +30,13 @@ int64.
 """
 
 
+SIMULATED_REQUEST_PREFIX: Final = "req_sim_"
+"""The prefix of the request ids in the simulator's answers. A bill contains the request id of its answer."""
+SIMULATED_MODEL_PREFIX: Final = "sim-"
+"""The prefix of models that only the simulator has. It identifies a call whose answer, and so the request id, was lost.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Rates:
     """Prices per million tokens of each kind, in nano USD."""

@@ -35,8 +35,8 @@ from tenure.domain.tools import (
     CallStatuses,
     Outcome,
     ToolDefinition,
+    bounded,
 )
-from tenure.domain.truncation import bounded
 
 PARKED: Final = WAITING | {TaskState.RETRY_SCHEDULED}
 ORDERLY: Final = frozenset({Reason.WORKER_DRAINED, Reason.WORKER_HALTED, Reason.OPERATOR_TRANSFER, Reason.ENDING_OVER})

@@ -17,8 +17,7 @@ from tenure.domain.budget import MAX_TOKENS, Budget
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.domain.task import BUILT_IN_LOOPS, DEFAULT_LOOP, MAX_FAN_OUT, MAX_TIMEOUT_SECONDS, TaskSpec
 from tenure.domain.tool_arguments import Arguments
-from tenure.domain.tool_names import unknown_tool_text, unknown_tools
-from tenure.domain.tools import Outcome, OutcomeStatus
+from tenure.domain.tools import Outcome, OutcomeStatus, unknown_tool_text, unknown_tools
 from tenure.domain.waits import WaitKind, default_timeout_seconds
 
 SPAWN_SUB_AGENTS: Final = "spawn_sub_agents"

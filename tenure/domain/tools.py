@@ -1,14 +1,19 @@
-"""Defines tools, the states of a tool call, and outcomes."""
+"""Defines tools and their names, the states of a tool call, and outcomes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from enum import StrEnum
+from itertools import islice
 from typing import Final, NamedTuple
 
 USUAL_OUTPUT_BYTES: Final = 64 * 1024
 """The default output limit of a tool: the model reads at most this much of the output."""
+CUT_MARKER: Final = "\n[cut here: the output was longer than {limit} bytes]"
+MAX_UNKNOWN: Final = 10
+MAX_NEAREST: Final = 3
 
 
 class ToolSourceKind(StrEnum):
@@ -120,3 +125,50 @@ IN_DOUBT = Outcome(
 def call_id(step: int, index: int) -> str:
     """Returns the call id, such as `6.0`. It is unique in a task, unlike the ids that model providers give."""
     return f"{step}.{index}"
+
+
+# Names that callers give, and names of tools.
+
+
+class UnknownTool(NamedTuple):
+    """A name that no tool has, and the most similar names of tools."""
+
+    name: str
+    nearest: tuple[str, ...]
+
+
+def unknown_tools(names: Iterable[str], known: Collection[str]) -> list[UnknownTool]:
+    """Returns the first `MAX_UNKNOWN` names that are not known: each is compared with all known names."""
+    unknown = dict.fromkeys(name for name in names if name not in known)
+    first = islice(unknown, MAX_UNKNOWN)
+    return [UnknownTool(name, tuple(get_close_matches(name, known, MAX_NEAREST))) for name in first]
+
+
+def unknown_tool_text(name: str, nearest: Sequence[str]) -> str:
+    """Returns a clause for an error message."""
+    hint = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
+    return f"there is no tool {name!r}{hint}"
+
+
+# Truncation: the model reads at most a tool's output limit; the ledger has the same text.
+
+
+def encode(content: str) -> bytes:
+    """Returns the text as UTF-8. Unpaired surrogates, which no proto message can carry, become `?`. NUL is kept."""
+    return content.encode("utf-8", errors="replace")
+
+
+def cut(content: str, limit_bytes: int) -> tuple[str, bool]:
+    """Returns the text, cut to `limit_bytes` of UTF-8 including the marker, and whether it was cut."""
+    encoded = encode(content)
+    if len(encoded) <= limit_bytes:
+        return encoded.decode(), False
+    marker = CUT_MARKER.format(limit=limit_bytes)
+    kept = encoded[: max(0, limit_bytes - len(marker))]
+    return kept.decode("utf-8", errors="ignore") + marker, True
+
+
+def bounded(outcome: Outcome, limit_bytes: int) -> Outcome:
+    """Returns the outcome with its content cut to the tool's limit. A person's resolution may be longer than that."""
+    content, truncated = cut(outcome.content, limit_bytes)
+    return replace(outcome, content=content, truncated=truncated)

@@ -11,8 +11,7 @@ from services.gateway.peers import Peers
 from services.gateway.tool_names import check_tool_names
 from services.tools.registry import ToolRegistry
 from tenure.domain.errors import InvalidRequest, Unavailable
-from tenure.domain.tool_names import MAX_UNKNOWN
-from tenure.domain.tools import ToolSourceKind
+from tenure.domain.tools import MAX_UNKNOWN, ToolSourceKind
 from tenure.v1 import task_pb2
 from tenure.v1 import tool_service_pb2 as pb
 from tests.unit.test_tools_registry import REGISTRY

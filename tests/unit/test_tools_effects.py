@@ -24,8 +24,7 @@ from services.tools.tool import (
     past_return,
 )
 from tenure.domain.fencing import Claims
-from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus
-from tenure.domain.truncation import cut
+from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus, cut
 from tests.support.fake_may_begin import Begins
 from tests.support.patience import CALL_SECONDS
 

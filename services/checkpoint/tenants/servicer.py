@@ -9,10 +9,9 @@ from services.checkpoint.commit.draft import LEDGER
 from services.checkpoint.queries import fetch_all, in_ledger_transaction, ledger_connection
 from services.checkpoint.tenants.rows import DEFAULTS, TENANTS, TenantRow, ensured, read_tenant, write_quotas
 from services.checkpoint.tenants.usage_windows import Uses, read_running, read_uses
-from tenure.domain.budget import TokenUsage
+from tenure.domain.budget import SIMULATED_MODEL_PREFIX, SIMULATED_REQUEST_PREFIX, TokenUsage
 from tenure.domain.errors import InvalidRequest, WrongState
 from tenure.domain.quotas import Quota, QuotaKind, QuotaUse
-from tenure.domain.simulation import SIMULATED_MODEL_PREFIX, SIMULATED_REQUEST_PREFIX
 from tenure.runtime.request_context import current_tenant
 from tenure.v1 import tenant_service_pb2 as pb
 from tenure.v1.tenant_service_pb2_grpc import TenantServiceServicer

@@ -14,8 +14,7 @@ from tenure.domain.admission import stale
 from tenure.domain.errors import AlreadyExists, StaleEpoch
 from tenure.domain.fencing import Fence
 from tenure.domain.in_doubt import RunAgain, SettledByResolution, apply_resolution, outcome_in_doubt
-from tenure.domain.tools import NOT_RUN, CallState, EffectClass, Outcome
-from tenure.domain.truncation import bounded
+from tenure.domain.tools import NOT_RUN, CallState, EffectClass, Outcome, bounded
 
 _HAD_BEGUN: Final = " An earlier attempt of this call had begun: its effect may have happened."
 

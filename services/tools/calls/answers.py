@@ -9,7 +9,7 @@ from typing import Any, Final
 from services.tools.calls.audit_log import StoredRefusal
 from services.tools.calls.records import CallSummary
 from services.tools.calls.runs import Event, Output, Started
-from tenure.domain.truncation import cut
+from tenure.domain.tools import cut
 from tenure.v1 import token_pb2, tool_pb2, tool_service_pb2
 from tenure.wire.common import CALL_STATES, EFFECT_CLASSES, timestamp
 from tenure.wire.tool import outcome_to_wire
