@@ -1,9 +1,9 @@
-"""Calls in doubt: an effect that may or may not have happened, and a person's word on it.
+"""Decides about calls in doubt: calls whose effect may or may not have happened, and a person's resolution of them.
 
-The word is recorded by the ledger while the task waits for it, and carried to the tools by the task's next owner, under
-that owner's claim. The tools decide, under the locks of fence and record. What they decide gives the call its next
-attempt number: so whatever the old runner still does, begin, withdraw or record, is of an attempt that is over. A word
-is about one attempt; a doubt that comes anew needs a new word.
+The ledger records the resolution while the task waits for it. The task's next owner sends it to the tool service, under
+that owner's claim. The tool service decides under the locks of the fence and of the call record. Its decision gives the
+call the next attempt number, so whatever the old runner still does (begin, withdraw or record) belongs to an attempt
+that is over. A resolution is about one attempt: a call that is in doubt again needs a new resolution.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RESOLVE_COMMANDS: Final = "tenure tools in-doubt, then tenure tools resolve"
 
 
 class CallInDoubt(NamedTuple):
-    """A call of unknown outcome. `call_attempt` 0: its worker did not say which attempt."""
+    """A call of unknown outcome. `call_attempt` 0: the worker did not name the attempt."""
 
     call_id: str
     call_attempt: int
@@ -39,16 +39,18 @@ class CallInDoubt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """Its effect is there. `result` "": nothing more is known."""
+    """The effect happened. `result` "": the person knows no result."""
 
     result: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class DidNotHappen:
-    """Its effect is not there: run it again. `runner_is_gone`: by the word of whoever says so, where there was no
-    proof; `runner_proven_gone`: by proof that was there when it was said. A proof that came later says nothing of what
-    the runner did between the look and its end.
+    """The effect did not happen: the call may run again.
+
+    `runner_is_gone`: the person says, without proof, that the runner is gone. `runner_proven_gone`: the proof existed
+    when the person decided. A later proof says nothing about what the runner did between the person's check and its
+    end.
     """
 
     runner_is_gone: bool = False
@@ -57,7 +59,7 @@ class DidNotHappen:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Nobody will ever know: the agent goes on."""
+    """The effect stays unknown for ever, and the agent goes on."""
 
 
 Decision = Happened | DidNotHappen | Abandon
@@ -65,7 +67,7 @@ Decision = Happened | DidNotHappen | Abandon
 
 @dataclass(frozen=True, slots=True)
 class ResolveCall:
-    """An operator's word on a call, as it stands in the ledger."""
+    """An operator's resolution of a call, as the ledger records it."""
 
     call_id: str
     call_attempt: int
@@ -74,7 +76,7 @@ class ResolveCall:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The same on its way to the tools, with who said it and why."""
+    """A resolution as the next owner sends it to the tool service, with its actor and reason."""
 
     call_attempt: int
     decision: Decision
@@ -89,16 +91,16 @@ def decide_resolution(
     waited_for: Sequence[CallInDoubt],
     resolution: ResolveCall,
 ) -> tuple[CallInDoubt, ...] | WrongState:
-    """The calls that the task still waits for once the word is recorded, or the refusal.
+    """Returns the calls that the task still waits for once the resolution is recorded, or the refusal.
 
-    `waited_for`: what the wait was begun over and has no word yet. Empty where the worker did not say: any open call
-    will do then, and none is waited for after it, because the next owner says which are still in doubt.
+    `waited_for`: the calls of this wait that have no resolution yet. Empty if the worker did not name them: then the
+    resolution may be about any open call, and the wait ends, because the next owner names the calls still in doubt.
     """
     if state in TERMINAL:
         return WrongState(f"the task has ended as {state}", metadata={"state": state.value})
     if state is not TaskState.WAITING_USER or reason != Reason.TOOL_IN_DOUBT:
         return WrongState(
-            f"the task waits for no word on a call in doubt; it is {state}",
+            f"the task does not wait for the resolution of a call in doubt; it is {state}",
             reason=NOT_IN_DOUBT,
             metadata={"state": state.value},
         )
@@ -106,13 +108,13 @@ def decide_resolution(
     match = next((call for call in candidates if call.call_id == resolution.call_id), None)
     if match is None:
         return WrongState(
-            f"the task waits for no word on call {resolution.call_id}, or has it already",
+            f"the task does not wait for a resolution of call {resolution.call_id}, or already has it",
             reason=NOT_IN_DOUBT,
             metadata={"state": state.value, "call_id": resolution.call_id},
         )
     if match.call_attempt not in {0, resolution.call_attempt}:
         return WrongState(
-            f"it is attempt {match.call_attempt} of call {resolution.call_id} that is in doubt",
+            f"attempt {match.call_attempt} of call {resolution.call_id} is in doubt, not {resolution.call_attempt}",
             reason=OTHER_ATTEMPT,
             metadata={"call_attempt": str(match.call_attempt)},
         )
@@ -121,14 +123,14 @@ def decide_resolution(
 
 @dataclass(frozen=True, slots=True)
 class SettledByResolution:
-    """The call has ended with this."""
+    """The call ended with this outcome."""
 
     outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True)
 class RunAgain:
-    """It is to be run, as this attempt."""
+    """The call runs again, as this attempt."""
 
     call_attempt: int
 
@@ -136,9 +138,9 @@ class RunAgain:
 def apply_resolution(
     resolution: Resolution, doubted_attempt: int, *, runner_gone: bool
 ) -> SettledByResolution | RunAgain | None:
-    """What the word does to a call of which this attempt is in doubt; None: nothing, it stays in doubt.
+    """Applies a resolution to a call of which `doubted_attempt` is in doubt. None: the call stays in doubt.
 
-    `runner_gone`: it is proven by now that nothing of the attempt's runner will ever begin or go on.
+    `runner_gone`: it is proven by now that the attempt's runner can neither begin nor continue anything.
     """
     if resolution.call_attempt != doubted_attempt:
         return None
@@ -156,33 +158,35 @@ def apply_resolution(
 
 
 def outcome_in_doubt(call_attempt: int, note: str = "", resolution: Resolution | None = None) -> Outcome:
-    """What is said of a call in doubt. `note`: the tool's own words; `resolution`: a word that was not taken."""
+    """Returns the outcome of a call in doubt. `note`: the tool's own text; `resolution`: one that was not applied."""
     known = f"It is not known whether this call happened: {note} {_CARE}" if note else IN_DOUBT.content
     waits = resolution is not None and resolution.call_attempt == call_attempt
     return Outcome(OutcomeStatus.IN_DOUBT, known, detail=RUNNER_NOT_GONE if waits else "", call_attempt=call_attempt)
 
 
 def is_unsettled(outcome: Outcome) -> bool:
-    """Whether a person may still say what became of the call."""
+    """Whether a person may still resolve the call."""
     return outcome.status is OutcomeStatus.IN_DOUBT and outcome.detail != ABANDONED
 
 
 _CARE: Final = "It must not simply be repeated; find out first whether its effect is there."
 
 
-# Whether a task that waits for a word on calls in doubt still has to: pure.
+# Whether a task that waits for resolutions still has to wait.
 
 
 class AttemptStatus(NamedTuple):
-    """A call as the tools have it."""
+    """The state of a call at the tool service."""
 
     state: CallState
     call_attempt: int
 
 
 def nothing_in_doubt(waited_for: Sequence[CallInDoubt], statuses: Mapping[str, AttemptStatus]) -> bool:
-    """Whether the tools know by now what became of each of these: its outcome came late, its effect turned out never to
-    have begun, or another attempt of it is in doubt. A call that they know nothing of says nothing.
+    """Whether the tool service settled every one of these calls meanwhile.
+
+    The outcome came late, the effect never began, or another attempt is in doubt. A call that the tool service does not
+    know stays in doubt.
     """
     return bool(waited_for) and all(_is_known(call, statuses.get(call.call_id)) for call in waited_for)
 

@@ -1,7 +1,8 @@
-"""One strict reading of URLs that others wrote.
+"""Parses URLs from untrusted sources strictly, and decides which addresses may be connected to.
 
-Readers of URLs disagree about odd ones, and what one of them checks another dials. So a URL is read once, into the very
-pieces that are dialled afterwards, and what could be read in two ways is refused instead of repaired.
+URL parsers disagree about unusual URLs, so a check of one parser's result does not protect a connection made with
+another's. A URL is parsed once, into the pieces that are used for the connection. A URL with two possible readings is
+refused, not repaired.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-# Where requests to strangers may go: public addresses, and networks that the operator allows.
+# Allowed addresses: public ones, and networks that the operator allows.
 
 IPAddress: TypeAlias = IPv4Address | IPv6Address
 
 EVERYWHERE: Final = ("0.0.0.0/0", "::/0")
-"""Allowed networks for addresses that an operator has written down personally."""
+"""All networks: for addresses from the operator's own configuration."""
 
 _KINDS_V4: Final = {
     "unspecified": ("0.0.0.0/8",),
@@ -40,7 +41,7 @@ _KINDS_V6: Final = {
     "private": ("fc00::/7", "fec0::/10", "64:ff9b:1::/48"),
     "link-local": ("fe80::/10",),
     "multicast": ("ff00::/8",),
-    "tunnel": ("2001::/32", "2002::/16"),  # Teredo and 6to4 lead to a machine of the old world, through strangers
+    "tunnel": ("2001::/32", "2002::/16"),  # Teredo and 6to4 lead to an IPv4 host through relays of third parties
     "documentation": ("2001:db8::/32", "3fff::/20"),
     "reserved": ("2001::/23",),
 }
@@ -52,19 +53,19 @@ _LOOPBACK: Final = IPv4Address("127.0.0.1")
 
 
 class Networks:
-    """What may be reached besides public addresses. Raises ValueError for what is no network."""
+    """The allowed addresses: public ones and `allowed`. Raises ValueError for an invalid network."""
 
     def __init__(self, allowed: Iterable[str] = ()) -> None:
         self._allowed = [ip_network(text) for text in allowed]
 
     def allow(self, address: IPAddress) -> bool:
-        """Whether a connection may be made to it."""
+        """Whether a connection to the address is allowed."""
         return self.refusal(address) is None
 
     def refusal(self, address: IPAddress) -> str | None:
-        """What kind of address it is that a connection may not be made to; None for one that may be reached.
+        """Returns the kind of a refused address, such as `loopback`, or None if the address is allowed.
 
-        An address of the old world is judged by itself, however the new world spells it.
+        An IPv4 address inside an IPv6 address (mapped or NAT64) is checked as an IPv4 address.
         """
         if any(address.version == one.version and address in one for one in self._allowed):
             return None
@@ -77,7 +78,7 @@ class Networks:
         return special or (None if address in _GLOBAL_V6 else "reserved")
 
     def may_reach_host(self, host: str) -> bool:
-        """Whether the host of a URL may be sent to, as far as it can be told without resolving it."""
+        """Whether the host of a URL may be reached, as far as this is known without resolving the name."""
         try:
             return self.allow(ip_address(host))
         except ValueError:
@@ -86,7 +87,7 @@ class Networks:
 
 
 def _inner(address: IPv6Address) -> IPv4Address | None:
-    """The address of the old world that this one is only another spelling of."""
+    """Returns the IPv4 address that the IPv6 address contains, or None."""
     if address in _NAT64:
         return IPv4Address(int(address) & 0xFFFFFFFF)
     return address.ipv4_mapped
@@ -106,8 +107,8 @@ _KEPT_IN_PATH: Final = "/%:@!$&'()*+,;=~"
 _MAX_HOST_CHARACTERS: Final = 253
 
 
-class UrlRefused(ValueError):  # noqa: N818  what is said about a URL; a ValueError, so that settings can be checked by it
-    """The URL is not read. `reason` is a code, the text is for people and models."""
+class UrlRefused(ValueError):  # noqa: N818  a ValueError, so that settings can be checked with parse_url
+    """The URL is refused. `reason` is a code; the message is for people and models."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -116,8 +117,9 @@ class UrlRefused(ValueError):  # noqa: N818  what is said about a URL; a ValueEr
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """What is dialled and asked for. `host` is a name in lower case without a dot at its end, or an address as it is
-    written canonically, without brackets. `path` begins with a slash and holds no dot segments.
+    """A parsed URL. `host`: a name in lower case without a final dot, or a canonical address without brackets.
+
+    `path` begins with a slash and has no dot segments.
     """
 
     scheme: str
@@ -133,12 +135,12 @@ class Url:
 
     @property
     def target(self) -> str:
-        """The path with the query, as a request has it."""
+        """The path and the query, as in the request line."""
         return self.path + (f"?{self.query}" if self.query else "")
 
     @property
     def authority(self) -> str:
-        """The host, and the port unless it is the scheme's own."""
+        """The host, and the port if it is not the scheme's default."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
@@ -147,28 +149,28 @@ class Url:
 
 
 def parse_url(text: str) -> Url:
-    """Raises UrlRefused: BAD_URL, SCHEME_REFUSED, CREDENTIALS_IN_URL, ODD_HOST."""
+    """Parses a URL. Raises UrlRefused: BAD_URL, SCHEME_REFUSED, CREDENTIALS_IN_URL, ODD_HOST."""
     if len(text) > MAX_CHARACTERS:
         raise UrlRefused("BAD_URL", f"The URL is longer than {MAX_CHARACTERS} characters.")
     if _SPACE_AND_CONTROL.search(text):
-        raise UrlRefused("BAD_URL", "The URL holds a space or a control character: write it as %20 or the like.")
+        raise UrlRefused("BAD_URL", "The URL contains a space or a control character. Escape it, for example as %20.")
     match = _URL.fullmatch(text)
     if match is None:
-        raise UrlRefused("BAD_URL", "This is no whole URL: it begins with http:// or https:// and a host.")
+        raise UrlRefused("BAD_URL", "This is not a complete URL. A URL begins with http:// or https:// and a host.")
     scheme = match["scheme"].lower()
     if scheme not in DEFAULT_PORTS:
-        raise UrlRefused("SCHEME_REFUSED", f"Only http and https are spoken, not {scheme[:40]}.")
+        raise UrlRefused("SCHEME_REFUSED", f"Only http and https are supported, not {scheme[:40]}.")
     if not match["slashes"]:
-        raise UrlRefused("BAD_URL", f"After {scheme}: there have to be two slashes.")
+        raise UrlRefused("BAD_URL", f"Two slashes must follow {scheme}:.")
     host, port = _read_authority(match["authority"])
     path, _, query = match["rest"].partition("#")[0].partition("?")
     return Url(scheme, host, port or DEFAULT_PORTS[scheme], _read_path(path), quote(query, safe=_KEPT_IN_PATH + "?"))
 
 
 def follow(base: Url, location: str) -> Url:
-    """Where a redirect leads. Raises UrlRefused."""
+    """Returns the target of a redirect. Raises UrlRefused."""
     if _SPACE_AND_CONTROL.search(location):
-        raise UrlRefused("BAD_URL", "The address it redirects to holds a space or a control character.")
+        raise UrlRefused("BAD_URL", "The target of the redirect contains a space or a control character.")
     try:
         return parse_url(urljoin(str(base), location))
     except UrlRefused:
@@ -178,12 +180,12 @@ def follow(base: Url, location: str) -> Url:
 
 
 def parse_host(text: str) -> str:
-    """A name or an address, canonically. Raises UrlRefused (ODD_HOST) for any other way to write one."""
+    """Returns the canonical name or address. Raises UrlRefused (ODD_HOST) for any other notation."""
     if text.startswith("["):
         return _read_address_v6(text[1:-1])
     name = text.lower().removesuffix(".")
     if not name.isascii():
-        raise UrlRefused("ODD_HOST", "The host has to be in ASCII; an international name in its form that begins xn--.")
+        raise UrlRefused("ODD_HOST", "The host must be in ASCII; write an international name in its xn-- form.")
     if len(name) > _MAX_HOST_CHARACTERS or not _NAME.fullmatch(name):
         raise UrlRefused("ODD_HOST", "The host is neither a name nor an address.")
     if _NUMBER.fullmatch(name.rpartition(".")[2]):
@@ -196,30 +198,30 @@ def _read_authority(text: str) -> tuple[str, int | None]:
         raise UrlRefused("CREDENTIALS_IN_URL", "The URL must not hold a user, a password or an @ before the host.")
     match = _AUTHORITY.fullmatch(text)
     if match is None:
-        raise UrlRefused("ODD_HOST", "There has to be a host, and after a colon at most a port.")
+        raise UrlRefused("ODD_HOST", "The URL needs a host, and after a colon only a port.")
     port = int(match["port"]) if match["port"] else None
     if port is not None and port > 0xFFFF:
-        raise UrlRefused("BAD_URL", "There is no such port.")
+        raise UrlRefused("BAD_URL", "The port must be at most 65535.")
     return parse_host(match["host"]), port
 
 
 def _read_address_v4(text: str) -> str:
-    """In four decimal parts. Resolvers also take one number, hexadecimal and octal ones: those hide where they lead."""
+    """Accepts four decimal parts only. Resolvers also accept one number, hexadecimal and octal parts."""
     try:
         return str(IPv4Address(text))
     except ValueError as error:
-        raise UrlRefused("ODD_HOST", "An IPv4 address has to be written in four decimal parts.") from error
+        raise UrlRefused("ODD_HOST", "An IPv4 address must have four decimal parts.") from error
 
 
 def _read_address_v6(text: str) -> str:
     try:
         return str(IPv6Address(text))
     except ValueError as error:
-        raise UrlRefused("ODD_HOST", "What is between the brackets is no IPv6 address.") from error
+        raise UrlRefused("ODD_HOST", "The text between the brackets is not an IPv6 address.") from error
 
 
 def _read_path(text: str) -> str:
-    """With its dot segments taken out, in whatever way they are written, and escaped where it has to be."""
+    """Returns the path without dot segments, also escaped ones, and with the necessary escapes."""
     kept: list[str] = []
     segments = text.split("/")[1:]
     for position, segment in enumerate(segments):

@@ -1,12 +1,12 @@
-"""What a tenant may use at a time and over time, and what follows at the soft and at the hard cap.
+"""Decides about a tenant's quotas: the kinds, their windows, and the consequences at the soft and the hard cap.
 
     RUNNING_TASKS        tasks that workers hold now              offers: a task beyond it stays queued
     SUBMITS_PER_MINUTE   tasks that may start, by their start     submits
     TOKENS_PER_HOUR      tokens billed                            submits, and reservations of running tasks
     MONEY_PER_DAY        10^-9 US dollars billed                  submits, and reservations of running tasks
 
-Windows slide, in buckets: a bucket counts until all of it is older than the window, so a window is never too short.
-Nothing here ends a task: at a cap it starts later, or its next model call does.
+Windows slide in buckets: a bucket counts until all of it is older than the window, so a window is never too short.
+A quota never ends a task: at a cap the task, or its next model call, starts later.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 SOFT_PERCENT: Final = 80
 RUNNING_RETRY_SECONDS: Final = 5.0
-"""Nobody knows when a task will end: come again soon."""
+"""The retry time at the cap of running tasks: the end of a task cannot be predicted."""
 
 Amounts = dict[int, int]
-"""What was used, by the number of the bucket: seconds since the epoch divided by the bucket's length."""
+"""The used amount by bucket number: seconds since the epoch divided by the bucket's length."""
 
 
 class QuotaKind(StrEnum):
-    """What is limited."""
+    """The kind of a quota."""
 
     RUNNING_TASKS = "RUNNING_TASKS"
     SUBMITS_PER_MINUTE = "SUBMITS_PER_MINUTE"
@@ -41,7 +41,7 @@ class QuotaKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class QuotaWarning:
-    """The tenant is near one of its caps; this task met it first. `kind` None: one of a newer version."""
+    """The tenant reached the soft cap of a quota with this task. `kind` None: a kind of a newer version."""
 
     kind: QuotaKind | None
     used: int
@@ -49,14 +49,14 @@ class QuotaWarning:
 
 
 class QuotaPolicy(StrEnum):
-    """What a submit meets at the hard cap: a refusal with a time to come again, or a later start."""
+    """The consequence for a submit at the hard cap: a refusal with a retry time, or a later start."""
 
     REFUSE = "REFUSE"
     DELAY = "DELAY"
 
 
 class Span(NamedTuple):
-    """A sliding window in buckets. `slots`: what a ring needs that holds what counts and what is to come."""
+    """A sliding window in buckets. `slots`: the size of a ring with all buckets that count, future ones included."""
 
     bucket_seconds: int
     window_seconds: int
@@ -83,9 +83,9 @@ DEFAULT_POLICY: Final[dict[QuotaKind, QuotaPolicy]] = {
 LONGEST_DELAY_SECONDS: Final = 3600.0
 """A submit is not put off by its own rate for longer: then it is refused, whatever the policy."""
 LONGEST_HOLD_SECONDS: Final = 300.0
-"""What waits for tokens or money looks again after so long: somebody may have raised the cap."""
+"""The longest time until the cap is checked again: an operator may raise it meanwhile."""
 
-_WORDS: Final[dict[QuotaKind, str]] = {
+_TEXTS: Final[dict[QuotaKind, str]] = {
     QuotaKind.RUNNING_TASKS: "{used} of {most} running tasks",
     QuotaKind.SUBMITS_PER_MINUTE: "{used} of {most} submits a minute",
     QuotaKind.TOKENS_PER_HOUR: "{used} of {most} tokens an hour",
@@ -95,7 +95,7 @@ _WORDS: Final[dict[QuotaKind, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """The hard cap of one thing; the soft one is SOFT_PERCENT of it."""
+    """The hard cap of one kind. The soft cap is SOFT_PERCENT of it."""
 
     kind: QuotaKind
     most: int
@@ -104,7 +104,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class QuotaUse:
-    """How much of a quota is used, and after how many seconds there is room again (0: there is)."""
+    """The used amount of a quota, and the seconds until there is room again; 0: there is room."""
 
     quota: Quota
     used: int
@@ -120,8 +120,8 @@ class QuotaUse:
         return self.used * 100 >= self.quota.most * SOFT_PERCENT
 
     def describe(self) -> str:
-        """For people."""
-        return _WORDS[self.quota.kind].format(used=self._amount(self.used), most=self._amount(self.quota.most))
+        """Returns the use as a text for people."""
+        return _TEXTS[self.quota.kind].format(used=self._amount(self.used), most=self._amount(self.quota.most))
 
     def _amount(self, number: int) -> str:
         return usd(number) if self.quota.kind is QuotaKind.MONEY_PER_DAY else f"{number:,}"
@@ -129,19 +129,19 @@ class QuotaUse:
 
 @dataclass(frozen=True, slots=True)
 class StartDecision:
-    """When a submitted task may start, in seconds from now, and what it waits for; 0 and "": at once."""
+    """The start of a submitted task in seconds from now, and the reason of a delay. 0 and "": at once."""
 
     after_seconds: float = 0.0
     message: str = ""
 
 
 def bucket_of(kind: QuotaKind, now: float) -> int:
-    """The number of the bucket that a moment belongs to. `now`: seconds since the epoch."""
+    """Returns the bucket number of a moment. `now`: seconds since the epoch."""
     return int(now // SPANS[kind].bucket_seconds)
 
 
 def window_use(quota: Quota, amounts: Mapping[int, int], now: float) -> QuotaUse:
-    """Of a window. What is to come counts as used: a start that was put off has its place."""
+    """Returns the use of a window. Future buckets count as used: they contain delayed starts."""
     span = SPANS[quota.kind]
     counted = sorted((bucket, amount) for bucket, amount in amounts.items() if bucket >= _first(quota.kind, now))
     used = left = sum(amount for _, amount in counted)
@@ -155,20 +155,20 @@ def window_use(quota: Quota, amounts: Mapping[int, int], now: float) -> QuotaUse
 
 
 def use_of_running(quota: Quota, running: int) -> QuotaUse:
-    """Of the tasks that are held now."""
+    """Returns the use of the quota of running tasks."""
     return QuotaUse(quota, running, RUNNING_RETRY_SECONDS if running >= quota.most else 0.0)
 
 
 def decide_start(tenant: str, uses: Mapping[QuotaKind, QuotaUse], *, may_refuse: bool = True) -> StartDecision:
-    """When a task that is submitted now may start. Raises LimitReached (TENANT_QUOTA) where the policy says so.
+    """Decides when a task that is submitted now may start. Raises LimitReached (TENANT_QUOTA) if the policy refuses.
 
-    What nobody is there to be told of (a schedule's run) is not refused but put off.
+    `may_refuse` False, for a schedule's run: no caller could handle the refusal, so the start is delayed instead.
     """
     reached = [use for use in uses.values() if use.is_reached]
     refusing = [use for use in reached if may_refuse and _refuses(use)]
     if refusing:
         raise refusal(tenant, max(refusing, key=lambda use: use.room_after_seconds))
-    # The offers hold back what is beyond the running tasks: a task may start the moment that another one ends.
+    # Offers hold back tasks beyond the running ones: a task may start at the moment at which another one ends.
     delaying = [use for use in reached if use.quota.kind is not QuotaKind.RUNNING_TASKS]
     if not delaying:
         return StartDecision()
@@ -179,20 +179,20 @@ def decide_start(tenant: str, uses: Mapping[QuotaKind, QuotaUse], *, may_refuse:
 
 
 def recheck_seconds(use: QuotaUse) -> float:
-    """How long to wait at a cap before looking again."""
+    """Returns the seconds until the cap is checked again."""
     if use.quota.kind is QuotaKind.SUBMITS_PER_MINUTE:
         return min(use.room_after_seconds, LONGEST_DELAY_SECONDS)
     return min(use.room_after_seconds, LONGEST_HOLD_SECONDS)
 
 
 def wait_of_call(uses: Mapping[QuotaKind, QuotaUse]) -> QuotaUse | None:
-    """What a model call has to wait for: the quota that takes longest. None: nothing."""
+    """Returns the reached quota with the longest wait for a model call, or None."""
     reached = [uses[kind] for kind in OF_CALLS if kind in uses and uses[kind].is_reached]
     return max(reached, key=lambda use: use.room_after_seconds) if reached else None
 
 
 def refusal(tenant: str, use: QuotaUse) -> LimitReached:
-    """What whoever asks for more is told."""
+    """Returns the error for a caller beyond the cap."""
     return LimitReached(
         f"tenant {tenant} has used {use.describe()}",
         retry_after_seconds=use.room_after_seconds,
@@ -212,5 +212,5 @@ def _refuses(use: QuotaUse) -> bool:
 
 
 def _first(kind: QuotaKind, now: float) -> int:
-    """The oldest bucket that counts: part of it may be older than the window."""
+    """Returns the oldest bucket that counts. Part of it may be older than the window."""
     return bucket_of(kind, now) - SPANS[kind].buckets

@@ -1,8 +1,8 @@
-"""Requeues and grants by operators: which tasks may go on, and what the next attempt starts with.
+"""Decides about requeues and budget grants by operators: which tasks may go on, and what the next attempt keeps.
 
-A new attempt goes on from the same history: steps, model attempts and the budget's use count on, as bills and calls are
-known by them; what was recorded of calls stays what it is. What begins anew is what judged the attempt before: the
-deadline, the deaths of its owners, its failures and retries, and the ending that was asked for.
+A new attempt continues the same history. Steps, model attempts and the budget's use are not reset, because bills and
+calls refer to them, and the records of calls stay. Reset are the deadline, the owner deaths, the failures and retries,
+and the pending ending.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WANTS_BUDGET: Final = frozenset({Reason.TOKEN_LIMIT, Reason.MONEY_LIMIT})
 
 @dataclass(frozen=True, slots=True)
 class RequeueDecision:
-    """`begins_attempt`: the task had ended. Otherwise it only need not wait any longer, or may go on for longer."""
+    """`begins_attempt`: the task had ended, and a new attempt begins. False: a live task goes on."""
 
     begins_attempt: bool
 
@@ -33,9 +33,10 @@ class RequeueDecision:
 def decide_requeue(
     state: TaskState, budgets: Sequence[Budget], step: int, max_steps: int, requeue: Requeue
 ) -> RequeueDecision | TenureError:
-    """Gives the refusal back. A task that could not make one step more is refused: it would end again at once.
+    """Decides about a requeue; returns the error if it is refused.
 
-    `budgets`: the root's, and the task's own. What is asked for raises them all.
+    A task that could not make one more step is refused, because it would end again at once. `budgets`: those of the
+    root and of the task itself. The extra amounts raise all of them.
     """
     if requeue.extra_nano_usd and not any(budget.is_capped_in_money for budget in budgets):
         return InvalidRequest(violations=[("extra_nano_usd", "the task has no cap in money that could be raised")])
@@ -43,26 +44,28 @@ def decide_requeue(
         return RequeueDecision(begins_attempt=False)
     if state not in TERMINAL or state is TaskState.SUCCEEDED:
         return WrongState(
-            f"a {state} task cannot be requeued: only one that ended without success, or waits for its retry",
+            f"a {state} task cannot be requeued, only a task that ended without success or waits for its retry",
             metadata={"state": state.value},
         )
     for refusal in (refusal for budget in budgets for refusal in _still_exhausted(budget, requeue)):
         return refusal
     if step >= max_steps + requeue.extra_steps:
-        return BudgetExhausted(f"all of its {max_steps} steps are made: give it extra steps", reason=Reason.STEP_LIMIT)
+        return BudgetExhausted(
+            f"all {max_steps} steps of the task are made: requeue it with extra steps", reason=Reason.STEP_LIMIT
+        )
     return RequeueDecision(begins_attempt=True)
 
 
 def decide_grant(
     state: TaskState, budget: Budget, step: int, max_steps: int, grant: GrantBudget
 ) -> RequeueDecision | TenureError:
-    """Of the root: one that ended for want of budget is requeued by it, by the same rule; a live one goes on."""
+    """Decides about a grant to a root. A root that ended with COST_EXCEEDED is requeued; a live one goes on."""
     requeue = Requeue(extra_tokens=grant.extra_tokens, extra_nano_usd=grant.extra_nano_usd)
     if state is TaskState.COST_EXCEEDED:
         return decide_requeue(state, (budget,), step, max_steps, requeue)
     if state in TERMINAL:
         return WrongState(
-            f"the root of its tree has ended as {state}: a grant changes nothing there", metadata={"state": state.value}
+            f"the root of the tree ended as {state}, so a grant has no effect", metadata={"state": state.value}
         )
     if grant.extra_nano_usd and not budget.is_capped_in_money:
         return InvalidRequest(violations=[("extra_nano_usd", "the tree has no cap in money that could be raised")])
@@ -72,21 +75,21 @@ def decide_grant(
 def refuse_limit_with_unread_grant(
     to_state: TaskState, reason: str, ending: PendingEnding | None, granted_sequence: int
 ) -> TenureError | None:
-    """No task ends for want of what it was granted meanwhile. `granted_sequence`: where that stands; 0: nowhere."""
+    """Refuses an ending at a budget limit if a grant came meanwhile. `granted_sequence`: the grant's; 0: none."""
     if to_state is not TaskState.COST_EXCEEDED or reason not in _WANTS_BUDGET or ending or not granted_sequence:
         return None
     return WrongState(
-        f"the budget was raised at {granted_sequence}: open again and go on",
+        f"the budget was raised at sequence {granted_sequence}: open the task again and go on",
         reason=UNREAD_GRANT,
         metadata={"sequence": str(granted_sequence)},
     )
 
 
 def _still_exhausted(budget: Budget, requeue: Requeue) -> Iterator[BudgetExhausted]:
-    """Why nothing is left to go on with. What others have set aside for the moment may come back."""
+    """Yields the exhausted limits. Tokens that other calls have reserved do not count, because they may come back."""
     if budget.max_tokens and budget.used_tokens >= budget.max_tokens + requeue.extra_tokens:
-        used = f"all of its {budget.max_tokens} tokens are used"
-        yield BudgetExhausted(f"{used}: give it extra tokens", reason=Reason.TOKEN_LIMIT)
+        used = f"all {budget.max_tokens} tokens of the task are used"
+        yield BudgetExhausted(f"{used}: requeue it with extra tokens", reason=Reason.TOKEN_LIMIT)
     if budget.max_nano_usd and budget.used_nano_usd >= budget.max_nano_usd + requeue.extra_nano_usd:
-        used = f"all of its {usd(budget.max_nano_usd)} are used"
-        yield BudgetExhausted(f"{used}: give it more money", reason=Reason.MONEY_LIMIT)
+        used = f"all {usd(budget.max_nano_usd)} of the task are used"
+        yield BudgetExhausted(f"{used}: requeue it with more money", reason=Reason.MONEY_LIMIT)

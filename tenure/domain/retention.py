@@ -1,4 +1,4 @@
-"""What is kept of ended tasks for how long, in words; and how a batch is shared out among them."""
+"""Describes a retention time, and divides a pruning batch between ended tasks."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 KEEP_LABEL = ("tenure.retention", "keep")
-"""A task with this label is kept for ever: only an operator who names it prunes it."""
+"""A task with this label is kept for ever; only an operator can prune it, by its id."""
 _UNITS = (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0))
 
 
 class TaskEntries(NamedTuple):
-    """A task, and how many of its entries are left, or are to be left."""
+    """A task, and the number of its entries that are left, or that shall be left."""
 
     task_id: str
     entries_left: int
 
 
 def retention_text(seconds: float) -> str:
-    """`30 days`: in the largest unit of which it has two or more."""
+    """Returns a text such as `30 days`, in the largest unit with an amount of at least two."""
     for unit, length_seconds in _UNITS:
         if seconds >= 2 * length_seconds:
             return f"{seconds / length_seconds:.4g} {unit}"
@@ -26,7 +26,7 @@ def retention_text(seconds: float) -> str:
 
 
 def split_batch(tasks: Iterable[TaskEntries], most: int) -> list[TaskEntries]:
-    """What is to be left of each task, the first ones first, when `most` entries may go together."""
+    """Returns what shall be left of each task when at most `most` entries are deleted, the first tasks first."""
     shares: list[TaskEntries] = []
     for task_id, entries in tasks:
         if most <= 0:

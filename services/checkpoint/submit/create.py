@@ -242,7 +242,7 @@ def first_entries(
 def _start(admission: Admission) -> dict[str, Any]:
     start = admission.start
     return {
-        "recheck_seconds": start.after_seconds,
+        "held_seconds": start.after_seconds,
         "reason": (Reason.TENANT_QUOTA if start.after_seconds else Reason.SUBMITTED),
         "message": start.message,
     }
@@ -254,7 +254,7 @@ def row_of(place: TreePosition, tenant: str, request_id: str, digest: bytes, spe
         **place._asdict(),
         "reason": Reason.SPAWNED if place.depth else Reason.SUBMITTED,
         "message": "",
-        "recheck_seconds": 0.0,
+        "held_seconds": 0.0,
         "own_max_tokens": spec.limits.max_tokens if place.depth else 0,
         "own_max_nano_usd": spec.limits.max_nano_usd if place.depth else 0,
         "tenant": tenant,
