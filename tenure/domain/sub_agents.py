@@ -1,8 +1,8 @@
-"""Sub-agents: what a call may spawn, what each of them is, and what the call comes to.
+"""Decides about sub-agents: the spawn of a call, the spec of each sub-agent, and the outcome of the call.
 
-They are created by the ledger in the transaction of their call's intent, under ids derived from it: whoever resumes the
-parent finds them there. They draw on the budget of the root under caps of their own. Nothing here is wider than what
-the parent itself has: its tools, its approvals, its clock.
+The ledger creates sub-agents in the transaction of their call's intent, under ids derived from the call, so a successor
+of the parent's worker finds them. They use the budget of the root, under their own caps. A sub-agent never has more
+than its parent: not more tools, not fewer approvals, not a later deadline.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ MAX_GOAL_CHARACTERS: Final = 64_000
 MAX_TOOLS: Final = 128
 MIN_TIMEOUT_SECONDS: Final = 1.0
 MAX_RESULT_BYTES: Final = 64 * 1024
-"""Of all results of a call together, as of any tool's output."""
-MAX_TOLD_CHARACTERS: Final = 500
+"""The limit for all results of a call together, like that of any tool's output."""
+MAX_REPORTED_CHARACTERS: Final = 500
 
 STOPPED: Final = Outcome(
-    OutcomeStatus.CANCELLED, "The sub-agents of this call were stopped, or never begun: the task was ended first."
+    OutcomeStatus.CANCELLED, "The sub-agents of this call were stopped or never started, because the task ended first."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class SpawnRequest:
-    """What a call asks for. `tools` None: the parent's; `max_tokens` 0: an equal share of what is left."""
+    """The arguments of a call. `tools` None: the parent's. `max_tokens` 0: an equal share of the parent's rest."""
 
     goals: tuple[str, ...]
     tools: tuple[str, ...] | None
@@ -46,8 +46,10 @@ class SpawnRequest:
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """Who spawns, under its lock. `budgets`: its root's and its own; `living`: tasks of its tree that have not ended,
-    the root included. `tools_defined`: the names of the tools that it was told of; None: its loop records none.
+    """The parent task, read under its lock.
+
+    `budgets`: those of its root and its own. `living`: the number of live tasks of its tree, the root included.
+    `tools_defined`: the recorded names of its tools; None: its loop records none.
     """
 
     task_id: str
@@ -60,20 +62,20 @@ class Parent:
 
     @property
     def tokens_left(self) -> int:
-        """What it may give away: nobody else's reservation, and no more than it may use itself."""
+        """The tokens that sub-agents may get: not reserved by others, and not more than the parent may use itself."""
         free = [budget.free_tokens for budget in self.budgets]
         return min((tokens for tokens in free if tokens is not None), default=MAX_TOKENS)
 
     @property
     def nano_usd_left(self) -> int | None:
-        """The same in money; None: it is not capped."""
+        """The money that sub-agents may get, in nano-dollars. None: no cap in money."""
         free = [budget.free_nano_usd for budget in self.budgets]
         return min((nano_usd for nano_usd in free if nano_usd is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What each sub-agent gets. `max_nano_usd` 0: money is not capped."""
+    """The caps and tools of each sub-agent. `max_nano_usd` 0: no cap in money."""
 
     max_tokens: int
     tools: tuple[str, ...] | None
@@ -82,7 +84,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class SubAgent:
-    """A sub-agent as its parent's call sees it."""
+    """The state and result of a sub-agent, for the outcome of its call."""
 
     task_id: str
     state: TaskState
@@ -96,7 +98,7 @@ class SubAgent:
 
 
 def read_spawn(arguments_json: str) -> SpawnRequest:
-    """Raises InvalidArguments."""
+    """Parses the arguments of a spawning call. Raises InvalidArguments."""
     given = Arguments(arguments_json)
     spawn = SpawnRequest(
         goals=given.texts("goals", MAX_FAN_OUT, MAX_GOAL_CHARACTERS),
@@ -109,30 +111,30 @@ def read_spawn(arguments_json: str) -> SpawnRequest:
 
 
 def spawns_at_once(spec: TaskSpec, tool: str) -> bool:
-    """Whether the intent itself spawns: such a call is allowed, and needs no person's leave first."""
+    """Whether the intent itself spawns: the tool is allowed and needs no approval first."""
     allowed = spec.agent.tools is None or SPAWN_SUB_AGENTS in spec.agent.tools
     return tool == SPAWN_SUB_AGENTS and allowed and SPAWN_SUB_AGENTS not in spec.agent.approve_tools
 
 
 def sub_agent_id(parent_task_id: str, call_id: str, index: int) -> str:
-    """The same for ever: no call spawns twice."""
+    """Returns the id of a sub-agent. It is derived from the call, so that no call spawns twice."""
     return str(uuid5(UUID(parent_task_id), f"{call_id}/{index}"))
 
 
 def decide_spawn(spawn_request: SpawnRequest, parent: Parent) -> Share | Outcome:
-    """What each gets; or the call's outcome, in words for the model: a refused spawn fails no task."""
+    """Returns the share of each sub-agent, or the outcome of a refused call: a refused spawn does not fail the task."""
     refusal = _refuse_tree(spawn_request, parent) or _refuse_tools(spawn_request, parent)
     if refusal:
-        return Outcome(OutcomeStatus.NOT_ALLOWED, f"No sub-agents were begun: {refusal}.")
+        return Outcome(OutcomeStatus.NOT_ALLOWED, f"No sub-agents were started: {refusal}.")
     count, left = len(spawn_request.goals), parent.tokens_left
     share = spawn_request.max_tokens or left // (count + 1)
     if share < 1 or count * share > left:
         each = f"{count} times {share:,} tokens are more" if share > 0 else f"{count} sub-agents need more"
-        message = f"No sub-agents were begun: {each} than the {max(0, left):,} that are left."
+        message = f"No sub-agents were started: {each} than the remaining {max(0, left):,}."
         return Outcome(OutcomeStatus.NOT_ALLOWED, message)
     money = parent.nano_usd_left
     if money is not None and money // (count + 1) < 1:
-        return Outcome(OutcomeStatus.NOT_ALLOWED, "No sub-agents were begun: no money is left for them.")
+        return Outcome(OutcomeStatus.NOT_ALLOWED, "No sub-agents were started: no money is left for them.")
     tools = parent.spec.agent.tools if spawn_request.tools is None else spawn_request.tools
     return Share(share, tools, 0 if money is None else money // (count + 1))
 
@@ -140,31 +142,34 @@ def decide_spawn(spawn_request: SpawnRequest, parent: Parent) -> Share | Outcome
 def _refuse_tree(spawn_request: SpawnRequest, parent: Parent) -> str:
     limits, count = parent.spec.policy.sub_agents, len(spawn_request.goals)
     if parent.is_to_end:
-        return "the task is to end"
+        return "the task is about to end"
     if parent.depth >= limits.max_depth:
-        return f"agents at depth {parent.depth} may have none (the limit is {limits.max_depth})"
+        return f"agents at depth {parent.depth} may have no sub-agents (the limit is {limits.max_depth})"
     if count > limits.max_fan_out:
-        return f"one call may begin {limits.max_fan_out} at most, this one asks for {count}"
+        return f"one call may start at most {limits.max_fan_out}, but this one has {count} goals"
     if parent.living + count > limits.max_living:
-        return f"{parent.living} tasks of this tree are alive, and with {count} more they were over {limits.max_living}"
+        return f"{parent.living} tasks of this tree are live, and {count} more would exceed {limits.max_living}"
     return ""
 
 
 def _refuse_tools(spawn_request: SpawnRequest, parent: Parent) -> str:
-    """Never wider than the parent's, and no names of no tool. What tools another loop has only that loop knows."""
+    """Refuses tools that the parent does not have, and unknown names. The tools of an own loop are not known here."""
     own = parent.spec.agent.tools
     if spawn_request.tools is None:
         return ""
     if wider := sorted(set(spawn_request.tools) - set(spawn_request.tools if own is None else own)):
-        return f"they cannot have tools that you do not have: {', '.join(wider)[:MAX_TOLD_CHARACTERS]}"
+        return f"they cannot have tools that you do not have: {', '.join(wider)[:MAX_REPORTED_CHARACTERS]}"
     if parent.tools_defined is None or parent.spec.agent.loop not in BUILT_IN_LOOPS:
         return ""
     unknown = unknown_tools(spawn_request.tools, parent.tools_defined)
-    return "; ".join(unknown_tool_text(*one) for one in unknown)[:MAX_TOLD_CHARACTERS]
+    return "; ".join(unknown_tool_text(*one) for one in unknown)[:MAX_REPORTED_CHARACTERS]
 
 
 def spec_of_sub_agent(parent: TaskSpec, goal: str, share: Share, seconds_left: float) -> TaskSpec:
-    """The parent's spec, but for the goal and what is its own. `seconds_left`: until the parent's deadline."""
+    """Returns the spec of a sub-agent: the parent's, with its own goal, tools, caps and deadline.
+
+    `seconds_left`: until the parent's deadline.
+    """
     timeout_seconds = min(max(seconds_left, MIN_TIMEOUT_SECONDS), MAX_TIMEOUT_SECONDS)
     loop = DEFAULT_LOOP if parent.control is not None else parent.agent.loop
     return replace(
@@ -185,7 +190,7 @@ def spec_of_sub_agent(parent: TaskSpec, goal: str, share: Share, seconds_left: f
 
 
 def outcome_of_sub_agents(sub_agents: Sequence[SubAgent]) -> Outcome:
-    """What the call comes to, whatever they came to: that is for the parent to judge."""
+    """Returns the outcome of the call. It succeeds in any case: the parent's model judges the results."""
     if not sub_agents:
         return Outcome(OutcomeStatus.FAILED, "This call has no sub-agents.")
     most_bytes = MAX_RESULT_BYTES // len(sub_agents)
@@ -209,7 +214,7 @@ def _report(one: SubAgent, most_bytes: int) -> dict[str, Any]:
 
 
 def _marker(one: SubAgent) -> str:
-    """`[timeout]` also when it goes on: nobody waits for it any longer, and it is stopped."""
+    """Returns the marker in place of a result. A live sub-agent has `[timeout]` too, because it is stopped."""
     match one.state:
         case TaskState.COST_EXCEEDED:
             return "[cost_exceeded]"
@@ -217,7 +222,7 @@ def _marker(one: SubAgent) -> str:
             return "[cancelled]"
         case TaskState.FAILED:
             why = ": ".join(part for part in (one.reason, one.message) if part)
-            return f"[failed: {why[:MAX_TOLD_CHARACTERS]}]"
+            return f"[failed: {why[:MAX_REPORTED_CHARACTERS]}]"
         case _:
             return "[timeout]"
 

@@ -1,8 +1,8 @@
-"""Timeouts by phase: how long each phase of a task may take, and what becomes of the task when one takes longer.
+"""Defines the timeouts of a task's phases, and decides what follows a timeout.
 
-Each is judged by who can see it: the ledger by database time (queued, wait, the whole task), coordinators by what
-workers tell with their renewals (start, progress), the worker by its own clock (step, model call), the tools by theirs
-(tool call). What follows is the task's own policy, and decided here.
+The process that sees a phase measures it: the ledger by database time (queued, wait, the whole task), coordinators by
+the workers' renewals (start, progress), the worker by its own clock (step, model call), the tool service by its own
+(tool call). The task's policy decides what follows.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tenure.domain.waits import MAX_WAIT_SECONDS, WaitDeadlinePolicy, WaitKind, 
 MIN_TIMEOUT_SECONDS: Final = 1.0
 MAX_PHASE_SECONDS: Final = 24 * 3600.0
 MAX_MODEL_CALL_SECONDS: Final = 600.0
-"""A worker that waits longer than this without a sign counts as stuck, whatever it announced."""
+"""A worker without progress for longer than this is stuck, whatever timeout it announced."""
 
 
 class Phase(StrEnum):
-    """The phases that are timed. The names in lower case are the fields of Timeouts, here and on the wire."""
+    """A phase with a timeout. Its name in lower case is a field of Timeouts, in Python and in the protos."""
 
     QUEUED = "QUEUED"
     START = "START"
@@ -39,7 +39,7 @@ class Phase(StrEnum):
 
 
 class TimeoutAction(StrEnum):
-    """What becomes of the task."""
+    """The consequence of a timeout for the task."""
 
     GO_ON = "GO_ON"
     FAIL = "FAIL"
@@ -66,17 +66,17 @@ ACTIONS: Final = {
     Phase.STEP: _ENDS_OR_RETRIES,
     Phase.TASK: frozenset({TimeoutAction.FAIL, TimeoutAction.TIME_OUT}),
 }
-"""What makes sense for a phase. A task whose whole time is over has none left to be retried in."""
+"""The allowed actions of each phase. A task whose own deadline has passed has no time left for a retry."""
 
 NEED_DURATION: Final = frozenset({Phase.QUEUED, Phase.START, Phase.STEP})
-"""Phases that nothing bounds by default: an action alone would be without effect."""
+"""Phases without a default timeout: an action alone would have no effect."""
 
 _GOES_ON: Final = frozenset({Phase.START, Phase.MODEL_CALL, Phase.TOOL_CALL, Phase.PROGRESS})
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseTimeout:
-    """None: the phase's default."""
+    """The timeout of a phase and its action. None: the phase's default."""
 
     after_seconds: float | None = None
     action: TimeoutAction | None = None
@@ -84,7 +84,7 @@ class PhaseTimeout:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long each phase may take. How long the whole task may, its limits say."""
+    """The timeouts of all phases. `Limits.timeout_seconds` is the timeout of the whole task."""
 
     queued: PhaseTimeout = PhaseTimeout()
     start: PhaseTimeout = PhaseTimeout()
@@ -100,17 +100,17 @@ class Timeouts:
         return timeout
 
     def action(self, phase: Phase) -> TimeoutAction:
-        """What happens when this phase takes too long. Of a wait see `action_of_wait`."""
+        """Returns the action after a timeout of the phase. For waits use `action_of_wait`."""
         default = TimeoutAction.GO_ON if phase in _GOES_ON else TimeoutAction.TIME_OUT
         return self.of(phase).action or default
 
     def action_of_wait(self, at_deadline: WaitDeadlinePolicy) -> TimeoutAction:
-        """The task's policy, and without one the word of whoever began the wait."""
+        """Returns the action of the task's policy, or else the one that the wait itself has."""
         wait_action = TimeoutAction.GO_ON if at_deadline is WaitDeadlinePolicy.GO_ON else TimeoutAction.TIME_OUT
         return self.wait.action or wait_action
 
     def wait_seconds(self, kind: WaitKind, asked_seconds: float) -> float:
-        """How long a wait lasts for which `asked_seconds` were asked; 0: nothing was said."""
+        """Returns the timeout of a wait. `asked_seconds`: the wait's own; 0: none was given."""
         most = self.wait.after_seconds
         if not asked_seconds:
             return default_timeout_seconds(kind) if most is None else most
@@ -119,7 +119,7 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class TimeoutTransition:
-    """How the task leaves the phase; `retry_delay_seconds` only for RETRY_SCHEDULED."""
+    """The transition after a timeout. `retry_delay_seconds`: only for RETRY_SCHEDULED."""
 
     to_state: TaskState
     reason: str
@@ -128,16 +128,17 @@ class TimeoutTransition:
 
 
 def longest_seconds(phase: Phase) -> float:
-    """The upper bound of a phase's timeout."""
+    """Returns the upper bound of a phase's timeout."""
     return {Phase.WAIT: MAX_WAIT_SECONDS, Phase.MODEL_CALL: MAX_MODEL_CALL_SECONDS}.get(phase, MAX_PHASE_SECONDS)
 
 
 def after_timeout(
     phase: Phase, action: TimeoutAction, retry: RetryPolicy, retries: int, *, detail: str, random_fraction: float
 ) -> TimeoutTransition | None:
-    """What follows; None: the task goes on as it does. `retries`: how often timeouts led to one in this attempt.
+    """Returns the transition after a timeout. None: the task goes on.
 
-    They are counted over the whole attempt, unlike those of the model: one quick step does not make the next one quick.
+    `retries`: the number of retries after timeouts in this attempt of the task. A successful step does not reset it,
+    unlike that of model failures, because one fast step does not make the next one fast.
     """
     reason = REASONS[phase]
     match action:

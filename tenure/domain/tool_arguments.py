@@ -1,4 +1,4 @@
-"""What a model gave a tool that the ledger answers: arguments one by one, with words for what does not fit."""
+"""Parses untrusted JSON and text, and the arguments of tools that the ledger answers (waits, sub-agents)."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from tenure.domain.waits import (
     WaitDeadlinePolicy,
 )
 
-# JSON as the standard has it, from whoever writes it, and text that every message can carry.
+# Strict JSON, and text that a proto message can carry.
 
 
 def strict_json(text: str, *, unique_names: bool = False) -> Any:
-    """The value. Python's own reader would take NaN and Infinity and make 1e999 infinite, which nobody can write.
+    """Parses JSON by the standard. Python's parser accepts NaN, Infinity and 1e999, which cannot be written again.
 
-    `unique_names`: an object that names a member twice is refused. Raises ValueError, and RecursionError for what nests
-    too deeply.
+    `unique_names`: refuses an object with a repeated name. Raises ValueError, and RecursionError if the value nests too
+    deeply.
     """
     pairs_hook = _object_of_unique_names if unique_names else None
     return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite_number, object_pairs_hook=pairs_hook)
 
 
 def depth_of(value: Any) -> int:
-    """How deeply a JSON value nests; a text or number has depth 1. Level by level: recursion could be exhausted."""
+    """Returns the nesting depth of a JSON value; that of a string or number is 1. Not recursive, so it has no limit."""
     level, depth = [value], 0
     while level:
         depth += 1
@@ -41,7 +41,7 @@ def depth_of(value: Any) -> int:
 
 
 def well_formed(text: str) -> str:
-    """The text with its surrogate pairs joined and lone surrogates replaced by U+FFFD: UTF-8 cannot encode those."""
+    """Returns the text with surrogate pairs joined and lone surrogates replaced by U+FFFD: UTF-8 cannot encode them."""
     if text.isascii():
         return text
     try:
@@ -52,14 +52,14 @@ def well_formed(text: str) -> str:
 
 
 def well_formed_value(value: Any) -> Any:
-    """The same for every text in a JSON value. Raises ValueError when two names of one object become the same."""
+    """Returns a JSON value with well-formed strings. Raises ValueError if two names of an object become equal."""
     written = json.dumps(value, ensure_ascii=False)
     mended = well_formed(written)
     return value if mended is written else strict_json(mended, unique_names=True)
 
 
 def escaped(text: str, most_characters: int) -> str:
-    """A stranger's text for a message to people: bounded, on its lines, with everything unprintable escaped."""
+    """Returns an untrusted text for people: truncated, with unprintable characters except line breaks escaped."""
     cut = text if len(text) <= most_characters else f"{text[:most_characters]} …"
     if cut.isprintable():
         return cut
@@ -69,13 +69,13 @@ def escaped(text: str, most_characters: int) -> str:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _finite_number(text: str) -> float:
     number = float(text)
     if math.isinf(number):
-        raise ValueError(f"{text[:40]} is too large a number")
+        raise ValueError(f"the number {text[:40]} is too large")
     return number
 
 
@@ -83,7 +83,7 @@ def _object_of_unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for name, value in pairs:
         if name in made:
-            raise ValueError(f"an object names the member {name[:40]!a} twice")
+            raise ValueError(f"an object has the name {name[:40]!a} twice")
         made[name] = value
     return made
 
@@ -92,15 +92,15 @@ _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}\Z")
 _POLICIES: Final = {"time_out": WaitDeadlinePolicy.TIME_OUT, "go_on": WaitDeadlinePolicy.GO_ON}
 
 
-class InvalidArguments(Exception):  # noqa: N818  said to the model, no error of ours
-    """In words that fit into a sentence."""
+class InvalidArguments(Exception):  # noqa: N818  becomes an outcome for the model
+    """The arguments are invalid. The message is a clause for the call's outcome."""
 
 
 class Arguments:
-    """Takes arguments out, one by one; what is left at the end is nothing we know."""
+    """Reads arguments one by one. Each method removes an argument; `refuse_rest` refuses unknown ones."""
 
     def __init__(self, text: str) -> None:
-        """Unfit when it is no JSON object."""
+        """Raises InvalidArguments if the text is not a JSON object."""
         self._left = _object(text)
 
     def text(self, name: str, most: int, *, required: bool = False) -> str:
@@ -134,10 +134,10 @@ class Arguments:
     def refuse_rest(self) -> None:
         if self._left:
             named = ", ".join(sorted(self._left))[:200]
-            raise InvalidArguments(f"there is no {named.encode(errors='replace').decode()}")
+            raise InvalidArguments(f"these are unknown: {named.encode(errors='replace').decode()}")
 
     def texts(self, name: str, most: int, most_characters: int) -> tuple[str, ...]:
-        """At least one, none of them blank."""
+        """Returns a required list of strings: at least one, none of them blank."""
         value = self._left.pop(name, None)
         fits = isinstance(value, list) and 0 < len(value) <= most
         if not fits or not all(_is_text(one, most_characters) for one in value):
@@ -145,7 +145,7 @@ class Arguments:
         return tuple(value)
 
     def names(self, name: str, most: int) -> tuple[str, ...] | None:
-        """None: not given."""
+        """Returns an optional list of names. None: the argument is absent."""
         value = self._left.pop(name, None)
         if value is None:
             return None
@@ -155,7 +155,7 @@ class Arguments:
         return tuple(dict.fromkeys(value))
 
     def count(self, name: str, most: int) -> int:
-        """0: not given."""
+        """Returns an optional number. 0: the argument is absent."""
         value = self._left.pop(name, 0)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
             raise InvalidArguments(f"{name} must be a whole number up to {most}")
@@ -163,7 +163,7 @@ class Arguments:
 
 
 def _is_text(value: Any, most_characters: int) -> bool:
-    """Not blank, and nothing that cannot be sent on: JSON may speak of broken surrogates."""
+    """Whether the value is a string that is not blank and has no lone surrogates, which JSON allows."""
     if not isinstance(value, str) or not value.strip() or len(value) > most_characters:
         return False
     return not any("\ud800" <= character <= "\udfff" for character in value)
@@ -180,5 +180,5 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def unfit(sentence: str) -> Outcome:
-    """What a call comes to whose arguments do not fit."""
+    """Returns the outcome of a call with invalid arguments."""
     return Outcome(OutcomeStatus.INVALID_ARGUMENTS, sentence)

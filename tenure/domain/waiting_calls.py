@@ -1,4 +1,4 @@
-"""Calls that nobody executes: they ask a person, wait for an event or for sub-agents, or need a person's leave."""
+"""Turns calls into waits: questions to a person, events, sub-agents, and calls that need a person's approval."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WAITING_TOOLS: Final = {
     WAIT_EXTERNAL: WaitKind.EVENT,
     SPAWN_SUB_AGENTS: WaitKind.SUB_AGENTS,
 }
-"""Their calls are never executed: the loop commits a wait instead."""
+"""The tool service never runs calls of these tools: the loop commits a wait instead."""
 
 _REASONS: Final = {
     WaitKind.APPROVAL: Reason.APPROVAL_REQUESTED,
@@ -46,23 +46,23 @@ _REASONS: Final = {
 def asks(
     intent: ToolIntent, *, tools: Collection[str], approve_tools: Collection[str], allowed: Collection[str]
 ) -> bool:
-    """Whether the call waits for somebody. `tools`: what the task may use; `allowed`: calls that got leave."""
+    """Whether the call begins a wait. `tools`: the task's tools; `allowed`: the ids of approved calls."""
     if intent.tool in WAITING_TOOLS and intent.tool in tools:
         return True
-    return needs_leave(intent, approve_tools, allowed)
+    return needs_approval(intent, approve_tools, allowed)
 
 
-def needs_leave(intent: ToolIntent, approve_tools: Collection[str], allowed: Collection[str]) -> bool:
-    """Whether a person must allow the call first. Who asks a person anyway, or only waits, needs none."""
+def needs_approval(intent: ToolIntent, approve_tools: Collection[str], allowed: Collection[str]) -> bool:
+    """Whether the call needs an approval first. A call that asks a person, or only waits, needs none."""
     only_waits = intent.tool in WAITING_TOOLS and intent.tool != SPAWN_SUB_AGENTS
     return intent.tool in approve_tools and intent.call_id not in allowed and not only_waits
 
 
 def wait_of(intent: ToolIntent, approve_tools: Collection[str] = (), allowed: Collection[str] = ()) -> Wait | Outcome:
-    """What the call waits for; or its outcome, when its arguments make no wait."""
+    """Returns the wait of a call, or the call's outcome if its arguments are invalid."""
     kind = WAITING_TOOLS.get(intent.tool)
-    if kind is None or needs_leave(intent, approve_tools, allowed):
-        return _wait_for_leave(intent)
+    if kind is None or needs_approval(intent, approve_tools, allowed):
+        return _wait_for_approval(intent)
     try:
         if kind is WaitKind.SUB_AGENTS:
             return _wait_for_sub_agents(intent)
@@ -72,7 +72,7 @@ def wait_of(intent: ToolIntent, approve_tools: Collection[str] = (), allowed: Co
 
 
 def move_to_wait(wait: Wait) -> Transition:
-    """How the task is left for it."""
+    """Returns the transition that begins the wait."""
     to_state = TaskState.WAITING_USER if wait.is_for_person else TaskState.WAITING_EXTERNAL
     message = wait.question or f"waits for the event {wait.correlation_id}"
     if wait.kind is WaitKind.SUB_AGENTS:
@@ -80,9 +80,9 @@ def move_to_wait(wait: Wait) -> Transition:
     return Transition(to_state, _REASONS[wait.kind], message, wait=wait)
 
 
-def _wait_for_leave(intent: ToolIntent) -> Wait | Outcome:
+def _wait_for_approval(intent: ToolIntent) -> Wait | Outcome:
     if len(intent.arguments_json.encode()) > MAX_APPROVED_ARGUMENT_BYTES:
-        return unfit(f"A call that needs a person's leave has up to {MAX_APPROVED_ARGUMENT_BYTES} bytes of arguments.")
+        return unfit(f"A call that needs approval may have at most {MAX_APPROVED_ARGUMENT_BYTES} bytes of arguments.")
     return Wait(
         kind=WaitKind.TOOL_APPROVAL,
         call_id=intent.call_id,
@@ -95,7 +95,7 @@ def _wait_for_leave(intent: ToolIntent) -> Wait | Outcome:
 
 
 def _wait_for_sub_agents(intent: ToolIntent) -> Wait:
-    """The ledger created them with the intent, and knows which they are."""
+    """The ledger created the sub-agents with the intent, and adds their ids."""
     return Wait(
         kind=WaitKind.SUB_AGENTS,
         call_id=intent.call_id,

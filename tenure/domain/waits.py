@@ -1,8 +1,8 @@
-"""Waits: what a task waits for, which answers a wait takes, and what the waiting call comes to.
+"""Defines waits: their kinds, the answers that a wait accepts, and the outcome of the waiting call.
 
-A wait is of one tool call that nobody executes: asking a person, waiting for an event or for sub-agents, or a call
-that needs a person's leave. It takes one answer. The ledger writes the call's outcome with it, so that the next owner
-finds the call closed; only a call that got leave stays open, for the next owner to execute.
+A wait belongs to one tool call that the tool service does not run yet: a question to a person, an event, sub-agents,
+or a call that needs a person's approval. A wait accepts one answer. The ledger writes the call's outcome together with
+the answer, so the next owner finds the call closed. Only an approved call stays open: the next owner runs it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ MAX_REFERENCE_CHARACTERS: Final = 200
 MAX_OPTIONS: Final = 20
 MAX_OPTION_CHARACTERS: Final = 200
 MAX_APPROVED_ARGUMENT_BYTES: Final = 256 * 1024
-"""Of a call that waits for leave: they are shown to whoever decides, and kept in the task's row meanwhile."""
+"""The limit of a call that needs approval: its arguments are shown to the person, and kept in the task's row."""
 MAX_ERROR_CHARACTERS: Final = 500
-"""Of the question and of the arguments in an error's metadata, which gRPC sends in a trailer of at most 8 KiB."""
+"""The limit of question and arguments in an error's metadata: gRPC sends it in a trailer of at most 8 KiB."""
 
 ALLOW: Final = "allow"
 DENY: Final = "deny"
@@ -39,7 +39,7 @@ DEFAULT_OPTIONS: Final = ("approve", "deny")
 
 
 class WaitKind(StrEnum):
-    """What is waited for."""
+    """The kind of a wait."""
 
     APPROVAL = "APPROVAL"
     QUESTION = "QUESTION"
@@ -49,14 +49,14 @@ class WaitKind(StrEnum):
 
 
 class WaitDeadlinePolicy(StrEnum):
-    """What happens when nobody answers in time."""
+    """The consequence when a wait is not answered by its deadline."""
 
     TIME_OUT = "TIME_OUT"
     GO_ON = "GO_ON"
 
 
 class WaitAnswerKind(StrEnum):
-    """How a wait was answered."""
+    """The kind of an answer."""
 
     DECISION = "DECISION"
     REPLY = "REPLY"
@@ -67,8 +67,10 @@ class WaitAnswerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """One wait. `wait_id` and `sub_agents` are the ledger's; `timeout_seconds` is what its asker wants,
-    `elapsed_seconds` what of it had passed when the wait began: neither is kept.
+    """A wait. The ledger sets `wait_id` and `sub_agents`.
+
+    `timeout_seconds`: the requested timeout. `elapsed_seconds`: the part of it that had passed when the wait began.
+    Neither is stored; the row has the deadline.
     """
 
     kind: WaitKind
@@ -88,17 +90,17 @@ class Wait:
 
     @property
     def is_for_person(self) -> bool:
-        """Whether the task is to be WAITING_USER; else WAITING_EXTERNAL."""
+        """Whether the task becomes WAITING_USER; otherwise WAITING_EXTERNAL."""
         return self.kind not in _FOR_OTHERS
 
     @property
     def call_digest(self) -> str:
-        """Names the call that needs leave, by its tool and arguments; empty for waits of other kinds."""
+        """The digest of the call that needs approval; empty for waits of other kinds."""
         return call_digest(self.tool, self.arguments_json) if self.kind is WaitKind.TOOL_APPROVAL else ""
 
 
 def call_digest(tool: str, arguments_json: str) -> str:
-    """SHA-256 in hex. No tool's name has a zero byte, so no two calls have the same input."""
+    """Returns SHA-256 in hex. A tool name has no zero byte, so different calls have different input."""
     return hashlib.sha256(f"{tool}\0{arguments_json}".encode()).hexdigest()
 
 
@@ -107,7 +109,7 @@ _FOR_OTHERS: Final = frozenset({WaitKind.EVENT, WaitKind.SUB_AGENTS})
 
 @dataclass(frozen=True, slots=True)
 class WaitAnswer:
-    """What was said to a wait."""
+    """An answer to a wait."""
 
     kind: WaitAnswerKind
     text: str = ""
@@ -122,43 +124,43 @@ SUB_AGENTS_ENDED: Final = WaitAnswer(WaitAnswerKind.SUB_AGENTS)
 
 
 def default_timeout_seconds(kind: WaitKind) -> float:
-    """How long a wait lasts when nobody says."""
+    """Returns the default timeout of a wait."""
     return DEFAULT_EVENT_SECONDS if kind in _FOR_OTHERS else DEFAULT_PERSON_SECONDS
 
 
 def refuse_answer(wait: Wait, answer: WaitAnswer) -> InvalidRequest | None:
-    """Why this is no answer to this wait."""
+    """Returns the error if the wait does not accept the answer."""
     if wait.kind is WaitKind.EVENT:
-        return _invalid("correlation_id", "this task waits for an event: send it by its correlation_id")
+        return _invalid("correlation_id", "this task waits for an event: send the event by its correlation_id")
     if wait.kind is WaitKind.SUB_AGENTS:
-        return _invalid("wait_id", "this task waits for its sub-agents: their ends answer it")
+        return _invalid("wait_id", "this task waits for its sub-agents, whose ends answer the wait")
     if answer.kind is WaitAnswerKind.DECISION and answer.text not in wait.options:
-        choices = ", ".join(wait.options) or "none, it wants a reply"
+        choices = ", ".join(wait.options) or "none, because the wait accepts a reply"
         return _invalid("decision", f"must be one of the wait's options: {choices}")
     if wait.kind is WaitKind.TOOL_APPROVAL and not answer.call_digest:
         return _invalid("call_digest", "must repeat the wait's call_digest, as GetTask and ListTasks return it")
     if answer.kind is WaitAnswerKind.REPLY and wait.kind is WaitKind.TOOL_APPROVAL:
-        return _invalid("reply", f"this wait takes a decision: {', '.join(wait.options)}")
+        return _invalid("reply", f"this wait accepts a decision: {', '.join(wait.options)}")
     return _refuse_edit(wait, answer)
 
 
 def refuse_other_wait(wait: Wait | None, wait_id: str, answer: WaitAnswer, state: str) -> WrongState | None:
-    """Why an answer is not for the present wait: it names another wait (WAIT_OVER) or another call (OTHER_CALL).
+    """Returns the error if the answer names another wait (WAIT_OVER) or another call (OTHER_CALL).
 
-    The error carries the present wait, so that the caller can look at it and decide again.
+    The error has the present wait, so that the caller can read it and decide again.
     """
     if wait is None or wait.wait_id != wait_id:
         now = f"it waits for {wait.wait_id} now" if wait is not None else f"it is {state}"
-        message = f"the task does not wait for {wait_id}, or no longer: {now}"
+        message = f"the task does not wait for {wait_id}: {now}"
         return WrongState(message, reason="WAIT_OVER", metadata={"state": state, **present_wait(wait)})
     if answer.call_digest and answer.call_digest != wait.call_digest:
-        message = f"the answer is for another call than the one that waits in {wait_id}: look at it and decide again"
+        message = f"the answer is for another call than that of {wait_id}: read the call and decide again"
         return WrongState(message, reason="OTHER_CALL", metadata={"state": state, **present_wait(wait)})
     return None
 
 
 def present_wait(wait: Wait | None) -> dict[str, str]:
-    """What an error says of the present wait. Metadata travels in a header, so long texts are cut."""
+    """Returns the metadata of an error about the present wait. Long texts are truncated: see MAX_ERROR_CHARACTERS."""
     if wait is None:
         return {}
     facts = {
@@ -190,12 +192,12 @@ def _invalid(field: str, description: str) -> InvalidRequest:
 
 
 def leaves_call_open(kind: WaitKind, answer_kind: WaitAnswerKind, answer: str) -> bool:
-    """Whether the call got leave: it is executed, and has its outcome then."""
+    """Whether the answer approves the call: the next owner runs it, and its outcome comes from the tool service."""
     return kind is WaitKind.TOOL_APPROVAL and answer_kind is WaitAnswerKind.DECISION and answer in {ALLOW, EDIT}
 
 
 def outcome_of_answer(wait: Wait, answer: WaitAnswer, *, actor: str, at: str) -> Outcome | None:
-    """What the waiting call comes to, as the model reads it; None: it got leave. `at`: when, ISO 8601."""
+    """Returns the outcome of the waiting call. None: the call is approved. `at`: the time of the answer, ISO 8601."""
     if leaves_call_open(wait.kind, answer.kind, answer.text):
         return None
     if wait.kind is WaitKind.TOOL_APPROVAL:
@@ -215,13 +217,13 @@ _NAMES: Final = {
 
 
 def _value(answer: WaitAnswer) -> Any:
-    """A payload is JSON already, and stands in the result as what it is."""
+    """Returns the answer as a JSON value: a payload is JSON already."""
     return json.loads(answer.text) if answer.kind is WaitAnswerKind.PAYLOAD else answer.text
 
 
 def _denial(wait: Wait, answer: WaitAnswer, actor: str, at: str) -> str:
     if answer.kind is WaitAnswerKind.NO_ANSWER:
-        return f"This call of {wait.tool} was not run: it needs a person's leave, and nobody answered until {at}."
+        return f"This call of {wait.tool} was not run: it needs a person's approval, and no answer came until {at}."
     why = f": {answer.comment}" if answer.comment else "."
     return f"This call of {wait.tool} was not run: {actor} denied it at {at}{why}"
 

@@ -1,4 +1,4 @@
-"""The rules of webhooks: what a change is called, who wants it, what is sent of it, and what an answer means.
+"""Decides about webhooks: event types, subscriptions, request bodies, and the meaning of responses.
 
 The convention is Standard Webhooks (standardwebhooks.com): names of types, headers, retries, 410 and Retry-After.
 """
@@ -27,7 +27,7 @@ WARNING_EVENTS: Final = {
     Reason.BUDGET_WARNING: BUDGET_WARNING_EVENT,
     Reason.QUOTA_WARNING: "task.quota_warning",
 }
-"""Changes that are no move are told by their reason."""
+"""The event types of warnings, which change no state, by their reason."""
 
 MAX_BODY_BYTES: Final = 64 * 1024
 MAX_REPLAYED: Final = 1000
@@ -52,7 +52,7 @@ _GONE: Final = 410
 
 
 class DeliveryState(StrEnum):
-    """How far a delivery is."""
+    """The state of a delivery."""
 
     PENDING = "PENDING"
     DELIVERED = "DELIVERED"
@@ -68,7 +68,7 @@ class GapReason(StrEnum):
 
 
 class PauseCode:
-    """Why a webhook is paused: a plain namespace, because codes are an open set."""
+    """The reason of a pause. Not an enum, because the codes are an open set."""
 
     OPERATOR = "OPERATOR"
     GONE = "GONE"
@@ -76,7 +76,7 @@ class PauseCode:
 
 
 def state_event(state: TaskState) -> str:
-    """The type that tells of a task left in this state."""
+    """Returns the event type of a transition to the state."""
     return f"task.{state.lower()}"
 
 
@@ -84,30 +84,30 @@ DEFAULT_EVENTS: Final = frozenset(
     {state_event(state) for state in TERMINAL | WAITING} | set(WARNING_EVENTS.values()),
 )
 KNOWN_EVENTS: Final = frozenset({state_event(state) for state in TaskState} | {CANCEL_REQUESTED_EVENT}) | DEFAULT_EVENTS
-"""What this release can tell of. Others may be asked for: a newer one may send them."""
+"""The event types of this release. Webhooks may subscribe to others, which a newer release may send."""
 
 
 def event_of(state: TaskState, reason: str, *, cancel_requested: bool) -> str:
-    """What a change is called. A warning, or one that asks for the end, is no second arrival in the task's state."""
+    """Returns the event type of a change. A warning or a cancel request is not an event of the task's state."""
     if reason in WARNING_EVENTS:
         return WARNING_EVENTS[reason]
     return CANCEL_REQUESTED_EVENT if cancel_requested else state_event(state)
 
 
 def is_pattern(text: str) -> bool:
-    """`task.succeeded`, `task.*`."""
+    """Whether the text is an event type or a pattern: `task.succeeded`, `task.*`."""
     return len(text) <= 100 and _PATTERN.match(text) is not None
 
 
 def wants(patterns: Sequence[str], event: str) -> bool:
-    """Whether a webhook that asked for these is told; one that asked for nothing is told the usual."""
+    """Whether a webhook with these patterns gets the event. Without patterns it gets DEFAULT_EVENTS."""
     if not patterns:
         return event in DEFAULT_EVENTS
     return any(event == one or (one.endswith(".*") and event.startswith(one[:-1])) for one in patterns)
 
 
 def body_of(event: str, moment: datetime, data: dict[str, Any], most_bytes: int = MAX_BODY_BYTES) -> str:
-    """The JSON that is sent and signed. Of a task too large for it the long texts are cut, the longest first."""
+    """Returns the JSON that is sent and signed. The long texts of a large task are truncated, the longest first."""
     payload = {"type": event, "timestamp": moment.astimezone(UTC).isoformat().replace("+00:00", "Z"), "data": data}
     text = _compact(payload)
     if len(text.encode()) <= most_bytes:
@@ -121,21 +121,21 @@ def body_of(event: str, moment: datetime, data: dict[str, Any], most_bytes: int 
             cut.append(".".join(("task", *path)))
         text = _compact({**payload, "truncated": sorted(cut)})
     if len(text.encode()) > most_bytes:
-        # Arguments, labels and waits can be long too: then the receiver asks for the task by its id.
+        # Arguments, labels and waits can be long too: then the receiver reads the task by its id.
         data.pop("task", None)
         text = _compact({**payload, "truncated": ["task"]})
     return text
 
 
 def _cut(data: dict[str, Any], path: Sequence[str], excess_bytes: int) -> bool:
-    """Shorten one text by so many bytes, if that leaves something worth reading; else to its beginning."""
+    """Shortens one text by `excess_bytes`, but not below `_SHORT_BYTES`. Returns whether it was shortened."""
     text = _text_at(data, path).encode()
     if len(text) <= _SHORT_BYTES:
         return False
     holder = data["task"]
     for name in path[:-1]:
         holder = holder[name]
-    # Each byte of the text is one or more in JSON: so the cut takes away at least as much as is asked for.
+    # A byte of the text is one or more bytes of JSON, so the body shrinks by at least `excess_bytes`.
     kept = text[: max(_SHORT_BYTES, len(text) - excess_bytes)].decode(errors="ignore")
     holder[path[-1]] = kept + _ELLIPSIS
     return True
@@ -154,7 +154,7 @@ def _compact(value: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WebhookResponse:
-    """What came of one attempt: a status, or 0 and why there was none."""
+    """The result of one attempt: an HTTP status, or 0 and the problem."""
 
     status: int = 0
     problem: str = ""
@@ -167,7 +167,7 @@ class WebhookResponse:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryVerdict:
-    """What becomes of the delivery. `wait_seconds`: until the next attempt, when it stays PENDING."""
+    """The next state of a delivery. `wait_seconds`: until the next attempt, if the state is PENDING."""
 
     state: DeliveryState
     wait_seconds: float = 0.0
@@ -178,9 +178,9 @@ class DeliveryVerdict:
 def decide_delivery(
     answer: WebhookResponse, attempts: int, random_fraction: float, policy: RetryPolicy = RETRY
 ) -> DeliveryVerdict:
-    """After the attempt numbered `attempts`; `random_fraction` in [0, 1) is the caller's dice.
+    """Decides about a delivery after attempt number `attempts`. `random_fraction`: in [0, 1), for the jitter.
 
-    What an overloaded endpoint asks for (429, 503 with Retry-After) holds back all that is sent there.
+    The Retry-After of an overloaded endpoint (429, 503) holds back all deliveries to it.
     """
     if answer.received:
         return DeliveryVerdict(DeliveryState.DELIVERED)
@@ -196,7 +196,7 @@ def decide_delivery(
 
 
 def retry_after_seconds(text: str, now: datetime) -> float | None:
-    """Of a Retry-After header, as seconds or as a date; None: it says nothing we understand."""
+    """Parses a Retry-After header: seconds or a date. None: it is neither."""
     text = text.strip()
     if re.fullmatch(r"\d{1,9}", text):
         return float(text)
@@ -209,5 +209,5 @@ def retry_after_seconds(text: str, now: datetime) -> float | None:
 
 
 def unknown_events(patterns: Iterable[str]) -> list[str]:
-    """Those among them that no event of this release fits: a typing error, most likely."""
+    """Returns the patterns that match no event of this release: probably a typing error."""
     return [one for one in patterns if not any(wants([one], event) for event in KNOWN_EVENTS)]

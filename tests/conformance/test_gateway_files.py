@@ -196,8 +196,7 @@ async def test_files_of_a_failed_fork_are_forgotten(world: Any) -> None:
     async with open_pool(world.replica.dsn, service="test", schema=SCHEMA, options=pool_options) as pool:
         assert await PreparedForks(pool).give_up_once() == 0
         assert await PreparedForks(pool, kept_seconds=0.0).give_up_once() == 1
-    offered = await world.replica.stub.ListPrunings(ledger.ListPruningsRequest(limit=10), timeout=CALL_SECONDS)
-    assert [(one.task_id, one.epoch) for one in offered.prunings] == [(prepared, 0)]
+    assert await _offered(world) == [(prepared, 0, "")]
     request.prepared_task_id = prepared
     with pytest.raises(Unavailable) as late:
         await world.replica.stub.ForkTask(request, timeout=CALL_SECONDS)
@@ -239,15 +238,19 @@ async def test_a_fork_that_never_ran_is_pruned_with_its_files(world: Any, grants
     forked = (await world.fork()).task.task_id
     await world.replica.cancel(forked)
     await world.stub.admin.PruneTasks(admin.PruneTasksRequest(task_id=forked, reason="enough"))
-    offered: list[ledger.ListPruningsResponse.Pruning] = []
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not offered:  # a row that the clearing has locked is offered next time
-            request = ledger.ListPruningsRequest(limit=10)
-            offered += (await world.replica.stub.ListPrunings(request, timeout=CALL_SECONDS)).prunings
-    assert [(one.task_id, one.epoch, one.claim_id) for one in offered] == [(forked, 0, "")]
+    assert await _offered(world) == [(forked, 0, "")]
     token = sign_claims(grants.signer, Claims(f"tasks/{forked}", "default", 0, "", "test"), datetime.now(UTC))
     await world.tools.stub.Forget(tool_service_pb2.ForgetRequest(token=token), timeout=CALL_SECONDS)
     async with asyncio.timeout(PATIENCE_SECONDS):
         while world.workspace(forked).exists():
             await asyncio.sleep(0.02)
     assert world.directories() == {world.task_id}
+
+
+async def _offered(world: Any) -> list[tuple[str, int, str]]:
+    """The prunings that a coordinator gets. A row that the clearing has locked is offered to the next request."""
+    request = ledger.ListPruningsRequest(limit=10)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not (offered := (await world.replica.stub.ListPrunings(request, timeout=CALL_SECONDS)).prunings):
+            await asyncio.sleep(0.02)
+    return [(one.task_id, one.epoch, one.claim_id) for one in offered]

@@ -170,14 +170,14 @@ async def test_a_repeated_commit_spawns_once(checkpoint: MakeCheckpoint) -> None
 @pytest.mark.parametrize(
     ("facts", "spec", "expected"),
     [
-        ({"goals": ["x"] * 9}, {}, "one call may begin 8 at most"),
+        ({"goals": ["x"] * 9}, {}, "one call may start at most 8"),
         ({"goals": []}, {}, "goals must be"),
         ({"goals": ["a\ud800"]}, {}, "goals must be"),
-        ({"goals": ["a"], "why": 1}, {}, "there is no why"),
+        ({"goals": ["a"], "why": 1}, {}, "unknown: why"),
         ({"goals": ["a"], "max_tokens": 10**9}, {}, "more than the"),
         ({"goals": ["a"], "tools": ["b"]}, {"agent": {"tools": {"names": [SPAWN, "c"]}}}, "do not have: b"),
         ({"goals": ["a"]}, {"policy": {"sub_agents": {"max_depth": 0}}}, "the limit is 0"),
-        ({"goals": ["a", "b"]}, {"policy": {"sub_agents": {"max_living": 2}}}, "over 2"),
+        ({"goals": ["a", "b"]}, {"policy": {"sub_agents": {"max_living": 2}}}, "exceed 2"),
     ],
 )
 async def test_a_spawn_that_is_refused_is_an_outcome_and_fails_no_task(
@@ -243,7 +243,7 @@ async def test_taken_names_refuse_the_spawn_and_no_neighbour(checkpoint: MakeChe
     assert "request_ids are used" in response.foreign_entries[0].body.tool_outcome.outcome.content
 
 
-async def test_a_call_that_needs_leave_spawns_when_it_has_it(checkpoint: MakeCheckpoint) -> None:
+async def test_a_call_that_needs_approval_spawns_once_approved(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner, response = await spawner(replica, agent={"approve_tools": [SPAWN]})
     assert not response.foreign_entries

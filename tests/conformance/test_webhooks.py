@@ -55,7 +55,7 @@ class TestDelivery:
         (delivery,) = await hooks.deliveries()
         assert (delivery.delivery_id, delivery.attempts, delivery.last_status_code) == (webhook.webhook_id, 1, 200)
 
-    async def test_a_wait_for_leave_carries_what_its_answer_has_to_repeat(
+    async def test_a_tool_approval_has_the_digest_for_its_answer(
         self, hooks: WebhookClient, receiver: Receiver
     ) -> None:
         """A receiver can answer by the delivery alone: the wait's id, and the digest of the call it decides on."""

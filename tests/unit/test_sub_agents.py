@@ -70,9 +70,9 @@ def test_money_is_shared_alike() -> None:
     ("parent", "goals", "expected"),
     [
         (replace(PARENT, depth=3), 1, "depth 3"),
-        (PARENT, 9, "one call may begin 8"),
-        (replace(PARENT, living=99), 2, "over 100"),
-        (replace(PARENT, is_to_end=True), 1, "is to end"),
+        (PARENT, 9, "one call may start at most 8"),
+        (replace(PARENT, living=99), 2, "exceed 100"),
+        (replace(PARENT, is_to_end=True), 1, "is about to end"),
     ],
 )
 def test_trees_have_limits(parent: Any, goals: int, expected: str) -> None:

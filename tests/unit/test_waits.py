@@ -146,7 +146,7 @@ def test_the_model_reads_who_answered_what_and_when() -> None:
     }
 
 
-def test_no_answer_to_a_call_that_needs_leave_is_no_leave() -> None:
+def test_a_missing_answer_approves_no_call() -> None:
     wait = Wait(WaitKind.TOOL_APPROVAL, "1.0", options=TOOL_DECISIONS, tool="pay")
     outcome = outcome_of_answer(wait, NO_ANSWER, actor="checkpoint", at="then")
     assert outcome is not None

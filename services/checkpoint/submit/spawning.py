@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tenure.domain.task import TaskSpec
     from tenure.runtime.postgres import Connection
 
-_IDS_TAKEN = Outcome(OutcomeStatus.FAILED, "No sub-agents were begun: their request_ids are used for other tasks.")
+_IDS_TAKEN = Outcome(OutcomeStatus.FAILED, "No sub-agents were started: their request_ids are used for other tasks.")
 
 
 async def spawn(
