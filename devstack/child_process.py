@@ -11,6 +11,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, ClassVar, Final, Protocol
 
@@ -171,9 +172,24 @@ class ChildProcess(ABC):
         """The exit code, or None if the process runs or was never started."""
         return None if self._process is None else self._process.poll()
 
+    async def accepts_connections(self) -> bool:
+        """Whether any process accepts connections at the address."""
+        host, _, port = self.address.rpartition(":")
+        try:
+            _, writer = await asyncio.open_connection(host, int(port))
+        except OSError:
+            return False
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+        return True
+
     @property
     def listens(self) -> bool:
-        """Whether the process itself listens at its address: another stack's may answer there."""
+        """Whether the process itself listens at its address: another stack's may answer there.
+
+        Reads the sockets of the whole machine, so check `accepts_connections` first, which costs little.
+        """
         port = int(self.address.rpartition(":")[2])
         return self._process is not None and self.exit_code is None and listens(self._process.pid, port)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,8 +25,9 @@ class ServiceProcess(ChildProcess):
 
     async def serves(self) -> bool:
         """Whether its health status is SERVING."""
-        if not self.listens:
-            return False
+        return await self.accepts_connections() and await self._is_healthy() and self.listens
+
+    async def _is_healthy(self) -> bool:
         async with grpc.aio.insecure_channel(self.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
             try:
                 answer = await health_pb2_grpc.HealthStub(channel).Check(
@@ -62,13 +62,4 @@ class SimulatorProcess(ChildProcess):
 
     async def serves(self) -> bool:
         """Whether it listens."""
-        if not self.listens:
-            return False
-        host, _, port = self.address.rpartition(":")
-        try:
-            _, writer = await asyncio.open_connection(host, int(port))
-        except OSError:
-            return False
-        writer.close()
-        await writer.wait_closed()
-        return True
+        return await self.accepts_connections() and self.listens
