@@ -32,7 +32,7 @@ tools_client.py     the client of the tool service
 transitions.py      how a task leaves the worker: after a failure, a timeout or an interruption; the close-out
 
 What to touch when:
-- a loop makes a new kind of move: tenure/domain/turn.py and task_loop.py
+- a loop takes a new kind of action: tenure/domain/turn.py and task_loop.py
 - a task leaves the worker for a new reason: transitions.py
 - worker and coordinator exchange a new message: session_stream.py, and sessions/session_stream.py of the coordinator
 """
