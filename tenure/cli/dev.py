@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +26,7 @@ from devstack.simulator.scenario import model_of
 from tenure.cli.context import DEFAULT_DATA_DIR, Context, pass_context
 from tenure.cli.exit_codes import Exit
 from tenure.cli.output import echo
-from tenure.cli.parameters import REPLICAS
+from tenure.cli.parameters import REPLICAS, SETTING
 
 if TYPE_CHECKING:
     from devstack import Stack, StackOptions
@@ -182,6 +182,15 @@ NOT_PROXIED: Final = "127.0.0.1,localhost"
 @click.option(
     "--slots", type=click.IntRange(1, 1024), default=16, show_default=True, help="Tasks that a worker runs at once."
 )
+@click.option(
+    "--set",
+    "settings",
+    type=SETTING,
+    multiple=True,
+    metavar="SERVICE.NAME=VALUE",
+    help="A setting of a service or of one replica, for example worker.PROMPT_CACHING=false. `python -m services.worker"
+    " --help` lists the settings. May be repeated.",
+)
 @click.option("--data", type=click.Path(path_type=Path), help="The data directory. Default: that of `tenure --data`.")
 @click.option("--etcd", "etcd_endpoints", default="", metavar="HOST:PORT,…", help="Use this etcd, which runs already.")
 @click.option("--etcd-binary", type=click.Path(path_type=Path), help="Run this etcd binary.")
@@ -213,7 +222,9 @@ NOT_PROXIED: Final = "127.0.0.1,localhost"
     help="How long a simulated model call takes.",
 )
 @pass_context
-def dev(context: Context, /, data: Path | None, latency_ms: int, **fields: Any) -> None:
+def dev(
+    context: Context, /, data: Path | None, latency_ms: int, settings: Sequence[tuple[str, str, str]], **fields: Any
+) -> None:
     """Run a development stack on this machine until Ctrl-C: etcd, Postgres, all services and a model.
 
     The model is the model simulator unless ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL is set. Tasks and files are kept in
@@ -221,7 +232,7 @@ def dev(context: Context, /, data: Path | None, latency_ms: int, **fields: Any) 
     """
     from devstack import StackError
 
-    options = stack_options(context, data, latency_ms, **fields)
+    options = stack_options(context, data, latency_ms, settings, **fields)
     try:
         code = asyncio.run(DevSession(context, options).run())
     except StackError as error:
@@ -230,7 +241,9 @@ def dev(context: Context, /, data: Path | None, latency_ms: int, **fields: Any) 
     raise SystemExit(code)
 
 
-def stack_options(context: Context, data: Path | None, latency_ms: int, **fields: Any) -> StackOptions:
+def stack_options(
+    context: Context, data: Path | None, latency_ms: int, settings: Sequence[tuple[str, str, str]], **fields: Any
+) -> StackOptions:
     """Returns the stack that the options describe. Raises UsageError for options that exclude each other."""
     from devstack import StackOptions
 
@@ -240,18 +253,25 @@ def stack_options(context: Context, data: Path | None, latency_ms: int, **fields
         raise click.UsageError(
             "--postgres uses a running server, --postgres-binaries starts one: give only one of them"
         )
+    environment = {
+        "*": passed_on(context.environment),
+        "tools": named_in(fields["tools_config"], context.environment),
+    }
+    for service, variable, value in settings:
+        environment.setdefault(service, {})[variable] = value
     options = StackOptions(
         data_dir=data or context.data_dir,
         usual_ports=True,
         anthropic_api_key=context.environment.get("ANTHROPIC_API_KEY", ""),
         anthropic_base_url=context.environment.get("ANTHROPIC_BASE_URL", ""),
         model_latency_ms=latency_ms,
-        environment={
-            "*": passed_on(context.environment),
-            "tools": named_in(fields["tools_config"], context.environment),
-        },
+        environment=environment,
         **fields,
     )
+    for service, _variable, _value in settings:
+        kind = service.partition("-")[0]
+        if service != kind and service not in options.names_of(kind):
+            raise click.UsageError(f"--set: there is no {service}; see --replicas and --workers")
     if options.scenario_files and not options.model_is_simulated:
         raise click.UsageError(
             "--scenario needs the model simulator, but ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL is set: unset it"

@@ -22,6 +22,13 @@ _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 MAX_REPLICAS: Final = 9
 SEARCHED_TASKS: Final = 10_000
 NAMED_AT_MOST: Final = 5
+_SETTING: Final = re.compile(
+    r"(?P<service>(?P<kind>gateway|coordinator|checkpoint|tools|worker)(-[1-9]\d*)?)\.(?P<name>\w+)=(?P<value>.*)",
+    re.DOTALL,
+)
+_OF_THE_STACK: Final = re.compile(
+    r"_(LISTEN|ADDRESS|POSTGRES_DSN|ETCD_ENDPOINTS|SIGNING_KEY_FILE|VERIFYING_KEYS_FILE)\Z"
+)
 
 
 class DurationType(click.ParamType[float]):
@@ -111,11 +118,33 @@ class ReplicasType(click.ParamType[dict[str, int]]):
         return replicas
 
 
+class SettingType(click.ParamType[tuple[str, str, str]]):
+    """`checkpoint.SWEEP_INTERVAL_SECONDS=5`: a service or one of its replicas, a setting and its value.
+
+    Returns the name of the service, the environment variable and the value. The service checks both at its start.
+    """
+
+    name = "setting"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str, str]:
+        if isinstance(value, tuple):
+            return value
+        match = _SETTING.fullmatch(str(value).strip())
+        if match is None:
+            self.fail(f"{value!r} is not SERVICE.NAME=VALUE; write for example worker.SLOTS=4", param, ctx)
+        service, kind, setting = match["service"], match["kind"], match["name"].upper()
+        variable = setting if setting.startswith("TENURE_") else f"TENURE_{kind.upper()}_{setting}"
+        if _OF_THE_STACK.search(variable):
+            self.fail(f"the stack sets {variable} itself; see --etcd, --postgres and --replicas", param, ctx)
+        return service, variable, match["value"]
+
+
 DURATION: Final = DurationType()
 LABEL: Final = LabelType()
 NAMES: Final = NamesType()
 DOLLARS: Final = MoneyType()
 REPLICAS: Final = ReplicasType()
+SETTING: Final = SettingType()
 
 task_argument = click.argument("task", metavar="TASK")
 

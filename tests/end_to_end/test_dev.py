@@ -143,6 +143,8 @@ def _resolves_below(link: Path, folder: Path) -> bool:
         (("--etcd-binary", "{file}"), "is not an executable file"),
         (("--postgres-binaries", "{folder}"), "has no postgres, initdb"),
         (("--postgres", "postgresql://127.0.0.1:1/x"), "cannot connect to the Postgres"),
+        (("--set", "checkpoint.SWEEP_INTERVAL=5"), "did you mean TENURE_CHECKPOINT_SWEEP_INTERVAL_SECONDS?"),
+        (("--set", "worker-2.SLOTS=many"), "TENURE_WORKER_SLOTS"),
     ],
 )
 async def test_what_cannot_start_says_why_in_a_sentence(tmp_path: Path, arguments: Any, expected: str) -> None:

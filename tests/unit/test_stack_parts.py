@@ -37,7 +37,7 @@ from devstack.service_process import SimulatorProcess
 from devstack.stores import endpoint_version
 from devstack.supervisor import death_of
 from tenure.cli.dev import UNSAFE_ETCD, command_name, passed_on
-from tenure.cli.parameters import REPLICAS
+from tenure.cli.parameters import REPLICAS, SETTING
 
 
 def test_a_folder_has_one_stack(tmp_path: Path) -> None:
@@ -218,6 +218,18 @@ def test_the_number_of_replicas_is_typed_for_all_or_by_service() -> None:
     for text in ("0", "tools", "tools=x", "worker=2", ""):
         with pytest.raises(click.BadParameter, match="coordinator=2"):
             REPLICAS.convert(text, None, None)
+
+
+def test_a_setting_of_a_service_is_typed_with_or_without_its_prefix() -> None:
+    expected = "checkpoint", "TENURE_CHECKPOINT_SWEEP_INTERVAL_SECONDS", "5"
+    assert SETTING.convert("checkpoint.SWEEP_INTERVAL_SECONDS=5", None, None) == expected
+    assert SETTING.convert("checkpoint.TENURE_CHECKPOINT_SWEEP_INTERVAL_SECONDS=5", None, None) == expected
+    assert SETTING.convert("worker-2.model=a=b", None, None) == ("worker-2", "TENURE_WORKER_MODEL", "a=b")
+    for text in ("SLOTS=4", "nobody.SLOTS=4", "worker.SLOTS", "worker.=4", ""):
+        with pytest.raises(click.BadParameter, match=r"worker\.SLOTS=4"):
+            SETTING.convert(text, None, None)
+    with pytest.raises(click.BadParameter, match="the stack sets TENURE_GATEWAY_LISTEN itself"):
+        SETTING.convert("gateway.LISTEN=0.0.0.0:1", None, None)
 
 
 @pytest.mark.parametrize(
