@@ -163,10 +163,14 @@ def _circumstances(facts: Facts) -> Iterator[str]:
             yield f"It waits for {facts.waits_for}{until}"
     if facts.caps and facts.state not in WAITING:
         yield f"Its tenant has reached a quota ({', '.join(facts.caps)}): new tasks and model calls may have to wait"
-    if facts.until_deadline > 0:
-        yield f"Its deadline is in {span(facts.until_deadline)}"
-    else:
-        yield "Its deadline has passed"
+    yield _deadline(facts)
+
+
+def _deadline(facts: Facts) -> str:
+    if facts.state is TaskState.WAITING_USER:  # the deadline moves by the time that the task waits for a person
+        left_seconds = facts.until_deadline + facts.since_move
+        return f"Its deadline stands still while it waits for a person; then {span(left_seconds)} are left"
+    return f"Its deadline is in {span(facts.until_deadline)}" if facts.until_deadline > 0 else "Its deadline has passed"
 
 
 def _lease(facts: Facts) -> str:
