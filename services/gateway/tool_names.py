@@ -31,7 +31,7 @@ async def check_tool_names(peers: Peers, agent: task_pb2.AgentSpec, prefix: str 
     """Raises InvalidRequest for unknown tool names, with the nearest known names. `prefix`: of the agent's field.
 
     A loop of the user's own may have tools that the tool service does not know. When the tool service does not answer,
-    the task is accepted: its entry `tools_defined` lists the unknown names.
+    or is of an older version, the task is accepted: its entry `tools_defined` lists the unknown names.
     """
     if not agent.loop or agent.loop in BUILT_IN_LOOPS:
         fields = {f"{prefix}agent.tools.names": agent.tools.names, f"{prefix}agent.approve_tools": agent.approve_tools}
@@ -75,7 +75,9 @@ async def _check(peers: Peers, fields: Mapping[str, Sequence[str]]) -> None:
     request = tool_service_pb2.CheckToolNamesRequest(names=names)
     try:
         checked = await peers.tools.CheckToolNames(request, timeout=CHECK_SECONDS)
-    except Unavailable as error:
+    except (Unavailable, PeerFailed) as error:
+        if isinstance(error, PeerFailed) and error.code is not grpc.StatusCode.UNIMPLEMENTED:
+            raise  # a tool service of an older version does not have the method
         _log.warning("a task is accepted without a check of its tool names", extra={"error": str(error)})
         return
     violations = [

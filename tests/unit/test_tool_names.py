@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import grpc
 import pytest
 
 from services.gateway.peers import Peers
@@ -12,8 +13,11 @@ from services.gateway.tool_names import check_tool_names
 from services.tools.registry import ToolRegistry
 from tenure.domain.errors import InvalidRequest, Unavailable
 from tenure.domain.tools import MAX_UNKNOWN, ToolSourceKind
+from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.rpc_status import PeerFailed
 from tenure.v1 import task_pb2
 from tenure.v1 import tool_service_pb2 as pb
+from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tests.unit.test_tools_registry import REGISTRY
 
 
@@ -60,3 +64,14 @@ async def test_names_are_unchecked_without_tools_or_for_own_loops() -> None:
     await check_tool_names(peers(Unavailable("away")), AGENT)
     own = task_pb2.AgentSpec(loop="mine", tools=AGENT.tools)
     await check_tool_names(peers(pb.CheckToolNamesResponse(unknown=[UNKNOWN])), own)
+
+
+async def test_an_older_tool_service_checks_no_names() -> None:
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()  # without any method
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        await check_tool_names(cast("Peers", SimpleNamespace(tools=ToolServiceStub(channel))), AGENT)
+    await server.stop(None)
+    with pytest.raises(PeerFailed):
+        await check_tool_names(peers(PeerFailed(grpc.StatusCode.INTERNAL, "broken")), AGENT)
