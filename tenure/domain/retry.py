@@ -1,4 +1,4 @@
-"""Retry policy: backoff with full jitter, for model calls within a claim and for whole tasks."""
+"""Retry policy: backoff with jitter, for model calls within a claim and for whole tasks."""
 
 from __future__ import annotations
 
@@ -12,17 +12,23 @@ MODEL_CALL_TRIES: Final = 5
 """How often a worker sends one model call before it schedules a retry of the task."""
 
 
+class Jitter(StrEnum):
+    """The random part of a wait (AWS, "Exponential Backoff And Jitter", 2015)."""
+
+    FULL = "FULL"  # between 0 and the backoff
+    EQUAL = "EQUAL"  # between half of the backoff and the backoff
+    NONE = "NONE"  # exactly the backoff
+
+
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Exponential backoff with full jitter (AWS, "Exponential Backoff And Jitter", 2015).
-
-    Each wait is drawn evenly between 0 and `initial_seconds * factor^n`, at most `cap_seconds`.
-    """
+    """Exponential backoff: `initial_seconds * factor^n`, at most `cap_seconds`, of which `jitter` makes the wait."""
 
     max_attempts: int = 3
     initial_seconds: float = 5.0
     factor: float = 2.0
     cap_seconds: float = 300.0
+    jitter: Jitter = Jitter.FULL
 
     def ceiling_seconds(self, failures: int) -> float:
         """Returns the longest wait after `failures` failures in a row (1 or more)."""
@@ -31,13 +37,16 @@ class RetryPolicy:
 
     def wait_seconds(self, failures: int, random_fraction: float, retry_after_seconds: float | None = None) -> float:
         """Returns how long to wait, at least `retry_after_seconds`. `random_fraction`: in [0, 1)."""
-        jittered = self.ceiling_seconds(failures) * random_fraction
+        fixed_share = _FIXED_SHARES[self.jitter]
+        jittered = self.ceiling_seconds(failures) * (fixed_share + (1.0 - fixed_share) * random_fraction)
         return max(jittered, retry_after_seconds or 0.0)
 
     def exhausted(self, retries: int) -> bool:
         """Whether no retry is left after `retries` retries."""
         return retries >= self.max_attempts
 
+
+_FIXED_SHARES: Final = {Jitter.FULL: 0.0, Jitter.EQUAL: 0.5, Jitter.NONE: 1.0}
 
 MODEL_CALL_RETRY: Final = RetryPolicy(max_attempts=MODEL_CALL_TRIES, initial_seconds=0.5, factor=2.0, cap_seconds=20.0)
 """The policy for the attempts of one model call. The worker renews its lease during the waits."""

@@ -216,6 +216,35 @@ IN_DOUBT_POLICY_WAIT_FOR_PERSON: InDoubtPolicy.ValueType  # 1
 IN_DOUBT_POLICY_TELL_MODEL: InDoubtPolicy.ValueType  # 2
 """The model reads that the outcome is unknown, and continues."""
 
+class _Jitter:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _JitterEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_Jitter.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    JITTER_UNSPECIFIED: _Jitter.ValueType  # 0
+    """JITTER_FULL."""
+    JITTER_FULL: _Jitter.ValueType  # 1
+    """Between 0 and the backoff."""
+    JITTER_EQUAL: _Jitter.ValueType  # 2
+    """Between half of the backoff and the backoff."""
+    JITTER_NONE: _Jitter.ValueType  # 3
+    """Exactly the backoff."""
+
+class Jitter(_Jitter, metaclass=_JitterEnumTypeWrapper):
+    """The random part of a backoff (AWS, "Exponential Backoff And Jitter", 2015). A Retry-After of the model provider is never
+    shortened by it.
+    """
+
+JITTER_UNSPECIFIED: Jitter.ValueType  # 0
+"""JITTER_FULL."""
+JITTER_FULL: Jitter.ValueType  # 1
+"""Between 0 and the backoff."""
+JITTER_EQUAL: Jitter.ValueType  # 2
+"""Between half of the backoff and the backoff."""
+JITTER_NONE: Jitter.ValueType  # 3
+"""Exactly the backoff."""
+
 class _TimeoutAction:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -623,10 +652,13 @@ class RetryPolicy(message.Message):
     INITIAL_BACKOFF_FIELD_NUMBER: builtins.int
     FACTOR_FIELD_NUMBER: builtins.int
     MAX_BACKOFF_FIELD_NUMBER: builtins.int
+    JITTER_FIELD_NUMBER: builtins.int
     max_attempts: builtins.int
     """How often the task is scheduled again before it fails; absent: 3, 0: never."""
     factor: builtins.float
     """The growth of each backoff; 0: 2."""
+    jitter: Jitter.ValueType
+    """The random part of each backoff."""
     @builtins.property
     def initial_backoff(self) -> duration_pb2.Duration:
         """The first backoff; absent: 5 s."""
@@ -642,10 +674,11 @@ class RetryPolicy(message.Message):
         initial_backoff: duration_pb2.Duration | None = ...,
         factor: builtins.float = ...,
         max_backoff: duration_pb2.Duration | None = ...,
+        jitter: Jitter.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["_max_attempts", b"_max_attempts", "initial_backoff", b"initial_backoff", "max_attempts", b"max_attempts", "max_backoff", b"max_backoff"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_max_attempts", b"_max_attempts", "factor", b"factor", "initial_backoff", b"initial_backoff", "max_attempts", b"max_attempts", "max_backoff", b"max_backoff"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_max_attempts", b"_max_attempts", "factor", b"factor", "initial_backoff", b"initial_backoff", "jitter", b"jitter", "max_attempts", b"max_attempts", "max_backoff", b"max_backoff"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_attempts: _TypeAlias = typing.Literal["max_attempts"]  # noqa: Y015
     _WhichOneofArgType__max_attempts: _TypeAlias = typing.Literal["_max_attempts", b"_max_attempts"]  # noqa: Y015

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tenure.domain.errors import TenureError
+from tenure.domain.retry import Jitter
 from tenure.domain.schedules import OverlapPolicy, RunOutcome
 from tenure.domain.states import TaskState
 from tenure.domain.task import InDoubtPolicy, LeaseLostPolicy, MoneyCap, Priority, SourceKind
@@ -113,6 +114,7 @@ WAIT_DEADLINES = EnumMap(
     WaitDeadlinePolicy.TIME_OUT,
 )
 WAIT_ANSWERS = EnumMap(WaitAnswerKind, dict(ledger_pb2.WaitAnswerKind.items()), "WAIT_ANSWER_KIND", None)
+JITTERS = EnumMap(Jitter, dict(task_pb2.Jitter.items()), "JITTER", Jitter.FULL)
 TIMEOUT_ACTIONS = EnumMap(TimeoutAction, dict(task_pb2.TimeoutAction.items()), "TIMEOUT_ACTION", None)
 CALL_STATES = EnumMap(CallState, dict(tool_pb2.CallState.items()), "CALL_STATE", None)
 

@@ -33,6 +33,7 @@ from tenure.domain.waits import Wait
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.common import (
     IN_DOUBT,
+    JITTERS,
     LEASE_LOST,
     MONEY_CAPS,
     PRIORITIES,
@@ -209,6 +210,7 @@ def policy_to_wire(policy: TaskPolicy) -> task_pb2.TaskPolicy:
             initial_backoff=duration(retry.initial_seconds),
             factor=retry.factor,
             max_backoff=duration(retry.cap_seconds),
+            jitter=JITTERS.to_wire(retry.jitter),
         ),
         max_result_corrections=policy.max_result_corrections,
         timeouts=timeouts_to_wire(policy.timeouts),
@@ -352,6 +354,7 @@ def policy_to_domain(policy: task_pb2.TaskPolicy) -> TaskPolicy:
             initial_seconds=seconds(retry.initial_backoff) or default.initial_seconds,
             factor=retry.factor or default.factor,
             cap_seconds=seconds(retry.max_backoff) or default.cap_seconds,
+            jitter=JITTERS.to_domain(retry.jitter),
         ),
         max_result_corrections=(
             policy.max_result_corrections if policy.HasField("max_result_corrections") else DEFAULT_RESULT_CORRECTIONS

@@ -131,7 +131,7 @@ async def test_a_nan_ends_the_task_with_the_received_text(bench: WorkerBench) ->
     task_id = await bench.submit("sim-hello", policy=AT_ONCE, tools=TOOLS)
     task = await bench.ended(task_id)
     assert (state_name(task.state), task.reason, task.claim_count) == ("FAILED", "MODEL_UNAVAILABLE", 1)
-    assert "NaN is no number of JSON" in task.message
+    assert "NaN is not a JSON number" in task.message
     assert '{"path": NaN}' in task.message
     await its_bill_is_right(bench, task)
     assert state_name((await bench.ended(await fork(bench, task_id))).state) == "SUCCEEDED"

@@ -87,6 +87,16 @@ async def test_an_unclaimed_task_follows_its_queue_timeout_policy(checkpoint: Ma
     assert await offered(replica) == [patient]
 
 
+async def test_a_backoff_without_jitter_is_exact(checkpoint: MakeCheckpoint) -> None:
+    replica, exact = await checkpoint(), policy("RETRY", 1.0, retry_seconds=120)
+    exact.retry.jitter = task_pb2.JITTER_NONE
+    task = await replica.create(policy=exact)
+    task = await task_where(replica, task.task_id, lambda task: task.state == RETRY_SCHEDULED)
+    assert task.spec.policy.retry.jitter == task_pb2.JITTER_NONE
+    scheduled = (await replica.entries(task.task_id))[-1].record_time
+    assert task.next_retry_time.ToNanoseconds() - scheduled.ToNanoseconds() == 120 * 10**9
+
+
 async def test_a_task_that_nobody_ever_takes_fails_after_its_retries(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     task_id = (await replica.create(policy=policy("RETRY", 1.0, retries=1, retry_seconds=0.01))).task_id

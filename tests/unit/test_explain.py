@@ -165,7 +165,7 @@ def test_what_nobody_answers_is_said() -> None:
     assert "Its refused writes are unknown" in text
 
 
-def test_the_deadline_stands_still_while_a_task_waits_for_a_person() -> None:
+def test_a_deadline_stands_still_during_a_wait_for_a_person() -> None:
     text = explained("WAITING_USER", until_deadline=-100.0, since_move=3700.0)
     assert "Its deadline stands still while it waits for a person; then 60 min are left" in text
     assert "Its deadline is in" in explained("WAITING_EXTERNAL", until_deadline=100.0)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.domain.fencing import TrustWindow
-from tenure.domain.retry import RetryPolicy
+from tenure.domain.retry import Jitter, RetryPolicy
 
 POLICY = RetryPolicy(max_attempts=3, initial_seconds=1, factor=2, cap_seconds=60)
 
@@ -22,6 +25,12 @@ def test_waits_grow_by_the_factor() -> None:
 
 def test_what_the_provider_asks_for_is_the_least() -> None:
     assert POLICY.wait_seconds(1, 0.0, retry_after_seconds=90) == 90
+
+
+@pytest.mark.parametrize(("jitter", "least", "most"), [(Jitter.FULL, 0, 4), (Jitter.EQUAL, 2, 4), (Jitter.NONE, 4, 4)])
+def test_the_jitter_is_full_equal_or_none(jitter: Jitter, least: float, most: float) -> None:
+    policy = replace(POLICY, jitter=jitter)
+    assert (policy.wait_seconds(3, 0.0), policy.wait_seconds(3, 1.0)) == (least, most)
 
 
 def test_retries_end() -> None:

@@ -220,7 +220,7 @@ def test_the_number_of_replicas_is_typed_for_all_or_by_service() -> None:
             REPLICAS.convert(text, None, None)
 
 
-def test_a_setting_of_a_service_is_typed_with_or_without_its_prefix() -> None:
+def test_a_setting_is_typed_with_or_without_its_prefix() -> None:
     expected = "checkpoint", "TENURE_CHECKPOINT_SWEEP_INTERVAL_SECONDS", "5"
     assert SETTING.convert("checkpoint.SWEEP_INTERVAL_SECONDS=5", None, None) == expected
     assert SETTING.convert("checkpoint.TENURE_CHECKPOINT_SWEEP_INTERVAL_SECONDS=5", None, None) == expected
