@@ -1,4 +1,4 @@
-"""Decides the next move of the `messages` loop, as a pure function of the resume point.
+"""Decides the next action of the `messages` loop, as a pure function of the resume point.
 
 call the model ──▶ answer ──▶ run tools ──▶ call the model … ──▶ final answer
 """
