@@ -1,4 +1,4 @@
-"""Drives one task of the loop `messages` under one claim: carries out next moves until the task leaves this worker.
+"""Drives one task of the loop `messages` under one claim: carries out next actions until the task leaves this worker.
 
 reserve ──▶ call the model ──▶ commit answer + intents ──▶ run the tools ──▶ commit outcomes + reserve …
 """
@@ -48,7 +48,7 @@ class TaskLoop(Loop):
         self._model.use_tools(await self._define_tools())
         while True:
             self._held_task.interrupts.check()
-            transition = await self._carry_out_next_move()
+            transition = await self._carry_out_next_action()
             if transition is not None:
                 await close_out(self._dependencies, self._held_task, self._ledger, self._pending, transition)
                 return ReleaseReason.CLOSED
@@ -58,8 +58,8 @@ class TaskLoop(Loop):
         super()._begin()
         self._model = ModelStep(self._dependencies, self._held_task, self._ledger, self._spec, self._window)
 
-    async def _carry_out_next_move(self) -> entries.Transition | None:
-        """Carries out the next move. Returns a transition when the task must leave this worker."""
+    async def _carry_out_next_action(self) -> entries.Transition | None:
+        """Carries out the next action. Returns a transition when the task must leave this worker."""
         match next_action(self._point):
             case CallModel() as move:
                 return await self._call_model(move)
@@ -113,7 +113,7 @@ class TaskLoop(Loop):
     async def _compact(self, move: CallModel) -> CallModel | entries.Transition | None:
         """Shortens the conversation. Returns the next call: `move` itself, or a call for a summary.
 
-        None: the conversation is shorter now; take the next move again.
+        None: the conversation is shorter now; take the next action again.
         """
         await self._flush()
         match self._model.context_window.next_compaction_of(move):

@@ -59,7 +59,7 @@ class CloseOut:
 
 @dataclass(frozen=True, slots=True)
 class ValidateResult:
-    """Validate a final answer against the result's schema. `after_validation` decides the next move."""
+    """Validate a final answer against the result's schema. `after_validation` decides the next action."""
 
     step: int
     schema_json: str
@@ -78,7 +78,7 @@ NextAction = CallModel | ExecuteTools | ContinueTruncated | ValidateResult | Clo
 
 
 def next_action(point: ResumePoint) -> NextAction:
-    """Returns the next move. `point` has no open model attempt: Open settles the attempt that an old owner left."""
+    """Returns the next action. `point` has no open model attempt: Open settles the attempt that an old owner left."""
     if point.open_intents:
         return calls_to_make(point)
     if point.summary_through_step:
