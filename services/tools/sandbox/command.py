@@ -1,4 +1,4 @@
-"""The command lines of one run: the launcher's and bubblewrap's."""
+"""Builds the command lines of one run: the launcher's and bubblewrap's, and the rlimits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.tools.sandbox.limits import MIB, SandboxLimits
 PROGRAM_PATH = "/run/program.py"
 WORKSPACE_PATH = "/work"
 HOOK_PATH = f"{WORKSPACE_PATH}/sitecustomize.py"
-# Bubblewrap itself takes part in a run: its monitor, outside of the pid namespace.
+# Bubblewrap's monitor, outside of the pid namespace, counts against the run's process limit.
 OWN_PROCESSES = 1
 STACK_BYTES = 8 * MIB
 SHM_PATH, SHM_BYTES = "/dev/shm", MIB  # noqa: S108  # inside the sandbox
@@ -24,7 +24,7 @@ ENVIRONMENT = {
     "HOME": "/tmp",  # noqa: S108  # inside the sandbox, where /tmp is private and sized
     "USER": "sandbox",
     "LANG": "C.UTF-8",
-    "PYTHONUNBUFFERED": "1",  # what was printed before a kill has been printed
+    "PYTHONUNBUFFERED": "1",  # output from before a kill is not lost in a buffer
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONNOUSERSITE": "1",
     "PYTHONSAFEPATH": "1",
@@ -36,15 +36,17 @@ _TOP_LEVEL = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """Host paths that bubblewrap shall show: read-only ones at their own place, the workspace at /work.
+    """The host paths that bubblewrap mounts: the system read-only at the same paths, the workspace at /work.
 
-    `program`: the file in which the program will be, for a sandbox that is started ahead of it. `command`: what is run
-    instead of a Python program, with its own variables, and with host paths that it is shown, read-only, at others.
+    `prefix_source`: the host path of the interpreter's prefix, or None if the prefix is below /usr.
+    `program`: for a warm sandbox, the host file into which the service writes the program later.
+    `command`: the program to run instead of a Python program, with its environment `variables` (name, value).
+    `read_only`: further read-only mounts as (host path, path in the sandbox).
     """
 
     bubblewrap: Path
     interpreter: Path
-    prefix_source: Path | None  # where the interpreter's prefix is found, when it is not below /usr
+    prefix_source: Path | None
     prefix: Path
     workspace: Path | None
     program: Path | None = None
@@ -55,10 +57,11 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Descriptors:
-    """Numbers of the descriptors that bubblewrap reads and writes; it closes them before the program starts.
+    """The numbers of the descriptors that bubblewrap uses. Bubblewrap closes them before the program starts.
 
-    `program` holds the program, or what the interpreter does until there is one; `variables` its
-    environment, as `variable_options` has it.
+    `program`: the program, or in a warm sandbox the bootstrap code that waits for the program.
+    `variables`: the program's environment, encoded by `variable_options`. `filter`: the seccomp filter.
+    `status`: the pipe for bubblewrap's status report. `gate`: the pipe on which bubblewrap waits before the program.
     """
 
     program: int
@@ -69,13 +72,18 @@ class Descriptors:
 
     @property
     def all(self) -> tuple[int, ...]:
-        """Whatever they are for."""
+        """All the descriptors, which the launcher must pass on."""
         return self.program, self.variables, self.filter, self.status, self.gate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSpec:
-    """What the launcher does before it becomes bubblewrap."""
+    """The steps of the launcher before it becomes bubblewrap.
+
+    `parent_pid`: the service. `uid`: the uid to drop to, or None to keep the service's. `join_files`: the cgroup files
+    to write to. `rlimits`: limit by name. `namespaces`: descriptors of the namespaces to enter. `binds`: bind mounts
+    as (source, target).
+    """
 
     parent_pid: int
     uid: int | None
@@ -86,54 +94,55 @@ class LaunchSpec:
 
 
 def launcher_command(entry: LaunchSpec, command: list[str]) -> list[str]:
-    """The launcher's command line; -I -S keep everything but the standard library out of it."""
-    message = [sys.executable, "-I", "-S", str(_LAUNCHER), "--parent", str(entry.parent_pid)]
+    """Returns the launcher's command line. -I and -S limit the launcher to the standard library."""
+    options = [sys.executable, "-I", "-S", str(_LAUNCHER), "--parent", str(entry.parent_pid)]
     for file in entry.join_files:
-        message += ["--join", file]
+        options += ["--join", file]
     for name, number in entry.rlimits.items():
-        message += ["--rlimit", f"{name}={number}"]
+        options += ["--rlimit", f"{name}={number}"]
     for namespace in entry.namespaces:
-        message += ["--enter", str(namespace)]
+        options += ["--enter", str(namespace)]
     for source, target in entry.binds:
-        message += ["--bind", str(source), str(target)]
+        options += ["--bind", str(source), str(target)]
     if entry.uid is not None:
-        message += ["--uid", str(entry.uid)]
-    return [*message, "--", *command]
+        options += ["--uid", str(entry.uid)]
+    return [*options, "--", *command]
 
 
 def bubblewrap_command(view: View, descriptors: Descriptors, limits: SandboxLimits) -> list[str]:
-    """Bubblewrap's command line. The order matters: what is mounted later lies on top."""
-    message = [str(view.bubblewrap), *_isolation(), "--clearenv", "--args", str(descriptors.variables), *_system(view)]
-    # Nothing in /proc is written to: a program is the first to go when the host runs out of memory, and stays it.
-    message += ["--proc", "/proc", "--remount-ro", "/proc"]
-    # /dev is a tmpfs of half the host's memory: read-only, except for a small /dev/shm.
-    message += ["--dev", "/dev", "--size", str(SHM_BYTES), "--tmpfs", SHM_PATH, "--remount-ro", "/dev"]
-    message += ["--size", str(limits.tmp_bytes), "--tmpfs", "/tmp"]  # noqa: S108  # private to this run
+    """Returns bubblewrap's command line. The order matters: a later mount covers an earlier one."""
+    options = [str(view.bubblewrap), *_isolation(), "--clearenv", "--args", str(descriptors.variables), *_system(view)]
+    # /proc is read-only, so that a program cannot lower its oom_score_adj: it stays the first process to be killed when
+    # the host runs out of memory.
+    options += ["--proc", "/proc", "--remount-ro", "/proc"]
+    # /dev is a tmpfs that may grow to half the host's memory, so it is read-only except for a small /dev/shm.
+    options += ["--dev", "/dev", "--size", str(SHM_BYTES), "--tmpfs", SHM_PATH, "--remount-ro", "/dev"]
+    options += ["--size", str(limits.tmp_bytes), "--tmpfs", "/tmp"]  # noqa: S108  # private to this run
     for source, target in view.read_only:
-        message += ["--ro-bind", str(source), str(target)]
+        options += ["--ro-bind", str(source), str(target)]
     if view.program is None:
-        message += ["--perms", "0400", "--ro-bind-data", str(descriptors.program), PROGRAM_PATH]
+        options += ["--perms", "0400", "--ro-bind-data", str(descriptors.program), PROGRAM_PATH]
     else:
-        message += ["--ro-bind", str(view.program), PROGRAM_PATH]
+        options += ["--ro-bind", str(view.program), PROGRAM_PATH]
     if view.workspace is None:
-        message += ["--size", str(limits.tmp_bytes), "--tmpfs", WORKSPACE_PATH]
+        options += ["--size", str(limits.tmp_bytes), "--tmpfs", WORKSPACE_PATH]
     else:
-        message += ["--bind", str(view.workspace), WORKSPACE_PATH]
+        options += ["--bind", str(view.workspace), WORKSPACE_PATH]
     if view.program is not None:
-        message += ["--file", str(descriptors.program), HOOK_PATH]
-    message += ["--chdir", WORKSPACE_PATH, "--remount-ro", "/", "--seccomp", str(descriptors.filter)]
-    message += ["--json-status-fd", str(descriptors.status), "--block-fd", str(descriptors.gate)]
-    return [*message, "--", *(view.command or (str(view.interpreter), PROGRAM_PATH))]
+        options += ["--file", str(descriptors.program), HOOK_PATH]
+    options += ["--chdir", WORKSPACE_PATH, "--remount-ro", "/", "--seccomp", str(descriptors.filter)]
+    options += ["--json-status-fd", str(descriptors.status), "--block-fd", str(descriptors.gate)]
+    return [*options, "--", *(view.command or (str(view.interpreter), PROGRAM_PATH))]
 
 
 def _isolation() -> list[str]:
-    """All namespaces, no rights in any of them, and the program itself as pid 1.
+    """Returns the options for all namespaces, no capabilities in any of them, and the program itself as pid 1.
 
-    Bubblewrap's own init would run in the namespace without the system-call filter, and the program could write into
-    its memory through /proc/1/mem (seen to work) and act through it. As pid 1 the program is alone, and whatever it
-    started is gone before its own end is reported.
+    Bubblewrap's own init would run in the pid namespace without the seccomp filter, and the program could write into
+    its memory through /proc/1/mem (this was seen to work) and act through it. With the program as pid 1 there is no
+    such process, and the kernel ends all descendants before bubblewrap reports the program's end.
     """
-    message = [
+    options = [
         "--unshare-all",
         "--unshare-user",
         "--disable-userns",
@@ -141,37 +150,44 @@ def _isolation() -> list[str]:
         "--new-session",
         "--as-pid-1",
     ]
-    return [*message, "--hostname", "sandbox", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
+    return [*options, "--hostname", "sandbox", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
 
 
 def variable_options(view: View) -> bytes:
-    """The program's environment as further options for bubblewrap. They may be secrets, and anybody on the host can
-    read a command line: these words come by a descriptor.
+    """Returns the program's environment as further options for bubblewrap, separated by NUL bytes.
+
+    The values may be secrets, and every user of the host can read a command line, so bubblewrap reads these options
+    from a descriptor.
     """
-    message = [
-        word for name, value in {**ENVIRONMENT, **dict(view.variables)}.items() for word in ("--setenv", name, value)
+    options = [
+        option
+        for name, value in {**ENVIRONMENT, **dict(view.variables)}.items()
+        for option in ("--setenv", name, value)
     ]
-    return b"".join(os.fsencode(word) + b"\0" for word in message)
+    return b"".join(os.fsencode(option) + b"\0" for option in options)
 
 
 def _system(view: View) -> list[str]:
-    """/usr and what the dynamic loader needs, in the shape the host has them (links on merged systems)."""
-    message = ["--ro-bind", "/usr", "/usr", "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
+    """Returns mounts of /usr and of the dynamic loader's files. On merged-/usr hosts /bin, /lib and so on are links."""
+    options = ["--ro-bind", "/usr", "/usr", "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
     for name in _TOP_LEVEL:
         path = Path("/", name)
         if path.is_symlink():
-            message += ["--symlink", str(path.readlink()), str(path)]
+            options += ["--symlink", str(path.readlink()), str(path)]
         elif path.is_dir():
-            message += ["--ro-bind", str(path), str(path)]
+            options += ["--ro-bind", str(path), str(path)]
     if view.prefix_source is not None:
-        message += ["--ro-bind", str(view.prefix_source), str(view.prefix)]
-    return message
+        options += ["--ro-bind", str(view.prefix_source), str(view.prefix)]
+    return options
 
 
 def rlimits(limits: SandboxLimits, *, memory: bool, processes: int | None) -> dict[str, int]:
-    """Limits per process. `memory` and `processes` are set where no cgroup limits them for the run as a whole."""
-    chosen = {
-        # 0 would stop core files only: a handler that the host pipes cores to is started for any limit but 1.
+    """Returns rlimits by name, which the kernel applies to each process.
+
+    `memory` and `processes` are set only where no cgroup limits them for the run as a whole.
+    """
+    values = {
+        # 1 and not 0: with 0 the kernel still starts a handler to which the host pipes cores. Only 1 prevents both.
         "CORE": 1,
         "MEMLOCK": 0,
         "STACK": STACK_BYTES,
@@ -180,7 +196,7 @@ def rlimits(limits: SandboxLimits, *, memory: bool, processes: int | None) -> di
         "NOFILE": limits.open_files,
     }
     if memory:
-        chosen["AS"] = limits.memory_bytes
+        values["AS"] = limits.memory_bytes
     if processes is not None:
-        chosen["NPROC"] = processes + OWN_PROCESSES
-    return chosen
+        values["NPROC"] = processes + OWN_PROCESSES
+    return values

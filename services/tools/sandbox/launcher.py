@@ -1,8 +1,9 @@
-"""Started for every run with an empty environment; gives up every right of the service, then becomes bubblewrap.
+"""The launcher: a script that starts with each run, drops all rights of the service, and becomes bubblewrap.
 
-A script and not a `preexec_fn`: code between fork and exec in a process with threads can deadlock, and a fresh
-interpreter inherits neither the service's memory nor its environment. It needs the standard library only and is run
-with -I -S. Whatever fails is one sentence on stderr and exit code 125, and bubblewrap is never reached.
+It is a script and not a `preexec_fn`: code between fork and exec in a process with threads can deadlock, and a fresh
+interpreter inherits neither the service's memory nor its environment. The script starts with an empty environment,
+needs only the standard library and is run with -I -S. On any failure it writes one sentence to stderr and exits with
+code 125, without starting bubblewrap.
 
     launcher.py --parent PID [--join FILE]… [--rlimit NAME=NUMBER]… [--enter DESCRIPTOR]… [--bind SOURCE TARGET]…
                 [--uid UID] -- COMMAND…
@@ -15,16 +16,16 @@ import os
 import resource
 import sys
 
-# Every import is paid for by every run: those of `typing` and `signal` would cost more than all the launcher does.
+# Each import slows down the start of every run: `typing` and `signal` would take longer than all the launcher does.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
 FAILED = 125
-LANDLOCK_FOR_TCP, LANDLOCK_FOR_SIGNALS = 4, 6  # the versions with which these came
+LANDLOCK_FOR_TCP, LANDLOCK_FOR_SIGNALS = 4, 6  # the Landlock versions that added these rules
 _SIGKILL = 9
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
-# The same on all architectures.
+# These system call numbers are the same on all architectures.
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_RESTRICT_SELF = 444, 446
 _LANDLOCK_VERSION = 1
 _BIND_AND_CONNECT_TCP, _SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS = 3, 3
@@ -32,24 +33,24 @@ _CLONE_NEWNS = 0x00020000
 _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 
 
-class Orders:
-    """The command line, parsed by hand: argparse alone would double the start-up time of every run."""
+class Options:
+    """The parsed command line. There is no argparse, because it alone would double the start time of every run."""
 
-    def __init__(self, message: list[str]) -> None:
+    def __init__(self, arguments: list[str]) -> None:
         self.parent = 0
         self.joins: list[str] = []
         self.rlimits: list[tuple[str, int]] = []
         self.namespaces: list[int] = []
         self.binds: list[tuple[str, str]] = []
         self.uid: int | None = None
-        pending = iter(message)
-        for word in pending:
-            if word == "--":
+        pending = iter(arguments)
+        for name in pending:
+            if name == "--":
                 break
-            self._take(word, next(pending), pending)
+            self._parse(name, next(pending), pending)
         self.command = list(pending)
 
-    def _take(self, name: str, value: str, rest: object) -> None:
+    def _parse(self, name: str, value: str, rest: object) -> None:
         if name == "--parent":
             self.parent = int(value)
         elif name == "--join":
@@ -60,7 +61,7 @@ class Orders:
         elif name == "--enter":
             self.namespaces.append(int(value))
         elif name == "--bind":
-            self.binds.append((value, next(rest)))  # type: ignore[call-overload]  # the iterator of words
+            self.binds.append((value, next(rest)))  # type: ignore[call-overload]  # the iterator of arguments
         elif name == "--uid":
             self.uid = int(value)
         else:
@@ -68,7 +69,7 @@ class Orders:
 
 
 def call(name: str, *arguments: object) -> int:
-    """Call a function of libc that Python does not offer. Raises OSError."""
+    """Calls a function of libc that Python does not offer. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     result: int = getattr(libc, name)(*arguments)
     if result < 0:
@@ -77,13 +78,17 @@ def call(name: str, *arguments: object) -> int:
     return result
 
 
-def die_with_the_service() -> None:
-    """Bubblewrap does this too, but only after it has made the namespaces; kept across exec, not across setuid."""
+def die_with_service() -> None:
+    """Sets SIGKILL as the death signal of this process, so that it dies with the service.
+
+    Bubblewrap sets it too, but only after it has created the namespaces. The setting survives exec and not setuid, so
+    this call comes after `drop_to`.
+    """
     call("prctl", _PR_SET_PDEATHSIG, ctypes.c_ulong(_SIGKILL))
 
 
-def bind_out_of_reach(binds: list[tuple[str, str]]) -> None:
-    """Make directories that the unprivileged uid cannot reach visible elsewhere, in a mount namespace of our own."""
+def bind_unreachable_paths(binds: list[tuple[str, str]]) -> None:
+    """Binds paths that the run's uid cannot reach to paths that it can reach, in a new mount namespace."""
     call("unshare", _CLONE_NEWNS)
     call("mount", b"none", b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None)
     for source, target in binds:
@@ -91,30 +96,32 @@ def bind_out_of_reach(binds: list[tuple[str, str]]) -> None:
 
 
 def enter(namespaces: list[int]) -> None:
-    """Enters the namespaces in which an unprivileged service has its rights; exec drops them again."""
+    """Enters the mount helper's namespaces, where an unprivileged service has capabilities; exec drops them again."""
     for namespace in namespaces:
         call("setns", namespace, 0)
         os.close(namespace)
 
 
 def limit(rlimits: list[tuple[str, int]]) -> None:
-    """Set resource limits. CPU gets a second between the signal and the kill, so that its cause can be told."""
+    """Sets rlimits. The hard CPU limit (SIGKILL) is 1 s above the soft one (SIGXCPU), so that a result can name it."""
     for name, number in rlimits:
         hard = number + 1 if name == "CPU" else number
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (number, hard))
 
 
 def landlock_version() -> int:
-    """Which version of Landlock this kernel has; 0: none."""
+    """Returns the kernel's Landlock version; 0 means no Landlock."""
     libc = ctypes.CDLL(None, use_errno=True)
     flags = ctypes.c_uint(_LANDLOCK_VERSION)
     version: int = libc.syscall(ctypes.c_long(_LANDLOCK_CREATE_RULESET), None, ctypes.c_size_t(0), flags)
     return max(0, version)
 
 
-def stay_local() -> None:
-    """A second wall behind the network and pid namespaces: no TCP port, no abstract socket and no signal goes further
-    than this process and its children. Files are left alone: under rules for them bubblewrap could mount nothing.
+def restrict_to_sandbox() -> None:
+    """Restricts TCP, abstract sockets and signals to this process and its children with Landlock.
+
+    This is a second layer behind the network and pid namespaces. There are no rules for files, because bubblewrap could
+    not mount anything under such rules. Does nothing on kernels without Landlock's network rules.
     """
     version = landlock_version()
     if version < LANDLOCK_FOR_TCP:
@@ -129,7 +136,7 @@ def stay_local() -> None:
 
 
 def write(path: str, text: str) -> None:
-    """Write to a kernel file in one call, as such files want it."""
+    """Writes to a kernel file in one system call, as such files require."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, text.encode())
@@ -138,36 +145,36 @@ def write(path: str, text: str) -> None:
 
 
 def drop_to(uid: int) -> None:
-    """Become `uid` for good: no groups, no saved uid to return to."""
+    """Changes to `uid` for good: no supplementary groups, and no saved uid to return to."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
 
 
-def carry_out(orders: Orders) -> NoReturn:
-    """Do everything that needs the service's rights, give them up, and exec."""
-    if orders.binds:
-        bind_out_of_reach(orders.binds)
-    write("/proc/self/oom_score_adj", "1000")  # when the host itself runs out of memory, this goes first
-    for path in orders.joins:
+def launch(options: Options) -> NoReturn:
+    """Does everything that needs the service's rights, drops these rights, and becomes the command."""
+    if options.binds:
+        bind_unreachable_paths(options.binds)
+    write("/proc/self/oom_score_adj", "1000")  # the first process to be killed when the host runs out of memory
+    for path in options.joins:
         write(path, "0")
-    limit(orders.rlimits)
-    enter(orders.namespaces)
-    if orders.uid is not None:
-        drop_to(orders.uid)
-    stay_local()
+    limit(options.rlimits)
+    enter(options.namespaces)
+    if options.uid is not None:
+        drop_to(options.uid)
+    restrict_to_sandbox()
     os.umask(0o022)
-    die_with_the_service()
-    if os.getppid() != orders.parent:
-        raise RuntimeError("the service died before the sandbox was set up")
-    os.execve(orders.command[0], orders.command, {})
+    die_with_service()
+    if os.getppid() != options.parent:
+        raise RuntimeError("the tool service died before the sandbox was set up; the program was not started")
+    os.execve(options.command[0], options.command, {})
 
 
 def main() -> NoReturn:
-    """Carry out the command line or say in one sentence why not."""
+    """Runs the command line, or writes one sentence to stderr and exits with FAILED."""
     try:
-        carry_out(Orders(sys.argv[1:]))
-    except Exception as error:  # noqa: BLE001  # the last frame of a tiny program: every failure is one sentence
+        launch(Options(sys.argv[1:]))
+    except Exception as error:  # noqa: BLE001  # every failure of this script becomes one sentence
         sys.stderr.write(f"sandbox launcher: {error}\n")
         raise SystemExit(FAILED) from None
 

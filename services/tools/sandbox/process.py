@@ -1,4 +1,9 @@
-"""One sandboxed process tree: started, told apart from its launcher, ended for certain."""
+"""Starts, observes and ends the process tree of one run.
+
+`SandboxedProcess` is the tree: the launcher, which becomes bubblewrap's monitor, and below it the pid namespace with
+the program. It uses `Child` for the launcher's process and pipes, `StatusReport` for bubblewrap's reports, and
+`NamespaceInit` for pid 1 of the namespace.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +33,7 @@ from services.tools.sandbox.limits import SandboxLimits
 from services.tools.sandbox.procfs import children_of, count_private_files, stat_fields
 from services.tools.sandbox.reaper_client import ReaperClient
 
-# A child process and its pipes, whose end is known by itself.
+# The launcher's process and its pipes. The end of the process is known without the end of its pipes.
 
 _BUFFER_BYTES = 64 << 10
 _OUTPUTS = (1, 2)
@@ -45,7 +50,7 @@ class _Protocol(SubprocessStreamProtocol):
 
 
 class Child:
-    """`stdout` and `stderr` are read to their ends, which come with `cut_pipes` at the latest."""
+    """A child process with pipes. Readers of `stdout` and `stderr` reach the end with `cut_pipes` at the latest."""
 
     def __init__(self, transport: asyncio.SubprocessTransport, protocol: _Protocol) -> None:
         self._transport, self._protocol = transport, protocol
@@ -56,7 +61,7 @@ class Child:
 
     @classmethod
     async def start(cls, command: Sequence[str], stdin: int, pass_fds: Iterable[int]) -> Self:
-        """With an empty environment, in a session of its own, and with these descriptors alone. Raises OSError."""
+        """Starts `command` with an empty environment, in a new session, with only these descriptors. Raises OSError."""
         loop = asyncio.get_running_loop()
         transport, protocol = await loop.subprocess_exec(
             lambda: _Protocol(loop),
@@ -73,20 +78,24 @@ class Child:
 
     @property
     def has_exited(self) -> bool:
-        """Whether it is gone and reaped."""
+        """Whether the process has ended and is reaped."""
         return self._transport.get_returncode() is not None
 
     async def exited(self) -> None:
-        """Wait until it is gone and reaped."""
+        """Waits until the process has ended and is reaped."""
         await self._protocol.exited.wait()
 
     def cut_pipes(self) -> None:
-        """Take what is in its pipes by now, and wait for no more. Once everything that wrote there has ended."""
+        """Reads what the output pipes contain now, and closes all pipes.
+
+        Call this when all processes of the run have ended. Another process may still hold a pipe open, so the end of
+        the output is not awaited.
+        """
         for number in _OUTPUTS:
             pipe: Any = self._transport.get_pipe_transport(number)
             if pipe is not None and not pipe.is_closing():
-                if rest := _read_all(pipe.get_extra_info("pipe").fileno()):
-                    self._protocol.pipe_data_received(number, rest)
+                if remaining := _read_all(pipe.get_extra_info("pipe").fileno()):
+                    self._protocol.pipe_data_received(number, remaining)
                 pipe.close()
         stdin: Any = self._transport.get_pipe_transport(0)
         if stdin is not None and (stdin.get_write_buffer_size() or not stdin.is_closing()):
@@ -94,20 +103,21 @@ class Child:
 
 
 def _read_all(pipe: int) -> bytes:
-    with suppress(BlockingIOError):  # it is empty
+    with suppress(BlockingIOError):  # the pipe is empty
         return os.read(pipe, fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ))
     return b""
 
 
-# The pid namespace of a run, seen from outside: what bubblewrap reports about it, and its pid 1.
+# The pid namespace of a run, as the service sees it: bubblewrap's status report, and the namespace's pid 1.
 
 _STATUS_BYTES = 16 << 10
 
 
 class StatusReport:
-    """What bubblewrap reports: the pid of the namespace's pid 1 when it is made, the program's exit code at the end.
+    """Bubblewrap's status report: first the host pid of the namespace's pid 1, at the end the program's exit code.
 
-    `started` is set with the pid, or when bubblewrap ended without one.
+    `started` is set when the pid is known, or when bubblewrap ended without reporting one. `found_init(pid)` is called
+    with the pid.
     """
 
     def __init__(self, fd: int, found_init: Callable[[int], None]) -> None:
@@ -122,36 +132,36 @@ class StatusReport:
         self._loop.add_reader(fd, self.read)
 
     def read(self) -> None:
-        """Take in what has been reported by now."""
+        """Reads the reports that have arrived."""
         try:
             portion = os.read(self._fd, _STATUS_BYTES)
         except BlockingIOError:
             return
         *lines, self._text = (self._text + portion).split(b"\n")
         for line in lines:
-            self._take(json.loads(line))
+            self._apply(json.loads(line))
         if not portion:
             self._loop.remove_reader(self._fd)
             self.started.set()
 
-    def _take(self, facts: dict[str, int]) -> None:
-        if "child-pid" in facts:
-            self.init_pid = facts["child-pid"]
-            self.mount_namespace = facts.get("mnt-namespace")
+    def _apply(self, report: dict[str, int]) -> None:
+        if "child-pid" in report:
+            self.init_pid = report["child-pid"]
+            self.mount_namespace = report.get("mnt-namespace")
             self._found_init(self.init_pid)
             self.started.set()
-        self.exit_code = facts.get("exit-code", self.exit_code)
+        self.exit_code = report.get("exit-code", self.exit_code)
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stops the reader and closes the descriptor."""
         self._loop.remove_reader(self._fd)
         os.close(self._fd)
 
 
 class NamespaceInit:
-    """The namespace's pid 1, held by a descriptor: its pid outside may be somebody else's by now.
+    """The namespace's pid 1, referred to by a pidfd, because the kernel may reuse its host pid.
 
-    `protect` is given that descriptor, before the process may do anything.
+    `protect(pidfd)` is called before the process may run the program.
     """
 
     def __init__(self, protect: Callable[[int], None]) -> None:
@@ -161,61 +171,64 @@ class NamespaceInit:
         self._loop = asyncio.get_running_loop()
 
     def was_found(self, pid: int) -> None:
-        """Hold on to it."""
-        with suppress(ProcessLookupError):  # gone already
+        """Opens the pidfd of this host pid, protects the process, and waits for its end."""
+        with suppress(ProcessLookupError):  # the process has ended
             self._fd = os.pidfd_open(pid)
             self._protect(self._fd)
             self._loop.add_reader(self._fd, self._died)
 
     def kill(self) -> bool:
-        """False when there is nothing to kill."""
+        """Kills pid 1, and with it the namespace. Returns False when no pid 1 is known."""
         if self._fd is None:
             return False
-        with suppress(ProcessLookupError):  # gone already
+        with suppress(ProcessLookupError):  # the process has ended
             signal.pidfd_send_signal(self._fd, signal.SIGKILL)
         return True
 
     async def gone(self) -> None:
-        """Wait for its death, and with it that of all in the namespace."""
+        """Waits until pid 1, and so every process of the namespace, has ended."""
         if self._fd is not None:
             await self._gone.wait()
 
     def _died(self) -> None:
-        """When its parent died first it is inherited by the nearest reaper.
+        """Notes the end of pid 1, and reaps it if it is this service's child.
 
-        That may be this service, as pid 1 of a container: then it is reaped here.
+        If its parent died first, the nearest subreaper inherits it. In a container that may be this service, as pid 1.
         """
         assert self._fd is not None
         self._loop.remove_reader(self._fd)
-        with suppress(ChildProcessError):  # its parent's or another reaper's to reap
+        with suppress(ChildProcessError):  # another process is its parent
             os.waitid(os.P_PIDFD, self._fd, os.WEXITED | os.WNOHANG)
         self._gone.set()
 
     def close(self) -> None:
-        """Let go of it."""
+        """Closes the pidfd."""
         if self._fd is not None:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
             self._fd = None
 
 
-# The first way to kill nearly always takes milliseconds. After that there is nothing left but to wait: a kernel under
-# load may need seconds to take a namespace with many files down.
+# A kill of pid 1 nearly always takes milliseconds. After a kill of all processes the service can only wait: a kernel
+# under load may need seconds to take down a namespace with many files.
 _REPORT_SECONDS = 0.15
 _ORDERLY_SECONDS = 0.3
 _FORCED_SECONDS = 30.0
 _REMOVAL_SECONDS = 10.0
 _POLL_SECONDS = 0.005
 MAX_PRIVATE_FILES: Final = 50_000
-"""A file takes a kilobyte of the kernel's, which no size of a tmpfs bounds. Three million were seen in one run."""
+"""The number of files in a run's tmpfs file systems where no cgroup limits memory.
+
+A file takes a kilobyte of kernel memory, which the size of a tmpfs does not limit. One run created three million files.
+"""
 
 
 class SandboxedProcess:
     """The launcher, which becomes bubblewrap's monitor, and below it a pid namespace whose pid 1 is the program.
 
-    Three ways lead to its end, each of which is enough: the death of pid 1 takes everything in the namespace along,
-    cgroup.kill reaches what never got that far, and the monitor's death is the program's death signal, as long as the
-    program keeps it. When the service dies it is the guard that ends what has given it up.
+    There are three ways to end the tree, and each is enough: the death of pid 1 ends everything in the namespace;
+    cgroup.kill also reaches processes that are not in the namespace yet; and the monitor's death sends the program its
+    death signal, unless the program removed it. When the service dies, the reaper ends programs that removed it.
     """
 
     def __init__(
@@ -226,13 +239,13 @@ class SandboxedProcess:
         self._is_open = False
         self._cpu_ms_before, self._cpu_seconds_before = 0, 0.0
         self._monitor_fd: int | None = None
-        with suppress(ProcessLookupError):  # ended and reaped already
+        with suppress(ProcessLookupError):  # the process has ended and is reaped
             self._monitor_fd = os.pidfd_open(process.pid)
         self._cgroup = cgroup
         self._init = NamespaceInit(guard.protect)
         self._report = StatusReport(status_fd, self._init.was_found)
         self.stdout, self.stderr = process.stdout, process.stderr
-        self.stdin = process.stdin  # of what is spoken to only
+        self.stdin = process.stdin  # only for a long-running program
 
     @classmethod
     async def start(
@@ -248,10 +261,10 @@ class SandboxedProcess:
         channel: int | None = None,
         stdin: int = DEVNULL,
     ) -> Self:
-        """Start the launcher with an empty environment and nothing but the descriptors it needs.
+        """Starts the launcher with an empty environment and only the descriptors that it needs.
 
-        The program waits before its first instruction until `open_gate`. `channel` goes through to the
-        interpreter of a sandbox that is started ahead of its program. Raises OSError.
+        The program waits before its first instruction until `open_gate`. `channel`: the descriptor of the socket on
+        which the interpreter of a warm sandbox waits. Raises OSError, and TimeoutError when the reaper does not start.
         """
         await guard.ready()
         with ExitStack() as kept, ExitStack() as passed:
@@ -273,24 +286,24 @@ class SandboxedProcess:
             return started
 
     async def open_gate(self, processes: int | None) -> None:
-        """Let the program start, once it is guarded; with its namespace's processes bounded from outside, if asked.
+        """Lets the program start after the reaper protects it. `processes`: the limit to set on its processes, or None.
 
-        Since Linux 5.14 RLIMIT_NPROC counts per user namespace, so a limit set now counts this sandbox alone, even
-        when its host uid has other processes.
+        Since Linux 5.14 RLIMIT_NPROC counts per user namespace. A limit that is set now, after the user namespace was
+        created, counts the processes of this sandbox alone, even when its host uid has others.
         """
         if self._is_open:
             return
         await self._report.started.wait()
         self._is_open = True
-        with suppress(ProcessLookupError, BrokenPipeError):  # killed meanwhile: its end is noticed elsewhere
+        with suppress(ProcessLookupError, BrokenPipeError):  # the program was killed; `ended` notices that
             if processes is not None and self._report.init_pid is not None:
                 resource.prlimit(self._report.init_pid, resource.RLIMIT_NPROC, (processes, processes))
             os.write(self._gate_fd, b"\n")
 
     async def ended(self) -> None:
-        """Wait until the program and all its descendants are gone and reaped, also when the monitor died first.
+        """Waits until the program and all its descendants have ended and are reaped, even if the monitor died first.
 
-        Its output ends then, though somebody else may hold the pipe.
+        Then ends the output, though another process may still hold the pipe open.
         """
         await self._process.exited()
         self._report.read()
@@ -299,12 +312,12 @@ class SandboxedProcess:
         self._process.cut_pipes()
 
     def begin_counting(self) -> None:
-        """What was used until now was not used by the program."""
+        """Starts the count of CPU time for the program: what the interpreter used before is not counted."""
         self._cpu_ms_before = self.counters().cpu_ms or 0
         self._cpu_seconds_before = self.cpu_seconds
 
     def counters(self) -> Counters:
-        """What the kernel counted, if anything: CPU time since `begin_counting`, the rest since the start."""
+        """Returns the cgroup's counters: CPU time since `begin_counting`, the rest since the start of the sandbox."""
         if self._cgroup is None:
             return Counters()
         counted = self._cgroup.counters()
@@ -312,21 +325,27 @@ class SandboxedProcess:
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU time of the program and of those children which it has waited for; 0 before it runs."""
+        """CPU time of the program and of the children that it has waited for; 0 before the program runs."""
         used = _cpu_seconds(self._report.init_pid) if self._report.init_pid is not None else 0.0
         return max(0.0, used - self._cpu_seconds_before)
 
     def open_mount_namespace(self) -> int:
-        """A descriptor of its mount namespace. Raises OSError, also when it is gone and its pid is another's by now."""
-        self._report.read()  # its interpreter may be heard of before
+        """Returns a descriptor of the sandbox's mount namespace.
+
+        Raises OSError, also when pid 1 has ended and another process has its host pid.
+        """
+        self._report.read()  # the interpreter may report on its channel before bubblewrap's report was read
         fd = os.open(f"/proc/{self._report.init_pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         if os.fstat(fd).st_ino != self._report.mount_namespace:
             os.close(fd)
-            raise ProcessLookupError(errno.ESRCH, "the process has another mount namespace than was reported")
+            raise ProcessLookupError(errno.ESRCH, "the sandbox has ended; its pid has a different mount namespace now")
         return fd
 
     def has_too_many_files_in_memory(self, places: Iterable[str]) -> bool:
-        """Whether the private file systems at these places hold more than may be where nothing counts the memory."""
+        """Whether the run's tmpfs file systems at these paths have more than MAX_PRIVATE_FILES files.
+
+        Always False where a cgroup limits memory, because the cgroup counts the kernel memory of files too.
+        """
         init = self._report.init_pid
         if init is None or self.counters().oom_kills is not None:
             return False
@@ -334,24 +353,24 @@ class SandboxedProcess:
 
     @property
     def init_pid(self) -> int | None:
-        """The namespace's first process as the host sees it; None before there is one."""
+        """The host pid of the namespace's pid 1; None before bubblewrap reports it."""
         return self._report.init_pid
 
     @property
     def exit_code(self) -> int | None:
-        """The program's exit code; None when it was never started or bubblewrap itself was killed."""
+        """The program's exit code; None when the program did not start or bubblewrap itself was killed."""
         self._report.read()
         return self._report.exit_code
 
     async def kill(self) -> bool:
-        """End the whole tree and reap it; False when the kernel does not let go of it in half a minute."""
+        """Ends and reaps the whole tree. Returns False when the kernel has not ended it within half a minute."""
         is_dead = self._process.has_exited or await _within(_REPORT_SECONDS, self._kill_program())
         if not is_dead or not await _within(_ORDERLY_SECONDS, self.ended()):
             await self._kill_all()
         return await _within(_FORCED_SECONDS, self.ended())
 
     async def close(self) -> bool:
-        """Give back descriptors and the cgroup; False when something still lives in the cgroup."""
+        """Closes the descriptors and removes the cgroup. Returns False when the cgroup still has a process."""
         self._report.close()
         self._init.close()
         self._process.cut_pipes()
@@ -361,9 +380,9 @@ class SandboxedProcess:
         return await remove_cgroup(self._cgroup) if self._cgroup is not None else True
 
     async def _kill_program(self) -> None:
-        """Kill pid 1 of the namespace: the monitor reaps it and ends in order, and no orphan is left to anybody.
+        """Kills pid 1 of the namespace. The monitor reaps it and ends normally, so no process is orphaned.
 
-        Its pid is reported milliseconds after the launcher's start, and before it may do anything.
+        Bubblewrap reports the pid milliseconds after the launcher's start, and before the program may run.
         """
         self._report.read()
         await self._report.started.wait()
@@ -373,30 +392,33 @@ class SandboxedProcess:
         if self._cgroup is not None:
             self._cgroup.kill()
         if not self._process.has_exited:
-            # Killed while it starts a child, the monitor would leave behind one that waits for it for ever. Stopped,
-            # it starts no more, and those it has can be listed.
+            # A monitor that is killed while it starts a child leaves a child that waits for it for ever. A stopped
+            # monitor starts no more children, so the service stops it first and lists the children that it has.
             self._signal_monitor(signal.SIGSTOP)
             await _within(_ORDERLY_SECONDS, _stopped(self._process.pid))
             for child in children_of(self._process.pid):
-                with suppress(ProcessLookupError):  # gone already
+                with suppress(ProcessLookupError):  # the child has ended
                     os.kill(child, signal.SIGKILL)
         if not self._process.has_exited:
             self._signal_monitor(signal.SIGKILL)
 
     def _signal_monitor(self, number: signal.Signals) -> None:
-        """Not by asyncio's way, which looks for the process's end first and so takes it from who waits for it."""
+        """Sends a signal by pidfd, because asyncio's `send_signal` may reap the process before its waiters."""
         if self._monitor_fd is not None:
-            with suppress(ProcessLookupError):  # gone already
+            with suppress(ProcessLookupError):  # the monitor has ended
                 signal.pidfd_send_signal(self._monitor_fd, number)
 
 
 async def remove_cgroup(cgroup: Cgroup) -> bool:
-    """Kill what is left in a group and remove it. The kernel empties it a moment after the last process was reaped."""
+    """Kills the processes of a cgroup and removes the cgroup. Returns False when that takes longer than 10 s.
+
+    The kernel empties the cgroup a moment after the last process is reaped, so the removal is repeated.
+    """
     try:
         async with asyncio.timeout(_REMOVAL_SECONDS):
             while not cgroup.remove():
                 cgroup.kill()
-                await asyncio.sleep(_POLL_SECONDS)  # v1 offers nothing to wait for
+                await asyncio.sleep(_POLL_SECONDS)  # cgroup v1 offers no event to wait for
     except TimeoutError:
         return False
     return True
@@ -410,7 +432,7 @@ def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
 
 
 def _memory_file(owner: ExitStack, name: str, content: bytes) -> int:
-    """A nameless file with `content`, positioned at its start; one per run, as readers share its position."""
+    """Returns a memfd with `content`, at its start. Readers share the position: one memfd per run."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
     owner.callback(os.close, fd)
     with open(fd, "wb", closefd=False) as file:
@@ -429,8 +451,8 @@ async def _within(seconds: float, action: Coroutine[Any, Any, None]) -> bool:
 
 
 async def _stopped(pid: int) -> None:
-    """Until a process has taken note of SIGSTOP, or is gone."""
-    while (fields := stat_fields(pid)) is not None and fields[0] not in "TZ":  # noqa: ASYNC110  # no event says so
+    """Waits until a process is stopped or has ended."""
+    while (fields := stat_fields(pid)) is not None and fields[0] not in "TZ":  # noqa: ASYNC110  # there is no event for it
         await asyncio.sleep(_POLL_SECONDS)
 
 

@@ -1,4 +1,8 @@
-"""The sandbox as the tool service uses it."""
+"""The sandbox as the tool service uses it: `Sandbox.open`, `run_python`, `long_running`, `close`.
+
+A run takes a slot and a uid, gets the slot's warm sandbox if there is one, and is supervised until all its processes
+are gone.
+"""
 
 from __future__ import annotations
 
@@ -33,31 +37,32 @@ log = logging.getLogger(__name__)
 OnEnd = Callable[[SandboxResult], None]
 
 MAX_CODE_BYTES = MIB
-# A workspace this many times over its bound takes no further run: each could add a little before it is noticed.
-_OVERFULL = 2
-_TOO_MUCH = (
-    "not started: the workspace holds too much, directories that are too deep, or closed ones; delete files first, "
-    "without a program"
+# No run starts in a workspace of more than this many times its limit: each run could add a little before the
+# workspace monitor stops it.
+_MAX_OVERFULL_FACTOR = 2
+_TOO_LARGE_TO_START = (
+    "not started: the workspace contains too many bytes or files, directories that are nested too deep, or directories "
+    "that the service cannot read; delete files first, with the file tools instead of a program"
 )
 _CANCEL_SECONDS = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A program that has a place, and perhaps a sandbox that was started ahead."""
+    """A program that has a slot, and the slot's warm sandbox if there is one."""
 
     code: bytes
     workspace: Path | None
     limits: SandboxLimits
     uid: int | None
-    ahead: WarmSandbox | None
-    is_own_uid: bool  # the place's, which a sandbox that was started ahead has
+    warm: WarmSandbox | None
+    is_slot_uid: bool  # the run has its slot's uid, which the slot's warm sandbox has too
 
 
 class Sandbox(AbstractAsyncContextManager["Sandbox"]):
     """Runs agents' programs, `settings.slots` at a time, each without the host's files, network and processes.
 
-    Made by `open`, which proves that it holds; there is no way to run a program without it.
+    Create a sandbox with `open`, which runs the self-test first. There is no way to run a program without a sandbox.
     """
 
     def __init__(self, settings: SandboxSettings, detection: Detection) -> None:
@@ -65,18 +70,18 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         self.detection = detection
         self._tools = detection.require()
         first_uid = settings.first_uid if detection.per_slot_uids else None
-        self._places = RunSlots(settings.slots, settings.long_running, first_uid, settings.locks)
+        self._slots = RunSlots(settings.slots, settings.long_running, first_uid, settings.locks)
         self._stage = Stage() if detection.per_slot_uids else None
-        self._guard = ReaperClient()
+        self._reaper = ReaperClient()
         self._running: dict[asyncio.Task[SandboxResult], RunSupervisor] = {}
         self._warm = WarmStart(settings.warm, settings.slots, self._program_of, is_root=detection.per_slot_uids)
-        self.warm_runs = 0  # programs that began in a sandbox which was waiting for them
+        self.warm_runs = 0  # programs that began in a warm sandbox
 
     @classmethod
     async def open(cls, settings: SandboxSettings) -> Self:
-        """Look at the machine, remove what a dead instance left, and try to break out.
+        """Detects what the machine offers, removes the leftovers of dead services, and runs the self-test.
 
-        Raises SandboxUnavailable where something is missing, SandboxEscaped when a probe got out.
+        Raises SandboxUnavailable when a requirement is missing, SandboxEscaped when a probe escaped.
         """
         detection = await asyncio.to_thread(detect, settings)
         detection.require()
@@ -89,38 +94,40 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
             await sandbox.close()
             raise
         present = "; ".join(sandbox.detection.present)
-        log.info("the sandbox holds here: %s", present, extra={"limits": detection.cgroups.describe()})
+        log.info("the sandbox passed its self-test: %s", present, extra={"limits": detection.cgroups.describe()})
         for sentence in sandbox.detection.weakened:
             log.warning("sandbox: %s", sentence)
         return sandbox
 
     async def self_test(self) -> None:
-        """Run the probes. Raises SandboxEscaped that names each one which got out."""
+        """Runs the probes in a cold sandbox. Raises SandboxEscaped, which names each probe that escaped."""
         await require_no_escape(partial(self.run_python, workspace=None, limits=SandboxLimits()))
 
     async def warm_up(self) -> bool:
-        """Start the sandboxes that wait for programs, and try to break out of one. Raises SandboxEscaped.
+        """Starts the warm sandboxes and runs the probes in one of them.
 
-        False, and a sentence among what is weakened, when there can be none on this machine.
+        Returns False when warm sandboxes are turned off or not possible on this machine; in the second case
+        `detection.weakened` gets a sentence with the reason. Raises SandboxEscaped.
         """
         if not self._settings.warm:
             return False
-        before, trouble = self.warm_runs, await self._warm.start()
-        if not trouble:
+        before, problem = self.warm_runs, await self._warm.start()
+        if not problem:
             try:
                 with tempfile.TemporaryDirectory(prefix="tenure-probe-") as directory:
                     workspace = Path(directory)
                     await require_no_escape(partial(self.run_python, workspace=workspace, limits=SandboxLimits()))
             except SandboxUnavailable as unavailable:
-                trouble = str(unavailable)
+                problem = str(unavailable)
         detection = self.detection
         if self.warm_runs == before:
-            sentence = f"no sandbox is started ahead of its program: {trouble or 'it could not be given one'}"
+            reason = problem or "the test program could not be passed to its warm sandbox"
+            sentence = f"no sandbox is started ahead of its program, so all starts are cold: {reason}"
             self.detection = replace(detection, weakened=(*detection.weakened, sentence))
             await self._warm.close()
             return False
         self.detection = replace(
-            detection, present=(*detection.present, "sandboxes started ahead of the programs in them")
+            detection, present=(*detection.present, "warm sandboxes, started ahead of their programs")
         )
         return True
 
@@ -132,24 +139,25 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         on_output: OnOutput | None = None,
         on_end: OnEnd | None = None,
     ) -> SandboxResult:
-        """Run a program to its end, with `workspace` (a directory, not a link) as its current directory.
+        """Runs a Python program to its end and returns its result, whatever the program does.
 
-        `on_output(stream, text)` is called in the event loop as "stdout" and "stderr" arrive; it must not block.
-        `on_end(result)` is called also when the run is cancelled, which returns nothing.
-        Whatever the program does is a result. Raises ValueError for code over MAX_CODE_BYTES and NotADirectoryError.
-        When the awaiting task is cancelled, all processes are killed and gone before CancelledError goes on; this
-        takes less than a second, and a kernel that needs longer for it goes on with it in the background.
+        `workspace` (a directory, not a link) is the program's current directory.
+        `on_output(stream, text)` is called in the event loop when text of "stdout" or "stderr" arrives; the callback
+        must not block. `on_end(result)` is called at the end, also after a cancellation, where no result is returned.
+        Raises ValueError for code over MAX_CODE_BYTES, NotADirectoryError, and SandboxUnavailable.
+        When the awaiting task is cancelled, all processes are killed and reaped before CancelledError is raised again.
+        That wait is shorter than a second; if the kernel needs longer, the clean-up continues in the background.
         """
         encoded = code.encode("utf-8", errors="surrogatepass")
         if len(encoded) > MAX_CODE_BYTES:
             raise ValueError(f"the program has {len(encoded)} bytes, more than {MAX_CODE_BYTES}")
         key = identity(workspace) if workspace is not None else None
-        slot, lease = await self._places.enter(key, workspace, lambda: self._preferred(workspace))
-        ahead = self._warm.pool.occupy(slot.number, limits) if self._is_for_runs(slot) else None
+        slot, lease = await self._slots.enter(key, workspace, lambda: self._preferred(workspace))
+        warm = self._warm.pool.occupy(slot.number, limits) if self._is_for_runs(slot) else None
         supervision = RunSupervisor(limits, on_output)
-        # A task of its own: cancelling the caller must not cancel the cleaning up, and the slot is the run's until
-        # that is done, even when the kernel takes so long over it that the caller has gone on.
-        run = _Run(encoded, workspace, limits, lease.uid, ahead, lease.uid == self._places.uid(slot.number))
+        # A separate task: a cancellation of the caller must not cancel the clean-up, and the run keeps its slot until
+        # the clean-up is done, even when the kernel takes so long that the caller no longer waits.
+        run = _Run(encoded, workspace, limits, lease.uid, warm, lease.uid == self._slots.uid(slot.number))
         task = asyncio.create_task(self._run(supervision, run))
         self._running[task] = supervision
         task.add_done_callback(partial(self._vacate, key, slot, lease))
@@ -157,7 +165,7 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             supervision.stop(SandboxStatus.CANCELLED)
-            await _gone(task, _CANCEL_SECONDS)
+            await _wait_for_cleanup(task, _CANCEL_SECONDS)
             raise
         finally:
             if on_end is not None and task.done() and task.exception() is None:
@@ -167,12 +175,13 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
     async def long_running(
         self, command: Command, workspace: Path | None, limits: SandboxLimits
     ) -> AsyncIterator[LongRunningProgram]:
-        """Run a program that is spoken to over its pipes, for as long as the context is open, confined like any other.
+        """Runs a program with pipes for stdin, stdout and stderr while the context is open, confined like all others.
 
-        Without bounds on its time. Waits for a place among the `lasting` ones. Raises OSError when it does not start.
+        The program has no time limit. Waits for one of the `settings.long_running` slots. Raises OSError when the
+        program does not start, NotADirectoryError, and SandboxUnavailable.
         """
         key = identity(workspace) if workspace is not None else None
-        slot, lease = await self._places.enter(key, workspace, lambda: None, long_running=True)
+        slot, lease = await self._slots.enter(key, workspace, lambda: None, long_running=True)
         try:
             usage = await asyncio.to_thread(take_over, workspace, lease.uid)
             program = command.put_in(self._program(b"", workspace, limits, lease.uid, usage), self._stage)
@@ -183,17 +192,17 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
             finally:
                 slot.retired = slot.retired or running.left_behind
         finally:
-            self._places.leave(key, slot, lease, long_running=True)
+            self._slots.leave(key, slot, lease, long_running=True)
 
     async def close(self) -> None:
-        """End all runs and remove everything that belongs to this sandbox."""
+        """Ends all runs and removes everything that belongs to this sandbox."""
         running = dict(self._running)
         for supervision in running.values():
             supervision.stop(SandboxStatus.CANCELLED)
         if running:
             await asyncio.wait(running)
         await self._warm.close()
-        await self._guard.close()
+        await self._reaper.close()
         if self._stage is not None:
             self._stage.remove()
             self._stage = None
@@ -208,35 +217,38 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
     ) -> None:
         supervision = self._running.pop(task)
         slot.retired = slot.retired or supervision.left_behind
-        self._places.leave(key, slot, lease)
+        self._slots.leave(key, slot, lease)
         if self._is_for_runs(slot):
             self._warm.pool.vacate(slot.number, retired=slot.retired)
         if not task.cancelled() and supervision.was_cancelled and (error := task.exception()) is not None:
-            log.error("a cancelled run failed while it was cleaned up", exc_info=error)
+            log.error("the clean-up of a cancelled run failed", exc_info=error)
 
     async def _run(self, supervision: RunSupervisor, run: _Run) -> SandboxResult:
         try:
             usage, limits = await asyncio.to_thread(self._prepare, run), run.limits
-            disk_bytes, entries = _OVERFULL * limits.workspace_bytes, _OVERFULL * limits.workspace_files
+            disk_bytes, entries = (
+                _MAX_OVERFULL_FACTOR * limits.workspace_bytes,
+                _MAX_OVERFULL_FACTOR * limits.workspace_files,
+            )
             if not usage.complete or usage.disk_bytes > disk_bytes or usage.entries > entries:
-                supervision.stop(SandboxStatus.WORKSPACE_LIMIT, _TOO_MUCH)
+                supervision.stop(SandboxStatus.WORKSPACE_LIMIT, _TOO_LARGE_TO_START)
             program = self._program(run.code, run.workspace, limits, run.uid, usage)
-            result = await supervision.run(replace(program, ahead=run.ahead))
-            return replace(result, warm=run.ahead is not None and run.ahead.is_released)
+            result = await supervision.run(replace(program, warm=run.warm))
+            return replace(result, warm=run.warm is not None and run.warm.is_released)
         finally:
-            if run.ahead is not None:
-                self.warm_runs += run.ahead.is_released
-                await run.ahead.close()
+            if run.warm is not None:
+                self.warm_runs += run.warm.is_released
+                await run.warm.close()
 
     def _prepare(self, run: _Run) -> Usage:
         usage = take_over(run.workspace, run.uid)
-        if run.ahead is not None and run.is_own_uid:
-            run.ahead.prepare(run.code, run.workspace)
+        if run.warm is not None and run.is_slot_uid:
+            run.warm.prepare(run.code, run.workspace)
         return usage
 
-    def _program_of(self, place: int, limits: SandboxLimits) -> SandboxedProgram:
-        """How a program in this place is confined, before there is one."""
-        return self._program(b"", None, limits, self._places.uid(place), NOTHING)
+    def _program_of(self, slot: int, limits: SandboxLimits) -> SandboxedProgram:
+        """Returns the confinement of programs in this slot, for a warm sandbox whose program is not known yet."""
+        return self._program(b"", None, limits, self._slots.uid(slot), NOTHING)
 
     def _program(
         self, code: bytes, workspace: Path | None, limits: SandboxLimits, uid: int | None, usage: Usage
@@ -245,12 +257,12 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         cgroup = self.detection.cgroups.new()
         limited = self.detection.cgroups.limits
         gated = self.detection.gate_processes
-        by_uid = limits.processes if "pids" not in limited and not gated else None
+        processes_by_uid = limits.processes if "pids" not in limited and not gated else None
         entry = LaunchSpec(
             parent_pid=os.getpid(),
             uid=uid,
             join_files=cgroup.join_files if cgroup is not None else [],
-            rlimits=rlimits(limits, memory="memory" not in limited, processes=by_uid),
+            rlimits=rlimits(limits, memory="memory" not in limited, processes=processes_by_uid),
             binds=placement.binds,
         )
         return SandboxedProgram(
@@ -260,23 +272,27 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
             entry=entry,
             limits=limits,
             cgroup=cgroup,
-            guard=self._guard,
+            guard=self._reaper,
             process_gate=limits.processes if gated else None,
             workspace=workspace,
             usage_before=usage,
         )
 
     def _preferred(self, workspace: Path | None) -> int | None:
-        """The place whose uid owns the files already, so that no ownership has to change; or one that is warm."""
-        former = None if workspace is None else self._places.former(workspace)
+        """Returns the slot to ask for, or None.
+
+        The slot whose uid owns the workspace's files comes first, because then no file has to change its owner; else a
+        slot with a warm sandbox.
+        """
+        former = None if workspace is None else self._slots.former(workspace)
         return self._warm.pool.preferred(former)
 
     def _is_for_runs(self, slot: Slot) -> bool:
         return slot.number < self._settings.slots
 
 
-async def _gone(task: asyncio.Task[SandboxResult], seconds: float) -> None:
-    """Wait for a run's cleaning up, however often the waiting itself is cancelled: its caller raises afterwards."""
+async def _wait_for_cleanup(task: asyncio.Task[SandboxResult], seconds: float) -> None:
+    """Waits for the clean-up of a run. Absorbs cancellations of the wait, because the caller raises one afterwards."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     while not task.done() and loop.time() < deadline:
@@ -285,7 +301,7 @@ async def _gone(task: asyncio.Task[SandboxResult], seconds: float) -> None:
         except asyncio.CancelledError:
             continue
     if not task.done():
-        log.warning("a cancelled run is killed, but the kernel is still taking it down after %g s", seconds)
+        log.warning("a cancelled run was killed, but the kernel has not ended all its processes after %g s", seconds)
 
 
 __all__ = ["MAX_CODE_BYTES", "Sandbox", "SandboxUnavailable", "sweep"]

@@ -1,4 +1,8 @@
-"""Following one run from its start to its verdict."""
+"""Supervises one run from its start to its result, and holds the warm sandboxes that runs begin in.
+
+`RunSupervisor` starts the program, reads its output, enforces its limits and names its end. `WorkspaceMonitor` measures
+the workspace meanwhile. `WarmSandbox` is a sandbox that was started before its program is known.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +30,18 @@ from services.tools.sandbox.unlinked_files import NO_UNLINKED_FILES, unlinked_fi
 from services.tools.sandbox.workspace import Usage, measure
 from tenure.runtime.task_group import TaskGroup
 
-# Looking from outside at what a program makes of its workspace, as nothing in the kernel bounds that.
+# The workspace monitor. Nothing in the kernel limits the size of a directory, so the service measures it.
 
 log = logging.getLogger(__name__)
 
-_MIN_OFTEN_SECONDS: Final = 2.0
+_MAX_PAUSE_SECONDS: Final = 2.0
 
-# Of their own: programs that make looking slow keep each other waiting, and nothing else that needs a thread.
-_THREADS: Final = ThreadPoolExecutor(max_workers=4, thread_name_prefix="look-at-workspaces")
+# A separate pool: programs that make measuring slow delay each other, and no other work that needs a thread.
+_THREADS: Final = ThreadPoolExecutor(max_workers=4, thread_name_prefix="measure-workspaces")
 
 
 class WorkspaceMonitor:
-    """The looks at one program's workspace, one after the other."""
+    """Measures the workspace of one program repeatedly."""
 
     def __init__(self, program: SandboxedProgram) -> None:
         self._program = program
@@ -45,35 +49,43 @@ class WorkspaceMonitor:
         self._took_seconds = 0.0
 
     async def pause(self, seconds: float) -> None:
-        """Before the next look: longer where looking takes long, so that it stays cheap, but never for long."""
-        await asyncio.sleep(min(max(seconds, 10 * self._took_seconds), _MIN_OFTEN_SECONDS))
+        """Waits before the next measurement: `seconds`, or longer if the last one took long, but at most 2 s.
+
+        A pause of ten times the last measurement keeps the cost low.
+        """
+        await asyncio.sleep(min(max(seconds, 10 * self._took_seconds), _MAX_PAUSE_SECONDS))
 
     async def exceeds_limits(self, init_pid: int | None = None) -> bool:
-        """Whether it has outgrown its bounds, or cannot be measured. `init_pid`: while it runs, it may hold more."""
+        """Whether the workspace exceeds its limits or cannot be measured.
+
+        `init_pid`: the sandbox's pid 1 while the program runs; its unlinked files are counted too.
+        """
         workspace = self._program.workspace
         if workspace is None:
             return False
         started = time.monotonic()
-        usage = await asyncio.get_running_loop().run_in_executor(_THREADS, self._look, workspace, init_pid)
+        exceeds = await asyncio.get_running_loop().run_in_executor(_THREADS, self._measure, workspace, init_pid)
         self._took_seconds = time.monotonic() - started
-        return usage
+        return exceeds
 
-    def _look(self, workspace: Path, init_pid: int | None) -> bool:
+    def _measure(self, workspace: Path, init_pid: int | None) -> bool:
         try:
             usage = measure(workspace)
-            held = NO_UNLINKED_FILES if init_pid is None else unlinked_files_of(init_pid, workspace.lstat().st_dev)
+            unlinked = NO_UNLINKED_FILES if init_pid is None else unlinked_files_of(init_pid, workspace.lstat().st_dev)
         except OSError as error:
-            log.warning("a program is ended whose workspace cannot be measured: %s", error)
+            log.warning("the workspace of a program cannot be measured; the program is ended: %s", error)
             return True
-        disk_bytes = usage.disk_bytes + held.disk_bytes + self._stays_in_flight(held.in_flight)
-        usage = replace(usage, disk_bytes=disk_bytes, complete=usage.complete and held.complete)
+        disk_bytes = usage.disk_bytes + unlinked.disk_bytes + self._stays_in_flight(unlinked.in_flight)
+        usage = replace(usage, disk_bytes=disk_bytes, complete=usage.complete and unlinked.complete)
         limits = self._program.limits
         return usage.exceeds(self._program.usage_before, limits.workspace_bytes, limits.workspace_files)
 
     def _stays_in_flight(self, descriptors: int) -> int:
-        """The most that these may be: only what was there at the look before, too, is kept and not just handed on.
+        """Returns the most bytes that the files in sockets' queues may take.
 
-        Each may be a socket on whose way are as many as one user may have on their way: as many as may be open.
+        Only descriptors that were also there at the last measurement count: the others may just be passed on. Each of
+        them may be a socket whose queue contains as many descriptors as one user may have in flight, which is the
+        limit of open files.
         """
         kept, self._in_flight = min(descriptors, self._in_flight), descriptors
         limits = self._program.limits
@@ -85,7 +97,7 @@ OnOutput = Callable[[str, str], None]
 _PORTION_BYTES = 64 << 10
 _COUNTERS_EVERY_SECONDS = 0.1
 _FILES_EVERY_SECONDS = 0.25
-# A program that meets the limit now and then may cope with it; one that was refused this often is a fork bomb.
+# A program may handle a few refused forks. A program with this many refused forks is a fork bomb.
 _FORK_FLOOD = 256
 _KILLED = 128 + 9
 _UNSTOPPABLE = "the kernel did not end the run's processes in time"
@@ -93,7 +105,11 @@ _UNSTOPPABLE = "the kernel did not end the run's processes in time"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxedProgram:
-    """What is run, and everything decided about its confinement before it starts."""
+    """A program with its confinement, which is decided before the program starts.
+
+    `process_gate`: the process limit to set when the program starts, or None where another limit counts processes.
+    `warm`: the warm sandbox that was prepared for this program, or None.
+    """
 
     code: bytes
     filter_program: bytes
@@ -102,19 +118,23 @@ class SandboxedProgram:
     limits: SandboxLimits
     cgroup: Cgroup | None
     guard: ReaperClient
-    process_gate: int | None  # the limit of processes to set at the gate, where nothing else limits them
+    process_gate: int | None
     workspace: Path | None
     usage_before: Usage
-    ahead: WarmSandbox | None = None  # one that was started for such a program, and has it
+    warm: WarmSandbox | None = None
 
     @property
     def private_places(self) -> tuple[str, ...]:
-        """Where the run has file systems of its own, in memory."""
+        """The paths of the run's tmpfs file systems."""
         return PRIVATE_PLACES if self.workspace is not None else (*PRIVATE_PLACES, WORKSPACE_PATH)
 
 
 class RunSupervisor:
-    """One run. `stop` may be called at any time, also before the start and after the end; the first reason counts."""
+    """Supervises one run.
+
+    `stop` may be called at any time, also before the start and after the end; the first reason counts. `left_behind`:
+    whether the kernel did not end the run's processes in time, so that the run's uid must not be used again.
+    """
 
     def __init__(self, limits: SandboxLimits, on_output: OnOutput | None) -> None:
         self._limits = limits
@@ -127,18 +147,21 @@ class RunSupervisor:
         self.left_behind = False
 
     def stop(self, reason: SandboxStatus, error: str = "") -> None:
-        """End the run for this reason."""
+        """Ends the run with this status. `error`: a sentence for the agent, instead of the status's own."""
         if self._reason is None:
             self._reason, self._error = reason, error
             self._stopping.set()
 
     @property
     def was_cancelled(self) -> bool:
-        """Whether nobody waits for the result any more."""
+        """Whether the run was cancelled, so that no caller reads the result."""
         return self._reason is SandboxStatus.CANCELLED
 
     async def run(self, program: SandboxedProgram) -> SandboxResult:
-        """Start, follow, end, judge. What the output callback raised is raised, after the run was ended."""
+        """Runs the program to its end and returns its result.
+
+        An exception of the output callback ends the run, and is raised afterwards.
+        """
         started = time.monotonic()
         exit_code, counters = None, Counters()
         if self._reason is None:
@@ -156,13 +179,13 @@ class RunSupervisor:
             self.stop(SandboxStatus.SANDBOX_ERROR, f"the sandbox could not be started: {error}")
             return None, Counters()
         try:
-            await self._attend(process, program)
+            await self._supervise(process, program)
         finally:
             exit_code, counters = await self._finish(process)
         return exit_code, counters
 
     async def _start(self, program: SandboxedProgram) -> SandboxedProcess:
-        if program.ahead is not None and (process := program.ahead.release()) is not None:
+        if program.warm is not None and (process := program.warm.release()) is not None:
             return process
         if program.cgroup is not None:
             program.cgroup.create(program.limits)
@@ -181,8 +204,8 @@ class RunSupervisor:
                 self.left_behind = not await remove_cgroup(program.cgroup)
             raise
 
-    async def _attend(self, process: SandboxedProcess, program: SandboxedProgram) -> None:
-        """Read its output and watch its limits until it ends or is stopped."""
+    async def _supervise(self, process: SandboxedProcess, program: SandboxedProgram) -> None:
+        """Reads the program's output and enforces its limits until the program ends or is stopped."""
         timer = asyncio.get_running_loop().call_later(self._limits.wall_seconds, self.stop, SandboxStatus.TIMEOUT)
         try:
             async with TaskGroup() as tasks:
@@ -201,12 +224,12 @@ class RunSupervisor:
     async def _follow(self, process: SandboxedProcess, program: SandboxedProgram) -> None:
         async with TaskGroup() as tasks:
             tasks.create_task(process.open_gate(program.process_gate))
-            tasks.create_task(self._pump(process.stdout, "stdout"))
-            tasks.create_task(self._pump(process.stderr, "stderr"))
+            tasks.create_task(self._read_output(process.stdout, "stdout"))
+            tasks.create_task(self._read_output(process.stderr, "stderr"))
             await process.ended()
 
-    async def _pump(self, stream: asyncio.StreamReader, name: str) -> None:
-        """Read to the end, also after a stop: a reader that leaves early keeps the pipe's transport alive."""
+    async def _read_output(self, stream: asyncio.StreamReader, name: str) -> None:
+        """Reads a stream to its end, also after a stop: an unread pipe would keep its transport alive."""
         while portion := await stream.read(_PORTION_BYTES):
             if self._reason is not None:
                 continue
@@ -214,13 +237,13 @@ class RunSupervisor:
             if sum(output.total_bytes for output in self._outputs.values()) > self._limits.flood_bytes:
                 self.stop(SandboxStatus.OUTPUT_LIMIT)
             elif self._on_output is not None and text:
-                self._show(name, text)
+                self._call_on_output(name, text)
 
-    def _show(self, name: str, text: str) -> None:
+    def _call_on_output(self, name: str, text: str) -> None:
         assert self._on_output is not None
         try:
             self._on_output(name, text)
-        except Exception as error:  # noqa: BLE001  # the caller's, kept and raised to it once the run is ended
+        except Exception as error:  # noqa: BLE001  # `run` raises the callback's error when the run has ended
             self._callback_failure = error
             self.stop(SandboxStatus.CANCELLED)
 
@@ -231,10 +254,10 @@ class RunSupervisor:
             following.cancel()
 
     async def _watch_counters(self, process: SandboxedProcess, program: SandboxedProgram) -> None:
-        """End what forks on after refusals, and what has used up its CPU time.
+        """Ends a fork bomb, a program that used up its CPU time, and a program with too many files in memory.
 
-        The kernel's own CPU limit comes a second later and is for each process; its warning is no use here, as a
-        pid 1 ignores signals that it does not handle.
+        The kernel's CPU limit counts each process alone, and its SIGKILL comes a second later. Its SIGXCPU has no
+        effect on the program, because a pid 1 ignores signals that it does not handle.
         """
         while True:
             await asyncio.sleep(_COUNTERS_EVERY_SECONDS)
@@ -242,13 +265,14 @@ class RunSupervisor:
             if (counters.refused_forks or 0) >= _FORK_FLOOD:
                 self.stop(SandboxStatus.TOO_MANY_PROCESSES)
             if process.has_too_many_files_in_memory(program.private_places):
-                self.stop(SandboxStatus.OUT_OF_MEMORY, f"made more than {MAX_PRIVATE_FILES} files outside of /work")
+                message = f"created more than {MAX_PRIVATE_FILES} files in memory, outside of the workspace"
+                self.stop(SandboxStatus.OUT_OF_MEMORY, message)
             used = process.cpu_seconds if counters.cpu_ms is None else counters.cpu_ms / 1000
             if used >= self._limits.cpu_seconds:
                 self.stop(SandboxStatus.TIMEOUT, f"used up its {self._limits.cpu_seconds:g} s of CPU time")
 
     async def _watch_files(self, process: SandboxedProcess, program: SandboxedProgram) -> None:
-        """End what fills the workspace. A large one is looked at less often, so that looking stays cheap."""
+        """Ends a program that fills the workspace. A large workspace is measured less often, to limit the cost."""
         monitor = WorkspaceMonitor(program)
         while program.workspace is not None:
             await monitor.pause(_FILES_EVERY_SECONDS)
@@ -256,7 +280,7 @@ class RunSupervisor:
                 self.stop(SandboxStatus.WORKSPACE_LIMIT)
 
     async def _finish(self, process: SandboxedProcess) -> tuple[int | None, Counters]:
-        """Whatever led here, nothing of the run outlives this."""
+        """Kills and reaps everything of the run, whatever ended it. Returns its exit code and counters."""
         ended = await process.kill()
         counters = process.counters()
         exit_code = process.exit_code
@@ -294,16 +318,19 @@ class RunSupervisor:
         )
 
 
-# A sandbox that was started ahead of its program: complete, used once, and only waiting for what to run.
+# Warm sandboxes: complete, used for one program, and waiting for that program.
 
-_HOOK = Path(__file__).with_name("warm_bootstrap.py")
+_BOOTSTRAP = Path(__file__).with_name("warm_bootstrap.py")
 _STARTS_WITHIN_SECONDS = 60.0
 _READY, _GO = b"?", b"!"
-_MAX_WORDS = 2000
+_MAX_ERROR_BYTES = 2000
 
 
 class WarmSandbox:
-    """Made by `start`, given to one run by `prepare` and `release`, ended by `close` unless it was released."""
+    """A sandbox that was started before its program is known.
+
+    `start` creates it, `prepare` and `release` give it to one run, `close` ends it unless it was released.
+    """
 
     def __init__(
         self, mount_helper: MountHelperClient, process: SandboxedProcess, channel: socket.socket, program_fd: int
@@ -318,24 +345,24 @@ class WarmSandbox:
 
     @classmethod
     async def start(cls, program: SandboxedProgram, mount_helper: MountHelperClient, directory: Path) -> Self:
-        """Start one that is confined as `program` says, which has neither code nor workspace yet.
+        """Starts a warm sandbox with the confinement of `program`, which has neither code nor workspace yet.
 
-        `directory` is one that any uid can reach. Raises OSError, TimeoutError and SandboxUnavailable, leaving
-        nothing behind.
+        `directory`: a directory that any uid can reach. Raises OSError, TimeoutError and SandboxUnavailable; nothing
+        of the sandbox is left then.
         """
         program_fd, file = _program_file(directory, program.entry.uid)
         try:
             with ExitStack() as opened:
                 opened.callback(os.close, program_fd)
-                here, there = map(opened.enter_context, socket.socketpair())
-                process = await _start_process(program, file, mount_helper, there.fileno())
-                there.close()
+                own_end, sandbox_end = map(opened.enter_context, socket.socketpair())
+                process = await _start_process(program, file, mount_helper, sandbox_end.fileno())
+                sandbox_end.close()
                 opened.pop_all()
-            warm = cls(mount_helper, process, here, program_fd)
+            warm = cls(mount_helper, process, own_end, program_fd)
             await warm._come_up_or_close(program)
             return warm
         finally:
-            file.unlink()  # what is bound into the sandbox stays there
+            file.unlink()  # the bind mount in the sandbox keeps the file
 
     async def _come_up_or_close(self, program: SandboxedProgram) -> None:
         try:
@@ -349,14 +376,14 @@ class WarmSandbox:
         self._channel.setblocking(False)
         await self._process.open_gate(program.process_gate)
         if await asyncio.get_running_loop().sock_recv(self._channel, 1) != _READY:
-            message = (await self._process.stderr.read(_MAX_WORDS)).decode(errors="replace").strip()
-            raise SandboxUnavailable(f"a sandbox ended before it had a program: {message or 'it said nothing'}")
+            message = (await self._process.stderr.read(_MAX_ERROR_BYTES)).decode(errors="replace").strip()
+            raise SandboxUnavailable(f"a warm sandbox ended before it had a program: {message or 'no error output'}")
         self._namespace_fd = self._process.open_mount_namespace()
         self._owned.callback(os.close, self._namespace_fd)
 
     @property
     def is_alive(self) -> bool:
-        """Whether its interpreter still waits: it says nothing, and the socket is open."""
+        """Whether the interpreter still waits: its end of the socket is open, and it has sent nothing."""
         try:
             return self._channel.recv(1, socket.MSG_PEEK) != b""
         except BlockingIOError:
@@ -364,30 +391,36 @@ class WarmSandbox:
         except OSError:
             return False
 
-    def on_death(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called, once, when it dies before it was released."""
+    def on_death(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` once when the sandbox dies before its release."""
 
         def died() -> None:
             loop.remove_reader(self._channel)
-            tell()
+            callback()
 
         loop = asyncio.get_running_loop()
         loop.add_reader(self._channel, died)
 
     def prepare(self, code: bytes, workspace: Path | None) -> None:
-        """Put program and workspace in their places, or find that this sandbox is of no use. Blocks a moment."""
+        """Writes the program into its file and mounts the workspace. Blocks for a moment.
+
+        On an error it logs a warning, and `release` returns None.
+        """
         try:
             with open(self._program_fd, "wb", closefd=False) as file:
                 file.write(code)
             if workspace is not None:
                 self._mount_helper.attach(self._namespace_fd, workspace)
         except OSError as error:
-            log.warning("a sandbox that waits for a program cannot be given one: %s", error)
+            log.warning("a warm sandbox cannot be given its program, which starts cold instead: %s", error)
             return
         self._is_prepared = True
 
     def release(self) -> SandboxedProcess | None:
-        """Let the program begin; its process is the caller's to end. None when it was not prepared, or died before."""
+        """Lets the program begin and returns its process, which the caller must end.
+
+        Returns None when the sandbox was not prepared or has died.
+        """
         if not (self._is_prepared and self.is_alive):
             return None
         self._process.begin_counting()
@@ -400,20 +433,20 @@ class WarmSandbox:
         return self._process
 
     async def close(self) -> None:
-        """End it, unless it was released."""
+        """Ends the sandbox, unless it was released."""
         if self._is_over:
             return
         self._is_over = True
         self._owned.close()
         ended = await self._process.kill()
         if not (await self._process.close() and ended):
-            log.error("a sandbox that had no program could not be cleaned up")
+            log.error("a warm sandbox could not be cleaned up: %s", _UNSTOPPABLE)
 
 
 def _program_file(directory: Path, uid: int | None) -> tuple[int, Path]:
-    """An empty file that nobody but `uid` may read (None: the service's own), and our descriptor to write into it.
+    """Creates an empty file that only `uid` may read (None: the service's uid). Returns a descriptor to write to it.
 
-    Whoever on the host could open it before it is unlinked would read the program later.
+    A process of the host that could open the file before it is unlinked could read the program later.
     """
     fd, name = tempfile.mkstemp(prefix="program-", dir=directory)
     try:
@@ -434,7 +467,7 @@ async def _start_process(
         program.cgroup.create(program.limits)
     try:
         return await SandboxedProcess.start(
-            _HOOK.read_bytes() + f"\n\nwait({channel})\n".encode(),
+            _BOOTSTRAP.read_bytes() + f"\n\nwait({channel})\n".encode(),
             program.filter_program,
             replace(program.view, program=file),
             replace(program.entry, namespaces=mount_helper.namespaces),
