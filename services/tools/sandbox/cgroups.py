@@ -1,6 +1,6 @@
-"""One cgroup per run: limits that count all its processes together, the counters that tell what happened, the kill.
+"""The cgroup of a run: limits for all its processes together, the kernel's counters, and the kill.
 
-The files' names differ between v1 and v2, their meaning does not; both are tables here.
+The names of the cgroup files differ between v1 and v2, their meaning does not; tables map both versions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from services.tools.sandbox.command import OWN_PROCESSES
 from services.tools.sandbox.limits import SandboxLimits
 from services.tools.sandbox.procfs import is_orphan, next_name
 
-# Finding the cgroup hierarchies in which this service may make groups of its own.
+# The detection of the cgroup hierarchies in which this service may create groups.
 
 USED_CONTROLLERS = frozenset({"memory", "pids", "cpu"})
 SERVICE_LEAF = "tenure-service"
@@ -25,7 +25,7 @@ SERVICE_LEAF = "tenure-service"
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """A directory in which groups can be made, and which of the used controllers work in them."""
+    """A directory in which groups can be created, and which of USED_CONTROLLERS work in these groups."""
 
     version: int
     directory: Path
@@ -33,9 +33,10 @@ class Hierarchy:
 
 
 def find_hierarchies(mounts: str, own_groups: str) -> list[Hierarchy]:
-    """The hierarchies to use, from the texts of /proc/self/mounts and /proc/self/cgroup.
+    """Returns the hierarchies to use, from the texts of /proc/self/mounts and /proc/self/cgroup.
 
-    v2 is always listed when mounted; `controllers` is then what it has on offer, not yet what is delegated.
+    v2 is always listed when it is mounted. Its `controllers` are those that the kernel offers, not yet those that are
+    delegated.
     """
     own = dict(_own_paths(own_groups))
     hierarchies: list[Hierarchy] = []
@@ -53,10 +54,11 @@ def find_hierarchies(mounts: str, own_groups: str) -> list[Hierarchy]:
 
 
 def delegate(hierarchy: Hierarchy) -> Hierarchy:
-    """Turn a v2 group's controllers on for groups below it, as far as that is possible.
+    """Enables a v2 group's controllers for the groups below it, as far as that is possible.
 
-    v2 refuses controllers below a group that holds processes. A group that holds only this service (systemd:
-    Delegate=yes) is emptied into a leaf beside the sandboxes; anybody else's processes are left where they are.
+    Returns the hierarchy with the enabled controllers. v2 refuses controllers below a group that contains processes. If
+    the group contains only this service (systemd: Delegate=yes), the service moves to a leaf group beside the
+    sandboxes. Processes of other programs are not moved. Raises OSError.
     """
     if hierarchy.version == 1 or not hierarchy.controllers:
         return hierarchy
@@ -72,8 +74,8 @@ def delegate(hierarchy: Hierarchy) -> Hierarchy:
 
 def _move_service_to_leaf(base: Path) -> None:
     own = str(os.getpid())
-    holders = (base / "cgroup.procs").read_text().split()
-    if holders != [own] or not os.access(base, os.W_OK):
+    members = (base / "cgroup.procs").read_text().split()
+    if members != [own] or not os.access(base, os.W_OK):
         return
     leaf = base / SERVICE_LEAF
     leaf.mkdir(exist_ok=True)
@@ -81,7 +83,7 @@ def _move_service_to_leaf(base: Path) -> None:
 
 
 def _try_write(path: Path, text: str) -> bool:
-    """Write to a kernel file that may refuse; what was achieved is read back by the caller."""
+    """Writes to a kernel file that may refuse the write. The caller reads the file back."""
     try:
         path.write_text(text)
     except OSError:
@@ -90,7 +92,7 @@ def _try_write(path: Path, text: str) -> bool:
 
 
 def _own_paths(text: str) -> Iterable[tuple[str, str]]:
-    """(controller, path) of /proc/self/cgroup; the v2 line has no controllers and is listed under ''."""
+    """Yields (controller, path) from /proc/self/cgroup. The v2 line names no controller, so its controller is ''."""
     for line in text.splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -106,8 +108,9 @@ def _cgroup_mounts(text: str) -> Iterable[tuple[Path, str, set[str]]]:
 
 
 def _below(mount_point: Path, own: str) -> Path:
-    """The service's own group. In a container its path may name a place outside of what is mounted: then the root of
-    the mount is the own group.
+    """Returns the directory of the service's own group.
+
+    In a container the path of the group may lie outside of the mount. Then the root of the mount is the own group.
     """
     path = mount_point / own.lstrip("/")
     return path if ".." not in path.parts and path.is_dir() else mount_point
@@ -129,7 +132,7 @@ def _cpu_quota(limits: SandboxLimits) -> int:
     return _CPU_PERIOD_US * limits.cpu_percent // 100
 
 
-# (controller, file, value, whether the file must be there). Swap accounting is a boot option, hence optional.
+# (controller, file, value, whether the file must exist). Swap accounting is a boot option, so its file is optional.
 _Setting = tuple[str, str, Callable[[SandboxLimits], object], bool]
 _SETTINGS: dict[int, tuple[_Setting, ...]] = {
     1: (
@@ -146,13 +149,16 @@ _SETTINGS: dict[int, tuple[_Setting, ...]] = {
     ),
 }
 _OOM_FILE = {1: "memory.oom_control", 2: "memory.events"}
-_V1_CPU_FILE = "cpuacct.usage"  # beside the others where `cpu,cpuacct` is one hierarchy, as it mostly is
+_V1_CPU_FILE = "cpuacct.usage"  # exists where `cpu,cpuacct` is one hierarchy, as on most machines
 _PEAK_FILE = {1: "memory.max_usage_in_bytes", 2: "memory.peak"}
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What the kernel counted for one run; None where nothing counts it."""
+    """The kernel's counters for one run; None where no cgroup counts.
+
+    `refused_forks`: how often the process limit refused a fork.
+    """
 
     oom_kills: int | None = None
     refused_forks: int | None = None
@@ -161,15 +167,15 @@ class Counters:
 
 
 class Cgroup:
-    """One run's group: a directory in every hierarchy."""
+    """The cgroup of one run: a directory in every hierarchy."""
 
     def __init__(self, name: str, hierarchies: tuple[Hierarchy, ...]) -> None:
-        self._places = tuple((hierarchy, hierarchy.directory / name) for hierarchy in hierarchies)
+        self._directories = tuple((hierarchy, hierarchy.directory / name) for hierarchy in hierarchies)
 
     def create(self, limits: SandboxLimits) -> None:
-        """Make the directories and set the limits. Raises OSError, leaving nothing behind."""
+        """Creates the directories and sets the limits. Raises OSError, and removes the directories then."""
         try:
-            for hierarchy, directory in self._places:
+            for hierarchy, directory in self._directories:
                 directory.mkdir()
                 for controller, file, value, required in _SETTINGS[hierarchy.version]:
                     if controller in hierarchy.controllers and (required or (directory / file).exists()):
@@ -180,13 +186,13 @@ class Cgroup:
 
     @property
     def join_files(self) -> list[str]:
-        """A process that writes 0 to each of these is in the group."""
-        return [str(directory / "cgroup.procs") for _, directory in self._places]
+        """The files to which a process writes 0 to join the group."""
+        return [str(directory / "cgroup.procs") for _, directory in self._directories]
 
     def counters(self) -> Counters:
-        """Read what has been counted so far."""
+        """Reads the counters."""
         values: dict[str, int | None] = {}
-        for hierarchy, directory in self._places:
+        for hierarchy, directory in self._directories:
             version = hierarchy.version
             if "memory" in hierarchy.controllers:
                 values["oom_kills"] = _field(directory / _OOM_FILE[version], "oom_kill")
@@ -200,18 +206,18 @@ class Cgroup:
         return Counters(**values)
 
     def kill(self) -> None:
-        """SIGKILL every process of the group: at once where v2 can, else one by one as they are listed."""
-        for hierarchy, directory in self._places:
+        """Sends SIGKILL to every process of the group: at once with v2's cgroup.kill, else one by one."""
+        for hierarchy, directory in self._directories:
             if hierarchy.version == 2 and (directory / "cgroup.kill").exists():
                 _kill_group(directory)
                 return
-        for _, directory in self._places:
+        for _, directory in self._directories:
             for pid in _members(directory):
                 _kill_process(pid)
 
     def remove(self) -> bool:
-        """Remove the directories; False while a process is still in one of them."""
-        for _, directory in self._places:
+        """Removes the directories. Returns False while one of them still has a process."""
+        for _, directory in self._directories:
             try:
                 directory.rmdir()
             except FileNotFoundError:
@@ -222,7 +228,7 @@ class Cgroup:
 
 
 class Cgroups:
-    """The hierarchies of this machine. `limits` names what is truly limited: of memory, pids, cpu."""
+    """The usable hierarchies of this machine. `limits`: those of memory, pids and cpu that a hierarchy limits."""
 
     def __init__(self, hierarchies: tuple[Hierarchy, ...]) -> None:
         self.hierarchies = hierarchies
@@ -230,15 +236,15 @@ class Cgroups:
 
     @classmethod
     def detect(cls) -> Cgroups:
-        """Find the usable hierarchies; each is tried by making and removing a group."""
+        """Finds the usable hierarchies. Creates and removes a group in each to test it."""
         own_groups = Path("/proc/self/cgroup")
         if not own_groups.exists():
             return cls(())
         hierarchies = find_hierarchies(Path("/proc/self/mounts").read_text(), own_groups.read_text())
-        return cls(tuple(usable for hierarchy in hierarchies if (usable := _tried(hierarchy)) is not None))
+        return cls(tuple(usable for hierarchy in hierarchies if (usable := _usable(hierarchy)) is not None))
 
     def describe(self) -> str:
-        """Which version of cgroups does what here, for operators."""
+        """Returns one line for operators: what each version of cgroups limits on this machine."""
         lines = []
         for version in (1, 2):
             own = [hierarchy for hierarchy in self.hierarchies if hierarchy.version == version]
@@ -249,11 +255,11 @@ class Cgroups:
         return "; ".join(lines) or "no cgroup can be made"
 
     def new(self) -> Cgroup | None:
-        """A group with a fresh name, not yet created; None on a machine without usable hierarchies."""
+        """Returns a cgroup with a new name that is not created yet; None on a machine without usable hierarchies."""
         return Cgroup(next_name(), self.hierarchies) if self.hierarchies else None
 
     def orphans(self) -> list[Cgroup]:
-        """Groups of service processes that are gone."""
+        """Returns the cgroups of service processes that have ended."""
         names = {
             entry.name
             for hierarchy in self.hierarchies
@@ -263,14 +269,14 @@ class Cgroups:
         return [Cgroup(name, self.hierarchies) for name in sorted(names)]
 
 
-def _tried(hierarchy: Hierarchy) -> Hierarchy | None:
+def _usable(hierarchy: Hierarchy) -> Hierarchy | None:
     try:
         usable = delegate(hierarchy)
         trial = Cgroup(next_name(), (usable,))
         trial.create(SandboxLimits())
         trial.remove()
     except OSError as error:
-        log.info("cgroup hierarchy %s is not usable: %s", hierarchy.directory, error)
+        log.info("cgroup hierarchy %s is not usable, the sandbox works without it: %s", hierarchy.directory, error)
         return None
     return usable if usable.version == 2 or usable.controllers & USED_CONTROLLERS else None
 
@@ -291,7 +297,7 @@ def _number(path: Path) -> int | None:
 
 
 def _kill_group(directory: Path) -> None:
-    """A group that vanishes meanwhile is dead: services that start together sweep the same leftovers."""
+    """Kills a v2 group. A missing group is no error: services that start at the same time sweep the same groups."""
     try:
         (directory / "cgroup.kill").write_text("1")
     except OSError as error:
@@ -310,4 +316,4 @@ def _kill_process(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
-        log.debug("process %d of a sandbox ended by itself", pid)
+        log.debug("process %d of a sandbox ended before it was killed", pid)

@@ -1,40 +1,40 @@
-"""What one run in the sandbox may use."""
+"""The limits of one run, and the errors that say why a machine has no sandbox."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-# Why there is no sandbox.
-
 
 class SandboxUnavailable(RuntimeError):  # noqa: N818  # a state of the machine, named as such
-    """No program can be run safely on this machine; the text says what is missing. Nothing is ever run without."""
+    """No program can run safely on this machine; the message says what is missing. No program runs unconfined."""
 
 
 class SandboxEscaped(RuntimeError):  # noqa: N818  a state of the machine, named as such
-    """Programs run, and a probe got out: a wall is not where it seems to be. `escapes` says what each one did."""
+    """A probe of the self-test escaped from the sandbox. `escapes`: what each escaped probe did."""
 
     def __init__(self, escapes: Sequence[str]) -> None:
-        super().__init__("the sandbox does not hold, a program inside it " + "; ".join(escapes))
+        super().__init__("the sandbox leaks; a program inside it " + "; ".join(escapes))
         self.escapes = tuple(escapes)
 
 
 MIB = 1 << 20
 
-# A program may print this many times what is kept of its output before it is killed for it: a long report is only
-# shortened, an endless loop of prints is ended.
+# A program may print this many times the bytes that are kept of its output. So a long report is only truncated, and an
+# endless loop of prints is ended.
 FLOOD_FACTOR = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxLimits:
-    """Bounds of one run; each has a result class of its own, so that the agent reads why its program was ended.
+    """The limits of one run. The result class of a limit tells the agent why its program was ended.
 
-    `cpu_seconds` counts all processes of the run together where cgroups can tell, each process alone elsewhere.
-    `output_bytes` is kept of stdout and of stderr each; `tmp_bytes` is the size of /tmp, which counts as memory too.
-    `workspace_bytes` and `workspace_files` bound what the workspace may grow to; one that is larger already may not
-    grow further. Raises ValueError for a bound under which not even an empty program runs.
+    `memory_bytes` limits all processes of the run together where a cgroup counts memory, else each process alone.
+    `cpu_seconds` counts all processes of the run together where a cgroup counts CPU time, else each process alone.
+    `cpu_percent` is the share of one CPU (100: all of it).
+    `output_bytes` is kept of stdout and of stderr each. `tmp_bytes` is the size of /tmp, which counts as memory too.
+    `workspace_bytes` and `workspace_files` limit the growth of the workspace; a workspace that is larger already may
+    not grow further. Raises ValueError for a limit under which not even an empty program runs.
     """
 
     memory_bytes: int = 256 * MIB
@@ -62,5 +62,5 @@ class SandboxLimits:
 
     @property
     def flood_bytes(self) -> int:
-        """Output, both streams together, after which the run is killed."""
+        """Bytes of stdout and stderr together after which the run is ended."""
         return FLOOD_FACTOR * self.output_bytes

@@ -1,4 +1,8 @@
-"""Directories that programs closed: a service that is root needs no leave, any other owns what its programs made."""
+"""Opens directories of a workspace whose permissions a program removed.
+
+Root needs no permissions. The programs of a service that is not root run under the service's uid, so the service owns
+the files that they create, and can add the owner's permissions again.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +16,18 @@ DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def open_directory(name: str, parent: int | None, rights: int) -> int:
-    """A descriptor of a directory that is no link, which has these rights of its owner afterwards if that is us.
+    """Returns a descriptor of a directory, which must not be a link.
 
-    `parent`: the descriptor that a relative name starts from. Raises OSError. A program may be at it meanwhile.
+    If the service owns the directory and is not root, the owner has these permission bits (`rights`) afterwards.
+    `parent`: the descriptor of the directory that a relative name starts from. Raises OSError. A program may change
+    the directory at the same time.
     """
     if os.geteuid() == 0:
         return os.open(name, DIRECTORY, dir_fd=parent)
     try:
         descriptor = os.open(name, DIRECTORY, dir_fd=parent)
     except PermissionError:
-        _open_up(name, parent, rights)
+        _add_rights_by_name(name, parent, rights)
         descriptor = os.open(name, DIRECTORY, dir_fd=parent)
     try:
         _add_rights(descriptor, rights)
@@ -31,16 +37,16 @@ def open_directory(name: str, parent: int | None, rights: int) -> int:
     return descriptor
 
 
-def _open_up(name: str, parent: int | None, rights: int) -> None:
-    if sys.platform != "linux":  # no program runs there
+def _add_rights_by_name(name: str, parent: int | None, rights: int) -> None:
+    if sys.platform != "linux":  # no program runs on other systems
         os.chmod(name, rights, dir_fd=parent)
         return
-    # By name a link that a program has just put there would be followed.
-    held = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    # chmod by name would follow a link that a program has just created there, so this goes through a descriptor.
+    descriptor = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
-        Path(f"/proc/self/fd/{held}").chmod(stat.S_IMODE(os.fstat(held).st_mode) | rights)
+        Path(f"/proc/self/fd/{descriptor}").chmod(stat.S_IMODE(os.fstat(descriptor).st_mode) | rights)
     finally:
-        os.close(held)
+        os.close(descriptor)
 
 
 def _add_rights(descriptor: int, rights: int) -> None:

@@ -1,8 +1,8 @@
-"""Where bubblewrap finds things once it runs under a uid that may not enter the service's directories.
+"""Chooses the paths that bubblewrap mounts, and makes unreachable paths reachable for a run's uid.
 
-A service that is root often lives where nobody else may look: a virtual environment or an interpreter below /root,
-workspaces below a private data directory. What the uid cannot reach, the launcher binds into a directory it can
-reach, in a mount namespace of its own; on the host that directory stays empty.
+A service that runs as root often has files that other uids cannot reach: a virtual environment or an interpreter below
+/root, workspaces below a private data directory. The launcher binds such paths into the stage, a directory that every
+uid can reach, in a mount namespace of its own. On the host the stage contains only empty mount points.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ _COMMON_PLACES = ("/run", "/tmp", "/var/tmp")  # noqa: S108  # a fresh private d
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Paths for bubblewrap, and the binds the launcher must make first."""
+    """The paths for bubblewrap, and the binds (source, target) that the launcher must make first."""
 
     view: View
     binds: list[tuple[Path, Path]]
 
 
 class Stage:
-    """A directory of empty mount points that any uid can reach. Needed by a service that is root only.
+    """A directory of empty mount points that every uid can reach. Only a service that runs as root needs it.
 
-    Also where the files are that programs of sandboxes started ahead are written to, without mount points then.
+    Warm sandboxes use another stage, without mount points, for the files into which their programs are written.
+    Raises SandboxUnavailable when there is no such directory.
     """
 
     def __init__(self, names: Sequence[str] = (_BUBBLEWRAP, _PREFIX, _WORKSPACE)) -> None:
@@ -46,7 +47,10 @@ class Stage:
             (place for place in self.places() if is_reachable(place / "x") and os.access(place, os.W_OK)), None
         )
         if parent is None:
-            raise SandboxUnavailable("no directory for temporary files that an unprivileged uid can reach")
+            raise SandboxUnavailable(
+                "none of the directories TMPDIR, /run, /tmp and /var/tmp is writable for the service and reachable for "
+                "other users; let all users enter one of them"
+            )
         self.path = Path(tempfile.mkdtemp(prefix=f"{instance_name()}-", dir=parent))
         self._points: dict[Path, Path] = {}
         for name in names:
@@ -54,7 +58,7 @@ class Stage:
         self.path.chmod(0o711)
 
     def point(self, source: Path) -> Path:
-        """A mount point for this file or directory, the same each time."""
+        """Returns the mount point for this file or directory, and creates it at the first call."""
         point = self._points.get(source)
         if point is None:
             point = self._points[source] = self.path / f"path-{len(self._points)}"
@@ -66,21 +70,21 @@ class Stage:
 
     @staticmethod
     def places() -> list[Path]:
-        """Where a stage may be, ours and that of a service which died."""
+        """Returns the directories in which this service, or a service that died, may have created a stage."""
         return [place for place in map(Path, (tempfile.gettempdir(), *_COMMON_PLACES)) if place.is_dir()]
 
     def remove(self) -> None:
-        """Remove the directory; what was bound into it existed in the launchers' namespaces only."""
+        """Removes the directory. It is safe because the binds exist only in the launchers' mount namespaces."""
         shutil.rmtree(self.path)
 
 
 def remove_orphaned_stages() -> int:
-    """Remove the stages of service processes that are gone; other users' look-alikes are left alone."""
+    """Removes the stages of service processes that died, but no other user's directories. Returns their number."""
     removed = 0
     for place in dict.fromkeys(Stage.places()):
         for entry in place.iterdir():
             if is_orphan(entry.name) and _is_own_directory(entry):
-                # Services that start together are at the same leftovers: what is gone meanwhile was removed by another.
+                # Services that start at the same time remove the same leftovers, so an entry may already be gone.
                 shutil.rmtree(entry, ignore_errors=True)
                 removed += not entry.exists()
     return removed
@@ -98,7 +102,11 @@ Binds = list[tuple[Path, Path]]
 
 
 def show(paths: Sequence[Path], stage: Stage | None) -> tuple[Binds, Binds]:
-    """Paths that a program shall see where they are: pairs for bubblewrap, and what the launcher must bind first."""
+    """Mounts host paths at the same paths in the sandbox.
+
+    Returns the pairs (source, path in the sandbox) for bubblewrap, and the binds that the launcher must make first.
+    Raises OSError for a missing path.
+    """
     pairs: Binds = []
     binds: Binds = []
     for path in paths:
@@ -112,22 +120,22 @@ def show(paths: Sequence[Path], stage: Stage | None) -> tuple[Binds, Binds]:
 
 
 def place(bubblewrap: Executable, interpreter: Executable, workspace: Path | None, stage: Stage | None) -> Placement:
-    """Decide for each thing whether it is seen where it is or through the stage."""
+    """Decides for bubblewrap, the interpreter and the workspace whether they are reachable or need the stage."""
     binds: list[tuple[Path, Path]] = []
 
-    def through(source: Path, name: str, *, visible: bool) -> Path:
+    def reachable_path(source: Path, name: str, *, visible: bool) -> Path:
         if stage is None or visible:
             return source
         binds.append((source, stage.path / name))
         return stage.path / name
 
-    home = through(bubblewrap.home, _BUBBLEWRAP, visible=is_visible(bubblewrap))
+    home = reachable_path(bubblewrap.home, _BUBBLEWRAP, visible=is_visible(bubblewrap))
     prefix = None
     if not interpreter.home.is_relative_to("/usr"):
-        prefix = through(interpreter.home, _PREFIX, visible=is_visible(interpreter))
+        prefix = reachable_path(interpreter.home, _PREFIX, visible=is_visible(interpreter))
     if workspace is not None:
         workspace = workspace.absolute()
-        workspace = through(workspace, _WORKSPACE, visible=is_reachable(workspace))
+        workspace = reachable_path(workspace, _WORKSPACE, visible=is_reachable(workspace))
     view = View(
         bubblewrap=home / bubblewrap.path.relative_to(bubblewrap.home),
         interpreter=interpreter.path,
@@ -138,19 +146,25 @@ def place(bubblewrap: Executable, interpreter: Executable, workspace: Path | Non
     return Placement(view, binds)
 
 
-# Removing what service processes left behind when they died.
+# The removal of the leftovers of service processes that died.
 
 log = logging.getLogger(__name__)
 
 
 async def sweep(detection: Detection) -> int:
-    """Kill and remove what service processes of this pid namespace left behind when they died; how many things."""
-    swept = await asyncio.to_thread(remove_orphaned_stages)
+    """Removes the cgroups and stages of dead services of this pid namespace, and kills what runs in the cgroups.
+
+    Returns their number.
+    """
+    removed = await asyncio.to_thread(remove_orphaned_stages)
     for orphan in detection.cgroups.orphans():
         if await remove_cgroup(orphan):
-            swept += 1
+            removed += 1
         else:
-            log.error("a dead instance's cgroup cannot be removed: %s", orphan.join_files[0])
-    if swept:
-        log.warning("removed %d leftovers of a sandbox whose service died", swept)
-    return swept
+            log.error(
+                "a dead service's cgroup cannot be removed, because a process in it does not end: %s",
+                orphan.join_files[0],
+            )
+    if removed:
+        log.warning("removed %d cgroups and directories of dead services", removed)
+    return removed

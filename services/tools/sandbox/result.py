@@ -1,4 +1,4 @@
-"""What became of a run, and the rule that names it."""
+"""The result of a run: its status, the rule that chooses the status, and the truncation of the output."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from enum import StrEnum
 
 from services.tools.sandbox.limits import SandboxLimits
 
-# Keeping the beginning and the end of what a program prints.
+# Truncation of a program's output to its beginning and its end.
 
 
 class KeptOutput:
-    """The first three quarters and the last quarter of `limit_bytes` of a stream; the middle is counted, not kept.
+    """Keeps at most `limit_bytes` of a stream: three quarters from its beginning, one quarter from its end.
 
-    `feed` takes bytes in any portions and returns their text for live display; invalid UTF-8 becomes U+FFFD and a
-    character split between portions comes out whole. NUL is kept: it is text like any other.
+    The bytes in between are counted, not kept. Invalid UTF-8 becomes U+FFFD. NUL is kept, as it is valid text.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -29,15 +28,18 @@ class KeptOutput:
         self.total_bytes = 0
 
     def feed(self, portion: bytes) -> str:
-        """Take a portion, return the text that it completes."""
+        """Takes bytes in portions of any size, and returns their text for live display.
+
+        A character that is split between portions is returned with the later one.
+        """
         self.total_bytes += len(portion)
-        room = self._head_limit - len(self._head)
-        self._head += portion[:room]
-        if portion[room:]:
-            self._keep_at_end(portion[room:])
+        free_bytes = self._head_limit - len(self._head)
+        self._head += portion[:free_bytes]
+        if portion[free_bytes:]:
+            self._append_to_tail(portion[free_bytes:])
         return self._live.decode(portion)
 
-    def _keep_at_end(self, portion: bytes) -> None:
+    def _append_to_tail(self, portion: bytes) -> None:
         self._tail.append(portion[-self._tail_limit :] if self._tail_limit else b"")
         self._tail_bytes += len(self._tail[-1])
         while self._tail and self._tail_bytes - len(self._tail[0]) >= self._tail_limit:
@@ -49,7 +51,7 @@ class KeptOutput:
         return self.total_bytes > self._head_limit + self._tail_limit
 
     def text(self) -> str:
-        """What was kept, with a line in the gap that says how many bytes are missing."""
+        """Returns the kept text, with a line in the gap that says how many bytes are missing."""
         tail = b"".join(self._tail)
         if not self.truncated:
             return (bytes(self._head) + tail).decode(errors="replace")
@@ -58,17 +60,17 @@ class KeptOutput:
         return f"{_whole_start(self._head)}\n[… {missing} bytes left out …]\n{_whole_end(tail)}"
 
 
-def _whole_start(cut: bytes | bytearray) -> str:
-    """Decode bytes cut at their end, without the character the cut went through."""
-    return codecs.getincrementaldecoder("utf-8")(errors="replace").decode(bytes(cut), final=False)
+def _whole_start(data: bytes | bytearray) -> str:
+    """Decodes bytes that were cut at their end, without an incomplete last character."""
+    return codecs.getincrementaldecoder("utf-8")(errors="replace").decode(bytes(data), final=False)
 
 
-def _whole_end(cut: bytes) -> str:
-    """Decode bytes cut at their start: up to three continuation bytes belong to a character that is lost."""
+def _whole_end(data: bytes) -> str:
+    """Decodes bytes that were cut at their start, without the up to three bytes of an incomplete first character."""
     lost = 0
-    while lost < min(3, len(cut)) and cut[lost] & 0b1100_0000 == 0b1000_0000:
+    while lost < min(3, len(data)) and data[lost] & 0b1100_0000 == 0b1000_0000:
         lost += 1
-    return cut[lost:].decode(errors="replace")
+    return data[lost:].decode(errors="replace")
 
 
 _KILLED_BY_CPU_LIMIT = frozenset({128 + 24, 128 + 9})  # SIGXCPU at the soft limit, SIGKILL at the hard one
@@ -76,7 +78,7 @@ _NO_MORE_PROCESSES = ("Resource temporarily unavailable", "can't start new threa
 
 
 class SandboxStatus(StrEnum):
-    """Result classes. A fenced run is CANCELLED here: only the caller knows why it cancelled."""
+    """The classes of results. A fenced run is CANCELLED here: only the caller knows why it cancelled the run."""
 
     OK = "OK"
     NONZERO = "NONZERO"
@@ -91,9 +93,12 @@ class SandboxStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxResult:
-    """One finished run. `exit_code` is the program's (128 + signal when a signal ended it), None when it was killed
-    from outside or never started. `cpu_ms` and `memory_peak_bytes` are None where no cgroup counts them.
-    `message` is empty for OK and NONZERO, else one sentence for the agent. `warm`: its sandbox had been waiting for it.
+    """The result of one run.
+
+    `exit_code`: the program's, or 128 + N when signal N ended it; None when the service killed the program or it did
+    not start. `truncated`: whether bytes of stdout or stderr are missing. `cpu_ms` and `memory_peak_bytes` are None
+    where no cgroup counts them. `message`: one sentence for the agent, empty for OK and NONZERO. `warm`: whether the
+    program began in a warm sandbox.
     """
 
     status: SandboxStatus
@@ -110,7 +115,10 @@ class SandboxResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All that is known about a run's end. Counters are None where no cgroup counts them."""
+    """The facts from which `judge` decides the status of a run. Counters are None where no cgroup counts them.
+
+    `stopped`: the status with which the supervisor ended the run, or None. `last_output`: the last line of stderr.
+    """
 
     stopped: SandboxStatus | None
     exit_code: int | None
@@ -122,10 +130,10 @@ class Evidence:
 
 
 def judge(evidence: Evidence) -> SandboxStatus:
-    """Name a run's end. What the supervisor did comes first, then success, then what the kernel counted.
+    """Returns the status of a run: the supervisor's reason first, then success, then the kernel's counters.
 
-    A program that met a limit, coped with it and ended well is OK. Without counters the last line of its traceback
-    is the only witness; a program that forges it deceives nobody but its own agent.
+    A program that reached a limit, handled the error and exited with 0 is OK. Without counters, the last line of the
+    program's traceback is the only evidence; a program that forges it misleads only its own agent.
     """
     if evidence.stopped is not None:
         return evidence.stopped
@@ -153,7 +161,7 @@ def _out_of_cpu_time(evidence: Evidence) -> bool:
         return False
     if evidence.cpu_ms is None:
         return evidence.exit_code == 128 + 24
-    # The kernel's limit counts in its own ticks, so it may strike a few of them before the counter says so.
+    # The kernel applies RLIMIT_CPU in ticks, so it may kill the program a few ticks before the cgroup counts the limit.
     return evidence.cpu_ms >= 0.95 * evidence.cpu_limit_ms
 
 
@@ -164,12 +172,12 @@ def _out_of_processes(evidence: Evidence) -> bool:
 
 
 def last_line(text: str) -> str:
-    """The last line that is not blank, or nothing."""
+    """Returns the last line that is not blank, or ""."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
-def explain(status: SandboxStatus, limits: SandboxLimits, trouble: str) -> str:
-    """One sentence for the agent about what ended its program; `trouble` is the sandbox's own complaint."""
+def explain(status: SandboxStatus, limits: SandboxLimits, error: str) -> str:
+    """Returns one sentence for the agent about the end of its program, or "". `error`: the sandbox's own message."""
     match status:
         case SandboxStatus.OK | SandboxStatus.NONZERO:
             return ""
@@ -180,10 +188,10 @@ def explain(status: SandboxStatus, limits: SandboxLimits, trouble: str) -> str:
         case SandboxStatus.TOO_MANY_PROCESSES:
             return f"started more than {limits.processes} processes and threads"
         case SandboxStatus.OUTPUT_LIMIT:
-            return f"printed more than {limits.flood_bytes} bytes"
+            return f"printed more than {limits.flood_bytes} bytes in all"
         case SandboxStatus.WORKSPACE_LIMIT:
             return f"left more than {limits.workspace_bytes} bytes or {limits.workspace_files} files in the workspace"
         case SandboxStatus.CANCELLED:
             return "was cancelled"
         case SandboxStatus.SANDBOX_ERROR:
-            return f"the sandbox failed: {trouble or 'it was killed from outside'}"
+            return f"the sandbox failed: {error or 'another process killed it'}"

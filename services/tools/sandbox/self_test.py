@@ -1,8 +1,8 @@
-"""The proof, at every start, that the sandbox holds: a program that tries to get out, and must fail.
+"""The sandbox's self-test at every start of the service: a program that tries to escape and must fail.
 
-A sandbox can be misassembled in ways no look at its parts reveals (started by real root it lets a program write
-kernel settings). So the service baits it with a secret file and two listening sockets, and serves only when the
-program inside got at none of them.
+A check of the parts does not reveal every mistake in their assembly: started by real root, for example, the sandbox
+lets a program write kernel settings. So the service creates targets (a secret file and two listening sockets) and serves
+only when the program reached none of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SECRET = "only the host may read this"
 
 _PROBES = """
 import ctypes, errno, glob, json, os, socket, sys
-bait = json.loads(BAIT)
+targets = json.loads(TARGETS)
 escapes = []
 
 def attempt(what, action):
@@ -45,24 +45,24 @@ def may_write(path):
     try:
         os.close(os.open(path, os.O_WRONLY))
     except OSError as error:
-        return error.errno == errno.EROFS  # who has no right is told so before: this is the host's root
+        return error.errno == errno.EROFS  # the kernel checks rights first, so this process has the host root's
     return True
-for name in bait["kernel"]:
+for name in targets["kernel"]:
     path = "/proc/sys/" + name
     attempt("had the right to write " + path, lambda: may_write(path))
-for path in bait["files"]:
+for path in targets["files"]:
     attempt("read the host's " + path, lambda: open(path, "rb").read(1))
-attempt("connected to a TCP port of the host", lambda: connect(socket.AF_INET, ("127.0.0.1", bait["port"])))
-attempt("connected to a local socket of the host", lambda: connect(socket.AF_UNIX, chr(0) + bait["abstract"]))
+attempt("connected to a TCP port of the host", lambda: connect(socket.AF_INET, ("127.0.0.1", targets["port"])))
+attempt("connected to a local socket of the host", lambda: connect(socket.AF_UNIX, chr(0) + targets["abstract"]))
 names = {entry.split(b"=")[0].decode() for path in glob.glob("/proc/[0-9]*/environ")
          for entry in open(path, "rb").read().split(b"\\0") if entry}
-foreign = sorted(names - set(bait["environment"]))
+foreign = sorted(names - set(targets["environment"]))
 attempt("saw environment variables of the service: " + ", ".join(foreign), lambda: bool(foreign))
 libc = ctypes.CDLL(None)
 attempt("was allowed to be debugged", lambda: libc.ptrace(0, 0, 0, 0) == 0)
 for first in (1, 1 << 32 | 1):  # the kernel sees the lower half only
     attempt("gave up its death signal", lambda: libc.prctl(ctypes.c_ulong(first), *[ctypes.c_ulong(0)] * 4) == 0)
-attempt("reached a process of the host", lambda: bait["pid"] != 1 and os.kill(bait["pid"], 0))
+attempt("reached a process of the host", lambda: targets["pid"] != 1 and os.kill(targets["pid"], 0))
 attempt("asked the kernel by netlink", lambda: socket.socket(16, socket.SOCK_RAW).close())
 for path in glob.glob("/proc/[0-9]*/status"):
     attempt("found a process without a filter", lambda: "Seccomp:\\t2" not in open(path).read())
@@ -76,28 +76,28 @@ Run = Callable[[str], Awaitable[SandboxResult]]
 
 
 async def escapes(run: Run) -> list[str]:
-    """Run the probes; a list of those that got out, best empty. Raises SandboxUnavailable when they do not run."""
-    with _bait() as bait:
-        code = _PROBES.replace("BAIT", repr(json.dumps(bait)))
+    """Runs the probes and returns what those that escaped did. Raises SandboxUnavailable when the probes do not run."""
+    with _probe_targets() as targets:
+        code = _PROBES.replace("TARGETS", repr(json.dumps(targets)))
         result = await run(code)
     if result.status is not SandboxStatus.OK:
-        trouble = result.message or result.stderr.strip() or result.stdout.strip()
-        raise SandboxUnavailable(f"no program runs in the sandbox: {result.status}: {trouble}{user_namespace_hint()}")
+        problem = result.message or result.stderr.strip() or result.stdout.strip()
+        raise SandboxUnavailable(f"no program runs in the sandbox: {result.status}: {problem}{user_namespace_hint()}")
     report = json.loads(result.stdout)
     assert isinstance(report, list)
     return [str(escape) for escape in report]
 
 
 async def require_no_escape(run: Run) -> None:
-    """Raises SandboxEscaped that names every probe which succeeded."""
-    escape_list = await escapes(run)
-    if escape_list:
-        raise SandboxEscaped(escape_list)
+    """Runs the probes. Raises SandboxEscaped, which names each probe that escaped, and SandboxUnavailable."""
+    escaped = await escapes(run)
+    if escaped:
+        raise SandboxEscaped(escaped)
 
 
 @contextmanager
-def _bait() -> Iterator[dict[str, object]]:
-    """A readable secret, a TCP port and an abstract socket, all of which exist on the host while the probes run."""
+def _probe_targets() -> Iterator[dict[str, object]]:
+    """Creates the targets on the host for the time of the probes: a readable secret, a TCP port, an abstract socket."""
     abstract = f"tenure-probe-{uuid.uuid4().hex}"
     with (
         tempfile.NamedTemporaryFile("w", prefix="tenure-probe-") as secret,

@@ -1,7 +1,7 @@
-"""The bounded pool of places in which runs take place, each with a uid of its own.
+"""The slots of a replica, which limit how many programs run at once, each with its own uid.
 
-Runs in the same workspace at the same time share a place: they belong to one task and must be able to read each
-other's files. Everything else is kept apart by different uids, should the namespaces ever fail to.
+Runs in the same workspace at the same time share a slot: they belong to one task and must be able to read each other's
+files. All other runs have different uids, which separate them even if the namespaces should fail.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from services.tools.sandbox.uid_locks import UidLease, UidLocks
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A numbered place. `retired` is set by a run that could not be ended: its uid is never given out again."""
+    """A slot. `users`: the number of its runs.
+
+    `retired`: a run of the slot could not be ended, so the slot and its uid are never used again.
+    """
 
     number: int
     users: int = 0
@@ -26,10 +29,10 @@ class Slot:
 
 
 class SlotPool:
-    """Runs at most `count` programs at a time, and as many of `long_running` beside them; others wait in order."""
+    """At most `count` runs and `long_running` long-running programs at a time; the others wait in order."""
 
     def __init__(self, count: int, long_running: int = 0) -> None:
-        self._turns, self._long_running_turns = asyncio.Semaphore(count), asyncio.Semaphore(long_running)
+        self._semaphore, self._long_running_semaphore = asyncio.Semaphore(count), asyncio.Semaphore(long_running)
         self._free = [Slot(number) for number in reversed(range(count + long_running))]
         self._by_workspace: dict[Hashable, Slot] = {}
 
@@ -41,8 +44,12 @@ class SlotPool:
         *,
         long_running: bool = False,
     ) -> Slot:
-        """Wait for a place and hold it until `leave`. `preferred` is taken if it is free, `avoided` if no other is."""
-        await self._turns_of(long_running=long_running).acquire()
+        """Waits for a slot, which the caller must return with `leave`.
+
+        A run gets the slot of a run in the same workspace, if there is one; else the `preferred` slot if it is free;
+        else another free slot. Slots in `avoided` are used only when no other slot is free.
+        """
+        await self._semaphore_for(long_running=long_running).acquire()
         slot = self._by_workspace.get(workspace) if workspace is not None else None
         if slot is None:
             fit = [free for free in self._free if free.number not in avoided] or self._free
@@ -54,41 +61,45 @@ class SlotPool:
         return slot
 
     def leave(self, workspace: Hashable | None, slot: Slot, *, long_running: bool = False) -> None:
-        """Give the place back."""
+        """Returns the slot."""
         slot.users -= 1
         if slot.users == 0:
             if workspace is not None:
                 del self._by_workspace[workspace]
             if slot.retired:
-                return  # with its turn: the pool is smaller by one from now on
+                return  # without a release of the semaphore: the pool has one slot less from now on
             self._free.insert(0 if long_running else len(self._free), slot)
-        self._turns_of(long_running=long_running).release()
+        self._semaphore_for(long_running=long_running).release()
 
-    def _turns_of(self, *, long_running: bool) -> asyncio.Semaphore:
-        return self._long_running_turns if long_running else self._turns
+    def _semaphore_for(self, *, long_running: bool) -> asyncio.Semaphore:
+        return self._long_running_semaphore if long_running else self._semaphore
 
 
-# Where a run takes place: in one of this replica's places, under a uid under which nobody runs elsewhere.
+# The slot of a run together with its uid, under which no other workspace's program runs in any replica.
 
-_AGAIN_SECONDS: Final = 0.1
+_RETRY_SECONDS: Final = 0.1
 
 
 class RunSlots:
-    """`first_uid`: of the first place; None: all runs have the service's own. `locks`: what replicas agree by.
+    """The slots with their uids: `count` for runs, `long_running` for long-running programs.
 
-    So many for runs, and so many for long-running programs.
+    `first_uid`: the uid of slot 0; None: all runs have the service's uid. `locks`: the file of the uid locks, which
+    replicas share; None: no other replica runs programs in the workspaces.
     """
 
     def __init__(self, count: int, long_running: int, first_uid: int | None, locks: Path | None) -> None:
         self._slots = SlotPool(count, long_running)
         self._first_uid, self._locks = first_uid, UidLocks(locks)
 
-    def uid(self, place: int) -> int | None:
-        """The place's own."""
-        return None if self._first_uid is None else self._first_uid + place
+    def uid(self, slot: int) -> int | None:
+        """Returns the uid of the slot with this number; None is the service's uid."""
+        return None if self._first_uid is None else self._first_uid + slot
 
     def former(self, workspace: Path) -> int | None:
-        """The place whose uid owns the workspace, if it is one of ours."""
+        """Returns the number of the slot whose uid owns the workspace, or None when slots have no uids.
+
+        The number is out of range when the owner is not a uid of this replica.
+        """
         return None if self._first_uid is None else workspace.lstat().st_uid - self._first_uid
 
     async def enter(
@@ -99,7 +110,11 @@ class RunSlots:
         *,
         long_running: bool = False,
     ) -> tuple[Slot, UidLease]:
-        """A place, and its uid or that of those who run in the workspace. Raises SandboxUnavailable."""
+        """Waits for a slot and its uid.
+
+        If another replica has runs in the workspace, the lease has their uid instead of the slot's. A slot whose uid
+        is in use in another workspace is avoided. Raises SandboxUnavailable when the uid locks do not work.
+        """
         avoided: set[int] = set()
         while True:
             slot = await self._slots.enter(key, preferred(), frozenset(avoided), long_running=long_running)
@@ -112,11 +127,13 @@ class RunSlots:
                 return slot, lease
             self._slots.leave(key, slot, long_running=long_running)
             if slot.number in avoided:
-                await asyncio.sleep(_AGAIN_SECONDS)  # others run under all our uids: no event tells when they end
+                await asyncio.sleep(
+                    _RETRY_SECONDS
+                )  # other replicas use all uids of free slots; there is no event at their end
             avoided.add(slot.number)
 
     def leave(self, key: Hashable | None, slot: Slot, lease: UidLease, *, long_running: bool = False) -> None:
-        """Give both back. The uid of a retired place is kept from everybody until this process ends."""
+        """Returns the slot and the lease. The uid of a retired slot stays locked until this process ends."""
         if not slot.retired:
             lease.close()
         self._slots.leave(key, slot, long_running=long_running)
@@ -128,14 +145,14 @@ class RunSlots:
         try:
             return await asyncio.shield(taking)
         except asyncio.CancelledError:
-            taking.add_done_callback(_give_back)
+            taking.add_done_callback(_close_unused)
             raise
         except OSError as error:
-            message = f"replicas cannot agree on who runs where: {error.strerror or error}"
+            message = f"the uid locks that replicas share do not work: {error.strerror or error}"
             raise SandboxUnavailable(message) from error
 
 
-def _give_back(taking: asyncio.Future[UidLease | None]) -> None:
-    """Nobody waits for it any more."""
+def _close_unused(taking: asyncio.Future[UidLease | None]) -> None:
+    """Closes the lease that a cancelled run did not take."""
     if not taking.cancelled() and taking.exception() is None and (lease := taking.result()) is not None:
         lease.close()
