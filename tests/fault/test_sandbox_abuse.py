@@ -161,7 +161,7 @@ WEAKENED = {
     "host files": (_show_etc, "read the host's /etc/passwd"),
     "environment": (_share_environment, "saw environment variables of the service: SECRET_DSN"),
     "no filter": (_no_filter, "was allowed to be debugged"),
-    "no filter, its effect": (_no_filter, "gave up its death signal"),
+    "no filter, its effect": (_no_filter, "removed its death signal"),
     "started by root": (_real_root, "had the right to write /proc/sys/kernel/core_pattern"),
 }
 
@@ -189,6 +189,6 @@ async def test_behind_the_network_namespace_there_is_a_second_wall(
     _append(monkeypatch, "--share-net")
     with pytest.raises(SandboxEscaped) as refused:
         await Sandbox.open(sandbox_settings)
-    assert "asked the kernel by netlink" in str(refused.value)
+    assert "opened a netlink socket" in str(refused.value)
     assert "TCP" not in str(refused.value)
     assert "local socket" not in str(refused.value)

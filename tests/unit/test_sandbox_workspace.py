@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from services.tools.sandbox.permissions import _open_up
+from services.tools.sandbox.permissions import _add_rights_by_name
 from services.tools.sandbox.workspace import MAX_DEPTH, Usage, hand_over, identity, measure, take_over
 from services.tools.workspace.directories import Workspaces
 from tests.support.descriptors import open_below
@@ -155,7 +155,7 @@ def test_a_link_in_the_place_of_a_directory_is_not_opened_up(tmp_path: Path) -> 
     (tmp_path / "theirs").mkdir(mode=0o500)
     (tmp_path / "link").symlink_to("theirs")
     with pytest.raises(OSError, match="link"):
-        _open_up(str(tmp_path / "link"), None, 0o700)
+        _add_rights_by_name(str(tmp_path / "link"), None, 0o700)
     assert stat.S_IMODE((tmp_path / "theirs").stat().st_mode) == 0o500
 
 
@@ -173,7 +173,7 @@ def test_nor_is_one_that_comes_in_the_middle(tmp_path: Path, monkeypatch: pytest
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "open", open_and_swap)
-        _open_up(str(mine), None, 0o700)
+        _add_rights_by_name(str(mine), None, 0o700)
     assert [stat.S_IMODE(path.stat().st_mode) for path in (theirs, moved)] == [0o500, 0o700]
 
 

@@ -42,7 +42,7 @@ MAX_CODE_BYTES = MIB
 _MAX_OVERFULL_FACTOR = 2
 _TOO_LARGE_TO_START = (
     "not started: the workspace contains too many bytes or files, directories that are nested too deep, or directories "
-    "that the service cannot read; delete files first, with the file tools instead of a program"
+    "that the service cannot read; delete files first with the tool delete_file, not with a program"
 )
 _CANCEL_SECONDS = 0.9
 

@@ -1,8 +1,8 @@
 """The sandbox's self-test at every start of the service: a program that tries to escape and must fail.
 
 A check of the parts does not reveal every mistake in their assembly: started by real root, for example, the sandbox
-lets a program write kernel settings. So the service creates targets (a secret file and two listening sockets) and serves
-only when the program reached none of them.
+lets a program write kernel settings. So the service creates targets (a secret file and two listening sockets) and
+serves only when the program reached none of them.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ attempt("saw environment variables of the service: " + ", ".join(foreign), lambd
 libc = ctypes.CDLL(None)
 attempt("was allowed to be debugged", lambda: libc.ptrace(0, 0, 0, 0) == 0)
 for first in (1, 1 << 32 | 1):  # the kernel sees the lower half only
-    attempt("gave up its death signal", lambda: libc.prctl(ctypes.c_ulong(first), *[ctypes.c_ulong(0)] * 4) == 0)
+    attempt("removed its death signal", lambda: libc.prctl(ctypes.c_ulong(first), *[ctypes.c_ulong(0)] * 4) == 0)
 attempt("reached a process of the host", lambda: targets["pid"] != 1 and os.kill(targets["pid"], 0))
-attempt("asked the kernel by netlink", lambda: socket.socket(16, socket.SOCK_RAW).close())
+attempt("opened a netlink socket", lambda: socket.socket(16, socket.SOCK_RAW).close())
 for path in glob.glob("/proc/[0-9]*/status"):
     attempt("found a process without a filter", lambda: "Seccomp:\\t2" not in open(path).read())
 attempt("made a user namespace", lambda: libc.unshare(0x10000000) == 0)
