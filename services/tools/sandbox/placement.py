@@ -24,7 +24,7 @@ from services.tools.sandbox.process import remove_cgroup
 from services.tools.sandbox.procfs import instance_name, is_orphan
 
 _BUBBLEWRAP, _PREFIX, _WORKSPACE = "bubblewrap", "prefix", "workspace"
-_COMMON_PLACES = ("/run", "/tmp", "/var/tmp")  # noqa: S108  # a fresh private directory is made inside
+_COMMON_DIRECTORIES = ("/run", "/tmp", "/var/tmp")  # noqa: S108  # a fresh private directory is made inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,7 @@ class Stage:
     """
 
     def __init__(self, names: Sequence[str] = (_BUBBLEWRAP, _PREFIX, _WORKSPACE)) -> None:
-        parent = next(
-            (place for place in self.places() if is_reachable(place / "x") and os.access(place, os.W_OK)), None
-        )
+        parent = next((path for path in self.places() if is_reachable(path / "x") and os.access(path, os.W_OK)), None)
         if parent is None:
             raise SandboxUnavailable(
                 "none of the directories TMPDIR, /run, /tmp and /var/tmp is writable for the service and reachable for "
@@ -71,7 +69,7 @@ class Stage:
     @staticmethod
     def places() -> list[Path]:
         """Returns the directories in which this service, or a service that died, may have created a stage."""
-        return [place for place in map(Path, (tempfile.gettempdir(), *_COMMON_PLACES)) if place.is_dir()]
+        return [path for path in map(Path, (tempfile.gettempdir(), *_COMMON_DIRECTORIES)) if path.is_dir()]
 
     def remove(self) -> None:
         """Removes the directory. It is safe because the binds exist only in the launchers' mount namespaces."""
@@ -81,8 +79,8 @@ class Stage:
 def remove_orphaned_stages() -> int:
     """Removes the stages of service processes that died, but no other user's directories. Returns their number."""
     removed = 0
-    for place in dict.fromkeys(Stage.places()):
-        for entry in place.iterdir():
+    for directory in dict.fromkeys(Stage.places()):
+        for entry in directory.iterdir():
             if is_orphan(entry.name) and _is_own_directory(entry):
                 # Services that start at the same time remove the same leftovers, so an entry may already be gone.
                 shutil.rmtree(entry, ignore_errors=True)
@@ -119,7 +117,9 @@ def show(paths: Sequence[Path], stage: Stage | None) -> tuple[Binds, Binds]:
     return pairs, binds
 
 
-def place(bubblewrap: Executable, interpreter: Executable, workspace: Path | None, stage: Stage | None) -> Placement:
+def choose_paths(
+    bubblewrap: Executable, interpreter: Executable, workspace: Path | None, stage: Stage | None
+) -> Placement:
     """Decides for bubblewrap, the interpreter and the workspace whether they are reachable or need the stage."""
     binds: list[tuple[Path, Path]] = []
 

@@ -341,7 +341,7 @@ class SandboxedProcess:
             raise ProcessLookupError(errno.ESRCH, "the sandbox has ended; its pid has a different mount namespace now")
         return fd
 
-    def has_too_many_files_in_memory(self, places: Iterable[str]) -> bool:
+    def has_too_many_files_in_memory(self, paths: Iterable[str]) -> bool:
         """Whether the run's tmpfs file systems at these paths have more than MAX_PRIVATE_FILES files.
 
         Always False where a cgroup limits memory, because the cgroup counts the kernel memory of files too.
@@ -349,7 +349,7 @@ class SandboxedProcess:
         init = self._report.init_pid
         if init is None or self.counters().oom_kills is not None:
             return False
-        return sum(count_private_files(init, place) for place in places) > MAX_PRIVATE_FILES
+        return sum(count_private_files(init, path) for path in paths) > MAX_PRIVATE_FILES
 
     @property
     def init_pid(self) -> int | None:

@@ -40,15 +40,15 @@ def children_of(parent: int) -> list[int]:
     return [pid for pid in pids if (fields := stat_fields(pid)) is not None and int(fields[1]) == parent]
 
 
-def count_private_files(pid: int, place: str) -> int:
-    """Returns the number of files in the file system that a process sees at the path `place`.
+def count_private_files(pid: int, path: str) -> int:
+    """Returns the number of files in the file system that a process sees at `path`.
 
     Returns 0 while that file system is the host's, and when the process has ended.
     """
     for thread in threads_of(pid):  # the main thread may have ended; then its /proc entry has no root
-        seen = Path(f"/proc/{pid}/task/{thread}/root{place}")
+        seen = Path(f"/proc/{pid}/task/{thread}/root{path}")
         try:
-            if Path(place).exists() and seen.stat().st_dev == Path(place).stat().st_dev:
+            if Path(path).exists() and seen.stat().st_dev == Path(path).stat().st_dev:
                 return 0
             status = os.statvfs(seen)
         except OSError:

@@ -22,7 +22,7 @@ from services.tools.sandbox.command import LaunchSpec, rlimits
 from services.tools.sandbox.detection import Detection, SandboxSettings, detect
 from services.tools.sandbox.limits import MIB, SandboxLimits, SandboxUnavailable
 from services.tools.sandbox.long_running import Command, LongRunningProgram
-from services.tools.sandbox.placement import Stage, place, sweep
+from services.tools.sandbox.placement import Stage, choose_paths, sweep
 from services.tools.sandbox.reaper_client import ReaperClient
 from services.tools.sandbox.result import SandboxResult, SandboxStatus
 from services.tools.sandbox.self_test import require_no_escape
@@ -253,7 +253,7 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
     def _program(
         self, code: bytes, workspace: Path | None, limits: SandboxLimits, uid: int | None, usage: Usage
     ) -> SandboxedProgram:
-        placement = place(self._tools.bubblewrap, self._tools.interpreter, workspace, self._stage)
+        placement = choose_paths(self._tools.bubblewrap, self._tools.interpreter, workspace, self._stage)
         cgroup = self.detection.cgroups.new()
         limited = self.detection.cgroups.limits
         gated = self.detection.gate_processes

@@ -44,7 +44,7 @@ class SlotPool:
         *,
         long_running: bool = False,
     ) -> Slot:
-        """Waits for a slot, which the caller must return with `leave`.
+        """Waits for a slot, which the caller must give back with `leave`.
 
         A run gets the slot of a run in the same workspace, if there is one; else the `preferred` slot if it is free;
         else another free slot. Slots in `avoided` are used only when no other slot is free.
@@ -61,7 +61,7 @@ class SlotPool:
         return slot
 
     def leave(self, workspace: Hashable | None, slot: Slot, *, long_running: bool = False) -> None:
-        """Returns the slot."""
+        """Gives the slot back."""
         slot.users -= 1
         if slot.users == 0:
             if workspace is not None:
@@ -127,13 +127,12 @@ class RunSlots:
                 return slot, lease
             self._slots.leave(key, slot, long_running=long_running)
             if slot.number in avoided:
-                await asyncio.sleep(
-                    _RETRY_SECONDS
-                )  # other replicas use all uids of free slots; there is no event at their end
+                # Runs of other replicas use the uids of all free slots, and no event reports their end.
+                await asyncio.sleep(_RETRY_SECONDS)
             avoided.add(slot.number)
 
     def leave(self, key: Hashable | None, slot: Slot, lease: UidLease, *, long_running: bool = False) -> None:
-        """Returns the slot and the lease. The uid of a retired slot stays locked until this process ends."""
+        """Gives the slot and the lease back. The uid of a retired slot stays locked until this process ends."""
         if not slot.retired:
             lease.close()
         self._slots.leave(key, slot, long_running=long_running)
@@ -153,6 +152,6 @@ class RunSlots:
 
 
 def _close_unused(taking: asyncio.Future[UidLease | None]) -> None:
-    """Closes the lease that a cancelled run did not take."""
+    """Closes the lease that was taken for a cancelled run."""
     if not taking.cancelled() and taking.exception() is None and (lease := taking.result()) is not None:
         lease.close()

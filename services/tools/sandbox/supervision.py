@@ -1,4 +1,4 @@
-"""Supervises one run from its start to its result, and holds the warm sandboxes that runs begin in.
+"""Supervises one run from its start to its result. Also the warm sandboxes in which runs begin.
 
 `RunSupervisor` starts the program, reads its output, enforces its limits and names its end. `WorkspaceMonitor` measures
 the workspace meanwhile. `WarmSandbox` is a sandbox that was started before its program is known.
