@@ -100,7 +100,7 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         return sandbox
 
     async def self_test(self) -> None:
-        """Runs the probes in a cold sandbox. Raises SandboxEscaped, which names each probe that escaped."""
+        """Runs the probes. Raises SandboxEscaped, which names each probe that escaped."""
         await require_no_escape(partial(self.run_python, workspace=None, limits=SandboxLimits()))
 
     async def warm_up(self) -> bool:
@@ -143,7 +143,7 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
 
         `workspace` (a directory, not a link) is the program's current directory.
         `on_output(stream, text)` is called in the event loop when text of "stdout" or "stderr" arrives; the callback
-        must not block. `on_end(result)` is called at the end, also after a cancellation, where no result is returned.
+        must not block. `on_end(result)` is called at the end, also after a cancellation if the clean-up is done by then.
         Raises ValueError for code over MAX_CODE_BYTES, NotADirectoryError, and SandboxUnavailable.
         When the awaiting task is cancelled, all processes are killed and reaped before CancelledError is raised again.
         That wait is shorter than a second; if the kernel needs longer, the clean-up continues in the background.
@@ -281,8 +281,8 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
     def _preferred(self, workspace: Path | None) -> int | None:
         """Returns the slot to ask for, or None.
 
-        The slot whose uid owns the workspace's files comes first, because then no file has to change its owner; else a
-        slot with a warm sandbox.
+        That is the slot whose uid owns the workspace's files, because then no file has to change its owner. Another
+        slot with a warm sandbox is preferred to it if it has none.
         """
         former = None if workspace is None else self._slots.former(workspace)
         return self._warm.pool.preferred(former)
