@@ -143,7 +143,7 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
 
         `workspace` (a directory, not a link) is the program's current directory.
         `on_output(stream, text)` is called in the event loop when text of "stdout" or "stderr" arrives; the callback
-        must not block. `on_end(result)` is called at the end, also after a cancellation if the clean-up is done by then.
+        must not block. `on_end(result)` is called at the end, also after a cancellation if the clean-up is done then.
         Raises ValueError for code over MAX_CODE_BYTES, NotADirectoryError, and SandboxUnavailable.
         When the awaiting task is cancelled, all processes are killed and reaped before CancelledError is raised again.
         That wait is shorter than a second; if the kernel needs longer, the clean-up continues in the background.
