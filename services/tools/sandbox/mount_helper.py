@@ -1,13 +1,15 @@
-"""Mounts a workspace into a sandbox that was started before anybody knew whose program it would run.
+"""The mount helper: a process that mounts a workspace into a warm sandbox, which started before its task was known.
 
-A process of its own, as it goes into the sandboxes' mount namespaces, which no process with threads may do. It is run
-with -I -S and an empty environment, serves one request at a time on the socket that is its stdin, and ends with it.
-A request is a path and the descriptor of a mount namespace; the answer is OK, or one sentence about what went wrong.
+The mount helper is a process of its own because it enters the sandboxes' mount namespaces, which the kernel forbids to
+a process with threads. It runs with -I -S and an empty environment. It serves one request at a time on the socket that
+is its stdin, and exits when the other end of that socket is closed. A request is the path of a workspace with the
+descriptor of a mount namespace. The answer is OK, or one sentence with the error.
 
     mount_helper.py [--own-namespaces]
 
-With --own-namespaces, for a service that is an ordinary user, it first makes a user and a mount namespace in which it
-may mount at all. Sandboxes must be started inside of them: then this process has rights over theirs, and nobody else's.
+With --own-namespaces, for a service that runs as an ordinary user, the mount helper first creates a user namespace and
+a mount namespace in which it has the right to mount. The sandboxes must start inside these two namespaces: then the
+mount helper has rights over the sandboxes' namespaces, and over no others.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import sys
 OK = b"ok"
 TARGET = b"/work"
 _REQUEST_BYTES = 8192
-# The same on all architectures, as for all system calls from number 424 on.
+# All architectures use the same numbers for system calls from 424 on.
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
 _MS_REC, _MS_SLAVE, _MS_PRIVATE = 0x4000, 0x80000, 0x40000
@@ -33,12 +35,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def call(name: str, *arguments: object) -> int:
-    """Call a function of libc. Raises OSError."""
+    """Calls a function of libc. Raises OSError."""
     return _checked(name, getattr(_libc, name)(*arguments))
 
 
 def system_call(name: str, number: int, *arguments: object) -> int:
-    """Call the kernel where older versions of libc have no function for it. Raises OSError."""
+    """Makes a system call for which older versions of libc have no function. Raises OSError."""
     return _checked(name, _libc.syscall(ctypes.c_long(number), *arguments))
 
 
@@ -50,14 +52,14 @@ def _checked(name: str, result: int) -> int:
 
 
 class Home:
-    """Where this process belongs: its mount namespace, and its root in it."""
+    """The original mount namespace of this process, and the root directory in that namespace."""
 
     def __init__(self) -> None:
         self._namespace = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         self._root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
-    def come_back(self) -> None:
-        """Or end: nothing may be done in a sandbox's namespace by mistake."""
+    def restore(self) -> None:
+        """Returns to the original namespace. Exits on failure: no later request may act in a sandbox's namespace."""
         try:
             call("setns", self._namespace, _CLONE_NEWNS)
             os.fchdir(self._root)
@@ -67,7 +69,7 @@ class Home:
 
 
 def attach(path: bytes, namespace: int, home: Home) -> None:
-    """Show the directory at /work of the namespace, as a bind mount of bubblewrap would."""
+    """Mounts the directory at /work of the namespace, as bubblewrap's --bind does. Raises OSError."""
     tree = _detached_copy(path)
     try:
         call("setns", namespace, _CLONE_NEWNS)
@@ -75,13 +77,13 @@ def attach(path: bytes, namespace: int, home: Home) -> None:
             flags = ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH)
             system_call("move_mount", _MOVE_MOUNT, tree, b"", _AT_FDCWD, TARGET, flags)
         finally:
-            home.come_back()
+            home.restore()
     finally:
         os.close(tree)
 
 
 def _detached_copy(path: bytes) -> int:
-    """A mount of the directory that is nowhere yet: no setuid programs, no devices, nothing propagated to the host."""
+    """Returns a detached mount of the directory: no setuid programs, no devices, no propagation to the host."""
     flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_RECURSIVE | _AT_SYMLINK_NOFOLLOW
     tree = system_call("open_tree", _OPEN_TREE, _AT_FDCWD, path, ctypes.c_uint(flags))
     attributes = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV, 0, _MS_PRIVATE, 0)
@@ -95,7 +97,10 @@ def _detached_copy(path: bytes) -> int:
 
 
 def make_own_namespaces() -> None:
-    """A user namespace with this user alone, and a mount namespace that still hears of the host's new mounts."""
+    """Enters a new user namespace, which maps only this user, and a new mount namespace.
+
+    The mount namespace is a slave of the host's, so it still receives the host's new mounts. Raises OSError.
+    """
     uid, gid = os.geteuid(), os.getegid()
     call("unshare", _CLONE_NEWUSER | _CLONE_NEWNS)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
@@ -112,7 +117,7 @@ def _write(path: str, text: str) -> None:
 
 
 def serve(channel: socket.socket) -> None:
-    """Answer requests until nobody can send any more."""
+    """Answers requests until the other end of the channel is closed."""
     home = Home()
     while True:
         path, descriptors, _, _ = socket.recv_fds(channel, _REQUEST_BYTES, 1)
@@ -130,7 +135,7 @@ def serve(channel: socket.socket) -> None:
 
 
 def main() -> None:
-    """Say OK once requests can come, or why they cannot."""
+    """Sends OK once requests may come, or the error that prevents it."""
     with socket.socket(fileno=0) as channel:
         try:
             if "--own-namespaces" in sys.argv[1:]:

@@ -1,4 +1,4 @@
-"""The client of the mount helper, the process that mounts workspaces into sandboxes that have already started."""
+"""The client of the mount helper, the process that mounts workspaces into warm sandboxes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ _ENDS_WITHIN_SECONDS = 10.0
 
 
 class MountHelperClient:
-    """`namespaces` are descriptors of what sandboxes must be started in so that it has rights over them: the user
-    namespace, then the mount namespace. None where the service is root.
+    """A running mount helper.
+
+    `namespaces` are the descriptors of the user namespace and the mount namespace, in this order, in which sandboxes
+    must start so that the mount helper has rights over them. The tuple is empty when the service is root.
     """
 
     def __init__(self, process: Process, channel: socket.socket) -> None:
@@ -32,11 +34,14 @@ class MountHelperClient:
         self._process, self._channel = process, channel
         self._owned = ExitStack()
         self._owned.enter_context(channel)
-        self._asking = threading.Lock()
+        self._request_lock = threading.Lock()
 
     @classmethod
     async def start(cls, *, own_namespaces: bool) -> Self:
-        """Start the process. Raises SandboxUnavailable when this machine does not let it do its work."""
+        """Starts the mount helper. Raises SandboxUnavailable when this machine does not permit what it needs.
+
+        Also raises OSError, or TimeoutError when the mount helper does not answer in time.
+        """
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with there:
             try:
@@ -46,19 +51,19 @@ class MountHelperClient:
                 raise
         mount_helper = cls(process, here)
         try:
-            await mount_helper._come_up(own_namespaces=own_namespaces)
+            await mount_helper._wait_until_ready(own_namespaces=own_namespaces)
         except BaseException:
             await mount_helper.close()
             raise
         return mount_helper
 
-    async def _come_up(self, *, own_namespaces: bool) -> None:
+    async def _wait_until_ready(self, *, own_namespaces: bool) -> None:
         self._channel.setblocking(False)
         async with asyncio.timeout(_STARTS_WITHIN_SECONDS):
-            word = await asyncio.get_running_loop().sock_recv(self._channel, _ANSWER_BYTES)
-        if word != _OK:
-            reason = word.decode(errors="replace") or "the mount helper ended"
-            raise SandboxUnavailable(f"nothing can be mounted into a sandbox that has started: {reason}")
+            answer = await asyncio.get_running_loop().sock_recv(self._channel, _ANSWER_BYTES)
+        if answer != _OK:
+            reason = answer.decode(errors="replace") or "the mount helper ended"
+            raise SandboxUnavailable(f"no workspace can be mounted into a warm sandbox: {reason}")
         self._channel.settimeout(_ANSWERS_WITHIN_SECONDS)
         if own_namespaces:
             self.namespaces = tuple(self._open_namespace(name) for name in ("user", "mnt"))
@@ -70,26 +75,26 @@ class MountHelperClient:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be asked; one that once did not answer is not asked again."""
+        """Tells whether requests can be sent. False for good once the mount helper did not answer a request."""
         return self._process.returncode is None and self._channel.fileno() >= 0
 
     def attach(self, mount_namespace: int, workspace: Path) -> None:
-        """Mount the workspace into the sandbox with this namespace. Blocks a moment; any thread may call it.
+        """Mounts the workspace into the sandbox with this mount namespace. Blocks up to 10 seconds; thread-safe.
 
-        Raises OSError, and what was asked for may then have happened all the same: the sandbox is not to be used.
+        Raises OSError. The workspace may be mounted all the same, so the caller must not use the sandbox then.
         """
-        with self._asking:
+        with self._request_lock:
             try:
                 socket.send_fds(self._channel, [os.fsencode(workspace.absolute())], [mount_namespace])
                 answer = self._channel.recv(_ANSWER_BYTES)
             except OSError:
-                self._channel.close()  # a late answer must not be taken for the next one's
+                self._channel.close()  # a late answer must not be read as the answer to the next request
                 raise
         if answer != _OK:
             raise OSError(answer.decode(errors="replace") or "the mount helper ended")
 
     async def close(self) -> None:
-        """End the process, which is reaped when this returns."""
+        """Ends the mount helper and waits for its exit. Kills a mount helper that does not exit in time."""
         self._owned.close()
         try:
             async with asyncio.timeout(_ENDS_WITHIN_SECONDS):

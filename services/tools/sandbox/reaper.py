@@ -1,8 +1,9 @@
-"""Ends the sandboxes of a service that died, whatever their programs did to outlive it.
+"""The reaper: a process that kills the sandboxes of a tool service that died, whatever their programs did to survive.
 
-The kernel kills a program when its parent dies, and takes that back when another thread than the first becomes a new
-program: nothing inside can be kept from it. This process holds a descriptor of each sandbox's first process, and kills
-them when nobody can send it any more on the socket that is its stdin. It is run with -I -S and an empty environment.
+The death signal (PR_SET_PDEATHSIG) is not enough: the kernel clears it when a thread other than the first calls execve,
+and no program in a sandbox can be kept from doing so. The reaper therefore holds a pidfd of the first process in each
+sandbox. The service sends these pidfds on the socket that is the reaper's stdin. When the last other end of the socket
+is closed, the service is dead and the reaper kills the processes. It runs with -I -S and an empty environment.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ READY = b"ready"
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def guard(channel: socket.socket) -> None:
-    """Take descriptors of processes until nobody can send any more, and kill those that have not ended by then."""
+def serve(channel: socket.socket) -> None:
+    """Receives pidfds until the other end of the channel is closed, then kills the processes that still run."""
     held: set[int] = set()
     poll = select.poll()
     poll.register(channel, select.POLLIN)
     while True:
         for descriptor, _ in poll.poll():
-            if descriptor in held:  # it has ended
+            if descriptor in held:  # a pidfd is readable once its process has ended
                 poll.unregister(descriptor)
                 held.discard(descriptor)
                 os.close(descriptor)
                 continue
-            word, received, _, _ = socket.recv_fds(channel, 1, 1)
-            if not word:
+            message, received, _, _ = socket.recv_fds(channel, 1, 1)
+            if not message:
                 return kill(held)
             for process in received:
                 held.add(process)
@@ -37,7 +38,7 @@ def guard(channel: socket.socket) -> None:
 
 
 def kill(held: set[int]) -> None:
-    """SIGKILL for the first process of a namespace takes all others along."""
+    """Kills the first process of each sandbox; the kernel then kills all other processes of its pid namespace."""
     for process in held:
         try:
             signal.pidfd_send_signal(process, signal.SIGKILL)
@@ -46,12 +47,12 @@ def kill(held: set[int]) -> None:
 
 
 def main() -> None:
-    """Outlive what is sent to all processes of a service: they are stopped in no order."""
+    """Ignores the signals that stop a service: they may reach all of its processes, and in any order."""
     for number in _STOPPING:
         signal.signal(number, signal.SIG_IGN)
     with socket.socket(fileno=0) as channel:
         channel.send(READY)
-        guard(channel)
+        serve(channel)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The service's side of the guard, the process that ends sandboxes when the service has died."""
+"""The client of the reaper, the process that kills the sandboxes when the tool service has died."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ENDS_WITHIN_SECONDS = 10.0
 
 
 class ReaperClient:
-    """Started when it is first needed, and again when it died."""
+    """Starts the reaper when it is first needed, and again after the reaper died."""
 
     def __init__(self) -> None:
         self._starting = asyncio.Lock()
@@ -27,7 +27,7 @@ class ReaperClient:
         self._channel: socket.socket | None = None
 
     async def ready(self) -> None:
-        """Have a process that guards. Raises OSError, TimeoutError."""
+        """Starts the reaper unless it runs. Raises OSError or TimeoutError when the reaper does not start."""
         async with self._starting:
             if self._process is None or self._process.returncode is not None:
                 await self.close()
@@ -38,16 +38,16 @@ class ReaperClient:
                     raise
 
     def protect(self, process: int) -> None:
-        """Have the process of this descriptor killed when the service dies."""
+        """Registers a process, given by its pidfd, which the reaper kills when the service dies. Logs a failure."""
         try:
             if self._channel is None:
-                raise BrokenPipeError("it was ended")
+                raise BrokenPipeError("the reaper was closed")
             socket.send_fds(self._channel, [b"!"], [process], socket.MSG_DONTWAIT)
         except OSError:
-            log.exception("a sandbox is not guarded: its program may outlive this service")
+            log.exception("the reaper does not know a sandbox: its program may outlive this service")
 
     async def close(self) -> None:
-        """End the process, which is reaped when this returns."""
+        """Ends the reaper and waits for its exit. Kills a reaper that does not exit in time."""
         process, self._process = self._process, None
         channel, self._channel = self._channel, None
         if channel is not None:
@@ -77,4 +77,4 @@ class ReaperClient:
             )
         async with asyncio.timeout(_STARTS_WITHIN_SECONDS):
             if await asyncio.get_running_loop().sock_recv(here, len(READY)) != READY:
-                raise OSError("the process that ends sandboxes when the service dies has ended itself")
+                raise OSError("the reaper, which kills the sandboxes when the service dies, ended while it started")

@@ -184,7 +184,7 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         slot, lease = await self._slots.enter(key, workspace, lambda: None, long_running=True)
         try:
             usage = await asyncio.to_thread(take_over, workspace, lease.uid)
-            program = command.put_in(self._program(b"", workspace, limits, lease.uid, usage), self._stage)
+            program = command.applied_to(self._program(b"", workspace, limits, lease.uid, usage), self._stage)
             running = LongRunningProgram(program)
             try:
                 async with running:

@@ -1,8 +1,9 @@
-"""The system calls that a program in the sandbox may not make.
+"""Compiles the filter of system calls that a program in the sandbox may not make.
 
-The second wall: namespaces hide the host, this keeps a program away from the parts of the kernel where ways around
-namespaces have been found. A deny-list, because agents run arbitrary interpreters and wheels; every refusal is an
-error code and not a kill, so that programs which merely probe for a feature go on.
+The filter is the second layer: namespaces hide the host, and the filter keeps a program away from the parts of the
+kernel in which ways around namespaces have been found. The filter is a deny-list, because agents run arbitrary
+interpreters and wheels. Each refusal returns an error code and does not kill the program, so that a program which only
+probes for a feature continues.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ DENIED = (
     *("listmount", "statmount"),
     # Namespaces.
     *("unshare", "setns", "listns"),
-    # Shared memory that outlives who made it, and that no limit of a process counts: without a cgroup nothing does.
+    # Shared memory that outlives the process that made it. No limit of a process counts it; only a cgroup does.
     *("shmget", "semget", "msgget"),
     # Keys are not namespaced.
     *("keyctl", "add_key", "request_key"),
-    # Large and often broken parts of the kernel that agents' programs do not need.
+    # Large parts of the kernel with many known defects, which agents' programs do not need.
     *("bpf", "perf_event_open", "userfaultfd", "io_uring_setup", "io_uring_enter", "io_uring_register"),
     *("vmsplice", "memfd_secret", "personality", "lookup_dcookie", "modify_ldt", "uselib"),
     *("fanotify_init", "fanotify_mark", "mbind", "move_pages", "migrate_pages", "set_mempolicy", "get_mempolicy"),
@@ -36,10 +37,12 @@ DENIED = (
     *("swapon", "swapoff", "acct", "syslog", "quotactl", "quotactl_fd", "iopl", "ioperm", "vhangup"),
     *("clock_settime", "clock_adjtime", "settimeofday", "adjtimex", "stime", "sethostname", "setdomainname"),
 )
-# Disk space without writing: it does not meet the limit of a file's size, and gigabytes are gone before the next look
-# at the workspace. The answer is that of a file system which cannot do it, upon which libc writes zeros instead.
+# Calls that reserve disk space without writing. The limit of a file's size does not apply to reserved space, and a
+# program could take gigabytes before the next measurement of its workspace. The error code is the one of a file system
+# without this operation, so libc writes zeros instead.
 RESERVING_CALLS = ("fallocate", "file_setattr")
-# XFS's own interface (most file systems know it), and attributes of files, which may ask for large extents.
+# The ioctl requests with the same effect: XFS's interface, which most file systems accept, and file attributes, which
+# may ask for large extents.
 RESERVING_REQUESTS = {
     "XFS_IOC_ALLOCSP": 0x4030580A,
     "XFS_IOC_ALLOCSP64": 0x40305824,
@@ -49,15 +52,17 @@ RESERVING_REQUESTS = {
     "FS_IOC_FSSETXATTR": 0x401C5820,
 }
 _CLONE_NEW = (0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000)
-# Would type into the terminal of whoever started the service; would load a line discipline's module into the kernel.
+# TIOCSTI and TIOCLINUX could type into the terminal from which the service was started. TIOCSETD could load a line
+# discipline's module into the kernel.
 _TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
 _PR_SET_PDEATHSIG = 1
 _RLIMIT_CORE = 4
 _AF_UNIX = 1
-# The kernel looks at the lower half of arguments that are `int` in C; a filter that compares all 64 bits can be walked
-# around with something in the upper half (seen to work).
+# The kernel uses only the lower half of an argument that is an `int` in C. A program could bypass a filter that
+# compares all 64 bits by setting bits in the upper half; this was verified to work.
 _AS_INT = 0xFFFFFFFF
-# Calls newer than the oldest libseccomp in use. From 424 on numbers are the same on all architectures.
+# Numbers of calls that are newer than the oldest supported libseccomp. From number 424 on, all architectures use the
+# same numbers.
 _NUMBERS = {
     "process_madvise": 440,
     "mount_setattr": 442,
@@ -74,7 +79,7 @@ _NUMBERS = {
 
 
 def compile_filter() -> bytes:
-    """The filter as BPF, for this machine's architecture. Raises SandboxUnavailable when libseccomp is missing."""
+    """Returns the filter as BPF for this machine's architecture. Raises SandboxUnavailable without libseccomp."""
     try:
         import pyseccomp
     except (ImportError, OSError, RuntimeError) as error:
@@ -82,7 +87,7 @@ def compile_filter() -> bytes:
             f"the system-call filter cannot be built: pyseccomp needs libseccomp.so.2 (package libseccomp2): {error}"
         ) from error
     rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
-    # Calls by another ABI of the same machine (32 bits, x32) would come past every rule here: there are none.
+    # No rule below applies to calls through another ABI of the same machine (32 bits, x32), so all of them are refused.
     rules.set_attr(pyseccomp.Attr.ACT_BADARCH, pyseccomp.ERRNO(errno.ENOSYS))
     for name in DENIED:
         _deny(pyseccomp, rules, name)
@@ -90,17 +95,17 @@ def compile_filter() -> bytes:
     for request in (_TIOCSTI, _TIOCLINUX, _TIOCSETD):
         _deny(pyseccomp, rules, "ioctl", _equals(pyseccomp, 1, request))
     _deny_reservations(pyseccomp, rules)
-    # The program's death signal, for when the service dies, was set before it started. It must stay set.
+    # The launcher set the death signal that ends the program when the service dies. The program must not clear it.
     _deny(pyseccomp, rules, "prctl", _equals(pyseccomp, 0, _PR_SET_PDEATHSIG))
     _keep_core_limit(pyseccomp, rules)
-    # No network: nothing but local sockets. Some families (vsock) reach the host past the network namespace.
+    # Only local sockets are allowed. The network namespace does not confine some other families, such as vsock.
     for name in ("socket", "socketpair"):
         rules.add_rule(pyseccomp.ERRNO(errno.EAFNOSUPPORT), name, pyseccomp.Arg(0, pyseccomp.NE, _AF_UNIX))
     return _exported(rules)
 
 
 def system_call_number(name: str) -> int | None:
-    """The number on this architecture; None when it has no such call. Needs libseccomp."""
+    """Returns the call's number, or None when this architecture has no such call. Needs libseccomp."""
     import pyseccomp
 
     known: int = pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name)
@@ -108,14 +113,14 @@ def system_call_number(name: str) -> int | None:
 
 
 def _deny(pyseccomp: Any, rules: Any, name: str, *when: Any, error: int = errno.EPERM) -> None:
-    """Refuse one call; one that this architecture does not have is none."""
+    """Refuses one call with `error`. Does nothing for a call that this architecture does not have."""
     number = system_call_number(name)
     if number is not None:
         rules.add_rule(pyseccomp.ERRNO(error), number, *when)
 
 
 def _equals(pyseccomp: Any, argument: int, value: int) -> Any:
-    """That an argument which is an `int` to the kernel has this value."""
+    """Returns the condition that an argument which is an `int` to the kernel has this value."""
     return pyseccomp.Arg(argument, pyseccomp.MASKED_EQ, _AS_INT, value)
 
 
@@ -127,14 +132,14 @@ def _deny_reservations(pyseccomp: Any, rules: Any) -> None:
 
 
 def _keep_core_limit(pyseccomp: Any, rules: Any) -> None:
-    """The limit of 1 byte keeps a crash from the host's core handler, which runs as root; one of 0 would not."""
+    """Keeps the core limit at 1 byte: it keeps a crash from the host's core handler, which runs as root; 0 would not."""
     _deny(pyseccomp, rules, "setrlimit", _equals(pyseccomp, 0, _RLIMIT_CORE))
-    setting = pyseccomp.Arg(2, pyseccomp.NE, 0)  # reading it has no new value
+    setting = pyseccomp.Arg(2, pyseccomp.NE, 0)  # a read passes no new limit
     _deny(pyseccomp, rules, "prlimit64", _equals(pyseccomp, 1, _RLIMIT_CORE), setting)
 
 
 def _deny_new_namespaces(pyseccomp: Any, rules: Any) -> None:
-    # clone3 takes its flags through a pointer that a filter cannot follow; ENOSYS makes libc fall back to clone.
+    # clone3 takes its flags through a pointer, which a filter cannot follow. ENOSYS makes libc fall back to clone.
     rules.add_rule(pyseccomp.ERRNO(errno.ENOSYS), "clone3")
     for flag in _CLONE_NEW:
         rules.add_rule(pyseccomp.ERRNO(errno.EPERM), "clone", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, flag, flag))
