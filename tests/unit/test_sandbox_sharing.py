@@ -42,40 +42,40 @@ def taken(lease: UidLease | None) -> UidLease:
 
 
 def test_who_joins_runs_under_the_uid_of_those_there(replica: UidLocks, workspace: Callable[[str], Path]) -> None:
-    first = taken(replica.take(workspace("a"), UID))
-    second = taken(replica.take(workspace("a"), UID + 1))
+    first = taken(replica.acquire(workspace("a"), UID))
+    second = taken(replica.acquire(workspace("a"), UID + 1))
     assert (first.uid, second.uid, workspace("a").stat().st_uid) == (UID, UID, UID)
     first.close()
-    third = taken(replica.take(workspace("a"), UID + 2))
+    third = taken(replica.acquire(workspace("a"), UID + 2))
     assert third.uid == UID
     second.close()
     third.close()
-    assert taken(replica.take(workspace("a"), UID + 1)).uid == UID + 1
+    assert taken(replica.acquire(workspace("a"), UID + 1)).uid == UID + 1
     assert workspace("a").stat().st_uid == UID + 1
 
 
 def test_a_uid_in_use_is_not_given_to_another_workspace(replica: UidLocks, workspace: Callable[[str], Path]) -> None:
-    first = taken(replica.take(workspace("a"), UID))
-    assert replica.take(workspace("b"), UID) is None
-    assert replica.take(None, UID) is None
-    joined = taken(replica.take(workspace("a"), UID + 1))
+    first = taken(replica.acquire(workspace("a"), UID))
+    assert replica.acquire(workspace("b"), UID) is None
+    assert replica.acquire(None, UID) is None
+    joined = taken(replica.acquire(workspace("a"), UID + 1))
     first.close()
-    assert replica.take(workspace("b"), UID) is None  # its owner has gone, who joined it has not
+    assert replica.acquire(workspace("b"), UID) is None  # its owner has gone, who joined it has not
     joined.close()
-    alone = taken(replica.take(None, UID))
-    assert replica.take(workspace("b"), UID) is None
+    alone = taken(replica.acquire(None, UID))
+    assert replica.acquire(workspace("b"), UID) is None
     alone.close()
-    assert taken(replica.take(workspace("b"), UID)).uid == UID
+    assert taken(replica.acquire(workspace("b"), UID)).uid == UID
 
 
 def test_nobody_ever_runs_under_the_uid_of_the_system(
     replica: UidLocks, workspace: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uid_locks, "_DECIDES_WITHIN_SECONDS", 0.0)
-    taken(replica.take(workspace("a"), UID))
+    taken(replica.acquire(workspace("a"), UID))
     os.chown(workspace("a"), 0, 0)
     with pytest.raises(OSError, match="decid"):
-        replica.take(workspace("a"), UID + 1)
+        replica.acquire(workspace("a"), UID + 1)
 
 
 def test_racing_replicas_agree(replica: UidLocks, workspace: Callable[[str], Path]) -> None:
@@ -87,7 +87,7 @@ def test_racing_replicas_agree(replica: UidLocks, workspace: Callable[[str], Pat
 
             def race(number: int, start: Barrier = start) -> UidLease | None:
                 start.wait(PATIENCE_SECONDS)
-                value: UidLease | None = replica.take(workspace("a"), UID + number)
+                value: UidLease | None = replica.acquire(workspace("a"), UID + number)
                 return value
 
             leases = [taken(lease) for lease in threads.map(race, racers)]
@@ -95,4 +95,4 @@ def test_racing_replicas_agree(replica: UidLocks, workspace: Callable[[str], Pat
         for lease in leases:
             lease.close()
     for number in racers:
-        taken(replica.take(None, UID + number)).close()
+        taken(replica.acquire(None, UID + number)).close()

@@ -47,7 +47,7 @@ async def cold(sandbox_settings: SandboxSettings, sandbox_detection: Detection) 
 
 
 def waiting(sandbox: Sandbox) -> list[WarmSandbox]:
-    return [one.warm for one in sandbox._warm.pool._waiting.values()]
+    return [one.warm for one in sandbox._warm.pool._pooled.values()]
 
 
 def pid_of(one: WarmSandbox) -> int:

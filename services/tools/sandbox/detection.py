@@ -205,9 +205,7 @@ def detect(settings: SandboxSettings) -> Detection:
         notes.missing.append(f"programs are sandboxed on Linux only, and this is {sys.platform}")
         return _detection(notes, None, Cgroups(()), per_slot_uids=False)
     bubblewrap = notes.record(lambda: find_bubblewrap(settings.bubblewrap), lambda tool: f"bubblewrap {tool.path}")
-    interpreter = notes.record(
-        lambda: find_interpreter(settings.interpreter), lambda match: f"interpreter {match.path}"
-    )
+    interpreter = notes.record(lambda: find_interpreter(settings.interpreter), lambda tool: f"interpreter {tool.path}")
     rules = notes.record(compile_filter, lambda program: f"system-call filter of {len(program) // 8} instructions")
     _check_landlock(notes)
     notes.missing += user_namespace_obstacles()

@@ -37,7 +37,7 @@ class Command:
     read_only: tuple[Path, ...]
 
     def applied_to(self, program: SandboxedProgram, stage: Stage | None) -> SandboxedProgram:
-        """Returns `program` with this command instead of a Python program. Raises OSError for a path that does not exist."""
+        """Returns `program` with this command instead of a Python program. Raises OSError for a missing path."""
         pairs, binds = show(self.read_only, stage)
         view = replace(program.view, command=self.argv, variables=tuple(self.variables.items()), read_only=tuple(pairs))
         rlimits = dict(program.entry.rlimits)
@@ -112,7 +112,7 @@ class LongRunningProgram:
         return ended and removed
 
     async def _watch(self) -> None:
-        """Ends the program, with a warning, when its files exceed their bounds. The kernel does not bound them."""
+        """Ends the program, with a warning, when its files exceed their bounds, which no other limit enforces."""
         program, monitor = self._program, WorkspaceMonitor(self._program)
         await self.process.open_gate(program.process_gate)
         while True:

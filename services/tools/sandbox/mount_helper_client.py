@@ -79,7 +79,7 @@ class MountHelperClient:
         return self._process.returncode is None and self._channel.fileno() >= 0
 
     def attach(self, mount_namespace: int, workspace: Path) -> None:
-        """Mounts the workspace into the sandbox with this mount namespace. Blocks up to 10 seconds; thread-safe.
+        """Mounts the workspace into the sandbox with this mount namespace. Blocks briefly; thread-safe.
 
         Raises OSError. The workspace may be mounted all the same, so the caller must not use the sandbox then.
         """

@@ -132,7 +132,7 @@ def _deny_reservations(pyseccomp: Any, rules: Any) -> None:
 
 
 def _keep_core_limit(pyseccomp: Any, rules: Any) -> None:
-    """Keeps the core limit at 1 byte: it keeps a crash from the host's core handler, which runs as root; 0 would not."""
+    """Denies changes of the core limit. Its 1 byte keeps crashes from the host's core handler (root); 0 would not."""
     _deny(pyseccomp, rules, "setrlimit", _equals(pyseccomp, 0, _RLIMIT_CORE))
     setting = pyseccomp.Arg(2, pyseccomp.NE, 0)  # a read passes no new limit
     _deny(pyseccomp, rules, "prlimit64", _equals(pyseccomp, 1, _RLIMIT_CORE), setting)

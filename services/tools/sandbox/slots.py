@@ -140,7 +140,7 @@ class RunSlots:
     async def _lease(self, workspace: Path | None, uid: int | None) -> UidLease | None:
         if uid is None:
             return UidLease(None)
-        taking = asyncio.ensure_future(asyncio.to_thread(self._locks.take, workspace, uid))
+        taking = asyncio.ensure_future(asyncio.to_thread(self._locks.acquire, workspace, uid))
         try:
             return await asyncio.shield(taking)
         except asyncio.CancelledError:

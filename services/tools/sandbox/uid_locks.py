@@ -1,13 +1,16 @@
-"""Who runs where, as all replicas see it that share a root of workspaces and are root.
+"""Locks by which replicas that share the workspaces, and run as root, agree which uid runs in which workspace.
 
-A replica has uids of its own, one for each place. But while somebody runs in a workspace its files are theirs: whoever
-else begins there, in whatever replica, runs under the same uid. And a uid under which somebody runs in one workspace is
-not given to a run in another, also when two replicas were given the same range.
+A replica has uids of its own, one for each slot. Two rules hold across all replicas:
+- While a program runs in a workspace, the workspace belongs to that program's uid. Every further run in the workspace,
+  in any replica, uses the same uid.
+- A uid that runs in one workspace is not leased to a run in another workspace, even if two replicas were configured
+  with the same range of uids.
 
-What is in use is locked in one file beside the workspaces, a byte for each uid and for each workspace, shared by those
-who run and exclusive for the moment in which somebody decides. The kernel releases what a replica held when it dies.
-The locks are of open file descriptions: two runs of one process exclude each other like those of two, and a lock that
-is made a shared one is never free in between.
+The locks are byte ranges of one file beside the workspaces: one byte for each uid and one for each workspace. A run
+holds shared locks on its uid and on its workspace. A replica holds an exclusive lock only while it decides. The kernel
+releases the locks of a replica that dies. The locks belong to open file descriptions (F_OFD_SETLK): so two runs of one
+process exclude each other like runs of two processes, and a lock that is changed from exclusive to shared is never free
+in between.
 """
 
 from __future__ import annotations
@@ -22,11 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-_FIRST_UID: Final = 1000  # nobody runs under those of the system
-_WORKSPACES_FROM: Final = 1 << 33  # bytes before that are uids
+_FIRST_UID: Final = 1000  # no program runs under a uid of the system
+_WORKSPACES_FROM: Final = 1 << 33  # the bytes before this offset stand for uids
 _WORKSPACES: Final = 1 << 62
 _DECIDES_WITHIN_SECONDS: Final = 5.0
-_AGAIN_SECONDS: Final = 0.01
+_RETRY_SECONDS: Final = 0.01
 _TRIES: Final = 4
 _HELD: Final = frozenset({errno.EAGAIN, errno.EACCES})
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -34,93 +37,101 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(slots=True)
 class UidLease:
-    """The uid of a run, until `close`. None: the service's own."""
+    """The uid of a run, locked until `close`. `uid` is None for the service's own uid, which is not locked."""
 
     uid: int | None
     _locks: int = -1
 
     def close(self) -> None:
-        """The run has ended for certain."""
+        """Releases the locks. Call it only when no process of the run exists any more. Idempotent."""
         if self._locks >= 0:
             os.close(self._locks)
             self._locks = -1
 
 
 class UidLocks:
-    """`file`: beside the workspaces; None: nobody else runs in them."""
+    """The locks in `file`, which is in the root of the workspaces. None: no other replica shares the workspaces."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
 
-    def take(self, workspace: Path | None, uid: int) -> UidLease | None:
-        """A lease of `uid`, or of that of those who run in the workspace already, whose directory belongs to it then.
+    def acquire(self, workspace: Path | None, uid: int) -> UidLease | None:
+        """Leases `uid`, or the uid of the programs that already run in the workspace. Blocks.
 
-        None when somebody runs under this uid elsewhere. Blocks. Raises OSError, of a filesystem without locks too.
+        The workspace's directory belongs to the leased uid afterwards. Returns None when `uid` runs in another
+        workspace. Raises OSError, also when the filesystem has no locks, and with EBUSY when another replica holds the
+        workspace's exclusive lock for more than 5 seconds.
         """
         if self._file is None:
             return UidLease(uid)
         self._file.parent.mkdir(parents=True, exist_ok=True)
         locks = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            agreed = _take_uid(locks, uid) if workspace is None else self._agree(locks, workspace, uid)
+            leased = _lock_uid(locks, uid) if workspace is None else self._lock_workspace(locks, workspace, uid)
         except BaseException:
             os.close(locks)
             raise
-        if agreed is None:
+        if leased is None:
             os.close(locks)
             return None
-        return UidLease(agreed, locks)
+        return UidLease(leased, locks)
 
-    def _agree(self, locks: int, workspace: Path, uid: int) -> int | None:
-        place = self._place_of(workspace)
+    def _lock_workspace(self, locks: int, workspace: Path, uid: int) -> int | None:
+        """Returns the uid that may run in the workspace, or None when `uid` runs in another workspace."""
+        offset = self._offset_of(workspace)
         ends_at = time.monotonic() + _DECIDES_WITHIN_SECONDS
         while True:
             owner = workspace.lstat().st_uid
-            # First the uid: from then on nobody else gets it, and whoever keeps us from deciding runs under it.
-            if _try(locks, fcntl.F_RDLCK, owner):
-                if _try(locks, fcntl.F_WRLCK, place):
-                    return _decide(locks, place, workspace, owner, uid)
-                if _try(locks, fcntl.F_RDLCK, place) and workspace.lstat().st_uid == owner >= _FIRST_UID:
+            # The lock on the owner's uid comes first. With it, no run in another workspace gets that uid, so a run that
+            # denies us the exclusive lock on the workspace has that uid.
+            if _try_lock(locks, fcntl.F_RDLCK, owner):
+                if _try_lock(locks, fcntl.F_WRLCK, offset):
+                    return _assign(locks, offset, workspace, owner, uid)
+                if _try_lock(locks, fcntl.F_RDLCK, offset) and workspace.lstat().st_uid == owner >= _FIRST_UID:
                     return owner
-                _try(locks, fcntl.F_UNLCK, place)
-                _try(locks, fcntl.F_UNLCK, owner)
+                _try_lock(locks, fcntl.F_UNLCK, offset)
+                _try_lock(locks, fcntl.F_UNLCK, owner)
             if time.monotonic() > ends_at:
-                raise OSError(errno.EBUSY, "another replica does not come to an end with deciding who runs there")
-            time.sleep(_AGAIN_SECONDS)
+                raise OSError(errno.EBUSY, "another replica is still deciding which uid runs here; try again")
+            time.sleep(_RETRY_SECONDS)
 
-    def _place_of(self, workspace: Path) -> int:
-        """By its name below the root, which is the same for all."""
+    def _offset_of(self, workspace: Path) -> int:
+        """Returns the workspace's byte, from its path below the root, which is the same in all replicas."""
         assert self._file is not None
         name = os.path.relpath(workspace.absolute(), self._file.absolute().parent)
         digest = hashlib.blake2b(os.fsencode(name), digest_size=8).digest()
         return _WORKSPACES_FROM + int.from_bytes(digest, "big") % _WORKSPACES
 
 
-def _decide(locks: int, place: int, workspace: Path, owner: int, uid: int) -> int | None:
-    """Nobody runs there, and nobody can begin."""
+def _assign(locks: int, offset: int, workspace: Path, owner: int, uid: int) -> int | None:
+    """Gives the workspace to `uid`, if `uid` is free. The caller's exclusive lock proves that no program runs there."""
     if owner != uid:
-        _try(locks, fcntl.F_UNLCK, owner)
-    agreed = _take_uid(locks, uid)
-    if agreed is not None:
-        _give(workspace, uid)
-        _try(locks, fcntl.F_RDLCK, place)
-    return agreed
+        _try_lock(locks, fcntl.F_UNLCK, owner)
+    leased = _lock_uid(locks, uid)
+    if leased is not None:
+        _change_owner(workspace, uid)
+        _try_lock(locks, fcntl.F_RDLCK, offset)
+    return leased
 
 
-def _take_uid(locks: int, uid: int) -> int | None:
-    """None when somebody has it. Afterwards others may have it too, who join a workspace."""
+def _lock_uid(locks: int, uid: int) -> int | None:
+    """Takes the shared lock on a free uid. Returns None when another run has the uid.
+
+    The lock is shared, so runs that join the same workspace later get the same uid.
+    """
     for _ in range(_TRIES):
-        if _try(locks, fcntl.F_WRLCK, uid):
-            _try(locks, fcntl.F_RDLCK, uid)
+        if _try_lock(locks, fcntl.F_WRLCK, uid):
+            _try_lock(locks, fcntl.F_RDLCK, uid)
             return uid
-        time.sleep(_AGAIN_SECONDS / 2)  # perhaps somebody only looks whether he may join who had it last
+        # The lock may be the short one of a replica that checks whether its run can join the uid's last workspace.
+        time.sleep(_RETRY_SECONDS / 2)
     return None
 
 
-def _try(locks: int, kind: int, place: int) -> bool:
-    """Without waiting. To make a lock of one's own a shared one always works."""
+def _try_lock(locks: int, kind: int, offset: int) -> bool:
+    """Sets or clears the lock on one byte without waiting. Changing an own exclusive lock to shared always succeeds."""
     try:
-        fcntl.fcntl(locks, fcntl.F_OFD_SETLK, struct.pack("@hhqqi0q", kind, os.SEEK_SET, place, 1, 0))
+        fcntl.fcntl(locks, fcntl.F_OFD_SETLK, struct.pack("@hhqqi0q", kind, os.SEEK_SET, offset, 1, 0))
     except OSError as error:
         if error.errno in _HELD:
             return False
@@ -128,7 +139,7 @@ def _try(locks: int, kind: int, place: int) -> bool:
     return True
 
 
-def _give(workspace: Path, uid: int) -> None:
+def _change_owner(workspace: Path, uid: int) -> None:
     directory = os.open(workspace, _DIRECTORY)
     try:
         if os.fstat(directory).st_uid != uid:

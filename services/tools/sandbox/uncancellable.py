@@ -1,4 +1,4 @@
-"""Cleaning up that has to be done to its end."""
+"""Runs clean-up work that a cancellation must not interrupt."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ _Result = TypeVar("_Result")
 
 
 async def uncancellable(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """For what takes a bounded time: a cancellation does not cut it short, it goes on afterwards."""
-    doing = asyncio.ensure_future(work)
+    """Awaits `work` to its end and returns its result; raises a cancellation that arrived meanwhile only afterwards.
+
+    Only for work of bounded duration.
+    """
+    task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
-    while not doing.done():
+    while not task.done():
         try:
-            await asyncio.wait({doing})
+            await asyncio.wait({task})
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
         raise cancelled
-    return doing.result()
+    return task.result()

@@ -1,8 +1,9 @@
-"""Runs in a sandbox that was started ahead of its program, in place of the module `sitecustomize`.
+"""Waits for the program in a warm sandbox. Runs there in place of the module `sitecustomize`.
 
-The interpreter imports that module as the last thing before it opens the program's file. Here it waits until there is
-a program, and goes on as any interpreter does: the program finds the same modules, descriptors and environment as one
-whose interpreter was started for it. Nothing may be imported here that such an interpreter has not imported by now.
+The interpreter imports `sitecustomize` as its last step before it opens the program's file. This module waits until
+there is a program; then the interpreter continues as usual. The program finds the same modules, descriptors and
+environment as in a cold sandbox. Therefore this module may import only modules that an interpreter in a cold sandbox
+has imported at this point.
 """
 
 import os
@@ -10,13 +11,13 @@ import sys
 
 
 def wait(channel: int) -> None:
-    """Say that the interpreter is there, and return at the word that program and workspace are in their places."""
-    os.unlink(__file__)  # noqa: PTH108  # pathlib is not imported by now
+    """Tells the service that the interpreter is ready, and returns once the program and the workspace are in place."""
+    os.unlink(__file__)  # noqa: PTH108  # pathlib is not imported yet
     os.write(channel, b"?")
     if os.read(channel, 1) != b"!":
-        os._exit(1)  # nobody needs this sandbox any more
+        os._exit(1)  # the service discards this sandbox
     os.close(channel)
-    os.chdir("/work")  # the workspace was mounted over the directory that the interpreter was started in
+    os.chdir("/work")  # the workspace was mounted over the interpreter's current directory
     sys.path_importer_cache.pop("/work", None)
     del sys.modules["sitecustomize"]
-    __import__("sitecustomize")  # the workspace's or the system's; that there is none is told as it always is
+    __import__("sitecustomize")  # the workspace's or the system's; when there is none, the import fails as usual

@@ -1,7 +1,8 @@
-"""Which places have a sandbox waiting in them, and making new ones when there is room.
+"""The pool of warm sandboxes: sandboxes that start before their programs are known, one per free slot.
 
-A waiting sandbox belongs to a place and has its uid, so it is given to the next run in that place or to none: a place
-in which a program runs has no sandbox waiting. One is made at a time, and not in the moment in which a program begins.
+A warm sandbox belongs to a slot and has the slot's uid. The pool therefore gives it to the next run in that slot or
+ends it: a slot in which a program runs has no warm sandbox. The pool starts one sandbox at a time, after a short pause,
+so that the start does not compete with the start of a program.
 """
 
 from __future__ import annotations
@@ -22,205 +23,214 @@ log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS = 0.05
 _MAX_PAUSE_SECONDS = 60.0
-# What is installed on the machine may change under an interpreter that waits.
+# The files of the interpreter on this machine may change while a warm sandbox waits, for example by an update.
 _MAX_AGE_SECONDS = 900.0
 
-Make = Callable[[int, SandboxLimits], Awaitable[WarmSandbox]]
+StartSandbox = Callable[[int, SandboxLimits], Awaitable[WarmSandbox]]
 
 
 def shape(limits: SandboxLimits) -> SandboxLimits:
-    """What of the limits is decided when a sandbox is made; the rest is watched from outside while it runs."""
-    usual = SandboxLimits()
+    """Returns the limits that a sandbox fixes at its start; the other limits have their default values.
+
+    The service enforces these other limits from outside while the program runs, so a warm sandbox fits any of them.
+    """
+    defaults = SandboxLimits()
     return replace(
         limits,
-        wall_seconds=usual.wall_seconds,
-        output_bytes=usual.output_bytes,
-        workspace_bytes=usual.workspace_bytes,
-        workspace_files=usual.workspace_files,
+        wall_seconds=defaults.wall_seconds,
+        output_bytes=defaults.output_bytes,
+        workspace_bytes=defaults.workspace_bytes,
+        workspace_files=defaults.workspace_files,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
-    """`limits`: what it was made for. `until`: how long it is good, in the loop's time."""
+class _PooledSandbox:
+    """A warm sandbox with the limits that it was started for. `expires_at`: in seconds of the event loop's clock."""
 
     limits: SandboxLimits
     warm: WarmSandbox
-    until: float
+    expires_at: float
 
 
 class WarmPool:
-    """Keeps `count` sandboxes waiting, in free ones of `places`, made for the limits that the last run had.
+    """Keeps `count` warm sandboxes in free slots, started for the limits of the last run.
 
-    `make(place, limits)` starts one. A run with other limits than the one before starts cold.
+    The slots are 0 to `slot_count - 1`. `start_sandbox(slot, limits)` starts a sandbox. A run whose limits differ from
+    those of the previous run starts cold.
     """
 
-    def __init__(self, count: int, places: int, make: Make) -> None:
-        self._count, self._make = min(count, places), make
+    def __init__(self, count: int, slot_count: int, start_sandbox: StartSandbox) -> None:
+        self._count, self._start_sandbox = min(count, slot_count), start_sandbox
         self._limits = shape(SandboxLimits())
-        self._free = list(reversed(range(places)))  # the one that was left last is at the end
+        self._free = list(reversed(range(slot_count)))  # the slot that became free last is at the end
         self._occupied: Counter[int] = Counter()
-        self._waiting: dict[int, _Waiting] = {}
+        self._pooled: dict[int, _PooledSandbox] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        self._changed, self._tried = asyncio.Event(), asyncio.Event()
-        self._keeping: asyncio.Task[None] | None = None
-        self._making: asyncio.Task[None] | None = None
+        self._changed, self._start_tried = asyncio.Event(), asyncio.Event()
+        self._filling: asyncio.Task[None] | None = None
+        self._starting: asyncio.Task[None] | None = None
         self._failures = 0
         self.last_failure = ""
 
     def start(self, limits: SandboxLimits | None = None) -> None:
-        """Begin to make them, for programs with these limits."""
+        """Begins to fill the pool in the background, for programs with these limits or the default ones. Idempotent."""
         self._limits = shape(limits) if limits is not None else self._limits
-        if self._count and self._keeping is None:
-            self._keeping = asyncio.create_task(self._keep(), name="keep sandboxes waiting")
-            self._keeping.add_done_callback(_tell_failure)
+        if self._count and self._filling is None:
+            self._filling = asyncio.create_task(self._keep_full(), name="keep sandboxes waiting")
+            self._filling.add_done_callback(_log_failure)
 
     async def is_full(self) -> bool:
-        """Wait until as many are waiting as may; False when the last attempt to make one failed (`last_failure`)."""
-        while len(self._waiting) < self._count:
+        """Waits until the pool is full. Returns False when the last start of a sandbox failed; see `last_failure`."""
+        while len(self._pooled) < self._count:
             if self._failures:
                 return False
-            self._tried.clear()
-            await self._tried.wait()
+            self._start_tried.clear()
+            await self._start_tried.wait()
         return True
 
     async def close(self) -> None:
-        """End all that wait, and make no more."""
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.wait({self._keeping})
-            self._keeping = None
-        if self._making is not None:
-            await asyncio.wait({self._making})
-        for place in list(self._waiting):
-            self._end(place)
+        """Ends all warm sandboxes, and starts no more."""
+        if self._filling is not None:
+            self._filling.cancel()
+            await asyncio.wait({self._filling})
+            self._filling = None
+        if self._starting is not None:
+            await asyncio.wait({self._starting})
+        for slot in list(self._pooled):
+            self._end(slot)
         self._count = 0
         if self._ending:
             await asyncio.wait(self._ending)
 
     def preferred(self, former: int | None) -> int | None:
-        """The place to ask for: one with a sandbox waiting, best the `former` one of the same workspace."""
-        if former in self._waiting or not self._waiting:
+        """Returns a slot with a warm sandbox, if possible `former`, the slot whose uid owns the run's workspace.
+
+        Returns `former` when there is no warm sandbox.
+        """
+        if former in self._pooled or not self._pooled:
             return former
-        return next(place for place in reversed(self._free) if place in self._waiting)
+        return next(slot for slot in reversed(self._free) if slot in self._pooled)
 
-    def occupy(self, place: int, limits: SandboxLimits) -> WarmSandbox | None:
-        """A run begins in this place; the sandbox that waited for it, which is the run's to close or release."""
+    def occupy(self, slot: int, limits: SandboxLimits) -> WarmSandbox | None:
+        """Marks the slot as occupied by a run. Returns its warm sandbox, if it has one that fits `limits`, or None.
+
+        The caller must close or release that sandbox.
+        """
         self._limits = shape(limits)
-        self._occupied[place] += 1
-        if place in self._free:
-            self._free.remove(place)
+        self._occupied[slot] += 1
+        if slot in self._free:
+            self._free.remove(slot)
         self._changed.set()
-        if place not in self._waiting or self._is_useless(place):
-            self._end(place)
+        if slot not in self._pooled or self._is_outdated(slot):
+            self._end(slot)
             return None
-        return self._waiting.pop(place).warm
+        return self._pooled.pop(slot).warm
 
-    def vacate(self, place: int, *, retired: bool) -> None:
-        """A run's end. Nothing is ever made in a retired place again."""
-        self._occupied[place] -= 1
-        if not self._occupied[place]:
-            del self._occupied[place]
+    def vacate(self, slot: int, *, retired: bool) -> None:
+        """Marks the end of a run in the slot. A retired slot never gets a sandbox again."""
+        self._occupied[slot] -= 1
+        if not self._occupied[slot]:
+            del self._occupied[slot]
             if not retired:
-                self._free.append(place)
+                self._free.append(slot)
                 self._changed.set()
 
-    async def _keep(self) -> None:
+    async def _keep_full(self) -> None:
         while True:
             self._changed.clear()
-            for useless in [place for place in self._waiting if self._is_useless(place)]:
-                self._end(useless)
-            place = self._next_place()
-            if place is None:
-                await self._until_something_changes()
+            for outdated in [slot for slot in self._pooled if self._is_outdated(slot)]:
+                self._end(outdated)
+            slot = self._next_slot()
+            if slot is None:
+                await self._wait_for_change()
                 continue
             await asyncio.sleep(min(_MAX_PAUSE_SECONDS, _PAUSE_SECONDS * 4**self._failures))
-            if place in self._free:
-                # Not to be cancelled: a process that is just being started would be left to itself.
-                self._making = asyncio.create_task(self._fill(place), name="start a sandbox ahead")
-                await asyncio.shield(self._making)
-                self._tried.set()
+            if slot in self._free:
+                # Shielded: a cancellation in the middle of a start would leave a process without an owner.
+                self._starting = asyncio.create_task(self._fill(slot), name="start a sandbox ahead")
+                await asyncio.shield(self._starting)
+                self._start_tried.set()
 
-    async def _until_something_changes(self) -> None:
-        """A place, the limits wanted, a sandbox that died or is too old."""
-        oldest = min((waiting.until for waiting in self._waiting.values()), default=None)
+    async def _wait_for_change(self) -> None:
+        """Waits until a slot or the limits change, or a warm sandbox dies or expires."""
+        next_expiry = min((pooled.expires_at for pooled in self._pooled.values()), default=None)
         with suppress(TimeoutError):
-            async with asyncio.timeout_at(oldest):
+            async with asyncio.timeout_at(next_expiry):
                 await self._changed.wait()
 
-    def _next_place(self) -> int | None:
-        if len(self._waiting) >= self._count:
+    def _next_slot(self) -> int | None:
+        if len(self._pooled) >= self._count:
             return None
-        return next((place for place in reversed(self._free) if place not in self._waiting), None)
+        return next((slot for slot in reversed(self._free) if slot not in self._pooled), None)
 
-    async def _fill(self, place: int) -> None:
+    async def _fill(self, slot: int) -> None:
         limits = self._limits
         try:
-            warm = await self._make(place, limits)
+            warm = await self._start_sandbox(slot, limits)
         except (OSError, SandboxUnavailable) as error:
             self._failures += 1
             self.last_failure = str(error) or type(error).__name__
             log.warning("no sandbox could be started ahead of its program: %s", self.last_failure)
             return
         self._failures = 0
-        self._waiting[place] = _Waiting(limits, warm, asyncio.get_running_loop().time() + _MAX_AGE_SECONDS)
-        if place not in self._free:
-            self._end(place)  # a run began there meanwhile
+        expires_at = asyncio.get_running_loop().time() + _MAX_AGE_SECONDS
+        self._pooled[slot] = _PooledSandbox(limits, warm, expires_at)
+        if slot not in self._free:
+            self._end(slot)  # a run began in the slot meanwhile
         else:
             warm.on_death(self._changed.set)
 
-    def _is_useless(self, place: int) -> bool:
-        waiting = self._waiting[place]
-        is_old = asyncio.get_running_loop().time() >= waiting.until
-        return is_old or waiting.limits != self._limits or not waiting.warm.is_alive
+    def _is_outdated(self, slot: int) -> bool:
+        pooled = self._pooled[slot]
+        is_expired = asyncio.get_running_loop().time() >= pooled.expires_at
+        return is_expired or pooled.limits != self._limits or not pooled.warm.is_alive
 
-    def _end(self, place: int) -> None:
-        """In a task of its own, which nobody cancels."""
-        if place in self._waiting:
-            ending = asyncio.create_task(self._waiting.pop(place).warm.close(), name="end a waiting sandbox")
+    def _end(self, slot: int) -> None:
+        """Ends the slot's warm sandbox, if any, in a separate task that is never cancelled."""
+        if slot in self._pooled:
+            ending = asyncio.create_task(self._pooled.pop(slot).warm.close(), name="end a waiting sandbox")
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
 
 
-def _tell_failure(keeping: asyncio.Task[None]) -> None:
-    """What nobody foresaw. Programs start cold from then on."""
-    if not keeping.cancelled() and (error := keeping.exception()) is not None:
+def _log_failure(filling: asyncio.Task[None]) -> None:
+    """Logs an unexpected error that ended the filling of the pool. All programs start cold from then on."""
+    if not filling.cancelled() and (error := filling.exception()) is not None:
         log.error("no more sandboxes are started ahead of their programs", exc_info=error)
 
-
-# Sandboxes that wait for programs: whose they are, what they are made with, and whether that works here.
 
 ProgramOf = Callable[[int, SandboxLimits], SandboxedProgram]
 
 
 class WarmStart:
-    """The pool, the mount helper and the directory of the programs' files, made when they are first needed.
+    """Owns the pool, the mount helper and the directory of the programs' files; creates the last two on first use.
 
-    `program_of(place, limits)` says how a program in this place is confined.
+    `program_of(slot, limits)` returns the confinement of a program in this slot.
     """
 
-    def __init__(self, count: int, places: int, program_of: ProgramOf, *, is_root: bool) -> None:
-        self.pool = WarmPool(count, places, self._start_one)
+    def __init__(self, count: int, slot_count: int, program_of: ProgramOf, *, is_root: bool) -> None:
+        self.pool = WarmPool(count, slot_count, self._start_one)
         self._program_of, self._is_root = program_of, is_root
         self._mount_helper: MountHelperClient | None = None
         self._stage: Stage | None = None
 
     async def start(self, limits: SandboxLimits | None = None) -> str:
-        """Begin, and wait until as many wait as shall; empty, or why there can be none here.
+        """Fills the pool and waits until it is full. Returns "", or why no sandbox can be warm on this machine.
 
-        `limits`: of the program that is to come, when they are known.
+        `limits`: the limits of the next program, if they are known.
         """
         self.pool.start(limits)
         return "" if await self.pool.is_full() else self.pool.last_failure
 
-    async def _start_one(self, place: int, limits: SandboxLimits) -> WarmSandbox:
+    async def _start_one(self, slot: int, limits: SandboxLimits) -> WarmSandbox:
         if self._stage is None:
             self._stage = Stage(names=())
         if self._mount_helper is not None and not self._mount_helper.is_alive:
             await self._dismiss_mount_helper()
         if self._mount_helper is None:
             self._mount_helper = await MountHelperClient.start(own_namespaces=not self._is_root)
-        return await WarmSandbox.start(self._program_of(place, limits), self._mount_helper, self._stage.path)
+        return await WarmSandbox.start(self._program_of(slot, limits), self._mount_helper, self._stage.path)
 
     async def _dismiss_mount_helper(self) -> None:
         mount_helper, self._mount_helper = self._mount_helper, None
@@ -228,7 +238,7 @@ class WarmStart:
             await mount_helper.close()
 
     async def close(self) -> None:
-        """End what waits, then what it was made with."""
+        """Ends the warm sandboxes, then the mount helper, then removes the directory."""
         async with AsyncExitStack() as owned:
             if self._stage is not None:
                 owned.callback(self._stage.remove)
