@@ -205,7 +205,7 @@ async def test_a_file_beyond_the_limit_is_read_in_part_and_says_so(
     outcome = await tools.outcome(owner, "1.1", "read_file", path="big.txt")
     assert len(outcome.content.encode()) <= 64 * 1024
     assert outcome.content.startswith("üüü")
-    assert outcome.content.endswith(" of 200000; offset 65336 goes on]")
+    assert outcome.content.endswith(" of 200000; continue with offset 65336]")
 
 
 async def test_nul_and_invalid_utf8_are_output_like_any_other(

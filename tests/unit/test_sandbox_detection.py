@@ -50,8 +50,8 @@ def test_everything_missing_is_told_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "sentence"),
     [
-        ("#!/bin/sh\necho bubblewrap 0.7.1\n", "0.8 or newer is needed"),
-        ("#!/bin/sh\necho hello\n", "does not say its version"),
+        ("#!/bin/sh\necho bubblewrap 0.7.1\n", "install version 0.8 or newer"),
+        ("#!/bin/sh\necho hello\n", "has no version number"),
         ("#!/bin/sh\nexit 1\n", "does not run"),
     ],
 )

@@ -1,4 +1,4 @@
-"""read_file, write_file, list_files, delete_file: the task's workspace, without running a program."""
+"""The tools read_file, write_file, list_files and delete_file: the files of the task's workspace."""
 
 from __future__ import annotations
 
@@ -27,25 +27,30 @@ from tenure.domain.tools import EffectClass
 _OUTPUT_LIMIT_BYTES: Final = 64 * 1024
 _MAX_ENTRIES: Final = 1000
 _BOUNDS: Final = Bounds()
-_MIN_PART_BYTES: Final = 4  # the longest character
-_NOTE_BYTES: Final = 200
+_MIN_PART_BYTES: Final = 4  # the longest UTF-8 character
+_NOTE_BYTES: Final = 200  # reserved for the note that says where the next part begins
 _MAX_STEPS: Final = 200
-"""Of deleting: more than a walk through a workspace counts."""
-_OFFSET: Final = {"type": "integer", "minimum": 0, "maximum": 2**53, "description": "in bytes; 0 if it is left out"}
-_LIMIT: Final = {"type": "integer", "minimum": _MIN_PART_BYTES, "maximum": 2**53, "description": "the most bytes"}
+"""The most steps of one delete_file: enough for more entries than the measurement of a workspace counts."""
+_OFFSET: Final = {"type": "integer", "minimum": 0, "maximum": 2**53, "description": "in bytes; default 0"}
+_LIMIT: Final = {
+    "type": "integer",
+    "minimum": _MIN_PART_BYTES,
+    "maximum": 2**53,
+    "description": "at most so many bytes",
+}
 _PATH: Final = {"type": "string", "minLength": 1, "maxLength": 1024, "description": "relative to the workspace"}
 
 
 def file_tools(workspaces: Workspaces, bounds: Bounds = _BOUNDS) -> list[Tool]:
-    """The four tools over these workspaces. A workspace at its bound takes no further file."""
+    """Returns the four tools over these workspaces. write_file refuses a file that would exceed `bounds`."""
     files = _Files(workspaces, bounds)
     return [
         Tool(
             define(
                 "read_file",
                 EffectClass.PURE,
-                f"Read a text file of the workspace, up to {_OUTPUT_LIMIT_BYTES // 1024} KiB of it at once. "
-                "Of a longer one a part: `limit` bytes from `offset`.",
+                f"Read a text file of the workspace, at most {_OUTPUT_LIMIT_BYTES // 1024} KiB at once. "
+                "Read a longer file in parts: `limit` bytes from `offset`.",
                 {"path": _PATH, "offset": _OFFSET, "limit": _LIMIT},
                 required=("path",),
                 output_limit_bytes=_OUTPUT_LIMIT_BYTES,
@@ -56,7 +61,7 @@ def file_tools(workspaces: Workspaces, bounds: Bounds = _BOUNDS) -> list[Tool]:
             define(
                 "write_file",
                 EffectClass.IDEMPOTENT,
-                "Write a text file of the workspace, in the place of the one that was there. Makes its directories.",
+                "Write a text file of the workspace. Replaces an existing file, and creates missing directories.",
                 {"path": _PATH, "content": {"type": "string"}},
                 required=("path", "content"),
             ),
@@ -66,7 +71,7 @@ def file_tools(workspaces: Workspaces, bounds: Bounds = _BOUNDS) -> list[Tool]:
             define(
                 "list_files",
                 EffectClass.PURE,
-                "List the files of the workspace, or of one of its directories, with everything below.",
+                "List the files of the workspace, or of one of its directories, with all subdirectories.",
                 {"path": {**_PATH, "minLength": 0}},
             ),
             files.in_thread(files.list),
@@ -76,7 +81,7 @@ def file_tools(workspaces: Workspaces, bounds: Bounds = _BOUNDS) -> list[Tool]:
                 "delete_file",
                 EffectClass.IDEMPOTENT,
                 "Delete a file of the workspace, or a directory with everything in it; `.` empties the workspace. "
-                "Works also where a program is not started because the workspace holds too much.",
+                "Also works when the workspace holds too much for a program to start.",
                 {"path": _PATH},
                 required=("path",),
             ),
@@ -90,10 +95,10 @@ class _Files:
         self._workspaces, self._bounds = workspaces, bounds
 
     def in_thread(self, work: Callable[[int, CallContext, Arguments], str]) -> RunTool:
-        """`work` on the open workspace of the call, with what the system says put into words."""
+        """Returns a tool function that runs `work` in a thread on the opened workspace, and reports OSError to the model."""
 
         def blocking(context: CallContext, arguments: Arguments) -> ToolAnswer:
-            with self._workspaces.opened(context.tenant, context.task_id) as workspace, _arguments(arguments):
+            with self._workspaces.opened(context.tenant, context.task_id) as workspace, _reporting_os_errors(arguments):
                 return ToolAnswer(work(workspace, context, arguments))
 
         async def run(context: CallContext, arguments: Arguments) -> ToolAnswer:
@@ -114,7 +119,7 @@ class _Files:
             return part.decode("utf-8", errors="replace")
         part = _whole_characters(part)
         end = offset + len(part)
-        note = f"[bytes {offset} to {end} of {size}; offset {end} goes on]"
+        note = f"[bytes {offset} to {end} of {size}; continue with offset {end}]"
         return f"{part.decode('utf-8', errors='replace')}\n{note}"
 
     def write(self, workspace: int, context: CallContext, arguments: Arguments) -> str:
@@ -131,11 +136,11 @@ class _Files:
         with entered(workspace, split_path(path)) as directory, closing(_lines(directory, "")) as result:
             lines = list(islice(result, _MAX_ENTRIES + 1))
         if len(lines) > _MAX_ENTRIES:
-            lines[-1] = f"[and more: only the first {_MAX_ENTRIES} are listed]"
+            lines[-1] = f"[truncated: only the first {_MAX_ENTRIES} entries are listed]"
         return "\n".join(lines) or "There are no files."
 
     def delete(self, workspace: int, _context: CallContext, arguments: Arguments) -> str:
-        """Whatever is in the way of counting: a program is not started until it is gone."""
+        """Deletes any entry, also in a workspace with too many entries to measure, in which no program may start."""
         path = arguments["path"]
         parts = split_path(path)
         with suppress(FileNotFoundError), entered(workspace, parts[:-1]) as directory:
@@ -143,12 +148,15 @@ class _Files:
                 if remove_some_of(parts[-1], directory) if parts else empty_some(directory):
                     break
             else:
-                raise ToolFailure(f"{path!r} is not empty yet, or written to: delete it again.", "NOT_ALL_DELETED")
-        return f"There is no {path} any more." if parts else "The workspace is empty."
+                raise ToolFailure(
+                    f"{path!r} is not empty yet: it is very large, or being written to. Delete it again.",
+                    "NOT_ALL_DELETED",
+                )
+        return f"Deleted {path}." if parts else "The workspace is empty."
 
 
 def _new_entries(workspace: int, directories: tuple[str, ...], name: str) -> int:
-    """How many a file there adds at the most: none when it takes the place of another."""
+    """Returns the most entries that writing the file adds: 0 if the file exists, else the file and its directories."""
     with suppress(OSError), entered(workspace, directories) as directory:
         os.stat(name, dir_fd=directory, follow_symlinks=False)
         return 0
@@ -163,7 +171,7 @@ def _file_path(path: str) -> tuple[tuple[str, ...], str]:
 
 
 def _whole_characters(part: bytes) -> bytes:
-    """Without the beginning of a character at its end: the next part has it whole."""
+    """Returns the part without an incomplete character at its end, which the next part then has whole."""
     for back in range(1, min(4, len(part))):
         if part[-back] & 0b1100_0000 == 0b1100_0000:
             width = 2 if part[-back] < 0b1110_0000 else 3 if part[-back] < 0b1111_0000 else 4
@@ -172,12 +180,12 @@ def _whole_characters(part: bytes) -> bytes:
 
 
 def _lines(directory: int, prefix: str, depth: int = 0) -> Generator[str, None, None]:
-    """One line an entry, in order; links are named and not followed."""
+    """Yields one line per entry, sorted by name in each directory. Does not follow links."""
     for name in sorted(os.listdir(directory)):
         try:
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         except FileNotFoundError:
-            continue  # a program is removing it just now
+            continue  # a program has just removed the entry
         shown = f"{prefix}{name}"
         if stat.S_ISDIR(status.st_mode):
             yield f"{shown}/"
@@ -200,11 +208,13 @@ def _lines_below(directory: int, name: str, prefix: str, depth: int) -> Generato
 
 
 @contextmanager
-def _arguments(arguments: Arguments) -> Iterator[None]:
-    """What the system refuses, for the model: it may try another path."""
+def _reporting_os_errors(arguments: Arguments) -> Iterator[None]:
+    """Turns an OSError into a ToolFailure for the model, which may then try another path.
+
+    ELOOP means that a component of the path is a link: the files are opened with O_NOFOLLOW.
+    """
     try:
         yield
     except OSError as error:
-        # ELOOP is how O_NOFOLLOW says that a component is a link.
         path = arguments.get("path", "")
         raise ToolFailure(f"{path!r}: {error.strerror or error}.", type(error).__name__) from error

@@ -1,7 +1,7 @@
-"""execute_python: a program of the agent's own, in the sandbox.
+"""The tool execute_python, which runs a program of the agent in the sandbox.
 
-IDEMPOTENT, with a grain of salt: a program has no effect outside of its workspace, and when its runner died it is run
-again in the same workspace, which may hold what the first run wrote.
+The tool is IDEMPOTENT, with one reservation. A program has no effect outside its workspace. But when its runner is
+lost, the program runs again in the same workspace, which may hold files of the first run.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from tenure.runtime import metrics
 
 PYTHON_LANE: Final = "python"
 MIN_TIMEOUT_SECONDS: Final = 0.1
-"""A program needs about this long to start."""
+"""The smallest timeout of a call: a program needs about this long to start."""
 _KEPT_BYTES: Final = 64 * 1024
 _SETUP_SECONDS: Final = 5.0
 _STATUSES: Final = {SandboxStatus.OK: OutcomeStatus.SUCCEEDED, SandboxStatus.TIMEOUT: OutcomeStatus.TIMED_OUT}
 
 
 def python_tools(sandbox: Sandbox | SandboxUnavailable, workspaces: Workspaces, limits: SandboxLimits) -> list[Tool]:
-    """The tool. Without a sandbox it is there all the same and says why it cannot run anything."""
+    """Returns execute_python. Without a sandbox, each call of the tool fails with the reason why there is none."""
     definition = define(
         "execute_python",
         EffectClass.IDEMPOTENT,
-        "Run a Python program with the standard library, in the workspace as its current directory, without network. "
-        "What it prints is the answer; files it writes stay for later calls.",
+        "Run a Python program with the standard library, without network. The current directory is the workspace. "
+        "The result is the program's output; files that it writes stay for later calls.",
         {
             "code": {"type": "string", "minLength": 1, "maxLength": MAX_CODE_BYTES},
             "timeout_seconds": {
@@ -55,7 +55,7 @@ def python_tools(sandbox: Sandbox | SandboxUnavailable, workspaces: Workspaces, 
 
     async def run(context: CallContext, arguments: Arguments) -> ToolAnswer:
         if isinstance(sandbox, SandboxUnavailable):
-            raise ToolFailure(f"Programs cannot be run here: {sandbox}", "SANDBOX_UNAVAILABLE")
+            raise ToolFailure(f"This server cannot run programs: {sandbox}", "SANDBOX_UNAVAILABLE")
         workspace = await asyncio.to_thread(workspaces.directory, context.tenant, context.task_id)
         try:
             result = await sandbox.run_python(
@@ -86,18 +86,18 @@ def _usage(result: SandboxResult) -> ProgramUsage:
 
 def _answer(result: SandboxResult) -> ToolAnswer:
     if result.status is SandboxStatus.CANCELLED:
-        # Only the sandbox's own end cancels a run that nobody asked to stop.
-        raise Unavailable("the sandbox was closed", reason="RUNNER_STOPPED")
+        # A call that was asked to stop does not reach this line, so the sandbox itself was closed.
+        raise Unavailable("the sandbox was closed: the tool service is stopping", reason="RUNNER_STOPPED")
     return ToolAnswer(
-        _words(result),
+        _content(result),
         _STATUSES.get(result.status, OutcomeStatus.FAILED),
         detail="" if result.status is SandboxStatus.OK else result.status.value,
         truncated=result.truncated,
     )
 
 
-def _words(result: SandboxResult) -> str:
-    """What was printed, then what went wrong."""
+def _content(result: SandboxResult) -> str:
+    """Returns the program's output, followed by the error or the exit code."""
     parts = [result.stdout.rstrip("\n")]
     if result.stderr:
         parts.append(f"[stderr]\n{result.stderr.rstrip()}")

@@ -1,7 +1,8 @@
-"""request_approval, ask_user, wait_external and spawn_sub_agents: what an agent calls to wait for others.
+"""The tools request_approval, ask_user, wait_external and spawn_sub_agents, with which an agent begins a wait.
 
-Nothing is run: the task's loop commits a wait instead of executing such a call; the ledger writes its outcome with the
-answer. They are defined here so that they are offered, allowed and recorded like every other tool.
+The tool service never runs these tools: the task's loop commits a wait instead of executing the call, and the ledger
+writes the call's outcome together with the answer. They are defined here so that the tool service lists them, checks
+them against policies and records them like every other tool.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from tenure.domain.waits import (
     MIN_WAIT_SECONDS,
 )
 
-_ASIDE: Final[dict[str, Any]] = {
+_CONTEXT_FIELDS: Final[dict[str, Any]] = {
     "context": {
         "type": "string",
         "maxLength": MAX_CONTEXT_CHARACTERS,
-        "description": "what whoever answers should know",
+        "description": "what the person or system that answers should know",
     },
     "reference": {
         "type": "string",
         "maxLength": MAX_REFERENCE_CHARACTERS,
-        "description": "your own name of the matter, for example a ticket",
+        "description": "your own name for the matter, for example a ticket number",
     },
 }
 _QUESTION: Final = {"question": {"type": "string", "minLength": 1, "maxLength": MAX_QUESTION_CHARACTERS}}
@@ -45,13 +46,17 @@ _OPTIONS: Final = {
         "items": {"type": "string", "minLength": 1, "maxLength": MAX_OPTION_CHARACTERS},
         "maxItems": MAX_OPTIONS,
         "uniqueItems": True,
-        "description": "the decisions to choose from; approve and deny unless given",
+        "description": "the decisions to choose from; default: approve and deny",
     }
 }
 _CORRELATION: Final = {
-    "correlation_id": {"type": "string", "minLength": 1, "maxLength": 200, "description": "the name the event comes by"}
+    "correlation_id": {
+        "type": "string",
+        "minLength": 1,
+        "maxLength": 200,
+        "description": "the correlation id of the event",
+    }
 }
-
 
 _GOALS: Final = {
     "goals": {
@@ -59,7 +64,7 @@ _GOALS: Final = {
         "items": {"type": "string", "minLength": 1, "maxLength": MAX_GOAL_CHARACTERS},
         "minItems": 1,
         "maxItems": MAX_FAN_OUT,
-        "description": "what each of them is to do: one sub-agent a goal. They know nothing but their goal",
+        "description": "one goal for each sub-agent. A sub-agent knows nothing but its goal",
     }
 }
 _SHARES: Final[dict[str, Any]] = {
@@ -67,50 +72,54 @@ _SHARES: Final[dict[str, Any]] = {
         "type": "array",
         "items": {"type": "string"},
         "maxItems": MAX_TOOLS,
-        "description": "the tools they may use, among your own; all of yours unless given",
+        "description": "the tools that the sub-agents may use, a subset of yours; default: all of yours",
     },
     "max_tokens": {
         "type": "integer",
         "minimum": 1,
         "maximum": MAX_TOKENS,
-        "description": "what each of them may use up; an equal share of what is left unless given",
+        "description": "the most tokens that each sub-agent may use; default: an equal share of what is left",
     },
     "deadline_seconds": {
         "type": "number",
         "minimum": MIN_WAIT_SECONDS,
         "maximum": MAX_WAIT_SECONDS,
-        "description": f"how long to wait for them; who is late is stopped. {DEFAULT_EVENT_SECONDS:g} unless given",
+        "description": f"how long to wait; later sub-agents are stopped. Default: {DEFAULT_EVENT_SECONDS:g}",
     },
 }
 _SPAWN: Final = (
-    "Have sub-agents work on goals in parallel, and wait until all of them have ended. The answer has for each, in the "
-    "order of the goals, its result, or [timeout], [cost_exceeded], [failed: why] or [cancelled] and what it had said "
-    "so far."
+    "Have sub-agents work on goals in parallel, and wait until all of them have ended. The answer has, in the order of "
+    "the goals, the result of each sub-agent, or [timeout], [cost_exceeded], [failed: why] or [cancelled] with what it "
+    "had written so far."
 )
 
 
 def waiting_tools() -> list[Tool]:
-    """The four; running one says that its loop should have waited."""
+    """Returns the four tools. A call that reaches the tool service fails with WAITS."""
     return [
         _tool(
             REQUEST_APPROVAL,
-            "Ask a person to decide, and wait. The answer has the decision, and who made it and when.",
-            {**_QUESTION, **_OPTIONS, **_ASIDE, **_deadline(DEFAULT_PERSON_SECONDS)},
+            "Ask a person to decide, and wait. The answer has the decision, the person and the time.",
+            {**_QUESTION, **_OPTIONS, **_CONTEXT_FIELDS, **_deadline(DEFAULT_PERSON_SECONDS)},
             required=("question",),
         ),
         _tool(
             ASK_USER,
             "Ask a person a question, and wait. The answer has their reply in their own words.",
-            {**_QUESTION, **_ASIDE, **_deadline(DEFAULT_PERSON_SECONDS)},
+            {**_QUESTION, **_CONTEXT_FIELDS, **_deadline(DEFAULT_PERSON_SECONDS)},
             required=("question",),
         ),
         _tool(
             WAIT_EXTERNAL,
-            "Wait for an event from outside that comes by its correlation id. The answer has the event's payload.",
+            "Wait for an external event with this correlation id. The answer has the event's payload.",
             {
                 **_CORRELATION,
-                **_ASIDE,
-                "question": {**_QUESTION["question"], "minLength": 0, "description": "what is waited for, in words"},
+                **_CONTEXT_FIELDS,
+                "question": {
+                    **_QUESTION["question"],
+                    "minLength": 0,
+                    "description": "what the task waits for",
+                },
                 **_deadline(DEFAULT_EVENT_SECONDS),
             },
             required=("correlation_id",),
@@ -125,12 +134,12 @@ def _deadline(default_seconds: float) -> dict[str, Any]:
             "type": "number",
             "minimum": MIN_WAIT_SECONDS,
             "maximum": MAX_WAIT_SECONDS,
-            "description": f"how long to wait; {default_seconds:g} unless given",
+            "description": f"how long to wait; default {default_seconds:g}",
         },
         "at_deadline": {
             "enum": ["time_out", "go_on"],
-            "description": "what happens then: the task times out (unless given), or you go on and read that there was "
-            "no answer",
+            "description": "what happens without an answer in time: time_out (default) ends the task; go_on lets you "
+            "continue and read that there was no answer",
         },
     }
 
@@ -140,4 +149,4 @@ def _tool(name: str, description: str, properties: dict[str, Any], *, required: 
 
 
 async def _run(_context: CallContext, _arguments: Arguments) -> ToolAnswer:
-    raise ToolFailure("This call is not executed: the task's own loop has to wait for its answer.", "WAITS")
+    raise ToolFailure("This call is not executed: the task's loop must commit a wait for its answer.", "WAITS")

@@ -25,7 +25,7 @@ class Bounds:
     max_files: int = 20_000
 
     def check_room(self, workspace: Path, more_bytes: int, more_files: int) -> None:
-        """Raises ToolFailed (WORKSPACE_LIMIT) when there is none for these. Blocks."""
+        """Raises ToolFailure (WORKSPACE_LIMIT) when there is none for these. Blocks."""
         used = measure(workspace)
         if not used.complete:
             raise ToolFailure("The workspace holds more than can be counted: delete files first.", "WORKSPACE_LIMIT")

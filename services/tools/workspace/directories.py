@@ -79,7 +79,7 @@ def _plain(name: str) -> str:
 
 
 def split_path(path: str) -> tuple[str, ...]:
-    """The components of a path inside the workspace, () for the workspace itself. Raises ToolFailed."""
+    """The components of a path inside the workspace, () for the workspace itself. Raises ToolFailure."""
     parts = tuple(part for part in path.split("/") if part not in {"", "."})
     if path.startswith("/") or ".." in parts or "\0" in path:
         raise ToolFailure(f"{path!r} is not a path inside the workspace: use a relative one without '..'.", "BAD_PATH")
@@ -106,7 +106,7 @@ def entered(workspace: int, directories: tuple[str, ...], *, make: bool = False)
 
 
 def open_to_read(name: str, directory: int) -> int:
-    """A descriptor of a regular file. Raises OSError, and ToolFailed for anything else than a file."""
+    """A descriptor of a regular file. Raises OSError, and ToolFailure for anything else than a file."""
     descriptor = open_beneath((name,), os.O_RDONLY | FILE, directory)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -147,7 +147,7 @@ class OpenFile:
     """A regular file. Its methods block."""
 
     def __init__(self, workspace: int, path: tuple[str, ...]) -> None:
-        """Raises OSError, ToolFailed (NOT_A_FILE)."""
+        """Raises OSError, ToolFailure (NOT_A_FILE)."""
         with entered(workspace, path[:-1]) as directory:
             self._descriptor = open_to_read(path[-1], directory)
         self._lock = Lock()
