@@ -95,7 +95,7 @@ class _Files:
         self._workspaces, self._bounds = workspaces, bounds
 
     def in_thread(self, work: Callable[[int, CallContext, Arguments], str]) -> RunTool:
-        """Returns a tool function that runs `work` in a thread on the opened workspace. Reports OSError to the model."""
+        """Returns a tool function that runs `work` on the opened workspace, in a thread. The model reads an OSError."""
 
         def blocking(context: CallContext, arguments: Arguments) -> ToolAnswer:
             with self._workspaces.opened(context.tenant, context.task_id) as workspace, _reporting_os_errors(arguments):

@@ -59,8 +59,8 @@ class UidLocks:
         """Leases `uid`, or the uid of the programs that already run in the workspace. Blocks.
 
         The workspace's directory belongs to the leased uid afterwards. Returns None when `uid` runs in another
-        workspace. Raises OSError, also when the filesystem has no locks, and with EBUSY when another replica holds the
-        workspace's exclusive lock for more than 5 seconds.
+        workspace. Raises OSError, also when the filesystem has no locks, and with EBUSY when the locks of other runs
+        prevent a decision for 5 seconds.
         """
         if self._file is None:
             return UidLease(uid)
@@ -92,7 +92,7 @@ class UidLocks:
                 _try_lock(locks, fcntl.F_UNLCK, offset)
                 _try_lock(locks, fcntl.F_UNLCK, owner)
             if time.monotonic() > ends_at:
-                raise OSError(errno.EBUSY, "another replica is still deciding which uid runs here; try again")
+                raise OSError(errno.EBUSY, "another replica is still deciding on the workspace's uid; try again")
             time.sleep(_RETRY_SECONDS)
 
     def _offset_of(self, workspace: Path) -> int:

@@ -1,4 +1,4 @@
-"""The pool of warm sandboxes: sandboxes that start before their programs are known, one per free slot.
+"""The pool of warm sandboxes: sandboxes that start before their programs are known.
 
 A warm sandbox belongs to a slot and has the slot's uid. The pool therefore gives it to the next run in that slot or
 ends it: a slot in which a program runs has no warm sandbox. The pool starts one sandbox at a time, after a short pause,
@@ -74,7 +74,10 @@ class WarmPool:
         self.last_failure = ""
 
     def start(self, limits: SandboxLimits | None = None) -> None:
-        """Begins to fill the pool in the background, for programs with these limits or the default ones. Idempotent."""
+        """Begins to fill the pool in the background. Idempotent.
+
+        `limits`: of the next program. None: the limits of the last run, or the default ones before the first run.
+        """
         self._limits = shape(limits) if limits is not None else self._limits
         if self._count and self._filling is None:
             self._filling = asyncio.create_task(self._keep_full(), name="keep sandboxes waiting")
