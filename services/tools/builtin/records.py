@@ -108,6 +108,6 @@ def _lock(descriptor: int) -> None:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise ToolFailure(
-                    "Another process has locked the record: nothing was appended. Try again later.", "LOCKED"
+                    "Another call has locked the record: nothing was appended. Try again later.", "LOCKED"
                 ) from None
         time.sleep(_LOCK_POLL_SECONDS)
