@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from rich.table import Table
+from rich.text import Text
 
 from tenure.domain.budget import money_text, usd
 from tenure.domain.states import TERMINAL, WAITING, TaskState
@@ -25,6 +26,19 @@ def make_table(*columns: str) -> Table:
     for index, column in enumerate(columns):
         table.add_column(column, no_wrap=index == 0)
     return table
+
+
+def make_list(*columns: str) -> Table:
+    """Returns a table whose rows take one line. Where it is too wide, only the last column is cut (`cut_text`)."""
+    table = make_table(*columns)
+    for column in table.columns[:-1]:
+        column.no_wrap = True
+    return table
+
+
+def cut_text(text: str, limit: int) -> Text:
+    """Returns at most `limit` characters of text in one line, which a table cuts where it is too wide."""
+    return Text(one_line(text, limit), no_wrap=True, overflow="ellipsis")
 
 
 def make_grid() -> Table:

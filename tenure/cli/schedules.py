@@ -20,6 +20,8 @@ from tenure.cli.entry_lines import goal_text
 from tenure.cli.formatting import (
     ago,
     count_text,
+    cut_text,
+    make_list,
     make_table,
     one_line,
     seconds_text,
@@ -100,13 +102,12 @@ def _next(schedule: pb.Schedule) -> Text:
 
 def show_all(context: Context, schedules: Iterable[pb.Schedule]) -> None:
     """Prints a table of schedules."""
-    table = make_table("NAME", "CRON", "NEXT", "OVERLAP", "RUNS", "SKIPPED", "GOAL")
+    table = make_list("NAME", "CRON", "NEXT", "OVERLAP", "RUNS", "SKIPPED", "GOAL")
     for column in (4, 5):
         table.columns[column].justify = "right"
-    table.columns[6].no_wrap, table.columns[6].overflow = True, "ellipsis"
     for one in schedules:
         counts = f"{one.started_runs:,}", f"{one.skipped_runs + one.failed_runs:,}"
-        table.add_row(one.name, one.cron, _next(one), _overlap(one), *counts, one_line(goal_text(one.spec), 120))
+        table.add_row(one.name, one.cron, _next(one), _overlap(one), *counts, cut_text(goal_text(one.spec), 120))
     context.console.print(table)
 
 

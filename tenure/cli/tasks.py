@@ -29,11 +29,12 @@ from tenure.cli.formatting import (
     budget_text,
     clock,
     count_text,
+    cut_text,
     distinct_ids,
     harmless,
     lasted,
     make_grid,
-    make_table,
+    make_list,
     model_text,
     money_cap_text,
     one_line,
@@ -243,10 +244,9 @@ def _show_tasks(context: Context, tasks: list[task_pb2.Task]) -> None:
         echo('no tasks; submit one: tenure submit "…" --watch', err=True)
         return
     ids = distinct_ids(task.task_id for task in tasks)
-    table = make_table("TASK", "STATE", "STEPS", "TOKENS", "SUBMITTED", "TOOK", "GOAL")
+    table = make_list("TASK", "STATE", "STEPS", "TOKENS", "SUBMITTED", "TOOK", "GOAL")
     for column in (2, 3):
         table.columns[column].justify = "right"
-    table.columns[6].no_wrap, table.columns[6].overflow = True, "ellipsis"
     for task in tasks:
         state = state_name(task.state)
         table.add_row(
@@ -256,7 +256,7 @@ def _show_tasks(context: Context, tasks: list[task_pb2.Task]) -> None:
             f"{tokens_total(task.usage):,}",
             ago(task.create_time),
             lasted(task),
-            one_line(goal_text(task.spec), 120),
+            cut_text(goal_text(task.spec), 120),
         )
     context.console.print(table)
 

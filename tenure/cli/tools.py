@@ -19,8 +19,10 @@ from tenure.cli.formatting import (
     ago,
     arguments_text,
     count_text,
+    cut_text,
     harmless,
     make_grid,
+    make_list,
     make_table,
     one_line,
     seconds_text,
@@ -147,10 +149,10 @@ def _effect(tool: tool_pb2.OfferedTool) -> str:
 
 
 def _show_table(context: Context, tools: Sequence[tool_pb2.OfferedTool]) -> None:
-    table = make_table("TOOL", "EFFECT", "SOURCE", "DESCRIPTION")
+    table = make_list("TOOL", "EFFECT", "SOURCE", "DESCRIPTION")
     for tool in tools:
         name, source = Text(harmless(tool.definition.name)), Text(harmless(tool.source))
-        description = Text(one_line(tool.definition.description, _MAX_DESCRIPTION), no_wrap=True, overflow="ellipsis")
+        description = cut_text(tool.definition.description, _MAX_DESCRIPTION)
         table.add_row(name, _effect(tool), source, description)
     context.console.print(table)
 

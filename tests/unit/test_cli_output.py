@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 import tenure.cli
-from tenure.cli.formatting import make_grid, make_table
+from tenure.cli.formatting import cut_text, make_grid, make_list, make_table
 from tenure.cli.output import SafeConsole, echo, json_line
 
 HOSTILE = "a\x1b]0;owned\x07b\x9b2Jc\x7f\u202ed\u2066e\rf\x00"
@@ -44,6 +44,14 @@ def test_the_console_keeps_its_own_colours() -> None:
     written = io.StringIO()
     SafeConsole(file=written, force_terminal=True, color_system="standard").print(Text("x", style="red"))
     assert written.getvalue() == "\x1b[31mx\x1b[0m\n"
+
+
+def test_only_the_last_column_of_a_list_is_cut() -> None:
+    written = io.StringIO()
+    table = make_list("TASK", "STATE", "GOAL")
+    table.add_row("0" * 36, "QUEUED, starts in 2 h", cut_text("long " * 60, 120))
+    SafeConsole(file=written, width=80).print(table)
+    assert written.getvalue().splitlines()[1:] == [f"{'0' * 36}  QUEUED, starts in 2 h  long long long lon…"]
 
 
 def test_a_line_escapes_what_acts_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
