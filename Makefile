@@ -11,20 +11,20 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node node-if-reached demo dev test test-fast check lint types imports protos protos-fresh faults bench clean
+.PHONY: help setup node node-if-reached demo dev test test-fast check lint types imports protos protos-fresh lock lock-fresh audit sbom faults bench clean
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(STAMP) ## Install Tenure and all it needs into .venv
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml deploy/requirements-check.lock
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) else f"Tenure needs Python 3.11, 3.12 or 3.13; {sys.executable} is {v[0]}.{v[1]}. Choose one with: make PYTHON=python3.12 ...")'
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "Python cannot make virtual environments here; on Debian install the package python3-venv."; exit 1; }
 	@echo "Installing into $(VENV): Tenure, etcd, Postgres, bubblewrap and what checks them. It takes a minute or some."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --upgrade pip
-	@PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --editable '.[check]'
+	@$(BIN)/python -m pip install --quiet --require-hashes --requirement deploy/requirements-check.lock
+	@PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 demo: setup ## The main job: a task survives a frozen and a killed worker
@@ -48,12 +48,25 @@ test: setup node-if-reached ## All tests, on real etcd, Postgres and processes
 test-fast: setup ## The inner loop: unit tests, contracts and one task from end to end
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -q tests/end_to_end/test_happy_path.py tests/contract tests/unit
 
-check: setup lint types imports protos-fresh ## What is told without running anything: lint, types, imports, protos
+check: setup lint types imports protos-fresh lock-fresh audit ## What is told without running anything: lint, types, imports, protos, locks, known holes
 	$(BIN)/buf lint
 	$(BIN)/buf format --diff --exit-code
 
 protos-fresh:
 	$(BIN)/python -m pytest -q tests/contract/test_protos.py
+
+# Needs PyPI. After a change of the dependencies in pyproject.toml; with UPGRADE=1 also takes newer releases.
+lock: ## Write deploy/*.lock: each release with its hashes, for the image and CI
+	$(BIN)/python -m deploy.supply_chain lock $(if $(UPGRADE),--upgrade)
+
+lock-fresh:
+	$(BIN)/python -m pytest -q tests/contract/test_supply_chain.py
+
+audit:
+	$(BIN)/python -m deploy.supply_chain audit
+
+sbom: setup ## Write dist/sbom.cdx.json: the packages of the image, as CycloneDX
+	$(BIN)/python -m deploy.supply_chain sbom dist/sbom.cdx.json
 
 lint:
 	$(BIN)/ruff check .

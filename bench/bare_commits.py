@@ -19,7 +19,7 @@ from services.checkpoint.prices import PriceList
 from services.checkpoint.queries import prepare_connection
 from tenure.runtime.postgres import Connection, Pool
 from tenure.runtime.postgres import connection as pool_connection
-from tenure.runtime.signing import Verifier
+from tenure.wire.token import TokenChecker
 
 BATCH_COMMITS: Final = 64
 Statement = tuple[bytes, dict[str, Any]]
@@ -47,7 +47,7 @@ class BareCommits:
     """Commits batches of 64 on one connection. Its tasks must be unused, and can be used only once."""
 
     pool: Pool
-    verifier: Verifier
+    tokens: TokenChecker
 
     async def run(self, tasks: Sequence[HeldTask], batches: int) -> Run:
         """Commits one entry to each task, `batches` times."""
@@ -59,7 +59,7 @@ class BareCommits:
     async def _record(self, connection: Connection, tasks: Sequence[HeldTask], batches: int) -> list[list[Statement]]:
         recorder = _Recorder(connection)
         connection_stub = cast("Connection", recorder)
-        commits = [prepare(task.commit([fact()]), self.verifier, validated=True) for task in tasks]
+        commits = [prepare(task.commit([fact()]), self.tokens, validated=True) for task in tasks]
         recorded = []
         async with connection.transaction(force_rollback=True):
             for _ in range(batches):

@@ -17,12 +17,14 @@ from bench.figures import Section, over
 from bench.held_tasks import HeldTask, TaskMaker
 from bench.options import ROUNDS, Options
 from services.worker.ledger_client import LedgerClient
+from tenure.domain.fencing import Audience
 from tenure.runtime.postgres import connection as pool_connection
 from tenure.runtime.process import Duties
 from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.signing import Verifier
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
+from tenure.wire.token import TokenChecker
 
 WRITERS: Final = 64
 ARRIVING_TASKS: Final = 128
@@ -76,7 +78,9 @@ class _Bench:
     async def bare(self) -> None:
         """Runs the statements without the service, on new tasks: the service's client would miss these commits."""
         tasks = await self.maker.held(BATCH_COMMITS)
-        commits = BareCommits(self.path.pool, Verifier(self.path.layout.verifying_keys))
+        commits = BareCommits(
+            self.path.pool, TokenChecker(Verifier(self.path.layout.verifying_keys), Audience.CHECKPOINT)
+        )
         self.rounds.runs["bare"].append(await commits.run(tasks, self.bare_batches))
 
     async def _now(self) -> Any:

@@ -137,4 +137,5 @@ INVARIANTS: Final[dict[str, Invariant]] = {
     "I40": Invariant(
         "A resolution of a call in doubt is given once, while the task waits for it, for that call attempt."
     ),
+    "I41": Invariant("A task lists the outputs that its calls recorded, as its close-out found them."),
 }

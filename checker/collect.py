@@ -44,7 +44,7 @@ from tenure.v1 import admin_service_pb2, ledger_pb2, task_pb2, token_pb2, tool_p
 from tenure.wire.common import CALL_STATES, EFFECT_CLASSES, STATES
 from tenure.wire.ledger import body_to_domain
 from tenure.wire.task import budget_to_domain, usage_to_domain
-from tenure.wire.tool import outcome_to_domain
+from tenure.wire.tool import outcome_to_domain, output_to_domain
 
 __all__ = [
     "COLLECTED",
@@ -97,6 +97,7 @@ def task_row(task: task_pb2.Task) -> TaskSnapshot:
         result=task.result,
         root_task_id=task.root_task_id,
         used_nano_usd=task.used_nano_usd,
+        outputs=tuple(output_to_domain(output) for output in task.outputs),
     )
 
 
@@ -205,8 +206,8 @@ def read_model_calls(log: Path) -> tuple[BilledModelCall, ...]:
 
 
 def model_calls(lines: Iterable[str]) -> tuple[BilledModelCall, ...]:
-    """Returns the logged requests of the messages endpoint, with any result. Counting tokens is not a model call."""
-    return tuple(_model_call(value) for value in map(json.loads, lines) if value["endpoint"] == "messages")
+    """Returns the logged requests of model calls, with any result. Counting tokens is not a model call."""
+    return tuple(_model_call(value) for value in map(json.loads, lines) if value["endpoint"] != "count_tokens")
 
 
 def _effects(path: Path) -> Iterator[ObservedEffect]:

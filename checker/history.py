@@ -18,6 +18,7 @@ from typing import Any, Final
 from tenure.domain.budget import Budget, TokenUsage
 from tenure.domain.entries import Body
 from tenure.domain.fencing import Fence, compose_epoch
+from tenure.domain.outputs import TaskOutput
 from tenure.domain.states import TaskState
 from tenure.domain.tools import CallState, EffectClass, Outcome
 
@@ -139,6 +140,7 @@ class TaskSnapshot:
     root_task_id: str = ""
     granted: Fence | None = None
     used_nano_usd: int = 0
+    outputs: tuple[TaskOutput, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

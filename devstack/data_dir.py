@@ -13,6 +13,8 @@ from typing import Final
 from devstack.child_process import FolderBusy
 
 FILE_NAME: Final = "dev.json"
+CERTIFICATES: Final = "certificates"
+"""The key of the certificates' folder in dev.json, for a stack with TLS."""
 
 
 def write_addresses(data_dir: Path, addresses: dict[str, str]) -> None:

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from devstack.child_process import StackError
+from tenure.domain.access import DEFAULT_INSTALLATION, Role
 from tenure.domain.budget import SIMULATED_MODEL_PREFIX
 from tenure.domain.task import DEFAULT_MODEL
+from tenure.runtime.certificates import make_certificates
 from tenure.runtime.signing import write_key_pair
 
 REPLICATED: Final = ("gateway", "coordinator", "checkpoint", "tools")
@@ -49,6 +51,8 @@ class StackOptions:
     etcd_binary: Path | None = None
     anthropic_api_key: str = ""
     anthropic_base_url: str = ""
+    openai_api_key: str = ""
+    openai_base_url: str = ""
     model: str = ""
     model_latency_ms: int = 0
     scenarios: Path | None = None
@@ -56,6 +60,7 @@ class StackOptions:
     tools_config: Path | None = None
     log_format: str = "json"
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    tls: bool = False
 
     def __post_init__(self) -> None:
         for kind, count in self.replicas.items():
@@ -77,7 +82,8 @@ class StackOptions:
 
     @property
     def model_is_simulated(self) -> bool:
-        return not (self.anthropic_api_key or self.anthropic_base_url)
+        """Whether no provider is given, neither Anthropic nor OpenAI."""
+        return not (self.anthropic_api_key or self.anthropic_base_url or self.openai_api_key or self.openai_base_url)
 
 
 # Where the stack keeps its files.
@@ -120,6 +126,11 @@ class Layout:
         return self.data_dir / "keys" / "signing.json"
 
     @property
+    def certificates(self) -> Path:
+        """The folder of the certificates of all processes and of `operator`, with `tls`."""
+        return self.data_dir / "certificates"
+
+    @property
     def verifying_keys(self) -> Path:
         return self.data_dir / "keys" / "verifying.json"
 
@@ -130,6 +141,13 @@ class Layout:
         self.signing_key.parent.chmod(0o700)
         if not self.signing_key.exists():
             write_key_pair(self.signing_key, self.verifying_keys, key_id=uuid.uuid4().hex[:8])
+
+    def make_certificates(self, options: StackOptions) -> None:
+        """Makes a certificate for each process of the stack and for `operator`, anew at each start."""
+        processes = [(role, name) for role in Role for name in options.names_of(role.lower())]
+        make_certificates(
+            self.certificates, processes, installation=DEFAULT_INSTALLATION, days=365, hosts=["localhost", HOST]
+        )
 
 
 # The ports of the stack's services.
@@ -256,6 +274,12 @@ def environment_of(
     added: dict[str, str] = {}
     for key in ("*", kind, name):
         added.update(options.environment.get(key, {}))
+    if options.tls:
+        own |= {
+            "TENURE_TLS_CERTIFICATE_FILE": str(layout.certificates / f"{name}.pem"),
+            "TENURE_TLS_KEY_FILE": str(layout.certificates / f"{name}.key.pem"),
+            "TENURE_TLS_CA_FILE": str(layout.certificates / "ca.pem"),
+        }
     return {**own, **_OF_KIND[kind](name, options, layout, addresses), **added}
 
 
@@ -312,7 +336,13 @@ def _worker(name: str, options: StackOptions, _layout: Layout, addresses: StackA
         # The client library needs a key even if the server does not: the simulator, or a proxy that adds the key.
         "ANTHROPIC_API_KEY": options.anthropic_api_key or "none",
     }
-    return {**environment, **({"ANTHROPIC_BASE_URL": addresses.model_url} if addresses.model_url else {})}
+    simulated_openai = f"{addresses.model_url}/v1" if options.model_is_simulated and addresses.model_url else ""
+    endpoints = {
+        "ANTHROPIC_BASE_URL": addresses.model_url,
+        "OPENAI_API_KEY": options.openai_api_key,
+        "OPENAI_BASE_URL": options.openai_base_url or simulated_openai,
+    }
+    return {**environment, **{name: value for name, value in endpoints.items() if value}}
 
 
 _OF_KIND: Final[dict[str, Callable[[str, StackOptions, Layout, StackAddresses], dict[str, str]]]] = {

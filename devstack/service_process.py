@@ -11,6 +11,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from devstack.child_process import ChildProcess
 from devstack.options import Layout, StackOptions
+from tenure.domain.access import DEFAULT_INSTALLATION, Role, server_name
+from tenure.runtime.tls import ClientTls
 
 ANSWER_SECONDS = 5.0
 
@@ -27,8 +29,19 @@ class ServiceProcess(ChildProcess):
         """Whether its health status is SERVING."""
         return await self.accepts_connections() and await self._is_healthy() and self.listens
 
+    def _channel(self) -> grpc.aio.Channel:
+        """Returns a channel to the service, with its own certificate if it has one."""
+        options: list[tuple[str, str | int]] = [("grpc.enable_http_proxy", 0)]
+        files = [self.environment.get(f"TENURE_TLS_{name}_FILE") for name in ("CA", "CERTIFICATE", "KEY")]
+        if not all(files):
+            return grpc.aio.insecure_channel(self.address, options=options)
+        ca, certificate, key = (Path(file) for file in files if file)
+        role = Role(self.module.rpartition(".")[2].upper())
+        tls = ClientTls(ca, certificate, key, server_name(DEFAULT_INSTALLATION, role))
+        return grpc.aio.secure_channel(self.address, tls.credentials(), options=[*options, *tls.options()])
+
     async def _is_healthy(self) -> bool:
-        async with grpc.aio.insecure_channel(self.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        async with self._channel() as channel:
             try:
                 answer = await health_pb2_grpc.HealthStub(channel).Check(
                     health_pb2.HealthCheckRequest(), timeout=ANSWER_SECONDS

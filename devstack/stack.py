@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from typing import Final, Self
 
 from devstack.child_process import ChildProcess, ServiceDied, StackError
-from devstack.data_dir import forget_addresses, hold_folder, write_addresses
+from devstack.data_dir import CERTIFICATES, forget_addresses, hold_folder, write_addresses
 from devstack.etcd import EtcdProcess
 from devstack.options import (
     REPLICATED,
@@ -95,7 +95,8 @@ class Stack:
             await self._start_stores()
             await self._start_model()
             await self._start_services()
-            write_addresses(self.layout.data_dir, self.addresses())
+            certificates = {CERTIFICATES: str(self.layout.certificates.absolute())} if self.options.tls else {}
+            write_addresses(self.layout.data_dir, {**self.addresses(), **certificates})
             self._opened.callback(forget_addresses, self.layout.data_dir)
         except BaseException:
             await self._opened.aclose()
@@ -125,6 +126,8 @@ class Stack:
             self.layout.data_dir.mkdir(parents=True, exist_ok=True)
             self._opened.enter_context(hold_folder(self.layout.data_dir))
             self.layout.prepare()
+            if self.options.tls:
+                self.layout.make_certificates(self.options)
         except OSError as error:
             raise StackError(
                 f"{self.layout.data_dir} cannot be the data folder: {error.strerror or error}; choose one with --data"

@@ -35,6 +35,8 @@ function decode(bytes) {
   return fields;
 }
 
+const [PROVIDER, LEASE] = [3, 4]; // TokenAudience
+
 const text = (bytes) => (bytes ?? Buffer.alloc(0)).toString("utf8");
 
 // Returns the claims of a token after checking its signature, resource and tenant.
@@ -52,8 +54,11 @@ export function verifyParts({ claims, keyId, signature }, keys, resource, tenant
   const publicKey = crypto.createPublicKey({ key: { kty: "OKP", crv: "Ed25519", x }, format: "jwk" });
   // The signature is over the exact bytes: verify before decoding, and never encode them again.
   if (!crypto.verify(null, claims, publicKey, signature)) throw new Error("INVALID_TOKEN: the signature does not fit");
-  const decoded = decode(claims); // TokenClaims: 1 resource, 2 tenant, 3 epoch, 4 claim_id, 5 holder
+  const decoded = decode(claims); // TokenClaims: 1 resource, 2 tenant, 3 epoch, 4 claim_id, 5 holder, 8 audiences
   if (text(decoded.get(1)) !== resource || text(decoded.get(2)) !== tenant) throw new Error("WRONG_RESOURCE");
+  const audiences = decoded.get(8); // packed: one byte for each; absent in the tokens of an earlier release
+  const needed = resource.startsWith("leases/") ? LEASE : PROVIDER;
+  if (audiences && !audiences.includes(needed)) throw new Error("WRONG_AUDIENCE");
   return { epoch: decoded.get(3) ?? 0n, claimId: text(decoded.get(4)), holder: text(decoded.get(5)) };
 }
 

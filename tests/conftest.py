@@ -21,6 +21,7 @@ pytest_plugins = [
     "tests.support.fix_etcd_cluster",
     "tests.support.fix_gateway",
     "tests.support.fix_leases",
+    "tests.support.fix_mail",
     "tests.support.fix_postgres",
     "tests.support.fix_proxy",
     "tests.support.fix_network",

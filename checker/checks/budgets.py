@@ -85,8 +85,8 @@ def raise_of(body: Body | None) -> Amount:
     match body:
         case OperatorRequest(act=Requeue() | GrantBudget() as act):
             return Amount(act.extra_tokens, act.extra_nano_usd)
-        case WaitResolution(extra_budget_tokens=tokens):
-            return Amount(tokens)
+        case WaitResolution(extra_budget_tokens=tokens, extra_budget_nano_usd=nano_usd):
+            return Amount(tokens, nano_usd)
         case _:
             return NOTHING
 

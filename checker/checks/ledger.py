@@ -1,5 +1,5 @@
 """Checks of one task's ledger: sequences and steps, transitions, conversations, and waits (I7, I8, I16, I20 to I23,
-I30, I32, I37).
+I30, I32, I37, I41).
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from checker.check import Check
@@ -33,15 +34,18 @@ from tenure.domain.entries import (
     CancelRequest,
     ControlStep,
     ModelAttempt,
+    OperatorRequest,
     Submitted,
     ToolIntent,
     ToolOutcome,
     Transition,
+    WaitEscalated,
     WaitResolution,
 )
-from tenure.domain.states import MOVES, TERMINAL, WAITING, TaskState
+from tenure.domain.outputs import RECORD_OUTPUT, TaskOutput
+from tenure.domain.states import MOVES, TERMINAL, WAITING, Reason, TaskState
 from tenure.domain.tools import CallState
-from tenure.domain.waits import Wait
+from tenure.domain.waits import APPROVE, BeginWait, Wait, WaitAnswerKind, WaitKind
 
 # Sequences and steps, and the task row that must agree with them.
 
@@ -148,6 +152,28 @@ def the_row_has_the_result(task: TaskHistory) -> Iterator[str]:
         yield f"the task row has another result than {place(end)}"
 
 
+def the_row_has_the_outputs(task: TaskHistory) -> Iterator[str]:
+    """I41: the task row lists the outputs of its own calls of record_output, each as the last close-out found it."""
+    if task.row is None:
+        return
+    entries = own(task.entries)
+    calls = {intent.call_id for _, intent in of_kind(entries, ToolIntent) if intent.tool == RECORD_OUTPUT}
+    expected: dict[str, TaskOutput] = {}
+    for entry in entries:
+        match entry.body:
+            case ToolOutcome(call_id, outcome) if call_id in calls and outcome.output and not outcome.is_error:
+                expected[call_id] = replace(outcome.output, call_id=call_id)
+            case Transition(to_state=TaskState.SUCCEEDED, outputs=outputs):
+                for output in outputs:
+                    known = expected.get(output.call_id)
+                    if known is not None and (known.kind, known.uri) == (output.kind, output.uri):
+                        expected[output.call_id] = output
+    listed = {output.call_id: output for output in task.row.outputs}
+    for call_id in sorted({**expected, **listed}):
+        if expected.get(call_id) != listed.get(call_id):
+            yield f"the task lists {listed.get(call_id)} for call {call_id}, its entries say {expected.get(call_id)}"
+
+
 def clients_read_the_final_state(task: TaskHistory) -> Iterator[str]:
     """I22, for clients: a terminal state that a client read is the final one, or that of an earlier attempt."""
     before = {
@@ -224,6 +250,7 @@ _TRANSITIONS_CHECKS: Final = (
     Check("I20", "the task row has the newest state", ("tasks", "entries"), the_row_has_the_newest_state),
     Check("I21", "nothing follows the end", ("entries",), nothing_follows_the_end),
     Check("I22", "the task row has the final result", ("tasks", "entries"), the_row_has_the_result),
+    Check("I41", "the task lists its outputs", ("tasks", "entries"), the_row_has_the_outputs),
     Check("I22", "clients read the final state and result", ("tasks", "operations"), clients_read_the_final_state),
     Check("I23", "no model call begins after a cancel request", ("entries",), no_model_call_follows_a_cancel),
     Check("I23", "a cancelled task does not succeed", ("entries",), cancelled_tasks_do_not_succeed),
@@ -362,6 +389,73 @@ def waits_are_answered_once(task: TaskHistory) -> Iterator[str]:
         answer = entry
 
 
+def waits_are_escalated_in_order(task: TaskHistory) -> Iterator[str]:
+    """I37: the steps of a wait are 1, 2, 3 …, without a claim and before the answer."""
+    wait: Wait | None = None
+    taken = 0
+    for entry in own(task.entries):
+        if isinstance(entry.body, Transition):
+            wait, taken = (entry.body.wait if entry.body.to_state in WAITING else None), 0
+        elif isinstance(entry.body, WaitResolution):
+            wait = None
+        if not isinstance(entry.body, WaitEscalated):
+            continue
+        if wait is None or wait.wait_id != entry.body.wait_id:
+            yield f"{place(entry)} escalates {entry.body.wait_id}, which is not the task's open wait"
+        elif entry.body.step_number != taken + 1:
+            yield f"{place(entry)} is step {entry.body.step_number} of {wait.wait_id}, after {taken} steps"
+        if entry.epoch:
+            yield f"{place(entry)} was written under a claim, but no claim holds a waiting task"
+        taken += 1
+
+
+def budget_is_granted_or_the_task_ends(task: TaskHistory) -> Iterator[str]:
+    """I37, for a wait for budget: only an approval queues the task, and nothing but an approval lets it go on."""
+    waits_for_budget, approved = False, False
+    for entry in own(task.entries):
+        match entry.body:
+            case Transition(to_state=to_state, wait=wait):
+                if waits_for_budget and to_state is TaskState.QUEUED and not approved:
+                    yield f"{place(entry)} continues a task that waits for budget, but no entry granted any"
+                if waits_for_budget and to_state is TaskState.COST_EXCEEDED and approved:
+                    yield f"{place(entry)} ends a task at its cap after its request was granted"
+                waits_for_budget = (
+                    wait is not None and wait.kind is WaitKind.BUDGET and to_state is TaskState.WAITING_USER
+                )
+                approved = False
+                if waits_for_budget and wait is not None and (wait.call_id or wait.budget_request is None):
+                    yield f"{place(entry)} waits for budget, but has a call or asks for nothing"
+            case WaitResolution(wait_kind=WaitKind.BUDGET) as answer:
+                approved = answer.answer_kind is WaitAnswerKind.DECISION and answer.answer == APPROVE
+                if not approved and (answer.extra_budget_tokens or answer.extra_budget_nano_usd):
+                    yield f"{place(entry)} refuses budget, but raises a cap"
+            case _:
+                pass
+
+
+def operators_waits_were_requested(task: TaskHistory) -> Iterator[str]:
+    """I37, for operators' waits: each begins after its own request, and no other transition leads there."""
+    requested: set[str] = set()
+    for entry in own(task.entries):
+        match entry.body:
+            case OperatorRequest(act=BeginWait(question=question)):
+                requested = {question}
+            case Transition(wait=wait) if wait is not None and wait.kind is WaitKind.OPERATOR:
+                if wait.question not in requested:
+                    yield f"{place(entry)} begins an operator's wait that no operator requested"
+                requested = set()
+            case Transition(from_state=from_state, to_state=TaskState.WAITING_USER) if (
+                from_state is not TaskState.RUNNING
+            ):
+                yield f"{place(entry)} moves a task that no worker held to WAITING_USER, without an operator's request"
+            case Transition(from_state=from_state, to_state=TaskState.SUCCEEDED, reason=reason) if (
+                from_state is not TaskState.RUNNING and reason != Reason.OPERATOR_CLOSE_OUT
+            ):
+                yield f"{place(entry)} ends a task that no worker held as SUCCEEDED, without an operator's request"
+            case _:
+                pass
+
+
 def waiting_calls_are_not_executed(task: TaskHistory) -> Iterator[str]:
     """I37: only the ledger has the outcome of a call that waits; the tool service never gets the call."""
     settled = {call_id: entry for entry, call_id in settled_by_waits(task)}
@@ -388,6 +482,9 @@ def calls_are_approved(task: TaskHistory) -> Iterator[str]:
 
 _WAITS_CHECKS: Final = (
     Check("I37", "a wait is answered once", ("entries",), waits_are_answered_once),
+    Check("I37", "a wait is escalated step by step", ("entries",), waits_are_escalated_in_order),
+    Check("I37", "a wait for budget ends by a grant or at the cap", ("entries",), budget_is_granted_or_the_task_ends),
+    Check("I37", "an operator's wait has a request", ("entries",), operators_waits_were_requested),
     Check("I37", "calls that wait are not executed", ("calls", "entries"), waiting_calls_are_not_executed),
     Check("I37", "calls that need an approval have it", ("calls", "entries"), calls_are_approved),
 )

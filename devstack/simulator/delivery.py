@@ -9,13 +9,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from devstack.simulator.http_server import DEFAULT_WORDS, error_value
+from devstack.simulator.http_server import DEFAULT_WORDS, error_value, request_ids
 from devstack.simulator.scenario import FaultKind
 from devstack.simulator.templates import fill
 from devstack.simulator.tokens import tokens_of_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from devstack.simulator.call_log import CallLog, SimulatedCall
     from devstack.simulator.hostile import HostileAnswer
@@ -161,7 +161,7 @@ def stream_events(reply: ModelReply, tokens: InputTokens, deltas: int | None) ->
         yield _event("content_block_start", index=index, content_block=block.opening())
         if index == 0:
             yield _event("ping")
-        for piece in _pieces(block, _piece_length(reply, deltas)):
+        for piece in pieces_of(block, piece_length(reply, deltas)):
             data = _event("content_block_delta", index=index, delta=block.delta(piece)).data
             yield StreamEvent(data, len(piece.encode()), is_delta=True)
         yield _event("content_block_stop", index=index)
@@ -177,17 +177,17 @@ def error_event(value: dict[str, object]) -> bytes:
 
 
 def delta_count(reply: ModelReply, deltas: int | None) -> int:
-    length = _piece_length(reply, deltas)
+    length = piece_length(reply, deltas)
     return sum(-(-len(block.text) // length) for block in reply.blocks)
 
 
-def _piece_length(reply: ModelReply, deltas: int | None) -> int:
+def piece_length(reply: ModelReply, deltas: int | None) -> int:
     if deltas is None:
         return DELTA_CHARACTERS
     return max(1, -(-sum(len(block.text) for block in reply.blocks) // deltas))
 
 
-def _pieces(block: ReplyBlock, length: int) -> Iterator[str]:
+def pieces_of(block: ReplyBlock, length: int) -> Iterator[str]:
     for start in range(0, len(block.text), length):
         yield block.text[start : start + length]
 
@@ -195,6 +195,21 @@ def _pieces(block: ReplyBlock, length: int) -> Iterator[str]:
 def _event(name: str, **fields: Any) -> StreamEvent:
     return StreamEvent(f"event: {name}\ndata: {json.dumps({'type': name, **fields})}\n\n".encode())
 
+
+class Dialect(NamedTuple):
+    """How an API writes answers and errors.
+
+    `stream_events(reply, tokens, deltas)`: the events of a streamed answer. `message_value(reply, tokens)`: a whole
+    answer. `error_value(status, message, request_id)`: an error. `error_event(value)`: an error within a stream.
+    """
+
+    stream_events: Callable[[ModelReply, InputTokens, int | None], Iterator[StreamEvent]]
+    message_value: Callable[[ModelReply, InputTokens], dict[str, Any]]
+    error_value: Callable[[int, str, str], dict[str, object]]
+    error_event: Callable[[dict[str, object]], bytes]
+
+
+MESSAGES = Dialect(stream_events, message_value, error_value, error_event)
 
 DRIP_PIECES = 16
 
@@ -208,6 +223,7 @@ class ReplyDelivery:
     deltas: int | None
     latency_ms: int
     fault: Fault | None
+    dialect: Dialect
 
     def limit(self, kind: FaultKind) -> int | None:
         """Returns the fault's value if the fault has this kind, or None."""
@@ -232,7 +248,7 @@ async def deliver_hostile(answer: HostileAnswer, call: SimulatedCall, log: CallL
     call.status, call.fault, call.error = answer.status, "hostile", ", ".join(answer.changes)
     call.ending = "broken" if answer.is_cut else "complete"
     log.finish(call)
-    headers = {"content-type": "text/event-stream", "request-id": call.request_id, **answer.headers}
+    headers = {"content-type": "text/event-stream", **request_ids(call.request_id), **answer.headers}
     http.begin(answer.status, headers)
     http.write(answer.body)
     await http.drain()
@@ -249,8 +265,8 @@ async def _send_whole(delivery: ReplyDelivery, call: SimulatedCall, log: CallLog
         log.finish(call)
         http.cut()
         return
-    body = json.dumps(message_value(delivery.reply, delivery.tokens)).encode()
-    headers = {"content-type": "application/json", "request-id": call.request_id}
+    body = json.dumps(delivery.dialect.message_value(delivery.reply, delivery.tokens)).encode()
+    headers = {"content-type": "application/json", **request_ids(call.request_id)}
     drip_ms = delivery.limit(FaultKind.DRIP)
     if drip_ms is None:
         _complete(call, log)
@@ -300,11 +316,11 @@ class _Stream:
 
     async def play(self) -> None:
         headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-        self._http.begin(200, {**headers, "request-id": self._call.request_id})
+        self._http.begin(200, {**headers, **request_ids(self._call.request_id)})
         reply, delivery = self._delivery.reply, self._delivery
         self._call.output_tokens = 1
         pause_seconds = self._pause_seconds()
-        for event in stream_events(reply, delivery.tokens, delivery.deltas):
+        for event in delivery.dialect.stream_events(reply, delivery.tokens, delivery.deltas):
             if (event.is_delta or event.is_end) and self._must_fail(at_end=event.is_end):
                 return
             if event.is_delta and pause_seconds:
@@ -347,7 +363,8 @@ class _Stream:
             self._http.cut()
             return True
         message = (self._delivery.fault and self._delivery.fault.message) or DEFAULT_WORDS[529]
-        self._gathered.append(error_event(error_value(529, message, self._call.request_id)))
+        dialect = self._delivery.dialect
+        self._gathered.append(dialect.error_event(dialect.error_value(529, message, self._call.request_id)))
         self._write()
         self._http.end()
         return True

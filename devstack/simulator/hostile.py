@@ -10,9 +10,10 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from random import Random
 
 Event = dict[str, Any]
@@ -46,18 +47,32 @@ class HostileAnswer:
     changes: list[str] = field(default_factory=list)
 
 
-def hostile_answer(random: Random, events: list[Event] | None = None) -> HostileAnswer:
-    """Returns a valid stream with one to three changes. `events`: the valid stream; None: a random one."""
-    events = copy.deepcopy(events) if events is not None else valid_events(random)
+class StreamProtocol(NamedTuple):
+    """How an API streams: a random valid stream, changes of events in place, and the bytes of an event."""
+
+    valid_events: Callable[[Random], list[Event]]
+    changes_of_events: Sequence[Callable[[Random, list[Event]], None]]
+    written: Callable[[Event], bytes]
+
+
+def hostile_answer(
+    random: Random, events: list[Event] | None = None, protocol: StreamProtocol | None = None
+) -> HostileAnswer:
+    """Returns a valid stream with one to three changes. `events`: the valid stream; None: a random one.
+
+    `protocol` None: the Messages API.
+    """
+    protocol = protocol or StreamProtocol(valid_events, _CHANGES_OF_EVENTS, written)
+    events = copy.deepcopy(events) if events is not None else protocol.valid_events(random)
     changes: list[str] = []
     for _ in range(random.choice(_CHANGES)):
         if random.random() < _SHARE_OF_BYTES or not events:
             changes.append(random.choice(_CHANGES_OF_BYTES))
             continue
-        change = random.choice(_CHANGES_OF_EVENTS if random.random() < 0.5 else _CHANGES_OF_FIELDS)
+        change = random.choice(protocol.changes_of_events if random.random() < 0.5 else _CHANGES_OF_FIELDS)
         changes.append(change.__name__.removeprefix("_"))
         change(random, events)
-    body = b"".join(written(event) for event in events)
+    body = b"".join(protocol.written(event) for event in events)
     if "change_json" in changes:
         body = _change_json(random, body)
     if "change_lines" in changes:
@@ -227,22 +242,24 @@ def _poison_input(random: Random, events: list[Event]) -> None:
     if not pieces:
         return
     poisoned = random.choice(pieces)
-    poisoned["delta"]["partial_json"] = random.choice(_JSON_TEXTS)
+    poisoned["delta"]["partial_json"] = random.choice(JSON_TEXTS)
     if random.random() < 0.8:
         for event in pieces:
             if event is not poisoned and event.get("index") == poisoned.get("index"):
                 event["delta"]["partial_json"] = ""
 
 
-_JSON_TEXTS: Final = (
+JSON_TEXTS: Final = (
     '{"a": NaN}', '{"a": -Infinity}', '{"a": 1e999}', '{"a": 1, "a": 2}', '{"path": "caf\\ud83d"}', '{"\\ude00": 1}',
     "[1]", "null", '"x"', "{", '{"a": 1}{', "{'a': 1}", "[" * 5000, '{"a":' * 200 + "1" + "}" * 200, "\ud83d", "\x00",
     '{"path": "a\\u0000b.txt"}', '{"n": ' + "9" * 400 + "}", '{"n": ' + "9" * 6000 + "}",
     '{"a": "' + "x" * _HUGE + '"}',
 )  # fmt: skip
+CHANGES_OF_ORDER: Final = [_drop_event, _repeat_event, _swap_events, _cut_events]
+"""The changes that fit the events of any API."""
 _CHANGES_OF_EVENTS: Final = [
-    _drop_event, _repeat_event, _swap_events, _cut_events, _insert_event, _insert_event, _add_calls, _shift_indexes,
-    _cut_input, _poison_input, _poison_input,
+    *CHANGES_OF_ORDER, _insert_event, _insert_event, _add_calls, _shift_indexes, _cut_input, _poison_input,
+    _poison_input,
 ]  # fmt: skip
 
 

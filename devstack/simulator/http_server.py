@@ -137,6 +137,11 @@ def new_request_id() -> str:
     return f"{SIMULATED_REQUEST_PREFIX}{secrets.token_hex(12)}"
 
 
+def request_ids(request_id: str) -> dict[str, str]:
+    """Returns the headers with the id of a request: each API has its own."""
+    return {"request-id": request_id, "x-request-id": request_id}
+
+
 LOGGER = logging.getLogger(__name__)
 MAX_HEAD_BYTES = 64 * 1024
 MAX_CONNECTIONS = 4096

@@ -10,9 +10,17 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from devstack.simulator.call_log import CallLog, SimulatedCall
-from devstack.simulator.delivery import ReplyDelivery, compose, deliver, deliver_hostile, stream_events
+from devstack.simulator.delivery import (
+    MESSAGES,
+    Dialect,
+    ReplyDelivery,
+    compose,
+    deliver,
+    deliver_hostile,
+    stream_events,
+)
 from devstack.simulator.hostile import HostileAnswer, hostile_answer, parsed
-from devstack.simulator.http_server import ApiError, error_value
+from devstack.simulator.http_server import ApiError, request_ids
 from devstack.simulator.request_checks import check_count, check_create
 from devstack.simulator.scenario import FaultKind
 from devstack.simulator.templates import is_summary_wanted, summary_text, text_of, turn_of
@@ -40,18 +48,23 @@ PREFILL_REFUSED = (
 
 @dataclass
 class MessagesEndpoint:
-    """The two endpoints, with the scenarios, the log, the faults and the prompt cache."""
+    """The two endpoints, with the scenarios, the log, the faults and the prompt cache.
+
+    `name`: the endpoint in the log.
+    """
 
     library: ScenarioLibrary
     log: CallLog
     faults: Faults
     cache: PromptCache
     latency_ms: int = 0
+    name: str = "messages"
+    dialect: Dialect = MESSAGES
     hostile_answers: deque[HostileAnswer] = field(default_factory=deque)
 
     async def create(self, request: HttpRequest, reply: Reply) -> None:
         """Serves POST /v1/messages."""
-        call = self._begin("messages", request)
+        call = self._begin(self.name, request)
         try:
             delivery = self._prepare(request, call)
             hostile = self._hostile_answer(call, delivery) if call.stream else None
@@ -68,13 +81,13 @@ class MessagesEndpoint:
         """Serves POST /v1/messages/count_tokens, which costs nothing."""
         call = self._begin("count_tokens", request)
         try:
-            body = check_count(_parsed(request))
+            body = check_count(self.read(request))
             call.model = body["model"]
-            self._find_scenario(body)
+            self.find_scenario(body)
             _raise_status(self.faults.next_ordered("count_tokens", body["model"]))
             tokens = count_request(body)
             call.status, call.ending, call.answered = 200, "complete", True
-            reply.send_json(200, {"input_tokens": tokens}, {"request-id": call.request_id})
+            reply.send_json(200, {"input_tokens": tokens}, request_ids(call.request_id))
         except ApiError as error:
             self._refuse(error, call, reply)
         finally:
@@ -96,8 +109,7 @@ class MessagesEndpoint:
         if random.random() < SHARE_OF_VALID:
             return None
         call.bill_input(delivery.tokens)
-        events = [parsed(event.data) for event in stream_events(delivery.reply, delivery.tokens, delivery.deltas)]
-        return hostile_answer(random, events if random.random() < SHARE_OF_VALID else None)
+        return self.hostile_answer(random, delivery if random.random() < SHARE_OF_VALID else None)
 
     def _begin(self, endpoint: str, request: HttpRequest) -> SimulatedCall:
         retry_count = request.headers.get("x-stainless-retry-count")
@@ -107,10 +119,10 @@ class MessagesEndpoint:
 
     def _prepare(self, request: HttpRequest, call: SimulatedCall) -> ReplyDelivery:
         """Composes the answer. Raises ApiError for a refused request, before any token is billed."""
-        body = check_create(_parsed(request))
+        body = check_create(self.read(request))
         call.model, call.stream = body["model"], body.get("stream", False)
         call.user_id = (body.get("metadata") or {}).get("user_id")
-        scenario = self._find_scenario(body)
+        scenario = self.find_scenario(body)
         call.prompt_hash = prompt_hash(body)
         window_left = _window_left(scenario, body)
         call.turn = turn_of(body["messages"])
@@ -122,17 +134,39 @@ class MessagesEndpoint:
         if fault is not None and fault.kind is FaultKind.OVERLOADED and not call.stream:
             raise ApiError(529, fault.message)
         return ReplyDelivery(
-            compose(turn, body, window_left), self._price(turn, body), turn.deltas, self._latency_ms(turn, fault), fault
+            compose(turn, body, window_left),
+            self._price(turn, body),
+            turn.deltas,
+            self._latency_ms(turn, fault),
+            fault,
+            self.dialect,
         )
 
-    def _find_scenario(self, body: Mapping[str, Any]) -> Scenario:
+    def read(self, request: HttpRequest) -> Any:
+        """Returns the body of a request as one of the Messages API, unchecked. Raises ApiError."""
+        _check_headers(request.headers)
+        return parsed_body(request)
+
+    def priced(self, body: Mapping[str, Any]) -> InputTokens:
+        """Returns the input tokens of a valid request, and caches its prefixes."""
+        return self.cache.price(body)
+
+    def hostile_answer(self, random: Random, delivery: ReplyDelivery | None) -> HostileAnswer:
+        """Returns a hostile answer. `delivery`: the valid answer that it changes; None: a random one."""
+        if delivery is None:
+            return hostile_answer(random)
+        events = stream_events(delivery.reply, delivery.tokens, delivery.deltas)
+        return hostile_answer(random, [parsed(event.data) for event in events])
+
+    def find_scenario(self, body: Mapping[str, Any]) -> Scenario:
+        """Returns the scenario that a request plays. Raises ApiError."""
         scenario = self.library.find(HOSTILE.sub(r"sim-\2", body["model"]), text_of(body["messages"][0]["content"]))
         if scenario is None:
             raise ApiError(404, f"model: {body['model']}")
         return scenario
 
     def _price(self, turn: Turn, body: Mapping[str, Any]) -> InputTokens:
-        return self.cache.price(body) if turn.input_tokens is None else InputTokens(turn.input_tokens)
+        return self.priced(body) if turn.input_tokens is None else InputTokens(turn.input_tokens)
 
     def _next_fault(self, turn: Turn, body: Mapping[str, Any]) -> Fault | None:
         return self.faults.next_ordered("messages", body["model"]) or self.faults.next_written(turn.fault, body)
@@ -145,8 +179,8 @@ class MessagesEndpoint:
     def _refuse(self, error: ApiError, call: SimulatedCall, reply: Reply) -> None:
         call.status, call.ending, call.error = error.status, "refused", error.message
         self.log.finish(call)
-        value = error_value(error.status, error.message, call.request_id)
-        reply.send_json(error.status, value, {"request-id": call.request_id, **error.headers})
+        value = self.dialect.error_value(error.status, error.message, call.request_id)
+        reply.send_json(error.status, value, {**request_ids(call.request_id), **error.headers})
 
 
 def _window_left(scenario: Scenario, body: Mapping[str, Any]) -> int | None:
@@ -165,8 +199,8 @@ def _turn(scenario: Scenario, index: int, body: Mapping[str, Any]) -> Turn:
     return replace(scenario.summary, text=summary_text(scenario.summary.text, body["messages"]))
 
 
-def _parsed(request: HttpRequest) -> Any:
-    _check_headers(request.headers)
+def parsed_body(request: HttpRequest) -> Any:
+    """Returns the JSON of a request. Raises ApiError."""
     try:
         value = strict_json(request.body.decode())
         if b"\\ud" in request.body.lower():  # Python's parser accepts half a surrogate pair, the provider's does not

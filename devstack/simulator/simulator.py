@@ -9,6 +9,7 @@ import jsonschema
 
 from devstack.search_stub import answer_search
 from devstack.simulator.call_log import CallLog
+from devstack.simulator.chat_endpoint import ChatEndpoint
 from devstack.simulator.hostile import HostileAnswer
 from devstack.simulator.http_server import HttpServer, error_body, error_value, new_request_id
 from devstack.simulator.messages_endpoint import MessagesEndpoint
@@ -51,12 +52,16 @@ class ModelSimulator:
         self.faults = Faults()
         self.cache = PromptCache()
         self._messages = MessagesEndpoint(library, self.log, self.faults, self.cache, latency_ms)
+        self._chat = ChatEndpoint(
+            library, self.log, self.faults, self.cache, latency_ms, hostile_answers=self._messages.hostile_answers
+        )
         self._server = HttpServer(self._handle, max_body_bytes=MAX_BODY_BYTES, refusal=error_body)
         self._address = (host, port)
         counting = {("POST", "/v1/messages/count_tokens"): self._messages.count_tokens}
         self._routes = {
             **(counting if counts_tokens else {}),
             ("POST", "/v1/messages"): self._messages.create,
+            ("POST", "/v1/chat/completions"): self._chat.create,
             ("GET", "/search"): answer_search,
             ("GET", "/_sim/calls"): self._list_calls,
             ("GET", "/_sim/running"): self._list_running,

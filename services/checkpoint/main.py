@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,6 +15,7 @@ from services.checkpoint.commit.refused_writes import Refusals
 from services.checkpoint.prices import load_prices
 from services.checkpoint.queries import MIGRATIONS, SCHEMA, SESSION_SETTINGS
 from services.checkpoint.queue.depth import QueueDepths
+from services.checkpoint.queue.offering import Offering
 from services.checkpoint.queue.sweeps import Sweeper
 from services.checkpoint.retention.clearing import PrunedRowCleaner
 from services.checkpoint.retention.pruning import TaskPruner
@@ -23,6 +25,7 @@ from services.checkpoint.servicer import CheckpointServicer, LedgerDependencies
 from services.checkpoint.submit.forking import PreparedForks
 from services.checkpoint.submit.source_defaults import load_source_defaults
 from services.checkpoint.task_defaults import TaskDefaults
+from services.checkpoint.tenants.api_keys import ApiKeyServicer, create_operator_key
 from services.checkpoint.tenants.quotas import LimitedTenants
 from services.checkpoint.tenants.servicer import TenantServicer, adopt_defaults
 from services.checkpoint.waits.sub_agent_events import SubAgentEvents
@@ -31,26 +34,35 @@ from services.checkpoint.watch.change_stream import ChangeStream
 from services.checkpoint.watch.hub import Hub
 from services.checkpoint.watch.notifications import ReplicaNotifications
 from services.checkpoint.watch.task_stream import EntryWatch
+from services.checkpoint.webhooks.mail import PREFIX as SMTP_PREFIX
+from services.checkpoint.webhooks.mail import SmtpSettings
 from services.checkpoint.webhooks.sender_lease import WebhookDispatcher
 from services.checkpoint.webhooks.sending import PREFIX as WEBHOOK_PREFIX
-from services.checkpoint.webhooks.sending import WebhookSettings
+from services.checkpoint.webhooks.sending import WebhookPolicy, WebhookSettings
 from services.checkpoint.webhooks.servicer import WebhookServicer
+from tenure.domain.access import Role
 from tenure.domain.budget import MAX_NANO_USD, NANO_USD
+from tenure.domain.fairness import FLOOR_SLOTS
+from tenure.domain.fencing import Audience
 from tenure.domain.outbound import Networks
 from tenure.domain.task import DEFAULT_MAX_USD, CapDefaults
 from tenure.runtime.postgres import Pool, PoolOptions, open_pool, startup_guard
 from tenure.runtime.process import Duties, NoLimit, Process
 from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.schema_checks import SchemaChecks
+from tenure.runtime.security import Security
 from tenure.runtime.service import CommonSettings, run_service, serve
 from tenure.runtime.settings import Address, Secret, group, setting
 from tenure.runtime.signing import Verifier
 from tenure.runtime.sql import migrate
+from tenure.v1.api_key_service_pb2_grpc import add_ApiKeyServiceServicer_to_server
 from tenure.v1.checkpoint_service_pb2_grpc import add_CheckpointServiceServicer_to_server
 from tenure.v1.schedule_service_pb2_grpc import add_ScheduleServiceServicer_to_server
 from tenure.v1.tenant_service_pb2_grpc import add_TenantServiceServicer_to_server
 from tenure.v1.webhook_service_pb2_grpc import add_WebhookServiceServicer_to_server
 from tenure.validators import schemas_in, validate
+from tenure.wire.access import access_rules
+from tenure.wire.token import TokenChecker
 
 NAME: Final = "checkpoint"
 POLL_SILENCE_SECONDS: Final = 120.0
@@ -80,8 +92,15 @@ class CheckpointSettings:
     task_retention_seconds: float = setting(
         "how long ended tasks are kept; 0: forever", default=0.0, minimum=0, maximum=100 * 366 * 86_400.0
     )
+    lower_tier_share: float = setting(
+        "share of the slots, as 1/n, for each lower tier while higher tiers wait; 0: a strict order of tiers",
+        default=1 / FLOOR_SLOTS,
+        minimum=0,
+        maximum=0.5,
+    )
     max_schedules_per_tenant: int = setting("most schedules of one tenant", default=1000, minimum=1)
     webhook: WebhookSettings = group(WebhookSettings, WEBHOOK_PREFIX)
+    smtp: SmtpSettings = group(SmtpSettings, SMTP_PREFIX)
     defaults_file: Path | None = setting("TOML of defaults.<source>: see docs/defaults.md", default=None)
     default_model: str = setting("model of tasks that name none, recorded at submit; empty: the worker's", default="")
     default_max_usd: float = setting(
@@ -95,9 +114,19 @@ class CheckpointSettings:
     )
     common: CommonSettings = group(CommonSettings)
 
+    def problems(self) -> Iterator[str]:
+        """Yields violated relations between the settings."""
+        if self.webhook.turn_seconds < 2 * self.smtp.longest_seconds:
+            yield f"{WEBHOOK_PREFIX}TURN_SECONDS must be at least 2 s more than twice {SMTP_PREFIX}TIMEOUT_SECONDS"
+
     @property
     def caps(self) -> CapDefaults:
         return CapDefaults(self.default_model, round(self.default_max_usd * NANO_USD))
+
+    @property
+    def floor_slots(self) -> int:
+        """Of so many slots, each lower tier gets one; 0: none."""
+        return round(1 / self.lower_tier_share) if self.lower_tier_share else 0
 
 
 async def compose(process: Process, settings: CheckpointSettings) -> None:
@@ -107,7 +136,8 @@ async def compose(process: Process, settings: CheckpointSettings) -> None:
 
 async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
     """Opens everything in the order of dependency and returns the server, not yet opened."""
-    verifier = Verifier(settings.verifying_keys_file)
+    security = Security.load(settings.common, Role.CHECKPOINT, settings.listen, access_rules)
+    tokens = TokenChecker(Verifier(settings.verifying_keys_file), Audience.CHECKPOINT, settings.common.tls.installation)
     prices = load_prices(settings.prices_file)
     defaults = TaskDefaults(load_source_defaults(settings.defaults_file), settings.caps, prices)
     await migrate(settings.postgres_dsn, MIGRATIONS, allowed=settings.migrate == "auto")
@@ -139,25 +169,35 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
     sub_agent_events = SubAgentEvents(pool, replicas.announce, hub.sub_agent_events, settings.sweep_interval_seconds)
     duties.start("families", sub_agent_events.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("prepared forks", PreparedForks(pool).run, silence_seconds=SWEEP_SILENCE_SECONDS)
-    networks, kept_seconds = Networks(settings.webhook.allowed_networks), settings.change_retention_seconds
-    webhooks = WebhookDispatcher(pool, networks, settings.webhook, settings.sweep_interval_seconds, kept_seconds)
+    policy = WebhookPolicy(Networks(settings.webhook.allowed_networks), settings.smtp, settings.webhook.max_per_tenant)
+    webhooks = WebhookDispatcher(
+        pool, policy, settings.webhook, settings.sweep_interval_seconds, settings.change_retention_seconds
+    )
     duties.start("webhooks", webhooks.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     _retain(duties, pool, settings)
     server = RpcServer(
-        settings.listen, validate=validate, examine=SchemaChecks(schemas_in).examine, stopping=process.stopping
+        settings.listen,
+        security=security,
+        validate=validate,
+        examine=SchemaChecks(schemas_in).examine,
+        stopping=process.stopping,
     )
     watching, changes = EntryWatch(pool, hub), ChangeStream(pool, hub)
     depths = QueueDepths(pool)
     duties.start("queue depths", depths.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     ledger = LedgerDependencies(
-        pool, verifier, batcher, watching, changes, refusals, replicas.announce, server.stopping, defaults, depths
+        pool, tokens, batcher, watching, changes, refusals, replicas.announce, server.stopping, defaults, depths
     )
-    server.add("tenure.v1.CheckpointService", add_CheckpointServiceServicer_to_server, CheckpointServicer(ledger))
+    server.add(
+        "tenure.v1.CheckpointService",
+        add_CheckpointServiceServicer_to_server,
+        CheckpointServicer(ledger, Offering(floor_slots=settings.floor_slots)),
+    )
     schedules = ScheduleServicer(pool, replicas.announce, settings.max_schedules_per_tenant, defaults)
     server.add("tenure.v1.ScheduleService", add_ScheduleServiceServicer_to_server, schedules)
     server.add("tenure.v1.TenantService", add_TenantServiceServicer_to_server, TenantServicer(pool))
-    webhook_servicer = WebhookServicer(pool, networks, settings.webhook.max_per_tenant)
-    server.add("tenure.v1.WebhookService", add_WebhookServiceServicer_to_server, webhook_servicer)
+    server.add("tenure.v1.ApiKeyService", add_ApiKeyServiceServicer_to_server, ApiKeyServicer(pool))
+    server.add("tenure.v1.WebhookService", add_WebhookServiceServicer_to_server, WebhookServicer(pool, policy))
     duties.start(
         "close watches", lambda: _close_when(server.stopping, hub), may_end=True, silence_seconds=UNTIL_THE_END
     )
@@ -171,6 +211,7 @@ def _sweep(duties: Duties, sweeper: Sweeper) -> None:
     duties.start("queued", sweeper.run_queued, silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("starts", sweeper.run_starts, silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("waits", sweeper.run_waits, silence_seconds=SWEEP_SILENCE_SECONDS)
+    duties.start("escalations", sweeper.run_escalations, silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("signals", sweeper.run_signals, silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("old signals", sweeper.run_forgetting, silence_seconds=SWEEP_SILENCE_SECONDS)
 
@@ -192,6 +233,12 @@ async def _close_when(stopping: asyncio.Event, hub: Hub) -> None:
     hub.close()
 
 
+async def print_operator_key(process: Process, settings: CheckpointSettings) -> None:
+    """Creates an API key of an operator and prints it: the first key of an installation."""
+    pool = await process.open(open_pool(settings.postgres_dsn, service=NAME, schema=SCHEMA))
+    sys.stdout.write(f"{await create_operator_key(pool)}\n")
+
+
 async def migrate_only(_process: Process, settings: CheckpointSettings) -> None:
     """Migrates the database."""
     await migrate(settings.postgres_dsn, MIGRATIONS)
@@ -199,6 +246,5 @@ async def migrate_only(_process: Process, settings: CheckpointSettings) -> None:
 
 def main() -> int:
     """Runs the service and returns the exit code."""
-    return run_service(
-        NAME, CheckpointSettings, os.environ, compose, arguments=sys.argv[1:], commands={"migrate": migrate_only}
-    )
+    commands = {"migrate": migrate_only, "operator-key": print_operator_key}
+    return run_service(NAME, CheckpointSettings, os.environ, compose, arguments=sys.argv[1:], commands=commands)

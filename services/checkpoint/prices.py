@@ -22,6 +22,7 @@ from tenure.domain.budget import (
     Tier,
     nano_usd_of,
 )
+from tenure.domain.models import vendor_of
 from tenure.runtime.settings import ConfigurationError
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from genai_prices.types import ModelPrice, Provider
 
     Price = Decimal | TieredPrices | None
-
-PROVIDER: Final = "anthropic"
 
 
 class PriceList:
@@ -53,7 +52,8 @@ class PriceList:
 @lru_cache(maxsize=1024)
 def _listed(model: str, day: date) -> Prices | None:
     """Returns the package's prices at the beginning of a day. A price of 0 is a price."""
-    result = _provider().find_model(model)
+    vendor, name = vendor_of(model)
+    result = _provider(vendor).find_model(name)
     if result is None:
         return None
     price = result.get_prices(datetime.combine(day, time(), UTC))
@@ -65,9 +65,9 @@ def _listed(model: str, day: date) -> Prices | None:
 
 
 @cache
-def _provider() -> Provider:
+def _provider(vendor: str) -> Provider:
     """Returns the provider directly: the package's own search caches every name that it was ever asked for."""
-    return next(provider for provider in get_snapshot().providers if provider.id == PROVIDER)
+    return next(provider for provider in get_snapshot().providers if provider.id == vendor)
 
 
 def _rates(price: ModelPrice, start: int) -> Rates:

@@ -27,6 +27,7 @@ QUEUE: Final = Queries.load("services.checkpoint", "sql/queue.sql")
 SUB_AGENTS: Final = Queries.load("services.checkpoint", "sql/sub_agents.sql")
 DOUBTS: Final = Queries.load("services.checkpoint", "sql/doubts.sql")
 RETENTION: Final = Queries.load("services.checkpoint", "sql/retention.sql")
+OUTPUTS: Final = Queries.load("services.checkpoint", "sql/outputs.sql")
 MIGRATIONS: Final = Migrations.of("services.checkpoint", schema=SCHEMA)
 
 # Every statement has its index. Postgres plans once, maybe while tables are empty, when a scan would look cheap.

@@ -11,12 +11,13 @@ from services.checkpoint.commit.draft import calls_in_doubt
 from services.checkpoint.commit.task_row import shown_wait
 from services.checkpoint.entries import read_page
 from services.checkpoint.not_found import task_not_found
-from services.checkpoint.queries import FORKS, QUERIES, fetch_all, fetch_one, ledger_connection
+from services.checkpoint.queries import FORKS, OUTPUTS, QUERIES, fetch_all, fetch_one, ledger_connection
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.states import TERMINAL, TaskState
+from tenure.domain.task import Priority
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tenure.v1 import ledger_pb2, task_pb2
-from tenure.wire.common import STATES, optional_timestamp, timestamp
+from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
+from tenure.wire.common import PRIORITIES, SOURCES, STATES, optional_timestamp, timestamp
 from tenure.wire.tool import calls_in_doubt_to_wire
 
 if TYPE_CHECKING:
@@ -74,6 +75,9 @@ class _Snapshot(NamedTuple):
     spawn_call_id: str
     spawn_index: int
     calls_in_doubt: list[str]
+    queue: str
+    priority: int
+    outputs: list[bytes]
 
     def task(self) -> task_pb2.Task:
         state = TaskState(self.state)
@@ -110,6 +114,9 @@ class _Snapshot(NamedTuple):
             spawn_index=self.spawn_index,
             used_nano_usd=self.own_nano_usd,
             calls_in_doubt=calls_in_doubt_to_wire(calls_in_doubt(self.calls_in_doubt)),
+            queue=self.queue,
+            priority=PRIORITIES.to_wire(Priority(self.priority)),
+            outputs=[tool_pb2.TaskOutput.FromString(body) for body in self.outputs],
         )
 
     def _budget(self) -> task_pb2.BudgetStatus:
@@ -158,6 +165,7 @@ DEFAULT_ENTRIES: Final = 200
 LIST_BYTES: Final = 1_500_000
 TASK_PAGE_BYTES: Final = 3 * 1024 * 1024
 _NEWEST: Final = ("infinity", "ffffffff-ffff-ffff-ffff-ffffffffffff")
+_LAST_CHARACTER: Final = "\U0010ffff"
 _SOONEST: Final = ("-infinity", "00000000-0000-0000-0000-000000000000")
 
 
@@ -201,7 +209,17 @@ def _listing(request: pb.CheckpointServiceListTasksRequest) -> tuple[bytes, tupl
     """Returns the statement with the matching index, and the position before its first row."""
     if request.order == task_pb2.TASK_ORDER_WAIT_DEADLINE:
         return QUERIES.list_waits, _SOONEST
-    return (FORKS.list_forks if request.filter.forked_from_task_id else QUERIES.list_tasks), _NEWEST
+    if request.filter.forked_from_task_id:
+        return FORKS.list_forks, _NEWEST
+    output = request.filter.output
+    if output.kind or output.uri_prefix:
+        return (OUTPUTS.list_output_kind if output.kind else OUTPUTS.list_output_uri), _NEWEST
+    source = request.filter.source
+    if source.source_run_id:
+        return QUERIES.list_source_run, _NEWEST
+    if source.source_id:
+        return QUERIES.list_source, _NEWEST
+    return (QUERIES.list_source_kind if request.filter.HasField("source") else QUERIES.list_tasks), _NEWEST
 
 
 async def _tasks_that_fit(connection: Connection, tenant: str, task_ids: list[str]) -> list[task_pb2.Task]:
@@ -261,6 +279,12 @@ def filter_parameters(wanted: task_pb2.TaskFilter) -> dict[str, Any]:
         "queue": wanted.queue,
         "root_task_id": wanted.root_task_id,
         "forked_from_task_id": wanted.forked_from_task_id,
+        "source_kind": SOURCES.to_domain(wanted.source.kind).value if wanted.HasField("source") else "",
+        "source_id": wanted.source.source_id,
+        "source_run_id": wanted.source.source_run_id,
+        "output_kind": wanted.output.kind,
+        "output_from": wanted.output.uri_prefix,
+        "output_until": wanted.output.uri_prefix and wanted.output.uri_prefix + _LAST_CHARACTER,
         "labels": json.dumps(dict(wanted.labels)),
     }
 

@@ -9,8 +9,10 @@ from services.checkpoint.reads import read_task
 from services.checkpoint.schedules.servicer import find_created, find_updated
 from services.checkpoint.submit import create, forking
 from tenure.v1 import checkpoint_service_pb2
+from tenure.wire.task import source_to_domain
 
 if TYPE_CHECKING:
+    from tenure.domain.task import Source
     from tenure.runtime.postgres import Connection, Pool
     from tenure.v1 import checkpoint_service_pb2 as pb
 
@@ -25,10 +27,12 @@ async def find_repeat(pool: Pool, tenant: str, request: pb.FindRepeatRequest) ->
         match request.WhichOneof("request"):
             case "create_task":
                 submit = request.create_task
-                return await _task(connection, tenant, submit.request_id, create.digest_of(submit))
+                source = source_to_domain(submit.spec.source)
+                return await _task(connection, tenant, submit.request_id, create.digest_of(submit), source)
             case "fork_task":
                 fork = request.fork_task
-                return await _task(connection, tenant, fork.request_id, forking.digest_of(fork))
+                source = forking.new_source(fork)
+                return await _task(connection, tenant, fork.request_id, forking.digest_of(fork), source)
             case "create_schedule":
                 row = await find_created(connection, tenant, request.create_schedule)
             case _:
@@ -36,7 +40,9 @@ async def find_repeat(pool: Pool, tenant: str, request: pb.FindRepeatRequest) ->
     return checkpoint_service_pb2.FindRepeatResponse(schedule=None if row is None else row.schedule())
 
 
-async def _task(connection: Connection, tenant: str, request_id: str, digest: bytes) -> pb.FindRepeatResponse:
-    task_id = await create.find_earlier(connection, tenant, request_id, digest)
+async def _task(
+    connection: Connection, tenant: str, request_id: str, digest: bytes, source: Source
+) -> pb.FindRepeatResponse:
+    task_id = await create.find_earlier(connection, tenant, request_id, digest, source)
     task = None if task_id is None else await read_task(connection, tenant, task_id)
     return checkpoint_service_pb2.FindRepeatResponse(task=task)

@@ -15,7 +15,6 @@ from services.checkpoint.commit import external_entries, opening, refused_writes
 from services.checkpoint.commit.commit_stream import CommitFrames
 from services.checkpoint.commit.prepared import prepare
 from services.checkpoint.queue import depth, queue, requeue
-from services.checkpoint.queue.offering import Offering
 from services.checkpoint.retention import clearing, pruning
 from services.checkpoint.submit import create, forking
 from services.checkpoint.waits import in_doubt, signals
@@ -23,20 +22,20 @@ from tenure.domain.errors import StaleEpoch
 from tenure.runtime.request_context import current_tenant
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2_grpc
-from tenure.wire.token import check_token
+from tenure.wire.token import TokenChecker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from services.checkpoint.commit.prepared import PreparedCommit
     from services.checkpoint.queue.depth import QueueDepths
+    from services.checkpoint.queue.offering import Offering
     from services.checkpoint.task_defaults import TaskDefaults
     from services.checkpoint.watch.announcement import Announcement
     from services.checkpoint.watch.change_stream import ChangeStream
     from services.checkpoint.watch.task_stream import EntryWatch
     from tenure.runtime.batching import Answer, Batcher
     from tenure.runtime.postgres import Pool
-    from tenure.runtime.signing import Verifier
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -46,7 +45,7 @@ class LedgerDependencies:
     """The dependencies of the RPC methods."""
 
     pool: Pool
-    verifier: Verifier
+    tokens: TokenChecker
     batcher: Batcher[PreparedCommit, pb.CommitResponse]
     watching: EntryWatch
     changes: ChangeStream
@@ -60,9 +59,9 @@ class LedgerDependencies:
 class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
     """See protos/tenure/v1/checkpoint_service.proto for what each method promises."""
 
-    def __init__(self, ledger: LedgerDependencies) -> None:
+    def __init__(self, ledger: LedgerDependencies, offering: Offering) -> None:
         self._ledger = ledger
-        self._offering = Offering()
+        self._offering = offering
 
     async def CreateTask(self, request: pb.CreateTaskRequest, context: Context) -> pb.CreateTaskResponse:
         created = await create.create_task(self._ledger.pool, current_tenant(), request, self._ledger.defaults)
@@ -83,7 +82,7 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         return await repeats.find_repeat(self._ledger.pool, current_tenant(), request)
 
     async def Open(self, request: pb.OpenRequest, context: Context) -> AsyncIterator[pb.OpenResponse]:
-        claims = check_token(self._ledger.verifier, request.token)
+        claims = self._ledger.tokens.check(request.token)
         try:
             opened = await opening.open_task(self._ledger.pool, claims)
         except StaleEpoch as error:
@@ -96,7 +95,7 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
             yield pb.OpenResponse(page=page)
 
     async def Commit(self, request: pb.CommitRequest, context: Context) -> pb.CommitResponse:
-        return await self._ledger.batcher.submit(prepare(request, self._ledger.verifier, validated=True))
+        return await self._ledger.batcher.submit(prepare(request, self._ledger.tokens, validated=True))
 
     async def CommitStream(
         self, request_iterator: AsyncIterator[pb.CommitStreamRequest], context: Context
@@ -106,7 +105,7 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
             yield frame
 
     def _submit(self, request: pb.CommitRequest, answer: Answer[pb.CommitResponse]) -> None:
-        self._ledger.batcher.enqueue(prepare(request, self._ledger.verifier, validated=False), answer)
+        self._ledger.batcher.enqueue(prepare(request, self._ledger.tokens, validated=False), answer)
 
     async def GetTask(
         self, request: pb.CheckpointServiceGetTaskRequest, context: Context
@@ -207,7 +206,7 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         return await bills.list_bills(self._ledger.pool, current_tenant(), request)
 
     async def ReportUsage(self, request: pb.ReportUsageRequest, context: Context) -> pb.ReportUsageResponse:
-        claims = check_token(self._ledger.verifier, request.token)
+        claims = self._ledger.tokens.check(request.token)
         await bills.report_usage(self._ledger.pool, claims, request)
         return pb.ReportUsageResponse()
 

@@ -28,14 +28,17 @@ from services.coordinator.sessions.own_session import OwnSession
 from services.coordinator.sessions.session_attach import SessionAttach, Sessions, Takeover
 from services.coordinator.settings import CoordinatorSettings
 from services.coordinator.tools_client import ToolsClient
+from tenure.domain.access import Role
 from tenure.runtime.process import Duties, Process
 from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.rpc_options import ServerLimits
 from tenure.runtime.rpc_server import RpcServer
+from tenure.runtime.security import Security
 from tenure.runtime.service import instance_id, run_service, serve
 from tenure.v1.coordinator_service_pb2_grpc import add_CoordinatorServiceServicer_to_server
 from tenure.v1.lease_service_pb2_grpc import add_LeaseServiceServicer_to_server
 from tenure.validators import validate
+from tenure.wire.access import access_rules
 
 SERVICE = "tenure.v1.CoordinatorService"
 LEASES = "tenure.v1.LeaseService"
@@ -66,6 +69,7 @@ async def compose(process: Process, settings: CoordinatorSettings) -> None:
 
 async def assemble(process: Process, settings: CoordinatorSettings) -> RpcServer:
     """Opens the clients, then the state in memory, then the duties, because they close in the opposite order."""
+    security = Security.load(settings.common, Role.COORDINATOR, settings.listen, access_rules)
     coordinator_id = settings.id or f"{instance_id()}-{uuid4().hex[:6]}"
     timing = settings.timing()
     store = await process.open(
@@ -76,11 +80,11 @@ async def assemble(process: Process, settings: CoordinatorSettings) -> RpcServer
             key_file=settings.etcd_key_file,
         )
     )
-    checkpoint = await process.open(open_channel(settings.checkpoint_address))
+    checkpoint = await process.open(open_channel(settings.checkpoint_address, tls=security.peer(Role.CHECKPOINT)))
     ledger = LedgerClient(checkpoint)
-    tools = ToolsClient(await process.open(open_channel(settings.tools_address)))
-    issuer = Issuer(settings.signing_key_file, settings.verifying_keys_file)
-    server = RpcServer(settings.listen, validate=validate, stopping=process.stopping, limits=LIMITS)
+    tools = ToolsClient(await process.open(open_channel(settings.tools_address, tls=security.peer(Role.TOOLS))))
+    issuer = Issuer(settings.signing_key_file, settings.verifying_keys_file, settings.common.tls.installation)
+    server = RpcServer(settings.listen, security=security, validate=validate, stopping=process.stopping, limits=LIMITS)
 
     sessions = Sessions()
     lost_claims = LostClaims(store, ledger)
@@ -115,7 +119,7 @@ async def assemble(process: Process, settings: CoordinatorSettings) -> RpcServer
     duties.start("dispatch", dispatch.run, may_end=True, silence_seconds=SILENCE_SECONDS)
     queue_listener = QueueListener(ledger, dispatch.on_queued, endings.on_cancels)
     duties.start("hints", queue_listener.run, silence_seconds=QUEUE_WATCH_SILENCE_SECONDS)
-    duties.start("stalled", StuckClaims(sessions, lost_claims).run, silence_seconds=SILENCE_SECONDS)
+    duties.start("stalled", StuckClaims(store, sessions, lost_claims).run, silence_seconds=SILENCE_SECONDS)
     duties.start("reconciliation", reconciliation.run, silence_seconds=LISTS_SILENCE_SECONDS)
     duties.start("own session", own_session.run, silence_seconds=SILENCE_SECONDS)
     duties.start("endings", endings.run, silence_seconds=TOOLS_SILENCE_SECONDS)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from datetime import UTC, datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from services.coordinator.claims.lost_claims import LostClaim
@@ -20,6 +21,7 @@ from tenure.wire.common import duration, timestamp
 if TYPE_CHECKING:
     from services.coordinator.claims.lost_claims import LostClaims
     from services.coordinator.lease_store import HeldClaim, HeldSession, LeaseStore
+    from services.coordinator.sessions.session import Renewals
     from services.coordinator.sessions.session_attach import Sessions
 
 
@@ -48,6 +50,22 @@ async def list_claims(store: LeaseStore, task_id: str) -> list[pb.Claim]:
     claims = [held_claims[each] for each in sorted(held_claims)[:_MAX_CLAIMS]]
     remaining = await _remaining(store, {claim.lease for claim in claims})
     return [_claim(claim, remaining[claim.lease]) for claim in claims]
+
+
+def list_renewals(sessions: Sessions, task_id: str) -> dict[str, pb.Renewals]:
+    """Returns the renewals of the claims at this replica, by claim id."""
+    claims = (claim for session in sessions for claim in session.claims.values())
+    counted = (claim for claim in claims if claim.renewals is not None and task_id in {"", claim.held.task_id})
+    return {claim.held.record.claim_id: _renewals(claim.renewals) for claim in islice(counted, _MAX_CLAIMS)}
+
+
+def _renewals(renewals: Renewals | None) -> pb.Renewals:
+    assert renewals is not None, "its claim was renewed"
+    return pb.Renewals(
+        first_time=timestamp(datetime.fromtimestamp(renewals.first_at, UTC)),
+        last_time=timestamp(datetime.fromtimestamp(renewals.last_at, UTC)),
+        count=renewals.count,
+    )
 
 
 async def _remaining(store: LeaseStore, leases: set[int]) -> dict[int, int]:

@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Final
 
-from services.coordinator.operator_requests import list_claims, list_workers
+from services.coordinator.operator_requests import list_claims, list_renewals, list_workers
 from services.coordinator.sessions.session_stream import SESSION_GOES_ON, SessionStreamServer, StreamEnd
+from tenure.domain.access import check_holder
 from tenure.domain.errors import InvalidRequest
+from tenure.runtime.access_control import current_principal
 from tenure.runtime.rpc_server import draining
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceServicer
@@ -55,7 +57,9 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         """Attaches a session, serves its stream, and starts a takeover if the stream's end calls for one."""
         if self._stopping.is_set():
             raise draining()
-        session = await self._session_attach.attach(await _hello(request_iterator))
+        hello = await _hello(request_iterator)
+        check_holder(current_principal(), hello.worker_id)
+        session = await self._session_attach.attach(hello)
         stream = SessionStreamServer(session, self._store, self._issuer, self._releases, self._dispatch, self._stopping)
         try:
             self._dispatch.on_queued()
@@ -75,6 +79,10 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     async def ListClaims(self, request: Any, _context: Any) -> pb.CoordinatorServiceListClaimsResponse:
         """Lists the live claims."""
         return pb.CoordinatorServiceListClaimsResponse(claims=await list_claims(self._store, request.task_id))
+
+    async def ListRenewals(self, request: pb.ListRenewalsRequest, _context: Any) -> pb.ListRenewalsResponse:
+        """Lists the renewals of the claims at this replica."""
+        return pb.ListRenewalsResponse(renewals=list_renewals(self._sessions, request.task_id))
 
     async def TransferTask(self, request: Any, _context: Any) -> pb.CoordinatorServiceTransferTaskResponse:
         """Transfers a task from its owner to another worker."""

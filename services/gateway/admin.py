@@ -8,9 +8,10 @@ from typing import Any
 from services.gateway.in_doubt import list_in_doubt, operator_request_of
 from services.gateway.peers import Peers, read_task, with_retries
 from services.gateway.tasks import caller, new_id
-from tenure.domain.errors import Unavailable, WrongState
+from tenure.domain.errors import InvalidRequest, Unavailable, WrongState
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.states import Reason
+from tenure.runtime.schema_process import validate_in_child
 from tenure.v1 import admin_service_pb2 as api
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import coordinator_service_pb2 as coordinator
@@ -47,6 +48,11 @@ class AdminServicer(AdminServiceServicer):
     async def ListClaims(self, request: api.ListClaimsRequest, _context: Any) -> api.ListClaimsResponse:
         coordinator_request = coordinator.CoordinatorServiceListClaimsRequest(task_id=request.task_id)
         listed = await with_retries(lambda: self._peers.coordinator.ListClaims(coordinator_request))
+        if listed.claims:
+            renewals = await self._peers.renewals(request.task_id)
+            for claim in listed.claims:
+                if claim.claim_id in renewals:
+                    claim.renewals.CopyFrom(renewals[claim.claim_id])
         return api.ListClaimsResponse(claims=listed.claims)
 
     async def ListRefusals(self, request: api.ListRefusalsRequest, _context: Any) -> api.ListRefusalsResponse:
@@ -101,31 +107,48 @@ class AdminServicer(AdminServiceServicer):
         )
 
     async def CloseOutTask(self, request: api.CloseOutTaskRequest, _context: Any) -> api.CloseOutTaskResponse:
-        close_out = ledger_pb2.OperatorRequest.CloseOut(to_state=request.to_state, result=request.result)
+        """Requests an end. The result of a success must fit the task's result schema, as an agent's answer must."""
+        result = request.result
+        if request.to_state == task_pb2.TASK_STATE_SUCCEEDED:
+            task = await read_task(self._peers, request.task_id)
+            result = await _fitting_result(task.spec.result_schema_json, result)
+        close_out = ledger_pb2.OperatorRequest.CloseOut(to_state=request.to_state, result=result)
         operator_request = ledger_pb2.OperatorRequest(reason=request.reason, close_out=close_out)
         return api.CloseOutTaskResponse(
             task=await self._intervene(request.task_id, request.request_id, operator_request)
         )
+
+    async def BeginWait(self, request: api.BeginWaitRequest, _context: Any) -> api.BeginWaitResponse:
+        """Records the wait, and ends the claim that the task has: the wait begins when the claim is released."""
+        wait = ledger_pb2.OperatorRequest.BeginWait(
+            question=request.question, until=request.until, at_deadline=request.at_deadline
+        )
+        operator_request = ledger_pb2.OperatorRequest(reason=request.reason, begin_wait=wait)
+        task = await self._intervene(request.task_id, request.request_id, operator_request)
+        if task.state == task_pb2.TASK_STATE_RUNNING:
+            task = await self._end_claim(task, task.epoch, request.reason)
+        return api.BeginWaitResponse(task=task)
 
     async def TransferTask(self, request: api.TransferTaskRequest, _context: Any) -> api.TransferTaskResponse:
         """Transfers a task. The ledger names the epoch and later shows the result: only that claim is ended."""
         task = await read_task(self._peers, request.task_id)
         epoch = request.epoch or task.epoch
         if is_held(task, epoch):
-            coordinator_request = coordinator.CoordinatorServiceTransferTaskRequest(
-                task_id=request.task_id,
-                epoch=epoch,
-                actor=caller(),
-                reason=request.reason,
-                to_worker_id=request.to_worker_id,
-            )
-            await with_retries(lambda: self._peers.coordinator.TransferTask(coordinator_request))
+            task = await self._end_claim(task, epoch, request.reason, request.to_worker_id)
         elif not transferred(task, epoch):
             raise task_not_running(task)
-        task = await read_task(self._peers, request.task_id)
+        return api.TransferTaskResponse(task=task)
+
+    async def _end_claim(self, task: task_pb2.Task, epoch: int, reason: str, to_worker_id: str = "") -> task_pb2.Task:
+        """Ends the claim of this epoch and returns the task. Raises `still_held` until the ledger has released it."""
+        coordinator_request = coordinator.CoordinatorServiceTransferTaskRequest(
+            task_id=task.task_id, epoch=epoch, actor=caller(), reason=reason, to_worker_id=to_worker_id
+        )
+        await with_retries(lambda: self._peers.coordinator.TransferTask(coordinator_request))
+        task = await read_task(self._peers, task.task_id)
         if is_held(task, epoch):  # its claim is gone from etcd, but the ledger has not requeued it yet
             raise still_held(task)
-        return api.TransferTaskResponse(task=task)
+        return task
 
     async def DrainWorker(self, request: api.DrainWorkerRequest, _context: Any) -> api.DrainWorkerResponse:
         coordinator_request = coordinator.CoordinatorServiceDrainWorkerRequest(
@@ -199,6 +222,17 @@ class AdminServicer(AdminServiceServicer):
             task_id=task_id, request_id=request_id or new_id(), actor=caller(), operator_request=operator_request
         )
         return (await with_retries(lambda: self._peers.checkpoint.AppendForeign(fact))).task
+
+
+async def _fitting_result(schema_json: str, result: str) -> str:
+    """Returns the result as the ledger stores it. Raises InvalidRequest if it does not fit the schema ("": none)."""
+    if not schema_json:
+        return result
+    validation = await validate_in_child(schema_json, result)
+    if validation.violations:
+        listed = "; ".join(validation.violations)
+        raise InvalidRequest(violations=[("result", f"does not fit the result schema of the task: {listed}")])
+    return validation.result_json
 
 
 def aging_with_leases(

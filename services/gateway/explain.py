@@ -17,7 +17,7 @@ from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1 import tenant_service_pb2 as tenants
 from tenure.v1 import tool_service_pb2 as tools
-from tenure.wire.common import CALL_STATES, STATES, seconds, unix_seconds
+from tenure.wire.common import CALL_STATES, STATES, moment, seconds, unix_seconds
 from tenure.wire.task import budget_to_domain, held_back_seconds, spec_to_domain
 from tenure.wire.tenant_service import describe_use
 
@@ -70,7 +70,7 @@ def gather_facts(
         message=task.message,
         attempt=task.attempt,
         step=task.step,
-        queue=task.spec.queue,
+        queue=task.queue or task.spec.queue,  # a ledger of an earlier release has no task.queue
         loop=spec_to_domain(task.spec).dispatch_loop,
         owner=task.owner,
         epoch=task.epoch,
@@ -120,6 +120,14 @@ def _worker(worker: coordinator.Worker) -> WorkerFact:
 
 
 def _waits_for(wait: task_pb2.Wait) -> str:
+    """Returns what the task waits for, whom the wait is assigned to, and when its next step is due."""
+    assigned = f", assigned to {wait.assignee}" if wait.assignee else ""
+    action = (wait.next_step.WhichOneof("action") or "event only").replace("_", " ")
+    due = moment(wait.next_step_time).isoformat(timespec="seconds") if wait.HasField("next_step") else ""
+    return f"{_awaited(wait)}{assigned}{f', next step ({action}) at {due}' if due else ''}"
+
+
+def _awaited(wait: task_pb2.Wait) -> str:
     if wait.kind == task_pb2.WAIT_KIND_EVENT:
         return f"the event {wait.correlation_id}"
     if wait.kind == task_pb2.WAIT_KIND_SUB_AGENTS:
@@ -127,6 +135,11 @@ def _waits_for(wait: task_pb2.Wait) -> str:
         return f"its {len(ids)} sub-agent{'s' if len(ids) > 1 else ''}: {', '.join(ids)}"
     if wait.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL:
         return f"leave to call {wait.tool} ({wait.call_id})"
+    if wait.kind == task_pb2.WAIT_KIND_BUDGET:
+        request = wait.budget_request
+        return f"budget: {request.limit}, its next call needs {request.needed_tokens:,} tokens"
+    if wait.kind == task_pb2.WAIT_KIND_OPERATOR:
+        return f"an operator: {wait.question}"
     return f"an answer to: {wait.question}"
 
 

@@ -36,6 +36,7 @@ REASONS: Final = {
     Reason.MODEL_TIMEOUT: "a model call took too long",
     Reason.TOOL_TIMEOUT: "a tool call took too long",
     Reason.WAIT_EXPIRED: "its wait got no answer in time",
+    Reason.CLOSED_BY_ESCALATION: "its wait got no answer before a step of its escalation closed it out",
     Reason.TOKEN_LIMIT: "its token budget was used up",
     Reason.MONEY_LIMIT: "its money budget was used up",
     Reason.MODEL_UNPRICED: "its money is capped, but its model has no price",
@@ -57,6 +58,7 @@ REASONS: Final = {
     Reason.OPERATOR_REQUEUE: "an operator requeued it",
     Reason.OPERATOR_TRANSFER: "an operator transferred it",
     Reason.OPERATOR_CLOSE_OUT: "an operator closed it out",
+    Reason.OPERATOR_WAIT: "an operator lets it wait",
 }
 
 
@@ -239,6 +241,8 @@ def _what_it_needs(facts: Facts) -> str:
         TaskState.RETRY_SCHEDULED: "time; tenure admin requeue queues it at once",
         TaskState.WAITING_USER: f"a person's resolution of the call: {RESOLVE_COMMANDS}; or tenure cancel"
         if facts.reason == Reason.TOOL_IN_DOUBT
+        else "a person's grant: tenure resume --tokens N --usd X; or a refusal: tenure resume --deny"
+        if facts.reason == Reason.BUDGET_REQUESTED
         else "a person: tenure resume, or tenure cancel",
         TaskState.WAITING_EXTERNAL: "the end of its last sub-agent (tenure tree), or tenure cancel"
         if facts.reason == Reason.SUB_AGENTS_AWAITED

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 from services.gateway.peers import RETRY_AFTER_SECONDS, Peers, with_retries
 from services.gateway.tasks import caller, new_id
 from services.gateway.tool_names import check_tool_names, earlier_result
+from tenure.domain.access import Permission
 from tenure.domain.errors import NotFound, PermissionDenied, Unavailable
+from tenure.runtime.access_control import ANYONE, current_principal
 from tenure.runtime.request_context import as_tenant, current_tenant
 from tenure.runtime.rpc_server import draining
 from tenure.v1 import checkpoint_service_pb2 as ledger
@@ -26,7 +28,7 @@ from tenure.v1.lease_service_pb2_grpc import LeaseServiceServicer
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceServicer
 from tenure.v1.tenant_service_pb2_grpc import TenantServiceServicer
 from tenure.v1.webhook_service_pb2_grpc import WebhookServiceServicer
-from tenure.wire.webhook_service import new_secret
+from tenure.wire.webhook_service import new_secret, with_secret
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -211,8 +213,15 @@ class TenantForwarder(TenantServiceServicer):
             return await with_retries(lambda: self._peers.tenants.GetTenantUsage(forwarded_request))
 
     def _check_operator(self) -> None:
-        if current_tenant() not in self._operators:
+        if not self._is_operator():
             raise PermissionDenied("only operators may call this method", reason="OPERATORS_ONLY")
+
+    def _is_operator(self) -> bool:
+        """Returns whether the caller is an operator; without authentication, whether it states an operator's tenant."""
+        principal = current_principal()
+        if principal is ANYONE:
+            return current_tenant() in self._operators
+        return Permission.OPERATE in principal.permissions
 
     @contextmanager
     def _acting_on(self, named: str) -> Iterator[None]:
@@ -220,7 +229,7 @@ class TenantForwarder(TenantServiceServicer):
         if named in {"", current_tenant()}:
             yield
             return
-        if current_tenant() not in self._operators:
+        if not self._is_operator():
             raise NotFound(f"there is no tenant {named}", reason="TENANT_NOT_FOUND")
         with as_tenant(named):
             yield
@@ -236,9 +245,7 @@ class WebhookForwarder(WebhookServiceServicer):
         self, request: webhook_pb.CreateWebhookRequest, _context: Any
     ) -> webhook_pb.CreateWebhookResponse:
         """Creates a webhook. A repeat sends the same secret, and so the same payload."""
-        forwarded_request = webhook_pb.CreateWebhookRequest()
-        forwarded_request.CopyFrom(request)
-        forwarded_request.secret = request.secret or new_secret()
+        forwarded_request = with_secret(request)
         return await with_retries(lambda: self._peers.webhooks.CreateWebhook(forwarded_request))
 
     async def GetWebhook(self, request: webhook_pb.GetWebhookRequest, _context: Any) -> webhook_pb.GetWebhookResponse:

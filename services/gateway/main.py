@@ -7,22 +7,27 @@ import sys
 from dataclasses import dataclass
 
 from services.gateway.admin import AdminServicer
+from services.gateway.api_keys import ApiKeyForwarder, ApiKeys
 from services.gateway.forwarding import LeaseForwarder, ScheduleForwarder, TenantForwarder, WebhookForwarder
 from services.gateway.peers import Peers
 from services.gateway.tasks import TaskServicer
 from services.gateway.watch import LiveTextRelay
+from tenure.domain.access import Role
 from tenure.runtime.process import Process
 from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.schema_checks import SchemaChecks
+from tenure.runtime.security import Security
 from tenure.runtime.service import CommonSettings, run_service, serve
 from tenure.runtime.settings import Address, group, setting
 from tenure.v1.admin_service_pb2_grpc import add_AdminServiceServicer_to_server
+from tenure.v1.api_key_service_pb2_grpc import add_ApiKeyServiceServicer_to_server
 from tenure.v1.lease_service_pb2_grpc import add_LeaseServiceServicer_to_server
 from tenure.v1.schedule_service_pb2_grpc import add_ScheduleServiceServicer_to_server
 from tenure.v1.task_service_pb2_grpc import add_TaskServiceServicer_to_server
 from tenure.v1.tenant_service_pb2_grpc import add_TenantServiceServicer_to_server
 from tenure.v1.webhook_service_pb2_grpc import add_WebhookServiceServicer_to_server
 from tenure.validators import schemas_in, validate
+from tenure.wire.access import access_rules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,15 +44,27 @@ class GatewaySettings:
     tools_address: tuple[Address, ...] = setting("the tool services' addresses", default=(Address("127.0.0.1:8473"),))
     operator_tenants: tuple[str, ...] = setting("tenants whose callers may act on all others", default=("default",))
     heartbeat_seconds: float = setting("the silence of a stream before a heartbeat", default=15.0, minimum=0.1)
+    authentication: str = setting(
+        "of clients; certificates: of operators, without TLS none; api-keys: ApiKeyService",
+        default="certificates",
+        choices=("certificates", "api-keys"),
+    )
     common: CommonSettings = group(CommonSettings)
 
 
 async def compose(process: Process, settings: GatewaySettings) -> None:
     """Opens the channels to the services, then the server that uses them."""
-    peers = await process.open(Peers(settings.checkpoint_address, settings.coordinator_address, settings.tools_address))
-    live = await process.open(LiveTextRelay(peers))
+    security = Security.load(settings.common, Role.GATEWAY, settings.listen, access_rules, serves_clients=True)
+    peers = await process.open(
+        Peers(settings.checkpoint_address, settings.coordinator_address, settings.tools_address, security)
+    )
+    if settings.authentication == "api-keys":
+        security = security.for_clients(ApiKeys(peers).authenticate)
+    live = await process.open(LiveTextRelay(peers, security))
     examine = SchemaChecks(schemas_in).examine
-    server = RpcServer(settings.listen, validate=validate, examine=examine, stopping=process.stopping)
+    server = RpcServer(
+        settings.listen, security=security, validate=validate, examine=examine, stopping=process.stopping
+    )
     tasks = TaskServicer(peers, live, server.stopping, settings.heartbeat_seconds)
     server.add("tenure.v1.TaskService", add_TaskServiceServicer_to_server, tasks)
     server.add("tenure.v1.AdminService", add_AdminServiceServicer_to_server, AdminServicer(peers))
@@ -57,6 +74,7 @@ async def compose(process: Process, settings: GatewaySettings) -> None:
     tenants = TenantForwarder(peers, settings.operator_tenants)
     server.add("tenure.v1.TenantService", add_TenantServiceServicer_to_server, tenants)
     server.add("tenure.v1.WebhookService", add_WebhookServiceServicer_to_server, WebhookForwarder(peers))
+    server.add("tenure.v1.ApiKeyService", add_ApiKeyServiceServicer_to_server, ApiKeyForwarder(peers))
     await serve(process, server)
 
 

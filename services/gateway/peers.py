@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from socket import SOCK_STREAM
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
-from tenure.domain.errors import TryLater, Unavailable
+from tenure.domain.access import Role
+from tenure.domain.errors import TenureError, TryLater, Unavailable
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_client import PEER, open_channel
+from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.security import NO_SECURITY, Security
+from tenure.runtime.tls import PeerTls
 from tenure.v1 import task_pb2
+from tenure.v1.api_key_service_pb2_grpc import ApiKeyServiceStub
 from tenure.v1.checkpoint_service_pb2 import CheckpointServiceGetTaskRequest
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
+from tenure.v1.coordinator_service_pb2 import ListRenewalsRequest
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from tenure.v1.lease_service_pb2_grpc import LeaseServiceStub
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
@@ -22,7 +30,9 @@ from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
 from tenure.v1.webhook_service_pb2_grpc import WebhookServiceStub
 
 if TYPE_CHECKING:  # these names exist for type checkers only
+    from tenure.v1.api_key_service_pb2_grpc import ApiKeyServiceAsyncStub
     from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceAsyncStub
+    from tenure.v1.coordinator_service_pb2 import Renewals
     from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceAsyncStub
     from tenure.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub
     from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceAsyncStub
@@ -34,6 +44,8 @@ T = TypeVar("T")
 
 _log: Final = logging.getLogger(__name__)
 CALL_TIMEOUT_SECONDS: Final = 10.0
+RENEWALS_TIMEOUT_SECONDS: Final = 2.0
+MAX_REPLICAS: Final = 64
 RETRY_AFTER_SECONDS: Final = 1.0
 PATIENCE: Final = RetryPolicy(max_attempts=4, initial_seconds=0.1, factor=3.0, cap_seconds=1.0)
 """The retries of a call. They hide the restart of a replica; after a few seconds the caller gets an error."""
@@ -42,8 +54,19 @@ PATIENCE: Final = RetryPolicy(max_attempts=4, initial_seconds=0.1, factor=3.0, c
 class Peers:
     """The stubs of the services, on channels of this process."""
 
-    def __init__(self, checkpoint: Sequence[str], coordinator: Sequence[str], tools: Sequence[str]) -> None:
-        self._addresses = {"the ledger": checkpoint, "the coordinator": coordinator, "the tool service": tools}
+    def __init__(
+        self,
+        checkpoint: Sequence[str],
+        coordinator: Sequence[str],
+        tools: Sequence[str],
+        security: Security = NO_SECURITY,
+    ) -> None:
+        self._security = security
+        self._addresses = {
+            Role.CHECKPOINT: ("the ledger", checkpoint),
+            Role.COORDINATOR: ("the coordinator", coordinator),
+            Role.TOOLS: ("the tool service", tools),
+        }
         self._opened = AsyncExitStack()
         self.checkpoint: CheckpointServiceAsyncStub
         self.coordinator: CoordinatorServiceAsyncStub
@@ -52,13 +75,16 @@ class Peers:
         self.tenants: TenantServiceAsyncStub
         self.tools: ToolServiceAsyncStub
         self.webhooks: WebhookServiceAsyncStub
+        self.api_keys: ApiKeyServiceAsyncStub
 
     async def __aenter__(self) -> Self:
         channels = [
             await self._opened.enter_async_context(
-                open_channel(addresses, default_timeout_seconds=CALL_TIMEOUT_SECONDS, peer=peer)
+                open_channel(
+                    addresses, tls=self._security.peer(role), default_timeout_seconds=CALL_TIMEOUT_SECONDS, peer=peer
+                )
             )
-            for peer, addresses in self._addresses.items()
+            for role, (peer, addresses) in self._addresses.items()
         ]
         self.checkpoint = CheckpointServiceStub(channels[0])
         self.coordinator = CoordinatorServiceStub(channels[1])
@@ -67,10 +93,46 @@ class Peers:
         self.tenants = TenantServiceStub(channels[0])
         self.tools = ToolServiceStub(channels[2])
         self.webhooks = WebhookServiceStub(channels[0])
+        self.api_keys = ApiKeyServiceStub(channels[0])
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._opened.aclose()
+
+    async def renewals(self, task_id: str) -> dict[str, Renewals]:
+        """Returns the renewals of claims by claim id, from every replica of the coordinator that answers soon."""
+        _, addresses = self._addresses[Role.COORDINATOR]
+        replicas, tls = await _replicas_of(addresses), self._security.peer(Role.COORDINATOR)
+        newest: dict[str, Renewals] = {}
+        for listed in await asyncio.gather(*(_renewals_at(address, tls, task_id) for address in replicas)):
+            for claim_id, renewals in listed.items():
+                known = newest.get(claim_id)
+                if known is None or known.last_time.ToNanoseconds() < renewals.last_time.ToNanoseconds():
+                    newest[claim_id] = renewals
+        return newest
+
+
+async def _replicas_of(addresses: Sequence[str]) -> list[str]:
+    """Returns the `ip:port` of every replica: a name may stand for several."""
+    replicas: set[str] = set()
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        try:
+            infos = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), port, type=SOCK_STREAM)
+        except OSError:
+            continue
+        replicas |= {f"[{ip}]:{port}" if ":" in str(ip) else f"{ip}:{port}" for *_, (ip, *_) in infos}
+    return sorted(replicas)[:MAX_REPLICAS]
+
+
+async def _renewals_at(address: str, tls: PeerTls | None, task_id: str) -> Mapping[str, Renewals]:
+    try:
+        async with open_channel(address, tls=tls, default_timeout_seconds=RENEWALS_TIMEOUT_SECONDS) as channel:
+            listed = await CoordinatorServiceStub(channel).ListRenewals(ListRenewalsRequest(task_id=task_id))
+            return listed.renewals
+    except (TenureError, PeerFailed) as error:  # also a replica of an older version
+        _log.debug("a replica listed no renewals", extra={"address": address, "error": str(error)})
+        return {}
 
 
 async def with_retries(call: Callable[[], Awaitable[T]]) -> T:

@@ -14,8 +14,10 @@ from services.gateway.peers import Peers, out_of_reach, read_task, with_retries
 from services.gateway.task_changes import WatchTasksStream
 from services.gateway.tool_names import check_names_of_fork, check_tool_names, earlier_result
 from services.gateway.watch import LiveTextRelay, WatchTaskStream, follow_entries
+from tenure.domain.access import Permission, check_permission
 from tenure.domain.errors import Unavailable
 from tenure.domain.states import is_terminal
+from tenure.runtime.access_control import ANYONE, current_principal
 from tenure.runtime.request_context import current_tenant
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import ledger_pb2, task_pb2
@@ -266,17 +268,21 @@ def new_id() -> str:
 
 
 def caller() -> str:
-    """Returns the actor of this call's entries. Without authentication it is the tenant."""
-    return f"tenant/{current_tenant()}"
+    """Returns the actor of this call's entries: the authenticated caller; without authentication, the tenant."""
+    principal = current_principal()
+    return f"tenant/{current_tenant()}" if principal is ANYONE else principal.name
 
 
 def _answer(request: api.ResumeTaskRequest) -> ledger.WaitAnswer:
+    if request.extra_budget_tokens:
+        check_permission(current_principal(), Permission.TENANT_ADMIN, "to raise a budget")
     answer = ledger.WaitAnswer(
         wait_id=request.wait_id,
         comment=request.comment,
         edited_arguments_json=request.edited_arguments_json,
         extra_budget_tokens=request.extra_budget_tokens,
         call_digest=request.call_digest,
+        extra_budget_nano_usd=request.extra_budget_nano_usd,
     )
     if request.WhichOneof("answer") == "reply":
         answer.reply = request.reply

@@ -16,11 +16,13 @@ from contextlib import aclosing, suppress
 from typing import Any, Final, Self
 
 from services.gateway.peers import Peers, read_task
+from tenure.domain.access import Role
 from tenure.domain.errors import NotFound, TenureError, TryLater, Unavailable
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime.rpc_client import TenureChannel, open_channel
 from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.security import NO_SECURITY, Security
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import ledger_pb2, live_pb2, task_pb2
@@ -149,8 +151,8 @@ REDIAL: Final = RetryPolicy(max_attempts=6, initial_seconds=0.1, factor=2.0, cap
 class LiveTextRelay:
     """Knows the live address of each worker, and keeps one channel to each worker that has watchers."""
 
-    def __init__(self, peers: Peers) -> None:
-        self._peers = peers
+    def __init__(self, peers: Peers, security: Security = NO_SECURITY) -> None:
+        self._peers, self._security = peers, security
         self._addresses: dict[str, str] = {}
         self._channels: dict[str, TenureChannel] = {}
         self._listeners: dict[str, int] = {}
@@ -193,7 +195,7 @@ class LiveTextRelay:
 
     def _acquire(self, address: str) -> TenureChannel:
         if address not in self._channels:
-            self._channels[address] = open_channel(address)
+            self._channels[address] = open_channel(address, tls=self._security.peer(Role.WORKER))
         self._listeners[address] = self._listeners.get(address, 0) + 1
         return self._channels[address]
 

@@ -32,15 +32,20 @@ from services.tools.statements import MIGRATIONS, SCHEMA, SESSION_SETTINGS
 from services.tools.toolbox import lanes_of, long_running_slots, open_file_requests, open_toolbox, threads
 from services.tools.workspace.directories import Workspaces
 from services.tools.workspace.sweep import WorkspaceSweep
+from tenure.domain.access import Role
+from tenure.domain.fencing import Audience
 from tenure.runtime.dedicated_connection import DedicatedConnection
 from tenure.runtime.postgres import Pool, PoolOptions, open_pool, startup_guard
 from tenure.runtime.process import Duties
 from tenure.runtime.rpc_server import RpcServer
+from tenure.runtime.security import Security
 from tenure.runtime.service import instance_id, run_service, serve
 from tenure.runtime.signing import Verifier
 from tenure.runtime.sql import migrate
 from tenure.v1.tool_service_pb2_grpc import add_ToolServiceServicer_to_server
 from tenure.validators import validate
+from tenure.wire.access import access_rules
+from tenure.wire.token import TokenChecker
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -85,11 +90,12 @@ async def check_config(process: Process, settings: ToolsSettings, environment: M
 
 async def compose(process: Process, settings: ToolsSettings, environment: Mapping[str, str]) -> None:
     """Opens all parts, dependencies first, and serves. `environment`: the values of the config file's `${NAME}`."""
+    security = Security.load(settings.common, Role.TOOLS, settings.listen, access_rules)
     config = read_config(settings.config_file, environment)
     try:
         sandbox = await open_sandbox(process, settings, long_running_slots(settings, config))
     except SandboxEscaped as escaped:
-        await serve(process, refusing_server(settings, escaped, process))
+        await serve(process, refusing_server(security, settings, escaped, process))
         return
     await migrate(settings.postgres_dsn, MIGRATIONS, allowed=settings.migrate == "auto")
     pool = await process.open(
@@ -101,21 +107,24 @@ async def compose(process: Process, settings: ToolsSettings, environment: Mappin
         )
     )
     await startup_guard(pool, allow_unsafe=settings.allow_unsafe_postgres)
-    verifier = Verifier(settings.verifying_keys_file)
+    tokens = TokenChecker(
+        Verifier(settings.verifying_keys_file), Audience.TOOLS, settings.common.tls.installation, keeps_tools=True
+    )
     runs = RunningCalls()
     registry = await open_toolbox(process, settings, config, sandbox, runs, environment)
-    server = await _service(process, settings, pool, registry, runs, lanes_of(settings, config), verifier)
+    server = await _service(process, settings, security, pool, registry, runs, lanes_of(settings, config), tokens)
     await serve(process, server)
 
 
 async def _service(
     process: Process,
     settings: ToolsSettings,
+    security: Security,
     pool: Pool,
     registry: ToolRegistry,
     runs: RunningCalls,
     lanes: Mapping[str, int],
-    verifier: Verifier,
+    tokens: TokenChecker,
 ) -> RpcServer:
     """Composes the server: the connections, the runner's life, the writers under it, the runner, the executor."""
     limits = RunnerLimits(lanes, settings.max_accepted, settings.drain_seconds)
@@ -147,12 +156,12 @@ async def _service(
     duties.start("follow calls elsewhere", follower.poll, silence_seconds=SILENCE_SECONDS)
     duties.start("watch closed fences", closing.watch, silence_seconds=SILENCE_SECONDS)
     await process.open(runner)
-    server = RpcServer(settings.listen, validate=validate, stopping=process.stopping)
+    server = RpcServer(settings.listen, security=security, validate=validate, stopping=process.stopping)
     server.add(
         SERVICE,
         add_ToolServiceServicer_to_server,
         ToolServicer(
-            verifier,
+            tokens,
             registry,
             executor,
             closing,

@@ -15,6 +15,7 @@ from services.tools.sandbox import Detection, Sandbox, SandboxEscaped, SandboxSe
 from services.tools.servicer import SERVICE
 from tenure.domain.errors import Unavailable
 from tenure.runtime.rpc_server import RpcServer
+from tenure.runtime.security import Security
 from tenure.runtime.settings import ConfigurationError
 from tenure.v1.tool_service_pb2_grpc import add_ToolServiceServicer_to_server
 
@@ -67,10 +68,12 @@ def describe(detection: Detection) -> str:
     return "".join(f"{line}\n" for line in [*lines, "holds    no probe escaped from the sandbox"])
 
 
-def refusing_server(settings: ToolsSettings, escaped: SandboxEscaped, process: Process) -> RpcServer:
+def refusing_server(
+    security: Security, settings: ToolsSettings, escaped: SandboxEscaped, process: Process
+) -> RpcServer:
     """Returns a server that refuses every request with the reason."""
     _log.error("NOT SERVING: %s; %s", escaped, _ADVICE, extra={"escapes": escaped.escapes})
-    server = RpcServer(settings.listen, stopping=process.stopping, serving=False)
+    server = RpcServer(settings.listen, security=security, stopping=process.stopping, serving=False)
     refusing: Any = _Refusing(f"{escaped}; {_ADVICE}")
     server.add(SERVICE, add_ToolServiceServicer_to_server, refusing)
     return server

@@ -26,12 +26,11 @@ from tenure.domain.tools import EffectClass, Outcome
 from tenure.runtime.postgres import Pool
 from tenure.runtime.request_context import current_tenant, traceparent
 from tenure.runtime.service import instance_id
-from tenure.runtime.signing import Verifier
 from tenure.v1 import token_pb2, tool_pb2, tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceServicer
 from tenure.validators import validate
 from tenure.wire.common import seconds
-from tenure.wire.token import check_token
+from tenure.wire.token import TokenChecker
 from tenure.wire.tool import resolution_to_domain, tool_to_wire
 
 _log: Final = logging.getLogger(__name__)
@@ -43,7 +42,7 @@ class ToolServicer(ToolServiceServicer):
 
     def __init__(
         self,
-        verifier: Verifier,
+        tokens: TokenChecker,
         registry: ToolRegistry,
         executor: Executor,
         closing: FenceCloser,
@@ -52,7 +51,7 @@ class ToolServicer(ToolServiceServicer):
         pool: Pool,
         stopping: asyncio.Event,
     ) -> None:
-        self._verifier, self._registry, self._executor = verifier, registry, executor
+        self._tokens, self._registry, self._executor = tokens, registry, executor
         self._closing, self._forgetting = closing, forgetting
         self._files, self._pool, self._stopping = files, pool, stopping
         self._fencing: set[asyncio.Task[list[CallSummary]]] = set()
@@ -173,6 +172,18 @@ class ToolServicer(ToolServiceServicer):
         from_task_id, task_id = str(UUID(request.from_task_id)), str(UUID(request.task_id))
         return copy_response(await self._files.copy(current_tenant(), from_task_id, task_id))
 
+    async def DigestFiles(
+        self, request: tool_service_pb2.DigestFilesRequest, _context: Any
+    ) -> tool_service_pb2.DigestFilesResponse:
+        """Returns the digests of files of the claim's task."""
+        claims, task_id = self._check(request.token)
+        digests = await self._files.digests(claims.tenant, str(task_id), request.paths)
+        files = [
+            tool_service_pb2.FileDigest(path=path, digest=file.digest, size_bytes=file.size_bytes)
+            for path, file in digests.items()
+        ]
+        return tool_service_pb2.DigestFilesResponse(files=files)
+
     async def _execute(self, request: tool_service_pb2.ExecuteRequest) -> AsyncGenerator[Event, None]:
         async with aclosing(self._executor.execute(self._request(request))) as events:
             async for event in events:
@@ -198,7 +209,7 @@ class ToolServicer(ToolServiceServicer):
         )
         if tool is None or isinstance(arguments, Outcome):
             return ExecuteJob(call_request, None)
-        return ExecuteJob(call_request, ToolWork(tool, arguments, request.token.SerializeToString()))
+        return ExecuteJob(call_request, ToolWork(tool, arguments, self._tokens.provider_token(request.token, claims)))
 
     def _fenced(self, fencing: asyncio.Task[list[CallSummary]]) -> None:
         self._fencing.discard(fencing)
@@ -206,7 +217,7 @@ class ToolServicer(ToolServiceServicer):
             _log.debug("a fence was not raised", exc_info=error)  # the caller, if it still waits, gets the error
 
     def _check(self, token: token_pb2.FencingToken) -> tuple[Claims, UUID]:
-        claims = check_token(self._verifier, token)
+        claims = self._tokens.check(token)
         try:
             return claims, UUID(claims.task_id)
         except ValueError as error:

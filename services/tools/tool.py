@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from tenure.domain.outputs import TaskOutput
 from tenure.domain.tools import EffectClass, OutcomeStatus, ProgramUsage, ToolDefinition
 
 GENERAL_LANE: Final = "general"
@@ -53,12 +54,16 @@ class CallContext:
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswer:
-    """A tool's answer: `content` is for the model; `detail` is a code that refines the status."""
+    """A tool's answer: `content` is for the model; `detail` is a code that refines the status.
+
+    `output`: what the ledger lists as an output of the task, only from record_output.
+    """
 
     content: str
     status: OutcomeStatus = OutcomeStatus.SUCCEEDED
     detail: str = ""
     truncated: bool = False
+    output: TaskOutput | None = None
 
 
 class ToolFailure(Exception):  # noqa: N818  an answer to the model, not an error of the service

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from pydantic import ValidationError
 
 from services.tools.builtin.files import file_tools
+from services.tools.builtin.outputs import output_tools
 from services.tools.builtin.python import PYTHON_LANE, python_tools
 from services.tools.builtin.records import record_tools
 from services.tools.builtin.waiting import waiting_tools
@@ -73,6 +74,7 @@ async def open_toolbox(
             *file_tools(workspaces, settings.workspace_bounds),
             *search_tools(await _searcher(process, settings, config)),
             *fetch_tools(await _fetcher(process, config)),
+            *output_tools(workspaces),
             *record_tools(settings.records_dir, record_threads),
             *waiting_tools(),
         ]

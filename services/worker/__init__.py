@@ -21,8 +21,13 @@ frame_client.py     the stream of frames under commits and tool calls, with repe
 model_step.py       a model call of a step: reserve, call, commit the answer or the failure
 context_window.py   the tokens of the next call, and when to compact
 budget_wait.py      how long to wait for budget
-model.py            the client of the model provider
-model_stream.py     the provider's events, folded into an answer and its usage
+model.py            the port to the model providers, and the client that chooses one
+model_providers.py  the settings of the providers
+model_anthropic.py  the provider Anthropic, also on Bedrock and Vertex AI
+model_openai.py     the provider OpenAI, and every server that speaks its Chat Completions API
+chat_messages.py    the conversation as chat messages
+chat_stream.py      the stream of chat chunks as events
+model_stream.py     the events, folded into an answer and its usage
 usage_reports.py    the usage of lost model calls, reported for the bill
 live_text.py        the text of the model call in flight
 live_server.py      WorkerService, which serves that text
@@ -33,6 +38,7 @@ transitions.py      how a task leaves the worker: after a failure, a timeout or 
 
 What to touch when:
 - a loop takes a new kind of action: tenure/domain/turn.py and task_loop.py
+- a further model vendor: a file like model_openai.py, model_providers.py and tenure/domain/models.py
 - a task leaves the worker for a new reason: transitions.py
 - worker and coordinator exchange a new message: session_stream.py, and sessions/session_stream.py of the coordinator
 """

@@ -28,8 +28,8 @@ from tenure.validators import MAX_TRANSITION_MESSAGE
 from tenure.wire.checkpoint_service import portions
 from tenure.wire.common import STATES, duration, seconds
 from tenure.wire.ledger import new_entry, read_entries
-from tenure.wire.task import prices_to_domain, wait_to_wire
-from tenure.wire.tool import calls_in_doubt_to_wire
+from tenure.wire.task import budget_request_to_domain, prices_to_domain, wait_to_wire
+from tenure.wire.tool import calls_in_doubt_to_wire, output_to_wire
 
 _log: Final = logging.getLogger(__name__)
 TRIES: Final = RetryPolicy(max_attempts=3, initial_seconds=1.0, factor=2.0, cap_seconds=5.0)
@@ -226,7 +226,9 @@ def _reserve_result(response: pb.CommitResponse) -> Granted | Denied:
         case "denied":
             denied = result.denied
             after = seconds(denied.retry_after) if denied.HasField("retry_after") else None
-            return Denied(denied.reason, denied.message, after)
+            wanted = denied.budget_request
+            request = budget_request_to_domain(wanted) if denied.HasField("budget_request") else None
+            return Denied(denied.reason, denied.message, after, request)
         case _:
             raise Unavailable("the answer to a commit has no result of its reservation", reason="NO_RESERVE_RESULT")
 
@@ -244,4 +246,5 @@ def _transition_to_wire(transition: entries.Transition) -> pb.Transition:
         wait_timeout=None if wait is None else duration(wait.timeout_seconds),
         error_class=transition.error_class,
         calls_in_doubt=calls_in_doubt_to_wire(transition.calls_in_doubt),
+        outputs=[output_to_wire(output) for output in transition.outputs],
     )

@@ -24,33 +24,28 @@ from services.worker.interrupts import TrustGate
 from services.worker.ledger_client import REPORT_TIMEOUT_SECONDS, LedgerClient
 from services.worker.live_server import LiveServicer
 from services.worker.model import ModelClient
+from services.worker.model_providers import ModelProviderSettings, open_providers
 from services.worker.session import SILENCE_SECONDS, WorkerIdentity, WorkerSession
 from services.worker.supervisor import CrashBackoff, Supervisor, drain
 from services.worker.tools_client import ToolsClient
 from services.worker.usage_reports import UsageReports
+from tenure.domain.access import Role
 from tenure.domain.slots import NO_SLOTS, ReservedSlots, Slots
 from tenure.domain.task import BUILT_IN_LOOPS, CONTROL_LOOP, DEFAULT_LOOP, DEFAULT_MODEL, Priority, offered_loop
 from tenure.runtime.process import Duties, Process
 from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.rpc_server import RpcServer
+from tenure.runtime.security import Security
 from tenure.runtime.service import CommonSettings, run_service
-from tenure.runtime.settings import Address, Secret, group, setting
+from tenure.runtime.settings import Address, group, setting
 from tenure.v1.worker_service_pb2_grpc import add_WorkerServiceServicer_to_server
 from tenure.validators import MAX_CHOICES, MIN_WINDOW_TOKENS, NAME, WORKER_ID, WORKER_ID_RULE, validate
+from tenure.wire.access import access_rules
 
 _log: Final = logging.getLogger(__name__)
 LIVE_GRACE_SECONDS: Final = 0.1
 REPORTS_SILENCE_SECONDS: Final = 2 * REPORT_TIMEOUT_SECONDS
 ANY_INTERFACE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104  compared with the setting, never bound to
-NO_KEY: Final = "none"  # an endpoint of the user's own may need no key, but the library insists on sending one
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelProviderSettings:
-    """The model provider's own environment variables."""
-
-    api_key: Secret = setting("the API key of the model provider", default=Secret(""), variable="ANTHROPIC_API_KEY")
-    base_url: str = setting("an endpoint instead of the provider's own", default="", variable="ANTHROPIC_BASE_URL")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +84,7 @@ class WorkerSettings:
         "the estimated tokens of a prompt above which the provider counts it", default=8192, minimum=0
     )
     drain_seconds: float = setting("the time to give tasks back at the end", default=5.0, minimum=0.0)
-    provider: ModelProviderSettings = group(ModelProviderSettings)
+    providers: ModelProviderSettings = group(ModelProviderSettings)
     common: CommonSettings = group(CommonSettings)
 
     def problems(self) -> Iterator[str]:
@@ -113,8 +108,8 @@ class WorkerSettings:
             yield "TENURE_WORKER_CONTROL_MODULES is missing: the loop control needs modules with functions"
         if self.id and not WORKER_ID.match(self.id):
             yield f"TENURE_WORKER_ID: {self.id!r} is not {WORKER_ID_RULE}"
-        if DEFAULT_LOOP in self.loops and not self.provider.api_key and not self.provider.base_url:
-            yield "ANTHROPIC_API_KEY is missing (set ANTHROPIC_BASE_URL instead for an endpoint that needs no key)"
+        if DEFAULT_LOOP in self.loops:
+            yield from self.providers.missing(self.model)
 
     def identity(self, port: int, functions: Iterable[str]) -> WorkerIdentity:
         """Returns the identity that Hello sends to coordinators. Each control function is offered as a loop.
@@ -137,8 +132,9 @@ async def compose(process: Process, settings: WorkerSettings) -> None:
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # its line for every call repeats what the ledger has
     held_tasks, trust, crash_backoff = HeldTasks(), TrustGate(), CrashBackoff()
     duties = await process.open(Duties())
-    dependencies = await _open_dependencies(process, settings, trust, duties)
-    server = await _serve_live_text(process, settings, held_tasks)
+    security = Security.load(settings.common, Role.WORKER, settings.listen, access_rules)
+    dependencies = await _open_dependencies(process, settings, security, trust, duties)
+    server = await _serve_live_text(process, settings, security, held_tasks)
 
     reserved = ReservedSlots(settings.reserved_slots_high, settings.reserved_slots_normal)
 
@@ -149,7 +145,7 @@ async def compose(process: Process, settings: WorkerSettings) -> None:
 
     addresses = settings.coordinator_addresses
     session = WorkerSession(
-        addresses, settings.identity(server.port, dependencies.functions), held_tasks, trust, free_slots
+        addresses, settings.identity(server.port, dependencies.functions), held_tasks, trust, free_slots, security
     )
     supervisor = await process.open(
         Supervisor(dependencies, held_tasks, crash_backoff, session.release, settings.slots)
@@ -163,22 +159,21 @@ async def compose(process: Process, settings: WorkerSettings) -> None:
 
 
 async def _open_dependencies(
-    process: Process, settings: WorkerSettings, trust: TrustGate, duties: Duties
+    process: Process, settings: WorkerSettings, security: Security, trust: TrustGate, duties: Duties
 ) -> Dependencies:
     """Opens the clients that all tasks share, and starts their streams as duties."""
     functions = load_functions(settings.control_modules)
-    ledger = LedgerClient(await process.open(open_channel(settings.checkpoint_address)))
-    tools = ToolsClient(await process.open(open_channel(settings.tools_address)))
-    model = await process.open(
-        ModelClient(
-            api_key=settings.provider.api_key.reveal() or NO_KEY,
-            base_url=settings.provider.base_url or None,
-            timeout_seconds=settings.model_timeout_seconds,
-            silence_seconds=settings.model_silence_seconds,
-            prompt_caching=settings.prompt_caching,
-            counts_tokens=settings.count_tokens,
-        )
+    ledger = LedgerClient(
+        await process.open(open_channel(settings.checkpoint_address, tls=security.peer(Role.CHECKPOINT)))
     )
+    tools = ToolsClient(await process.open(open_channel(settings.tools_address, tls=security.peer(Role.TOOLS))))
+    providers = open_providers(
+        settings.providers,
+        silence_seconds=settings.model_silence_seconds,
+        prompt_caching=settings.prompt_caching,
+        counts_tokens=settings.count_tokens,
+    )
+    model = await process.open(ModelClient(providers, timeout_seconds=settings.model_timeout_seconds))
     duties.start("commit stream", ledger.run, silence_seconds=STREAM_SILENCE_SECONDS)
     duties.start("tool stream", tools.run, silence_seconds=STREAM_SILENCE_SECONDS)
     defaults = ModelDefaults(
@@ -189,9 +184,11 @@ async def _open_dependencies(
     return Dependencies(ledger, tools, model, trust, defaults, reports, functions)
 
 
-async def _serve_live_text(process: Process, settings: WorkerSettings, held_tasks: HeldTasks) -> RpcServer:
+async def _serve_live_text(
+    process: Process, settings: WorkerSettings, security: Security, held_tasks: HeldTasks
+) -> RpcServer:
     """Starts the live text server and binds its port."""
-    server = RpcServer(settings.listen, validate=validate, grace_seconds=LIVE_GRACE_SECONDS)
+    server = RpcServer(settings.listen, security=security, validate=validate, grace_seconds=LIVE_GRACE_SECONDS)
     server.add(SERVICE, add_WorkerServiceServicer_to_server, LiveServicer(held_tasks))
     await process.open(server)
     _log.info("listening", extra={"address": server.address})

@@ -1,23 +1,21 @@
-"""Calls the model: one client for the process, one request per model attempt.
+"""Calls the model: the port to the model providers, and the client that gives each request to its provider.
 
-Only this file knows the provider's library. The worker retries and records each retry in the ledger: the library's own
-two retries would be invisible there and on the bill.
+A provider is one file: model_anthropic.py, model_openai.py. It sends a request through the library of its vendor, gives
+the bytes of the answer to the call, and says what a refusal means. All else is here, the same for all providers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Final, NamedTuple, Self, cast
+from typing import Any, Final, NamedTuple, Protocol, Self
 
-import anthropic
 import httpx2
 
 from services.worker.model_stream import (
@@ -32,71 +30,26 @@ from services.worker.model_stream import (
 from tenure.domain.budget import TokenUsage
 from tenure.domain.conversation import Message
 from tenure.domain.entries import ContentBlock
+from tenure.domain.models import vendor_of
 from tenure.domain.retry import RETRYABLE, FailureClass, class_of_status
 from tenure.domain.tool_arguments import escaped, strict_json
 from tenure.runtime import metrics
 
-# Prompt caching: the marked parts of a prompt are kept by the provider, and the next request reads them at a tenth of
-# the price.
-
-MIN_TOKENS: Final = 1024
-"""The shortest prefix that the provider keeps, whatever the model. A prompt stays below the limit of four marks."""
-
-_MARK: Final = {"type": "ephemeral"}
-_MARKED_MESSAGES: Final = 2
-
-
-class Prompt(NamedTuple):
-    """The input of the model. `system` "" means no system prompt."""
-
-    system: str | list[dict[str, Any]]
-    tools: Sequence[Mapping[str, Any]]
-    messages: Sequence[Message]
-
-
-def marked(prompt: Prompt) -> Prompt:
-    """Returns the prompt with its cache marks. Does not change the argument, and copies only what it marks."""
-    system, tools, messages = prompt
-    if isinstance(system, str) and system:
-        system = [{"type": "text", "text": system, "cache_control": _MARK}]
-    elif tools:
-        tools = [*tools[:-1], {**tools[-1], "cache_control": _MARK}]
-    ends = [index for index, message in enumerate(messages) if message["role"] == "user"][-_MARKED_MESSAGES:]
-    marked_messages = list(messages)
-    for index in ends:
-        marked_messages[index] = _with_mark(messages[index])
-    return Prompt(system, tools, marked_messages)
-
-
-def _with_mark(message: Message) -> Message:
-    """Marks the last block of a user message, which is a text or a tool result: both may carry a mark."""
-    content: Any = message["content"]
-    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    return {**message, "content": [*blocks[:-1], {**blocks[-1], "cache_control": _MARK}]}
-
-
 _log: Final = logging.getLogger(__name__)
 
 MAX_CONNECTIONS: Final = 4096
-_STATUS_OF_TYPE: Final = {
-    "rate_limit_error": 429,
-    "overloaded_error": 529,
-    "api_error": 500,
-    "timeout_error": 504,
-    "invalid_request_error": 400,
-    "authentication_error": 401,
-    "billing_error": 402,
-    "permission_error": 403,
-    "not_found_error": 404,
-    "request_too_large": 413,
-}
-_TOO_LONG: Final = re.compile(r"prompt is too long|exceed context limit", re.IGNORECASE)
-"""The provider has no error type for it, only this text."""
+MIN_TOKENS: Final = 1024
+"""The shortest prefix that a provider keeps for the next request, whatever the model."""
 
 LONGEST_RETRY_AFTER_SECONDS: Final = 24 * 3600.0
 """The longest wait that the ledger accepts: no task lives longer."""
 
 
+SILENT: Final = "the provider was silent for too long"
+NO_PROVIDER: Final = (
+    "this worker has no provider for the model {model}: set {vendor}_API_KEY or {vendor}_BASE_URL for the worker, "
+    "or give the task a model of another provider"
+)
 COUNT_TIMEOUT_SECONDS: Final = 5.0
 AFTER_THE_ANSWER_SECONDS: Final = 1.0
 """The time to read the rest of a response after the answer is complete: only a connection read to its end is reused."""
@@ -129,7 +82,10 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
-    """The model's answer in the form of the ledger."""
+    """The model's answer in the form of the ledger.
+
+    `usage_estimated`: the provider did not state the whole usage.
+    """
 
     content: tuple[ContentBlock, ...]
     stop_reason: str
@@ -137,6 +93,7 @@ class ModelAnswer:
     model: str
     request_id: str
     latency_seconds: float
+    usage_estimated: bool = False
 
 
 class ModelCallFailed(Exception):  # noqa: N818  an outcome that the ledger records, not an error of this program
@@ -189,7 +146,14 @@ class ModelCall:
 
         Raises MalformedAnswer and ErrorEvent before that end.
         """
-        for event in self.stream.feed(chunk):
+        self._take_events(self.stream.feed(chunk))
+
+    def observe_end(self) -> None:
+        """Takes the end of the stream. Raises MalformedAnswer."""
+        self._take_events(self.stream.end())
+
+    def _take_events(self, events: Iterator[Event]) -> None:
+        for event in events:
             self._take_event(event)
             if self.fold.stopped:
                 return
@@ -202,48 +166,77 @@ class ModelCall:
             self.on_text(event["index"], text)
 
 
-class ModelClient:
-    """The client that all tasks share: a client for each call would cost ten times the processor time."""
+class LibraryErrors(NamedTuple):
+    """The exceptions of a vendor's library: an error status, a timeout, no connection."""
 
-    def __init__(
-        self,
-        *,
-        api_key: str,
-        base_url: str | None,
-        timeout_seconds: float,
-        silence_seconds: float,
-        prompt_caching: bool = True,
-        counts_tokens: bool = True,
-    ) -> None:
+    status: type[Exception]
+    timeout: type[Exception]
+    connection: type[Exception]
+
+
+class ModelProvider(Protocol):
+    """The port to one model provider.
+
+    `counts_tokens`: whether the provider may be asked to count a prompt.
+    """
+
+    counts_tokens: bool
+    errors: LibraryErrors
+
+    async def send(self, request: ModelRequest, call: ModelCall) -> None:
+        """Sends one request and gives the bytes of the answer to `call`, see `read_answer`. Does not retry.
+
+        Raises the library's errors, MalformedAnswer and ErrorEvent.
+        """
+
+    async def count(self, request: ModelRequest) -> object:
+        """Returns the provider's count of the request's input in tokens, unchecked."""
+
+    def refusal(self, status: int, body: object, message: str, retry_after_seconds: float | None) -> ModelCallFailed:
+        """Classifies a refusal. `status` 0: the refusal came within a stream. `body`: any JSON value, or bytes.
+
+        `message` is for a body without a message.
+        """
+
+    async def close(self) -> None:
+        """Closes the connections."""
+
+
+class NoProvider(Exception):  # noqa: N818  describes the worker's settings
+    """The worker has no provider for the model of the request."""
+
+
+class ModelClient:
+    """The client that all tasks share: a client for each call would cost ten times the processor time.
+
+    `providers`: by the prefix of the model's name, see tenure/domain/models.py.
+    """
+
+    def __init__(self, providers: Mapping[str, ModelProvider], *, timeout_seconds: float) -> None:
         self.timeout_seconds = timeout_seconds
-        self._prompt_caching = prompt_caching
-        self.counts_tokens = counts_tokens
-        limits = httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS)
-        timeout = anthropic.Timeout(silence_seconds, connect=5.0)
-        self._client = anthropic.AsyncAnthropic(
-            api_key=api_key,
-            base_url=base_url,
-            max_retries=0,
-            timeout=timeout,
-            http_client=anthropic.DefaultAsyncHttpxClient(limits=limits, timeout=timeout),
-        )
+        self._providers = dict(providers)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._client.close()
+        for provider in self._providers.values():
+            await provider.close()
 
     async def answer(self, request: ModelRequest, call: ModelCall) -> ModelAnswer:
         """Sends one request and reads its answer to the end. Raises ModelCallFailed for every failure."""
         began = time.monotonic()
         timeout_seconds = request.timeout_seconds or self.timeout_seconds
+        vendor, model = vendor_of(request.model)
+        provider = self._providers.get(vendor)
         try:
+            if provider is None:
+                raise NoProvider(NO_PROVIDER.format(model=shown(request.model), vendor=vendor.upper()))  # noqa: TRY301
             async with asyncio.timeout(timeout_seconds):
-                await self._stream(request, call)
+                await provider.send(replace(request, model=model), call)
             content = call.fold.content()
         except Exception as error:
-            failure = _failure(error, timeout_seconds, was_taken=call.was_taken)
+            failure = _failure(error, provider, timeout_seconds, was_taken=call.was_taken)
             failure.usage = call.usage
             failure.request_id = _id(getattr(error, "request_id", None) or call.request_id)
             failure.was_answered = call.stream.size_bytes > 0
@@ -255,6 +248,7 @@ class ModelClient:
             model=call.fold.model,
             request_id=call.request_id,
             latency_seconds=time.monotonic() - began,
+            usage_estimated=not call.fold.is_usage_stated(),
         )
 
     async def count(self, request: ModelRequest) -> int | None:
@@ -262,14 +256,16 @@ class ModelClient:
 
         An endpoint without this method is asked only once. A failure is not an error: the worker's own bound remains.
         """
-        if not self.counts_tokens:
+        vendor, model = vendor_of(request.model)
+        provider = self._providers.get(vendor)
+        if provider is None or not provider.counts_tokens:
             return None
         try:
             async with asyncio.timeout(COUNT_TIMEOUT_SECONDS):
-                tokens = await self._count(request)
+                tokens = _checked_count(await provider.count(replace(request, model=model)))
         except Exception as error:  # noqa: BLE001  the endpoint is foreign code, and the count is optional
             status = getattr(error, "status_code", 0)
-            self.counts_tokens = status not in _NOT_OFFERED
+            provider.counts_tokens = status not in _NOT_OFFERED
             metrics.count("tenure_worker_token_counts_total", result=str(status or type(error).__name__))
             _log.warning(
                 "the provider did not count a prompt",
@@ -279,38 +275,27 @@ class ModelClient:
         metrics.count("tenure_worker_token_counts_total", result="COUNTED")
         return tokens
 
-    async def _count(self, request: ModelRequest) -> int:
-        counted = await self._client.messages.count_tokens(
-            model=request.model,
-            messages=cast("Any", request.messages),
-            system=request.system or anthropic.omit,
-            tools=cast("Any", request.tools) or anthropic.omit,
-        )
-        tokens: object = getattr(counted, "input_tokens", None)
-        if type(tokens) is not int or not 0 < tokens <= MAX_TOKENS:
-            raise MalformedAnswer(f"the count of tokens must be from 1 to {MAX_TOKENS}; received {shown(counted)}")
-        return tokens
 
-    async def _stream(self, request: ModelRequest, call: ModelCall) -> None:
-        prompt = Prompt(request.system, request.tools, request.messages)
-        system, tools, messages = marked(prompt) if self._prompt_caching and request.is_repeated_soon else prompt
-        async with self._client.messages.with_streaming_response.create(
-            model=request.model,
-            max_tokens=request.max_output_tokens,
-            messages=cast("Any", messages),  # the ledger keeps blocks as the provider's own plain JSON
-            system=cast("Any", system) or anthropic.omit,
-            tools=cast("Any", tools) or anthropic.omit,
-            extra_headers={"x-tenure-attempt": request.attempt},
-            stream=True,
-        ) as response:
-            call.was_taken = True
-            call.request_id = _id(response.headers.get("request-id", ""))
-            chunks = response.iter_bytes()
-            async for chunk in chunks:
-                call.observe(chunk)
-                if call.fold.stopped:
-                    await _read_to_the_end(chunks)
-                    return
+def _checked_count(tokens: object) -> int:
+    if type(tokens) is not int or not 0 < tokens <= MAX_TOKENS:
+        raise MalformedAnswer(f"the count of tokens must be from 1 to {MAX_TOKENS}; received {shown(tokens)}")
+    return tokens
+
+
+async def read_answer(call: ModelCall, request_id: str, chunks: AsyncIterator[bytes]) -> None:
+    """Gives the bytes of a successful response to the call, up to the end of the answer.
+
+    Raises MalformedAnswer, ErrorEvent, and the errors of `chunks`.
+    """
+    call.was_taken = True
+    call.request_id = _id(request_id)
+    async for chunk in chunks:
+        call.observe(chunk)
+        if call.fold.stopped:
+            await _read_to_the_end(chunks)
+            return
+    call.observe_end()
+    if not call.fold.stopped:
         raise MalformedAnswer(f"the stream ended after {call.stream.size_bytes} bytes, before the end of the answer")
 
 
@@ -325,64 +310,68 @@ async def _read_to_the_end(chunks: AsyncIterator[bytes]) -> None:
                     return
 
 
-def _failure(error: Exception, timeout_seconds: float, *, was_taken: bool) -> ModelCallFailed:
+def _failure(
+    error: Exception, provider: ModelProvider | None, timeout_seconds: float, *, was_taken: bool
+) -> ModelCallFailed:
     """Classifies a failure. A retry may help after the request was sent, unless the provider refused it."""
     match error:
-        case anthropic.APIStatusError():
-            return _refused(error)
         case TimeoutError():
             return ModelCallFailed(
                 FailureClass.TIMEOUT, f"the model's answer was not complete within {timeout_seconds:g} s"
             )
-        case anthropic.APITimeoutError() | httpx2.TimeoutException():
-            return ModelCallFailed(FailureClass.TIMEOUT, "the provider was silent for too long")
-        case anthropic.APIConnectionError():
-            return ModelCallFailed(FailureClass.CONNECTION, _error_text(error.__cause__ or error))
-        case ErrorEvent():
-            return _refused_in_stream(error)
+        case httpx2.TimeoutException():
+            return ModelCallFailed(FailureClass.TIMEOUT, SILENT)
         case httpx2.HTTPError() | MalformedAnswer():
             return ModelCallFailed(FailureClass.BROKEN_STREAM, _error_text(error))
-        case _ if was_taken:  # no known error reaches this line
-            _log.error("unexpected error while reading an answer of the model", exc_info=error)
-            return ModelCallFailed(FailureClass.BROKEN_STREAM, f"{type(error).__name__}: {_error_text(error)}")
-        case _:  # the library refused to send the request, so no retry will help
-            return ModelCallFailed(FailureClass.INVALID_REQUEST, _error_text(error))
+        case NoProvider():
+            return ModelCallFailed(FailureClass.NOT_FOUND, _error_text(error))
+    if provider is not None and (failure := _provider_failure(error, provider)) is not None:
+        return failure
+    if was_taken:  # no known error reaches this line
+        _log.error("unexpected error while reading an answer of the model", exc_info=error)
+        return ModelCallFailed(FailureClass.BROKEN_STREAM, f"{type(error).__name__}: {_error_text(error)}")
+    # the library refused to send the request, so no retry will help
+    return ModelCallFailed(FailureClass.INVALID_REQUEST, _error_text(error))
 
 
-def _refused(error: anthropic.APIStatusError) -> ModelCallFailed:
-    """Classifies an error status. The body may come from any proxy on the way."""
-    kind, message = _error_of(error.body)
-    status = error.status_code if error.status_code >= 400 else _STATUS_OF_TYPE.get(kind, 500)
-    return _refusal(status, message or error.message, _retry_after_seconds(error.response.headers))
+def _provider_failure(error: Exception, provider: ModelProvider) -> ModelCallFailed | None:
+    """Classifies an error of the provider or of its library. The body of a refusal may come from any proxy."""
+    if isinstance(error, ErrorEvent):
+        return provider.refusal(0, _json(error.data), str(error), None)
+    if isinstance(error, provider.errors.status):
+        library_error: Any = error
+        wait_seconds = _retry_after_seconds(library_error.response.headers)
+        return provider.refusal(library_error.status_code, library_error.body, library_error.message, wait_seconds)
+    if isinstance(error, provider.errors.timeout):
+        return ModelCallFailed(FailureClass.TIMEOUT, SILENT)
+    if isinstance(error, provider.errors.connection):
+        return ModelCallFailed(FailureClass.CONNECTION, _error_text(error.__cause__ or error))
+    return None
 
 
-def _refused_in_stream(error: ErrorEvent) -> ModelCallFailed:
-    """Classifies an error event inside a stream that began with status 200: its type stands for a status."""
+def _json(data: str) -> object:
     try:
-        body = strict_json(error.data)
+        return strict_json(data)
     except (ValueError, RecursionError):
-        body = None
-    kind, message = _error_of(body)
-    return _refusal(_STATUS_OF_TYPE.get(kind, 500), message or str(error), None)
+        return None
 
 
-def _error_of(body: object) -> tuple[str, str]:
-    """Returns (type, message) of the provider's error object; "" for a missing part."""
-    text = body.get("error") if isinstance(body, dict) else None
-    if not isinstance(text, dict):
-        return "", ""
-    kind, message = text.get("type"), text.get("message")
-    return kind if isinstance(kind, str) else "", message if isinstance(message, str) else ""
-
-
-def _refusal(status: int, message: str, retry_after_seconds: float | None) -> ModelCallFailed:
-    too_long = status == 400 and _TOO_LONG.search(message)
+def refused(
+    status: int, message: str, retry_after_seconds: float | None, *, is_too_long: bool = False
+) -> ModelCallFailed:
+    """Returns the failure of a request that the provider refused with this status, 400 or more."""
     return ModelCallFailed(
-        FailureClass.PROMPT_TOO_LONG if too_long else class_of_status(status),
+        FailureClass.PROMPT_TOO_LONG if is_too_long else class_of_status(status),
         message,
         status_code=status,
         retry_after_seconds=retry_after_seconds,
     )
+
+
+def text_in(holder: Mapping[str, Any], key: str) -> str:
+    """Returns a text of a received object; "" for a missing one and for any other type."""
+    value = holder.get(key)
+    return value if isinstance(value, str) else ""
 
 
 def _retry_after_seconds(headers: Mapping[str, str]) -> float | None:

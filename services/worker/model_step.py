@@ -19,6 +19,7 @@ from tenure.domain.budget import Denied, ReserveRequest, TokenUsage
 from tenure.domain.compaction import SUMMARY_SYSTEM, Window
 from tenure.domain.conversation import Message, text_of, with_own_ids
 from tenure.domain.lost_model_calls import ReportedCall
+from tenure.domain.models import vendor_of
 from tenure.domain.result_schema import system_prompt
 from tenure.domain.retry import FailureClass
 from tenure.domain.task import TaskSpec
@@ -109,6 +110,7 @@ def _message(attempt: entries.ModelAttempt, answer: ModelAnswer) -> entries.Assi
         model=answer.model,
         provider_request_id=answer.request_id,
         latency_seconds=answer.latency_seconds,
+        usage_estimated=answer.usage_estimated,
     )
 
 
@@ -260,7 +262,7 @@ class ModelStep:
     def _attributes(self, attempt: entries.ModelAttempt, step: int) -> dict[str, Any]:
         return {
             semconv.OPERATION_NAME: semconv.CHAT,
-            semconv.PROVIDER_NAME: semconv.PROVIDER_ANTHROPIC,
+            semconv.PROVIDER_NAME: vendor_of(attempt.model)[0],
             semconv.REQUEST_MODEL: attempt.model,
             semconv.REQUEST_MAX_TOKENS: attempt.max_output_tokens,
             semconv.CONVERSATION_ID: self._held_task.task_id,

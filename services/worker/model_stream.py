@@ -84,6 +84,10 @@ class EventStream:
             if event is not None:
                 yield event
 
+    def end(self) -> Iterator[Event]:
+        """Yields the events that only the end of the stream completes: none in this protocol."""
+        return iter(())
+
     def _lines(self, chunk: bytes) -> list[bytes]:
         """Returns the complete lines. A leading line feed may belong to the carriage return of the chunk before."""
         if self._is_after_return:
@@ -120,18 +124,25 @@ class EventStream:
     def _end_event(self) -> Event | None:
         name, data, has_data = self._name, "\n".join(self._data), bool(self._data)
         self._name, self._data, self._event_bytes = "", [], 0
-        if name == "ping" or not (name or has_data):
+        return self._read(name, data) if name or has_data else None
+
+    def _read(self, name: str, data: str) -> Event | None:
+        """Reads an event of the Messages API. One without a name has the type of its data: some servers send none."""
+        if name == "ping":
             return None
         if name == "error":
             raise ErrorEvent(data)
-        event = _parsed(name, data)
-        if event["type"] == "error":
+        event = parsed_object(data)
+        kind = event.get("type")
+        if not isinstance(kind, str) or (name and name != kind):
+            raise MalformedAnswer(f"an event named {shown(name)} has data of another type; received {shown(data)}")
+        if kind == "error":
             raise ErrorEvent(data)
-        return None if event["type"] == "ping" else event
+        return None if kind == "ping" else event
 
 
-def _parsed(name: str, data: str) -> Event:
-    """Parses an event. An event without a name has the type that its data states: some servers send no names."""
+def parsed_object(data: str) -> Event:
+    """Parses the data of an event. Raises MalformedAnswer unless it is a JSON object of limited depth."""
     try:
         event: Event = strict_json(data, unique_names=True)
     except (ValueError, RecursionError) as error:
@@ -139,9 +150,8 @@ def _parsed(name: str, data: str) -> Event:
         raise MalformedAnswer(f"an event's data cannot be read as JSON ({why}); received {shown(data)}") from error
     if depth_of(event) > MAX_DEPTH:
         raise MalformedAnswer(f"an event's data nests more than {MAX_DEPTH} deep; received {shown(data)}")
-    kind = event.get("type") if isinstance(event, dict) else None
-    if not isinstance(kind, str) or (name and name != kind):
-        raise MalformedAnswer(f"an event named {shown(name)} has data of another type; received {shown(data)}")
+    if not isinstance(event, dict):
+        raise MalformedAnswer(f"an event's data is not a JSON object; received {shown(data)}")
     return event
 
 
@@ -274,6 +284,11 @@ class AnswerFold:
             message["output_tokens"] = max(message.get("output_tokens", 0), estimated)
         return TokenUsage(**message)
 
+    def is_usage_stated(self) -> bool:
+        """Whether the provider stated the input and the final output."""
+        stated = TokenUsage(**self._usage)
+        return self._final_usage and stated.total > stated.output_tokens
+
     def content(self) -> tuple[ContentBlock, ...]:
         """Returns the content blocks in the form that the next request sends back.
 
@@ -322,7 +337,7 @@ class AnswerFold:
         piece = _text(delta, key)
         block.pieces.setdefault(key, []).append(piece)
         if key != "signature":
-            self._grow(len(piece) if piece.isascii() else len(piece.encode("utf-8", "surrogatepass")))
+            self.grow(len(piece) if piece.isascii() else len(piece.encode("utf-8", "surrogatepass")))
         return well_formed(piece) if key == "text" else ""
 
     def _delta_message(self, event: Event) -> None:
@@ -347,7 +362,8 @@ class AnswerFold:
             raise MalformedAnswer(f"an event belongs to no open content block; received {shown(event)}")
         return self._blocks[index]
 
-    def _grow(self, size_bytes: int) -> None:
+    def grow(self, size_bytes: int) -> None:
+        """Counts bytes of output, also of output that the answer does not keep. Raises MalformedAnswer."""
         self.size_bytes += size_bytes
         if self.size_bytes > MAX_CONTENT_BYTES:
             raise MalformedAnswer(f"the answer has more than {MAX_CONTENT_BYTES} bytes")

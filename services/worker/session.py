@@ -25,6 +25,7 @@ import grpc
 from services.worker.held_claims import HeldTask, HeldTasks
 from services.worker.interrupts import Interruption, TrustGate
 from services.worker.session_stream import AttachmentLost, PendingUpdates, SessionStreamClient
+from tenure.domain.access import Role
 from tenure.domain.errors import Refused, TenureError, Unavailable
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.slots import Slots
@@ -34,6 +35,7 @@ from tenure.runtime import metrics
 from tenure.runtime.process import heed_cancellation, note_progress
 from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.security import NO_SECURITY, Security
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import coordinator_service_pb2_grpc as grpc_pb
 from tenure.wire.common import PRIORITIES, seconds
@@ -78,7 +80,9 @@ class WorkerSession:
         held_tasks: HeldTasks,
         trust: TrustGate,
         slots: Callable[[], Slots],
+        security: Security = NO_SECURITY,
     ) -> None:
+        self._security = security
         self._addresses = random.sample(list(addresses), len(addresses))
         self._identity = identity
         self._held_tasks = held_tasks
@@ -180,7 +184,7 @@ class WorkerSession:
         address = self._addresses[0]
         opened = AsyncExitStack()
         try:
-            channel = await opened.enter_async_context(open_channel(address))
+            channel = await opened.enter_async_context(open_channel(address, tls=self._security.peer(Role.COORDINATOR)))
             call = grpc_pb.CoordinatorServiceStub(channel).Session()
             opened.callback(call.cancel)
             attached = await self._attach(call)

@@ -161,7 +161,6 @@ class Supervisor:
     async def _loop(self, held_task: HeldTask) -> ReleaseReason:
         attributes = {
             semconv.OPERATION_NAME: semconv.INVOKE_AGENT,
-            semconv.PROVIDER_NAME: semconv.PROVIDER_ANTHROPIC,
             semconv.AGENT_NAME: held_task.loop,
             semconv.CONVERSATION_ID: held_task.task_id,
             semconv.TASK_ID: held_task.task_id,

@@ -33,6 +33,7 @@ from tenure.domain.turn import (
     after_validation,
     next_action,
 )
+from tenure.domain.waiting_calls import leave_at_cap
 from tenure.runtime import metrics
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.schema_process import validate_in_child
@@ -85,7 +86,7 @@ class TaskLoop(Loop):
         if denied is not None and denied.reason in BUDGET_WAIT_REASONS:
             return queue_until_budget(denied)
         if denied is not None:
-            return entries.Transition(denied.ends_as, denied.reason, denied.message, self._point.last_text)
+            return leave_at_cap(denied, self._spec.policy.on_budget, self._point.last_text)
         await failpoint("worker.after_reserve")
         await self._held_task.interrupts.guard(self._dependencies.trust.wait_open())
         failure = await self._model.call()

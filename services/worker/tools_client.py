@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from services.worker.frame_client import FrameClient, FrameShape, Tagged
 from tenure.domain.entries import ToolIntent, ToolsDefined
 from tenure.domain.errors import Unavailable
 from tenure.domain.in_doubt import Resolution
+from tenure.domain.outputs import FileDigest
 from tenure.domain.tools import CallStatuses, Outcome
 from tenure.runtime.request_context import traceparent
 from tenure.runtime.rpc_client import TenureChannel
@@ -24,6 +25,8 @@ from tenure.wire.common import duration, refusal_to_domain
 from tenure.wire.tool import call_statuses_to_domain, outcome_to_domain, resolution_to_wire, tool_to_domain
 
 UNARY_TIMEOUT_SECONDS: Final = 10.0
+DIGEST_TIMEOUT_SECONDS: Final = 60.0
+"""A workspace holds half a GiB by default: the tool service reads all of it in a few seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,12 @@ class ToolsClient:
         """
         answer = await self._stub.Fence(pb.FenceRequest(token=token, close=close), timeout=UNARY_TIMEOUT_SECONDS)
         return call_statuses_to_domain(answer.calls)
+
+    async def digest_files(self, token: token_pb2.FencingToken, paths: Sequence[str]) -> dict[str, FileDigest]:
+        """Returns the digests of the task's files by path, without those of files that do not exist."""
+        request = pb.DigestFilesRequest(token=token, paths=paths)
+        answer = await self._stub.DigestFiles(request, timeout=DIGEST_TIMEOUT_SECONDS)
+        return {file.path: FileDigest(file.digest, file.size_bytes) for file in answer.files}
 
     async def execute(
         self,

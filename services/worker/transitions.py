@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -22,6 +22,7 @@ from tenure.domain.entries import ModelFailure, ToolIntent, Transition
 from tenure.domain.errors import TryLater
 from tenure.domain.fold import ResumePoint
 from tenure.domain.in_doubt import RUNNER_NOT_GONE, CallInDoubt
+from tenure.domain.outputs import MAX_OUTPUTS, TaskOutput, check_outputs, output_of
 from tenure.domain.retry import MODEL_CALL_RETRY, FailureClass, RetryPolicy, reason_of_retry
 from tenure.domain.states import Reason, TaskState, is_terminal
 from tenure.domain.task import TaskPolicy
@@ -162,12 +163,32 @@ async def close_out(
     otherwise a delayed call could begin its effect after the end of the task.
     """
     own = list(pending)
-    if is_terminal(transition.to_state):
+    if transition.to_state is TaskState.SUCCEEDED:
+        transition = replace(transition, outputs=await _checked_outputs(dependencies, held_task, ledger, own))
+    ends = is_terminal(transition.to_state)
+    if ends:
         own += await _outcomes_of_open_calls(dependencies, held_task, ledger, own)
+    if ends or transition.reason == Reason.BUDGET_REQUESTED:  # it asks at its cap instead of ending there
         await failpoint("worker.before_close_out")
     await ledger.close_out(own, transition)
-    if is_terminal(transition.to_state):
+    if ends or transition.reason == Reason.BUDGET_REQUESTED:
         await failpoint("worker.after_close_out")
+
+
+async def _checked_outputs(
+    dependencies: Dependencies, held_task: HeldTask, ledger: ClaimLedger, pending: Sequence[StepEntry]
+) -> tuple[TaskOutput, ...]:
+    """Returns the task's outputs; the tool service reads the files among them again."""
+    late = [output_of(body.call_id, body.outcome) for _, body in pending if isinstance(body, entries.ToolOutcome)]
+    recorded = [*ledger.point.outputs.values(), *(output for output in late if output is not None)]
+    outputs = tuple(recorded[-MAX_OUTPUTS:])  # a fork's own come after those that it copied
+    paths = sorted({output.path for output in outputs} - {""})
+    if not paths:
+        return outputs
+    files = await retrying(
+        lambda: dependencies.tools.digest_files(held_task.token, paths), TRIES, on=(TryLater, PeerFailed)
+    )
+    return check_outputs(outputs, files)
 
 
 async def _outcomes_of_open_calls(

@@ -9,10 +9,12 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from tenure.cli.answering import answer_commands
+from tenure.cli.api_keys import keys
 from tenure.cli.context import Context, pass_context
 from tenure.cli.formatting import ago, caps_text, distinct_ids, make_table, seconds_text, short_id, why
 from tenure.cli.output import echo
-from tenure.cli.parameters import DOLLARS, DURATION, find_task, task_argument
+from tenure.cli.parameters import DOLLARS, DURATION, LATER, find_task, task_argument
 from tenure.cli.verify import verify
 from tenure.client import Client
 from tenure.domain.fencing import describe_epoch
@@ -112,11 +114,12 @@ def _lease(one: admin_pb.ListAgingTasksResponse.Aging, *, leases_unknown: bool) 
     return seconds_text(seconds(one.lease_remaining)) if one.HasField("lease_remaining") else "gone"
 
 
-# `tenure admin requeue`, `grant-budget`, `close-out`, `transfer` and `drain`. Each needs a reason.
+# `tenure admin requeue`, `grant-budget`, `close-out`, `wait`, `transfer` and `drain`. Each needs a reason.
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _TERMINAL_STATES: Final = {
+    "succeeded": task_pb2.TASK_STATE_SUCCEEDED,
     "failed": task_pb2.TASK_STATE_FAILED,
     "timed-out": task_pb2.TASK_STATE_TIMED_OUT,
     "cancelled": task_pb2.TASK_STATE_CANCELLED,
@@ -186,7 +189,9 @@ def grant_budget(context: Context, task: str, reason: str, tokens: int, dollars:
     show_default=True,
     help="The terminal state.",
 )
-@click.option("--result", default="", help="The result of the task. Default: the agent's last answer.")
+@click.option(
+    "--result", default="", help="The result of the task. Default: the agent's last answer; `succeeded` needs a result."
+)
 @pass_context
 def close_out(context: Context, task: str, reason: str, state: str, result: str) -> None:
     """End TASK as `tenure cancel` does, but in a state and with a result that you choose."""
@@ -200,6 +205,46 @@ def close_out(context: Context, task: str, reason: str, state: str, result: str)
         else:
             present = why(response.state, "", "")
             echo(f"{short_id(response.task_id)} will end as {state.upper().replace('-', '_')}; now it is {present}")
+
+    context.run(work)
+
+
+_AT_DEADLINE: Final = {
+    "continue": task_pb2.WAIT_DEADLINE_POLICY_GO_ON,
+    "time-out": task_pb2.WAIT_DEADLINE_POLICY_TIME_OUT,
+}
+
+
+@click.command(short_help="Let a task wait until a person continues it.")
+@task_argument
+@reason_option
+@click.option("--for", "question", required=True, metavar="TEXT", help="What the task waits for.")
+@click.option("--until", type=LATER, required=True, help="The deadline: a duration from now, or a time.")
+@click.option(
+    "--then",
+    type=click.Choice(list(_AT_DEADLINE)),
+    default="continue",
+    show_default=True,
+    help="What the task does at the deadline.",
+)
+@pass_context
+def wait(context: Context, task: str, reason: str, question: str, until: datetime, then: str) -> None:
+    """Let TASK wait for a person, until `tenure resume TASK --option continue` or the deadline.
+
+    A queued task waits at once. A running task is taken from its worker, as by `tenure admin transfer`: its next owner
+    continues from its last commit.
+    """
+
+    async def work(client: Client) -> None:
+        waiting = await client.begin_wait(
+            await find_task(client, task), question, until, reason, at_deadline=_AT_DEADLINE[then]
+        )
+        if context.as_json:
+            context.emit(waiting)
+            return
+        echo(f"{short_id(waiting.task_id)} is {why(waiting.state, waiting.reason, waiting.message)}")
+        for command in answer_commands(waiting.task_id, waiting.wait) if waiting.HasField("wait") else ():
+            echo(f"to continue it: {command}")
 
     context.run(work)
 
@@ -292,10 +337,13 @@ def _show_prune(context: Context, task_ids: list[str], *, dry_run: bool) -> None
     echo(f"{count} would be pruned" if dry_run else f"{count} pruned; their bills stay")
 
 
-@click.group(short_help="For operators: aging, requeue, grant-budget, close-out, transfer, drain, prune, verify.")
+@click.group(
+    short_help="Operators: aging, requeue, grant-budget, close-out, wait, transfer, drain, prune, verify, keys."
+)
 def admin() -> None:
     """Operate an installation. A task's ledger records each intervention with its actor and reason."""
 
 
-for command in (aging, requeue, grant_budget, close_out, transfer, drain, prune, verify):
+for command in (aging, requeue, grant_budget, close_out, wait, transfer, drain, prune, verify):
     admin.add_command(command)
+admin.add_command(keys)

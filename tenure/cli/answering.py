@@ -5,20 +5,32 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import sys
+import time
 from typing import Final, NamedTuple
 
 import click
 from rich.text import Text
 
-from tenure.cli.formatting import harmless, short_id
+from tenure.cli.formatting import budget_text, harmless, seconds_text, short_id
 from tenure.cli.output import echo
 from tenure.client import Client
+from tenure.domain.budget import money_text, usd
 from tenure.domain.errors import Refused
 from tenure.domain.waits import ALLOW, DENY, EDIT
 from tenure.v1 import task_pb2
+from tenure.wire.common import PRIORITIES, unix_seconds
 
-FOR_PEOPLE = frozenset({task_pb2.WAIT_KIND_APPROVAL, task_pb2.WAIT_KIND_QUESTION, task_pb2.WAIT_KIND_TOOL_APPROVAL})
+FOR_PEOPLE = frozenset(
+    {
+        task_pb2.WAIT_KIND_APPROVAL,
+        task_pb2.WAIT_KIND_QUESTION,
+        task_pb2.WAIT_KIND_TOOL_APPROVAL,
+        task_pb2.WAIT_KIND_BUDGET,
+        task_pb2.WAIT_KIND_OPERATOR,
+    }
+)
 
 MAX_LINE_BYTES: Final = 4096
 """The most that one read takes: more than one line of a terminal."""
@@ -32,6 +44,29 @@ class Said(NamedTuple):
     edited_arguments_json: str = ""
 
 
+def step_text(step: task_pb2.EscalationStep) -> str:
+    """Returns what a step of an escalation does."""
+    match step.WhichOneof("action"):
+        case "assignee":
+            return harmless(f"assigned to {step.assignee}")
+        case "queue":
+            return harmless(f"goes on in queue {step.queue}")
+        case "priority":
+            return f"goes on with priority {PRIORITIES.to_domain(step.priority).name}"
+        case "close_out":
+            return "the task is closed out"
+        case _:
+            return "event only"
+
+
+def next_step_text(wait: task_pb2.Wait, now: float) -> str:
+    """Returns when the wait's next step is due and what it does; "" without one. `now`: Unix time."""
+    if not wait.HasField("next_step"):
+        return ""
+    left = unix_seconds(wait.next_step_time) - now
+    return f"{f'in {seconds_text(left)}' if left > 0 else 'now'}: {step_text(wait.next_step)}"
+
+
 def wait_text(wait: task_pb2.Wait) -> str:
     """Returns the wait on several lines. The arguments of a call are never cut: a person must see what they approve."""
     lines = [f"wait {wait.wait_id}"]
@@ -39,9 +74,16 @@ def wait_text(wait: task_pb2.Wait) -> str:
         lines += [f"  call       {wait.tool}", f"  arguments  {_arguments(wait.arguments_json)}"]
     lines += [
         f"  {name:<9}  {message}"
-        for name, message in (("question", wait.question), ("context", wait.context))
+        for name, message in (
+            ("question", wait.question),
+            ("context", wait.context),
+            ("assignee", wait.assignee),
+            ("next step", next_step_text(wait, time.time())),
+        )
         if message
     ]
+    if wait.HasField("budget_request"):
+        lines.append(f"  budget     {request_text(wait.budget_request)}")
     return harmless("\n".join(lines))
 
 
@@ -57,13 +99,40 @@ def _arguments(arguments_json: str) -> str:
 def answer_commands(task_id: str, wait: task_pb2.Wait) -> list[str]:
     """Returns the commands that answer the wait; the person runs one of them."""
     begin = f"tenure resume {short_id(task_id)} --wait {wait.wait_id}"
+    if wait.kind == task_pb2.WAIT_KIND_BUDGET:
+        return [f"{begin} {_suggested(wait.budget_request)}", f"{begin} --deny"]
     if wait.kind == task_pb2.WAIT_KIND_TOOL_APPROVAL:
         return [f"{begin} --approve", f"{begin} --deny", f"{begin} --edit JSON"]
     if set(wait.options) == {"approve", "deny"}:
         return [f"{begin} --approve", f"{begin} --deny"]
+    if len(wait.options) == 1:
+        return [f"{begin} --option {shlex.quote(harmless(wait.options[0]))}"]
     if wait.options:
         return [f"{begin} --option X    # {harmless(', '.join(wait.options))}"]
     return [f"{begin} --reply TEXT"]
+
+
+def _suggested(request: task_pb2.BudgetRequest) -> str:
+    """Returns the options that grant the suggested amounts."""
+    tokens = [f"--tokens {request.suggested_tokens}"] if request.suggested_tokens else []
+    money = (
+        [f"--usd {usd(request.suggested_nano_usd).strip('$').replace(',', '')}"] if request.suggested_nano_usd else []
+    )
+    return " ".join([*tokens, *money]) or "--approve"
+
+
+def request_text(request: task_pb2.BudgetRequest) -> str:
+    """Returns the cap, its use, the size of the refused reservation, and the grant that an approval gives."""
+    whose = "its own cap" if request.own_cap else "the cap of its tree"
+    needed = f"{request.needed_tokens:,} tokens" + (
+        f" and {money_text(request.needed_nano_usd)}" if request.needed_nano_usd else ""
+    )
+    tokens = [f"{request.suggested_tokens:,} tokens"] if request.suggested_tokens else []
+    money = [money_text(request.suggested_nano_usd)] if request.suggested_nano_usd else []
+    return (
+        f"{whose} ({request.limit}): {budget_text(request.budget)}; the next call needs {needed}; "
+        f"suggested: {' and '.join([*tokens, *money])} more"
+    )
 
 
 def decision_of(wait: task_pb2.Wait, approve_or_deny: str) -> str:

@@ -12,9 +12,10 @@ import click
 from google.protobuf.message import Message
 from rich.console import Console
 
-from devstack.data_dir import read_addresses
+from devstack.data_dir import CERTIFICATES, read_addresses
 from tenure.cli.output import echo, json_line
 from tenure.client import Client
+from tenure.runtime.tls import ClientTls
 from tenure.wire.common import to_dict
 
 T = TypeVar("T")
@@ -31,18 +32,20 @@ class Context:
     """
 
     address: str
-    tenant: str
+    tenant: str | None
     as_json: bool
     data_dir: Path
     console: Console
     environment: Mapping[str, str]
     is_verbose: bool = False
+    tls: ClientTls | None = None
+    api_key: str = ""
 
     def run(self, work: Callable[[Client], Awaitable[T]]) -> T:
         """Runs `work` with a connected client."""
 
         async def connected() -> T:
-            async with Client(self.address, tenant=self.tenant) as client:
+            async with Client(self.address, tenant=self.tenant, tls=self.tls, api_key=self.api_key) as client:
                 return await work(client)
 
         return asyncio.run(connected())
@@ -64,6 +67,25 @@ def find_gateway(address: str | None, data_dir: Path) -> str:
         return address
     running = read_addresses(data_dir)
     return running["gateway"] if running and "gateway" in running else DEFAULT_ADDRESS
+
+
+def read_key(path: Path) -> str:
+    """Returns the API key in the file. Raises ClickException."""
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeError) as error:
+        raise click.ClickException(f"{path} is no file with an API key: {error}") from None
+
+
+def find_tls(given: ClientTls, address: str | None, data_dir: Path) -> ClientTls | None:
+    """Returns the given files, else those of the stack that runs on `data_dir`, else None."""
+    if given != ClientTls():
+        return given
+    running = {} if address else read_addresses(data_dir) or {}
+    if CERTIFICATES not in running:
+        return None
+    directory = Path(running[CERTIFICATES])
+    return ClientTls(directory / "ca.pem", directory / "operator.pem", directory / "operator.key.pem")
 
 
 pass_context = click.make_pass_decorator(Context)

@@ -213,6 +213,7 @@ NOT_PROXIED: Final = "127.0.0.1,localhost"
     help="A scenario of the model simulator: docs/scenarios.md. NAME.yaml is the model sim-NAME; the first one is the"
     " default model. May be repeated.",
 )
+@click.option("--tls", is_flag=True, help="Mutual TLS between all processes, with certificates made for this stack.")
 @click.option("--model", default="", help="The default model; the simulator has sim-demo, sim-hello, …")
 @click.option(
     "--latency-ms",
@@ -227,7 +228,8 @@ def dev(
 ) -> None:
     """Run a development stack on this machine until Ctrl-C: etcd, Postgres, all services and a model.
 
-    The model is the model simulator unless ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL is set. Tasks and files are kept in
+    The model is the model simulator unless ANTHROPIC_API_KEY, ANTHROPIC_BASE_URL, OPENAI_API_KEY or OPENAI_BASE_URL is
+    set. Tasks and files are kept in
     the data directory; the next start with the same directory continues with them.
     """
     from devstack import StackError
@@ -264,6 +266,8 @@ def stack_options(
         usual_ports=True,
         anthropic_api_key=context.environment.get("ANTHROPIC_API_KEY", ""),
         anthropic_base_url=context.environment.get("ANTHROPIC_BASE_URL", ""),
+        openai_api_key=context.environment.get("OPENAI_API_KEY", ""),
+        openai_base_url=context.environment.get("OPENAI_BASE_URL", ""),
         model_latency_ms=latency_ms,
         environment=environment,
         **fields,
@@ -274,7 +278,7 @@ def stack_options(
             raise click.UsageError(f"--set: there is no {service}; see --replicas and --workers")
     if options.scenario_files and not options.model_is_simulated:
         raise click.UsageError(
-            "--scenario needs the model simulator, but ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL is set: unset it"
+            "--scenario needs the model simulator, but the key or the base URL of Anthropic or OpenAI is set: unset it"
         )
     return options
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Final
 
+from tenure.cli.answering import step_text
 from tenure.cli.formatting import (
     arguments_text,
     budget_text,
@@ -97,6 +98,7 @@ def _failure(body: ledger_pb2.ModelFailure) -> str:
 
 def _answer(body: ledger_pb2.AssistantMessage) -> str:
     message = f"{body.stop_reason}, {seconds_text(seconds(body.latency))}, {usage_text(body.usage)}"
+    message += " (estimated)" if body.usage_estimated else ""
     return f"{message}: {answer_text(body.content_json)}"
 
 
@@ -118,11 +120,15 @@ def _operator(body: ledger_pb2.OperatorRequest) -> str:
         case "grant_budget":
             tokens, nano_usd = body.grant_budget.extra_tokens, body.grant_budget.extra_nano_usd
             more = [*([f"{tokens:,} tokens"] if tokens else []), *([money_text(nano_usd)] if nano_usd else [])]
+            if not more:  # the ledger's entry in a sub-agent, after a grant to the root
+                return f"continues the task: {body.reason}"
             return f"grants {' and '.join(more)} more: {body.reason}"
         case "close_out":
             return f"closes the task out as {state_name(body.close_out.to_state)}: {body.reason}"
         case "resolve_call":
             return _resolution_line(body)
+        case "begin_wait":
+            return f"lets the task wait for {body.begin_wait.question}: {body.reason}"
         case _:
             return f"intervenes: {body.reason}"
 
@@ -154,11 +160,14 @@ def _resolution(body: ledger_pb2.WaitResolution) -> str:
         message = f"{body.wait_id} is answered: {body.answer}"
     edited = f", with {arguments_text(body.edited_arguments_json)}" if body.edited_arguments_json else ""
     extra = f", {body.extra_budget_tokens:,} tokens more" if body.extra_budget_tokens else ""
+    extra += f", {money_text(body.extra_budget_nano_usd)} more" if body.extra_budget_nano_usd else ""
     return f"{message}{edited}{extra}{f' ({body.comment})' if body.comment else ''}"
 
 
 def _warning(body: ledger_pb2.BudgetWarning) -> str:
     what = "money" if body.limit == Reason.MONEY_LIMIT else "tokens"
+    if body.HasField("own"):
+        return f"more than {WARNING_PERCENT} % of this sub-agent's own {what} are used: {budget_text(body.own)}"
     return f"more than {WARNING_PERCENT} % of the {what} are used: {budget_text(body.budget)}"
 
 
@@ -201,6 +210,11 @@ def _compaction(body: ledger_pb2.Compaction) -> str:
             return "shortened the conversation"
 
 
+def _escalated(body: Any) -> str:
+    """Returns the step's number and what it does."""
+    return f"{body.wait_id}, step {body.step_number}: {step_text(body.step)}"
+
+
 def _spawned(body: ledger_pb2.SubAgentsSpawned) -> str:
     tools = f", with {', '.join(body.tools.names) or 'no tools'}" if body.HasField("tools") else ""
     ids = ", ".join(body.task_ids)
@@ -229,4 +243,5 @@ _OF_KIND: Final[dict[str, Callable[[Any], str]]] = {
     "quota_warning": lambda body: f"the tenant has used {describe_use(body.kind, body.used, body.most)}",
     "budget_warning": _warning,
     "sub_agents_spawned": _spawned,
+    "wait_escalated": _escalated,
 }

@@ -50,6 +50,7 @@ _SOON_SECONDS: Final = 10.0
 
 _WITHOUT_ADVICE: Final = frozenset(
     {
+        "API_KEY_NOT_FOUND",
         "LEASE_NOT_HELD",
         "LEASE_LOST",
         "NOT_IN_DOUBT",
@@ -59,6 +60,7 @@ _WITHOUT_ADVICE: Final = frozenset(
         "TOO_MANY_SCHEDULES",
         "WORKER_NOT_FOUND",
         "WEBHOOK_NOT_FOUND",
+        "TOO_MANY_API_KEYS",
         "TOO_MANY_WEBHOOKS",
         "DELIVERY_NOT_FOUND",
         "FILE_NOT_FOUND",

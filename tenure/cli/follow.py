@@ -20,11 +20,12 @@ from tenure.cli.formatting import (
     summary,
 )
 from tenure.cli.output import echo
-from tenure.cli.parameters import LABEL
+from tenure.cli.parameters import LABEL, filter_of, source_option
 from tenure.client import Client
 from tenure.domain.states import Reason, TaskState
+from tenure.domain.task import Source
 from tenure.v1 import task_pb2
-from tenure.wire.common import STATES, state_name
+from tenure.wire.common import state_name
 
 _STATE_WIDTH = max(len(state) for state in TaskState)
 _SILENCE_SECONDS: Final = 3.0
@@ -46,6 +47,7 @@ _SILENCE_SECONDS: Final = 3.0
     help="key=value: only tasks with this label; may be repeated, then all must match.",
 )
 @click.option("--queue", default="", help="Only tasks of this queue.")
+@source_option
 @click.option(
     "--after",
     "after_cursor",
@@ -54,15 +56,18 @@ _SILENCE_SECONDS: Final = 3.0
 )
 @pass_context
 def follow(
-    context: Context, states: tuple[str, ...], labels: tuple[tuple[str, str], ...], queue: str, after_cursor: str
+    context: Context,
+    states: tuple[str, ...],
+    labels: tuple[tuple[str, str], ...],
+    queue: str,
+    source: Source | None,
+    after_cursor: str,
 ) -> None:
     """Show one line for each change of a task's state, until Ctrl-C. No change is left out.
 
     With --json each line has a cursor: --after continues from there, also days later.
     """
-    task_filter = task_pb2.TaskFilter(
-        states=[STATES.to_wire(TaskState(state)) for state in states], labels=dict(labels), queue=queue
-    )
+    task_filter = filter_of(states, labels, queue, source)
 
     def report_silence() -> None:
         if not event_received.is_set():
@@ -101,6 +106,8 @@ def _describe(change: task_pb2.TaskChange) -> str:
         text = f"budget warning: {budget_text(task.budget)}"
     elif change.reason == Reason.QUOTA_WARNING:
         text = "its tenant has nearly used a quota: tenure tenants get"
+    elif change.reason == Reason.WAIT_ESCALATED:
+        text = f"its wait is escalated{f' to {task.wait.assignee}' if task.wait.assignee else ''}"
     elif change.cancel_requested:
         text = f"has a pending ending ({change.reason})"
     elif state is TaskState.RUNNING:

@@ -41,6 +41,23 @@ def cut_text(text: str, limit: int) -> Text:
     return Text(one_line(text, limit), no_wrap=True, overflow="ellipsis")
 
 
+def source_text(source: task_pb2.Source) -> str:
+    """Returns a source as `--source` takes it; "" for a task that a person submitted by hand."""
+    if not source.source_id and source.kind in {task_pb2.SOURCE_KIND_UNSPECIFIED, task_pb2.SOURCE_KIND_MANUAL}:
+        return ""
+    kind = task_pb2.SourceKind.Name(source.kind).removeprefix("SOURCE_KIND_").lower()
+    source_id = source.source_id.replace("%", "%25").replace("/", "%2F")
+    return "/".join(part for part in (kind, source_id, source.source_run_id) if part)
+
+
+def output_text(output: tool_pb2.TaskOutput) -> str:
+    """Returns an output in one line: kind, URI, size, digest, and what is known about it."""
+    state = tool_pb2.OutputState.Name(output.state).removeprefix("OUTPUT_STATE_").lower()
+    size = f"{output.size_bytes:,} bytes" if output.HasField("size_bytes") else ""
+    parts = (f"{output.kind} {output.uri}", size, output.digest, state, output.description)
+    return " · ".join(part for part in parts if part)
+
+
 def make_grid() -> Table:
     """Returns a grid of two columns, names and values. A value may take several lines."""
     grid = Table.grid(padding=(0, 2))

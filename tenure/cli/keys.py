@@ -1,19 +1,26 @@
-"""`tenure keys`: creates the keys that sign fencing tokens."""
+"""`tenure keys` and `tenure certs`: creates the keys that sign fencing tokens, and certificates for mutual TLS."""
 
 from __future__ import annotations
 
+import shlex
+import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
 from tenure.cli.output import echo
-from tenure.runtime.signing import write_key_pair
+from tenure.cli.parameters import DURATION
+from tenure.domain.access import DEFAULT_INSTALLATION, Role
+from tenure.runtime.certificates import make_certificates
+from tenure.runtime.signing import LOOK_SECONDS, Signer, Verifier, next_key_path, withdraw_key, write_key_pair
 
 
 @click.group()
 def keys() -> None:
-    """Create the keys that sign fencing tokens."""
+    """Create, rotate and withdraw the keys that sign fencing tokens."""
 
 
 @keys.command()
@@ -22,13 +29,108 @@ def create(directory: Path) -> None:
     """Create a key pair in DIRECTORY: signing.json (secret, for coordinators only) and verifying.json.
 
     The public key is added to the keys that verifying.json already has; all services read that file.
-
-    To rotate the key: move the old signing.json away, create a new pair, give verifying.json to all services first,
-    then restart the coordinators with the new signing.json.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    private, public = directory / "signing.json", directory / "verifying.json"
+    private, public = key_files(directory)
     if private.exists():
         raise click.ClickException(f"{private} exists and is not overwritten; move it to another place first")
     write_key_pair(private, public, key_id=uuid.uuid4().hex[:8])
     echo(f"{private} (secret)\n{public}")
+
+
+@keys.command()
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--wait",
+    "wait_seconds",
+    type=DURATION,
+    default=3 * LOOK_SECONDS,
+    help="The time that services have to read the new public key. Default: 15s.",
+)
+def rotate(directory: Path, wait_seconds: float) -> None:
+    """Change the signing key of running services, whose key files are in DIRECTORY.
+
+    Adds a new public key to verifying.json, waits until the services have read it, and then replaces signing.json.
+    Coordinators sign with the new key within 5 seconds, and replace the tokens of running tasks with the next renewal.
+    The former key stays valid until `tenure keys withdraw`. An interrupted rotation continues where it stopped.
+    """
+    private, public = key_files(directory)
+    following = next_key_path(private)
+    with key_errors():
+        former = Signer.load(private).key_id
+        if not following.exists():
+            write_key_pair(following, public, key_id=uuid.uuid4().hex[:8])
+        chosen = Signer.load(following).key_id
+        if chosen not in Verifier(public).public_keys():  # the command was interrupted between the two files
+            following.unlink()
+            write_key_pair(following, public, key_id=chosen)
+        echo(f"{former} signs until the services have read {chosen} in {public}: {wait_seconds:g} s", err=True)
+        time.sleep(wait_seconds)
+        following.replace(private)
+    echo(f"{former} signs no longer; withdraw it when every named lease was renewed:")
+    echo(f"tenure keys withdraw {shlex.quote(str(directory))} {former}")
+
+
+@keys.command()
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("key_id")
+def withdraw(directory: Path, key_id: str) -> None:
+    """Remove the public key KEY_ID from verifying.json in DIRECTORY: the tokens that it signed verify no longer."""
+    with key_errors():
+        withdraw_key(*key_files(directory), key_id)
+    echo(f"{key_id} is withdrawn; services refuse its tokens within {LOOK_SECONDS:g} s")
+
+
+def key_files(directory: Path) -> tuple[Path, Path]:
+    """Returns the files of the private key and of the public keys."""
+    return directory / "signing.json", directory / "verifying.json"
+
+
+@contextmanager
+def key_errors() -> Iterator[None]:
+    """Shows the errors of key files as errors of the command."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise click.ClickException(str(error)) from None
+
+
+class ProcessName(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases of click
+    """ROLE or ROLE/NAME, converted to both."""
+
+    name = "role[/name]"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Role, str]:
+        role, _, name = value.partition("/")
+        if role.upper() not in Role.__members__:
+            roles = ", ".join(one.lower() for one in Role)
+            self.fail(f"{role} is no role: use one of {roles}", param, ctx)
+        return Role[role.upper()], name or role
+
+
+@click.group()
+def certs() -> None:
+    """Create certificates for mutual TLS between the processes of an installation."""
+
+
+@certs.command("create")
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("processes", type=ProcessName(), nargs=-1)
+@click.option("--installation", default=DEFAULT_INSTALLATION, show_default=True, help="The trust domain.")
+@click.option("--host", "hosts", multiple=True, help="A name or address of the servers; may be repeated.")
+@click.option("--days", type=click.FloatRange(0, min_open=True), default=90.0, show_default=True)
+def create_certificates(
+    directory: Path, processes: tuple[tuple[Role, str], ...], installation: str, hosts: tuple[str, ...], days: float
+) -> None:
+    """Create ca.pem in DIRECTORY, unless it exists, and a certificate for each of PROCESSES: ROLE or ROLE/NAME.
+
+    Without PROCESSES, one for each role. <name>.pem and <name>.key.pem are replaced if they exist; running processes
+    use the new files without a restart. Keep ca.key.pem away from the services.
+    """
+    chosen = processes or tuple((role, role.lower()) for role in Role)
+    try:
+        make_certificates(directory, chosen, installation=installation, days=days, hosts=hosts or ["localhost"])
+    except (OSError, ValueError) as error:
+        raise click.ClickException(str(error)) from None
+    for _role, name in chosen:
+        echo(str(directory / f"{name}.pem"))

@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 
 from tenure.cli.admin import admin
-from tenure.cli.context import DEFAULT_ADDRESS, DEFAULT_DATA_DIR, Context, find_gateway
+from tenure.cli.context import DEFAULT_ADDRESS, DEFAULT_DATA_DIR, Context, find_gateway, find_tls, read_key
 from tenure.cli.demo.command import demo
 from tenure.cli.dev import dev
 from tenure.cli.exit_codes import (
@@ -22,7 +22,7 @@ from tenure.cli.exit_codes import (
 )
 from tenure.cli.files import files
 from tenure.cli.follow import follow
-from tenure.cli.keys import keys
+from tenure.cli.keys import certs, keys
 from tenure.cli.leases import leases
 from tenure.cli.output import echo, make_console
 from tenure.cli.schedules import schedules
@@ -36,9 +36,13 @@ from tenure.cli.waits import resume, signal, waits
 from tenure.cli.watch import watch
 from tenure.cli.webhooks import webhooks
 from tenure.cli.workers import claims, queues, refusals, workers
+from tenure.client.client import check_stays_here
 from tenure.domain.errors import TenureError
 from tenure.runtime.rpc_client import target_of
 from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.tls import ClientTls
+
+FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 class Group(click.Group):
@@ -71,7 +75,7 @@ class Group(click.Group):
     help="The gateway; several, separated by commas. Default: the gateway of the stack that runs on --data,"
     " else 127.0.0.1:8470.",
 )
-@click.option("--tenant", envvar="TENURE_TENANT", default="default", show_default=True, help="The tenant.")
+@click.option("--tenant", envvar="TENURE_TENANT", help="The tenant. Default: that of your API key, else `default`.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line, with the field names of the API.")
 @click.option("-v", "--verbose", "is_verbose", is_flag=True, help="Print exact amounts and more details.")
 @click.option(
@@ -82,9 +86,24 @@ class Group(click.Group):
     show_default=True,
     help="The data directory of a development stack on this machine.",
 )
+@click.option("--api-key-file", type=FILE, envvar="TENURE_API_KEY_FILE", help="A file with your API key.")
+@click.option("--tls-ca-file", type=FILE, envvar="TENURE_TLS_CA_FILE", help="The authority of the gateway, for TLS.")
+@click.option("--tls-certificate-file", type=FILE, envvar="TENURE_TLS_CERTIFICATE_FILE", help="Your certificate.")
+@click.option("--tls-key-file", type=FILE, envvar="TENURE_TLS_KEY_FILE", help="The private key of your certificate.")
 @click.version_option(package_name="tenure")
 @click.pass_context
-def cli(ctx: click.Context, address: str | None, tenant: str, as_json: bool, is_verbose: bool, data: Path) -> None:
+def cli(
+    ctx: click.Context,
+    address: str | None,
+    tenant: str | None,
+    as_json: bool,
+    is_verbose: bool,
+    data: Path,
+    api_key_file: Path | None,
+    tls_ca_file: Path | None,
+    tls_certificate_file: Path | None,
+    tls_key_file: Path | None,
+) -> None:
     """Durable tasks for AI agents: a task survives its workers.
 
     \b
@@ -102,7 +121,16 @@ def cli(ctx: click.Context, address: str | None, tenant: str, as_json: bool, is_
         target_of((address or DEFAULT_ADDRESS).split(","))
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--address") from None
-    ctx.obj = Context(find_gateway(address, data), tenant, as_json, data, make_console(), os.environ, is_verbose)
+    if (tls_certificate_file is None) != (tls_key_file is None):
+        raise click.UsageError("--tls-certificate-file and --tls-key-file belong together: give both, or none")
+    tls = find_tls(ClientTls(tls_ca_file, tls_certificate_file, tls_key_file), address, data)
+    gateway, api_key = find_gateway(address, data), "" if api_key_file is None else read_key(api_key_file)
+    if api_key and tls is None:
+        try:
+            check_stays_here(gateway)
+        except ValueError as error:
+            raise click.UsageError(f"{error} with --tls-ca-file") from None
+    ctx.obj = Context(gateway, tenant, as_json, data, make_console(), os.environ, is_verbose, tls, api_key)
 
 
 def add_common_options(command: click.Command) -> None:
@@ -165,6 +193,7 @@ for command in (
     tenants,
     admin,
     keys,
+    certs,
 ):
     cli.add_command(command)
     add_common_options(command)

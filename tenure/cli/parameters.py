@@ -1,12 +1,14 @@
-"""The types of options: durations, labels, dollars, names, replicas; and tasks by the prefix of their id."""
+"""The types of options: durations, labels, dollars, names, sources, replicas; and tasks by the prefix of their id."""
 
 from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final, TypeVar
+from urllib.parse import unquote
 
 import click
 
@@ -14,6 +16,10 @@ from tenure.cli.formatting import distinct_ids
 from tenure.client import Client
 from tenure.domain.budget import MAX_NANO_USD, nano_usd_of
 from tenure.domain.errors import InvalidRequest, NotFound
+from tenure.domain.states import TaskState
+from tenure.domain.task import Source, SourceKind
+from tenure.v1 import task_pb2
+from tenure.wire.common import SOURCES, STATES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -46,6 +52,24 @@ class DurationType(click.ParamType[float]):
         if not parts or "".join(number + unit for number, unit in parts) != text:
             self.fail(f"{text!r} is not a duration; write for example 90s, 10m or 1h30m", param, ctx)
         return sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+class LaterType(click.ParamType[datetime]):
+    """A later time: a duration from now such as `2h`, or a time such as `2026-11-30T08:00`, local or with a zone."""
+
+    name = "duration or time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        now = datetime.now(UTC)
+        try:
+            moment = datetime.fromisoformat(str(value)).astimezone(UTC)
+        except (ValueError, OverflowError):
+            moment = now + timedelta(seconds=DURATION.convert(value, param, ctx))
+        if moment <= now:
+            self.fail(f"{value!r} is not in the future", param, ctx)
+        return moment
 
 
 class LabelType(click.ParamType[tuple[str, str]]):
@@ -91,6 +115,50 @@ class NamesType(click.ParamType[tuple[str, ...]]):
         if not names:
             self.fail("give at least one name, or use --no-tools for none", param, ctx)
         return names
+
+
+class SourceType(click.ParamType[Source]):
+    """`scheduler`, `scheduler/nightly`, `scheduler/nightly/2026-11-23`: a kind of source, its id, a run of it.
+
+    A slash in the id is written as %2F, and a percent sign as %25; the run is taken as it is.
+    """
+
+    name = "kind/id/run"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Source:
+        if isinstance(value, Source):
+            return value
+        kind, _, rest = str(value).partition("/")
+        source_id, _, run = rest.partition("/")
+        kinds = {one.lower(): one for one in SourceKind}
+        if kind.lower() not in kinds or (run and not source_id):
+            advice = f"write KIND, KIND/ID or KIND/ID/RUN; the kinds are {', '.join(kinds)}"
+            self.fail(f"{value!r} is not a source; {advice}", param, ctx)
+        return Source(kinds[kind.lower()], unquote(source_id), run)
+
+
+SOURCE: Final = SourceType()
+source_option = click.option(
+    "--source",
+    type=SOURCE,
+    default=None,
+    metavar="KIND[/ID[/RUN]]",
+    help="Only tasks of this source, for example scheduler/nightly; a slash in the ID is written as %2F.",
+)
+
+
+def filter_of(
+    states: Iterable[str], labels: Iterable[tuple[str, str]], queue: str, source: Source | None
+) -> task_pb2.TaskFilter:
+    """Returns the filter that the options of `list` and `follow` describe."""
+    wanted = None
+    if source is not None:
+        wanted = task_pb2.SourceFilter(
+            kind=SOURCES.to_wire(source.kind), source_id=source.source_id, source_run_id=source.source_run_id
+        )
+    return task_pb2.TaskFilter(
+        states=[STATES.to_wire(TaskState(state)) for state in states], labels=dict(labels), queue=queue, source=wanted
+    )
 
 
 class ReplicasType(click.ParamType[dict[str, int]]):
@@ -140,6 +208,7 @@ class SettingType(click.ParamType[tuple[str, str, str]]):
 
 
 DURATION: Final = DurationType()
+LATER: Final = LaterType()
 LABEL: Final = LabelType()
 NAMES: Final = NamesType()
 DOLLARS: Final = MoneyType()

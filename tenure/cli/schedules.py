@@ -188,7 +188,9 @@ PARTS: Final = {
     "retries": "policy.retry",
     "phase_timeouts": "policy.timeouts",
     "on_in_doubt": "policy.on_in_doubt",
+    "on_budget": "policy.on_budget",
     "on_lease_lost": "policy.on_lease_lost",
+    "escalations": "policy.escalations",
     "result_schema": "result_schema_json",
     "result_corrections": "policy.max_result_corrections",
 }
@@ -288,7 +290,7 @@ def _spec(present: task_pb2.TaskSpec, changed: dict[str, Any]) -> task_pb2.TaskS
 
 
 _NOT_OF_A_SCHEDULE: Final = frozenset(
-    {"goal", "watched", "request_id", "conversation", "exclusive", "start_at", "start_in"}
+    {"goal", "watched", "request_id", "conversation", "source", "exclusive", "start_at", "start_in"}
 )
 """The schedule is the source of its tasks, and sets when they start."""
 

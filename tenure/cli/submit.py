@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Final
 
 import click
+from google.protobuf import json_format
 
 from tenure.cli.context import Context, pass_context
 from tenure.cli.exit_codes import Exit
@@ -17,19 +19,22 @@ from tenure.cli.formatting import (
     short_id,
 )
 from tenure.cli.output import echo
-from tenure.cli.parameters import DOLLARS, DURATION, LABEL, NAMES
+from tenure.cli.parameters import DOLLARS, DURATION, LABEL, NAMES, SOURCE
 from tenure.cli.tasks import result_schema_option
 from tenure.cli.watch import watch_task
 from tenure.client import Client
+from tenure.domain.task import Source, SourceKind
 from tenure.domain.timeouts import Phase, TimeoutAction
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
-from tenure.wire.common import TIMEOUT_ACTIONS, duration, timestamp
+from tenure.wire.common import SOURCES, TIMEOUT_ACTIONS, duration, timestamp
 
 # Types of options: start times and phase timeouts.
 
 _PHASES = {phase.field.replace("_", "-"): phase for phase in Phase}
 _ACTIONS = {action.value.lower().replace("_", "-"): action for action in TimeoutAction}
+
+MAX_ESCALATIONS_CHARACTERS: Final = 65_536
 
 
 class MomentType(click.ParamType[datetime]):
@@ -44,6 +49,27 @@ class MomentType(click.ParamType[datetime]):
             return datetime.fromisoformat(str(value).strip()).astimezone(UTC)
         except (ValueError, OverflowError, OSError):
             self.fail(f"{value!r} is not a time; write for example 2026-11-23T07:00 or 2026-11-23T07:00Z", param, ctx)
+
+
+class EscalationsType(click.ParamType[task_pb2.WaitEscalations]):
+    """A file with the escalations as JSON: {"person": [{"after": "3600s", "assignee": "lead"}], "event": []}."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> task_pb2.WaitEscalations:
+        if isinstance(value, task_pb2.WaitEscalations):
+            return value
+        try:
+            with Path(value).open(encoding="utf-8") as file:
+                text = file.read(MAX_ESCALATIONS_CHARACTERS + 1)
+        except (OSError, ValueError) as error:
+            self.fail(f"{value}: {error}", param, ctx)
+        if len(text) > MAX_ESCALATIONS_CHARACTERS:
+            self.fail(f"{value}: more than {MAX_ESCALATIONS_CHARACTERS} characters", param, ctx)
+        try:
+            return json_format.Parse(text, task_pb2.WaitEscalations())
+        except json_format.ParseError as error:
+            self.fail(f"{value}: {error}", param, ctx)
 
 
 class PhaseTimeoutType(click.ParamType[tuple[str, task_pb2.PhaseTimeout]]):
@@ -92,6 +118,10 @@ PRIORITIES: Final = {
 IN_DOUBT: Final = {
     "wait": task_pb2.IN_DOUBT_POLICY_WAIT_FOR_PERSON,
     "tell": task_pb2.IN_DOUBT_POLICY_TELL_MODEL,
+}
+ON_BUDGET: Final = {
+    "end": task_pb2.BUDGET_POLICY_END,
+    "ask": task_pb2.BUDGET_POLICY_ASK,
 }
 LEASE_LOST: Final = {
     "resume": task_pb2.LEASE_LOST_POLICY_RESUME,
@@ -148,6 +178,12 @@ LEASE_LOST: Final = {
     help="The limit of a phase and the action when it is passed, for example queued=10m:retry; may be repeated.",
 )
 @click.option(
+    "--escalations",
+    type=EscalationsType(),
+    default=None,
+    help="A JSON file with the steps of waits without an answer: see docs/waits.md. Default: none.",
+)
+@click.option(
     "--priority",
     type=click.Choice(list(PRIORITIES)),
     default=None,
@@ -157,9 +193,16 @@ LEASE_LOST: Final = {
 @click.option("--label", "labels", type=LABEL, multiple=True, help="A label, key=value; may be repeated.")
 @click.option("--conversation", metavar="ID", default="", help="The conversation that the task belongs to.")
 @click.option(
+    "--source",
+    type=SOURCE,
+    default=None,
+    metavar="KIND/ID[/RUN]",
+    help="The source and its run: scheduler/nightly/2026-11-23. A run is one task: a repeat gets that task.",
+)
+@click.option(
     "--exclusive",
     is_flag=True,
-    help="Refuse the submit while another exclusive task of the conversation has not ended.",
+    help="Refuse the submit while another exclusive task of the conversation or source has not ended.",
 )
 @click.option("--loop", default="", help="The loop that drives the task; a worker must have it. Default: messages.")
 @click.option(
@@ -185,6 +228,12 @@ LEASE_LOST: Final = {
     type=click.Choice(list(IN_DOUBT)),
     default="wait",
     help="When a tool call is in doubt: wait for a person, or tell the model.",
+)
+@click.option(
+    "--on-budget",
+    type=click.Choice(list(ON_BUDGET)),
+    default="end",
+    help="At a cap in tokens or money: end the task, or ask a person for more (tenure waits).",
 )
 @click.option(
     "--on-lease-lost",
@@ -232,17 +281,20 @@ def request_of(
     start_at: datetime | None = None,
     start_in: float | None = None,
     phase_timeouts: tuple[tuple[str, task_pb2.PhaseTimeout], ...] = (),
+    escalations: task_pb2.WaitEscalations | None = None,
     priority: str | None = None,
     queue: str = "",
     labels: tuple[tuple[str, str], ...] = (),
     request_id: str = "",
     on_in_doubt: str = "wait",
+    on_budget: str = "end",
     on_lease_lost: str = "resume",
     loop: str = "",
     function: str = "",
     given: str = "",
     retries: int | None = None,
     conversation: str = "",
+    source: Source | None = None,
     exclusive: bool = False,
     result_schema: str | None = None,
     result_corrections: int | None = None,
@@ -252,8 +304,11 @@ def request_of(
         raise click.UsageError("--tools and --no-tools cannot be given together")
     if max_cost and no_max_cost:
         raise click.UsageError("--max-cost and --no-max-cost cannot be given together")
-    if exclusive and not conversation:
-        raise click.UsageError("--exclusive works only with --conversation")
+    if source is not None and conversation:
+        raise click.UsageError("--source and --conversation cannot be given together")
+    source = source or Source(_source_kind(function, conversation), conversation)
+    if exclusive and not source.source_id:
+        raise click.UsageError("--exclusive works only with --conversation or --source KIND/ID")
     if not function and (given or not goal):
         raise click.UsageError("--input works only with --function" if given else "give a GOAL or a --function")
     if "-" == goal == given:
@@ -280,15 +335,22 @@ def request_of(
         ),
         policy=task_pb2.TaskPolicy(
             on_in_doubt=IN_DOUBT[on_in_doubt],
+            on_budget=ON_BUDGET[on_budget],
             on_lease_lost=LEASE_LOST[on_lease_lost],
             retry=None if retries is None else task_pb2.RetryPolicy(max_attempts=retries),
             max_result_corrections=result_corrections,
             timeouts=task_pb2.Timeouts(**dict(phase_timeouts)) if phase_timeouts else None,
+            escalations=escalations,
         ),
         priority=task_pb2.PRIORITY_UNSPECIFIED if priority is None else PRIORITIES[priority],
         queue=queue,
         labels=dict(labels),
-        source=task_pb2.Source(kind=_source(function, conversation), source_id=conversation, exclusive=exclusive),
+        source=task_pb2.Source(
+            kind=SOURCES.to_wire(source.kind),
+            source_id=source.source_id,
+            source_run_id=source.source_run_id,
+            exclusive=exclusive,
+        ),
         control=task_pb2.ControlWork(function=function, input_json=_text(given)) if function else None,
         result_schema_json=result_schema or "",
         start_time=None if start_time is None else timestamp(start_time),
@@ -300,11 +362,11 @@ def _text(argument: str) -> str:
     return sys.stdin.read().strip() if argument == "-" else argument
 
 
-def _source(function: str, conversation: str) -> task_pb2.SourceKind.ValueType:
+def _source_kind(function: str, conversation: str) -> SourceKind:
     """Returns the kind of the task's source: a conversation, a backend with a control function, or a person."""
     if conversation:
-        return task_pb2.SOURCE_KIND_CONVERSATION
-    return task_pb2.SOURCE_KIND_CONTROL if function else task_pb2.SOURCE_KIND_MANUAL
+        return SourceKind.CONVERSATION
+    return SourceKind.CONTROL if function else SourceKind.MANUAL
 
 
 def _print_submitted(task: task_pb2.Task) -> None:

@@ -38,8 +38,10 @@ from tenure.cli.formatting import (
     model_text,
     money_cap_text,
     one_line,
+    output_text,
     seconds_text,
     short_id,
+    source_text,
     start_text,
     state_style,
     summary,
@@ -48,15 +50,16 @@ from tenure.cli.formatting import (
     why,
 )
 from tenure.cli.output import echo, echo_result
-from tenure.cli.parameters import DURATION, LABEL, find_task, task_argument
+from tenure.cli.parameters import DURATION, LABEL, filter_of, find_task, source_option, task_argument
 from tenure.cli.tools import in_doubt_text
 from tenure.cli.waits import wait_rows
 from tenure.client import Client
 from tenure.domain.budget import money_text, usd
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.states import TaskState
+from tenure.domain.task import Source
 from tenure.v1 import ledger_pb2, task_pb2
-from tenure.wire.common import STATES, state_name
+from tenure.wire.common import state_name
 from tenure.wire.task import held_back_seconds
 
 # The result of a task, for programs and for people.
@@ -125,6 +128,11 @@ def get(context: Context, task: str) -> None:
 )
 @click.option("--queue", default="", help="Only tasks of this queue.")
 @click.option("--forks-of", metavar="TASK", default="", help="Only forks of this task.")
+@source_option
+@click.option("--output-kind", metavar="KIND", default="", help="Only tasks with an output of this kind.")
+@click.option(
+    "--output-uri", metavar="PREFIX", default="", help="Only tasks with an output whose URI begins like this."
+)
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Show at most this many.")
 @pass_context
 def list_tasks(
@@ -133,12 +141,15 @@ def list_tasks(
     labels: tuple[tuple[str, str], ...],
     queue: str,
     forks_of: str,
+    source: Source | None,
+    output_kind: str,
+    output_uri: str,
     limit: int,
 ) -> None:
     """List tasks, the newest first."""
-    task_filter = task_pb2.TaskFilter(
-        states=[STATES.to_wire(TaskState(state)) for state in states], labels=dict(labels), queue=queue
-    )
+    task_filter = filter_of(states, labels, queue, source)
+    if output_kind or output_uri:
+        task_filter.output.kind, task_filter.output.uri_prefix = output_kind, output_uri
 
     async def work(client: Client) -> None:
         if forks_of:
@@ -198,6 +209,8 @@ def _show_task(context: Context, task: task_pb2.Task, forks: list[str]) -> None:
             if task.spec.result_schema_json
             else "",
         ),
+        ("source", source_text(task.spec.source)),
+        *(("output", output_text(output)) for output in task.outputs),
         ("labels", " ".join(f"{key}={value}" for key, value in sorted(task.spec.labels.items()))),
         ("cancel", "requested" if task.cancel_requested else ""),
         ("spawned by", _parent(task)),

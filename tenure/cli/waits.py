@@ -12,7 +12,7 @@ import click
 from google.protobuf.timestamp_pb2 import Timestamp
 from rich.text import Text
 
-from tenure.cli.answering import decision_of, is_interactive, wait_text
+from tenure.cli.answering import decision_of, is_interactive, next_step_text, request_text, wait_text
 from tenure.cli.context import Context, pass_context
 from tenure.cli.formatting import (
     ago,
@@ -27,12 +27,12 @@ from tenure.cli.formatting import (
     why,
 )
 from tenure.cli.output import echo
-from tenure.cli.parameters import find_task, task_argument
+from tenure.cli.parameters import DOLLARS, find_task, task_argument
 from tenure.client import Client
 from tenure.domain.errors import WrongState
 from tenure.domain.in_doubt import RESOLVE_COMMANDS
 from tenure.domain.states import Reason
-from tenure.domain.waits import EDIT, call_digest
+from tenure.domain.waits import APPROVE, EDIT, call_digest
 from tenure.v1 import task_pb2
 from tenure.wire.common import state_name, unix_seconds
 
@@ -73,7 +73,15 @@ def waits(context: Context, external: bool, limit: int) -> None:
 @click.option("--reply", default=None, metavar="TEXT", help="Answer with this text.")
 @click.option("--edit", default=None, metavar="JSON", help="Allow the tool call, with these arguments instead.")
 @click.option("--comment", default="", help="A comment for the agent; recorded in the ledger.")
-@click.option("--extra-tokens", type=click.IntRange(min=0), default=0, help="Also raise the token cap by this many.")
+@click.option(
+    "--tokens",
+    "--extra-tokens",
+    "extra_tokens",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Raise the token cap by this many: the answer to a wait for budget, or beside another answer.",
+)
+@click.option("--usd", type=DOLLARS, default=0, metavar="X", help="Raise the cap in money by this many dollars.")
 @click.option(
     "--wait", "wait_id", default="", metavar="ID", help="The id of the wait that you answer; `tenure waits` shows it."
 )
@@ -90,9 +98,13 @@ def resume(context: Context, /, task: str, yes_or_no: str | None, yes: bool, wai
     Prints the wait first. On a terminal it asks for confirmation; in a script --wait is required, so that an answer
     never reaches a wait that you have not seen.
     """
+    grants_budget = bool(options["extra_tokens"] or options["usd"])
+    others = (options["option"], options["reply"], options["edit"])
+    if yes_or_no is None and grants_budget and not any(one is not None for one in others):
+        yes_or_no = APPROVE
     answer = TypedAnswer(yes_or_no, **options)
     if sum(one is not None for one in (yes_or_no, answer.option, answer.reply, answer.edit)) != 1:
-        raise click.UsageError("give one of --approve, --deny, --option, --reply and --edit")
+        raise click.UsageError("give one of --approve, --deny, --option, --reply and --edit, or --tokens or --usd")
     if not wait_id and (yes or not is_interactive()):
         raise click.UsageError("give the id of the wait that you answer, --wait ID; `tenure waits` shows it")
 
@@ -114,6 +126,7 @@ def resume(context: Context, /, task: str, yes_or_no: str | None, yes: bool, wai
             comment=answer.comment,
             edited_arguments_json=answer.edit or "",
             extra_budget_tokens=answer.extra_tokens,
+            extra_budget_nano_usd=answer.usd,
             request_id=answer.request_id,
         )
         if context.as_json:
@@ -134,6 +147,7 @@ class TypedAnswer:
     edit: str | None
     comment: str
     extra_tokens: int
+    usd: int
     request_id: str
 
     def decision(self, wait: task_pb2.Wait) -> str:
@@ -215,11 +229,14 @@ def wait_rows(task: task_pb2.Task) -> list[tuple[str, str]]:
         ("wait", wait.wait_id),
         ("waits for", _awaited(wait)),
         ("signal", wait.correlation_id if wait.question else ""),
+        ("budget", request_text(wait.budget_request) if wait.HasField("budget_request") else ""),
         ("call", f"{wait.tool} {arguments_text(wait.arguments_json)}" if wait.tool else ""),
         ("context", wait.context),
         ("reference", wait.reference),
         ("options", ", ".join(wait.options)),
         ("sub-agents", "\n".join(wait.sub_agent_task_ids)),
+        ("assignee", wait.assignee),
+        ("next step", next_step_text(wait, time.time())),
         ("deadline", f"{_left(wait)}, then {_policy(wait)}"),
     ]
 
@@ -233,7 +250,9 @@ def _awaited(wait: task_pb2.Wait) -> str:
 
 def _show_waits(context: Context, listed: Sequence[task_pb2.Task]) -> None:
     ids = distinct_ids(task.task_id for task in listed)
-    table = make_table("TASK", "WAIT", "SINCE", "DEADLINE", "WAITS FOR", "OPTIONS")
+    escalates = any(task.wait.assignee or task.wait.HasField("next_step") for task in listed)
+    more = ("ASSIGNEE", "NEXT STEP") if escalates else ()
+    table = make_table("TASK", "WAIT", "SINCE", "DEADLINE", *more, "WAITS FOR", "OPTIONS")
     for task in listed:
         wait = task.wait
         question = _awaited(wait) or task.message
@@ -246,6 +265,7 @@ def _show_waits(context: Context, listed: Sequence[task_pb2.Task]) -> None:
             wait.wait_id or "-",
             ago(_since(task)),
             _left(wait) if task.HasField("wait") else "-",
+            *((one_line(wait.assignee or "-", 40), next_step_text(wait, time.time()) or "-") if escalates else ()),
             Text(one_line(question or state_name(task.state), max(40, context.console.width))),
             Text(one_line(options if task.HasField("wait") else _other_remedy(task), 60)),
         )
@@ -267,6 +287,8 @@ def _left(wait: task_pb2.Wait) -> str:
 
 
 def _policy(wait: task_pb2.Wait) -> str:
+    if wait.kind == task_pb2.WAIT_KIND_BUDGET:
+        return "the task ends at its cap"
     continues = wait.at_deadline == task_pb2.WAIT_DEADLINE_POLICY_GO_ON
     return "the task continues without an answer" if continues else "the task times out"
 

@@ -1,9 +1,11 @@
-"""`tenure webhooks`: endpoints that receive the changes of tasks, and their deliveries."""
+"""`tenure webhooks`: endpoints, Slack and e-mail addresses that receive the changes of tasks, and their deliveries."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable
+from contextlib import aclosing
 from typing import Any, Final
 
 import click
@@ -11,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tenure.cli.context import Context, pass_context
+from tenure.cli.exit_codes import Exit
 from tenure.cli.formatting import (
     ago,
     count_text,
@@ -26,24 +29,34 @@ from tenure.domain.webhooks import DeliveryState, unknown_events
 from tenure.v1 import task_pb2
 from tenure.v1 import webhook_service_pb2 as pb
 from tenure.wire.common import duration, moment, unix_seconds
-from tenure.wire.webhook_service import DELIVERY_STATES, GAP_REASONS
+from tenure.wire.webhook_service import DELIVERY_STATES, GAP_REASONS, WEBHOOK_KINDS
 
 # Webhooks as text.
 
 _RECENT_SECONDS: Final = 24 * 3600.0
 """How long a webhook gap is shown as the state of the webhook."""
+POLL_SECONDS: Final = 0.3
 _STYLES: Final = {DeliveryState.DELIVERED: "green", DeliveryState.PENDING: "yellow", DeliveryState.DEAD: "red"}
 
 
 def show_all(context: Context, webhooks: Iterable[pb.Webhook]) -> None:
     """Prints a table of webhooks."""
-    table = make_table("NAME", "STATE", "PENDING", "DEAD", "DELIVERED", "LAST", "URL")
-    for column in (2, 3, 4):
+    table = make_table("NAME", "KIND", "STATE", "PENDING", "DEAD", "DELIVERED", "LAST", "TO")
+    for column in (3, 4, 5):
         table.columns[column].justify = "right"
     for one in webhooks:
         counts = f"{one.pending_deliveries:,}", f"{one.dead_deliveries:,}", f"{one.delivered:,}"
-        table.add_row(one.name, _state(one), *counts, ago(one.last_delivered_time), one_line(one.url, 120))
+        last, target = ago(one.last_delivered_time), one_line(_target(one), 120)
+        table.add_row(one.name, _kind(one), _state(one), *counts, last, target)
     context.console.print(table)
+
+
+def _kind(webhook: pb.Webhook) -> str:
+    return WEBHOOK_KINDS.to_domain(webhook.kind).value.lower()
+
+
+def _target(webhook: pb.Webhook) -> str:
+    return webhook.url or ", ".join(webhook.email_addresses)
 
 
 def _state(webhook: pb.Webhook) -> Text:
@@ -63,7 +76,8 @@ def show_webhook(context: Context, webhook: pb.Webhook) -> None:
     overlap = f"also signs until {moment(webhook.old_secret_until_time):%Y-%m-%d %H:%M} UTC"
     rows: list[tuple[str, str | Text]] = [
         ("webhook", f"{webhook.name} · {webhook.webhook_id}"),
-        ("url", webhook.url),
+        ("kind", _kind(webhook)),
+        ("to", _target(webhook)),
         ("events", ", ".join(webhook.event_types) or "ends, waits and warnings"),
         ("tasks", ", ".join(tasks)),
         ("state", _state(webhook)),
@@ -136,12 +150,19 @@ _all = click.option("--all", "every", is_flag=True, help="All dead deliveries of
 
 @click.group()
 def webhooks() -> None:
-    """Send the changes of tasks to HTTP endpoints, as signed requests. WEBHOOK is a name or an id."""
+    """Send the changes of tasks to HTTP endpoints, to Slack and by e-mail. WEBHOOK is a name or an id."""
 
 
 @webhooks.command(short_help="Create a webhook, and print its secret once.")
 @click.argument("name")
-@click.argument("url")
+@click.argument("url", required=False, default="")
+@click.option("--slack", metavar="URL", default="", help="Send messages to this incoming webhook of Slack instead.")
+@click.option(
+    "--email",
+    metavar="ADDRESS[,ADDRESS]",
+    default="",
+    help="Send e-mail to these addresses instead.",
+)
 @click.option(
     "--event",
     "events",
@@ -165,17 +186,30 @@ def create(
     /,
     name: str,
     url: str,
+    slack: str,
+    email: str,
     events: tuple[str, ...],
     labels: tuple[tuple[str, str], ...],
     queue: str,
     secret: str,
 ) -> None:
-    """Create the webhook NAME, which sends the changes of tasks to URL from now on.
+    """Create the webhook NAME, which sends the changes of tasks from now on: to URL, to Slack or by e-mail.
 
-    Prints the secret, this once only: the receiver verifies the signatures with it.
+    Prints the secret, this once only: the receiver verifies the signatures with it. Slack and e-mail need no secret.
     """
+    if sum(map(bool, (url, slack, email))) != 1:
+        raise click.UsageError("give one of URL, --slack and --email")
     task_filter = task_pb2.TaskFilter(labels=dict(labels), queue=queue)
-    request = pb.CreateWebhookRequest(name=name, url=url, event_types=events, filter=task_filter, secret=secret)
+    kind = pb.WEBHOOK_KIND_EMAIL if email else pb.WEBHOOK_KIND_SLACK if slack else pb.WEBHOOK_KIND_STANDARD
+    request = pb.CreateWebhookRequest(
+        name=name,
+        kind=kind,
+        url=url or slack,
+        email_addresses=[address.strip() for address in email.split(",")] if email else [],
+        event_types=events,
+        filter=task_filter,
+        secret=secret,
+    )
 
     async def work(client: Client) -> None:
         created = await client.create_webhook(request)
@@ -184,8 +218,9 @@ def create(
         if context.as_json:
             context.emit(created)
             return
-        echo(created.secret)
-        echo(f"{name} sends to {url}. Try it: tenure webhooks test {name}", err=True)
+        if created.secret:
+            echo(created.secret)
+        echo(f"{name} sends to {_target(created.webhook)}. Try it: tenure webhooks test {name}", err=True)
 
     context.run(work)
 
@@ -298,21 +333,63 @@ def delete(context: Context, webhook: str) -> None:
     context.run(work)
 
 
-@webhooks.command()
+@webhooks.command(short_help="Send a test event to WEBHOOK, and report its delivery.")
 @_webhook
+@click.option(
+    "--wait",
+    "wait_seconds",
+    type=DURATION,
+    default="15s",
+    show_default=True,
+    help="How long to wait for the first attempt; 0s: not at all.",
+)
 @pass_context
-def test(context: Context, webhook: str) -> None:
-    """Send a test event, of type webhook.test, to WEBHOOK."""
+def test(context: Context, webhook: str, wait_seconds: float) -> None:
+    """Send a test event, of type webhook.test, to WEBHOOK, and report the result of its first attempt.
 
-    async def work(client: Client) -> None:
+    Prints the id of the delivery. Fails if the delivery is not received.
+    """
+
+    async def work(client: Client) -> Exit:
         sent = (await client.webhooks.TestWebhook(pb.TestWebhookRequest(webhook=webhook))).delivery
+        if not context.as_json:
+            echo(sent.delivery_id)
+        if wait_seconds:
+            sent = await _attempted(client, webhook, sent, time.monotonic() + wait_seconds)
         if context.as_json:
             context.emit(sent)
-            return
-        echo(sent.delivery_id)
-        echo(f"See its delivery: tenure webhooks deliveries {webhook}", err=True)
+        else:
+            echo(_result(webhook, sent), err=True)
+        return _exit_of(sent) if wait_seconds else Exit.OK
 
-    context.run(work)
+    raise SystemExit(context.run(work))
+
+
+def _exit_of(delivery: pb.WebhookDelivery) -> Exit:
+    if delivery.state == pb.WEBHOOK_DELIVERY_STATE_DELIVERED:
+        return Exit.OK
+    return Exit.NOT_YET if delivery.state == pb.WEBHOOK_DELIVERY_STATE_PENDING else Exit.REFUSED
+
+
+async def _attempted(client: Client, webhook: str, sent: pb.WebhookDelivery, until: float) -> pb.WebhookDelivery:
+    """Returns the delivery after its first attempt, or as it is at `until`."""
+    while not (sent.last_error or sent.HasField("end_time")) and time.monotonic() < until:
+        await asyncio.sleep(POLL_SECONDS)
+        async with aclosing(client.list_deliveries(webhook)) as listed:
+            sent = await anext((one async for one in listed if one.delivery_id == sent.delivery_id), sent)
+    return sent
+
+
+def _result(webhook: str, delivery: pb.WebhookDelivery) -> str:
+    if delivery.state == pb.WEBHOOK_DELIVERY_STATE_DELIVERED:
+        accepted = ", ".join(delivery.accepted_addresses) or "the endpoint"
+        return f"delivered: accepted by {one_line(accepted, 300)} ({delivery.last_status_code})"
+    error = one_line(delivery.last_error, 300)
+    if delivery.state == pb.WEBHOOK_DELIVERY_STATE_DEAD:
+        return f"not delivered, and not tried again: {error}"
+    if error:
+        return f"not delivered yet: {error}; the next attempt is {_next(delivery)}"
+    return f"See its delivery: tenure webhooks deliveries {webhook}"
 
 
 @webhooks.command(short_help="List the deliveries of WEBHOOK.")
@@ -322,7 +399,7 @@ def test(context: Context, webhook: str) -> None:
     "states",
     type=click.Choice(list(_STATES)),
     multiple=True,
-    help="Only deliveries in this state; may be repeated. A dead one has used up its attempts.",
+    help="Only deliveries in this state; may be repeated. A dead one was given up.",
 )
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="At most this many.")
 @pass_context

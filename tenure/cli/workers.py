@@ -7,21 +7,21 @@ from collections.abc import Iterable
 import click
 
 from tenure.cli.context import Context, pass_context
-from tenure.cli.formatting import ago, distinct_ids, make_table
+from tenure.cli.formatting import ago, distinct_ids, make_table, seconds_text
 from tenure.cli.output import echo
 from tenure.cli.parameters import find_task, task_argument
 from tenure.client import Client
 from tenure.domain.fencing import describe_epoch
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import coordinator_service_pb2, task_pb2, token_pb2
-from tenure.wire.common import PRIORITIES, seconds, to_dict
+from tenure.wire.common import PRIORITIES, seconds, to_dict, unix_seconds
 
 
 @click.command(short_help="List the live claims: task, worker, epoch, lease.")
 @click.argument("task", metavar="[TASK]", required=False)
 @pass_context
 def claims(context: Context, task: str | None) -> None:
-    """List the live claims: task, worker and epoch, and when the lease ends without a renewal.
+    """List the live claims: task, worker, epoch, renewals, and when the lease ends without a renewal.
 
     An epoch is shown as generation.revision: the generation of etcd, and the create revision of the claim's key.
     """
@@ -78,7 +78,7 @@ def refusals(context: Context, task: str) -> None:
 
 def _show_claims(context: Context, claims: Iterable[coordinator_service_pb2.Claim]) -> None:
     ids = distinct_ids(claim.task_id for claim in claims)
-    table = make_table("TASK", "WORKER", "EPOCH", "REASON", "EPOCH BEFORE", "LEASE LEFT")
+    table = make_table("TASK", "WORKER", "EPOCH", "REASON", "EPOCH BEFORE", "RENEWALS", "LEASE LEFT")
     for claim in claims:
         table.add_row(
             ids[claim.task_id],
@@ -86,9 +86,18 @@ def _show_claims(context: Context, claims: Iterable[coordinator_service_pb2.Clai
             describe_epoch(claim.epoch),
             claim.reason,
             describe_epoch(claim.previous_epoch),
+            _renewals(claim),
             f"{seconds(claim.remaining):.1f} s",
         )
     context.console.print(table)
+
+
+def _renewals(claim: coordinator_service_pb2.Claim) -> str:
+    """Returns the number and the time from first to newest, `12 in 17 s`; "-": none is known."""
+    if not claim.HasField("renewals"):
+        return "-"
+    first, last = (unix_seconds(moment) for moment in (claim.renewals.first_time, claim.renewals.last_time))
+    return f"{claim.renewals.count:,} in {seconds_text(last - first)}"
 
 
 def _show_workers(context: Context, listed: Iterable[coordinator_service_pb2.Worker]) -> None:

@@ -105,12 +105,38 @@ class InterventionCalls:
     async def close_out(
         self, task_id: str, to_state: task_pb2.TaskState.ValueType, reason: str, result: str = ""
     ) -> task_pb2.Task:
-        """Records a request to end a task as FAILED, TIMED_OUT or CANCELLED. Raises WrongState."""
+        """Records a request to end a task as SUCCEEDED, FAILED, TIMED_OUT or CANCELLED.
+
+        SUCCEEDED needs a result, which fits the task's result schema. Raises WrongState and InvalidRequest.
+        """
         request = admin.CloseOutTaskRequest(
             task_id=task_id, request_id=str(uuid_utils.uuid7()), reason=reason, to_state=to_state, result=result
         )
         closed: admin.CloseOutTaskResponse = await self._call(self.admin.CloseOutTask, request)
         return closed.task
+
+    async def begin_wait(
+        self,
+        task_id: str,
+        question: str,
+        until: datetime,
+        reason: str,
+        at_deadline: task_pb2.WaitDeadlinePolicy.ValueType = task_pb2.WAIT_DEADLINE_POLICY_GO_ON,
+    ) -> task_pb2.Task:
+        """Lets a task wait for a person until `resume` with the decision "continue", or until the deadline.
+
+        Raises WrongState, and Unavailable (STILL_HELD) while its worker still has the task.
+        """
+        request = admin.BeginWaitRequest(
+            task_id=task_id,
+            request_id=str(uuid_utils.uuid7()),
+            reason=reason,
+            question=question,
+            until=timestamp(until),
+            at_deadline=at_deadline,
+        )
+        waiting: admin.BeginWaitResponse = await self._call(self.admin.BeginWait, request)
+        return waiting.task
 
 
 # Pruning of ended tasks.

@@ -12,16 +12,20 @@ from google.protobuf.message import Message
 from tenure.client.admin_calls import InDoubtCalls, InterventionCalls, PruneCalls
 from tenure.client.leases import LeaseCalls
 from tenure.client.reconnect import StreamReconnect
-from tenure.client.service_calls import ScheduleCalls, TenantCalls, WebhookCalls
+from tenure.client.service_calls import ApiKeyCalls, ScheduleCalls, TenantCalls, WebhookCalls
 from tenure.client.task_calls import FileCalls, WaitCalls
 from tenure.domain.errors import TryLater
 from tenure.domain.retry import RetryPolicy
+from tenure.runtime.request_context import DEFAULT_TENANT
 from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_client import open_channel
+from tenure.runtime.settings import Address, Secret
+from tenure.runtime.tls import ClientTls, is_loopback
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.admin_service_pb2_grpc import AdminServiceStub
+from tenure.v1.api_key_service_pb2_grpc import ApiKeyServiceStub
 from tenure.v1.lease_service_pb2_grpc import LeaseServiceStub
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
@@ -50,7 +54,15 @@ LONGEST_RETRY_AFTER_SECONDS: Final = 10.0
 LIST_PAGE: Final = 500
 
 
+def check_stays_here(addresses: str) -> None:
+    """Raises ValueError for an address on another machine: an API key must not cross a network in clear text."""
+    for address in addresses.split(","):
+        if not is_loopback(Address(address.strip())):
+            raise ValueError(f"{address}: an API key is sent to another machine by TLS only; give the CA file")
+
+
 class Client(
+    ApiKeyCalls,
     InDoubtCalls,
     FileCalls,
     InterventionCalls,
@@ -63,25 +75,48 @@ class Client(
 ):
     """A connection to the gateway: `host:port`, or its replicas as `ip:port,ip:port`.
 
+    `api_key`: the client's identity, if the gateway demands one; it is sent to other machines by TLS only, so without
+    `tls` the address must be on this machine (ValueError). `tenant`: with a key of an operator, the tenant to act for;
+    without a key, the tenant ("default").
+
     Raises the errors of tenure.domain.errors. Retries TryLater a few times, and for about ten seconds once the gateway
     has answered.
     """
 
-    def __init__(self, address: str, *, tenant: str = "default", patience: RetryPolicy = PATIENCE) -> None:
-        self._address, self._tenant, self._patience = address, tenant, patience
+    def __init__(
+        self,
+        address: str,
+        *,
+        tenant: str | None = None,
+        api_key: str = "",
+        tls: ClientTls | None = None,
+        patience: RetryPolicy = PATIENCE,
+    ) -> None:
+        if api_key and tls is None:
+            check_stays_here(address)
+        self._api_key = Secret(api_key) if api_key else None
+        self._tenant = tenant or ("" if api_key else DEFAULT_TENANT)
+        self._address, self._tls, self._patience = address, tls, patience
         self._answered = False
         self.tasks: TaskServiceAsyncStub
         self.admin: AdminServiceAsyncStub
         self.leases: LeaseServiceAsyncStub
 
     async def __aenter__(self) -> Self:
-        self._channel = open_channel(self._address, default_timeout_seconds=CALL_TIMEOUT_SECONDS, tenant=self._tenant)
+        self._channel = open_channel(
+            self._address,
+            tls=self._tls,
+            api_key=self._api_key,
+            default_timeout_seconds=CALL_TIMEOUT_SECONDS,
+            tenant=self._tenant,
+        )
         self.tasks = TaskServiceStub(self._channel)
         self.admin = AdminServiceStub(self._channel)
         self.leases = LeaseServiceStub(self._channel)
         self.schedules = ScheduleServiceStub(self._channel)
         self.tenants = TenantServiceStub(self._channel)
         self.webhooks = WebhookServiceStub(self._channel)
+        self.api_keys = ApiKeyServiceStub(self._channel)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -1,16 +1,18 @@
-"""The client's calls about schedules, tenants and webhooks."""
+"""The client's calls about schedules, tenants, API keys and webhooks."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from tenure.v1 import api_key_service_pb2 as key_pb
 from tenure.v1 import schedule_service_pb2 as pb
 from tenure.v1 import tenant_service_pb2 as tenant_pb
 from tenure.v1 import webhook_service_pb2 as webhook_pb
-from tenure.wire.webhook_service import new_secret
+from tenure.wire.webhook_service import new_secret, with_secret
 
 if TYPE_CHECKING:
+    from tenure.v1.api_key_service_pb2_grpc import ApiKeyServiceAsyncStub
     from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceAsyncStub
     from tenure.v1.tenant_service_pb2_grpc import TenantServiceAsyncStub
     from tenure.v1.webhook_service_pb2_grpc import WebhookServiceAsyncStub
@@ -110,6 +112,39 @@ _WEBHOOKS_PAGE: Final = 100
 _DELIVERIES_PAGE: Final = 500
 
 
+# API keys.
+
+
+class ApiKeyCalls:
+    """A mixin of Client, which has the stub and `_call`."""
+
+    api_keys: ApiKeyServiceAsyncStub
+    _call: Callable[..., Awaitable[Any]]
+
+    async def create_api_key(self, request: key_pb.CreateApiKeyRequest) -> key_pb.CreateApiKeyResponse:
+        """Creates a key; only the answer has it. Raises PermissionDenied, LimitReached (TOO_MANY_API_KEYS)."""
+        answer: key_pb.CreateApiKeyResponse = await self._call(self.api_keys.CreateApiKey, request)
+        return answer
+
+    async def list_api_keys(self, *, every: bool = False) -> AsyncGenerator[key_pb.ApiKey]:
+        """Yields the keys of the caller's tenant, newest first; `every`: also revoked and expired keys."""
+        request = key_pb.ListApiKeysRequest(page_size=_PAGE, all=every)
+        while True:
+            page: key_pb.ListApiKeysResponse = await self._call(self.api_keys.ListApiKeys, request)
+            for key in page.api_keys:
+                yield key
+            request.page_token = page.next_page_token
+            if not page.next_page_token:
+                return
+
+    async def revoke_api_key(self, key_id: str) -> key_pb.ApiKey:
+        """Revokes a key for good. Raises NotFound (API_KEY_NOT_FOUND)."""
+        answer: key_pb.RevokeApiKeyResponse = await self._call(
+            self.api_keys.RevokeApiKey, key_pb.RevokeApiKeyRequest(key_id=key_id)
+        )
+        return answer.api_key
+
+
 class WebhookCalls:
     """A mixin of Client, which has the stub and `_call`."""
 
@@ -118,10 +153,7 @@ class WebhookCalls:
 
     async def create_webhook(self, request: webhook_pb.CreateWebhookRequest) -> webhook_pb.CreateWebhookResponse:
         """Creates a webhook and returns it with its secret, once, also after retries. Raises AlreadyExists."""
-        forwarded_request = webhook_pb.CreateWebhookRequest()
-        forwarded_request.CopyFrom(request)
-        forwarded_request.secret = request.secret or new_secret()
-        answer: webhook_pb.CreateWebhookResponse = await self._call(self.webhooks.CreateWebhook, forwarded_request)
+        answer: webhook_pb.CreateWebhookResponse = await self._call(self.webhooks.CreateWebhook, with_secret(request))
         return answer
 
     async def get_webhook(self, webhook: str) -> webhook_pb.Webhook:

@@ -119,9 +119,13 @@ class WaitCalls:
         comment: str = "",
         edited_arguments_json: str = "",
         extra_budget_tokens: int = 0,
+        extra_budget_nano_usd: int = 0,
         request_id: str = "",
     ) -> task_pb2.Task:
         """Answers the wait `wait_id` with a decision or a reply. An approval needs the wait's `call_digest`.
+
+        The extra amounts raise the caps of the task's root. The approval of a wait for budget grants them, or without
+        any amount the suggested ones; BudgetExhausted: they are too small for the next model call.
 
         Raises WrongState when the task is in another wait (WAIT_OVER), or the wait is for another call (OTHER_CALL).
         The error's metadata describes the current wait.
@@ -134,6 +138,7 @@ class WaitCalls:
             comment=comment,
             edited_arguments_json=edited_arguments_json,
             extra_budget_tokens=extra_budget_tokens,
+            extra_budget_nano_usd=extra_budget_nano_usd,
         )
         if decision:
             request.decision = decision

@@ -22,7 +22,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from tenure.domain.errors import PermissionDenied, StaleEpoch, Unauthenticated, Unavailable
-from tenure.domain.fencing import Claims, Fence
+from tenure.domain.fencing import LEASE_PREFIX, Audience, Claims, Fence
 from tenure.v1 import lease_service_pb2 as pb
 from tenure.wire.token import read_claims
 
@@ -51,8 +51,8 @@ class TokenVerifier:
     async def verify(self, token: token_pb2.FencingToken, *, resource: str, tenant: str = "default") -> Claims:
         """Verifies a token for `resource` ("leases/<name>" or "tasks/<id>") and returns its claims.
 
-        Raises Unauthenticated (INVALID_TOKEN), PermissionDenied (WRONG_RESOURCE), and Unavailable when the key is
-        unknown and the keys cannot be fetched.
+        Raises Unauthenticated (INVALID_TOKEN), PermissionDenied (WRONG_RESOURCE, or WRONG_AUDIENCE for a worker's own
+        token), and Unavailable when the key is unknown and the keys cannot be fetched.
         """
         key = await self._key(token.key_id)
         try:
@@ -64,6 +64,8 @@ class TokenVerifier:
             raise PermissionDenied(
                 f"the token is for {claims.resource} of tenant {claims.tenant}", reason="WRONG_RESOURCE"
             )
+        audience = Audience.LEASE if resource.startswith(LEASE_PREFIX) else Audience.PROVIDER
+        claims.check_audience(audience, claims.installation)
         return claims
 
     async def _key(self, key_id: str) -> Ed25519PublicKey:

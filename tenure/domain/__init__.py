@@ -38,8 +38,13 @@ close-out
   requeue.py            requeues and grants by operators
   forks.py              where a history can be cut
   retention.py          the retention time, and batches of a prune
+access
+  access.py             identities, permissions, and whether a caller may call a method
 outside
   webhooks.py           event types, request bodies, responses
+  notifications.py      the text for people of each event type
+  slack.py              that text as a message to Slack
+  mail.py               that text as an e-mail, and accepted addresses
   outbound.py           URLs and addresses of untrusted sources
 errors.py               every error that Tenure raises
 

@@ -7,7 +7,7 @@ other reservations have taken, under the lock of the budget's row.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Final
 
@@ -207,6 +207,14 @@ class Budget:
         """The money that is neither used nor reserved; None without a cap."""
         return self.max_nano_usd - self.used_nano_usd - self.reserved_nano_usd if self.max_nano_usd else None
 
+    def raised(self, tokens: int, nano_usd: int) -> Budget:
+        """Returns the budget with raised caps. A cap that does not exist stays absent."""
+        return replace(
+            self,
+            max_tokens=self.max_tokens + tokens if self.max_tokens else 0,
+            max_nano_usd=self.max_nano_usd + nano_usd if self.max_nano_usd else 0,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ReserveRequest:
@@ -236,11 +244,15 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """A denied reservation. `retry_after_seconds`: when to ask again; None: unknown."""
+    """A denied reservation. `retry_after_seconds`: when to ask again; None: unknown.
+
+    `request`: what the task asks a person for, if its policy says so; only for TOKEN_LIMIT and MONEY_LIMIT.
+    """
 
     reason: str
     message: str
     retry_after_seconds: float | None = None
+    request: BudgetRequest | None = None
 
     @property
     def ends_as(self) -> TaskState:
@@ -281,19 +293,24 @@ class _Amount:
         nano_usd = most_cost(prices, request.input_tokens, output_tokens)
         return cls(request.input_tokens + output_tokens, nano_usd)
 
+    def request(self, limit: str) -> BudgetRequest:
+        return BudgetRequest(limit, min(self.tokens, MAX_TOKENS), min(self.nano_usd, MAX_NANO_USD))
+
 
 def _denials(budget: Budget, minimum: _Amount) -> Iterator[Denied]:
     """Yields a denial for each cap that the minimum does not fit: final, or BUDGET_BUSY until reservations settle."""
     if budget.free_tokens is not None and minimum.tokens > budget.free_tokens:
         if budget.used_tokens + minimum.tokens > budget.max_tokens:
             used = f"{budget.used_tokens} of {budget.max_tokens} tokens are used"
-            yield Denied(Reason.TOKEN_LIMIT, f"{used}, and the next model call needs at least {minimum.tokens}")
+            message = f"{used}, and the next model call needs at least {minimum.tokens}"
+            yield Denied(Reason.TOKEN_LIMIT, message, request=minimum.request(Reason.TOKEN_LIMIT))
         else:
             yield Denied(Reason.BUDGET_BUSY, f"{budget.reserved_tokens} tokens are reserved for model calls in flight")
     if budget.free_nano_usd is not None and minimum.nano_usd > budget.free_nano_usd:
         if budget.used_nano_usd + minimum.nano_usd > budget.max_nano_usd:
             used = f"{usd(budget.used_nano_usd)} of {usd(budget.max_nano_usd)} are used"
-            yield Denied(Reason.MONEY_LIMIT, f"{used}, and the next model call needs at least {usd(minimum.nano_usd)}")
+            message = f"{used}, and the next model call needs at least {usd(minimum.nano_usd)}"
+            yield Denied(Reason.MONEY_LIMIT, message, request=minimum.request(Reason.MONEY_LIMIT))
         else:
             reserved = usd(budget.reserved_nano_usd)
             yield Denied(Reason.BUDGET_BUSY, f"{reserved} are reserved for model calls in flight")
@@ -316,12 +333,74 @@ def _unpriced(model: str) -> str:
     )
 
 
+# A task at a cap asks a person for more.
+
+SUGGESTED_PART: Final = 4
+"""A suggested grant is what is missing and this part of the cap, so that the task does not ask again at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetRequest:
+    """The request of a task at a cap.
+
+    - limit: TOKEN_LIMIT or MONEY_LIMIT, the reason with which the task ends without a grant
+    - needed_*: the smallest reservation that the next model call needs
+    - own_cap: the cap is the sub-agent's own, not the root's
+    - budget: the caps and the use behind the cap; None until the ledger completes the request
+    - suggested_*: a grant with which the task can continue; 0: nothing is missing
+    """
+
+    limit: str
+    needed_tokens: int
+    needed_nano_usd: int
+    own_cap: bool = False
+    budget: Budget | None = None
+    suggested_tokens: int = 0
+    suggested_nano_usd: int = 0
+
+
+def complete_request(root: Budget, own: Budget, request: BudgetRequest) -> BudgetRequest | None:
+    """Returns the request with the figures of the budgets as they are now. None: the next call fits into both caps.
+
+    Reservations of other calls do not count: they may come back, and the task waits for them as BUDGET_BUSY.
+    """
+    missing_tokens = max(missing_of(budget, request)[0] for budget in (root, own))
+    missing_nano_usd = max(missing_of(budget, request)[1] for budget in (root, own))
+    if not missing_tokens and not missing_nano_usd:
+        return None
+    own_cap = not any(missing_of(root, request))
+    budget = own if own_cap else root
+    return replace(
+        request,
+        limit=Reason.TOKEN_LIMIT if missing_of(budget, request)[0] else Reason.MONEY_LIMIT,
+        own_cap=own_cap,
+        budget=budget,
+        suggested_tokens=_with_room(missing_tokens, budget.max_tokens, MAX_TOKENS),
+        suggested_nano_usd=_with_room(missing_nano_usd, budget.max_nano_usd, MAX_NANO_USD),
+    )
+
+
+def missing_of(budget: Budget, request: BudgetRequest) -> tuple[int, int]:
+    """Returns the tokens and the nano USD by which the caps are too low for the needed reservation."""
+    tokens = budget.used_tokens + request.needed_tokens - budget.max_tokens if budget.max_tokens else 0
+    nano_usd = budget.used_nano_usd + request.needed_nano_usd - budget.max_nano_usd if budget.max_nano_usd else 0
+    return max(0, tokens), max(0, nano_usd)
+
+
+def _with_room(missing: int, cap: int, most: int) -> int:
+    return min(missing + cap // SUGGESTED_PART, most) if missing else 0
+
+
 @dataclass(frozen=True, slots=True)
 class BudgetWarning:
-    """The use of a cap has reached WARNING_PERCENT. `limit`: the reason with which a task ends at this cap."""
+    """The use of a cap has reached WARNING_PERCENT. `limit`: the reason with which a task ends at this cap.
+
+    `budget`: that of the root. `own`: the caps and the use of the sub-agent itself; None: the root's cap is meant.
+    """
 
     limit: str
     budget: Budget
+    own: Budget | None = None
 
 
 def due_warnings(budget: Budget, warned_tokens: int, warned_nano_usd: int) -> list[str]:
@@ -336,4 +415,20 @@ def due_warnings(budget: Budget, warned_tokens: int, warned_nano_usd: int) -> li
     )
     return [
         reason for reason, cap, used, warned in caps if cap and cap != warned and 100 * used >= WARNING_PERCENT * cap
+    ]
+
+
+def crossed_warnings(before: Budget, after: Budget) -> list[str]:
+    """Returns the caps whose use reached WARNING_PERCENT between two states of one budget, as reasons.
+
+    For the own caps of a sub-agent, of which nothing records the last warning.
+    """
+    crossings = (
+        (Reason.TOKEN_LIMIT, after.max_tokens, before.used_tokens, after.used_tokens),
+        (Reason.MONEY_LIMIT, after.max_nano_usd, before.used_nano_usd, after.used_nano_usd),
+    )
+    return [
+        reason
+        for reason, cap, used_before, used in crossings
+        if cap and 100 * used_before < WARNING_PERCENT * cap <= 100 * used
     ]

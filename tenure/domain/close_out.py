@@ -37,6 +37,7 @@ from tenure.domain.tools import (
     ToolDefinition,
     bounded,
 )
+from tenure.domain.waits import MAX_WAIT_SECONDS, MIN_WAIT_SECONDS, BeginWait
 
 PARKED: Final = WAITING | {TaskState.RETRY_SCHEDULED}
 ORDERLY: Final = frozenset({Reason.WORKER_DRAINED, Reason.WORKER_HALTED, Reason.OPERATOR_TRANSFER, Reason.ENDING_OVER})
@@ -63,6 +64,27 @@ class PendingEnding:
     message: str
     actor: str
     result: str = ""
+
+
+CLOSED_OUT_AS: Final = frozenset({TaskState.SUCCEEDED, TaskState.FAILED, TaskState.TIMED_OUT, TaskState.CANCELLED})
+"""The terminal states that an operator may give a task in any state."""
+
+
+def refuse_operator_wait(
+    state: TaskState, ending: PendingEnding | None, request: BeginWait, now: float
+) -> TenureError | None:
+    """Returns the refusal of an operator's wait, or None. A RUNNING task begins it once its claim is released.
+
+    `now`: Unix time.
+    """
+    if not now + MIN_WAIT_SECONDS <= request.until <= now + MAX_WAIT_SECONDS:
+        message = f"must be {MIN_WAIT_SECONDS:g} s to {MAX_WAIT_SECONDS / 86_400:g} days from now"
+        return InvalidRequest(violations=[("until", message)])
+    if ending is None and state not in TERMINAL | WAITING:
+        return None
+    why = f"the task is {state}" if ending is None or state in TERMINAL else "the task has a pending ending"
+    remedy = ": answer its wait, or wait for its answer, first" if state in WAITING else ""
+    return WrongState(f"{why}{remedy}", metadata={"state": state.value})
 
 
 def follow_up(state: TaskState, ending: PendingEnding | None, *, has_open_calls: bool) -> TaskState | None:

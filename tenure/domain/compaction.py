@@ -18,8 +18,19 @@ from tenure.domain.entries import ClearedResults
 from tenure.domain.fold import ResumePoint
 
 DEFAULT_WINDOW_TOKENS: Final = 200_000
-WINDOW_TOKENS: Final = {"claude-2.0": 100_000, "claude-instant": 100_000}
-"""The context windows, in tokens, that differ from the default, by the prefix of the model's name."""
+WINDOW_TOKENS: Final = {
+    "claude-2.0": 100_000,
+    "claude-instant": 100_000,
+    "openai/gpt-3.5": 16_000,
+    "openai/gpt-4-turbo": 128_000,
+    "openai/gpt-4.": 200_000,
+    "openai/gpt-4o": 128_000,
+    "openai/gpt-4": 8_000,
+    "openai/gpt-5": 200_000,
+    "openai/o": 200_000,
+    "openai/": 128_000,
+}
+"""The context windows in tokens, by prefix of the model's name, where not the default. The first fit counts."""
 
 KEPT_STEPS: Final = 3
 """The number of newest steps with tool results whose results are never cleared."""

@@ -7,11 +7,12 @@ from typing import Any, Final
 
 from tenure.domain.budget import BudgetWarning, Prices, TokenUsage
 from tenure.domain.in_doubt import CallInDoubt, ResolveCall
+from tenure.domain.outputs import TaskOutput
 from tenure.domain.quotas import QuotaWarning
 from tenure.domain.states import TaskState
 from tenure.domain.task import TaskSpec
 from tenure.domain.tools import Outcome, ToolDefinition
-from tenure.domain.waits import Wait, WaitAnswerKind, WaitKind
+from tenure.domain.waits import BeginWait, EscalationStep, Wait, WaitAnswerKind, WaitKind
 
 # Entries about sub-agents. The rules are in sub_agents.py.
 
@@ -58,7 +59,7 @@ class Transition:
 
     Set only for some transitions: `retry_delay_seconds` for RETRY_SCHEDULED, `result` for terminal states, `wait` for
     the waiting states, `result_json` for SUCCEEDED with a schema, `error_class` for a transition that a failed model
-    call caused, `calls_in_doubt` for the reason TOOL_IN_DOUBT.
+    call caused, `calls_in_doubt` for the reason TOOL_IN_DOUBT, `outputs` for SUCCEEDED: as checked at the close-out.
     """
 
     to_state: TaskState
@@ -71,6 +72,7 @@ class Transition:
     result_json: str = ""
     error_class: str = ""
     calls_in_doubt: tuple[CallInDoubt, ...] = ()
+    outputs: tuple[TaskOutput, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,10 @@ class AttemptLost:
 
 @dataclass(frozen=True, slots=True)
 class AssistantMessage:
-    """The model answered. Settles its model attempt."""
+    """The model answered. Settles its model attempt.
+
+    `usage_estimated`: the provider did not state the whole usage, so the worker estimated the rest.
+    """
 
     attempt_number: int
     content: tuple[ContentBlock, ...]
@@ -142,6 +147,7 @@ class AssistantMessage:
     model: str = ""
     provider_request_id: str = ""
     latency_seconds: float = 0.0
+    usage_estimated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +213,16 @@ class OperatorRequest:
     """An operator intervened. The transition that follows records the effect."""
 
     reason: str
-    act: Requeue | OperatorCloseOut | GrantBudget | ResolveCall
+    act: Requeue | OperatorCloseOut | GrantBudget | ResolveCall | BeginWait
+
+
+@dataclass(frozen=True, slots=True)
+class WaitEscalated:
+    """A wait reached a step of its escalation. `step_number`: 1, 2, 3 and so on within the wait."""
+
+    wait_id: str
+    step_number: int
+    step: EscalationStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +238,7 @@ class WaitResolution:
     edited_arguments_json: str = ""
     extra_budget_tokens: int = 0
     request_id: str = ""
+    extra_budget_nano_usd: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +328,7 @@ Body = (
     | QuotaWarning
     | BudgetWarning
     | SubAgentsSpawned
+    | WaitEscalated
 )
 
 

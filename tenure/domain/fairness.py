@@ -1,6 +1,11 @@
 """Implements the fair queue: the order in which waiting tasks get free slots.
 
-The order is by tier, then fair between the tenants of a tier, then begun tasks before new tasks of a tenant, then by
+The order is by tier, except for the floor of the lower tiers: of every 20 slots (`FLOOR_SLOTS`) one goes to a LOW task
+and one to a NORMAL task first, if such a task waits. Otherwise a steady load of HIGH tasks would lock the lower tiers
+out forever. The floor counts slots, not age: after a jam, a large backlog of LOW tasks is old as a whole, and age would
+put all of it before the HIGH tasks.
+
+Within a tier the order is fair between the tenants, then begun tasks before new tasks of a tenant, then by
 age. A tenant's share is the number of its tasks that run. Each slot goes to the tenant with the fewest tasks that run
 or are on their way to a worker, including the tasks served in this round; between equal tenants, the oldest task is
 first. So the first task of a tenant is served in the next round, however many tasks another tenant has queued.
@@ -14,15 +19,18 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from typing import Final, NamedTuple
 
 from tenure.domain.slots import Slots
 from tenure.domain.task import Priority
 
 UNBOUNDED: Final = 2**31
+FLOOR_SLOTS: Final = 20
+"""The default: of so many slots, each lower tier gets one."""
 
 
 class Line(NamedTuple):
@@ -53,20 +61,60 @@ class Load:
     most: int = UNBOUNDED
 
 
-def share(waiting: Iterable[Waiting], loads: Mapping[str, Load], slots: Slots) -> list[Line]:
+class Portion(NamedTuple):
+    """Gives up to `most` slots to tasks of a tier."""
+
+    tier: Priority
+    most: int
+
+
+def order_of_tiers(tiers: Collection[Priority], position: int, slots: int, floor_slots: int) -> list[Portion]:
+    """Returns whose tasks get the next `slots` slots: first the floors of the lower tiers, then tier by tier.
+
+    `position`: the number of slots given before. `floor_slots`: 0 for a strict order of tiers, else at least 2: the
+    last of so many slots is the floor of LOW, the one before it the floor of NORMAL.
+    """
+    strict = [Portion(tier, UNBOUNDED) for tier in sorted(tiers)]
+    if not floor_slots:
+        return strict
+
+    def floor(place: int) -> int:
+        before = floor_slots - 1 - place
+        return (position + slots + before) // floor_slots - (position + before) // floor_slots
+
+    places = {Priority.LOW: floor_slots - 1, Priority.NORMAL: floor_slots - 2}
+    first = [Portion(tier, floor(place)) for tier, place in places.items() if tier in tiers]
+    return [*(portion for portion in first if portion.most), *strict]
+
+
+def share(
+    waiting: Iterable[Waiting], loads: Mapping[str, Load], slots: Slots, portions: Iterable[Portion]
+) -> list[Line]:
     """Returns the line that gets each slot, in the order of serving. A line occurs at most as often as it has tasks."""
     by_tier: dict[Priority, list[Waiting]] = {}
     for tasks in waiting:
         by_tier.setdefault(tasks.line.tier, []).append(tasks)
+    remaining = {tasks.line: tasks.count for lines in by_tier.values() for tasks in lines}
     served: list[Line] = []
     taken: Counter[str] = Counter()
-    for tier in sorted(by_tier):
-        lines = _serve(by_tier[tier], loads, taken)
+    for tier, most in portions:
+        lines = islice(_serve(by_tier.get(tier, []), remaining, loads, taken), most)
         while slots.of(tier) and (line := next(lines, None)) is not None:
             slots = slots.after(tier)
             served.append(line)
             taken[line.tenant] += 1
+            remaining[line] -= 1
     return served
+
+
+def without_served(portions: Iterable[Portion], served: Iterable[Line]) -> list[Portion]:
+    """Returns the portions that are left when the lines were served."""
+    counts = Counter(line.tier for line in served)
+    left = []
+    for tier, most in portions:
+        left.append(Portion(tier, most - min(most, counts[tier])))
+        counts[tier] -= most - left[-1].most
+    return left
 
 
 class _NextTask(NamedTuple):
@@ -83,18 +131,21 @@ class _NextTask(NamedTuple):
     line: Line
 
 
-def _serve(waiting: Iterable[Waiting], loads: Mapping[str, Load], taken: Mapping[str, int]) -> Iterator[Line]:
-    """Yields a line of one tier for each slot. The caller counts each served task in `taken` before the next one."""
+def _serve(
+    waiting: Iterable[Waiting], remaining: Mapping[Line, int], loads: Mapping[str, Load], taken: Mapping[str, int]
+) -> Iterator[Line]:
+    """Yields a line of one tier for each slot. The caller counts each served task in `taken` and `remaining` before it
+    asks for the next one.
+    """
     by_tenant: dict[str, list[Waiting]] = {}
     for tasks in sorted(waiting, key=lambda tasks: tasks.line.is_new, reverse=True):
-        by_tenant.setdefault(tasks.line.tenant, []).append(tasks)  # begun tasks last: the list is served from its end
-    remaining = {tasks.line: tasks.count for tasks in waiting}
+        if remaining[tasks.line]:  # begun tasks last: the list is served from its end
+            by_tenant.setdefault(tasks.line.tenant, []).append(tasks)
     heap = [task for tenant in by_tenant for task in _next_task(tenant, by_tenant[tenant], loads, taken)]
     heapq.heapify(heap)
     while heap:
         task = heapq.heappop(heap)
         yield task.line
-        remaining[task.line] -= 1
         if not remaining[task.line]:
             by_tenant[task.tenant].pop()
         for following in _next_task(task.tenant, by_tenant[task.tenant], loads, taken):

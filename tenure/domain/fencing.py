@@ -71,9 +71,22 @@ TASK_PREFIX = "tasks/"
 LEASE_PREFIX = "leases/"
 
 
+@unique
+class Audience(StrEnum):
+    """The services that accept a token. No service of Tenure accepts a token for PROVIDER."""
+
+    CHECKPOINT = "CHECKPOINT"
+    TOOLS = "TOOLS"
+    PROVIDER = "PROVIDER"
+    LEASE = "LEASE"  # LeaseService, and the resource that a named lease guards
+
+
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """The claims of a fencing token. `tools` None: all tools of the tenant. A token does not expire: fences decide."""
+    """The claims of a fencing token. `tools` None: all tools of the tenant. A token does not expire: fences decide.
+
+    `audiences` (): an earlier release signed the token, without audiences and installation.
+    """
 
     resource: str
     tenant: str
@@ -81,6 +94,8 @@ class Claims:
     claim_id: str
     holder: str
     tools: tuple[str, ...] | None = None
+    audiences: tuple[Audience | None, ...] = ()
+    installation: str = ""
 
     @property
     def fence(self) -> Fence:
@@ -100,6 +115,21 @@ class Claims:
         if not self.resource.startswith(LEASE_PREFIX):
             raise PermissionDenied(f"a token for {self.resource!r} is not a lease's token", reason="WRONG_RESOURCE")
         return self.resource.removeprefix(LEASE_PREFIX)
+
+    def check_audience(self, audience: Audience, installation: str) -> None:
+        """Raises PermissionDenied (WRONG_AUDIENCE) unless the token is for this service of this installation.
+
+        A token without audiences passes until the next release: tasks run on while their services are upgraded.
+        """
+        if not self.audiences:
+            return
+        if audience not in self.audiences:
+            names = ", ".join(one or "a service of a newer release" for one in self.audiences)
+            message = f"the fencing token is for {names}, not for {audience}"
+            raise PermissionDenied(message, reason="WRONG_AUDIENCE")
+        if self.installation != installation:
+            message = f"the fencing token is of the installation {self.installation!r}, this one is {installation!r}"
+            raise PermissionDenied(message, reason="WRONG_AUDIENCE")
 
     def allows_tool(self, name: str) -> bool:
         """Returns whether the task may call this tool."""

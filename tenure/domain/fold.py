@@ -35,6 +35,7 @@ from tenure.domain.entries import (
     WaitResolution,
 )
 from tenure.domain.in_doubt import Resolution, ResolveCall
+from tenure.domain.outputs import TaskOutput, output_of
 from tenure.domain.states import BUDGET_WAIT_REASONS, TERMINAL, TaskState
 from tenure.domain.task import TaskSpec
 from tenure.domain.timeouts import TIMEOUT_REASONS
@@ -58,6 +59,7 @@ class ResumePoint:
     `must_shorten`: the conversation was found too long, and no summary has followed yet.
     `refused_tokens`: the upper bound, in tokens, of the input that was found too long most recently.
     `resolutions`: a person's newest resolution of each open call, passed to the tool service at the call's execution.
+    `outputs`: the outputs of all steps, by call; of a fork, also those that it copied.
     `counted`: the number of messages in the newest answered model call, and the provider's count of their tokens.
     """
 
@@ -71,6 +73,7 @@ class ResumePoint:
     intents: dict[str, ToolIntent] = field(default_factory=dict)
     open_calls: dict[str, ToolIntent] = field(default_factory=dict)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
+    outputs: dict[str, TaskOutput] = field(default_factory=dict)
     allowed_calls: set[str] = field(default_factory=set)
     edited_calls: set[str] = field(default_factory=set)
     resolutions: dict[str, Resolution] = field(default_factory=dict)
@@ -162,6 +165,8 @@ class ResumePoint:
             case ToolOutcome():
                 self.open_calls.pop(body.call_id, None)
                 self.outcomes[body.call_id] = body.outcome
+                if (output := output_of(body.call_id, body.outcome)) is not None:
+                    self.outputs[body.call_id] = output
                 self.resolutions.pop(body.call_id, None)
             case UserMessage():
                 self._texts.append(body.text)

@@ -167,6 +167,12 @@ def parse_url(text: str) -> Url:
     return Url(scheme, host, port or DEFAULT_PORTS[scheme], _read_path(path), quote(query, safe=_KEPT_IN_PATH + "?"))
 
 
+def origin_only(url: str) -> str:
+    """Returns `https://host/…`: a URL without the parts that may be a secret. Invalid URLs are hidden completely."""
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}://{re.split(r'[/?#]', rest, maxsplit=1)[0]}/…" if separator else "…"
+
+
 def follow(base: Url, location: str) -> Url:
     """Returns the target of a redirect. Raises UrlRefused."""
     if _SPACE_AND_CONTROL.search(location):

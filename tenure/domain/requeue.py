@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from tenure.domain.budget import Budget, usd
+from tenure.domain.budget import Budget, BudgetRequest, complete_request, usd
 from tenure.domain.entries import GrantBudget, Requeue
 from tenure.domain.errors import BudgetExhausted, InvalidRequest, TenureError, WrongState
 from tenure.domain.states import TERMINAL, Reason, TaskState
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tenure.domain.close_out import PendingEnding
 
 UNREAD_GRANT: Final = "UNREAD_GRANT"
+_Budgets = tuple[Budget, Budget]
+"""The budget of the root, and that of the task itself."""
 _WANTS_BUDGET: Final = frozenset({Reason.TOKEN_LIMIT, Reason.MONEY_LIMIT})
 
 
@@ -72,6 +74,12 @@ def decide_grant(
     return RequeueDecision(begins_attempt=False)
 
 
+def continues_after_raise(state: TaskState, reason: str, budgets: Sequence[Budget], step: int, max_steps: int) -> bool:
+    """Whether an ended task begins its next attempt because the budget of its tree was raised."""
+    ended_at_cap = state is TaskState.COST_EXCEEDED and reason in _WANTS_BUDGET
+    return ended_at_cap and isinstance(decide_requeue(state, budgets, step, max_steps, Requeue()), RequeueDecision)
+
+
 def refuse_limit_with_unread_grant(
     to_state: TaskState, reason: str, ending: PendingEnding | None, granted_sequence: int
 ) -> TenureError | None:
@@ -82,6 +90,24 @@ def refuse_limit_with_unread_grant(
         f"the budget was raised at sequence {granted_sequence}: open the task again and go on",
         reason=UNREAD_GRANT,
         metadata={"sequence": str(granted_sequence)},
+    )
+
+
+def refuse_limit_that_was_raised(
+    to_state: TaskState, reason: str, ending: PendingEnding | None, denied: BudgetRequest | None, budgets: _Budgets
+) -> TenureError | None:
+    """Refuses an ending at a budget limit if the denied model call fits by now. `denied`: what the newest commit was
+    denied; None: nothing.
+
+    A grant to the root has no entry in the ledgers of its sub-agents. Without this rule a sub-agent that was denied
+    before the grant and ends after it would stay at its cap.
+    """
+    if to_state is not TaskState.COST_EXCEEDED or reason not in _WANTS_BUDGET or ending or denied is None:
+        return None
+    if complete_request(*budgets, denied) is not None:
+        return None
+    return WrongState(
+        "the budget was raised after the model call was denied: open the task again and go on", reason=UNREAD_GRANT
     )
 
 

@@ -22,6 +22,8 @@ from tenure.domain.tool_arguments import depth_of, strict_json
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator
 
+    from tenure.domain.entries import OperatorCloseOut
+
 MAX_SCHEMA_BYTES: Final = 16 * 1024
 MAX_SCHEMA_DEPTH: Final = 32
 MAX_PATTERN_BYTES: Final = 1024
@@ -226,6 +228,24 @@ def rejection(violations: Sequence[str]) -> ResultRejected:
     message = f"Your final answer does not fit the JSON Schema that your result must have:\n{listed}\n"
     instruction = "Answer again with one JSON value that fits it, and nothing else."
     return ResultRejected(f"{message}{instruction}", tuple(violations))
+
+
+def refuse_result(close_out: OperatorCloseOut, *, has_schema: bool) -> TenureError | None:
+    """Returns the refusal of an operator's close-out as SUCCEEDED whose result is missing, or is no JSON although the
+    task has a result schema. The gateway validates it against the schema.
+    """
+    if close_out.to_state is not TaskState.SUCCEEDED:
+        return None
+    if not close_out.result:
+        return InvalidRequest(violations=[("result", "must be set for SUCCEEDED")])
+    if not has_schema:
+        return None
+    try:
+        strict_json(close_out.result)
+    except (ValueError, RecursionError) as error:
+        message = f"must be JSON, because the task has a result_schema_json: {error}"
+        return InvalidRequest(violations=[("result", message)])
+    return None
 
 
 def refuse_success(to_state: TaskState, *, has_schema: bool, is_to_end: bool, result_json: str) -> TenureError | None:

@@ -14,9 +14,9 @@ from tenure.domain.errors import WrongState
 class TaskState(StrEnum):
     """The state of a task. The database stores the same values."""
 
-    QUEUED = "QUEUED"  # entered by submit, requeue, a lost or released claim, a due retry; left by Open or an ending
+    QUEUED = "QUEUED"  # entered by submit, requeue, a lost or released claim, a due retry; left by Open, or an operator
     RUNNING = "RUNNING"  # entered by Open; left by the owner's commit, a lost claim or an ending
-    WAITING_USER = "WAITING_USER"  # entered by the owner's commit; left when a person answers
+    WAITING_USER = "WAITING_USER"  # entered by the owner's commit or an operator's wait; left when a person answers
     WAITING_EXTERNAL = "WAITING_EXTERNAL"  # entered by the owner's commit; left at the event or the last sub-agent
     RETRY_SCHEDULED = "RETRY_SCHEDULED"  # entered by the owner's commit or a timeout; left by the sweep when it is due
     SUCCEEDED = "SUCCEEDED"
@@ -50,6 +50,7 @@ class Reason:
     OPERATOR_REQUEUE = "OPERATOR_REQUEUE"
     OPERATOR_CLOSE_OUT = "OPERATOR_CLOSE_OUT"
     OPERATOR_TRANSFER = "OPERATOR_TRANSFER"
+    OPERATOR_WAIT = "OPERATOR_WAIT"
     DEADLINE_PASSED = "DEADLINE_PASSED"
     QUEUED_TOO_LONG = "QUEUED_TOO_LONG"
     START_TIMEOUT = "START_TIMEOUT"
@@ -71,11 +72,14 @@ class Reason:
     TOOL_NEEDS_APPROVAL = "TOOL_NEEDS_APPROVAL"
     EVENT_AWAITED = "EVENT_AWAITED"
     SUB_AGENTS_AWAITED = "SUB_AGENTS_AWAITED"
+    BUDGET_REQUESTED = "BUDGET_REQUESTED"
     SPAWNED = "SPAWNED"
     PARENT_ENDED = "PARENT_ENDED"
     NOT_AWAITED = "NOT_AWAITED"
     WAIT_RESOLVED = "WAIT_RESOLVED"
     WAIT_EXPIRED = "WAIT_EXPIRED"
+    WAIT_ESCALATED = "WAIT_ESCALATED"
+    CLOSED_BY_ESCALATION = "CLOSED_BY_ESCALATION"
     MODEL_RATE_LIMITED = "MODEL_RATE_LIMITED"
     MODEL_UNAVAILABLE = "MODEL_UNAVAILABLE"
     MODEL_TIMEOUT = "MODEL_TIMEOUT"
@@ -107,19 +111,20 @@ WAITING: Final = frozenset({TaskState.WAITING_USER, TaskState.WAITING_EXTERNAL})
 
 MOVES: Final[dict[TaskState, frozenset[TaskState]]] = {
     TaskState.QUEUED: frozenset(
-        {TaskState.RUNNING, TaskState.RETRY_SCHEDULED, TaskState.CANCELLED, TaskState.TIMED_OUT, TaskState.FAILED}
+        {TaskState.RUNNING, TaskState.WAITING_USER, TaskState.RETRY_SCHEDULED}
+        | {TaskState.SUCCEEDED, TaskState.CANCELLED, TaskState.TIMED_OUT, TaskState.FAILED}
     ),
     TaskState.RUNNING: frozenset(
         {TaskState.QUEUED, TaskState.WAITING_USER, TaskState.WAITING_EXTERNAL, TaskState.RETRY_SCHEDULED} | TERMINAL
     ),
-    TaskState.WAITING_USER: frozenset(
-        {TaskState.QUEUED, TaskState.RETRY_SCHEDULED, TaskState.TIMED_OUT, TaskState.CANCELLED, TaskState.FAILED}
-    ),
+    TaskState.WAITING_USER: frozenset({TaskState.QUEUED, TaskState.RETRY_SCHEDULED} | TERMINAL),
     TaskState.WAITING_EXTERNAL: frozenset(
-        {TaskState.QUEUED, TaskState.RETRY_SCHEDULED, TaskState.TIMED_OUT, TaskState.CANCELLED, TaskState.FAILED}
+        {TaskState.QUEUED, TaskState.WAITING_USER, TaskState.RETRY_SCHEDULED}
+        | {TaskState.SUCCEEDED, TaskState.TIMED_OUT, TaskState.CANCELLED, TaskState.FAILED}
     ),
     TaskState.RETRY_SCHEDULED: frozenset(
-        {TaskState.QUEUED, TaskState.CANCELLED, TaskState.TIMED_OUT, TaskState.FAILED}
+        {TaskState.QUEUED, TaskState.WAITING_USER}
+        | {TaskState.SUCCEEDED, TaskState.CANCELLED, TaskState.TIMED_OUT, TaskState.FAILED}
     ),
     # Only an operator's requeue leaves a terminal state, and it begins the next attempt: see `check_transition`.
     TaskState.SUCCEEDED: frozenset(),

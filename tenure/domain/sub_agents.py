@@ -182,7 +182,7 @@ def spec_of_sub_agent(parent: TaskSpec, goal: str, share: Share, seconds_left: f
             max_nano_usd=share.max_nano_usd,
             timeout_seconds=timeout_seconds,
         ),
-        source=replace(parent.source, exclusive=False),
+        source=replace(parent.source, source_run_id="", exclusive=False),
         control=None,
         result_schema_json="",
         start_time=None,

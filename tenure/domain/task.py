@@ -13,6 +13,7 @@ from typing import Final
 
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.timeouts import Timeouts
+from tenure.domain.waits import Escalations
 
 DEFAULT_LOOP: Final = "messages"
 CONTROL_LOOP: Final = "control"
@@ -36,6 +37,7 @@ DEFAULT_MAX_LIVING: Final = 100
 MAX_DEPTH: Final = 8
 MAX_FAN_OUT: Final = 64
 MAX_LIVING: Final = 1000
+MAX_LEASE_TTL_SECONDS: Final = 300.0
 MAX_START_DELAY_SECONDS: Final = 366 * 24 * 3600.0
 
 
@@ -68,6 +70,13 @@ class InDoubtPolicy(StrEnum):
 
     WAIT_FOR_PERSON = "WAIT_FOR_PERSON"
     TELL_MODEL = "TELL_MODEL"
+
+
+class BudgetPolicy(StrEnum):
+    """What happens to a task when a cap of its budget leaves too little for its next model call."""
+
+    END = "END"
+    ASK = "ASK"
 
 
 class MoneyCap(StrEnum):
@@ -132,7 +141,10 @@ class SubAgentLimits:
 
 @dataclass(frozen=True, slots=True)
 class TaskPolicy:
-    """How a task reacts to failures: lost leases, calls in doubt, retries, invalid results and timeouts."""
+    """How a task reacts: to lost leases, calls in doubt, retries, invalid results, timeouts and caps of its budget.
+
+    `lease_ttl_seconds`: how long a worker that sends no renewals keeps the task; 0: as long as its session.
+    """
 
     on_lease_lost: LeaseLostPolicy = LeaseLostPolicy.RESUME
     on_in_doubt: InDoubtPolicy = InDoubtPolicy.WAIT_FOR_PERSON
@@ -140,11 +152,17 @@ class TaskPolicy:
     max_result_corrections: int = DEFAULT_RESULT_CORRECTIONS
     timeouts: Timeouts = field(default_factory=Timeouts)
     sub_agents: SubAgentLimits = SubAgentLimits()
+    escalations: Escalations = Escalations()
+    on_budget: BudgetPolicy = BudgetPolicy.END
+    lease_ttl_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The source of a task. `exclusive`: at most one task of this source is live at a time."""
+    """The source of a task. `exclusive`: at most one task of this source is live at a time.
+
+    A tenant has at most one task with this kind, `source_id` and `source_run_id`, unless `source_run_id` is "".
+    """
 
     kind: SourceKind = SourceKind.MANUAL
     source_id: str = ""

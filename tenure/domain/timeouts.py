@@ -13,7 +13,13 @@ from typing import Final
 
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import Reason, TaskState
-from tenure.domain.waits import MAX_WAIT_SECONDS, WaitDeadlinePolicy, WaitKind, default_timeout_seconds
+from tenure.domain.waits import (
+    MAX_WAIT_SECONDS,
+    WaitDeadlinePolicy,
+    WaitKind,
+    default_timeout_seconds,
+    is_for_person,
+)
 
 MIN_TIMEOUT_SECONDS: Final = 1.0
 MAX_PHASE_SECONDS: Final = 24 * 3600.0
@@ -32,6 +38,8 @@ class Phase(StrEnum):
     WAIT = "WAIT"
     PROGRESS = "PROGRESS"
     TASK = "TASK"
+    WAIT_PERSON = "WAIT_PERSON"
+    WAIT_EVENT = "WAIT_EVENT"
 
     @property
     def field(self) -> str:
@@ -56,6 +64,8 @@ REASONS: Final = {
     Phase.WAIT: Reason.WAIT_EXPIRED,
     Phase.PROGRESS: Reason.WORKER_STUCK,
     Phase.TASK: Reason.DEADLINE_PASSED,
+    Phase.WAIT_PERSON: Reason.WAIT_EXPIRED,
+    Phase.WAIT_EVENT: Reason.WAIT_EXPIRED,
 }
 TIMEOUT_REASONS: Final = frozenset(REASONS.values())
 
@@ -94,6 +104,8 @@ class Timeouts:
     wait: PhaseTimeout = PhaseTimeout()
     progress: PhaseTimeout = PhaseTimeout()
     task: PhaseTimeout = PhaseTimeout()
+    wait_person: PhaseTimeout = PhaseTimeout()
+    wait_event: PhaseTimeout = PhaseTimeout()
 
     def of(self, phase: Phase) -> PhaseTimeout:
         timeout: PhaseTimeout = getattr(self, phase.field)
@@ -104,14 +116,26 @@ class Timeouts:
         default = TimeoutAction.GO_ON if phase in _GOES_ON else TimeoutAction.TIME_OUT
         return self.of(phase).action or default
 
-    def action_of_wait(self, at_deadline: WaitDeadlinePolicy) -> TimeoutAction:
-        """Returns the action of the task's policy, or else the one that the wait itself has."""
+    def of_wait(self, kind: WaitKind) -> PhaseTimeout:
+        """Returns the timeout of waits of a kind: that of waits for a person or for an event goes before `wait`."""
+        own = self.of(phase_of_wait(kind))
+        after_seconds = self.wait.after_seconds if own.after_seconds is None else own.after_seconds
+        return PhaseTimeout(after_seconds, own.action or self.wait.action)
+
+    def action_of_wait(self, kind: WaitKind, at_deadline: WaitDeadlinePolicy) -> TimeoutAction:
+        """Returns the action of the task's policy, or else the one that the wait itself has.
+
+        GO_ON records the missing answer, which ends a task that waits for budget at its cap, whatever the policy. The
+        operator sets deadline and action of an operator's wait.
+        """
+        if kind is WaitKind.BUDGET:
+            return TimeoutAction.GO_ON
         wait_action = TimeoutAction.GO_ON if at_deadline is WaitDeadlinePolicy.GO_ON else TimeoutAction.TIME_OUT
-        return self.wait.action or wait_action
+        return wait_action if kind is WaitKind.OPERATOR else self.of_wait(kind).action or wait_action
 
     def wait_seconds(self, kind: WaitKind, asked_seconds: float) -> float:
         """Returns the timeout of a wait. `asked_seconds`: the wait's own; 0: none was given."""
-        most = self.wait.after_seconds
+        most = None if kind is WaitKind.OPERATOR else self.of_wait(kind).after_seconds
         if not asked_seconds:
             return default_timeout_seconds(kind) if most is None else most
         return asked_seconds if most is None else min(asked_seconds, most)
@@ -127,9 +151,21 @@ class TimeoutTransition:
     retry_delay_seconds: float | None = None
 
 
+WAITS: Final = frozenset({Phase.WAIT, Phase.WAIT_PERSON, Phase.WAIT_EVENT})
+
+
+def phase_of_wait(kind: WaitKind) -> Phase:
+    """Returns the phase of a wait. A wait for sub-agents is neither for a person nor for an event."""
+    if is_for_person(kind):
+        return Phase.WAIT_PERSON
+    return Phase.WAIT_EVENT if kind is WaitKind.EVENT else Phase.WAIT
+
+
 def longest_seconds(phase: Phase) -> float:
     """Returns the upper bound of a phase's timeout."""
-    return {Phase.WAIT: MAX_WAIT_SECONDS, Phase.MODEL_CALL: MAX_MODEL_CALL_SECONDS}.get(phase, MAX_PHASE_SECONDS)
+    if phase in WAITS:
+        return MAX_WAIT_SECONDS
+    return MAX_MODEL_CALL_SECONDS if phase is Phase.MODEL_CALL else MAX_PHASE_SECONDS
 
 
 def after_timeout(

@@ -9,6 +9,8 @@ from enum import StrEnum
 from itertools import islice
 from typing import Final, NamedTuple
 
+from tenure.domain.outputs import TaskOutput
+
 USUAL_OUTPUT_BYTES: Final = 64 * 1024
 """The default output limit of a tool: the model reads at most this much of the output."""
 CUT_MARKER: Final = "\n[cut here: the output was longer than {limit} bytes]"
@@ -94,6 +96,7 @@ class Outcome:
     call_attempt: int = 1
     output_path: str = ""
     usage: ProgramUsage | None = None
+    output: TaskOutput | None = None
 
     @property
     def is_error(self) -> bool:

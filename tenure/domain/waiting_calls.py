@@ -1,16 +1,21 @@
-"""Turns calls into waits: questions to a person, events, sub-agents, and calls that need a person's approval."""
+"""Turns calls into waits: questions to a person, events, sub-agents, and calls that need a person's approval. A task at
+a cap of its budget waits without a call.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from typing import Final
 
+from tenure.domain.budget import Denied
 from tenure.domain.entries import ToolIntent, Transition
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.sub_agents import SPAWN_SUB_AGENTS, read_spawn
+from tenure.domain.task import BudgetPolicy
 from tenure.domain.tool_arguments import Arguments, InvalidArguments, unfit
 from tenure.domain.tools import Outcome
 from tenure.domain.waits import (
+    DEFAULT_OPTIONS,
     MAX_APPROVED_ARGUMENT_BYTES,
     MAX_CONTEXT_CHARACTERS,
     MAX_QUESTION_CHARACTERS,
@@ -40,6 +45,8 @@ _REASONS: Final = {
     WaitKind.TOOL_APPROVAL: Reason.TOOL_NEEDS_APPROVAL,
     WaitKind.EVENT: Reason.EVENT_AWAITED,
     WaitKind.SUB_AGENTS: Reason.SUB_AGENTS_AWAITED,
+    WaitKind.BUDGET: Reason.BUDGET_REQUESTED,
+    WaitKind.OPERATOR: Reason.OPERATOR_WAIT,
 }
 
 
@@ -78,6 +85,22 @@ def move_to_wait(wait: Wait) -> Transition:
     if wait.kind is WaitKind.SUB_AGENTS:
         message = "waits for its sub-agents"
     return Transition(to_state, _REASONS[wait.kind], message, wait=wait)
+
+
+def leave_at_cap(denied: Denied, policy: BudgetPolicy, partial_result: str) -> Transition:
+    """Returns the transition of a task whose reservation is denied for good: its end, or a wait for budget."""
+    if denied.request is None or policy is not BudgetPolicy.ASK:
+        return Transition(denied.ends_as, denied.reason, denied.message, partial_result)
+    wait = Wait(
+        kind=WaitKind.BUDGET,
+        call_id="",
+        question=f"May the task use more budget? {denied.message}."[:MAX_QUESTION_CHARACTERS],
+        options=DEFAULT_OPTIONS,
+        context=partial_result[:MAX_CONTEXT_CHARACTERS],
+        timeout_seconds=default_timeout_seconds(WaitKind.BUDGET),
+        budget_request=denied.request,
+    )
+    return move_to_wait(wait)
 
 
 def _wait_for_approval(intent: ToolIntent) -> Wait | Outcome:

@@ -2,19 +2,24 @@
 
 A wait belongs to one tool call that the tool service does not run yet: a question to a person, an event, sub-agents,
 or a call that needs a person's approval. A wait accepts one answer. The ledger writes the call's outcome together with
-the answer, so the next owner finds the call closed. Only an approved call stays open: the next owner runs it.
+the answer, so the next owner finds the call closed. Only an approved call stays open: the next owner runs it. Waits of
+the kinds in `WITHOUT_CALL` belong to the task itself, and their answer writes no outcome.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from tenure.domain.errors import InvalidRequest, WrongState
+from tenure.domain.budget import Budget, BudgetRequest, missing_of, usd
+from tenure.domain.errors import BudgetExhausted, InvalidRequest, TenureError, WrongState
 from tenure.domain.tools import Outcome, OutcomeStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 DEFAULT_PERSON_SECONDS: Final = 24 * 3600.0
 DEFAULT_EVENT_SECONDS: Final = 2 * 3600.0
@@ -25,6 +30,9 @@ MAX_QUESTION_CHARACTERS: Final = 4000
 MAX_CONTEXT_CHARACTERS: Final = 16_000
 MAX_REFERENCE_CHARACTERS: Final = 200
 MAX_OPTIONS: Final = 20
+MAX_ESCALATION_STEPS: Final = 8
+"""The limit of the steps of one list: the steps of waits for people, or those of waits for events."""
+MAX_ASSIGNEE_CHARACTERS: Final = 200
 MAX_OPTION_CHARACTERS: Final = 200
 MAX_APPROVED_ARGUMENT_BYTES: Final = 256 * 1024
 """The limit of a call that needs approval: its arguments are shown to the person, and kept in the task's row."""
@@ -35,7 +43,10 @@ ALLOW: Final = "allow"
 DENY: Final = "deny"
 EDIT: Final = "edit"
 TOOL_DECISIONS: Final = (ALLOW, DENY, EDIT)
-DEFAULT_OPTIONS: Final = ("approve", "deny")
+APPROVE: Final = "approve"
+CONTINUE: Final = "continue"
+"""The only decision of an operator's wait."""
+DEFAULT_OPTIONS: Final = (APPROVE, DENY)
 
 
 class WaitKind(StrEnum):
@@ -46,6 +57,12 @@ class WaitKind(StrEnum):
     TOOL_APPROVAL = "TOOL_APPROVAL"
     EVENT = "EVENT"
     SUB_AGENTS = "SUB_AGENTS"
+    BUDGET = "BUDGET"
+    OPERATOR = "OPERATOR"
+
+
+WITHOUT_CALL: Final = frozenset({WaitKind.BUDGET, WaitKind.OPERATOR})
+"""The kinds of waits that belong to no call: `call_id` is empty."""
 
 
 class WaitDeadlinePolicy(StrEnum):
@@ -67,7 +84,7 @@ class WaitAnswerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A wait. The ledger sets `wait_id` and `sub_agents`.
+    """A wait. The ledger sets `wait_id` and `sub_agents`. `call_id` is empty for the kinds in `WITHOUT_CALL`.
 
     `timeout_seconds`: the requested timeout. `elapsed_seconds`: the part of it that had passed when the wait began.
     Neither is stored; the row has the deadline.
@@ -87,11 +104,12 @@ class Wait:
     wait_id: str = ""
     sub_agents: tuple[str, ...] = ()
     elapsed_seconds: float = 0.0
+    budget_request: BudgetRequest | None = None
 
     @property
     def is_for_person(self) -> bool:
         """Whether the task becomes WAITING_USER; otherwise WAITING_EXTERNAL."""
-        return self.kind not in _FOR_OTHERS
+        return is_for_person(self.kind)
 
     @property
     def call_digest(self) -> str:
@@ -107,6 +125,33 @@ def call_digest(tool: str, arguments_json: str) -> str:
 _FOR_OTHERS: Final = frozenset({WaitKind.EVENT, WaitKind.SUB_AGENTS})
 
 
+def is_for_person(kind: WaitKind) -> bool:
+    """Whether a person answers waits of this kind."""
+    return kind not in _FOR_OTHERS
+
+
+@dataclass(frozen=True, slots=True)
+class BeginWait:
+    """An operator's request that the task waits for a person. `until`: Unix time, the deadline of the wait."""
+
+    question: str
+    until: float
+    at_deadline: WaitDeadlinePolicy = WaitDeadlinePolicy.GO_ON
+
+    def wait(self, now: float) -> Wait | None:
+        """Returns the wait that begins now, or None if its deadline has passed."""
+        if self.until <= now:
+            return None
+        return Wait(
+            WaitKind.OPERATOR,
+            "",
+            self.question,
+            (CONTINUE,),
+            at_deadline=self.at_deadline,
+            timeout_seconds=self.until - now,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class WaitAnswer:
     """An answer to a wait."""
@@ -117,10 +162,69 @@ class WaitAnswer:
     edited_arguments_json: str = ""
     extra_budget_tokens: int = 0
     call_digest: str = ""
+    extra_budget_nano_usd: int = 0
 
 
 NO_ANSWER: Final = WaitAnswer(WaitAnswerKind.NO_ANSWER)
 SUB_AGENTS_ENDED: Final = WaitAnswer(WaitAnswerKind.SUB_AGENTS)
+
+
+class EscalationAction(StrEnum):
+    """What one step of an escalation does besides its entry and its event."""
+
+    EVENT_ONLY = "EVENT_ONLY"
+    ASSIGNEE = "ASSIGNEE"
+    QUEUE = "QUEUE"
+    PRIORITY = "PRIORITY"
+    CLOSE_OUT = "CLOSE_OUT"
+
+
+@dataclass(frozen=True, slots=True)
+class EscalationStep:
+    """One step. `after_seconds`: since the wait began. `target`: the assignee, queue or priority; else empty."""
+
+    after_seconds: float
+    action: EscalationAction = EscalationAction.EVENT_ONLY
+    target: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Escalations:
+    """The steps of a task's waits. Waits for sub-agents have none: the limits of the sub-agents end them."""
+
+    person: tuple[EscalationStep, ...] = ()
+    event: tuple[EscalationStep, ...] = ()
+
+    def steps_of(self, kind: WaitKind) -> tuple[EscalationStep, ...]:
+        """Returns the steps of a wait of this kind, in their order."""
+        if kind is WaitKind.EVENT:
+            return self.event
+        return () if kind in _FOR_OTHERS else self.person
+
+
+def next_step(steps: Sequence[EscalationStep], taken: int, timeout_seconds: float) -> EscalationStep | None:
+    """Returns the step after the `taken` first ones, or None.
+
+    A step at the deadline or later never comes, because the deadline ends the wait. A step that was taken is never
+    taken again, so a sweep that finds several steps due takes them one after the other.
+    """
+    step = steps[taken] if taken < len(steps) else None
+    return step if step is not None and step.after_seconds < timeout_seconds else None
+
+
+def problems_of_steps(steps: Sequence[EscalationStep]) -> Iterator[tuple[int, str]]:
+    """Yields the index of each wrong step and its problem. A list that is too long has the index of its last step."""
+    if len(steps) > MAX_ESCALATION_STEPS:
+        yield len(steps) - 1, f"at most {MAX_ESCALATION_STEPS} steps"
+    before = 0.0
+    for index, step in enumerate(steps):
+        if not MIN_WAIT_SECONDS <= step.after_seconds <= MAX_WAIT_SECONDS:
+            yield index, f"after must be {MIN_WAIT_SECONDS:g} s to {MAX_WAIT_SECONDS:g} s"
+        if index and step.after_seconds <= before:
+            yield index, "after must be later than that of the step before"
+        if index and steps[index - 1].action is EscalationAction.CLOSE_OUT:
+            yield index, "must not follow a close_out, which ends the wait"
+        before = step.after_seconds
 
 
 def default_timeout_seconds(kind: WaitKind) -> float:
@@ -139,9 +243,53 @@ def refuse_answer(wait: Wait, answer: WaitAnswer) -> InvalidRequest | None:
         return _invalid("decision", f"must be one of the wait's options: {choices}")
     if wait.kind is WaitKind.TOOL_APPROVAL and not answer.call_digest:
         return _invalid("call_digest", "must repeat the wait's call_digest, as GetTask and ListTasks return it")
-    if answer.kind is WaitAnswerKind.REPLY and wait.kind is WaitKind.TOOL_APPROVAL:
+    if answer.kind is WaitAnswerKind.REPLY and wait.kind in {WaitKind.TOOL_APPROVAL, *WITHOUT_CALL}:
         return _invalid("reply", f"this wait accepts a decision: {', '.join(wait.options)}")
+    if ends_at_cap(wait, answer) and (answer.extra_budget_tokens or answer.extra_budget_nano_usd):
+        return _invalid("decision", "a refusal of budget cannot raise a cap: approve, or leave the amounts out")
     return _refuse_edit(wait, answer)
+
+
+def grant_of(wait: Wait, answer: WaitAnswer) -> WaitAnswer:
+    """Returns the answer with the amounts that it grants: an approval of budget without amounts grants the suggested
+    ones.
+    """
+    request = wait.budget_request
+    approves = request is not None and answer.text == APPROVE
+    if request is None or not approves or answer.extra_budget_tokens or answer.extra_budget_nano_usd:
+        return answer
+    return replace(
+        answer,
+        extra_budget_tokens=request.suggested_tokens,
+        extra_budget_nano_usd=request.suggested_nano_usd,
+    )
+
+
+def refuse_grant(wait: Wait, answer: WaitAnswer, root: Budget, own: Budget) -> TenureError | None:
+    """Returns the error if the amounts of an answer raise no cap, or too little for the waiting task to continue."""
+    tokens, nano_usd = answer.extra_budget_tokens, answer.extra_budget_nano_usd
+    if nano_usd and not (root.is_capped_in_money or own.is_capped_in_money):
+        return _invalid("extra_budget_nano_usd", "the task has no cap in money that could be raised")
+    if wait.budget_request is None or ends_at_cap(wait, answer):
+        return None
+    raised = [budget.raised(tokens, nano_usd) for budget in (root, own)]
+    missing_tokens, missing_nano_usd = map(
+        max, zip(*(missing_of(budget, wait.budget_request) for budget in raised), strict=True)
+    )
+    if not missing_tokens and not missing_nano_usd:
+        return None
+    more = [f"{missing_tokens:,} tokens"] if missing_tokens else []
+    more += [usd(missing_nano_usd)] if missing_nano_usd else []
+    return BudgetExhausted(
+        f"the grant is too small for the next model call: grant at least {' and '.join(more)} more",
+        reason=wait.budget_request.limit,
+        metadata={"missing_tokens": str(missing_tokens), "missing_nano_usd": str(missing_nano_usd)},
+    )
+
+
+def ends_at_cap(wait: Wait, answer: WaitAnswer) -> bool:
+    """Whether the answer ends the task at its cap: a person refuses the budget, or no answer came in time."""
+    return wait.kind is WaitKind.BUDGET and answer.text != APPROVE
 
 
 def refuse_other_wait(wait: Wait | None, wait_id: str, answer: WaitAnswer, state: str) -> WrongState | None:

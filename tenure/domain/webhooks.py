@@ -23,9 +23,12 @@ TEST_EVENT: Final = "webhook.test"
 MISSED_EVENT: Final = "webhook.missed"
 CANCEL_REQUESTED_EVENT: Final = "task.cancel_requested"
 BUDGET_WARNING_EVENT: Final = "task.budget_warning"
+QUOTA_WARNING_EVENT: Final = "task.quota_warning"
+WAIT_ESCALATED_EVENT: Final = "task.wait_escalated"
 WARNING_EVENTS: Final = {
     Reason.BUDGET_WARNING: BUDGET_WARNING_EVENT,
-    Reason.QUOTA_WARNING: "task.quota_warning",
+    Reason.QUOTA_WARNING: QUOTA_WARNING_EVENT,
+    Reason.WAIT_ESCALATED: WAIT_ESCALATED_EVENT,
 }
 """The event types of warnings, which change no state, by their reason."""
 
@@ -49,6 +52,17 @@ _LONG_TEXTS: Final = (
 _SHORT_BYTES: Final = 1000
 _ELLIPSIS: Final = " …"
 _GONE: Final = 410
+_SLACK_TRIES_AGAIN: Final = frozenset({408, 425, 429})
+_SMTP_OPERATOR: Final = frozenset({503, 530, 534, 535, 538})
+"""SMTP replies that ask for a login or for TLS: the operator's settings are wrong, not the e-mail."""
+
+
+class WebhookKind(StrEnum):
+    """Where the deliveries of a webhook go."""
+
+    STANDARD = "STANDARD"  # a signed request by the Standard Webhooks convention
+    SLACK = "SLACK"  # a message in the format of Slack's incoming webhooks
+    EMAIL = "EMAIL"
 
 
 class DeliveryState(StrEnum):
@@ -57,6 +71,14 @@ class DeliveryState(StrEnum):
     PENDING = "PENDING"
     DELIVERED = "DELIVERED"
     DEAD = "DEAD"
+
+
+class FailureKind(StrEnum):
+    """What a failed attempt means for its delivery."""
+
+    TEMPORARY = "TEMPORARY"  # another attempt may succeed
+    FINAL = "FINAL"  # no attempt can succeed: the delivery is dead at once
+    GONE = "GONE"  # the endpoint wants no more deliveries: the webhook is paused
 
 
 class GapReason(StrEnum):
@@ -120,6 +142,9 @@ def body_of(event: str, moment: datetime, data: dict[str, Any], most_bytes: int 
         if _cut(data, path, excess + 200):
             cut.append(".".join(("task", *path)))
         text = _compact({**payload, "truncated": sorted(cut)})
+    if len(text.encode()) > most_bytes and (data.get("task") or {}).pop("outputs", None):
+        cut.append("task.outputs")
+        text = _compact({**payload, "truncated": sorted(cut)})
     if len(text.encode()) > most_bytes:
         # Arguments, labels and waits can be long too: then the receiver reads the task by its id.
         data.pop("task", None)
@@ -154,15 +179,36 @@ def _compact(value: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WebhookResponse:
-    """The result of one attempt: an HTTP status, or 0 and the problem."""
+    """The result of one attempt: a status of HTTP or SMTP, or 0 and the problem.
+
+    `accepted_addresses`: of an e-mail, the recipients that accepted it in this attempt.
+    """
 
     status: int = 0
     problem: str = ""
     retry_after_seconds: float | None = None
+    failure: FailureKind = FailureKind.TEMPORARY
+    accepted_addresses: tuple[str, ...] = ()
 
     @property
     def received(self) -> bool:
         return 200 <= self.status < 300
+
+
+def http_failure(kind: WebhookKind, status: int) -> FailureKind:
+    """Returns what a status other than 2xx means. Slack answers a wrong request or a deleted webhook with 400 to 404;
+    other endpoints may be in the middle of a repair, so that every status but 410 is worth another attempt.
+    """
+    if status == _GONE:
+        return FailureKind.GONE
+    is_final = kind is WebhookKind.SLACK and 400 <= status < 500 and status not in _SLACK_TRIES_AGAIN
+    return FailureKind.FINAL if is_final else FailureKind.TEMPORARY
+
+
+def smtp_failure(code: int) -> FailureKind:
+    """Returns what a refusal of the sender, of a recipient or of the message means."""
+    is_final = 500 <= code < 600 and code not in _SMTP_OPERATOR
+    return FailureKind.FINAL if is_final else FailureKind.TEMPORARY
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +230,9 @@ def decide_delivery(
     """
     if answer.received:
         return DeliveryVerdict(DeliveryState.DELIVERED)
-    if answer.status == _GONE:
+    if answer.failure is FailureKind.GONE:
         return DeliveryVerdict(DeliveryState.PENDING, pause_code=PauseCode.GONE)
-    if attempts >= policy.max_attempts:
+    if answer.failure is FailureKind.FINAL or attempts >= policy.max_attempts:
         return DeliveryVerdict(DeliveryState.DEAD)
     retry_after = min(answer.retry_after_seconds or 0.0, LONGEST_RETRY_AFTER_SECONDS)
     wait = policy.wait_seconds(attempts, random_fraction, retry_after)

@@ -15,7 +15,7 @@ gRPC, from the caller to the handler and back:
 rpc_client.py            channels whose calls raise domain errors and carry the tenant and the trace
 rpc_options.py           keepalive, message sizes, connection age and reconnects, for clients and servers
 rpc_server.py            the server: health, reflection, drain
-rpc_interceptor.py       around each handler: tenant, trace, validation, errors, metrics
+rpc_interceptor.py       around each handler: access, tenant, trace, validation, errors, metrics
 request_context.py       the tenant and the trace of the current request
 rpc_status.py            domain errors as gRPC statuses, and back
 retrying.py              retries of an operation by a RetryPolicy
@@ -28,6 +28,12 @@ dedicated_connection.py  a connection for one writing loop
 batching.py              group commit: many items in one write
 sql.py                   named statements and migrations
 
+Security:
+security.py              the security of one process, made from its settings
+access_control.py        authenticates callers and applies the access rule of each method
+tls.py                   mutual TLS with certificates that can be replaced
+certificates.py          makes a certificate authority and certificates
+
 Others:
 signing.py               signatures of fencing tokens
 outbound_http.py         an HTTP client for untrusted servers
@@ -36,5 +42,6 @@ failpoints.py            failpoints, all in one list
 What to touch when:
 - a domain error gets a new class: `CODES` in rpc_status.py
 - a service gets a new failpoint: `declare` in failpoints.py
+- a method is added: its `option (access)` in protos/, and its row in tests/security/matrix.tsv
 - every service gets a new setting: `CommonSettings` in service.py
 """

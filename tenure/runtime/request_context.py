@@ -46,11 +46,11 @@ def as_tenant(tenant: str) -> Iterator[None]:
         _TENANT.set(before)
 
 
-def tenant_from(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-    """Returns the tenant in the metadata of a call, or `default`. Raises InvalidRequest for two different tenants."""
+def named_tenant(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
+    """Returns the tenant that a call's metadata names, or None. Raises InvalidRequest for two different tenants."""
     named = {value for key, value in metadata or () if key == TENANT_KEY}
     if not named:
-        return DEFAULT_TENANT
+        return None
     if len(named) > 1:
         raise InvalidRequest(violations=[(TENANT_KEY, "must be given once")])
     value = named.pop()

@@ -26,21 +26,33 @@ from tenure.runtime.rpc_status import OUTCOME_UNKNOWN, PeerFailed, from_rpc_erro
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
 
+    from tenure.runtime.settings import Secret
+    from tenure.runtime.tls import ChannelTls
+
+AUTHORIZATION: Final = "authorization"
+"""The metadata key of a client's API key."""
 PEER: Final = "peer"
 """The metadata key of an error for the name of the peer that did not answer, if the channel has that name."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallRules:
-    """The defaults of all calls of one channel. `peer`: the name of the service at the other end, for messages."""
+    """The defaults of all calls of one channel. `peer`: the name of the service at the other end, for messages.
+
+    `tenant`: "" for none, if the server knows it from the key.
+    """
 
     default_timeout_seconds: float | None
     tenant: str | None = None
     peer: str = ""
+    api_key: Secret | None = None
 
-    def tenant_to_send(self) -> str:
-        """Returns the fixed tenant of the channel, or else the tenant of the current request."""
-        return self.tenant or current_tenant()
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Returns the tenant (the channel's, or else that of the current request), the key and the trace of a call."""
+        tenant = current_tenant() if self.tenant is None else self.tenant
+        named = ((TENANT_KEY, tenant),) if tenant else ()
+        key = ((AUTHORIZATION, f"Bearer {self.api_key.reveal()}"),) if self.api_key else ()
+        return (*named, *key, *trace_metadata())
 
     def timeout(self, seconds: float | None, *, needed: bool) -> float | None:
         """Returns the timeout of a call. Raises TypeError for a unary call without one, which could wait forever."""
@@ -68,7 +80,7 @@ def wrapped(multicallable: Any, rules: CallRules, *, needs_timeout: bool) -> Cal
         **options: Any,
     ) -> TranslatedCall:
         seconds = rules.timeout(timeout, needed=needs_timeout)
-        call_metadata = (*(metadata or ()), (TENANT_KEY, rules.tenant_to_send()), *trace_metadata())
+        call_metadata = (*(metadata or ()), *rules.metadata())
         return TranslatedCall(multicallable(*request, timeout=seconds, metadata=call_metadata, **options), rules)
 
     return call
@@ -170,9 +182,10 @@ class TenureChannel(grpc.aio.Channel):
         default_timeout_seconds: float | None = None,
         tenant: str | None = None,
         peer: str = "",
+        api_key: Secret | None = None,
     ) -> None:
         self.raw = channel
-        self._rules = CallRules(default_timeout_seconds, tenant, peer)
+        self._rules = CallRules(default_timeout_seconds, tenant, peer, api_key)
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
         """As gRPC, with a `TranslatedCall`: await it for the response."""
@@ -217,27 +230,35 @@ def open_channel(
     addresses: str | Sequence[str],
     *,
     default_timeout_seconds: float | None = None,
+    tls: ChannelTls | None = None,
     credentials: grpc.ChannelCredentials | None = None,
     keepalive: Keepalive | None = None,
     max_message_bytes: int = 4 * 1024 * 1024,
     tenant: str | None = None,
     peer: str = "",
+    api_key: Secret | None = None,
 ) -> TenureChannel:
     """Opens a channel to `host:port` (all addresses that the name resolves to) or to several `ip:port`, used in turn.
 
     `addresses`: a sequence, or one string with commas.
+    `tls`: mutual TLS with a process of the installation; `credentials`: those for another server.
     `tenant`: the tenant of all calls. Without it, each call has the tenant of the current request.
+    `api_key`: the identity of a client of the gateway.
     `peer`: the name of the service, which a TryLater error of a call has in its metadata under `PEER`.
 
     It needs a running event loop. Raises ValueError for several addresses that are not all IP addresses.
     """
     target = target_of(addresses.split(",") if isinstance(addresses, str) else addresses)
     options = channel_options(keepalive or Keepalive(), max_message_bytes)
-    if credentials is None:
+    if tls is not None:
+        channel = grpc.aio.secure_channel(target, tls.credentials(), options=[*options, *tls.options()])
+    elif credentials is None:
         channel = grpc.aio.insecure_channel(target, options=options)
     else:
         channel = grpc.aio.secure_channel(target, credentials, options=options)
-    return TenureChannel(channel, default_timeout_seconds=default_timeout_seconds, tenant=tenant, peer=peer)
+    return TenureChannel(
+        channel, default_timeout_seconds=default_timeout_seconds, tenant=tenant, peer=peer, api_key=api_key
+    )
 
 
 def target_of(addresses: Sequence[str]) -> str:

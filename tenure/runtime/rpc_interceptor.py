@@ -1,8 +1,9 @@
-"""The interceptor of every Tenure server: errors, tenant, trace, validation and metrics of each RPC.
+"""The interceptor of every Tenure server: access, errors, tenant, trace, validation and metrics of each RPC.
 
-It wraps the handlers of all four arities exactly once. Domain errors become statuses. Any other exception is a bug: the
-client gets INTERNAL without details, and the log gets the stack. The interceptor sets the context variables of tenant
-and trace, validates requests, and counts calls under the metric names of go-grpc-middleware.
+It wraps the handlers of all four arities exactly once. A call is admitted, then its request is validated, then its
+handler runs. Domain errors become statuses. Any other exception is a bug: the client gets INTERNAL without details, and
+the log gets the stack. The interceptor sets the context variables of tenant and trace, and counts calls under the
+metric names of go-grpc-middleware.
 
 Messages of a stream are validated and counted inside the (de)serializers, which saves an await per frame. So the read
 of a stream's handler raises InvalidRequest for an invalid message, and the handler may answer it or let it end the
@@ -13,8 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from inspect import isasyncgenfunction, iscoroutinefunction
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
@@ -24,11 +27,12 @@ from google.protobuf.message import DecodeError
 
 from tenure.domain.errors import InvalidRequest, TenureError
 from tenure.runtime import metrics
-from tenure.runtime.request_context import continue_trace, set_tenant, tenant_from
+from tenure.runtime.access_control import AccessControl, Metadata
+from tenure.runtime.request_context import continue_trace, set_tenant
 from tenure.runtime.rpc_status import code_of, to_status
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator
 
     Handler = grpc.RpcMethodHandler[Any, Any]
     Context = grpc.aio.ServicerContext[Any, Any]
@@ -56,8 +60,20 @@ async def examine_nothing(_request: Any) -> None:
     """Checks nothing, for a server whose requests need no slow check."""
 
 
+Admission = Callable[[Any, Metadata], Awaitable[str | None]]
+"""Returns the tenant of a call, or None for a method without tenants. Raises the refusal."""
+
+
+def _no_readmission(_context: Any, _metadata: Metadata) -> AbstractAsyncContextManager[None]:
+    return nullcontext()
+
+
+async def _admit_everyone(_context: Any, _metadata: Metadata) -> None:
+    """Admits every call."""
+
+
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """The interceptor. `validate` gets every request message and raises InvalidRequest.
+    """The interceptor. `access` admits each call; `validate` gets every request message and raises InvalidRequest.
 
     `examine` makes checks that must not run in the event loop. It gets the requests of methods with a single request,
     after `validate` has accepted them.
@@ -65,10 +81,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(
         self,
+        access: AccessControl,
         validate: Callable[[Any], None] = accept_everything,
         examine: Callable[[Any], Awaitable[None]] = examine_nothing,
     ) -> None:
-        self._validate, self._examine = validate, examine
+        self._access, self._validate, self._examine = access, validate, examine
         self._wrapped: dict[str, tuple[Handler, Handler]] = {}
 
     async def intercept_service(
@@ -86,12 +103,22 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             known = self._wrapped[method] = (handler, self._wrap(method, handler))
         return known[1]
 
+    def _admission(self, method: str) -> Admission:
+        if not method.startswith("/grpc."):
+            return partial(self._access.admit, method)
+        if method.startswith("/grpc.reflection."):
+            return self._access.admit_reflection
+        return _admit_everyone  # health, for load balancers
+
     def _wrap(self, method: str, handler: Handler) -> Handler:
         arity = _ARITY[bool(handler.request_streaming), bool(handler.response_streaming)]
         behaviour = getattr(handler, arity)
         is_tenure = not method.startswith("/grpc.")  # health and reflection have no tenants and no validators
         validate, examine = (self._validate, self._examine) if is_tenure else (accept_everything, examine_nothing)
-        call = _Method(_MethodMetrics.of(method, _GRPC_TYPE[arity]), validate, examine, is_tenure)
+        is_stream = is_tenure and arity != "unary_unary"
+        readmission = partial(self._access.readmission, method) if is_stream else _no_readmission
+        admission = self._admission(method)
+        call = _Method(_MethodMetrics.of(method, _GRPC_TYPE[arity]), validate, examine, admission, readmission)
         wrap = {
             "unary_unary": call.answering_once,
             "unary_stream": call.answering_many,
@@ -141,7 +168,8 @@ class _Method:
     metrics: _MethodMetrics
     validate: Callable[[Any], None]
     examine: Callable[[Any], Awaitable[None]]
-    has_tenant: bool
+    admit: Admission
+    readmission: Callable[[Any, Metadata], AbstractAsyncContextManager[None]]
 
     def answering_once(self, behaviour: Callable[..., Any], *, validates: bool) -> Callable[..., Any]:
         _must_be(iscoroutinefunction(behaviour), behaviour)
@@ -202,11 +230,12 @@ class _Method:
         self.metrics.started.value += 1
         began, code = perf_counter(), grpc.StatusCode.OK
         try:
-            if self.has_tenant:
-                metadata = context.invocation_metadata()
-                set_tenant(tenant_from(metadata))
+            metadata = context.invocation_metadata()
+            if (tenant := await self.admit(context, metadata)) is not None:
+                set_tenant(tenant)
                 continue_trace(metadata)
-            yield
+            async with self.readmission(context, metadata):
+                yield
             code = _code_of_context(context)
         except (asyncio.CancelledError, GeneratorExit):
             code = grpc.StatusCode.CANCELLED

@@ -1,6 +1,6 @@
 """The gRPC server of every Tenure process, with the error interceptor, health, reflection and an orderly drain.
 
-    server = RpcServer("0.0.0.0:8472", validate=validate, stopping=process.stopping)
+    server = RpcServer("0.0.0.0:8472", security=security, validate=validate, stopping=process.stopping)
     server.add("tenure.v1.CheckpointService", add_CheckpointServiceServicer_to_server, servicer)
     async with server:
         …  # server.address is the bound address
@@ -22,6 +22,7 @@ from grpc_reflection.v1alpha._async import ReflectionServicer
 from tenure.domain.errors import NotFound, Unavailable
 from tenure.runtime.rpc_interceptor import ErrorInterceptor, accept_everything, examine_nothing
 from tenure.runtime.rpc_options import Keepalive, ServerLimits
+from tenure.runtime.security import NO_SECURITY, Security
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -103,10 +104,10 @@ class RpcServer:
         self,
         address: str,
         *,
+        security: Security = NO_SECURITY,
         validate: Callable[[Any], None] = accept_everything,
         examine: Callable[[Any], Awaitable[None]] = examine_nothing,
         stopping: asyncio.Event | None = None,
-        credentials: grpc.ServerCredentials | None = None,
         limits: ServerLimits | None = None,
         keepalive: Keepalive | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
@@ -114,11 +115,12 @@ class RpcServer:
         serving: bool = True,
         grace_seconds: float = 10.0,
     ) -> None:
+        self._access = security.access_control()
         options = [*(limits or ServerLimits()).options(), *(keepalive or Keepalive()).options()]
         self._server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(validate, examine), *interceptors], options=options
+            interceptors=[ErrorInterceptor(self._access, validate, examine), *interceptors], options=options
         )
-        self._address_setting, self._credentials = address, credentials
+        self._address_setting, self._credentials = address, security.server_credentials()
         self._reflection_enabled, self._grace_seconds = reflection_enabled, grace_seconds
         self._serving = serving
         self._services: list[str] = []
@@ -127,7 +129,11 @@ class RpcServer:
         self.stopping = stopping or asyncio.Event()
 
     def add(self, service: str, register: Callable[[_Servicer, grpc.aio.Server], Any], servicer: _Servicer) -> None:
-        """Registers `servicer` for `service` (the full name) with the generated `add_…Servicer_to_server`."""
+        """Registers `servicer` for `service` (the full name) with the generated `add_…Servicer_to_server`.
+
+        Raises ValueError for a service with a method without an access rule.
+        """
+        self._access.add(service)
         register(servicer, self._server)
         self._services.append(service)
 

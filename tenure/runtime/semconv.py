@@ -15,7 +15,6 @@ EXECUTE_TOOL: Final = "execute_tool"
 
 OPERATION_NAME: Final = "gen_ai.operation.name"
 PROVIDER_NAME: Final = "gen_ai.provider.name"
-PROVIDER_ANTHROPIC: Final = "anthropic"
 CONVERSATION_ID: Final = "gen_ai.conversation.id"
 AGENT_NAME: Final = "gen_ai.agent.name"
 

@@ -22,8 +22,9 @@ from tenure.runtime import failpoints as failpoint
 from tenure.runtime.logs import FORMATS, configure_logs
 from tenure.runtime.process import ExitCode, Process, run
 from tenure.runtime.rpc_server import RpcServer
-from tenure.runtime.settings import SHARED_PREFIX, describe, load, setting
+from tenure.runtime.settings import SHARED_PREFIX, describe, group, load, setting
 from tenure.runtime.telemetry import telemetry
+from tenure.runtime.tls import MutualTlsSettings
 
 _log: Final = logging.getLogger(__name__)
 
@@ -34,7 +35,11 @@ class CommonSettings:
 
     failpoints: str = setting("failpoints to arm, for tests", default="")
     log_format: str = setting("format of the log", default="json", choices=FORMATS)
+    allow_insecure_network: bool = setting(
+        "serve addresses that other machines reach without TLS and authentication", default=False
+    )
     log_level: str = setting("lowest level to log", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+    tls: MutualTlsSettings = group(MutualTlsSettings, "TENURE_TLS_")
 
 
 class ServiceSettings(Protocol):

@@ -153,8 +153,14 @@ def setting(
 
 
 def group(kind: type[_Settings], prefix: str = SHARED_PREFIX) -> _Settings:
-    """Declares a field whose type is another settings class, read under `prefix`."""
-    shared: _Settings = field(metadata={"group": kind, "prefix": prefix})
+    """Declares a field whose type is another settings class, read under `prefix`.
+
+    If all settings of the class have defaults, the field has the default too.
+    """
+    declared: list[Any] = list(fields(kind))  # type: ignore[arg-type]  # a dataclass
+    has_defaults = all(one.default is not MISSING or one.default_factory is not MISSING for one in declared)
+    default: Any = {"default_factory": kind} if has_defaults else {}
+    shared: _Settings = field(metadata={"group": kind, "prefix": prefix}, **default)
     return shared
 
 

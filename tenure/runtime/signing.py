@@ -187,9 +187,36 @@ def write_key_pair(private_path: Path, public_path: Path, key_id: str) -> None:
     raw = key.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
     private_path.touch(mode=0o600, exist_ok=False)
     private_path.write_text(json.dumps({"key_id": key_id, "private_key": base64.b64encode(raw).decode()}))
-    known = json.loads(public_path.read_text())["keys"] if public_path.exists() else []
     public = base64.b64encode(key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)).decode()
-    # Replaced atomically: running services read this file and must not see half of it.
+    _write_keys(public_path, [*_stored_keys(public_path), {"key_id": key_id, "public_key": public}])
+
+
+def next_key_path(private_path: Path) -> Path:
+    """Returns the place of a rotation's new private key until the services know its public key."""
+    return private_path.with_name(f"{private_path.name}.next")
+
+
+def withdraw_key(private_path: Path, public_path: Path, key_id: str) -> None:
+    """Removes a public key: tokens that it signed verify no longer.
+
+    Raises ValueError if the key is not in the file, or if coordinators sign with it, now or after the rotation.
+    """
+    known = _stored_keys(public_path)
+    if key_id not in {item["key_id"] for item in known}:
+        raise ValueError(f"{public_path} has no key {key_id}")
+    for path in (private_path, next_key_path(private_path)):
+        if path.exists() and Signer.load(path).key_id == key_id:
+            raise ValueError(f"the key {key_id} is in use ({path}): rotate the key first")
+    _write_keys(public_path, [item for item in known if item["key_id"] != key_id])
+
+
+def _stored_keys(public_path: Path) -> list[dict[str, str]]:
+    keys: list[dict[str, str]] = json.loads(public_path.read_text())["keys"] if public_path.exists() else []
+    return keys
+
+
+def _write_keys(public_path: Path, keys: list[dict[str, str]]) -> None:
+    """Replaces the file atomically: running services read this file and must not see half of it."""
     fresh = public_path.with_name(f".{public_path.name}.new")
-    fresh.write_text(json.dumps({"keys": [*known, {"key_id": key_id, "public_key": public}]}, indent=2))
+    fresh.write_text(json.dumps({"keys": keys}, indent=2))
     fresh.replace(public_path)

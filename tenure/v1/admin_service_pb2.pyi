@@ -718,9 +718,11 @@ class CloseOutTaskRequest(message.Message):
     reason: builtins.str
     """The reason; 1 to 1,000 characters."""
     to_state: task_pb2.TaskState.ValueType
-    """The terminal state: FAILED, TIMED_OUT or CANCELLED."""
+    """The terminal state: SUCCEEDED, FAILED, TIMED_OUT or CANCELLED."""
     result: builtins.str
-    """The result; empty: the agent's last text. At most 256 KiB."""
+    """The result; empty: the agent's last text. At most 256 KiB. SUCCEEDED needs a result, which fits the result schema of
+    the task, if it has one.
+    """
     def __init__(
         self,
         *,
@@ -739,6 +741,72 @@ class CloseOutTaskRequest(message.Message):
 @typing.final
 class CloseOutTaskResponse(message.Message):
     """The task will end."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def task(self) -> task_pb2.Task:
+        """The task after the request."""
+
+    def __init__(
+        self,
+        *,
+        task: task_pb2.Task | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class BeginWaitRequest(message.Message):
+    """The wait to begin."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    QUESTION_FIELD_NUMBER: builtins.int
+    UNTIL_FIELD_NUMBER: builtins.int
+    AT_DEADLINE_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """The task."""
+    request_id: builtins.str
+    """The caller's id of this request, up to 128 characters: a repeat gets the first answer. Empty: the server creates
+    one.
+    """
+    reason: builtins.str
+    """The reason; 1 to 1,000 characters."""
+    question: builtins.str
+    """What the task waits for; 1 to 4,000 characters."""
+    at_deadline: task_pb2.WaitDeadlinePolicy.ValueType
+    """What follows at the deadline; UNSPECIFIED: GO_ON."""
+    @builtins.property
+    def until(self) -> timestamp_pb2.Timestamp:
+        """The deadline of the wait; at most 30 days from now."""
+
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        request_id: builtins.str = ...,
+        reason: builtins.str = ...,
+        question: builtins.str = ...,
+        until: timestamp_pb2.Timestamp | None = ...,
+        at_deadline: task_pb2.WaitDeadlinePolicy.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["until", b"until"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["at_deadline", b"at_deadline", "question", b"question", "reason", b"reason", "request_id", b"request_id", "task_id", b"task_id", "until", b"until"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class BeginWaitResponse(message.Message):
+    """The wait is recorded."""
 
     DESCRIPTOR: descriptor.Descriptor
 

@@ -91,6 +91,11 @@ class AdminServiceStub:
                 request_serializer=tenure_dot_v1_dot_admin__service__pb2.CloseOutTaskRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_admin__service__pb2.CloseOutTaskResponse.FromString,
                 _registered_method=True)
+        self.BeginWait = channel.unary_unary(
+                '/tenure.v1.AdminService/BeginWait',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.BeginWaitRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.BeginWaitResponse.FromString,
+                _registered_method=True)
         self.TransferTask = channel.unary_unary(
                 '/tenure.v1.AdminService/TransferTask',
                 request_serializer=tenure_dot_v1_dot_admin__service__pb2.TransferTaskRequest.SerializeToString,
@@ -216,6 +221,16 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def BeginWait(self, request, context):
+        """Lets a task wait for a person: a QUEUED or RETRY_SCHEDULED task at once, a RUNNING task when its worker has lost it,
+        as by TransferTask. ResumeTask ends the wait with the decision "continue". FAILED_PRECONDITION / WRONG_STATE {state}:
+        the task waits already, has ended or has a pending ending. UNAVAILABLE / STILL_HELD: the wait is recorded, and its
+        worker still has the task; repeat the request with the same request_id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def TransferTask(self, request, context):
         """Transfers a running task from its worker: the task is queued, which does not count as a crash, and continues on
         another worker from its last commit. The worker is notified, and is fenced in any case. FAILED_PRECONDITION /
@@ -328,6 +343,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.CloseOutTask,
                     request_deserializer=tenure_dot_v1_dot_admin__service__pb2.CloseOutTaskRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_admin__service__pb2.CloseOutTaskResponse.SerializeToString,
+            ),
+            'BeginWait': grpc.unary_unary_rpc_method_handler(
+                    servicer.BeginWait,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.BeginWaitRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.BeginWaitResponse.SerializeToString,
             ),
             'TransferTask': grpc.unary_unary_rpc_method_handler(
                     servicer.TransferTask,
@@ -659,6 +679,33 @@ class AdminService:
             '/tenure.v1.AdminService/CloseOutTask',
             tenure_dot_v1_dot_admin__service__pb2.CloseOutTaskRequest.SerializeToString,
             tenure_dot_v1_dot_admin__service__pb2.CloseOutTaskResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BeginWait(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.AdminService/BeginWait',
+            tenure_dot_v1_dot_admin__service__pb2.BeginWaitRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.BeginWaitResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -75,6 +75,12 @@ class AdminServiceStub:
     """Requests a task's end, as a cancel does, with another state: acknowledged once it is recorded. FAILED_PRECONDITION
     / WRONG_STATE {state} after the end.
     """
+    BeginWait: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.BeginWaitRequest, _admin_service_pb2.BeginWaitResponse]
+    """Lets a task wait for a person: a QUEUED or RETRY_SCHEDULED task at once, a RUNNING task when its worker has lost it,
+    as by TransferTask. ResumeTask ends the wait with the decision "continue". FAILED_PRECONDITION / WRONG_STATE {state}:
+    the task waits already, has ended or has a pending ending. UNAVAILABLE / STILL_HELD: the wait is recorded, and its
+    worker still has the task; repeat the request with the same request_id.
+    """
     TransferTask: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.TransferTaskRequest, _admin_service_pb2.TransferTaskResponse]
     """Transfers a running task from its worker: the task is queued, which does not count as a crash, and continues on
     another worker from its last commit. The worker is notified, and is fenced in any case. FAILED_PRECONDITION /
@@ -153,6 +159,12 @@ class AdminServiceAsyncStub(AdminServiceStub):
     CloseOutTask: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.CloseOutTaskRequest, _admin_service_pb2.CloseOutTaskResponse]  # type: ignore[assignment]
     """Requests a task's end, as a cancel does, with another state: acknowledged once it is recorded. FAILED_PRECONDITION
     / WRONG_STATE {state} after the end.
+    """
+    BeginWait: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.BeginWaitRequest, _admin_service_pb2.BeginWaitResponse]  # type: ignore[assignment]
+    """Lets a task wait for a person: a QUEUED or RETRY_SCHEDULED task at once, a RUNNING task when its worker has lost it,
+    as by TransferTask. ResumeTask ends the wait with the decision "continue". FAILED_PRECONDITION / WRONG_STATE {state}:
+    the task waits already, has ended or has a pending ending. UNAVAILABLE / STILL_HELD: the wait is recorded, and its
+    worker still has the task; repeat the request with the same request_id.
     """
     TransferTask: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.TransferTaskRequest, _admin_service_pb2.TransferTaskResponse]  # type: ignore[assignment]
     """Transfers a running task from its worker: the task is queued, which does not count as a crash, and continues on
@@ -295,6 +307,18 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_admin_service_pb2.CloseOutTaskResponse, _abc.Awaitable[_admin_service_pb2.CloseOutTaskResponse]]:
         """Requests a task's end, as a cancel does, with another state: acknowledged once it is recorded. FAILED_PRECONDITION
         / WRONG_STATE {state} after the end.
+        """
+
+    @_abc_1.abstractmethod
+    def BeginWait(
+        self,
+        request: _admin_service_pb2.BeginWaitRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.BeginWaitResponse, _abc.Awaitable[_admin_service_pb2.BeginWaitResponse]]:
+        """Lets a task wait for a person: a QUEUED or RETRY_SCHEDULED task at once, a RUNNING task when its worker has lost it,
+        as by TransferTask. ResumeTask ends the wait with the decision "continue". FAILED_PRECONDITION / WRONG_STATE {state}:
+        the task waits already, has ended or has a pending ending. UNAVAILABLE / STILL_HELD: the wait is recorded, and its
+        worker still has the task; repeat the request with the same request_id.
         """
 
     @_abc_1.abstractmethod

@@ -665,6 +665,7 @@ class Transition(message.Message):
     ERROR_CLASS_FIELD_NUMBER: builtins.int
     RESULT_JSON_FIELD_NUMBER: builtins.int
     CALLS_IN_DOUBT_FIELD_NUMBER: builtins.int
+    OUTPUTS_FIELD_NUMBER: builtins.int
     to_state: task_pb2.TaskState.ValueType
     """The new state."""
     reason: builtins.str
@@ -701,6 +702,12 @@ class Transition(message.Message):
     def calls_in_doubt(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.CallInDoubt]:
         """For WAITING_USER / TOOL_IN_DOUBT: the open calls whose outcome was IN_DOUBT, each with that outcome's call_attempt."""
 
+    @builtins.property
+    def outputs(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.TaskOutput]:
+        """For SUCCEEDED: the task's outputs as they were checked at the close-out, by call_id; see TaskOutput.state. At most
+        32; those that the task does not have are ignored.
+        """
+
     def __init__(
         self,
         *,
@@ -714,10 +721,11 @@ class Transition(message.Message):
         error_class: builtins.str = ...,
         result_json: builtins.str = ...,
         calls_in_doubt: abc.Iterable[tool_pb2.CallInDoubt] | None = ...,
+        outputs: abc.Iterable[tool_pb2.TaskOutput] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["retry_delay", b"retry_delay", "wait", b"wait", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["calls_in_doubt", b"calls_in_doubt", "error_class", b"error_class", "message", b"message", "reason", b"reason", "result", b"result", "result_json", b"result_json", "retry_delay", b"retry_delay", "to_state", b"to_state", "wait", b"wait", "wait_timeout", b"wait_timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["calls_in_doubt", b"calls_in_doubt", "error_class", b"error_class", "message", b"message", "outputs", b"outputs", "reason", b"reason", "result", b"result", "result_json", b"result_json", "retry_delay", b"retry_delay", "to_state", b"to_state", "wait", b"wait", "wait_timeout", b"wait_timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -814,8 +822,10 @@ class ReserveResult(message.Message):
         REASON_FIELD_NUMBER: builtins.int
         MESSAGE_FIELD_NUMBER: builtins.int
         RETRY_AFTER_FIELD_NUMBER: builtins.int
+        BUDGET_REQUEST_FIELD_NUMBER: builtins.int
         reason: builtins.str
-        """TOKEN_LIMIT, MONEY_LIMIT or STEP_LIMIT: end the task as COST_EXCEEDED. MODEL_UNPRICED: end it as FAILED, because
+        """TOKEN_LIMIT, MONEY_LIMIT or STEP_LIMIT: end the task as COST_EXCEEDED, or wait for budget at the first two if the
+        task's policy has BUDGET_POLICY_ASK. MODEL_UNPRICED: end it as FAILED, because
         it has a cap in money and the model's price is unknown. BUDGET_BUSY: other reservations leave too little, ask
         again. TENANT_QUOTA: the tenant is at one of its quotas; ask again after retry_after, or release the task until
         then.
@@ -826,16 +836,21 @@ class ReserveResult(message.Message):
         def retry_after(self) -> duration_pb2.Duration:
             """When to ask again, if known."""
 
+        @builtins.property
+        def budget_request(self) -> task_pb2.BudgetRequest:
+            """For TOKEN_LIMIT and MONEY_LIMIT: the limit and the needed amounts, as a wait for budget repeats them."""
+
         def __init__(
             self,
             *,
             reason: builtins.str = ...,
             message: builtins.str = ...,
             retry_after: duration_pb2.Duration | None = ...,
+            budget_request: task_pb2.BudgetRequest | None = ...,
         ) -> None: ...
-        _HasFieldArgType: _TypeAlias = typing.Literal["retry_after", b"retry_after"]  # noqa: Y015
+        _HasFieldArgType: _TypeAlias = typing.Literal["budget_request", b"budget_request", "retry_after", b"retry_after"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = typing.Literal["message", b"message", "reason", b"reason", "retry_after", b"retry_after"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = typing.Literal["budget_request", b"budget_request", "message", b"message", "reason", b"reason", "retry_after", b"retry_after"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1449,6 +1464,7 @@ class Offer(message.Message):
     ONLY_WORKER_ID_FIELD_NUMBER: builtins.int
     START_TIMEOUT_FIELD_NUMBER: builtins.int
     PROGRESS_TIMEOUT_FIELD_NUMBER: builtins.int
+    LEASE_TTL_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task."""
     tenant: builtins.str
@@ -1483,6 +1499,10 @@ class Offer(message.Message):
     def progress_timeout(self) -> duration_pb2.Duration:
         """The task's own timeouts.progress; absent: the coordinators' setting."""
 
+    @builtins.property
+    def lease_ttl(self) -> duration_pb2.Duration:
+        """The task's own policy.lease_ttl; absent: the lifetime of the worker's session."""
+
     def __init__(
         self,
         *,
@@ -1499,10 +1519,11 @@ class Offer(message.Message):
         only_worker_id: builtins.str = ...,
         start_timeout: duration_pb2.Duration | None = ...,
         progress_timeout: duration_pb2.Duration | None = ...,
+        lease_ttl: duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["progress_timeout", b"progress_timeout", "start_timeout", b"start_timeout", "tools", b"tools"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["lease_ttl", b"lease_ttl", "progress_timeout", b"progress_timeout", "start_timeout", b"start_timeout", "tools", b"tools"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["loop", b"loop", "not_worker_id", b"not_worker_id", "only_worker_id", b"only_worker_id", "previous_epoch", b"previous_epoch", "priority", b"priority", "progress_timeout", b"progress_timeout", "queue", b"queue", "reason", b"reason", "start_timeout", b"start_timeout", "suspect", b"suspect", "task_id", b"task_id", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["lease_ttl", b"lease_ttl", "loop", b"loop", "not_worker_id", b"not_worker_id", "only_worker_id", b"only_worker_id", "previous_epoch", b"previous_epoch", "priority", b"priority", "progress_timeout", b"progress_timeout", "queue", b"queue", "reason", b"reason", "start_timeout", b"start_timeout", "suspect", b"suspect", "task_id", b"task_id", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2064,6 +2085,7 @@ class WaitAnswer(message.Message):
     EDITED_ARGUMENTS_JSON_FIELD_NUMBER: builtins.int
     EXTRA_BUDGET_TOKENS_FIELD_NUMBER: builtins.int
     CALL_DIGEST_FIELD_NUMBER: builtins.int
+    EXTRA_BUDGET_NANO_USD_FIELD_NUMBER: builtins.int
     wait_id: builtins.str
     """The wait."""
     decision: builtins.str
@@ -2078,6 +2100,8 @@ class WaitAnswer(message.Message):
     """Raises the cap of the task's root by this number of tokens."""
     call_digest: builtins.str
     """Required for a TOOL_APPROVAL: `call_digest` of the wait."""
+    extra_budget_nano_usd: builtins.int
+    """Raises the cap in money of the task's root by this amount, in nano US dollars."""
     def __init__(
         self,
         *,
@@ -2088,10 +2112,11 @@ class WaitAnswer(message.Message):
         edited_arguments_json: builtins.str = ...,
         extra_budget_tokens: builtins.int = ...,
         call_digest: builtins.str = ...,
+        extra_budget_nano_usd: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "decision", b"decision", "reply", b"reply"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "call_digest", b"call_digest", "comment", b"comment", "decision", b"decision", "edited_arguments_json", b"edited_arguments_json", "extra_budget_tokens", b"extra_budget_tokens", "reply", b"reply", "wait_id", b"wait_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "call_digest", b"call_digest", "comment", b"comment", "decision", b"decision", "edited_arguments_json", b"edited_arguments_json", "extra_budget_nano_usd", b"extra_budget_nano_usd", "extra_budget_tokens", b"extra_budget_tokens", "reply", b"reply", "wait_id", b"wait_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_answer: _TypeAlias = typing.Literal["decision", "reply"]  # noqa: Y015
     _WhichOneofArgType_answer: _TypeAlias = typing.Literal["answer", b"answer"]  # noqa: Y015

@@ -874,6 +874,7 @@ class Claim(message.Message):
     REASON_FIELD_NUMBER: builtins.int
     PREVIOUS_EPOCH_FIELD_NUMBER: builtins.int
     REMAINING_FIELD_NUMBER: builtins.int
+    RENEWALS_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """The task."""
     claim_id: builtins.str
@@ -892,6 +893,10 @@ class Claim(message.Message):
     def remaining(self) -> duration_pb2.Duration:
         """The remaining time of the session's lease without a renewal."""
 
+    @builtins.property
+    def renewals(self) -> Renewals:
+        """Its renewals; absent: not known, because the worker's coordinator did not answer, or before the first renewal."""
+
     def __init__(
         self,
         *,
@@ -903,9 +908,105 @@ class Claim(message.Message):
         reason: builtins.str = ...,
         previous_epoch: builtins.int = ...,
         remaining: duration_pb2.Duration | None = ...,
+        renewals: Renewals | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["remaining", b"remaining"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["remaining", b"remaining", "renewals", b"renewals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["claim_id", b"claim_id", "epoch", b"epoch", "previous_epoch", b"previous_epoch", "reason", b"reason", "remaining", b"remaining", "session_id", b"session_id", "task_id", b"task_id", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["claim_id", b"claim_id", "epoch", b"epoch", "previous_epoch", b"previous_epoch", "reason", b"reason", "remaining", b"remaining", "renewals", b"renewals", "session_id", b"session_id", "task_id", b"task_id", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class Renewals(message.Message):
+    """The renewals of a claim that etcd answered since its worker attached to its present coordinator."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    FIRST_TIME_FIELD_NUMBER: builtins.int
+    LAST_TIME_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    count: builtins.int
+    """How many."""
+    @builtins.property
+    def first_time(self) -> timestamp_pb2.Timestamp:
+        """The first of them."""
+
+    @builtins.property
+    def last_time(self) -> timestamp_pb2.Timestamp:
+        """The newest."""
+
+    def __init__(
+        self,
+        *,
+        first_time: timestamp_pb2.Timestamp | None = ...,
+        last_time: timestamp_pb2.Timestamp | None = ...,
+        count: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["first_time", b"first_time", "last_time", b"last_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["count", b"count", "first_time", b"first_time", "last_time", b"last_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListRenewalsRequest(message.Message):
+    """The renewals to list."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """Only those of this task's claim; empty: all."""
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["task_id", b"task_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListRenewalsResponse(message.Message):
+    """Renewals."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    @typing.final
+    class RenewalsEntry(message.Message):
+        DESCRIPTOR: descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        @builtins.property
+        def value(self) -> Renewals: ...
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: Renewals | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    RENEWALS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def renewals(self) -> containers.MessageMap[builtins.str, Renewals]:
+        """By claim_id, without claims that were not renewed yet; at most 10,000."""
+
+    def __init__(
+        self,
+        *,
+        renewals: abc.Mapping[builtins.str, Renewals] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["renewals", b"renewals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

@@ -50,6 +50,11 @@ class CoordinatorServiceStub:
                 request_serializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceListClaimsRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceListClaimsResponse.FromString,
                 _registered_method=True)
+        self.ListRenewals = channel.unary_unary(
+                '/tenure.v1.CoordinatorService/ListRenewals',
+                request_serializer=tenure_dot_v1_dot_coordinator__service__pb2.ListRenewalsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_coordinator__service__pb2.ListRenewalsResponse.FromString,
+                _registered_method=True)
         self.TransferTask = channel.unary_unary(
                 '/tenure.v1.CoordinatorService/TransferTask',
                 request_serializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceTransferTaskRequest.SerializeToString,
@@ -84,6 +89,14 @@ class CoordinatorServiceServicer:
 
     def ListClaims(self, request, context):
         """Lists live claims.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRenewals(self, request, context):
+        """Lists the renewals of the claims whose workers are attached to this replica. It keeps them in memory only: another
+        replica has those of its own workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -124,6 +137,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.ListClaims,
                     request_deserializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceListClaimsRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceListClaimsResponse.SerializeToString,
+            ),
+            'ListRenewals': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRenewals,
+                    request_deserializer=tenure_dot_v1_dot_coordinator__service__pb2.ListRenewalsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_coordinator__service__pb2.ListRenewalsResponse.SerializeToString,
             ),
             'TransferTask': grpc.unary_unary_rpc_method_handler(
                     servicer.TransferTask,
@@ -218,6 +236,33 @@ class CoordinatorService:
             '/tenure.v1.CoordinatorService/ListClaims',
             tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceListClaimsRequest.SerializeToString,
             tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceListClaimsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRenewals(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.CoordinatorService/ListRenewals',
+            tenure_dot_v1_dot_coordinator__service__pb2.ListRenewalsRequest.SerializeToString,
+            tenure_dot_v1_dot_coordinator__service__pb2.ListRenewalsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,6 +42,10 @@ class CoordinatorServiceStub:
     """Lists live sessions."""
     ListClaims: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceListClaimsRequest, _coordinator_service_pb2.CoordinatorServiceListClaimsResponse]
     """Lists live claims."""
+    ListRenewals: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.ListRenewalsRequest, _coordinator_service_pb2.ListRenewalsResponse]
+    """Lists the renewals of the claims whose workers are attached to this replica. It keeps them in memory only: another
+    replica has those of its own workers.
+    """
     TransferTask: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceTransferTaskRequest, _coordinator_service_pb2.CoordinatorServiceTransferTaskResponse]
     """Transfers a task of the caller's tenant from its owner: queues it in the ledger under exactly that claim, and
     deletes the claim. Repeatable: a task that is no longer held under that epoch stays as it is.
@@ -67,6 +71,10 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     """Lists live sessions."""
     ListClaims: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceListClaimsRequest, _coordinator_service_pb2.CoordinatorServiceListClaimsResponse]  # type: ignore[assignment]
     """Lists live claims."""
+    ListRenewals: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.ListRenewalsRequest, _coordinator_service_pb2.ListRenewalsResponse]  # type: ignore[assignment]
+    """Lists the renewals of the claims whose workers are attached to this replica. It keeps them in memory only: another
+    replica has those of its own workers.
+    """
     TransferTask: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceTransferTaskRequest, _coordinator_service_pb2.CoordinatorServiceTransferTaskResponse]  # type: ignore[assignment]
     """Transfers a task of the caller's tenant from its owner: queues it in the ledger under exactly that claim, and
     deletes the claim. Repeatable: a task that is no longer held under that epoch stays as it is.
@@ -107,6 +115,16 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_service_pb2.CoordinatorServiceListClaimsResponse, _abc.Awaitable[_coordinator_service_pb2.CoordinatorServiceListClaimsResponse]]:
         """Lists live claims."""
+
+    @_abc_1.abstractmethod
+    def ListRenewals(
+        self,
+        request: _coordinator_service_pb2.ListRenewalsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_service_pb2.ListRenewalsResponse, _abc.Awaitable[_coordinator_service_pb2.ListRenewalsResponse]]:
+        """Lists the renewals of the claims whose workers are attached to this replica. It keeps them in memory only: another
+        replica has those of its own workers.
+        """
 
     @_abc_1.abstractmethod
     def TransferTask(

@@ -142,6 +142,7 @@ class StateTransition(message.Message):
     RESULT_JSON_FIELD_NUMBER: builtins.int
     BUDGET_FIELD_NUMBER: builtins.int
     CALLS_IN_DOUBT_FIELD_NUMBER: builtins.int
+    OUTPUTS_FIELD_NUMBER: builtins.int
     from_state: task_pb2.TaskState.ValueType
     """The previous state; UNSPECIFIED for the first transition."""
     to_state: task_pb2.TaskState.ValueType
@@ -174,6 +175,10 @@ class StateTransition(message.Message):
         any open call may be resolved.
         """
 
+    @builtins.property
+    def outputs(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.TaskOutput]:
+        """Set for SUCCEEDED: the outputs that the owner had checked at the close-out."""
+
     def __init__(
         self,
         *,
@@ -188,10 +193,11 @@ class StateTransition(message.Message):
         result_json: builtins.str = ...,
         budget: task_pb2.BudgetStatus | None = ...,
         calls_in_doubt: abc.Iterable[tool_pb2.CallInDoubt] | None = ...,
+        outputs: abc.Iterable[tool_pb2.TaskOutput] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["budget", b"budget", "next_retry_time", b"next_retry_time", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["budget", b"budget", "calls_in_doubt", b"calls_in_doubt", "error_class", b"error_class", "from_state", b"from_state", "message", b"message", "next_retry_time", b"next_retry_time", "reason", b"reason", "result", b"result", "result_json", b"result_json", "to_state", b"to_state", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["budget", b"budget", "calls_in_doubt", b"calls_in_doubt", "error_class", b"error_class", "from_state", b"from_state", "message", b"message", "next_retry_time", b"next_retry_time", "outputs", b"outputs", "reason", b"reason", "result", b"result", "result_json", b"result_json", "to_state", b"to_state", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -400,6 +406,7 @@ class AssistantMessage(message.Message):
     MODEL_FIELD_NUMBER: builtins.int
     PROVIDER_REQUEST_ID_FIELD_NUMBER: builtins.int
     LATENCY_FIELD_NUMBER: builtins.int
+    USAGE_ESTIMATED_FIELD_NUMBER: builtins.int
     attempt_number: builtins.int
     """The attempt that gave the answer."""
     content_json: builtins.str
@@ -410,6 +417,8 @@ class AssistantMessage(message.Message):
     """The model that answered."""
     provider_request_id: builtins.str
     """The provider's id of the request."""
+    usage_estimated: builtins.bool
+    """The provider stated no usage, or no part of it: the worker estimated the absent part."""
     @builtins.property
     def usage(self) -> task_pb2.TokenUsage:
         """The usage."""
@@ -428,10 +437,11 @@ class AssistantMessage(message.Message):
         model: builtins.str = ...,
         provider_request_id: builtins.str = ...,
         latency: duration_pb2.Duration | None = ...,
+        usage_estimated: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["latency", b"latency", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "content_json", b"content_json", "latency", b"latency", "model", b"model", "provider_request_id", b"provider_request_id", "stop_reason", b"stop_reason", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt_number", b"attempt_number", "content_json", b"content_json", "latency", b"latency", "model", b"model", "provider_request_id", b"provider_request_id", "stop_reason", b"stop_reason", "usage", b"usage", "usage_estimated", b"usage_estimated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -575,7 +585,9 @@ class OperatorRequest(message.Message):
 
     @typing.final
     class GrantBudget(message.Message):
-        """The caps of the whole tree are raised. A root that ended as COST_EXCEEDED begins its next attempt."""
+        """The caps of the whole tree are raised. A root that ended as COST_EXCEEDED begins its next attempt. Without amounts,
+        in a sub-agent's ledger: the ledger continues a sub-agent that ended at a cap, because the caps were raised.
+        """
 
         DESCRIPTOR: descriptor.Descriptor
 
@@ -639,9 +651,11 @@ class OperatorRequest(message.Message):
         TO_STATE_FIELD_NUMBER: builtins.int
         RESULT_FIELD_NUMBER: builtins.int
         to_state: task_pb2.TaskState.ValueType
-        """The terminal state: FAILED, TIMED_OUT or CANCELLED."""
+        """The terminal state: SUCCEEDED, FAILED, TIMED_OUT or CANCELLED."""
         result: builtins.str
-        """The result; empty: the agent's last text. At most 256 KiB."""
+        """The result; empty: the agent's last text. At most 256 KiB. SUCCEEDED needs a result, and JSON if the task has a
+        result schema.
+        """
         def __init__(
             self,
             *,
@@ -654,11 +668,44 @@ class OperatorRequest(message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @typing.final
+    class BeginWait(message.Message):
+        """The task waits for a person, as WAIT_KIND_OPERATOR. A QUEUED or RETRY_SCHEDULED task waits at once; a RUNNING task
+        when it leaves its owner, and not at all after the deadline.
+        """
+
+        DESCRIPTOR: descriptor.Descriptor
+
+        QUESTION_FIELD_NUMBER: builtins.int
+        UNTIL_FIELD_NUMBER: builtins.int
+        AT_DEADLINE_FIELD_NUMBER: builtins.int
+        question: builtins.str
+        """What the task waits for; 1 to 4,000 characters."""
+        at_deadline: task_pb2.WaitDeadlinePolicy.ValueType
+        """What follows at the deadline; UNSPECIFIED: GO_ON."""
+        @builtins.property
+        def until(self) -> timestamp_pb2.Timestamp:
+            """The deadline of the wait."""
+
+        def __init__(
+            self,
+            *,
+            question: builtins.str = ...,
+            until: timestamp_pb2.Timestamp | None = ...,
+            at_deadline: task_pb2.WaitDeadlinePolicy.ValueType = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = typing.Literal["until", b"until"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["at_deadline", b"at_deadline", "question", b"question", "until", b"until"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     REASON_FIELD_NUMBER: builtins.int
     REQUEUE_FIELD_NUMBER: builtins.int
     CLOSE_OUT_FIELD_NUMBER: builtins.int
     GRANT_BUDGET_FIELD_NUMBER: builtins.int
     RESOLVE_CALL_FIELD_NUMBER: builtins.int
+    BEGIN_WAIT_FIELD_NUMBER: builtins.int
     reason: builtins.str
     """The operator's reason; 1 to 1,000 characters."""
     @builtins.property
@@ -677,6 +724,10 @@ class OperatorRequest(message.Message):
     def resolve_call(self) -> OperatorRequest.ResolveCall:
         """A resolution of a call in doubt."""
 
+    @builtins.property
+    def begin_wait(self) -> OperatorRequest.BeginWait:
+        """Let the task wait for a person."""
+
     def __init__(
         self,
         *,
@@ -685,12 +736,13 @@ class OperatorRequest(message.Message):
         close_out: OperatorRequest.CloseOut | None = ...,
         grant_budget: OperatorRequest.GrantBudget | None = ...,
         resolve_call: OperatorRequest.ResolveCall | None = ...,
+        begin_wait: OperatorRequest.BeginWait | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["act", b"act", "close_out", b"close_out", "grant_budget", b"grant_budget", "requeue", b"requeue", "resolve_call", b"resolve_call"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["act", b"act", "begin_wait", b"begin_wait", "close_out", b"close_out", "grant_budget", b"grant_budget", "requeue", b"requeue", "resolve_call", b"resolve_call"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["act", b"act", "close_out", b"close_out", "grant_budget", b"grant_budget", "reason", b"reason", "requeue", b"requeue", "resolve_call", b"resolve_call"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["act", b"act", "begin_wait", b"begin_wait", "close_out", b"close_out", "grant_budget", b"grant_budget", "reason", b"reason", "requeue", b"requeue", "resolve_call", b"resolve_call"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_act: _TypeAlias = typing.Literal["requeue", "close_out", "grant_budget", "resolve_call"]  # noqa: Y015
+    _WhichOneofReturnType_act: _TypeAlias = typing.Literal["requeue", "close_out", "grant_budget", "resolve_call", "begin_wait"]  # noqa: Y015
     _WhichOneofArgType_act: _TypeAlias = typing.Literal["act", b"act"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_act) -> _WhichOneofReturnType_act | None: ...
 
@@ -711,6 +763,7 @@ class WaitResolution(message.Message):
     EDITED_ARGUMENTS_JSON_FIELD_NUMBER: builtins.int
     EXTRA_BUDGET_TOKENS_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
+    EXTRA_BUDGET_NANO_USD_FIELD_NUMBER: builtins.int
     wait_id: builtins.str
     """The wait."""
     call_id: builtins.str
@@ -729,6 +782,8 @@ class WaitResolution(message.Message):
     """The increase of the token cap of the task's root."""
     request_id: builtins.str
     """The caller's id of the answer."""
+    extra_budget_nano_usd: builtins.int
+    """The increase of the cap in money of the task's root, in nano US dollars."""
     def __init__(
         self,
         *,
@@ -741,10 +796,11 @@ class WaitResolution(message.Message):
         edited_arguments_json: builtins.str = ...,
         extra_budget_tokens: builtins.int = ...,
         request_id: builtins.str = ...,
+        extra_budget_nano_usd: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "answer_kind", b"answer_kind", "call_id", b"call_id", "comment", b"comment", "edited_arguments_json", b"edited_arguments_json", "extra_budget_tokens", b"extra_budget_tokens", "request_id", b"request_id", "wait_id", b"wait_id", "wait_kind", b"wait_kind"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "answer_kind", b"answer_kind", "call_id", b"call_id", "comment", b"comment", "edited_arguments_json", b"edited_arguments_json", "extra_budget_nano_usd", b"extra_budget_nano_usd", "extra_budget_tokens", b"extra_budget_tokens", "request_id", b"request_id", "wait_id", b"wait_id", "wait_kind", b"wait_kind"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1056,21 +1112,27 @@ class BudgetWarning(message.Message):
 
     LIMIT_FIELD_NUMBER: builtins.int
     BUDGET_FIELD_NUMBER: builtins.int
+    OWN_FIELD_NUMBER: builtins.int
     limit: builtins.str
     """The cap: TOKEN_LIMIT or MONEY_LIMIT, the reason with which tasks end at this cap."""
     @builtins.property
     def budget(self) -> task_pb2.BudgetStatus:
         """The root's budget at this moment."""
 
+    @builtins.property
+    def own(self) -> task_pb2.BudgetStatus:
+        """The caps and the use of the sub-agent itself; absent: the cap is that of the root's budget."""
+
     def __init__(
         self,
         *,
         limit: builtins.str = ...,
         budget: task_pb2.BudgetStatus | None = ...,
+        own: task_pb2.BudgetStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["budget", b"budget"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["budget", b"budget", "own", b"own"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["budget", b"budget", "limit", b"limit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["budget", b"budget", "limit", b"limit", "own", b"own"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1146,6 +1208,7 @@ class EntryBody(message.Message):
     QUOTA_WARNING_FIELD_NUMBER: builtins.int
     BUDGET_WARNING_FIELD_NUMBER: builtins.int
     SUB_AGENTS_SPAWNED_FIELD_NUMBER: builtins.int
+    WAIT_ESCALATED_FIELD_NUMBER: builtins.int
     @builtins.property
     def submitted(self) -> TaskSubmitted:
         """The goal was accepted."""
@@ -1230,6 +1293,10 @@ class EntryBody(message.Message):
     def sub_agents_spawned(self) -> SubAgentsSpawned:
         """Sub-agents were created."""
 
+    @builtins.property
+    def wait_escalated(self) -> WaitEscalated:
+        """A wait reached a step of its escalation."""
+
     def __init__(
         self,
         *,
@@ -1254,14 +1321,45 @@ class EntryBody(message.Message):
         quota_warning: QuotaWarning | None = ...,
         budget_warning: BudgetWarning | None = ...,
         sub_agents_spawned: SubAgentsSpawned | None = ...,
+        wait_escalated: WaitEscalated | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "budget_warning", b"budget_warning", "cancel_request", b"cancel_request", "compaction", b"compaction", "control_failure", b"control_failure", "control_step", b"control_step", "forked", b"forked", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "quota_warning", b"quota_warning", "result_rejected", b"result_rejected", "sub_agents_spawned", b"sub_agents_spawned", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_resolution", b"wait_resolution"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "budget_warning", b"budget_warning", "cancel_request", b"cancel_request", "compaction", b"compaction", "control_failure", b"control_failure", "control_step", b"control_step", "forked", b"forked", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "quota_warning", b"quota_warning", "result_rejected", b"result_rejected", "sub_agents_spawned", b"sub_agents_spawned", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_escalated", b"wait_escalated", "wait_resolution", b"wait_resolution"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "budget_warning", b"budget_warning", "cancel_request", b"cancel_request", "compaction", b"compaction", "control_failure", b"control_failure", "control_step", b"control_step", "forked", b"forked", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "quota_warning", b"quota_warning", "result_rejected", b"result_rejected", "sub_agents_spawned", b"sub_agents_spawned", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_resolution", b"wait_resolution"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["assistant_message", b"assistant_message", "attempt_lost", b"attempt_lost", "body", b"body", "budget_warning", b"budget_warning", "cancel_request", b"cancel_request", "compaction", b"compaction", "control_failure", b"control_failure", "control_step", b"control_step", "forked", b"forked", "model_attempt", b"model_attempt", "model_failure", b"model_failure", "operator_request", b"operator_request", "quota_warning", b"quota_warning", "result_rejected", b"result_rejected", "sub_agents_spawned", b"sub_agents_spawned", "submitted", b"submitted", "tool_intent", b"tool_intent", "tool_outcome", b"tool_outcome", "tools_defined", b"tools_defined", "transition", b"transition", "user_message", b"user_message", "wait_escalated", b"wait_escalated", "wait_resolution", b"wait_resolution"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = typing.Literal["submitted", "transition", "tools_defined", "model_attempt", "model_failure", "attempt_lost", "assistant_message", "tool_intent", "tool_outcome", "user_message", "cancel_request", "wait_resolution", "operator_request", "forked", "control_step", "control_failure", "result_rejected", "compaction", "quota_warning", "budget_warning", "sub_agents_spawned"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = typing.Literal["submitted", "transition", "tools_defined", "model_attempt", "model_failure", "attempt_lost", "assistant_message", "tool_intent", "tool_outcome", "user_message", "cancel_request", "wait_resolution", "operator_request", "forked", "control_step", "control_failure", "result_rejected", "compaction", "quota_warning", "budget_warning", "sub_agents_spawned", "wait_escalated"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
+
+@typing.final
+class WaitEscalated(message.Message):
+    """A wait reached a step of its escalation. With close_out, the ending of the task follows."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    WAIT_ID_FIELD_NUMBER: builtins.int
+    STEP_NUMBER_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    wait_id: builtins.str
+    """The wait."""
+    step_number: builtins.int
+    """The number of the step: 1, 2, 3 and so on within the wait."""
+    @builtins.property
+    def step(self) -> task_pb2.EscalationStep:
+        """The step."""
+
+    def __init__(
+        self,
+        *,
+        wait_id: builtins.str = ...,
+        step_number: builtins.int = ...,
+        step: task_pb2.EscalationStep | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["step", b"step"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["step", b"step", "step_number", b"step_number", "wait_id", b"wait_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class QuotaWarning(message.Message):

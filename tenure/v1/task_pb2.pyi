@@ -216,6 +216,33 @@ IN_DOUBT_POLICY_WAIT_FOR_PERSON: InDoubtPolicy.ValueType  # 1
 IN_DOUBT_POLICY_TELL_MODEL: InDoubtPolicy.ValueType  # 2
 """The model reads that the outcome is unknown, and continues."""
 
+class _BudgetPolicy:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _BudgetPolicyEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_BudgetPolicy.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    BUDGET_POLICY_UNSPECIFIED: _BudgetPolicy.ValueType  # 0
+    """Taken as END."""
+    BUDGET_POLICY_END: _BudgetPolicy.ValueType  # 1
+    """The task ends as COST_EXCEEDED, reason TOKEN_LIMIT or MONEY_LIMIT."""
+    BUDGET_POLICY_ASK: _BudgetPolicy.ValueType  # 2
+    """The task waits (WAITING_USER, reason BUDGET_REQUESTED) until a person grants more or refuses, see WAIT_KIND_BUDGET.
+    After a refusal, and at the wait's deadline, it ends as with END. Sub-agents have the policy of their parent.
+    """
+
+class BudgetPolicy(_BudgetPolicy, metaclass=_BudgetPolicyEnumTypeWrapper):
+    """What happens to a task when a cap of its budget, in tokens or in money, leaves too little for its next model call."""
+
+BUDGET_POLICY_UNSPECIFIED: BudgetPolicy.ValueType  # 0
+"""Taken as END."""
+BUDGET_POLICY_END: BudgetPolicy.ValueType  # 1
+"""The task ends as COST_EXCEEDED, reason TOKEN_LIMIT or MONEY_LIMIT."""
+BUDGET_POLICY_ASK: BudgetPolicy.ValueType  # 2
+"""The task waits (WAITING_USER, reason BUDGET_REQUESTED) until a person grants more or refuses, see WAIT_KIND_BUDGET.
+After a refusal, and at the wait's deadline, it ends as with END. Sub-agents have the policy of their parent.
+"""
+
 class _Jitter:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -302,6 +329,13 @@ class _WaitKindEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_WaitKind.Valu
     """The agent waits for an external event (tool wait_external). The answer is the event with its correlation_id."""
     WAIT_KIND_SUB_AGENTS: _WaitKind.ValueType  # 5
     """The agent waits for its sub-agents (tool spawn_sub_agents). The answer is the end of the last of them."""
+    WAIT_KIND_OPERATOR: _WaitKind.ValueType  # 6
+    """An operator lets the task wait (AdminService.BeginWait). No call waits. The decision "continue" ends the wait."""
+    WAIT_KIND_BUDGET: _WaitKind.ValueType  # 7
+    """The task reached a cap of its budget and asks a person for more (TaskPolicy.on_budget). No call waits. The answer
+    is "approve", with the granted amounts, or "deny". A grant that raises the budget of the root in another way
+    answers the wait too, once the next model call fits. The context is the agent's last text.
+    """
 
 class WaitKind(_WaitKind, metaclass=_WaitKindEnumTypeWrapper):
     """The kind of wait."""
@@ -318,6 +352,13 @@ WAIT_KIND_EVENT: WaitKind.ValueType  # 4
 """The agent waits for an external event (tool wait_external). The answer is the event with its correlation_id."""
 WAIT_KIND_SUB_AGENTS: WaitKind.ValueType  # 5
 """The agent waits for its sub-agents (tool spawn_sub_agents). The answer is the end of the last of them."""
+WAIT_KIND_OPERATOR: WaitKind.ValueType  # 6
+"""An operator lets the task wait (AdminService.BeginWait). No call waits. The decision "continue" ends the wait."""
+WAIT_KIND_BUDGET: WaitKind.ValueType  # 7
+"""The task reached a cap of its budget and asks a person for more (TaskPolicy.on_budget). No call waits. The answer
+is "approve", with the granted amounts, or "deny". A grant that raises the budget of the root in another way
+answers the wait too, once the next model call fits. The context is the agent's last text.
+"""
 
 class _WaitDeadlinePolicy:
     ValueType = typing.NewType("ValueType", builtins.int)
@@ -393,10 +434,61 @@ AGING_VIEW_HELD: AgingView.ValueType  # 2
 """The tasks with a worker, by task_id, with their leases."""
 
 @typing.final
+class BudgetRequest(message.Message):
+    """The request of a task that waits for budget. A person reads from it what to grant."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    LIMIT_FIELD_NUMBER: builtins.int
+    OWN_CAP_FIELD_NUMBER: builtins.int
+    BUDGET_FIELD_NUMBER: builtins.int
+    NEEDED_TOKENS_FIELD_NUMBER: builtins.int
+    NEEDED_NANO_USD_FIELD_NUMBER: builtins.int
+    SUGGESTED_TOKENS_FIELD_NUMBER: builtins.int
+    SUGGESTED_NANO_USD_FIELD_NUMBER: builtins.int
+    limit: builtins.str
+    """The cap: TOKEN_LIMIT or MONEY_LIMIT, the reason with which the task ends without a grant."""
+    own_cap: builtins.bool
+    """The cap is the sub-agent's own. Otherwise it is that of the root's budget."""
+    needed_tokens: builtins.int
+    """The smallest reservation that the next model call needs, in tokens; at most 10^12."""
+    needed_nano_usd: builtins.int
+    """The same in nano US dollars; 0: no price is known. At most 10^15."""
+    suggested_tokens: builtins.int
+    """The tokens that an answer grants which names no amount: the missing tokens and a quarter of the cap. 0: no tokens
+    are missing. Set by the ledger.
+    """
+    suggested_nano_usd: builtins.int
+    """The same in nano US dollars; set by the ledger."""
+    @builtins.property
+    def budget(self) -> BudgetStatus:
+        """Caps, use and reservations of that budget when the wait began, and in Task.wait after each later raise of the
+        root's caps; set by the ledger.
+        """
+
+    def __init__(
+        self,
+        *,
+        limit: builtins.str = ...,
+        own_cap: builtins.bool = ...,
+        budget: BudgetStatus | None = ...,
+        needed_tokens: builtins.int = ...,
+        needed_nano_usd: builtins.int = ...,
+        suggested_tokens: builtins.int = ...,
+        suggested_nano_usd: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["budget", b"budget"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["budget", b"budget", "limit", b"limit", "needed_nano_usd", b"needed_nano_usd", "needed_tokens", b"needed_tokens", "own_cap", b"own_cap", "suggested_nano_usd", b"suggested_nano_usd", "suggested_tokens", b"suggested_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class Wait(message.Message):
     """A wait: one tool call of the agent that no tool executes. The ledger writes the call's outcome with the answer, in
     one transaction. Only a call that was allowed or edited stays open; the next owner executes it. Several waiting calls
-    of one step wait one after another, in their order, each in its own wait.
+    of one step wait one after another, in their order, each in its own wait. A wait of kind BUDGET has no call: its
+    answer writes no outcome.
     """
 
     DESCRIPTOR: descriptor.Descriptor
@@ -416,12 +508,17 @@ class Wait(message.Message):
     ARGUMENTS_JSON_FIELD_NUMBER: builtins.int
     SUB_AGENT_TASK_IDS_FIELD_NUMBER: builtins.int
     CALL_DIGEST_FIELD_NUMBER: builtins.int
+    ASSIGNEE_FIELD_NUMBER: builtins.int
+    NEXT_STEP_FIELD_NUMBER: builtins.int
+    NEXT_STEP_TIME_FIELD_NUMBER: builtins.int
+    STEPS_TAKEN_FIELD_NUMBER: builtins.int
+    BUDGET_REQUEST_FIELD_NUMBER: builtins.int
     wait_id: builtins.str
     """The wait, unique in its task; set by the ledger."""
     kind: WaitKind.ValueType
     """The kind of wait."""
     call_id: builtins.str
-    """The call that waits."""
+    """The call that waits; empty for a BUDGET."""
     question: builtins.str
     """The question; at most 4,000 characters."""
     context: builtins.str
@@ -440,6 +537,10 @@ class Wait(message.Message):
     """For a TOOL_APPROVAL: SHA-256 of `tool`, a zero byte and `arguments_json`, in lower-case hex; set by the ledger. An
     answer repeats it, so that it can only be for the call that was shown.
     """
+    assignee: builtins.str
+    """The person or group that the latest step with an assignee assigned the wait to; empty: none."""
+    steps_taken: builtins.int
+    """The number of steps that were taken."""
     @builtins.property
     def options(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """The decisions to choose from, each 1 to 200 characters; at most 20. For a TOOL_APPROVAL: allow, deny, edit."""
@@ -455,6 +556,18 @@ class Wait(message.Message):
     @builtins.property
     def sub_agent_task_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """For SUB_AGENTS: the sub-agents, in the order of their goals; set by the ledger."""
+
+    @builtins.property
+    def next_step(self) -> EscalationStep:
+        """The next step of the escalation; absent: none."""
+
+    @builtins.property
+    def next_step_time(self) -> timestamp_pb2.Timestamp:
+        """When the next step is due, by database time; absent: there is none."""
+
+    @builtins.property
+    def budget_request(self) -> BudgetRequest:
+        """For a BUDGET: what the task asks for."""
 
     def __init__(
         self,
@@ -474,10 +587,15 @@ class Wait(message.Message):
         arguments_json: builtins.str = ...,
         sub_agent_task_ids: abc.Iterable[builtins.str] | None = ...,
         call_digest: builtins.str = ...,
+        assignee: builtins.str = ...,
+        next_step: EscalationStep | None = ...,
+        next_step_time: timestamp_pb2.Timestamp | None = ...,
+        steps_taken: builtins.int = ...,
+        budget_request: BudgetRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["begin_time", b"begin_time", "deadline_time", b"deadline_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["begin_time", b"begin_time", "budget_request", b"budget_request", "deadline_time", b"deadline_time", "next_step", b"next_step", "next_step_time", b"next_step_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "at_deadline", b"at_deadline", "begin_time", b"begin_time", "call_digest", b"call_digest", "call_id", b"call_id", "context", b"context", "correlation_id", b"correlation_id", "deadline_time", b"deadline_time", "kind", b"kind", "options", b"options", "question", b"question", "reference", b"reference", "sub_agent_task_ids", b"sub_agent_task_ids", "tool", b"tool", "wait_id", b"wait_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments_json", b"arguments_json", "assignee", b"assignee", "at_deadline", b"at_deadline", "begin_time", b"begin_time", "budget_request", b"budget_request", "call_digest", b"call_digest", "call_id", b"call_id", "context", b"context", "correlation_id", b"correlation_id", "deadline_time", b"deadline_time", "kind", b"kind", "next_step", b"next_step", "next_step_time", b"next_step_time", "options", b"options", "question", b"question", "reference", b"reference", "steps_taken", b"steps_taken", "sub_agent_task_ids", b"sub_agent_task_ids", "tool", b"tool", "wait_id", b"wait_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -724,6 +842,8 @@ class Timeouts(message.Message):
     WAIT_FIELD_NUMBER: builtins.int
     PROGRESS_FIELD_NUMBER: builtins.int
     TASK_FIELD_NUMBER: builtins.int
+    WAIT_PERSON_FIELD_NUMBER: builtins.int
+    WAIT_EVENT_FIELD_NUMBER: builtins.int
     @builtins.property
     def queued(self) -> PhaseTimeout:
         """Each stay in the queue, from its beginning or from start_time. QUEUED_TOO_LONG. Absent: as long as the whole task. Default
@@ -757,7 +877,7 @@ class Timeouts(message.Message):
     def wait(self) -> PhaseTimeout:
         """One wait for a person or an event; at most 30 days. It shortens the time that the agent requests, and is the
         duration of a wait without a requested time. WAIT_EXPIRED. Absent: 24 hours, 2 hours for an event. Default action:
-        the wait's at_deadline. RETRY begins the same wait again.
+        the wait's at_deadline. RETRY begins the same wait again. A wait for budget has no action: the task ends at its cap.
         """
 
     @builtins.property
@@ -772,6 +892,16 @@ class Timeouts(message.Message):
         GO_ON and not RETRY: there is no time left.
         """
 
+    @builtins.property
+    def wait_person(self) -> PhaseTimeout:
+        """Like `wait`, for a wait that a person answers (WAITING_USER): what it sets goes before `wait`. Absent: `wait`, or 24
+        hours.
+        """
+
+    @builtins.property
+    def wait_event(self) -> PhaseTimeout:
+        """Like `wait`, for a wait for an event: what it sets goes before `wait`. Absent: `wait`, or 2 hours."""
+
     def __init__(
         self,
         *,
@@ -783,10 +913,12 @@ class Timeouts(message.Message):
         wait: PhaseTimeout | None = ...,
         progress: PhaseTimeout | None = ...,
         task: PhaseTimeout | None = ...,
+        wait_person: PhaseTimeout | None = ...,
+        wait_event: PhaseTimeout | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["model_call", b"model_call", "progress", b"progress", "queued", b"queued", "start", b"start", "step", b"step", "task", b"task", "tool_call", b"tool_call", "wait", b"wait"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["model_call", b"model_call", "progress", b"progress", "queued", b"queued", "start", b"start", "step", b"step", "task", b"task", "tool_call", b"tool_call", "wait", b"wait", "wait_event", b"wait_event", "wait_person", b"wait_person"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["model_call", b"model_call", "progress", b"progress", "queued", b"queued", "start", b"start", "step", b"step", "task", b"task", "tool_call", b"tool_call", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["model_call", b"model_call", "progress", b"progress", "queued", b"queued", "start", b"start", "step", b"step", "task", b"task", "tool_call", b"tool_call", "wait", b"wait", "wait_event", b"wait_event", "wait_person", b"wait_person"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -832,6 +964,9 @@ class TaskPolicy(message.Message):
     TIMEOUTS_FIELD_NUMBER: builtins.int
     MAX_RESULT_CORRECTIONS_FIELD_NUMBER: builtins.int
     SUB_AGENTS_FIELD_NUMBER: builtins.int
+    ESCALATIONS_FIELD_NUMBER: builtins.int
+    ON_BUDGET_FIELD_NUMBER: builtins.int
+    LEASE_TTL_FIELD_NUMBER: builtins.int
     on_lease_lost: LeaseLostPolicy.ValueType
     """After a lost lease."""
     on_in_doubt: InDoubtPolicy.ValueType
@@ -840,6 +975,8 @@ class TaskPolicy(message.Message):
     """For a final answer that does not match result_schema_json: how often the agent reads the errors and answers again
     before the task is FAILED / RESULT_INVALID; absent: 3, at most 20.
     """
+    on_budget: BudgetPolicy.ValueType
+    """At a cap of the budget, in tokens or in money."""
     @builtins.property
     def retry(self) -> RetryPolicy:
         """After model calls that keep failing, and after phases that exceed their timeouts."""
@@ -852,6 +989,18 @@ class TaskPolicy(message.Message):
     def sub_agents(self) -> SubAgentLimits:
         """For agents that spawn sub-agents."""
 
+    @builtins.property
+    def escalations(self) -> WaitEscalations:
+        """For waits that get no answer for a while."""
+
+    @builtins.property
+    def lease_ttl(self) -> duration_pb2.Duration:
+        """How long a worker that sends no renewals keeps the task, 1 s to 5 minutes; absent or 0: the lifetime of its session
+        (TENURE_COORDINATOR_TTL_SECONDS). A longer time has no effect, and a time below three renewal intervals of the
+        coordinators counts as these. LEASE_EXPIRED. The coordinator of the worker's stream measures it; if that is lost
+        too, the session's lifetime counts.
+        """
+
     def __init__(
         self,
         *,
@@ -861,14 +1010,89 @@ class TaskPolicy(message.Message):
         timeouts: Timeouts | None = ...,
         max_result_corrections: builtins.int | None = ...,
         sub_agents: SubAgentLimits | None = ...,
+        escalations: WaitEscalations | None = ...,
+        on_budget: BudgetPolicy.ValueType = ...,
+        lease_ttl: duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections", "max_result_corrections", b"max_result_corrections", "retry", b"retry", "sub_agents", b"sub_agents", "timeouts", b"timeouts"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections", "escalations", b"escalations", "lease_ttl", b"lease_ttl", "max_result_corrections", b"max_result_corrections", "retry", b"retry", "sub_agents", b"sub_agents", "timeouts", b"timeouts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections", "max_result_corrections", b"max_result_corrections", "on_in_doubt", b"on_in_doubt", "on_lease_lost", b"on_lease_lost", "retry", b"retry", "sub_agents", b"sub_agents", "timeouts", b"timeouts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections", "escalations", b"escalations", "lease_ttl", b"lease_ttl", "max_result_corrections", b"max_result_corrections", "on_budget", b"on_budget", "on_in_doubt", b"on_in_doubt", "on_lease_lost", b"on_lease_lost", "retry", b"retry", "sub_agents", b"sub_agents", "timeouts", b"timeouts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_result_corrections: _TypeAlias = typing.Literal["max_result_corrections"]  # noqa: Y015
     _WhichOneofArgType__max_result_corrections: _TypeAlias = typing.Literal["_max_result_corrections", b"_max_result_corrections"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_result_corrections) -> _WhichOneofReturnType__max_result_corrections | None: ...
+
+@typing.final
+class WaitEscalations(message.Message):
+    """The escalations of a task's waits. Each list has at most 8 steps with strictly ascending `after`. Waits for
+    sub-agents, and for an operator's resolution of a call in doubt, have no steps.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    PERSON_FIELD_NUMBER: builtins.int
+    EVENT_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def person(self) -> containers.RepeatedCompositeFieldContainer[EscalationStep]:
+        """For waits for a person (WAITING_USER)."""
+
+    @builtins.property
+    def event(self) -> containers.RepeatedCompositeFieldContainer[EscalationStep]:
+        """For waits for an event."""
+
+    def __init__(
+        self,
+        *,
+        person: abc.Iterable[EscalationStep] | None = ...,
+        event: abc.Iterable[EscalationStep] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["event", b"event", "person", b"person"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class EscalationStep(message.Message):
+    """One step of an escalation. The ledger takes it once, by database time: it appends WaitEscalated and reports the change
+    (webhook event "task.wait_escalated"). A step at the wait's deadline or later is never taken.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    AFTER_FIELD_NUMBER: builtins.int
+    ASSIGNEE_FIELD_NUMBER: builtins.int
+    QUEUE_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
+    CLOSE_OUT_FIELD_NUMBER: builtins.int
+    assignee: builtins.str
+    """The person or group that the wait is assigned to from now on; 1 to 200 characters. See Wait.assignee."""
+    queue: builtins.str
+    """The queue in which the task goes on after the wait. TaskSpec.queue keeps the value of the submit."""
+    priority: Priority.ValueType
+    """The priority with which the task goes on after the wait. TaskSpec.priority keeps the value of the submit."""
+    close_out: builtins.bool
+    """Must be true and the last step: the task ends as TIMED_OUT / CLOSED_BY_ESCALATION and keeps its partial result."""
+    @builtins.property
+    def after(self) -> duration_pb2.Duration:
+        """The time since the wait began; 1 second to 30 days."""
+
+    def __init__(
+        self,
+        *,
+        after: duration_pb2.Duration | None = ...,
+        assignee: builtins.str = ...,
+        queue: builtins.str = ...,
+        priority: Priority.ValueType = ...,
+        close_out: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["action", b"action", "after", b"after", "assignee", b"assignee", "close_out", b"close_out", "priority", b"priority", "queue", b"queue"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["action", b"action", "after", b"after", "assignee", b"assignee", "close_out", b"close_out", "priority", b"priority", "queue", b"queue"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_action: _TypeAlias = typing.Literal["assignee", "queue", "priority", "close_out"]  # noqa: Y015
+    _WhichOneofArgType_action: _TypeAlias = typing.Literal["action", b"action"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_action) -> _WhichOneofReturnType_action | None: ...
 
 @typing.final
 class Source(message.Message):
@@ -883,9 +1107,14 @@ class Source(message.Message):
     kind: SourceKind.ValueType
     """The kind of source."""
     source_id: builtins.str
-    """The source's id, for example of a conversation; at most 200 characters."""
+    """The source's id, for example of a conversation; at most 200 characters. Required for SCHEDULER."""
     source_run_id: builtins.str
-    """The run of the source, for example of a schedule; at most 200 characters."""
+    """The run of the source, for example of a schedule; at most 200 characters; needs a source_id. Required for
+    SCHEDULER. It identifies the task: a tenant has at most one task with this kind, source_id and source_run_id, for as
+    long as that task is kept. A second submit of the run, whatever its request_id, returns that task if its spec is
+    equal; otherwise ALREADY_EXISTS / SOURCE_RUN_REUSED {task_id}. Forks that keep the source and sub-agents are no
+    runs: they have the kind and the source_id, and no source_run_id.
+    """
     exclusive: builtins.bool
     """At most one live task of the tenant may have this kind and source_id and be exclusive; needs a source_id. For the
     runs of a schedule the overlap policy decides instead.
@@ -1182,6 +1411,9 @@ class Task(message.Message):
     SPAWN_CALL_ID_FIELD_NUMBER: builtins.int
     SPAWN_INDEX_FIELD_NUMBER: builtins.int
     CALLS_IN_DOUBT_FIELD_NUMBER: builtins.int
+    QUEUE_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
+    OUTPUTS_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """UUIDv7; for a sub-agent UUIDv5, derived from the call that spawned it."""
     tenant: builtins.str
@@ -1226,6 +1458,10 @@ class Task(message.Message):
     """For a sub-agent: the parent's call that spawned it."""
     spawn_index: builtins.int
     """For a sub-agent: the index of its goal in the call; counts from 0."""
+    queue: builtins.str
+    """The queue that offers the task. It differs from spec.queue after an escalation of a wait."""
+    priority: Priority.ValueType
+    """The priority with which the queue offers the task. It differs from spec.priority after an escalation of a wait."""
     @builtins.property
     def spec(self) -> TaskSpec:
         """The submitted spec."""
@@ -1278,6 +1514,10 @@ class Task(message.Message):
         not name the calls; any open call may be resolved.
         """
 
+    @builtins.property
+    def outputs(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.TaskOutput]:
+        """The outputs that the task recorded, in the order of their calls; a fork lists only its own."""
+
     def __init__(
         self,
         *,
@@ -1313,10 +1553,13 @@ class Task(message.Message):
         spawn_call_id: builtins.str = ...,
         spawn_index: builtins.int = ...,
         calls_in_doubt: abc.Iterable[tool_pb2.CallInDoubt] | None = ...,
+        queue: builtins.str = ...,
+        priority: Priority.ValueType = ...,
+        outputs: abc.Iterable[tool_pb2.TaskOutput] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["budget", b"budget", "create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "forked_from", b"forked_from", "next_retry_time", b"next_retry_time", "spec", b"spec", "start_time", b"start_time", "update_time", b"update_time", "usage", b"usage", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt", b"attempt", "budget", b"budget", "calls_in_doubt", b"calls_in_doubt", "cancel_requested", b"cancel_requested", "claim_count", b"claim_count", "create_time", b"create_time", "deadline_time", b"deadline_time", "depth", b"depth", "end_time", b"end_time", "epoch", b"epoch", "forked_from", b"forked_from", "message", b"message", "next_retry_time", b"next_retry_time", "owner", b"owner", "parent_task_id", b"parent_task_id", "reason", b"reason", "result", b"result", "result_json", b"result_json", "root_task_id", b"root_task_id", "sequence", b"sequence", "spawn_call_id", b"spawn_call_id", "spawn_index", b"spawn_index", "spec", b"spec", "start_time", b"start_time", "state", b"state", "step", b"step", "task_id", b"task_id", "tenant", b"tenant", "update_time", b"update_time", "usage", b"usage", "used_nano_usd", b"used_nano_usd", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt", b"attempt", "budget", b"budget", "calls_in_doubt", b"calls_in_doubt", "cancel_requested", b"cancel_requested", "claim_count", b"claim_count", "create_time", b"create_time", "deadline_time", b"deadline_time", "depth", b"depth", "end_time", b"end_time", "epoch", b"epoch", "forked_from", b"forked_from", "message", b"message", "next_retry_time", b"next_retry_time", "outputs", b"outputs", "owner", b"owner", "parent_task_id", b"parent_task_id", "priority", b"priority", "queue", b"queue", "reason", b"reason", "result", b"result", "result_json", b"result_json", "root_task_id", b"root_task_id", "sequence", b"sequence", "spawn_call_id", b"spawn_call_id", "spawn_index", b"spawn_index", "spec", b"spec", "start_time", b"start_time", "state", b"state", "step", b"step", "task_id", b"task_id", "tenant", b"tenant", "update_time", b"update_time", "usage", b"usage", "used_nano_usd", b"used_nano_usd", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1380,7 +1623,7 @@ class ForkOverrides(message.Message):
 
     @builtins.property
     def source(self) -> Source:
-        """The source of the fork. Absent: the other task's source, including `exclusive`."""
+        """The source of the fork. Absent: the other task's source, including `exclusive`, without its source_run_id."""
 
     def __init__(
         self,
@@ -1441,6 +1684,8 @@ class TaskFilter(message.Message):
     QUEUE_FIELD_NUMBER: builtins.int
     ROOT_TASK_ID_FIELD_NUMBER: builtins.int
     FORKED_FROM_TASK_ID_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
+    OUTPUT_FIELD_NUMBER: builtins.int
     queue: builtins.str
     """This queue."""
     root_task_id: builtins.str
@@ -1455,6 +1700,14 @@ class TaskFilter(message.Message):
     def labels(self) -> containers.ScalarMap[builtins.str, builtins.str]:
         """All of these labels."""
 
+    @builtins.property
+    def source(self) -> SourceFilter:
+        """This source."""
+
+    @builtins.property
+    def output(self) -> OutputFilter:
+        """At least one output like this."""
+
     def __init__(
         self,
         *,
@@ -1463,10 +1716,66 @@ class TaskFilter(message.Message):
         queue: builtins.str = ...,
         root_task_id: builtins.str = ...,
         forked_from_task_id: builtins.str = ...,
+        source: SourceFilter | None = ...,
+        output: OutputFilter | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["output", b"output", "source", b"source"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["forked_from_task_id", b"forked_from_task_id", "labels", b"labels", "output", b"output", "queue", b"queue", "root_task_id", b"root_task_id", "source", b"source", "states", b"states"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class OutputFilter(message.Message):
+    """A filter of tasks by their outputs. One output must match both fields; at least one field must be given."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    URI_PREFIX_FIELD_NUMBER: builtins.int
+    kind: builtins.str
+    """This kind; empty: any."""
+    uri_prefix: builtins.str
+    """A URI that begins like this, at most 1,000 characters; empty: any."""
+    def __init__(
+        self,
+        *,
+        kind: builtins.str = ...,
+        uri_prefix: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["forked_from_task_id", b"forked_from_task_id", "labels", b"labels", "queue", b"queue", "root_task_id", b"root_task_id", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["kind", b"kind", "uri_prefix", b"uri_prefix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class SourceFilter(message.Message):
+    """A filter of tasks by their source. Tasks that were submitted before a ledger knew this filter do not match, except
+    those of schedules and of exclusive sources.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    SOURCE_ID_FIELD_NUMBER: builtins.int
+    SOURCE_RUN_ID_FIELD_NUMBER: builtins.int
+    kind: SourceKind.ValueType
+    """The kind; UNSPECIFIED counts as MANUAL, as in a submit."""
+    source_id: builtins.str
+    """This source_id; empty: any."""
+    source_run_id: builtins.str
+    """This source_run_id, which needs a source_id; empty: any."""
+    def __init__(
+        self,
+        *,
+        kind: SourceKind.ValueType = ...,
+        source_id: builtins.str = ...,
+        source_run_id: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["kind", b"kind", "source_id", b"source_id", "source_run_id", b"source_run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -40,7 +40,8 @@ class TaskServiceStub:
     SubmitTask: _grpc.UnaryUnaryMultiCallable[_task_service_pb2.SubmitTaskRequest, _task_service_pb2.SubmitTaskResponse]
     """Accepts a task and queues it. The same request_id with the same payload as sent returns the same task; another
     payload is ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source is live, the
-    error is ALREADY_EXISTS / SOURCE_BUSY {task_id}: send a message to that task (SendMessage).
+    error is ALREADY_EXISTS / SOURCE_BUSY {task_id}: send a message to that task (SendMessage). A run of a source is one
+    task (Source.source_run_id): its repeat under another request_id also returns it, or SOURCE_RUN_REUSED {task_id}.
     INVALID_ARGUMENT for a name in agent.tools or agent.approve_tools that the tool service does not know, with the
     nearest names, in a task without a loop of its own. If the tool service does not answer, the names are not checked.
     """
@@ -86,7 +87,7 @@ class TaskServiceStub:
     WORKSPACE_LIMIT: more than a workspace may hold; WORKSPACE_UNREADABLE: closed to the service. In both cases there
     is no fork; `without_files` forks with an empty workspace.
     The same request_id with the same payload returns the same task; ALREADY_EXISTS / REQUEST_ID_REUSED and SOURCE_BUSY
-    are as in SubmitTask. A history can be cut only where every call has its outcome and no model call is in flight:
+    are as in SubmitTask, and so is SOURCE_RUN_REUSED for a run that has a task. A history can be cut only where every call has its outcome and no model call is in flight:
     any other sequence is FAILED_PRECONDITION / NO_FORK_POINT {before, after}, the nearest possible sequences.
     FAILED_PRECONDITION / NOTHING_TO_DO: the history ends with a final answer at that point, the request has no
     message, and the fork has no result_schema_json that the answer could fail. FAILED_PRECONDITION / FORK_TOO_LARGE:
@@ -134,7 +135,8 @@ class TaskServiceAsyncStub(TaskServiceStub):
     SubmitTask: _aio.UnaryUnaryMultiCallable[_task_service_pb2.SubmitTaskRequest, _task_service_pb2.SubmitTaskResponse]  # type: ignore[assignment]
     """Accepts a task and queues it. The same request_id with the same payload as sent returns the same task; another
     payload is ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source is live, the
-    error is ALREADY_EXISTS / SOURCE_BUSY {task_id}: send a message to that task (SendMessage).
+    error is ALREADY_EXISTS / SOURCE_BUSY {task_id}: send a message to that task (SendMessage). A run of a source is one
+    task (Source.source_run_id): its repeat under another request_id also returns it, or SOURCE_RUN_REUSED {task_id}.
     INVALID_ARGUMENT for a name in agent.tools or agent.approve_tools that the tool service does not know, with the
     nearest names, in a task without a loop of its own. If the tool service does not answer, the names are not checked.
     """
@@ -180,7 +182,7 @@ class TaskServiceAsyncStub(TaskServiceStub):
     WORKSPACE_LIMIT: more than a workspace may hold; WORKSPACE_UNREADABLE: closed to the service. In both cases there
     is no fork; `without_files` forks with an empty workspace.
     The same request_id with the same payload returns the same task; ALREADY_EXISTS / REQUEST_ID_REUSED and SOURCE_BUSY
-    are as in SubmitTask. A history can be cut only where every call has its outcome and no model call is in flight:
+    are as in SubmitTask, and so is SOURCE_RUN_REUSED for a run that has a task. A history can be cut only where every call has its outcome and no model call is in flight:
     any other sequence is FAILED_PRECONDITION / NO_FORK_POINT {before, after}, the nearest possible sequences.
     FAILED_PRECONDITION / NOTHING_TO_DO: the history ends with a final answer at that point, the request has no
     message, and the fork has no result_schema_json that the answer could fail. FAILED_PRECONDITION / FORK_TOO_LARGE:
@@ -231,7 +233,8 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_task_service_pb2.SubmitTaskResponse, _abc.Awaitable[_task_service_pb2.SubmitTaskResponse]]:
         """Accepts a task and queues it. The same request_id with the same payload as sent returns the same task; another
         payload is ALREADY_EXISTS / REQUEST_ID_REUSED {task_id}. When another task of an exclusive source is live, the
-        error is ALREADY_EXISTS / SOURCE_BUSY {task_id}: send a message to that task (SendMessage).
+        error is ALREADY_EXISTS / SOURCE_BUSY {task_id}: send a message to that task (SendMessage). A run of a source is one
+        task (Source.source_run_id): its repeat under another request_id also returns it, or SOURCE_RUN_REUSED {task_id}.
         INVALID_ARGUMENT for a name in agent.tools or agent.approve_tools that the tool service does not know, with the
         nearest names, in a task without a loop of its own. If the tool service does not answer, the names are not checked.
         """
@@ -331,7 +334,7 @@ class TaskServiceServicer(metaclass=_abc_1.ABCMeta):
         WORKSPACE_LIMIT: more than a workspace may hold; WORKSPACE_UNREADABLE: closed to the service. In both cases there
         is no fork; `without_files` forks with an empty workspace.
         The same request_id with the same payload returns the same task; ALREADY_EXISTS / REQUEST_ID_REUSED and SOURCE_BUSY
-        are as in SubmitTask. A history can be cut only where every call has its outcome and no model call is in flight:
+        are as in SubmitTask, and so is SOURCE_RUN_REUSED for a run that has a task. A history can be cut only where every call has its outcome and no model call is in flight:
         any other sequence is FAILED_PRECONDITION / NO_FORK_POINT {before, after}, the nearest possible sequences.
         FAILED_PRECONDITION / NOTHING_TO_DO: the history ends with a final answer at that point, the request has no
         message, and the fork has no result_schema_json that the answer could fail. FAILED_PRECONDITION / FORK_TOO_LARGE:

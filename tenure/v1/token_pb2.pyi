@@ -8,6 +8,7 @@ from google.protobuf import descriptor as descriptor
 from google.protobuf import message as message
 from google.protobuf import timestamp_pb2 as timestamp_pb2
 from google.protobuf.internal import containers as containers
+from google.protobuf.internal import enum_type_wrapper as enum_type_wrapper
 from tenure.v1 import task_pb2 as task_pb2
 import builtins as builtins
 import sys
@@ -20,6 +21,37 @@ else:
 
 DESCRIPTOR: descriptor.FileDescriptor
 
+class _TokenAudience:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TokenAudienceEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_TokenAudience.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    TOKEN_AUDIENCE_UNSPECIFIED: _TokenAudience.ValueType  # 0
+    """Never sent."""
+    TOKEN_AUDIENCE_CHECKPOINT: _TokenAudience.ValueType  # 1
+    """The checkpoint service."""
+    TOKEN_AUDIENCE_TOOLS: _TokenAudience.ValueType  # 2
+    """The tool service."""
+    TOKEN_AUDIENCE_PROVIDER: _TokenAudience.ValueType  # 3
+    """Tool providers and HTTP tools. No service of Tenure accepts such a token."""
+    TOKEN_AUDIENCE_LEASE: _TokenAudience.ValueType  # 4
+    """LeaseService, and the resource that a named lease guards."""
+
+class TokenAudience(_TokenAudience, metaclass=_TokenAudienceEnumTypeWrapper):
+    """The services that accept a token."""
+
+TOKEN_AUDIENCE_UNSPECIFIED: TokenAudience.ValueType  # 0
+"""Never sent."""
+TOKEN_AUDIENCE_CHECKPOINT: TokenAudience.ValueType  # 1
+"""The checkpoint service."""
+TOKEN_AUDIENCE_TOOLS: TokenAudience.ValueType  # 2
+"""The tool service."""
+TOKEN_AUDIENCE_PROVIDER: TokenAudience.ValueType  # 3
+"""Tool providers and HTTP tools. No service of Tenure accepts such a token."""
+TOKEN_AUDIENCE_LEASE: TokenAudience.ValueType  # 4
+"""LeaseService, and the resource that a named lease guards."""
+
 @typing.final
 class FencingToken(message.Message):
     """A signed proof of a claim, the first field of every guarded request. It has no expiry: the fences of the guarded
@@ -31,22 +63,30 @@ class FencingToken(message.Message):
     CLAIMS_FIELD_NUMBER: builtins.int
     KEY_ID_FIELD_NUMBER: builtins.int
     SIGNATURE_FIELD_NUMBER: builtins.int
+    PROVIDER_TOKEN_FIELD_NUMBER: builtins.int
     claims: builtins.bytes
     """The serialized TokenClaims: the signature is over exactly these bytes."""
     key_id: builtins.str
     """The id of the signing key."""
     signature: builtins.bytes
     """Ed25519 over `claims`."""
+    @builtins.property
+    def provider_token(self) -> FencingToken:
+        """In a task's token: the token of the same claim for tool providers and HTTP tools. The tool service passes it on
+        instead of this one.
+        """
+
     def __init__(
         self,
         *,
         claims: builtins.bytes = ...,
         key_id: builtins.str = ...,
         signature: builtins.bytes = ...,
+        provider_token: FencingToken | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["provider_token", b"provider_token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["claims", b"claims", "key_id", b"key_id", "signature", b"signature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["claims", b"claims", "key_id", b"key_id", "provider_token", b"provider_token", "signature", b"signature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -63,6 +103,8 @@ class TokenClaims(message.Message):
     HOLDER_FIELD_NUMBER: builtins.int
     TOOLS_FIELD_NUMBER: builtins.int
     ISSUE_TIME_FIELD_NUMBER: builtins.int
+    AUDIENCES_FIELD_NUMBER: builtins.int
+    INSTALLATION_FIELD_NUMBER: builtins.int
     resource: builtins.str
     """The resource that is held: "tasks/<task_id>", or "leases/<name>" of LeaseService."""
     tenant: builtins.str
@@ -73,6 +115,8 @@ class TokenClaims(message.Message):
     """The claim, a UUID. Two claims never share it, not even after a restore of etcd."""
     holder: builtins.str
     """The holder: a worker_id, "coordinator/<id>" for a close-out, the holder of a lease."""
+    installation: builtins.str
+    """The installation whose coordinator signed it (TENURE_TLS_INSTALLATION); empty with empty audiences."""
     @builtins.property
     def tools(self) -> task_pb2.ToolAllowlist:
         """The tools it may call; absent: all of the tenant's."""
@@ -80,6 +124,10 @@ class TokenClaims(message.Message):
     @builtins.property
     def issue_time(self) -> timestamp_pb2.Timestamp:
         """When it was signed."""
+
+    @builtins.property
+    def audiences(self) -> containers.RepeatedScalarFieldContainer[TokenAudience.ValueType]:
+        """The services that accept it. Empty: a coordinator of an earlier release signed it; accepted until the next release."""
 
     def __init__(
         self,
@@ -91,10 +139,12 @@ class TokenClaims(message.Message):
         holder: builtins.str = ...,
         tools: task_pb2.ToolAllowlist | None = ...,
         issue_time: timestamp_pb2.Timestamp | None = ...,
+        audiences: abc.Iterable[TokenAudience.ValueType] | None = ...,
+        installation: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["issue_time", b"issue_time", "tools", b"tools"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["claim_id", b"claim_id", "epoch", b"epoch", "holder", b"holder", "issue_time", b"issue_time", "resource", b"resource", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["audiences", b"audiences", "claim_id", b"claim_id", "epoch", b"epoch", "holder", b"holder", "installation", b"installation", "issue_time", b"issue_time", "resource", b"resource", "tenant", b"tenant", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

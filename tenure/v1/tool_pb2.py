@@ -26,21 +26,23 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14tenure/v1/tool.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x85\x02\n\nToolSource\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x04kind\x18\x02 \x01(\x0e\x32\x19.tenure.v1.ToolSourceKind\x12\x0e\n\x06linked\x18\x03 \x01(\x08\x12/\n\x0b\x63hange_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05tools\x18\x05 \x01(\x05\x12\x10\n\x08problems\x18\x06 \x03(\t\x12\x15\n\rproblem_count\x18\x07 \x01(\x05\x12\x12\n\nlast_error\x18\x08 \x01(\t\x12\x33\n\x0flast_error_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xc4\x01\n\x0eToolDefinition\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x19\n\x11input_schema_json\x18\x03 \x01(\t\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\x12output_limit_bytes\x18\x05 \x01(\x05\x12,\n\x0c\x65\x66\x66\x65\x63t_class\x18\x06 \x01(\x0e\x32\x16.tenure.v1.EffectClass\"L\n\x0bOfferedTool\x12-\n\ndefinition\x18\x01 \x01(\x0b\x32\x19.tenure.v1.ToolDefinition\x12\x0e\n\x06source\x18\x02 \x01(\t\"\xe7\x01\n\x07Outcome\x12(\n\x06status\x18\x01 \x01(\x0e\x32\x18.tenure.v1.OutcomeStatus\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\ttruncated\x18\x03 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12+\n\x08\x64uration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0c\x63\x61ll_attempt\x18\x06 \x01(\x05\x12\x13\n\x0boutput_path\x18\x07 \x01(\t\x12&\n\x05usage\x18\x08 \x01(\x0b\x32\x17.tenure.v1.ProgramUsage\"\x9f\x01\n\x0cProgramUsage\x12,\n\twall_time\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08\x63pu_time\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1e\n\x11peak_memory_bytes\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\x14\n\x12_peak_memory_bytes\"\xf8\x01\n\nCallRecord\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x0c\n\x04tool\x18\x02 \x01(\t\x12,\n\x0c\x65\x66\x66\x65\x63t_class\x18\x03 \x01(\x0e\x32\x16.tenure.v1.EffectClass\x12#\n\x05state\x18\x04 \x01(\x0e\x32\x14.tenure.v1.CallState\x12\x14\n\x0c\x63\x61ll_attempt\x18\x05 \x01(\x05\x12\r\n\x05\x65poch\x18\x06 \x01(\x03\x12#\n\x07outcome\x18\x07 \x01(\x0b\x32\x12.tenure.v1.Outcome\x12.\n\nstart_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xbb\x02\n\x0fInDoubtDecision\x12\x37\n\x08happened\x18\x01 \x01(\x0b\x32#.tenure.v1.InDoubtDecision.HappenedH\x00\x12\x41\n\x0e\x64id_not_happen\x18\x02 \x01(\x0b\x32\'.tenure.v1.InDoubtDecision.DidNotHappenH\x00\x12\x35\n\x07\x61\x62\x61ndon\x18\x03 \x01(\x0b\x32\".tenure.v1.InDoubtDecision.AbandonH\x00\x1a\x1a\n\x08Happened\x12\x0e\n\x06result\x18\x01 \x01(\t\x1a\x42\n\x0c\x44idNotHappen\x12\x16\n\x0erunner_is_gone\x18\x01 \x01(\x08\x12\x1a\n\x12runner_proven_gone\x18\x02 \x01(\x08\x1a\t\n\x07\x41\x62\x61ndonB\n\n\x08\x64\x65\x63ision\"s\n\x0e\x43\x61llResolution\x12\x14\n\x0c\x63\x61ll_attempt\x18\x01 \x01(\x05\x12,\n\x08\x64\x65\x63ision\x18\x02 \x01(\x0b\x32\x1a.tenure.v1.InDoubtDecision\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\r\n\x05\x61\x63tor\x18\x04 \x01(\t\"4\n\x0b\x43\x61llInDoubt\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x14\n\x0c\x63\x61ll_attempt\x18\x02 \x01(\x05\"\xfd\x02\n\x0bInDoubtCall\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x0c\n\x04tool\x18\x03 \x01(\t\x12,\n\x0c\x65\x66\x66\x65\x63t_class\x18\x04 \x01(\x0e\x32\x16.tenure.v1.EffectClass\x12\x16\n\x0e\x61rguments_json\x18\x05 \x01(\t\x12\x1b\n\x13\x61rguments_truncated\x18\x06 \x01(\x08\x12\x14\n\x0c\x63\x61ll_attempt\x18\x07 \x01(\x05\x12.\n\nstart_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\ndoubt_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\trunner_id\x18\n \x01(\t\x12\x17\n\x0frunner_instance\x18\x0b \x01(\t\x12\x13\n\x0brunner_gone\x18\x0c \x01(\x08\x12\x0c\n\x04note\x18\r \x01(\t\x12\x16\n\x0e\x61\x63ts_elsewhere\x18\x0e \x01(\x08\"\xe7\x01\n\tCallTrail\x12%\n\x06record\x18\x01 \x01(\x0b\x32\x15.tenure.v1.CallRecord\x12\x10\n\x08\x63laim_id\x18\x02 \x01(\t\x12\x11\n\trunner_id\x18\x03 \x01(\t\x12\x16\n\x0e\x61rguments_hash\x18\x04 \x01(\x0c\x12\x14\n\x0coutcome_hash\x18\x05 \x01(\x0c\x12/\n\x0b\x61\x63\x63\x65pt_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x66inish_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"m\n\tToolFence\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x10\n\x08\x63laim_id\x18\x02 \x01(\t\x12\x0e\n\x06\x63losed\x18\x03 \x01(\x08\x12/\n\x0b\x63hange_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp*\x90\x01\n\x0b\x45\x66\x66\x65\x63tClass\x12\x1c\n\x18\x45\x46\x46\x45\x43T_CLASS_UNSPECIFIED\x10\x00\x12\x15\n\x11\x45\x46\x46\x45\x43T_CLASS_PURE\x10\x01\x12\x1b\n\x17\x45\x46\x46\x45\x43T_CLASS_IDEMPOTENT\x10\x02\x12\x16\n\x12\x45\x46\x46\x45\x43T_CLASS_KEYED\x10\x03\x12\x17\n\x13\x45\x46\x46\x45\x43T_CLASS_UNSAFE\x10\x04*\xa3\x02\n\rOutcomeStatus\x12\x1e\n\x1aOUTCOME_STATUS_UNSPECIFIED\x10\x00\x12\x1c\n\x18OUTCOME_STATUS_SUCCEEDED\x10\x01\x12\x19\n\x15OUTCOME_STATUS_FAILED\x10\x02\x12\x1c\n\x18OUTCOME_STATUS_TIMED_OUT\x10\x03\x12$\n OUTCOME_STATUS_INVALID_ARGUMENTS\x10\x04\x12\x1e\n\x1aOUTCOME_STATUS_NOT_ALLOWED\x10\x05\x12\x1a\n\x16OUTCOME_STATUS_NOT_RUN\x10\x06\x12\x1b\n\x17OUTCOME_STATUS_IN_DOUBT\x10\x07\x12\x1c\n\x18OUTCOME_STATUS_CANCELLED\x10\x08*\xa2\x01\n\tCallState\x12\x1a\n\x16\x43\x41LL_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13\x43\x41LL_STATE_ACCEPTED\x10\x01\x12\x16\n\x12\x43\x41LL_STATE_STARTED\x10\x02\x12\x17\n\x13\x43\x41LL_STATE_FINISHED\x10\x03\x12\x16\n\x12\x43\x41LL_STATE_NOT_RUN\x10\x04\x12\x17\n\x13\x43\x41LL_STATE_IN_DOUBT\x10\x05*\xa5\x01\n\x0eToolSourceKind\x12 \n\x1cTOOL_SOURCE_KIND_UNSPECIFIED\x10\x00\x12\x1d\n\x19TOOL_SOURCE_KIND_BUILT_IN\x10\x01\x12\x18\n\x14TOOL_SOURCE_KIND_MCP\x10\x02\x12\x1d\n\x19TOOL_SOURCE_KIND_PROVIDER\x10\x03\x12\x19\n\x15TOOL_SOURCE_KIND_HTTP\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14tenure/v1/tool.proto\x12\ttenure.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x85\x02\n\nToolSource\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x04kind\x18\x02 \x01(\x0e\x32\x19.tenure.v1.ToolSourceKind\x12\x0e\n\x06linked\x18\x03 \x01(\x08\x12/\n\x0b\x63hange_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05tools\x18\x05 \x01(\x05\x12\x10\n\x08problems\x18\x06 \x03(\t\x12\x15\n\rproblem_count\x18\x07 \x01(\x05\x12\x12\n\nlast_error\x18\x08 \x01(\t\x12\x33\n\x0flast_error_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xc4\x01\n\x0eToolDefinition\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x19\n\x11input_schema_json\x18\x03 \x01(\t\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\x12output_limit_bytes\x18\x05 \x01(\x05\x12,\n\x0c\x65\x66\x66\x65\x63t_class\x18\x06 \x01(\x0e\x32\x16.tenure.v1.EffectClass\"L\n\x0bOfferedTool\x12-\n\ndefinition\x18\x01 \x01(\x0b\x32\x19.tenure.v1.ToolDefinition\x12\x0e\n\x06source\x18\x02 \x01(\t\"\x8e\x02\n\x07Outcome\x12(\n\x06status\x18\x01 \x01(\x0e\x32\x18.tenure.v1.OutcomeStatus\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\ttruncated\x18\x03 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12+\n\x08\x64uration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0c\x63\x61ll_attempt\x18\x06 \x01(\x05\x12\x13\n\x0boutput_path\x18\x07 \x01(\t\x12&\n\x05usage\x18\x08 \x01(\x0b\x32\x17.tenure.v1.ProgramUsage\x12%\n\x06output\x18\t \x01(\x0b\x32\x15.tenure.v1.TaskOutput\"\xac\x01\n\nTaskOutput\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0b\n\x03uri\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x17\n\nsize_bytes\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0b\x64\x65scription\x18\x05 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x06 \x01(\t\x12%\n\x05state\x18\x07 \x01(\x0e\x32\x16.tenure.v1.OutputStateB\r\n\x0b_size_bytes\"\x9f\x01\n\x0cProgramUsage\x12,\n\twall_time\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08\x63pu_time\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1e\n\x11peak_memory_bytes\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\x14\n\x12_peak_memory_bytes\"\xf8\x01\n\nCallRecord\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x0c\n\x04tool\x18\x02 \x01(\t\x12,\n\x0c\x65\x66\x66\x65\x63t_class\x18\x03 \x01(\x0e\x32\x16.tenure.v1.EffectClass\x12#\n\x05state\x18\x04 \x01(\x0e\x32\x14.tenure.v1.CallState\x12\x14\n\x0c\x63\x61ll_attempt\x18\x05 \x01(\x05\x12\r\n\x05\x65poch\x18\x06 \x01(\x03\x12#\n\x07outcome\x18\x07 \x01(\x0b\x32\x12.tenure.v1.Outcome\x12.\n\nstart_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xbb\x02\n\x0fInDoubtDecision\x12\x37\n\x08happened\x18\x01 \x01(\x0b\x32#.tenure.v1.InDoubtDecision.HappenedH\x00\x12\x41\n\x0e\x64id_not_happen\x18\x02 \x01(\x0b\x32\'.tenure.v1.InDoubtDecision.DidNotHappenH\x00\x12\x35\n\x07\x61\x62\x61ndon\x18\x03 \x01(\x0b\x32\".tenure.v1.InDoubtDecision.AbandonH\x00\x1a\x1a\n\x08Happened\x12\x0e\n\x06result\x18\x01 \x01(\t\x1a\x42\n\x0c\x44idNotHappen\x12\x16\n\x0erunner_is_gone\x18\x01 \x01(\x08\x12\x1a\n\x12runner_proven_gone\x18\x02 \x01(\x08\x1a\t\n\x07\x41\x62\x61ndonB\n\n\x08\x64\x65\x63ision\"s\n\x0e\x43\x61llResolution\x12\x14\n\x0c\x63\x61ll_attempt\x18\x01 \x01(\x05\x12,\n\x08\x64\x65\x63ision\x18\x02 \x01(\x0b\x32\x1a.tenure.v1.InDoubtDecision\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\r\n\x05\x61\x63tor\x18\x04 \x01(\t\"4\n\x0b\x43\x61llInDoubt\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x14\n\x0c\x63\x61ll_attempt\x18\x02 \x01(\x05\"\xfd\x02\n\x0bInDoubtCall\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x0c\n\x04tool\x18\x03 \x01(\t\x12,\n\x0c\x65\x66\x66\x65\x63t_class\x18\x04 \x01(\x0e\x32\x16.tenure.v1.EffectClass\x12\x16\n\x0e\x61rguments_json\x18\x05 \x01(\t\x12\x1b\n\x13\x61rguments_truncated\x18\x06 \x01(\x08\x12\x14\n\x0c\x63\x61ll_attempt\x18\x07 \x01(\x05\x12.\n\nstart_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\ndoubt_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\trunner_id\x18\n \x01(\t\x12\x17\n\x0frunner_instance\x18\x0b \x01(\t\x12\x13\n\x0brunner_gone\x18\x0c \x01(\x08\x12\x0c\n\x04note\x18\r \x01(\t\x12\x16\n\x0e\x61\x63ts_elsewhere\x18\x0e \x01(\x08\"\xe7\x01\n\tCallTrail\x12%\n\x06record\x18\x01 \x01(\x0b\x32\x15.tenure.v1.CallRecord\x12\x10\n\x08\x63laim_id\x18\x02 \x01(\t\x12\x11\n\trunner_id\x18\x03 \x01(\t\x12\x16\n\x0e\x61rguments_hash\x18\x04 \x01(\x0c\x12\x14\n\x0coutcome_hash\x18\x05 \x01(\x0c\x12/\n\x0b\x61\x63\x63\x65pt_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x66inish_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"m\n\tToolFence\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x10\n\x08\x63laim_id\x18\x02 \x01(\t\x12\x0e\n\x06\x63losed\x18\x03 \x01(\x08\x12/\n\x0b\x63hange_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp*\x90\x01\n\x0b\x45\x66\x66\x65\x63tClass\x12\x1c\n\x18\x45\x46\x46\x45\x43T_CLASS_UNSPECIFIED\x10\x00\x12\x15\n\x11\x45\x46\x46\x45\x43T_CLASS_PURE\x10\x01\x12\x1b\n\x17\x45\x46\x46\x45\x43T_CLASS_IDEMPOTENT\x10\x02\x12\x16\n\x12\x45\x46\x46\x45\x43T_CLASS_KEYED\x10\x03\x12\x17\n\x13\x45\x46\x46\x45\x43T_CLASS_UNSAFE\x10\x04*\xa3\x02\n\rOutcomeStatus\x12\x1e\n\x1aOUTCOME_STATUS_UNSPECIFIED\x10\x00\x12\x1c\n\x18OUTCOME_STATUS_SUCCEEDED\x10\x01\x12\x19\n\x15OUTCOME_STATUS_FAILED\x10\x02\x12\x1c\n\x18OUTCOME_STATUS_TIMED_OUT\x10\x03\x12$\n OUTCOME_STATUS_INVALID_ARGUMENTS\x10\x04\x12\x1e\n\x1aOUTCOME_STATUS_NOT_ALLOWED\x10\x05\x12\x1a\n\x16OUTCOME_STATUS_NOT_RUN\x10\x06\x12\x1b\n\x17OUTCOME_STATUS_IN_DOUBT\x10\x07\x12\x1c\n\x18OUTCOME_STATUS_CANCELLED\x10\x08*\xa2\x01\n\tCallState\x12\x1a\n\x16\x43\x41LL_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13\x43\x41LL_STATE_ACCEPTED\x10\x01\x12\x16\n\x12\x43\x41LL_STATE_STARTED\x10\x02\x12\x17\n\x13\x43\x41LL_STATE_FINISHED\x10\x03\x12\x16\n\x12\x43\x41LL_STATE_NOT_RUN\x10\x04\x12\x17\n\x13\x43\x41LL_STATE_IN_DOUBT\x10\x05*\xa5\x01\n\x0eToolSourceKind\x12 \n\x1cTOOL_SOURCE_KIND_UNSPECIFIED\x10\x00\x12\x1d\n\x19TOOL_SOURCE_KIND_BUILT_IN\x10\x01\x12\x18\n\x14TOOL_SOURCE_KIND_MCP\x10\x02\x12\x1d\n\x19TOOL_SOURCE_KIND_PROVIDER\x10\x03\x12\x19\n\x15TOOL_SOURCE_KIND_HTTP\x10\x04*\xae\x01\n\x0bOutputState\x12\x1c\n\x18OUTPUT_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13OUTPUT_STATE_STATED\x10\x01\x12\x19\n\x15OUTPUT_STATE_RECORDED\x10\x02\x12\x19\n\x15OUTPUT_STATE_VERIFIED\x10\x03\x12\x18\n\x14OUTPUT_STATE_CHANGED\x10\x04\x12\x18\n\x14OUTPUT_STATE_MISSING\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tenure.v1.tool_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EFFECTCLASS']._serialized_start=2507
-  _globals['_EFFECTCLASS']._serialized_end=2651
-  _globals['_OUTCOMESTATUS']._serialized_start=2654
-  _globals['_OUTCOMESTATUS']._serialized_end=2945
-  _globals['_CALLSTATE']._serialized_start=2948
-  _globals['_CALLSTATE']._serialized_end=3110
-  _globals['_TOOLSOURCEKIND']._serialized_start=3113
-  _globals['_TOOLSOURCEKIND']._serialized_end=3278
+  _globals['_EFFECTCLASS']._serialized_start=2721
+  _globals['_EFFECTCLASS']._serialized_end=2865
+  _globals['_OUTCOMESTATUS']._serialized_start=2868
+  _globals['_OUTCOMESTATUS']._serialized_end=3159
+  _globals['_CALLSTATE']._serialized_start=3162
+  _globals['_CALLSTATE']._serialized_end=3324
+  _globals['_TOOLSOURCEKIND']._serialized_start=3327
+  _globals['_TOOLSOURCEKIND']._serialized_end=3492
+  _globals['_OUTPUTSTATE']._serialized_start=3495
+  _globals['_OUTPUTSTATE']._serialized_end=3669
   _globals['_TOOLSOURCE']._serialized_start=101
   _globals['_TOOLSOURCE']._serialized_end=362
   _globals['_TOOLDEFINITION']._serialized_start=365
@@ -48,27 +50,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OFFEREDTOOL']._serialized_start=563
   _globals['_OFFEREDTOOL']._serialized_end=639
   _globals['_OUTCOME']._serialized_start=642
-  _globals['_OUTCOME']._serialized_end=873
-  _globals['_PROGRAMUSAGE']._serialized_start=876
-  _globals['_PROGRAMUSAGE']._serialized_end=1035
-  _globals['_CALLRECORD']._serialized_start=1038
-  _globals['_CALLRECORD']._serialized_end=1286
-  _globals['_INDOUBTDECISION']._serialized_start=1289
-  _globals['_INDOUBTDECISION']._serialized_end=1604
-  _globals['_INDOUBTDECISION_HAPPENED']._serialized_start=1487
-  _globals['_INDOUBTDECISION_HAPPENED']._serialized_end=1513
-  _globals['_INDOUBTDECISION_DIDNOTHAPPEN']._serialized_start=1515
-  _globals['_INDOUBTDECISION_DIDNOTHAPPEN']._serialized_end=1581
-  _globals['_INDOUBTDECISION_ABANDON']._serialized_start=1583
-  _globals['_INDOUBTDECISION_ABANDON']._serialized_end=1592
-  _globals['_CALLRESOLUTION']._serialized_start=1606
-  _globals['_CALLRESOLUTION']._serialized_end=1721
-  _globals['_CALLINDOUBT']._serialized_start=1723
-  _globals['_CALLINDOUBT']._serialized_end=1775
-  _globals['_INDOUBTCALL']._serialized_start=1778
-  _globals['_INDOUBTCALL']._serialized_end=2159
-  _globals['_CALLTRAIL']._serialized_start=2162
-  _globals['_CALLTRAIL']._serialized_end=2393
-  _globals['_TOOLFENCE']._serialized_start=2395
-  _globals['_TOOLFENCE']._serialized_end=2504
+  _globals['_OUTCOME']._serialized_end=912
+  _globals['_TASKOUTPUT']._serialized_start=915
+  _globals['_TASKOUTPUT']._serialized_end=1087
+  _globals['_PROGRAMUSAGE']._serialized_start=1090
+  _globals['_PROGRAMUSAGE']._serialized_end=1249
+  _globals['_CALLRECORD']._serialized_start=1252
+  _globals['_CALLRECORD']._serialized_end=1500
+  _globals['_INDOUBTDECISION']._serialized_start=1503
+  _globals['_INDOUBTDECISION']._serialized_end=1818
+  _globals['_INDOUBTDECISION_HAPPENED']._serialized_start=1701
+  _globals['_INDOUBTDECISION_HAPPENED']._serialized_end=1727
+  _globals['_INDOUBTDECISION_DIDNOTHAPPEN']._serialized_start=1729
+  _globals['_INDOUBTDECISION_DIDNOTHAPPEN']._serialized_end=1795
+  _globals['_INDOUBTDECISION_ABANDON']._serialized_start=1797
+  _globals['_INDOUBTDECISION_ABANDON']._serialized_end=1806
+  _globals['_CALLRESOLUTION']._serialized_start=1820
+  _globals['_CALLRESOLUTION']._serialized_end=1935
+  _globals['_CALLINDOUBT']._serialized_start=1937
+  _globals['_CALLINDOUBT']._serialized_end=1989
+  _globals['_INDOUBTCALL']._serialized_start=1992
+  _globals['_INDOUBTCALL']._serialized_end=2373
+  _globals['_CALLTRAIL']._serialized_start=2376
+  _globals['_CALLTRAIL']._serialized_end=2607
+  _globals['_TOOLFENCE']._serialized_start=2609
+  _globals['_TOOLFENCE']._serialized_end=2718
 # @@protoc_insertion_point(module_scope)

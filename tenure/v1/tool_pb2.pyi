@@ -171,6 +171,41 @@ TOOL_SOURCE_KIND_PROVIDER: ToolSourceKind.ValueType  # 3
 TOOL_SOURCE_KIND_HTTP: ToolSourceKind.ValueType  # 4
 """An HTTP server: each call is one request."""
 
+class _OutputState:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OutputStateEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_OutputState.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    OUTPUT_STATE_UNSPECIFIED: _OutputState.ValueType  # 0
+    """Never sent by a server."""
+    OUTPUT_STATE_STATED: _OutputState.ValueType  # 1
+    """As the agent stated it: nothing was checked. Every URI that is no file of the workspace."""
+    OUTPUT_STATE_RECORDED: _OutputState.ValueType  # 2
+    """The tool service read the file of the workspace when the output was recorded."""
+    OUTPUT_STATE_VERIFIED: _OutputState.ValueType  # 3
+    """The tool service read the file again at the close-out: it was the same."""
+    OUTPUT_STATE_CHANGED: _OutputState.ValueType  # 4
+    """The tool service read the file again at the close-out: it was another one, whose digest and size the output has."""
+    OUTPUT_STATE_MISSING: _OutputState.ValueType  # 5
+    """At the close-out there was no such file that could be read. The digest and the size are those of the recorded file."""
+
+class OutputState(_OutputState, metaclass=_OutputStateEnumTypeWrapper):
+    """What is known about an output of a task."""
+
+OUTPUT_STATE_UNSPECIFIED: OutputState.ValueType  # 0
+"""Never sent by a server."""
+OUTPUT_STATE_STATED: OutputState.ValueType  # 1
+"""As the agent stated it: nothing was checked. Every URI that is no file of the workspace."""
+OUTPUT_STATE_RECORDED: OutputState.ValueType  # 2
+"""The tool service read the file of the workspace when the output was recorded."""
+OUTPUT_STATE_VERIFIED: OutputState.ValueType  # 3
+"""The tool service read the file again at the close-out: it was the same."""
+OUTPUT_STATE_CHANGED: OutputState.ValueType  # 4
+"""The tool service read the file again at the close-out: it was another one, whose digest and size the output has."""
+OUTPUT_STATE_MISSING: OutputState.ValueType  # 5
+"""At the close-out there was no such file that could be read. The digest and the size are those of the recorded file."""
+
 @typing.final
 class ToolSource(message.Message):
     """A source of tools, as one replica of the tool service sees it."""
@@ -319,6 +354,7 @@ class Outcome(message.Message):
     CALL_ATTEMPT_FIELD_NUMBER: builtins.int
     OUTPUT_PATH_FIELD_NUMBER: builtins.int
     USAGE_FIELD_NUMBER: builtins.int
+    OUTPUT_FIELD_NUMBER: builtins.int
     status: OutcomeStatus.ValueType
     """The status."""
     content: builtins.str
@@ -341,6 +377,10 @@ class Outcome(message.Message):
     def usage(self) -> ProgramUsage:
         """The resources of the program, if the call ran one in the sandbox; also when it was stopped."""
 
+    @builtins.property
+    def output(self) -> TaskOutput:
+        """For a call of record_output that SUCCEEDED: the output, which the ledger lists in Task.outputs."""
+
     def __init__(
         self,
         *,
@@ -352,12 +392,59 @@ class Outcome(message.Message):
         call_attempt: builtins.int = ...,
         output_path: builtins.str = ...,
         usage: ProgramUsage | None = ...,
+        output: TaskOutput | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["duration", b"duration", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["duration", b"duration", "output", b"output", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["call_attempt", b"call_attempt", "content", b"content", "detail", b"detail", "duration", b"duration", "output_path", b"output_path", "status", b"status", "truncated", b"truncated", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["call_attempt", b"call_attempt", "content", b"content", "detail", b"detail", "duration", b"duration", "output", b"output", "output_path", b"output_path", "status", b"status", "truncated", b"truncated", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class TaskOutput(message.Message):
+    """A reference to an output of a task downstream: what it is, and where. At most 32 of a task."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    URI_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
+    SIZE_BYTES_FIELD_NUMBER: builtins.int
+    DESCRIPTION_FIELD_NUMBER: builtins.int
+    CALL_ID_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    kind: builtins.str
+    """The kind, the caller's own word, for example report: 1 to 63 of letters, digits, dots, - and _."""
+    uri: builtins.str
+    """Its URI, at most 1,000 characters. `workspace:` and a path: a file of the task's workspace, for TaskService.ReadFile."""
+    digest: builtins.str
+    """Its digest, for example sha256:<hex>; empty: unknown. Of a file of the workspace: computed by the tool service."""
+    size_bytes: builtins.int
+    """Its size; absent: unknown. Of a file of the workspace: measured by the tool service."""
+    description: builtins.str
+    """For people; at most 200 characters."""
+    call_id: builtins.str
+    """The call that recorded it. Empty in an Outcome."""
+    state: OutputState.ValueType
+    """What is known about it. VERIFIED, CHANGED and MISSING only after an owner closed the task out as SUCCEEDED."""
+    def __init__(
+        self,
+        *,
+        kind: builtins.str = ...,
+        uri: builtins.str = ...,
+        digest: builtins.str = ...,
+        size_bytes: builtins.int | None = ...,
+        description: builtins.str = ...,
+        call_id: builtins.str = ...,
+        state: OutputState.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["_size_bytes", b"_size_bytes", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_size_bytes", b"_size_bytes", "call_id", b"call_id", "description", b"description", "digest", b"digest", "kind", b"kind", "size_bytes", b"size_bytes", "state", b"state", "uri", b"uri"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__size_bytes: _TypeAlias = typing.Literal["size_bytes"]  # noqa: Y015
+    _WhichOneofArgType__size_bytes: _TypeAlias = typing.Literal["_size_bytes", b"_size_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__size_bytes) -> _WhichOneofReturnType__size_bytes | None: ...
 
 @typing.final
 class ProgramUsage(message.Message):

@@ -128,8 +128,9 @@ class CallToolRequest(message.Message):
     """W3C traceparent of the call's span; may be empty."""
     @builtins.property
     def token(self) -> token_pb2.FencingToken:
-        """The token of the claim under which the call is made, signed by a coordinator. A provider that does not trust its
-        network checks the signature with LeaseService.ListSigningKeys, and takes epoch and task from the token's claims.
+        """The token for providers of the claim under which the call is made, signed by a coordinator. A provider that does not
+        trust its network checks the signature with LeaseService.ListSigningKeys, and takes epoch and task from the token's
+        claims. It opens no service of Tenure.
         Absent: this installation does not pass tokens on to this provider.
         """
 

@@ -23,6 +23,84 @@ else:
 DESCRIPTOR: descriptor.FileDescriptor
 
 @typing.final
+class DigestFilesRequest(message.Message):
+    """The files to read."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: builtins.int
+    PATHS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def token(self) -> token_pb2.FencingToken:
+        """The token of the claim."""
+
+    @builtins.property
+    def paths(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Paths relative to the workspace; at most 32."""
+
+    def __init__(
+        self,
+        *,
+        token: token_pb2.FencingToken | None = ...,
+        paths: abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["paths", b"paths", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class DigestFilesResponse(message.Message):
+    """The digests."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    FILES_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def files(self) -> containers.RepeatedCompositeFieldContainer[FileDigest]:
+        """Of those paths that are regular files that could be read, in their order."""
+
+    def __init__(
+        self,
+        *,
+        files: abc.Iterable[FileDigest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["files", b"files"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class FileDigest(message.Message):
+    """The content of one file."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
+    SIZE_BYTES_FIELD_NUMBER: builtins.int
+    path: builtins.str
+    """As requested."""
+    digest: builtins.str
+    """sha256:<hex>."""
+    size_bytes: builtins.int
+    """Its size."""
+    def __init__(
+        self,
+        *,
+        path: builtins.str = ...,
+        digest: builtins.str = ...,
+        size_bytes: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["digest", b"digest", "path", b"path", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class ToolServiceListFilesRequest(message.Message):
     """The files to list."""
 

@@ -108,6 +108,11 @@ class ToolServiceStub:
                 request_serializer=tenure_dot_v1_dot_tool__service__pb2.CopyFilesRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_tool__service__pb2.CopyFilesResponse.FromString,
                 _registered_method=True)
+        self.DigestFiles = channel.unary_unary(
+                '/tenure.v1.ToolService/DigestFiles',
+                request_serializer=tenure_dot_v1_dot_tool__service__pb2.DigestFilesRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_tool__service__pb2.DigestFilesResponse.FromString,
+                _registered_method=True)
 
 
 class ToolServiceServicer:
@@ -227,6 +232,13 @@ class ToolServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DigestFiles(self, request, context):
+        """Reads files of the claim's task and returns their digests, for the outputs at a close-out. Changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ToolServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -299,6 +311,11 @@ def add_ToolServiceServicer_to_server(servicer, server):
                     servicer.CopyFiles,
                     request_deserializer=tenure_dot_v1_dot_tool__service__pb2.CopyFilesRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_tool__service__pb2.CopyFilesResponse.SerializeToString,
+            ),
+            'DigestFiles': grpc.unary_unary_rpc_method_handler(
+                    servicer.DigestFiles,
+                    request_deserializer=tenure_dot_v1_dot_tool__service__pb2.DigestFilesRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_tool__service__pb2.DigestFilesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -683,6 +700,33 @@ class ToolService:
             '/tenure.v1.ToolService/CopyFiles',
             tenure_dot_v1_dot_tool__service__pb2.CopyFilesRequest.SerializeToString,
             tenure_dot_v1_dot_tool__service__pb2.CopyFilesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DigestFiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.ToolService/DigestFiles',
+            tenure_dot_v1_dot_tool__service__pb2.DigestFilesRequest.SerializeToString,
+            tenure_dot_v1_dot_tool__service__pb2.DigestFilesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -84,6 +84,8 @@ class ToolServiceStub:
     disk. Links are copied as links; pipes, sockets and devices are left out. Repeatable: a repeat copies nothing
     again. FAILED_PRECONDITION / WORKSPACE_LIMIT, WORKSPACE_UNREADABLE; RESOURCE_EXHAUSTED / TOO_MANY_COPIES.
     """
+    DigestFiles: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.DigestFilesRequest, _tool_service_pb2.DigestFilesResponse]
+    """Reads files of the claim's task and returns their digests, for the outputs at a close-out. Changes nothing."""
 
 @_typing.type_check_only
 class ToolServiceAsyncStub(ToolServiceStub):
@@ -141,6 +143,8 @@ class ToolServiceAsyncStub(ToolServiceStub):
     disk. Links are copied as links; pipes, sockets and devices are left out. Repeatable: a repeat copies nothing
     again. FAILED_PRECONDITION / WORKSPACE_LIMIT, WORKSPACE_UNREADABLE; RESOURCE_EXHAUSTED / TOO_MANY_COPIES.
     """
+    DigestFiles: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.DigestFilesRequest, _tool_service_pb2.DigestFilesResponse]  # type: ignore[assignment]
+    """Reads files of the claim's task and returns their digests, for the outputs at a close-out. Changes nothing."""
 
 class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
     """Tools behind a fence. Methods that act or read for a claim take the token; a lower epoch than the fence, or a closed
@@ -279,5 +283,13 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         disk. Links are copied as links; pipes, sockets and devices are left out. Repeatable: a repeat copies nothing
         again. FAILED_PRECONDITION / WORKSPACE_LIMIT, WORKSPACE_UNREADABLE; RESOURCE_EXHAUSTED / TOO_MANY_COPIES.
         """
+
+    @_abc_1.abstractmethod
+    def DigestFiles(
+        self,
+        request: _tool_service_pb2.DigestFilesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tool_service_pb2.DigestFilesResponse, _abc.Awaitable[_tool_service_pb2.DigestFilesResponse]]:
+        """Reads files of the claim's task and returns their digests, for the outputs at a close-out. Changes nothing."""
 
 def add_ToolServiceServicer_to_server(servicer: ToolServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

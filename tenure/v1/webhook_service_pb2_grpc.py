@@ -37,11 +37,17 @@ class WebhookServiceStub:
     the field names of this contract, with the task as it was when the delivery was written. A body is at most 64 KiB:
     fields of the task that are too long (result, goal, system prompt) are cut, and "truncated" beside "data" names them.
 
+    WebhookKind says where deliveries go. SLACK and EMAIL send texts for people, which are written from the same body when
+    the delivery is sent. Such a text has the question of a wait and the commands that answer it, but never the arguments
+    of a tool call. An e-mail's Message-ID is the delivery's id, so that repeats are recognisable.
+
     Types are an open set; receivers ignore unknown types:
     task.succeeded, task.failed, task.timed_out, task.cancelled, task.cost_exceeded   the task ended
     task.waiting_user, task.waiting_external   the task waits
+    task.wait_escalated   a wait without an answer reached a step of its escalation; the state stays
     task.queued, task.running, task.retry_scheduled   the change left the task in that state
     task.cancel_requested   the task has a pending ending, which will be carried out
+    task.budget_warning, task.quota_warning   a limit comes near
     webhook.test   requested by TestWebhook
     webhook.missed   a WebhookGap, whatever types the webhook wants
 
@@ -51,6 +57,11 @@ class WebhookServiceStub:
     delivery. A delivery is sent when the task's previous delivery is received or dead; other tasks do not wait for it.
     It is sent at least once: a process that dies between the receipt and its record sends the delivery again, and a
     process that was frozen with a half-sent request may send it late. Receivers recognise repeats by the webhook-id.
+
+    SLACK: as above, but the answers 400 to 499, except 408, 410, 425 and 429, are final: the delivery is dead at once.
+    EMAIL: a reply 5xx to the sender, the recipients or the message is final; a reply 4xx, and any failure to connect or
+    to log in, is tried again. Addresses that accepted the e-mail are in accepted_addresses; a further attempt or a replay
+    sends to the others only.
     """
 
     def __init__(self, channel):
@@ -128,11 +139,17 @@ class WebhookServiceServicer:
     the field names of this contract, with the task as it was when the delivery was written. A body is at most 64 KiB:
     fields of the task that are too long (result, goal, system prompt) are cut, and "truncated" beside "data" names them.
 
+    WebhookKind says where deliveries go. SLACK and EMAIL send texts for people, which are written from the same body when
+    the delivery is sent. Such a text has the question of a wait and the commands that answer it, but never the arguments
+    of a tool call. An e-mail's Message-ID is the delivery's id, so that repeats are recognisable.
+
     Types are an open set; receivers ignore unknown types:
     task.succeeded, task.failed, task.timed_out, task.cancelled, task.cost_exceeded   the task ended
     task.waiting_user, task.waiting_external   the task waits
+    task.wait_escalated   a wait without an answer reached a step of its escalation; the state stays
     task.queued, task.running, task.retry_scheduled   the change left the task in that state
     task.cancel_requested   the task has a pending ending, which will be carried out
+    task.budget_warning, task.quota_warning   a limit comes near
     webhook.test   requested by TestWebhook
     webhook.missed   a WebhookGap, whatever types the webhook wants
 
@@ -142,12 +159,18 @@ class WebhookServiceServicer:
     delivery. A delivery is sent when the task's previous delivery is received or dead; other tasks do not wait for it.
     It is sent at least once: a process that dies between the receipt and its record sends the delivery again, and a
     process that was frozen with a half-sent request may send it late. Receivers recognise repeats by the webhook-id.
+
+    SLACK: as above, but the answers 400 to 499, except 408, 410, 425 and 429, are final: the delivery is dead at once.
+    EMAIL: a reply 5xx to the sender, the recipients or the message is final; a reply 4xx, and any failure to connect or
+    to log in, is tried again. Addresses that accepted the e-mail are in accepted_addresses; a further attempt or a replay
+    sends to the others only.
     """
 
     def CreateWebhook(self, request, context):
         """Creates a webhook that receives changes from now on. The same name and payload, including the secret, return the
         existing webhook; another payload is ALREADY_EXISTS / WEBHOOK_EXISTS {webhook_id}. A URL with an address that
-        webhooks may not reach is INVALID_ARGUMENT. RESOURCE_EXHAUSTED / TOO_MANY_WEBHOOKS: 100 of a tenant
+        webhooks may not reach, and an e-mail address outside TENURE_CHECKPOINT_SMTP_RECIPIENT_DOMAINS, are
+        INVALID_ARGUMENT. EMAIL without an SMTP server is FAILED_PRECONDITION / SMTP_NOT_CONFIGURED {setting}. RESOURCE_EXHAUSTED / TOO_MANY_WEBHOOKS: 100 of a tenant
         (TENURE_CHECKPOINT_WEBHOOK_MAX_PER_TENANT).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -187,7 +210,7 @@ class WebhookServiceServicer:
 
     def RotateWebhookSecret(self, request, context):
         """Signs with another secret from now on, and also with the old one during the overlap. With the present secret the
-        request changes nothing. NOT_FOUND.
+        request changes nothing. NOT_FOUND. FAILED_PRECONDITION / WEBHOOK_NOT_SIGNED for SLACK and EMAIL.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -311,11 +334,17 @@ class WebhookService:
     the field names of this contract, with the task as it was when the delivery was written. A body is at most 64 KiB:
     fields of the task that are too long (result, goal, system prompt) are cut, and "truncated" beside "data" names them.
 
+    WebhookKind says where deliveries go. SLACK and EMAIL send texts for people, which are written from the same body when
+    the delivery is sent. Such a text has the question of a wait and the commands that answer it, but never the arguments
+    of a tool call. An e-mail's Message-ID is the delivery's id, so that repeats are recognisable.
+
     Types are an open set; receivers ignore unknown types:
     task.succeeded, task.failed, task.timed_out, task.cancelled, task.cost_exceeded   the task ended
     task.waiting_user, task.waiting_external   the task waits
+    task.wait_escalated   a wait without an answer reached a step of its escalation; the state stays
     task.queued, task.running, task.retry_scheduled   the change left the task in that state
     task.cancel_requested   the task has a pending ending, which will be carried out
+    task.budget_warning, task.quota_warning   a limit comes near
     webhook.test   requested by TestWebhook
     webhook.missed   a WebhookGap, whatever types the webhook wants
 
@@ -325,6 +354,11 @@ class WebhookService:
     delivery. A delivery is sent when the task's previous delivery is received or dead; other tasks do not wait for it.
     It is sent at least once: a process that dies between the receipt and its record sends the delivery again, and a
     process that was frozen with a half-sent request may send it late. Receivers recognise repeats by the webhook-id.
+
+    SLACK: as above, but the answers 400 to 499, except 408, 410, 425 and 429, are final: the delivery is dead at once.
+    EMAIL: a reply 5xx to the sender, the recipients or the message is final; a reply 4xx, and any failure to connect or
+    to log in, is tried again. Addresses that accepted the e-mail are in accepted_addresses; a further attempt or a replay
+    sends to the others only.
     """
 
     @staticmethod

@@ -8,6 +8,7 @@ The files:
 common.py                    collects violations; the limits and patterns; checks that several services share
 task.py                      the spec of a task: goal, agent, limits, policy, timeouts, schemas
 task_service.py              TaskService and the reads of AdminService; waits, forks, files
+api_key_service.py           ApiKeyService
 admin_service.py             the requests of operators; calls in doubt
 checkpoint_service.py        CheckpointService
 coordinator_service.py       the session of a worker, WorkerService
@@ -34,6 +35,7 @@ from google.protobuf.message import Message
 from tenure.domain.errors import InvalidRequest
 from tenure.validators import (
     admin_service,
+    api_key_service,
     checkpoint_service,
     coordinator_service,
     lease_service,
@@ -113,6 +115,7 @@ _CHECKS: Final[dict[type, Check]] = {
     **coordinator_service.CHECKS,
     **lease_service.CHECKS,
     **admin_service.CHECKS,
+    **api_key_service.CHECKS,
     **tool_provider_service.CHECKS,
     **tenant_service.CHECKS,
     **webhook_service.CHECKS,

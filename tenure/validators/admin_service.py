@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from tenure.domain.budget import MAX_NANO_USD, MAX_TOKENS
+from tenure.domain.waits import MAX_QUESTION_CHARACTERS
 from tenure.v1 import admin_service_pb2 as admin
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
 from tenure.v1 import coordinator_service_pb2 as coordinator
@@ -92,7 +93,12 @@ _IN_DOUBT_CHECKS: Final[dict[type, Check]] = {
 MAX_EXTRA_STEPS: Final = 100_000
 MAX_IDLE_SECONDS: Final = 366 * 24 * 3600.0
 _END_STATES: Final = frozenset(
-    {task_pb2.TASK_STATE_FAILED, task_pb2.TASK_STATE_TIMED_OUT, task_pb2.TASK_STATE_CANCELLED}
+    {
+        task_pb2.TASK_STATE_SUCCEEDED,
+        task_pb2.TASK_STATE_FAILED,
+        task_pb2.TASK_STATE_TIMED_OUT,
+        task_pb2.TASK_STATE_CANCELLED,
+    }
 )
 
 
@@ -111,6 +117,8 @@ def check_operator_request(request: ledger_pb2.OperatorRequest, v: Violations) -
         _check_end(request.close_out, v)
     if request.HasField("resolve_call"):
         check_resolve_call(request.resolve_call, v)
+    if request.HasField("begin_wait"):
+        _check_wait(request.begin_wait, v)
 
 
 def _check_extras(requeue: Any, v: Violations) -> None:
@@ -131,7 +139,9 @@ def _check_grant(grant: Any, v: Violations) -> None:
 
 
 def _check_end(close_out: Any, v: Violations) -> None:
-    v.require(close_out.to_state in _END_STATES, "to_state", "must be FAILED, TIMED_OUT or CANCELLED")
+    v.require(close_out.to_state in _END_STATES, "to_state", "must be SUCCEEDED, FAILED, TIMED_OUT or CANCELLED")
+    is_success = close_out.to_state == task_pb2.TASK_STATE_SUCCEEDED
+    v.require(bool(close_out.result) or not is_success, "result", "must be set for SUCCEEDED")
     v.require(len(close_out.result.encode()) <= MAX_GOAL_BYTES, "result", f"at most {MAX_GOAL_BYTES} bytes")
 
 
@@ -154,6 +164,20 @@ def _close_out(request: admin.CloseOutTaskRequest, v: Violations) -> None:
     v.length("request_id", request.request_id, 0, 128)
     check_reason(request, v)
     _check_end(request, v)
+
+
+def _check_wait(wait: Any, v: Violations) -> None:
+    v.length("question", wait.question, 1, MAX_QUESTION_CHARACTERS)
+    v.require(wait.HasField("until"), "until", "must be set")
+    check_moment("until", wait.until, v)
+    v.known("at_deadline", task_pb2.WaitDeadlinePolicy, wait.at_deadline)
+
+
+def _begin_wait(request: admin.BeginWaitRequest, v: Violations) -> None:
+    check_task_id(request, v)
+    v.length("request_id", request.request_id, 0, 128)
+    check_reason(request, v)
+    _check_wait(request, v)
 
 
 def _check_worker(field: str, worker_id: str, least: int, v: Violations) -> None:
@@ -216,6 +240,7 @@ _OPERATOR_CHECKS: Final[dict[type, Check]] = {
     admin.GrantBudgetRequest: _grant,
     admin.PruneTasksRequest: check_prune,
     admin.CloseOutTaskRequest: _close_out,
+    admin.BeginWaitRequest: _begin_wait,
     admin.TransferTaskRequest: _transfer,
     admin.DrainWorkerRequest: _drain,
     coordinator.CoordinatorServiceTransferTaskRequest: _transfer_by_coordinator,

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from tenure.domain.budget import MAX_TOKENS
 from tenure.domain.fencing import MAX_GENERATION
+from tenure.domain.outputs import MAX_OUTPUTS, problem_of_output
 from tenure.domain.result_schema import MAX_RESULT_BYTES
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
 from tenure.v1 import task_pb2
@@ -17,6 +18,7 @@ from tenure.validators.admin_service import (
     check_prune,
 )
 from tenure.validators.common import (
+    CALL_ID,
     MAX_COMMIT_BYTES,
     MAX_ENTRIES,
     MAX_HOLDINGS,
@@ -41,6 +43,7 @@ from tenure.validators.common import (
 )
 from tenure.validators.task import check_spec
 from tenure.validators.task_service import check_fork, check_message_text, check_wait, check_wait_answer
+from tenure.wire.tool import output_to_domain
 
 
 def _create(request: checkpoint.CreateTaskRequest, v: Violations) -> None:
@@ -109,6 +112,21 @@ def _transition(transition: checkpoint.Transition, v: Violations) -> None:
         succeeds = transition.to_state == task_pb2.TASK_STATE_SUCCEEDED
         v.require(succeeds, "transition.result_json", "must be empty unless to_state is SUCCEEDED")
         _result(transition.result_json, v)
+    _outputs(transition, v)
+
+
+def _outputs(transition: checkpoint.Transition, v: Violations) -> None:
+    if not transition.outputs:
+        return
+    succeeds = transition.to_state == task_pb2.TASK_STATE_SUCCEEDED
+    v.require(succeeds, "transition.outputs", "must be empty unless to_state is SUCCEEDED")
+    v.require(len(transition.outputs) <= MAX_OUTPUTS, "transition.outputs", f"at most {MAX_OUTPUTS}")
+    for index, output in enumerate(transition.outputs[:MAX_OUTPUTS]):
+        problem = problem_of_output(output_to_domain(output))
+        v.require(not problem, f"transition.outputs[{index}]", problem)
+        v.require(
+            bool(CALL_ID.match(output.call_id)), f"transition.outputs[{index}].call_id", 'must be "<step>.<index>"'
+        )
 
 
 def _result(result_json: str, v: Violations) -> None:

@@ -13,6 +13,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from tenure.domain.errors import FieldViolation
 from tenure.domain.fencing import is_claim_epoch
+from tenure.domain.outputs import MAX_URI_CHARACTERS
 from tenure.domain.tool_arguments import strict_json
 from tenure.v1 import task_pb2, token_pb2
 from tenure.wire.common import seconds
@@ -89,6 +90,7 @@ MAX_CALLS_IN_DOUBT: Final = 1024  # equal to the limit of open calls of a task
 MAX_IN_DOUBT_A_PAGE: Final = 500
 MAX_CALL_ATTEMPTS: Final = 10**9
 MAX_ID_CHARACTERS: Final = 64
+MAX_SOURCE_CHARACTERS: Final = 200
 
 TOOL_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}\Z")
 FUNCTION_NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,54}\Z")
@@ -204,6 +206,28 @@ def check_filter(task_filter: task_pb2.TaskFilter, v: Violations) -> None:
         v.uuid("filter.root_task_id", task_filter.root_task_id)
     if task_filter.forked_from_task_id:
         v.uuid("filter.forked_from_task_id", task_filter.forked_from_task_id)
+    check_source_fields(task_filter.source, v, "filter.source")
+    if task_filter.HasField("output"):
+        _output_filter(task_filter.output, v)
+
+
+def _output_filter(wanted: task_pb2.OutputFilter, v: Violations) -> None:
+    v.require(bool(wanted.kind or wanted.uri_prefix), "filter.output", "must have a kind or a uri_prefix")
+    v.require(
+        not wanted.kind or bool(NAME.match(wanted.kind)), "filter.output.kind", "must be a name of an output's kind"
+    )
+    v.length("filter.output.uri_prefix", wanted.uri_prefix, 0, MAX_URI_CHARACTERS)
+    v.require("\0" not in wanted.uri_prefix, "filter.output.uri_prefix", "must not contain NUL")
+
+
+def check_source_fields(source: Any, v: Violations, field: str) -> None:
+    """Checks a Source, or a SourceFilter, which has the same fields."""
+    v.known(f"{field}.kind", task_pb2.SourceKind, source.kind)
+    v.length(f"{field}.source_id", source.source_id, 0, MAX_SOURCE_CHARACTERS)
+    v.length(f"{field}.source_run_id", source.source_run_id, 0, MAX_SOURCE_CHARACTERS)
+    for name in ("source_id", "source_run_id"):
+        v.require("\0" not in getattr(source, name), f"{field}.{name}", "must not contain NUL")
+    v.require(bool(source.source_id) or not source.source_run_id, f"{field}.source_run_id", "needs a source_id")
 
 
 def check_frame(items: str) -> Check:

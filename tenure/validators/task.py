@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any, Final
@@ -16,12 +17,14 @@ from tenure.domain.task import (
     CONTROL_LOOP,
     MAX_DEPTH,
     MAX_FAN_OUT,
+    MAX_LEASE_TTL_SECONDS,
     MAX_LIVING,
     MAX_START_DELAY_SECONDS,
     MAX_TIMEOUT_SECONDS,
     offered_function,
 )
 from tenure.domain.timeouts import ACTIONS, MIN_TIMEOUT_SECONDS, NEED_DURATION, Phase, longest_seconds
+from tenure.domain.waits import MAX_ASSIGNEE_CHARACTERS, problems_of_steps
 from tenure.v1 import task_pb2
 from tenure.validators.common import (
     FUNCTION_NAME,
@@ -40,9 +43,11 @@ from tenure.validators.common import (
     Violations,
     check_duration,
     check_labels,
+    check_source_fields,
     is_json,
 )
 from tenure.wire.common import TIMEOUT_ACTIONS, seconds
+from tenure.wire.task import escalation_step_to_domain
 
 # Phase timeouts and the start time.
 
@@ -138,11 +143,34 @@ def check_spec(spec: Any, v: Violations, prefix: str = "") -> None:
 def check_policy(policy: task_pb2.TaskPolicy, v: Violations, field: str) -> None:
     v.known(f"{field}.on_lease_lost", task_pb2.LeaseLostPolicy, policy.on_lease_lost)
     v.known(f"{field}.on_in_doubt", task_pb2.InDoubtPolicy, policy.on_in_doubt)
+    v.known(f"{field}.on_budget", task_pb2.BudgetPolicy, policy.on_budget)
     _retry(policy.retry, v, f"{field}.retry")
     check_timeouts(policy.timeouts, v, f"{field}.timeouts")
+    _escalations(policy.escalations.person, v, f"{field}.escalations.person")
+    _escalations(policy.escalations.event, v, f"{field}.escalations.event")
+    if lease_ttl_seconds := seconds(policy.lease_ttl):
+        v.between(f"{field}.lease_ttl", lease_ttl_seconds, MIN_TIMEOUT_SECONDS, MAX_LEASE_TTL_SECONDS)
     v.between(f"{field}.sub_agents.max_depth", policy.sub_agents.max_depth, 0, MAX_DEPTH)
     v.between(f"{field}.sub_agents.max_fan_out", policy.sub_agents.max_fan_out, 0, MAX_FAN_OUT)
     v.between(f"{field}.sub_agents.max_living", policy.sub_agents.max_living, 0, MAX_LIVING)
+
+
+def _escalations(steps: Iterable[task_pb2.EscalationStep], v: Violations, field: str) -> None:
+    steps = list(steps)
+    for index, problem in problems_of_steps([escalation_step_to_domain(step) for step in steps]):
+        v.require(False, f"{field}[{index}]", problem)
+    for index, step in enumerate(steps):
+        name = f"{field}[{index}]"
+        match step.WhichOneof("action"):
+            case "assignee":
+                v.length(f"{name}.assignee", step.assignee, 1, MAX_ASSIGNEE_CHARACTERS)
+            case "queue":
+                v.require(bool(NAME.match(step.queue)), f"{name}.queue", "must be a name of up to 63 characters")
+            case "priority":
+                v.known(f"{name}.priority", task_pb2.Priority, step.priority)
+                v.require(bool(step.priority), f"{name}.priority", "must not be PRIORITY_UNSPECIFIED")
+            case "close_out":
+                v.require(step.close_out, f"{name}.close_out", "must be true")
 
 
 def _agent(agent: task_pb2.AgentSpec, v: Violations, field: str) -> None:
@@ -187,10 +215,11 @@ def check_result_schema(schema_json: str, v: Violations, field: str) -> None:
 
 
 def check_source(source: task_pb2.Source, v: Violations, field: str) -> None:
-    v.known(f"{field}.kind", task_pb2.SourceKind, source.kind)
-    v.length(f"{field}.source_id", source.source_id, 0, 200)
-    v.length(f"{field}.source_run_id", source.source_run_id, 0, 200)
+    check_source_fields(source, v, field)
     v.require(bool(source.source_id) or not source.exclusive, f"{field}.exclusive", "needs a source_id")
+    if source.kind == task_pb2.SOURCE_KIND_SCHEDULER:
+        for name in ("source_id", "source_run_id"):
+            v.require(bool(getattr(source, name)), f"{field}.{name}", "must be set for a scheduler: it names the run")
 
 
 def check_limits(limits: task_pb2.Limits, v: Violations, field: str) -> None:

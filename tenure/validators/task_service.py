@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from tenure.domain.budget import MAX_TOKENS
+from tenure.domain.budget import MAX_NANO_USD, MAX_TOKENS
+from tenure.domain.states import Reason
 from tenure.domain.waits import (
     MAX_APPROVED_ARGUMENT_BYTES,
     MAX_CONTEXT_CHARACTERS,
@@ -14,6 +15,7 @@ from tenure.domain.waits import (
     MAX_QUESTION_CHARACTERS,
     MAX_REFERENCE_CHARACTERS,
     MIN_WAIT_SECONDS,
+    WITHOUT_CALL,
 )
 from tenure.domain.waits import (
     MAX_WAIT_SECONDS as WAITS_MAX_WAIT_SECONDS,
@@ -47,7 +49,7 @@ from tenure.validators.task import (
     check_spec,
     check_tools,
 )
-from tenure.wire.common import seconds
+from tenure.wire.common import WAIT_KINDS, seconds
 
 # Messages for agents, and forks.
 
@@ -167,8 +169,13 @@ def check_wait(transition: checkpoint.Transition, v: Violations) -> None:
     wait, field = transition.wait, "transition.wait"
     v.known(f"{field}.kind", task_pb2.WaitKind, wait.kind)
     v.require(bool(wait.kind), f"{field}.kind", "must be set")
+    v.require(wait.kind != task_pb2.WAIT_KIND_OPERATOR, f"{field}.kind", "only AdminService.BeginWait begins it")
     v.known(f"{field}.at_deadline", task_pb2.WaitDeadlinePolicy, wait.at_deadline)
-    v.require(bool(CALL_ID.match(wait.call_id)), f"{field}.call_id", 'must be "<step>.<index>"')
+    if WAIT_KINDS.find(wait.kind) in WITHOUT_CALL:
+        v.require(not wait.call_id, f"{field}.call_id", "must be empty: a wait of this kind has no call")
+    else:
+        v.require(bool(CALL_ID.match(wait.call_id)), f"{field}.call_id", 'must be "<step>.<index>"')
+    _budget_request(wait, v, field)
     v.length(f"{field}.question", wait.question, 0, MAX_QUESTION_CHARACTERS)
     v.length(f"{field}.context", wait.context, 0, MAX_CONTEXT_CHARACTERS)
     v.length(f"{field}.reference", wait.reference, 0, MAX_REFERENCE_CHARACTERS)
@@ -186,6 +193,20 @@ def check_wait(transition: checkpoint.Transition, v: Violations) -> None:
         v.between("transition.wait_timeout", timeout_seconds, MIN_WAIT_SECONDS, WAITS_MAX_WAIT_SECONDS)
 
 
+def _budget_request(wait: task_pb2.Wait, v: Violations, field: str) -> None:
+    """Checks what a task asks for. The ledger sets the other fields of the request itself."""
+    is_budget = wait.kind == task_pb2.WAIT_KIND_BUDGET
+    request, path = wait.budget_request, f"{field}.budget_request"
+    v.require(
+        wait.HasField("budget_request") == is_budget, path, "must be set for a wait of kind BUDGET, and only there"
+    )
+    if is_budget:
+        limits = (Reason.TOKEN_LIMIT, Reason.MONEY_LIMIT)
+        v.require(request.limit in limits, f"{path}.limit", f"must be {' or '.join(limits)}")
+        v.between(f"{path}.needed_tokens", request.needed_tokens, 1, MAX_TOKENS)
+        v.between(f"{path}.needed_nano_usd", request.needed_nano_usd, 0, MAX_NANO_USD)
+
+
 def check_wait_answer(answer: Any, v: Violations, prefix: str = "") -> None:
     """Checks a WaitAnswer, or a ResumeTaskRequest, which has the same fields."""
     v.length(f"{prefix}wait_id", answer.wait_id, 1, 64)
@@ -200,6 +221,7 @@ def check_wait_answer(answer: Any, v: Violations, prefix: str = "") -> None:
     message = f"at most {MAX_APPROVED_ARGUMENT_BYTES} bytes"
     v.require(size <= MAX_APPROVED_ARGUMENT_BYTES, f"{prefix}edited_arguments_json", message)
     v.between(f"{prefix}extra_budget_tokens", answer.extra_budget_tokens, 0, MAX_TOKENS)
+    v.between(f"{prefix}extra_budget_nano_usd", answer.extra_budget_nano_usd, 0, MAX_NANO_USD)
 
 
 def _signal_fields(request: Any, v: Violations) -> None:
@@ -225,7 +247,8 @@ def _resume(request: tasks.ResumeTaskRequest, v: Violations) -> None:
         return
     _signal_fields(request, v)
     v.require(request.WhichOneof("answer") == "payload_json", "answer", "must be a payload_json")
-    for field in ("task_id", "wait_id", "comment", "edited_arguments_json", "extra_budget_tokens", "call_digest"):
+    amounts = ("extra_budget_tokens", "extra_budget_nano_usd")
+    for field in ("task_id", "wait_id", "comment", "edited_arguments_json", "call_digest", *amounts):
         v.require(not getattr(request, field), field, "must be empty with a correlation_id")
 
 

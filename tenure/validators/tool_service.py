@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from tenure.domain.outputs import MAX_OUTPUTS, MAX_URI_CHARACTERS
 from tenure.domain.timeouts import MAX_PHASE_SECONDS
 from tenure.v1 import tool_service_pb2 as tools
 from tenure.validators.admin_service import check_resolution
@@ -53,7 +54,15 @@ def _names(request: tools.CheckToolNamesRequest, v: Violations) -> None:
         v.length(f"names[{index}]", name, 1, 128)
 
 
+def _digests(request: tools.DigestFilesRequest, v: Violations) -> None:
+    check_guarded(request, v)
+    v.require(len(request.paths) <= MAX_OUTPUTS, "paths", f"at most {MAX_OUTPUTS}")
+    for index, path in enumerate(request.paths):
+        v.length(f"paths[{index}]", path, 1, MAX_URI_CHARACTERS)
+
+
 CHECKS: Final[dict[type, Check]] = {
+    tools.DigestFilesRequest: _digests,
     tools.ListToolsRequest: check_guarded,
     tools.CheckToolNamesRequest: _names,
     tools.ExecuteRequest: _execute,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from tenure.domain.mail import EMAIL_ADDRESS_RULE, MAX_EMAIL_ADDRESSES, is_email_address
 from tenure.domain.webhooks import is_pattern
 from tenure.v1 import webhook_service_pb2 as webhooks
 from tenure.validators.common import NAME, Check, Violations, check_filter, check_no_id
@@ -19,13 +21,33 @@ MAX_OVERLAP_SECONDS: Final = 7 * 24 * 3600
 def _create(request: webhooks.CreateWebhookRequest, v: Violations) -> None:
     v.require(bool(NAME.match(request.name)), "name", "must be a name of up to 63 characters")
     check_no_id("name", request.name, v)
-    _url(request.url, v)
+    v.known("kind", webhooks.WebhookKind, request.kind)
+    _target(request, v)
     v.require(len(request.event_types) <= MAX_PATTERNS, "event_types", f"at most {MAX_PATTERNS}")
     are_patterns = all(is_pattern(event_type) for event_type in request.event_types)
     v.require(are_patterns, "event_types", "must be types such as task.succeeded or task.*")
     check_filter(request.filter, v)
     v.require(not request.filter.states, "filter.states", "must be empty: event_types selects the states")
     _secret(request.secret, v)
+
+
+def _target(request: webhooks.CreateWebhookRequest, v: Violations) -> None:
+    is_email = request.kind == webhooks.WEBHOOK_KIND_EMAIL
+    if is_email:
+        v.require(not request.url, "url", "must be empty for e-mail")
+        _email_addresses(request.email_addresses, v)
+    else:
+        _url(request.url, v)
+        v.require(not request.email_addresses, "email_addresses", "must be empty unless the kind is EMAIL")
+    if is_email or request.kind == webhooks.WEBHOOK_KIND_SLACK:
+        v.require(not request.secret, "secret", "must be empty: only requests of the kind STANDARD are signed")
+
+
+def _email_addresses(addresses: Sequence[str], v: Violations) -> None:
+    field = "email_addresses"
+    v.require(1 <= len(addresses) <= MAX_EMAIL_ADDRESSES, field, f"must be 1 to {MAX_EMAIL_ADDRESSES} addresses")
+    v.require(all(map(is_email_address, addresses)), field, EMAIL_ADDRESS_RULE)
+    v.require(len({address.lower() for address in addresses}) == len(addresses), field, "must be different addresses")
 
 
 def _url(url: str, v: Violations) -> None:

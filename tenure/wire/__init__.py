@@ -8,6 +8,7 @@ ledger.py                the entries of the ledger; the answer to Open
 checkpoint_service.py    splits entries into commits within the ledger's limits
 coordinator_service.py   the slots of a worker
 token.py                 signs and reads fencing tokens
+access.py                the access rules of methods
 tool.py                  tool definitions, outcomes, call records, calls in doubt
 tenant_service.py        quotas
 webhook_service.py       the enums of webhooks, and their secrets as text

@@ -15,10 +15,11 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tenure.domain.errors import TenureError
+from tenure.domain.outputs import OutputState
 from tenure.domain.retry import Jitter
 from tenure.domain.schedules import OverlapPolicy, RunOutcome
 from tenure.domain.states import TaskState
-from tenure.domain.task import InDoubtPolicy, LeaseLostPolicy, MoneyCap, Priority, SourceKind
+from tenure.domain.task import BudgetPolicy, InDoubtPolicy, LeaseLostPolicy, MoneyCap, Priority, SourceKind
 from tenure.domain.timeouts import TimeoutAction
 from tenure.domain.tools import CallState, EffectClass, OutcomeStatus, ToolSourceKind
 from tenure.domain.waits import WaitAnswerKind, WaitDeadlinePolicy, WaitKind
@@ -102,7 +103,9 @@ LEASE_LOST = EnumMap(
 IN_DOUBT = EnumMap(
     InDoubtPolicy, dict(task_pb2.InDoubtPolicy.items()), "IN_DOUBT_POLICY", InDoubtPolicy.WAIT_FOR_PERSON
 )
+ON_BUDGET = EnumMap(BudgetPolicy, dict(task_pb2.BudgetPolicy.items()), "BUDGET_POLICY", BudgetPolicy.END)
 MONEY_CAPS = EnumMap(MoneyCap, dict(task_pb2.MoneyCap.items()), "MONEY_CAP", None)
+OUTPUT_STATES = EnumMap(OutputState, dict(tool_pb2.OutputState.items()), "OUTPUT_STATE", OutputState.STATED)
 EFFECT_CLASSES = EnumMap(EffectClass, dict(tool_pb2.EffectClass.items()), "EFFECT_CLASS", EffectClass.UNSAFE)
 TOOL_SOURCES = EnumMap(ToolSourceKind, dict(tool_pb2.ToolSourceKind.items()), "TOOL_SOURCE_KIND", None)
 OUTCOME_STATUSES = EnumMap(OutcomeStatus, dict(tool_pb2.OutcomeStatus.items()), "OUTCOME_STATUS", OutcomeStatus.FAILED)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterable, Callable, Iterable
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from tenure.domain import entries as domain
@@ -28,13 +29,16 @@ from tenure.domain.entries import (
 from tenure.domain.errors import Unavailable
 from tenure.domain.in_doubt import ResolveCall
 from tenure.domain.quotas import QuotaWarning
+from tenure.domain.waits import BeginWait, WaitDeadlinePolicy
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
-from tenure.wire.common import STATES, duration, seconds
+from tenure.wire.common import STATES, WAIT_DEADLINES, duration, seconds, timestamp, unix_seconds
 from tenure.wire.task import (
     allowlist_to_wire,
     budget_to_domain,
     budget_to_wire,
+    escalation_step_to_domain,
+    escalation_step_to_wire,
     prices_to_domain,
     prices_to_wire,
     resolution_to_domain,
@@ -52,6 +56,8 @@ from tenure.wire.tool import (
     calls_in_doubt_to_wire,
     outcome_to_domain,
     outcome_to_wire,
+    output_to_domain,
+    output_to_wire,
     resolve_call_to_domain,
     resolve_call_to_wire,
     tool_to_domain,
@@ -150,6 +156,10 @@ def operator_request_to_domain(message: ledger_pb2.OperatorRequest) -> OperatorR
             return OperatorRequest(message.reason, end)
         case "resolve_call":
             return OperatorRequest(message.reason, resolve_call_to_domain(message.resolve_call))
+        case "begin_wait":
+            wait = message.begin_wait
+            at_deadline = WAIT_DEADLINES.to_domain(wait.at_deadline) if wait.at_deadline else WaitDeadlinePolicy.GO_ON
+            return OperatorRequest(message.reason, BeginWait(wait.question, unix_seconds(wait.until), at_deadline))
         case _:
             raise ValueError("an operator request of a kind that this version does not know")
 
@@ -166,6 +176,9 @@ def operator_request_to_wire(body: OperatorRequest) -> ledger_pb2.OperatorReques
             message.grant_budget.SetInParent()
         case ResolveCall():
             message.resolve_call.CopyFrom(resolve_call_to_wire(body.act))
+        case BeginWait(question, until, at_deadline):
+            message.begin_wait.question, message.begin_wait.at_deadline = question, WAIT_DEADLINES.to_wire(at_deadline)
+            message.begin_wait.until.CopyFrom(timestamp(datetime.fromtimestamp(until, UTC)))
         case OperatorCloseOut(to_state, result):
             message.close_out.to_state, message.close_out.result = STATES.to_wire(to_state), result
     return message
@@ -300,6 +313,7 @@ def _transition_to_domain(message: ledger_pb2.StateTransition) -> domain.Transit
         result_json=message.result_json,
         error_class=message.error_class,
         calls_in_doubt=calls_in_doubt_to_domain(message.calls_in_doubt),
+        outputs=tuple(output_to_domain(output) for output in message.outputs),
     )
 
 
@@ -312,6 +326,7 @@ def _transition_to_wire(body: domain.Transition) -> ledger_pb2.EntryBody:
         result_json=body.result_json,
         error_class=body.error_class,
         calls_in_doubt=calls_in_doubt_to_wire(body.calls_in_doubt),
+        outputs=[output_to_wire(output) for output in body.outputs],
     )
     if body.from_state is not None:
         message.from_state = STATES.to_wire(body.from_state)
@@ -385,6 +400,7 @@ def _answer_to_domain(message: ledger_pb2.AssistantMessage) -> domain.AssistantM
         model=message.model,
         provider_request_id=message.provider_request_id,
         latency_seconds=seconds(message.latency),
+        usage_estimated=message.usage_estimated,
     )
 
 
@@ -398,6 +414,7 @@ def _answer_to_wire(body: domain.AssistantMessage) -> ledger_pb2.EntryBody:
             model=body.model,
             provider_request_id=body.provider_request_id,
             latency=duration(body.latency_seconds),
+            usage_estimated=body.usage_estimated,
         )
     )
 
@@ -424,8 +441,11 @@ _TO_DOMAIN: dict[str, Callable[[Any], domain.Body]] = {
     "result_rejected": lambda m: domain.ResultRejected(m.text, tuple(m.violations)),
     "compaction": compaction_to_domain,
     "quota_warning": quota_warning_to_domain,
-    "budget_warning": lambda m: BudgetWarning(m.limit, budget_to_domain(m.budget)),
+    "budget_warning": lambda m: BudgetWarning(
+        m.limit, budget_to_domain(m.budget), budget_to_domain(m.own) if m.HasField("own") else None
+    ),
     "sub_agents_spawned": spawned_to_domain,
+    "wait_escalated": lambda m: domain.WaitEscalated(m.wait_id, m.step_number, escalation_step_to_domain(m.step)),
 }
 
 _TO_WIRE: dict[type, Callable[[Any], ledger_pb2.EntryBody]] = {
@@ -467,10 +487,17 @@ _TO_WIRE: dict[type, Callable[[Any], ledger_pb2.EntryBody]] = {
         result_rejected=ledger_pb2.ResultRejected(text=f.text, violations=f.violations)
     ),
     BudgetWarning: lambda f: ledger_pb2.EntryBody(
-        budget_warning=ledger_pb2.BudgetWarning(limit=f.limit, budget=budget_to_wire(f.budget))
+        budget_warning=ledger_pb2.BudgetWarning(
+            limit=f.limit, budget=budget_to_wire(f.budget), own=None if f.own is None else budget_to_wire(f.own)
+        )
     ),
     domain.Compaction: lambda f: ledger_pb2.EntryBody(compaction=compaction_to_wire(f)),
     QuotaWarning: lambda f: ledger_pb2.EntryBody(quota_warning=quota_warning_to_wire(f)),
+    domain.WaitEscalated: lambda f: ledger_pb2.EntryBody(
+        wait_escalated=ledger_pb2.WaitEscalated(
+            wait_id=f.wait_id, step_number=f.step_number, step=escalation_step_to_wire(f.step)
+        )
+    ),
     SubAgentsSpawned: lambda f: ledger_pb2.EntryBody(sub_agents_spawned=spawned_to_wire(f)),
 }
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from tenure.domain.budget import Budget, Prices, Rates, Tier, TokenUsage
+from tenure.domain.budget import Budget, BudgetRequest, Prices, Rates, Tier, TokenUsage
 from tenure.domain.entries import WaitResolution
 from tenure.domain.lost_model_calls import ReportedCall
 from tenure.domain.retry import RetryPolicy
@@ -23,19 +23,21 @@ from tenure.domain.task import (
     ControlWork,
     Limits,
     MoneyCap,
+    Priority,
     Source,
     SubAgentLimits,
     TaskPolicy,
     TaskSpec,
 )
 from tenure.domain.timeouts import Phase, PhaseTimeout, Timeouts
-from tenure.domain.waits import Wait
+from tenure.domain.waits import EscalationAction, Escalations, EscalationStep, Wait
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.common import (
     IN_DOUBT,
     JITTERS,
     LEASE_LOST,
     MONEY_CAPS,
+    ON_BUDGET,
     PRIORITIES,
     SOURCES,
     TIMEOUT_ACTIONS,
@@ -96,6 +98,7 @@ def wait_to_domain(wait: task_pb2.Wait) -> Wait:
         arguments_json=wait.arguments_json,
         wait_id=wait.wait_id,
         sub_agents=tuple(wait.sub_agent_task_ids),
+        budget_request=budget_request_to_domain(wait.budget_request) if wait.HasField("budget_request") else None,
     )
 
 
@@ -114,6 +117,81 @@ def wait_to_wire(wait: Wait) -> task_pb2.Wait:
         arguments_json=wait.arguments_json,
         sub_agent_task_ids=wait.sub_agents,
         call_digest=wait.call_digest,
+        budget_request=budget_request_to_wire(wait.budget_request),
+    )
+
+
+def budget_request_to_domain(request: task_pb2.BudgetRequest) -> BudgetRequest:
+    return BudgetRequest(
+        limit=request.limit,
+        needed_tokens=request.needed_tokens,
+        needed_nano_usd=request.needed_nano_usd,
+        own_cap=request.own_cap,
+        budget=budget_to_domain(request.budget) if request.HasField("budget") else None,
+        suggested_tokens=request.suggested_tokens,
+        suggested_nano_usd=request.suggested_nano_usd,
+    )
+
+
+def budget_request_to_wire(request: BudgetRequest | None) -> task_pb2.BudgetRequest | None:
+    if request is None:
+        return None
+    return task_pb2.BudgetRequest(
+        limit=request.limit,
+        needed_tokens=request.needed_tokens,
+        needed_nano_usd=request.needed_nano_usd,
+        own_cap=request.own_cap,
+        budget=None if request.budget is None else budget_to_wire(request.budget),
+        suggested_tokens=request.suggested_tokens,
+        suggested_nano_usd=request.suggested_nano_usd,
+    )
+
+
+def escalation_step_to_domain(step: task_pb2.EscalationStep) -> EscalationStep:
+    after_seconds = seconds(step.after)
+    match step.WhichOneof("action"):
+        case "assignee":
+            return EscalationStep(after_seconds, EscalationAction.ASSIGNEE, step.assignee)
+        case "queue":
+            return EscalationStep(after_seconds, EscalationAction.QUEUE, step.queue)
+        case "priority":
+            priority = PRIORITIES.to_domain(step.priority)
+            return EscalationStep(after_seconds, EscalationAction.PRIORITY, priority.name)
+        case "close_out":
+            return EscalationStep(after_seconds, EscalationAction.CLOSE_OUT)
+        case _:
+            return EscalationStep(after_seconds)
+
+
+def escalation_step_to_wire(step: EscalationStep) -> task_pb2.EscalationStep:
+    message = task_pb2.EscalationStep(after=duration(step.after_seconds))
+    match step.action:
+        case EscalationAction.ASSIGNEE:
+            message.assignee = step.target
+        case EscalationAction.QUEUE:
+            message.queue = step.target
+        case EscalationAction.PRIORITY:
+            message.priority = PRIORITIES.to_wire(Priority[step.target])
+        case EscalationAction.CLOSE_OUT:
+            message.close_out = True
+        case EscalationAction.EVENT_ONLY:
+            pass
+    return message
+
+
+def _escalations_to_domain(escalations: task_pb2.WaitEscalations) -> Escalations:
+    return Escalations(
+        person=tuple(escalation_step_to_domain(step) for step in escalations.person),
+        event=tuple(escalation_step_to_domain(step) for step in escalations.event),
+    )
+
+
+def _escalations_to_wire(escalations: Escalations) -> task_pb2.WaitEscalations | None:
+    if escalations == Escalations():
+        return None
+    return task_pb2.WaitEscalations(
+        person=[escalation_step_to_wire(step) for step in escalations.person],
+        event=[escalation_step_to_wire(step) for step in escalations.event],
     )
 
 
@@ -128,6 +206,7 @@ def resolution_to_domain(message: ledger_pb2.WaitResolution) -> WaitResolution:
         edited_arguments_json=message.edited_arguments_json,
         extra_budget_tokens=message.extra_budget_tokens,
         request_id=message.request_id,
+        extra_budget_nano_usd=message.extra_budget_nano_usd,
     )
 
 
@@ -142,6 +221,7 @@ def resolution_to_wire(resolution: WaitResolution) -> ledger_pb2.WaitResolution:
         edited_arguments_json=resolution.edited_arguments_json,
         extra_budget_tokens=resolution.extra_budget_tokens,
         request_id=resolution.request_id,
+        extra_budget_nano_usd=resolution.extra_budget_nano_usd,
     )
 
 
@@ -155,7 +235,7 @@ def spec_to_domain(spec: task_pb2.TaskSpec) -> TaskSpec:
         priority=PRIORITIES.to_domain(spec.priority),
         queue=spec.queue or DEFAULT_QUEUE,
         labels=tuple(sorted(spec.labels.items())),
-        source=_source_to_domain(spec.source),
+        source=source_to_domain(spec.source),
         control=ControlWork(spec.control.function, spec.control.input_json) if spec.HasField("control") else None,
         result_schema_json=spec.result_schema_json,
         start_time=moment(spec.start_time) if spec.HasField("start_time") else None,
@@ -219,6 +299,9 @@ def policy_to_wire(policy: TaskPolicy) -> task_pb2.TaskPolicy:
             max_fan_out=policy.sub_agents.max_fan_out,
             max_living=policy.sub_agents.max_living,
         ),
+        escalations=_escalations_to_wire(policy.escalations),
+        on_budget=ON_BUDGET.to_wire(policy.on_budget),
+        lease_ttl=duration(policy.lease_ttl_seconds) if policy.lease_ttl_seconds else None,
     )
 
 
@@ -328,7 +411,7 @@ def _money_cap_to_wire(money_cap: MoneyCap | None) -> task_pb2.MoneyCap.ValueTyp
     return task_pb2.MONEY_CAP_UNSPECIFIED if money_cap is None else MONEY_CAPS.to_wire(money_cap)
 
 
-def _source_to_domain(source: task_pb2.Source) -> Source:
+def source_to_domain(source: task_pb2.Source) -> Source:
     return Source(SOURCES.to_domain(source.kind), source.source_id, source.source_run_id, source.exclusive)
 
 
@@ -361,6 +444,9 @@ def policy_to_domain(policy: task_pb2.TaskPolicy) -> TaskPolicy:
         ),
         timeouts=timeouts_to_domain(policy.timeouts),
         sub_agents=_sub_agents_to_domain(policy.sub_agents),
+        escalations=_escalations_to_domain(policy.escalations),
+        on_budget=ON_BUDGET.to_domain(policy.on_budget),
+        lease_ttl_seconds=seconds(policy.lease_ttl),
     )
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from google.protobuf.message import DecodeError
 
-from tenure.domain.errors import Unauthenticated
-from tenure.domain.fencing import Claims
-from tenure.runtime.signing import SignedBytes, Signer, Verifier
+from tenure.domain.access import DEFAULT_INSTALLATION, check_holder
+from tenure.domain.errors import PermissionDenied, Unauthenticated
+from tenure.domain.fencing import Audience, Claims
+from tenure.runtime.access_control import current_principal
+from tenure.runtime.signing import DigestCache, SignedBytes, Signer, Verifier
 from tenure.v1 import token_pb2
-from tenure.wire.common import timestamp
+from tenure.wire.common import EnumMap, timestamp
 from tenure.wire.task import allowlist_to_wire
+
+AUDIENCES = EnumMap(Audience, dict(token_pb2.TokenAudience.items()), "TOKEN_AUDIENCE", None)
 
 
 def sign_claims(signer: Signer, claims: Claims, issued_at: datetime) -> token_pb2.FencingToken:
@@ -24,13 +29,25 @@ def sign_claims(signer: Signer, claims: Claims, issued_at: datetime) -> token_pb
         holder=claims.holder,
         tools=allowlist_to_wire(claims.tools),
         issue_time=timestamp(issued_at),
+        audiences=[AUDIENCES.to_wire(audience) for audience in claims.audiences if audience],
+        installation=claims.installation,
     )
     signed = signer.sign(message.SerializeToString())
     return token_pb2.FencingToken(claims=signed.claims, key_id=signed.key_id, signature=signed.signature)
 
 
+def sign_task_claims(signer: Signer, claims: Claims, issued_at: datetime) -> token_pb2.FencingToken:
+    """Returns the token of a task's claim: for the checkpoint service and the tool service, with the one for tool
+    providers in it.
+    """
+    token = sign_claims(signer, replace(claims, audiences=(Audience.CHECKPOINT, Audience.TOOLS)), issued_at)
+    for_providers = replace(claims, audiences=(Audience.PROVIDER,), tools=None)
+    token.provider_token.CopyFrom(sign_claims(signer, for_providers, issued_at))
+    return token
+
+
 def read_claims(token: token_pb2.FencingToken) -> Claims:
-    """Returns the claims of a token without a check of its signature, for its holder. Services use `check_token`."""
+    """Returns the claims of a token without a check of its signature, for its holder. Services use `TokenChecker`."""
     try:
         message = token_pb2.TokenClaims.FromString(token.claims)
     except DecodeError as error:
@@ -42,10 +59,54 @@ def read_claims(token: token_pb2.FencingToken) -> Claims:
         claim_id=message.claim_id,
         holder=message.holder,
         tools=tuple(message.tools.names) if message.HasField("tools") else None,
+        audiences=tuple(AUDIENCES.find(number) for number in message.audiences),
+        installation=message.installation,
     )
 
 
-def check_token(verifier: Verifier, token: token_pb2.FencingToken) -> Claims:
-    """Returns the claims of a token. Raises Unauthenticated (INVALID_TOKEN) for a bad signature."""
-    verifier.check(SignedBytes(token.claims, token.key_id, token.signature))
-    return read_claims(token)
+@dataclass(frozen=True, slots=True)
+class TokenChecker:
+    """Checks the tokens that callers present to one service: signature, audience, installation and holder.
+
+    `keeps_tools`: whether the claims have the names of the tools. The claims are kept, and every commit of a claim
+    presents the same bytes, so a service that does not need the names saves memory.
+    """
+
+    verifier: Verifier
+    audience: Audience
+    installation: str = DEFAULT_INSTALLATION
+    keeps_tools: bool = False
+    _read: DigestCache[Claims] = field(default_factory=DigestCache)
+
+    def check(self, token: token_pb2.FencingToken) -> Claims:
+        """Returns the claims of a token that the caller of the current request presents.
+
+        Raises Unauthenticated (INVALID_TOKEN) for a bad signature, PermissionDenied (WRONG_AUDIENCE) for a token of
+        another service or installation, and PermissionDenied (OTHER_HOLDER) for a token of another holder.
+        """
+        self.verifier.check(SignedBytes(token.claims, token.key_id, token.signature))
+        claims = self._read.get(token.claims)
+        if claims is None:
+            claims = read_claims(token)
+            claims.check_audience(self.audience, self.installation)
+            claims = claims if self.keeps_tools else replace(claims, tools=None)
+            self._read.put(claims, token.claims)
+        check_holder(current_principal(), claims.holder)
+        return claims
+
+    def provider_token(self, token: token_pb2.FencingToken, claims: Claims) -> bytes:
+        """Returns the serialized token for tool providers, b"" if there is none.
+
+        Raises Unauthenticated (INVALID_TOKEN), and PermissionDenied (WRONG_AUDIENCE) unless it is of the same claim.
+        """
+        if not token.HasField("provider_token"):
+            return b""
+        theirs = token.provider_token
+        self.verifier.check(SignedBytes(theirs.claims, theirs.key_id, theirs.signature))
+        shown = read_claims(theirs)
+        if shown != replace(claims, audiences=(Audience.PROVIDER,), tools=None):
+            message = "the token for tool providers is not of the claim that the call is made under"
+            raise PermissionDenied(message, reason="WRONG_AUDIENCE")
+        return token_pb2.FencingToken(
+            claims=theirs.claims, key_id=theirs.key_id, signature=theirs.signature
+        ).SerializeToString()

@@ -14,9 +14,10 @@ from tenure.domain.in_doubt import (
     Resolution,
     ResolveCall,
 )
+from tenure.domain.outputs import TaskOutput
 from tenure.domain.tools import CallStatus, CallStatuses, Outcome, ProgramUsage, ToolDefinition
 from tenure.v1 import ledger_pb2, tool_pb2
-from tenure.wire.common import CALL_STATES, EFFECT_CLASSES, OUTCOME_STATUSES, duration, seconds
+from tenure.wire.common import CALL_STATES, EFFECT_CLASSES, OUTCOME_STATUSES, OUTPUT_STATES, duration, seconds
 
 
 def tool_to_domain(tool: tool_pb2.ToolDefinition) -> ToolDefinition:
@@ -51,6 +52,7 @@ def outcome_to_domain(outcome: tool_pb2.Outcome) -> Outcome:
         call_attempt=outcome.call_attempt,
         output_path=outcome.output_path,
         usage=usage_to_domain(outcome.usage) if outcome.HasField("usage") else None,
+        output=output_to_domain(outcome.output) if outcome.HasField("output") else None,
     )
 
 
@@ -64,6 +66,31 @@ def outcome_to_wire(outcome: Outcome) -> tool_pb2.Outcome:
         call_attempt=outcome.call_attempt,
         output_path=outcome.output_path,
         usage=usage_to_wire(outcome.usage) if outcome.usage is not None else None,
+        output=output_to_wire(outcome.output) if outcome.output is not None else None,
+    )
+
+
+def output_to_domain(output: tool_pb2.TaskOutput) -> TaskOutput:
+    return TaskOutput(
+        kind=output.kind,
+        uri=output.uri,
+        state=OUTPUT_STATES.to_domain(output.state),
+        digest=output.digest,
+        size_bytes=output.size_bytes if output.HasField("size_bytes") else None,
+        description=output.description,
+        call_id=output.call_id,
+    )
+
+
+def output_to_wire(output: TaskOutput) -> tool_pb2.TaskOutput:
+    return tool_pb2.TaskOutput(
+        kind=output.kind,
+        uri=output.uri,
+        digest=output.digest,
+        size_bytes=output.size_bytes,
+        description=output.description,
+        call_id=output.call_id,
+        state=OUTPUT_STATES.to_wire(output.state),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from tenure.v1 import task_pb2
 from tests.support.fix_coordinator import Fleet
 
@@ -34,6 +36,38 @@ async def test_a_named_but_unopened_task_follows_its_policy(fleet: Fleet) -> Non
     scheduled = await fleet.task_where(retries, lambda task: task.state == RETRY_SCHEDULED)
     assert scheduled.reason == "START_TIMEOUT"
     assert scheduled.HasField("next_retry_time")
+
+
+async def test_a_silent_worker_loses_tasks_with_a_short_lease_only(fleet: Fleet) -> None:
+    replica = await fleet.coordinator(ttl_seconds="60", renew_interval_seconds="0.5")
+    silent = await fleet.worker(replica, slots=2)
+    short = task_pb2.TaskPolicy()
+    short.lease_ttl.FromSeconds(2)
+    quick, patient = await fleet.submit(policy=short), await fleet.submit()
+    for grant in await silent.next_grants(2):
+        await silent.open(grant)
+    silent.freeze()
+    lost = await fleet.task_where(quick, lambda task: task.state == task_pb2.TASK_STATE_QUEUED)
+    assert (lost.reason, lost.owner) == ("LEASE_EXPIRED", "")
+    assert "sent no renewal for 2 s" in lost.message
+    assert (await fleet.task(patient)).state == task_pb2.TASK_STATE_RUNNING
+    assert [claim.task_id for claim in await fleet.claims(replica)] == [patient]
+
+
+async def test_a_worker_that_moved_keeps_tasks_with_a_short_lease(fleet: Fleet) -> None:
+    first, second = [await fleet.coordinator(ttl_seconds="60", renew_interval_seconds="0.5") for _ in range(2)]
+    worker = await fleet.worker(first)
+    short = task_pb2.TaskPolicy()
+    short.lease_ttl.FromSeconds(2)
+    task_id = await fleet.submit(policy=short)
+    grant = await worker.next_grant()
+    await worker.open(grant)
+    worker.freeze()  # its old stream stays, as in a network that was cut
+    again = fleet.keep(await worker.reattach(second.address))
+    await asyncio.sleep(4.0)
+    assert [claim.claim_id for claim in await fleet.claims(second)] == [grant.claim_id]
+    assert again.ended_with is None
+    assert (await fleet.task(task_id)).state == task_pb2.TASK_STATE_RUNNING
 
 
 async def test_a_worker_without_progress_loses_the_task_by_its_timeout(fleet: Fleet) -> None:

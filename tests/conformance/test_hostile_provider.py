@@ -19,11 +19,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from devstack.simulator.chat_endpoint import hostile_chat_answer
 from devstack.simulator.hostile import hostile_answer
 from devstack.simulator.request_checks import check_create
 from devstack.simulator.simulator import ModelSimulator
 from services.worker.claim_ledger import size_bytes
-from services.worker.model import MAX_FAILURE_CHARACTERS, ModelCall, ModelCallFailed, ModelClient, ModelRequest
+from services.worker.model import MAX_FAILURE_CHARACTERS, ModelCall, ModelCallFailed, ModelRequest
 from services.worker.model_step import answer_entries, billed, failure_entry
 from services.worker.model_stream import MAX_CONTENT_BYTES, MAX_TOKENS
 from tenure.domain import entries as facts
@@ -39,7 +40,7 @@ from tenure.v1 import ledger_pb2, live_pb2
 from tenure.wire.checkpoint_service import is_one_portion
 from tenure.wire.ledger import entry_to_domain, new_entry
 from tenure.wire.task import usage_to_wire
-from tests.support.patience import CALL_SECONDS
+from tests.support.model_clients import model_client
 
 ANSWERS = int(os.environ.get("TENURE_HOSTILE_ANSWERS", "1000"))
 ATTEMPT = facts.ModelAttempt(1, "sim-hostile", 1000, 4096, 5096)
@@ -68,18 +69,16 @@ class HostileWorld:
         self.told = 0
 
     async def new_client(self) -> Any:
-        return ModelClient(
-            api_key="sk-test", base_url=self.simulator.url, timeout_seconds=CALL_SECONDS, silence_seconds=CALL_SECONDS
-        )
+        return model_client(self.simulator.url)
 
-    def ask(self, hostile: Any) -> Any:
+    def ask(self, hostile: Any, model: str) -> Any:
         """(what came of the call, the call). The answer is taken by exactly this request."""
 
         def on_usage() -> None:
             usage_to_wire(call.usage)  # what is heard is sent to the coordinator
 
         call = ModelCall(on_text=self.show, on_usage=on_usage)
-        request = ModelRequest("sim-hello", [{"role": "user", "content": GOAL}], 4096, attempt="task/1/1")
+        request = ModelRequest(model, [{"role": "user", "content": GOAL}], 4096, attempt="task/1/1")
         self.simulator.answer_next(hostile)
         try:
             return self.runner.run(self.client.answer(request, call)), call
@@ -166,8 +165,8 @@ def try_answer(world: Any, caplog: pytest.LogCaptureFixture) -> Iterator[Any]:
     caplog.set_level(logging.ERROR, logger="services.worker")
     counts: Counter[str] = Counter()
 
-    def try_one(hostile: Any) -> None:
-        outcome, call = world.ask(hostile)
+    def try_one(hostile: Any, model: str) -> None:
+        outcome, call = world.ask(hostile, model)
         failed = isinstance(outcome, ModelCallFailed)
         counts[check_failure(outcome, call) if failed else check_answer(outcome)] += 1
         assert not caplog.records, caplog.records[0].getMessage()
@@ -176,7 +175,12 @@ def try_answer(world: Any, caplog: pytest.LogCaptureFixture) -> Iterator[Any]:
     print(*(f"{count:>7} {what}" for what, count in counts.most_common()), sep="\n")  # noqa: T201  with -s or a failure
 
 
-def test_each_hostile_answer_is_kept_or_fails_typed(try_answer: Any) -> None:
+VENDORS = [("sim-hello", hostile_answer), ("openai/sim-hello", hostile_chat_answer)]
+each_vendor = pytest.mark.parametrize(("model", "hostile_answer_of"), VENDORS, ids=["anthropic", "openai"])
+
+
+@each_vendor
+def test_each_hostile_answer_is_kept_or_fails_typed(try_answer: Any, model: str, hostile_answer_of: Any) -> None:
     @settings(
         max_examples=ANSWERS,
         database=None,
@@ -185,17 +189,18 @@ def test_each_hostile_answer_is_kept_or_fails_typed(try_answer: Any) -> None:
     )
     @given(st.randoms(use_true_random=False, note_method_calls=False))
     def try_one(random: Any) -> None:
-        try_answer(hostile_answer(random))
+        try_answer(hostile_answer_of(random), model)
 
     try_one()
 
 
-def test_seeded_answers_too(try_answer: Any) -> None:
+@each_vendor
+def test_seeded_answers_too(try_answer: Any, model: str, hostile_answer_of: Any) -> None:
     """A seeded stream of chance goes where hypothesis' short ones seldom go: long answers with several changes."""
     for number in range(ANSWERS):
-        hostile = hostile_answer(Random(number))
+        hostile = hostile_answer_of(Random(number))
         try:
-            try_answer(hostile)
+            try_answer(hostile, model)
         except Exception as error:
             error.add_note(f"seed {number}: {hostile.changes}; {hostile.body[:2000]!r}")
             raise

@@ -251,7 +251,7 @@ async def test_a_lease_token_never_passes_for_a_tasks(leases: Leases, lease_flee
     with pytest.raises(PermissionDenied) as refused:
         async for _ in lease_fleet.ledger.Open(ledger_pb.OpenRequest(token=lease.token), timeout=TIMEOUT_SECONDS):
             pass
-    assert refused.value.reason == "WRONG_RESOURCE"
+    assert refused.value.reason == "WRONG_AUDIENCE"
 
 
 async def test_a_tasks_token_never_passes_for_a_leases(
@@ -268,7 +268,7 @@ async def test_a_tasks_token_never_passes_for_a_leases(
     ):
         with pytest.raises(PermissionDenied) as refused:
             await method(request, timeout=TIMEOUT_SECONDS)
-        assert refused.value.reason == "WRONG_RESOURCE"
+        assert refused.value.reason == "WRONG_AUDIENCE"
 
 
 async def test_a_forged_token_is_refused(leases: Leases) -> None:

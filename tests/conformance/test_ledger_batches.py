@@ -14,9 +14,11 @@ from services.checkpoint.commit import committer
 from services.checkpoint.commit.committer import commit_batcher
 from services.checkpoint.commit.prepared import prepare
 from tenure.domain.errors import InvalidRequest, LimitReached, NotFound, StaleEpoch, Unavailable
+from tenure.domain.fencing import Audience
 from tenure.runtime.batching import BatchLimits
 from tenure.runtime.signing import Verifier
 from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.wire.token import TokenChecker
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, words
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -52,8 +54,8 @@ async def owners_of(checkpoint: Any, count: Any) -> Any:
 
 
 def prepared(owner: Any, *entries: Any) -> Any:
-    verifier = Verifier(owner.replica.keys / "verifying.json")
-    return prepare(owner.request(*(entries or [words()])), verifier, validated=True)
+    tokens = TokenChecker(Verifier(owner.replica.keys / "verifying.json"), Audience.CHECKPOINT)
+    return prepare(owner.request(*(entries or [words()])), tokens, validated=True)
 
 
 async def test_two_commits_of_one_task_are_never_in_one_batch(checkpoint: MakeCheckpoint, held: Any) -> None:

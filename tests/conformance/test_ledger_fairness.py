@@ -211,6 +211,53 @@ async def test_workers_of_other_queues_keep_a_tiers_order(checkpoint: MakeCheckp
     assert served == {f"{name}{number}" for name in "ab" for number in range(4)}
 
 
+async def test_high_tasks_without_end_do_not_starve_lower_tiers(checkpoint: MakeCheckpoint) -> None:
+    """One slot at a time, as a small pool asks. Each of two replicas counts on its own, and after a restart anew."""
+    first = await checkpoint()
+    async with await connect(first, prepared=False) as postgres:
+        for tier in (HIGH, NORMAL, LOW):
+            await fill(postgres, f"tier-{tier}", 200, tier=tier)
+    second = await checkpoint(dsn=first.dsn)
+    kept = Duration(seconds=60)
+    result = [
+        offer.priority
+        for turn in range(80)
+        for offer in await offers((first, second)[turn % 2], limit=1, reserve_duration=kept)
+    ]
+    assert Counter(result) == {HIGH: 72, NORMAL: 4, LOW: 4}
+    assert result[:36] == [HIGH] * 36
+    restarted = await checkpoint(dsn=first.dsn)
+    assert Counter(offer.priority for offer in await offers(restarted, limit=60, reserve_duration=kept)) == {
+        HIGH: 54, NORMAL: 3, LOW: 3
+    }  # fmt: skip
+
+
+async def test_a_strict_order_of_tiers_can_be_set(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint(lower_tier_share=0.0)
+    async with await connect(replica, prepared=False) as postgres:
+        for tier in (HIGH, LOW):
+            await fill(postgres, f"tier-{tier}", 60, tier=tier)
+    result = await offers(replica, limit=60, reserve_duration=Duration(seconds=60))
+    assert {offer.priority for offer in result} == {HIGH}
+
+
+async def test_a_floor_reaches_the_lower_tiers_of_many_tenants(checkpoint: MakeCheckpoint) -> None:
+    """More tenants than one look covers, and LOW tasks of the last one only."""
+    replica = await checkpoint()
+    offering = Offering(most_tenants=3, floor_slots=5)
+    wanted = OfferRequest(["default"], ["messages"], list(Priority), [], 2**31, 60.0)
+    served: list[Priority] = []
+    async with await connect(replica, prepared=False) as postgres:
+        for number in range(10):
+            await fill(postgres, f"t{number}", 9, tier=1)
+        await fill(postgres, "z", 9, tier=3)
+    async with await connect(replica) as postgres:
+        for _ in range(10):
+            served += [Priority(task.priority) for task in await offering.offer(postgres, wanted, Slots.open_to_all(3))]
+            await postgres.commit()
+    assert Counter(served) == {Priority.HIGH: 24, Priority.LOW: 6}
+
+
 async def test_lower_tiers_do_not_fill_reserved_slots(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     for tier in (LOW, LOW, LOW, NORMAL, NORMAL, HIGH):

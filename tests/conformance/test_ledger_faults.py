@@ -14,6 +14,7 @@ import pytest
 from devstack.postgres_process import PostgresProcess
 from services.checkpoint.main import CheckpointSettings, assemble
 from services.checkpoint.queries import MIGRATIONS, SCHEMA, fetch_one, in_ledger_transaction, ledger_connection
+from services.checkpoint.webhooks.mail import SmtpSettings
 from services.checkpoint.webhooks.sending import WebhookSettings
 from tenure.domain.errors import Unavailable
 from tenure.runtime import failpoints
@@ -198,6 +199,7 @@ def settings_for(dsn: Any, keys: Any) -> Any:
         "postgres_dsn": Secret(dsn),
         "verifying_keys_file": keys / "verifying.json",
         "webhook": WebhookSettings(),
+        "smtp": SmtpSettings(),
         "common": CommonSettings(),
     }
 

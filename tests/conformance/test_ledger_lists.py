@@ -70,8 +70,11 @@ NOBODY = "00000000-0000-0000-0000-000000000000"
         (QUERIES.list_waits, "tasks_waits", "-infinity"),
         (QUERIES.list_tasks, "tasks_newest", "infinity"),
         (FORKS.list_forks, "tasks_forks", "infinity"),
+        (QUERIES.list_source_kind, "tasks_source_kind", "infinity"),
+        (QUERIES.list_source, "tasks_source", "infinity"),
+        (QUERIES.list_source_run, "tasks_source_run", "infinity"),
     ],
-    ids=["list_waits", "list_tasks", "list_forks"],
+    ids=["list_waits", "list_tasks", "list_forks", "list_source_kind", "list_source", "list_source_run"],
 )
 async def test_each_list_comes_in_the_order_of_its_index(
     checkpoint: MakeCheckpoint, statement: Any, index: str, place: str
@@ -88,6 +91,8 @@ async def test_each_list_comes_in_the_order_of_its_index(
         "queue": "",
         "root_task_id": "",
         "forked_from_task_id": NOBODY if statement == FORKS.list_forks else "",
+        **dict.fromkeys(("source_kind", "source_id", "source_run_id"), "MANUAL" if "source" in index else ""),
+        **dict.fromkeys(("output_kind", "output_from", "output_until"), ""),
     }
     async with await Connection.connect(replica.dsn, autocommit=True) as postgres:
         await postgres.execute("set search_path to ledger")

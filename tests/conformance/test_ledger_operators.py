@@ -28,6 +28,7 @@ from tests.support.fix_checkpoint import (
 
 pytestmark = pytest.mark.server
 QUEUED, RUNNING, FAILED = task_pb2.TASK_STATE_QUEUED, task_pb2.TASK_STATE_RUNNING, task_pb2.TASK_STATE_FAILED
+SUCCEEDED = task_pb2.TASK_STATE_SUCCEEDED
 CANCELLED, COST_EXCEEDED = task_pb2.TASK_STATE_CANCELLED, task_pb2.TASK_STATE_COST_EXCEEDED
 Requeue, CloseOut = ledger_pb2.OperatorRequest.Requeue, ledger_pb2.OperatorRequest.CloseOut
 
@@ -231,13 +232,40 @@ async def test_the_newest_request_for_an_end_counts(checkpoint: MakeCheckpoint) 
     assert (task.state, task.reason, task.result) == (CANCELLED, "CANCEL_REQUESTED", "half")
 
 
-async def test_a_close_out_has_three_states_and_fails_after_the_end(checkpoint: MakeCheckpoint) -> None:
+async def test_an_operator_closes_a_task_out_as_succeeded(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
+    queued = (await replica.create()).task_id
+    waiting = await replica.claim((await replica.create()).task_id)
+    await waiting.commit(transition=pb.Transition(to_state=task_pb2.TASK_STATE_WAITING_USER, reason="WAITS"))
+    running = await replica.claim((await replica.create()).task_id)
+    for task_id in (queued, waiting.task.task_id, running.task.task_id):
+        await close_out(replica, task_id, SUCCEEDED, "see ticket 7", reason="done by hand")
+    assert (await running.end(FAILED, result="half")).state == SUCCEEDED
+    for task_id in (queued, waiting.task.task_id, running.task.task_id):
+        task = await replica.get(task_id)
+        seen = (task.state, task.reason, task.message, task.result)
+        assert seen == (SUCCEEDED, "OPERATOR_CLOSE_OUT", "done by hand", "see ticket 7")
+    assert kinds(await replica.entries(waiting.task.task_id))[-2:] == ["operator_request", "WAITING_USER>SUCCEEDED"]
+    with pytest.raises(InvalidRequest, match="result"):
+        await close_out(replica, (await replica.create()).task_id, SUCCEEDED)
+
+
+async def test_a_task_with_a_schema_succeeds_only_with_json(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
+    task_id = (await replica.create(result_schema_json='{"type": "object"}')).task_id
+    with pytest.raises(InvalidRequest, match="must be JSON"):
+        await close_out(replica, task_id, SUCCEEDED, "see ticket 7")
+    task = await close_out(replica, task_id, SUCCEEDED, '{"ticket": 7}')
+    assert (task.state, task.result, task.result_json) == (SUCCEEDED, '{"ticket": 7}', '{"ticket": 7}')
+
+
+async def test_a_close_out_has_four_states_and_fails_after_the_end(checkpoint: MakeCheckpoint) -> None:
     replica = await checkpoint()
     owner = await ended(replica)
     with pytest.raises(WrongState):
         await close_out(replica, owner.task.task_id)
     task = await replica.create()
-    for state in (task_pb2.TASK_STATE_SUCCEEDED, COST_EXCEEDED, QUEUED):
+    for state in (COST_EXCEEDED, QUEUED):
         with pytest.raises(InvalidRequest):
             await close_out(replica, task.task_id, state)
     with pytest.raises(InvalidRequest):

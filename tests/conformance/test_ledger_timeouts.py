@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -184,13 +185,32 @@ async def test_offers_carry_the_tasks_own_patience(checkpoint: MakeCheckpoint) -
     replica = await checkpoint()
     response = policy("RETRY", 7.0, phase="start")
     response.timeouts.progress.after.CopyFrom(duration(9.0))
+    response.lease_ttl.CopyFrom(duration(4.0))
     await replica.create(policy=response)
     await replica.create()
     answered = await replica.stub.ListClaimable(pb.ListClaimableRequest(limit=10), timeout=TIMEOUT_SECONDS)
     own, none = answered.offers
-    assert (own.start_timeout.seconds, own.progress_timeout.seconds) == (7, 9)
+    assert (own.start_timeout.seconds, own.progress_timeout.seconds, own.lease_ttl.seconds) == (7, 9, 4)
+    assert not none.HasField("lease_ttl")
     assert not none.HasField("start_timeout")
     assert not none.HasField("progress_timeout")
+
+
+async def test_waits_for_a_person_and_for_an_event_last_apart(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
+    apart = task_pb2.TaskPolicy()
+    apart.timeouts.wait_person.after.CopyFrom(duration(600))
+    apart.timeouts.wait_event.after.CopyFrom(duration(60))
+    question = task_pb2.Wait(kind=task_pb2.WAIT_KIND_QUESTION, call_id="1.0", question="Which?")
+    event = task_pb2.Wait(kind=task_pb2.WAIT_KIND_EVENT, call_id="1.0", correlation_id=str(uuid4()))
+    for wait, state, seconds in ((question, WAITING_USER, 600), (event, task_pb2.TASK_STATE_WAITING_EXTERNAL, 60)):
+        owner = await replica.claim((await replica.create(policy=apart)).task_id)
+        await owner.commit(reserve=reserve())
+        intent = ledger_pb2.ToolIntent(call_id="1.0", tool_use_id="u", tool="ask")
+        move = pb.Transition(to_state=state, reason="ASKED", wait=wait, wait_timeout=duration(3600))
+        await owner.commit(answer(), entry(1, tool_intent=intent), transition=move)
+        waiting = (await replica.get(owner.task.task_id)).wait
+        assert waiting.deadline_time.seconds - waiting.begin_time.seconds == seconds
 
 
 async def test_the_error_class_is_in_its_transition(checkpoint: MakeCheckpoint) -> None:

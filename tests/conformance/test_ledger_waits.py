@@ -338,6 +338,8 @@ async def test_several_calls_of_a_step_wait_one_after_another(checkpoint: MakeCh
         (task_pb2.TASK_STATE_WAITING_EXTERNAL, approval()),
         (WAITING_USER, task_pb2.Wait(kind=task_pb2.WAIT_KIND_EVENT, call_id="1.0", correlation_id="c")),
         (WAITING_USER, task_pb2.Wait(call_id="1.0")),
+        (WAITING_USER, approval("")),
+        (WAITING_USER, approval(kind=task_pb2.WAIT_KIND_BUDGET)),
     ],
 )
 async def test_a_wait_that_does_not_fit_its_move_is_refused(checkpoint: MakeCheckpoint, state: Any, wait: Any) -> None:

@@ -27,7 +27,7 @@ NEEDED = {
 
 async def run(name: str, *arguments: str, **variables: str) -> tuple[int | None, str, str]:
     """The exit code, standard output, standard error."""
-    own = {key: value for key, value in os.environ.items() if not key.startswith(("TENURE_", "ANTHROPIC_"))}
+    own = {key: value for key, value in os.environ.items() if not key.startswith(("TENURE_", "ANTHROPIC_", "OPENAI_"))}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", f"services.{name}", *arguments),
         cwd=REPOSITORY,

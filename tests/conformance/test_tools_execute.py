@@ -26,6 +26,7 @@ ALL_TOOLS = [
     "execute_python",
     "list_files",
     "read_file",
+    "record_output",
     "request_approval",
     "spawn_sub_agents",
     "wait_external",

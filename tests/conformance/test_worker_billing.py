@@ -96,3 +96,23 @@ async def test_a_worker_that_lost_its_task_reports_its_usage(bench: WorkerBench)
     listed = (await bills(bench, [task_id])).values()
     counted = sum(getattr(bill.usage, count) for bill in listed for count in COUNTS)
     assert (await bench.task(task_id)).budget.used_tokens == counted
+
+
+async def test_a_chat_call_killed_while_it_speaks_is_billed(bench: WorkerBench) -> None:
+    """A chat server states the input at the end, so the lost call is billed by its reservation, never below."""
+    victim = await bench.start_worker()
+    bench.simulator.order_fault(drip_ms=400)
+    task_id = await bench.submit("openai/sim-worker-wordy")
+    await all_are_speaking(bench, 10, 1)
+    await bench.start_worker()
+    victim.kill()
+    assert state_name((await bench.ended(task_id)).state) == "SUCCEEDED"
+    calls = {call["attempt"]: call for call in bench.model_calls(task_id)}
+    ledger = await bills(bench, [task_id])
+    assert ledger.keys() == calls.keys()
+    assert {call["endpoint"] for call in calls.values()} == {"chat"}
+    (lost,) = [name for name, bill in ledger.items() if bill.lost]
+    assert calls[lost]["ending"] == "abandoned"
+    assert sum(getattr(ledger[lost].usage, count) for count in INPUT) >= calls[lost]["input_tokens"]
+    for name in ledger.keys() - {lost}:
+        assert [getattr(ledger[name].usage, count) for count in COUNTS] == [calls[name][count] for count in COUNTS]

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from services.worker.context_window import InputEstimate
-from services.worker.model import ModelCall, ModelCallFailed, ModelClient, ModelRequest
+from services.worker.model import ModelCall, ModelCallFailed, ModelRequest
 from tenure.domain.conversation import text_of
+from tenure.domain.models import ANTHROPIC
 from tests.support.fix_simulator import running_simulator
-from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
+from tests.support.model_clients import model_client
+from tests.support.patience import PATIENCE_SECONDS
 
 GOAL = [{"role": "user", "content": [{"type": "text", "text": "Research our competitor's pricing."}]}]
 TOOLS = [
@@ -24,9 +26,7 @@ TOOLS = [
 
 @pytest.fixture
 async def client(simulator: Any) -> AsyncIterator[Any]:
-    async with ModelClient(
-        api_key="sk-test", base_url=simulator.url, timeout_seconds=CALL_SECONDS, silence_seconds=CALL_SECONDS
-    ) as client:
+    async with model_client(simulator.url) as client:
         yield client
 
 
@@ -135,9 +135,7 @@ async def test_an_error_inside_a_stream_is_told_by_its_type(client: Any, simulat
 
 async def test_a_dripping_answer_ends_at_the_whole_calls_timeout(simulator: Any) -> None:
     simulator.order_fault(drip_ms=200)
-    async with ModelClient(
-        api_key="sk-test", base_url=simulator.url, timeout_seconds=0.5, silence_seconds=CALL_SECONDS
-    ) as client:
+    async with model_client(simulator.url, timeout_seconds=0.5) as client:
         with pytest.raises(ModelCallFailed) as failed:
             await ask(client, "sim-slow")
     assert (failed.value.error_class, failed.value.retryable) == ("TIMEOUT", True)
@@ -145,18 +143,14 @@ async def test_a_dripping_answer_ends_at_the_whole_calls_timeout(simulator: Any)
 
 async def test_a_silent_provider_is_given_up(simulator: Any) -> None:
     simulator.order_fault(drip_ms=3000)
-    async with ModelClient(
-        api_key="sk-test", base_url=simulator.url, timeout_seconds=CALL_SECONDS, silence_seconds=0.3
-    ) as client:
+    async with model_client(simulator.url, silence_seconds=0.3) as client:
         with pytest.raises(ModelCallFailed) as failed:
             await ask(client, "sim-hello")
     assert (failed.value.error_class, failed.value.retryable) == ("TIMEOUT", True)
 
 
 async def test_nobody_there_is_a_connection_that_may_be_tried_again() -> None:
-    async with ModelClient(
-        api_key="sk-test", base_url="http://127.0.0.1:9", timeout_seconds=5.0, silence_seconds=5.0
-    ) as client:
+    async with model_client("http://127.0.0.1:9", timeout_seconds=5.0, silence_seconds=5.0) as client:
         with pytest.raises(ModelCallFailed) as failed:
             await ask(client, "sim-hello")
     assert (failed.value.error_class, failed.value.retryable) == ("CONNECTION", True)
@@ -210,8 +204,6 @@ async def test_a_count_that_fails_is_no_error_and_is_asked_for_again(client: Any
 
 async def test_an_endpoint_that_does_not_count_is_asked_once(tmp_path: Path) -> None:
     with running_simulator(tmp_path / "calls.jsonl", "--no-count-tokens") as simulator:
-        async with ModelClient(
-            api_key="sk-test", base_url=simulator.url, timeout_seconds=20.0, silence_seconds=10.0
-        ) as client:
+        async with model_client(simulator.url, timeout_seconds=20.0, silence_seconds=10.0) as client:
             assert await client.count(request_of("sim-hello")) is None
-            assert not client.counts_tokens
+            assert not client._providers[ANTHROPIC].counts_tokens

@@ -15,7 +15,7 @@ from services.checkpoint.queries import MIGRATIONS, QUERIES
 from tenure.domain.schedules import OverlapPolicy, RunOutcome
 from tenure.domain.states import MOVES, TERMINAL, TaskState
 from tenure.domain.task import LeaseLostPolicy, Priority
-from tenure.domain.webhooks import DeliveryState, GapReason
+from tenure.domain.webhooks import DeliveryState, GapReason, WebhookKind
 from tenure.v1 import ledger_pb2
 from tests.support.fix_postgres import FreshDatabase
 
@@ -67,12 +67,11 @@ async def test_overlap_policies_and_outcomes_match_the_domain(ledger: Any) -> No
 async def test_delivery_states_and_gap_reasons_match_the_domain(ledger: Any) -> None:
     assert await allowed_by(ledger, "webhook_deliveries_state") == set(DeliveryState)
     assert await allowed_by(ledger, "webhook_gaps_reason") == set(GapReason)
+    assert await allowed_by(ledger, "webhooks_kind") == set(WebhookKind)
 
 
-async def test_requestable_endings_are_ends_without_success(ledger: Any) -> None:
-    assert await allowed_by(ledger, "tasks_ending_state") - {""} == {
-        state.value for state in TERMINAL - {TaskState.SUCCEEDED}
-    }
+async def test_each_end_can_be_requested(ledger: Any) -> None:
+    assert await allowed_by(ledger, "tasks_ending_state") - {""} == {state.value for state in TERMINAL}
 
 
 async def test_the_database_refuses_a_move_that_is_not_in_the_table(ledger: Any) -> None:
@@ -144,7 +143,7 @@ async def test_the_lock_reads_the_columns_in_the_order_of_the_row(ledger: Any) -
     names = [column.name for column in cursor.description]
     assert tuple(names[: len(TaskRow.__dataclass_fields__)]) == tuple(TaskRow.__dataclass_fields__)
     read = ["root_task_id", *names[len(TaskRow.__dataclass_fields__) :]]
-    assert [*read, "changed", "beyond_tokens", "beyond_nano_usd"] == list(BudgetRow.__dataclass_fields__)
+    assert [*read, "changed", "raised", "beyond_tokens", "beyond_nano_usd"] == list(BudgetRow.__dataclass_fields__)
 
 
 def test_kinds_are_the_field_numbers_of_the_contract() -> None:

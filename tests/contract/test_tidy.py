@@ -11,13 +11,15 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 MAX_LINES = 600
 MAX_NAME_CHARACTERS = 60
-# These poll in threads of their own, for what tells nobody when it is ready: processes that start, locks of files.
+# These wait outside of event loops for what tells nobody when it is ready: processes that start, locks of files,
+# services that read a file again.
 MAY_SLEEP = {
     "devstack/child_process.py",
     "services/tools/builtin/records.py",
     "services/tools/sandbox/uid_locks.py",
     "devstack/etcd.py",
     "devstack/postgres_process.py",
+    "tenure/cli/keys.py",
 }
 MAY_READ_THE_ENVIRONMENT = {"tenure/cli/main.py"}
 

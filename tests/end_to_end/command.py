@@ -80,5 +80,5 @@ def _command(address: str, arguments: tuple[str, ...]) -> list[str]:
 
 def _environment() -> dict[str, str]:
     """Without what would make it another command: keys, addresses, the width of our terminal."""
-    ours = ("ANTHROPIC_", "TENURE_", "COLUMNS", "FORCE_COLOR")
+    ours = ("ANTHROPIC_", "OPENAI_", "TENURE_", "COLUMNS", "FORCE_COLOR")
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}

@@ -24,6 +24,15 @@ def reading(number: int) -> dict[str, Any]:
     return {"text": text, "calls": [{"name": "read_file", "arguments": {"path": "facts.txt"}}]}
 
 
+def writing(**contents: str) -> dict[str, Any]:
+    calls = [{"name": "write_file", "arguments": {"path": path, "content": text}} for path, text in contents.items()]
+    return {"text": "Some files.", "calls": calls}
+
+
+def recording(kind: str, **arguments: str) -> dict[str, Any]:
+    return {"name": "record_output", "arguments": {"kind": kind, **arguments}}
+
+
 def asking_leave(line: str) -> dict[str, Any]:
     return {"text": f"Line {line}.", "calls": [append("append_record_unsafe", line)]}
 
@@ -96,6 +105,39 @@ SCENARIOS: Final[dict[str, Any]] = {
         spawning("Two.", "long a {{goal}}", "long b {{goal}}", deadline_seconds=1),
         last_words("{{result.0.0}}"),
     ],
+    # Eight agents, whose own caps together exceed that of the root, because two calls of one turn share the same rest.
+    "spending": [
+        {
+            "text": "Eight.",
+            "calls": [
+                {"name": "spawn_sub_agents", "arguments": {"goals": [f"spender {name} {{{{goal}}}}" for name in names]}}
+                for names in ("abcd", "efgh")
+            ],
+            "usage": {"output_tokens": 300},
+        },
+        last_words("{{result.0.0}}"),
+    ],
+    "spender": [
+        {
+            "text": "A part.",
+            "calls": [{"name": "append_record", "arguments": {"file": "spent", "line": "{{goal}}"}}],
+            "usage": {"output_tokens": 850},
+            "repeat": 3,
+        },
+        last_words("{{goal}}"),
+    ],
+    # Three of those, and one that waits for a signal: their parent waits on when they have ended at the cap.
+    "outlived": [
+        {
+            "text": "Four.",
+            "calls": [
+                {"name": "spawn_sub_agents", "arguments": {"goals": [f"{goal} {{{{goal}}}}"]}}
+                for goal in ("e2e-event", "spender a", "spender b", "spender c")
+            ],
+            "usage": {"output_tokens": 300},
+        },
+        last_words("{{result.0.0}}"),
+    ],
     "e2e-paced": [*map(paced, range(1, 9)), {"text": "All is done."}],
     "e2e-keyed-paced": [*map(keyed, range(1, 6)), {"text": "All is done."}],
     "e2e-keyed": one_slow("append_record", {"file": "{{goal}}", "line": "once", "delay_ms": 3000}),
@@ -103,6 +145,30 @@ SCENARIOS: Final[dict[str, Any]] = {
     "e2e-provider": one_slow("stock__move_stock", {"item": "{{goal}}", "delta": 3}),
     "e2e-provider-unsafe": one_slow("stock__ship", {"item": "{{goal}}", "quantity": 3}),
     "e2e-unsafe-at-once": one_slow("append_record_unsafe", {"file": "{{goal}}", "line": "at most once"}),
+    "e2e-outputs": [
+        writing(**{"a.md": "stays", "b.md": "changes", "c.md": "goes"}),
+        {
+            "text": "These are for you.",
+            "latency_ms": 400,
+            "calls": [
+                *(
+                    recording(kind, path=f"{name}.md")
+                    for kind, name in (("report", "a"), ("draft", "b"), ("draft", "c"))
+                ),
+                recording("ticket", uri="https://tickets.example/7", description="the follow-up"),
+                recording("report", path="never.md"),
+            ],
+        },
+        {
+            "text": "And still at work.",
+            "latency_ms": 400,
+            "calls": [
+                {"name": "write_file", "arguments": {"path": "b.md", "content": "changed"}},
+                {"name": "delete_file", "arguments": {"path": "c.md"}},
+            ],
+        },
+        {"text": "That was it.", "latency_ms": 400},
+    ],
     "e2e-idempotent": one_slow("execute_python", {"code": SLOW_PROGRAM}),
     "e2e-pure": [
         {"text": "First a file.", "calls": [{"name": "write_file", "arguments": {"path": "a.txt", "content": "abc"}}]},
@@ -133,6 +199,10 @@ SCENARIOS: Final[dict[str, Any]] = {
             ],
         },
         {"text": "They kept: {{result.1.0}}"},
+    ],
+    "e2e-event": [
+        {"calls": [{"name": "wait_external", "arguments": {"correlation_id": "{{goal}}"}}]},
+        {"text": "It came."},
     ],
     "e2e-overloaded": [{"text": "Never.", "fault": {"status": 529, "times": 1000}}],
     "e2e-leave": [*map(asking_leave, ("first", "second", "third")), {"text": "That was it."}],

@@ -66,6 +66,17 @@ async def test_for_people_a_line_says_which_task_did_what(installation: Installa
     assert line.rstrip().endswith("say hello to all of them")
 
 
+async def test_the_tasks_of_a_source_are_followed(installation: Installation) -> None:
+    address = installation.stack.gateway_address
+    desk = f"manual/{uuid.uuid4().hex}"
+    async with started("--json", "follow", "--source", desk, address=address) as process:
+        assert "heartbeat" in await next_value(process)
+        for source in ("manual/other", desk):
+            await tenure("submit", "find out", "--model", "sim-hello", "--source", source, address=address)
+        [queued] = await changes(process, 1)
+    assert queued["change"]["task"]["spec"]["source"]["source_id"] == desk.removeprefix("manual/")
+
+
 async def test_a_cursor_of_another_installation_is_3_with_what_to_do(installation: Installation) -> None:
     foreign = "MSA4YjA3NzY1Mi0wMDAwLTAwMDAtMDAwMC0wMDAwMDAwMDAwMDAgNSA1"
     done = await tenure("follow", "--after", foreign, address=installation.stack.gateway_address)

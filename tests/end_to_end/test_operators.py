@@ -74,6 +74,72 @@ async def test_a_running_task_is_closed_out_with_an_operators_result(installatio
         await installation.client.close_out(task_id, FAILED, "once more")
 
 
+async def test_a_task_is_closed_out_as_succeeded_with_a_fitting_result(installation: Installation) -> None:
+    schema = '{"type": "object", "required": ["ticket"]}'
+    task_id = await installation.submit("sim-e2e-slow-answer", result_schema_json=schema)
+    await installation.speaking(task_id)
+    arguments = ("admin", "close-out", task_id, "--state", "succeeded", "--reason", "done by hand", "--result")
+    refused = await tenure(*arguments, "see ticket 7", address=installation.stack.gateway_address)
+    assert refused.code != 0
+    assert "does not fit the result schema" in refused.err
+    done = await tenure(*arguments, '{"ticket": 7}', address=installation.stack.gateway_address)
+    assert done.code == 0, done.err
+    ended = await installation.ended(task_id)
+    seen = (ended.state, ended.reason, ended.message, ended.result_json)
+    assert seen == (SUCCEEDED, "OPERATOR_CLOSE_OUT", "done by hand", '{"ticket": 7}')
+    check_whole(await installation.entries(task_id))
+
+
+async def test_an_operators_wait_survives_a_killed_ledger(own_installation: Installation) -> None:
+    """The ledger is killed after it recorded the request, before it answers; the repeat has the same request id."""
+    install, file = own_installation, uuid.uuid4().hex
+    checkpoint = install.stack.services["checkpoint"]
+    await checkpoint.restart({"TENURE_FAILPOINTS": "checkpoint.after_foreign=1#kill9"})
+    task_id = await install.submit("sim-e2e-keyed-paced", file)
+    await install.until(task_id, "tool_outcome")
+    owner = (await install.client.get(task_id)).owner
+    arguments = ("admin", "wait", task_id, "--for", "the price list", "--until", "1h", "--reason", "ticket 7")
+    asked = asyncio.create_task(tenure(*arguments, address=install.stack.gateway_address))
+    await install.died(checkpoint)
+    await checkpoint.restart()
+    done = await asked
+    assert done.code == 0, done.err
+    assert "--option continue" in done.out
+    task = await install.in_state(task_id, "WAITING_USER")
+    assert (task.reason, task.owner, task.wait.question) == ("OPERATOR_WAIT", "", "the price list")
+    assert "the price list" in (await tenure("waits", address=install.stack.gateway_address)).out
+    before = (await install.client.get(task_id)).sequence
+    await install.client.resume(task_id, task.wait.wait_id, decision="continue")
+    ended = await install.ended(task_id)
+    entries = await install.entries(task_id)
+    check_whole(entries)
+    assert (ended.state, ended.attempt, ended.claim_count) == (SUCCEEDED, 1, 2)
+    assert [one for one in entries if one.sequence > before and one.actor == owner and one.epoch < ended.epoch] == []
+    assert sum(one.body.HasField("operator_request") for one in entries) == 1
+    assert install.effects(file) == [f"keyed {number}" for number in range(1, 6)]
+
+
+async def test_a_close_out_as_succeeded_survives_a_killed_ledger(own_installation: Installation) -> None:
+    """The ledger is killed after it recorded the request, before it answers; the repeat has the same request id."""
+    install = own_installation
+    checkpoint = install.stack.services["checkpoint"]
+    await checkpoint.restart({"TENURE_FAILPOINTS": "checkpoint.after_foreign=1#kill9"})
+    task_id = await install.submit("sim-e2e-slow-answer")
+    await install.speaking(task_id)
+    arguments = ("admin", "close-out", task_id, "--state", "succeeded", "--reason", "done by hand", "--result", "paid")
+    repeated = asyncio.create_task(tenure(*arguments, address=install.stack.gateway_address))
+    await install.died(checkpoint)
+    await checkpoint.restart()
+    done = await repeated
+    assert done.code == 0, done.err
+    ended = await install.ended(task_id)
+    seen = (ended.state, ended.reason, ended.message, ended.result)
+    assert seen == (SUCCEEDED, "OPERATOR_CLOSE_OUT", "done by hand", "paid")
+    entries = await install.entries(task_id)
+    check_whole(entries)
+    assert sum(one.body.HasField("operator_request") for one in entries) == 1
+
+
 async def test_a_task_that_waits_for_its_retry_is_queued_at_once(installation: Installation) -> None:
     retry = task_pb2.RetryPolicy(max_attempts=3)
     retry.initial_backoff.seconds = retry.max_backoff.seconds = 600

@@ -68,3 +68,13 @@ async def test_batch_load_leaves_the_reserved_slot_free(installation: Installati
     finally:
         for task_id in batch:
             await installation.client.cancel(task_id, "the test is over")
+
+
+async def test_a_low_task_runs_while_high_tasks_keep_coming(installation: Installation, pool: str) -> None:
+    urgent = [await installation.submit("sim-hello", queue=pool, priority=task_pb2.PRIORITY_HIGH) for _ in range(60)]
+    low = await installation.submit("sim-hello", queue=pool, priority=task_pb2.PRIORITY_LOW)
+    ended = await installation.ended(low)
+    assert ended.state == task_pb2.TASK_STATE_SUCCEEDED
+    others = [await installation.ended(task_id) for task_id in urgent]
+    began_later = sum(ended.start_time.ToNanoseconds() < one.start_time.ToNanoseconds() for one in others)
+    assert began_later >= 10, "it waited for nearly all of them"

@@ -283,3 +283,35 @@ async def ask_until(done: asyncio.Event, client: Client, bare: Any, task_ids: Se
                 heard.add(error.code())
         await asyncio.sleep(0.01)
     return heard
+
+
+async def test_renewals_are_listed_from_whichever_coordinator(install: Replicated) -> None:
+    """The claim of a worker at one coordinator; after it attached to the other one, that one counts."""
+    queue = f"renewals-{uuid.uuid4().hex[:12]}"
+    async with scripted(install, queue) as worker:
+        await install.client.submit("hold it", request=api.SubmitTaskRequest(queue=queue))
+        grant = await worker.next_grant()
+        first = await renewed(install, grant, 2)
+        again = await worker.reattach(install.both("coordinator")[1].address)
+        try:
+            await worker.break_off()
+            assert again.lost == []
+            second = await renewed(install, grant, 1, after=first.last_time.ToNanoseconds())
+            assert second.first_time.ToNanoseconds() > first.first_time.ToNanoseconds()
+            await again.succeed(grant)
+        finally:
+            await again.break_off()
+
+
+async def renewed(
+    install: Replicated, grant: coordinator_pb.Grant, count: int, after: int = 0
+) -> coordinator_pb.Renewals:
+    """The renewals of the claim once there are so many, the newest after this moment."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            for claim in (await install.client.claims(grant.task_id)).claims:
+                renewals = claim.renewals
+                is_newer = renewals.last_time.ToNanoseconds() > after
+                if claim.claim_id == grant.claim_id and renewals.count >= count and is_newer:
+                    return renewals
+            await asyncio.sleep(0.1)

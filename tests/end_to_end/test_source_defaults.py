@@ -26,25 +26,45 @@ FILE = """
 priority = "PRIORITY_HIGH"
 limits = { timeout = "3600s" }
 policy.retry = { max_attempts = 1, initial_backoff = "1s" }
-policy.timeouts = { start = { after = "5s" }, progress = { after = "61s" }, wait = { after = "601s" } }
+policy.timeouts.start = { after = "5s" }
+policy.timeouts.progress = { after = "61s" }
+policy.timeouts.wait = { after = "601s" }
+policy.timeouts.wait_person = { after = "701s" }
+policy.timeouts.wait_event = { after = "801s" }
+policy.lease_ttl = "3s"
 
 [defaults.control]
 priority = "PRIORITY_NORMAL"
 limits = { timeout = "7200s" }
 policy.retry = { max_attempts = 2, initial_backoff = "2s" }
-policy.timeouts = { start = { after = "6s" }, progress = { after = "62s" }, wait = { after = "602s" } }
+policy.timeouts.start = { after = "6s" }
+policy.timeouts.progress = { after = "62s" }
+policy.timeouts.wait = { after = "602s" }
+policy.timeouts.wait_person = { after = "702s" }
+policy.timeouts.wait_event = { after = "802s" }
+policy.lease_ttl = "4s"
 
 [defaults.scheduler]
 priority = "PRIORITY_LOW"
 limits = { timeout = "10800s" }
 policy.retry = { max_attempts = 3, initial_backoff = "3s" }
-policy.timeouts = { start = { after = "7s" }, progress = { after = "63s" }, wait = { after = "603s" } }
+policy.timeouts.start = { after = "7s" }
+policy.timeouts.progress = { after = "63s" }
+policy.timeouts.wait = { after = "603s" }
+policy.timeouts.wait_person = { after = "703s" }
+policy.timeouts.wait_event = { after = "803s" }
+policy.lease_ttl = "5s"
 
 [defaults.manual]
 priority = "PRIORITY_HIGH"
 limits = { timeout = "14400s" }
 policy.retry = { max_attempts = 4, initial_backoff = "4s" }
-policy.timeouts = { start = { after = "8s" }, progress = { after = "64s" }, wait = { after = "604s" } }
+policy.timeouts.start = { after = "8s" }
+policy.timeouts.progress = { after = "64s" }
+policy.timeouts.wait = { after = "604s" }
+policy.timeouts.wait_person = { after = "704s" }
+policy.timeouts.wait_event = { after = "804s" }
+policy.lease_ttl = "6s"
 """
 EXPECTED = {
     "conversation": (task_pb2.PRIORITY_HIGH, 3600, 1, 1, (5, 61, 601)),
@@ -115,6 +135,8 @@ async def test_a_task_that_says_nothing_has_the_defaults_of_its_source(
     assert (spec.priority, seconds(spec.limits.timeout)) == (priority, timeout)
     assert (spec.policy.retry.max_attempts, seconds(spec.policy.retry.initial_backoff)) == (attempts, first_wait)
     assert tuple(seconds(one.after) for one in (timeouts.start, timeouts.progress, timeouts.wait)) == phases
+    apart = [seconds(one) for one in (timeouts.wait_person.after, timeouts.wait_event.after, spec.policy.lease_ttl)]
+    assert apart == [phases[2] + 100.0, phases[2] + 200.0, phases[2] - 598.0]
     lasts = (moment(task.deadline_time) - moment(task.create_time)).total_seconds()
     assert lasts == pytest.approx(timeout, abs=1), "it is not only shown"
 

@@ -11,6 +11,7 @@ import pytest
 from tenure.cli.exit_codes import Exit
 from tenure.domain.errors import WrongState
 from tenure.v1 import ledger_pb2, task_pb2
+from tenure.wire.common import duration
 from tests.end_to_end.command import tenure
 from tests.end_to_end.installation import Installation, check_whole
 
@@ -191,3 +192,37 @@ async def test_waits_survive_a_restart_of_every_service(own_installation: Instal
     assert install.effects(file) == ["only"]
     again = await install.client.resume(asks, after[0].wait.wait_id, decision="approve", request_id="r-1")
     assert again.state == SUCCEEDED
+
+
+@pytest.mark.parametrize("failpoint", ["before_sweep", "after_sweep"])
+async def test_escalation_survives_a_killed_service(own_installation: Installation, failpoint: str) -> None:
+    """The checkpoint service is killed as it takes the first step: before, and after the step is durable."""
+    install = own_installation
+    checkpoint = install.stack.services["checkpoint"]
+    await checkpoint.restart({"TENURE_FAILPOINTS": f"checkpoint.{failpoint}=1#kill9"})
+    steps = [
+        task_pb2.EscalationStep(after=duration(1), assignee="first"),
+        task_pb2.EscalationStep(after=duration(4), assignee="lead"),
+        task_pb2.EscalationStep(after=duration(900), close_out=True),
+    ]
+    policy = task_pb2.TaskPolicy(escalations=task_pb2.WaitEscalations(person=steps))
+    task_id = await install.submit("sim-question", policy=policy)
+    await install.died(checkpoint)
+    await checkpoint.restart()
+    await install.until(task_id, "wait_escalated")
+    await install.until(task_id, "wait_escalated", lambda entry: entry.body.wait_escalated.step_number == 2)
+    task = await install.in_state(task_id, "WAITING_USER")
+    assert (task.wait.assignee, task.wait.steps_taken, task.wait.next_step.close_out) == ("lead", 2, True)
+    listed = await tenure("waits", address=install.stack.gateway_address)
+    assert "lead" in listed.out
+    shown = (await tenure("get", task_id, address=install.stack.gateway_address)).out
+    assert "lead" in shown
+    assert "the task is closed out" in shown
+    explained = await tenure("explain", task_id, address=install.stack.gateway_address)
+    assert "assigned to lead" in " ".join(explained.out.split())
+    await install.client.resume(task_id, task.wait.wait_id, reply="blue")
+    assert (await install.ended(task_id)).state == SUCCEEDED
+    entries = await install.entries(task_id)
+    check_whole(entries)
+    taken = [one.body.wait_escalated.step_number for one in entries if one.body.HasField("wait_escalated")]
+    assert taken == [1, 2]

@@ -229,7 +229,7 @@ async def test_leases_revived_by_a_backup_are_deleted(
     broken_etcd: EtcdProcess, survivor: ServiceProcess, leases: Leases
 ) -> None:
     """As after a restore: keys of the former generation are there again, with their leases."""
-    lease = await leases.acquire("a", "one", ttl_seconds=600)
+    lease = await eventually(lambda: leases.acquire("a", "one", ttl_seconds=600), "the generation is not settled")
     async with watch(leases) as answers:
         await anext(answers)
         async with EtcdClient([broken_etcd.endpoint]) as etcd:

@@ -60,13 +60,17 @@ async def answers_of_tools_that_get_lost_cost_no_second_effect(bench: Any, netwo
     await check_whole(bench, task_id)
 
 
-async def lose_postgres(bench: Any, replicas: Any, task_id: Any) -> Any:
+async def lose_postgres(bench: Any, worker: Any, replicas: Any, task_id: Any) -> Any:
     """Cuts off the replica that the worker talks to: the first, or else the second."""
     for steps, replica in zip((2, 9), replicas, strict=True):
         await bench.reached(task_id, facts.AssistantMessage, steps)
         replica.host.cut("postgres")
         began = time.monotonic()
-        await bench.reached(task_id, facts.AssistantMessage, steps + 6)
+        try:
+            await bench.reached(task_id, facts.AssistantMessage, steps + 6)
+        except TimeoutError:
+            logs = [f"{one.process.name}:\n{one.process.log_tail()}" for one in (replica, worker)]
+            raise AssertionError("\n".join(["the task stands still", *logs])) from None
         replica.host.mend("postgres")
         if time.monotonic() - began > STANDSTILL_SECONDS:
             return
@@ -75,9 +79,9 @@ async def lose_postgres(bench: Any, replicas: Any, task_id: Any) -> Any:
 
 async def a_ledger_replica_that_lost_postgres_costs_no_claim_while_there_is_another(bench: Any, network: Any) -> None:
     replicas = [await placed_service(bench, network, "checkpoint") for _ in range(2)]
-    await placed_worker(bench, network, checkpoint=",".join(one.address for one in replicas))
+    worker = await placed_worker(bench, network, checkpoint=",".join(one.address for one in replicas))
     task_id = await bench.submit("sim-worker-steady")
-    await lose_postgres(bench, replicas, task_id)
+    await lose_postgres(bench, worker, replicas, task_id)
     task = await bench.ended(task_id)
     assert (state_name(task.state), task.claim_count) == ("SUCCEEDED", 1)
     await check_whole(bench, task_id)
@@ -85,9 +89,9 @@ async def a_ledger_replica_that_lost_postgres_costs_no_claim_while_there_is_anot
 
 async def tools_that_lost_postgres_cost_no_claim_and_no_effect_while_there_are_others(bench: Any, network: Any) -> None:
     replicas = [await placed_service(bench, network, "tools") for _ in range(2)]
-    await placed_worker(bench, network, tools=",".join(one.address for one in replicas))
+    worker = await placed_worker(bench, network, tools=",".join(one.address for one in replicas))
     task_id = await bench.submit("sim-worker-steady")
-    await lose_postgres(bench, replicas, task_id)
+    await lose_postgres(bench, worker, replicas, task_id)
     task = await bench.ended(task_id)
     assert (state_name(task.state), task.claim_count) == ("SUCCEEDED", 1)
     await check_whole(bench, task_id)

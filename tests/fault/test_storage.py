@@ -156,8 +156,21 @@ async def give_room(postgres: Any, disk: Any) -> None:
         disk.free()
     else:
         await execute(postgres, "drop function public.full() cascade")
-    if postgres.pid is None:  # it could not write its log ahead either
-        await asyncio.to_thread(postgres.start)
+    ends_at = time.monotonic() + PATIENCE_SECONDS
+    while not await answers(postgres):
+        assert time.monotonic() < ends_at, "never: Postgres answers"
+        if postgres.pid is None:  # it could not write its log ahead either, maybe only in its recovery
+            await asyncio.to_thread(postgres.start)
+
+
+async def answers(postgres: Any) -> bool:
+    """Whether it takes connections. It does not while it recovers, or is about to end."""
+    try:
+        await execute(postgres, "select 1")
+    except psycopg.OperationalError:
+        await asyncio.sleep(0.05)
+        return False
+    return True
 
 
 async def test_a_full_disk_fails_no_task(bench: WorkerBench, postgres: Any, disk: Any) -> None:

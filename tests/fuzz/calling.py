@@ -20,6 +20,7 @@ from google.rpc import error_details_pb2, status_pb2
 from tenure.runtime.request_context import TENANT_KEY
 from tenure.runtime.rpc_status import DOMAIN
 from tests.fuzz.methods import Method
+from tests.support.grpc_limits import STREAM_ENDED_DURING_WRITE
 from tests.support.patience import CALL_SECONDS
 
 WATCHED_SECONDS: Final = 0.25
@@ -38,9 +39,6 @@ _BUGS: Final = frozenset(
 )
 _TOO_LARGE: Final = "larger than max"
 """In words of gRPC itself, which refuses a request before any code of ours sees it."""
-
-_WRITING_WHILE_ENDED: Final = "Internal error from Core"
-"""Of this side's gRPC, when a stream ends while it is written to. Bugs are in the service's log as well."""
 
 Code = grpc.StatusCode
 
@@ -99,7 +97,7 @@ async def call(
         else:
             heard.append(await begun)
     except grpc.aio.AioRpcError as error:
-        if method.streams_in and error.details() == _WRITING_WHILE_ENDED:
+        if method.streams_in and error.details() == STREAM_ENDED_DURING_WRITE:
             return Answer(Code.CANCELLED, "", "the service ended the stream", heard)
         return Answer(error.code(), _reason(error), error.details() or "", heard)
     except asyncio.CancelledError:

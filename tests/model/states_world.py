@@ -31,7 +31,7 @@ from services.checkpoint.queue.requeue import requeue_lost
 from services.checkpoint.submit.create import create_task
 from services.checkpoint.task_defaults import TaskDefaults
 from services.checkpoint.waits.signals import send_signal
-from tenure.domain.fencing import Claims
+from tenure.domain.fencing import Audience, Claims
 from tenure.domain.fold import fold
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.runtime.postgres import PoolOptions, open_pool
@@ -40,7 +40,7 @@ from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.common import STATES
 from tenure.wire.ledger import entries_to_domain
-from tenure.wire.token import sign_claims
+from tenure.wire.token import TokenChecker, sign_claims
 
 TENANT = "default"
 PAGE = Path(__file__).parents[2] / "docs" / "postgres.md"
@@ -68,12 +68,17 @@ async def open_world(dsn: Any, keys: Any) -> AsyncGenerator[Any]:
         open_pool(dsn, service="test", schema=SCHEMA, options=options) as pool,
         await psycopg.AsyncConnection.connect(dsn, autocommit=True) as by_hand,
     ):
-        yield World(pool, by_hand, Signer.load(keys / "signing.json"), Verifier(keys / "verifying.json"))
+        yield World(
+            pool,
+            by_hand,
+            Signer.load(keys / "signing.json"),
+            TokenChecker(Verifier(keys / "verifying.json"), Audience.CHECKPOINT),
+        )
 
 
 class World:
-    def __init__(self, pool: Any, by_hand: Any, signer: Any, verifier: Any) -> None:
-        self.pool, self.by_hand, self.signer, self.verifier = pool, by_hand, signer, verifier
+    def __init__(self, pool: Any, by_hand: Any, signer: Any, tokens: Any) -> None:
+        self.pool, self.by_hand, self.signer, self.tokens = pool, by_hand, signer, tokens
         self.defaults = TaskDefaults()
 
     async def create(self) -> Any:
@@ -98,7 +103,7 @@ class World:
             entries=entries,
             **fields,
         )
-        commits = [prepare(request, self.verifier, validated=True)]
+        commits = [prepare(request, self.tokens, validated=True)]
         (result,), _ = await in_ledger_transaction(
             self.pool, partial(commit_batch, commits=commits, prices=PriceList())
         )

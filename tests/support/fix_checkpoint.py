@@ -28,7 +28,9 @@ import pytest
 
 from services.checkpoint.main import CheckpointSettings, assemble
 from services.checkpoint.queries import MIGRATIONS
+from services.checkpoint.webhooks.mail import SmtpSettings
 from services.checkpoint.webhooks.sending import WebhookSettings
+from tenure.domain.access import DEFAULT_INSTALLATION
 from tenure.domain.fencing import Claims
 from tenure.runtime.process import Process
 from tenure.runtime.rpc_client import TenureChannel, open_channel
@@ -37,7 +39,7 @@ from tenure.runtime.settings import Address, Secret
 from tenure.runtime.signing import Signer, write_key_pair
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2_grpc, ledger_pb2, task_pb2, token_pb2
-from tenure.wire.token import sign_claims
+from tenure.wire.token import sign_task_claims
 from tests.support import forked
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
@@ -122,8 +124,8 @@ class Checkpoint:
         self, task_id: str, epoch: int, claim_id: str, holder: str = "worker-1", tenant: str = "default"
     ) -> tuple[token_pb2.FencingToken, Claims]:
         """A token, registered or not."""
-        claims = Claims(f"tasks/{task_id}", tenant, epoch, claim_id, holder)
-        return sign_claims(Signer.load(self.keys / "signing.json"), claims, datetime.now(UTC)), claims
+        claims = Claims(f"tasks/{task_id}", tenant, epoch, claim_id, holder, installation=DEFAULT_INSTALLATION)
+        return sign_task_claims(Signer.load(self.keys / "signing.json"), claims, datetime.now(UTC)), claims
 
     async def grant(
         self, task_id: str, *, epoch: int = 0, holder: str = "worker-1"
@@ -223,9 +225,11 @@ class MakeCheckpoint(Protocol):
         stopping: asyncio.Event | None = None,
         max_schedules_per_tenant: int = 1000,
         webhook: WebhookSettings | None = None,
+        smtp: SmtpSettings | None = None,
         prices_file: Path | None = None,
         default_model: str = "",
         default_max_usd: float = 10.0,
+        lower_tier_share: float = 0.05,
     ) -> Checkpoint: ...
 
 
@@ -256,17 +260,21 @@ async def checkpoint(fresh_database: FreshDatabase, signing_keys: Path) -> Async
             stopping: asyncio.Event | None = None,
             max_schedules_per_tenant: int = 1000,
             webhook: WebhookSettings | None = None,
+            smtp: SmtpSettings | None = None,
             prices_file: Path | None = None,
             default_model: str = "",
             default_max_usd: float = 10.0,
+            lower_tier_share: float = 0.05,
         ) -> Checkpoint:
             dsn = dsn or await fresh_database(MIGRATIONS)
             changes = {
                 "max_schedules_per_tenant": max_schedules_per_tenant,
                 "webhook": webhook or WebhookSettings(),
+                "smtp": smtp or SmtpSettings(),
                 "prices_file": prices_file,
                 "default_model": default_model,
                 "default_max_usd": default_max_usd,
+                "lower_tier_share": lower_tier_share,
             }
             address = await _start_here(stack, dsn, signing_keys, stopping, changes)
             channel = await stack.enter_async_context(open_channel(address))

@@ -24,6 +24,7 @@ import pytest
 
 from devstack.child_process import freeze
 from services.tools.statements import MIGRATIONS
+from tenure.domain.access import DEFAULT_INSTALLATION
 from tenure.domain.fencing import TASK_PREFIX, Claims
 from tenure.domain.tools import Outcome
 from tenure.runtime.request_context import as_tenant
@@ -31,7 +32,7 @@ from tenure.runtime.rpc_client import TenureChannel, open_channel
 from tenure.runtime.signing import Signer, write_key_pair
 from tenure.v1 import token_pb2, tool_pb2, tool_service_pb2
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
-from tenure.wire.token import sign_claims
+from tenure.wire.token import sign_task_claims
 from tenure.wire.tool import outcome_to_domain
 from tests.support.forked import Process, start_program
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
@@ -67,8 +68,11 @@ class Grants:
     ) -> Owner:
         """A new task's claim, or the next one of a task."""
         task_id = task_id or str(uuid.uuid4())
-        claims = Claims(TASK_PREFIX + task_id, tenant, epoch, claim_id or str(uuid.uuid4()), "worker-1", tools)
-        return Owner(task_id, epoch, sign_claims(self.signer, claims, datetime.now(UTC)))
+        claims = Claims(
+            TASK_PREFIX + task_id, tenant, epoch, claim_id or str(uuid.uuid4()), "worker-1", tools,
+            installation=DEFAULT_INSTALLATION,
+        )  # fmt: skip
+        return Owner(task_id, epoch, sign_task_claims(self.signer, claims, datetime.now(UTC)))
 
 
 @dataclass(frozen=True)

@@ -158,6 +158,7 @@ class WorkerBench:
             "TENURE_FAILPOINTS": failpoints,
             "ANTHROPIC_API_KEY": "sk-test",
             "ANTHROPIC_BASE_URL": self.simulator.url,
+            "OPENAI_BASE_URL": f"{self.simulator.url}/v1",
             **{f"TENURE_WORKER_{name.upper()}": value for name, value in settings.items()},
         }
         worker = self.stack.add_worker(environment)
@@ -309,7 +310,8 @@ class WorkerBench:
 
     def model_calls(self, task_id: str) -> list[dict[str, Any]]:
         """What the simulator was asked for this task, and billed."""
-        return [call for call in self.simulator.calls() if (call["attempt"] or "").startswith(f"{task_id}/")]
+        calls = [*self.simulator.calls(), *self.simulator.calls("chat")]
+        return [call for call in calls if (call["attempt"] or "").startswith(f"{task_id}/")]
 
 
 @pytest.fixture(scope="module")

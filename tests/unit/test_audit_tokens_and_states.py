@@ -10,10 +10,13 @@ import pytest
 from checker import history as seen
 from tenure.domain import entries as facts
 from tenure.domain.budget import Budget, TokenUsage
+from tenure.domain.outputs import OutputState, TaskOutput
 from tenure.domain.states import TaskState
 from tenure.domain.tools import CallState, OutcomeStatus
 from tests.unit.audit_faults import PARAMETERS, body, check_fault, entry, fault, first, joined, record, renumber
 from tests.unit.audit_story import CAP, Story, cancelled, requeued
+
+OUTPUT = TaskOutput("report", "https://example.org/1", OutputState.STATED, call_id="1.0")
 
 
 def an_entry_is_missing(story: Story) -> seen.History:
@@ -212,6 +215,7 @@ FAULTS = [
     ),
     fault("I17", "beyond the raised cap", beyond_the_raised_cap, f"of {CAP + 100}", requeued),
     fault("I22", "the result changed", record("tasks", result="other"), "has another result"),
+    fault("I41", "an output of no call", record("tasks", outputs=(OUTPUT,)), "the task lists TaskOutput("),
     fault("I23", "asked after the cancel", asked_after_the_cancel, "begins a model call after", cancelled),
     fault("I23", "succeeded after the cancel", succeeded_after_the_cancel, "says that the task succeeded", cancelled),
     fault("I23", "taken after the end", after_the_end(accepted_at=1), "was accepted after the end"),

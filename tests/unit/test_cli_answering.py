@@ -20,6 +20,22 @@ LEAVE = task_pb2.Wait(
 )
 APPROVAL = task_pb2.Wait(wait_id="w8", kind=task_pb2.WAIT_KIND_APPROVAL, options=["approve", "deny"])
 CHOICE = task_pb2.Wait(wait_id="w8", kind=task_pb2.WAIT_KIND_APPROVAL, options=["red", "blue"])
+BUDGET = task_pb2.Wait(
+    wait_id="w8",
+    kind=task_pb2.WAIT_KIND_BUDGET,
+    question="May the task use more budget?",
+    context="so far",
+    options=["approve", "deny"],
+    budget_request=task_pb2.BudgetRequest(
+        limit="MONEY_LIMIT",
+        own_cap=True,
+        budget=task_pb2.BudgetStatus(max_tokens=1000, used_tokens=900, max_nano_usd=10**9, used_nano_usd=9 * 10**8),
+        needed_tokens=200,
+        needed_nano_usd=256 * 10**6,
+        suggested_tokens=350,
+        suggested_nano_usd=1_234_406_100_000,
+    ),
+)
 QUESTION = task_pb2.Wait(wait_id="w8", kind=task_pb2.WAIT_KIND_QUESTION, question="Which colour?")
 
 
@@ -32,6 +48,8 @@ QUESTION = task_pb2.Wait(wait_id="w8", kind=task_pb2.WAIT_KIND_QUESTION, questio
         (LEAVE, "allow it\n", None),
         (APPROVAL, "yes\n", Said(decision="approve")),
         (APPROVAL, "perhaps\n", None),
+        (BUDGET, "y\n", Said(decision="approve")),
+        (BUDGET, "no\n", Said(decision="deny")),
         (CHOICE, "blue\n", Said(decision="blue")),
         (CHOICE, "y\n", None),
         (QUESTION, "y\n", Said(reply="y")),
@@ -42,11 +60,24 @@ def test_a_typed_line_is_an_answer_or_the_person_is_asked_again(wait: Any, line:
     assert said_in(wait, line) == said
 
 
-@pytest.mark.parametrize("wait", [LEAVE, APPROVAL, CHOICE, QUESTION], ids=["leave", "approval", "choice", "question"])
+@pytest.mark.parametrize(
+    "wait",
+    [LEAVE, APPROVAL, CHOICE, QUESTION, BUDGET],
+    ids=["leave", "approval", "choice", "question", "budget"],
+)
 def test_every_command_that_answers_names_the_wait(wait: Any) -> None:
     commands = answer_commands(TASK_ID, wait)
     assert commands
     assert all(command.startswith("tenure resume 01a2025d-5126 --wait w8 --") for command in commands)
+
+
+def test_a_request_for_budget_shows_its_figures_and_commands() -> None:
+    shown = wait_text(BUDGET)
+    assert "its own cap (MONEY_LIMIT): 900 of 1,000 tokens used · $0.90 of $1.00" in shown
+    assert "the next call needs 200 tokens and $0.26; suggested: 350 tokens and $1,234.41 more" in shown
+    grants, refuses = answer_commands(TASK_ID, BUDGET)
+    assert grants.endswith("--wait w8 --tokens 350 --usd 1234.4061")
+    assert refuses.endswith("--deny")
 
 
 def test_arguments_are_shown_whole_and_move_no_cursor() -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
 
 import click
 import pytest
 
+from tenure.cli.formatting import source_text
+from tenure.cli.parameters import SOURCE
 from tenure.cli.send_and_fork import fork_request
-from tenure.cli.submit import MOMENT, PHASE_TIMEOUT, request_of
+from tenure.cli.submit import MOMENT, PHASE_TIMEOUT, EscalationsType, request_of
 from tenure.v1 import task_pb2
 from tenure.wire.common import duration
 
@@ -67,6 +70,19 @@ def test_a_conversation_is_the_source_and_may_have_one_task_only() -> None:
         request_of("go", exclusive=True)
 
 
+def test_a_source_is_read_and_shown_in_one_form() -> None:
+    for text in ("scheduler/nightly/2026-11-23T01:00Z/a", "control/a%2Fb", "conversation"):
+        source = request_of("go", source=SOURCE.convert(text, None, None)).source
+        assert source_text(source) == text
+    assert request_of("go", source=SOURCE.convert("control/a%2Fb", None, None)).source.source_id == "a/b"
+    assert source_text(request_of("go").source) == ""
+    for wrong in ("cron/nightly", "", "scheduler//monday"):
+        with pytest.raises(click.BadParameter):
+            SOURCE.convert(wrong, None, None)
+    with pytest.raises(click.UsageError):
+        request_of("go", source=SOURCE.convert("control/a", None, None), conversation="c-1")
+
+
 def test_a_function_is_named_and_given_its_input() -> None:
     request = request_of("", function="month_end", given='{"month": 10}')
     assert (request.control.function, request.control.input_json) == ("month_end", '{"month": 10}')
@@ -108,3 +124,20 @@ def test_phases_have_a_duration_an_action_or_both() -> None:
     for text in ("queue=1m", "queued", "queued=", "queued=1m:explode", "queued=soon"):
         with pytest.raises(click.BadParameter):
             PHASE_TIMEOUT.convert(text, None, None)
+
+
+def test_escalations_are_read_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "steps.json"
+    file.write_text('{"person": [{"after": "60s", "assignee": "lead"}]}')
+    steps = EscalationsType().convert(str(file), None, None)
+    assert request_of("go", escalations=steps).policy.escalations.person[0].assignee == "lead"
+
+
+@pytest.mark.parametrize("text", ["[", '{"nobody": []}', '{"person": [{"after": 1}]}', " " * 65_537])
+def test_a_wrong_file_of_escalations_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "steps.json"
+    file.write_text(text)
+    with pytest.raises(click.BadParameter, match=r"steps\.json"):
+        EscalationsType().convert(str(file), None, None)
+    with pytest.raises(click.BadParameter, match="absent"):
+        EscalationsType().convert(str(tmp_path / "absent"), None, None)

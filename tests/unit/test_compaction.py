@@ -240,6 +240,10 @@ def test_a_summary_is_no_last_word() -> None:
         ("claude-opus-4-8", (0, 0), Window(200_000, 8192)),
         ("claude-2.0", (0, 0), Window(100_000, 8192)),
         ("claude-opus-4-8", (0, 4000), Window(4000, 2000)),
+        ("openai/gpt-5.2", (0, 0), Window(200_000, 8192)),
+        ("openai/gpt-4o-mini", (0, 0), Window(128_000, 8192)),
+        ("openai/gpt-4", (0, 0), Window(8_000, 4_000)),
+        ("openai/llama3", (0, 0), Window(128_000, 8192)),
         ("claude-opus-4-8", (900_000, 0), Window(200_000, 8192)),
     ],
 )

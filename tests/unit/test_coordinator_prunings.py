@@ -14,12 +14,13 @@ from services.coordinator import pruned_tasks
 from services.coordinator.claims.granting import Issuer
 from services.coordinator.pruned_tasks import PrunedTasks
 from tenure.domain.errors import StaleEpoch, Unavailable
-from tenure.domain.fencing import Claims
+from tenure.domain.fencing import Audience, Claims
 from tenure.runtime.request_context import current_tenant
 from tenure.runtime.rpc_status import PeerFailed
-from tenure.runtime.signing import write_key_pair
+from tenure.runtime.signing import Verifier, write_key_pair
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import token_pb2
+from tenure.wire.token import TokenChecker
 from tests.support.patience import PATIENCE_SECONDS
 
 REFUSALS: dict[str, Exception] = {
@@ -52,12 +53,12 @@ class Ledger:
 class Tools:
     """Forgets what it is asked to, or refuses by the task's name."""
 
-    def __init__(self, issuer: Issuer) -> None:
-        self._issuer = issuer
+    def __init__(self, tokens: TokenChecker) -> None:
+        self._tokens = tokens
         self.shown: list[Claims] = []
 
     async def forget(self, token: token_pb2.FencingToken) -> None:
-        claims = self._issuer.check(token)
+        claims = self._tokens.check(token)
         assert claims.tenant == current_tenant()
         self.shown.append(claims)
         if error := REFUSALS.get(claims.task_id.partition("-")[0]):
@@ -72,7 +73,7 @@ async def test_a_refused_pruning_is_not_noted_and_blocks_no_other(
     write_key_pair(tmp_path / "signing.json", tmp_path / "verifying.json", "k")
     issuer = Issuer(tmp_path / "signing.json", tmp_path / "verifying.json")
     good = [f"good-{number}" for number in range(40)]
-    ledger, tools = Ledger(*REFUSALS, *good), Tools(issuer)
+    ledger, tools = Ledger(*REFUSALS, *good), Tools(TokenChecker(Verifier(tmp_path / "verifying.json"), Audience.TOOLS))
     duty = asyncio.create_task(PrunedTasks(cast("Any", ledger), cast("Any", tools), issuer, "coordinator-1").run())
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):

@@ -140,7 +140,7 @@ def test_a_sessions_state_is_current_until_a_missed_renewal() -> None:
     assert worker.is_current(NOW + TIMING.unheard_seconds)
     assert not worker.is_current(NOW + TIMING.unheard_seconds + 0.1)
     assert worker.silent_seconds(NOW + 7.0) == 7.0
-    worker.renewal_came()
+    worker.renewal_came(NOW)
     assert worker.silent_seconds(NOW + 7.0) == 7.0  # heard, and not confirmed by etcd
     assert worker.is_unanswered
     worker.renewed(NOW + 7.0)
@@ -181,6 +181,42 @@ def test_a_tasks_own_patience_goes_before_the_coordinators() -> None:
     worker.hold(replace(own, record=replace(own.record, progress_timeout_seconds=2.0)), NOW, named=True)
     stuck = [claim_id for claim_id, held in worker.claims.items() if held.progress.is_stuck(NOW + 3)]
     assert stuck == ["c2"]
+
+
+def test_a_tasks_own_lease_expires_before_the_session() -> None:
+    timing = replace(TIMING, ttl_seconds=30, renew_interval_seconds=1.0)
+    worker = AttachedSession(session().held, pb.Hello(), timing, attached_at=NOW, renewed_at=NOW)
+    for number, ttl_seconds in enumerate((0.0, 5.0, 1.0, 300.0)):
+        own = claim(number)
+        worker.hold(replace(own, record=replace(own.record, lease_ttl_seconds=ttl_seconds)), NOW, named=True)
+
+    def expired(at: float, watched_since: float = NOW) -> list[str]:
+        return [each.held.record.claim_id for each in worker.expired_claims(at, watched_since)]
+
+    assert expired(NOW + 3.0) == []
+    assert expired(NOW + 3.1) == ["c2"], "at least three renewal intervals"
+    assert expired(NOW + 5.1) == ["c1", "c2"]
+    assert expired(NOW + 30.1) == ["c1", "c2", "c3"], "etcd ends the claim without a TTL of its own"
+    assert expired(NOW + 30.1, watched_since=NOW + 29.0) == [], "this replica slept"
+    worker.renewal_came(NOW + 4.0)
+    assert expired(NOW + 8.0) == ["c2"]
+    worker.end(None)
+    assert expired(NOW + 60.0) == []
+
+
+def test_renewals_of_a_claim_are_counted_while_named() -> None:
+    worker = session()
+    worker.hold(claim(1), NOW, named=False)
+    worker.renewed(NOW + 1)
+    unnamed = worker.claims["c1"].renewals
+    assert unnamed is None
+    for second in (2, 3, 4):
+        worker.observe([pb.Holding(task_id="t1", claim_id="c1")], NOW + second)
+        worker.renewed(NOW + second)
+    renewals = worker.claims["c1"].renewals
+    assert renewals is not None
+    assert renewals.count == 3
+    assert renewals.first_at <= renewals.last_at
 
 
 def test_reserved_slots_are_not_offered_to_lower_tiers() -> None:

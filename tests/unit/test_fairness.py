@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenure.domain.fairness import UNBOUNDED, Line, Load, Waiting, share
+from tenure.domain.fairness import UNBOUNDED, Line, Load, Waiting, order_of_tiers, share
 from tenure.domain.slots import Slots
 from tenure.domain.task import Priority
 
@@ -22,9 +22,14 @@ def waiting(tenant: str, count: int = 1, age: int = 0, *, tier: Priority = NORMA
     return Waiting(Line(tier, tenant, not begun), count, BEGAN - timedelta(seconds=age))
 
 
+def strictly(some: list[Waiting], loads: dict[str, Load], slots: Slots) -> list[Line]:
+    """The lines that are served where no tier has a floor."""
+    return share(some, loads, slots, order_of_tiers(list(Priority), 0, slots.any, 0))
+
+
 def served(some: list[Waiting], places: int, loads: dict[str, Load] | None = None) -> str:
     """The tenants in the order they are served in; what was begun in capitals."""
-    lines = share(some, loads or {}, Slots.open_to_all(places))
+    lines = strictly(some, loads or {}, Slots.open_to_all(places))
     return "".join(line.tenant if line.is_new else line.tenant.upper() for line in lines)
 
 
@@ -67,10 +72,57 @@ def test_what_a_tenant_may_have_running_is_never_exceeded() -> None:
 
 def test_places_kept_for_higher_tiers_stay_free() -> None:
     some = [waiting("h", 1, tier=HIGH), waiting("n", 9), waiting("l", 9, tier=LOW)]
-    assert [line.tenant for line in share(some, {}, Slots(6, 4, 1))] == list("hnnnn")
-    assert [line.tenant for line in share([waiting("n", 2), waiting("l", 9, tier=LOW)], {}, Slots(6, 4, 1))] == list(
+    assert [line.tenant for line in strictly(some, {}, Slots(6, 4, 1))] == list("hnnnn")
+    assert [line.tenant for line in strictly([waiting("n", 2), waiting("l", 9, tier=LOW)], {}, Slots(6, 4, 1))] == list(
         "nnl"
     )
+
+
+def given_slots(some: list[Waiting], rounds: list[int], floor_slots: int) -> list[Priority]:
+    """The tiers of the tasks that get slots, in order, while every line keeps waiting; `rounds`: the slots of each."""
+    tiers: list[Priority] = []
+    for slots in rounds:
+        portions = order_of_tiers(list(Priority), len(tiers), slots, floor_slots)
+        tiers += [line.tier for line in share(some, {}, Slots.open_to_all(slots), portions)]
+    return tiers
+
+
+ALL_WAIT = [waiting("h", UNBOUNDED, tier=HIGH), waiting("n", UNBOUNDED), waiting("l", UNBOUNDED, tier=LOW)]
+
+
+def test_high_tasks_without_end_leave_each_lower_tier_its_floor() -> None:
+    tiers = given_slots(ALL_WAIT, [1] * 100, 20)
+    assert Counter(tiers) == {HIGH: 90, NORMAL: 5, LOW: 5}
+    assert tiers[:20] == [HIGH] * 18 + [NORMAL, LOW]
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=30), st.integers(2, 40))
+def test_a_floor_is_as_high_however_slots_are_batched(rounds: list[int], floor_slots: int) -> None:
+    tiers = given_slots(ALL_WAIT, rounds, floor_slots)
+    slots, rest = divmod(sum(rounds), floor_slots)
+    assert Counter(tiers)[LOW] == slots
+    assert Counter(tiers)[NORMAL] == slots + (rest == floor_slots - 1)
+
+
+def test_the_floor_of_a_tier_that_does_not_wait_is_used() -> None:
+    assert given_slots(ALL_WAIT[:1], [7, 40, 1], 2) == [HIGH] * 48
+    assert given_slots(ALL_WAIT[1:], [1] * 4, 2) == [NORMAL, LOW] * 2
+
+
+def test_without_a_floor_the_order_of_tiers_is_strict() -> None:
+    assert given_slots(ALL_WAIT, [50, 1, 50], 0) == [HIGH] * 101
+
+
+def test_a_floor_takes_no_slot_reserved_for_higher_tiers() -> None:
+    portions = order_of_tiers(list(Priority), 0, 40, 2)
+    lines = share(ALL_WAIT, {}, Slots(40, 6, 2), portions)
+    assert Counter(line.tier for line in lines) == {HIGH: 34, NORMAL: 4, LOW: 2}
+
+
+def test_a_floor_exceeds_no_limit_of_a_tenant() -> None:
+    some = [waiting("a", 9, tier=HIGH), waiting("a", 9, tier=LOW)]
+    lines = share(some, {"a": Load(0, most=3)}, Slots.open_to_all(9), order_of_tiers(list(Priority), 0, 9, 9))
+    assert [line.tier for line in lines] == [LOW, HIGH, HIGH]
 
 
 LINES = st.lists(
@@ -84,7 +136,7 @@ LINES = st.lists(
 @given(LINES, st.dictionaries(st.sampled_from("abcd"), st.integers(0, 5)), st.integers(1, 12))
 def test_no_slot_stays_free_while_a_tenant_waits(some: Any, running: Any, places: int) -> None:
     requests = [waiting(tenant, count, age, begun=begun) for tenant, begun, count, age in some]
-    lines = share(requests, {tenant: Load(count) for tenant, count in running.items()}, Slots.open_to_all(places))
+    lines = strictly(requests, {tenant: Load(count) for tenant, count in running.items()}, Slots.open_to_all(places))
     assert len(lines) == min(places, sum(each.count for each in requests))
     assert all(count <= next(w.count for w in requests if w.line == line) for line, count in Counter(lines).items())
     got = Counter(line.tenant for line in lines)
@@ -103,10 +155,10 @@ def test_one_round_is_as_many_rounds_of_one_place(some: Any, running: Any, place
         return waiting(line.tenant, left[line][0], left[line][1], begun=not line.is_new)
 
     loads = {tenant: Load(count) for tenant, count in running.items()}
-    at_once = share([standing(line) for line in left], loads, Slots.open_to_all(places))
+    at_once = strictly([standing(line) for line in left], loads, Slots.open_to_all(places))
     singly: list[Line] = []
     for _ in range(places):
-        for line in share([standing(one) for one in left if left[one][0]], loads, Slots.open_to_all(1)):
+        for line in strictly([standing(one) for one in left if left[one][0]], loads, Slots.open_to_all(1)):
             singly.append(line)
             left[line] = (left[line][0] - 1, left[line][1])
             loads[line.tenant] = Load(loads.get(line.tenant, Load()).running + 1)

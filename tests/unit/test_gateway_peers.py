@@ -27,7 +27,8 @@ async def test_a_silent_service_is_named_without_its_address() -> None:
             closed = bound.enter_context(socket.socket())
             closed.bind(("127.0.0.1", 0))  # bound and not listening: refuses
             ports.append(closed.getsockname()[1])
-        async with Peers(*([f"127.0.0.1:{port}"] for port in ports)) as peers:
+        ledger, coordinator_, tools_ = ([f"127.0.0.1:{port}"] for port in ports)
+        async with Peers(ledger, coordinator_, tools_) as peers:
             calls: dict[str, Callable[[], Awaitable[object]]] = {
                 "the ledger": lambda: peers.checkpoint.ListQueues(checkpoint.CheckpointServiceListQueuesRequest()),
                 "the coordinator": lambda: peers.coordinator.ListWorkers(

@@ -46,6 +46,20 @@ def test_what_is_unset_is_filled_in() -> None:
     assert sent == task_pb2.TaskSpec(goal="go", source=CONVERSATION), "what was sent stays as it was"
 
 
+def test_the_wait_of_a_submit_goes_before_defaults_of_kinds() -> None:
+    defaults = read(
+        '[defaults.conversation.policy.timeouts]\nwait_person = { after = "9s" }\n'
+        'wait_event = { after = "8s", action = "TIMEOUT_ACTION_FAIL" }'
+    )
+    sent = task_pb2.TaskSpec(goal="go", source=CONVERSATION)
+    timeouts = defaults.fill(sent).policy.timeouts
+    assert (timeouts.wait_person.after.seconds, timeouts.wait_event.after.seconds) == (9, 8)
+    sent.policy.timeouts.wait.after.seconds = 5
+    timeouts = defaults.fill(sent).policy.timeouts
+    assert not timeouts.wait_person.HasField("after")
+    assert timeouts.wait_event == task_pb2.PhaseTimeout(action=task_pb2.TIMEOUT_ACTION_FAIL)
+
+
 def test_what_is_said_stands_field_by_field() -> None:
     sent = task_pb2.TaskSpec(goal="go", source=CONVERSATION, priority=task_pb2.PRIORITY_LOW)
     sent.limits.timeout.CopyFrom(Duration(nanos=500_000_000))
@@ -106,3 +120,13 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     for path in (broken, tmp_path / "missing.toml"):
         with pytest.raises(ConfigurationError, match=path.name):
             load_source_defaults(path)
+
+
+def test_a_list_is_filled_where_the_submit_has_none() -> None:
+    defaults = read('[[defaults.conversation.policy.escalations.person]]\nafter = "60s"\nassignee = "lead"\n')
+    filled = defaults.fill(task_pb2.TaskSpec(goal="go", source=CONVERSATION))
+    [step] = filled.policy.escalations.person
+    assert (step.after.seconds, step.assignee) == (60, "lead")
+    sent = task_pb2.TaskSpec(goal="go", source=CONVERSATION)
+    sent.policy.escalations.person.add(queue="urgent").after.seconds = 5
+    assert defaults.fill(sent).policy.escalations == sent.policy.escalations

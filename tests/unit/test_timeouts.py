@@ -18,6 +18,7 @@ from tenure.domain.timeouts import (
     ACTIONS,
     NEED_DURATION,
     REASONS,
+    WAITS,
     Phase,
     PhaseTimeout,
     TimeoutAction,
@@ -43,7 +44,8 @@ def move(action: Any, retries: int = 0, phase: Any = Phase.STEP) -> Any:
 def test_each_phase_ends_in_its_own_reason(phase: Any) -> None:
     failed = move(TimeoutAction.FAIL, phase=phase)
     assert failed == TimeoutTransition(TaskState.FAILED, REASONS[phase], "too long")
-    assert list(REASONS.values()).count(REASONS[phase]) == 1
+    sharing = {other for other, reason in REASONS.items() if reason == REASONS[phase]}
+    assert sharing == (WAITS if phase in WAITS else {phase})
 
 
 def test_a_policy_fails_times_out_retries_or_goes_on() -> None:
@@ -62,15 +64,32 @@ def test_unset_is_what_was_before_there_were_timeouts() -> None:
     goes_on = [phase for phase in Phase if timeouts.action(phase) is TimeoutAction.GO_ON]
     assert goes_on == [Phase.START, Phase.MODEL_CALL, Phase.TOOL_CALL, Phase.PROGRESS]
     assert all(timeouts.action(phase) in ACTIONS[phase] for phase in Phase)
-    assert timeouts.action_of_wait(WaitDeadlinePolicy.GO_ON) is TimeoutAction.GO_ON
-    assert timeouts.action_of_wait(WaitDeadlinePolicy.TIME_OUT) is TimeoutAction.TIME_OUT
+    assert timeouts.action_of_wait(WaitKind.QUESTION, WaitDeadlinePolicy.GO_ON) is TimeoutAction.GO_ON
+    assert timeouts.action_of_wait(WaitKind.QUESTION, WaitDeadlinePolicy.TIME_OUT) is TimeoutAction.TIME_OUT
 
 
 def test_a_wait_is_no_longer_than_the_policy_allows() -> None:
     limited = Timeouts(wait=PhaseTimeout(60.0, TimeoutAction.FAIL))
     assert [limited.wait_seconds(WaitKind.EVENT, request) for request in (0.0, 5.0, 600.0)] == [60.0, 5.0, 60.0]
     assert [Timeouts().wait_seconds(WaitKind.EVENT, request) for request in (0.0, 600.0)] == [7200.0, 600.0]
-    assert limited.action_of_wait(WaitDeadlinePolicy.GO_ON) is TimeoutAction.FAIL
+    assert limited.action_of_wait(WaitKind.QUESTION, WaitDeadlinePolicy.GO_ON) is TimeoutAction.FAIL
+
+
+def test_waits_for_persons_and_events_have_timeouts_apart() -> None:
+    apart = Timeouts(
+        wait=PhaseTimeout(60.0, TimeoutAction.FAIL),
+        wait_person=PhaseTimeout(30.0),
+        wait_event=PhaseTimeout(None, TimeoutAction.RETRY),
+    )
+    kinds = (WaitKind.QUESTION, WaitKind.TOOL_APPROVAL, WaitKind.EVENT, WaitKind.SUB_AGENTS)
+    assert [apart.wait_seconds(kind, 0.0) for kind in kinds] == [30.0, 30.0, 60.0, 60.0]
+    assert [apart.action_of_wait(kind, WaitDeadlinePolicy.GO_ON) for kind in kinds] == [
+        TimeoutAction.FAIL,
+        TimeoutAction.FAIL,
+        TimeoutAction.RETRY,
+        TimeoutAction.FAIL,
+    ]
+    assert Timeouts(wait_person=PhaseTimeout(5.0)).wait_seconds(WaitKind.EVENT, 0.0) == 7200.0
 
 
 def test_timeout_retries_count_per_attempt() -> None:

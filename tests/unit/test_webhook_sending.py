@@ -10,7 +10,8 @@ from typing import Any
 import httpcore2
 import pytest
 
-from services.checkpoint.webhooks.sending import OutgoingDelivery, Sender, _beginning
+from services.checkpoint.webhooks.mail import SmtpSettings
+from services.checkpoint.webhooks.sending import OutgoingDelivery, Sender, WebhookPolicy, _beginning
 from tenure.domain.outbound import EVERYWHERE, Networks
 from tenure.runtime.outbound_http import HttpResponse
 from tests.support.http_stub import HttpStub, page
@@ -19,7 +20,8 @@ from tests.support.patience import CALL_SECONDS
 
 async def send(url: Any) -> Any:
     delivery = OutgoingDelivery(1, "d", "{}", 0, datetime.now(UTC), url, b"x" * 24, None)
-    async with Sender(Networks(EVERYWHERE), CALL_SECONDS, 2) as sender:
+    policy = WebhookPolicy(Networks(EVERYWHERE), SmtpSettings(), 1)
+    async with Sender(policy, CALL_SECONDS, 2) as sender:
         return await sender.send(delivery)
 
 

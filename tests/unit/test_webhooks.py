@@ -23,12 +23,16 @@ from tenure.domain.webhooks import (
     LONGEST_RETRY_AFTER_SECONDS,
     MAX_BODY_BYTES,
     DeliveryState,
+    FailureKind,
+    WebhookKind,
     WebhookResponse,
     body_of,
     decide_delivery,
     event_of,
+    http_failure,
     is_pattern,
     retry_after_seconds,
+    smtp_failure,
     unknown_events,
     wants,
 )
@@ -139,8 +143,25 @@ class TestVerdicts:
         )
 
     def test_gone_pauses_and_gives_nothing_up(self) -> None:
-        verdict = decide_delivery(WebhookResponse(410), 99, 0.5, POLICY)
+        gone = http_failure(WebhookKind.STANDARD, 410)
+        verdict = decide_delivery(WebhookResponse(410, failure=gone), 99, 0.5, POLICY)
         assert (verdict.state, verdict.pause_code) == (DeliveryState.PENDING, "GONE")
+
+    @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 413])
+    def test_slacks_refusal_of_a_request_is_final(self, status: int) -> None:
+        failure = http_failure(WebhookKind.SLACK, status)
+        assert decide_delivery(WebhookResponse(status, failure=failure), 1, 0.5).state is DeliveryState.DEAD
+        assert http_failure(WebhookKind.STANDARD, status) is FailureKind.TEMPORARY
+
+    @pytest.mark.parametrize("status", [302, 408, 425, 429, 500, 503])
+    def test_slacks_other_failures_are_tried_again(self, status: int) -> None:
+        assert http_failure(WebhookKind.SLACK, status) is FailureKind.TEMPORARY
+
+    def test_a_refused_mail_is_final_and_a_refused_login_is_not(self) -> None:
+        assert {smtp_failure(code) for code in (550, 552, 554)} == {FailureKind.FINAL}
+        assert {smtp_failure(code) for code in (-1, 250, 421, 450, 530, 535)} == {FailureKind.TEMPORARY}
+        refused = WebhookResponse(550, failure=smtp_failure(550))
+        assert decide_delivery(refused, 1, 0.5).state is DeliveryState.DEAD
 
     def test_retry_after_is_read_as_seconds_and_as_a_date(self) -> None:
         assert retry_after_seconds(" 120 ", NOW) == 120.0

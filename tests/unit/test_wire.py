@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tenure.domain import entries as facts
-from tenure.domain.budget import Budget, BudgetWarning, Prices, Rates, Tier, TokenUsage
+from tenure.domain.budget import Budget, BudgetRequest, BudgetWarning, Prices, Rates, Tier, TokenUsage
 from tenure.domain.entries import SpawnedBy, SubAgentsSpawned
 from tenure.domain.errors import Unavailable
 from tenure.domain.in_doubt import Abandon, CallInDoubt, DidNotHappen, Happened, ResolveCall
@@ -28,7 +28,15 @@ from tenure.domain.task import (
     TaskSpec,
 )
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus, ProgramUsage, ToolDefinition
-from tenure.domain.waits import Wait, WaitAnswerKind, WaitDeadlinePolicy, WaitKind
+from tenure.domain.waits import (
+    EscalationAction,
+    Escalations,
+    EscalationStep,
+    Wait,
+    WaitAnswerKind,
+    WaitDeadlinePolicy,
+    WaitKind,
+)
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.ledger import body_to_domain, body_to_wire, read_opened
@@ -39,7 +47,10 @@ SPEC = TaskSpec(
     agent=AgentSpec("messages", "sim-hello", "be brief", (), 1000, context_window_tokens=8000),
     limits=Limits(5000, 7, 90.5),
     policy=TaskPolicy(
-        on_in_doubt=InDoubtPolicy.TELL_MODEL, retry=RetryPolicy(0, 1.5, 3.0, 60.0), max_result_corrections=0
+        on_in_doubt=InDoubtPolicy.TELL_MODEL,
+        retry=RetryPolicy(0, 1.5, 3.0, 60.0),
+        max_result_corrections=0,
+        escalations=Escalations((EscalationStep(60.0),), (EscalationStep(2.0, EscalationAction.CLOSE_OUT),)),
     ),
     priority=Priority.HIGH,
     queue="batch",
@@ -67,8 +78,26 @@ BODIES: list[facts.Body] = [
     SubAgentsSpawned("2.1", (TASK_ID,), 500),
     facts.Compaction(facts.ClearedResults(3, 2, 9000, 5000)),
     facts.Compaction(facts.Summary(3, "so far")),
+    facts.WaitEscalated("w7", 1, EscalationStep(60.0)),
+    facts.WaitEscalated("w7", 2, EscalationStep(61.0, EscalationAction.ASSIGNEE, "lead")),
+    facts.WaitEscalated("w7", 3, EscalationStep(62.0, EscalationAction.QUEUE, "urgent")),
+    facts.WaitEscalated("w7", 4, EscalationStep(63.0, EscalationAction.PRIORITY, "HIGH")),
+    facts.WaitEscalated("w7", 5, EscalationStep(64.5, EscalationAction.CLOSE_OUT)),
     QuotaWarning(QuotaKind.TOKENS_PER_HOUR, 850, 1000),
     BudgetWarning("MONEY_LIMIT", Budget(100, 80, 20, 1000, 900, 50, 1)),
+    BudgetWarning("TOKEN_LIMIT", Budget(100, 80, 20), Budget(50, 40, 0)),
+    facts.Transition(
+        TaskState.WAITING_USER,
+        "BUDGET_REQUESTED",
+        wait=Wait(
+            WaitKind.BUDGET,
+            "",
+            "More?",
+            wait_id="w9",
+            budget_request=BudgetRequest("MONEY_LIMIT", 10, 20, True, Budget(100, 80, 20, 1000, 900), 30, 40),
+        ),
+    ),
+    facts.WaitResolution("w9", "", WaitKind.BUDGET, WaitAnswerKind.DECISION, "approve", extra_budget_nano_usd=7),
     facts.ModelAttempt(1, "m", 10, 20, 30, 0, 900, Prices((Tier(0, RATES), Tier(200_000, RATES)))),
     facts.OperatorRequest("go on", facts.GrantBudget(100, 200)),
     facts.OperatorRequest("again", facts.Requeue(100, 1, 200)),

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Final
 from services.checkpoint.commit.close_out import carry_out_ending
 from services.checkpoint.commit.draft import Draft
 from services.checkpoint.commit.external_entries import ExternalRange, read_external_entries
+from services.checkpoint.commit.outputs import open_output, write_outputs
 from services.checkpoint.commit.task_row import TaskRow, lock_tasks
 from services.checkpoint.commit.writing import write
 from services.checkpoint.submit.spawning import spawn
 from services.checkpoint.tenants.quotas import NO_QUOTAS, CallQuotas, LimitedTenants
+from services.checkpoint.waits.budget_waits import end_budget_wait, with_figures
 from services.checkpoint.waits.signals import take_kept
 from services.checkpoint.waits.sub_agent_waits import awaited, end_wait, wait_for
 from services.checkpoint.watch.announcement import Announcement, announcement_of
@@ -25,12 +27,13 @@ from tenure.domain.admission import CommitVerdict, decide_commit
 from tenure.domain.budget import Denied, decide_reserve
 from tenure.domain.close_out import open_calls_after, refuse_early_end, refuse_success_with_unread
 from tenure.domain.errors import TOO_MUCH_APPENDED, InvalidRequest, NotFound, SequenceConflict, TenureError
-from tenure.domain.requeue import refuse_limit_with_unread_grant
+from tenure.domain.requeue import refuse_limit_that_was_raised, refuse_limit_with_unread_grant
 from tenure.domain.result_schema import refuse_success
-from tenure.domain.states import MOVES, TERMINAL
+from tenure.domain.states import MOVES, TERMINAL, TaskState
+from tenure.domain.waits import WITHOUT_CALL, WaitKind
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.wire.common import STATES, duration
-from tenure.wire.task import budget_to_wire, prices_to_wire
+from tenure.wire.task import budget_request_to_domain, budget_request_to_wire, budget_to_wire, prices_to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
     from services.checkpoint.commit.draft import NewEntryRow
     from services.checkpoint.commit.prepared import PreparedCommit, PreparedTransition
     from services.checkpoint.prices import PriceList
-    from tenure.domain.budget import Granted, ReserveRequest
+    from tenure.domain.budget import Budget, BudgetRequest, Granted, ReserveRequest
     from tenure.domain.waits import Wait
     from tenure.runtime.postgres import Connection
     from tenure.v1 import ledger_pb2
@@ -76,10 +79,11 @@ async def commit_batch(
         elif verdict is CommitVerdict.REPEAT:
             stored = pb.CommitResponse.FromString(tasks[commit.task_id].last_reply)
             results.append(_with_external(stored, external.of(index)))  # entries never move
-        elif refusal := _unread(tasks[commit.task_id], commit, external.of(index)):
+        elif refusal := _unread(
+            row := tasks[commit.task_id], budgets[row.root_task_id].budget, commit, external.of(index)
+        ):
             results.append(refusal)
         else:
-            row = tasks[commit.task_id]
             drafts.append(Draft(row, budgets[row.root_task_id]))
             results.append(await _apply(connection, drafts[-1], commit, prices, quotas, external.of(index)))
     await write(connection, drafts)
@@ -118,7 +122,9 @@ def _misfit(row: TaskRow, commit: PreparedCommit) -> TenureError | None:
 def _misfit_of_move(row: TaskRow, move: PreparedTransition, calls: tuple[str, ...]) -> TenureError | None:
     if move.to_state not in MOVES[row.state]:
         return InvalidRequest(violations=[("transition.to_state", "is no state that follows RUNNING")])
-    if move.wait is not None and move.wait.call_id not in calls:
+    if move.wait is not None and move.wait.kind is WaitKind.BUDGET and calls:
+        return InvalidRequest(violations=[("transition.wait", "a task with open calls cannot wait for budget")])
+    if move.wait is not None and move.wait.kind not in WITHOUT_CALL and move.wait.call_id not in calls:
         return InvalidRequest(violations=[("transition.wait.call_id", "is no open call")])
     if any(call.call_id not in calls for call in move.in_doubt):
         return InvalidRequest(violations=[("transition.calls_in_doubt", "names a call that is not open")])
@@ -142,15 +148,25 @@ def _misfit_of_reserve(row: TaskRow, commit: PreparedCommit) -> TenureError | No
     return None
 
 
-def _unread(row: TaskRow, commit: PreparedCommit, external: list[ledger_pb2.Entry]) -> TenureError | None:
-    """Returns why the task cannot end like this: its owner has not read a newer user message or budget grant."""
+def _unread(row: TaskRow, root: Budget, commit: PreparedCommit, external: list[ledger_pb2.Entry]) -> TenureError | None:
+    """Returns why the task cannot end like this: its owner has not read a newer user message or raise of the budget."""
     if commit.move is None:
         return None
     move, others = commit.move, [entry for entry in external if not entry.epoch]
     message = (entry.sequence for entry in others if entry.body.HasField("user_message"))
     grants = (entry.sequence for entry in others if entry.body.operator_request.HasField("grant_budget"))
     refusal = refuse_success_with_unread(move.to_state, row.ending, max(message, default=0))
-    return refusal or refuse_limit_with_unread_grant(move.to_state, move.reason, row.ending, max(grants, default=0))
+    refusal = refusal or refuse_limit_with_unread_grant(move.to_state, move.reason, row.ending, max(grants, default=0))
+    if refusal is not None or move.to_state is not TaskState.COST_EXCEEDED:
+        return refusal
+    budgets = (root, row.own_budget)
+    return refuse_limit_that_was_raised(move.to_state, move.reason, row.ending, _denied_request(row), budgets)
+
+
+def _denied_request(row: TaskRow) -> BudgetRequest | None:
+    """Returns what the newest commit of the claim was denied; None: it was denied nothing, or for another reason."""
+    denied = pb.CommitResponse.FromString(row.last_reply).reserve.denied
+    return budget_request_to_domain(denied.budget_request) if denied.HasField("budget_request") else None
 
 
 async def _apply(
@@ -173,16 +189,19 @@ async def _apply(
     reserved = None if commit.reserve is None else _reserve(draft, commit.reserve, prices, quotas, commit.holder)
     if commit.move is not None:
         sub_agents = await awaited(connection, draft, commit.move.wait)
-        _move(draft, commit, wait_for(draft, commit.move.wait, sub_agents))
+        _move(draft, commit, with_figures(draft, wait_for(draft, commit.move.wait, sub_agents)))
         await take_kept(connection, draft)
         end_wait(draft, sub_agents)
+        end_budget_wait(draft, "the budget was raised meanwhile")
         await carry_out_ending(connection, draft)
+        if draft.row.state is TaskState.SUCCEEDED:  # not when a pending ending won
+            await write_outputs(connection, draft, commit.move.outputs)
     return _with_external(_answer(draft, commit, base, reserved, added), external)
 
 
 async def _apply_entries(connection: Connection, draft: Draft, commit: PreparedCommit) -> list[NewEntryRow]:
-    """Appends the commit's entries, its settlement and its sub-agents. Returns the entries that the ledger added for
-    spawns.
+    """Appends the commit's entries, its settlement, its sub-agents and its outputs. Returns the entries that the ledger
+    added for calls.
     """
     for entry in commit.entries:
         draft.append(entry.kind, entry.body, step=entry.step, actor=commit.holder, by_claim=True)
@@ -193,8 +212,11 @@ async def _apply_entries(connection: Connection, draft: Draft, commit: PreparedC
         draft.settle(settled.usage, model=settled.model, provider_request_id=settled.provider_request_id)
         draft.warn()
     begun = len(draft.entries)
+    for call in commit.output_calls:
+        await open_output(connection, draft, call)
     for call in commit.spawns:
         await spawn(connection, draft, call, commit.traceparent)
+    await write_outputs(connection, draft, commit.outputs)
     return draft.entries[begun:]
 
 
@@ -252,6 +274,7 @@ def _reserve(
             denied=pb.ReserveResult.Denied(
                 reason=decided.reason,
                 message=decided.message,
+                budget_request=budget_request_to_wire(decided.request),
                 retry_after=None if decided.retry_after_seconds is None else duration(decided.retry_after_seconds),
             )
         )
@@ -288,6 +311,7 @@ def _move(draft: Draft, commit: PreparedCommit, wait: Wait | None) -> None:
         wait=wait,
         error_class=move.error_class,
         in_doubt=move.in_doubt,
+        outputs=move.outputs,
         by_claim=True,
     )
 

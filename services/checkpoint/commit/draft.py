@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from services.checkpoint.commit.task_row import begin_wait
 from services.checkpoint.entries import KINDS
-from tenure.domain.budget import Granted, ReserveRequest, TokenUsage, cost
+from tenure.domain.budget import Granted, ReserveRequest, TokenUsage, cost, crossed_warnings
 from tenure.domain.close_out import PendingEnding
 from tenure.domain.in_doubt import Abandon, CallInDoubt, DidNotHappen, Happened, decide_resolution
 from tenure.domain.lost_model_calls import ReportedCall, settle_lost
 from tenure.domain.states import TERMINAL, WAITING, Reason, TaskState, check_transition
 from tenure.domain.timeouts import TIMEOUT_REASONS
+from tenure.domain.waits import BeginWait
 from tenure.v1 import ledger_pb2
 from tenure.wire.common import STATES, timestamp
+from tenure.wire.ledger import operator_request_to_domain
 from tenure.wire.task import budget_to_wire, prices_to_wire, usage_to_wire
 from tenure.wire.tool import calls_in_doubt_to_wire
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from tenure.domain.entries import OperatorRequest
     from tenure.domain.in_doubt import ResolveCall
     from tenure.domain.waits import Wait
+    from tenure.v1 import tool_pb2
 
 
 # Calls in doubt in a task row: the calls that a wait needs resolved, and their resolutions, under the row's lock.
@@ -116,6 +119,8 @@ class Draft:
     - committed: a commit was counted
     - deadline_at: the task's new deadline
     - warnings: entries that the ledger added by itself and also reports in `ledger.changes`
+    - own_warnings: the task's own caps that need a warning
+    - escalated: a step of its wait was taken; queue, priority: the step's, or "" and 0
     - spawned: ids of the tasks that were created with this draft
     """
 
@@ -132,6 +137,10 @@ class Draft:
     deadline_at: datetime | None = None
     begins_attempt: bool = False
     warnings: list[NewEntryRow] = field(default_factory=list)
+    own_warnings: list[str] = field(default_factory=list)
+    escalated: bool = False
+    queue: str = ""
+    priority: int = 0
 
     def append(self, kind: int, body: bytes, *, step: int, actor: str, by_claim: bool) -> None:
         """Appends the next entry. `by_claim`: its author is the holder, under its epoch."""
@@ -191,15 +200,21 @@ class Draft:
                 usage,
             )
         )
+        before = row.own_budget
         row.add_usage(usage, nano_usd)
+        self.own_warnings += crossed_warnings(before, row.own_budget)
         row.model_open, row.model_nano_usd = False, 0
 
     def warn(self) -> None:
         """Appends one budget warning for each cap that is nearly used up and has no warning yet. Call it after a
         settlement.
         """
-        for limit in self.budget.take_warnings():
-            warning = ledger_pb2.BudgetWarning(limit=limit, budget=budget_to_wire(self.budget.budget))
+        root = budget_to_wire(self.budget.budget)
+        warnings = [ledger_pb2.BudgetWarning(limit=limit, budget=root) for limit in self.budget.take_warnings()]
+        own = budget_to_wire(self.row.own_budget)
+        warnings += [ledger_pb2.BudgetWarning(limit=limit, budget=root, own=own) for limit in self.own_warnings]
+        self.own_warnings.clear()
+        for warning in warnings:
             body = ledger_pb2.EntryBody(budget_warning=warning).SerializeToString()
             self.append(KINDS["budget_warning"], body, step=self.row.model_step, actor=LEDGER, by_claim=False)
             self.warnings.append(self.entries[-1])
@@ -236,6 +251,7 @@ class Draft:
         wait: Wait | None = None,
         error_class: str = "",
         in_doubt: Sequence[CallInDoubt] = (),
+        outputs: Sequence[tool_pb2.TaskOutput] = (),
         by_claim: bool = False,
     ) -> None:
         """Applies one transition and appends its entry. Leaving RUNNING takes the claim and settles the open model
@@ -249,6 +265,8 @@ class Draft:
             self.settle_lost()
         if to_state in TERMINAL and row.ending is not None:
             result = row.ending.result or result
+            if to_state is TaskState.SUCCEEDED and row.has_result_schema:
+                result_json = result
         retry_at = self._retry_at(to_state, retry_delay_seconds)
         self._leave_wait()
         begun = None if wait is None else begin_wait(row, wait, row.sequence + 1)
@@ -266,6 +284,7 @@ class Draft:
             error_class=error_class,
             budget=budget_to_wire(self.budget.budget) if leaves_running else None,
             calls_in_doubt=calls_in_doubt_to_wire(in_doubt),
+            outputs=outputs,
         )
         body = ledger_pb2.EntryBody(transition=transition).SerializeToString()
         self.append(KINDS["transition"], body, step=row.step, actor=actor, by_claim=by_claim)
@@ -278,6 +297,19 @@ class Draft:
             row.timeout_retries += 1
         self.moved = True
         self.claimable = to_state is TaskState.QUEUED and row.ending is None
+        if to_state in TERMINAL:
+            row.operator_wait = b""
+        if self.claimable and row.operator_wait:
+            self.begin_operator_wait(LEDGER)
+
+    def begin_operator_wait(self, actor: str) -> None:
+        """Begins the wait that an operator requested, unless its deadline has passed."""
+        request = operator_request_to_domain(ledger_pb2.OperatorRequest.FromString(self.row.operator_wait))
+        self.row.operator_wait = b""
+        assert isinstance(request.act, BeginWait), "only a request for a wait is stored"
+        wait = request.act.wait(self.row.locked_at.timestamp())
+        if wait is not None:
+            self.move(TaskState.WAITING_USER, Reason.OPERATOR_WAIT, request.reason, actor=actor, wait=wait)
 
     def claim(self, epoch: int, claim_id: str, owner: str) -> None:
         """Gives the task to a claim. From now on the fence refuses older claims."""
@@ -324,7 +356,7 @@ class Draft:
         if row.state is TaskState.WAITING_USER and row.waiting_since is not None:
             row.deadline_at += row.locked_at - row.waiting_since
             self.deadline_at = row.deadline_at
-        row.wait, row.wait_deadline_at, row.wait_correlation = b"", None, ""
+        row.wait, row.wait_deadline_at, row.wait_step_at, row.wait_correlation = b"", None, None, ""
 
     def _queued_until(self, to_state: TaskState) -> datetime | None:
         """Returns the end of this stay in the queue; every stay has its own timeout."""

@@ -1,4 +1,4 @@
-"""Carries out operator requests under the task row's lock: requeue, budget grant, close-out, resolution of a call."""
+"""Carries out operator requests under the task row's lock: requeue, grant, close-out, wait, resolution of a call."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from services.checkpoint.not_found import task_not_found
 from services.checkpoint.queries import QUERIES, RETENTION, fetch_one
 from services.checkpoint.reads import read_task
 from services.checkpoint.submit.create import check_no_rival
-from tenure.domain.close_out import PendingEnding
+from tenure.domain.close_out import CLOSED_OUT_AS, PendingEnding, refuse_operator_wait
 from tenure.domain.entries import GrantBudget, OperatorCloseOut, Requeue
 from tenure.domain.errors import InvalidRequest, TenureError, WrongState
 from tenure.domain.in_doubt import ResolveCall
 from tenure.domain.requeue import RequeueDecision, decide_grant, decide_requeue
+from tenure.domain.result_schema import refuse_result
 from tenure.domain.states import TERMINAL, Reason, TaskState
+from tenure.domain.waits import BeginWait
 from tenure.wire.common import seconds
 from tenure.wire.ledger import operator_request_to_domain
 
@@ -25,9 +27,6 @@ if TYPE_CHECKING:
     from tenure.domain.entries import OperatorRequest
     from tenure.runtime.postgres import Connection
     from tenure.v1 import ledger_pb2
-
-CLOSED_OUT_AS = frozenset({TaskState.FAILED, TaskState.TIMED_OUT, TaskState.CANCELLED})
-"""Terminal states that an operator may give a task in any state."""
 
 
 async def intervene(
@@ -50,13 +49,16 @@ async def intervene(
             _request_end(draft, end, request.reason, actor)
         case ResolveCall() as resolution:
             record_resolution(row, resolution)
+        case BeginWait() as wait:
+            await _plan_wait(connection, row, wait, wanted)
     return request
 
 
 def conclude(draft: Draft, request: OperatorRequest, actor: str) -> None:
-    """Applies the transition of a requeue, of a grant that begins an attempt, or of the last resolution.
+    """Applies the transition of a requeue, of a grant that begins an attempt, of the last resolution, or of a wait.
 
-    A close-out has no transition here: it is a pending ending, for whichever component may carry it out.
+    A close-out has no transition here: it is a pending ending, for whichever component may carry it out. The wait of a
+    RUNNING task begins when its claim is released.
     """
     if isinstance(request.act, Requeue):
         draft.move(TaskState.QUEUED, Reason.OPERATOR_REQUEUE, request.reason, actor=actor)
@@ -64,6 +66,8 @@ def conclude(draft: Draft, request: OperatorRequest, actor: str) -> None:
         draft.move(TaskState.QUEUED, Reason.BUDGET_GRANTED, request.reason, actor=actor)
     if isinstance(request.act, ResolveCall):
         conclude_with_resolution(draft, request, request.act, actor)
+    if isinstance(request.act, BeginWait) and draft.row.state is not TaskState.RUNNING:
+        draft.begin_operator_wait(actor)
 
 
 async def root_of(connection: Connection, tenant: str, task_id: str) -> str:
@@ -105,10 +109,22 @@ async def _check_tree_kept(connection: Connection, row: TaskRow) -> None:
         raise WrongState(message, reason="FAMILY_PRUNED", metadata={"root_task_id": row.root_task_id})
 
 
+async def _plan_wait(connection: Connection, row: TaskRow, wait: BeginWait, wanted: ledger_pb2.OperatorRequest) -> None:
+    """Stores the request in the row, whose next transition to QUEUED begins the wait. The newest request counts."""
+    refusal = refuse_operator_wait(row.state, row.ending, wait, row.locked_at.timestamp())
+    if refusal is not None:
+        raise refusal
+    row.operator_wait = wanted.SerializeToString(deterministic=True)
+    await connection.execute(QUERIES.plan_operator_wait, {"task_id": row.task_id, "operator_wait": row.operator_wait})
+
+
 def _request_end(draft: Draft, close_out: OperatorCloseOut, reason: str, actor: str) -> None:
     """Records the pending ending. The newest request counts."""
     if draft.row.state in TERMINAL:
         raise WrongState(f"the task has ended as {draft.row.state}", metadata={"state": draft.row.state.value})
+    refusal = refuse_result(close_out, has_schema=draft.row.has_result_schema)
+    if refusal is not None:
+        raise refusal
     draft.request_ending(PendingEnding(close_out.to_state, Reason.OPERATOR_CLOSE_OUT, reason, actor, close_out.result))
 
 

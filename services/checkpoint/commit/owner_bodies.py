@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 
+from tenure.domain.outputs import problem_of_output
 from tenure.domain.tool_arguments import strict_json
 from tenure.v1 import ledger_pb2
 from tenure.wire.ledger import body_to_domain
+from tenure.wire.tool import output_to_domain
 
 
 def problem_of_body(body: ledger_pb2.EntryBody) -> str:
@@ -19,6 +21,9 @@ def problem_of_body(body: ledger_pb2.EntryBody) -> str:
         match body.WhichOneof("body"):
             case "assistant_message":
                 _check_json(body.assistant_message.content_json or "[]")
+            case "tool_outcome" if body.tool_outcome.outcome.HasField("output"):
+                if problem := problem_of_output(output_to_domain(body.tool_outcome.outcome.output)):
+                    return f"has an output that cannot be listed: {problem}"
             case "tools_defined":
                 for tool in body.tools_defined.tools:
                     _check_schema(tool.name, tool.input_schema_json)

@@ -7,30 +7,29 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
+from services.checkpoint.commit.outputs import outputs_in
 from services.checkpoint.commit.owner_bodies import problem_of_body
 from services.checkpoint.entries import KINDS, WRITTEN_BY_OWNERS
 from tenure.domain.budget import MAX_TOKENS, ReserveRequest, TokenUsage
 from tenure.domain.close_out import CallOpened, CallSettled
 from tenure.domain.entries import ToolIntent
 from tenure.domain.errors import InvalidRequest
+from tenure.domain.outputs import RECORD_OUTPUT
 from tenure.domain.states import TERMINAL, Reason, TaskState
 from tenure.domain.sub_agents import SPAWN_SUB_AGENTS
-from tenure.runtime.signing import DigestCache, SignedBytes
-from tenure.v1 import token_pb2
 from tenure.validators import CALL_ID, validate
 from tenure.wire.common import STATES, seconds
 from tenure.wire.ledger import settled_usage
 from tenure.wire.task import wait_to_domain
-from tenure.wire.token import read_claims
 from tenure.wire.tool import calls_in_doubt_to_domain
 
 if TYPE_CHECKING:
     from tenure.domain.fencing import Claims, Fence
     from tenure.domain.in_doubt import CallInDoubt
     from tenure.domain.waits import Wait
-    from tenure.runtime.signing import Verifier
     from tenure.v1 import checkpoint_service_pb2 as pb
-    from tenure.v1 import ledger_pb2
+    from tenure.v1 import ledger_pb2, tool_pb2
+    from tenure.wire.token import TokenChecker
 
 _SEPARATOR: Final = b"\x00"
 """The limit of one model call, far above any model: sums over a task's life fit into an int64."""
@@ -66,6 +65,7 @@ class PreparedTransition(NamedTuple):
     result_json: str
     error_class: str
     in_doubt: tuple[CallInDoubt, ...]
+    outputs: tuple[tool_pb2.TaskOutput, ...]
 
 
 class PreparedCommit(NamedTuple):
@@ -86,6 +86,8 @@ class PreparedCommit(NamedTuple):
     reserve: ReserveRequest | None
     size_bytes: int
     spawns: tuple[ToolIntent, ...] = ()
+    output_calls: tuple[ToolIntent, ...] = ()
+    outputs: tuple[tool_pb2.TaskOutput, ...] = ()
     traceparent: str = ""
 
     @property
@@ -94,16 +96,15 @@ class PreparedCommit(NamedTuple):
         return max((entry.step for entry in self.entries), default=0)
 
 
-def prepare(request: pb.CommitRequest, verifier: Verifier, *, validated: bool) -> PreparedCommit:
+def prepare(request: pb.CommitRequest, tokens: TokenChecker, *, validated: bool) -> PreparedCommit:
     """Verifies the token and decodes the request. Raises InvalidRequest, Unauthenticated or PermissionDenied.
 
     `validated`: the server's interceptor has validated the request already.
     """
     if not validated:
         validate(request)
-    token = request.token
-    verifier.check(SignedBytes(token.claims, token.key_id, token.signature))
-    claims, task_id = _claims_of(token.claims)
+    claims = tokens.check(request.token)
+    task_id = task_of(claims)
     entries = tuple(_entries(request))
     return PreparedCommit(
         task_id=task_id,
@@ -121,23 +122,10 @@ def prepare(request: pb.CommitRequest, verifier: Verifier, *, validated: bool) -
         reserve=_reserve(request),
         size_bytes=sum(len(entry.body) for entry in entries),
         spawns=_spawns(request),
+        output_calls=_intents_of(request, RECORD_OUTPUT),
+        outputs=outputs_in(request),
         traceparent=request.traceparent,
     )
-
-
-_claims_read: Final[DigestCache[tuple[Claims, str]]] = DigestCache()
-
-
-def _claims_of(signed: bytes) -> tuple[Claims, str]:
-    """Returns a token's claims and task id, cached by the signed bytes: every commit of a claim sends the same bytes.
-    The tool names are left out, because the ledger does not use them.
-    """
-    known = _claims_read.get(signed)
-    if known is None:
-        claims = replace(read_claims(token_pb2.FencingToken(claims=signed)), tools=None)
-        known = claims, task_of(claims)
-        _claims_read.put(known, signed)
-    return known
 
 
 def task_of(claims: Claims) -> str:
@@ -186,16 +174,18 @@ def _spawns(request: pb.CommitRequest) -> tuple[ToolIntent, ...]:
     """Returns the calls of spawn_sub_agents. Their wait must come in a later commit: the sub-agents do not exist
     before.
     """
-    intents = (entry.body.tool_intent for entry in request.entries if entry.body.HasField("tool_intent"))
-    spawns = tuple(
-        ToolIntent(one.call_id, one.tool_use_id, one.tool, one.arguments_json)
-        for one in intents
-        if one.tool == SPAWN_SUB_AGENTS
-    )
+    spawns = _intents_of(request, SPAWN_SUB_AGENTS)
     if spawns and request.transition.HasField("wait"):
         message = "must come in a commit after the one with the intent of spawn_sub_agents"
         raise InvalidRequest(violations=[("transition.wait", message)])
     return spawns
+
+
+def _intents_of(request: pb.CommitRequest, tool: str) -> tuple[ToolIntent, ...]:
+    intents = (entry.body.tool_intent for entry in request.entries if entry.body.HasField("tool_intent"))
+    return tuple(
+        ToolIntent(one.call_id, one.tool_use_id, one.tool, one.arguments_json) for one in intents if one.tool == tool
+    )
 
 
 def _settlement(request: pb.CommitRequest) -> Settlement | None:
@@ -246,6 +236,7 @@ def _move(request: pb.CommitRequest) -> PreparedTransition | None:
         transition.result_json,
         transition.error_class,
         _in_doubt(transition, to_state),
+        tuple(transition.outputs),
     )
 
 

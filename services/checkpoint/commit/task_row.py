@@ -13,10 +13,10 @@ from tenure.domain.close_out import PendingEnding
 from tenure.domain.crash_loop import OwnerDeaths
 from tenure.domain.fencing import Fence
 from tenure.domain.states import Reason, TaskState
-from tenure.domain.waits import Wait
+from tenure.domain.waits import Wait, next_step
 from tenure.v1 import task_pb2
-from tenure.wire.common import timestamp
-from tenure.wire.task import policy_to_domain, prices_to_domain, wait_to_domain, wait_to_wire
+from tenure.wire.common import WAIT_KINDS, moment, timestamp
+from tenure.wire.task import escalation_step_to_wire, policy_to_domain, prices_to_domain, wait_to_domain, wait_to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -38,9 +38,25 @@ def begin_wait(row: TaskRow, wait: Wait, sequence: int) -> task_pb2.Wait:
     row.wait_deadline_at = row.locked_at + timedelta(seconds=left_seconds)
     kept.begin_time.CopyFrom(timestamp(row.locked_at))
     kept.deadline_time.CopyFrom(timestamp(row.wait_deadline_at))
-    row.wait = kept.SerializeToString()
+    plan_step(row, kept)
     row.wait_correlation = wait.correlation_id
     return kept
+
+
+def plan_step(row: TaskRow, kept: task_pb2.Wait) -> None:
+    """Puts the next step of the wait's escalation into the wait and the row, and stores the wait."""
+    begin_at = moment(kept.begin_time)
+    timeout_seconds = (moment(kept.deadline_time) - begin_at).total_seconds()
+    steps = row.task_policy.escalations.steps_of(WAIT_KINDS.to_domain(kept.kind))
+    step = next_step(steps, kept.steps_taken, timeout_seconds)
+    kept.ClearField("next_step")
+    kept.ClearField("next_step_time")
+    row.wait_step_at = None
+    if step is not None:
+        row.wait_step_at = begin_at + timedelta(seconds=step.after_seconds)
+        kept.next_step.CopyFrom(escalation_step_to_wire(step))
+        kept.next_step_time.CopyFrom(timestamp(row.wait_step_at))
+    row.wait = kept.SerializeToString()
 
 
 def shown_wait(row_wait: bytes) -> task_pb2.Wait | None:
@@ -109,6 +125,7 @@ class TaskRow:
     deadline_at: datetime
     wait: bytes
     wait_deadline_at: datetime | None
+    wait_step_at: datetime | None
     wait_correlation: str
     waiting_since: datetime | None
     has_result_schema: bool
@@ -123,6 +140,7 @@ class TaskRow:
     parent_task_id: str | None
     sub_agents: int
     calls_in_doubt: tuple[str, ...]
+    operator_wait: bytes
 
     def __post_init__(self) -> None:
         """Converts the texts and lists of the database to domain types."""
@@ -220,6 +238,7 @@ class BudgetRow:
     warned_tokens: int
     warned_nano_usd: int
     changed: bool = False
+    raised: bool = False
     beyond_tokens: int = 0
     beyond_nano_usd: int = 0
 
@@ -246,7 +265,7 @@ class BudgetRow:
         """Raises the caps. A budget without a money cap gets none."""
         self.max_tokens += tokens
         self.max_nano_usd += nano_usd if self.max_nano_usd else 0
-        self.changed = True
+        self.changed = self.raised = True
 
     def take_warnings(self) -> list[str]:
         """Returns the caps that need a warning, and marks them as warned."""

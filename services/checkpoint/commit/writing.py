@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from services.checkpoint.commit.draft import Draft
+    from services.checkpoint.commit.task_row import TaskRow
     from tenure.runtime.postgres import Connection
 
 Columns = dict[str, type[Column[Any]]]
@@ -74,6 +75,7 @@ _MOVE_COLUMNS: Final[Columns] = {
     "wait": Byteas,
     "wait_correlation": Texts,
     "timeout_retries": Int8s,
+    "operator_wait": Byteas,
 }
 _ENTRY_COLUMNS: Final[Columns] = {
     "task_id": Texts,
@@ -125,6 +127,7 @@ _BUDGET_COLUMNS: Final[Columns] = {
 _WARNINGS: Final = {
     KINDS["budget_warning"]: Reason.BUDGET_WARNING,
     KINDS["quota_warning"]: Reason.QUOTA_WARNING,
+    KINDS["wait_escalated"]: Reason.WAIT_ESCALATED,
 }
 
 
@@ -140,6 +143,8 @@ async def write(connection: Connection, drafts: Sequence[Draft]) -> None:
         if rows := [row for row in warnings if row.kind == kind]:
             warned = {"task_ids": [row.task_id for row in rows], "sequences": [row.sequence for row in rows]}
             await connection.execute(QUERIES.warn, {"locked_at": locked_at, "reason": reason, **warned})
+    if escalated := [draft for draft in touched if draft.escalated and not draft.moved]:
+        await connection.execute(QUERIES.escalate, {"locked_at": locked_at, **_escalation_arrays(escalated)})
     moved = [draft for draft in touched if draft.moved]
     if moved:
         await connection.execute(QUERIES.move, {"locked_at": locked_at, **_move_arrays(moved)})
@@ -173,12 +178,28 @@ def _move_arrays(drafts: Sequence[Draft]) -> dict[str, Any]:
         "next_retry_at": Texts(row.next_retry_at.isoformat() if row.next_retry_at else "" for row in rows),
         "deadline_at": Texts(draft.deadline_at.isoformat() if draft.deadline_at else "" for draft in drafts),
         "wait_deadline_at": Texts(row.wait_deadline_at.isoformat() if row.wait_deadline_at else "" for row in rows),
+        "wait_step_at": _step_times(rows),
         "waiting_since": Texts(row.waiting_since.isoformat() if row.waiting_since else "" for row in rows),
         "queued_until": Texts(row.queued_until.isoformat() if row.queued_until else "" for row in rows),
         "calls_in_doubt": Texts(",".join(row.calls_in_doubt) for row in rows),
         "ended": Bools(draft.ended for draft in drafts),
         "dead_owners": Texts(OWNERS_SEPARATOR.join(row.dead_owners) for row in rows),
     }
+
+
+def _escalation_arrays(drafts: Sequence[Draft]) -> dict[str, Any]:
+    rows = [draft.row for draft in drafts]
+    return {
+        "task_id": Texts(row.task_id for row in rows),
+        "wait": Byteas(row.wait for row in rows),
+        "wait_step_at": _step_times(rows),
+        "queue": Texts(draft.queue for draft in drafts),
+        "priority": Int8s(draft.priority for draft in drafts),
+    }
+
+
+def _step_times(rows: Sequence[TaskRow]) -> Texts:
+    return Texts(row.wait_step_at.isoformat() if row.wait_step_at else "" for row in rows)
 
 
 def _columns(prefix: str, columns: Columns, items: Sequence[Any]) -> dict[str, Column[Any]]:

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from services.checkpoint.queries import QUEUE, fetch_all, fetch_one
 from tenure.domain.errors import WrongState
-from tenure.domain.fairness import UNBOUNDED, Line, Load, Waiting, share
+from tenure.domain.fairness import (
+    FLOOR_SLOTS,
+    UNBOUNDED,
+    Line,
+    Load,
+    Portion,
+    Waiting,
+    order_of_tiers,
+    share,
+    without_served,
+)
 from tenure.domain.quotas import QuotaKind
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import Priority
@@ -53,8 +63,8 @@ _LOOKS: Final = 8
 """Reads of one page of tenants. Each but the last took tasks, or found tasks that another coordinator was taking."""
 _FIRST: Final = ""
 _MAX_KEPT: Final = 1000
-_OfferKey = tuple[frozenset[str], frozenset[str], Priority]
-"""(queues, loops, tier)."""
+_Pool = tuple[frozenset[str], frozenset[str]]
+"""(queues, loops) of the workers that an offer is for."""
 
 
 class OfferRequest(NamedTuple):
@@ -101,45 +111,54 @@ class _Page:
 
 @dataclass(slots=True)
 class Offering:
-    """Makes offers. For each tier with more tenants than one read covers, remembers where the next offer begins."""
+    """Makes offers. Remembers for each pool of workers how many slots it offered, which decides when a lower tier gets
+    one, and for each tier with more tenants than one read covers, where the next offer begins.
+
+    The memory is this process's own: with several replicas the floors are as high, but not evenly spread.
+    """
 
     most_tenants: int = MAX_TENANTS
-    _next: dict[_OfferKey, str] = field(default_factory=dict)
+    floor_slots: int = FLOOR_SLOTS
+    _offered: Counter[_Pool] = field(default_factory=Counter)
+    _next: dict[tuple[_Pool, Priority], str] = field(default_factory=dict)
 
     async def offer(self, connection: Connection, wanted: OfferRequest, slots: Slots) -> list[OfferedTask]:
         """Returns offers in the order in which to serve them. Runs in the caller's transaction."""
-        picking = _Picking(connection, wanted, await _streams(connection, wanted), slots, self.most_tenants)
-        if not picking.streams:
+        streams = await _streams(connection, wanted)
+        if not streams:
             return []
+        pool = (frozenset(wanted.queues), frozenset(wanted.loops))
+        portions = order_of_tiers(wanted.tiers, self._offered[pool], slots.any, self.floor_slots)
+        picking = _Picking(connection, wanted, streams, slots, self.most_tenants)
         first = await picking.look(wanted.tiers, _FIRST)
         if first.last is None:
-            await picking.fill(wanted.tiers, _FIRST, first)
+            await picking.fill(portions, _FIRST, first)
         else:
-            for tier in sorted(wanted.tiers):
-                await self._page_through(picking, (frozenset(wanted.queues), frozenset(wanted.loops), tier))
+            for portion in portions:
+                await self._page_through(picking, pool, portion)
+        self._keep(self._offered, pool, self._offered[pool] + len(picking.offered))
         return picking.offered
 
-    async def _page_through(self, picking: _Picking, wanted: _OfferKey) -> None:
+    async def _page_through(self, picking: _Picking, pool: _Pool, portion: Portion) -> None:
         """Pages once through a tier with many tenants, from where the last offer for such workers ended."""
-        *_, tier = wanted
-        begin = after = self._next.get(wanted, _FIRST)
+        tier = portion.tier
+        begin = after = self._next.get((pool, tier), _FIRST)
         at_front = after == _FIRST
-        while picking.slots.of(tier):
+        while portion.most and picking.slots.of(tier):
             page = await picking.look([tier], after)
-            await picking.fill([tier], after, page)
+            (portion,) = await picking.fill([portion], after, page)
             after = page.last or _FIRST
             if at_front and (after == _FIRST or _FIRST < begin <= after):
                 break
             at_front = at_front or after == _FIRST
-        self._keep(wanted, after)
+        self._keep(self._next, (pool, tier), after)
 
-    def _keep(self, wanted: _OfferKey, after: str) -> None:
-        """Stores where to begin next. Workers choose queue names freely, so a full store is cleared and each begins
-        anew.
-        """
-        if len(self._next) >= _MAX_KEPT:
-            self._next.clear()
-        self._next[wanted] = after
+    @staticmethod
+    def _keep(store: dict[Any, Any], key: Any, value: Any) -> None:
+        """Stores a value. Workers choose queue names freely, so a full store is cleared and each begins anew."""
+        if len(store) >= _MAX_KEPT:
+            store.clear()
+        store[key] = value
 
 
 class _Picking:
@@ -184,20 +203,24 @@ class _Picking:
                 page.loads[tenant] = Load(running, UNBOUNDED if most is None else most)
         return page
 
-    async def fill(self, tiers: Sequence[Priority], after: str, page: _Page) -> None:
+    async def fill(self, portions: Sequence[Portion], after: str, page: _Page) -> Sequence[Portion]:
         """Takes tasks of a page of tenants until the slots are full, while other coordinators may take from it
-        as well.
+        as well. Returns what is left of the portions.
         """
         short: set[Line] = set()
+        tiers = sorted({portion.tier for portion in portions})
         for look in range(_LOOKS):
             page = page if look == 0 else await self.look(tiers, after)
-            lines = share((each for each in page.waiting if each.line not in short), page.loads, self.slots)
+            waiting = (each for each in page.waiting if each.line not in short)
+            lines = share(waiting, page.loads, self.slots, portions)
             if not lines:
-                return
+                break
             missing = await self._take(lines)
+            portions = without_served(portions, lines)
             short.update(missing)
             if not missing and (self.slots.any == 0 or not _is_more(page, lines)):
-                return
+                break
+        return portions
 
     async def _take(self, lines: Sequence[Line]) -> set[Line]:
         """Takes from each line as many tasks as it has entries. Returns the lines that had fewer."""

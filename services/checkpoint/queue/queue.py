@@ -149,7 +149,8 @@ async def _offered(pool: Pool, work: Callable[[Connection], Awaitable[T]]) -> T:
 
 
 def _offer(task: OfferedTask) -> pb.Offer:
-    timeouts = task_pb2.TaskPolicy.FromString(task.policy).timeouts
+    policy = task_pb2.TaskPolicy.FromString(task.policy)
+    timeouts = policy.timeouts
     return pb.Offer(
         task_id=task.task_id,
         tenant=task.tenant,
@@ -164,4 +165,5 @@ def _offer(task: OfferedTask) -> pb.Offer:
         only_worker_id=task.only_worker_id,
         start_timeout=timeouts.start.after if timeouts.start.HasField("after") else None,
         progress_timeout=timeouts.progress.after if timeouts.progress.HasField("after") else None,
+        lease_ttl=policy.lease_ttl if policy.HasField("lease_ttl") else None,
     )

@@ -9,12 +9,14 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Final
 
-from services.checkpoint.commit.close_out import carry_out, what_follows
+from services.checkpoint.commit.close_out import carry_out, carry_out_ending, what_follows
 from services.checkpoint.commit.draft import LEDGER, Draft
 from services.checkpoint.commit.task_row import current_wait, lock_tasks
 from services.checkpoint.commit.writing import write
 from services.checkpoint.queries import QUERIES, fetch_all, in_ledger_transaction, ledger_connection
 from services.checkpoint.waits import signals, waits
+from services.checkpoint.waits.budget_waits import end_budget_wait
+from services.checkpoint.waits.escalating import take_step
 from services.checkpoint.waits.sub_agent_waits import awaited, end_wait
 from services.checkpoint.watch.announcement import Announcement, announcement_of
 from tenure.domain.states import Reason, TaskState
@@ -87,20 +89,27 @@ async def expire_waits(pool: Pool) -> list[Draft]:
         wait = current_wait(draft.row)
         assert wait is not None, "the statement finds only rows with a wait deadline, and locks them"
         sub_agents = await awaited(connection, draft, wait)
-        if end_wait(draft, sub_agents):  # the last sub-agent ended in time, but its event was not handled yet
+        # The last sub-agent ended in time, or the budget was raised in time, but the event was not handled yet.
+        if end_wait(draft, sub_agents) or end_budget_wait(draft, "the budget of its tree was raised"):
             return
-        action = draft.row.task_policy.timeouts.action_of_wait(wait.at_deadline)
+        action = draft.row.task_policy.timeouts.action_of_wait(wait.kind, wait.at_deadline)
         move = what_follows(draft, Phase.WAIT, "no answer to the task's wait came in time", action)
         outcome = None if sub_agents is None else outcome_of_sub_agents(sub_agents.all)
         answer = waits.RecordedAnswer(NO_ANSWER, LEDGER, "", outcome)
         if move is None:
             waits.end_wait_with_answer(draft, wait, answer)
+            await carry_out_ending(connection, draft)
             return
         if move.to_state is not TaskState.RETRY_SCHEDULED:  # a retry leaves the call open: the next owner asks again
             waits.record(draft, wait, answer)
         await carry_out(connection, draft, move)
 
     return await _sweep(pool, QUERIES.due_waits, change)
+
+
+async def escalate_waits(pool: Pool) -> list[Draft]:
+    """Takes the due steps of escalations, one per wait; a wait with a further due step is found by the next sweep."""
+    return await _sweep(pool, QUERIES.due_escalations, take_step)
 
 
 async def deliver_signals(pool: Pool) -> list[Draft]:
@@ -172,6 +181,9 @@ class Sweeper:
 
     async def run_waits(self) -> None:
         await self._run("waits", expire_waits)
+
+    async def run_escalations(self) -> None:
+        await self._run("escalations", escalate_waits)
 
     async def run_signals(self) -> None:
         await self._run("signals", deliver_signals)

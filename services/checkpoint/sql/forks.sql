@@ -46,6 +46,10 @@ select t.task_id::text, t.created_at::text
    and (cardinality(%(states)b::text[]) = 0 or state = any(%(states)b::text[]))
    and (%(queue)b::text = '' or queue = %(queue)b::text)
    and (%(root_task_id)b::text = '' or root_task_id = nullif(%(root_task_id)b::text, '')::uuid)
+   and (%(source_kind)b::text = '' or source_kind = %(source_kind)b::text)
+   and (%(source_id)b::text = '' or source_id = %(source_id)b::text)
+   and (%(source_run_id)b::text = '' or source_run_id = %(source_run_id)b::text)
+   and has_output(t.task_id, %(output_kind)b::text, %(output_from)b::text, %(output_until)b::text)
    and labels @> %(labels)b::text::jsonb
  order by t.created_at desc, t.task_id desc -- not the texts above: the index has time and UUID
  limit %(page_size)b;

@@ -25,11 +25,12 @@ select clock_timestamp() as locked_at,
        held.model_open, held.model_step, held.model_attempt, held.model_name, held.model_input, held.model_output,
        held.input_tokens, held.output_tokens, held.cache_creation_input_tokens, held.cache_read_input_tokens,
        held.ending_state, held.ending_reason, held.ending_message, held.ending_actor, held.ending_result, held.ending_at,
-       held.next_retry_at, held.deadline_at, held.wait, held.wait_deadline_at, held.wait_correlation, held.waiting_since,
+       held.next_retry_at, held.deadline_at, held.wait, held.wait_deadline_at, held.wait_step_at, held.wait_correlation,
+       held.waiting_since,
        held.has_result_schema,
        held.policy, held.timeout_retries, held.queued_until,
        held.used_nano_usd, held.model_nano_usd, held.model_prices, held.own_max_tokens, held.own_max_nano_usd,
-       held.parent_task_id::text, held.sub_agents, held.calls_in_doubt,
+       held.parent_task_id::text, held.sub_agents, held.calls_in_doubt, held.operator_wait,
        money.max_tokens, money.used_tokens, money.reserved_tokens,
        money.max_nano_usd, money.used_nano_usd, money.reserved_nano_usd, money.unpriced_calls,
        money.warned_tokens, money.warned_nano_usd
@@ -121,9 +122,10 @@ update tasks t
        ending_actor = c.ending_actor, ending_result = c.ending_result, ending_at = nullif(c.ending_at, '')::timestamptz,
        next_retry_at = nullif(c.next_retry_at, '')::timestamptz,
        wait = c.wait, wait_deadline_at = nullif(c.wait_deadline_at, '')::timestamptz,
+       wait_step_at = nullif(c.wait_step_at, '')::timestamptz,
        wait_correlation = c.wait_correlation, waiting_since = nullif(c.waiting_since, '')::timestamptz,
        timeout_retries = c.timeout_retries, queued_until = nullif(c.queued_until, '')::timestamptz,
-       calls_in_doubt = string_to_array(c.calls_in_doubt, ','),
+       calls_in_doubt = string_to_array(c.calls_in_doubt, ','), operator_wait = c.operator_wait,
        starts_at = case when c.state = 'QUEUED' then t.starts_at end,
        queued_at = case when c.state = 'QUEUED' then case when t.state = 'QUEUED' then t.queued_at
                                                           else %(locked_at)b::timestamptz end end,
@@ -143,11 +145,13 @@ update tasks t
          %(dead_owners)b::text[], %(ending_result)b::bytea[], %(attempt)b::bigint[], %(max_steps)b::bigint[],
          %(deadline_at)b::text[], %(wait)b::bytea[], %(wait_deadline_at)b::text[], %(wait_correlation)b::text[],
          %(waiting_since)b::text[], %(result_json)b::bytea[], %(timeout_retries)b::bigint[], %(queued_until)b::text[],
-         %(own_max_tokens)b::bigint[], %(own_max_nano_usd)b::bigint[], %(calls_in_doubt)b::text[])
+         %(own_max_tokens)b::bigint[], %(own_max_nano_usd)b::bigint[], %(calls_in_doubt)b::text[],
+         %(wait_step_at)b::text[], %(operator_wait)b::bytea[])
        as c(task_id, state, reason, message, result, epoch, claim_id, holds, owner, claim_count, ending_state,
             ending_reason, ending_message, ending_actor, ending_at, next_retry_at, ended, dead_owners, ending_result,
             attempt, max_steps, deadline_at, wait, wait_deadline_at, wait_correlation, waiting_since,
-            result_json, timeout_retries, queued_until, own_max_tokens, own_max_nano_usd, calls_in_doubt)
+            result_json, timeout_retries, queued_until, own_max_tokens, own_max_nano_usd, calls_in_doubt, wait_step_at,
+            operator_wait)
  where t.task_id = c.task_id
 returning t.change_xid, t.tenant, t.task_id, t.sequence, t.state, t.reason,
           t.ending_state <> '' and t.ended_at is null as cancel_requested, t.updated_at,
@@ -179,14 +183,28 @@ select w.change_xid, w.tenant, w.task_id, c.sequence, w.state, %(reason)b::text,
   join warned w using (task_id)
  order by c.task_id, c.sequence;
 
+-- name: escalate
+-- Writes what a step of an escalation changes in waiting tasks. '' and 0: the queue and the priority stay.
+update tasks t
+   set wait = c.wait, wait_step_at = nullif(c.wait_step_at, '')::timestamptz,
+       queue = coalesce(nullif(c.queue, ''), t.queue), priority = coalesce(nullif(c.priority, 0), t.priority),
+       updated_at = %(locked_at)b::timestamptz
+  from unnest(%(task_id)b::text[]::uuid[], %(wait)b::bytea[], %(wait_step_at)b::text[], %(queue)b::text[],
+              %(priority)b::bigint[]) as c(task_id, wait, wait_step_at, queue, priority)
+ where t.task_id = c.task_id;
+
+-- name: plan_operator_wait
+-- Stores an operator's wait in a locked task. The task's next transition to QUEUED begins the wait.
+update tasks set operator_wait = %(operator_wait)b where task_id = %(task_id)b::text::uuid;
+
 -- name: create_task
 -- The unique (tenant, request_id) decides between two concurrent submits; the loser waits and finds the winner's row.
--- The index of live tasks of exclusive sources works the same way. All timeouts of a task with a later start run from
+-- The indexes of live tasks of exclusive sources and of sources' runs work the same way. All timeouts of a task with a later start run from
 -- that start, whether the client asked for it or a quota of the tenant delays the task.
 insert into tasks (task_id, tenant, request_id, request_hash, root_task_id, parent_task_id, depth, spawn_call_id,
                    spawn_index, own_max_tokens, own_max_nano_usd, queue, priority, loop, tools, labels, max_steps,
                    on_lease_lost, reason, message, sequence, change_xid, deadline_at, exclusive_source, has_result_schema,
-                   policy, queued_until, starts_at, queued_at)
+                   policy, queued_until, starts_at, queued_at, source_kind, source_id, source_run_id)
 select %(task_id)b::text::uuid, %(tenant)b, %(request_id)b, %(request_hash)b, %(root_task_id)b::text::uuid,
        nullif(%(parent_task_id)b::text, '')::uuid, %(depth)b, %(spawn_call_id)b::text, %(spawn_index)b,
        %(own_max_tokens)b, %(own_max_nano_usd)b, %(queue)b, %(priority)b, %(loop)b, %(tools)b::text[],
@@ -194,7 +212,8 @@ select %(task_id)b::text::uuid, %(tenant)b, %(request_id)b, %(request_hash)b, %(
        %(reason)b, %(message)b, 2, pg_current_xact_id(), begin_at + make_interval(secs => %(timeout_seconds)b),
        %(exclusive_source)b::text, %(has_result_schema)b::boolean,
        %(policy)b::bytea, begin_at + make_interval(secs => %(queued_seconds)b::float8),
-       case when begin_at > now() then begin_at end, begin_at
+       case when begin_at > now() then begin_at end, begin_at,
+       %(source_kind)b::text, %(source_id)b::text, %(source_run_id)b::text
   from (select greatest(now() + make_interval(secs => %(held_seconds)b::float8),
                         nullif(%(start_time)b::text, '')::timestamptz) as begin_at) b
 on conflict do nothing
@@ -220,6 +239,21 @@ select %(task_id)b::text::uuid, e.sequence, %(tenant)b, 0, '', 1, 0, e.kind, 'ch
 -- The task that a request id created.
 select task_id::text, request_hash from tasks where tenant = %(tenant)b and request_id = %(request_id)b;
 
+-- name: find_source_run
+-- The task of a source's run.
+select task_id::text, request_hash from tasks
+ where tenant = %(tenant)b and source_kind = %(source_kind)b::text and source_id = %(source_id)b::text
+   and source_run_id = %(source_run_id)b::text and source_run_id <> '';
+
+-- name: is_repeat
+-- A row when the request id or the source's run was used before.
+select from tasks where tenant = %(tenant)b and request_id = %(request_id)b
+ union all
+select from tasks
+ where tenant = %(tenant)b and source_kind = %(source_kind)b::text and source_id = %(source_id)b::text
+   and source_run_id = %(source_run_id)b::text and source_run_id <> ''
+ limit 1;
+
 -- name: find_exclusive
 -- The live task of an exclusive source.
 select task_id::text from tasks
@@ -239,7 +273,9 @@ select t.task_id::text, t.tenant, f.body, t.state, t.reason, t.message, t.attemp
        t.parent_task_id::text, t.root_task_id::text, t.created_at, t.updated_at, t.started_at, t.ended_at,
        t.next_retry_at, t.deadline_at, t.wait, t.forked_from_task_id::text, t.forked_from_sequence,
        t.result_json, t.used_nano_usd, b.max_nano_usd, b.used_nano_usd, b.reserved_nano_usd, b.unpriced_calls,
-       t.depth, t.spawn_call_id, t.spawn_index, t.calls_in_doubt
+       t.depth, t.spawn_call_id, t.spawn_index, t.calls_in_doubt, t.queue, t.priority,
+       array(select o.body from task_outputs o where o.task_id = t.task_id and o.kind <> ''
+              order by split_part(o.call_id, '.', 1)::bigint, split_part(o.call_id, '.', 2)::bigint)
   from unnest(%(task_ids)b::text[]::uuid[]) with ordinality as asked(task_id, place)
   join tasks t using (task_id)
   join budgets b using (root_task_id)
@@ -260,6 +296,46 @@ select t.task_id::text, t.created_at::text
  order by t.created_at desc, t.task_id desc -- not the texts above: the index has time and UUID
  limit %(page_size)b;
 
+-- name: list_source_kind
+-- Like `list_tasks`, of one kind of source, by another index.
+select t.task_id::text, t.created_at::text
+  from tasks t
+ where tenant = %(tenant)b and source_kind = %(source_kind)b::text and source_kind <> ''
+   and (created_at, task_id) < (%(place)b::text::timestamptz, %(place_task_id)b::text::uuid)
+   and (cardinality(%(states)b::text[]) = 0 or state = any(%(states)b::text[]))
+   and (%(queue)b::text = '' or queue = %(queue)b::text)
+   and (%(root_task_id)b::text = '' or root_task_id = nullif(%(root_task_id)b::text, '')::uuid)
+   and labels @> %(labels)b::text::jsonb
+ order by t.created_at desc, t.task_id desc -- not the texts above: the index has time and UUID
+ limit %(page_size)b;
+
+-- name: list_source
+-- Like `list_tasks`, of one source, by another index.
+select t.task_id::text, t.created_at::text
+  from tasks t
+ where tenant = %(tenant)b and source_kind = %(source_kind)b::text and source_id = %(source_id)b::text
+   and source_id <> ''
+   and (created_at, task_id) < (%(place)b::text::timestamptz, %(place_task_id)b::text::uuid)
+   and (cardinality(%(states)b::text[]) = 0 or state = any(%(states)b::text[]))
+   and (%(queue)b::text = '' or queue = %(queue)b::text)
+   and (%(root_task_id)b::text = '' or root_task_id = nullif(%(root_task_id)b::text, '')::uuid)
+   and labels @> %(labels)b::text::jsonb
+ order by t.created_at desc, t.task_id desc -- not the texts above: the index has time and UUID
+ limit %(page_size)b;
+
+-- name: list_source_run
+-- Like `list_tasks`, of one run of a source: one row at most, by the unique index.
+select t.task_id::text, t.created_at::text
+  from tasks t
+ where tenant = %(tenant)b and source_kind = %(source_kind)b::text and source_id = %(source_id)b::text
+   and source_run_id = %(source_run_id)b::text and source_run_id <> ''
+   and (created_at, task_id) < (%(place)b::text::timestamptz, %(place_task_id)b::text::uuid)
+   and (cardinality(%(states)b::text[]) = 0 or state = any(%(states)b::text[]))
+   and (%(queue)b::text = '' or queue = %(queue)b::text)
+   and (%(root_task_id)b::text = '' or root_task_id = nullif(%(root_task_id)b::text, '')::uuid)
+   and labels @> %(labels)b::text::jsonb
+ limit %(page_size)b;
+
 -- name: list_waits
 -- A page of ids of waiting tasks, by the deadline of the wait, by an index of its own. The cursor is the position of
 -- the last row.
@@ -272,6 +348,10 @@ select t.task_id::text, coalesce(wait_deadline_at, 'infinity')::text
    and (%(queue)b::text = '' or queue = %(queue)b::text)
    and (%(root_task_id)b::text = '' or root_task_id = nullif(%(root_task_id)b::text, '')::uuid)
    and (%(forked_from_task_id)b::text = '' or forked_from_task_id = nullif(%(forked_from_task_id)b::text, '')::uuid)
+   and (%(source_kind)b::text = '' or source_kind = %(source_kind)b::text)
+   and (%(source_id)b::text = '' or source_id = %(source_id)b::text)
+   and (%(source_run_id)b::text = '' or source_run_id = %(source_run_id)b::text)
+   and has_output(t.task_id, %(output_kind)b::text, %(output_from)b::text, %(output_until)b::text)
    and labels @> %(labels)b::text::jsonb
  order by coalesce(wait_deadline_at, 'infinity'), t.task_id -- not the text above: the index has the UUID
  limit %(page_size)b;
@@ -445,6 +525,12 @@ select task_id::text from tasks
 select task_id::text from tasks
  where wait_deadline_at <= now()
  order by wait_deadline_at limit %(limit)b for no key update skip locked;
+
+-- name: due_escalations
+-- Waits whose next step is due, by database time.
+select task_id::text from tasks
+ where wait_step_at <= now()
+ order by wait_step_at limit %(limit)b for no key update skip locked;
 
 -- name: due_signals
 -- Waits with a kept signal: the signal came while the wait was being committed, so that neither saw the other.
@@ -634,6 +720,10 @@ select f.feed_id::text, f.pruned_xid::text::bigint, f.pruned_position,
          and (%(root_task_id)b::text = '' or t.root_task_id = nullif(%(root_task_id)b::text, '')::uuid)
          and (%(forked_from_task_id)b::text = ''
               or t.forked_from_task_id = nullif(%(forked_from_task_id)b::text, '')::uuid)
+         and (%(source_kind)b::text = '' or t.source_kind = %(source_kind)b::text)
+         and (%(source_id)b::text = '' or t.source_id = %(source_id)b::text)
+         and (%(source_run_id)b::text = '' or t.source_run_id = %(source_run_id)b::text)
+         and has_output(t.task_id, %(output_kind)b::text, %(output_from)b::text, %(output_until)b::text)
          and coalesce(t.labels, '{}') @> %(labels)b::text::jsonb
          and p.position > f.leftover_position as fits
   from change_feed f

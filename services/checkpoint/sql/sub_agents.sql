@@ -56,3 +56,25 @@ select c.task_id::text, p.task_id::text, p.ended_at is not null, p.ending_state 
         or (c.attempt = 1 and not c.spawn_call_id = any(p.open_calls)))
  order by c.task_id
  limit %(limit)b;
+
+-- name: take_raised
+-- The oldest raise of a budget; skips those that another replica has locked.
+delete from raised_budgets r
+ using (select position from raised_budgets order by position limit 1 for update skip locked) taken
+ where r.position = taken.position
+returning r.root_task_id::text;
+
+-- name: wanting_budget
+-- The tasks of a tree that want budget: those that wait for it, and the sub-agents that ended at a cap while the call
+-- of their parent is open. The limits of a tree bound their number. The second column is the parent of such a
+-- sub-agent: it must be locked too, so that its call does not get an outcome meanwhile.
+select t.task_id::text, null
+  from tasks t
+ where t.root_task_id = %(root_task_id)b::text::uuid and t.state = 'WAITING_USER' and t.reason = 'BUDGET_REQUESTED'
+union all
+select c.task_id::text, p.task_id::text
+  from tasks p join tasks c on c.parent_task_id = p.task_id
+ where (p.task_id = %(root_task_id)b::text::uuid
+        or (p.root_task_id = %(root_task_id)b::text::uuid and p.depth > 0 and p.ended_at is null))
+   and p.ended_at is null and p.ending_state = '' and c.spawn_call_id = any(p.open_calls)
+   and c.state = 'COST_EXCEEDED' and c.reason in ('TOKEN_LIMIT', 'MONEY_LIMIT');

@@ -11,9 +11,10 @@ select count(*) from webhooks where tenant = %(tenant)b;
 
 -- name: create
 -- The webhook reads the feed from now on: changes below the oldest running transaction are in the past.
-insert into webhooks (webhook_id, tenant, name, request_hash, url, event_types, filter, secret, feed_id, xid, position)
-select %(webhook_id)b::text::uuid, %(tenant)b, %(name)b, %(request_hash)b, %(url)b, %(event_types)b::text[], %(filter)b,
-       %(secret)b, f.feed_id, pg_snapshot_xmin(pg_current_snapshot()), 0
+insert into webhooks (webhook_id, tenant, name, request_hash, kind, url, email_addresses, event_types, filter, secret, feed_id,
+                      xid, position)
+select %(webhook_id)b::text::uuid, %(tenant)b, %(name)b, %(request_hash)b, %(kind)b, %(url)b, %(email_addresses)b::text[],
+       %(event_types)b::text[], %(filter)b, %(secret)b, f.feed_id, pg_snapshot_xmin(pg_current_snapshot()), 0
   from change_feed f;
 
 -- name: find
@@ -21,7 +22,7 @@ select %(webhook_id)b::text::uuid, %(tenant)b, %(name)b, %(request_hash)b, %(url
 select w.webhook_id::text, w.tenant, w.name, w.request_hash, w.url, w.event_types, w.filter, w.secret,
        case when w.old_secret_until > clock_timestamp() then w.old_secret end, w.old_secret_until, w.paused, w.pause_code,
        w.pause_reason, w.pause_actor, w.feed_id::text, w.xid::text::bigint, w.position, w.read_at, w.turn, w.pending, w.dead,
-       w.delivered, w.last_delivered_at, w.last_failed_at, w.problem, w.created_at, w.updated_at
+       w.delivered, w.last_delivered_at, w.last_failed_at, w.problem, w.created_at, w.updated_at, w.kind, w.email_addresses
   from webhooks w
  where w.tenant = %(tenant)b
    and (w.webhook_id = nullif(%(webhook_id)b::text, '')::uuid or w.name = nullif(%(name)b::text, ''));
@@ -31,7 +32,7 @@ select w.webhook_id::text, w.tenant, w.name, w.request_hash, w.url, w.event_type
 select w.webhook_id::text, w.tenant, w.name, w.request_hash, w.url, w.event_types, w.filter, w.secret,
        case when w.old_secret_until > clock_timestamp() then w.old_secret end, w.old_secret_until, w.paused, w.pause_code,
        w.pause_reason, w.pause_actor, w.feed_id::text, w.xid::text::bigint, w.position, w.read_at, w.turn, w.pending, w.dead,
-       w.delivered, w.last_delivered_at, w.last_failed_at, w.problem, w.created_at, w.updated_at
+       w.delivered, w.last_delivered_at, w.last_failed_at, w.problem, w.created_at, w.updated_at, w.kind, w.email_addresses
   from webhooks w
  where w.tenant = %(tenant)b
    and (w.webhook_id = nullif(%(webhook_id)b::text, '')::uuid or w.name = nullif(%(name)b::text, ''))
@@ -42,7 +43,7 @@ select w.webhook_id::text, w.tenant, w.name, w.request_hash, w.url, w.event_type
 select w.webhook_id::text, w.tenant, w.name, w.request_hash, w.url, w.event_types, w.filter, w.secret,
        case when w.old_secret_until > clock_timestamp() then w.old_secret end, w.old_secret_until, w.paused, w.pause_code,
        w.pause_reason, w.pause_actor, w.feed_id::text, w.xid::text::bigint, w.position, w.read_at, w.turn, w.pending, w.dead,
-       w.delivered, w.last_delivered_at, w.last_failed_at, w.problem, w.created_at, w.updated_at
+       w.delivered, w.last_delivered_at, w.last_failed_at, w.problem, w.created_at, w.updated_at, w.kind, w.email_addresses
   from webhooks w
  where w.tenant = %(tenant)b and w.name > %(after_name)b
  order by w.name
@@ -157,7 +158,7 @@ delete from webhook_gaps
 -- Due deliveries that this sender lease is not sending. An attempt counts before it is made: if its sender dies, it is
 -- unknown whether it arrived.
 with held as materialized (
-  select webhook_id, url, secret, case when old_secret_until > clock_timestamp() then old_secret end as old_secret
+  select webhook_id, kind, url, email_addresses, secret, case when old_secret_until > clock_timestamp() then old_secret end as old_secret
     from webhooks
    where webhook_id = %(webhook_id)b::text::uuid and turn = %(turn)b and not paused and hold_until <= clock_timestamp()
      for no key update
@@ -171,7 +172,8 @@ update webhook_deliveries d
    set attempts = d.attempts + 1, last_attempt_at = clock_timestamp(), sent_in_turn = %(turn)b
   from due join held using (webhook_id)
  where d.webhook_id = due.webhook_id and d.ordinal = due.ordinal
-returning d.ordinal, d.delivery_id::text, d.body, d.attempts, d.last_attempt_at, held.url, held.secret, held.old_secret;
+returning d.ordinal, d.delivery_id::text, d.body, d.attempts, d.last_attempt_at, held.url, held.secret, held.old_secret,
+          held.kind, held.email_addresses, d.accepted_addresses;
 
 -- name: count_received
 -- The fence of a received delivery.
@@ -190,7 +192,8 @@ returning dead;
 -- The delivery was received or given up. A received delivery needs its body no more.
 update webhook_deliveries
    set state = %(state)b, next_attempt_at = null, sent_in_turn = null, last_status = %(status)b, last_error = %(error)b,
-       ended_at = clock_timestamp(), body = case when %(state)b::text = 'DELIVERED' then '' else body end
+       accepted_addresses = %(accepted_addresses)b::text[], ended_at = clock_timestamp(),
+       body = case when %(state)b::text = 'DELIVERED' then '' else body end
  where webhook_id = %(webhook_id)b::text::uuid and ordinal = %(ordinal)b
 returning line;
 
@@ -198,7 +201,7 @@ returning line;
 -- The delivery failed and is sent again later.
 update webhook_deliveries
    set next_attempt_at = clock_timestamp() + make_interval(secs => %(wait_seconds)b), sent_in_turn = null,
-       last_status = %(status)b, last_error = %(error)b
+       last_status = %(status)b, last_error = %(error)b, accepted_addresses = %(accepted_addresses)b::text[]
  where webhook_id = %(webhook_id)b::text::uuid and ordinal = %(ordinal)b;
 
 -- name: advance_line
@@ -220,7 +223,7 @@ delete from webhook_deliveries
 -- name: deliveries
 -- A page, the newest first.
 select d.ordinal, d.delivery_id::text, d.event_type, d.line, d.sequence, d.state, d.attempts, d.next_attempt_at,
-       d.last_attempt_at, d.last_status, d.last_error, d.created_at, d.ended_at
+       d.last_attempt_at, d.last_status, d.last_error, d.created_at, d.ended_at, d.accepted_addresses
   from webhook_deliveries d
  where d.webhook_id = %(webhook_id)b::text::uuid and d.ordinal < %(before)b
    and (cardinality(%(states)b::text[]) = 0 or d.state = any(%(states)b::text[]))
@@ -230,7 +233,7 @@ select d.ordinal, d.delivery_id::text, d.event_type, d.line, d.sequence, d.state
 -- name: delivery
 -- One delivery.
 select d.ordinal, d.delivery_id::text, d.event_type, d.line, d.sequence, d.state, d.attempts, d.next_attempt_at,
-       d.last_attempt_at, d.last_status, d.last_error, d.created_at, d.ended_at
+       d.last_attempt_at, d.last_status, d.last_error, d.created_at, d.ended_at, d.accepted_addresses
   from webhook_deliveries d
  where d.webhook_id = %(webhook_id)b::text::uuid and d.delivery_id = %(delivery_id)b::text::uuid;
 

@@ -38,7 +38,13 @@ if TYPE_CHECKING:
     from tenure.v1 import checkpoint_service_pb2 as pb
 
 
-# At most one live task per exclusive source. A unique index decides; these functions explain its refusals.
+# At most one live task per exclusive source, and one task per run of a source. Unique indexes decide; these functions
+# explain their refusals.
+
+
+def source_columns(source: Source) -> dict[str, str]:
+    """Returns the columns of a source, by which a unique index compares runs and a list selects tasks."""
+    return {"source_kind": source.kind.value, "source_id": source.source_id, "source_run_id": source.source_run_id}
 
 
 def exclusive_source(source: Source) -> str | None:
@@ -104,10 +110,10 @@ class CreateResult(NamedTuple):
 
 
 async def create_task(pool: Pool, tenant: str, request: pb.CreateTaskRequest, defaults: TaskDefaults) -> CreateResult:
-    """Creates a task, or returns the one that the request id created before.
+    """Creates a task, or returns the one that the request id or the run of the source created before.
 
-    Raises AlreadyExists (REQUEST_ID_REUSED {task_id}) when the request id was used for another spec, and LimitReached
-    (TENANT_QUOTA) unless the request is a repeat.
+    Raises AlreadyExists (REQUEST_ID_REUSED, SOURCE_RUN_REUSED {task_id}) when the request id or the run was used for
+    another spec, and LimitReached (TENANT_QUOTA) unless the request is a repeat.
 
     The comparison uses the spec as the client sent it, before defaults: a release that changes a default must not
     refuse a repeated submit.
@@ -140,7 +146,9 @@ async def create_in(
     """
     spec = defaults.of_submit(request.spec)
     digest = digest_of(request)
-    admission = await admit(connection, tenant, request.request_id, may_refuse=may_refuse, not_before=spec.start_time)
+    admission = await admit(
+        connection, tenant, request.request_id, spec.source, may_refuse=may_refuse, not_before=spec.start_time
+    )
     task_id = await insert_task(connection, tenant, request.request_id, digest, spec, admission)
     if task_id is None:
         existing = await find_repeat(connection, tenant, request.request_id, digest, spec.source)
@@ -171,7 +179,7 @@ async def insert_task(
 ) -> str | None:
     """Inserts the task row and its budget, and returns the task id.
 
-    None: the request id was used before, or the exclusive source has a live task.
+    None: the request id or the source's run was used before, or the exclusive source has a live task.
     """
     task_id = task_id or str(uuid_utils.uuid7())
     parameters = {**row_of(TreePosition(task_id, task_id), tenant, request_id, digest, spec), **_start(admission)}
@@ -191,29 +199,35 @@ async def insert_task(
 
 
 async def find_repeat(connection: Connection, tenant: str, request_id: str, digest: bytes, source: Source) -> str:
-    """Returns the task of a request id, after an insert that conflicted.
+    """Returns the task of a request id or of a source's run, after an insert that conflicted.
 
-    Raises AlreadyExists when the request id was used for another request, or was not used at all: then another task of
-    the same exclusive source is live.
+    Raises AlreadyExists when either was used for another request, or neither was used at all: then another task of the
+    same exclusive source is live.
     """
-    task_id = await find_earlier(connection, tenant, request_id, digest)
+    task_id = await find_earlier(connection, tenant, request_id, digest, source)
     if task_id is None:
         raise await refusal_of_source(connection, tenant, source)
     return task_id
 
 
-async def find_earlier(connection: Connection, tenant: str, request_id: str, digest: bytes) -> str | None:
-    """Returns the task that an earlier equal request created, or None. Raises AlreadyExists (REQUEST_ID_REUSED)."""
+async def find_earlier(
+    connection: Connection, tenant: str, request_id: str, digest: bytes, source: Source
+) -> str | None:
+    """Returns the task that an earlier equal request created, by its request id or else by its source's run, or None.
+
+    Raises AlreadyExists (REQUEST_ID_REUSED, SOURCE_RUN_REUSED).
+    """
     row = await fetch_one(connection, QUERIES.find_request, {"tenant": tenant, "request_id": request_id})
+    reason, advice = "REQUEST_ID_REUSED", "this request_id was used for another task: use a new request_id"
+    if row is None and source.source_run_id:
+        row = await fetch_one(connection, QUERIES.find_source_run, {"tenant": tenant, **source_columns(source)})
+        reason = "SOURCE_RUN_REUSED"
+        advice = "another spec was submitted for this run of the source: use a new source_run_id"
     if row is None:
         return None
     task_id: str = row[0]
     if row[1] != digest:
-        raise AlreadyExists(
-            "this request_id was used for another task: use a new request_id",
-            reason="REQUEST_ID_REUSED",
-            metadata={"task_id": task_id},
-        )
+        raise AlreadyExists(advice, reason=reason, metadata={"task_id": task_id})
     return task_id
 
 
@@ -269,6 +283,7 @@ def row_of(place: TreePosition, tenant: str, request_id: str, digest: bytes, spe
         "on_lease_lost": spec.policy.on_lease_lost.value,
         "timeout_seconds": spec.limits.timeout_seconds,
         "exclusive_source": exclusive_source(spec.source),
+        **source_columns(spec.source),
         "has_result_schema": bool(spec.result_schema_json),
         "policy": policy_to_wire(spec.policy).SerializeToString(),
         "queued_seconds": spec.policy.timeouts.queued.after_seconds,

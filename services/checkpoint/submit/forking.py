@@ -48,11 +48,12 @@ from tenure.runtime.failpoints import failpoint
 from tenure.runtime.process import note_progress, rest
 from tenure.v1 import checkpoint_service_pb2, ledger_pb2, task_pb2
 from tenure.wire.common import STATES
-from tenure.wire.task import spec_to_domain
+from tenure.wire.task import source_to_domain, spec_to_domain
 
 if TYPE_CHECKING:
     from services.checkpoint.task_defaults import TaskDefaults
     from tenure.domain.quotas import StartDecision
+    from tenure.domain.task import Source
     from tenure.runtime.postgres import Connection, Pool
     from tenure.v1 import checkpoint_service_pb2 as pb
 
@@ -149,11 +150,11 @@ async def fork_task(
     digest = digest_of(request)
 
     async def work(connection: Connection) -> CreateResult:
-        earlier = await find_earlier(connection, tenant, request.request_id, digest)
+        earlier = await find_earlier(connection, tenant, request.request_id, digest, new_source(request))
         if earlier is not None:
             return CreateResult(await read_task(connection, tenant, earlier), Announcement())
         cut, spec = await _planned(connection, tenant, request, defaults)
-        admission = await admit(connection, tenant, request.request_id)
+        admission = await admit(connection, tenant, request.request_id, new_source(request))
         prepared, domain_spec = request.prepared_task_id, spec_to_domain(spec)
         task_id = await insert_task(
             connection, tenant, request.request_id, digest, domain_spec, admission, task_id=prepared
@@ -178,11 +179,11 @@ async def prepare_fork(
     digest = digest_of(request)
 
     async def work(connection: Connection) -> pb.PrepareForkResponse:
-        earlier = await find_earlier(connection, tenant, request.request_id, digest)
+        earlier = await find_earlier(connection, tenant, request.request_id, digest, new_source(request))
         if earlier is not None:
             return checkpoint_service_pb2.PrepareForkResponse(task=await read_task(connection, tenant, earlier))
         await _planned(connection, tenant, request, defaults)
-        await admit(connection, tenant, request.request_id)
+        await admit(connection, tenant, request.request_id, new_source(request))
         task_id = await prepared_id(connection, tenant, request.request_id, digest)
         return checkpoint_service_pb2.PrepareForkResponse(prepared_task_id=task_id)
 
@@ -223,6 +224,7 @@ def overridden(spec: task_pb2.TaskSpec, overrides: task_pb2.ForkOverrides) -> ta
     elif overrides.limits.no_money_cap:
         forked.limits.no_money_cap = True
     forked.limits.max_steps = overrides.limits.max_steps or spec.limits.max_steps
+    forked.source.ClearField("source_run_id")  # the run is the other task
     if overrides.HasField("source"):
         forked.source.CopyFrom(overrides.source)
     if overrides.HasField("result_schema_json"):
@@ -230,6 +232,11 @@ def overridden(spec: task_pb2.TaskSpec, overrides: task_pb2.ForkOverrides) -> ta
     if overrides.limits.HasField("timeout"):
         forked.limits.timeout.CopyFrom(overrides.limits.timeout)
     return forked
+
+
+def new_source(request: pb.CheckpointServiceForkTaskRequest) -> Source:
+    """Returns the source that the request gives to the fork. Without one, the fork is no run of a source."""
+    return source_to_domain(request.overrides.source)
 
 
 async def _cut(connection: Connection, tenant: str, request: pb.CheckpointServiceForkTaskRequest) -> _Cut:

@@ -4,6 +4,7 @@ file.
     [defaults.conversation]
     priority = "PRIORITY_HIGH"
     limits = { timeout = "3600s" }
+    policy.lease_ttl = "5s"
     policy.timeouts.start = { after = "5s" }
     policy.retry = { max_attempts = 1 }
 
@@ -28,7 +29,7 @@ from tenure.domain.task import SourceKind
 from tenure.runtime.settings import ConfigurationError
 from tenure.v1 import checkpoint_service_pb2, task_pb2
 from tenure.validators import validate
-from tenure.wire.common import SOURCES
+from tenure.wire.common import SOURCES, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -65,7 +66,18 @@ class SourceDefaults:
             filled.limits.no_money_cap = False
         elif spec.limits.no_money_cap:
             filled.limits.max_nano_usd = 0
+        _keep_wait(filled.policy.timeouts, spec.policy.timeouts)
         return filled
+
+
+def _keep_wait(filled: task_pb2.Timeouts, submitted: task_pb2.Timeouts) -> None:
+    """Removes defaults of waits for a person and for an event where the submit sets the timeout of every wait."""
+    for name in ("wait_person", "wait_event"):
+        own = getattr(submitted, name)
+        if seconds(submitted.wait.after) and not seconds(own.after):
+            getattr(filled, name).ClearField("after")
+        if submitted.wait.action and not own.action:
+            getattr(filled, name).ClearField("action")
 
 
 def load_source_defaults(path: Path | None) -> SourceDefaults:
@@ -126,9 +138,12 @@ def _problems(source: str, table: Any) -> Iterator[str]:
 
 
 def _fill(target: Message, defaults: Message) -> None:
-    """Fills unset fields one by one. A duration of 0 counts as unset, as everywhere in the contract."""
+    """Fills unset fields one by one. A duration of 0 and an empty list count as unset."""
     for field, value in defaults.ListFields():
-        if field.type != FieldDescriptor.TYPE_MESSAGE:
+        if field.is_repeated:
+            if not getattr(target, field.name):
+                getattr(target, field.name).extend(value)
+        elif field.type != FieldDescriptor.TYPE_MESSAGE:
             is_set = target.HasField(field.name) if field.has_presence else bool(getattr(target, field.name))
             if not is_set:
                 setattr(target, field.name, value)

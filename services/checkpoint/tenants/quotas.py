@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from tenure.domain.quotas import Quota, QuotaUse
+    from tenure.domain.task import Source
     from tenure.runtime.postgres import Connection, Pool
 
 CHECK_AGAIN_SECONDS: Final = 60.0
@@ -132,6 +133,7 @@ async def admit(
     connection: Connection,
     tenant: str,
     request_id: str,
+    source: Source,
     *,
     may_refuse: bool = True,
     not_before: datetime | None = None,
@@ -150,7 +152,14 @@ async def admit(
         locked = await read_tenant(connection, tenant, lock=True)
         assert locked is not None, "tenants are never deleted"
         row = locked
-    if await fetch_one(connection, QUERIES.find_request, {"tenant": tenant, "request_id": request_id}) is not None:
+    keys = {
+        "tenant": tenant,
+        "request_id": request_id,
+        "source_kind": source.kind.value,
+        "source_id": source.source_id,
+        "source_run_id": source.source_run_id,
+    }
+    if await fetch_one(connection, QUERIES.is_repeat, keys) is not None:
         return FREE
     uses = await _uses(connection, row)
     start = decide_start(tenant, uses, may_refuse=may_refuse)

@@ -4,6 +4,7 @@ waits.py             begins, answers and closes waits in drafts
 signals.py           signals from outside, kept until a wait takes them
 sub_agent_waits.py   a parent's wait for the sub-agents of a call
 sub_agent_events.py  wakes parents whose sub-agents have ended, and cancels sub-agents that no parent awaits
+budget_waits.py      waits for budget, and the tasks of a tree whose budget was raised
 in_doubt.py          waits for resolutions of calls in doubt
 
 What to touch when you add a wait kind: task.proto, tenure/domain/waits.py, tenure/wire/task.py, and here the module

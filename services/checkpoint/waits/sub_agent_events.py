@@ -21,6 +21,7 @@ from services.checkpoint.commit.writing import write
 from services.checkpoint.entries import KINDS
 from services.checkpoint.queries import SUB_AGENTS, fetch_all, in_ledger_transaction
 from services.checkpoint.queue.sweeps import after_sweep, before_sweep
+from services.checkpoint.waits.budget_waits import resume_one_tree
 from services.checkpoint.waits.sub_agent_waits import are_awaited, awaited, end_wait
 from services.checkpoint.watch.announcement import Announcement, announcement_of
 from tenure.domain.close_out import PendingEnding
@@ -70,7 +71,8 @@ class SubAgentEvents:
 
     async def _once(self) -> int:
         woken = await self._take(wake_parents, "woken")
-        return woken + await self._take(cancel_orphaned_sub_agents, "stopped")
+        stopped = await self._take(cancel_orphaned_sub_agents, "stopped")
+        return woken + stopped + await self._take(resume_raised, "granted")
 
     async def _take(self, act: Callable[[Pool], Awaitable[_TakenEvents]], name: str) -> int:
         note_progress()
@@ -95,6 +97,22 @@ async def wake_parents(pool: Pool) -> _TakenEvents:
 async def cancel_orphaned_sub_agents(pool: Pool) -> _TakenEvents:
     """Cancels sub-agents whose parent has ended or whose call is closed."""
     return await _in_transaction(pool, _cancel_orphans, parent_moved=True)
+
+
+async def resume_raised(pool: Pool) -> _TakenEvents:
+    """Continues the tasks of a tree whose budget was raised and that want more."""
+
+    async def work(connection: Connection) -> _TakenEvents:
+        taken = _TakenEvents(*await resume_one_tree(connection))
+        if taken.handled:
+            await before_sweep()
+        await write(connection, taken.drafts)
+        return taken
+
+    taken = await in_ledger_transaction(pool, work)
+    if taken.handled:
+        await after_sweep()
+    return taken
 
 
 async def _in_transaction(

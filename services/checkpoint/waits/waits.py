@@ -11,20 +11,25 @@ from typing import TYPE_CHECKING, NamedTuple
 from services.checkpoint.commit.draft import LEDGER
 from services.checkpoint.commit.task_row import current_wait
 from services.checkpoint.entries import KINDS
+from tenure.domain.close_out import PendingEnding
 from tenure.domain.entries import ToolIntent
-from tenure.domain.errors import InvalidRequest
+from tenure.domain.errors import TenureError
 from tenure.domain.states import Reason, TaskState
 from tenure.domain.sub_agents import STOPPED
 from tenure.domain.tools import NOT_RUN, Outcome
 from tenure.domain.waits import (
     NO_ANSWER,
+    WITHOUT_CALL,
     Wait,
     WaitAnswer,
     WaitAnswerKind,
     WaitKind,
+    ends_at_cap,
+    grant_of,
     leaves_call_open,
     outcome_of_answer,
     refuse_answer,
+    refuse_grant,
     refuse_other_wait,
 )
 from tenure.v1 import ledger_pb2
@@ -57,13 +62,16 @@ def answered_by(answer: pb.WaitAnswer) -> WaitAnswer:
         answer.edited_arguments_json,
         answer.extra_budget_tokens,
         answer.call_digest,
+        answer.extra_budget_nano_usd,
     )
 
 
 def answer_wait(draft: Draft, answer_message: pb.WaitAnswer, actor: str, request_id: str) -> ToolIntent | None:
     """Applies a person's answer. Returns the call that it approved, if any.
 
-    Raises WrongState when the answer is for another wait (WAIT_OVER) or another call (OTHER_CALL), and InvalidRequest.
+    A refusal of budget leaves a pending ending, which the caller carries out. Raises WrongState when the answer is for
+    another wait (WAIT_OVER) or another call (OTHER_CALL), BudgetExhausted for a grant that is too small, and
+    InvalidRequest.
     """
     wait = current_wait(draft.row)
     message = answered_by(answer_message)
@@ -71,7 +79,9 @@ def answer_wait(draft: Draft, answer_message: pb.WaitAnswer, actor: str, request
     if other is not None:
         raise other
     assert wait is not None, "refuse_other_wait refuses an answer without a wait"
-    refusal: InvalidRequest | None = refuse_answer(wait, message)
+    refusal: TenureError | None = refuse_answer(wait, message)
+    message = grant_of(wait, message)
+    refusal = refusal or refuse_grant(wait, message, draft.budget.budget, draft.row.own_budget)
     if refusal is not None:
         raise refusal
     end_wait_with_answer(draft, wait, RecordedAnswer(message, actor, request_id))
@@ -89,17 +99,23 @@ def deliver(draft: Draft, payload: str, actor: str, request_id: str) -> None:
 
 
 def end_wait_with_answer(draft: Draft, wait: Wait, answer: RecordedAnswer) -> None:
-    """Records the answer and the call's outcome, and queues the task."""
+    """Records the answer and the call's outcome, and queues the task, or requests its ending at a cap."""
     message = "no answer came in time" if answer.content is NO_ANSWER else f"answered by {answer.actor}"
     if wait.kind is WaitKind.SUB_AGENTS:
         message = "not all sub-agents ended in time" if answer.content is NO_ANSWER else "all sub-agents have ended"
     reason = Reason.WAIT_EXPIRED if answer.content is NO_ANSWER else Reason.WAIT_RESOLVED
     record(draft, wait, answer)
+    if ends_at_cap(wait, answer.content):
+        request = wait.budget_request
+        limit = Reason.TOKEN_LIMIT if request is None else request.limit
+        why = message if answer.content is NO_ANSWER else f"{answer.actor} granted no budget: {answer.content.comment}"
+        draft.request_ending(PendingEnding(TaskState.COST_EXCEEDED, limit, why.removesuffix(": "), answer.actor))
+        return
     draft.move(TaskState.QUEUED, reason, message, actor=answer.actor)
 
 
 def record(draft: Draft, wait: Wait, answer: RecordedAnswer) -> None:
-    """Appends the answer, and the outcome of the call unless the answer approved it."""
+    """Appends the answer, and the outcome of the call, if the wait has one, unless the answer approved it."""
     message = answer.content
     resolution = ledger_pb2.WaitResolution(
         wait_id=wait.wait_id,
@@ -111,11 +127,14 @@ def record(draft: Draft, wait: Wait, answer: RecordedAnswer) -> None:
         edited_arguments_json=message.edited_arguments_json,
         extra_budget_tokens=message.extra_budget_tokens,
         request_id=answer.request_id,
+        extra_budget_nano_usd=message.extra_budget_nano_usd,
     )
     _append(draft, ledger_pb2.EntryBody(wait_resolution=resolution), answer.actor)
-    if message.extra_budget_tokens:
-        draft.budget.raise_caps(message.extra_budget_tokens)
-        draft.row.raise_own_caps(message.extra_budget_tokens, nano_usd=0)
+    if message.extra_budget_tokens or message.extra_budget_nano_usd:
+        draft.budget.raise_caps(message.extra_budget_tokens, message.extra_budget_nano_usd)
+        draft.row.raise_own_caps(message.extra_budget_tokens, message.extra_budget_nano_usd)
+    if wait.kind in WITHOUT_CALL:
+        return
     at = draft.row.locked_at.astimezone(UTC).isoformat(timespec="seconds")
     outcome = answer.outcome or outcome_of_answer(wait, message, actor=answer.actor, at=at)
     if outcome is not None:

@@ -72,6 +72,10 @@ def announcement_of(drafts: Sequence[Draft]) -> Announcement:
 
 
 def _concerns_sub_agents(draft: Draft) -> bool:
-    """Whether the transition inserts a sub-agent event. It follows the same rule as the statement that writes it."""
+    """Whether the transaction inserts a sub-agent event or raises a budget. It follows the same rules as the statement
+    and the trigger that write them.
+    """
     row = draft.row
-    return draft.moved and (row.sub_agents > 0 or (draft.ended and row.parent_task_id is not None))
+    return draft.budget.raised or (
+        draft.moved and (row.sub_agents > 0 or (draft.ended and row.parent_task_id is not None))
+    )

@@ -99,6 +99,7 @@ async def _write(
         "ordinal": delivery.ordinal,
         "status": response.status,
         "error": response.problem,
+        "accepted_addresses": sorted({*delivery.accepted_addresses, *response.accepted_addresses}),
     }
     if verdict.state is DeliveryState.PENDING:
         parameters["wait_seconds"] = float(verdict.wait_seconds)

@@ -7,12 +7,13 @@ from uuid import UUID
 
 from services.checkpoint.queries import fetch_all, fetch_one
 from tenure.domain.errors import NotFound
-from tenure.domain.webhooks import DeliveryState, GapReason
+from tenure.domain.outbound import origin_only
+from tenure.domain.webhooks import DeliveryState, GapReason, WebhookKind
 from tenure.runtime.sql import Queries
 from tenure.v1 import task_pb2
 from tenure.v1 import webhook_service_pb2 as pb
 from tenure.wire.common import optional_timestamp, timestamp
-from tenure.wire.webhook_service import DELIVERY_STATES, GAP_REASONS
+from tenure.wire.webhook_service import DELIVERY_STATES, GAP_REASONS, WEBHOOK_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,13 +57,15 @@ class WebhookRow(NamedTuple):
     problem: str
     created_at: datetime
     updated_at: datetime
+    kind: str
+    email_addresses: list[str]
 
     def webhook(self, gaps: Sequence[pb.WebhookGap] = ()) -> pb.Webhook:
         """Returns the webhook as callers see it, without its secrets."""
         return pb.Webhook(
             webhook_id=self.webhook_id,
             name=self.name,
-            url=self.url,
+            url=origin_only(self.url) if self.kind == WebhookKind.SLACK else self.url,
             event_types=self.event_types,
             filter=task_pb2.TaskFilter.FromString(self.filter),
             paused=self.paused,
@@ -79,6 +82,8 @@ class WebhookRow(NamedTuple):
             gaps=gaps,
             create_time=timestamp(self.created_at),
             update_time=timestamp(self.updated_at),
+            kind=WEBHOOK_KINDS.to_wire(WebhookKind(self.kind)),
+            email_addresses=self.email_addresses,
         )
 
 
@@ -98,6 +103,7 @@ class DeliveryRow(NamedTuple):
     last_error: str
     created_at: datetime
     ended_at: datetime | None
+    accepted_addresses: list[str]
 
     def delivery(self) -> pb.WebhookDelivery:
         """Returns the delivery as callers see it."""
@@ -114,6 +120,7 @@ class DeliveryRow(NamedTuple):
             last_error=self.last_error,
             create_time=timestamp(self.created_at),
             end_time=optional_timestamp(self.ended_at),
+            accepted_addresses=self.accepted_addresses,
         )
 
 

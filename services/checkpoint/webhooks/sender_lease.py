@@ -30,8 +30,7 @@ from tenure.runtime.task_group import TaskGroup
 from tenure.v1 import task_pb2
 
 if TYPE_CHECKING:
-    from services.checkpoint.webhooks.sending import WebhookSettings
-    from tenure.domain.outbound import Networks
+    from services.checkpoint.webhooks.sending import WebhookPolicy, WebhookSettings
     from tenure.runtime.postgres import Connection, Pool
 
 LONGEST_LEASE_SECONDS: Final = 60.0
@@ -118,8 +117,8 @@ class SenderLease:
 
     def _trust(self, asked_at: float) -> None:
         """Computes until when a request may begin, so that it ends before the lease does."""
-        settings = self._dependencies.settings
-        self._trusted_until = asked_at + settings.turn_seconds - settings.request_timeout_seconds
+        longest_seconds = self._dependencies.sender.longest_seconds
+        self._trusted_until = asked_at + self._dependencies.settings.turn_seconds - longest_seconds
 
     async def _read(self, status: _LeaseState) -> bool:
         """Reads changes; returns whether there may be more at once. With too many pending deliveries the feed keeps the
@@ -188,9 +187,14 @@ class WebhookDispatcher:
     """Runs until cancelled. `kept_seconds`: how long changes are kept; every cursor must move within that time."""
 
     def __init__(
-        self, pool: Pool, networks: Networks, settings: WebhookSettings, interval_seconds: float, kept_seconds: float
+        self,
+        pool: Pool,
+        policy: WebhookPolicy,
+        settings: WebhookSettings,
+        interval_seconds: float,
+        kept_seconds: float,
     ) -> None:
-        self._pool, self._networks, self._settings = pool, networks, settings
+        self._pool, self._policy, self._settings = pool, policy, settings
         self._interval_seconds = interval_seconds
         self._refresh_seconds = min(LONGEST_REFRESH_SECONDS, kept_seconds / 10)
         self._leases: set[asyncio.Task[None]] = set()
@@ -199,7 +203,7 @@ class WebhookDispatcher:
         settings = self._settings
         most_connections = MAX_LEASES * settings.max_requests
         async with (
-            Sender(self._networks, settings.request_timeout_seconds, most_connections) as sender,
+            Sender(self._policy, settings.request_timeout_seconds, most_connections) as sender,
             TaskGroup() as group,
         ):
             dependencies = SenderDependencies(self._pool, sender, settings)

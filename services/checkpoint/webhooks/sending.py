@@ -1,4 +1,4 @@
-"""One signed request to a webhook's endpoint: bounded in time and in bytes read, never redirected."""
+"""One attempt to send a delivery. Requests are bounded in time and in bytes read, and never redirected."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from standardwebhooks import Webhook
 
+from services.checkpoint.webhooks.mail import MailSender, OutgoingMail, SmtpSettings, printable
+from tenure.domain.notifications import notification_of
 from tenure.domain.outbound import Networks, UrlRefused, parse_url
 from tenure.domain.retry import RetryPolicy
-from tenure.domain.webhooks import RETRY, WebhookResponse, retry_after_seconds
+from tenure.domain.slack import slack_message
+from tenure.domain.webhooks import RETRY, WebhookKind, WebhookResponse, http_failure, retry_after_seconds
 from tenure.runtime import metrics
 from tenure.runtime.outbound_http import FAILURES, CheckedNetworkBackend, Outgoing
 from tenure.runtime.outbound_http import HttpResponse as Response
 from tenure.runtime.settings import setting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from datetime import datetime
 
 
@@ -59,10 +62,17 @@ class WebhookSettings:
             yield f"{PREFIX}ALLOWED_NETWORKS: {error}"
 
 
+class WebhookPolicy(NamedTuple):
+    """What the installation allows of webhooks."""
+
+    networks: Networks
+    smtp: SmtpSettings
+    most_webhooks: int
+
+
 _log: Final = logging.getLogger(__name__)
 MAX_READ_BYTES: Final = 4096
 BODY_SECONDS: Final = 1.0
-MAX_PROBLEM_CHARACTERS: Final = 300
 KEPT_ALIVE_SECONDS: Final = 4.0
 _USER_AGENT: Final = f"tenure/{version('tenure')}"
 
@@ -78,6 +88,17 @@ class OutgoingDelivery(NamedTuple):
     url: str
     secret: bytes
     old_secret: bytes | None
+    kind: str = WebhookKind.STANDARD
+    email_addresses: Sequence[str] = ()
+    accepted_addresses: Sequence[str] = ()
+
+
+def request_of(delivery: OutgoingDelivery) -> tuple[list[tuple[str, str]], bytes]:
+    """Returns the headers and the body of the request for a delivery that is no e-mail."""
+    if delivery.kind == WebhookKind.SLACK:
+        headers = [("content-type", "application/json"), ("user-agent", _USER_AGENT)]
+        return headers, slack_message(notification_of(delivery.body)).encode()
+    return headers_of(delivery), delivery.body.encode()
 
 
 def headers_of(delivery: OutgoingDelivery) -> list[tuple[str, str]]:
@@ -96,10 +117,11 @@ def headers_of(delivery: OutgoingDelivery) -> list[tuple[str, str]]:
 class Sender:
     """The connections of a process to all webhooks. It uses no proxy, keeps no cookies and follows no redirect."""
 
-    def __init__(self, networks: Networks, timeout_seconds: float, most_connections: int) -> None:
+    def __init__(self, policy: WebhookPolicy, timeout_seconds: float, most_connections: int) -> None:
         self._timeout_seconds = timeout_seconds
+        self._mail = MailSender(policy.smtp)
         self._outgoing = Outgoing(
-            CheckedNetworkBackend(networks, "webhooks"),
+            CheckedNetworkBackend(policy.networks, "webhooks"),
             most_connections=most_connections,
             kept_alive_seconds=KEPT_ALIVE_SECONDS,
         )
@@ -110,32 +132,49 @@ class Sender:
     async def __aexit__(self, *how: object) -> None:
         await self._outgoing.__aexit__(*how)
 
+    @property
+    def longest_seconds(self) -> float:
+        """The longest time that `send` takes."""
+        return max(self._timeout_seconds, self._mail.longest_seconds)
+
     async def send(self, delivery: OutgoingDelivery) -> WebhookResponse:
-        """Sends a delivery. Returns a response within the timeout in every case, and raises nothing."""
+        """Sends a delivery. Returns a response within `longest_seconds` in every case, and raises nothing."""
         try:
-            async with asyncio.timeout(self._timeout_seconds):
-                answer = await self._send(delivery)
-        except TimeoutError:
-            answer = WebhookResponse(problem=f"no answer within {self._timeout_seconds:g} s")
-        except (UrlRefused, *FAILURES) as error:
-            answer = WebhookResponse(problem=_printable(f"{type(error).__name__}: {error}".removesuffix(": ")))
+            if delivery.kind == WebhookKind.EMAIL:
+                answer = await self._mail.send(_mail_of(delivery))
+            else:
+                answer = await self._request(delivery)
         except Exception:  # noqa: BLE001  logged, and recorded as a failure of this delivery; the others continue
             _log.exception("a webhook could not be sent", extra={"delivery": delivery.delivery_id})
             answer = WebhookResponse(problem="internal error; see the log")
         metrics.count("tenure_webhook_attempts_total", outcome="received" if answer.received else "failed")
         return answer
 
-    async def _send(self, delivery: OutgoingDelivery) -> WebhookResponse:
-        url, body = parse_url(delivery.url), delivery.body.encode()
-        async with self._outgoing.send("POST", url, headers_of(delivery), body) as response:
+    async def _request(self, delivery: OutgoingDelivery) -> WebhookResponse:
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                return await self._post(delivery)
+        except TimeoutError:
+            return WebhookResponse(problem=f"no answer within {self._timeout_seconds:g} s")
+        except (UrlRefused, *FAILURES) as error:
+            return WebhookResponse(problem=printable(f"{type(error).__name__}: {error}".removesuffix(": ")))
+
+    async def _post(self, delivery: OutgoingDelivery) -> WebhookResponse:
+        url, (headers, body) = parse_url(delivery.url), request_of(delivery)
+        async with self._outgoing.send("POST", url, headers, body) as response:
             message = await _beginning(response)
             answer = WebhookResponse(response.status)
             if answer.received:
                 return answer
             retry_after = retry_after_seconds(response.headers.get("retry-after", ""), delivery.sent_at)
-            return WebhookResponse(
-                response.status, _printable(f"HTTP {response.status}: {message}".removesuffix(": ")), retry_after
-            )
+            problem = printable(f"HTTP {response.status}: {message}".removesuffix(": "))
+            failure = http_failure(WebhookKind(delivery.kind), response.status)
+            return WebhookResponse(response.status, problem, retry_after, failure)
+
+
+def _mail_of(delivery: OutgoingDelivery) -> OutgoingMail:
+    left = [address for address in delivery.email_addresses if address not in delivery.accepted_addresses]
+    return OutgoingMail(delivery.delivery_id, delivery.body, tuple(delivery.email_addresses), tuple(left))
 
 
 async def _beginning(response: Response) -> str:
@@ -150,9 +189,3 @@ async def _beginning(response: Response) -> str:
                 if len(read) >= MAX_READ_BYTES:
                     break
     return read[:MAX_READ_BYTES].decode(errors="replace")
-
-
-def _printable(text: str) -> str:
-    """Returns the text on one line, with characters that Postgres and terminals can show."""
-    flat = " ".join("".join(one if one.isprintable() else " " for one in text).split())
-    return flat if len(flat) <= MAX_PROBLEM_CHARACTERS else flat[: MAX_PROBLEM_CHARACTERS - 1] + "…"

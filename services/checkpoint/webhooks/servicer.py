@@ -12,16 +12,16 @@ from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transact
 from services.checkpoint.reads import filter_parameters
 from services.checkpoint.webhooks import deliveries
 from services.checkpoint.webhooks.rows import WEBHOOKS, WebhookRow, read_webhook, to_messages
-from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached, NotFound
-from tenure.domain.webhooks import DEFAULT_OVERLAP_SECONDS, PauseCode
+from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached, NotFound, WrongState
+from tenure.domain.webhooks import DEFAULT_OVERLAP_SECONDS, PauseCode, WebhookKind
 from tenure.runtime.request_context import current_tenant
 from tenure.v1 import webhook_service_pb2 as pb
 from tenure.v1.webhook_service_pb2_grpc import WebhookServiceServicer
 from tenure.wire.common import seconds
-from tenure.wire.webhook_service import new_secret, read_secret
+from tenure.wire.webhook_service import WEBHOOK_KINDS, new_secret, read_secret, with_secret
 
 if TYPE_CHECKING:
-    from tenure.domain.outbound import Networks
+    from services.checkpoint.webhooks.sending import WebhookPolicy
     from tenure.runtime.postgres import Connection, Pool
 
 
@@ -31,37 +31,38 @@ DEFAULT_WEBHOOKS: Final = 50
 
 
 async def create_webhook(
-    pool: Pool, tenant: str, request: pb.CreateWebhookRequest, networks: Networks, most: int
+    pool: Pool, tenant: str, request: pb.CreateWebhookRequest, policy: WebhookPolicy
 ) -> pb.CreateWebhookResponse:
     """Creates a webhook, or returns it for a repeat.
 
-    Raises AlreadyExists (WEBHOOK_EXISTS), LimitReached (TOO_MANY_WEBHOOKS), InvalidRequest (address).
+    Raises AlreadyExists (WEBHOOK_EXISTS), LimitReached (TOO_MANY_WEBHOOKS), InvalidRequest (address) and WrongState
+    (SMTP_NOT_CONFIGURED).
     """
-    host = urlsplit(request.url).hostname or ""
-    if not networks.may_reach_host(host):
-        raise InvalidRequest(violations=[("url", f"must not lead to {host}: it is no public address")])
+    _check_target(request, policy)
     filter_parameters(request.filter)
-    secret = request.secret or new_secret()
+    request = with_secret(request)
     digest = hashlib.sha256(request.SerializeToString(deterministic=True)).digest()
 
     async def work(connection: Connection) -> pb.Webhook:
         await connection.execute(WEBHOOKS.lock_tenant, {"tenant": tenant})
         if not await _is_repeat(connection, tenant, request.name, digest):
-            await _check_room(connection, tenant, most)
+            await _check_room(connection, tenant, policy.most_webhooks)
             parameters = {
                 "webhook_id": str(uuid_utils.uuid7()),
                 "tenant": tenant,
                 "name": request.name,
                 "request_hash": digest,
+                "kind": WEBHOOK_KINDS.to_domain(request.kind).value,
                 "url": request.url,
+                "email_addresses": list(request.email_addresses),
                 "event_types": list(request.event_types),
                 "filter": request.filter.SerializeToString(),
-                "secret": read_secret(secret),
+                "secret": read_secret(request.secret) if request.secret else b"",
             }
             await connection.execute(WEBHOOKS.create, parameters)
         return await _to_message(connection, tenant, request.name)
 
-    return pb.CreateWebhookResponse(webhook=await in_ledger_transaction(pool, work), secret=secret)
+    return pb.CreateWebhookResponse(webhook=await in_ledger_transaction(pool, work), secret=request.secret)
 
 
 async def get_webhook(pool: Pool, tenant: str, webhook: str) -> pb.Webhook:
@@ -113,12 +114,20 @@ async def resume_webhook(pool: Pool, tenant: str, webhook: str) -> pb.Webhook:
 async def rotate_secret(
     pool: Pool, tenant: str, request: pb.RotateWebhookSecretRequest
 ) -> pb.RotateWebhookSecretResponse:
-    """Sets a new secret. Raises NotFound. The present secret changes nothing, so a repeat does not end the overlap."""
+    """Sets a new secret. Raises NotFound, and WrongState (WEBHOOK_NOT_SIGNED).
+
+    The present secret changes nothing, so a repeat does not end the overlap.
+    """
     secret = request.secret or new_secret()
     overlap_seconds = seconds(request.overlap) if request.HasField("overlap") else DEFAULT_OVERLAP_SECONDS
 
     async def work(connection: Connection) -> pb.Webhook:
         row = await read_webhook(connection, tenant, request.webhook, lock=True)
+        if not row.secret:
+            message = (
+                f"the webhook {row.name} has no secret: only requests by the Standard Webhooks convention are signed"
+            )
+            raise WrongState(message, reason="WEBHOOK_NOT_SIGNED")
         if row.secret != read_secret(secret):
             parameters = {
                 "webhook_id": row.webhook_id,
@@ -143,6 +152,16 @@ async def delete_webhook(pool: Pool, tenant: str, webhook: str) -> bool:
         return True
 
     return await in_ledger_transaction(pool, work)
+
+
+def _check_target(request: pb.CreateWebhookRequest, policy: WebhookPolicy) -> None:
+    """Raises InvalidRequest for a target that this installation does not allow, and WrongState without SMTP server."""
+    if WEBHOOK_KINDS.to_domain(request.kind) is WebhookKind.EMAIL:
+        policy.smtp.check_recipients(request.email_addresses)
+        return
+    host = urlsplit(request.url).hostname or ""
+    if not policy.networks.may_reach_host(host):
+        raise InvalidRequest(violations=[("url", f"must not lead to {host}: it is no public address")])
 
 
 async def _to_message(connection: Connection, tenant: str, webhook: str) -> pb.Webhook:
@@ -175,11 +194,11 @@ async def _check_room(connection: Connection, tenant: str, most: int) -> None:
 class WebhookServicer(WebhookServiceServicer):
     """See protos/tenure/v1/webhook_service.proto for what each method promises."""
 
-    def __init__(self, pool: Pool, networks: Networks, most_webhooks: int) -> None:
-        self._pool, self._networks, self._most_webhooks = pool, networks, most_webhooks
+    def __init__(self, pool: Pool, policy: WebhookPolicy) -> None:
+        self._pool, self._policy = pool, policy
 
     async def CreateWebhook(self, request: pb.CreateWebhookRequest, _context: Any) -> pb.CreateWebhookResponse:
-        return await create_webhook(self._pool, current_tenant(), request, self._networks, self._most_webhooks)
+        return await create_webhook(self._pool, current_tenant(), request, self._policy)
 
     async def GetWebhook(self, request: pb.GetWebhookRequest, _context: Any) -> pb.GetWebhookResponse:
         return pb.GetWebhookResponse(webhook=await get_webhook(self._pool, current_tenant(), request.webhook))

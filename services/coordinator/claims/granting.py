@@ -17,8 +17,9 @@ from uuid import uuid4
 from services.coordinator.claims.assigning import Assigned, assign
 from services.coordinator.lease_store import ClaimRecord, HeldClaim
 from services.coordinator.lease_store.claim_keys import ClaimRefusal, ClaimResult, NewClaim
+from tenure.domain.access import DEFAULT_INSTALLATION
 from tenure.domain.errors import TenureError
-from tenure.domain.fencing import LEASE_PREFIX, TASK_PREFIX, Claims, describe_epoch
+from tenure.domain.fencing import LEASE_PREFIX, TASK_PREFIX, Audience, Claims, describe_epoch
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime import metrics, semconv
 from tenure.runtime.failpoints import failpoint
@@ -29,7 +30,7 @@ from tenure.runtime.telemetry import span
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
 from tenure.v1 import lease_service_pb2 as pb
 from tenure.wire.common import seconds
-from tenure.wire.token import check_token, sign_claims
+from tenure.wire.token import TokenChecker, sign_claims, sign_task_claims
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,10 +54,13 @@ _CHECK_SECONDS: Final = 5.0
 class Issuer:
     """Signs with the key in a file, and changes to another key when the file does."""
 
-    def __init__(self, signing_key_file: Path, verifying_keys_file: Path) -> None:
+    def __init__(
+        self, signing_key_file: Path, verifying_keys_file: Path, installation: str = DEFAULT_INSTALLATION
+    ) -> None:
         self._path = signing_key_file
         self._signer = Signer.load(signing_key_file)
-        self._verifier = Verifier(verifying_keys_file)
+        self._verifier, self._installation = Verifier(verifying_keys_file), installation
+        self._leases = TokenChecker(self._verifier, Audience.LEASE, installation)
 
     @property
     def key_id(self) -> str:
@@ -73,13 +77,14 @@ class Issuer:
             claim_id=record.claim_id,
             holder=record.worker_id,
             tools=record.tools,
+            installation=self._installation,
         )
-        return sign_claims(self._signer, claims, datetime.now(UTC))
+        return sign_task_claims(self._signer, claims, datetime.now(UTC))
 
     def issue_again(self, task_id: str, tenant: str, epoch: int, claim_id: str, holder: str) -> token_pb2.FencingToken:
         """Returns a token of a pruned task's last grant, as the ledger states it: enough to delete the task's data."""
-        claims = Claims(f"{TASK_PREFIX}{task_id}", tenant, epoch, claim_id, holder)
-        return sign_claims(self._signer, claims, datetime.now(UTC))
+        claims = Claims(f"{TASK_PREFIX}{task_id}", tenant, epoch, claim_id, holder, installation=self._installation)
+        return sign_task_claims(self._signer, claims, datetime.now(UTC))
 
     def issue_lease(self, held: NamedLease) -> token_pb2.FencingToken:
         """Returns the token of a registered named lease. It opens no task."""
@@ -89,12 +94,14 @@ class Issuer:
             epoch=held.epoch,
             claim_id=held.record.claim_id,
             holder=held.record.holder,
+            audiences=(Audience.LEASE,),
+            installation=self._installation,
         )
         return sign_claims(self._signer, claims, datetime.now(UTC))
 
     def check(self, token: token_pb2.FencingToken) -> Claims:
-        """Returns the claims of a presented token. Raises Unauthenticated (INVALID_TOKEN)."""
-        return check_token(self._verifier, token)
+        """Returns the claims of a presented token of a named lease. Raises as `TokenChecker.check`."""
+        return self._leases.check(token)
 
     def signing_keys(self) -> list[pb.SigningKey]:
         """Returns all public keys that verify, with the active one marked.
@@ -224,6 +231,7 @@ class ClaimGranter:
             suspect=offer.suspect,
             start_timeout_seconds=seconds(offer.start_timeout),
             progress_timeout_seconds=seconds(offer.progress_timeout),
+            lease_ttl_seconds=seconds(offer.lease_ttl),
         )
         return NewClaim(offer.task_id, record, session.held)
 

@@ -1,4 +1,6 @@
-"""Revokes and requeues claims whose workers are alive but never open the task or make no progress."""
+"""Revokes and requeues claims whose workers never open the task, make no progress, or stay silent for longer than the
+TTL of the task's own lease.
+"""
 
 from __future__ import annotations
 
@@ -7,36 +9,63 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from services.coordinator.claims.lost_claims import LostClaim, LostClaims
+from tenure.domain.errors import TenureError
 from tenure.domain.states import Reason
 from tenure.runtime.process import rest
 from tenure.runtime.task_group import TaskGroup
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from services.coordinator.lease_store import LeaseStore
     from services.coordinator.sessions.session import AttachedSession, WorkedClaim
     from services.coordinator.sessions.session_attach import Sessions
 
 _log: Final = logging.getLogger(__name__)
 _LOOK_SECONDS: Final = 0.5
+_LATE_SECONDS: Final = 2 * _LOOK_SECONDS
+"""After a longer pause between two looks, this replica was frozen, and silence is counted anew."""
 
 
 class StuckClaims:
     """Checks the renewals of this replica's sessions. The duty is `run`."""
 
-    def __init__(self, sessions: Sessions, lost_claims: LostClaims) -> None:
+    def __init__(self, store: LeaseStore, sessions: Sessions, lost_claims: LostClaims) -> None:
+        self._store = store
         self._sessions = sessions
         self._lost_claims = lost_claims
 
     async def run(self) -> None:
         """Checks all sessions twice a second. A duty."""
         async with TaskGroup() as group:
+            clock = asyncio.get_running_loop().time
+            now = watched_since = clock()
             while True:
+                looked_at = now
                 await rest(_LOOK_SECONDS)
-                now = asyncio.get_running_loop().time()
+                now = clock()
+                if now - looked_at > _LATE_SECONDS:
+                    watched_since = now
                 for session in self._sessions:
+                    if expired := session.expired_claims(now, watched_since):
+                        group.create_task(self._end_expired(session, expired))
                     if not session.is_current(now):
                         continue  # a replica that slept has only old reports
                     for claim, why in _stuck_claims_of(session):
                         group.create_task(self._end_claim(claim, *why))
+
+    async def _end_expired(self, session: AttachedSession, expired: Sequence[WorkedClaim]) -> None:
+        """Ends claims whose tasks' own leases have expired, unless their worker moved to another replica."""
+        try:
+            stored = await self._store.sessions.find(session.session_id)
+        except TenureError as error:
+            _log.warning("a silent session could not be read", extra={"worker": session.worker_id, "error": error})
+            return
+        if stored is None or stored.mod_revision != session.held.mod_revision:
+            return
+        for claim in expired:
+            if session.revoke(claim.held.record.claim_id, Reason.LEASE_EXPIRED) is not None:
+                await self._end_claim(claim, Reason.LEASE_EXPIRED, _silence(session, claim))
 
     async def _end_claim(self, claim: WorkedClaim, reason: str, message: str) -> None:
         _log.warning("a claim is revoked", extra={"task": claim.held.task_id, "reason": reason, "why": message})
@@ -50,6 +79,11 @@ def _stuck_claims_of(session: AttachedSession) -> list[tuple[WorkedClaim, tuple[
     for claim, (reason, _) in stuck:
         session.revoke(claim.held.record.claim_id, reason)
     return stuck
+
+
+def _silence(session: AttachedSession, claim: WorkedClaim) -> str:
+    ttl_seconds = session.timing.lease_seconds(claim.held.record.lease_ttl_seconds)
+    return f"worker {session.worker_id} sent no renewal for {ttl_seconds:g} s, the TTL of the task's lease"
 
 
 def _why(session: AttachedSession, claim: WorkedClaim) -> tuple[str, str] | None:

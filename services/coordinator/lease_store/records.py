@@ -51,8 +51,8 @@ class SessionRecord:
 class ClaimRecord:
     """The owner of a claim and the reason. It has all fields of a token, because any replica may have to sign it again.
 
-    `suspect`: owners died with the task, so its session must not hold a second such task. The timeouts are the task's
-    own, or 0.
+    `suspect`: owners died with the task, so its session must not hold a second such task. The timeouts and the
+    lease's TTL are the task's own, or 0.
     """
 
     claim_id: str
@@ -68,6 +68,7 @@ class ClaimRecord:
     suspect: bool = False
     start_timeout_seconds: float = 0.0
     progress_timeout_seconds: float = 0.0
+    lease_ttl_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from time import time
 from typing import TYPE_CHECKING, Final
 
 from tenure.domain.errors import InvalidRequest, TenureError, Unavailable
@@ -106,6 +107,14 @@ class Timing:
         """
         return 1.75 * self.renew_interval_seconds
 
+    def lease_seconds(self, lease_ttl_seconds: float) -> float:
+        """Returns how long a worker without renewals keeps a task with this TTL of its own; 0: it has none.
+
+        At least three intervals, because one renewal may be lost and another one late.
+        """
+        least_seconds = min(3 * self.renew_interval_seconds, self.ttl_seconds)
+        return max(least_seconds, min(lease_ttl_seconds or self.ttl_seconds, self.ttl_seconds))
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerProfile:
@@ -126,6 +135,15 @@ class WorkerProfile:
 
 
 @dataclass(slots=True)
+class Renewals:
+    """The renewals of a claim at this replica: how many, and the Unix times of the first and of the newest."""
+
+    first_at: float
+    last_at: float
+    count: int = 1
+
+
+@dataclass(slots=True)
 class WorkedClaim:
     """A claim of a session with its worker's reports.
 
@@ -139,6 +157,15 @@ class WorkedClaim:
     key_id: str
     suspect: bool
     unopened_since: float | None
+    renewals: Renewals | None = None
+
+    def renewed(self, at: float) -> None:
+        """Counts a renewal that named the claim, at a Unix time."""
+        if self.renewals is None:
+            self.renewals = Renewals(at, at)
+        else:
+            self.renewals.last_at = at
+            self.renewals.count += 1
 
     def observe(self, reported: ReportedProgress, now: float) -> None:
         """Takes the report of a renewal that named the claim."""
@@ -167,6 +194,7 @@ class AttachedSession:
         self._attached_at = attached_at
         self._renewed_at = renewed_at
         self._unanswered = False
+        self._last_sign_at = attached_at
         self._reported = reported_slots(hello)
         self._grants_sent = 0
         # Tiers of sent grants that the worker had not read at its last report of slots, and of claims in the making.
@@ -223,6 +251,21 @@ class AttachedSession:
     def silent_seconds(self, now: float) -> float:
         """Returns the seconds since etcd last confirmed that the session is attached here."""
         return now - (self._attached_at if self._renewed_at is None else self._renewed_at)
+
+    def expired_claims(self, now: float, watched_since: float) -> list[WorkedClaim]:
+        """Returns the claims whose worker sent no renewal for longer than the TTL of the task's lease.
+
+        `watched_since`: since when this replica has run without a pause. A replica that slept has unread renewals.
+        """
+        silent_seconds = now - max(self._last_sign_at, watched_since)
+        if silent_seconds <= 2 * self.timing.renew_interval_seconds or self.ended.is_set():
+            return []
+        return [
+            claim
+            for claim in self.claims.values()
+            if (ttl_seconds := claim.held.record.lease_ttl_seconds)
+            and silent_seconds > self.timing.lease_seconds(ttl_seconds)
+        ]
 
     def take_slot(self, tier: Priority = Priority.NORMAL, *, suspect: bool = False) -> None:
         """Reserves a slot for a claim in the making."""
@@ -298,10 +341,15 @@ class AttachedSession:
         """Records that etcd answered the renewal that arrived at `sent_at`."""
         self._renewed_at = sent_at
         self._unanswered = False
+        at = time()
+        for claim in self.claims.values():
+            if claim.unnamed_since is None:
+                claim.renewed(at)
 
-    def renewal_came(self) -> None:
+    def renewal_came(self, now: float) -> None:
         """Records a renewal that etcd has not answered yet."""
         self._unanswered = True
+        self._last_sign_at = now
 
     def request_drain(self, message: str) -> None:
         """Drains the worker for an operator: sends one notice per stream, and ends all grants."""

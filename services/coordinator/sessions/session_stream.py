@@ -143,7 +143,7 @@ class SessionStreamServer:
             revoke = pb.Revoke(task_id=unknown.task_id, claim_id=unknown.claim_id, reason=Reason.CLAIM_LOST)
             session.send(pb.SessionResponse(revoke=revoke))
         session.report_slots(reported_slots(renew), renew.grants_read if renew.HasField("grants_read") else None)
-        session.renewal_came()
+        session.renewal_came(now)
         # Only the newest renewal is sent to etcd: it contains all older ones, and nothing piles up while etcd is slow.
         self._renew = renew
         self._renew_arrived.set()

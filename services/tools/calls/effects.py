@@ -185,6 +185,7 @@ class ToolEffect:
             duration_seconds=_now() - self._began_at,
             call_attempt=self._run.call_attempt,
             usage=self._run.usage,
+            output=answer.output,
         )
 
 

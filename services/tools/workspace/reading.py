@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import os
 import stat
 from collections.abc import Generator, Sequence
@@ -13,9 +14,11 @@ from enum import StrEnum
 from threading import Lock
 from typing import Final, Self
 
+from services.tools.tool import ToolFailure
 from services.tools.workspace.beneath import DIRECTORY, open_beneath
-from services.tools.workspace.directories import MAX_DEPTH, closing_after, entered, open_to_read
+from services.tools.workspace.directories import MAX_DEPTH, closing_after, entered, open_to_read, split_path
 from tenure.domain.errors import InvalidRequest, OutOfRange, WrongState
+from tenure.domain.outputs import FileDigest
 
 # What is in a workspace, a page at a time, in an order that a page can be continued in while programs write.
 
@@ -141,6 +144,29 @@ class Version:
 
     def __str__(self) -> str:
         return f"{self.inode:x}-{self.size_bytes:x}-{self.modified_ns:x}"
+
+
+def digest_of_file(workspace: int, path: str) -> FileDigest:
+    """Returns the SHA-256 and the size of a regular file. Blocks while it reads all of it.
+
+    Raises OSError, and ToolFailure (BAD_PATH, NOT_A_FILE, FILE_CHANGED).
+    """
+    parts = split_path(path)
+    if not parts:
+        raise ToolFailure(f"{path!r} does not name a file.", "BAD_PATH")
+    file = OpenFile(workspace, parts)
+    digest, offset = hashlib.sha256(), 0
+    try:
+        while part := file.part(offset):
+            digest.update(part)
+            offset += len(part)
+    except WrongState as changed:
+        raise ToolFailure(
+            f"{path!r} was written meanwhile: record it when it is complete.", "FILE_CHANGED"
+        ) from changed
+    finally:
+        file.close()
+    return FileDigest(f"sha256:{digest.hexdigest()}", offset)
 
 
 class OpenFile:

@@ -6,9 +6,9 @@ import asyncio
 import errno
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,8 +22,9 @@ from services.tools.tool import ToolFailure
 from services.tools.workspace.bounds import Bounds
 from services.tools.workspace.copying import CopiedFiles, CopyStopped, copy_workspace
 from services.tools.workspace.directories import Workspaces, split_path
-from services.tools.workspace.reading import FileKind, FilePage, ListedFile, OpenFile, list_page
+from services.tools.workspace.reading import FileKind, FilePage, ListedFile, OpenFile, digest_of_file, list_page
 from tenure.domain.errors import InvalidRequest, LimitReached, NotFound, WrongState
+from tenure.domain.outputs import FileDigest
 from tenure.runtime.failpoints import failpoint
 from tenure.v1 import tool_service_pb2 as pb
 from tenure.v1 import workspace_pb2
@@ -67,6 +68,19 @@ class FileRequests:
                         raise
                     return Contents(FilePage([], ""), None if token else NOTHING)
                 return Contents(page, None if token else measure(self._root / tenant / task_id))
+
+        return await self._in_thread(work)
+
+    async def digests(self, tenant: str, task_id: str, paths: Sequence[str]) -> dict[str, FileDigest]:
+        """Returns the digests by path, without those of files that do not exist or cannot be read."""
+
+        def work() -> dict[str, FileDigest]:
+            digests = {}
+            with suppress(FileNotFoundError), self._workspaces.existing(tenant, task_id) as workspace:
+                for path in paths:
+                    with suppress(OSError, ToolFailure):
+                        digests[path] = digest_of_file(workspace, path)
+            return digests
 
         return await self._in_thread(work)
 

@@ -1,0 +1,1 @@
+"""The deployment: the image, the compose file, and the supply chain."""

@@ -1,0 +1,370 @@
+"""POST /v1/chat/completions: OpenAI's API in front of the engine that serves the Messages API.
+
+A request becomes one of the Messages API after the checks that OpenAI's own servers make; the answer is written in
+OpenAI's form. Prefixes are cached without marks, and nothing is billed for that.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from devstack.simulator.delivery import Dialect, ReplyBlock, StreamEvent, piece_length, pieces_of
+from devstack.simulator.hostile import CHANGES_OF_ORDER, JSON_TEXTS, StreamProtocol, hostile_answer
+from devstack.simulator.http_server import ApiError
+from devstack.simulator.messages_endpoint import REFUSED_KEY, MessagesEndpoint, parsed_body
+from devstack.simulator.tokens import InputTokens
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from random import Random
+
+    from devstack.simulator.delivery import ModelReply, ReplyDelivery
+    from devstack.simulator.hostile import Event, HostileAnswer
+    from devstack.simulator.http_server import HttpRequest
+    from devstack.simulator.scenario import Scenario
+
+NO_USAGE = "sim-no-usage-"
+"""The beginning of names of models that send no usage, as some servers do: `sim-no-usage-hello` plays `hello`."""
+FINISH_REASONS = {"tool_use": "tool_calls", "max_tokens": "length", "refusal": "content_filter"}
+TOO_LONG = "prompt is too long"
+KINDS = {401: "invalid_request_error", 429: "rate_limit_error", 404: "invalid_request_error"}
+CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
+DEFAULT_MAX_TOKENS = 4096
+
+
+# Requests.
+
+
+def to_messages_body(body: Any) -> dict[str, Any]:
+    """Returns the request as one of the Messages API. Raises ApiError for a request that OpenAI would refuse."""
+    if not isinstance(body, dict) or not isinstance(body.get("model"), str):
+        raise ApiError(400, "you must provide a model parameter")
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise ApiError(400, "Invalid type for 'messages': expected an array of objects")
+    _check_results(messages)
+    system = "\n\n".join(str(message["content"]) for message in messages if message.get("role") == "system")
+    converted = [_message(message, index) for index, message in enumerate(messages) if message["role"] != "system"]
+    request = {
+        "model": body["model"],
+        "max_tokens": body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_MAX_TOKENS,
+        "messages": _merged(converted),
+        "stream": body.get("stream", False),
+    }
+    if system:
+        request["system"] = system
+    if tools := [_tool(tool) for tool in body.get("tools") or ()]:
+        request["tools"] = tools
+    return request
+
+
+def _check_results(messages: list[dict[str, Any]]) -> None:
+    """Checks that the results of a message's calls follow it at once, and that each result has its call."""
+    expected: set[str] = set()
+    for index, message in enumerate([*messages, {"role": "end"}]):
+        if message.get("role") == "tool":
+            if message.get("tool_call_id") not in expected:
+                raise ApiError(
+                    400, "messages with role 'tool' must be a response to a preceding message with 'tool_calls'."
+                )
+            expected.discard(message["tool_call_id"])
+            continue
+        if expected:
+            raise ApiError(
+                400,
+                "An assistant message with 'tool_calls' must be followed by tool messages responding to each "
+                f"'tool_call_id'. The following tool_call_ids did not have response messages: {', '.join(expected)}",
+            )
+        calls = message.get("tool_calls") or []
+        expected = {str(call.get("id")) for call in calls}
+        if len(expected) != len(calls):
+            raise ApiError(400, f"Duplicate value for 'tool_call_id' in messages[{index}]")
+
+
+def _message(message: dict[str, Any], index: int) -> dict[str, Any]:
+    role, content = message.get("role"), message.get("content")
+    for name in message:
+        if name not in {"role", "content", "tool_calls", "tool_call_id"}:
+            raise ApiError(400, f"Unknown parameter: 'messages[{index}].{name}'.")
+    if role == "tool":
+        if not isinstance(content, str):
+            raise ApiError(400, f"Invalid type for 'messages[{index}].content': expected a string")
+        result = {"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": content}
+        return {"role": "user", "content": [result]}
+    if role not in {"user", "assistant"}:
+        raise ApiError(
+            400, f"Invalid value: '{role}'. Supported values are: 'system', 'assistant', 'user', and 'tool'."
+        )
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) and content else []
+    if isinstance(content, list):
+        blocks = [_part(part) for part in content]
+    blocks += [_call(call) for call in message.get("tool_calls") or ()]
+    if not blocks:
+        raise ApiError(400, f"Invalid value for 'content' of messages[{index}]: expected a string, got null.")
+    return {"role": role, "content": blocks}
+
+
+def _part(part: dict[str, Any]) -> dict[str, Any]:
+    if part.get("type") == "text":
+        return {"type": "text", "text": part["text"]}
+    return {"type": "image", "source": {"type": "url", "url": part["image_url"]["url"]}}
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if call.get("type") != "function" or not isinstance(function, dict):
+        raise ApiError(400, "Invalid value for 'tool_calls': expected functions")
+    try:
+        arguments = json.loads(function["arguments"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ApiError(400, f"Invalid 'arguments' of a tool call: {error}") from error
+    return {"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments}
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, dict):
+        raise ApiError(400, "Invalid value for 'tools': expected functions")
+    return {
+        "name": function["name"],
+        "description": function.get("description", ""),
+        "input_schema": function.get("parameters") or {"type": "object", "properties": {}},
+    }
+
+
+def _merged(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Joins neighbours of one role: a chat has one message for each result."""
+    merged: list[dict[str, Any]] = []
+    for message in messages:
+        if merged and merged[-1]["role"] == message["role"]:
+            merged[-1]["content"] += message["content"]
+        else:
+            merged.append(message)
+    return merged
+
+
+# Answers.
+
+
+def _chunk(reply: ModelReply, choices: list[dict[str, Any]], **fields: Any) -> bytes:
+    value = {"id": reply.message_id, "object": "chat.completion.chunk", "created": 0, "model": reply.model}
+    return f"data: {json.dumps({**value, 'choices': choices, **fields})}\n\n".encode()
+
+
+def _choice(delta: dict[str, Any], finish_reason: str | None = None) -> list[dict[str, Any]]:
+    return [{"index": 0, "delta": delta, "finish_reason": finish_reason}]
+
+
+def _delta(block: ReplyBlock, index: int, piece: str) -> dict[str, Any]:
+    if block.tool_name is None:
+        return {"content": piece}
+    return {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
+
+
+def chat_events(reply: ModelReply, tokens: InputTokens, deltas: int | None) -> Iterator[StreamEvent]:
+    """Yields the chunks of an answer, its usage, and the line that ends it."""
+    yield StreamEvent(_chunk(reply, _choice({"role": "assistant", "content": ""})))
+    calls = 0
+    for block in reply.blocks:
+        if block.tool_name is not None:
+            function = {"name": block.tool_name, "arguments": ""}
+            opening = {"index": calls, "id": block.tool_use_id, "type": "function", "function": function}
+            yield StreamEvent(_chunk(reply, _choice({"tool_calls": [opening]})))
+            calls += 1
+        for piece in pieces_of(block, piece_length(reply, deltas)):
+            data = _chunk(reply, _choice(_delta(block, calls - 1, piece)))
+            yield StreamEvent(data, len(piece.encode()), is_delta=True)
+    yield StreamEvent(_chunk(reply, _choice({}, FINISH_REASONS.get(reply.stop_reason, "stop"))), is_end=True)
+    if not reply.model.startswith(NO_USAGE):
+        yield StreamEvent(_chunk(reply, [], usage=usage_value(tokens, reply.output_tokens)))
+    yield StreamEvent(b"data: [DONE]\n\n")
+
+
+def usage_value(tokens: InputTokens, output_tokens: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": tokens.total,
+        "completion_tokens": output_tokens,
+        "total_tokens": tokens.total + output_tokens,
+        "prompt_tokens_details": {"cached_tokens": tokens.cache_read},
+    }
+
+
+def chat_value(reply: ModelReply, tokens: InputTokens) -> dict[str, Any]:
+    """Returns a whole answer."""
+    text = "".join(block.text for block in reply.blocks if block.tool_name is None)
+    calls = [
+        {"id": block.tool_use_id, "type": "function", "function": {"name": block.tool_name, "arguments": block.text}}
+        for block in reply.blocks
+        if block.tool_name is not None
+    ]
+    message = {"role": "assistant", "content": text or None, **({"tool_calls": calls} if calls else {})}
+    finish_reason = FINISH_REASONS.get(reply.stop_reason, "stop")
+    return {
+        "id": reply.message_id,
+        "object": "chat.completion",
+        "created": 0,
+        "model": reply.model,
+        "choices": [{"index": 0, "message": message, "finish_reason": finish_reason}],
+        "usage": usage_value(tokens, reply.output_tokens),
+    }
+
+
+def chat_error(status: int, message: str, _request_id: str) -> dict[str, object]:
+    kind = KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    kind = "overloaded_error" if status == 529 else kind
+    code = "context_length_exceeded" if message.startswith(TOO_LONG) else CODES.get(status)
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+def chat_error_event(value: dict[str, object]) -> bytes:
+    return f"data: {json.dumps(value)}\n\n".encode()
+
+
+CHAT = Dialect(chat_events, chat_value, chat_error, chat_error_event)
+
+
+@dataclass
+class ChatEndpoint(MessagesEndpoint):
+    """The endpoint, with the same scenarios, log, faults and prompt cache."""
+
+    name: str = "chat"
+    dialect: Dialect = CHAT
+
+    def read(self, request: HttpRequest) -> Any:
+        """Returns the body of a request as one of the Messages API. Raises ApiError."""
+        key = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not key or key == REFUSED_KEY:
+            raise ApiError(401, "Incorrect API key provided")
+        return to_messages_body(parsed_body(request))
+
+    def find_scenario(self, body: Mapping[str, Any]) -> Scenario:
+        """Returns the scenario that a request plays. Raises ApiError."""
+        return super().find_scenario({**body, "model": body["model"].replace(NO_USAGE, "sim-")})
+
+    def priced(self, body: Mapping[str, Any]) -> InputTokens:
+        """Returns the input tokens. The whole prompt is cached; what that writes costs what input costs."""
+        tokens = self.cache.price({**body, "cache_control": {"type": "ephemeral"}})
+        return InputTokens(tokens.plain + tokens.cache_creation, 0, tokens.cache_read)
+
+    def hostile_answer(self, random: Random, delivery: ReplyDelivery | None) -> HostileAnswer:
+        """Returns a hostile answer. `delivery`: the valid answer that it changes; None: a random one."""
+        if delivery is None:
+            return hostile_chat_answer(random)
+        chunks = chat_events(delivery.reply, delivery.tokens, delivery.deltas)
+        return hostile_chat_answer(random, [_read_chunk(chunk.data) for chunk in chunks])
+
+
+# Hostile answers.
+
+DONE = "done"
+
+
+def hostile_chat_answer(random: Random, events: list[Event] | None = None) -> HostileAnswer:
+    """Returns a valid stream of chunks with one to three changes. `events`: the valid stream; None: a random one."""
+    return hostile_answer(random, events, StreamProtocol(_valid_chunks, _CHANGES, _written_chunk))
+
+
+def _read_chunk(data: bytes) -> Event:
+    text = data.decode().removeprefix("data: ").strip()
+    return {DONE: True} if text == "[DONE]" else dict(json.loads(text))
+
+
+def _written_chunk(event: Event) -> bytes:
+    return b"data: [DONE]\n\n" if DONE in event else f"data: {json.dumps(event)}\n\n".encode("utf-8", "surrogatepass")
+
+
+def _valid_chunks(random: Random) -> list[Event]:
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+    if random.random() < 0.7:
+        deltas += [{"content": piece} for piece in ("It is ", "done \U0001f600.")]
+    if random.random() < 0.3:
+        deltas.insert(1, {"reasoning_content": "Let me see."})
+    calls = random.choice([0, 0, 1, 2, 5])
+    for index in range(calls):
+        function = {"name": "list_files", "arguments": ""}
+        deltas.append(
+            {"tool_calls": [{"index": index, "id": f"call_{index}", "type": "function", "function": function}]}
+        )
+        deltas += [
+            {"tool_calls": [{"index": index, "function": {"arguments": piece}}]} for piece in ('{"path": ', '"."}')
+        ]
+    reason = "tool_calls" if calls else random.choice(["stop", "stop", "length", "content_filter"])
+    usage = usage_value(InputTokens(random.randint(1, 500), 0, random.randint(0, 50)), 30)
+    fields = {"id": "c", "object": "chat.completion.chunk", "model": "sim-hostile"}
+    chunks: list[Event] = [{**fields, "choices": _choice(delta)} for delta in deltas]
+    chunks += [{**fields, "choices": _choice({}, reason)}, {**fields, "choices": [], "usage": usage}, {DONE: True}]
+    return chunks
+
+
+def _calls_of(events: list[Event]) -> list[dict[str, Any]]:
+    """Returns the deltas of tool calls, of chunks that are still whole."""
+    deltas: list[dict[str, Any]] = []
+    for event in events:
+        choices = event.get("choices")
+        delta = choices[0].get("delta") if isinstance(choices, list) and choices and isinstance(choices[0], dict) else 0
+        calls = delta.get("tool_calls") if isinstance(delta, dict) else None
+        deltas += [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    return deltas
+
+
+def _poison_arguments(random: Random, events: list[Event]) -> None:
+    pieces = [call["function"] for call in _calls_of(events) if isinstance(call.get("function"), dict)]
+    if pieces:
+        random.choice(pieces)["arguments"] = random.choice(JSON_TEXTS)
+
+
+def _change_calls(random: Random, events: list[Event]) -> None:
+    """Changes the ids or indexes of tool calls: none, the same for all, or gaps."""
+    choices: list[tuple[str, list[Any]]] = [
+        ("id", ["call_same"]),
+        ("id", [None]),
+        ("index", [0]),
+        ("index", [None]),
+        ("index", [7, 2**40, -1]),
+    ]
+    key, values = random.choice(choices)
+    for call in _calls_of(events):
+        if key in call:
+            call[key] = random.choice(values)
+
+
+def _change_usage(random: Random, events: list[Event]) -> None:
+    """Removes the usage, or makes it absurd."""
+    for event in events:
+        if "usage" in event:
+            counts = [-1, 10**30, 1.5, None, "7", 0]
+            absurd = {"prompt_tokens": random.choice(counts), "completion_tokens": random.choice(counts)}
+            event["usage"] = random.choice([None, [], "x", absurd, {**absurd, "prompt_tokens_details": 7}])
+
+
+def _add_calls(random: Random, events: list[Event]) -> None:
+    """Adds up to 1,200 calls before the end, perhaps all with one id."""
+    count, has_one_id = random.choice([2, 40, 300, 1200]), random.random() < 0.3
+    added: list[Event] = []
+    for index in range(100, 100 + count):
+        function = {"name": "list_files", "arguments": '{"path": "."}'}
+        call = {"index": index, "id": "same" if has_one_id else f"call_{index}", "function": function}
+        added.append({"choices": _choice({"tool_calls": [call]})})
+    events[1:1] = added
+
+
+def _insert_chunk(random: Random, events: list[Event]) -> None:
+    chosen: Event = random.choice(
+        [
+            {"error": {"message": "Overloaded \ud83d", "type": "overloaded_error", "code": 503}},
+            {"error": random.choice(["bad", [], 7, {"code": ["x"], "message": {}}])},
+            {"object": "error", "message": "x" * 5000, "code": 400},
+            {"choices": _choice({"content": "y" * 300_000})},
+            {"choices": _choice({}, "stop") * 2}, {"choices": {}}, {DONE: True}, {},
+            {"choices": _choice({}, "bored")},
+        ]
+    )  # fmt: skip
+    events.insert(random.randrange(len(events) + 1), json.loads(json.dumps(chosen)))
+
+
+_CHANGES = [
+    *CHANGES_OF_ORDER, _poison_arguments, _poison_arguments, _change_calls, _change_calls, _change_usage, _add_calls,
+    _insert_chunk,
+]  # fmt: skip

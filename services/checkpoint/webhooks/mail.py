@@ -1,0 +1,232 @@
+"""One e-mail to an SMTP server: bounded in time, with a connection of its own, and never without the required TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import aiosmtplib
+
+from tenure.domain.errors import InvalidRequest, WrongState
+from tenure.domain.mail import domain_of, is_email_address, mail_of
+from tenure.domain.notifications import notification_of, one_line
+from tenure.domain.webhooks import FailureKind, WebhookResponse, smtp_failure
+from tenure.runtime.outbound_http import tls_context
+from tenure.runtime.settings import Secret, setting
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Iterator, Sequence
+
+PREFIX: Final = "TENURE_CHECKPOINT_SMTP_"
+STARTTLS: Final = "starttls"
+IMPLICIT: Final = "implicit"
+NO_TLS: Final = "none"
+_PORTS: Final = {STARTTLS: 587, IMPLICIT: 465, NO_TLS: 25}
+_LOCAL_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmtpSettings:
+    """TENURE_CHECKPOINT_SMTP_…"""
+
+    host: str = setting("SMTP server for e-mail; empty: no e-mail", default="")
+    port: int = setting("its port; 0: 587 for starttls, 465 for implicit, 25", default=0, minimum=0, maximum=65535)
+    tls: str = setting("none: only for localhost", default=STARTTLS, choices=(STARTTLS, IMPLICIT, NO_TLS))
+    ca_file: Path | None = setting("PEM of a further authority for its certificate", default=None)
+    user: str = setting("login name; empty: no login", default="")
+    password: Secret = setting("password of the login", default=Secret(""))
+    password_file: Path | None = setting("a file with the password, read for each e-mail", default=None)
+    from_address: str = setting("address of the sender; required with a host", default="")
+    recipient_domains: tuple[str, ...] = setting("domains that e-mail may go to; empty: any", default=())
+    timeout_seconds: float = setting("how long one e-mail may take", default=10.0, minimum=0.1, maximum=60)
+    max_connections: int = setting("most connections of this process", default=10, minimum=1, maximum=100)
+
+    def problems(self) -> Iterator[str]:
+        """Yields violated relations between the settings."""
+        if not self.host:
+            if self.from_address or self.user:
+                yield f"{PREFIX}HOST is missing: e-mail needs a server"
+            return
+        if not is_email_address(self.from_address):
+            yield f"{PREFIX}FROM_ADDRESS must be an e-mail address, such as tenure@example.com"
+        if self.tls == NO_TLS and self.host not in _LOCAL_HOSTS:
+            yield f"{PREFIX}TLS=none is only for localhost: anybody on the way could read and change the e-mail"
+        secrets = bool(self.password.reveal()) + (self.password_file is not None)
+        if secrets != bool(self.user):
+            yield f"{PREFIX}USER needs {PREFIX}PASSWORD or {PREFIX}PASSWORD_FILE, one of them, and they need it"
+        if self.password_file is not None and not self.password_file.is_file():
+            yield f"{PREFIX}PASSWORD_FILE: there is no file {self.password_file}"
+        try:
+            self.tls_context()
+        except OSError as error:
+            yield f"{PREFIX}CA_FILE: {self.ca_file} has no certificates: {error}"
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """Returns the context that verifies the server; None: without TLS. Raises OSError for an invalid `ca_file`."""
+        if not self.host or self.tls == NO_TLS:
+            return None
+        return tls_context(str(self.ca_file) if self.ca_file is not None else None)
+
+    @property
+    def longest_seconds(self) -> float:
+        """The longest time that an e-mail takes; 0: this process sends none."""
+        return self.timeout_seconds + _QUIT_SECONDS if self.host else 0.0
+
+    def check_recipients(self, addresses: Sequence[str]) -> None:
+        """Raises WrongState (SMTP_NOT_CONFIGURED) without a server, and InvalidRequest for a domain that is not
+        allowed.
+        """
+        if not self.host:
+            raise WrongState(
+                f"this installation sends no e-mail: its operator has to set {PREFIX}HOST and {PREFIX}FROM_ADDRESS",
+                reason="SMTP_NOT_CONFIGURED",
+                metadata={"setting": f"{PREFIX}HOST"},
+            )
+        refused = [address for address in addresses if not self.allows(address)]
+        if refused:
+            allowed = ", ".join(self.recipient_domains)
+            raise InvalidRequest(violations=[("email_addresses", f"{refused[0]}: e-mail may only go to {allowed}")])
+
+    def allows(self, address: str) -> bool:
+        """Whether e-mail may go to the address."""
+        return not self.recipient_domains or domain_of(address) in {one.lower() for one in self.recipient_domains}
+
+
+class OutgoingMail(NamedTuple):
+    """An e-mail. `recipients` are all addresses in its header; it is sent to `remaining` of them."""
+
+    delivery_id: str
+    body: str
+    recipients: tuple[str, ...]
+    remaining: tuple[str, ...]
+
+
+_log: Final = logging.getLogger(__name__)
+_QUIT_SECONDS: Final = 1.0
+MAX_PROBLEM_CHARACTERS: Final = 300
+_SHOWN_REFUSALS: Final = 3
+# A lookup of the own name could block for long.
+_LOCAL_HOSTNAME: Final = socket.gethostname() if "." in socket.gethostname() else "[127.0.0.1]"
+
+
+def printable(text: str) -> str:
+    """Returns the text on one line, with characters that Postgres and terminals can show."""
+    return one_line(text, MAX_PROBLEM_CHARACTERS)
+
+
+class MailSender:
+    """Sends the e-mail of a process."""
+
+    def __init__(self, settings: SmtpSettings) -> None:
+        self._settings = settings
+        self._free = asyncio.Semaphore(settings.max_connections)
+        self._tls = settings.tls_context()
+
+    @property
+    def longest_seconds(self) -> float:
+        """The longest time that `send` takes."""
+        return self._settings.longest_seconds
+
+    async def send(self, mail: OutgoingMail) -> WebhookResponse:
+        """Sends an e-mail to its remaining recipients. Returns the replies; raises nothing that a server can cause."""
+        settings = self._settings
+        if not settings.host:
+            return WebhookResponse(problem=f"{PREFIX}HOST is not set: this installation sends no e-mail")
+        if not all(map(settings.allows, mail.remaining)):
+            problem = f"{PREFIX}RECIPIENT_DOMAINS does not allow all recipients"
+            return WebhookResponse(problem=problem, failure=FailureKind.FINAL)
+        try:
+            async with asyncio.timeout(settings.timeout_seconds) as limit, self._free:
+                client = self._client()
+                try:
+                    return await self._transmit(client, mail, limit)
+                finally:
+                    client.close()
+        except TimeoutError:
+            return WebhookResponse(problem=f"the e-mail was not accepted within {settings.timeout_seconds:g} s")
+        except (aiosmtplib.SMTPException, OSError) as error:
+            cause = f" {error.__cause__}" if error.__cause__ is not None else ""
+            return WebhookResponse(problem=printable(f"{type(error).__name__}: {error}{cause}"))
+
+    def _client(self) -> aiosmtplib.SMTP:
+        settings = self._settings
+        return aiosmtplib.SMTP(
+            hostname=settings.host,
+            port=settings.port or _PORTS[settings.tls],
+            username=settings.user or None,
+            password=self._password() if settings.user else None,
+            local_hostname=_LOCAL_HOSTNAME,
+            timeout=None,
+            use_tls=settings.tls == IMPLICIT,
+            start_tls=settings.tls == STARTTLS,
+            tls_context=self._tls,
+        )
+
+    def _password(self) -> str:
+        file = self._settings.password_file
+        if file is None:
+            return self._settings.password.reveal()
+        try:
+            return file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            _log.warning("the password of the SMTP server cannot be read", extra={"error": str(error)})
+            raise aiosmtplib.SMTPException(f"{PREFIX}PASSWORD_FILE cannot be read") from None
+
+    async def _transmit(self, client: aiosmtplib.SMTP, mail: OutgoingMail, limit: asyncio.Timeout) -> WebhookResponse:
+        try:
+            await client.connect()
+        except aiosmtplib.SMTPResponseException as error:
+            # What the server says about the login concerns the operator, not the tenant.
+            _log.warning("the SMTP server refused the connection", extra={"code": error.code, "error": error.message})
+            return WebhookResponse(max(error.code, 0), f"the SMTP server refused the connection ({error.code})")
+        response = await self._submit(client, mail)
+        limit.reschedule(None)  # the answer is known: nothing after it may turn it into a failure
+        with suppress(TimeoutError, aiosmtplib.SMTPException, OSError):
+            async with asyncio.timeout(_QUIT_SECONDS):
+                await client.quit()
+        return response
+
+    async def _submit(self, client: aiosmtplib.SMTP, mail: OutgoingMail) -> WebhookResponse:
+        """Gives the server the sender, the recipients and the message. Some recipients may be refused."""
+        refusals: list[tuple[str, aiosmtplib.SMTPResponseException]] = []
+        accepted: list[str] = []
+        sender = self._settings.from_address
+        try:
+            await client.mail(sender)
+        except aiosmtplib.SMTPResponseException as error:
+            return _refused([(sender, error)], ())
+        for address in mail.remaining:
+            try:
+                await client.rcpt(address)
+            except aiosmtplib.SMTPResponseException as error:
+                refusals.append((address, error))
+            else:
+                accepted.append(address)
+        if accepted:
+            message = mail_of(notification_of(mail.body), mail.delivery_id, sender, mail.recipients)
+            try:
+                await client.data(message)
+            except aiosmtplib.SMTPResponseException as error:
+                return _refused([("the e-mail", error), *refusals], ())
+        return (
+            _refused(refusals, tuple(accepted)) if refusals else WebhookResponse(250, accepted_addresses=mail.remaining)
+        )
+
+
+def _refused(
+    refusals: Sequence[tuple[str, aiosmtplib.SMTPResponseException]], accepted: tuple[str, ...]
+) -> WebhookResponse:
+    """Returns the response of a partial or complete refusal. It is final when each refusal is."""
+    codes = [error.code for _, error in refusals]
+    code = next((one for one in codes if smtp_failure(one) is FailureKind.TEMPORARY), codes[0])
+    shown = "; ".join(f"{whom}: {error.code} {error.message}" for whom, error in refusals[:_SHOWN_REFUSALS])
+    more = f"; and {len(refusals) - _SHOWN_REFUSALS} more" if len(refusals) > _SHOWN_REFUSALS else ""
+    # A code below 300 is no refusal that SMTP knows: it must not be read as a receipt.
+    status = code if code >= 300 else 0
+    return WebhookResponse(status, printable(shown + more), None, smtp_failure(code), accepted)

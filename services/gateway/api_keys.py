@@ -1,0 +1,115 @@
+"""API keys at the gateway: verifies the key of each call, and serves ApiKeyService to clients."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+from services.gateway.peers import Peers, with_retries
+from services.gateway.tasks import caller
+from tenure.domain.access import (
+    Permission,
+    Principal,
+    StoredApiKey,
+    check_new_key,
+    make_api_key,
+    read_api_key,
+    verify_api_key,
+)
+from tenure.domain.errors import NotFound, Unauthenticated
+from tenure.runtime.access_control import current_principal
+from tenure.v1 import api_key_service_pb2 as pb
+from tenure.v1.api_key_service_pb2_grpc import ApiKeyServiceServicer
+from tenure.wire.access import PERMISSIONS, stored_key
+
+if TYPE_CHECKING:
+    from tenure.runtime.access_control import Metadata
+
+AUTHORIZATION: Final = "authorization"
+_BEARER: Final = "Bearer "
+FRESH_SECONDS: Final = 2.0
+"""How long a key that was read is used without another read: shorter than the 5 s in which a revocation must count."""
+MAX_KNOWN: Final = 10_000
+
+
+class ApiKeys:
+    """Verifies keys. Reads each key from the ledger, again after `FRESH_SECONDS`."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._known: OrderedDict[str, tuple[float, StoredApiKey | None]] = OrderedDict()
+
+    async def authenticate(self, _context: Any, metadata: Metadata) -> Principal:
+        """Returns the client that the call's key stands for. Raises Unauthenticated; Unavailable without the ledger."""
+        presented = read_api_key(_bearer(metadata))
+        if presented is None:
+            raise Unauthenticated("the authorization is no API key of Tenure", reason="API_KEY_INVALID")
+        return verify_api_key(presented, await self._read(presented.key_id))
+
+    async def _read(self, key_id: str) -> StoredApiKey | None:
+        read_at, stored = self._known.get(key_id, (-FRESH_SECONDS, None))
+        if monotonic() - read_at < FRESH_SECONDS:
+            return stored
+        began = monotonic()
+        request = pb.LookUpApiKeyRequest(key_id=key_id)
+        try:
+            stored = stored_key(await with_retries(lambda: self._peers.api_keys.LookUpApiKey(request)))
+        except NotFound:
+            stored = None
+        self._known[key_id] = (began, stored)
+        self._known.move_to_end(key_id)
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+        return stored
+
+
+def _bearer(metadata: Metadata) -> str:
+    """Returns the text after "Bearer ". Raises Unauthenticated for a call without authorization, or with two."""
+    given = [value for key, value in metadata or () if key == AUTHORIZATION]
+    if len(given) != 1 or not isinstance(given[0], str) or not given[0].startswith(_BEARER):
+        raise Unauthenticated(
+            "this gateway needs an API key: send the metadata authorization with Bearer and the key, once",
+            reason="NO_API_KEY",
+        )
+    return given[0].removeprefix(_BEARER)
+
+
+class ApiKeyForwarder(ApiKeyServiceServicer):
+    """Makes the keys, so that the ledger never sees their secrets. Limits each caller to its own rights."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+
+    async def CreateApiKey(self, request: pb.CreateApiKeyRequest, _context: Any) -> pb.CreateApiKeyResponse:
+        """Creates a key. A repeat behind the gateway sends the same key."""
+        permissions = {PERMISSIONS.to_domain(permission) for permission in request.permissions}
+        check_new_key(current_principal(), permissions, any_tenant=request.any_tenant)
+        key = make_api_key(os.urandom(12), os.urandom(32))
+        text = read_api_key(key)
+        assert text is not None, "made just now"
+        forwarded_request = pb.CreateApiKeyRequest()
+        forwarded_request.CopyFrom(request)
+        forwarded_request.actor, forwarded_request.key_id, forwarded_request.digest = caller(), text.key_id, text.digest
+        created = await with_retries(lambda: self._peers.api_keys.CreateApiKey(forwarded_request))
+        return pb.CreateApiKeyResponse(api_key=created.api_key, secret=key)
+
+    async def ListApiKeys(self, request: pb.ListApiKeysRequest, _context: Any) -> pb.ListApiKeysResponse:
+        forwarded_request = pb.ListApiKeysRequest()
+        forwarded_request.CopyFrom(request)
+        forwarded_request.all_tenants = _is_operator()
+        return await with_retries(lambda: self._peers.api_keys.ListApiKeys(forwarded_request))
+
+    async def RevokeApiKey(self, request: pb.RevokeApiKeyRequest, _context: Any) -> pb.RevokeApiKeyResponse:
+        """Revokes a key. A repeat finds it revoked."""
+        forwarded_request = pb.RevokeApiKeyRequest(key_id=request.key_id, actor=caller(), all_tenants=_is_operator())
+        return await with_retries(lambda: self._peers.api_keys.RevokeApiKey(forwarded_request))
+
+    async def LookUpApiKey(self, request: pb.LookUpApiKeyRequest, _context: Any) -> pb.LookUpApiKeyResponse:
+        """Is for gateways, which ask the ledger."""
+        raise NotFound(f"there is no API key {request.key_id} here", reason="API_KEY_NOT_FOUND")
+
+
+def _is_operator() -> bool:
+    return Permission.OPERATE in current_principal().permissions

@@ -1,0 +1,202 @@
+"""Reads the stream of the Chat Completions API as the events of the Messages API, so that one fold checks both.
+
+The servers behind this API differ: some send no ids or indexes of tool calls, no usage, or no last line. What has one
+meaning is read; all else is a malformed answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from services.worker.model_stream import (
+    AnswerFold,
+    ErrorEvent,
+    Event,
+    EventStream,
+    MalformedAnswer,
+    parsed_object,
+    shown,
+)
+
+_DONE: Final = "[DONE]"
+_CUT_OFF: Final = "length"
+_STOP_REASONS: Final = {
+    "stop": "end_turn",
+    "tool_calls": "tool_use",
+    "function_call": "tool_use",
+    _CUT_OFF: "max_tokens",
+    "content_filter": "refusal",
+}
+_HIDDEN: Final = ("reasoning_content", "reasoning")
+"""The thoughts of some servers. They are billed as output, but no server accepts them back."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """A tool call in progress: the index of its content block, and the provider's id of it."""
+
+    block: int
+    id: str
+
+
+@dataclass(slots=True)
+class ChatStream(EventStream):
+    """Splits bytes into chunks and yields events of the Messages API: `feed` takes bytes as they come.
+
+    The end of the answer is the line [DONE], or the end of the stream after a finish reason. The usage comes between.
+    """
+
+    fold: AnswerFold = field(default_factory=AnswerFold)
+    _begun: bool = False
+    _blocks: int = 0
+    _text_block: int | None = None
+    _calls: dict[int, _Call] = field(default_factory=dict)
+    _newest: _Call | None = None
+    _finish_reason: str = ""
+    _usage: dict[str, Any] | None = None
+    _is_done: bool = False
+
+    def feed(self, chunk: bytes) -> Iterator[Event]:
+        """Yields the events that end in these bytes. Raises MalformedAnswer and ErrorEvent."""
+        for event in EventStream.feed(self, chunk):
+            yield from self._events(event)
+            if self._is_done:
+                if not self._finish_reason:
+                    raise MalformedAnswer("the answer ended without a finish reason")
+                yield from self.end()
+                return
+
+    def end(self) -> Iterator[Event]:
+        """Yields the end of the answer, if a finish reason came."""
+        if not self._finish_reason:
+            return
+        is_cut_off = self._finish_reason == _CUT_OFF
+        for block in range(self._blocks - 1 if is_cut_off else self._blocks):  # the limit cuts the last one
+            yield {"type": "content_block_stop", "index": block}
+        stop_reason = _STOP_REASONS[self._finish_reason]
+        if self._calls and stop_reason == "end_turn":  # as some servers say it
+            stop_reason = "tool_use"
+        usage = {} if self._usage is None else {"usage": self._usage}
+        yield {"type": "message_delta", "delta": {"stop_reason": stop_reason}, **usage}
+        yield {"type": "message_stop"}
+
+    def _read(self, name: str, data: str) -> Event | None:
+        if data.strip() == _DONE:
+            self._is_done = True
+            return {}
+        if name == "error":
+            raise ErrorEvent(data)
+        if not data:
+            return None
+        chunk = parsed_object(data)
+        if chunk.get("error") is not None or chunk.get("object") == "error":
+            raise ErrorEvent(data)
+        return chunk
+
+    def _events(self, chunk: Event) -> Iterator[Event]:
+        if (usage := chunk.get("usage")) is not None:
+            self._usage = usage_of(usage)
+        choices = chunk.get("choices")
+        if not choices:  # the chunk of the usage, or of a content filter
+            return
+        choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
+        if not isinstance(choice, dict) or choice.get("index", 0) != 0:
+            raise MalformedAnswer(f"a chunk must have one choice, at index 0; received {shown(choices)}")
+        if not self._begun:
+            self._begun = True
+            yield {"type": "message_start", "message": {"model": chunk.get("model") or ""}}
+        delta = choice.get("delta")
+        if delta is not None:
+            if not isinstance(delta, dict):
+                raise MalformedAnswer(f"a delta is not an object; received {shown(delta)}")
+            yield from self._delta_events(delta)
+        if (reason := choice.get("finish_reason")) is not None:
+            if not isinstance(reason, str) or reason not in _STOP_REASONS:
+                raise MalformedAnswer(f"the answer has the unknown finish reason {shown(reason)}")
+            self._finish_reason = self._finish_reason or reason
+
+    def _delta_events(self, delta: dict[str, Any]) -> Iterator[Event]:
+        for key in _HIDDEN:
+            if piece := _optional_text(delta, key):
+                self.fold.grow(len(piece.encode("utf-8", "surrogatepass")))
+        for key in ("content", "refusal"):
+            if piece := _optional_text(delta, key):
+                yield from self._text_events(piece)
+        calls = delta.get("tool_calls")
+        if calls is None:
+            return
+        if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+            raise MalformedAnswer(f"the tool calls of a delta are not a list of objects; received {shown(calls)}")
+        for call in calls:
+            yield from self._call_events(call)
+
+    def _text_events(self, piece: str) -> Iterator[Event]:
+        if self._text_block is None:
+            self._text_block = self._blocks
+            yield self._start({"type": "text", "text": ""})
+        yield {
+            "type": "content_block_delta",
+            "index": self._text_block,
+            "delta": {"type": "text_delta", "text": piece},
+        }
+
+    def _call_events(self, delta: dict[str, Any]) -> Iterator[Event]:
+        function = delta.get("function") or {}
+        if not isinstance(function, dict):
+            raise MalformedAnswer(f"the function of a call is not an object; received {shown(function)}")
+        call_id, name = _optional_text(delta, "id"), _optional_text(function, "name")
+        call = self._known_call(delta.get("index"), call_id, name)
+        if call is None:
+            call = _Call(self._blocks, call_id)
+            self._calls[self._index_of(delta.get("index"))] = self._newest = call
+            own_id = call_id or f"call_{call.block}"
+            yield self._start({"type": "tool_use", "id": own_id, "name": name, "input": {}})
+        if piece := _optional_text(function, "arguments"):
+            yield {
+                "type": "content_block_delta",
+                "index": call.block,
+                "delta": {"type": "input_json_delta", "partial_json": piece},
+            }
+
+    def _known_call(self, index: object, call_id: str, name: str) -> _Call | None:
+        """Returns the call that a delta continues, or None for a new call.
+
+        Some servers send index 0 for every call, or none: a name with another id then begins a new call.
+        """
+        if index is not None and (type(index) is not int or index < 0):
+            raise MalformedAnswer(f"the index of a tool call is not a number from 0; received {shown(index)}")
+        call = self._newest if index is None else self._calls.get(index)
+        if call is None or (name and call_id and call_id != call.id) or (name and index is None):
+            return None
+        return call
+
+    def _index_of(self, index: object) -> int:
+        return index if type(index) is int else -1 - self._blocks  # a key that no server sends
+
+    def _start(self, block: dict[str, Any]) -> Event:
+        event = {"type": "content_block_start", "index": self._blocks, "content_block": block}
+        self._blocks += 1
+        return event
+
+
+def usage_of(usage: object) -> dict[str, Any]:
+    """Returns a usage in the members of the Messages API, which count cached input apart. Raises MalformedAnswer."""
+    if not isinstance(usage, dict):
+        raise MalformedAnswer(f"the usage is not an object; received {shown(usage)}")
+    prompt, output = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    if type(prompt) is int and type(cached) is int:
+        if not 0 <= cached <= prompt:
+            raise MalformedAnswer(f"the usage has more cached than input tokens; received {shown(usage)}")
+        return {"input_tokens": prompt - cached, "cache_read_input_tokens": cached, "output_tokens": output}
+    return {"input_tokens": prompt, "cache_read_input_tokens": cached, "output_tokens": output}
+
+
+def _optional_text(holder: dict[str, Any], key: str) -> str:
+    value = holder.get(key)
+    if value is not None and not isinstance(value, str):
+        raise MalformedAnswer(f"{key} is not a string; received {shown(holder)}")
+    return value or ""

@@ -1,0 +1,192 @@
+"""The provider Anthropic, through its library: the Messages API of Anthropic itself, of Amazon Bedrock or of Vertex AI.
+
+Only this file knows the library `anthropic`. The worker retries and records each retry in the ledger: the library's own
+two retries would be invisible there and on the bill.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any, Final, NamedTuple, cast
+
+import anthropic
+import httpx2
+
+from services.worker.model import (
+    MAX_CONNECTIONS,
+    LibraryErrors,
+    ModelCall,
+    ModelCallFailed,
+    ModelRequest,
+    read_answer,
+    refused,
+    text_in,
+)
+from services.worker.model_stream import MalformedAnswer, shown
+from tenure.domain.conversation import Message
+
+# Prompt caching: the marked parts of a prompt are kept by the provider, and the next request reads them at a tenth of
+# the price.
+
+_MARK: Final = {"type": "ephemeral"}
+_MARKED_MESSAGES: Final = 2
+
+
+class Prompt(NamedTuple):
+    """The input of the model. `system` "" means no system prompt."""
+
+    system: str | list[dict[str, Any]]
+    tools: Sequence[Mapping[str, Any]]
+    messages: Sequence[Message]
+
+
+def marked(prompt: Prompt) -> Prompt:
+    """Returns the prompt with its cache marks. Does not change the argument, and copies only what it marks."""
+    system, tools, messages = prompt
+    if isinstance(system, str) and system:
+        system = [{"type": "text", "text": system, "cache_control": _MARK}]
+    elif tools:
+        tools = [*tools[:-1], {**tools[-1], "cache_control": _MARK}]
+    ends = [index for index, message in enumerate(messages) if message["role"] == "user"][-_MARKED_MESSAGES:]
+    marked_messages = list(messages)
+    for index in ends:
+        marked_messages[index] = _with_mark(messages[index])
+    return Prompt(system, tools, marked_messages)
+
+
+def _with_mark(message: Message) -> Message:
+    """Marks the last block of a user message, which is a text or a tool result: both may carry a mark."""
+    content: Any = message["content"]
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return {**message, "content": [*blocks[:-1], {**blocks[-1], "cache_control": _MARK}]}
+
+
+_STATUS_OF_TYPE: Final = {
+    "rate_limit_error": 429,
+    "overloaded_error": 529,
+    "api_error": 500,
+    "timeout_error": 504,
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+}
+_TOO_LONG: Final = re.compile(r"prompt is too long|exceed context limit", re.IGNORECASE)
+"""The provider has no error type for it, only this text."""
+
+API: Final = "api"
+BEDROCK: Final = "bedrock"
+VERTEX: Final = "vertex"
+PLATFORMS: Final = (API, BEDROCK, VERTEX)
+_MODULE_OF_EXTRA: Final = {BEDROCK: "botocore", VERTEX: "google.auth"}
+
+
+def missing_extra(platform: str) -> str | None:
+    """Returns what to install for a platform, or None if its libraries are installed."""
+    module = _MODULE_OF_EXTRA.get(platform)
+    if module is None or _is_installed(module):
+        return None
+    return f"the platform {platform} needs libraries that are not installed: pip install 'tenure[{platform}]'"
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # the package around the module
+        return False
+
+
+class AnthropicProvider:
+    """Anthropic's models.
+
+    `silence_seconds`: the longest wait for the next bytes. `prompt_caching`: marks the parts of a prompt to be kept.
+    """
+
+    errors = LibraryErrors(anthropic.APIStatusError, anthropic.APITimeoutError, anthropic.APIConnectionError)
+
+    def __init__(
+        self,
+        *,
+        api_key: str,
+        base_url: str | None,
+        silence_seconds: float,
+        prompt_caching: bool = True,
+        counts_tokens: bool = True,
+        platform: str = API,
+    ) -> None:
+        """Raises ValueError or the library's error if the platform's own environment lacks a region or credentials."""
+        self._prompt_caching = prompt_caching
+        self._platform = platform
+        self.counts_tokens = counts_tokens and platform != BEDROCK  # which has no such method
+        limits = httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS)
+        timeout = anthropic.Timeout(silence_seconds, connect=5.0)
+        http_client = anthropic.DefaultAsyncHttpxClient(limits=limits, timeout=timeout)
+        common: dict[str, Any] = {
+            "base_url": base_url, "max_retries": 0, "timeout": timeout, "http_client": http_client,
+        }  # fmt: skip
+        self._client: Any
+        if platform == BEDROCK:
+            self._client = anthropic.AsyncAnthropicBedrock(**common)
+        elif platform == VERTEX:
+            self._client = anthropic.AsyncAnthropicVertex(**common)
+        else:
+            self._client = anthropic.AsyncAnthropic(api_key=api_key, **common)
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._client.close()
+
+    async def send(self, request: ModelRequest, call: ModelCall) -> None:
+        """Sends one request and gives the bytes of the answer to `call`."""
+        prompt = Prompt(request.system, request.tools, request.messages)
+        system, tools, messages = marked(prompt) if self._prompt_caching and request.is_repeated_soon else prompt
+        async with self._client.messages.with_streaming_response.create(
+            model=request.model,
+            max_tokens=request.max_output_tokens,
+            messages=cast("Any", messages),  # the ledger keeps blocks as the provider's own plain JSON
+            system=cast("Any", system) or anthropic.omit,
+            tools=cast("Any", tools) or anthropic.omit,
+            extra_headers={"x-tenure-attempt": request.attempt},
+            stream=True,
+        ) as response:
+            chunks = response.iter_bytes()
+            if self._platform == BEDROCK:
+                chunks = _events_of_bedrock(chunks)
+            await read_answer(call, response.headers.get("request-id", ""), chunks)
+
+    async def count(self, request: ModelRequest) -> object:
+        """Returns the provider's count of the request's input in tokens, unchecked."""
+        counted = await self._client.messages.count_tokens(
+            model=request.model,
+            messages=cast("Any", request.messages),
+            system=request.system or anthropic.omit,
+            tools=cast("Any", request.tools) or anthropic.omit,
+        )
+        return getattr(counted, "input_tokens", None)
+
+    def refusal(self, status: int, body: object, message: str, retry_after_seconds: float | None) -> ModelCallFailed:
+        """Classifies a refusal. A status below 400 is that of a stream: the type of the error stands for a status."""
+        error = body.get("error") if isinstance(body, dict) else None
+        kind, own_message = (text_in(error, "type"), text_in(error, "message")) if isinstance(error, dict) else ("", "")
+        status = status if status >= 400 else _STATUS_OF_TYPE.get(kind, 500)
+        message = own_message or message
+        is_too_long = status == 400 and _TOO_LONG.search(message) is not None
+        return refused(status, message, retry_after_seconds, is_too_long=is_too_long)
+
+
+async def _events_of_bedrock(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yields the events in Bedrock's binary frames as server-sent events. Raises MalformedAnswer."""
+    from anthropic.lib.bedrock._stream_decoder import AWSEventStreamDecoder
+    from botocore.eventstream import ParserError
+    from botocore.exceptions import BotoCoreError, EventStreamError
+
+    try:
+        async for event in AWSEventStreamDecoder().aiter_bytes(chunks):
+            lines = "".join(f"data: {line}\n" for line in event.data.splitlines())
+            yield f"event: {event.event}\n{lines}\n".encode()
+    except (ParserError, BotoCoreError, EventStreamError, ValueError, KeyError) as error:
+        raise MalformedAnswer(f"a frame of the stream cannot be read: {shown(repr(error))}") from error

@@ -1,0 +1,137 @@
+"""The provider OpenAI, through its library, and every server that speaks its Chat Completions API.
+
+Among them are Azure OpenAI (its v1 endpoint), vLLM, Ollama and llama.cpp. Only this file knows the library `openai`. It
+is imported only by workers with this provider, because the import takes a second.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httpx2
+import openai
+
+from services.worker.chat_messages import chat_messages, chat_tools
+from services.worker.chat_stream import ChatStream
+from services.worker.model import (
+    MAX_CONNECTIONS,
+    LibraryErrors,
+    ModelCall,
+    ModelCallFailed,
+    ModelRequest,
+    read_answer,
+    refused,
+    text_in,
+)
+
+_STATUS_OF_KIND: Final = {
+    "insufficient_quota": 402,
+    "billing_not_active": 402,
+    "rate_limit_exceeded": 429,
+    "rate_limit_error": 429,
+    "requests": 429,
+    "tokens": 429,
+    "server_error": 500,
+    "overloaded_error": 529,
+    "server_overloaded": 529,
+    "timeout": 504,
+    "invalid_request_error": 400,
+    "BadRequestError": 400,
+    "context_length_exceeded": 400,
+    "exceed_context_size_error": 400,
+    "content_filter": 400,
+    "authentication_error": 401,
+    "invalid_api_key": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "model_not_found": 404,
+}
+_UNPAID: Final = frozenset({"insufficient_quota", "billing_not_active", "billing_hard_limit_reached"})
+"""The codes of a 429 that no wait helps against."""
+
+_TOO_LONG_CODES: Final = frozenset({"context_length_exceeded", "exceed_context_size_error"})
+_TOO_LONG: Final = re.compile(
+    r"maximum context length|context length exceeded|exceeds? the (available )?context|exceeds? the model's context"
+    r"|context window|prompt is too long|input is too long|longer than the maximum model length",
+    re.IGNORECASE,
+)
+"""The words of servers without a code for it."""
+
+_OWN_HOSTS: Final = (".openai.com", ".azure.com")
+
+
+class OpenAIProvider:
+    """Models behind the Chat Completions API.
+
+    `base_url` None: OpenAI. `silence_seconds`: the longest wait for the next bytes.
+    """
+
+    errors = LibraryErrors(openai.APIStatusError, openai.APITimeoutError, openai.APIConnectionError)
+
+    def __init__(self, *, api_key: str, base_url: str | None, silence_seconds: float) -> None:
+        self.counts_tokens = False  # this API cannot count
+        limits = httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS)
+        timeout = openai.Timeout(silence_seconds, connect=5.0)
+        self._client = openai.AsyncOpenAI(
+            api_key=api_key,
+            base_url=base_url,
+            max_retries=0,
+            timeout=timeout,
+            http_client=openai.DefaultAsyncHttpxClient(limits=limits, timeout=timeout),
+        )
+        # OpenAI's reasoning models refuse the old name, and older servers ignore the new one
+        host = urlsplit(str(self._client.base_url)).hostname or ""
+        self._limit_name = "max_completion_tokens" if host.endswith(_OWN_HOSTS) else "max_tokens"
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._client.close()
+
+    async def send(self, request: ModelRequest, call: ModelCall) -> None:
+        """Sends one request and gives the bytes of the answer to `call`."""
+        call.stream = ChatStream(fold=call.fold)
+        arguments: dict[str, Any] = {self._limit_name: request.max_output_tokens}
+        if request.tools:
+            arguments["tools"] = chat_tools(request.tools)
+        completions: Any = self._client.chat.completions  # takes plain JSON, which its types do not say
+        async with completions.with_streaming_response.create(
+            model=request.model,
+            messages=chat_messages(request.system, request.messages),
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_headers={"x-tenure-attempt": request.attempt},
+            **arguments,
+        ) as response:
+            await read_answer(call, response.headers.get("x-request-id", ""), response.iter_bytes())
+
+    async def count(self, request: ModelRequest) -> object:
+        """Returns None: this API cannot count."""
+        del request
+        return None
+
+    def refusal(self, status: int, body: object, message: str, retry_after_seconds: float | None) -> ModelCallFailed:
+        """Classifies a refusal. A status below 400 is that of a stream: the code of the error stands for a status."""
+        error = _error_of(body)
+        kinds = [text_in(error, "code"), text_in(error, "type")]
+        code = error.get("code")
+        if status < 400 and type(code) is int and 400 <= code <= 599:
+            status = code
+        if status < 400:
+            status = next((_STATUS_OF_KIND[kind] for kind in kinds if kind in _STATUS_OF_KIND), 500)
+        if status == 429 and not _UNPAID.isdisjoint(kinds):
+            status = 402
+        message = text_in(error, "message") or message
+        is_too_long = status in {400, 413, 422} and (
+            not _TOO_LONG_CODES.isdisjoint(kinds) or _TOO_LONG.search(message) is not None
+        )
+        return refused(status, message, retry_after_seconds, is_too_long=is_too_long)
+
+
+def _error_of(body: object) -> dict[str, Any]:
+    """Returns the error object of a body. The library has already taken it out of {"error": …}; a stream has not."""
+    if not isinstance(body, dict):
+        return {}
+    error = body.get("error", body)
+    return error if isinstance(error, dict) else {"message": error}

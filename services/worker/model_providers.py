@@ -1,0 +1,104 @@
+"""The settings of the model providers, and how a worker opens those that are set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from services.worker.model import ModelProvider
+from services.worker.model_anthropic import API, PLATFORMS, AnthropicProvider, missing_extra
+from tenure.domain.models import ANTHROPIC, OPENAI, vendor_of
+from tenure.runtime.settings import ConfigurationError, Secret, group, setting
+
+NO_KEY: Final = "none"  # an endpoint of the user's own may need no key, but the libraries insist on sending one
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnthropicSettings:
+    """Anthropic's own environment variables."""
+
+    api_key: Secret = setting("the API key of Anthropic", default=Secret(""), variable="ANTHROPIC_API_KEY")
+    api_key_file: Path | None = setting("a file with that key instead", default=None, variable="ANTHROPIC_API_KEY_FILE")
+    base_url: str = setting("an endpoint instead of Anthropic's own", default="", variable="ANTHROPIC_BASE_URL")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenAISettings:
+    """OpenAI's own environment variables. Models named `openai/…` need one of them."""
+
+    api_key: Secret = setting("the API key of OpenAI", default=Secret(""), variable="OPENAI_API_KEY")
+    api_key_file: Path | None = setting("a file with that key instead", default=None, variable="OPENAI_API_KEY_FILE")
+    base_url: str = setting(
+        "an OpenAI-compatible endpoint instead of OpenAI's own", default="", variable="OPENAI_BASE_URL"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelProviderSettings:
+    """The model providers of a worker."""
+
+    anthropic_platform: str = setting(
+        "where Anthropic's models run: api, bedrock or vertex",
+        default=API,
+        choices=PLATFORMS,
+        variable="TENURE_WORKER_ANTHROPIC_PLATFORM",
+    )
+    anthropic: AnthropicSettings = group(AnthropicSettings)
+    openai: OpenAISettings = group(OpenAISettings)
+
+    def missing(self, default_model: str) -> Iterator[str]:
+        """Yields what is missing for the default model and for the providers that are set."""
+        if missing := missing_extra(self.anthropic_platform):
+            yield f"TENURE_WORKER_ANTHROPIC_PLATFORM: {missing}"
+        for name, settings in (("ANTHROPIC", self.anthropic), ("OPENAI", self.openai)):
+            if settings.api_key.reveal() and settings.api_key_file:
+                yield f"{name}_API_KEY_FILE: {name}_API_KEY is set too; unset one of them"
+        vendor, _ = vendor_of(default_model)
+        if not self.is_set(vendor):
+            name = vendor.upper()
+            yield f"{name}_API_KEY is missing (set {name}_BASE_URL instead for an endpoint that needs no key)"
+
+    def is_set(self, vendor: str) -> bool:
+        """Whether the worker has this provider."""
+        settings = self.openai if vendor == OPENAI else self.anthropic
+        has_own_login = vendor == ANTHROPIC and self.anthropic_platform != API
+        return bool(settings.api_key.reveal() or settings.api_key_file or settings.base_url or has_own_login)
+
+
+def open_providers(
+    settings: ModelProviderSettings, *, silence_seconds: float, prompt_caching: bool, counts_tokens: bool
+) -> dict[str, ModelProvider]:
+    """Returns the providers that are set, by vendor. Raises ConfigurationError for what a platform lacks."""
+    providers: dict[str, ModelProvider] = {}
+    if settings.is_set(ANTHROPIC):
+        try:
+            providers[ANTHROPIC] = AnthropicProvider(
+                api_key=_key(settings.anthropic),
+                base_url=settings.anthropic.base_url or None,
+                silence_seconds=silence_seconds,
+                prompt_caching=prompt_caching,
+                counts_tokens=counts_tokens,
+                platform=settings.anthropic_platform,
+            )
+        except (ValueError, ImportError) as error:
+            problem = f"TENURE_WORKER_ANTHROPIC_PLATFORM={settings.anthropic_platform}: {error}"
+            raise ConfigurationError([problem]) from error
+    if settings.is_set(OPENAI):
+        from services.worker.model_openai import OpenAIProvider
+
+        providers[OPENAI] = OpenAIProvider(
+            api_key=_key(settings.openai), base_url=settings.openai.base_url or None, silence_seconds=silence_seconds
+        )
+    return providers
+
+
+def _key(settings: AnthropicSettings | OpenAISettings) -> str:
+    """Returns the key of a provider. Raises ConfigurationError for a file that cannot be read."""
+    if settings.api_key_file is None:
+        return settings.api_key.reveal() or NO_KEY
+    try:
+        return settings.api_key_file.read_text(encoding="utf-8").strip() or NO_KEY
+    except (OSError, ValueError) as error:
+        raise ConfigurationError([f"the file of an API key cannot be read: {error}"]) from None

@@ -1,0 +1,134 @@
+"""`tenure admin keys`: the API keys of clients."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+import click
+
+from tenure.cli.context import Context, pass_context
+from tenure.cli.formatting import ago, make_list
+from tenure.cli.output import echo
+from tenure.cli.parameters import DURATION
+from tenure.client import Client
+from tenure.domain.access import Permission
+from tenure.v1 import api_key_service_pb2 as pb
+from tenure.wire.access import PERMISSIONS
+from tenure.wire.common import moment, timestamp
+
+_NAMES: Final = {permission.value.lower().replace("_", "-"): permission for permission in Permission}
+
+
+@click.group()
+def keys() -> None:
+    """Create, list and revoke API keys, with which clients identify themselves to the gateway."""
+
+
+@keys.command()
+@click.argument("name")
+@click.option(
+    "--permission",
+    "permissions",
+    type=click.Choice(list(_NAMES)),
+    multiple=True,
+    required=True,
+    help="What the key may do; may be repeated.",
+)
+@click.option("--expires-in", type=DURATION, default=None, help="How long the key is valid. Default: for ever.")
+@click.option("--any-tenant", is_flag=True, help="A key for every tenant, for operators.")
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the key to this new file, not to the screen.",
+)
+@pass_context
+def create(
+    context: Context,
+    name: str,
+    permissions: tuple[str, ...],
+    expires_in: float | None,
+    any_tenant: bool,
+    output: Path | None,
+) -> None:
+    """Create the key NAME of the tenant. It is shown once and cannot be read again."""
+    if output is not None and output.exists():
+        raise click.ClickException(f"{output} exists and is not overwritten")
+    expires_at = None if expires_in is None else datetime.now(UTC) + timedelta(seconds=expires_in)
+    request = pb.CreateApiKeyRequest(
+        name=name,
+        permissions=[PERMISSIONS.to_wire(_NAMES[permission]) for permission in permissions],
+        any_tenant=any_tenant,
+        expire_time=None if expires_at is None else timestamp(expires_at),
+    )
+
+    async def work(client: Client) -> None:
+        created = await client.create_api_key(request)
+        if output is not None:
+            _write(output, created.secret)
+            created.secret = ""
+        if context.as_json:
+            context.emit(created)
+        else:
+            echo(created.secret or f"{created.api_key.key_id} is in {output}")
+
+    context.run(work)
+
+
+@keys.command("list")
+@click.option("--all", "every", is_flag=True, help="Also revoked and expired keys.")
+@pass_context
+def list_keys(context: Context, every: bool) -> None:
+    """List the keys of the tenant, newest first; for operators, of all tenants."""
+
+    async def work(client: Client) -> None:
+        listed = [key async for key in client.list_api_keys(every=every)]
+        if context.as_json:
+            for key in listed:
+                context.emit(key)
+        elif not listed:
+            echo("no keys", err=True)
+        else:
+            now = datetime.now(UTC)
+            table = make_list("KEY", "NAME", "TENANT", "MAY", "CREATED", "STATE")
+            for key in listed:
+                may = ", ".join(PERMISSIONS.to_domain(one).lower().replace("_", "-") for one in key.permissions)
+                created = ago(key.create_time)
+                table.add_row(key.key_id, key.name, key.tenant or "(any)", may, created, _state(key, now))
+            context.console.print(table)
+
+    context.run(work)
+
+
+@keys.command()
+@click.argument("key_id", metavar="KEY")
+@pass_context
+def revoke(context: Context, key_id: str) -> None:
+    """Revoke KEY for good: the 12 characters after tnr_. Its clients are refused within 5 s."""
+
+    async def work(client: Client) -> None:
+        revoked = await client.revoke_api_key(key_id)
+        if context.as_json:
+            context.emit(revoked)
+        else:
+            echo(f"{revoked.key_id} ({revoked.name}) is revoked")
+
+    context.run(work)
+
+
+def _state(key: pb.ApiKey, now: datetime) -> str:
+    if key.HasField("revoke_time"):
+        return f"revoked {ago(key.revoke_time)}"
+    if not key.HasField("expire_time"):
+        return "valid"
+    expires_at = moment(key.expire_time)
+    return "expired" if expires_at <= now else f"until {expires_at:%Y-%m-%d %H:%M}"
+
+
+def _write(path: Path, key: str) -> None:
+    """Writes a file that only its owner can read."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(f"{key}\n")

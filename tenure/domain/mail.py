@@ -1,0 +1,72 @@
+"""E-mail: the addresses that are accepted, and the message of a notification."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from email.headerregistry import Address
+from email.message import EmailMessage
+from email.policy import SMTP
+from email.utils import format_datetime
+from typing import Final
+
+from tenure.domain.notifications import Notification
+
+MAX_EMAIL_ADDRESSES: Final = 20
+MAX_ADDRESS_CHARACTERS: Final = 254
+MAX_LOCAL_CHARACTERS: Final = 64
+EMAIL_ADDRESS_RULE: Final = (
+    f"must be local@domain in ASCII, at most {MAX_ADDRESS_CHARACTERS} characters, without quotes, comments and names"
+)
+
+_ATOM: Final = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
+_LABEL: Final = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_ADDRESS: Final = re.compile(rf"(?P<local>{_ATOM}(\.{_ATOM})*)@(?P<domain>{_LABEL}(\.{_LABEL})*)")
+_TASK_ID: Final = re.compile(r"[0-9a-f-]{36}")
+_SUBJECT_PREFIX: Final = "[Tenure] "
+
+
+def is_email_address(text: str) -> bool:
+    """Whether the text is an address that can stand in a header and in an SMTP command as it is.
+
+    Quoted local parts, comments, display names, address literals and characters beyond ASCII are refused: mail servers
+    read them in different ways.
+    """
+    if len(text) > MAX_ADDRESS_CHARACTERS or not text.isascii():
+        return False
+    match = _ADDRESS.fullmatch(text)
+    return match is not None and len(match["local"]) <= MAX_LOCAL_CHARACTERS
+
+
+def domain_of(address: str) -> str:
+    """Returns the domain of a valid address, in lower case."""
+    return address.rpartition("@")[2].lower()
+
+
+def message_id_of(delivery_id: str, sender: str) -> str:
+    """Returns the Message-ID of a delivery: the same for each attempt."""
+    return f"<{delivery_id}@{domain_of(sender)}>"
+
+
+def mail_of(notification: Notification, delivery_id: str, sender: str, recipients: Sequence[str]) -> bytes:
+    """Returns the e-mail as it is sent. A repeat has the same bytes."""
+    message = EmailMessage(policy=SMTP)
+    message["From"] = Address("Tenure", addr_spec=sender)
+    message["To"] = [Address(addr_spec=recipient) for recipient in recipients]
+    message["Subject"] = _SUBJECT_PREFIX + notification.title
+    message["Message-ID"] = message_id_of(delivery_id, sender)
+    message["Date"] = format_datetime(notification.happened_at or datetime.fromtimestamp(0, UTC))
+    if _TASK_ID.fullmatch(notification.task_id):
+        message["References"] = f"<task-{notification.task_id}@{domain_of(sender)}>"  # a mail program groups by it
+    message["Auto-Submitted"] = "auto-generated"
+    message.set_content(_text(notification), cte="quoted-printable")
+    return message.as_bytes()
+
+
+def _text(notification: Notification) -> str:
+    facts = "\n".join(f"{label + ':':<11} {value}" for label, value in notification.facts)
+    sections = [f"{heading}:\n\n{text}" for heading, text in notification.sections]
+    commands = "\n".join(f"  {command}" for command in notification.commands)
+    parts = [notification.title, facts, *sections, f"Commands:\n\n{commands}" if commands else ""]
+    return "\n\n".join(part for part in parts if part) + "\n"

@@ -1,0 +1,106 @@
+"""The security of one process: its certificate, the callers that its servers admit, and its channels to other
+processes.
+
+    security = Security.load(settings.common, Role.CHECKPOINT, settings.listen, access_rules)
+    server = RpcServer(settings.listen, security=security)
+    channel = open_channel(settings.tools_address, tls=security.peer(Role.TOOLS))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Protocol
+
+from tenure.runtime.access_control import AccessControl, Authenticate, certificate_authentication
+from tenure.runtime.settings import Address, ConfigurationError
+from tenure.runtime.tls import CertificateFiles, MutualTlsSettings, PeerTls, is_loopback, server_credentials
+
+if TYPE_CHECKING:
+    import grpc
+
+    from tenure.domain.access import Access, Role
+
+
+_INSECURE: Final = (
+    "{} can be reached from other machines, and this process has no TLS and no authentication: set "
+    "TENURE_TLS_CERTIFICATE_FILE, TENURE_TLS_KEY_FILE and TENURE_TLS_CA_FILE (`tenure certs` makes them), or set "
+    "TENURE_ALLOW_INSECURE_NETWORK=true if the network admits only trusted machines"
+)
+
+
+class SecuritySettings(Protocol):
+    """The settings of a process that concern its security."""
+
+    @property
+    def tls(self) -> MutualTlsSettings: ...
+    @property
+    def allow_insecure_network(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """`files` None: no TLS. `authenticate_client` None: callers are processes, known by their certificates if there is
+    TLS. `serves_clients`: see AccessControl.
+    """
+
+    rules_of: Callable[[str], Mapping[str, Access]]
+    files: CertificateFiles | None = None
+    serves_clients: bool = False
+    authenticate_client: Authenticate | None = None
+
+    @classmethod
+    def load(
+        cls,
+        settings: SecuritySettings,
+        role: Role,
+        listen: Address,
+        rules_of: Callable[[str], Mapping[str, Access]],
+        *,
+        serves_clients: bool = False,
+    ) -> Security:
+        """Reads the certificate files.
+
+        Raises ConfigurationError for unusable files, for a certificate of another role, and without files for an
+        address that other machines reach.
+        """
+        if settings.tls.certificate_file is None:
+            if not is_loopback(listen) and not settings.allow_insecure_network:
+                raise ConfigurationError([_INSECURE.format(listen)])
+            return cls(rules_of, None, serves_clients)
+        files = CertificateFiles(settings.tls)
+        own = files.read().identity(files.installation)
+        if own.role is not role:
+            raise ConfigurationError(
+                [f"TENURE_TLS_CERTIFICATE_FILE belongs to {own.name}; this process is a {role.lower()}"]
+            )
+        return cls(rules_of, files, serves_clients)
+
+    def for_clients(self, authenticate: Authenticate) -> Security:
+        """Returns the security of a server whose callers are clients without certificates."""
+        return replace(self, authenticate_client=authenticate)
+
+    def access_control(self) -> AccessControl:
+        """Returns the access control for one server."""
+        if self.authenticate_client is not None:
+            return AccessControl(self.rules_of, self.authenticate_client, serves_clients=True, keys_expire=True)
+        authenticate = None if self.files is None else certificate_authentication(self.files.installation)
+        return AccessControl(self.rules_of, authenticate, serves_clients=self.serves_clients)
+
+    def server_credentials(self) -> grpc.ServerCredentials | None:
+        """Returns the credentials for one server; None: without TLS."""
+        if self.files is None:
+            return None
+        return server_credentials(self.files, demands_certificates=self.authenticate_client is None)
+
+    def peer(self, role: Role) -> PeerTls | None:
+        """Returns how channels connect to servers of the role; None: without TLS."""
+        return None if self.files is None else PeerTls(self.files, role)
+
+
+def _no_rules(_service: str) -> Mapping[str, Access]:
+    return {}
+
+
+NO_SECURITY = Security(_no_rules)
+"""For servers on loopback that serve no method of the contract."""

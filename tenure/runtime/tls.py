@@ -1,0 +1,186 @@
+"""Mutual TLS between the processes of an installation, with certificates that can be replaced while it runs.
+
+A server takes new files with the next connection. A channel opens its next connection with new files, see `Renewing`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import grpc
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from tenure.domain.access import DEFAULT_INSTALLATION, Principal, Role, process_of, server_name
+from tenure.domain.errors import Unauthenticated
+from tenure.runtime.settings import Address, ConfigurationError, setting
+
+_log: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MutualTlsSettings:
+    """The settings of mutual TLS, under TENURE_TLS_. All three files, or none."""
+
+    certificate_file: Path | None = setting("certificate of this process, with its chain, as PEM", default=None)
+    key_file: Path | None = setting("private key of the certificate, as PEM", default=None)
+    ca_file: Path | None = setting("certificates of the authorities that sign other processes, as PEM", default=None)
+    installation: str = setting("trust domain of all certificates", default=DEFAULT_INSTALLATION)
+
+    def problems(self) -> Iterator[str]:
+        """Yields the relations that do not hold."""
+        files = {"CERTIFICATE_FILE": self.certificate_file, "KEY_FILE": self.key_file, "CA_FILE": self.ca_file}
+        missing = [f"TENURE_TLS_{name}" for name, file in files.items() if file is None]
+        if 0 < len(missing) < len(files):
+            yield f"{' and '.join(missing)} must be set too: mutual TLS needs a certificate, its key and the CA"
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """The contents of the three files at one moment."""
+
+    certificate: bytes
+    key: bytes
+    ca: bytes
+
+    def identity(self, installation: str) -> Principal:
+        """Returns the process that the certificate names. Raises ConfigurationError."""
+        try:
+            certificate = x509.load_pem_x509_certificates(self.certificate)[0]
+            names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            return process_of(names.get_values_for_type(x509.UniformResourceIdentifier), installation)
+        except (ValueError, x509.ExtensionNotFound, Unauthenticated) as error:
+            raise ConfigurationError([f"TENURE_TLS_CERTIFICATE_FILE has no identity: {error}"]) from error
+
+
+class CertificateFiles:
+    """The files of one process. `read` returns their contents, again when one of them has changed."""
+
+    def __init__(self, settings: MutualTlsSettings) -> None:
+        certificate, key, ca = settings.certificate_file, settings.key_file, settings.ca_file
+        if certificate is None or key is None or ca is None:
+            raise ConfigurationError(list(settings.problems()))
+        self._paths = (certificate, key, ca)
+        self.installation = settings.installation
+        self._stamp: tuple[tuple[int, int], ...] = ()
+        self._credentials = self._load()
+
+    def read(self) -> Credentials:
+        """Returns the newest usable contents. Files that do not fit together change nothing and are logged: they may
+        be in the middle of a replacement.
+        """
+        try:
+            if self._current_stamp() != self._stamp:
+                self._credentials = self._load()
+        except (OSError, ConfigurationError) as error:
+            _log.error("the certificate files cannot be used; the previous ones stay in use", extra={"error": error})
+        return self._credentials
+
+    def _current_stamp(self) -> tuple[tuple[int, int], ...]:
+        return tuple((path.stat().st_mtime_ns, path.stat().st_ino) for path in self._paths)
+
+    def _load(self) -> Credentials:
+        """Raises ConfigurationError for files that are missing, malformed or do not fit together."""
+        try:
+            stamp = self._current_stamp()
+            loaded = Credentials(*(path.read_bytes() for path in self._paths))
+            key = load_pem_private_key(loaded.key, None).public_key()
+            certificate = x509.load_pem_x509_certificates(loaded.certificate)[0]
+            x509.load_pem_x509_certificates(loaded.ca)
+        except (OSError, ValueError, TypeError) as error:
+            raise ConfigurationError([f"the files of TENURE_TLS_ cannot be used: {error}"]) from error
+        if certificate.public_key() != key:
+            raise ConfigurationError([f"{self._paths[1]} is not the key of the certificate {self._paths[0]}"])
+        self._stamp = stamp
+        return loaded
+
+
+def server_credentials(files: CertificateFiles, *, demands_certificates: bool = True) -> grpc.ServerCredentials:
+    """Returns credentials that take new files with the next connection.
+
+    `demands_certificates`: each client needs a certificate; otherwise none has one.
+    """
+    offered = files.read()
+
+    def renewed() -> Any:
+        """Returns the configuration for the next connection; None: as before."""
+        nonlocal offered
+        if (current := files.read()) == offered:
+            return None
+        offered = current
+        return _configuration(current)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(offered), renewed, require_client_authentication=demands_certificates
+    )
+
+
+def _configuration(credentials: Credentials) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(credentials.key, credentials.certificate)], credentials.ca)
+
+
+class ChannelTls(Protocol):
+    """How a channel connects by TLS."""
+
+    def credentials(self) -> grpc.ChannelCredentials: ...
+    def options(self) -> list[tuple[str, str]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """How a client of a gateway connects. `ca_file` None: the usual authorities of the internet.
+
+    `server_name`: the name in the gateway's certificate, if it is not the name that the client connects to.
+    """
+
+    ca_file: Path | None = None
+    certificate_file: Path | None = None
+    key_file: Path | None = None
+    server_name: str = ""
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Returns credentials with the present files. Raises ConfigurationError for a missing file."""
+        try:
+            ca, key, certificate = (
+                None if path is None else path.read_bytes()
+                for path in (self.ca_file, self.key_file, self.certificate_file)
+            )
+        except OSError as error:
+            raise ConfigurationError([f"a file for TLS cannot be read: {error}"]) from error
+        return grpc.ssl_channel_credentials(ca, key, certificate)
+
+    def options(self) -> list[tuple[str, str]]:
+        """Returns the channel arguments."""
+        return [("grpc.ssl_target_name_override", self.server_name)] if self.server_name else []
+
+
+@dataclass(frozen=True, slots=True)
+class PeerTls:
+    """How a channel connects: with this process's certificate, to a server of a role."""
+
+    files: CertificateFiles
+    role: Role
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Returns credentials with the present files."""
+        current = self.files.read()
+        return grpc.ssl_channel_credentials(current.ca, current.key, current.certificate)
+
+    def options(self) -> list[tuple[str, str]]:
+        """Returns the channel arguments. gRPC verifies a DNS name only, and the addresses of replicas are others."""
+        return [("grpc.ssl_target_name_override", server_name(self.files.installation, self.role))]
+
+
+def is_loopback(address: Address) -> bool:
+    """Returns whether only processes of this machine reach the address."""
+    if address.host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(address.host).is_loopback
+    except ValueError:
+        return False

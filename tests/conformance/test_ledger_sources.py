@@ -1,0 +1,205 @@
+"""The source of a task: a run of it is one task, and a list has the tasks of a source."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace as with_fields
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from services.checkpoint.queries import MIGRATIONS
+from tenure.domain.errors import AlreadyExists, InvalidRequest
+from tenure.runtime.request_context import as_tenant
+from tenure.runtime.sql import migrate
+from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import task_pb2
+from tests.conformance.test_ledger_forks import ended, fork
+from tests.conformance.test_ledger_sub_agents import spawner
+from tests.support.fix_checkpoint import TIMEOUT_SECONDS, Checkpoint, MakeCheckpoint
+from tests.support.fix_postgres import FreshDatabase
+
+SCHEDULER = task_pb2.SOURCE_KIND_SCHEDULER
+CONTROL = task_pb2.SOURCE_KIND_CONTROL
+KINDS = tuple(task_pb2.SourceKind.values()[1:])
+
+
+def run_of(source_id: str = "nightly", run: str = "monday", kind: Any = SCHEDULER) -> task_pb2.Source:
+    return task_pb2.Source(kind=kind, source_id=source_id, source_run_id=run)
+
+
+async def listed(replica: Checkpoint, source: Any = None, page_size: int = 0, **wanted: Any) -> list[str]:
+    """All pages, newest first."""
+    ids: list[str] = []
+    token = ""
+    while True:
+        task_filter = task_pb2.TaskFilter(source=source, **wanted)
+        request = pb.CheckpointServiceListTasksRequest(filter=task_filter, page_size=page_size, page_token=token)
+        page = await replica.stub.ListTasks(request, timeout=TIMEOUT_SECONDS)
+        ids += [task.task_id for task in page.tasks]
+        token = page.next_page_token
+        if not token:
+            return ids
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_run_of_a_source_is_one_task(checkpoint: MakeCheckpoint, kind: Any) -> None:
+    replica = await checkpoint()
+    other = await checkpoint(dsn=replica.dsn)
+    source = run_of(kind=kind)
+    sides = [side for side in (replica, other) for _ in range(5)]
+    tasks = await asyncio.gather(*[side.create(source=source) for side in sides])
+    assert {task.task_id for task in tasks} == {tasks[0].task_id}
+    assert await replica.query("select count(*) from ledger.tasks") == [(1,)]
+    owner = await replica.claim(tasks[0].task_id)
+    await owner.end(task_pb2.TASK_STATE_FAILED)
+    assert (await replica.create(source=source)).state == task_pb2.TASK_STATE_FAILED
+
+
+async def test_a_run_with_another_spec_is_refused(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
+    task = await replica.create("r-1", source=run_of())
+    for attempt in (replica.create(goal="another", source=run_of()), replica.create("r-2", queue="q", source=run_of())):
+        with pytest.raises(AlreadyExists) as refused:
+            await attempt
+        assert (refused.value.reason, refused.value.metadata) == ("SOURCE_RUN_REUSED", {"task_id": task.task_id})
+    with pytest.raises(AlreadyExists) as refused:  # the request id is judged first
+        await replica.create("r-1", source=run_of(run="tuesday"))
+    assert refused.value.reason == "REQUEST_ID_REUSED"
+
+
+async def test_what_differs_in_any_part_is_another_run(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
+    sources = [run_of(), run_of("weekly"), run_of(run="tuesday"), run_of(kind=CONTROL)]
+    tasks = [await replica.create(source=source) for source in sources]
+    without_run = task_pb2.Source(kind=CONTROL, source_id="nightly")
+    tasks += [await replica.create(source=without_run) for _ in range(2)]
+    assert len({task.task_id for task in tasks}) == 6
+
+
+async def test_another_tenant_has_runs_of_its_own(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
+    first = await replica.create(source=run_of())
+    request = pb.CreateTaskRequest(request_id="r-9", spec=task_pb2.TaskSpec(goal="do it", source=run_of()))
+    with as_tenant("acme"):
+        other = (await replica.stub.CreateTask(request, timeout=TIMEOUT_SECONDS)).task
+    assert other.task_id != first.task_id
+    assert await listed(replica, task_pb2.SourceFilter(kind=SCHEDULER)) == [first.task_id]
+
+
+async def test_find_repeat_knows_the_run(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
+    task = await replica.create(source=run_of())
+    for goal, task_id in (("do it", task.task_id), ("another", None)):
+        spec = task_pb2.TaskSpec(goal=goal, source=run_of())
+        request = pb.FindRepeatRequest(create_task=pb.CreateTaskRequest(request_id=str(uuid4()), spec=spec))
+        if task_id is None:
+            with pytest.raises(AlreadyExists):
+                await replica.stub.FindRepeat(request, timeout=TIMEOUT_SECONDS)
+        else:
+            response = await replica.stub.FindRepeat(request, timeout=TIMEOUT_SECONDS)
+            assert response.task.task_id == task_id
+
+
+async def test_a_fork_keeps_the_source_but_not_the_run(checkpoint: MakeCheckpoint) -> None:
+    replica, _ = await ended(checkpoint)
+    owner = await replica.claim((await replica.create(source=run_of())).task_id)
+    task_id = owner.task.task_id
+    forked = await fork(replica, task_id, message="Again?", at_sequence=2)
+    assert forked.spec.source == task_pb2.Source(kind=SCHEDULER, source_id="nightly")
+    own = task_pb2.ForkOverrides(source=run_of(run="tuesday"))
+    second = await fork(replica, task_id, "f-2", message="Again?", at_sequence=2, overrides=own)
+    assert second.spec.source == run_of(run="tuesday")
+    assert (await fork(replica, task_id, "f-2", message="Again?", at_sequence=2, overrides=own)) == second
+    taken = task_pb2.ForkOverrides(source=run_of())
+    with pytest.raises(AlreadyExists) as refused:
+        await fork(replica, task_id, "f-3", message="Again?", at_sequence=2, overrides=taken)
+    assert (refused.value.reason, refused.value.metadata["task_id"]) == ("SOURCE_RUN_REUSED", task_id)
+    of_source = task_pb2.SourceFilter(kind=SCHEDULER, source_id="nightly")
+    assert await listed(replica, of_source) == [second.task_id, forked.task_id, task_id]
+    assert await listed(replica, of_source, forked_from_task_id=task_id) == [second.task_id, forked.task_id]
+
+
+async def test_sub_agents_of_a_run_are_no_runs(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
+    owner, response = await spawner(replica, source=run_of())
+    [spawned] = [entry.body.sub_agents_spawned for entry in response.foreign_entries]
+    for task_id in spawned.task_ids:
+        assert (await replica.get(task_id)).spec.source == task_pb2.Source(kind=SCHEDULER, source_id="nightly")
+    run = task_pb2.SourceFilter(kind=SCHEDULER, source_id="nightly", source_run_id="monday")
+    assert await listed(replica, run) == [owner.task.task_id]
+
+
+@pytest.mark.parametrize("source", [run_of(run=""), run_of(""), run_of("", "")], ids=["run", "id", "both"])
+async def test_a_scheduler_names_its_run(checkpoint: MakeCheckpoint, source: Any) -> None:
+    replica = await checkpoint()
+    with pytest.raises(InvalidRequest, match="must be set for a scheduler"):
+        await replica.create(source=source)
+
+
+async def test_a_list_has_the_tasks_of_a_source(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
+    runs = [(await replica.create(source=run_of(run=f"run/{n}"))).task_id for n in range(5)][::-1]
+    weekly = (await replica.create(source=run_of("weekly"), queue="q")).task_id
+    by_hand = (await replica.create()).task_id
+    of_kind = task_pb2.SourceFilter(kind=SCHEDULER)
+    nightly = task_pb2.SourceFilter(kind=SCHEDULER, source_id="nightly")
+    assert await listed(replica, of_kind) == [weekly, *runs]
+    assert await listed(replica, nightly, page_size=2) == runs
+    assert await listed(replica, of_kind, queue="q") == [weekly]
+    assert await listed(replica, task_pb2.SourceFilter()) == [by_hand]
+    one = task_pb2.SourceFilter(kind=SCHEDULER, source_id="nightly", source_run_id="run/3")
+    assert await listed(replica, one) == [runs[1]]
+    assert await listed(replica, one, queue="q") == []
+    with pytest.raises(InvalidRequest, match="needs a source_id"):
+        await listed(replica, task_pb2.SourceFilter(kind=SCHEDULER, source_run_id="monday"))
+
+
+async def test_a_task_keeps_its_source_whoever_writes(checkpoint: MakeCheckpoint) -> None:
+    replica = await checkpoint()
+    await replica.create(source=run_of())
+    with pytest.raises(psycopg.errors.CheckViolation, match="keeps its source"):
+        await replica.query("update ledger.tasks set source_run_id = 'tuesday'")
+
+
+BEFORE = with_fields(MIGRATIONS, files=MIGRATIONS.files[:29])
+
+
+async def test_an_upgrade_takes_over_what_is_unique_only(
+    fresh_database: FreshDatabase, checkpoint: MakeCheckpoint
+) -> None:
+    dsn = await fresh_database(BEFORE)
+    schedule_id, run, talk, plain = (str(uuid4()) for _ in range(4))
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as postgres:
+        await postgres.execute("set search_path to ledger")
+        for task_id, request_id, exclusive in (
+            (run, f"schedule/{schedule_id}/2026", None),
+            (talk, "r-1", "CONVERSATION/a/b"),
+            (plain, "r-2", None),
+        ):
+            await postgres.execute(
+                "insert into tasks (task_id, tenant, request_id, request_hash, root_task_id, queue, priority, loop,"
+                " labels, max_steps, on_lease_lost, deadline_at, exclusive_source, queued_at) values"
+                " (%s, 'default', %s, '', %s, 'default', 2, 'messages', '{}', 9, 'RESUME', now(), %s, now())",
+                (task_id, request_id, task_id, exclusive),
+            )
+        await postgres.execute(
+            "insert into schedules (schedule_id, tenant, name, request_hash, spec, cron, time_zone, overlap_policy,"
+            " catch_up_seconds) values (%s, 'default', 's', '', '', '* * * * *', 'UTC', 'SKIP', 60)",
+            (schedule_id,),
+        )
+        await postgres.execute(
+            "insert into schedule_runs (schedule_id, source_run_id, due_at, outcome, task_id)"
+            " values (%s, '2026', now(), 'STARTED', %s)",
+            (schedule_id, run),
+        )
+    await migrate(dsn, MIGRATIONS)
+    replica = await checkpoint(dsn=dsn)
+    columns = "select task_id::text, source_kind, source_id, source_run_id from ledger.tasks"
+    assert set(await replica.query(columns)) == {
+        (run, "SCHEDULER", schedule_id, "2026"),
+        (talk, "CONVERSATION", "a/b", ""),
+        (plain, "", "", ""),
+    }

@@ -1,0 +1,106 @@
+"""The locks fit pyproject.toml, and the image and the bill of materials are made of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from deploy.supply_chain import LOCKS, ROOT, _verdict, audit, sbom
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PYTHONS = ("3.11", "3.12", "3.13")
+
+
+def requirements_of(extras: set[str]) -> list[Requirement]:
+    """The direct requirements with those of the extras, and of the extras that these name."""
+    texts = [*PROJECT["project"]["dependencies"], *PROJECT["build-system"]["requires"]]
+    for extra in extras:
+        texts += PROJECT["project"]["optional-dependencies"][extra]
+    requirements = [Requirement(text) for text in texts]
+    named = {extra for each in requirements if each.name == "tenure" for extra in each.extras}
+    return (
+        requirements_of(extras | named) if named - extras else [each for each in requirements if each.name != "tenure"]
+    )
+
+
+def locked(name: str) -> list[Requirement]:
+    lines = (ROOT / name).read_text().splitlines()
+    return [Requirement(line.rstrip(" \\")) for line in lines if re.match(r"[a-zA-Z0-9]", line)]
+
+
+def environment(python: str) -> dict[str, str]:
+    return {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux"}
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize("name", LOCKS)
+def test_the_lock_holds_a_fitting_release_of_each_requirement(name: str, python: str) -> None:
+    releases = {
+        canonicalize_name(each.name): next(iter(each.specifier)).version
+        for each in locked(name)
+        if each.marker is None or each.marker.evaluate(environment(python))
+    }
+    for requirement in requirements_of(set(LOCKS[name]) - {"--extra"}):
+        assert requirement.specifier.contains(releases[canonicalize_name(requirement.name)]), (
+            f"{requirement}: make lock"
+        )
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_each_locked_release_is_exact_and_has_hashes(name: str) -> None:
+    text = (ROOT / name).read_text()
+    assert all(re.fullmatch(r"==[^*]+", str(each.specifier)) for each in locked(name))
+    blocks = re.split(r"\n(?=[a-zA-Z0-9])", text)
+    assert all("--hash=sha256:" in block for block in blocks if re.match(r"[a-zA-Z0-9]", block))
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_the_lock_has_no_direct_requirement_of_the_past(name: str) -> None:
+    direct = set(
+        re.findall(r"^([\w.-]+)==[^#]*?# via tenure \(pyproject\.toml\)$", (ROOT / name).read_text(), re.MULTILINE)
+    )
+    names = {canonicalize_name(each.name) for each in requirements_of(set(LOCKS[name]) - {"--extra"})}
+    assert {canonicalize_name(each) for each in direct} <= names
+
+
+def test_the_build_requirements_are_those_of_the_project() -> None:
+    lines = (ROOT / "deploy/build-requirements.in").read_text().splitlines()
+    assert [line for line in lines if not line.startswith("#")] == PROJECT["build-system"]["requires"]
+
+
+def test_the_image_installs_locked_releases_only() -> None:
+    installs = re.findall(r"pip install (.+)$", (ROOT / "deploy/Dockerfile").read_text(), re.MULTILINE)
+    assert len(installs) == 2
+    assert "--require-hashes -r deploy/requirements.lock" in installs[0]
+    assert "--no-deps --no-build-isolation" in installs[1]
+
+
+def test_the_bill_of_materials_lists_the_locked_releases(tmp_path: Path) -> None:
+    assert sbom(tmp_path / "sbom.cdx.json") == 0
+    bill = json.loads((tmp_path / "sbom.cdx.json").read_text())
+    assert bill["bomFormat"] == "CycloneDX"
+    components = {(canonicalize_name(each["name"]), each["version"]) for each in bill["components"]}
+    assert components >= {
+        (canonicalize_name(each.name), next(iter(each.specifier)).version)
+        for each in locked("deploy/requirements.lock")
+    }
+
+
+def test_an_audit_without_an_answer_in_time_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert audit(seconds=0.05) == 0
+    assert "audit: skipped" in capsys.readouterr().out
+
+
+def test_a_hole_fails_the_audit_and_a_missing_answer_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+    silent = {"name": "a", "skip_reason": "not on PyPI"}
+    hole = {"name": "b", "version": "1.0", "vulns": [{"id": "CVE-1", "fix_versions": ["1.1"]}]}
+    assert _verdict([silent]) == 0
+    assert "no answer about 1 of 1" in capsys.readouterr().out
+    assert _verdict([silent, hole]) == 1
+    assert "b 1.0 has CVE-1; fixed in: 1.1" in capsys.readouterr().out

@@ -1,0 +1,188 @@
+"""Who may call a method: identities, permissions, tenants, and the settings of a process's security."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tenure.domain.access import (
+    Access,
+    Permission,
+    Principal,
+    Role,
+    check_access,
+    check_holder,
+    process_of,
+    spiffe_id,
+    with_included,
+)
+from tenure.domain.errors import PermissionDenied, Unauthenticated
+from tenure.runtime.certificates import make_certificates
+from tenure.runtime.security import Security
+from tenure.runtime.settings import Address, ConfigurationError
+from tenure.runtime.tls import CertificateFiles, MutualTlsSettings
+from tenure.wire.access import access_rules
+
+READ = Access(frozenset({Role.GATEWAY}), Permission.READ)
+
+
+def client(*permissions: Permission, tenant: str = "acme") -> Principal:
+    return Principal("key k1", permissions=with_included(permissions), tenant=tenant)
+
+
+def test_a_process_is_known_by_its_one_identity() -> None:
+    worker = process_of([spiffe_id("acme", Role.WORKER, "w-1")], "acme")
+    assert (worker.role, worker.name, worker.permissions) == (Role.WORKER, "spiffe://acme/worker/w-1", frozenset())
+    assert Permission.OPERATE in process_of([spiffe_id("acme", Role.OPERATOR, "eve")], "acme").permissions
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [],
+        ["spiffe://acme/worker/a", "spiffe://acme/gateway/a"],
+        ["spiffe://other/worker/a"],
+        ["spiffe://acme/stranger/a"],
+        ["spiffe://acme/WORKER/a"],
+        ["spiffe://acme/worker"],
+        ["spiffe://acme/worker/a/b"],
+        ["spiffe://acme/worker/a\n"],
+        ["https://acme/worker/a"],
+        ["xspiffe://acme/worker/a"],
+    ],
+)
+def test_other_names_are_no_identity(names: list[str]) -> None:
+    with pytest.raises(Unauthenticated):
+        process_of(names, "acme")
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a b", "a" * 129, "ä"])
+def test_a_process_has_a_name_that_fits_an_identity(name: str) -> None:
+    with pytest.raises(ValueError, match="no identity"):
+        spiffe_id("acme", Role.WORKER, name)
+
+
+def test_a_permission_includes_lesser_ones() -> None:
+    assert with_included([Permission.WRITE]) == {Permission.WRITE, Permission.READ}
+    assert with_included([Permission.APPROVE]) == {Permission.APPROVE, Permission.READ}
+    assert Permission.OPERATE not in with_included([Permission.TENANT_ADMIN])
+    assert with_included([Permission.OPERATE]) == set(Permission)
+
+
+def test_a_client_acts_for_its_own_tenant_only() -> None:
+    reader = client(Permission.READ)
+    assert check_access(READ, reader, None, "default") == "acme"
+    assert check_access(READ, reader, "acme", "default") == "acme"
+    with pytest.raises(PermissionDenied):
+        check_access(READ, reader, "other", "default")
+    with pytest.raises(PermissionDenied):
+        check_access(READ, reader, "", "default")
+
+
+def test_a_method_is_for_its_roles_and_permission_only() -> None:
+    gateway = process_of([spiffe_id("acme", Role.GATEWAY, "g")], "acme")
+    assert check_access(READ, gateway, "any", "default") == "any"
+    assert check_access(READ, gateway, None, "default") == "default"
+    internal = Access(frozenset({Role.COORDINATOR}))
+    for caller in (gateway, client(Permission.OPERATE), client()):
+        with pytest.raises(PermissionDenied, match="certificate of the role coordinator"):
+            check_access(internal, caller, None, "default")
+
+
+@pytest.mark.parametrize(
+    ("role", "name", "holder", "is_own"),
+    [
+        (Role.WORKER, "w-1", "w-1", True),
+        (Role.WORKER, "pool", "pool-7f9c-x2", True),
+        (Role.WORKER, "w-1", "w-10", False),
+        (Role.WORKER, "w-1", "w", False),
+        (Role.WORKER, "coordinator", "coordinator/c", False),
+        (Role.COORDINATOR, "c", "coordinator/anything", True),
+        (Role.COORDINATOR, "c", "w-1", False),
+        (Role.GATEWAY, "g", "a lease's holder", True),
+    ],
+)
+def test_a_process_acts_under_its_own_name_only(role: Role, name: str, holder: str, is_own: bool) -> None:
+    process = process_of([spiffe_id("acme", role, name)], "acme")
+    if is_own:
+        check_holder(process, holder)
+        return
+    with pytest.raises(PermissionDenied) as refused:
+        check_holder(process, holder)
+    assert refused.value.reason == "OTHER_HOLDER"
+
+
+def test_without_authentication_any_holder_is_believed() -> None:
+    check_holder(client(), "w-1")
+
+
+def test_a_method_without_a_rule_stops_the_start() -> None:
+    with pytest.raises(ValueError, match=r"grpc\.health\.v1\.Health\.Check has no access rule"):
+        access_rules("grpc.health.v1.Health")
+
+
+@dataclass(frozen=True)
+class Settings:
+    tls: MutualTlsSettings = field(default_factory=MutualTlsSettings)
+    allow_insecure_network: bool = False
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Path:
+    make_certificates(
+        tmp_path, [(Role.WORKER, "w-1"), (Role.TOOLS, "tools")], installation="tenure", days=1, hosts=["localhost"]
+    )
+    return tmp_path
+
+
+def tls_of(folder: Path, name: str, key: str = "", **changes: str) -> MutualTlsSettings:
+    return MutualTlsSettings(
+        certificate_file=folder / f"{name}.pem",
+        key_file=folder / f"{key or name}.key.pem",
+        ca_file=folder / "ca.pem",
+        **changes,
+    )
+
+
+LOOPBACK = Address("127.0.0.1:1")
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "example.com:1"])
+def test_other_machines_are_not_served_without_tls(address: str) -> None:
+    with pytest.raises(ConfigurationError, match="TENURE_TLS_CERTIFICATE_FILE"):
+        Security.load(Settings(), Role.WORKER, Address(address), access_rules)
+    Security.load(Settings(allow_insecure_network=True), Role.WORKER, Address(address), access_rules)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:1", "localhost:1", "127.9.9.9:1"])
+def test_this_machine_is_served_without_tls(address: str) -> None:
+    assert Security.load(Settings(), Role.WORKER, Address(address), access_rules).server_credentials() is None
+
+
+def test_a_certificate_of_another_role_stops_the_start(certificates: Path) -> None:
+    with pytest.raises(ConfigurationError, match="belongs to spiffe://tenure/tools/tools; this process is a worker"):
+        Security.load(Settings(tls_of(certificates, "tools")), Role.WORKER, LOOPBACK, access_rules)
+    with pytest.raises(ConfigurationError, match="belongs to the installation tenure"):
+        Security.load(Settings(tls_of(certificates, "w-1", installation="acme")), Role.WORKER, LOOPBACK, access_rules)
+
+
+def test_files_that_do_not_fit_together_stop_the_start(certificates: Path) -> None:
+    with pytest.raises(ConfigurationError, match="is not the key of the certificate"):
+        CertificateFiles(tls_of(certificates, "w-1", key="tools"))
+    with pytest.raises(ConfigurationError, match=r"absent\.pem"):
+        CertificateFiles(tls_of(certificates, "absent", key="tools"))
+    assert list(MutualTlsSettings(ca_file=certificates / "ca.pem").problems())
+
+
+def test_files_in_the_middle_of_a_replacement_change_nothing(certificates: Path) -> None:
+    files = CertificateFiles(tls_of(certificates, "w-1"))
+    before = files.read()
+    (certificates / "w-1.key.pem").unlink()
+    assert files.read() == before
+    make_certificates(certificates, [(Role.WORKER, "w-1")], installation="tenure", days=1)
+    after = files.read()
+    assert after.certificate != before.certificate
+    assert after.ca == before.ca
+    assert all(path.stat().st_mode & 0o077 == 0 for path in certificates.glob("*.key.pem"))
