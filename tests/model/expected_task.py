@@ -83,6 +83,7 @@ class Expected:
         if verdict.begins_attempt:
             self.attempt, self.ending = self.attempt + 1, None
         self._move(TaskState.QUEUED, begins_attempt=verdict.begins_attempt)
+        self._carry_out_ending()
 
     def lose(self, claims: Any) -> bool:
         """Whether this was heard."""
