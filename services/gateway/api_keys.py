@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from services.gateway.peers import Peers, with_retries
 from services.gateway.tasks import caller
@@ -24,11 +24,6 @@ from tenure.v1 import api_key_service_pb2 as pb
 from tenure.v1.api_key_service_pb2_grpc import ApiKeyServiceServicer
 from tenure.wire.access import PERMISSIONS, stored_key
 
-if TYPE_CHECKING:
-    from tenure.runtime.access_control import Metadata
-
-AUTHORIZATION: Final = "authorization"
-_BEARER: Final = "Bearer "
 FRESH_SECONDS: Final = 2.0
 """How long a key that was read is used without another read: shorter than the 5 s in which a revocation must count."""
 MAX_KNOWN: Final = 10_000
@@ -41,9 +36,9 @@ class ApiKeys:
         self._peers = peers
         self._known: OrderedDict[str, tuple[float, StoredApiKey | None]] = OrderedDict()
 
-    async def authenticate(self, _context: Any, metadata: Metadata) -> Principal:
-        """Returns the client that the call's key stands for. Raises Unauthenticated; Unavailable without the ledger."""
-        presented = read_api_key(_bearer(metadata))
+    async def authenticate(self, key: str) -> Principal:
+        """Returns the client that the key stands for. Raises Unauthenticated; Unavailable without the ledger."""
+        presented = read_api_key(key)
         if presented is None:
             raise Unauthenticated("the authorization is no API key of Tenure", reason="API_KEY_INVALID")
         return verify_api_key(presented, await self._read(presented.key_id))
@@ -63,17 +58,6 @@ class ApiKeys:
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
         return stored
-
-
-def _bearer(metadata: Metadata) -> str:
-    """Returns the text after "Bearer ". Raises Unauthenticated for a call without authorization, or with two."""
-    given = [value for key, value in metadata or () if key == AUTHORIZATION]
-    if len(given) != 1 or not isinstance(given[0], str) or not given[0].startswith(_BEARER):
-        raise Unauthenticated(
-            "this gateway needs an API key: send the metadata authorization with Bearer and the key, once",
-            reason="NO_API_KEY",
-        )
-    return given[0].removeprefix(_BEARER)
 
 
 class ApiKeyForwarder(ApiKeyServiceServicer):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from services.gateway.admin import AdminServicer
 from services.gateway.api_keys import ApiKeyForwarder, ApiKeys
+from services.gateway.client_authentication import ClientAuthentication
 from services.gateway.forwarding import LeaseForwarder, ScheduleForwarder, TenantForwarder, WebhookForwarder
+from services.gateway.json_web_tokens import JsonWebTokens, JwtSettings
 from services.gateway.peers import Peers
 from services.gateway.tasks import TaskServicer
 from services.gateway.watch import LiveTextRelay
@@ -29,6 +33,10 @@ from tenure.v1.webhook_service_pb2_grpc import add_WebhookServiceServicer_to_ser
 from tenure.validators import schemas_in, validate
 from tenure.wire.access import access_rules
 
+CERTIFICATES: Final = "certificates"
+API_KEYS: Final = "api-keys"
+JWT: Final = "jwt"
+
 
 @dataclass(frozen=True, kw_only=True)
 class GatewaySettings:
@@ -45,11 +53,17 @@ class GatewaySettings:
     operator_tenants: tuple[str, ...] = setting("tenants whose callers may act on all others", default=("default",))
     heartbeat_seconds: float = setting("the silence of a stream before a heartbeat", default=15.0, minimum=0.1)
     authentication: str = setting(
-        "of clients; certificates: of operators, without TLS none; api-keys: ApiKeyService",
-        default="certificates",
-        choices=("certificates", "api-keys"),
+        "of clients; certificates: of operators, without TLS none; api-keys: ApiKeyService; jwt: an identity provider",
+        default=CERTIFICATES,
+        choices=(CERTIFICATES, API_KEYS, JWT, f"{API_KEYS},{JWT}"),
     )
+    jwt: JwtSettings = group(JwtSettings, "TENURE_GATEWAY_JWT_")
     common: CommonSettings = group(CommonSettings)
+
+    def problems(self) -> Iterator[str]:
+        """Yields the relations that do not hold."""
+        if JWT in self.authentication and not self.jwt.issuer:
+            yield "TENURE_GATEWAY_AUTHENTICATION=jwt needs TENURE_GATEWAY_JWT_ISSUER, _AUDIENCE and _KEYS"
 
 
 async def compose(process: Process, settings: GatewaySettings) -> None:
@@ -58,8 +72,8 @@ async def compose(process: Process, settings: GatewaySettings) -> None:
     peers = await process.open(
         Peers(settings.checkpoint_address, settings.coordinator_address, settings.tools_address, security)
     )
-    if settings.authentication == "api-keys":
-        security = security.for_clients(ApiKeys(peers).authenticate)
+    if settings.authentication != CERTIFICATES:
+        security = security.for_clients((await client_authentication(process, settings, peers)).authenticate)
     live = await process.open(LiveTextRelay(peers, security))
     examine = SchemaChecks(schemas_in).examine
     server = RpcServer(
@@ -76,6 +90,13 @@ async def compose(process: Process, settings: GatewaySettings) -> None:
     server.add("tenure.v1.WebhookService", add_WebhookServiceServicer_to_server, WebhookForwarder(peers))
     server.add("tenure.v1.ApiKeyService", add_ApiKeyServiceServicer_to_server, ApiKeyForwarder(peers))
     await serve(process, server)
+
+
+async def client_authentication(process: Process, settings: GatewaySettings, peers: Peers) -> ClientAuthentication:
+    """Returns the authentication of clients. Raises ConfigurationError for keys that cannot be used."""
+    accepted = settings.authentication.split(",")
+    tokens = await process.open(JsonWebTokens(settings.jwt).opened()) if JWT in accepted else None
+    return ClientAuthentication(ApiKeys(peers) if API_KEYS in accepted else None, tokens)
 
 
 def main() -> int:

@@ -39,7 +39,7 @@ class Context:
     environment: Mapping[str, str]
     is_verbose: bool = False
     tls: ClientTls | None = None
-    api_key: str = ""
+    api_key: Callable[[], str] | str = ""
 
     def run(self, work: Callable[[Client], Awaitable[T]]) -> T:
         """Runs `work` with a connected client."""

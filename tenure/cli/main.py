@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -124,7 +125,7 @@ def cli(
     if (tls_certificate_file is None) != (tls_key_file is None):
         raise click.UsageError("--tls-certificate-file and --tls-key-file belong together: give both, or none")
     tls = find_tls(ClientTls(tls_ca_file, tls_certificate_file, tls_key_file), address, data)
-    gateway, api_key = find_gateway(address, data), "" if api_key_file is None else read_key(api_key_file)
+    gateway, api_key = find_gateway(address, data), "" if api_key_file is None else partial(read_key, api_key_file)
     if api_key and tls is None:
         try:
             check_stays_here(gateway)

@@ -75,8 +75,9 @@ class Client(
 ):
     """A connection to the gateway: `host:port`, or its replicas as `ip:port,ip:port`.
 
-    `api_key`: the client's identity, if the gateway demands one; it is sent to other machines by TLS only, so without
-    `tls` the address must be on this machine (ValueError). `tenant`: with a key of an operator, the tenant to act for;
+    `api_key`: the client's identity, if the gateway demands one: an API key or a token of the identity provider, or a
+    function that returns it, called for each call. It is sent to other machines by TLS only, so without `tls` the
+    address must be on this machine (ValueError). `tenant`: with a key of an operator, the tenant to act for;
     without a key, the tenant ("default").
 
     Raises the errors of tenure.domain.errors. Retries TryLater a few times, and for about ten seconds once the gateway
@@ -88,13 +89,14 @@ class Client(
         address: str,
         *,
         tenant: str | None = None,
-        api_key: str = "",
+        api_key: str | Callable[[], str] = "",
         tls: ClientTls | None = None,
         patience: RetryPolicy = PATIENCE,
     ) -> None:
         if api_key and tls is None:
             check_stays_here(address)
-        self._api_key = Secret(api_key) if api_key else None
+        identity = api_key if callable(api_key) else lambda: api_key
+        self._api_key = (lambda: Secret(identity())) if api_key else None
         self._tenant = tenant or ("" if api_key else DEFAULT_TENANT)
         self._address, self._tls, self._patience = address, tls, patience
         self._answered = False

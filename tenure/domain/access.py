@@ -185,6 +185,7 @@ def _needed(access: Access) -> str:
 # API keys: tnr_<key id>_<secret>. The ledger stores the SHA-256 of the whole key; 256 random bits need no salt and no
 # slow hash.
 
+API_KEY_PREFIX: Final = "tnr_"
 _KEY_ID: Final = re.compile(r"[a-z0-9]{12}")
 _API_KEY: Final = re.compile(r"tnr_(?P<key_id>[a-z0-9]{12})_[A-Za-z0-9_-]{43}")
 _ID_DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"

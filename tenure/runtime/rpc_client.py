@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tenure.runtime.tls import ChannelTls
 
 AUTHORIZATION: Final = "authorization"
-"""The metadata key of a client's API key."""
+"""The metadata key of a client's API key or token."""
 PEER: Final = "peer"
 """The metadata key of an error for the name of the peer that did not answer, if the channel has that name."""
 
@@ -45,13 +45,13 @@ class CallRules:
     default_timeout_seconds: float | None
     tenant: str | None = None
     peer: str = ""
-    api_key: Secret | None = None
+    api_key: Callable[[], Secret] | None = None
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Returns the tenant (the channel's, or else that of the current request), the key and the trace of a call."""
         tenant = current_tenant() if self.tenant is None else self.tenant
         named = ((TENANT_KEY, tenant),) if tenant else ()
-        key = ((AUTHORIZATION, f"Bearer {self.api_key.reveal()}"),) if self.api_key else ()
+        key = ((AUTHORIZATION, f"Bearer {self.api_key().reveal()}"),) if self.api_key else ()
         return (*named, *key, *trace_metadata())
 
     def timeout(self, seconds: float | None, *, needed: bool) -> float | None:
@@ -182,7 +182,7 @@ class TenureChannel(grpc.aio.Channel):
         default_timeout_seconds: float | None = None,
         tenant: str | None = None,
         peer: str = "",
-        api_key: Secret | None = None,
+        api_key: Callable[[], Secret] | None = None,
     ) -> None:
         self.raw = channel
         self._rules = CallRules(default_timeout_seconds, tenant, peer, api_key)
@@ -236,14 +236,14 @@ def open_channel(
     max_message_bytes: int = 4 * 1024 * 1024,
     tenant: str | None = None,
     peer: str = "",
-    api_key: Secret | None = None,
+    api_key: Callable[[], Secret] | None = None,
 ) -> TenureChannel:
     """Opens a channel to `host:port` (all addresses that the name resolves to) or to several `ip:port`, used in turn.
 
     `addresses`: a sequence, or one string with commas.
     `tls`: mutual TLS with a process of the installation; `credentials`: those for another server.
     `tenant`: the tenant of all calls. Without it, each call has the tenant of the current request.
-    `api_key`: the identity of a client of the gateway.
+    `api_key`: returns the identity of a client of the gateway, asked for with each call.
     `peer`: the name of the service, which a TryLater error of a call has in its metadata under `PEER`.
 
     It needs a running event loop. Raises ValueError for several addresses that are not all IP addresses.
