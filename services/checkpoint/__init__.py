@@ -8,6 +8,7 @@ queue/            offers tasks to coordinators, requeues lost claims, sweeps wha
 grants.py         epochs, the generation of etcd, and the grants of named leases
 commit/           Open, commits, external entries, operator requests: every write to an existing task
 waits/            waits for answers, signals, sub-agents and resolutions
+audit.py          the audit log
 bills.py          bills of model attempts, and usage reports of lost model calls
 prices.py         prices of models
 repeats.py        the results of earlier equal requests

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from services.checkpoint.audit import AuditServicer
 from services.checkpoint.commit.committer import LedgerCommitter, commit_batcher
 from services.checkpoint.commit.refused_writes import Refusals
 from services.checkpoint.prices import load_prices
@@ -56,6 +57,7 @@ from tenure.runtime.settings import Address, Secret, group, setting
 from tenure.runtime.signing import Verifier
 from tenure.runtime.sql import migrate
 from tenure.v1.api_key_service_pb2_grpc import add_ApiKeyServiceServicer_to_server
+from tenure.v1.audit_service_pb2_grpc import add_AuditServiceServicer_to_server
 from tenure.v1.checkpoint_service_pb2_grpc import add_CheckpointServiceServicer_to_server
 from tenure.v1.schedule_service_pb2_grpc import add_ScheduleServiceServicer_to_server
 from tenure.v1.tenant_service_pb2_grpc import add_TenantServiceServicer_to_server
@@ -197,6 +199,7 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
     server.add("tenure.v1.ScheduleService", add_ScheduleServiceServicer_to_server, schedules)
     server.add("tenure.v1.TenantService", add_TenantServiceServicer_to_server, TenantServicer(pool))
     server.add("tenure.v1.ApiKeyService", add_ApiKeyServiceServicer_to_server, ApiKeyServicer(pool))
+    server.add("tenure.v1.AuditService", add_AuditServiceServicer_to_server, AuditServicer(pool))
     server.add("tenure.v1.WebhookService", add_WebhookServiceServicer_to_server, WebhookServicer(pool, policy))
     duties.start(
         "close watches", lambda: _close_when(server.stopping, hub), may_end=True, silence_seconds=UNTIL_THE_END

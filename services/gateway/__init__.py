@@ -10,6 +10,7 @@ explanation.py    the rule: from that knowledge to lines that say why the task i
 admin.py          AdminService: lists and requests of operators
 in_doubt.py       lists and resolutions of calls in doubt
 forwarding.py     LeaseService, ScheduleService, TenantService and WebhookService, forwarded
+audit.py          the audit log: records acts before they happen, and refusals
 client_authentication.py  the client of each call: an API key (api_keys.py) or a token (json_web_tokens.py)
 peers.py          the services behind the gateway, and the retries of calls to them
 """

@@ -10,6 +10,7 @@ from typing import Final
 
 from services.gateway.admin import AdminServicer
 from services.gateway.api_keys import ApiKeyForwarder, ApiKeys
+from services.gateway.audit import AuditForwarder, AuditLog
 from services.gateway.client_authentication import ClientAuthentication
 from services.gateway.forwarding import LeaseForwarder, ScheduleForwarder, TenantForwarder, WebhookForwarder
 from services.gateway.json_web_tokens import JsonWebTokens, JwtSettings
@@ -25,6 +26,7 @@ from tenure.runtime.service import CommonSettings, run_service, serve
 from tenure.runtime.settings import Address, group, setting
 from tenure.v1.admin_service_pb2_grpc import add_AdminServiceServicer_to_server
 from tenure.v1.api_key_service_pb2_grpc import add_ApiKeyServiceServicer_to_server
+from tenure.v1.audit_service_pb2_grpc import add_AuditServiceServicer_to_server
 from tenure.v1.lease_service_pb2_grpc import add_LeaseServiceServicer_to_server
 from tenure.v1.schedule_service_pb2_grpc import add_ScheduleServiceServicer_to_server
 from tenure.v1.task_service_pb2_grpc import add_TaskServiceServicer_to_server
@@ -77,7 +79,12 @@ async def compose(process: Process, settings: GatewaySettings) -> None:
     live = await process.open(LiveTextRelay(peers, security))
     examine = SchemaChecks(schemas_in).examine
     server = RpcServer(
-        settings.listen, security=security, validate=validate, examine=examine, stopping=process.stopping
+        settings.listen,
+        security=security,
+        validate=validate,
+        examine=examine,
+        stopping=process.stopping,
+        audit=await process.open(AuditLog(peers).opened()),
     )
     tasks = TaskServicer(peers, live, server.stopping, settings.heartbeat_seconds)
     server.add("tenure.v1.TaskService", add_TaskServiceServicer_to_server, tasks)
@@ -89,6 +96,7 @@ async def compose(process: Process, settings: GatewaySettings) -> None:
     server.add("tenure.v1.TenantService", add_TenantServiceServicer_to_server, tenants)
     server.add("tenure.v1.WebhookService", add_WebhookServiceServicer_to_server, WebhookForwarder(peers))
     server.add("tenure.v1.ApiKeyService", add_ApiKeyServiceServicer_to_server, ApiKeyForwarder(peers))
+    server.add("tenure.v1.AuditService", add_AuditServiceServicer_to_server, AuditForwarder(peers))
     await serve(process, server)
 
 

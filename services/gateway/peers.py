@@ -19,6 +19,7 @@ from tenure.runtime.security import NO_SECURITY, Security
 from tenure.runtime.tls import PeerTls
 from tenure.v1 import task_pb2
 from tenure.v1.api_key_service_pb2_grpc import ApiKeyServiceStub
+from tenure.v1.audit_service_pb2_grpc import AuditServiceStub
 from tenure.v1.checkpoint_service_pb2 import CheckpointServiceGetTaskRequest
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.v1.coordinator_service_pb2 import ListRenewalsRequest
@@ -31,6 +32,7 @@ from tenure.v1.webhook_service_pb2_grpc import WebhookServiceStub
 
 if TYPE_CHECKING:  # these names exist for type checkers only
     from tenure.v1.api_key_service_pb2_grpc import ApiKeyServiceAsyncStub
+    from tenure.v1.audit_service_pb2_grpc import AuditServiceAsyncStub
     from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceAsyncStub
     from tenure.v1.coordinator_service_pb2 import Renewals
     from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceAsyncStub
@@ -76,6 +78,7 @@ class Peers:
         self.tools: ToolServiceAsyncStub
         self.webhooks: WebhookServiceAsyncStub
         self.api_keys: ApiKeyServiceAsyncStub
+        self.audit: AuditServiceAsyncStub
 
     async def __aenter__(self) -> Self:
         channels = [
@@ -94,6 +97,7 @@ class Peers:
         self.tools = ToolServiceStub(channels[2])
         self.webhooks = WebhookServiceStub(channels[0])
         self.api_keys = ApiKeyServiceStub(channels[0])
+        self.audit = AuditServiceStub(channels[0])
         return self
 
     async def __aexit__(self, *_: object) -> None:

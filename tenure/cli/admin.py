@@ -11,6 +11,7 @@ import click
 
 from tenure.cli.answering import answer_commands
 from tenure.cli.api_keys import keys
+from tenure.cli.audit import audit
 from tenure.cli.context import Context, pass_context
 from tenure.cli.formatting import ago, caps_text, distinct_ids, make_table, seconds_text, short_id, why
 from tenure.cli.output import echo
@@ -347,3 +348,4 @@ def admin() -> None:
 for command in (aging, requeue, grant_budget, close_out, wait, transfer, drain, prune, verify):
     admin.add_command(command)
 admin.add_command(keys)
+admin.add_command(audit)

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from tenure.client.admin_calls import InDoubtCalls, InterventionCalls, PruneCalls
 from tenure.client.leases import LeaseCalls
 from tenure.client.reconnect import StreamReconnect
-from tenure.client.service_calls import ApiKeyCalls, ScheduleCalls, TenantCalls, WebhookCalls
+from tenure.client.service_calls import ApiKeyCalls, AuditCalls, ScheduleCalls, TenantCalls, WebhookCalls
 from tenure.client.task_calls import FileCalls, WaitCalls
 from tenure.domain.errors import TryLater
 from tenure.domain.retry import RetryPolicy
@@ -26,6 +26,7 @@ from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.admin_service_pb2_grpc import AdminServiceStub
 from tenure.v1.api_key_service_pb2_grpc import ApiKeyServiceStub
+from tenure.v1.audit_service_pb2_grpc import AuditServiceStub
 from tenure.v1.lease_service_pb2_grpc import LeaseServiceStub
 from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceStub
 from tenure.v1.task_service_pb2_grpc import TaskServiceStub
@@ -63,6 +64,7 @@ def check_stays_here(addresses: str) -> None:
 
 class Client(
     ApiKeyCalls,
+    AuditCalls,
     InDoubtCalls,
     FileCalls,
     InterventionCalls,
@@ -119,6 +121,7 @@ class Client(
         self.tenants = TenantServiceStub(self._channel)
         self.webhooks = WebhookServiceStub(self._channel)
         self.api_keys = ApiKeyServiceStub(self._channel)
+        self.audit = AuditServiceStub(self._channel)
         return self
 
     async def __aexit__(self, *_: object) -> None:

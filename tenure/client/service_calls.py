@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from tenure.v1 import api_key_service_pb2 as key_pb
+from tenure.v1 import audit_service_pb2 as audit_pb
 from tenure.v1 import schedule_service_pb2 as pb
 from tenure.v1 import tenant_service_pb2 as tenant_pb
 from tenure.v1 import webhook_service_pb2 as webhook_pb
@@ -13,6 +14,7 @@ from tenure.wire.webhook_service import new_secret, with_secret
 
 if TYPE_CHECKING:
     from tenure.v1.api_key_service_pb2_grpc import ApiKeyServiceAsyncStub
+    from tenure.v1.audit_service_pb2_grpc import AuditServiceAsyncStub
     from tenure.v1.schedule_service_pb2_grpc import ScheduleServiceAsyncStub
     from tenure.v1.tenant_service_pb2_grpc import TenantServiceAsyncStub
     from tenure.v1.webhook_service_pb2_grpc import WebhookServiceAsyncStub
@@ -143,6 +145,25 @@ class ApiKeyCalls:
             self.api_keys.RevokeApiKey, key_pb.RevokeApiKeyRequest(key_id=key_id)
         )
         return answer.api_key
+
+
+class AuditCalls:
+    """A mixin of Client, which has the stub and `_call`."""
+
+    audit: AuditServiceAsyncStub
+    _call: Callable[..., Awaitable[Any]]
+
+    async def audit_records(self, request: audit_pb.ListAuditRecordsRequest) -> AsyncGenerator[audit_pb.AuditRecord]:
+        """Yields the records of the audit log that the request selects, page by page."""
+        page_request = audit_pb.ListAuditRecordsRequest()
+        page_request.CopyFrom(request)
+        while True:
+            page: audit_pb.ListAuditRecordsResponse = await self._call(self.audit.ListAuditRecords, page_request)
+            for record in page.records:
+                yield record
+            page_request.page_token = page.next_page_token
+            if not page.next_page_token:
+                return
 
 
 class WebhookCalls:

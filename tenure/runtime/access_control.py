@@ -26,6 +26,8 @@ READMIT_SECONDS: Final = 2.0
 """Between two admissions of an open stream. With the age of a key's copy, a revocation counts within 5 s."""
 _log: Final = logging.getLogger(__name__)
 ANYONE: Final = Principal("anyone", permissions=EVERYTHING)
+NOBODY: Final = Principal("")
+"""The caller of a call that is not authenticated yet."""
 _PRINCIPAL: ContextVar[Principal] = ContextVar("principal", default=ANYONE)
 REFLECTION_RULE: Final = Access(permission=Permission.OPERATE)
 """Reflection describes all methods, so on a server with authentication it is for operators."""
@@ -70,10 +72,12 @@ class AccessControl:
         named = named_tenant(metadata)
         if self._authenticate is None:
             return DEFAULT_TENANT if named is None else named
-        principal = await self._authenticate(context, metadata)
-        tenant = check_access(self._rules[method], principal, named, DEFAULT_TENANT)
-        _PRINCIPAL.set(principal)
-        return tenant
+        principal = await self._identify(self._authenticate, context, metadata)
+        return check_access(self._rules[method], principal, named, DEFAULT_TENANT)
+
+    def is_audited(self, method: str) -> bool:
+        """Returns whether each call of the method is recorded."""
+        return method in self._rules and self._rules[method].is_audited
 
     def readmission(self, method: str, context: Any, metadata: Metadata) -> AbstractAsyncContextManager[None]:
         """Returns a context for the handler of a stream.
@@ -87,7 +91,15 @@ class AccessControl:
     async def admit_reflection(self, context: Any, metadata: Metadata) -> None:
         """Raises Unauthenticated and PermissionDenied unless the caller is an operator."""
         if self._authenticate is not None:
-            check_access(REFLECTION_RULE, await self._authenticate(context, metadata), None, DEFAULT_TENANT)
+            principal = await self._identify(self._authenticate, context, metadata)
+            check_access(REFLECTION_RULE, principal, None, DEFAULT_TENANT)
+
+    async def _identify(self, authenticate: Authenticate, context: Any, metadata: Metadata) -> Principal:
+        """Returns the caller, and sets it for this call, also if the call is refused after that."""
+        _PRINCIPAL.set(NOBODY)
+        principal = await authenticate(context, metadata)
+        _PRINCIPAL.set(principal)
+        return principal
 
 
 @asynccontextmanager

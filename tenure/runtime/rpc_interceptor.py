@@ -1,9 +1,9 @@
 """The interceptor of every Tenure server: access, errors, tenant, trace, validation and metrics of each RPC.
 
-It wraps the handlers of all four arities exactly once. A call is admitted, then its request is validated, then its
-handler runs. Domain errors become statuses. Any other exception is a bug: the client gets INTERNAL without details, and
-the log gets the stack. The interceptor sets the context variables of tenant and trace, and counts calls under the
-metric names of go-grpc-middleware.
+It wraps the handlers of all four arities exactly once. A call is admitted, then its request is validated, then it is
+recorded if its method is audited, then its handler runs. Domain errors become statuses. Any other exception is a bug:
+the client gets INTERNAL without details, and the log gets the stack. The interceptor sets the context variables of
+tenant and trace, and counts calls under the metric names of go-grpc-middleware.
 
 Messages of a stream are validated and counted inside the (de)serializers, which saves an await per frame. So the read
 of a stream's handler raises InvalidRequest for an invalid message, and the handler may answer it or let it end the
@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import isasyncgenfunction, iscoroutinefunction
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from tenure.domain.errors import InvalidRequest, TenureError
+from tenure.domain.errors import InvalidRequest, PermissionDenied, TenureError, Unauthenticated
 from tenure.runtime import metrics
 from tenure.runtime.access_control import AccessControl, Metadata
 from tenure.runtime.request_context import continue_trace, set_tenant
@@ -68,6 +68,26 @@ def _no_readmission(_context: Any, _metadata: Metadata) -> AbstractAsyncContextM
     return nullcontext()
 
 
+class Audit(Protocol):
+    """Records calls. `method`: "/service/method", as gRPC has it. `request`: a message, or the iterator of a stream."""
+
+    async def admitted(self, method: str, request: Any, peer: str) -> None:
+        """Records a call whose handler runs next. Raises an error if it cannot be recorded: then no handler runs."""
+
+    def refused(self, method: str, request: Any, peer: str, refusal: TenureError) -> None:
+        """Notes a call that was refused."""
+
+
+class NoAudit:
+    """Records nothing, for a server that only processes of the installation call."""
+
+    async def admitted(self, method: str, request: Any, peer: str) -> None:
+        """Records nothing."""
+
+    def refused(self, method: str, request: Any, peer: str, refusal: TenureError) -> None:
+        """Records nothing."""
+
+
 async def _admit_everyone(_context: Any, _metadata: Metadata) -> None:
     """Admits every call."""
 
@@ -84,8 +104,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         access: AccessControl,
         validate: Callable[[Any], None] = accept_everything,
         examine: Callable[[Any], Awaitable[None]] = examine_nothing,
+        audit: Audit | None = None,
     ) -> None:
         self._access, self._validate, self._examine = access, validate, examine
+        self._audit = audit or NoAudit()
         self._wrapped: dict[str, tuple[Handler, Handler]] = {}
 
     async def intercept_service(
@@ -118,7 +140,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         is_stream = is_tenure and arity != "unary_unary"
         readmission = partial(self._access.readmission, method) if is_stream else _no_readmission
         admission = self._admission(method)
-        call = _Method(_MethodMetrics.of(method, _GRPC_TYPE[arity]), validate, examine, admission, readmission)
+        metrics_of_method = _MethodMetrics.of(method, _GRPC_TYPE[arity])
+        is_audited = self._access.is_audited(method)
+        call = _Method(method, metrics_of_method, validate, examine, admission, readmission, self._audit, is_audited)
         wrap = {
             "unary_unary": call.answering_once,
             "unary_stream": call.answering_many,
@@ -165,20 +189,25 @@ class _MethodMetrics:
 class _Method:
     """Wraps the behaviour and the (de)serializers of one method."""
 
+    name: str
     metrics: _MethodMetrics
     validate: Callable[[Any], None]
     examine: Callable[[Any], Awaitable[None]]
     admit: Admission
     readmission: Callable[[Any, Metadata], AbstractAsyncContextManager[None]]
+    audit: Audit
+    is_audited: bool
 
     def answering_once(self, behaviour: Callable[..., Any], *, validates: bool) -> Callable[..., Any]:
         _must_be(iscoroutinefunction(behaviour), behaviour)
 
         async def answer(request: Any, context: Context) -> Any:
-            async with self._around(context):
+            async with self._around(request, context):
                 if validates:
                     self._check(request)
                     await self.examine(request)
+                if self.is_audited:
+                    await self.audit.admitted(self.name, request, context.peer())
                 return await behaviour(request, context)
 
         return answer
@@ -188,10 +217,12 @@ class _Method:
             return self.answering_once(behaviour, validates=validates)
 
         async def answer(request: Any, context: Context) -> AsyncIterator[Any]:
-            async with self._around(context):
+            async with self._around(request, context):
                 if validates:
                     self._check(request)
                     await self.examine(request)
+                if self.is_audited:
+                    await self.audit.admitted(self.name, request, context.peer())
                 async with aclosing(behaviour(request, context)) as messages:
                     async for message in messages:
                         yield message
@@ -225,8 +256,8 @@ class _Method:
         return send
 
     @asynccontextmanager
-    async def _around(self, context: Context) -> AsyncIterator[None]:
-        """Sets tenant and trace, counts the call, and converts its exception to a status."""
+    async def _around(self, request: Any, context: Context) -> AsyncIterator[None]:
+        """Admits the call, sets its tenant and trace, counts it, and converts its exception to a status."""
         self.metrics.started.value += 1
         began, code = perf_counter(), grpc.StatusCode.OK
         try:
@@ -242,6 +273,8 @@ class _Method:
             raise
         except TenureError as error:
             code = code_of(error)
+            if isinstance(error, (Unauthenticated, PermissionDenied)):
+                self.audit.refused(self.name, request, context.peer(), error)
             if context.done():
                 raise asyncio.CancelledError from error  # the client is gone
             await context.abort_with_status(to_status(error))

@@ -20,7 +20,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from grpc_reflection.v1alpha._async import ReflectionServicer
 
 from tenure.domain.errors import NotFound, Unavailable
-from tenure.runtime.rpc_interceptor import ErrorInterceptor, accept_everything, examine_nothing
+from tenure.runtime.rpc_interceptor import Audit, ErrorInterceptor, accept_everything, examine_nothing
 from tenure.runtime.rpc_options import Keepalive, ServerLimits
 from tenure.runtime.security import NO_SECURITY, Security
 
@@ -110,6 +110,7 @@ class RpcServer:
         stopping: asyncio.Event | None = None,
         limits: ServerLimits | None = None,
         keepalive: Keepalive | None = None,
+        audit: Audit | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         reflection_enabled: bool = True,
         serving: bool = True,
@@ -118,7 +119,7 @@ class RpcServer:
         self._access = security.access_control()
         options = [*(limits or ServerLimits()).options(), *(keepalive or Keepalive()).options()]
         self._server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(self._access, validate, examine), *interceptors], options=options
+            interceptors=[ErrorInterceptor(self._access, validate, examine, audit), *interceptors], options=options
         )
         self._address_setting, self._credentials = address, security.server_credentials()
         self._reflection_enabled, self._grace_seconds = reflection_enabled, grace_seconds

@@ -9,6 +9,7 @@ common.py                    collects violations; the limits and patterns; check
 task.py                      the spec of a task: goal, agent, limits, policy, timeouts, schemas
 task_service.py              TaskService and the reads of AdminService; waits, forks, files
 api_key_service.py           ApiKeyService
+audit_service.py             AuditService
 admin_service.py             the requests of operators; calls in doubt
 checkpoint_service.py        CheckpointService
 coordinator_service.py       the session of a worker, WorkerService
@@ -36,6 +37,7 @@ from tenure.domain.errors import InvalidRequest
 from tenure.validators import (
     admin_service,
     api_key_service,
+    audit_service,
     checkpoint_service,
     coordinator_service,
     lease_service,
@@ -116,6 +118,7 @@ _CHECKS: Final[dict[type, Check]] = {
     **lease_service.CHECKS,
     **admin_service.CHECKS,
     **api_key_service.CHECKS,
+    **audit_service.CHECKS,
     **tool_provider_service.CHECKS,
     **tenant_service.CHECKS,
     **webhook_service.CHECKS,

@@ -47,9 +47,17 @@ SERVICES: Final = {
         "TenantService",
         "WebhookService",
         "ApiKeyService",
+        "AuditService",
     ),
     "coordinator": ("CoordinatorService", "LeaseService"),
-    "checkpoint": ("CheckpointService", "ScheduleService", "TenantService", "WebhookService", "ApiKeyService"),
+    "checkpoint": (
+        "CheckpointService",
+        "ScheduleService",
+        "TenantService",
+        "WebhookService",
+        "ApiKeyService",
+        "AuditService",
+    ),
     "tools": ("ToolService",),
     "worker-1": ("WorkerService",),
 }

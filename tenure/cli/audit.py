@@ -1,0 +1,117 @@
+"""`tenure admin audit`: the audit log, and the verification of its hash chain."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Final
+
+import click
+
+from tenure.cli.context import Context, pass_context
+from tenure.cli.exit_codes import Exit
+from tenure.cli.formatting import ago, make_list
+from tenure.cli.output import echo
+from tenure.client import Client
+from tenure.domain.audit import BrokenChainError, ChainedRecord, Decision, Head, verify_chain
+from tenure.v1 import audit_service_pb2 as pb
+from tenure.wire.audit import DECISIONS, chained_from_wire
+
+_PAGE: Final = 500
+
+
+class HeadType(click.ParamType[Head]):
+    """A head that was noted before."""
+
+    name = "NUMBER:HASH"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Head:
+        try:
+            return Head.parse(value)
+        except ValueError as error:
+            self.fail(f"{value!r} is no head: {error}", param, ctx)
+
+
+@click.group()
+def audit() -> None:
+    """List and verify the record of administrative acts and of refused calls."""
+
+
+@audit.command("list")
+@click.option("--of-tenant", default="", help="Only calls for this tenant.")
+@click.option("--subject", default="", help="Only calls of this caller: key/…, user/… or spiffe://….")
+@click.option("--method", default="", help="Only calls of this method, such as AdminService/DrainWorker.")
+@click.option("--denied", is_flag=True, help="Only refused calls.")
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most so many.")
+@pass_context
+def list_records(context: Context, of_tenant: str, subject: str, method: str, denied: bool, limit: int) -> None:
+    """List the newest records of all tenants, the newest first."""
+    request = pb.ListAuditRecordsRequest(
+        page_size=min(limit, _PAGE),
+        tenant=of_tenant,
+        subject=subject,
+        method=method,
+        decision=DECISIONS.to_wire(Decision.DENIED) if denied else pb.AUDIT_DECISION_UNSPECIFIED,
+    )
+
+    async def work(client: Client) -> None:
+        records: list[pb.AuditRecord] = []
+        async for record in client.audit_records(request):
+            records.append(record)
+            if len(records) == limit:
+                break
+        if context.as_json:
+            for record in records:
+                context.emit(record)
+        elif not records:
+            echo("no records", err=True)
+        else:
+            context.console.print(_table(records))
+
+    context.run(work)
+
+
+def _table(records: list[pb.AuditRecord]) -> object:
+    table = make_list("NUMBER", "WHEN", "CALLER", "TENANT", "METHOD", "DECISION", "REASON", "TARGET")
+    for record in records:
+        decision = DECISIONS.to_domain(record.decision).lower()
+        table.add_row(
+            str(record.number),
+            ago(record.record_time),
+            record.subject or "(none)",
+            record.tenant or "-",
+            record.method,
+            f"{decision} {record.count} times" if record.count > 1 else decision,
+            record.reason,
+            record.target,
+        )
+    return table
+
+
+@audit.command()
+@click.option("--noted", type=HeadType(), help="The head of an earlier verification, which the log must still have.")
+@pass_context
+def verify(context: Context, noted: Head | None) -> None:
+    """Read the whole log, compute its hash chain anew, and print its head.
+
+    The chain shows records that were changed, inserted or deleted, but not a log that was cut at its end: keep the head
+    elsewhere, and give it with --noted next time. The logs of the checkpoint service note each head as audit_head.
+    """
+
+    async def work(client: Client) -> Head:
+        return await verify_chain(_all_records(client), noted)
+
+    try:
+        head = context.run(work)
+    except BrokenChainError as broken:
+        echo(f"the audit log was changed: {broken}", err=True)
+        click.get_current_context().exit(Exit.INVARIANT_VIOLATED)
+    if context.as_json:
+        context.emit({"records": head.number, "head": str(head)})
+    else:
+        echo(f"{head.number} records, the chain is unbroken; head {head}")
+
+
+async def _all_records(client: Client) -> AsyncIterator[ChainedRecord]:
+    request = pb.ListAuditRecordsRequest(page_size=_PAGE, oldest_first=True)
+    async for record in client.audit_records(request):
+        yield chained_from_wire(record)

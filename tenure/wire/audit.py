@@ -1,0 +1,108 @@
+"""Converts audit records, and reads from a request what it acts on."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from tenure.domain.audit import MAX_TARGET, AuditRecord, ChainedRecord, Decision
+from tenure.v1 import audit_service_pb2 as pb
+from tenure.wire.common import EnumMap, moment, timestamp
+
+DECISIONS: Final = EnumMap(Decision, dict(pb.AuditDecision.items()), "AUDIT_DECISION", None)
+_TEXTS: Final = frozenset({"name", "tenant", "queue", "webhook"})
+"""Texts that name something. All other texts may be secret or long, so only `…_id` is read besides."""
+_NOT_THE_TARGET: Final = frozenset({"request_id", "page_size", "page_token", "actor"})
+_PLAIN: Final = re.compile(r"[\w./:@-]+", re.ASCII)
+
+
+def target_of(request: Any) -> str:
+    """Returns the fields of a request that say what it acts on: ids, names, numbers, enums; no other texts."""
+    if not isinstance(request, Message):
+        return ""
+    return " ".join(f"{name}={value}" for name, value in _fields(request, ""))[:MAX_TARGET]
+
+
+def reason_of(request: Any) -> str:
+    """Returns the reason that the caller gave, if the request has one."""
+    reason = getattr(request, "reason", "")
+    return reason.replace("\0", "") if isinstance(reason, str) else ""
+
+
+def _fields(message: Message, prefix: str) -> Iterator[tuple[str, str]]:
+    for descriptor, value in message.ListFields():
+        name = f"{prefix}{descriptor.name}"
+        if descriptor.name in _NOT_THE_TARGET or descriptor.type == FieldDescriptor.TYPE_BYTES:
+            continue
+        if isinstance(value, Timestamp | Duration):
+            yield name, value.ToJsonString()
+        elif descriptor.type == FieldDescriptor.TYPE_MESSAGE:
+            for one in value if descriptor.is_repeated else [value]:
+                if isinstance(one, Message):  # the keys of a map are a stranger's texts
+                    yield from _fields(one, f"{name}.")
+        elif descriptor.type != FieldDescriptor.TYPE_STRING or _names_something(descriptor.name):
+            values = value if descriptor.is_repeated else [value]
+            yield name, ",".join(_shown(descriptor, one) for one in values)
+
+
+def _names_something(name: str) -> bool:
+    return name in _TEXTS or name.endswith(("_id", "_ids"))
+
+
+def _shown(descriptor: FieldDescriptor, value: Any) -> str:
+    if descriptor.type == FieldDescriptor.TYPE_ENUM:
+        assert descriptor.enum_type is not None, "a field of this type has one"
+        known = descriptor.enum_type.values_by_number.get(value)
+        return str(value) if known is None else known.name
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)
+
+
+def record_to_wire(record: AuditRecord) -> pb.AuditRecord:
+    """Returns the record for AppendAuditRecords."""
+    return pb.AuditRecord(
+        record_id=record.record_id,
+        tenant=record.tenant,
+        subject=record.subject,
+        peer=record.peer,
+        method=record.method,
+        target=record.target,
+        decision=DECISIONS.to_wire(record.decision),
+        reason=record.reason,
+        count=record.count,
+    )
+
+
+def record_from_wire(message: pb.AuditRecord) -> AuditRecord:
+    """Returns the record of AppendAuditRecords. Raises ValueError for a decision of a newer version."""
+    return AuditRecord(
+        message.record_id,
+        message.tenant,
+        message.subject,
+        message.peer,
+        message.method,
+        message.target,
+        DECISIONS.to_domain(message.decision),
+        message.reason,
+        message.count,
+    )
+
+
+def chained_to_wire(chained: ChainedRecord) -> pb.AuditRecord:
+    """Returns the record as ListAuditRecords shows it."""
+    message = record_to_wire(chained.record)
+    message.number, message.hash = chained.number, chained.hash
+    message.record_time.CopyFrom(timestamp(chained.recorded_at))
+    return message
+
+
+def chained_from_wire(message: pb.AuditRecord) -> ChainedRecord:
+    """Returns the record of ListAuditRecords. Raises ValueError for a decision of a newer version."""
+    return ChainedRecord(message.number, moment(message.record_time), record_from_wire(message), message.hash)

@@ -1,0 +1,148 @@
+"""The audit log of a running installation: who did what, who was refused, and that nothing happens without a record."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tenure.domain.access import Permission
+from tenure.domain.errors import PermissionDenied, TenureError, Unauthenticated
+from tenure.runtime.rpc_status import PeerFailed
+from tenure.v1 import api_key_service_pb2 as keys
+from tenure.v1 import audit_service_pb2 as pb
+from tenure.v1 import webhook_service_pb2
+from tenure.wire.access import PERMISSIONS
+from tests.end_to_end.command import tenure
+from tests.security.test_api_keys import Guarded, guarded
+from tests.support.patience import PATIENCE_SECONDS
+
+__all__ = ["guarded"]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def records(guarded: Guarded, **fields: Any) -> list[pb.AuditRecord]:
+    async with guarded.client(guarded.operator_key) as operator:
+        return [one async for one in operator.audit_records(pb.ListAuditRecordsRequest(**fields))]
+
+
+async def recorded(guarded: Guarded, count: int = 1, **fields: Any) -> list[pb.AuditRecord]:
+    """The records, when there are so many: refusals are written after a second."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while len(found := await records(guarded, **fields)) < count:
+            await asyncio.sleep(0.1)
+    return found
+
+
+async def test_an_administrative_act_is_recorded_with_caller_target_and_reason(guarded: Guarded) -> None:
+    admin = await guarded.key(Permission.TENANT_ADMIN)
+    subject = f"key/{admin.api_key.key_id}"
+    secret = "whsec_" + "c2VjcmV0" * 5
+    async with guarded.client(admin.secret) as client:
+        request = webhook_service_pb2.CreateWebhookRequest(
+            name="audited", url="https://hooks.example.com/T000/secret-path", secret=secret
+        )
+        await client.webhooks.CreateWebhook(request)
+        await client.webhooks.ListWebhooks(webhook_service_pb2.ListWebhooksRequest())
+    (one,) = await records(guarded, subject=subject)
+    assert (one.method, one.target, one.tenant) == ("WebhookService/CreateWebhook", "name=audited", "acme")
+    assert (one.decision, one.count) == (pb.AUDIT_DECISION_ALLOWED, 1)
+    assert one.peer.startswith(("ipv4:127.0.0.1:", "ipv6:"))
+    text = str(await records(guarded))
+    assert [hidden for hidden in (secret, "secret-path", admin.secret, guarded.operator_key) if hidden in text] == []
+
+
+async def test_the_reason_of_an_operator_is_recorded(guarded: Guarded) -> None:
+    async with guarded.client(guarded.operator_key) as operator:
+        with pytest.raises(TenureError):
+            await operator.drain("no-such-worker", "it smokes")
+    (one,) = await records(guarded, method="AdminService/DrainWorker", decision=pb.AUDIT_DECISION_ALLOWED)
+    assert (one.target, one.reason) == ("worker_id=no-such-worker", "it smokes")
+
+
+async def test_refusals_are_recorded_equal_ones_together(guarded: Guarded) -> None:
+    reader = await guarded.key(Permission.READ)
+    subject = f"key/{reader.api_key.key_id}"
+    async with guarded.client(reader.secret) as client:
+        for number in range(20):
+            with pytest.raises(PermissionDenied):
+                await client.drain(f"w-{number}", "so")
+    first, *_ = await recorded(guarded, subject=subject)
+    assert (first.method, first.decision) == ("AdminService/DrainWorker", pb.AUDIT_DECISION_DENIED)
+    assert (first.reason, first.tenant) == ("METHOD_NOT_ALLOWED", "acme")
+    assert first.target.startswith("worker_id=w-")
+    assert len(await records(guarded, subject=subject)) <= 2
+
+
+async def test_a_refusal_within_a_method_and_one_without_identity_are_recorded(guarded: Guarded) -> None:
+    admin = await guarded.key(Permission.TENANT_ADMIN)
+    async with guarded.client(admin.secret) as client:
+        more = keys.CreateApiKeyRequest(name="more", permissions=[PERMISSIONS.to_wire(Permission.OPERATE)])
+        with pytest.raises(PermissionDenied):
+            await client.create_api_key(more)
+    subject = f"key/{admin.api_key.key_id}"
+    (denied,) = await recorded(guarded, subject=subject, decision=pb.AUDIT_DECISION_DENIED)
+    assert denied.target == "name=more permissions=PERMISSION_OPERATE"
+    async with guarded.client("tnr_" + "0" * 12 + "_" + "A" * 43) as stranger:
+        with pytest.raises(Unauthenticated):
+            await stranger.get("t")
+    found = await recorded(guarded, method="TaskService/GetTask", decision=pb.AUDIT_DECISION_DENIED)
+    assert {(one.subject, one.reason) for one in found} == {("", "API_KEY_INVALID")}
+
+
+async def test_without_a_record_nothing_happens(guarded: Guarded) -> None:
+    """The ledger cannot write the log, and all else works: a drain would reach the coordinator without the ledger."""
+    dsn = guarded.stack.services["checkpoint"].environment["TENURE_CHECKPOINT_POSTGRES_DSN"]
+    async with (
+        await psycopg.AsyncConnection.connect(dsn, autocommit=True) as owner,
+        guarded.client(guarded.operator_key) as operator,
+    ):
+        (worker,) = (await operator.workers()).workers
+        await owner.execute(b"alter table ledger.audit_records rename to hidden")
+        try:
+            with pytest.raises((TenureError, PeerFailed)):
+                await operator.drain(worker.worker_id, "so")
+        finally:
+            await owner.execute(b"alter table ledger.hidden rename to audit_records")
+        (still,) = (await operator.workers()).workers
+        assert not still.draining
+
+
+async def test_the_log_at_the_command_line(guarded: Guarded, tmp_path: Path) -> None:
+    key = tmp_path / "operator"
+    key.write_text(guarded.operator_key)
+    tls = str(guarded.stack.layout.certificates / "ca.pem")
+
+    async def run(*words: str) -> Any:
+        options = ("--api-key-file", str(key), "--tls-ca-file", tls)
+        return await tenure(*options, *words, address=guarded.stack.gateway_address)
+
+    await guarded.key(Permission.READ)
+    listed = await run("admin", "audit", "list", "--method", "ApiKeyService/CreateApiKey", "--limit", "1")
+    assert "permissions=PERMISSION_READ" in listed.out, listed
+    verified = await run("--json", "admin", "audit", "verify")
+    head = json.loads(verified.out)["head"]
+    again = await run("admin", "audit", "verify", "--noted", head)
+    assert "the chain is unbroken" in again.out, again
+    dsn = guarded.stack.services["checkpoint"].environment["TENURE_CHECKPOINT_POSTGRES_DSN"]
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as owner:
+        await owner.execute(b"alter table ledger.audit_records disable trigger audit_records_stay")
+        await owner.execute(b"update ledger.audit_records set subject = 'key/innocent' where number = 1")
+    broken = await run("admin", "audit", "verify")
+    assert (broken.code, "record 1 does not follow" in broken.err) == (7, True), broken
+    wrong = await run("admin", "audit", "verify", "--noted", "1:xyz")
+    assert (wrong.code, "is no head" in wrong.err) == (2, True), wrong
+
+
+async def test_the_service_logs_note_each_head(guarded: Guarded) -> None:
+    await guarded.key(Permission.READ)
+    async with guarded.client(guarded.operator_key) as operator:
+        request = pb.ListAuditRecordsRequest(page_size=1)
+        newest = await anext(aiter(operator.audit_records(request)))
+    head = f"{newest.number}:{newest.hash.hex()}"
+    logs = guarded.stack.layout.logs.glob("checkpoint*")
+    assert any(head in path.read_text(errors="replace") for path in logs)
