@@ -6,7 +6,7 @@ __main__.py, main.py  commands, settings, and how the parts are put together
 settings.py           the settings from the environment
 config.py             the config file: tools besides the built-in ones
 servicer.py           ToolService: verifies the fencing token, builds the call request
-calls/                the protocol of a call: accept, start, effect, outcome; Fence; in doubt; audit log
+calls/                the protocol of a call: accept, start, effect, outcome; Fence; in doubt; call log
 runners/              this process's life as a runner, and the proof that a runner's life is over
 
 registry.py           the tools by name; checks a call before it runs

@@ -10,7 +10,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from services.tools.calls.answers import execute_response, fence_response, refused_write
-from services.tools.calls.audit_log import list_calls, list_refusals
+from services.tools.calls.call_log import list_calls, list_refusals
 from services.tools.calls.closing import CallForgetter, FenceCloser
 from services.tools.calls.execute_stream import ExecuteFrames
 from services.tools.calls.executing import ExecuteJob, Executor
@@ -132,7 +132,7 @@ class ToolServicer(ToolServiceServicer):
     async def ListCalls(
         self, request: tool_service_pb2.ListCallsRequest, _context: Any
     ) -> tool_service_pb2.ListCallsResponse:
-        """Returns the audit log of a task of the tenant."""
+        """Returns the call log of a task of the tenant."""
         return await list_calls(self._pool, current_tenant(), request)
 
     async def ListInDoubtCalls(

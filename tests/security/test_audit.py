@@ -38,7 +38,7 @@ async def recorded(guarded: Guarded, count: int = 1, **fields: Any) -> list[pb.A
     return found
 
 
-async def test_an_administrative_act_is_recorded_with_caller_target_and_reason(guarded: Guarded) -> None:
+async def test_an_administrative_act_is_recorded(guarded: Guarded) -> None:
     admin = await guarded.key(Permission.TENANT_ADMIN)
     subject = f"key/{admin.api_key.key_id}"
     secret = "whsec_" + "c2VjcmV0" * 5
@@ -78,7 +78,7 @@ async def test_refusals_are_recorded_equal_ones_together(guarded: Guarded) -> No
     assert len(await records(guarded, subject=subject)) <= 2
 
 
-async def test_a_refusal_within_a_method_and_one_without_identity_are_recorded(guarded: Guarded) -> None:
+async def test_late_refusals_and_strangers_are_recorded(guarded: Guarded) -> None:
     admin = await guarded.key(Permission.TENANT_ADMIN)
     async with guarded.client(admin.secret) as client:
         more = keys.CreateApiKeyRequest(name="more", permissions=[PERMISSIONS.to_wire(Permission.OPERATE)])

@@ -18,7 +18,7 @@ answers.py            converts events, call records and refused writes to messag
 
 closing.py            Fence: raises or closes a fence, stops the task's calls; Forget: deletes a pruned task's records
 in_doubt.py           ListInDoubtCalls: a tenant's calls in doubt
-audit_log.py          ListCalls: the audit log; ListRefusedCalls: stale writes
+call_log.py           ListCalls: the call log; ListRefusedCalls: stale writes
 metrics.py            metrics and span attributes of calls
 
 What to touch when:

@@ -22,7 +22,7 @@ from services.tools.calls.accept_rules import (
     admit,
     decide,
 )
-from services.tools.calls.audit_log import RefusedCall, insert_refusals
+from services.tools.calls.call_log import RefusedCall, insert_refusals
 from services.tools.calls.records import CallKey, CallRequest, CallRow, pack_outcome
 from services.tools.statements import QUERIES
 from tenure.domain.errors import AlreadyExists, StaleEpoch, TenureError

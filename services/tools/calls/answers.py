@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from services.tools.calls.audit_log import StoredRefusal
+from services.tools.calls.call_log import StoredRefusal
 from services.tools.calls.records import CallSummary
 from services.tools.calls.runs import Event, Output, Started
 from tenure.domain.tools import cut

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from services.tools.calls.accept import lock_fences, raise_fences
 from services.tools.calls.accept_rules import admit_fence
-from services.tools.calls.audit_log import RefusedCall, insert_refusals, log_refusals
+from services.tools.calls.call_log import RefusedCall, insert_refusals, log_refusals
 from services.tools.calls.metrics import count_calls_in_doubt
 from services.tools.calls.records import CallSummary, unpack_outcome
 from services.tools.calls.runs import RunningCalls

@@ -22,7 +22,7 @@ from services.tools.calls.accept_rules import (
     RunnerIdentity,
     Verdict,
 )
-from services.tools.calls.audit_log import log_refusals
+from services.tools.calls.call_log import log_refusals
 from services.tools.calls.metrics import count_calls_in_doubt
 from services.tools.calls.records import CallKey, CallRequest
 from services.tools.calls.running import Runner

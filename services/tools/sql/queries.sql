@@ -178,8 +178,8 @@ select exists (select from calls where task_id = %(task_id)b::uuid and state = '
 select call_id, tool, effect_class, state, call_attempt, epoch, outcome, started_at, accepted_at
   from calls where task_id = %(task_id)b::uuid order by accepted_at, call_id;
 
--- name: audit_log_calls
--- One page of a task's audit log, for the task's tenant only. The order does not depend on the database's collation.
+-- name: call_log
+-- One page of a task's call log, for the task's tenant only. The order does not depend on the database's collation.
 select c.call_id, c.tool, c.effect_class, c.state, c.call_attempt, c.epoch, c.claim_id, c.runner_id, c.arguments_hash,
        c.outcome, c.accepted_at, c.started_at, c.finished_at
   from calls c join fences f using (task_id)

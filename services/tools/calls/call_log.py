@@ -1,4 +1,4 @@
-"""ListCalls and ListRefusedCalls: the audit log of a task's calls, in pages, and the record of stale writes."""
+"""ListCalls and ListRefusedCalls: the log of a task's calls, in pages, and the record of stale writes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def list_calls(
     async with connection(pool) as postgres:
         selection = {"after_call_id": request.after_call_id, "call_ids": list(request.call_ids)}
         page = {**task, **selection, "limit": page_size + 1}
-        rows = await (await postgres.execute(QUERIES.audit_log_calls, page)).fetchall()
+        rows = await (await postgres.execute(QUERIES.call_log, page)).fetchall()
         fence = await (await postgres.execute(QUERIES.read_fence, task)).fetchone()
     return tool_service_pb2.ListCallsResponse(
         calls=[_logged_call(row) for row in rows[:page_size]],
