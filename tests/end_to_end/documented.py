@@ -46,6 +46,7 @@ VARYING = (
     (r"whsec_\S+|(?<!\S)[A-Za-z0-9+/_-]{43,}=*", "SECRET"),
     (r"\bkey [0-9a-f]{8}\b|^[0-9a-f]{8}\b|^[0-9a-z]{12}(?= )", "KEY"),
     (r"\bhead \d+:[0-9a-f]{64}\b", "HEAD"),
+    (r"\bkey_id=[0-9a-z]{12}\b", "KEY"),
     (r"127\.0\.0\.1:\d+", "PLACE"),
     (r"\b(Mon|Tue|Wed|Thu|Fri|Sat|Sun) (?=\d{4}-\d\d-\d\d)", ""),
     (r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d)?(\.\d+)?)?( ?(Z|UTC|[+-]\d\d:\d\d))?", "TIME"),
