@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any, Final
+
+from cyclonedx.model import ExternalReference, ExternalReferenceType, HashAlgorithm, HashType, XsUri
+from cyclonedx.model.bom import Bom, BomMetaData
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.output.json import JsonV1Dot6
+from packageurl import PackageURL
+from packaging.requirements import Requirement
 
 ROOT: Final = Path(__file__).parents[1]
 LOCKS: Final = {"deploy/requirements.lock": (), "deploy/requirements-check.lock": ("--extra", "check")}
@@ -68,12 +77,41 @@ def _verdict(packages: list[dict[str, Any]]) -> int:
     return 1 if holes else 0
 
 
-def sbom(path: Path) -> int:
-    """Writes the packages of the image as CycloneDX JSON, and returns the tool's exit code."""
+def sbom(path: Path) -> None:
+    """Writes the packages of the image as CycloneDX JSON: Tenure, and each locked release with its hashes."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    tenure = Component(name=project["name"], version=project["version"], type=ComponentType.APPLICATION)
+    releases = [_component(lines) for lines in _locked_releases()]
+    bom = Bom(components=releases, metadata=BomMetaData(component=tenure))
+    bom.register_dependency(tenure, releases)
     path.parent.mkdir(parents=True, exist_ok=True)
-    arguments = ["requirements", str(ROOT / "deploy/requirements.lock"), "--pyproject", str(ROOT / "pyproject.toml")]
-    options = ["--output-reproducible", "--output-format", "JSON", "--output-file", str(path)]
-    return subprocess.run([sys.executable, "-m", "cyclonedx_py", *arguments, *options], check=False).returncode
+    JsonV1Dot6(bom).output_to_file(str(path), allow_overwrite=True, indent=2)
+
+
+def _locked_releases() -> list[str]:
+    """The blocks of the image's lock, each a release with its marker and hashes."""
+    text = (ROOT / "deploy/requirements.lock").read_text()
+    return [block for block in re.split(r"\n(?=\S)", text) if re.match(r"[a-zA-Z0-9]", block)]
+
+
+def _component(release: str) -> Component:
+    requirement = Requirement(release.splitlines()[0].rstrip(" \\"))
+    version = next(iter(requirement.specifier)).version
+    hashes = [
+        HashType(alg=HashAlgorithm.SHA_256, content=each) for each in re.findall(r"sha256:([0-9a-f]{64})", release)
+    ]
+    index = ExternalReference(
+        type=ExternalReferenceType.DISTRIBUTION,
+        url=XsUri(f"https://pypi.org/simple/{requirement.name}/"),
+        hashes=hashes,
+    )
+    return Component(
+        name=requirement.name,
+        version=version,
+        purl=PackageURL("pypi", None, requirement.name, version),
+        bom_ref=f"{requirement.name}=={version}",
+        external_references=[index],
+    )
 
 
 def main() -> int:
@@ -86,7 +124,10 @@ def main() -> int:
     chosen = parser.parse_args()
     if chosen.command == "lock":
         return lock(upgrade=chosen.upgrade)
-    return audit() if chosen.command == "audit" else sbom(chosen.path)
+    if chosen.command == "audit":
+        return audit()
+    sbom(chosen.path)
+    return 0
 
 
 if __name__ == "__main__":
