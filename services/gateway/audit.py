@@ -40,6 +40,7 @@ class AuditLog:
             yield self
         finally:
             flushing.cancel()
+            await asyncio.wait([flushing])  # a flush that was cancelled returns its records
             await self._flush()
 
     async def admitted(self, method: str, request: Any, peer: str) -> None:
@@ -69,9 +70,11 @@ class AuditLog:
         try:
             await self._append(records)
         except TenureError as error:
-            for record in records:
-                self._denials.add(record)
+            self._denials.give_back(records)
             _log.warning("refusals cannot be recorded now", extra={"kinds": len(records), "error": str(error)})
+        except asyncio.CancelledError:
+            self._denials.give_back(records)
+            raise
 
 
 def _record(method: str, request: Any, peer: str, decision: Decision, tenant: str, reason: str) -> AuditRecord:

@@ -202,10 +202,6 @@ class ModelProvider(Protocol):
         """Closes the connections."""
 
 
-class NoProvider(Exception):  # noqa: N818  describes the worker's settings
-    """The worker has no provider for the model of the request."""
-
-
 class ModelClient:
     """The client that all tasks share: a client for each call would cost ten times the processor time.
 
@@ -229,9 +225,10 @@ class ModelClient:
         timeout_seconds = request.timeout_seconds or self.timeout_seconds
         vendor, model = vendor_of(request.model)
         provider = self._providers.get(vendor)
+        if provider is None:
+            text = NO_PROVIDER.format(model=shown(request.model), vendor=vendor.upper())
+            raise ModelCallFailed(FailureClass.NOT_FOUND, text)
         try:
-            if provider is None:
-                raise NoProvider(NO_PROVIDER.format(model=shown(request.model), vendor=vendor.upper()))  # noqa: TRY301
             async with asyncio.timeout(timeout_seconds):
                 await provider.send(replace(request, model=model), call)
             content = call.fold.content()
@@ -310,9 +307,7 @@ async def _read_to_the_end(chunks: AsyncIterator[bytes]) -> None:
                     return
 
 
-def _failure(
-    error: Exception, provider: ModelProvider | None, timeout_seconds: float, *, was_taken: bool
-) -> ModelCallFailed:
+def _failure(error: Exception, provider: ModelProvider, timeout_seconds: float, *, was_taken: bool) -> ModelCallFailed:
     """Classifies a failure. A retry may help after the request was sent, unless the provider refused it."""
     match error:
         case TimeoutError():
@@ -323,9 +318,7 @@ def _failure(
             return ModelCallFailed(FailureClass.TIMEOUT, SILENT)
         case httpx2.HTTPError() | MalformedAnswer():
             return ModelCallFailed(FailureClass.BROKEN_STREAM, _error_text(error))
-        case NoProvider():
-            return ModelCallFailed(FailureClass.NOT_FOUND, _error_text(error))
-    if provider is not None and (failure := _provider_failure(error, provider)) is not None:
+    if (failure := _provider_failure(error, provider)) is not None:
         return failure
     if was_taken:  # no known error reaches this line
         _log.error("unexpected error while reading an answer of the model", exc_info=error)

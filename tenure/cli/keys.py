@@ -95,7 +95,7 @@ def key_errors() -> Iterator[None]:
         raise click.ClickException(str(error)) from None
 
 
-class ProcessName(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases of click
+class ProcessName(click.ParamType[tuple[Role, str]]):
     """ROLE or ROLE/NAME, converted to both."""
 
     name = "role[/name]"

@@ -7,7 +7,7 @@ for that, compare a hash that was noted elsewhere.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -21,7 +21,7 @@ MAX_REASON: Final = 1000
 SAMPLE_SECONDS: Final = 60.0
 """Equal refusals within this time become one record."""
 MAX_KINDS: Final = 200
-"""The kinds of refusals that are told apart within `SAMPLE_SECONDS`."""
+"""The most kinds of refusals that are counted separately within `SAMPLE_SECONDS`."""
 _HEAD: Final = re.compile(r"(?P<number>[1-9][0-9]{0,18}):(?P<hash>[0-9a-f]{64})")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -158,3 +158,9 @@ class Denials:
         due = [kind for kind in self._waiting if kind not in recent]
         self._taken_seconds = {**recent, **dict.fromkeys(due, now_seconds)}
         return [self._waiting.pop(kind) for kind in due]
+
+    def give_back(self, records: Iterable[AuditRecord]) -> None:
+        """Makes records due again that were taken but not written."""
+        for record in records:
+            self.add(record)
+        self._taken_seconds = {}

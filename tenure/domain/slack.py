@@ -1,6 +1,6 @@
 """The format of Slack's incoming webhooks, which Mattermost and others read too.
 
-The texts of a notification come from agents and users. They can mention nobody, link nothing and format nothing: `&`,
+The texts of a notification come from agents and users. They cannot mention anyone, link or format: `&`,
 `<` and `>` are escaped, a zero-width space parts `@channel` and its like, and the blocks show them as plain text.
 """
 

@@ -121,7 +121,7 @@ async def test_a_refusal_of_a_platform_has_its_class(server: PlatformServer, pla
     with pytest.raises(ModelCallFailed) as failed:
         await answer_of(platform, server)
     assert failed.value.error_class == "RATE_LIMITED"
-    assert len(server.requests) == 1, "the library retried by itself"
+    assert len(server.requests) == 1, "the library repeated the request"
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ async def test_each_status_has_its_class(
     assert "the provider's words" in failure.message
     assert failure.usage.total == 0
     assert failure.request_id.startswith("req_")
-    assert len(simulator.calls("chat" if prefix else "messages")) == 1, "the library retried by itself"
+    assert len(simulator.calls("chat" if prefix else "messages")) == 1, "the library repeated the request"
 
 
 async def test_the_wait_of_a_rate_limit_is_kept(client: Any, simulator: Any, prefix: str) -> None:

@@ -107,7 +107,7 @@ async def test_every_status_says_whether_another_attempt_may_help(
     assert "the provider's words" in failure.message
     assert failure.usage.total == 0
     assert failure.request_id.startswith("req_")
-    assert len(simulator.calls()) == 1, "the library retried by itself"
+    assert len(simulator.calls()) == 1, "the library repeated the request"
 
 
 async def test_the_wait_a_provider_asks_for_is_kept(client: Any, simulator: Any) -> None:

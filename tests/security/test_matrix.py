@@ -63,7 +63,7 @@ SERVICES: Final = {
 }
 NOT_SERVED_BY_US: Final = {"ToolProviderService"}
 UNREADABLE: Final = b"\xff"
-"""No message: who may call the method is told so, and nothing happens."""
+"""Bytes that are no message: an allowed caller gets INVALID_ARGUMENT, and the method does nothing."""
 
 
 class Row(NamedTuple):

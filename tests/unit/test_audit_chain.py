@@ -166,6 +166,15 @@ def test_many_callers_cannot_make_many_records() -> None:
     assert sum(one.count for one in taken) == callers
 
 
+def test_refusals_that_could_not_be_written_are_due_again_with_their_count() -> None:
+    denials = Denials()
+    for _ in range(3):
+        denials.add(denial())
+    denials.give_back(denials.take(0.0))
+    denials.add(denial())
+    assert [one.count for one in denials.take(1.0)] == [4]
+
+
 SECRET = "whsec_topsecret"
 UNKNOWN_TOO: Any = [1, 2, 99]
 REQUESTS = [

@@ -1,5 +1,5 @@
 -- The identities of clients. Of a key only a digest is stored: it has 256 random bits, so that no salt is needed. A revoked
--- key stays, so that nobody can make another with its id.
+-- key stays, so that its id is never given to another key.
 create table api_keys (
   key_id      text primary key check (key_id ~ '^[a-z0-9]{12}$'),
   tenant      text not null check (tenant ~ '^[a-z0-9-]{0,63}$'),  -- '': every tenant
