@@ -11,8 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 MAX_LINES = 600
 MAX_NAME_CHARACTERS = 60
-# These wait outside of event loops for what sends no event when it is ready: processes that start, locks of files, services
-# that read a file again.
+# These wait outside of event loops for what sends no event when it is ready: processes that start, locks of files,
+# services that read a file again.
 MAY_SLEEP = {
     "devstack/child_process.py",
     "services/tools/builtin/records.py",
