@@ -97,6 +97,7 @@ async def _copies(commit: Commit, template: HeldTask, pool: Pool, count: int) ->
     copy = _COPY.format(count=COPIES_AT_ONCE, task_id=template.task_id, bills=BILLS)
 
     async def work(connection: Connection) -> None:
+        await connection.execute(b"set local statement_timeout = 0")  # thousands of rows with each statement
         for statement in copy.split(";"):
             await connection.execute(statement.encode())
 

@@ -18,6 +18,8 @@ from services.gateway.peers import Peers
 from services.gateway.tasks import TaskServicer
 from services.gateway.watch import LiveTextRelay
 from tenure.domain.access import Role
+from tenure.domain.call_limits import CallLimits
+from tenure.runtime.call_limiter import CallLimiter
 from tenure.runtime.process import Process
 from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.schema_checks import SchemaChecks
@@ -41,6 +43,23 @@ JWT: Final = "jwt"
 
 
 @dataclass(frozen=True, kw_only=True)
+class LimitSettings:
+    """The limits of a tenant's clients, under TENURE_GATEWAY_LIMIT_. They count at each gateway by itself."""
+
+    calls: int = setting("running calls of a tenant", default=100, minimum=1)
+    streams: int = setting("open streams of a tenant", default=5000, minimum=1)
+    connections: int = setting("connections of a tenant with a running call", default=200, minimum=1)
+    calls_per_second: float = setting("calls of a tenant, streams included", default=400.0, minimum=0.1)
+    bytes_per_second: float = setting("request bytes of a tenant", default=8.0 * 1024 * 1024, minimum=1.0)
+    client_percent: int = setting("the part of these that one client may use", default=50, minimum=1, maximum=100)
+
+    def limiter(self) -> CallLimiter:
+        """Returns the limiter of one server."""
+        limits = CallLimits(self.calls, self.streams, self.connections, self.calls_per_second, self.bytes_per_second)
+        return CallLimiter(limits, self.client_percent)
+
+
+@dataclass(frozen=True, kw_only=True)
 class GatewaySettings:
     """Settings with the prefix TENURE_GATEWAY_."""
 
@@ -60,6 +79,7 @@ class GatewaySettings:
         choices=(CERTIFICATES, API_KEYS, JWT, f"{API_KEYS},{JWT}"),
     )
     jwt: JwtSettings = group(JwtSettings, "TENURE_GATEWAY_JWT_")
+    limit: LimitSettings = group(LimitSettings, "TENURE_GATEWAY_LIMIT_")
     common: CommonSettings = group(CommonSettings)
 
     def problems(self) -> Iterator[str]:
@@ -85,6 +105,7 @@ async def compose(process: Process, settings: GatewaySettings) -> None:
         examine=examine,
         stopping=process.stopping,
         audit=await process.open(AuditLog(peers).opened()),
+        limiter=settings.limit.limiter(),
     )
     tasks = TaskServicer(peers, live, server.stopping, settings.heartbeat_seconds)
     server.add("tenure.v1.TaskService", add_TaskServiceServicer_to_server, tasks)

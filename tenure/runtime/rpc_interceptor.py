@@ -1,9 +1,10 @@
-"""The interceptor of every Tenure server: access, errors, tenant, trace, validation and metrics of each RPC.
+"""The interceptor of every Tenure server: access, limits, errors, tenant, trace, validation and metrics of each RPC.
 
-It wraps the handlers of all four arities exactly once. A call is admitted, then its request is validated, then it is
-recorded if its method is audited, then its handler runs. Domain errors become statuses. Any other exception is a bug:
-the client gets INTERNAL without details, and the log gets the stack. The interceptor sets the context variables of
-tenant and trace, and counts calls under the metric names of go-grpc-middleware.
+It wraps the handlers of all four arities exactly once. A call is admitted, then counted against its client's limits,
+then its request is validated, then it is recorded if its method is audited, then its handler runs. Domain errors become
+statuses. Any other exception is a bug: the client gets INTERNAL without details, and the log gets the stack. The
+interceptor sets the context variables of tenant and trace, and counts calls under the metric names of
+go-grpc-middleware.
 
 Messages of a stream are validated and counted inside the (de)serializers, which saves an await per frame. So the read
 of a stream's handler raises InvalidRequest for an invalid message, and the handler may answer it or let it end the
@@ -15,7 +16,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    aclosing,
+    asynccontextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass
 from functools import partial
 from inspect import isasyncgenfunction, iscoroutinefunction
@@ -27,7 +34,8 @@ from google.protobuf.message import DecodeError
 
 from tenure.domain.errors import InvalidRequest, PermissionDenied, TenureError, Unauthenticated
 from tenure.runtime import metrics
-from tenure.runtime.access_control import AccessControl, Metadata
+from tenure.runtime.access_control import AccessControl, Metadata, current_principal
+from tenure.runtime.call_limiter import CallLimiter
 from tenure.runtime.request_context import continue_trace, set_tenant
 from tenure.runtime.rpc_status import code_of, to_status
 
@@ -68,6 +76,14 @@ def _no_readmission(_context: Any, _metadata: Metadata) -> AbstractAsyncContextM
     return nullcontext()
 
 
+Running = Callable[[Any, Any], AbstractContextManager[None]]
+"""Returns the context in which a request runs, from the request and gRPC's context. Entering raises LimitReached."""
+
+
+def _without_limits(_request: Any, _context: Any) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 class Audit(Protocol):
     """Records calls. `method`: "/service/method", as gRPC has it. `request`: a message, or the iterator of a stream."""
 
@@ -105,8 +121,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         validate: Callable[[Any], None] = accept_everything,
         examine: Callable[[Any], Awaitable[None]] = examine_nothing,
         audit: Audit | None = None,
+        limiter: CallLimiter | None = None,
     ) -> None:
-        self._access, self._validate, self._examine = access, validate, examine
+        self._access, self._validate, self._examine, self._limiter = access, validate, examine, limiter
         self._audit = audit or NoAudit()
         self._wrapped: dict[str, tuple[Handler, Handler]] = {}
 
@@ -132,6 +149,16 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             return self._access.admit_reflection
         return _admit_everyone  # health, for load balancers
 
+    def _running(self, *, is_stream: bool) -> Running:
+        limiter = self._limiter
+        if limiter is None:
+            return _without_limits
+
+        def running(request: Any, context: Any) -> AbstractContextManager[None]:
+            return limiter.running(current_principal(), is_stream=is_stream, request=request, connection=context.peer())
+
+        return running
+
     def _wrap(self, method: str, handler: Handler) -> Handler:
         arity = _ARITY[bool(handler.request_streaming), bool(handler.response_streaming)]
         behaviour = getattr(handler, arity)
@@ -142,7 +169,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         admission = self._admission(method)
         metrics_of_method = _MethodMetrics.of(method, _GRPC_TYPE[arity])
         is_audited = self._access.is_audited(method)
-        call = _Method(method, metrics_of_method, validate, examine, admission, readmission, self._audit, is_audited)
+        running = self._running(is_stream=is_stream) if is_tenure else _without_limits
+        call = _Method(
+            method, metrics_of_method, validate, examine, admission, running, readmission, self._audit, is_audited
+        )
         wrap = {
             "unary_unary": call.answering_once,
             "unary_stream": call.answering_many,
@@ -194,6 +224,7 @@ class _Method:
     validate: Callable[[Any], None]
     examine: Callable[[Any], Awaitable[None]]
     admit: Admission
+    running: Running
     readmission: Callable[[Any, Metadata], AbstractAsyncContextManager[None]]
     audit: Audit
     is_audited: bool
@@ -265,8 +296,9 @@ class _Method:
             if (tenant := await self.admit(context, metadata)) is not None:
                 set_tenant(tenant)
                 continue_trace(metadata)
-            async with self.readmission(context, metadata):
-                yield
+            with self.running(request, context):
+                async with self.readmission(context, metadata):
+                    yield
             code = _code_of_context(context)
         except (asyncio.CancelledError, GeneratorExit):
             code = grpc.StatusCode.CANCELLED

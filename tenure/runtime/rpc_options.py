@@ -52,6 +52,7 @@ class ServerLimits:
 
     max_message_bytes: int = 4 * 1024 * 1024
     max_concurrent_streams: int = 10_000
+    max_connections: int = 10_000
     max_connection_age_seconds: float = 1800.0
     max_connection_age_grace_seconds: float = 60.0
     min_ping_interval_seconds: float = 2.0
@@ -62,6 +63,7 @@ class ServerLimits:
             ("grpc.max_receive_message_length", self.max_message_bytes),
             ("grpc.max_send_message_length", self.max_message_bytes),
             ("grpc.max_concurrent_streams", self.max_concurrent_streams),
+            ("grpc.max_allowed_incoming_connections", self.max_connections),
             ("grpc.max_connection_age_ms", round(self.max_connection_age_seconds * 1000)),
             ("grpc.max_connection_age_grace_ms", round(self.max_connection_age_grace_seconds * 1000)),
             # The name differs from the macro's (…MIN_RECV_PING…), and gRPC ignores an unknown name: then the default of

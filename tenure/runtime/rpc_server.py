@@ -20,6 +20,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from grpc_reflection.v1alpha._async import ReflectionServicer
 
 from tenure.domain.errors import NotFound, Unavailable
+from tenure.runtime.call_limiter import CallLimiter
 from tenure.runtime.rpc_interceptor import Audit, ErrorInterceptor, accept_everything, examine_nothing
 from tenure.runtime.rpc_options import Keepalive, ServerLimits
 from tenure.runtime.security import NO_SECURITY, Security
@@ -111,6 +112,7 @@ class RpcServer:
         limits: ServerLimits | None = None,
         keepalive: Keepalive | None = None,
         audit: Audit | None = None,
+        limiter: CallLimiter | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         reflection_enabled: bool = True,
         serving: bool = True,
@@ -119,7 +121,8 @@ class RpcServer:
         self._access = security.access_control()
         options = [*(limits or ServerLimits()).options(), *(keepalive or Keepalive()).options()]
         self._server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(self._access, validate, examine, audit), *interceptors], options=options
+            interceptors=[ErrorInterceptor(self._access, validate, examine, audit, limiter), *interceptors],
+            options=options,
         )
         self._address_setting, self._credentials = address, security.server_credentials()
         self._reflection_enabled, self._grace_seconds = reflection_enabled, grace_seconds

@@ -1,0 +1,129 @@
+"""Decides whether a client may begin a call: limits of calls, streams, connections and bytes, per client and tenant.
+
+The limits keep one tenant from delaying the others. The gateway answers a call beyond a limit at once, because a queue
+of such calls would only move the delay.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from tenure.domain.errors import LimitReached
+
+BURST_SECONDS: Final = 2.0
+"""An unused rate adds up to this many seconds of it."""
+_ROUNDING_SECONDS: Final = 1e-6
+FREE_RETRY_SECONDS: Final = 0.5
+"""The retry time where another call has to end first: its end cannot be predicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallLimits:
+    """The limits at one server. `connections`: those with a running call. `bytes`: of requests."""
+
+    calls: int
+    streams: int
+    connections: int
+    calls_per_second: float
+    bytes_per_second: float
+
+    def part(self, percent: int) -> CallLimits:
+        """Returns a part of these limits, at least 1 of each."""
+        share = percent / 100
+        return CallLimits(
+            max(1, round(self.calls * share)),
+            max(1, round(self.streams * share)),
+            max(1, round(self.connections * share)),
+            max(1.0, self.calls_per_second * share),
+            max(1.0, self.bytes_per_second * share),
+        )
+
+
+class Call(NamedTuple):
+    """A call that begins. `connection`: the address of the client. `size_bytes`: of the request."""
+
+    is_stream: bool
+    connection: str
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class Rate:
+    """A token bucket. One call may overdraw it, so that a request larger than the bucket passes."""
+
+    per_second: float
+    _level: float = 0.0
+    _at_seconds: float = float("-inf")
+
+    def wait_seconds(self, now_seconds: float) -> float:
+        """Returns the time until a call may begin, 0 for now."""
+        self._refill(now_seconds)
+        wait_seconds = (1.0 - self._level) / self.per_second
+        return wait_seconds if wait_seconds > _ROUNDING_SECONDS else 0.0
+
+    def is_full(self, now_seconds: float) -> bool:
+        """Whether nothing of the bucket is used."""
+        self._refill(now_seconds)
+        return self._level == self.per_second * BURST_SECONDS
+
+    def spend(self, amount: float) -> None:
+        """Takes an amount for a call."""
+        self._level -= amount
+
+    def _refill(self, now_seconds: float) -> None:
+        earned = (now_seconds - self._at_seconds) * self.per_second
+        self._level = min(self.per_second * BURST_SECONDS, self._level + earned)
+        self._at_seconds = now_seconds
+
+
+class CallUsage:
+    """The running calls and the rates of one client, or of one tenant. `owner`: names it in errors."""
+
+    def __init__(self, owner: str, limits: CallLimits) -> None:
+        self._owner, self._limits = owner, limits
+        self._calls = self._streams = 0
+        self._connections: Counter[str] = Counter()
+        self._call_rate, self._byte_rate = Rate(limits.calls_per_second), Rate(limits.bytes_per_second)
+
+    def is_unused(self, now_seconds: float) -> bool:
+        """Whether no call runs and the rates are as at first, so that this object may be made anew."""
+        rates = (self._call_rate, self._byte_rate)
+        return not self._connections and all(rate.is_full(now_seconds) for rate in rates)
+
+    def check(self, call: Call, now_seconds: float) -> None:
+        """Raises LimitReached if the call may not begin now. Takes nothing."""
+        limits = self._limits
+        if call.is_stream and self._streams >= limits.streams:
+            raise self._refusal("OPEN_STREAMS", f"{limits.streams} open streams", FREE_RETRY_SECONDS)
+        if not call.is_stream and self._calls >= limits.calls:
+            raise self._refusal("RUNNING_CALLS", f"{limits.calls} running calls", FREE_RETRY_SECONDS)
+        if call.connection not in self._connections and len(self._connections) >= limits.connections:
+            raise self._refusal("CONNECTIONS", f"calls on {limits.connections} connections", FREE_RETRY_SECONDS)
+        if wait := self._call_rate.wait_seconds(now_seconds):
+            raise self._refusal("CALL_RATE", f"{limits.calls_per_second:g} calls per second", wait)
+        if wait := self._byte_rate.wait_seconds(now_seconds):
+            raise self._refusal("BYTE_RATE", f"{limits.bytes_per_second:g} bytes of requests per second", wait)
+
+    def begin(self, call: Call) -> None:
+        """Counts a call that `check` has accepted."""
+        self._calls += not call.is_stream
+        self._streams += call.is_stream
+        self._connections[call.connection] += 1
+        self._call_rate.spend(1)
+        self._byte_rate.spend(call.size_bytes)
+
+    def end(self, call: Call) -> None:
+        """Counts the end of a call that began."""
+        self._calls -= not call.is_stream
+        self._streams -= call.is_stream
+        self._connections[call.connection] -= 1
+        if not self._connections[call.connection]:
+            del self._connections[call.connection]
+
+    def _refusal(self, reason: str, limit: str, retry_after_seconds: float) -> LimitReached:
+        message = f"{self._owner} has reached its limit of {limit} at this gateway; try again later"
+        return LimitReached(
+            message, reason=reason, retry_after_seconds=retry_after_seconds, metadata={"subject": self._owner}
+        )
