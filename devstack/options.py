@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import socket
 import sys
@@ -18,6 +19,7 @@ from tenure.domain.access import DEFAULT_INSTALLATION, Role
 from tenure.domain.budget import SIMULATED_MODEL_PREFIX
 from tenure.domain.task import DEFAULT_MODEL
 from tenure.runtime.certificates import make_certificates
+from tenure.runtime.settings import FILE_SUFFIX
 from tenure.runtime.signing import write_key_pair
 
 REPLICATED: Final = ("gateway", "coordinator", "checkpoint", "tools")
@@ -133,6 +135,15 @@ class Layout:
     @property
     def verifying_keys(self) -> Path:
         return self.data_dir / "keys" / "verifying.json"
+
+    def secret_file(self, name: str, secret: str) -> Path:
+        """Writes a secret of a service, which only the owner of the stack may read, and returns the file."""
+        path = self.data_dir / "secrets" / name
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400), "w", encoding="utf-8") as file:
+            file.write(secret)
+        return path
 
     def prepare(self) -> None:
         """Creates the folders and, at the first start, the signing key."""
@@ -253,6 +264,17 @@ UIDS_APART: Final = 1024
 """Replicas on one host must not share the uids of their sandboxes. This is the largest number of slots of a replica."""
 
 
+SECRETS: Final = (
+    "TENURE_CHECKPOINT_POSTGRES_DSN",
+    "TENURE_CHECKPOINT_SMTP_PASSWORD",
+    "TENURE_TOOLS_POSTGRES_DSN",
+    "ANTHROPIC_API_KEY",
+    "OPENAI_API_KEY",
+)
+"""Variables that a service gets as files: other processes of the account can read its environment."""
+NO_KEY: Final = "none"
+
+
 @dataclass(slots=True)
 class StackAddresses:
     """The addresses of the parts. Each is set when its part has started."""
@@ -280,7 +302,13 @@ def environment_of(
             "TENURE_TLS_KEY_FILE": str(layout.certificates / f"{name}.key.pem"),
             "TENURE_TLS_CA_FILE": str(layout.certificates / "ca.pem"),
         }
-    return {**own, **_OF_KIND[kind](name, options, layout, addresses), **added}
+    plain = {**own, **_OF_KIND[kind](name, options, layout, addresses), **added}
+    secrets = {variable: plain.pop(variable) for variable in SECRETS if plain.get(variable, NO_KEY) != NO_KEY}
+    files = {
+        f"{variable}{FILE_SUFFIX}": str(layout.secret_file(f"{name}.{variable}", secret))
+        for variable, secret in secrets.items()
+    }
+    return {**plain, **files}
 
 
 def _checkpoint(_name: str, options: StackOptions, layout: Layout, addresses: StackAddresses) -> dict[str, str]:
@@ -334,7 +362,7 @@ def _worker(name: str, options: StackOptions, _layout: Layout, addresses: StackA
         "TENURE_WORKER_MODEL": options.default_model,
         "TENURE_WORKER_SLOTS": str(options.slots),
         # The client library needs a key even if the server does not: the simulator, or a proxy that adds the key.
-        "ANTHROPIC_API_KEY": options.anthropic_api_key or "none",
+        "ANTHROPIC_API_KEY": options.anthropic_api_key or NO_KEY,
     }
     simulated_openai = f"{addresses.model_url}/v1" if options.model_is_simulated and addresses.model_url else ""
     endpoints = {

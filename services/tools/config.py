@@ -1,7 +1,8 @@
 """Reads the tool service's config file: the tools besides the built-in ones, and their sources.
 
 One YAML file (or JSON, which is YAML), named by TENURE_TOOLS_CONFIG_FILE and read once, at the start. `${NAME}` in a
-string is replaced by a variable of the service's environment, so that the file needs no secrets; `$${` is a plain `${`.
+string is replaced by a variable of the service's environment, or by the content of the file that the variable NAME_FILE
+names, so that the config file needs no secrets; `$${` is a plain `${`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from services.tools.mcp.settings import McpServers
 from services.tools.providers.settings import Providers
 from services.tools.sources import Section
 from services.tools.web_search.settings import WebSearchSettings
-from tenure.runtime.settings import ConfigurationError
+from tenure.runtime.settings import FILE_SUFFIX, ConfigurationError, secret_text
 
 _VARIABLE: Final = re.compile(r"\$(?P<escaped>\$)?\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
 _MAX_BYTES: Final = 1024 * 1024
@@ -73,7 +74,7 @@ def _parsed(path: Path) -> Any:
 
 
 def _expanded(value: Any, place: str, environment: Mapping[str, str], missing: list[str]) -> Any:
-    """Returns the value with the variables of its strings filled in. Adds a problem for each unset one to `missing`."""
+    """Returns the value with the variables of its strings filled in. Adds a problem for each that is missing."""
     if isinstance(value, dict):
         return {key: _expanded(item, _inside(place, key), environment, missing) for key, item in value.items()}
     if isinstance(value, list):
@@ -84,9 +85,14 @@ def _expanded(value: Any, place: str, environment: Mapping[str, str], missing: l
     def fill(match: re.Match[str]) -> str:
         if match["escaped"]:
             return match[0][1:]
-        if match["name"] not in environment:
-            missing.append(f"{place}: set the variable {match['name']}, which this string refers to")
-        return environment.get(match["name"], "")
+        name = match["name"]
+        if not {name, f"{name}{FILE_SUFFIX}"} & environment.keys():
+            missing.append(f"{place}: set the variable {name}, which this string refers to, or {name}{FILE_SUFFIX}")
+        try:
+            return secret_text(name, environment)
+        except ValueError as error:
+            missing.append(f"{place}: {name} {error}")
+            return ""
 
     return _VARIABLE.sub(fill, value)
 

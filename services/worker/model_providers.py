@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from services.worker.model import ModelProvider
@@ -20,7 +19,6 @@ class AnthropicSettings:
     """Anthropic's own environment variables."""
 
     api_key: Secret = setting("the API key of Anthropic", default=Secret(""), variable="ANTHROPIC_API_KEY")
-    api_key_file: Path | None = setting("a file with that key instead", default=None, variable="ANTHROPIC_API_KEY_FILE")
     base_url: str = setting("an endpoint instead of Anthropic's own", default="", variable="ANTHROPIC_BASE_URL")
 
 
@@ -29,7 +27,6 @@ class OpenAISettings:
     """OpenAI's own environment variables. Models named `openai/…` need one of them."""
 
     api_key: Secret = setting("the API key of OpenAI", default=Secret(""), variable="OPENAI_API_KEY")
-    api_key_file: Path | None = setting("a file with that key instead", default=None, variable="OPENAI_API_KEY_FILE")
     base_url: str = setting(
         "an OpenAI-compatible endpoint instead of OpenAI's own", default="", variable="OPENAI_BASE_URL"
     )
@@ -52,9 +49,6 @@ class ModelProviderSettings:
         """Yields what is missing for the default model and for the providers that are set."""
         if missing := missing_extra(self.anthropic_platform):
             yield f"TENURE_WORKER_ANTHROPIC_PLATFORM: {missing}"
-        for name, settings in (("ANTHROPIC", self.anthropic), ("OPENAI", self.openai)):
-            if settings.api_key.reveal() and settings.api_key_file:
-                yield f"{name}_API_KEY_FILE: {name}_API_KEY is set too; unset one of them"
         vendor, _ = vendor_of(default_model)
         if not self.is_set(vendor):
             name = vendor.upper()
@@ -64,7 +58,7 @@ class ModelProviderSettings:
         """Whether the worker has this provider."""
         settings = self.openai if vendor == OPENAI else self.anthropic
         has_own_login = vendor == ANTHROPIC and self.anthropic_platform != API
-        return bool(settings.api_key.reveal() or settings.api_key_file or settings.base_url or has_own_login)
+        return bool(settings.api_key.reveal() or settings.base_url or has_own_login)
 
 
 def open_providers(
@@ -75,7 +69,7 @@ def open_providers(
     if settings.is_set(ANTHROPIC):
         try:
             providers[ANTHROPIC] = AnthropicProvider(
-                api_key=_key(settings.anthropic),
+                api_key=settings.anthropic.api_key.reveal() or NO_KEY,
                 base_url=settings.anthropic.base_url or None,
                 silence_seconds=silence_seconds,
                 prompt_caching=prompt_caching,
@@ -89,16 +83,8 @@ def open_providers(
         from services.worker.model_openai import OpenAIProvider
 
         providers[OPENAI] = OpenAIProvider(
-            api_key=_key(settings.openai), base_url=settings.openai.base_url or None, silence_seconds=silence_seconds
+            api_key=settings.openai.api_key.reveal() or NO_KEY,
+            base_url=settings.openai.base_url or None,
+            silence_seconds=silence_seconds,
         )
     return providers
-
-
-def _key(settings: AnthropicSettings | OpenAISettings) -> str:
-    """Returns the key of a provider. Raises ConfigurationError for a file that cannot be read."""
-    if settings.api_key_file is None:
-        return settings.api_key.reveal() or NO_KEY
-    try:
-        return settings.api_key_file.read_text(encoding="utf-8").strip() or NO_KEY
-    except (OSError, ValueError) as error:
-        raise ConfigurationError([f"the file of an API key cannot be read: {error}"]) from None

@@ -11,7 +11,10 @@
 
     settings = load(Settings, environment, prefix="TENURE_CHECKPOINT_")
 
-A field's variable is the prefix and the field's name in capitals. `load` raises one ConfigurationError that lists every
+A field's variable is the prefix and the field's name in capitals. A secret may also be in a file, which the variable
+with `_FILE` at its end names: other processes of the account can read the environment of a process.
+
+`load` raises one ConfigurationError that lists every
 missing, unknown and malformed variable and every broken relation. An unknown variable begins with this process's prefix
 and is not declared. A `group` holds settings that several processes share, under its own prefix.
 """
@@ -34,6 +37,7 @@ __all__ = [
     "describe",
     "group",
     "load",
+    "secret_text",
     "setting",
 ]
 
@@ -125,6 +129,7 @@ PARSERS: Final[dict[Any, Callable[[str], Any]]] = {
 
 _Settings = TypeVar("_Settings")
 SHARED_PREFIX: Final = "TENURE_"
+FILE_SUFFIX: Final = "_FILE"
 
 
 class ConfigurationError(Exception):
@@ -177,9 +182,27 @@ def load(kind: type[_Settings], environment: Mapping[str, str], *, prefix: str) 
     return loaded
 
 
+def secret_text(variable: str, environment: Mapping[str, str]) -> str:
+    """Returns the text of a variable, or of the file that the variable with `_FILE` at its end names; "" for none.
+
+    Raises ValueError for a file that cannot be read, and if both are set.
+    """
+    text, file = (environment.get(name, "").strip() for name in (variable, f"{variable}{FILE_SUFFIX}"))
+    if not file:
+        return text
+    if text:
+        raise ValueError(f"is set, and {variable}{FILE_SUFFIX} too; unset one of them")
+    try:
+        return Path(file).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ValueError(f"cannot be read from {file}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"cannot be read from {file}: the file is not text") from None
+
+
 def describe(kind: type[Any], *, prefix: str) -> str:
     """Returns a table of the variables for `--help` and the documentation: name, type, default, meaning."""
-    rows = [(d.variable, d.type_name, d.default_text, d.help_text) for d in _declared(kind, prefix)]
+    rows = [row for declared in _declared(kind, prefix) for row in declared.rows()]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     return "\n".join(
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]).rstrip()
@@ -196,6 +219,11 @@ class _Declared:
     type: Any
     default: Any
     metadata: Mapping[str, Any]
+
+    @property
+    def file_variable(self) -> str | None:
+        """The variable with the file of a secret; None for other types."""
+        return f"{self.variable}{FILE_SUFFIX}" if self.type is Secret else None
 
     @property
     def optional(self) -> bool:
@@ -221,6 +249,21 @@ class _Declared:
         low, high = self.metadata.get("minimum"), self.metadata.get("maximum")
         bounds = [f"at least {low}"] * (low is not None) + [f"at most {high}"] * (high is not None)
         return f"{self.metadata.get('help', '')}{' (' + ', '.join(bounds) + ')' if bounds else ''}"
+
+    def rows(self) -> Iterator[tuple[str, str, str, str]]:
+        """Yields variable, type, default and meaning of each variable."""
+        yield self.variable, self.type_name, self.default_text, self.help_text
+        if self.file_variable is not None:
+            yield self.file_variable, Path.__name__, "-", f"a file with {self.variable} instead"
+
+    def text(self, environment: Mapping[str, str]) -> str:
+        """Returns the text of the variable, or of the file of a secret; "" for none.
+
+        Raises ValueError for a file that cannot be read, and if both are set.
+        """
+        if self.type is Secret:
+            return secret_text(self.variable, environment)
+        return environment.get(self.variable, "").strip()
 
     def parse(self, text: str) -> Any:
         """Returns the value. Raises ValueError that says what a valid value looks like."""
@@ -255,7 +298,7 @@ def _without_none(hint: Any) -> Any:
 
 
 def _unknown(declared: Sequence[_Declared], environment: Mapping[str, str], prefix: str) -> Iterator[str]:
-    names = {known.variable for known in declared}
+    names = {known.variable for known in declared} | {known.file_variable for known in declared if known.file_variable}
     for name in sorted(environment):
         if name.startswith(prefix) and name not in names:
             close = get_close_matches(name, names, n=1)
@@ -267,13 +310,13 @@ def _fill(kind: type[_Settings], environment: Mapping[str, str], prefix: str, pr
     before = len(problems)
     values: dict[str, Any] = {}
     for declared in _declared(kind, prefix, groups=False):
-        text = environment.get(declared.variable, "").strip()
-        if not text:
-            if not declared.optional:
-                problems.append(f"{declared.variable} is missing: {declared.help_text}")
-            continue
+        text = ""
         try:
-            values[declared.name] = declared.parse(text)
+            text = declared.text(environment)
+            if text:
+                values[declared.name] = declared.parse(text)
+            elif not declared.optional:
+                problems.append(f"{declared.variable} is missing: {declared.help_text}")
         except ValueError as error:
             shown = "" if declared.type is Secret else f", not {text!r}"
             problems.append(f"{declared.variable} {error}{shown}")

@@ -42,7 +42,7 @@ def _fields(message: Message, prefix: str) -> Iterator[tuple[str, str]]:
         if descriptor.name in _NOT_THE_TARGET or descriptor.type == FieldDescriptor.TYPE_BYTES:
             continue
         if isinstance(value, Timestamp | Duration):
-            yield name, value.ToJsonString()
+            yield name, _shown_time(value)
         elif descriptor.type == FieldDescriptor.TYPE_MESSAGE:
             for one in value if descriptor.is_repeated else [value]:
                 if isinstance(one, Message):  # the keys of a map are a stranger's texts
@@ -54,6 +54,13 @@ def _fields(message: Message, prefix: str) -> Iterator[tuple[str, str]]:
 
 def _names_something(name: str) -> bool:
     return name in _TEXTS or name.endswith(("_id", "_ids"))
+
+
+def _shown_time(value: Timestamp | Duration) -> str:
+    try:
+        return value.ToJsonString()
+    except ValueError:  # the ledger refuses it
+        return "invalid"
 
 
 def _shown(descriptor: FieldDescriptor, value: Any) -> str:

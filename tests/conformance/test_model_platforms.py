@@ -18,7 +18,7 @@ from services.worker.model import ModelCall, ModelCallFailed, ModelClient, Model
 from services.worker.model_anthropic import BEDROCK, VERTEX, AnthropicProvider, missing_extra
 from services.worker.model_providers import AnthropicSettings, ModelProviderSettings, OpenAISettings, open_providers
 from tenure.domain.models import ANTHROPIC, OPENAI
-from tenure.runtime.settings import ConfigurationError, Secret
+from tenure.runtime.settings import ConfigurationError, load
 from tests.support.patience import CALL_SECONDS
 
 HELLO = {"type": "text", "text": ""}, [{"type": "text_delta", "text": "Hello."}]
@@ -172,14 +172,14 @@ def test_the_default_model_needs_its_provider(model: str, variable: str) -> None
 
 def test_a_key_may_be_in_a_file(tmp_path: Any) -> None:
     path = tmp_path / "key"
-    settings = ModelProviderSettings(anthropic=AnthropicSettings(), openai=OpenAISettings(api_key_file=path))
-    with pytest.raises(ConfigurationError, match="cannot be read"):
-        open_providers(settings, silence_seconds=1.0, prompt_caching=True, counts_tokens=True)
+    environment = {"OPENAI_API_KEY_FILE": str(path)}
+    with pytest.raises(ConfigurationError, match="OPENAI_API_KEY cannot be read from"):
+        load(ModelProviderSettings, environment, prefix="TENURE_WORKER_")
     path.write_text("sk-file\n")
+    settings = load(ModelProviderSettings, environment, prefix="TENURE_WORKER_")
     providers: Any = open_providers(settings, silence_seconds=1.0, prompt_caching=True, counts_tokens=True)
     assert set(providers) == {OPENAI}
     assert providers[OPENAI]._client.api_key == "sk-file"
-    both = ModelProviderSettings(
-        anthropic=AnthropicSettings(), openai=OpenAISettings(api_key=Secret("k"), api_key_file=path)
-    )
-    assert any("OPENAI_API_KEY_FILE" in problem for problem in both.missing("openai/gpt-5"))
+    with pytest.raises(ConfigurationError, match="OPENAI_API_KEY_FILE too; unset one of them") as refused:
+        load(ModelProviderSettings, {**environment, "OPENAI_API_KEY": "sk-hidden"}, prefix="TENURE_WORKER_")
+    assert "sk-" not in str(refused.value)

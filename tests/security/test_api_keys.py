@@ -201,7 +201,7 @@ async def test_the_ledger_has_no_secret_of_a_key(guarded: Guarded) -> None:
     key = await guarded.key(Permission.READ)
     text = read_api_key(key.secret)
     assert text is not None
-    dsn = guarded.stack.services["checkpoint"].environment["TENURE_CHECKPOINT_POSTGRES_DSN"]
+    dsn = guarded.stack.postgres_dsn
     async with await psycopg.AsyncConnection.connect(dsn) as postgres:
         rows = await (
             await postgres.execute("select k::text, digest from ledger.api_keys k where key_id = %s", (text.key_id,))

@@ -96,7 +96,7 @@ async def test_late_refusals_and_strangers_are_recorded(guarded: Guarded) -> Non
 
 async def test_without_a_record_nothing_happens(guarded: Guarded) -> None:
     """The ledger cannot write the log, and all else works: a drain would reach the coordinator without the ledger."""
-    dsn = guarded.stack.services["checkpoint"].environment["TENURE_CHECKPOINT_POSTGRES_DSN"]
+    dsn = guarded.stack.postgres_dsn
     async with (
         await psycopg.AsyncConnection.connect(dsn, autocommit=True) as owner,
         guarded.client(guarded.operator_key) as operator,
@@ -128,7 +128,7 @@ async def test_the_log_at_the_command_line(guarded: Guarded, tmp_path: Path) -> 
     head = json.loads(verified.out)["head"]
     again = await run("admin", "audit", "verify", "--noted", head)
     assert "the chain is unbroken" in again.out, again
-    dsn = guarded.stack.services["checkpoint"].environment["TENURE_CHECKPOINT_POSTGRES_DSN"]
+    dsn = guarded.stack.postgres_dsn
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as owner:
         await owner.execute(b"alter table ledger.audit_records disable trigger audit_records_stay")
         await owner.execute(b"update ledger.audit_records set subject = 'key/innocent' where number = 1")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from google.protobuf import descriptor_pool, message_factory
+from google.protobuf.duration_pb2 import Duration
 
 from tenure.domain.audit import (
     MAX_KINDS,
@@ -200,6 +201,14 @@ REQUESTS = [
             reason="x",
         ),
         "tenant=acme quotas.kind=QUOTA_KIND_RUNNING_TASKS quotas.most=5",
+    ),
+    (
+        webhooks.RotateWebhookSecretRequest(webhook="desk", overlap=Duration(seconds=90), secret=SECRET),
+        "webhook=desk overlap=90s",
+    ),
+    (
+        webhooks.RotateWebhookSecretRequest(webhook="desk", overlap=Duration(nanos=-(2**31))),
+        "webhook=desk overlap=invalid",
     ),
     (admin.GrantBudgetRequest(task_id="t" * 2000, extra_tokens=7), f"task_id={'t' * 2000}"[:MAX_TARGET]),
 ]

@@ -137,6 +137,26 @@ def test_a_secret_shows_itself_only_when_asked() -> None:
     assert settings.database.reveal() == "postgresql://u:hunter2@h/d"
 
 
+def test_a_secret_may_be_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "dsn"
+    path.write_text("postgresql://u:hunter2@h/d\n")
+    variable = f"{PREFIX}DATABASE"
+    settings = load(Settings, {f"{variable}_FILE": str(path)}, prefix=PREFIX)
+    assert settings.database.reveal() == "postgresql://u:hunter2@h/d"
+    assert problems({variable: "x", f"{variable}_FILE": str(path)}) == (
+        f"{variable} is set, and {variable}_FILE too; unset one of them",
+    )
+    path.write_bytes(b"\xff")
+    assert problems({f"{variable}_FILE": str(path)}) == (
+        f"{variable} cannot be read from {path}: the file is not text",
+    )
+    assert problems({f"{variable}_FILE": str(tmp_path / "none")}) == (
+        f"{variable} cannot be read from {tmp_path}/none: No such file or directory",
+    )
+    path.write_text(" \n")
+    assert problems({f"{variable}_FILE": str(path)}) == (f"{variable} is missing: where the ledger is",)
+
+
 def test_settings_do_not_change() -> None:
     with pytest.raises(FrozenInstanceError):
         read().slots = 3  # type: ignore[misc]  # that is the test
@@ -150,7 +170,10 @@ def test_the_table_tells_every_variable() -> None:
         "OTEL_EXPORTER_OTLP_ENDPOINT",
         "TENURE_FAILPOINTS",
         "TENURE_LOG_FORMAT",
-        *(f"{PREFIX}{name}" for name in ("DATABASE", "ADDRESS", "TTL_SECONDS", "RENEW_SECONDS", "SLOTS")),
+        *(
+            f"{PREFIX}{name}"
+            for name in ("DATABASE", "DATABASE_FILE", "ADDRESS", "TTL_SECONDS", "RENEW_SECONDS", "SLOTS")
+        ),
         *(f"{PREFIX}{name}" for name in ("ALLOW_UNSAFE", "PEERS", "QUEUES", "WORKSPACE", "MAX_COST")),
     }
     assert "required" in lines[f"{PREFIX}DATABASE"]

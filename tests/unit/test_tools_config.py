@@ -46,6 +46,15 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
         read_config(tmp_path / "none.yaml", {})
 
 
+def test_a_variable_may_be_in_a_file(tmp_path: Path) -> None:
+    path = written(tmp_path, "mcp_servers: {a: {url: 'https://a.example', headers: {Authorization: '${TOKEN}'}}}")
+    with pytest.raises(ConfigurationError, match=r"mcp_servers\.a\.headers\.Authorization: TOKEN cannot be read from"):
+        read_config(path, {"TOKEN_FILE": str(tmp_path / "none")})
+    (tmp_path / "token").write_text("Bearer t\n")
+    config = read_config(path, {"TOKEN_FILE": str(tmp_path / "token")})
+    assert config.mcp_servers["a"].headers == {"Authorization": "Bearer t"}
+
+
 def test_a_variable_that_is_escaped_is_not_filled_in(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as raised:
         read_config(written(tmp_path, "x${A}y$${B}: 1"), {"A": "1"})

@@ -41,7 +41,6 @@ class SmtpSettings:
     ca_file: Path | None = setting("PEM of a further authority for its certificate", default=None)
     user: str = setting("login name; empty: no login", default="")
     password: Secret = setting("password of the login", default=Secret(""))
-    password_file: Path | None = setting("a file with the password, read for each e-mail", default=None)
     from_address: str = setting("address of the sender; required with a host", default="")
     recipient_domains: tuple[str, ...] = setting("domains that e-mail may go to; empty: any", default=())
     timeout_seconds: float = setting("how long one e-mail may take", default=10.0, minimum=0.1, maximum=60)
@@ -57,11 +56,8 @@ class SmtpSettings:
             yield f"{PREFIX}FROM_ADDRESS must be an e-mail address, such as tenure@example.com"
         if self.tls == NO_TLS and self.host not in _LOCAL_HOSTS:
             yield f"{PREFIX}TLS=none is only for localhost: anybody on the way could read and change the e-mail"
-        secrets = bool(self.password.reveal()) + (self.password_file is not None)
-        if secrets != bool(self.user):
-            yield f"{PREFIX}USER needs {PREFIX}PASSWORD or {PREFIX}PASSWORD_FILE, one of them, and they need it"
-        if self.password_file is not None and not self.password_file.is_file():
-            yield f"{PREFIX}PASSWORD_FILE: there is no file {self.password_file}"
+        if bool(self.password.reveal()) != bool(self.user):
+            yield f"{PREFIX}USER needs {PREFIX}PASSWORD or {PREFIX}PASSWORD_FILE, and these need it"
         try:
             self.tls_context()
         except OSError as error:
@@ -160,23 +156,13 @@ class MailSender:
             hostname=settings.host,
             port=settings.port or _PORTS[settings.tls],
             username=settings.user or None,
-            password=self._password() if settings.user else None,
+            password=settings.password.reveal() if settings.user else None,
             local_hostname=_LOCAL_HOSTNAME,
             timeout=None,
             use_tls=settings.tls == IMPLICIT,
             start_tls=settings.tls == STARTTLS,
             tls_context=self._tls,
         )
-
-    def _password(self) -> str:
-        file = self._settings.password_file
-        if file is None:
-            return self._settings.password.reveal()
-        try:
-            return file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            _log.warning("the password of the SMTP server cannot be read", extra={"error": str(error)})
-            raise aiosmtplib.SMTPException(f"{PREFIX}PASSWORD_FILE cannot be read") from None
 
     async def _transmit(self, client: aiosmtplib.SMTP, mail: OutgoingMail, limit: asyncio.Timeout) -> WebhookResponse:
         try:
