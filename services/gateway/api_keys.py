@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections import OrderedDict
+from functools import partial
 from time import monotonic
 from typing import Any, Final
 
@@ -30,11 +32,12 @@ MAX_KNOWN: Final = 10_000
 
 
 class ApiKeys:
-    """Verifies keys. Reads each key from the ledger, again after `FRESH_SECONDS`."""
+    """Verifies keys. Reads each key from the ledger, and again after `FRESH_SECONDS`; calls share a read."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
         self._known: OrderedDict[str, tuple[float, StoredApiKey | None]] = OrderedDict()
+        self._reads: dict[str, asyncio.Task[StoredApiKey | None]] = {}
 
     async def authenticate(self, key: str) -> Principal:
         """Returns the client that the key stands for. Raises Unauthenticated; Unavailable without the ledger."""
@@ -47,10 +50,24 @@ class ApiKeys:
         read_at, stored = self._known.get(key_id, (-FRESH_SECONDS, None))
         if monotonic() - read_at < FRESH_SECONDS:
             return stored
+        read = self._reads.get(key_id)
+        if read is None:
+            read = self._reads[key_id] = asyncio.create_task(self._look_up(key_id))
+            read.add_done_callback(partial(self._read_ended, key_id))
+        return await asyncio.shield(read)  # the other calls need it when this one is cancelled
+
+    def _read_ended(self, key_id: str, read: asyncio.Task[StoredApiKey | None]) -> None:
+        del self._reads[key_id]
+        if not read.cancelled():
+            read.exception()  # asyncio would log the error of a read whose calls were all cancelled
+
+    async def _look_up(self, key_id: str) -> StoredApiKey | None:
         began = monotonic()
         request = pb.LookUpApiKeyRequest(key_id=key_id)
         try:
-            stored = stored_key(await with_retries(lambda: self._peers.api_keys.LookUpApiKey(request)))
+            stored: StoredApiKey | None = stored_key(
+                await with_retries(lambda: self._peers.api_keys.LookUpApiKey(request))
+            )
         except NotFound:
             stored = None
         self._known[key_id] = (began, stored)

@@ -18,7 +18,7 @@ from services.gateway.peers import Peers
 from services.gateway.tasks import TaskServicer
 from services.gateway.watch import LiveTextRelay
 from tenure.domain.access import Role
-from tenure.domain.call_limits import CallLimits
+from tenure.domain.call_limits import ClientCallLimits
 from tenure.runtime.call_limiter import CallLimiter
 from tenure.runtime.process import Process
 from tenure.runtime.rpc_server import RpcServer
@@ -46,7 +46,7 @@ JWT: Final = "jwt"
 class LimitSettings:
     """The limits of a tenant's clients, under TENURE_GATEWAY_LIMIT_. They count at each gateway by itself."""
 
-    calls: int = setting("running calls of a tenant", default=100, minimum=1)
+    calls: int = setting("calls of a tenant that run at once; others wait up to 5 s", default=16, minimum=1)
     streams: int = setting("open streams of a tenant", default=5000, minimum=1)
     connections: int = setting("connections of a tenant with a running call", default=200, minimum=1)
     calls_per_second: float = setting("calls of a tenant, streams included", default=400.0, minimum=0.1)
@@ -55,7 +55,9 @@ class LimitSettings:
 
     def limiter(self) -> CallLimiter:
         """Returns the limiter of one server."""
-        limits = CallLimits(self.calls, self.streams, self.connections, self.calls_per_second, self.bytes_per_second)
+        limits = ClientCallLimits(
+            self.calls, self.streams, self.connections, self.calls_per_second, self.bytes_per_second
+        )
         return CallLimiter(limits, self.client_percent)
 
 

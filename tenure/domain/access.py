@@ -64,6 +64,7 @@ class Access:
 
     `roles`: the processes that may call it. `permission`: the one that a client needs; None: no client may call it.
     `needs_token`: the request carries a fencing token. `is_audited`: calls are recorded in the audit log.
+    `is_long_poll`: the answer may come only after minutes.
     """
 
     roles: frozenset[Role] = frozenset()
@@ -71,6 +72,7 @@ class Access:
     is_installation_wide: bool = False
     needs_token: bool = False
     is_audited: bool = False
+    is_long_poll: bool = False
 
 
 @dataclass(frozen=True, slots=True)

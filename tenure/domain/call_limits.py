@@ -1,27 +1,29 @@
 """Decides whether a client may begin a call: limits of calls, streams, connections and bytes, per client and tenant.
 
-The limits keep one tenant from delaying the others. The gateway answers a call beyond a limit at once, because a queue
-of such calls would only move the delay.
+The limits keep one tenant from delaying the others.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from tenure.domain.errors import LimitReached
 
 BURST_SECONDS: Final = 2.0
 """An unused rate adds up to this many seconds of it."""
 _ROUNDING_SECONDS: Final = 1e-6
-FREE_RETRY_SECONDS: Final = 0.5
+FREE_RETRY_SECONDS: Final = 1.0
 """The retry time where another call has to end first: its end cannot be predicted."""
 
 
 @dataclass(frozen=True, slots=True)
-class CallLimits:
-    """The limits at one server. `connections`: those with a running call. `bytes`: of requests."""
+class ClientCallLimits:
+    """The limits at one server. `bytes`: of requests. `connections`: those with a call.
+
+    `calls`: those that run at once. `streams`: open streams and long polls; they run only while they begin.
+    """
 
     calls: int
     streams: int
@@ -29,10 +31,10 @@ class CallLimits:
     calls_per_second: float
     bytes_per_second: float
 
-    def part(self, percent: int) -> CallLimits:
+    def part(self, percent: int) -> ClientCallLimits:
         """Returns a part of these limits, at least 1 of each."""
         share = percent / 100
-        return CallLimits(
+        return ClientCallLimits(
             max(1, round(self.calls * share)),
             max(1, round(self.streams * share)),
             max(1, round(self.connections * share)),
@@ -41,10 +43,14 @@ class CallLimits:
         )
 
 
-class Call(NamedTuple):
-    """A call that begins. `connection`: the address of the client. `size_bytes`: of the request."""
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that begins. `connection`: the address of the client. `size_bytes`: of the request.
 
-    is_stream: bool
+    `is_long`: a stream or a long poll.
+    """
+
+    is_long: bool
     connection: str
     size_bytes: int
 
@@ -79,11 +85,11 @@ class Rate:
 
 
 class CallUsage:
-    """The running calls and the rates of one client, or of one tenant. `owner`: names it in errors."""
+    """The open streams, the connections and the rates of one client, or of one tenant. `owner`: names it in errors."""
 
-    def __init__(self, owner: str, limits: CallLimits) -> None:
-        self._owner, self._limits = owner, limits
-        self._calls = self._streams = 0
+    def __init__(self, owner: str, limits: ClientCallLimits) -> None:
+        self.owner, self._limits = owner, limits
+        self._streams = 0
         self._connections: Counter[str] = Counter()
         self._call_rate, self._byte_rate = Rate(limits.calls_per_second), Rate(limits.bytes_per_second)
 
@@ -95,35 +101,37 @@ class CallUsage:
     def check(self, call: Call, now_seconds: float) -> None:
         """Raises LimitReached if the call may not begin now. Takes nothing."""
         limits = self._limits
-        if call.is_stream and self._streams >= limits.streams:
-            raise self._refusal("OPEN_STREAMS", f"{limits.streams} open streams", FREE_RETRY_SECONDS)
-        if not call.is_stream and self._calls >= limits.calls:
-            raise self._refusal("RUNNING_CALLS", f"{limits.calls} running calls", FREE_RETRY_SECONDS)
+        if call.is_long and self._streams >= limits.streams:
+            raise limit_reached(self.owner, "OPEN_STREAMS", f"{limits.streams} open streams", FREE_RETRY_SECONDS)
         if call.connection not in self._connections and len(self._connections) >= limits.connections:
-            raise self._refusal("CONNECTIONS", f"calls on {limits.connections} connections", FREE_RETRY_SECONDS)
+            text = f"calls on {limits.connections} connections"
+            raise limit_reached(self.owner, "CONNECTIONS", text, FREE_RETRY_SECONDS)
         if wait := self._call_rate.wait_seconds(now_seconds):
-            raise self._refusal("CALL_RATE", f"{limits.calls_per_second:g} calls per second", wait)
+            raise limit_reached(self.owner, "CALL_RATE", f"{limits.calls_per_second:g} calls per second", wait)
         if wait := self._byte_rate.wait_seconds(now_seconds):
-            raise self._refusal("BYTE_RATE", f"{limits.bytes_per_second:g} bytes of requests per second", wait)
+            text = f"{limits.bytes_per_second:g} bytes of requests per second"
+            raise limit_reached(self.owner, "BYTE_RATE", text, wait)
 
     def begin(self, call: Call) -> None:
         """Counts a call that `check` has accepted."""
-        self._calls += not call.is_stream
-        self._streams += call.is_stream
+        self._streams += call.is_long
         self._connections[call.connection] += 1
         self._call_rate.spend(1)
         self._byte_rate.spend(call.size_bytes)
 
     def end(self, call: Call) -> None:
         """Counts the end of a call that began."""
-        self._calls -= not call.is_stream
-        self._streams -= call.is_stream
+        self._streams -= call.is_long
         self._connections[call.connection] -= 1
         if not self._connections[call.connection]:
             del self._connections[call.connection]
 
-    def _refusal(self, reason: str, limit: str, retry_after_seconds: float) -> LimitReached:
-        message = f"{self._owner} has reached its limit of {limit} at this gateway; try again later"
-        return LimitReached(
-            message, reason=reason, retry_after_seconds=retry_after_seconds, metadata={"subject": self._owner}
-        )
+
+def limit_reached(owner: str, reason: str, limit: str, retry_after_seconds: float) -> LimitReached:
+    """Returns the refusal of a call beyond a limit."""
+    return LimitReached(
+        f"{owner} has reached its limit of {limit} at this gateway; try again later",
+        reason=reason,
+        retry_after_seconds=retry_after_seconds,
+        metadata={"subject": owner},
+    )

@@ -79,8 +79,12 @@ class AccessControl:
         """Returns whether each call of the method is recorded."""
         return method in self._rules and self._rules[method].is_audited
 
+    def is_long_poll(self, method: str) -> bool:
+        """Returns whether the method is unary and may wait for minutes."""
+        return method in self._rules and self._rules[method].is_long_poll
+
     def readmission(self, method: str, context: Any, metadata: Metadata) -> AbstractAsyncContextManager[None]:
-        """Returns a context for the handler of a stream.
+        """Returns a context for the handler of a stream or a long poll.
 
         It raises Unauthenticated or PermissionDenied when the caller may no longer call the method.
         """

@@ -18,7 +18,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import (
     AbstractAsyncContextManager,
-    AbstractContextManager,
     aclosing,
     asynccontextmanager,
     nullcontext,
@@ -35,7 +34,7 @@ from google.protobuf.message import DecodeError
 from tenure.domain.errors import InvalidRequest, PermissionDenied, TenureError, Unauthenticated
 from tenure.runtime import metrics
 from tenure.runtime.access_control import AccessControl, Metadata, current_principal
-from tenure.runtime.call_limiter import CallLimiter
+from tenure.runtime.call_limiter import Answered, CallLimiter, uncounted
 from tenure.runtime.request_context import continue_trace, set_tenant
 from tenure.runtime.rpc_status import code_of, to_status
 
@@ -76,12 +75,12 @@ def _no_readmission(_context: Any, _metadata: Metadata) -> AbstractAsyncContextM
     return nullcontext()
 
 
-Running = Callable[[Any, Any], AbstractContextManager[None]]
+Running = Callable[[Any, Any], AbstractAsyncContextManager[Answered]]
 """Returns the context in which a request runs, from the request and gRPC's context. Entering raises LimitReached."""
 
 
-def _without_limits(_request: Any, _context: Any) -> AbstractContextManager[None]:
-    return nullcontext()
+def _without_limits(_request: Any, _context: Any) -> AbstractAsyncContextManager[Answered]:
+    return nullcontext(uncounted)
 
 
 class Audit(Protocol):
@@ -149,13 +148,13 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             return self._access.admit_reflection
         return _admit_everyone  # health, for load balancers
 
-    def _running(self, *, is_stream: bool) -> Running:
+    def _running(self, *, is_long: bool) -> Running:
         limiter = self._limiter
         if limiter is None:
             return _without_limits
 
-        def running(request: Any, context: Any) -> AbstractContextManager[None]:
-            return limiter.running(current_principal(), is_stream=is_stream, request=request, connection=context.peer())
+        def running(request: Any, context: Any) -> AbstractAsyncContextManager[Answered]:
+            return limiter.running(current_principal(), is_long=is_long, request=request, connection=context.peer())
 
         return running
 
@@ -164,12 +163,12 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         behaviour = getattr(handler, arity)
         is_tenure = not method.startswith("/grpc.")  # health and reflection have no tenants and no validators
         validate, examine = (self._validate, self._examine) if is_tenure else (accept_everything, examine_nothing)
-        is_stream = is_tenure and arity != "unary_unary"
-        readmission = partial(self._access.readmission, method) if is_stream else _no_readmission
+        is_long = is_tenure and (arity != "unary_unary" or self._access.is_long_poll(method))
+        readmission = partial(self._access.readmission, method) if is_long else _no_readmission
         admission = self._admission(method)
         metrics_of_method = _MethodMetrics.of(method, _GRPC_TYPE[arity])
         is_audited = self._access.is_audited(method)
-        running = self._running(is_stream=is_stream) if is_tenure else _without_limits
+        running = self._running(is_long=is_long) if is_tenure else _without_limits
         call = _Method(
             method, metrics_of_method, validate, examine, admission, running, readmission, self._audit, is_audited
         )
@@ -248,7 +247,7 @@ class _Method:
             return self.answering_once(behaviour, validates=validates)
 
         async def answer(request: Any, context: Context) -> AsyncIterator[Any]:
-            async with self._around(request, context):
+            async with self._around(request, context) as answered:
                 if validates:
                     self._check(request)
                     await self.examine(request)
@@ -256,6 +255,7 @@ class _Method:
                     await self.audit.admitted(self.name, request, context.peer())
                 async with aclosing(behaviour(request, context)) as messages:
                     async for message in messages:
+                        answered()
                         yield message
 
         return answer
@@ -287,7 +287,7 @@ class _Method:
         return send
 
     @asynccontextmanager
-    async def _around(self, request: Any, context: Context) -> AsyncIterator[None]:
+    async def _around(self, request: Any, context: Context) -> AsyncIterator[Answered]:
         """Admits the call, sets its tenant and trace, counts it, and converts its exception to a status."""
         self.metrics.started.value += 1
         began, code = perf_counter(), grpc.StatusCode.OK
@@ -296,9 +296,8 @@ class _Method:
             if (tenant := await self.admit(context, metadata)) is not None:
                 set_tenant(tenant)
                 continue_trace(metadata)
-            with self.running(request, context):
-                async with self.readmission(context, metadata):
-                    yield
+            async with self.running(request, context) as answered, self.readmission(context, metadata):
+                yield answered
             code = _code_of_context(context)
         except (asyncio.CancelledError, GeneratorExit):
             code = grpc.StatusCode.CANCELLED

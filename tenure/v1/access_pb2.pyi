@@ -127,6 +127,7 @@ class Access(message.Message):
     SCOPE_FIELD_NUMBER: builtins.int
     TOKEN_REQUIRED_FIELD_NUMBER: builtins.int
     AUDITED_FIELD_NUMBER: builtins.int
+    LONG_POLL_FIELD_NUMBER: builtins.int
     permission: Permission.ValueType
     """The permission that a client of a gateway needs."""
     scope: AccessScope.ValueType
@@ -135,6 +136,8 @@ class Access(message.Message):
     """The request carries a fencing token, which must be valid and belong to the caller."""
     audited: builtins.bool
     """Each call, and each refusal of a call, is recorded in the audit log."""
+    long_poll: builtins.bool
+    """The answer may come only after minutes, so limits count the call as a stream."""
     @builtins.property
     def roles(self) -> containers.RepeatedScalarFieldContainer[Role.ValueType]:
         """The processes of the installation that may call it."""
@@ -147,10 +150,11 @@ class Access(message.Message):
         scope: AccessScope.ValueType = ...,
         token_required: builtins.bool = ...,
         audited: builtins.bool = ...,
+        long_poll: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["audited", b"audited", "permission", b"permission", "roles", b"roles", "scope", b"scope", "token_required", b"token_required"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["audited", b"audited", "long_poll", b"long_poll", "permission", b"permission", "roles", b"roles", "scope", b"scope", "token_required", b"token_required"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

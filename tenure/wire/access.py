@@ -44,4 +44,5 @@ def _rule(method: str, options: object) -> Access:
         stated.scope == access_pb2.ACCESS_SCOPE_INSTALLATION,
         stated.token_required,
         stated.audited,
+        stated.long_poll,
     )

@@ -167,7 +167,7 @@ def test_many_callers_cannot_make_many_records() -> None:
     assert sum(one.count for one in taken) == callers
 
 
-def test_refusals_that_could_not_be_written_are_due_again_with_their_count() -> None:
+def test_refusals_that_could_not_be_written_are_due_again() -> None:
     denials = Denials()
     for _ in range(3):
         denials.add(denial())

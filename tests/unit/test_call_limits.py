@@ -1,8 +1,10 @@
-"""Limits of a client's and a tenant's calls: which call is refused, for how long, and what is remembered."""
+"""Limits of a client's and a tenant's calls: which call waits or is refused, for how long, and what is remembered."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -10,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.domain.access import Principal
-from tenure.domain.call_limits import BURST_SECONDS, CallLimits
+from tenure.domain.call_limits import BURST_SECONDS, ClientCallLimits
 from tenure.domain.errors import LimitReached
-from tenure.runtime.call_limiter import CallLimiter
+from tenure.runtime import call_limiter
+from tenure.runtime.call_limiter import CallLimiter, Turns
 from tenure.v1 import task_service_pb2 as api
 
-LIMITS = CallLimits(calls=4, streams=6, connections=3, calls_per_second=100.0, bytes_per_second=1e6)
+LIMITS = ClientCallLimits(calls=4, streams=6, connections=3, calls_per_second=100.0, bytes_per_second=1e6)
 
 
 class Clock:
@@ -34,7 +37,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def limiter(clock: Clock) -> CallLimiter:
+def limiter(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> CallLimiter:
+    monkeypatch.setattr(call_limiter, "TURN_SECONDS", 0.01)
     return CallLimiter(LIMITS, 50, clock)
 
 
@@ -43,111 +47,215 @@ def client(name: str = "key/a", tenant: str | None = "acme") -> Principal:
 
 
 def running(limiter: CallLimiter, principal: Principal, **fields: Any) -> Any:
-    options = {"is_stream": False, "request": api.GetTaskRequest(), "connection": "ipv4:1", **fields}
+    options = {"is_long": False, "request": api.GetTaskRequest(), "connection": "ipv4:1", **fields}
     return limiter.running(principal, **options)
 
 
-def reason(limiter: CallLimiter, principal: Principal, **fields: Any) -> str:
+async def reason(limiter: CallLimiter, principal: Principal, **fields: Any) -> str:
     """The reason with which a call is refused now, or "" for an accepted one."""
     try:
-        with running(limiter, principal, **fields):
+        async with running(limiter, principal, **fields):
             return ""
     except LimitReached as refusal:
         return refusal.reason if refusal.retry_after_seconds else "no retry time"
 
 
-def test_a_client_has_a_part_of_its_tenants_calls(limiter: CallLimiter) -> None:
-    with ExitStack() as calls:
+async def test_a_client_has_a_part_of_its_tenants_calls(limiter: CallLimiter) -> None:
+    async with AsyncExitStack() as calls:
         for _ in range(2):
-            calls.enter_context(running(limiter, client()))
-        assert reason(limiter, client()) == "RUNNING_CALLS"
-        assert reason(limiter, client(), is_stream=True) == ""
+            await calls.enter_async_context(running(limiter, client()))
+        assert await reason(limiter, client()) == "RUNNING_CALLS"
         for _ in range(2):
-            calls.enter_context(running(limiter, client("key/b")))
+            await calls.enter_async_context(running(limiter, client("key/b")))
         with pytest.raises(LimitReached, match="the tenant acme has reached its limit of 4 running calls") as refused:
-            calls.enter_context(running(limiter, client("key/c")))
+            await calls.enter_async_context(running(limiter, client("key/c")))
         assert refused.value.metadata["subject"] == "the tenant acme"
-        assert reason(limiter, client("key/a", "other")) == ""
-    assert reason(limiter, client()) == ""
+        assert await reason(limiter, client("key/a", "other")) == ""
+    assert await reason(limiter, client()) == ""
+    assert not limiter._turns
 
 
-def test_streams_and_connections_are_limited_while_they_are_used(limiter: CallLimiter) -> None:
-    with ExitStack() as calls:
+async def test_streams_and_connections_are_limited_while_they_are_used(limiter: CallLimiter) -> None:
+    async with AsyncExitStack() as calls:
         for _ in range(3):
-            calls.enter_context(running(limiter, client(), is_stream=True))
-        assert reason(limiter, client(), is_stream=True) == "OPEN_STREAMS"
-        calls.enter_context(running(limiter, client("key/b"), connection="ipv4:2"))
-        calls.enter_context(running(limiter, client("key/c"), connection="ipv4:3"))
-        assert reason(limiter, client("key/d"), connection="ipv4:4") == "CONNECTIONS"
-        assert reason(limiter, client("key/d"), connection="ipv4:3") == ""
+            (await calls.enter_async_context(running(limiter, client(), is_long=True)))()
+        with pytest.raises(LimitReached, match=r"the client key/a of the tenant acme has reached .* 3 open streams"):
+            await calls.enter_async_context(running(limiter, client(), is_long=True))
+        assert await reason(limiter, client(), is_long=True) == "OPEN_STREAMS"
+        await calls.enter_async_context(running(limiter, client("key/b"), connection="ipv4:2"))
+        await calls.enter_async_context(running(limiter, client("key/c"), connection="ipv4:3"))
+        assert await reason(limiter, client("key/d"), connection="ipv4:4") == "CONNECTIONS"
+        assert await reason(limiter, client("key/d"), connection="ipv4:3") == ""
 
 
-def test_calls_per_second_refill(limiter: CallLimiter, clock: Clock) -> None:
+async def test_a_long_call_runs_until_its_first_message(limiter: CallLimiter, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with AsyncExitStack() as calls:
+        answered = [await calls.enter_async_context(running(limiter, client(), is_long=True)) for _ in range(2)]
+        assert await reason(limiter, client()) == "RUNNING_CALLS"
+        answered[0]()
+        answered[0]()
+        assert await reason(limiter, client()) == ""
+        monkeypatch.setattr(call_limiter, "OPENING_SECONDS", 0.0)
+        await calls.enter_async_context(running(limiter, client(), is_long=True))
+        assert await reason(limiter, client()) == "", "it had no message, and its time is over"
+        answered[1]()
+    assert not limiter._turns
+
+
+@asynccontextmanager
+async def waiting(turns: Turns, client: str) -> AsyncIterator[asyncio.Task[None]]:
+    """A call that waits for its turn; cancelled at the end."""
+    call = asyncio.create_task(turns.take(client))
+    await asyncio.sleep(0)
+    assert not call.done()
+    yield call
+    call.cancel()
+    await asyncio.wait([call])
+
+
+async def test_waiting_calls_run_in_turn_of_their_clients() -> None:
+    turns = Turns("acme", 2, 2)
+    await turns.take("a")
+    await turns.take("a")
+    async with waiting(turns, "a") as first, waiting(turns, "a") as second, waiting(turns, "b") as other:
+        turns.give("a")
+        await first
+        turns.give("a")
+        await other
+        assert not second.done()
+        turns.give("b")
+        await second
+
+
+async def test_a_waiting_call_of_a_client_at_its_limit_is_passed_over() -> None:
+    turns = Turns("acme", 3, 2)
+    for name in ("a", "a", "b"):
+        await turns.take(name)
+    async with waiting(turns, "a") as blocked, waiting(turns, "b") as other:
+        turns.give("b")
+        await other
+        turns.give("a")
+        await blocked
+
+
+async def test_a_call_that_is_cancelled_in_its_turn_gives_it_back() -> None:
+    turns = Turns("acme", 1, 1)
+    await turns.take("a")
+    async with waiting(turns, "a") as first, waiting(turns, "b") as second:
+        turns.give("a")  # the turn is the first one's, which is cancelled before it hears of it
+        first.cancel()
+        await second
+        turns.give("b")
+    assert turns.is_unused
+
+
+async def test_more_calls_than_may_wait_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_limiter, "MAX_WAITING", 1)
+    turns = Turns("acme", 1, 1)
+    await turns.take("a")
+    async with waiting(turns, "a"):
+        with pytest.raises(LimitReached):
+            await asyncio.wait_for(turns.take("b"), 0.1)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["begin", "end", "cancel"])), max_size=60))
+def test_turns_are_never_lost_or_given_twice(acts: list[tuple[str, str]]) -> None:
+    async def play() -> None:
+        turns, calls = Turns("acme", 3, 2), list[tuple[str, asyncio.Task[None]]]()
+        for name, act in acts:
+            mine = [call for owner, call in calls if owner == name]
+            if act == "begin":
+                calls.append((name, asyncio.create_task(turns.take(name))))
+            elif act == "cancel" and mine:
+                mine[-1].cancel()
+            elif act == "end" and (ready := [call for call in mine if call.done()]):
+                calls.remove((name, ready[0]))
+                if not ready[0].cancelled():
+                    turns.give(name)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            running = [owner for owner, call in calls if call.done() and not call.cancelled()]
+            assert turns._running.total() == len(running) <= 3
+            assert all(running.count(owner) <= 2 for owner in running)
+            blocked = [owner for owner, call in calls if not call.done()]
+            assert len(running) == 3 or all(running.count(owner) == 2 for owner in blocked), "a turn is unused"
+        for name, call in calls:
+            call.cancel()
+            await asyncio.wait([call])
+            if not call.cancelled():
+                turns.give(name)
+        assert turns.is_unused
+
+    asyncio.run(play())
+
+
+async def test_calls_per_second_refill(limiter: CallLimiter, clock: Clock) -> None:
     begun = 0
-    while reason(limiter, client()) == "":
+    while await reason(limiter, client()) == "":
         begun += 1
     assert begun == 50 * BURST_SECONDS
     with pytest.raises(LimitReached) as refused:
-        running(limiter, client()).__enter__()
+        await running(limiter, client()).__aenter__()
     assert refused.value.retry_after_seconds == pytest.approx(1 / 50)
     clock.now += 1 / 50
-    assert reason(limiter, client()) == ""
-    assert reason(limiter, client()) == "CALL_RATE"
+    assert await reason(limiter, client()) == ""
+    assert await reason(limiter, client()) == "CALL_RATE"
 
 
-def test_a_request_larger_than_the_rate_passes_and_is_paid_later(clock: Clock) -> None:
-    limiter = CallLimiter(CallLimits(10, 10, 10, 100.0, bytes_per_second=1000.0), 100, clock)
+async def test_a_request_larger_than_the_rate_passes_and_is_paid_later(clock: Clock) -> None:
+    limiter = CallLimiter(ClientCallLimits(10, 10, 10, 100.0, bytes_per_second=1000.0), 100, clock)
     large = api.SubmitTaskRequest(goal="x" * 10_000)
-    assert reason(limiter, client(), request=large) == ""
+    assert await reason(limiter, client(), request=large) == ""
     with pytest.raises(LimitReached) as refused:
-        running(limiter, client()).__enter__()
+        await running(limiter, client()).__aenter__()
     assert refused.value.reason == "BYTE_RATE"
     wait = refused.value.retry_after_seconds
     assert wait is not None
     assert wait == pytest.approx((large.ByteSize() - 2000) / 1000, abs=0.01)
     clock.now += wait
-    assert reason(limiter, client()) == ""
+    assert await reason(limiter, client()) == ""
 
 
 @pytest.mark.parametrize("principal", [client(tenant=None), Principal("spiffe://tenure/operator/o")])
-def test_operators_have_no_limits(limiter: CallLimiter, principal: Principal) -> None:
-    with ExitStack() as calls:
+async def test_operators_have_no_limits(limiter: CallLimiter, principal: Principal) -> None:
+    async with AsyncExitStack() as calls:
         for _ in range(1000):
-            calls.enter_context(running(limiter, principal))
+            await calls.enter_async_context(running(limiter, principal))
 
 
-def test_a_failed_call_is_over_too(limiter: CallLimiter) -> None:
+async def test_a_failed_call_is_over_too(limiter: CallLimiter) -> None:
     for _ in range(10):
-        with pytest.raises(ZeroDivisionError), running(limiter, client()):
-            _ = 1 // 0
-    assert reason(limiter, client()) == ""
+        with pytest.raises(ZeroDivisionError):
+            async with running(limiter, client()):
+                _ = 1 // 0
+    assert await reason(limiter, client()) == ""
 
 
-def test_clients_without_calls_are_forgotten_and_their_rates_are_not(limiter: CallLimiter, clock: Clock) -> None:
-    while reason(limiter, client()) == "":
+async def test_clients_without_calls_are_forgotten_but_not_their_rates(limiter: CallLimiter, clock: Clock) -> None:
+    while await reason(limiter, client()) == "":
         pass
-    held = running(limiter, client("key/held"), is_stream=True)
-    held.__enter__()
+    held = running(limiter, client("key/held"), is_long=True)
+    await held.__aenter__()
     for number in range(10_000):
         clock.now += 0.01
-        assert reason(limiter, client(f"key/{number}", f"tenant-{number}")) == ""
+        assert await reason(limiter, client(f"key/{number}", f"tenant-{number}")) == ""
         if number == 50:
-            assert reason(limiter, client()) in {"", "CALL_RATE"}
+            assert await reason(limiter, client()) in {"", "CALL_RATE"}
     assert len(limiter._usages) < 2500
     assert any("key/held" in owner for owner in limiter._usages)
-    held.__exit__(None, None, None)
+    await held.__aexit__(None, None, None)
 
 
 @given(st.lists(st.tuples(st.floats(0, 3), st.integers(0, 5000)), max_size=50))
 def test_no_client_gets_more_bytes_than_its_rate(calls: list[tuple[float, int]]) -> None:
     clock = Clock()
     began = clock.now
-    limiter = CallLimiter(CallLimits(10, 10, 10, 1e9, bytes_per_second=1000.0), 100, clock)
+    limiter = CallLimiter(ClientCallLimits(10, 10, 10, 1e9, bytes_per_second=1000.0), 100, clock)
     taken, largest = 0, 0
     for pause, size in calls:
         clock.now += pause
         message = api.SubmitTaskRequest(goal="x" * size)
-        if reason(limiter, client(), request=message) == "":
+        if asyncio.run(reason(limiter, client(), request=message)) == "":
             taken += message.ByteSize()
             largest = max(largest, message.ByteSize())
     assert taken <= 1000 * (clock.now - began + BURST_SECONDS) + largest

@@ -9,7 +9,7 @@ import pytest
 
 from services.checkpoint.commit.draft import NewEntryRow
 from services.checkpoint.watch.appended_entries import AppendedEntries
-from services.checkpoint.watch.hub import MAX_BYTES, MAX_ENTRIES, TaskWatch
+from services.checkpoint.watch.hub import MAX_BYTES, MAX_ENTRIES, Hub, TaskWatch
 from tests.support.patience import PATIENCE_SECONDS
 
 
@@ -86,3 +86,14 @@ async def test_more_than_a_bound_is_not_kept_for_a_slow_one(most: int, size_byte
     watch.tell(growth(most + 2, size_bytes=size_bytes))
     assert watch.reached_sequence == 0
     assert await taken(watch) is None
+
+
+async def test_a_poll_wakes_only_watchers_that_are_behind() -> None:
+    """One watcher that begins must not make all others of its task read the ledger."""
+    hub = Hub()
+    with hub.watch_task("t") as current, hub.watch_task("t") as behind, hub.watch_task("u") as other:
+        current.seen_sequence, behind.seen_sequence, other.seen_sequence = 7, 3, 1
+        hub.wake_behind({"t": 7, "gone": 9})
+        assert await taken(behind) is None
+        assert not current._moved.is_set()
+        assert not other._moved.is_set()

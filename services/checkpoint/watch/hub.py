@@ -7,7 +7,7 @@ watchers read the ledger themselves: so a slow watcher neither misses an entry n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -150,11 +150,12 @@ class Hub:
         """The tasks that have a watcher."""
         return self._tasks.keys() | self._ends.keys()
 
-    def watched(self) -> dict[str, int]:
-        """Returns the tasks whose entries are watched, with the lowest sequence that a watcher of the task has
-        reached.
-        """
-        return {task_id: min(watch.reached_sequence for watch in them) for task_id, them in self._tasks.items()}
+    def wake_behind(self, sequences: Mapping[str, int]) -> None:
+        """Wakes the watchers that have not reached the sequence of their task, given by task id, to read the ledger."""
+        for task_id in sequences.keys() & self._tasks.keys():
+            for watch in self._tasks[task_id]:
+                if watch.reached_sequence < sequences[task_id]:
+                    watch.tell(None)
 
     @contextmanager
     def watch_task(self, task_id: str) -> Iterator[TaskWatch]:

@@ -101,9 +101,8 @@ class ReplicaNotifications:
     async def _poll(self, task_ids: list[str]) -> None:
         async with ledger_connection(self._pool) as connection:
             places = await fetch_all(connection, QUERIES.places, {"task_ids": task_ids})
-        watched = self._hub.watched()
-        moved = {task_id for task_id, sequence, _ in places if sequence > watched.get(task_id, sequence)}
-        self._hub.tell(Announcement(moved, ended_task_ids={task_id for task_id, _, ended in places if ended}))
+        self._hub.wake_behind({task_id: sequence for task_id, sequence, _ in places})
+        self._hub.tell(Announcement(ended_task_ids={task_id for task_id, _, ended in places if ended}))
 
     def _on_message(self, payload: str) -> None:
         try:
