@@ -81,7 +81,10 @@ async def placed_worker(bench: WorkerBench, network: Network, *, failpoints: str
 async def placed_service(bench: WorkerBench, network: Network, kind: str, **settings: str) -> Placed:
     """One more replica of a service of the stack."""
     extra = {f"TENURE_{kind.upper()}_{name.upper()}": value for name, value in settings.items()}
-    return await _place(bench, network, kind, {**bench.stack.services[kind].environment, **extra})
+    environment, dsn = dict(bench.stack.services[kind].environment), f"TENURE_{kind.upper()}_POSTGRES_DSN"
+    if environment.pop(f"{dsn}_FILE", ""):  # the file has the address without the relay
+        environment[dsn] = bench.stack.postgres_dsn
+    return await _place(bench, network, kind, {**environment, **extra})
 
 
 async def _place(bench: WorkerBench, network: Network, kind: str, environment: Mapping[str, str]) -> Placed:
