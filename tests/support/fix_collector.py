@@ -39,6 +39,8 @@ class Collector:
     spans: list[ExportedSpan] = field(default_factory=list)
     metrics: set[str] = field(default_factory=set)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    received: bytearray = field(default_factory=bytearray)
+    """All messages as bytes."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -62,6 +64,7 @@ class _Traces(trace_service_pb2_grpc.TraceServiceServicer):
         self._collector = collector
 
     async def Export(self, request: Any, _context: Any) -> Any:
+        self._collector.received += request.SerializeToString()
         for resource in request.resource_spans:
             service = _plain(resource.resource.attributes)["service.name"]
             for scope in resource.scope_spans:
@@ -75,6 +78,7 @@ class _Metrics(metrics_service_pb2_grpc.MetricsServiceServicer):
         self._collector = collector
 
     async def Export(self, request: Any, _context: Any) -> Any:
+        self._collector.received += request.SerializeToString()
         for resource in request.resource_metrics:
             for scope in resource.scope_metrics:
                 self._collector.metrics |= {metric.name for metric in scope.metrics}
