@@ -20,7 +20,7 @@ from bench.machine import look
 from bench.options import Options, Size
 from bench.report import as_json, render
 
-NAMES: Final = ("latency", "commits", "reserves", "steps", "growth", "retention", "programs", "noisy_tenant")
+NAMES: Final = ("latency", "commits", "reserves", "steps", "growth", "retention", "programs", "noisy_tenant", "secured")
 Measure = Callable[[Options], Awaitable[list[Section]]]
 
 

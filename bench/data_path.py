@@ -14,20 +14,25 @@ from devstack.postgres_process import PostgresProcess
 from devstack.service_process import ServiceProcess
 from devstack.stores import open_postgres
 from services.checkpoint.queries import SCHEMA
+from tenure.domain.access import Role
 from tenure.runtime.postgres import Pool, PoolOptions, open_pool
+from tenure.runtime.rpc_client import TenureChannel, open_channel
 from tenure.runtime.signing import Signer
+from tenure.runtime.tls import CertificateFiles, MutualTlsSettings, PeerTls
 
+PROCESSES: Final = {Role.WORKER: "worker-1", Role.COORDINATOR: "coordinator", Role.GATEWAY: "gateway"}
+"""The processes whose certificates the bench uses."""
 _NO_RECORDS: Final = {"tools": {"TENURE_TOOLS_RECORDS_DIR": ""}}
 
 
 class DataPath:
     """Runs Postgres and the services of `kinds` inside its `async with`.
 
-    `append_record` has no directory here, so it answers at once.
+    `append_record` has no directory here, so it answers at once. `tls`: with mutual TLS.
     """
 
-    def __init__(self, folder: Path, *kinds: str) -> None:
-        self.layout = Layout(folder)
+    def __init__(self, folder: Path, *kinds: str, tls: bool = False) -> None:
+        self.layout, self.tls = Layout(folder), tls
         self.services: dict[str, ServiceProcess] = {}
         self.dsn = ""
         self.pool: Pool
@@ -38,7 +43,9 @@ class DataPath:
     async def __aenter__(self) -> Self:
         self.layout.prepare()
         async with AsyncExitStack() as opening:
-            options = StackOptions(data_dir=self.layout.data_dir, environment=_NO_RECORDS)
+            options = StackOptions(data_dir=self.layout.data_dir, environment=_NO_RECORDS, tls=self.tls)
+            if self.tls:
+                self.layout.make_certificates(options)
             store, self._postgres = await open_postgres(options, self.layout, opening)
             self.dsn = store.where
             for kind in self._kinds:
@@ -54,6 +61,17 @@ class DataPath:
     @property
     def signer(self) -> Signer:
         return Signer.load(self.layout.signing_key)
+
+    def channel(self, kind: str, role: Role = Role.WORKER) -> TenureChannel:
+        """Returns a channel to a service; with TLS, as a process of the role."""
+        if not self.tls:
+            return open_channel(self.address(kind))
+        name = PROCESSES[role]
+        folder = self.layout.certificates
+        settings = MutualTlsSettings(
+            certificate_file=folder / f"{name}.pem", key_file=folder / f"{name}.key.pem", ca_file=folder / "ca.pem"
+        )
+        return open_channel(self.address(kind), tls=PeerTls(CertificateFiles(settings), Role[kind.upper()]))
 
     def address(self, kind: str) -> str:
         """Returns the address of a service."""

@@ -60,11 +60,25 @@ class HeldTask:
 
 
 class TaskMaker:
-    """Creates and claims tasks. Each claim has a greater epoch, as with etcd's revisions."""
+    """Creates and claims tasks. Each claim has a greater epoch, as with etcd's revisions.
 
-    def __init__(self, channel: TenureChannel, signer: Signer) -> None:
+    `gateway`, `coordinator`: channels with the certificates of these roles, where the ledger demands them. `claims`:
+    fields of all tokens.
+    """
+
+    def __init__(
+        self,
+        channel: TenureChannel,
+        signer: Signer,
+        *,
+        gateway: TenureChannel | None = None,
+        coordinator: TenureChannel | None = None,
+        **claims: Any,
+    ) -> None:
         self._stub: Any = CheckpointServiceStub(channel)
-        self._signer = signer
+        self._gateway: Any = CheckpointServiceStub(gateway or channel)
+        self._coordinator: Any = CheckpointServiceStub(coordinator or channel)
+        self._signer, self._claims = signer, {"holder": HOLDER, **claims}
         self._revision = 0
 
     async def held(self, count: int, limits: task_pb2.Limits | None = None) -> list[HeldTask]:
@@ -86,10 +100,10 @@ class TaskMaker:
             tenant=DEFAULT_TENANT,
             epoch=compose_epoch(GENERATION, self._revision),
             claim_id=str(uuid.uuid4()),
-            holder=HOLDER,
+            **self._claims,
         )
         grant = pb.RegisterGrantsRequest.Grant(task_id=task_id, epoch=claims.epoch, claim_id=claims.claim_id)
-        await self._stub.RegisterGrants(pb.RegisterGrantsRequest(grants=[grant]), timeout=_TIMEOUT_SECONDS)
+        await self._coordinator.RegisterGrants(pb.RegisterGrantsRequest(grants=[grant]), timeout=_TIMEOUT_SECONDS)
         return sign_claims(self._signer, claims, datetime.now(UTC))
 
     async def _create(self, limits: task_pb2.Limits | None) -> str:
@@ -97,7 +111,7 @@ class TaskMaker:
         agent = task_pb2.AgentSpec(model="bench-null")
         spec = task_pb2.TaskSpec(goal="measure", agent=agent, limits=limits)
         request = pb.CreateTaskRequest(request_id=str(uuid_utils.uuid7()), spec=spec)
-        task_id: str = (await self._stub.CreateTask(request, timeout=_TIMEOUT_SECONDS)).task.task_id
+        task_id: str = (await self._gateway.CreateTask(request, timeout=_TIMEOUT_SECONDS)).task.task_id
         return task_id
 
     async def _open(self, task_id: str, token: token_pb2.FencingToken) -> HeldTask:

@@ -8,18 +8,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Final
+from typing import Any, Final
 
 from bench.cpu import CpuMeter
-from bench.data_path import DataPath
+from bench.data_path import PROCESSES, DataPath
 from bench.figures import Section
 from bench.held_tasks import HeldTask, TaskMaker
 from bench.null_agent import ANSWER_BYTES, NullAgent
 from bench.options import ROUNDS, Options
 from services.worker.ledger_client import LedgerClient
 from services.worker.tools_client import ToolsClient
+from tenure.domain.access import DEFAULT_INSTALLATION, Role
+from tenure.domain.fencing import Audience
 from tenure.runtime.process import Duties
-from tenure.runtime.rpc_client import open_channel
 
 AGENTS: Final = 32
 STEPS: Final = 10
@@ -45,14 +46,30 @@ class NullAgents:
 async def null_agents(path: DataPath) -> AsyncIterator[NullAgents]:
     """Yields an agent with streams to the services of a running data path."""
     async with (
-        open_channel(path.address("checkpoint")) as ledger_channel,
-        open_channel(path.address("tools")) as tools_channel,
+        path.channel("checkpoint") as ledger_channel,
+        path.channel("tools") as tools_channel,
+        task_maker(path) as maker,
         Duties() as duties,
     ):
         ledger, tools = LedgerClient(ledger_channel), ToolsClient(tools_channel)
         duties.start("commit stream", ledger.run)
         duties.start("tool stream", tools.run)
-        yield NullAgents(path, TaskMaker(ledger_channel, path.signer), NullAgent(ledger, tools))
+        yield NullAgents(path, maker, NullAgent(ledger, tools))
+
+
+@asynccontextmanager
+async def task_maker(path: DataPath) -> AsyncIterator[TaskMaker]:
+    """Yields a maker of tasks. With TLS, their tokens name the services, the installation and the worker."""
+    async with (
+        path.channel("checkpoint") as worker,
+        path.channel("checkpoint", Role.GATEWAY) as gateway,
+        path.channel("checkpoint", Role.COORDINATOR) as coordinator,
+    ):
+        claims: dict[str, Any] = {}
+        if path.tls:
+            audiences = (Audience.CHECKPOINT, Audience.TOOLS)
+            claims = {"holder": PROCESSES[Role.WORKER], "audiences": audiences, "installation": DEFAULT_INSTALLATION}
+        yield TaskMaker(worker, path.signer, gateway=gateway, coordinator=coordinator, **claims)
 
 
 async def measure_null_steps(options: Options) -> Section:
@@ -61,7 +78,7 @@ async def measure_null_steps(options: Options) -> Section:
     options.tell("steps: starting Postgres, checkpoint and tools")
     most_seconds = options.choose(smoke=0.5, quick=MAX_SECONDS, full=MAX_SECONDS)
     async with DataPath(options.folder / "null-steps", "checkpoint", "tools") as path, null_agents(path) as agents:
-        await _run(agents.agent, await agents.maker.held(AGENTS), most_seconds)
+        await run_steps(agents.agent, await agents.maker.held(AGENTS), most_seconds)
         rates, latencies, used = [], [], []
         for number in range(1, options.rounds + 1):
             options.tell(f"steps without a model: round {number} of {options.rounds}")
@@ -69,7 +86,7 @@ async def measure_null_steps(options: Options) -> Section:
             meter = CpuMeter(path.pids(), own="driver")
             meter.start()
             began = perf_counter()
-            seconds = await _run(agents.agent, tasks, most_seconds)
+            seconds = await run_steps(agents.agent, tasks, most_seconds)
             rates.append(len(seconds) / (perf_counter() - began))
             used.append({name: value * 1e6 / len(seconds) for name, value in meter.used_seconds().items()})
             latencies += seconds
@@ -80,7 +97,7 @@ async def measure_null_steps(options: Options) -> Section:
     return section
 
 
-async def _run(agent: NullAgent, tasks: list[HeldTask], most_seconds: float) -> list[float]:
+async def run_steps(agent: NullAgent, tasks: list[HeldTask], most_seconds: float) -> list[float]:
     """Runs the tasks, `AGENTS` at once, until all end or the time is over. Returns the seconds of each step."""
     waiting, latencies, ends_at = deque(tasks), [], perf_counter() + most_seconds
 
