@@ -19,6 +19,7 @@ from tenure.domain.access import DEFAULT_INSTALLATION, Role
 from tenure.domain.budget import SIMULATED_MODEL_PREFIX
 from tenure.domain.task import DEFAULT_MODEL
 from tenure.runtime.certificates import make_certificates
+from tenure.runtime.secret_box import add_encryption_key
 from tenure.runtime.settings import FILE_SUFFIX
 from tenure.runtime.signing import write_key_pair
 
@@ -145,6 +146,10 @@ class Layout:
             file.write(secret)
         return path
 
+    @property
+    def encryption_keys(self) -> Path:
+        return self.data_dir / "keys" / "encryption.json"
+
     def prepare(self) -> None:
         """Creates the folders and, at the first start, the signing key."""
         for folder in (self.data_dir, self.logs, self.workspaces, self.records, self.signing_key.parent):
@@ -152,6 +157,8 @@ class Layout:
         self.signing_key.parent.chmod(0o700)
         if not self.signing_key.exists():
             write_key_pair(self.signing_key, self.verifying_keys, key_id=uuid.uuid4().hex[:8])
+        if not self.encryption_keys.exists():
+            add_encryption_key(self.encryption_keys, uuid.uuid4().hex[:8])
 
     def make_certificates(self, options: StackOptions) -> None:
         """Makes a certificate for each process of the stack and for `operator`, anew at each start."""
@@ -315,6 +322,7 @@ def _checkpoint(_name: str, options: StackOptions, layout: Layout, addresses: St
     return {
         "TENURE_CHECKPOINT_POSTGRES_DSN": addresses.postgres_dsn,
         "TENURE_CHECKPOINT_VERIFYING_KEYS_FILE": str(layout.verifying_keys),
+        "TENURE_CHECKPOINT_ENCRYPTION_KEYS_FILE": str(layout.encryption_keys),
         "TENURE_CHECKPOINT_MIGRATE": "auto",
         "TENURE_CHECKPOINT_DEFAULT_MODEL": options.default_model,
         "TENURE_CHECKPOINT_WEBHOOK_ALLOWED_NETWORKS": "127.0.0.0/8,::1/128",

@@ -37,6 +37,7 @@ from services.checkpoint.watch.notifications import ReplicaNotifications
 from services.checkpoint.watch.task_stream import EntryWatch
 from services.checkpoint.webhooks.mail import PREFIX as SMTP_PREFIX
 from services.checkpoint.webhooks.mail import SmtpSettings
+from services.checkpoint.webhooks.sealing import seal_again
 from services.checkpoint.webhooks.sender_lease import WebhookDispatcher
 from services.checkpoint.webhooks.sending import PREFIX as WEBHOOK_PREFIX
 from services.checkpoint.webhooks.sending import WebhookPolicy, WebhookSettings
@@ -51,6 +52,7 @@ from tenure.runtime.postgres import Pool, PoolOptions, open_pool, startup_guard
 from tenure.runtime.process import Duties, NoLimit, Process
 from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.schema_checks import SchemaChecks
+from tenure.runtime.secret_box import SecretBox
 from tenure.runtime.security import Security
 from tenure.runtime.service import CommonSettings, run_service, serve
 from tenure.runtime.settings import Address, Secret, group, setting
@@ -83,6 +85,9 @@ class CheckpointSettings:
 
     listen: Address = setting("address to serve on", default=Address("127.0.0.1:8472"))
     postgres_dsn: Secret = setting("the database of the ledger")
+    encryption_keys_file: Path | None = setting(
+        "the keys that encrypt the secrets of webhooks; without it they are stored as they are", default=None
+    )
     verifying_keys_file: Path = setting("public keys that verify fencing tokens")
     migrate: str = setting("check: refuse an old schema; auto: migrate it", default="check", choices=("check", "auto"))
     allow_unsafe_postgres: bool = setting("accept a Postgres that may lose acknowledged writes", default=False)
@@ -171,7 +176,12 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
     sub_agent_events = SubAgentEvents(pool, replicas.announce, hub.sub_agent_events, settings.sweep_interval_seconds)
     duties.start("families", sub_agent_events.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("prepared forks", PreparedForks(pool).run, silence_seconds=SWEEP_SILENCE_SECONDS)
-    policy = WebhookPolicy(Networks(settings.webhook.allowed_networks), settings.smtp, settings.webhook.max_per_tenant)
+    policy = WebhookPolicy(
+        Networks(settings.webhook.allowed_networks),
+        settings.smtp,
+        settings.webhook.max_per_tenant,
+        SecretBox(settings.encryption_keys_file),
+    )
     webhooks = WebhookDispatcher(
         pool, policy, settings.webhook, settings.sweep_interval_seconds, settings.change_retention_seconds
     )
@@ -242,6 +252,15 @@ async def print_operator_key(process: Process, settings: CheckpointSettings) -> 
     sys.stdout.write(f"{await create_operator_key(pool)}\n")
 
 
+async def seal_secrets_again(process: Process, settings: CheckpointSettings) -> None:
+    """Encrypts all secrets of webhooks with the current key, and prints how many had another key or none."""
+    pool = await process.open(open_pool(settings.postgres_dsn, service=NAME, schema=SCHEMA))
+    done = await seal_again(pool, SecretBox(settings.encryption_keys_file))
+    sys.stdout.write(f"{done.sealed} webhooks encrypted again\n")
+    for webhook_id in done.unreadable:
+        sys.stderr.write(f"{webhook_id}: its secret cannot be read; give it a new one: tenure webhooks rotate\n")
+
+
 async def migrate_only(_process: Process, settings: CheckpointSettings) -> None:
     """Migrates the database."""
     await migrate(settings.postgres_dsn, MIGRATIONS)
@@ -249,5 +268,5 @@ async def migrate_only(_process: Process, settings: CheckpointSettings) -> None:
 
 def main() -> int:
     """Runs the service and returns the exit code."""
-    commands = {"migrate": migrate_only, "operator-key": print_operator_key}
+    commands = {"migrate": migrate_only, "operator-key": print_operator_key, "reencrypt": seal_secrets_again}
     return run_service(NAME, CheckpointSettings, os.environ, compose, arguments=sys.argv[1:], commands=commands)

@@ -15,6 +15,7 @@ from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION
 from tenure.domain.access import DEFAULT_INSTALLATION, Role
 from tenure.runtime.certificates import make_certificates
+from tenure.runtime.secret_box import add_encryption_key, withdraw_encryption_key
 from tenure.runtime.signing import LOOK_SECONDS, Signer, Verifier, next_key_path, withdraw_key, write_key_pair
 
 
@@ -79,6 +80,25 @@ def withdraw(directory: Path, key_id: str) -> None:
     with key_errors():
         withdraw_key(*key_files(directory), key_id)
     echo(f"{key_id} is withdrawn; services refuse its tokens within {LOOK_SECONDS:g} s")
+
+
+@keys.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--withdraw", "withdrawn", metavar="KEY", help="Remove this key instead.")
+def encryption(file: Path, withdrawn: str | None) -> None:
+    """Create FILE with a key that encrypts the secrets in the database, or add a new key, which replaces the former.
+
+    Checkpoint services use a new key within 5 seconds. Then `python -m services.checkpoint reencrypt` encrypts all
+    secrets with it, and the former key can be withdrawn.
+    """
+    with key_errors():
+        if withdrawn is not None:
+            withdraw_encryption_key(file, withdrawn)
+            echo(f"{withdrawn} is withdrawn")
+            return
+        key_id = uuid.uuid4().hex[:8]
+        add_encryption_key(file, key_id)
+    echo(f"{key_id} encrypts from now on")
 
 
 def key_files(directory: Path) -> tuple[Path, Path]:

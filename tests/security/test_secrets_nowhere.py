@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 from collections.abc import AsyncIterator
@@ -214,5 +215,7 @@ async def check_places(places: dict[str, bytes], secrets: dict[str, str]) -> Non
     }
     if Path("/proc/self/environ").exists():
         assert {place for place, text in known.items() if text.encode() not in places[place]} == set()
-    found = {(name, place) for name, secret in secrets.items() for place in places if secret.encode() in places[place]}
+    texts = [(name, secret.encode()) for name, secret in secrets.items()]
+    texts.append(("bytes of the webhook secret", base64.b64decode(secrets["webhook secret"])))
+    found = {(name, place) for name, secret in texts for place in places if secret in places[place]}
     assert found == set()

@@ -14,13 +14,14 @@ from services.checkpoint.webhooks.mail import SmtpSettings
 from services.checkpoint.webhooks.sending import OutgoingDelivery, Sender, WebhookPolicy, _beginning
 from tenure.domain.outbound import EVERYWHERE, Networks
 from tenure.runtime.outbound_http import HttpResponse
+from tenure.runtime.secret_box import SecretBox
 from tests.support.http_stub import HttpStub, page
 from tests.support.patience import CALL_SECONDS
 
 
 async def send(url: Any) -> Any:
     delivery = OutgoingDelivery(1, "d", "{}", 0, datetime.now(UTC), url, b"x" * 24, None)
-    policy = WebhookPolicy(Networks(EVERYWHERE), SmtpSettings(), 1)
+    policy = WebhookPolicy(Networks(EVERYWHERE), SmtpSettings(), 1, SecretBox(None))
     async with Sender(policy, CALL_SECONDS, 2) as sender:
         return await sender.send(delivery)
 

@@ -76,6 +76,17 @@ update webhooks
        secret = %(secret)b, updated_at = clock_timestamp()
  where webhook_id = %(webhook_id)b::text::uuid;
 
+-- name: sealed_secrets
+-- A page of webhooks with secrets, of all tenants.
+select webhook_id::text, tenant, kind, url, secret, old_secret
+  from webhooks where webhook_id > %(after)b::text::uuid and kind <> 'EMAIL' order by webhook_id limit %(limit)b;
+
+-- name: seal_again
+-- Replaces the seals, unless the secrets have changed meanwhile.
+update webhooks set secret = %(secret)b, old_secret = %(old_secret)b, url = %(url)b
+ where webhook_id = %(webhook_id)b::text::uuid and secret = %(former)b and old_secret is not distinct from %(former_old)b
+   and url = %(former_url)b;
+
 -- name: delete
 -- Also deletes deliveries and gaps, by the foreign keys.
 delete from webhooks where webhook_id = %(webhook_id)b::text::uuid;
@@ -158,7 +169,8 @@ delete from webhook_gaps
 -- Due deliveries that this sender lease is not sending. An attempt counts before it is made: if its sender dies, it is
 -- unknown whether it arrived.
 with held as materialized (
-  select webhook_id, kind, url, email_addresses, secret, case when old_secret_until > clock_timestamp() then old_secret end as old_secret
+  select webhook_id, tenant, kind, url, email_addresses, secret,
+         case when old_secret_until > clock_timestamp() then old_secret end as old_secret
     from webhooks
    where webhook_id = %(webhook_id)b::text::uuid and turn = %(turn)b and not paused and hold_until <= clock_timestamp()
      for no key update
@@ -173,7 +185,7 @@ update webhook_deliveries d
   from due join held using (webhook_id)
  where d.webhook_id = due.webhook_id and d.ordinal = due.ordinal
 returning d.ordinal, d.delivery_id::text, d.body, d.attempts, d.last_attempt_at, held.url, held.secret, held.old_secret,
-          held.kind, held.email_addresses, d.accepted_addresses;
+          held.kind, held.email_addresses, d.accepted_addresses, held.tenant || '|' || held.webhook_id;
 
 -- name: count_received
 -- The fence of a received delivery.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 from standardwebhooks import Webhook
 
 from services.checkpoint.webhooks.mail import MailSender, OutgoingMail, SmtpSettings, printable
+from tenure.domain.errors import Unavailable
 from tenure.domain.notifications import notification_of
 from tenure.domain.outbound import Networks, UrlRefused, parse_url
 from tenure.domain.retry import RetryPolicy
@@ -20,6 +21,7 @@ from tenure.domain.webhooks import RETRY, WebhookKind, WebhookResponse, http_fai
 from tenure.runtime import metrics
 from tenure.runtime.outbound_http import FAILURES, CheckedNetworkBackend, Outgoing
 from tenure.runtime.outbound_http import HttpResponse as Response
+from tenure.runtime.secret_box import SecretBox
 from tenure.runtime.settings import setting
 
 if TYPE_CHECKING:
@@ -68,6 +70,7 @@ class WebhookPolicy(NamedTuple):
     networks: Networks
     smtp: SmtpSettings
     most_webhooks: int
+    secrets: SecretBox
 
 
 _log: Final = logging.getLogger(__name__)
@@ -78,7 +81,11 @@ _USER_AGENT: Final = f"tenure/{version('tenure')}"
 
 
 class OutgoingDelivery(NamedTuple):
-    """The columns of `take_deliveries`, in their order. `sent_at` is the database's time."""
+    """The columns of `take_deliveries`, in their order. `sent_at` is the database's time.
+
+    `owner`: for whom the secrets are sealed, see `secret_owner`. `url`: without the path for a Slack webhook, whose URL
+    is its secret.
+    """
 
     ordinal: int
     delivery_id: str
@@ -91,6 +98,19 @@ class OutgoingDelivery(NamedTuple):
     kind: str = WebhookKind.STANDARD
     email_addresses: Sequence[str] = ()
     accepted_addresses: Sequence[str] = ()
+    owner: str = ""
+
+    def opened(self, secrets: SecretBox) -> OutgoingDelivery:
+        """Returns the delivery with its secrets and its URL as they are. Raises Unavailable (SECRET_NOT_READABLE)."""
+        secret = secrets.open(self.secret, self.owner)
+        old_secret = None if self.old_secret is None else secrets.open(self.old_secret, self.owner)
+        url = secret.decode() if self.kind == WebhookKind.SLACK and secret else self.url
+        return self._replace(secret=secret, old_secret=old_secret, url=url)
+
+
+def secret_owner(tenant: str, webhook_id: str) -> str:
+    """Returns the associated data of a webhook's secrets."""
+    return f"{tenant}|{webhook_id}"
 
 
 def request_of(delivery: OutgoingDelivery) -> tuple[list[tuple[str, str]], bytes]:
@@ -119,6 +139,7 @@ class Sender:
 
     def __init__(self, policy: WebhookPolicy, timeout_seconds: float, most_connections: int) -> None:
         self._timeout_seconds = timeout_seconds
+        self._secrets = policy.secrets
         self._mail = MailSender(policy.smtp)
         self._outgoing = Outgoing(
             CheckedNetworkBackend(policy.networks, "webhooks"),
@@ -143,7 +164,9 @@ class Sender:
             if delivery.kind == WebhookKind.EMAIL:
                 answer = await self._mail.send(_mail_of(delivery))
             else:
-                answer = await self._request(delivery)
+                answer = await self._request(delivery.opened(self._secrets))
+        except Unavailable as error:
+            answer = WebhookResponse(problem=str(error))
         except Exception:  # noqa: BLE001  logged, and recorded as a failure of this delivery; the others continue
             _log.exception("a webhook could not be sent", extra={"delivery": delivery.delivery_id})
             answer = WebhookResponse(problem="internal error; see the log")

@@ -12,7 +12,9 @@ from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transact
 from services.checkpoint.reads import filter_parameters
 from services.checkpoint.webhooks import deliveries
 from services.checkpoint.webhooks.rows import WEBHOOKS, WebhookRow, read_webhook, to_messages
-from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached, NotFound, WrongState
+from services.checkpoint.webhooks.sending import secret_owner
+from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached, NotFound, Unavailable, WrongState
+from tenure.domain.outbound import origin_only
 from tenure.domain.webhooks import DEFAULT_OVERLAP_SECONDS, PauseCode, WebhookKind
 from tenure.runtime.request_context import current_tenant
 from tenure.v1 import webhook_service_pb2 as pb
@@ -23,6 +25,7 @@ from tenure.wire.webhook_service import WEBHOOK_KINDS, new_secret, read_secret, 
 if TYPE_CHECKING:
     from services.checkpoint.webhooks.sending import WebhookPolicy
     from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.secret_box import SecretBox
 
 
 # The methods of WebhookService on webhooks.
@@ -47,17 +50,21 @@ async def create_webhook(
         await connection.execute(WEBHOOKS.lock_tenant, {"tenant": tenant})
         if not await _is_repeat(connection, tenant, request.name, digest):
             await _check_room(connection, tenant, policy.most_webhooks)
+            webhook_id, kind = str(uuid_utils.uuid7()), WEBHOOK_KINDS.to_domain(request.kind)
+            secret, url = read_secret(request.secret) if request.secret else b"", request.url
+            if kind is WebhookKind.SLACK:
+                secret, url = url.encode(), origin_only(url)
             parameters = {
-                "webhook_id": str(uuid_utils.uuid7()),
+                "webhook_id": webhook_id,
                 "tenant": tenant,
                 "name": request.name,
                 "request_hash": digest,
-                "kind": WEBHOOK_KINDS.to_domain(request.kind).value,
-                "url": request.url,
+                "kind": kind.value,
+                "url": url,
                 "email_addresses": list(request.email_addresses),
                 "event_types": list(request.event_types),
                 "filter": request.filter.SerializeToString(),
-                "secret": read_secret(request.secret) if request.secret else b"",
+                "secret": policy.secrets.seal(secret, secret_owner(tenant, webhook_id)) if secret else b"",
             }
             await connection.execute(WEBHOOKS.create, parameters)
         return await _to_message(connection, tenant, request.name)
@@ -112,32 +119,42 @@ async def resume_webhook(pool: Pool, tenant: str, webhook: str) -> pb.Webhook:
 
 
 async def rotate_secret(
-    pool: Pool, tenant: str, request: pb.RotateWebhookSecretRequest
+    pool: Pool, tenant: str, request: pb.RotateWebhookSecretRequest, secrets: SecretBox
 ) -> pb.RotateWebhookSecretResponse:
     """Sets a new secret. Raises NotFound, and WrongState (WEBHOOK_NOT_SIGNED).
 
-    The present secret changes nothing, so a repeat does not end the overlap.
+    The present secret changes nothing, so a repeat does not end the overlap. If the present secret cannot be read
+    (its key is lost), there is no overlap.
     """
     secret = request.secret or new_secret()
     overlap_seconds = seconds(request.overlap) if request.HasField("overlap") else DEFAULT_OVERLAP_SECONDS
 
     async def work(connection: Connection) -> pb.Webhook:
         row = await read_webhook(connection, tenant, request.webhook, lock=True)
-        if not row.secret:
+        if row.kind != WebhookKind.STANDARD:
             message = (
                 f"the webhook {row.name} has no secret: only requests by the Standard Webhooks convention are signed"
             )
             raise WrongState(message, reason="WEBHOOK_NOT_SIGNED")
-        if row.secret != read_secret(secret):
+        owner = secret_owner(tenant, row.webhook_id)
+        present = _readable(secrets, row.secret, owner)
+        if present != read_secret(secret):
             parameters = {
                 "webhook_id": row.webhook_id,
-                "secret": read_secret(secret),
-                "overlap_seconds": float(overlap_seconds),
+                "secret": secrets.seal(read_secret(secret), owner),
+                "overlap_seconds": 0.0 if present is None else float(overlap_seconds),
             }
             await connection.execute(WEBHOOKS.rotate, parameters)
         return await _to_message(connection, tenant, row.webhook_id)
 
     return pb.RotateWebhookSecretResponse(webhook=await in_ledger_transaction(pool, work), secret=secret)
+
+
+def _readable(secrets: SecretBox, stored: bytes, owner: str) -> bytes | None:
+    try:
+        return secrets.open(stored, owner)
+    except Unavailable:
+        return None
 
 
 async def delete_webhook(pool: Pool, tenant: str, webhook: str) -> bool:
@@ -216,7 +233,7 @@ class WebhookServicer(WebhookServiceServicer):
     async def RotateWebhookSecret(
         self, request: pb.RotateWebhookSecretRequest, _context: Any
     ) -> pb.RotateWebhookSecretResponse:
-        return await rotate_secret(self._pool, current_tenant(), request)
+        return await rotate_secret(self._pool, current_tenant(), request, self._policy.secrets)
 
     async def DeleteWebhook(self, request: pb.DeleteWebhookRequest, _context: Any) -> pb.DeleteWebhookResponse:
         deleted = await delete_webhook(self._pool, current_tenant(), request.webhook)
