@@ -137,9 +137,14 @@ class Layout:
     def verifying_keys(self) -> Path:
         return self.data_dir / "keys" / "verifying.json"
 
+    @property
+    def secrets(self) -> Path:
+        """The folder of the services' secrets, while the stack runs."""
+        return self.data_dir / "secrets"
+
     def secret_file(self, name: str, secret: str) -> Path:
         """Writes a secret of a service, which only the owner of the stack may read, and returns the file."""
-        path = self.data_dir / "secrets" / name
+        path = self.secrets / name
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400), "w", encoding="utf-8") as file:

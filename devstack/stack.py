@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Final, Self
@@ -126,6 +127,7 @@ class Stack:
             self.layout.data_dir.mkdir(parents=True, exist_ok=True)
             self._opened.enter_context(hold_folder(self.layout.data_dir))
             self.layout.prepare()
+            self._opened.callback(shutil.rmtree, self.layout.secrets, ignore_errors=True)
             if self.options.tls:
                 self.layout.make_certificates(self.options)
         except OSError as error:

@@ -44,7 +44,7 @@ JWT: Final = "jwt"
 
 @dataclass(frozen=True, kw_only=True)
 class LimitSettings:
-    """The limits of a tenant's clients, under TENURE_GATEWAY_LIMIT_. They count at each gateway by itself."""
+    """The limits of a tenant's clients, under TENURE_GATEWAY_LIMIT_. Each gateway counts separately."""
 
     calls: int = setting("calls of a tenant that run at once; others wait up to 5 s", default=16, minimum=1)
     streams: int = setting("open streams of a tenant", default=5000, minimum=1)

@@ -1,4 +1,4 @@
-"""Limits the calls of clients at one server, each client by itself and all clients of a tenant together.
+"""Limits the calls at one server, per client and per tenant.
 
 A call beyond the limit of running calls waits for its turn, fairly between the clients of the tenant, because a client
 that is refused at once repeats the call at once. All other limits refuse.

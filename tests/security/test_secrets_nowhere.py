@@ -126,6 +126,8 @@ async def test_secrets_are_nowhere_else(tmp_path: Path, collector: Collector, we
         assert one.crm.seen[0].headers["authorization"] == f"Bearer {CRM_TOKEN}", "the secret was used"
         assert collector.received
         await check_places(await places_of(one.stack, collector), secrets)
+        assert MODEL_KEY in "".join(path.read_text() for path in one.stack.layout.secrets.iterdir())
+    assert not one.stack.layout.secrets.exists(), "they are there while the stack runs"
 
 
 async def run_with_faults(one: Watched, client: Client) -> None:
@@ -141,8 +143,9 @@ async def run_with_faults(one: Watched, client: Client) -> None:
                 owner = event.entry.actor
             if body.WhichOneof("body") == "tool_outcome":
                 break
-    while len(one.crm.seen) < 2:
-        await asyncio.sleep(0.05)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while len(one.crm.seen) < 2:
+            await asyncio.sleep(0.05)
     one.stack.services[owner].kill()
     await one.stack.services["gateway"].restart()
     await one.stack.services[owner].restart()
