@@ -38,7 +38,9 @@ class ServiceProcess(ChildProcess):
         ca, certificate, key = (Path(file) for file in files if file)
         role = Role(self.module.rpartition(".")[2].upper())
         tls = ClientTls(ca, certificate, key, server_name(DEFAULT_INSTALLATION, role))
-        return grpc.aio.secure_channel(self.address, tls.credentials(), options=[*options, *tls.options()])
+        return grpc.aio.secure_channel(
+            self.address, grpc.ssl_channel_credentials(*tls.read()), options=[*options, *tls.options()]
+        )
 
     async def _is_healthy(self) -> bool:
         async with self._channel() as channel:

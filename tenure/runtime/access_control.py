@@ -17,6 +17,7 @@ from typing import Any, Final
 from tenure.domain.access import EVERYTHING, Access, Permission, Principal, check_access, process_of
 from tenure.domain.errors import PermissionDenied, TenureError, Unauthenticated
 from tenure.runtime.request_context import DEFAULT_TENANT, named_tenant
+from tenure.runtime.tls import CertificateFiles, TrustedCallers
 
 Metadata = Iterable[tuple[str, str | bytes]] | None
 Authenticate = Callable[[Any, Metadata], Awaitable[Principal]]
@@ -43,7 +44,6 @@ class AccessControl:
 
     `rules_of`: returns the rules of a service; see tenure/wire/access.py. `authenticate` None: no authentication.
     `serves_clients`: clients may call by their permissions (a gateway); otherwise only processes may, by their roles.
-    `keys_expire`: a caller may lose its identity while a stream is open.
     """
 
     def __init__(
@@ -52,10 +52,8 @@ class AccessControl:
         authenticate: Authenticate | None = None,
         *,
         serves_clients: bool = False,
-        keys_expire: bool = False,
     ) -> None:
         self._rules_of, self._authenticate, self._serves_clients = rules_of, authenticate, serves_clients
-        self._keys_expire = keys_expire
         self._rules: dict[str, Access] = {}
 
     def add(self, service: str) -> None:
@@ -88,7 +86,7 @@ class AccessControl:
 
         It raises Unauthenticated or PermissionDenied when the caller may no longer call the method.
         """
-        if not self._keys_expire:
+        if self._authenticate is None:
             return nullcontext()
         return _readmitted(lambda: self.admit(method, context, metadata))
 
@@ -134,16 +132,19 @@ async def _readmitted(admit: Callable[[], Awaitable[Any]]) -> AsyncIterator[None
         watching.cancel()
 
 
-def certificate_authentication(installation: str) -> Authenticate:
+def certificate_authentication(files: CertificateFiles) -> Authenticate:
     """Returns the authentication of processes by the SPIFFE ID in their certificates.
 
     TLS has verified the certificate: a server with certificates accepts no connection without one.
     """
+    trusted = TrustedCallers(files)
 
     async def authenticate(context: Any, _metadata: Metadata) -> Principal:
-        identities = context.auth_context().get("peer_uri")
+        verified = context.auth_context()
+        identities = verified.get("peer_uri")
         if identities is None:
             raise Unauthenticated("the caller has no certificate with an identity", reason="NO_IDENTITY")
-        return process_of([identity.decode("utf-8", "replace") for identity in identities], installation)
+        trusted.check(verified["x509_pem_cert"][0])
+        return process_of([identity.decode("utf-8", "replace") for identity in identities], files.installation)
 
     return authenticate

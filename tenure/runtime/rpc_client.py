@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Never, Self
 import grpc
 
 from tenure.domain.errors import TenureError, TryLater, Unavailable
+from tenure.runtime.channel_renewal import ChannelRenewal
 from tenure.runtime.request_context import TENANT_KEY, current_tenant, trace_metadata
 from tenure.runtime.rpc_options import Keepalive, channel_options
 from tenure.runtime.rpc_status import OUTCOME_UNKNOWN, PeerFailed, from_rpc_error
@@ -175,33 +176,40 @@ _LOCALHOST = {"localhost": "127.0.0.1"}
 class TenureChannel(grpc.aio.Channel):
     """A channel to one service with one or several addresses. Close it, or use it as a context manager."""
 
-    def __init__(
-        self,
-        channel: grpc.aio.Channel,
-        *,
-        default_timeout_seconds: float | None = None,
-        tenant: str | None = None,
-        peer: str = "",
-        api_key: Callable[[], Secret] | None = None,
-    ) -> None:
-        self.raw = channel
-        self._rules = CallRules(default_timeout_seconds, tenant, peer, api_key)
+    def __init__(self, renewal: ChannelRenewal, rules: CallRules) -> None:
+        self._renewal, self._rules = renewal, rules
+
+    @property
+    def raw(self) -> grpc.aio.Channel:
+        """The channel of gRPC, which is another one after the certificates have changed."""
+        return self._renewal.current
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
         """As gRPC, with a `TranslatedCall`: await it for the response."""
-        return wrapped(self.raw.unary_unary(*args, **kwargs), self._rules, needs_timeout=True)
+        return self._method("unary_unary", args, kwargs, needs_timeout=True)
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
         """As gRPC, with a `TranslatedCall`: iterate it or `read` its messages."""
-        return wrapped(self.raw.unary_stream(*args, **kwargs), self._rules, needs_timeout=False)
+        return self._method("unary_stream", args, kwargs)
 
     def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
         """As gRPC, with a `TranslatedCall`: `write` to it, then await it for the response."""
-        return wrapped(self.raw.stream_unary(*args, **kwargs), self._rules, needs_timeout=False)
+        return self._method("stream_unary", args, kwargs)
 
     def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
         """As gRPC, with a `TranslatedCall`: `write` to it, and iterate it or `read` its messages."""
-        return wrapped(self.raw.stream_stream(*args, **kwargs), self._rules, needs_timeout=False)
+        return self._method("stream_stream", args, kwargs)
+
+    def _method(self, arity: str, args: Any, kwargs: Any, *, needs_timeout: bool = False) -> Any:
+        channel, method = self.raw, getattr(self.raw, arity)(*args, **kwargs)
+
+        def on_current_channel(*request: Any, **options: Any) -> Any:
+            nonlocal channel, method
+            if channel is not self.raw:
+                channel, method = self.raw, getattr(self.raw, arity)(*args, **kwargs)
+            return method(*request, **options)
+
+        return wrapped(on_current_channel, self._rules, needs_timeout=needs_timeout)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         """As gRPC."""
@@ -217,7 +225,7 @@ class TenureChannel(grpc.aio.Channel):
 
     async def close(self, grace: float | None = None) -> None:
         """Closes the connections and, after `grace` seconds, ends the calls that still run."""
-        await self.raw.close(grace)
+        await self._renewal.close(grace)
 
     async def __aenter__(self) -> Self:
         return self
@@ -231,7 +239,6 @@ def open_channel(
     *,
     default_timeout_seconds: float | None = None,
     tls: ChannelTls | None = None,
-    credentials: grpc.ChannelCredentials | None = None,
     keepalive: Keepalive | None = None,
     max_message_bytes: int = 4 * 1024 * 1024,
     tenant: str | None = None,
@@ -241,7 +248,7 @@ def open_channel(
     """Opens a channel to `host:port` (all addresses that the name resolves to) or to several `ip:port`, used in turn.
 
     `addresses`: a sequence, or one string with commas.
-    `tls`: mutual TLS with a process of the installation; `credentials`: those for another server.
+    `tls`: how it connects by TLS. When the files of its certificates change, it replaces its connections.
     `tenant`: the tenant of all calls. Without it, each call has the tenant of the current request.
     `api_key`: returns the identity of a client of the gateway, asked for with each call.
     `peer`: the name of the service, which a TryLater error of a call has in its metadata under `PEER`.
@@ -250,14 +257,8 @@ def open_channel(
     """
     target = target_of(addresses.split(",") if isinstance(addresses, str) else addresses)
     options = channel_options(keepalive or Keepalive(), max_message_bytes)
-    if tls is not None:
-        channel = grpc.aio.secure_channel(target, tls.credentials(), options=[*options, *tls.options()])
-    elif credentials is None:
-        channel = grpc.aio.insecure_channel(target, options=options)
-    else:
-        channel = grpc.aio.secure_channel(target, credentials, options=options)
     return TenureChannel(
-        channel, default_timeout_seconds=default_timeout_seconds, tenant=tenant, peer=peer, api_key=api_key
+        ChannelRenewal(target, options, tls), CallRules(default_timeout_seconds, tenant, peer, api_key)
     )
 
 

@@ -83,8 +83,8 @@ class Security:
     def access_control(self) -> AccessControl:
         """Returns the access control for one server."""
         if self.authenticate_client is not None:
-            return AccessControl(self.rules_of, self.authenticate_client, serves_clients=True, keys_expire=True)
-        authenticate = None if self.files is None else certificate_authentication(self.files.installation)
+            return AccessControl(self.rules_of, self.authenticate_client, serves_clients=True)
+        authenticate = None if self.files is None else certificate_authentication(self.files)
         return AccessControl(self.rules_of, authenticate, serves_clients=self.serves_clients)
 
     def server_credentials(self) -> grpc.ServerCredentials | None:

@@ -1,6 +1,7 @@
 """Mutual TLS between the processes of an installation, with certificates that can be replaced while it runs.
 
-A server takes new files with the next connection. A channel opens its next connection with new files, see `Renewing`.
+A server takes new files with the next connection, and refuses further calls of a caller whose authority was withdrawn.
+A channel replaces its connections: `channel_renewal.py`.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic, time
 from typing import Any, Final, Protocol
 
 import grpc
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from tenure.domain.access import DEFAULT_INSTALLATION, Principal, Role, process_of, server_name
@@ -124,18 +127,84 @@ def _configuration(credentials: Credentials) -> grpc.ServerCertificateConfigurat
     return grpc.ssl_server_certificate_configuration([(credentials.key, credentials.certificate)], credentials.ca)
 
 
+class TrustedCallers:
+    """Refuses callers whose certificate expired or whose authority was withdrawn while their connection was open.
+
+    gRPC verifies a certificate once, in the handshake, and gives a server the caller's certificate without its chain.
+    So a caller whose certificate an intermediate authority signed keeps its connection until the server ends it.
+    """
+
+    def __init__(self, files: CertificateFiles) -> None:
+        self._files = files
+        self._ca = b""
+        self._read_at = -_REREAD_SECONDS
+        self._current: list[x509.Certificate] = []
+        self._former: list[x509.Certificate] = []
+        self._ends_at: dict[bytes, float] = {}
+
+    def check(self, certificate: bytes) -> None:
+        """Raises Unauthenticated. `certificate`: the caller's, as PEM."""
+        self._reread()
+        ends_at = self._ends_at.get(certificate)
+        if ends_at is None:
+            if len(self._ends_at) >= _MAX_CALLERS:
+                self._ends_at.clear()
+            ends_at = self._ends_at[certificate] = self._end_of(x509.load_pem_x509_certificate(certificate))
+        if ends_at == _WITHDRAWN:
+            raise Unauthenticated(
+                "the authority of the caller's certificate was withdrawn", reason="CERTIFICATE_WITHDRAWN"
+            )
+        if ends_at < time():
+            raise Unauthenticated("the caller's certificate has expired", reason="CERTIFICATE_EXPIRED")
+
+    def _reread(self) -> None:
+        if monotonic() - self._read_at < _REREAD_SECONDS:
+            return
+        self._read_at = monotonic()
+        if (ca := self._files.read().ca) != self._ca:
+            authorities = x509.load_pem_x509_certificates(ca)
+            self._former = [each for each in [*self._former, *self._current] if each not in authorities]
+            self._ca, self._current = ca, authorities
+            self._ends_at.clear()
+
+    def _end_of(self, certificate: x509.Certificate) -> float:
+        """Returns when the certificate ends, in seconds since 1970."""
+        if _is_signed_by(certificate, self._former) and not _is_signed_by(certificate, self._current):
+            return _WITHDRAWN
+        return certificate.not_valid_after_utc.timestamp()
+
+
+_REREAD_SECONDS: Final = 1.0
+_MAX_CALLERS: Final = 10_000
+_WITHDRAWN: Final = 0.0
+
+
+def _is_signed_by(certificate: x509.Certificate, authorities: list[x509.Certificate]) -> bool:
+    for authority in authorities:
+        try:
+            certificate.verify_directly_issued_by(authority)
+        except (ValueError, TypeError, InvalidSignature):
+            continue
+        return True
+    return False
+
+
+PemFiles = tuple[bytes | None, bytes | None, bytes | None]
+"""Authorities, key and certificate chain, in the order of `grpc.ssl_channel_credentials`."""
+
+
 class ChannelTls(Protocol):
     """How a channel connects by TLS."""
 
-    def credentials(self) -> grpc.ChannelCredentials: ...
+    def read(self) -> PemFiles: ...
     def options(self) -> list[tuple[str, str]]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """How a client of a gateway connects. `ca_file` None: the usual authorities of the internet.
+    """How a client connects. `ca_file` None: the usual authorities of the internet.
 
-    `server_name`: the name in the gateway's certificate, if it is not the name that the client connects to.
+    `server_name`: the name in the server's certificate, if it is not the name that the client connects to.
     """
 
     ca_file: Path | None = None
@@ -143,8 +212,8 @@ class ClientTls:
     key_file: Path | None = None
     server_name: str = ""
 
-    def credentials(self) -> grpc.ChannelCredentials:
-        """Returns credentials with the present files. Raises ConfigurationError for a missing file."""
+    def read(self) -> PemFiles:
+        """Returns the present contents of the files. Raises ConfigurationError for a missing file."""
         try:
             ca, key, certificate = (
                 None if path is None else path.read_bytes()
@@ -152,7 +221,7 @@ class ClientTls:
             )
         except OSError as error:
             raise ConfigurationError([f"a file for TLS cannot be read: {error}"]) from error
-        return grpc.ssl_channel_credentials(ca, key, certificate)
+        return ca, key, certificate
 
     def options(self) -> list[tuple[str, str]]:
         """Returns the channel arguments."""
@@ -166,10 +235,10 @@ class PeerTls:
     files: CertificateFiles
     role: Role
 
-    def credentials(self) -> grpc.ChannelCredentials:
-        """Returns credentials with the present files."""
+    def read(self) -> PemFiles:
+        """Returns the present contents of the files."""
         current = self.files.read()
-        return grpc.ssl_channel_credentials(current.ca, current.key, current.certificate)
+        return current.ca, current.key, current.certificate
 
     def options(self) -> list[tuple[str, str]]:
         """Returns the channel arguments. gRPC verifies a DNS name only, and the addresses of replicas are others."""

@@ -22,7 +22,7 @@ from tenure.domain.access import DEFAULT_INSTALLATION, Role, server_name
 from tenure.domain.errors import TenureError
 from tenure.domain.fencing import Audience, Claims
 from tenure.runtime.certificates import Authority, write_certificate
-from tenure.runtime.rpc_client import TenureChannel
+from tenure.runtime.rpc_client import TenureChannel, open_channel
 from tenure.runtime.signing import Signer
 from tenure.runtime.tls import ClientTls
 from tenure.v1 import checkpoint_service_pb2 as checkpoint_pb
@@ -127,7 +127,13 @@ def channel_to(process: ServiceProcess, tls: ClientTls) -> Any:
     role = Role(process.module.rpartition(".")[2].upper())
     override = ("grpc.ssl_target_name_override", server_name(DEFAULT_INSTALLATION, role))
     options = [override, ("grpc.use_local_subchannel_pool", 1)]
-    return grpc.aio.secure_channel(process.address, tls.credentials(), options=options)
+    return grpc.aio.secure_channel(process.address, grpc.ssl_channel_credentials(*tls.read()), options=options)
+
+
+def tenure_channel(process: ServiceProcess, tls: ClientTls) -> TenureChannel:
+    role = Role(process.module.rpartition(".")[2].upper())
+    named = replace(tls, server_name=server_name(DEFAULT_INSTALLATION, role))
+    return open_channel(process.address, tls=named, default_timeout_seconds=CALL_SECONDS)
 
 
 async def code_of(channel: Any, service: str, method: Any, metadata: tuple[tuple[str, str], ...] = ()) -> str:
@@ -252,8 +258,8 @@ async def test_a_worker_presents_no_token_of_another(stack: Stack, tmp_path: Pat
     tls = issued(tmp_path, authority_of(stack), Role.WORKER, stack.layout.certificates / "ca.pem")
     reasons = []
     async with (
-        TenureChannel(channel_to(stack.services["checkpoint"], tls), default_timeout_seconds=CALL_SECONDS) as ledger,
-        TenureChannel(channel_to(stack.services["tools"], tls), default_timeout_seconds=CALL_SECONDS) as tools,
+        tenure_channel(stack.services["checkpoint"], tls) as ledger,
+        tenure_channel(stack.services["tools"], tls) as tools,
     ):
         commit = checkpoint_pb.CommitRequest(
             token=token, commit_id=str(uuid.uuid4()), commit_number=1, transition=LEAVE
@@ -290,8 +296,8 @@ async def test_a_token_for_others_opens_nothing_of_ours(stack: Stack, tmp_path: 
     """What a provider received is worth nothing here, even with a worker's certificate."""
     tls = issued(tmp_path, authority_of(stack), Role.WORKER, stack.layout.certificates / "ca.pem")
     async with (
-        TenureChannel(channel_to(stack.services["checkpoint"], tls), default_timeout_seconds=CALL_SECONDS) as channel,
-        TenureChannel(channel_to(stack.services["tools"], tls), default_timeout_seconds=CALL_SECONDS) as tools_channel,
+        tenure_channel(stack.services["checkpoint"], tls) as channel,
+        tenure_channel(stack.services["tools"], tls) as tools_channel,
     ):
         ledger, tools = CheckpointServiceStub(channel), ToolServiceStub(tools_channel)
         for name, token in tokens_of_others(stack).items():
@@ -315,7 +321,7 @@ async def test_a_token_for_others_opens_nothing_of_ours(stack: Stack, tmp_path: 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_worker_opens_no_session_of_another(stack: Stack, tmp_path: Path) -> None:
     tls = issued(tmp_path, authority_of(stack), Role.WORKER, stack.layout.certificates / "ca.pem")
-    async with TenureChannel(channel_to(stack.services["coordinator"], tls)) as coordinator:
+    async with tenure_channel(stack.services["coordinator"], tls) as coordinator:
         hello = coordinator_pb.Hello(worker_id="worker-1", free_slots=1)
         call: Any = CoordinatorServiceStub(coordinator).Session(
             iter([coordinator_pb.SessionRequest(hello=hello)]), timeout=CALL_SECONDS

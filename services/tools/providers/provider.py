@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
 
-from services.tools.providers.settings import ProviderSettings, TlsSettings
+from services.tools.providers.settings import ProviderSettings
 from services.tools.registry import ToolRegistry
 from services.tools.schemas import shortened
 from services.tools.sending import (
@@ -41,6 +41,7 @@ from tenure.runtime.request_context import as_tenant, traceparent
 from tenure.runtime.rpc_client import TenureChannel, open_channel
 from tenure.runtime.rpc_options import Keepalive
 from tenure.runtime.rpc_status import OUTCOME_UNKNOWN, PeerFailed
+from tenure.runtime.tls import ClientTls
 from tenure.v1 import token_pb2
 from tenure.v1 import tool_provider_service_pb2 as pb
 from tenure.v1.tool_provider_service_pb2_grpc import ToolProviderServiceStub
@@ -265,8 +266,9 @@ class Provider:
 
     async def __aenter__(self) -> Self:
         self._registry.expect(self._name, self._settings.tenants)
-        credentials = await asyncio.to_thread(_credentials, self._settings.tls)
-        channel = open_channel(self._settings.address, credentials=credentials, keepalive=KEEPALIVE)
+        tls = self._settings.tls
+        files = None if tls is None else ClientTls(tls.ca_file, tls.cert_file, tls.key_file)
+        channel = open_channel(self._settings.address, tls=files, keepalive=KEEPALIVE)
         self._channel: TenureChannel = await self._open.enter_async_context(channel)
         self._caller = await self._open.enter_async_context(Caller(self._name, self._settings, self._channel))
         self._stub: Any = ToolProviderServiceStub(self._channel)
@@ -326,13 +328,6 @@ class Provider:
         if (more := len(problems) - MAX_PROBLEMS) > 0:
             _log.warning("more tools of a provider have problems", extra={"provider": self._name, "count": more})
         _log.info("registered the tools of a provider", extra={"provider": self._name, "tools": len(tools)})
-
-
-def _credentials(tls: TlsSettings | None) -> grpc.ChannelCredentials | None:
-    if tls is None:
-        return None
-    read = [None if file is None else file.read_bytes() for file in (tls.ca_file, tls.key_file, tls.cert_file)]
-    return grpc.ssl_channel_credentials(*read)
 
 
 # All providers of the config file.
