@@ -31,7 +31,7 @@ async def test_a_worker_gets_tasks_of_its_queues_up_to_its_slots(fleet: Fleet) -
     grants = await mine.next_grants(2)
     assert {grant.task_id for grant in grants} < wanted
     await mine.succeed(grants[0])
-    await mine.report_slots(1)
+    await mine.report_slots(2)
     last = await mine.next_grant()
     assert {last.task_id} | {grant.task_id for grant in grants} == wanted
     assert (await fleet.task(others)).state == task_pb2.TASK_STATE_QUEUED

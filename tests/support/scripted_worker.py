@@ -156,10 +156,11 @@ class ScriptedWorker:
         release = pb.Release(task_id=grant.task_id, claim_id=grant.claim_id, reason=reason)
         await self._write(pb.SessionRequest(release=release))
 
-    async def report_slots(self, free_slots: int) -> None:
-        slots = pb.Slots(free_slots=free_slots, grants_read=self._grants_read)
-        self.hello.free_slots = free_slots
-        await self._write(pb.SessionRequest(slots=slots))
+    async def report_slots(self, slots: int) -> None:
+        """Have this many slots from now on, and report at once those that no held task fills."""
+        self.hello.free_slots = slots
+        free_slots = max(0, slots - len(self.held))
+        await self._write(pb.SessionRequest(slots=pb.Slots(free_slots=free_slots, grants_read=self._grants_read)))
 
     async def say(self, request: pb.SessionRequest) -> None:
         """Whatever it is. A stream that has ended is no error: how it ended is heard."""
