@@ -59,7 +59,7 @@ async def test_a_cursor_beyond_the_newest_entry_has_expired(checkpoint: MakeChec
     replica = await checkpoint()
     task = await replica.create()
     with pytest.raises(OutOfRange) as refused:
-        await anext(watch(await gateway(replica.address), task.task_id, after=3))
+        await anext(watch(await gateway(replica.address, heartbeat_seconds=15.0), task.task_id, after=3))
     assert refused.value.reason == "CURSOR_EXPIRED"
 
 
