@@ -20,7 +20,7 @@ from devstack import (
     StackError,
     StackOptions,
 )
-from devstack.child_process import last_output, warnings_of
+from devstack.child_process import last_output, open_log, warnings_of
 from devstack.data_dir import forget_addresses, hold_folder, read_addresses, write_addresses
 from devstack.etcd import EtcdProcess
 from devstack.options import (
@@ -47,6 +47,18 @@ def test_a_folder_has_one_stack(tmp_path: Path) -> None:
             pass
     with hold_folder(tmp_path):
         pass
+
+
+def test_only_the_owner_reads_the_files_of_a_stack(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "data")
+    layout.create()
+    layout.logs.mkdir(mode=0o755)  # by an earlier release
+    layout.prepare()
+    open_log(layout.logs / "gateway.log").close()
+    write_addresses(layout.data_dir, {})
+    assert layout.data_dir.stat().st_mode & 0o066 == 0
+    assert all(path.stat().st_mode & 0o077 == 0 for path in layout.data_dir.glob("*"))
+    assert (layout.logs / "gateway.log").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_stack_that_was_killed_holds_its_folder_no_longer(tmp_path: Path) -> None:
