@@ -23,6 +23,7 @@ from tenure.runtime import channel_renewal
 from tenure.runtime.certificates import Authority, write_certificate
 from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_client import TenureChannel, open_channel
+from tenure.runtime.rpc_options import ServerLimits
 from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.security import Security
 from tenure.runtime.tls import CertificateFiles, MutualTlsSettings, PeerTls, TrustedCallers
@@ -252,3 +253,12 @@ def test_an_authority_that_is_renewed_with_its_key_counts(tmp_path: Path, monkey
 def test_a_certificate_of_an_intermediate_authority_is_left_to_tls(tmp_path: Path) -> None:
     trusted = TrustedCallers(Folder(tmp_path).files("checkpoint"))
     trusted.check(leaf(Authority.create(DEFAULT_INSTALLATION, 1)))
+
+
+async def test_a_caller_that_never_begins_tls_loses_its_connection(tmp_path: Path) -> None:
+    security = Security(rules_of, Folder(tmp_path).files("checkpoint"))
+    server = RpcServer("127.0.0.1:0", security=security, limits=ServerLimits(handshake_seconds=0.5))
+    async with server, asyncio.timeout(60):  # not the two minutes of gRPC
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        assert await reader.read() == b""
+        writer.close()
