@@ -36,7 +36,7 @@ from devstack.options import (
 from devstack.service_process import SimulatorProcess
 from devstack.stores import endpoint_version
 from devstack.supervisor import death_of
-from tenure.cli.dev import UNSAFE_ETCD, command_name, passed_on
+from tenure.cli.dev import UNSAFE_ETCD, command_name, one_dsn, passed_on
 from tenure.cli.parameters import REPLICAS, SETTING
 
 
@@ -294,3 +294,24 @@ async def test_a_service_of_another_stack_is_not_taken_for_ours(tmp_path: Path) 
         await child.wait_ready()
     finally:
         child.kill()
+
+
+@pytest.mark.parametrize(
+    ("dsn", "warns"),
+    [
+        ("postgresql://user:secret@localhost/x", True),
+        ("host=localhost password=secret", True),
+        ("postgresql://user@localhost/password", False),
+        ("nonsense", False),
+        ("", False),
+    ],
+)
+def test_a_password_in_the_arguments_gets_a_warning(
+    capsys: pytest.CaptureFixture[str], dsn: str, warns: bool, tmp_path: Path
+) -> None:
+    assert one_dsn(dsn, None) == dsn
+    assert ("--postgres-file" in capsys.readouterr().err) == warns
+    file = tmp_path / "dsn"
+    file.write_text("postgresql://user:secret@localhost/x\n")
+    assert one_dsn("", file) == "postgresql://user:secret@localhost/x"
+    assert capsys.readouterr().err == ""
