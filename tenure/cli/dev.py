@@ -291,6 +291,8 @@ def stack_options(
 
 def one_dsn(dsn: str, file: Path | None) -> str:
     """Returns the DSN that was given, directly or in a file. Raises UsageError for both."""
+    from devstack.stores import has_password
+
     if file is not None:
         if dsn:
             raise click.UsageError("--postgres and --postgres-file both name the database: give only one of them")
@@ -298,17 +300,6 @@ def one_dsn(dsn: str, file: Path | None) -> str:
     if has_password(dsn):
         echo("tenure: every account of this machine can read the password in --postgres: use --postgres-file", err=True)
     return dsn
-
-
-def has_password(dsn: str) -> bool:
-    """Returns whether a DSN, as URL or as settings, has a password. False for a text that is no DSN."""
-    from psycopg import ProgrammingError
-    from psycopg.conninfo import conninfo_to_dict
-
-    try:
-        return "password" in conninfo_to_dict(dsn)
-    except ProgrammingError:
-        return False
 
 
 def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
