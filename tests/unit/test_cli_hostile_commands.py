@@ -34,7 +34,7 @@ KINDS: Final = FieldDescriptor
 
 def filled(descriptor: Any, variant: int = 0, depth: int = 0) -> Any:
     """A message with a hostile text in each field that can have one. `variant`: which member of a oneof is set."""
-    message = GetMessageClass(descriptor)()
+    message: Any = GetMessageClass(descriptor)()
     if descriptor.full_name == "google.protobuf.Timestamp":
         message.GetCurrentTime()
     if descriptor.full_name.startswith("google.protobuf.") or depth > DEEPEST:
@@ -75,7 +75,7 @@ def scalar(field: Any) -> Any:
     return field.type == KINDS.TYPE_BOOL or 1
 
 
-class Hostile(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+class Hostile(grpc.GenericRpcHandler):
     """Serves every method once, with each variant of a stream's messages. The next calls of a method get an empty page,
     or the end of the stream; with `refuses` each call gets a hostile error.
     """
