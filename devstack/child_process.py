@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, ClassVar, Final, Protocol
+from typing import IO, Any, BinaryIO, ClassVar, Final, Protocol
 
 from devstack import die_with_parent
 from devstack.listening import listens
@@ -58,6 +58,11 @@ def _thread_states(pid: int) -> list[str]:
         except (FileNotFoundError, ProcessLookupError):  # this thread has ended
             continue
     return states
+
+
+def open_log(path: Path) -> BinaryIO:
+    """Opens a log to append to it. Only its owner may read it: it has the goals and errors of tasks."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "ab")
 
 
 # Reading a child's log: why the process ended, and its warnings.
@@ -199,7 +204,7 @@ class ChildProcess(ABC):
 
     def start(self, extra: Mapping[str, str] | None = None) -> None:
         """Starts the process without waiting. `extra` is added to its environment for this start only."""
-        with self.log_path.open("ab") as log:
+        with open_log(self.log_path) as log:
             self._log_start = log.tell()
             environment = {**self.environment, **(extra or {})}
             self._process = self.launch(self.command, environment=environment, cwd=self.log_path.parent, log=log)

@@ -21,6 +21,7 @@ def write_addresses(data_dir: Path, addresses: dict[str, str]) -> None:
     """Writes `dev.json`. The replacement is atomic: readers see the old file or the new one, never half of it."""
     path = data_dir / FILE_NAME
     new_file = path.with_suffix(".tmp")
+    new_file.touch(mode=0o600)
     new_file.write_text(json.dumps({"pid": os.getpid(), **addresses}, indent=2) + "\n", encoding="utf-8")
     new_file.replace(path)
 

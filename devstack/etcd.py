@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from devstack import die_with_parent
-from devstack.child_process import freeze
+from devstack.child_process import freeze, open_log
 from devstack.listening import listens
 
 if TYPE_CHECKING:
@@ -78,7 +78,14 @@ _POLL_SECONDS = 0.02
 _LOG_TAIL_BYTES = 4_096
 # Without compaction a store that runs for weeks reaches its quota and refuses writes. Watches need only seconds of
 # history, and an hour of history has gigabytes under load.
-_ARGUMENTS = ("--auto-compaction-mode=periodic", "--auto-compaction-retention=5m", "--log-level=warn")
+_ARGUMENTS = (
+    "--auto-compaction-mode=periodic",
+    "--auto-compaction-retention=5m",
+    "--log-level=warn",
+    # etcd also serves its API as HTTP and JSON. A page of a browser on this machine, whose name was made to resolve to
+    # 127.0.0.1, must not reach it: its requests name another host.
+    f"--host-whitelist={HOST},localhost",
+)
 
 
 class EtcdStartError(RuntimeError):
@@ -136,7 +143,7 @@ class EtcdProcess:
         if self._process is not None and self._process.poll() is None:
             raise RuntimeError(f"etcd {self.member.name} is running already")
         self.member.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with self.log_path.open("ab") as log:
+        with open_log(self.log_path) as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
                 die_with_parent.command(self._command()),

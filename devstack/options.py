@@ -155,11 +155,19 @@ class Layout:
     def encryption_keys(self) -> Path:
         return self.data_dir / "keys" / "encryption.json"
 
+    def create(self) -> None:
+        """Creates the data folder, for the owner of the stack only.
+
+        Root's may be entered: the account that runs the embedded Postgres then needs no capability to reach its part.
+        """
+        self.data_dir.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
+
     def prepare(self) -> None:
         """Creates the folders and, at the first start, the signing key."""
-        for folder in (self.data_dir, self.logs, self.workspaces, self.records, self.signing_key.parent):
-            folder.mkdir(parents=True, exist_ok=True)
-        self.signing_key.parent.chmod(0o700)
+        self.create()
+        for folder in (self.logs, self.workspaces, self.records, self.signing_key.parent):
+            folder.mkdir(exist_ok=True)
+            folder.chmod(0o700)  # also those that an earlier release made readable for every account
         if not self.signing_key.exists():
             write_key_pair(self.signing_key, self.verifying_keys, key_id=uuid.uuid4().hex[:8])
         if not self.encryption_keys.exists():

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Self
 from urllib.parse import quote
 
+from devstack.child_process import open_log
 from devstack.postgres_cluster import (
     CHILD_ENVIRONMENT,
     SUPERUSER,
@@ -170,7 +171,7 @@ def remove_socket_directory(directory: Path | None) -> None:
 def _open_log(path: Path, account: PostgresAccount) -> BinaryIO:
     if path.exists() and path.stat().st_size > LOG_KEPT_BYTES:
         path.replace(path.with_suffix(".log.1"))
-    log = path.open("ab")
+    log = open_log(path)
     account.own(path)
     return log
 

@@ -124,7 +124,7 @@ class Stack:
 
     def _take_folder(self) -> None:
         try:
-            self.layout.data_dir.mkdir(parents=True, exist_ok=True)
+            self.layout.create()
             self._opened.enter_context(hold_folder(self.layout.data_dir))
             self.layout.prepare()
             self._opened.callback(shutil.rmtree, self.layout.secrets, ignore_errors=True)

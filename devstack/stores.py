@@ -11,6 +11,7 @@ from typing import Final
 
 import psycopg
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 
 from devstack.child_process import StackError, last_output
 from devstack.etcd import EtcdMissingError, EtcdProcess, EtcdStartError, etcd_version, running_etcd
@@ -31,6 +32,14 @@ async def ensure_database(server_dsn: str, name: str) -> None:
         existing = await postgres.execute("select 1 from pg_database where datname = %s", [name])
         if await existing.fetchone() is None:
             await postgres.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+
+
+def has_password(dsn: str) -> bool:
+    """Returns whether a DSN, as URL or as settings, has a password. False for a text that is no DSN."""
+    try:
+        return "password" in conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError:
+        return False
 
 
 async def server_version(dsn: str) -> str:

@@ -67,7 +67,7 @@ class CallLog:
         self._descriptor: int | None = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._open: dict[str, tuple[float, SimulatedCall]] = {}
         self.clear()
 

@@ -7,7 +7,7 @@ import os
 from collections import OrderedDict
 from functools import partial
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from services.gateway.peers import Peers, with_retries
 from services.gateway.tasks import caller
@@ -22,37 +22,54 @@ from tenure.domain.access import (
 )
 from tenure.domain.errors import NotFound, Unauthenticated
 from tenure.runtime.access_control import current_principal
+from tenure.runtime.call_limiter import Turns
 from tenure.v1 import api_key_service_pb2 as pb
 from tenure.v1.api_key_service_pb2_grpc import ApiKeyServiceServicer
 from tenure.wire.access import PERMISSIONS, stored_key
 
+_Value = TypeVar("_Value")
 FRESH_SECONDS: Final = 2.0
 """How long a key that was read is used without another read: shorter than the 5 s in which a revocation must count."""
 MAX_KNOWN: Final = 10_000
+MAX_UNKNOWN: Final = 1000
+MAX_LOOK_UPS: Final = 8
+"""Reads at once of keys of which the gateway does not know that they exist; half of them for one address.
+
+Anybody can send such keys, and each costs a query of the ledger, whose connections all tenants share.
+"""
 
 
 class ApiKeys:
-    """Verifies keys. Reads each key from the ledger, and again after `FRESH_SECONDS`; calls share a read."""
+    """Verifies keys. Reads each key from the ledger, and again after `FRESH_SECONDS`; calls share a read.
+
+    Calls with keys that may not exist wait for their turn, fairly between the addresses that they come from.
+    """
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
-        self._known: OrderedDict[str, tuple[float, StoredApiKey | None]] = OrderedDict()
+        self._known: OrderedDict[str, tuple[float, StoredApiKey]] = OrderedDict()
+        self._unknown: OrderedDict[str, float] = OrderedDict()  # when the ledger had no such key
         self._reads: dict[str, asyncio.Task[StoredApiKey | None]] = {}
+        self._turns = Turns("the look-up of unknown API keys", MAX_LOOK_UPS, MAX_LOOK_UPS // 2)
 
-    async def authenticate(self, key: str) -> Principal:
-        """Returns the client that the key stands for. Raises Unauthenticated; Unavailable without the ledger."""
+    async def authenticate(self, key: str, address: str) -> Principal:
+        """Returns the client that the key stands for. `address`: where the call comes from.
+
+        Raises Unauthenticated; Unavailable without the ledger; LimitReached for too many keys that may not exist.
+        """
         presented = read_api_key(key)
         if presented is None:
             raise Unauthenticated("the authorization is no API key of Tenure", reason="API_KEY_INVALID")
-        return verify_api_key(presented, await self._read(presented.key_id))
+        return verify_api_key(presented, await self._read(presented.key_id, address))
 
-    async def _read(self, key_id: str) -> StoredApiKey | None:
-        read_at, stored = self._known.get(key_id, (-FRESH_SECONDS, None))
+    async def _read(self, key_id: str, address: str) -> StoredApiKey | None:
+        read_at, stored = self._known.get(key_id, (self._unknown.get(key_id, -FRESH_SECONDS), None))
         if monotonic() - read_at < FRESH_SECONDS:
             return stored
         read = self._reads.get(key_id)
         if read is None:
-            read = self._reads[key_id] = asyncio.create_task(self._look_up(key_id))
+            looking_up = self._look_up(key_id) if key_id in self._known else self._look_up_in_turn(key_id, address)
+            read = self._reads[key_id] = asyncio.create_task(looking_up)
             read.add_done_callback(partial(self._read_ended, key_id))
         return await asyncio.shield(read)  # the other calls need it when this one is cancelled
 
@@ -61,20 +78,32 @@ class ApiKeys:
         if not read.cancelled():
             read.exception()  # asyncio would log the error of a read whose calls were all cancelled
 
+    async def _look_up_in_turn(self, key_id: str, address: str) -> StoredApiKey | None:
+        await self._turns.take(address)
+        try:
+            return await self._look_up(key_id)
+        finally:
+            self._turns.give(address)
+
     async def _look_up(self, key_id: str) -> StoredApiKey | None:
         began = monotonic()
         request = pb.LookUpApiKeyRequest(key_id=key_id)
         try:
-            stored: StoredApiKey | None = stored_key(
-                await with_retries(lambda: self._peers.api_keys.LookUpApiKey(request))
-            )
+            stored = stored_key(await with_retries(lambda: self._peers.api_keys.LookUpApiKey(request)))
         except NotFound:
-            stored = None
-        self._known[key_id] = (began, stored)
-        self._known.move_to_end(key_id)
-        if len(self._known) > MAX_KNOWN:
-            self._known.popitem(last=False)
+            self._known.pop(key_id, None)
+            _keep(self._unknown, key_id, began, MAX_UNKNOWN)
+            return None
+        _keep(self._known, key_id, (began, stored), MAX_KNOWN)
         return stored
+
+
+def _keep(kept: OrderedDict[str, _Value], key_id: str, value: _Value, most: int) -> None:
+    """Stores the value as the newest one, and forgets the oldest one beyond `most`."""
+    kept[key_id] = value
+    kept.move_to_end(key_id)
+    if len(kept) > most:
+        kept.popitem(last=False)
 
 
 class ApiKeyForwarder(ApiKeyServiceServicer):

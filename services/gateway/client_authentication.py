@@ -22,13 +22,15 @@ class ClientAuthentication:
     def __init__(self, api_keys: ApiKeys | None, tokens: JsonWebTokens | None) -> None:
         self._api_keys, self._tokens = api_keys, tokens
 
-    async def authenticate(self, _context: Any, metadata: Metadata) -> Principal:
-        """Returns the client of the call. Raises Unauthenticated; Unavailable while that cannot be known."""
+    async def authenticate(self, context: Any, metadata: Metadata) -> Principal:
+        """Returns the client of the call. Raises Unauthenticated; Unavailable and LimitReached while that cannot be
+        known.
+        """
         presented = self._bearer(metadata)
         if self._tokens is not None and (self._api_keys is None or not presented.startswith(API_KEY_PREFIX)):
             return await self._tokens.authenticate(presented)
         assert self._api_keys is not None, "a gateway with clients accepts keys, tokens, or both"
-        return await self._api_keys.authenticate(presented)
+        return await self._api_keys.authenticate(presented, context.peer().rpartition(":")[0])
 
     def _bearer(self, metadata: Metadata) -> str:
         """Returns the text after "Bearer ". Raises Unauthenticated for a call without authorization, or with two."""

@@ -59,8 +59,9 @@ class ToolServicer(ToolServiceServicer):
     async def ListTools(
         self, request: tool_service_pb2.ListToolsRequest, _context: Any
     ) -> tool_service_pb2.ListToolsResponse:
-        """Returns the tools that the token allows, and the allowed names that do not exist."""
-        claims, _ = self._check(request.token)
+        """Returns the tools that the token allows, and the allowed names that do not exist. Raises StaleEpoch."""
+        claims, task_id = self._check(request.token)
+        await self._closing.check(claims, task_id)
         await self._registry.wait_for_expected(claims)
         tools = [tool_to_wire(definition) for definition in self._registry.definitions(claims)]
         return tool_service_pb2.ListToolsResponse(tools=tools, unknown_names=self._registry.unknown_names(claims))
@@ -175,8 +176,9 @@ class ToolServicer(ToolServiceServicer):
     async def DigestFiles(
         self, request: tool_service_pb2.DigestFilesRequest, _context: Any
     ) -> tool_service_pb2.DigestFilesResponse:
-        """Returns the digests of files of the claim's task."""
+        """Returns the digests of files of the claim's task. Raises StaleEpoch."""
         claims, task_id = self._check(request.token)
+        await self._closing.check(claims, task_id)
         digests = await self._files.digests(claims.tenant, str(task_id), request.paths)
         files = [
             tool_service_pb2.FileDigest(path=path, digest=file.digest, size_bytes=file.size_bytes)

@@ -197,6 +197,11 @@ NOT_PROXIED: Final = "127.0.0.1,localhost"
 @click.option(
     "--postgres", "postgres_dsn", default="", metavar="DSN", help="Use this Postgres database, which runs already."
 )
+@click.option(
+    "--postgres-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The same, with the DSN in a file: every account can read --postgres in the list of processes.",
+)
 @click.option("--postgres-binaries", type=click.Path(path_type=Path), help="Run the Postgres of this bin directory.")
 @click.option(
     "--tools-config",
@@ -251,6 +256,7 @@ def stack_options(
 
     if fields["etcd_endpoints"] and fields["etcd_binary"]:
         raise click.UsageError("--etcd uses a running etcd, --etcd-binary starts one: give only one of them")
+    fields["postgres_dsn"] = one_dsn(fields["postgres_dsn"], fields.pop("postgres_file"))
     if fields["postgres_dsn"] and fields["postgres_binaries"]:
         raise click.UsageError(
             "--postgres uses a running server, --postgres-binaries starts one: give only one of them"
@@ -281,6 +287,19 @@ def stack_options(
             "--scenario needs the model simulator, but the key or the base URL of Anthropic or OpenAI is set: unset it"
         )
     return options
+
+
+def one_dsn(dsn: str, file: Path | None) -> str:
+    """Returns the DSN that was given, directly or in a file. Raises UsageError for both."""
+    from devstack.stores import has_password
+
+    if file is not None:
+        if dsn:
+            raise click.UsageError("--postgres and --postgres-file both name the database: give only one of them")
+        return file.read_text(encoding="utf-8").strip()
+    if has_password(dsn):
+        echo("tenure: every account of this machine can read the password in --postgres: use --postgres-file", err=True)
+    return dsn
 
 
 def passed_on(environment: Mapping[str, str]) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import aclosing
 from pathlib import Path, PurePosixPath
 
@@ -11,7 +10,7 @@ from rich.text import Text
 
 from tenure.cli.context import Context, pass_context
 from tenure.cli.formatting import ago, bytes_text, make_table, printable
-from tenure.cli.output import echo
+from tenure.cli.output import echo, file_output
 from tenure.cli.parameters import find_task, task_argument
 from tenure.client import Client
 from tenure.v1 import workspace_pb2
@@ -88,13 +87,16 @@ def get_file(context: Context, task: str, path: str, output: Path | None) -> Non
 @_path
 @pass_context
 def cat_file(context: Context, task: str, path: str) -> None:
-    """Print the file PATH of TASK's workspace on standard output, byte for byte."""
+    """Print the file PATH of TASK's workspace on standard output: byte for byte, but on a terminal with control
+    characters escaped.
+    """
+    write, flush = file_output()
 
     async def work(client: Client) -> None:
         async with aclosing(client.read_file(await find_task(client, task), path)) as parts:
             async for part in parts:
-                sys.stdout.buffer.write(part)
-        sys.stdout.buffer.flush()
+                write(part)
+        flush()
 
     context.run(work)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -20,9 +21,29 @@ from tenure.wire.task import held_back_seconds
 # Tables.
 
 
+class RecordTable(Table):
+    """A table with one record a row: a line end in a cell is escaped, or it would begin a row that is no record."""
+
+    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+        """Adds a record. A cell is a text, styled or not."""
+        super().add_row(*map(_in_one_line, cells), **options)
+
+
+def _in_one_line(cell: RenderableType | None) -> RenderableType | None:
+    """Returns the cell escaped: later, the escapes would not fit into the width of the column."""
+    if isinstance(cell, str):
+        return harmless(cell).translate(_LINE_ENDS)
+    if isinstance(cell, Text) and (shown := harmless(cell.plain).translate(_LINE_ENDS)) != cell.plain:
+        return Text(shown, cell.style, no_wrap=cell.no_wrap, overflow=cell.overflow)
+    return cell
+
+
+_LINE_ENDS: Final = str.maketrans({"\n": "\\n", "\t": "\\t"})
+
+
 def make_table(*columns: str) -> Table:
     """Returns a table without lines, which is easy to read and to cut with awk."""
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table = RecordTable(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for index, column in enumerate(columns):
         table.add_column(column, no_wrap=index == 0)
     return table
@@ -68,8 +89,9 @@ def make_grid() -> Table:
 
 _COARSE: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _CONTROLS: Final = (*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0))
-_DIRECTIONS: Final = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
-_HARMFUL: Final = {code: chr(code).encode("unicode_escape").decode() for code in (*_CONTROLS, *_DIRECTIONS)}
+UNSEEN: Final = (0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
+"""Characters beyond ASCII that end lines or change the direction of text."""
+_HARMFUL: Final = {code: chr(code).encode("unicode_escape").decode() for code in (*_CONTROLS, *UNSEEN)}
 SHORT_ID: Final = 13
 """The first 13 characters of a UUIDv7 are its millisecond: short, and nearly unique in one installation."""
 

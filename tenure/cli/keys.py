@@ -31,7 +31,7 @@ def create(directory: Path) -> None:
 
     The public key is added to the keys that verifying.json already has; all services read that file.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     private, public = key_files(directory)
     if private.exists():
         raise click.ClickException(f"{private} exists and is not overwritten; move it to another place first")

@@ -54,7 +54,8 @@ class Group(click.Group):
             return super().invoke(ctx)
         except (TenureError, PeerFailed, TimeoutError) as error:
             address = ctx.obj.address if isinstance(ctx.obj, Context) else ""
-            echo(f"tenure: {explain(error, address)}", err=True)
+            message = explain(error, address).replace("\n", "\n  ")  # a further line must not look like one of ours
+            echo(f"tenure: {message}", err=True)
             ctx.exit(exit_of_error(error))
         except KeyboardInterrupt:
             ctx.exit(Exit.INTERRUPTED)

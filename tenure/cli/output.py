@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import click
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from tenure.cli.formatting import harmless
+from tenure.cli.formatting import UNSEEN, harmless
 
-_JSON_ESCAPES: Final = {
-    code: f"\\u{code:04x}"
-    for code in (0x7F, *range(0x80, 0xA0), *range(0x200E, 0x2010), *range(0x2028, 0x202F), *range(0x2066, 0x206A))
-}
+_JSON_ESCAPES: Final = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), *UNSEEN)}
 PIPE_WIDTH: Final = 200
 """The width when the output is not a terminal: no table is cut where it matters, and no line is broken."""
 
@@ -33,6 +31,14 @@ def echo(text: str, *, nl: bool = True, err: bool = False) -> None:
 def echo_result(text: str) -> None:
     """Prints a task's result on stdout: escaped on a terminal, unchanged for a program that reads it."""
     click.echo(harmless(text) if sys.stdout.isatty() else text)
+
+
+def file_output() -> tuple[Callable[[bytes], Any], Callable[[], Any]]:
+    """Returns functions that write a part of a file on stdout and that end it, as `echo_result` shows a result."""
+    if not sys.stdout.isatty():
+        return sys.stdout.buffer.write, sys.stdout.buffer.flush
+    decoder = getincrementaldecoder("utf-8")("replace")
+    return lambda part: echo(decoder.decode(part), nl=False), lambda: echo(decoder.decode(b"", final=True), nl=False)
 
 
 def json_line(value: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tenure.domain.entries import ResultRejected
 from tenure.domain.errors import InvalidRequest, TenureError
 from tenure.domain.states import TaskState
-from tenure.domain.tool_arguments import depth_of, strict_json
+from tenure.domain.tool_arguments import depth_of, storable_json, strict_json
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator
@@ -85,11 +85,9 @@ def validate_result(schema_json: str, answer: str) -> ResultValidation:
     if len(text.encode()) > MAX_RESULT_BYTES:
         return ResultValidation(violations=(f"the answer has more than {MAX_RESULT_BYTES} bytes",))
     try:
-        value = strict_json(text)
+        value = storable_json(text)
     except ValueError as error:
         return ResultValidation(violations=(f"the answer is not valid JSON: {error}",))
-    except RecursionError:
-        return ResultValidation(violations=("the answer nests too deeply",))
     try:
         violations = tuple(_violations(_validator(json.loads(schema_json)), value))
     except RecursionError:
@@ -241,8 +239,8 @@ def refuse_result(close_out: OperatorCloseOut, *, has_schema: bool) -> TenureErr
     if not has_schema:
         return None
     try:
-        strict_json(close_out.result)
-    except (ValueError, RecursionError) as error:
+        storable_json(close_out.result)
+    except ValueError as error:
         message = f"must be JSON, because the task has a result_schema_json: {error}"
         return InvalidRequest(violations=[("result", message)])
     return None

@@ -30,6 +30,26 @@ def strict_json(text: str, *, unique_names: bool = False) -> Any:
     return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite_number, object_pairs_hook=pairs_hook)
 
 
+MAX_JSON_DEPTH: Final = 200
+"""Of JSON that several processes parse: how deep Python's parser gets depends on how deep its caller's stack is."""
+
+
+def storable_json(text: str) -> Any:
+    """Parses JSON from a stranger that is kept, and that other processes parse and write again. Raises ValueError."""
+    try:
+        value = strict_json(text)
+    except RecursionError:
+        raise ValueError("it nests too deeply") from None
+    if text.count("[") + text.count("{") > MAX_JSON_DEPTH and depth_of(value) > MAX_JSON_DEPTH:
+        raise ValueError(f"it nests more than {MAX_JSON_DEPTH} deep")
+    if "\\ud" in text or "\\uD" in text:
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("it has half of a surrogate pair") from None
+    return value
+
+
 def depth_of(value: Any) -> int:
     """Returns the nesting depth of a JSON value; that of a string or number is 1. Not recursive, so it has no limit."""
     level, depth = [value], 0

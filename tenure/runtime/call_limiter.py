@@ -20,7 +20,7 @@ from tenure.domain.call_limits import FREE_RETRY_SECONDS, Call, CallUsage, Clien
 TURN_SECONDS: Final = 5.0
 """How long a call waits for its turn before it is refused."""
 MAX_WAITING: Final = 1000
-"""The waiting calls of a tenant; beyond it, a call is refused at once."""
+"""The waiting calls of a tenant, and of one client half of them; beyond it, a call is refused at once."""
 OPENING_SECONDS: Final = 1.0
 """How long a stream or long poll counts as running at most: it may have no message for minutes."""
 _SPARE: Final = 100
@@ -51,7 +51,8 @@ class Turns:
         if client not in self._waiting and self._is_free(client):
             self._running[client] += 1
             return
-        if sum(map(len, self._waiting.values())) >= MAX_WAITING:
+        of_client = len(self._waiting.get(client, ()))
+        if of_client >= MAX_WAITING // 2 or sum(map(len, self._waiting.values())) >= MAX_WAITING:
             raise self._refusal()
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(client, deque()).append(turn)

@@ -155,7 +155,7 @@ def make_certificates(
 
     Raises OSError, and ValueError for an unusable name or authority.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     paths = directory / "ca.pem", directory / "ca.key.pem"
     if paths[1].exists():
         authority = Authority.load(*paths)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import socket
 import ssl
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
     from tenure.domain.outbound import IPAddress, Networks, Url
 
+
+_log: Final = logging.getLogger(__name__)
 
 # h11 parses header lines and chunk headers with patterns that a malicious server can drive to quadratic time in the
 # length of a line.
@@ -153,7 +156,7 @@ class CheckedNetworkBackend(httpcore2.AsyncNetworkBackend):
         """
         try:
             async with asyncio.timeout(timeout) as limit:
-                allowed = self._allowed(await self._addresses(host, port))[:MAX_ADDRESSES]
+                allowed = self._allowed(host, await self._addresses(host, port))[:MAX_ADDRESSES]
                 return await self._dial(allowed, port, limit.when(), local_address, socket_options)
         except TimeoutError as error:
             raise httpcore2.ConnectTimeout(f"no connection within {timeout} s") from error
@@ -191,13 +194,18 @@ class CheckedNetworkBackend(httpcore2.AsyncNetworkBackend):
             raise Unresolved(f"the name {host} has no address")
         return list(dict.fromkeys(ip_address(text.partition("%")[0]) for text in addresses))
 
-    def _allowed(self, addresses: list[IPAddress]) -> list[IPAddress]:
+    def _allowed(self, host: str, addresses: list[IPAddress]) -> list[IPAddress]:
+        """Returns the allowed addresses. Raises AddressRefused.
+
+        Its message does not name the addresses: strangers read it, and must not learn the addresses of internal names.
+        """
         refusals = {address: self._networks.refusal(address) for address in addresses}
         allowed = [address for address in addresses if refusals[address] is None]
         if allowed:
             return allowed
         shown = ", ".join(map(str, addresses[:MAX_ADDRESSES]))
-        raise AddressRefused(f"{self._what} may not reach {shown}", refusals[addresses[0]] or "")
+        _log.info("the addresses of a host are not allowed", extra={"host": host, "addresses": shown})
+        raise AddressRefused(f"{self._what} may not reach {host}", refusals[addresses[0]] or "")
 
     async def _look_up(self, host: str, port: int) -> list[str]:
         loop = asyncio.get_running_loop()

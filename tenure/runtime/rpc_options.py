@@ -56,6 +56,8 @@ class ServerLimits:
     max_connection_age_seconds: float = 1800.0
     max_connection_age_grace_seconds: float = 60.0
     min_ping_interval_seconds: float = 2.0
+    handshake_seconds: float = 20.0
+    """For TLS and the first frame of HTTP/2. A caller that sends nothing holds one of the connections as long."""
 
     def options(self) -> Options:
         """Returns the channel arguments of gRPC."""
@@ -66,6 +68,7 @@ class ServerLimits:
             ("grpc.max_allowed_incoming_connections", self.max_connections),
             ("grpc.max_connection_age_ms", round(self.max_connection_age_seconds * 1000)),
             ("grpc.max_connection_age_grace_ms", round(self.max_connection_age_grace_seconds * 1000)),
+            ("grpc.server_handshake_timeout_ms", round(self.handshake_seconds * 1000)),
             # The name differs from the macro's (…MIN_RECV_PING…), and gRPC ignores an unknown name: then the default of
             # five minutes ends every quiet connection at its third ping.
             ("grpc.http2.min_ping_interval_without_data_ms", round(self.min_ping_interval_seconds * 1000)),

@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 from grpc_reflection.v1alpha._async import ReflectionServicer
 
-from tenure.domain.errors import NotFound, Unavailable
+from tenure.domain.errors import LimitReached, NotFound, Unavailable
 from tenure.runtime.call_limiter import CallLimiter
 from tenure.runtime.rpc_interceptor import Audit, ErrorInterceptor, accept_everything, examine_nothing
 from tenure.runtime.rpc_options import Keepalive, ServerLimits
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 # `grpc.health.v1` for each service and for the whole server (""). The streams of watchers end when the server drains.
 
 SERVICE_NAME = "grpc.health.v1.Health"
+MAX_HEALTH_WATCHES: Final = 10_000
+"""Open streams of Watch at one server, as many as its connections: callers without an identity may open them."""
+_WATCH_RETRY_SECONDS: Final = 10.0
 _Response = health_pb2.HealthCheckResponse
 
 
@@ -42,6 +45,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated
         self._serving: dict[str, bool] = {"": False}
         self._changed = asyncio.Condition()
         self._draining = False
+        self._watches = 0
 
     async def set_serving(self, service: str, serving: bool) -> None:
         """Sets the status of one service. Has no effect when the server drains."""
@@ -69,13 +73,20 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated
         return health_pb2.HealthListResponse(statuses=statuses)
 
     async def Watch(self, request: Any, _context: Any) -> AsyncIterator[Any]:  # noqa: N802  the name on the wire
-        """Yields the current status and each new one."""
-        last_status = None
-        while not (self._draining and last_status is not None):
-            status = await self._next_status(request.service, last_status)
-            if status != last_status:
-                yield _Response(status=status)
-            last_status = status
+        """Yields the current status and each new one. Raises LimitReached (HEALTH_WATCHES)."""
+        if self._watches >= MAX_HEALTH_WATCHES:
+            message = f"this server has {MAX_HEALTH_WATCHES} open streams of health already: use Check"
+            raise LimitReached(message, reason="HEALTH_WATCHES", retry_after_seconds=_WATCH_RETRY_SECONDS)
+        self._watches += 1
+        try:
+            last_status = None
+            while not (self._draining and last_status is not None):
+                status = await self._next_status(request.service, last_status)
+                if status != last_status:
+                    yield _Response(status=status)
+                last_status = status
+        finally:
+            self._watches -= 1
 
     async def _next_status(self, service: str, last_status: Any) -> Any:
         """Returns the status when it differs from `last_status`, or when the server drains."""

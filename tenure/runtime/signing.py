@@ -173,8 +173,8 @@ class Verifier:
         except (OSError, ValueError, KeyError, TypeError) as error:
             message = f"{self._path} has no verifying keys of Tenure ({error}); create them with `tenure keys create`"
             raise KeyFileError([message]) from error
-        if set(self._keys) - set(keys):
-            self._checked.clear()  # a key was withdrawn: its cached tokens must be verified again
+        if any(keys.get(key_id) != key for key_id, key in self._keys.items()):
+            self._checked.clear()  # a key was withdrawn or replaced: its cached tokens must be verified again
         self._keys, self._modified_ns = keys, modified_ns
 
 

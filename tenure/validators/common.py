@@ -14,7 +14,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from tenure.domain.errors import FieldViolation
 from tenure.domain.fencing import is_claim_epoch
 from tenure.domain.outputs import MAX_URI_CHARACTERS
-from tenure.domain.tool_arguments import strict_json
+from tenure.domain.tool_arguments import storable_json
 from tenure.v1 import task_pb2, token_pb2
 from tenure.wire.common import seconds
 
@@ -107,8 +107,8 @@ _LAST_SECOND = 32_503_680_000
 def is_json(text: str) -> bool:
     """Whether a text is one JSON value, as strict as its readers: without NaN and with bounded nesting."""
     try:
-        strict_json(text)
-    except (ValueError, RecursionError):
+        storable_json(text)
+    except ValueError:
         return False
     return True
 

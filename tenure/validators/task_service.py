@@ -220,6 +220,8 @@ def check_wait_answer(answer: Any, v: Violations, prefix: str = "") -> None:
     size = len(answer.edited_arguments_json.encode())
     message = f"at most {MAX_APPROVED_ARGUMENT_BYTES} bytes"
     v.require(size <= MAX_APPROVED_ARGUMENT_BYTES, f"{prefix}edited_arguments_json", message)
+    is_edit = bool(answer.edited_arguments_json)
+    v.require(not is_edit or is_json(answer.edited_arguments_json), f"{prefix}edited_arguments_json", "must be JSON")
     v.between(f"{prefix}extra_budget_tokens", answer.extra_budget_tokens, 0, MAX_TOKENS)
     v.between(f"{prefix}extra_budget_nano_usd", answer.extra_budget_nano_usd, 0, MAX_NANO_USD)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import http.client
 import os
 import signal
 import subprocess
 import sys
 import threading
+from contextlib import closing
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,7 +29,7 @@ from devstack.etcd import (
     start_etcd,
 )
 from services.coordinator.etcd.client import EtcdClient
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,6 +58,17 @@ async def test_a_second_start_finds_the_data_of_the_first(tmp_path: Path) -> Non
 
 async def test_the_version_told_is_the_one_running(etcd: EtcdSpace) -> None:
     assert (await etcd.client.status()).version == etcd_version()
+
+
+async def test_a_page_of_another_host_reads_nothing(tmp_path: Path) -> None:
+    async with running_etcd(tmp_path) as etcd:
+        answers = {}
+        for host in ("localhost", "rebound.example"):
+            connection = http.client.HTTPConnection("127.0.0.1", etcd.member.client_port, timeout=CALL_SECONDS)
+            with closing(connection):
+                connection.request("POST", "/v3/kv/range", b'{"key": "AA=="}', {"Host": host})
+                answers[host] = connection.getresponse().status
+    assert answers == {"localhost": HTTPStatus.OK, "rebound.example": HTTPStatus.MISDIRECTED_REQUEST}
 
 
 def test_a_frozen_etcd_is_stopped_too(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -11,7 +12,8 @@ import pytest
 
 from services.checkpoint.queue import sweeps
 from services.checkpoint.waits import signals
-from tenure.domain.errors import AlreadyExists, LimitReached
+from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached
+from tenure.domain.tool_arguments import MAX_JSON_DEPTH
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, entry, kinds
@@ -76,6 +78,20 @@ async def test_an_early_event_is_delivered_with_the_waits_begin(
         "tool_outcome",
         "WAITING_EXTERNAL>QUEUED",
     ]
+
+
+async def test_each_accepted_payload_can_be_delivered(checkpoint: MakeCheckpoint) -> None:
+    """How deep the parser gets depends on its caller: what the door accepts, the wait's transaction must parse too."""
+    replica, accepted = await checkpoint(), []
+    payloads = {str(depth): "[" * depth + "]" * depth for depth in range(MAX_JSON_DEPTH - 1, 1000, 10)}
+    for name, payload in {**payloads, "half a pair": '["\\ud83d"]', "NaN": "NaN", "1e400": "1e400"}.items():
+        with suppress(InvalidRequest):
+            await send(replica, name, payload)
+            accepted.append(name)
+    for name in accepted:
+        owner, move = await begun(replica, name)
+        assert (await owner.commit(transition=move)).state == QUEUED
+    assert accepted == [str(MAX_JSON_DEPTH - 1)]
 
 
 async def test_an_event_and_its_wait_meet_even_when_both_come_at_once(checkpoint: MakeCheckpoint) -> None:

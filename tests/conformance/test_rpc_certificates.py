@@ -23,6 +23,7 @@ from tenure.runtime import channel_renewal
 from tenure.runtime.certificates import Authority, write_certificate
 from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_client import TenureChannel, open_channel
+from tenure.runtime.rpc_options import ServerLimits
 from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.security import Security
 from tenure.runtime.tls import CertificateFiles, MutualTlsSettings, PeerTls, TrustedCallers
@@ -180,7 +181,7 @@ async def test_files_that_do_not_fit_together_change_nothing(tmp_path: Path, cap
         key.write_bytes(good)
 
 
-async def test_certificates_that_no_server_accepts_are_used_and_replaced(
+async def test_certificates_that_no_server_accepts_are_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An authority of the former files may be withdrawn, so these do not stay in use."""
@@ -213,7 +214,7 @@ def leaf(authority: Authority, days: float = 1) -> bytes:
     return authority.issue(Role.GATEWAY, "gateway", DEFAULT_INSTALLATION, days)[0]
 
 
-def test_a_caller_counts_as_long_as_its_authority_and_its_certificate(
+def test_a_caller_counts_as_long_as_its_certificates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenure.runtime.tls._REREAD_SECONDS", 0.0)
@@ -249,6 +250,15 @@ def test_an_authority_that_is_renewed_with_its_key_counts(tmp_path: Path, monkey
     trusted.check(own)
 
 
-def test_a_certificate_of_an_intermediate_authority_is_left_to_tls(tmp_path: Path) -> None:
+def test_a_certificate_of_an_intermediate_is_left_to_tls(tmp_path: Path) -> None:
     trusted = TrustedCallers(Folder(tmp_path).files("checkpoint"))
     trusted.check(leaf(Authority.create(DEFAULT_INSTALLATION, 1)))
+
+
+async def test_a_caller_that_never_begins_tls_loses_its_connection(tmp_path: Path) -> None:
+    security = Security(rules_of, Folder(tmp_path).files("checkpoint"))
+    server = RpcServer("127.0.0.1:0", security=security, limits=ServerLimits(handshake_seconds=0.5))
+    async with server, asyncio.timeout(60):  # not the two minutes of gRPC
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        assert await reader.read() == b""
+        writer.close()

@@ -16,7 +16,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tenure.domain import errors
-from tenure.runtime import metrics
+from tenure.runtime import metrics, rpc_server
 from tenure.runtime.request_context import as_tenant, current_tenant, traceparent
 from tenure.runtime.rpc_client import TenureChannel, open_channel, target_of
 from tenure.runtime.rpc_server import RpcServer, draining
@@ -288,6 +288,30 @@ async def test_health_knows_the_server_and_each_service() -> None:
             await health.Check(health_pb2.HealthCheckRequest(service="nobody"))
         listed = await health.List(health_pb2.HealthListRequest())
         assert set(listed.statuses) == {"", SERVICE, "grpc.health.v1.Health"}
+
+
+async def test_streams_of_health_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc_server, "MAX_HEALTH_WATCHES", 1)
+    async with echoing() as (_, channel):
+        health = health_pb2_grpc.HealthStub(channel)
+        first = health.Watch(health_pb2.HealthCheckRequest())
+        await first.read()
+        with pytest.raises(errors.LimitReached) as refused:
+            await health.Watch(health_pb2.HealthCheckRequest()).read()
+        assert refused.value.reason == "HEALTH_WATCHES"
+        first.cancel()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while await ends_at_once(health.Watch(health_pb2.HealthCheckRequest())):
+                await asyncio.sleep(0.01)
+
+
+async def ends_at_once(call: Any) -> bool:
+    try:
+        await call.read()
+    except errors.LimitReached:
+        return True
+    call.cancel()
+    return False
 
 
 @pytest.mark.parametrize("version", ["v1alpha", "v1"])

@@ -59,6 +59,26 @@ async def test_a_lower_epoch_is_refused_even_for_what_is_recorded(tool_service: 
         await tools.outcome(old, "1.0", "append_record", file="a", line="x")
 
 
+async def test_an_old_token_lists_no_tools(tool_service: StartTools, grants: Grants) -> None:
+    tools = await tool_service()
+    old = grants.claim(epoch=10)
+    new = grants.claim(old.task_id, epoch=11)
+    assert await names_of_tools(tools, new)  # does not raise the fence: the old claim may still have effects
+    assert await names_of_tools(tools, old)
+    await tools.fence(new)
+    with pytest.raises(StaleEpoch) as caught:
+        await names_of_tools(tools, old)
+    assert (caught.value.presented, caught.value.current) == (10, 11)
+    await tools.fence(new, close=True)
+    with pytest.raises(StaleEpoch):
+        await names_of_tools(tools, new)
+
+
+async def names_of_tools(tools: Any, owner: Any) -> Any:
+    request = tool_service_pb2.ListToolsRequest(token=owner.token)
+    return [tool.name for tool in (await tools.stub.ListTools(request, timeout=CALL_SECONDS)).tools]
+
+
 async def test_an_equal_epoch_of_another_claim_is_refused(
     tool_service: StartTools, grants: Grants, outside: Outside
 ) -> None:

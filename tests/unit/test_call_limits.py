@@ -150,12 +150,15 @@ async def test_a_call_that_is_cancelled_in_its_turn_gives_it_back() -> None:
 
 
 async def test_more_calls_than_may_wait_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_limiter, "MAX_WAITING", 1)
+    monkeypatch.setattr(call_limiter, "MAX_WAITING", 2)
     turns = Turns("acme", 1, 1)
     await turns.take("a")
     async with waiting(turns, "a"):
-        with pytest.raises(LimitReached):
-            await asyncio.wait_for(turns.take("b"), 0.1)
+        with pytest.raises(LimitReached):  # one client has half of the places
+            await asyncio.wait_for(turns.take("a"), 0.1)
+        async with waiting(turns, "b"):
+            with pytest.raises(LimitReached):
+                await asyncio.wait_for(turns.take("c"), 0.1)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["begin", "end", "cancel"])), max_size=60))

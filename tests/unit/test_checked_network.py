@@ -42,8 +42,9 @@ async def test_only_the_public_ones_of_many_addresses_are_dialled() -> None:
 
 async def test_a_name_that_leads_inside_only_is_refused_with_its_kind() -> None:
     dialler = Dialler()
-    with pytest.raises(AddressRefused, match=r"tests may not reach 169\.254\.169\.254") as refused:
+    with pytest.raises(AddressRefused) as refused:
         await backend(dialler, [["169.254.169.254"]]).connect_tcp("metadata.example", 80)
+    assert str(refused.value) == "tests may not reach metadata.example"  # strangers read it: no address
     assert refused.value.kind == "link-local"
     assert dialler.dialled == []
 

@@ -54,6 +54,16 @@ def test_a_withdrawn_key_verifies_nothing(keys: Path) -> None:
         verifier.check(token)
 
 
+def test_a_key_replaced_under_its_id_verifies_nothing(keys: Path) -> None:
+    verifier, token = Verifier(keys, look_seconds=0.0), signed(keys, "first")
+    verifier.check(token)
+    other = keys.with_name("other.json")
+    write_key_pair(keys.with_name("other_private.json"), other, "first")
+    other.replace(keys)
+    with pytest.raises(Unauthenticated):
+        verifier.check(token)
+
+
 def test_an_unreadable_key_file_changes_nothing(keys: Path) -> None:
     verifier, token = Verifier(keys, look_seconds=0.0), signed(keys, "first")
     unknown = token._replace(key_id="second")

@@ -20,7 +20,7 @@ from devstack import (
     StackError,
     StackOptions,
 )
-from devstack.child_process import last_output, warnings_of
+from devstack.child_process import last_output, open_log, warnings_of
 from devstack.data_dir import forget_addresses, hold_folder, read_addresses, write_addresses
 from devstack.etcd import EtcdProcess
 from devstack.options import (
@@ -36,7 +36,7 @@ from devstack.options import (
 from devstack.service_process import SimulatorProcess
 from devstack.stores import endpoint_version
 from devstack.supervisor import death_of
-from tenure.cli.dev import UNSAFE_ETCD, command_name, passed_on
+from tenure.cli.dev import UNSAFE_ETCD, command_name, one_dsn, passed_on
 from tenure.cli.parameters import REPLICAS, SETTING
 
 
@@ -47,6 +47,18 @@ def test_a_folder_has_one_stack(tmp_path: Path) -> None:
             pass
     with hold_folder(tmp_path):
         pass
+
+
+def test_only_the_owner_reads_the_files_of_a_stack(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "data")
+    layout.create()
+    layout.logs.mkdir(mode=0o755)  # by an earlier release
+    layout.prepare()
+    open_log(layout.logs / "gateway.log").close()
+    write_addresses(layout.data_dir, {})
+    assert layout.data_dir.stat().st_mode & 0o066 == 0
+    assert all(path.stat().st_mode & 0o077 == 0 for path in layout.data_dir.glob("*"))
+    assert (layout.logs / "gateway.log").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_stack_that_was_killed_holds_its_folder_no_longer(tmp_path: Path) -> None:
@@ -282,3 +294,24 @@ async def test_a_service_of_another_stack_is_not_taken_for_ours(tmp_path: Path) 
         await child.wait_ready()
     finally:
         child.kill()
+
+
+@pytest.mark.parametrize(
+    ("dsn", "warns"),
+    [
+        ("postgresql://user:secret@localhost/x", True),
+        ("host=localhost password=secret", True),
+        ("postgresql://user@localhost/password", False),
+        ("nonsense", False),
+        ("", False),
+    ],
+)
+def test_a_password_in_the_arguments_gets_a_warning(
+    capsys: pytest.CaptureFixture[str], dsn: str, warns: bool, tmp_path: Path
+) -> None:
+    assert one_dsn(dsn, None) == dsn
+    assert ("--postgres-file" in capsys.readouterr().err) == warns
+    file = tmp_path / "dsn"
+    file.write_text("postgresql://user:secret@localhost/x\n")
+    assert one_dsn("", file) == "postgresql://user:secret@localhost/x"
+    assert capsys.readouterr().err == ""

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.domain.tool_arguments import (
+    MAX_JSON_DEPTH,
     depth_of,
     escaped,
+    storable_json,
     strict_json,
     well_formed,
     well_formed_value,
@@ -28,6 +30,21 @@ VALUES = st.recursive(
 def test_what_is_no_json_is_refused(text: Any) -> None:
     with pytest.raises(ValueError, match=r"."):
         strict_json(text)
+
+
+def nested(depth: int) -> str:
+    return '{"a":' * (depth - 1) + "[]" + "}" * (depth - 1)
+
+
+@pytest.mark.parametrize("text", [nested(MAX_JSON_DEPTH + 1), "[" * 100_000, '"\\ud83d"', '{"\\uD83D": 1}', "NaN"])
+def test_what_others_cannot_parse_or_write_is_not_kept(text: Any) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        storable_json(text)
+
+
+def test_deep_json_and_whole_pairs_are_kept() -> None:
+    assert depth_of(storable_json(nested(MAX_JSON_DEPTH))) == MAX_JSON_DEPTH
+    assert storable_json('["[[[[", "\\ud83d\\ude00"]') == ["[[[[", "\U0001f600"]
 
 
 def test_a_name_may_come_twice_only_where_that_is_allowed() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,9 +19,9 @@ from tests.support.http_stub import HttpStub, page
 from tests.support.patience import CALL_SECONDS
 
 
-async def send(url: Any) -> Any:
+async def send(url: Any, allowed: Sequence[str] = EVERYWHERE) -> Any:
     delivery = OutgoingDelivery(1, "d", "{}", 0, datetime.now(UTC), url, b"x" * 24, None)
-    policy = WebhookPolicy(Networks(EVERYWHERE), SmtpSettings(), 1, SecretBox(None))
+    policy = WebhookPolicy(Networks(allowed), SmtpSettings(), 1, SecretBox(None))
     async with Sender(policy, CALL_SECONDS, 2) as sender:
         return await sender.send(delivery)
 
@@ -50,3 +50,8 @@ async def test_a_connection_broken_in_the_body_keeps_its_status(error: Any) -> N
 
 async def test_a_url_that_can_be_read_in_two_ways_is_told() -> None:
     assert "four decimal parts" in (await send("http://2130706433/")).problem
+
+
+async def test_a_refusal_does_not_tell_the_address_of_a_name() -> None:
+    problem = (await send("http://localhost:1/", allowed=())).problem
+    assert problem == "AddressRefused: webhooks may not reach localhost"

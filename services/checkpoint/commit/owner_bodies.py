@@ -5,10 +5,8 @@ Owners may be loops that users wrote. An entry never changes, so an unreadable e
 
 from __future__ import annotations
 
-import json
-
 from tenure.domain.outputs import problem_of_output
-from tenure.domain.tool_arguments import strict_json
+from tenure.domain.tool_arguments import storable_json
 from tenure.v1 import ledger_pb2
 from tenure.wire.ledger import body_to_domain
 from tenure.wire.tool import output_to_domain
@@ -20,7 +18,7 @@ def problem_of_body(body: ledger_pb2.EntryBody) -> str:
         body_to_domain(body)
         match body.WhichOneof("body"):
             case "assistant_message":
-                _check_json(body.assistant_message.content_json or "[]")
+                storable_json(body.assistant_message.content_json or "[]")
             case "tool_outcome" if body.tool_outcome.outcome.HasField("output"):
                 if problem := problem_of_output(output_to_domain(body.tool_outcome.outcome.output)):
                     return f"has an output that cannot be listed: {problem}"
@@ -33,18 +31,5 @@ def problem_of_body(body: ledger_pb2.EntryBody) -> str:
 
 
 def _check_schema(name: str, schema_json: str) -> None:
-    if not isinstance(_check_json(schema_json or "{}"), dict):
+    if not isinstance(storable_json(schema_json or "{}"), dict):
         raise ValueError(f"the input_schema_json of the tool {name!r} is no JSON object")  # noqa: TRY004
-
-
-def _check_json(text: str) -> object:
-    """Refuses what the fold would accept but JSON encoders reject: NaN, and half of a surrogate pair."""
-    try:
-        value = strict_json(text)
-        if "\\ud" in text or "\\uD" in text:
-            json.dumps(value, ensure_ascii=False).encode()
-    except RecursionError:
-        raise ValueError("its JSON nests too deeply") from None
-    except UnicodeEncodeError:
-        raise ValueError("its JSON has half of a surrogate pair") from None
-    return value

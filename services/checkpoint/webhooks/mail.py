@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,6 @@ from tenure.runtime.outbound_http import tls_context
 from tenure.runtime.settings import Secret, setting
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Iterator, Sequence
 
 PREFIX: Final = "TENURE_CHECKPOINT_SMTP_"
@@ -147,8 +147,9 @@ class MailSender:
         except TimeoutError:
             return WebhookResponse(problem=f"the e-mail was not accepted within {settings.timeout_seconds:g} s")
         except (aiosmtplib.SMTPException, OSError) as error:
-            cause = f" {error.__cause__}" if error.__cause__ is not None else ""
-            return WebhookResponse(problem=printable(f"{type(error).__name__}: {error}{cause}"))
+            # The name and the address of the server concern the operator, not the tenant.
+            _log.warning("an e-mail could not be sent", extra={"error": f"{error} {error.__cause__ or ''}"})
+            return WebhookResponse(problem=_problem(error))
 
     def _client(self) -> aiosmtplib.SMTP:
         settings = self._settings
@@ -203,6 +204,15 @@ class MailSender:
         return (
             _refused(refusals, tuple(accepted)) if refusals else WebhookResponse(250, accepted_addresses=mail.remaining)
         )
+
+
+def _problem(error: Exception) -> str:
+    """Returns what a tenant may know about a failed connection, or about one that broke."""
+    if isinstance(error, ssl.SSLError) or isinstance(error.__cause__, ssl.SSLError):
+        return f"the certificate or the TLS of the SMTP server cannot be used ({type(error).__name__}); see the log"
+    if isinstance(error, aiosmtplib.SMTPConnectError | OSError):
+        return f"the SMTP server cannot be reached ({type(error).__name__}); see the log"
+    return printable(f"{type(error).__name__}: {error}")
 
 
 def _refused(

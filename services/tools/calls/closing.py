@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from services.tools.calls.accept import lock_fences, raise_fences
-from services.tools.calls.accept_rules import admit_fence
+from services.tools.calls.accept_rules import ToolFenceRow, admit, admit_fence
 from services.tools.calls.call_log import RefusedCall, insert_refusals, log_refusals
 from services.tools.calls.metrics import count_calls_in_doubt
 from services.tools.calls.records import CallSummary, unpack_outcome
 from services.tools.calls.runs import RunningCalls
 from services.tools.statements import QUERIES
 from tenure.domain.errors import StaleEpoch, Unavailable
-from tenure.domain.fencing import Claims
+from tenure.domain.fencing import Claims, Fence
 from tenure.domain.tools import CallState, EffectClass
 from tenure.runtime import metrics
 from tenure.runtime.failpoints import failpoint
@@ -57,6 +57,17 @@ class FenceCloser:
         if close:
             await self._stop(claims, task_id)
         return await self._summaries(task_id)
+
+    async def check(self, claims: Claims, task_id: UUID) -> None:
+        """Raises StaleEpoch for a claim whose calls the fence refuses. A newer claim does not raise the fence."""
+        async with connection(self._pool) as postgres:
+            parameters = {"task_id": task_id, "tenant": claims.tenant}
+            row = await (await postgres.execute(QUERIES.read_fence, parameters)).fetchone()
+        if row is not None:
+            epoch, claim_id, closed, _ = row
+            admitted = admit(ToolFenceRow(Fence(epoch, claim_id), closed=closed), claims.fence)
+            if isinstance(admitted, StaleEpoch):
+                raise admitted
 
     async def end(self, claims: Claims, task_id: UUID) -> bool:
         """Closes the fence and returns whether no call of the task runs any more.

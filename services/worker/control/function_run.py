@@ -21,6 +21,7 @@ from tenure.control.work import STEP_TIMEOUT_SECONDS
 from tenure.domain.control import FunctionToolCall
 from tenure.domain.entries import ControlFailure, ControlStep
 from tenure.domain.task import ControlWork
+from tenure.domain.tool_arguments import storable_json
 from tenure.domain.tools import Outcome
 from tenure.runtime import semconv
 from tenure.runtime.telemetry import span
@@ -217,7 +218,7 @@ class FunctionWork:
 def encode(value: Any, what: str) -> str:
     """Encodes a value as JSON.
 
-    Raises TypeError for another type, and ValueError for a value too large or not finite.
+    Raises TypeError for another type, and ValueError for a value too large, nested too deeply or not finite.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
     size = len(text.encode())
@@ -225,6 +226,10 @@ def encode(value: Any, what: str) -> str:
         raise ValueError(
             f"{what} has {size} bytes of JSON, at most {MAX_CONTROL_JSON_BYTES} are allowed: store it elsewhere"
         )
+    try:
+        storable_json(text)
+    except ValueError as error:
+        raise ValueError(f"{what} cannot be stored: {error}") from None
     return text
 
 
