@@ -45,9 +45,9 @@ async def ended(pooled: PooledStack, tenant: str, task_ids: list[str]) -> list[t
 
 async def test_a_foreign_worker_sees_only_its_own_tenants_tasks(pooled: PooledStack) -> None:
     agent = task_pb2.AgentSpec(model="sim-hello")
-    for asked in ({"queues": ["default", "secret"]}, {"loops": ["messages", "control.month_end"]}):
+    for queues, loops in ((["default", "secret"], []), ([], ["messages", "control.month_end"])):
         with pytest.raises(PermissionDenied) as refused:
-            await pooled.worker("acme", **asked)
+            await pooled.worker("acme", queues=queues, loops=loops)
         assert refused.value.reason == "OUTSIDE_POOL"
     foreign = await pooled.worker("acme", "acme-7", slots=64)
     seen: list[str] = []

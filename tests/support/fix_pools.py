@@ -13,12 +13,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 from uuid import UUID
 
 from psycopg import AsyncConnection
 
-from devstack import ServiceProcess, Stack, StackOptions
+from devstack import Stack, StackOptions
 from tenure.client import Client
 from tenure.domain.access import DEFAULT_INSTALLATION, Role, server_name
 from tenure.domain.errors import TenureError, Unavailable, WrongState
@@ -162,7 +162,7 @@ class PooledStack:
         return ClientTls(ca_file, self._folder / f"{name}.pem", self._folder / f"{name}.key.pem")
 
     def _channel(self, kind: str, tls: ClientTls) -> TenureChannel:
-        service = cast("ServiceProcess", self.stack.services[kind])
+        service = self.stack.services[kind]
         named = _named(tls, Role(kind.upper()))
         self._channels.append(open_channel(service.address, tls=named, default_timeout_seconds=CALL_SECONDS))
         return self._channels[-1]
