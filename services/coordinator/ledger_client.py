@@ -47,6 +47,7 @@ class LedgerClient:
             lower_tiers=lower_tiers(slots),
             without_suspects=without_suspects,
             worker_ids=worker_ids,
+            tenants=sorted(profile.tenants or ()),
         )
         return (await self._stub.ListClaimable(request, timeout=_TIMEOUT_SECONDS)).offers
 

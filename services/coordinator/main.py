@@ -22,6 +22,7 @@ from services.coordinator.lease_store import open_lease_store
 from services.coordinator.leases.servicer import lease_service
 from services.coordinator.ledger_client import WATCH_SECONDS, LedgerClient
 from services.coordinator.operator_requests import OperatorRequests
+from services.coordinator.pools import PoolEnforcement, WorkerPools
 from services.coordinator.pruned_tasks import PrunedTasks
 from services.coordinator.servicer import CoordinatorServicer
 from services.coordinator.sessions.own_session import OwnSession
@@ -70,6 +71,7 @@ async def compose(process: Process, settings: CoordinatorSettings) -> None:
 async def assemble(process: Process, settings: CoordinatorSettings) -> RpcServer:
     """Opens the clients, then the state in memory, then the duties, because they close in the opposite order."""
     security = Security.load(settings.common, Role.COORDINATOR, settings.listen, access_rules)
+    pools = WorkerPools(settings.pools_file)
     coordinator_id = settings.id or f"{instance_id()}-{uuid4().hex[:6]}"
     timing = settings.timing()
     store = await process.open(
@@ -100,15 +102,25 @@ async def assemble(process: Process, settings: CoordinatorSettings) -> RpcServer
     duties = await process.open(Duties())
     close_out_runner = CloseOutRunner(store, ledger, tools, lost_claims, issuer, generation, own_session)
     endings = PendingEndings(ledger, sessions, close_out_runner, grace_seconds=settings.cancel_grace_seconds)
-    operator_requests = OperatorRequests(store, sessions, lost_claims)
+    operator_requests = OperatorRequests(store, sessions, lost_claims, pools)
     interval_seconds = settings.reconcile_interval_seconds
     reconciliation = Reconciliation(store, ledger, sessions, lost_claims, interval_seconds, timing, operator_requests)
     key_watch = KeyWatch(coordinator_id, store, sessions, lost_claims, generation, operator_requests)
     releases = await process.open(ClaimReleases(store, lost_claims))
     takeover = await process.open(Takeover(store, timing.reconnect_grace_seconds))
-    session_attach = SessionAttach(coordinator_id, store, generation, sessions, timing)
+    enforcement = PoolEnforcement(pools, sessions, releases, dispatch.on_queued)
+    session_attach = SessionAttach(coordinator_id, store, generation, sessions, timing, pools, enforcement)
     servicer = CoordinatorServicer(
-        store, sessions, session_attach, takeover, dispatch, releases, issuer, operator_requests, process.stopping
+        store,
+        sessions,
+        session_attach,
+        takeover,
+        dispatch,
+        releases,
+        issuer,
+        operator_requests,
+        pools,
+        process.stopping,
     )
     server.add(SERVICE, add_CoordinatorServiceServicer_to_server, servicer)
     leases, lease_sweep = lease_service(settings, store, checkpoint, issuer, generation, process.stopping)
@@ -123,10 +135,12 @@ async def assemble(process: Process, settings: CoordinatorSettings) -> RpcServer
     duties.start("reconciliation", reconciliation.run, silence_seconds=LISTS_SILENCE_SECONDS)
     duties.start("own session", own_session.run, silence_seconds=SILENCE_SECONDS)
     duties.start("endings", endings.run, silence_seconds=TOOLS_SILENCE_SECONDS)
-    pruned_tasks = PrunedTasks(ledger, tools, issuer, coordinator_id)
-    duties.start("prunings", pruned_tasks.run, silence_seconds=TOOLS_SILENCE_SECONDS)
+    duties.start(
+        "prunings", PrunedTasks(ledger, tools, issuer, coordinator_id).run, silence_seconds=TOOLS_SILENCE_SECONDS
+    )
     duties.start("doubt waits", InDoubtWaits(ledger, tools).run, silence_seconds=TOOLS_SILENCE_SECONDS)
     duties.start("signing key", issuer.follow_rotation, silence_seconds=SILENCE_SECONDS)
+    duties.start("pools", enforcement.run, may_end=True, silence_seconds=SILENCE_SECONDS)
     duties.start("unregistered leases", lease_sweep.run, silence_seconds=LISTS_SILENCE_SECONDS)
     await generation.first_look()
     return server

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from services.coordinator.claims.lost_claims import LostClaim
 from services.coordinator.lease_store.session_keys import DrainRecord
-from tenure.domain.errors import NotFound
+from tenure.domain.errors import NotFound, PermissionDenied, WrongState
+from tenure.domain.pools import OUTSIDE_POOL, SETTING
 from tenure.domain.states import Reason
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.request_context import current_tenant
@@ -19,10 +20,14 @@ from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.wire.common import duration, timestamp
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from services.coordinator.claims.lost_claims import LostClaims
     from services.coordinator.lease_store import HeldClaim, HeldSession, LeaseStore
+    from services.coordinator.pools import WorkerPools
     from services.coordinator.sessions.session import Renewals
     from services.coordinator.sessions.session_attach import Sessions
+    from tenure.domain.pools import WorkerPool
 
 
 # Lists of live workers and claims, read from etcd.
@@ -31,13 +36,13 @@ _MAX_CLAIMS: Final = 10_000
 _LEASES_AT_ONCE: Final = 16
 
 
-async def list_workers(store: LeaseStore) -> list[pb.Worker]:
+async def list_workers(store: LeaseStore, pools: WorkerPools) -> list[pb.Worker]:
     """Returns the live sessions of workers, sorted by worker id. Raises Unavailable."""
     sessions = await store.sessions.list_all()
     counts = Counter(claim.record.session_id for claim in (await store.claims.list_all()).values())
     drains = await store.drains.list_all()
     workers = [
-        worker_to_wire(session, counts[session.session_id], draining=session.session_id in drains)
+        worker_to_wire(session, counts[session.session_id], pools, draining=session.session_id in drains)
         for session in sessions
         if not session.record.own
     ]
@@ -80,9 +85,10 @@ async def _remaining(store: LeaseStore, leases: set[int]) -> dict[int, int]:
     return remaining
 
 
-def worker_to_wire(session: HeldSession, claim_count: int, *, draining: bool) -> pb.Worker:
-    """Returns a session as the API shows it."""
+def worker_to_wire(session: HeldSession, claim_count: int, pools: WorkerPools, *, draining: bool) -> pb.Worker:
+    """Returns a session as the API shows it. A session without a pool is about to end: it takes no more tasks."""
     record = session.record
+    pool = _pool(session, pools)
     return pb.Worker(
         worker_id=record.worker_id,
         session_id=session.session_id,
@@ -91,10 +97,19 @@ def worker_to_wire(session: HeldSession, claim_count: int, *, draining: bool) ->
         claim_count=claim_count,
         queues=record.queues,
         start_time=timestamp(datetime.fromtimestamp(record.started_at, UTC)),
-        draining=draining,
+        draining=draining or pool is None,
         loops=record.loops,
         priorities=record.priorities,
+        pool="" if pool is None else pool.name,
+        tenants=[] if pool is None else sorted(pool.tenants or ()),
     )
+
+
+def _pool(session: HeldSession, pools: WorkerPools) -> WorkerPool | None:
+    try:
+        return pools.pool_of(session.record.identity)
+    except PermissionDenied:
+        return None
 
 
 def _claim(claim: HeldClaim, remaining_seconds: int) -> pb.Claim:
@@ -120,15 +135,19 @@ class OperatorRequests:
     through etcd.
     """
 
-    def __init__(self, store: LeaseStore, sessions: Sessions, lost_claims: LostClaims) -> None:
+    def __init__(self, store: LeaseStore, sessions: Sessions, lost_claims: LostClaims, pools: WorkerPools) -> None:
         self._store = store
+        self._pools = pools
         self._sessions = sessions
         self._lost_claims = lost_claims
 
     async def transfer(self, request: pb.CoordinatorServiceTransferTaskRequest) -> bool:
-        """Transfers a task. Returns whether it was taken from its owner now. Raises NotFound and Unavailable."""
+        """Transfers a task. Returns whether it was taken from its owner now.
+
+        Raises NotFound, WrongState (OUTSIDE_POOL) and Unavailable.
+        """
         if request.to_worker_id:
-            await self._live(request.to_worker_id)
+            self._check_pool(request.to_worker_id, await self._live(request.to_worker_id))
         held = (await self._store.claims.find_many([request.task_id])).get(request.task_id)
         if held is None or held.epoch != request.epoch or held.record.tenant != current_tenant():
             return False
@@ -155,7 +174,7 @@ class OperatorRequests:
         if not marked:
             raise NotFound(f"the sessions of worker {request.worker_id} have ended", reason=WORKER_NOT_FOUND)
         _log.info("a worker is marked to drain", extra={"worker": request.worker_id, "why": record.message})
-        return [worker_to_wire(held, 0, draining=True) for held in marked]
+        return [worker_to_wire(held, 0, self._pools, draining=True) for held in marked]
 
     def is_draining(self, session_id: str, record: DrainRecord) -> None:
         """Notifies the worker of a marked session that is attached here."""
@@ -167,6 +186,16 @@ class OperatorRequests:
         """Notifies the attached workers whose mark the key watch has missed. Raises Unavailable."""
         for session_id, record in (await self._store.drains.list_all()).items():
             self.is_draining(session_id, record)
+
+    def _check_pool(self, worker_id: str, sessions: Iterable[HeldSession]) -> None:
+        tenant = current_tenant()
+        pools = [pool for held in sessions if (pool := _pool(held, self._pools)) is not None]
+        if not any(pool.takes_tenant(tenant) for pool in pools):
+            raise WrongState(
+                f"the pool of worker {worker_id} does not take tasks of the tenant {tenant}: name another worker, or "
+                f"add the tenant to the pool in the file of {SETTING}",
+                reason=OUTSIDE_POOL,
+            )
 
     async def _live(self, worker_id: str) -> list[HeldSession]:
         sessions = await self._store.sessions.list_all()

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Final
 
 from services.coordinator.operator_requests import list_claims, list_renewals, list_workers
+from services.coordinator.pools import worker_identity
 from services.coordinator.sessions.session_stream import SESSION_GOES_ON, SessionStreamServer, StreamEnd
 from tenure.domain.access import check_holder
 from tenure.domain.errors import InvalidRequest
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from services.coordinator.claims.lost_claims import ClaimReleases
     from services.coordinator.lease_store import LeaseStore
     from services.coordinator.operator_requests import OperatorRequests
+    from services.coordinator.pools import WorkerPools
     from services.coordinator.sessions.session_attach import SessionAttach, Sessions, Takeover
 
 _HELLO_SECONDS: Final = 10.0
@@ -39,8 +41,10 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         releases: ClaimReleases,
         issuer: Issuer,
         operator_requests: OperatorRequests,
+        pools: WorkerPools,
         stopping: asyncio.Event,
     ) -> None:
+        self._pools = pools
         self._operator_requests = operator_requests
         self._store = store
         self._sessions = sessions
@@ -58,8 +62,9 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         if self._stopping.is_set():
             raise draining()
         hello = await _hello(request_iterator)
-        check_holder(current_principal(), hello.worker_id)
-        session = await self._session_attach.attach(hello)
+        principal = current_principal()
+        check_holder(principal, hello.worker_id)
+        session = await self._session_attach.attach(hello, worker_identity(principal))
         stream = SessionStreamServer(session, self._store, self._issuer, self._releases, self._dispatch, self._stopping)
         try:
             self._dispatch.on_queued()
@@ -74,7 +79,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
 
     async def ListWorkers(self, _request: Any, _context: Any) -> pb.CoordinatorServiceListWorkersResponse:
         """Lists the live sessions of workers."""
-        return pb.CoordinatorServiceListWorkersResponse(workers=await list_workers(self._store))
+        return pb.CoordinatorServiceListWorkersResponse(workers=await list_workers(self._store, self._pools))
 
     async def ListClaims(self, request: Any, _context: Any) -> pb.CoordinatorServiceListClaimsResponse:
         """Lists the live claims."""

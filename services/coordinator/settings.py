@@ -27,6 +27,9 @@ class CoordinatorSettings:
     tools_address: tuple[Address, ...] = setting("the tool services' addresses", default=(Address("127.0.0.1:8473"),))
     signing_key_file: Path = setting("the private key that signs tokens")
     verifying_keys_file: Path = setting("the public keys that verify tokens")
+    pools_file: Path | None = setting(
+        "the pools of workers: identities, and their queues, loops and tenants; a YAML or JSON file", default=None
+    )
     ttl_seconds: int = setting("the lifetime of a session without a renewal", default=5, minimum=2, maximum=300)
     renew_interval_seconds: float = setting("the interval of workers' renewals", default=1.5, minimum=0.1)
     reconnect_grace_seconds: float = setting("the time to attach again after a broken stream", default=0.5, minimum=0.0)
@@ -56,6 +59,12 @@ class CoordinatorSettings:
             yield "TENURE_COORDINATOR_START_TIMEOUT_SECONDS must be longer than two renewal intervals"
         if (self.etcd_certificate_file is None) != (self.etcd_key_file is None):
             yield "TENURE_COORDINATOR_ETCD_CERTIFICATE_FILE and …_ETCD_KEY_FILE must be set together"
+
+        if self.pools_file is not None and self.common.tls.certificate_file is None:
+            yield (
+                "TENURE_COORDINATOR_POOLS_FILE needs TLS, because only certificates prove which worker calls: set "
+                "TENURE_TLS_CERTIFICATE_FILE, TENURE_TLS_KEY_FILE and TENURE_TLS_CA_FILE (`tenure certs` makes them)"
+            )
 
     def timing(self) -> Timing:
         """Returns the durations of sessions."""

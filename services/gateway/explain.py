@@ -85,7 +85,7 @@ def gather_facts(
         waits_for=_waits_for(task.wait) if waits else "",
         until_answer=unix_seconds(task.wait.deadline_time) - now if waits else None,
         lease_seconds=None if remaining is None else max(remaining, default=0.0),
-        workers=None if workers is None else tuple(map(_worker, workers)),
+        workers=None if workers is None else tuple(_worker(worker, task.tenant) for worker in workers),
         calls=_open_calls(entries, calls or ()),
         tools_answered=calls is not None,
         refusals=refusals,
@@ -113,9 +113,13 @@ def _open_calls(entries: Sequence[ledger_pb2.Entry], calls: Sequence[tool_pb2.Ca
     return tuple(CallFact(call_id, tool, status.get(call_id, "")) for call_id, tool in intents.items())
 
 
-def _worker(worker: coordinator.Worker) -> WorkerFact:
+def _worker(worker: coordinator.Worker, tenant: str) -> WorkerFact:
     return WorkerFact(
-        worker.worker_id, tuple(worker.queues) or ("default",), tuple(worker.loops) or ("messages",), worker.draining
+        worker.worker_id,
+        tuple(worker.queues) or ("default",),
+        tuple(worker.loops) or ("messages",),
+        worker.draining,
+        not worker.tenants or tenant in worker.tenants,
     )
 
 

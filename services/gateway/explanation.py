@@ -25,6 +25,7 @@ REASONS: Final = {
     Reason.WORKER_HALTED: "its worker released it, because the worker could not reach a service that it needs",
     Reason.WORKER_CRASHED: "its worker failed because of a bug",
     Reason.CLAIM_LOST: "its claim was lost",
+    Reason.POOL_CHANGED: "the pool of its worker changed",
     Reason.ENDING_OVER: "a coordinator claimed it to end it, but it had no pending ending any more",
     Reason.CRASH_LOOP: "too many of its workers died",
     Reason.RETRY_DUE: "its retry was due",
@@ -64,12 +65,13 @@ REASONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class WorkerFact:
-    """A live worker, and the queues and loops that it serves."""
+    """A live worker, and the queues and loops that it serves. `takes_tenant`: its pool has the task's tenant."""
 
     worker_id: str
     queues: tuple[str, ...]
     loops: tuple[str, ...]
     draining: bool = False
+    takes_tenant: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,12 @@ def _workers(facts: Facts) -> str:
             f"{others} other worker{'s are' if others > 1 else ' is'} attached" if others else "no worker is attached"
         )
         return f"No worker serves queue {facts.queue} and {_loop(facts)}; {attached}"
+    if not any(worker.takes_tenant for worker in serving):
+        return (
+            f"No connected worker may take tasks of its tenant: the pools of all workers that serve queue "
+            f"{facts.queue} and {_loop(facts)} have other tenants"
+        )
+    serving = [worker for worker in serving if worker.takes_tenant]
     ready = [worker for worker in serving if not worker.draining]
     if not ready:
         return f"All workers that serve queue {facts.queue} and {_loop(facts)} are draining"
@@ -275,8 +283,11 @@ def _what_continues_it(facts: Facts) -> str:
 def _needed_to_start(facts: Facts) -> str:
     if facts.until_start is not None:
         return "time; tenure cancel ends it"
-    if facts.workers is None or any(not worker.draining for worker in _serving(facts.workers, facts)):
+    serving = [] if facts.workers is None else _serving(facts.workers, facts)
+    if facts.workers is None or any(worker.takes_tenant and not worker.draining for worker in serving):
         return "a worker with a free slot"
+    if serving and not any(worker.takes_tenant for worker in serving):
+        return "a worker of a pool that has its tenant: start one, or add the tenant to a pool in the file of pools"
     return f"a new worker that serves queue {facts.queue} and {_loop(facts)}: start one"
 
 

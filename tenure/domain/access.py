@@ -155,15 +155,24 @@ def check_access(access: Access, principal: Principal, named_tenant: str | None,
 COORDINATOR_HOLDERS: Final = "coordinator/"
 
 
+def certificate_name(principal: Principal) -> str:
+    """Returns the name in the certificate of a process."""
+    return principal.name.rpartition("/")[2]
+
+
+def names_for(holder: str) -> frozenset[str]:
+    """Returns the names with one of which a worker's certificate lets it hold tasks as `holder`."""
+    return frozenset({holder, *(holder[: dash.start()] for dash in re.finditer("-", holder))})
+
+
 def check_holder(principal: Principal, holder: str) -> None:
     """Raises PermissionDenied for a worker or coordinator that presents a token, or opens a session, of another holder.
 
     A worker holds under the name in its certificate, or under that name with "-" and more: a pool of workers with names
     of their own may share a certificate.
     """
-    name = principal.name.rpartition("/")[2]
     is_own = {
-        Role.WORKER: holder == name or holder.startswith(f"{name}-"),
+        Role.WORKER: certificate_name(principal) in names_for(holder),
         Role.COORDINATOR: holder.startswith(COORDINATOR_HOLDERS),
     }
     if principal.role is not None and not is_own.get(principal.role, True):

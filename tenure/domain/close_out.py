@@ -40,7 +40,9 @@ from tenure.domain.tools import (
 from tenure.domain.waits import MAX_WAIT_SECONDS, MIN_WAIT_SECONDS, BeginWait
 
 PARKED: Final = WAITING | {TaskState.RETRY_SCHEDULED}
-ORDERLY: Final = frozenset({Reason.WORKER_DRAINED, Reason.WORKER_HALTED, Reason.OPERATOR_TRANSFER, Reason.ENDING_OVER})
+ORDERLY: Final = frozenset(
+    {Reason.WORKER_DRAINED, Reason.WORKER_HALTED, Reason.OPERATOR_TRANSFER, Reason.POOL_CHANGED, Reason.ENDING_OVER}
+)
 """Reasons of released claims: no lease was lost. ENDING_OVER: a coordinator opened the task to end it, but the task no
 longer had that pending ending."""
 

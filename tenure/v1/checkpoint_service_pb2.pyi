@@ -1338,6 +1338,7 @@ class ListClaimableRequest(message.Message):
     WITHOUT_SUSPECTS_FIELD_NUMBER: builtins.int
     WORKER_IDS_FIELD_NUMBER: builtins.int
     LOWER_TIERS_FIELD_NUMBER: builtins.int
+    TENANTS_FIELD_NUMBER: builtins.int
     limit: builtins.int
     """The maximum number, at most 128."""
     without_suspects: builtins.bool
@@ -1368,6 +1369,10 @@ class ListClaimableRequest(message.Message):
     def lower_tiers(self) -> task_pb2.LowerTiers:
         """The part of `limit` for lower priorities; absent: all."""
 
+    @builtins.property
+    def tenants(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Tenants, at most 1,000; empty: any."""
+
     def __init__(
         self,
         *,
@@ -1379,10 +1384,11 @@ class ListClaimableRequest(message.Message):
         without_suspects: builtins.bool = ...,
         worker_ids: abc.Iterable[builtins.str] | None = ...,
         lower_tiers: task_pb2.LowerTiers | None = ...,
+        tenants: abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["lower_tiers", b"lower_tiers", "reserve_duration", b"reserve_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["limit", b"limit", "loops", b"loops", "lower_tiers", b"lower_tiers", "priorities", b"priorities", "queues", b"queues", "reserve_duration", b"reserve_duration", "without_suspects", b"without_suspects", "worker_ids", b"worker_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["limit", b"limit", "loops", b"loops", "lower_tiers", b"lower_tiers", "priorities", b"priorities", "queues", b"queues", "reserve_duration", b"reserve_duration", "tenants", b"tenants", "without_suspects", b"without_suspects", "worker_ids", b"worker_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

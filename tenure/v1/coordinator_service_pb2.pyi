@@ -770,6 +770,8 @@ class Worker(message.Message):
     DRAINING_FIELD_NUMBER: builtins.int
     LOOPS_FIELD_NUMBER: builtins.int
     PRIORITIES_FIELD_NUMBER: builtins.int
+    POOL_FIELD_NUMBER: builtins.int
+    TENANTS_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     """The worker."""
     session_id: builtins.str
@@ -782,6 +784,8 @@ class Worker(message.Message):
     """The number of claims that it holds."""
     draining: builtins.bool
     """An operator drains it: it takes no more tasks."""
+    pool: builtins.str
+    """Its pool of workers; empty: the installation has no pools, or none that has the worker."""
     @builtins.property
     def queues(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """The queues that it serves."""
@@ -798,6 +802,10 @@ class Worker(message.Message):
     def priorities(self) -> containers.RepeatedScalarFieldContainer[task_pb2.Priority.ValueType]:
         """The priorities that it takes; empty: all."""
 
+    @builtins.property
+    def tenants(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The tenants of its pool; empty: all."""
+
     def __init__(
         self,
         *,
@@ -811,10 +819,12 @@ class Worker(message.Message):
         draining: builtins.bool = ...,
         loops: abc.Iterable[builtins.str] | None = ...,
         priorities: abc.Iterable[task_pb2.Priority.ValueType] | None = ...,
+        pool: builtins.str = ...,
+        tenants: abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["claim_count", b"claim_count", "coordinator_id", b"coordinator_id", "draining", b"draining", "live_address", b"live_address", "loops", b"loops", "priorities", b"priorities", "queues", b"queues", "session_id", b"session_id", "start_time", b"start_time", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["claim_count", b"claim_count", "coordinator_id", b"coordinator_id", "draining", b"draining", "live_address", b"live_address", "loops", b"loops", "pool", b"pool", "priorities", b"priorities", "queues", b"queues", "session_id", b"session_id", "start_time", b"start_time", "tenants", b"tenants", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -75,6 +75,7 @@ class CoordinatorServiceServicer:
         """A worker's session: one lease for all its claims. The first message is Hello, the answer Welcome; then renewals,
         grants and revocations follow as they happen. A broken stream does not end the session: attach again with the
         session_id, to any replica, and keep the claims. UNAVAILABLE: attach to another replica.
+        PERMISSION_DENIED / NOT_IN_POOL, OUTSIDE_POOL: the pools of workers do not admit the worker, its queues or loops.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -105,7 +106,8 @@ class CoordinatorServiceServicer:
     def TransferTask(self, request, context):
         """Transfers a task of the caller's tenant from its owner: queues it in the ledger under exactly that claim, and
         deletes the claim. Repeatable: a task that is no longer held under that epoch stays as it is.
-        NOT_FOUND / WORKER_NOT_FOUND: to_worker_id has no live session.
+        NOT_FOUND / WORKER_NOT_FOUND: to_worker_id has no live session. FAILED_PRECONDITION / OUTSIDE_POOL: its pool does
+        not take the tenant's tasks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -37,6 +37,7 @@ class CoordinatorServiceStub:
     """A worker's session: one lease for all its claims. The first message is Hello, the answer Welcome; then renewals,
     grants and revocations follow as they happen. A broken stream does not end the session: attach again with the
     session_id, to any replica, and keep the claims. UNAVAILABLE: attach to another replica.
+    PERMISSION_DENIED / NOT_IN_POOL, OUTSIDE_POOL: the pools of workers do not admit the worker, its queues or loops.
     """
     ListWorkers: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceListWorkersRequest, _coordinator_service_pb2.CoordinatorServiceListWorkersResponse]
     """Lists live sessions."""
@@ -49,7 +50,8 @@ class CoordinatorServiceStub:
     TransferTask: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceTransferTaskRequest, _coordinator_service_pb2.CoordinatorServiceTransferTaskResponse]
     """Transfers a task of the caller's tenant from its owner: queues it in the ledger under exactly that claim, and
     deletes the claim. Repeatable: a task that is no longer held under that epoch stays as it is.
-    NOT_FOUND / WORKER_NOT_FOUND: to_worker_id has no live session.
+    NOT_FOUND / WORKER_NOT_FOUND: to_worker_id has no live session. FAILED_PRECONDITION / OUTSIDE_POOL: its pool does
+    not take the tenant's tasks.
     """
     DrainWorker: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceDrainWorkerRequest, _coordinator_service_pb2.CoordinatorServiceDrainWorkerResponse]
     """Drains a worker: it releases all its claims and takes no more tasks until it is restarted. Works at any replica: a
@@ -66,6 +68,7 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     """A worker's session: one lease for all its claims. The first message is Hello, the answer Welcome; then renewals,
     grants and revocations follow as they happen. A broken stream does not end the session: attach again with the
     session_id, to any replica, and keep the claims. UNAVAILABLE: attach to another replica.
+    PERMISSION_DENIED / NOT_IN_POOL, OUTSIDE_POOL: the pools of workers do not admit the worker, its queues or loops.
     """
     ListWorkers: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceListWorkersRequest, _coordinator_service_pb2.CoordinatorServiceListWorkersResponse]  # type: ignore[assignment]
     """Lists live sessions."""
@@ -78,7 +81,8 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     TransferTask: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceTransferTaskRequest, _coordinator_service_pb2.CoordinatorServiceTransferTaskResponse]  # type: ignore[assignment]
     """Transfers a task of the caller's tenant from its owner: queues it in the ledger under exactly that claim, and
     deletes the claim. Repeatable: a task that is no longer held under that epoch stays as it is.
-    NOT_FOUND / WORKER_NOT_FOUND: to_worker_id has no live session.
+    NOT_FOUND / WORKER_NOT_FOUND: to_worker_id has no live session. FAILED_PRECONDITION / OUTSIDE_POOL: its pool does
+    not take the tenant's tasks.
     """
     DrainWorker: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceDrainWorkerRequest, _coordinator_service_pb2.CoordinatorServiceDrainWorkerResponse]  # type: ignore[assignment]
     """Drains a worker: it releases all its claims and takes no more tasks until it is restarted. Works at any replica: a
@@ -98,6 +102,7 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         """A worker's session: one lease for all its claims. The first message is Hello, the answer Welcome; then renewals,
         grants and revocations follow as they happen. A broken stream does not end the session: attach again with the
         session_id, to any replica, and keep the claims. UNAVAILABLE: attach to another replica.
+        PERMISSION_DENIED / NOT_IN_POOL, OUTSIDE_POOL: the pools of workers do not admit the worker, its queues or loops.
         """
 
     @_abc_1.abstractmethod
@@ -134,7 +139,8 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_coordinator_service_pb2.CoordinatorServiceTransferTaskResponse, _abc.Awaitable[_coordinator_service_pb2.CoordinatorServiceTransferTaskResponse]]:
         """Transfers a task of the caller's tenant from its owner: queues it in the ledger under exactly that claim, and
         deletes the claim. Repeatable: a task that is no longer held under that epoch stays as it is.
-        NOT_FOUND / WORKER_NOT_FOUND: to_worker_id has no live session.
+        NOT_FOUND / WORKER_NOT_FOUND: to_worker_id has no live session. FAILED_PRECONDITION / OUTSIDE_POOL: its pool does
+        not take the tenant's tasks.
         """
 
     @_abc_1.abstractmethod

@@ -7,6 +7,7 @@ from typing import Any, Final
 from tenure.domain.budget import MAX_TOKENS
 from tenure.domain.fencing import MAX_GENERATION
 from tenure.domain.outputs import MAX_OUTPUTS, problem_of_output
+from tenure.domain.pools import MAX_POOL_NAMES
 from tenure.domain.result_schema import MAX_RESULT_BYTES
 from tenure.v1 import checkpoint_service_pb2 as checkpoint
 from tenure.v1 import task_pb2
@@ -173,6 +174,7 @@ def _claimable(request: checkpoint.ListClaimableRequest, v: Violations) -> None:
     v.between("limit", request.limit, 1, 128)
     check_duration("reserve_duration", request.reserve_duration, 60, v)
     v.require(len(request.worker_ids) <= MAX_HOLDINGS, "worker_ids", f"at most {MAX_HOLDINGS}")
+    v.require(len(request.tenants) <= MAX_POOL_NAMES, "tenants", f"at most {MAX_POOL_NAMES}")
     check_lower_tiers("lower_tiers", request.lower_tiers, v)
 
 

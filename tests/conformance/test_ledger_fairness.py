@@ -35,7 +35,14 @@ FILL = """
 """
 
 FROM: dict[str, Any] = {"queues": ["default"], "loops": ["messages"], "worker_ids": [], "deaths_below": 2**31}
-WANTED = FROM | {"priorities": [1, 2, 3], "after": "", "limit": 16, "most_tenants": 256, "most_counted": 1000}
+WANTED = FROM | {
+    "priorities": [1, 2, 3],
+    "after": "",
+    "limit": 16,
+    "only_tenants": [],
+    "most_tenants": 256,
+    "most_counted": 1000,
+}
 TAKEN = FROM | {"priorities": [2], "tenants": ["a"], "are_new": [True], "counts": [16], "reserve_seconds": 1.0}
 
 
@@ -85,8 +92,12 @@ async def test_ten_thousand_tasks_of_a_tenant_delay_others_by_a_round(
 
 
 @pytest.mark.parametrize("begun", [False, True])
-async def test_an_offer_reads_as_much_whatever_is_queued(checkpoint: MakeCheckpoint, begun: bool) -> None:
+@pytest.mark.parametrize("only_tenants", [[], ["a", "d", "e"]])
+async def test_an_offer_reads_as_much_whatever_is_queued(
+    checkpoint: MakeCheckpoint, begun: bool, only_tenants: list[str]
+) -> None:
     """Counted are pages, not milliseconds: the index is stepped through from tenant to tenant."""
+    wanted = WANTED | {"only_tenants": only_tenants}
     replica = await checkpoint()
     read: list[int] = []
     async with await connect(replica) as postgres, await connect(replica, prepared=False) as filler:
@@ -94,8 +105,8 @@ async def test_an_offer_reads_as_much_whatever_is_queued(checkpoint: MakeCheckpo
             for tenant in names:
                 await fill(filler, tenant, count, claims=int(begun))
             await filler.commit()
-            await postgres.execute(b"explain (analyze) " + QUEUE.waiting, WANTED)  # sets the hints of new rows
-            rows = await postgres.execute(b"explain (analyze, buffers, format json) " + QUEUE.waiting, WANTED)
+            await postgres.execute(b"explain (analyze) " + QUEUE.waiting, wanted)  # sets the hints of new rows
+            rows = await postgres.execute(b"explain (analyze, buffers, format json) " + QUEUE.waiting, wanted)
             ((plans,),) = await rows.fetchall()
             read.append(plans[0]["Plan"]["Shared Hit Blocks"] + plans[0]["Plan"]["Shared Read Blocks"])
             assert "Seq Scan" not in str(plans)
@@ -173,6 +184,39 @@ async def test_many_tenants_take_turns_within_their_tiers(
     assert served[0] == "t9-urgent"
     assert Counter(served) == {"t9-urgent": 1, **{f"t{number}": 2 for number in range(10)}}
     assert len(set(served[:10])) >= 9
+
+
+async def test_a_pool_is_offered_tasks_of_its_tenants_only(checkpoint: MakeCheckpoint) -> None:
+    """The tasks of others are not reserved, so that another pool gets them at once."""
+    replica = await checkpoint()
+    kept = Duration(seconds=60)
+    async with await connect(replica, prepared=False) as postgres:
+        await fill(postgres, "big", 1000, older_seconds=3600)
+        for tenant in ("a", "b"):
+            await fill(postgres, tenant, 2)
+    assert await offers(replica, limit=64, tenants=["nobodys"]) == []
+    assert tenants(await offers(replica, limit=64, reserve_duration=kept, tenants=["a", "nobodys"])) == ["a", "a"]
+    assert await offers(replica, limit=64, reserve_duration=kept, tenants=["a"]) == []
+    assert tenants(await offers(replica, limit=3, reserve_duration=kept)) == ["big", "b", "big"]
+    assert await replica.query("select count(*) from ledger.tasks where offered_until is not null") == [(5,)]
+
+
+async def test_many_tenants_of_a_pool_take_turns(checkpoint: MakeCheckpoint) -> None:
+    """More than one read covers, in two queues, between tenants of others."""
+    replica = await checkpoint()
+    offering, names = Offering(most_tenants=3), [f"t{number}" for number in range(10)]
+    wanted = OfferRequest(["default", "more"], ["messages"], list(Priority), [], 2**31, 60.0, [*names, "idle"])
+    served: list[str] = []
+    async with await connect(replica, prepared=False) as postgres:
+        for number in range(20):
+            await fill(postgres, f"t{number}", 2)
+        await postgres.execute(b"update tasks set queue = 'more' where request_id = '2'")
+    async with await connect(replica) as postgres:
+        for _ in range(7):
+            served += [task.tenant for task in await offering.offer(postgres, wanted, Slots.open_to_all(3))]
+            await postgres.commit()
+        assert await offering.offer(postgres, wanted, Slots.open_to_all(3)) == []
+    assert Counter(served) == dict.fromkeys(names, 2)
 
 
 async def test_a_tier_that_shrinks_below_one_look_is_looked_at_once(checkpoint: MakeCheckpoint) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tenure.domain.access import Role
+from tenure.runtime.certificates import Authority, write_certificate
 from tests.support.fix_postgres import FreshDatabase
 from tests.support.forked import REPOSITORY
 from tests.support.patience import PATIENCE_SECONDS
@@ -62,6 +64,45 @@ async def test_help_lists_every_variable_and_starts_nothing(name: Any) -> None:
     code, _, text = await run(name, "migrat")
     assert (code, text) == (2, f"{text.splitlines()[0]}\n")
     assert text.startswith(f"usage: python -m services.{name}")
+
+
+async def test_pools_of_workers_need_tls(tmp_path: Path) -> None:
+    keys = {f"TENURE_COORDINATOR_{name}_FILE": str(tmp_path / "keys") for name in ("SIGNING_KEY", "VERIFYING_KEYS")}
+    code, _, text = await run("coordinator", TENURE_COORDINATOR_POOLS_FILE=str(tmp_path / "pools.yaml"), **keys)
+    assert code == 2
+    assert "TENURE_COORDINATOR_POOLS_FILE needs TLS" in text
+    assert "TENURE_TLS_CERTIFICATE_FILE, TENURE_TLS_KEY_FILE and TENURE_TLS_CA_FILE" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("", "the file must have one key, pools"),
+        ("pools: {a: {identities: [x]}, b: {identities: [x]}}", "x is in the pool a too"),
+        ("pools: {a: {identities: [x], colour: [red]}}", "pools.a.colour: the key is unknown"),
+        ("pools: {a: {identities: [x], tenants: []}}", "pools.a.tenants: it must be a list"),
+        (None, "the file of pools cannot be read: No such file or directory"),
+    ],
+)
+async def test_a_malformed_file_of_pools_stops_the_start(content: str | None, problem: str, tmp_path: Path) -> None:
+    certificate, key = Authority.create("tenure", 1).issue(Role.COORDINATOR, "coordinator", "tenure", 1)
+    write_certificate(tmp_path, "own", certificate, key)
+    pools = tmp_path / "pools.yaml"
+    if content is not None:
+        pools.write_text(content)
+    given = {
+        "TENURE_TLS_CERTIFICATE_FILE": tmp_path / "own.pem",
+        "TENURE_TLS_KEY_FILE": tmp_path / "own.key.pem",
+        "TENURE_TLS_CA_FILE": tmp_path / "own.pem",
+        "TENURE_COORDINATOR_SIGNING_KEY_FILE": tmp_path / "keys",
+        "TENURE_COORDINATOR_VERIFYING_KEYS_FILE": tmp_path / "keys",
+        "TENURE_COORDINATOR_POOLS_FILE": pools,
+    }
+    code, _, text = await run("coordinator", **{name: str(file) for name, file in given.items()})
+    assert code == 2
+    assert f"{pools}: " in text
+    assert problem in text
+    assert "Traceback" not in text
 
 
 @pytest.mark.parametrize("name", ["coordinator", "tools", "checkpoint"])

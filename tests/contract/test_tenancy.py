@@ -25,8 +25,11 @@ NAMED_BY_OPERATORS = {
     "tenure.v1.GetTenantUsageRequest.tenant",
 }
 """What they act on, not who they are: see the test of the gateway's leave below."""
-TOLD_BY_THE_LEDGER_AND_COORDINATORS = {"tenure.v1.InspectLeasesRequest.Claim.tenant"}
-"""Coordinators ask about claims of all tenants at once, and act for none of them."""
+TOLD_BY_THE_LEDGER_AND_COORDINATORS = {
+    "tenure.v1.InspectLeasesRequest.Claim.tenant",
+    "tenure.v1.ListClaimableRequest.tenants",
+}
+"""Coordinators ask about claims, and for tasks, of many tenants at once, and act for none of them."""
 RECORDED_BY_GATEWAYS = {"tenure.v1.AuditRecord.tenant"}
 """Only gateways append records, and a record belongs to the installation, not to a tenant."""
 TOLD_TO_PROVIDERS = {"tenure.v1.CallToolRequest.tenant"}

@@ -15,6 +15,7 @@ from tenure.domain.slots import ReservedSlots
 from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.tls import ClientTls
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2, token_pb2
@@ -27,7 +28,7 @@ from tests.support.patience import AGAIN, CALL_SECONDS, PATIENCE_SECONDS
 class ScriptedWorker:
     """One attachment of a worker. Renews by itself until it is frozen; everything else the test says."""
 
-    def __init__(self, address: str, ledger: Any, **hello: Any) -> None:
+    def __init__(self, address: str, ledger: Any, *, tls: ClientTls | None = None, **hello: Any) -> None:
         self.hello = pb.Hello(**hello)
         self.session_id = ""
         self.lost: list[str] = []
@@ -38,7 +39,7 @@ class ScriptedWorker:
         self.named = True
         kept = self.hello.free_slots - self.hello.lower_tiers.below_high if self.hello.HasField("lower_tiers") else 0
         self.reserved = ReservedSlots(high=kept)
-        self._address = address
+        self._address, self._tls = address, tls
         self._ledger = ledger
         self._grants: asyncio.Queue[pb.Grant] = asyncio.Queue()
         self._grants_read = 0
@@ -49,7 +50,7 @@ class ScriptedWorker:
 
     async def attach(self) -> ScriptedWorker:
         """Say Hello and hear Welcome; from then on it renews."""
-        self._channel = open_channel(self._address)
+        self._channel = open_channel(self._address, tls=self._tls)
         self._call = cast("Any", CoordinatorServiceStub(self._channel).Session())
         await self._write(pb.SessionRequest(hello=self.hello))
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -66,7 +67,7 @@ class ScriptedWorker:
         hello.session_id = self.session_id
         hello.ClearField("holdings")
         hello.holdings.extend(self._held_tasks())
-        other = ScriptedWorker(address or self._address, self._ledger)
+        other = ScriptedWorker(address or self._address, self._ledger, tls=self._tls)
         other.hello, other.held, other.progress = hello, dict(self.held), dict(self.progress)
         return await other.attach()
 

@@ -53,6 +53,18 @@ def test_a_transferred_task_goes_to_its_target() -> None:
     ]
 
 
+def test_a_session_gets_only_tasks_of_the_tenants_of_its_pool() -> None:
+    acmes, ours = session("x", 9), session("y", 1)
+    acmes.set_tenants(frozenset({"acme"}))
+    offered = [pb.Offer(task_id=f"{tenant}{n}", tenant=tenant) for n in range(2) for tenant in ("shop", "acme")]
+    response = assign(offered, [acmes, ours], NOW)
+    assert [(each.offer.task_id, each.session.worker_id) for each in response] == [
+        ("shop0", "y"),
+        ("acme0", "x"),
+        ("acme1", "x"),
+    ]
+
+
 def test_a_session_with_a_suspect_gets_no_other() -> None:
     holds, about_to, free = session("x", 9), session("y", 8), session("z", 1)
     record = ClaimRecord(

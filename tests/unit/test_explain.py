@@ -67,6 +67,16 @@ def test_unserved_control_work_is_explained_with_its_function() -> None:
     assert "and the function month_end: worker-1" in explained("QUEUED", loop="control.month_end", workers=(here,))
 
 
+def test_a_tenant_without_a_pool_is_the_reason_of_the_wait() -> None:
+    says = explained("QUEUED", workers=(replace(SERVES, takes_tenant=False),))
+    assert "No connected worker may take tasks of its tenant: the pools of all workers that serve queue batch" in says
+    assert "It needs: a worker of a pool that has its tenant: start one, or add the tenant to a pool" in says
+    assert "worker-1" not in says
+    both = (replace(SERVES, takes_tenant=False), replace(SERVES, worker_id="worker-2"))
+    assert "serve queue batch and loop messages: worker-2" in explained("QUEUED", workers=both)
+    assert "It needs: a worker with a free slot" in explained("QUEUED", workers=both)
+
+
 @pytest.mark.parametrize(
     ("workers", "says"),
     [

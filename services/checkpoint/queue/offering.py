@@ -63,12 +63,12 @@ _LOOKS: Final = 8
 """Reads of one page of tenants. Each but the last took tasks, or found tasks that another coordinator was taking."""
 _FIRST: Final = ""
 _MAX_KEPT: Final = 1000
-_Pool = tuple[frozenset[str], frozenset[str]]
-"""(queues, loops) of the workers that an offer is for."""
+_Pool = tuple[frozenset[str], frozenset[str], frozenset[str]]
+"""(queues, loops, tenants) of the workers that an offer is for."""
 
 
 class OfferRequest(NamedTuple):
-    """A coordinator's request. Empty `queues` or `loops`: any. `deaths_below`: only tasks that fewer owners
+    """A coordinator's request. Empty `queues`, `loops` or `tenants`: any. `deaths_below`: only tasks that fewer owners
     died with.
     """
 
@@ -78,6 +78,7 @@ class OfferRequest(NamedTuple):
     worker_ids: Sequence[str]
     deaths_below: int
     reserve_seconds: float
+    tenants: Sequence[str] = ()
 
 
 class OfferedTask(NamedTuple):
@@ -127,7 +128,7 @@ class Offering:
         streams = await _streams(connection, wanted)
         if not streams:
             return []
-        pool = (frozenset(wanted.queues), frozenset(wanted.loops))
+        pool = (frozenset(wanted.queues), frozenset(wanted.loops), frozenset(wanted.tenants))
         portions = order_of_tiers(wanted.tiers, self._offered[pool], slots.any, self.floor_slots)
         picking = _Picking(connection, wanted, streams, slots, self.most_tenants)
         first = await picking.look(wanted.tiers, _FIRST)
@@ -191,6 +192,7 @@ class _Picking:
             "priorities": [int(tier) for tier in tiers],
             "after": after,
             "limit": self.slots.any,
+            "only_tenants": list(self._wanted.tenants),
             "most_tenants": self._most_tenants,
             "most_counted": _MAX_COUNTED,
         }

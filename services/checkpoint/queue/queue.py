@@ -43,6 +43,7 @@ async def list_claimable(pool: Pool, offering: Offering, request: pb.ListClaimab
         worker_ids=request.worker_ids,
         deaths_below=SUSPECT_DEATHS if request.without_suspects else _ANY_DEATHS,
         reserve_seconds=seconds(request.reserve_duration) or DEFAULT_RESERVE_SECONDS,
+        tenants=request.tenants,
     )
     lower = request.lower_tiers if request.HasField("lower_tiers") else None
     slots = slots_to_domain(request.limit, lower)

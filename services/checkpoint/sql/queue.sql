@@ -22,14 +22,15 @@ select queue, loop from stream
  limit %(most)b;
 
 -- name: waiting
--- A page of tenants with queued tasks, by one step through the index for each tenant: how many tasks it has to offer
+-- A page of tenants with queued tasks, by one step through the index for each tenant, or for each of the named tenants
+-- (`only_tenants`; empty: all), so that the tasks of others cost nothing. Of each: how many tasks it has to offer
 -- (counted up to `depth`: the more tenants, the fewer slots each can get), and how many it has running or on the way to
 -- a worker. Returns at least one row, which says whether tenants follow after the page.
 with recursive stream as (
   select s.queue, s.loop, p.number as priority
     from unnest(%(queues)b::text[], %(loops)b::text[]) as s(queue, loop)
    cross join unnest(%(priorities)b::bigint[]) as p(number)
-), head as (
+), step as (
   select s.queue, s.loop, s.priority, t.tenant, 1 as place
     from stream s
    cross join lateral (
@@ -37,15 +38,30 @@ with recursive stream as (
           where c.queue = s.queue and c.loop = s.loop and c.priority = s.priority and c.tenant > %(after)b
             and c.state = 'QUEUED' and c.ending_state = '' and c.starts_at is null
           order by c.tenant limit 1) t
+   where cardinality(%(only_tenants)b::text[]) = 0
   union all
   select h.queue, h.loop, h.priority, t.tenant, h.place + 1
-    from head h
+    from step h
    cross join lateral (
          select c.tenant from tasks c
           where c.queue = h.queue and c.loop = h.loop and c.priority = h.priority and c.tenant > h.tenant
             and c.state = 'QUEUED' and c.ending_state = '' and c.starts_at is null
           order by c.tenant limit 1) t
    where h.place < %(most_tenants)b
+), named as (
+  select s.queue, s.loop, s.priority, n.tenant,
+         row_number() over (partition by s.queue, s.loop, s.priority order by n.tenant) as place
+    from stream s
+   cross join (select distinct tenant from unnest(%(only_tenants)b::text[]) as o(tenant) where tenant > %(after)b) n
+   cross join lateral (
+         select from tasks c
+          where c.queue = s.queue and c.loop = s.loop and c.priority = s.priority and c.tenant = n.tenant
+            and c.state = 'QUEUED' and c.ending_state = '' and c.starts_at is null
+          limit 1) t
+), head as (
+  select queue, loop, priority, tenant from step
+  union all
+  select queue, loop, priority, tenant from named where place <= %(most_tenants)b
 ), page as materialized (
   select min(last) as last
     from (select max(h.tenant) as last from head h

@@ -97,4 +97,6 @@ class _FreeSlots:
         worker_id = self._sessions[index].worker_id
         if offer.suspect and index not in self._for_suspects:
             return False
+        if not self._sessions[index].takes_tenant(offer.tenant):  # its pool has changed since the request for offers
+            return False
         return worker_id == offer.only_worker_id if offer.only_worker_id else worker_id != offer.not_worker_id

@@ -270,10 +270,10 @@ class ClaimGranter:
     def _send(self, held: HeldClaim, assigned: Assigned) -> bool:
         """Signs a claim and sends its grant.
 
-        Returns False if the session's lease is in doubt or its stream has ended.
+        Returns False if the session's lease is in doubt, its stream has ended, or its pool no longer has the tenant.
         """
         now = asyncio.get_running_loop().time()
-        if not assigned.session.may_be_granted(now):
+        if not assigned.session.may_be_granted(now) or not assigned.session.takes_tenant(held.record.tenant):
             return False
         with span("claim", _attributes(held)):
             grant = coordinator_pb.Grant(

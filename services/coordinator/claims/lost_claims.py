@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from services.coordinator.lease_store.claim_keys import MAX_BATCH
 from services.coordinator.ledger_client import MAX_CLAIMS, LedgerClient
@@ -182,8 +182,17 @@ class ClaimReleases:
     def release(self, session: AttachedSession, release: pb.Release) -> None:
         """Starts the release of a claim."""
         claim = session.claims.pop(release.claim_id, None)
-        coroutine = self._carry_out(session, claim, release)
-        task = asyncio.create_task(coroutine, name=f"release {release.task_id}")
+        self._start(self._carry_out(session, claim, release), release.task_id)
+
+    def revoke(self, session: AttachedSession, claims: Iterable[WorkedClaim], reason: str, message: str) -> None:
+        """Revokes claims of a session, and starts their release in the place of the worker."""
+        for claim in claims:
+            session.revoke(claim.held.record.claim_id, reason)
+            lost = LostClaim.of(claim.held, reason, message, claim.progress.reported.call)
+            self._start(self._lost_claims.delete_and_requeue(claim.held, lost), claim.held.task_id)
+
+    def _start(self, coroutine: Coroutine[Any, Any, None], task_id: str) -> None:
+        task = asyncio.create_task(coroutine, name=f"release {task_id}")
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 

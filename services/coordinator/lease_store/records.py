@@ -32,7 +32,8 @@ _Record = TypeVar("_Record", bound="DataclassInstance")
 class SessionRecord:
     """The worker of a session and the coordinator that it is attached to.
 
-    `started_at` is Unix time in seconds, for people. `own`: the session of a coordinator for close-outs; it has no
+    `started_at` is Unix time in seconds, for people. `identity`: the name in the worker's certificate, "" without TLS.
+    `own`: the session of a coordinator for close-outs; it has no
     worker and gets no offers.
     """
 
@@ -45,6 +46,7 @@ class SessionRecord:
     loops: tuple[str, ...] = ()
     priorities: tuple[task_pb2.Priority.ValueType, ...] = ()
     own: bool = False
+    identity: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

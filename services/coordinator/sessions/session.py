@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import time
 from typing import TYPE_CHECKING, Final
 
@@ -118,11 +118,15 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class WorkerProfile:
-    """The tasks that a worker takes. Sessions with one profile share one list of offers."""
+    """The tasks that a worker takes. Sessions with one profile share one list of offers.
+
+    `tenants`: those of its pool, None: all.
+    """
 
     queues: tuple[str, ...]
     priorities: tuple[task_pb2.Priority.ValueType, ...]
     loops: tuple[str, ...]
+    tenants: frozenset[str] | None = None
 
     @classmethod
     def of(cls, hello: pb.Hello) -> WorkerProfile:
@@ -210,6 +214,19 @@ class AttachedSession:
     @property
     def worker_id(self) -> str:
         return self.held.record.worker_id
+
+    @property
+    def identity(self) -> str:
+        """The name in the worker's certificate; "" without TLS."""
+        return self.held.record.identity
+
+    def set_tenants(self, tenants: frozenset[str] | None) -> None:
+        """Sets the tenants whose tasks the session may get from now on; None: all."""
+        self.profile = replace(self.profile, tenants=tenants)
+
+    def takes_tenant(self, tenant: str) -> bool:
+        """Whether the session may get tasks of the tenant."""
+        return self.profile.tenants is None or tenant in self.profile.tenants
 
     def slots(self, now: float) -> Slots:
         """Returns the slots that may still be filled."""

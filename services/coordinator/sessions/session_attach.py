@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Self
 from uuid import uuid4
 
 from services.coordinator.lease_store import GenerationMoved, HeldSession, SessionLost, SessionRecord
-from services.coordinator.sessions.session import AttachedSession, Timing
+from services.coordinator.sessions.session import AttachedSession, Timing, WorkerProfile
 from tenure.domain.errors import Unavailable
 from tenure.runtime import metrics
 from tenure.v1 import coordinator_service_pb2 as pb
@@ -23,6 +23,7 @@ from tenure.wire.common import duration
 if TYPE_CHECKING:
     from services.coordinator.generation import Generation
     from services.coordinator.lease_store import HeldClaim, LeaseStore
+    from services.coordinator.pools import PoolEnforcement, WorkerPools
 
 
 # The sessions attached to this replica, and those that were attached a moment ago.
@@ -137,25 +138,35 @@ class SessionAttach:
     """Answers Hello."""
 
     def __init__(
-        self, coordinator_id: str, store: LeaseStore, generation: Generation, sessions: Sessions, timing: Timing
+        self,
+        coordinator_id: str,
+        store: LeaseStore,
+        generation: Generation,
+        sessions: Sessions,
+        timing: Timing,
+        pools: WorkerPools,
+        enforcement: PoolEnforcement,
     ) -> None:
         self._coordinator_id = coordinator_id
         self._store = store
         self._generation = generation
         self._sessions = sessions
         self._timing = timing
+        self._pools = pools
+        self._enforcement = enforcement
 
-    async def attach(self, hello: pb.Hello) -> AttachedSession:
-        """Returns the attached session, with Welcome in its outbox.
+    async def attach(self, hello: pb.Hello, identity: str = "") -> AttachedSession:
+        """Returns the attached session, with Welcome in its outbox. `identity`: the name in the worker's certificate.
 
-        Raises Unavailable: the worker attaches elsewhere.
+        Raises Unavailable: the worker attaches elsewhere. Raises PermissionDenied (NOT_IN_POOL, OUTSIDE_POOL).
         """
+        self._pools.admit(identity, WorkerProfile.of(hello))
         clock = asyncio.get_running_loop().time
         await self._generation.settled(_SETTLING_SECONDS)
         began = clock()
-        held, former = await self._reattach(hello), True
+        held, former = await self._reattach(hello, identity), True
         if held is None:
-            held, former = await self._begin(hello), False
+            held, former = await self._begin(hello, identity), False
         # The remaining TTL of a lease that is older than this stream is unknown until its next renewal.
         session = AttachedSession(held, hello, self._timing, attached_at=began, renewed_at=None if former else began)
         kept_claims = await self._kept_claims(held, hello) if former else {}
@@ -167,6 +178,7 @@ class SessionAttach:
         if mark is not None:
             session.request_drain(mark.message)
         self._sessions.attach(session)
+        self._enforcement.apply(session)  # without a pause after the attach: no grant and no change of pools is missed
         _log.info(
             "attached a worker",
             extra={
@@ -178,15 +190,15 @@ class SessionAttach:
         )
         return session
 
-    async def _begin(self, hello: pb.Hello) -> HeldSession:
+    async def _begin(self, hello: pb.Hello, identity: str) -> HeldSession:
         try:
-            record = self._record(hello, started_at=time())
+            record = self._record(hello, identity, started_at=time())
             return await self._store.sessions.create(str(uuid4()), record, self._timing.ttl_seconds)
         except (GenerationMoved, SessionLost) as error:
             self._generation.doubt()
             raise Unavailable("etcd's generation is being settled", retry_after_seconds=0.2) from error
 
-    async def _reattach(self, hello: pb.Hello) -> HeldSession | None:
+    async def _reattach(self, hello: pb.Hello, identity: str) -> HeldSession | None:
         """Attaches the worker's former session to this replica. None: the session is lost with its claims.
 
         A late attachment that the worker gave up may have come in between; it is replaced like any other.
@@ -195,8 +207,11 @@ class SessionAttach:
             stored = await self._store.sessions.find(hello.session_id) if hello.session_id else None
             if stored is None or stored.record.worker_id != hello.worker_id or stored.record.own:
                 return None
+            if stored.record.identity not in {"", identity}:  # the session of a worker with another certificate
+                return None
+            record = self._record(hello, identity, stored.record.started_at)
             try:
-                held = await self._store.sessions.reattach(stored, self._record(hello, stored.record.started_at))
+                held = await self._store.sessions.reattach(stored, record)
             except SessionLost:
                 return None
             if held is not None:
@@ -213,7 +228,7 @@ class SessionAttach:
             if claim.record.claim_id in named and claim.record.session_id == held.session_id
         }
 
-    def _record(self, hello: pb.Hello, started_at: float) -> SessionRecord:
+    def _record(self, hello: pb.Hello, identity: str, started_at: float) -> SessionRecord:
         return SessionRecord(
             worker_id=hello.worker_id,
             coordinator_id=self._coordinator_id,
@@ -223,6 +238,7 @@ class SessionAttach:
             queues=tuple(hello.queues),
             loops=tuple(hello.loops),
             priorities=tuple(hello.priorities),
+            identity=identity,
         )
 
     def _welcome(self, session: AttachedSession, named: Iterable[str]) -> pb.SessionResponse:
