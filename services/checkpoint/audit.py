@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction, ledger_connection
-from tenure.domain.audit import NO_HASH, AuditRecord, ChainedRecord, Decision, Head, chain_hash
+from tenure.domain.audit import NO_HASH, AuditRecord, ChainedRecord, Decision, Head, chain_hash, check_recorder
 from tenure.domain.errors import InvalidRequest
+from tenure.runtime.access_control import current_principal
+from tenure.runtime.audit import RefusalLog
 from tenure.runtime.sql import Queries
 from tenure.v1 import audit_service_pb2 as pb
 from tenure.v1.audit_service_pb2_grpc import AuditServiceServicer
-from tenure.wire.audit import DECISIONS, chained_to_wire, record_from_wire
+from tenure.wire.audit import DECISIONS, chained_to_wire, record_from_wire, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +43,7 @@ class AuditRow(NamedTuple):
     reason: str
     refusals: int
     hash: bytes
+    recorder: str
 
     def chained(self) -> ChainedRecord:
         """Returns the record."""
@@ -53,6 +57,7 @@ class AuditRow(NamedTuple):
             Decision(self.decision),
             self.reason,
             self.refusals,
+            self.recorder,
         )
         return ChainedRecord(self.number, self.recorded_at, record, self.hash)
 
@@ -80,6 +85,15 @@ async def append_records(pool: Pool, records: Sequence[AuditRecord]) -> Head:
     return head
 
 
+def refusal_log(pool: Pool, recorder: str) -> RefusalLog:
+    """Returns the log of this server's own refusals. `recorder`: the identity of this process, "" without TLS."""
+
+    async def write(records: Sequence[AuditRecord]) -> None:
+        await append_records(pool, [replace(record, recorder=recorder) for record in records])
+
+    return RefusalLog(target_of, write)
+
+
 async def _insert(connection: Connection, head: Head, recorded_at: datetime, record: AuditRecord) -> None:
     parameters = {
         "number": head.number,
@@ -94,6 +108,7 @@ async def _insert(connection: Connection, head: Head, recorded_at: datetime, rec
         "reason": record.reason,
         "count": record.count,
         "hash": head.hash,
+        "recorder": record.recorder,
     }
     await connection.execute(AUDIT.append, parameters)
 
@@ -139,5 +154,8 @@ class AuditServicer(AuditServiceServicer):
     async def AppendAuditRecords(
         self, request: pb.AppendAuditRecordsRequest, _context: Any
     ) -> pb.AppendAuditRecordsResponse:
-        await append_records(self._pool, [record_from_wire(record) for record in request.records])
+        records, caller = [record_from_wire(record) for record in request.records], current_principal()
+        check_recorder(caller.role, records)
+        recorder = "" if caller.role is None else caller.name
+        await append_records(self._pool, [replace(record, recorder=recorder) for record in records])
         return pb.AppendAuditRecordsResponse()

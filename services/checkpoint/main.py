@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from services.checkpoint.audit import AuditServicer
+from services.checkpoint.audit import AuditServicer, refusal_log
 from services.checkpoint.commit.committer import LedgerCommitter, commit_batcher
 from services.checkpoint.commit.refused_writes import Refusals
 from services.checkpoint.prices import load_prices
@@ -48,6 +48,7 @@ from tenure.domain.fairness import FLOOR_SLOTS
 from tenure.domain.fencing import Audience
 from tenure.domain.outbound import Networks
 from tenure.domain.task import DEFAULT_MAX_USD, CapDefaults
+from tenure.runtime.call_limiter import WorkerLimitSettings
 from tenure.runtime.postgres import Pool, PoolOptions, open_pool, startup_guard
 from tenure.runtime.process import Duties, NoLimit, Process
 from tenure.runtime.rpc_server import RpcServer
@@ -108,6 +109,7 @@ class CheckpointSettings:
     max_schedules_per_tenant: int = setting("most schedules of one tenant", default=1000, minimum=1)
     webhook: WebhookSettings = group(WebhookSettings, WEBHOOK_PREFIX)
     smtp: SmtpSettings = group(SmtpSettings, SMTP_PREFIX)
+    limit: WorkerLimitSettings = group(WorkerLimitSettings, "TENURE_CHECKPOINT_LIMIT_")
     defaults_file: Path | None = setting("TOML of defaults.<source>: see docs/defaults.md", default=None)
     default_model: str = setting("model of tasks that name none, recorded at submit; empty: the worker's", default="")
     default_max_usd: float = setting(
@@ -193,6 +195,8 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
         validate=validate,
         examine=SchemaChecks(schemas_in).examine,
         stopping=process.stopping,
+        audit=await process.open(refusal_log(pool, security.identity).opened()),
+        limiter=settings.limit.limiter(),
     )
     watching, changes = EntryWatch(pool, hub), ChangeStream(pool, hub)
     depths = QueueDepths(pool)

@@ -104,8 +104,10 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
         async for frame in frames.answers(request_iterator):
             yield frame
 
-    def _submit(self, request: pb.CommitRequest, answer: Answer[pb.CommitResponse]) -> None:
-        self._ledger.batcher.enqueue(prepare(request, self._ledger.tokens, validated=False), answer)
+    def _submit(self, request: pb.CommitRequest, answer: Answer[pb.CommitResponse]) -> int:
+        commit = prepare(request, self._ledger.tokens, validated=False)
+        self._ledger.batcher.enqueue(commit, answer)
+        return commit.size_bytes
 
     async def GetTask(
         self, request: pb.CheckpointServiceGetTaskRequest, context: Context

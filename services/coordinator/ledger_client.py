@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1.audit_service_pb2_grpc import AuditServiceStub
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
+from tenure.wire.audit import append_request
 from tenure.wire.common import duration
 from tenure.wire.coordinator_service import lower_tiers
 from tenure.wire.ledger import read_opened_to_end
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from services.coordinator.lease_store import HeldClaim
     from services.coordinator.lease_store.named_leases import NamedLease
     from services.coordinator.sessions.session import WorkerProfile
+    from tenure.domain.audit import AuditRecord
     from tenure.domain.slots import Slots
     from tenure.runtime.rpc_client import TenureChannel
     from tenure.v1 import token_pb2
@@ -130,6 +133,17 @@ class LedgerClient:
     async def commit(self, request: pb.CommitRequest) -> pb.CommitResponse:
         """Commits entries. A repeat with the same request is safe."""
         return await self._stub.Commit(request, timeout=_TIMEOUT_SECONDS)
+
+
+class AuditClient:
+    """Appends records to the audit log. Raises the checkpoint service's domain errors, and Unavailable."""
+
+    def __init__(self, channel: TenureChannel) -> None:
+        self._stub = AuditServiceStub(channel)
+
+    async def append(self, records: Sequence[AuditRecord]) -> None:
+        """Appends records of refusals. A repeat is safe."""
+        await self._stub.AppendAuditRecords(append_request(records), timeout=_TIMEOUT_SECONDS)
 
 
 # The LeaseService's client of the checkpoint service. The tenant is that of the current request.

@@ -20,7 +20,7 @@ from services.coordinator.generation import Generation
 from services.coordinator.in_doubt_waits import InDoubtWaits
 from services.coordinator.lease_store import open_lease_store
 from services.coordinator.leases.servicer import lease_service
-from services.coordinator.ledger_client import WATCH_SECONDS, LedgerClient
+from services.coordinator.ledger_client import WATCH_SECONDS, AuditClient, LedgerClient
 from services.coordinator.operator_requests import OperatorRequests
 from services.coordinator.pools import PoolEnforcement, WorkerPools
 from services.coordinator.pruned_tasks import PrunedTasks
@@ -30,6 +30,7 @@ from services.coordinator.sessions.session_attach import SessionAttach, Sessions
 from services.coordinator.settings import CoordinatorSettings
 from services.coordinator.tools_client import ToolsClient
 from tenure.domain.access import Role
+from tenure.runtime.audit import RefusalLog
 from tenure.runtime.process import Duties, Process
 from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.rpc_options import ServerLimits
@@ -40,6 +41,7 @@ from tenure.v1.coordinator_service_pb2_grpc import add_CoordinatorServiceService
 from tenure.v1.lease_service_pb2_grpc import add_LeaseServiceServicer_to_server
 from tenure.validators import validate
 from tenure.wire.access import access_rules
+from tenure.wire.audit import target_of
 
 SERVICE = "tenure.v1.CoordinatorService"
 LEASES = "tenure.v1.LeaseService"
@@ -86,7 +88,15 @@ async def assemble(process: Process, settings: CoordinatorSettings) -> RpcServer
     ledger = LedgerClient(checkpoint)
     tools = ToolsClient(await process.open(open_channel(settings.tools_address, tls=security.peer(Role.TOOLS))))
     issuer = Issuer(settings.signing_key_file, settings.verifying_keys_file, settings.common.tls.installation)
-    server = RpcServer(settings.listen, security=security, validate=validate, stopping=process.stopping, limits=LIMITS)
+    server = RpcServer(
+        settings.listen,
+        security=security,
+        validate=validate,
+        stopping=process.stopping,
+        limits=LIMITS,
+        audit=await process.open(RefusalLog(target_of, AuditClient(checkpoint).append).opened()),
+        limiter=settings.limit.limiter(),
+    )
 
     sessions = Sessions()
     lost_claims = LostClaims(store, ledger)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.coordinator.sessions.session import Timing
+from tenure.runtime.call_limiter import WorkerLimitSettings
 from tenure.runtime.service import CommonSettings
 from tenure.runtime.settings import Address, group, setting
 
@@ -47,6 +48,7 @@ class CoordinatorSettings:
     max_leases_per_tenant: int = setting(
         "the maximum of named leases per tenant; etcd ends about 1,000 leases a second", default=1000, minimum=1
     )
+    limit: WorkerLimitSettings = group(WorkerLimitSettings, "TENURE_COORDINATOR_LIMIT_")
     common: CommonSettings = group(CommonSettings)
 
     def problems(self) -> Iterator[str]:

@@ -34,6 +34,7 @@ from services.tools.workspace.directories import Workspaces
 from services.tools.workspace.sweep import WorkspaceSweep
 from tenure.domain.access import Role
 from tenure.domain.fencing import Audience
+from tenure.runtime.audit import RefusalLog, log_refusals
 from tenure.runtime.dedicated_connection import DedicatedConnection
 from tenure.runtime.postgres import Pool, PoolOptions, open_pool, startup_guard
 from tenure.runtime.process import Duties
@@ -45,6 +46,7 @@ from tenure.runtime.sql import migrate
 from tenure.v1.tool_service_pb2_grpc import add_ToolServiceServicer_to_server
 from tenure.validators import validate
 from tenure.wire.access import access_rules
+from tenure.wire.audit import target_of
 from tenure.wire.token import TokenChecker
 
 if TYPE_CHECKING:
@@ -156,7 +158,14 @@ async def _service(
     duties.start("follow calls elsewhere", follower.poll, silence_seconds=SILENCE_SECONDS)
     duties.start("watch closed fences", closing.watch, silence_seconds=SILENCE_SECONDS)
     await process.open(runner)
-    server = RpcServer(settings.listen, security=security, validate=validate, stopping=process.stopping)
+    server = RpcServer(
+        settings.listen,
+        security=security,
+        validate=validate,
+        stopping=process.stopping,
+        audit=await process.open(RefusalLog(target_of, log_refusals).opened()),
+        limiter=settings.limit.limiter(),
+    )
     server.add(
         SERVICE,
         add_ToolServiceServicer_to_server,

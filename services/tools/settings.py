@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.tools.workspace.bounds import Bounds
+from tenure.runtime.call_limiter import WorkerLimitSettings
 from tenure.runtime.service import CommonSettings
 from tenure.runtime.settings import Address, Secret, group, setting
 
@@ -63,6 +64,7 @@ class ToolsSettings:
         "how often the service looks for workspaces of pruned tasks", default=60.0, minimum=0.1, maximum=86_400.0
     )
     python_wall_seconds: float = setting("the longest run time of an agent's program", default=10.0, minimum=0.1)
+    limit: WorkerLimitSettings = group(WorkerLimitSettings, "TENURE_TOOLS_LIMIT_")
     common: CommonSettings = group(CommonSettings)
 
     @property

@@ -32,6 +32,7 @@ from services.worker.usage_reports import UsageReports
 from tenure.domain.access import Role
 from tenure.domain.slots import NO_SLOTS, ReservedSlots, Slots
 from tenure.domain.task import BUILT_IN_LOOPS, CONTROL_LOOP, DEFAULT_LOOP, DEFAULT_MODEL, Priority, offered_loop
+from tenure.runtime.audit import RefusalLog, log_refusals
 from tenure.runtime.process import Duties, Process
 from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.rpc_server import RpcServer
@@ -41,6 +42,7 @@ from tenure.runtime.settings import Address, group, setting
 from tenure.v1.worker_service_pb2_grpc import add_WorkerServiceServicer_to_server
 from tenure.validators import MAX_CHOICES, MIN_WINDOW_TOKENS, NAME, WORKER_ID, WORKER_ID_RULE, validate
 from tenure.wire.access import access_rules
+from tenure.wire.audit import target_of
 
 _log: Final = logging.getLogger(__name__)
 LIVE_GRACE_SECONDS: Final = 0.1
@@ -188,7 +190,13 @@ async def _serve_live_text(
     process: Process, settings: WorkerSettings, security: Security, held_tasks: HeldTasks
 ) -> RpcServer:
     """Starts the live text server and binds its port."""
-    server = RpcServer(settings.listen, security=security, validate=validate, grace_seconds=LIVE_GRACE_SECONDS)
+    server = RpcServer(
+        settings.listen,
+        security=security,
+        validate=validate,
+        grace_seconds=LIVE_GRACE_SECONDS,
+        audit=await process.open(RefusalLog(target_of, log_refusals).opened()),
+    )
     server.add(SERVICE, add_WorkerServiceServicer_to_server, LiveServicer(held_tasks))
     await process.open(server)
     _log.info("listening", extra={"address": server.address})

@@ -71,7 +71,7 @@ def list_records(context: Context, of_tenant: str, subject: str, method: str, de
 
 
 def _table(records: list[pb.AuditRecord]) -> object:
-    table = make_list("NUMBER", "WHEN", "CALLER", "TENANT", "METHOD", "DECISION", "REASON", "TARGET")
+    table = make_list("NUMBER", "WHEN", "CALLER", "TENANT", "METHOD", "DECISION", "REASON", "RECORDED BY", "TARGET")
     for record in records:
         decision = DECISIONS.to_domain(record.decision).lower()
         table.add_row(
@@ -82,9 +82,15 @@ def _table(records: list[pb.AuditRecord]) -> object:
             record.method,
             f"{decision} {record.count} times" if record.count > 1 else decision,
             record.reason,
+            _process(record.recorder),
             record.target,
         )
     return table
+
+
+def _process(identity: str) -> str:
+    """Returns the role and the name of a process: `coordinator/c-1`."""
+    return identity.removeprefix("spiffe://").partition("/")[2] or "-"
 
 
 @audit.command()

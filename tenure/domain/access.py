@@ -176,7 +176,8 @@ def check_holder(principal: Principal, holder: str) -> None:
         Role.COORDINATOR: holder.startswith(COORDINATOR_HOLDERS),
     }
     if principal.role is not None and not is_own.get(principal.role, True):
-        raise PermissionDenied(f"{principal.name} cannot act as the holder {holder}", reason="OTHER_HOLDER")
+        message = f"{principal.name} cannot act as the holder {holder}"
+        raise PermissionDenied(message, reason="OTHER_HOLDER", metadata={"holder": holder})
 
 
 def check_permission(principal: Principal, permission: Permission, purpose: str) -> None:

@@ -14,10 +14,17 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Final
 
+from tenure.domain.access import Role
+from tenure.domain.errors import PermissionDenied, TenureError, Unauthenticated
+
 NO_HASH: Final = bytes(32)
 """The hash before the first record."""
+MAX_NAME: Final = 300
+"""Characters of a tenant, a subject, a peer, a method and a recorder."""
 MAX_TARGET: Final = 1000
 MAX_REASON: Final = 1000
+MAX_APPENDED: Final = 500
+"""The most records of one append."""
 SAMPLE_SECONDS: Final = 60.0
 """Equal refusals within this time become one record."""
 MAX_KINDS: Final = 200
@@ -35,7 +42,10 @@ class Decision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AuditRecord:
-    """One call, or `count` equal refusals. See protos/tenure/v1/audit_service.proto."""
+    """One call, or `count` equal refusals. See protos/tenure/v1/audit_service.proto.
+
+    `recorder`: the process that recorded it, as the ledger knows it from its certificate; "": not known.
+    """
 
     record_id: str
     tenant: str
@@ -46,6 +56,26 @@ class AuditRecord:
     decision: Decision
     reason: str
     count: int = 1
+    recorder: str = ""
+
+
+def is_denial(error: TenureError) -> bool:
+    """Returns whether the error says that the caller may not make the call: such a refusal is recorded."""
+    return isinstance(error, (Unauthenticated, PermissionDenied))
+
+
+def check_recorder(role: Role | None, records: Iterable[AuditRecord]) -> None:
+    """Raises PermissionDenied unless a process of this role may append these records. None: no authentication.
+
+    Only gateways carry out administrative acts for clients; all other processes have only refusals to record.
+    """
+    if role in {None, Role.GATEWAY}:
+        return
+    if any(record.decision is not Decision.DENIED for record in records):
+        raise PermissionDenied(
+            f"a {str(role).lower()} records refused calls only; a gateway records admitted ones",
+            reason="METHOD_NOT_ALLOWED",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +89,10 @@ class ChainedRecord:
 
 
 def chain_hash(previous: bytes, number: int, recorded_at: datetime, record: AuditRecord) -> bytes:
-    """Returns the hash of a record: SHA-256 over the hash before, and each field after its length (4 bytes)."""
+    """Returns the hash of a record: SHA-256 over the hash before, and each field after its length (4 bytes).
+
+    A record without a recorder has no such field: so have the records of the releases before it existed.
+    """
     microseconds = (recorded_at - _EPOCH) // timedelta(microseconds=1)
     fields = (
         str(number),
@@ -73,6 +106,7 @@ def chain_hash(previous: bytes, number: int, recorded_at: datetime, record: Audi
         record.decision.value,
         record.reason,
         str(record.count),
+        *([record.recorder] if record.recorder else []),
     )
     digest = sha256(previous)
     for text in fields:

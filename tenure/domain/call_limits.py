@@ -1,14 +1,16 @@
-"""Decides whether a client may begin a call: limits of calls, streams, connections and bytes, per client and tenant.
+"""Decides whether a caller may begin a call: limits of calls, streams, connections and bytes.
 
-The limits keep one tenant from delaying the others.
+The limits of a gateway hold per client and tenant, and keep one tenant from delaying the others. Those of the other
+services hold per identity of a worker, and keep one worker from delaying the others.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
+from tenure.domain.access import Principal, Role
 from tenure.domain.errors import LimitReached
 
 BURST_SECONDS: Final = 2.0
@@ -16,6 +18,29 @@ BURST_SECONDS: Final = 2.0
 _ROUNDING_SECONDS: Final = 1e-6
 FREE_RETRY_SECONDS: Final = 1.0
 """The retry time where another call has to end first: its end cannot be predicted."""
+IN_FLIGHT_RETRY: Final = 0.2
+"""Seconds: requests of a stream get their results sooner than calls end."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitedCaller:
+    """Who has the limits, as errors name it. `client`: the part of them that one client has; None: all of them."""
+
+    group: str
+    client: str | None = None
+
+
+def limited_client(principal: Principal) -> LimitedCaller | None:
+    """Returns the limits that a client shares with its tenant. Operators and processes have none."""
+    if principal.tenant is None:
+        return None
+    group = f"the tenant {principal.tenant}"
+    return LimitedCaller(group, f"the client {principal.name} of {group}")
+
+
+def limited_worker(principal: Principal) -> LimitedCaller | None:
+    """Returns the limits of a worker's identity, which the workers of a pool may share. All other callers have none."""
+    return LimitedCaller(f"the worker {principal.name}") if principal.role is Role.WORKER else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +155,44 @@ class CallUsage:
 def limit_reached(owner: str, reason: str, limit: str, retry_after_seconds: float) -> LimitReached:
     """Returns the refusal of a call beyond a limit."""
     return LimitReached(
-        f"{owner} has reached its limit of {limit} at this gateway; try again later",
+        f"{owner} has reached its limit of {limit} at this server; try again later",
         reason=reason,
         retry_after_seconds=retry_after_seconds,
         metadata={"subject": owner},
     )
+
+
+class InFlight:
+    """The requests without a result of one caller, over all its streams of requests at one server.
+
+    A request whose size is known only later may exceed the limit of bytes; no further one begins then.
+    """
+
+    __slots__ = ("__weakref__", "_bytes", "_most", "_most_bytes", "_owner", "_requests")
+
+    def __init__(self, owner: str, most: float, most_bytes: float) -> None:
+        self._owner, self._most, self._most_bytes = owner, most, most_bytes
+        self._requests = self._bytes = 0
+
+    @classmethod
+    def unlimited(cls) -> Self:
+        """Returns the requests in flight of a caller without limits."""
+        return cls("", float("inf"), float("inf"))
+
+    def begin(self) -> None:
+        """Counts a request. Raises LimitReached."""
+        if self._requests >= self._most:
+            raise limit_reached(self._owner, "REQUESTS_IN_FLIGHT", f"{self._most} requests in flight", IN_FLIGHT_RETRY)
+        if self._bytes >= self._most_bytes:
+            text = f"{self._most_bytes} bytes of requests in flight"
+            raise limit_reached(self._owner, "BYTES_IN_FLIGHT", text, IN_FLIGHT_RETRY)
+        self._requests += 1
+
+    def grow(self, size_bytes: int) -> None:
+        """Adds the size of a request that has begun."""
+        self._bytes += size_bytes
+
+    def end(self, size_bytes: int = 0) -> None:
+        """Counts the result of a request. `size_bytes`: as in `grow`."""
+        self._requests -= 1
+        self._bytes -= size_bytes

@@ -106,14 +106,16 @@ class Claims:
     def task_id(self) -> str:
         """The task id. Raises PermissionDenied (WRONG_RESOURCE) if the token's resource is not a task."""
         if not self.resource.startswith(TASK_PREFIX):
-            raise PermissionDenied(f"a token for {self.resource!r} is not a task's token", reason="WRONG_RESOURCE")
+            message = f"a token for {self.resource!r} is not a task's token"
+            raise PermissionDenied(message, reason="WRONG_RESOURCE", metadata=self._subject())
         return self.resource.removeprefix(TASK_PREFIX)
 
     @property
     def lease_name(self) -> str:
         """The name of the lease. Raises PermissionDenied (WRONG_RESOURCE) if the token's resource is not a lease."""
         if not self.resource.startswith(LEASE_PREFIX):
-            raise PermissionDenied(f"a token for {self.resource!r} is not a lease's token", reason="WRONG_RESOURCE")
+            message = f"a token for {self.resource!r} is not a lease's token"
+            raise PermissionDenied(message, reason="WRONG_RESOURCE", metadata=self._subject())
         return self.resource.removeprefix(LEASE_PREFIX)
 
     def check_audience(self, audience: Audience, installation: str) -> None:
@@ -126,10 +128,14 @@ class Claims:
         if audience not in self.audiences:
             names = ", ".join(one or "a service of a newer release" for one in self.audiences)
             message = f"the fencing token is for {names}, not for {audience}"
-            raise PermissionDenied(message, reason="WRONG_AUDIENCE")
+            raise PermissionDenied(message, reason="WRONG_AUDIENCE", metadata=self._subject())
         if self.installation != installation:
             message = f"the fencing token is of the installation {self.installation!r}, this one is {installation!r}"
-            raise PermissionDenied(message, reason="WRONG_AUDIENCE")
+            raise PermissionDenied(message, reason="WRONG_AUDIENCE", metadata=self._subject())
+
+    def _subject(self) -> dict[str, str]:
+        """Returns what a refusal of the token is recorded with."""
+        return {"resource": self.resource, "holder": self.holder}
 
     def allows_tool(self, name: str) -> bool:
         """Returns whether the task may call this tool."""

@@ -1,4 +1,4 @@
-"""Limits the calls at one server, per client and per tenant.
+"""Limits the calls at one server: at a gateway per client and tenant, elsewhere per identity of a worker.
 
 A call beyond the limit of running calls waits for its turn, fairly between the clients of the tenant, because a client
 that is refused at once repeats the call at once. All other limits refuse.
@@ -9,13 +9,26 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from tenure.domain.access import Principal
-from tenure.domain.call_limits import FREE_RETRY_SECONDS, Call, CallUsage, ClientCallLimits, limit_reached
+from tenure.domain.call_limits import (
+    FREE_RETRY_SECONDS,
+    Call,
+    CallUsage,
+    ClientCallLimits,
+    InFlight,
+    LimitedCaller,
+    limit_reached,
+    limited_client,
+    limited_worker,
+)
+from tenure.runtime.settings import setting
 
 TURN_SECONDS: Final = 5.0
 """How long a call waits for its turn before it is refused."""
@@ -93,22 +106,51 @@ class Turns:
             del self._waiting[client]
 
     def _refusal(self) -> Exception:
-        text = f"{self._most} running calls, or {self._most_of_client} of one client,"
+        text = f"{self._most} running calls"
+        if self._most_of_client < self._most:
+            text = f"{text}, or {self._most_of_client} of one client,"
         return limit_reached(self._owner, "RUNNING_CALLS", text, FREE_RETRY_SECONDS)
 
 
-class CallLimiter:
-    """Counts calls and rates. Principals without a tenant (operators, processes) have no limits.
+@dataclass(frozen=True, slots=True)
+class InFlightLimits:
+    """The limits of a caller's requests without a result, over all its streams of requests."""
 
-    `client_percent`: the part of the tenant's limits that one client may use.
+    requests: int
+    size_bytes: int
+
+
+class CallLimiter:
+    """Counts calls and rates. `limited`: returns who has the limits, or None for a caller without limits.
+
+    `client_percent`: the part of the limits that one client of a group may use.
     """
 
-    def __init__(self, limits: ClientCallLimits, client_percent: int, clock: Callable[[], float] = monotonic) -> None:
-        self._tenant_limits, self._client_limits = limits, limits.part(client_percent)
-        self._clock = clock
+    def __init__(
+        self,
+        limits: ClientCallLimits,
+        client_percent: int,
+        clock: Callable[[], float] = monotonic,
+        *,
+        limited: Callable[[Principal], LimitedCaller | None] = limited_client,
+        in_flight: InFlightLimits | None = None,
+    ) -> None:
+        self._group_limits, self._client_limits = limits, limits.part(client_percent)
+        self._limited, self._clock, self._in_flight_limits = limited, clock, in_flight
         self._turns: dict[str, Turns] = {}
         self._usages: dict[str, CallUsage] = {}
         self._most_usages = _SPARE
+        self._in_flight: WeakValueDictionary[str, InFlight] = WeakValueDictionary()
+
+    def in_flight(self, principal: Principal) -> InFlight:
+        """Returns the requests in flight of all streams of a caller: the same object while one of them is open."""
+        caller, limits = self._limited(principal), self._in_flight_limits
+        if caller is None or limits is None:
+            return InFlight.unlimited()
+        shared = self._in_flight.get(caller.group)
+        if shared is None:
+            shared = self._in_flight[caller.group] = InFlight(caller.group, limits.requests, limits.size_bytes)
+        return shared
 
     @asynccontextmanager
     async def running(
@@ -117,21 +159,33 @@ class CallLimiter:
         """Counts a call while the block runs, after it waited for its turn. Raises LimitReached.
 
         Yields a function to call with each message of a stream. `is_long`: a stream or a long poll. `request`: a
-        message, or the iterator of a stream of messages, whose bytes are not counted.
+        message, or the iterator of a stream of requests, which needs no turn: `in_flight` limits its requests.
         """
-        tenant, name = principal.tenant, principal.name
-        if tenant is None:
+        caller = self._limited(principal)
+        if caller is None:
             yield uncounted
             return
-        call = Call(is_long, connection, request.ByteSize() if hasattr(request, "ByteSize") else 0)
-        usages = self._begin(tenant, name, call)
+        is_message = hasattr(request, "ByteSize")
+        call = Call(is_long, connection, request.ByteSize() if is_message else 0)
+        usages = self._begin(caller, call)
         try:
-            turns = self._turns.get(tenant)
-            if turns is None:
-                most, most_of_client = self._tenant_limits.calls, self._client_limits.calls
-                turns = self._turns[tenant] = Turns(f"the tenant {tenant}", most, most_of_client)
-            await turns.take(name)
-            turn = _Turn(partial(turns.give, name))
+            async with self._turn(caller, is_long=is_long) if is_message else nullcontext(uncounted) as answered:
+                yield answered
+        finally:
+            for usage in usages:
+                usage.end(call)
+
+    @asynccontextmanager
+    async def _turn(self, caller: LimitedCaller, *, is_long: bool) -> AsyncIterator[Answered]:
+        client = caller.client or caller.group
+        turns = self._turns.get(caller.group)
+        if turns is None:
+            most = self._group_limits.calls
+            most_of_client = most if caller.client is None else self._client_limits.calls
+            turns = self._turns[caller.group] = Turns(caller.group, most, most_of_client)
+        try:
+            await turns.take(client)
+            turn = _Turn(partial(turns.give, client))
             opened = asyncio.get_running_loop().call_later(OPENING_SECONDS, turn.end) if is_long else None
             try:
                 yield turn.end if is_long else uncounted
@@ -140,18 +194,14 @@ class CallLimiter:
                 if opened is not None:
                     opened.cancel()
         finally:
-            for usage in usages:
-                usage.end(call)
-            if (turns := self._turns.get(tenant)) is not None and turns.is_unused:
-                del self._turns[tenant]
+            if self._turns.get(caller.group) is turns and turns.is_unused:
+                del self._turns[caller.group]
 
-    def _begin(self, tenant: str, name: str, call: Call) -> list[CallUsage]:
+    def _begin(self, caller: LimitedCaller, call: Call) -> list[CallUsage]:
         now_seconds = self._clock()
         self._forget_unused(now_seconds)
-        usages = [
-            self._usage(f"the client {name} of the tenant {tenant}", self._client_limits),
-            self._usage(f"the tenant {tenant}", self._tenant_limits),
-        ]
+        usages = [self._usage(caller.client, self._client_limits)] if caller.client is not None else []
+        usages.append(self._usage(caller.group, self._group_limits))
         for usage in usages:
             usage.check(call, now_seconds)
         for usage in usages:
@@ -181,3 +231,28 @@ class _Turn:
         if not self._has_ended:
             self._has_ended = True
             self._give()
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerLimitSettings:
+    """The limits of each identity of a worker at one server, under TENURE_<SERVICE>_LIMIT_."""
+
+    calls: int = setting("calls of a worker's identity that run at once; others wait up to 5 s", default=64, minimum=1)
+    streams: int = setting("open streams of a worker's identity", default=2000, minimum=1)
+    connections: int = setting("connections of a worker's identity with a running call", default=1000, minimum=1)
+    calls_per_second: float = setting("calls of a worker's identity, streams included", default=5000.0, minimum=0.1)
+    bytes_per_second: float = setting(
+        "request bytes of a worker's identity, besides those in streams", default=32.0 * 1024 * 1024, minimum=1.0
+    )
+    requests_in_flight: int = setting(
+        "requests without a result in the streams of a worker's identity", default=2048, minimum=1
+    )
+    bytes_in_flight: int = setting("bytes of these requests", default=32 * 1024 * 1024, minimum=1)
+
+    def limiter(self) -> CallLimiter:
+        """Returns the limiter of one server."""
+        limits = ClientCallLimits(
+            self.calls, self.streams, self.connections, self.calls_per_second, self.bytes_per_second
+        )
+        in_flight = InFlightLimits(self.requests_in_flight, self.bytes_in_flight)
+        return CallLimiter(limits, 100, limited=limited_worker, in_flight=in_flight)

@@ -13,6 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from tenure.runtime.rpc_server import draining
+from tenure.runtime.stream_rules import current_stream_rules
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -34,11 +35,13 @@ ResultT = TypeVar("ResultT", bound=Sized)
 class FrameServer(ABC, Generic[FrameT, ResultT]):
     """One stream. A subclass starts the requests of a frame, and calls `put` with each result.
 
-    most_items, most_bytes: the limits of one frame. stopping: set when the service drains.
+    most_items, most_bytes: the limits of one frame. stopping: set when the service drains. Create it in the handler of
+    the stream's call: `rules` are those of this call.
     """
 
     def __init__(self, stopping: asyncio.Event, *, most_items: int, most_bytes: int) -> None:
         self.stopping = stopping
+        self.rules = current_stream_rules()
         self._most_items, self._most_bytes = most_items, most_bytes
         self._unsent: deque[ResultT] = deque()
         self._changed = asyncio.Event()

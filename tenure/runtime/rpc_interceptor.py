@@ -26,17 +26,21 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import isasyncgenfunction, iscoroutinefunction
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from tenure.domain.errors import InvalidRequest, PermissionDenied, TenureError, Unauthenticated
+from tenure.domain.audit import is_denial
+from tenure.domain.call_limits import InFlight
+from tenure.domain.errors import InvalidRequest, TenureError
 from tenure.runtime import metrics
 from tenure.runtime.access_control import AccessControl, Metadata, current_principal
+from tenure.runtime.audit import Audit, NoAudit
 from tenure.runtime.call_limiter import Answered, CallLimiter, uncounted
 from tenure.runtime.request_context import continue_trace, set_tenant
 from tenure.runtime.rpc_status import code_of, to_status
+from tenure.runtime.stream_rules import StreamRules, set_stream_rules
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -81,26 +85,6 @@ Running = Callable[[Any, Any], AbstractAsyncContextManager[Answered]]
 
 def _without_limits(_request: Any, _context: Any) -> AbstractAsyncContextManager[Answered]:
     return nullcontext(uncounted)
-
-
-class Audit(Protocol):
-    """Records calls. `method`: "/service/method", as gRPC has it. `request`: a message, or the iterator of a stream."""
-
-    async def admitted(self, method: str, request: Any, peer: str) -> None:
-        """Records a call whose handler runs next. Raises an error if it cannot be recorded: then no handler runs."""
-
-    def refused(self, method: str, request: Any, peer: str, refusal: TenureError) -> None:
-        """Notes a call that was refused."""
-
-
-class NoAudit:
-    """Records nothing, for a server that only processes of the installation call."""
-
-    async def admitted(self, method: str, request: Any, peer: str) -> None:
-        """Records nothing."""
-
-    def refused(self, method: str, request: Any, peer: str, refusal: TenureError) -> None:
-        """Records nothing."""
 
 
 async def _admit_everyone(_context: Any, _metadata: Metadata) -> None:
@@ -158,6 +142,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
         return running
 
+    def _in_flight(self) -> InFlight:
+        """Returns the requests in flight of the current caller's streams."""
+        return InFlight.unlimited() if self._limiter is None else self._limiter.in_flight(current_principal())
+
     def _wrap(self, method: str, handler: Handler) -> Handler:
         arity = _ARITY[bool(handler.request_streaming), bool(handler.response_streaming)]
         behaviour = getattr(handler, arity)
@@ -169,8 +157,18 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         metrics_of_method = _MethodMetrics.of(method, _GRPC_TYPE[arity])
         is_audited = self._access.is_audited(method)
         running = self._running(is_long=is_long) if is_tenure else _without_limits
+        in_flight = self._in_flight if handler.request_streaming else None
         call = _Method(
-            method, metrics_of_method, validate, examine, admission, running, readmission, self._audit, is_audited
+            method,
+            metrics_of_method,
+            validate,
+            examine,
+            admission,
+            running,
+            readmission,
+            in_flight,
+            self._audit,
+            is_audited,
         )
         wrap = {
             "unary_unary": call.answering_once,
@@ -216,7 +214,10 @@ class _MethodMetrics:
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    """Wraps the behaviour and the (de)serializers of one method."""
+    """Wraps the behaviour and the (de)serializers of one method.
+
+    `in_flight`: of the caller's streams, for a method with a stream of requests; else None.
+    """
 
     name: str
     metrics: _MethodMetrics
@@ -225,6 +226,7 @@ class _Method:
     admit: Admission
     running: Running
     readmission: Callable[[Any, Metadata], AbstractAsyncContextManager[None]]
+    in_flight: Callable[[], InFlight] | None
     audit: Audit
     is_audited: bool
 
@@ -286,6 +288,10 @@ class _Method:
 
         return send
 
+    def _note(self, peer: str, request: Any, error: TenureError) -> None:
+        if is_denial(error):
+            self.audit.refused(self.name, request, peer, error)
+
     @asynccontextmanager
     async def _around(self, request: Any, context: Context) -> AsyncIterator[Answered]:
         """Admits the call, sets its tenant and trace, counts it, and converts its exception to a status."""
@@ -296,6 +302,8 @@ class _Method:
             if (tenant := await self.admit(context, metadata)) is not None:
                 set_tenant(tenant)
                 continue_trace(metadata)
+            if self.in_flight is not None:
+                set_stream_rules(StreamRules(partial(self._note, context.peer()), self.in_flight()))
             async with self.running(request, context) as answered, self.readmission(context, metadata):
                 yield answered
             code = _code_of_context(context)
@@ -304,8 +312,7 @@ class _Method:
             raise
         except TenureError as error:
             code = code_of(error)
-            if isinstance(error, (Unauthenticated, PermissionDenied)):
-                self.audit.refused(self.name, request, context.peer(), error)
+            self._note(context.peer(), request, error)
             if context.done():
                 raise asyncio.CancelledError from error  # the client is gone
             await context.abort_with_status(to_status(error))

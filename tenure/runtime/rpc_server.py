@@ -20,8 +20,9 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from grpc_reflection.v1alpha._async import ReflectionServicer
 
 from tenure.domain.errors import LimitReached, NotFound, Unavailable
+from tenure.runtime.audit import Audit
 from tenure.runtime.call_limiter import CallLimiter
-from tenure.runtime.rpc_interceptor import Audit, ErrorInterceptor, accept_everything, examine_nothing
+from tenure.runtime.rpc_interceptor import ErrorInterceptor, accept_everything, examine_nothing
 from tenure.runtime.rpc_options import Keepalive, ServerLimits
 from tenure.runtime.security import NO_SECURITY, Security
 

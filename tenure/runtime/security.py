@@ -76,6 +76,11 @@ class Security:
             )
         return cls(rules_of, files, serves_clients)
 
+    @property
+    def identity(self) -> str:
+        """The SPIFFE ID in the certificate of this process; "" without TLS."""
+        return "" if self.files is None else self.files.read().identity(self.files.installation).name
+
     def for_clients(self, authenticate: Authenticate) -> Security:
         """Returns the security of a server whose callers are clients without certificates."""
         return replace(self, authenticate_client=authenticate)

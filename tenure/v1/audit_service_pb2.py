@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from tenure.v1 import access_pb2 as tenure_dot_v1_dot_access__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtenure/v1/audit_service.proto\x12\ttenure.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16tenure/v1/access.proto\"\x89\x02\n\x0b\x41uditRecord\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x11\n\trecord_id\x18\x02 \x01(\t\x12/\n\x0brecord_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x0f\n\x07subject\x18\x05 \x01(\t\x12\x0c\n\x04peer\x18\x06 \x01(\t\x12\x0e\n\x06method\x18\x07 \x01(\t\x12\x0e\n\x06target\x18\x08 \x01(\t\x12*\n\x08\x64\x65\x63ision\x18\t \x01(\x0e\x32\x18.tenure.v1.AuditDecision\x12\x0e\n\x06reason\x18\n \x01(\t\x12\r\n\x05\x63ount\x18\x0b \x01(\x03\x12\x0c\n\x04hash\x18\x0c \x01(\x0c\"\xb3\x01\n\x17ListAuditRecordsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x14\n\x0coldest_first\x18\x03 \x01(\x08\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x0f\n\x07subject\x18\x05 \x01(\t\x12\x0e\n\x06method\x18\x06 \x01(\t\x12*\n\x08\x64\x65\x63ision\x18\x07 \x01(\x0e\x32\x18.tenure.v1.AuditDecision\"\\\n\x18ListAuditRecordsResponse\x12\'\n\x07records\x18\x01 \x03(\x0b\x32\x16.tenure.v1.AuditRecord\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"D\n\x19\x41ppendAuditRecordsRequest\x12\'\n\x07records\x18\x01 \x03(\x0b\x32\x16.tenure.v1.AuditRecord\"\x1c\n\x1a\x41ppendAuditRecordsResponse*f\n\rAuditDecision\x12\x1e\n\x1a\x41UDIT_DECISION_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x41UDIT_DECISION_ALLOWED\x10\x01\x12\x19\n\x15\x41UDIT_DECISION_DENIED\x10\x02\x32\xe6\x01\n\x0c\x41uditService\x12h\n\x10ListAuditRecords\x12\".tenure.v1.ListAuditRecordsRequest\x1a#.tenure.v1.ListAuditRecordsResponse\"\x0b\x92\x82\x19\x07\n\x01\x01\x10\x05\x18\x01\x12l\n\x12\x41ppendAuditRecords\x12$.tenure.v1.AppendAuditRecordsRequest\x1a%.tenure.v1.AppendAuditRecordsResponse\"\t\x92\x82\x19\x05\n\x01\x01\x18\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtenure/v1/audit_service.proto\x12\ttenure.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16tenure/v1/access.proto\"\x9b\x02\n\x0b\x41uditRecord\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x11\n\trecord_id\x18\x02 \x01(\t\x12/\n\x0brecord_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x0f\n\x07subject\x18\x05 \x01(\t\x12\x0c\n\x04peer\x18\x06 \x01(\t\x12\x0e\n\x06method\x18\x07 \x01(\t\x12\x0e\n\x06target\x18\x08 \x01(\t\x12*\n\x08\x64\x65\x63ision\x18\t \x01(\x0e\x32\x18.tenure.v1.AuditDecision\x12\x0e\n\x06reason\x18\n \x01(\t\x12\r\n\x05\x63ount\x18\x0b \x01(\x03\x12\x0c\n\x04hash\x18\x0c \x01(\x0c\x12\x10\n\x08recorder\x18\r \x01(\t\"\xb3\x01\n\x17ListAuditRecordsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x14\n\x0coldest_first\x18\x03 \x01(\x08\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x0f\n\x07subject\x18\x05 \x01(\t\x12\x0e\n\x06method\x18\x06 \x01(\t\x12*\n\x08\x64\x65\x63ision\x18\x07 \x01(\x0e\x32\x18.tenure.v1.AuditDecision\"\\\n\x18ListAuditRecordsResponse\x12\'\n\x07records\x18\x01 \x03(\x0b\x32\x16.tenure.v1.AuditRecord\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"D\n\x19\x41ppendAuditRecordsRequest\x12\'\n\x07records\x18\x01 \x03(\x0b\x32\x16.tenure.v1.AuditRecord\"\x1c\n\x1a\x41ppendAuditRecordsResponse*f\n\rAuditDecision\x12\x1e\n\x1a\x41UDIT_DECISION_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x41UDIT_DECISION_ALLOWED\x10\x01\x12\x19\n\x15\x41UDIT_DECISION_DENIED\x10\x02\x32\xe7\x01\n\x0c\x41uditService\x12h\n\x10ListAuditRecords\x12\".tenure.v1.ListAuditRecordsRequest\x1a#.tenure.v1.ListAuditRecordsResponse\"\x0b\x92\x82\x19\x07\n\x01\x01\x10\x05\x18\x01\x12m\n\x12\x41ppendAuditRecords\x12$.tenure.v1.AppendAuditRecordsRequest\x1a%.tenure.v1.AppendAuditRecordsResponse\"\n\x92\x82\x19\x06\n\x02\x01\x02\x18\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,19 +36,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_AUDITSERVICE'].methods_by_name['ListAuditRecords']._loaded_options = None
   _globals['_AUDITSERVICE'].methods_by_name['ListAuditRecords']._serialized_options = b'\222\202\031\007\n\001\001\020\005\030\001'
   _globals['_AUDITSERVICE'].methods_by_name['AppendAuditRecords']._loaded_options = None
-  _globals['_AUDITSERVICE'].methods_by_name['AppendAuditRecords']._serialized_options = b'\222\202\031\005\n\001\001\030\001'
-  _globals['_AUDITDECISION']._serialized_start=745
-  _globals['_AUDITDECISION']._serialized_end=847
+  _globals['_AUDITSERVICE'].methods_by_name['AppendAuditRecords']._serialized_options = b'\222\202\031\006\n\002\001\002\030\001'
+  _globals['_AUDITDECISION']._serialized_start=763
+  _globals['_AUDITDECISION']._serialized_end=865
   _globals['_AUDITRECORD']._serialized_start=102
-  _globals['_AUDITRECORD']._serialized_end=367
-  _globals['_LISTAUDITRECORDSREQUEST']._serialized_start=370
-  _globals['_LISTAUDITRECORDSREQUEST']._serialized_end=549
-  _globals['_LISTAUDITRECORDSRESPONSE']._serialized_start=551
-  _globals['_LISTAUDITRECORDSRESPONSE']._serialized_end=643
-  _globals['_APPENDAUDITRECORDSREQUEST']._serialized_start=645
-  _globals['_APPENDAUDITRECORDSREQUEST']._serialized_end=713
-  _globals['_APPENDAUDITRECORDSRESPONSE']._serialized_start=715
-  _globals['_APPENDAUDITRECORDSRESPONSE']._serialized_end=743
-  _globals['_AUDITSERVICE']._serialized_start=850
-  _globals['_AUDITSERVICE']._serialized_end=1080
+  _globals['_AUDITRECORD']._serialized_end=385
+  _globals['_LISTAUDITRECORDSREQUEST']._serialized_start=388
+  _globals['_LISTAUDITRECORDSREQUEST']._serialized_end=567
+  _globals['_LISTAUDITRECORDSRESPONSE']._serialized_start=569
+  _globals['_LISTAUDITRECORDSRESPONSE']._serialized_end=661
+  _globals['_APPENDAUDITRECORDSREQUEST']._serialized_start=663
+  _globals['_APPENDAUDITRECORDSREQUEST']._serialized_end=731
+  _globals['_APPENDAUDITRECORDSRESPONSE']._serialized_start=733
+  _globals['_APPENDAUDITRECORDSRESPONSE']._serialized_end=761
+  _globals['_AUDITSERVICE']._serialized_start=868
+  _globals['_AUDITSERVICE']._serialized_end=1099
 # @@protoc_insertion_point(module_scope)

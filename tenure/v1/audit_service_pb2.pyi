@@ -61,10 +61,11 @@ class AuditRecord(message.Message):
     REASON_FIELD_NUMBER: builtins.int
     COUNT_FIELD_NUMBER: builtins.int
     HASH_FIELD_NUMBER: builtins.int
+    RECORDER_FIELD_NUMBER: builtins.int
     number: builtins.int
     """The position in the log, from 1, without gaps; 0 in a request."""
     record_id: builtins.str
-    """An id that the gateway chose, a UUID."""
+    """An id that the recorder chose, a UUID."""
     tenant: builtins.str
     """The tenant of the call; empty: none, or a caller without an identity."""
     subject: builtins.str
@@ -83,6 +84,10 @@ class AuditRecord(message.Message):
     """The number of equal refusals that the record stands for; 1 for ALLOWED."""
     hash: builtins.bytes
     """SHA-256, 32 bytes; absent in a request."""
+    recorder: builtins.str
+    """The process that recorded the call, as the SPIFFE ID in its certificate; absent in a request. Empty: an earlier
+    release recorded it, or the installation has no TLS.
+    """
     @builtins.property
     def record_time(self) -> timestamp_pb2.Timestamp:
         """When it was recorded, in microseconds; absent in a request."""
@@ -102,10 +107,11 @@ class AuditRecord(message.Message):
         reason: builtins.str = ...,
         count: builtins.int = ...,
         hash: builtins.bytes = ...,
+        recorder: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["record_time", b"record_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["count", b"count", "decision", b"decision", "hash", b"hash", "method", b"method", "number", b"number", "peer", b"peer", "reason", b"reason", "record_id", b"record_id", "record_time", b"record_time", "subject", b"subject", "target", b"target", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["count", b"count", "decision", b"decision", "hash", b"hash", "method", b"method", "number", b"number", "peer", b"peer", "reason", b"reason", "record_id", b"record_id", "record_time", b"record_time", "recorder", b"recorder", "subject", b"subject", "target", b"target", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -188,7 +194,7 @@ class AppendAuditRecordsRequest(message.Message):
     RECORDS_FIELD_NUMBER: builtins.int
     @builtins.property
     def records(self) -> containers.RepeatedCompositeFieldContainer[AuditRecord]:
-        """1 to 500 records, without `number`, `record_time` and `hash`."""
+        """1 to 500 records, without `number`, `record_time`, `hash` and `recorder`."""
 
     def __init__(
         self,

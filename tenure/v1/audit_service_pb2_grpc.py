@@ -27,8 +27,8 @@ if _version_not_supported:
 
 class AuditServiceStub:
     """Served by every checkpoint replica and forwarded by the gateway. A call of a method with `audited: true` in its access
-    rule is recorded before it is carried out; without a record it is not carried out. Refusals of any method of the
-    gateway are recorded too, equal ones together. Records are never changed or deleted, and form a hash chain: the hash
+    rule is recorded before it is carried out; without a record it is not carried out. Refusals by gateways, coordinators
+    and checkpoint services are recorded too, equal ones together. Records are never changed or deleted, and form a hash chain: the hash
     of a record is SHA-256 over the hash of the record before and its own fields (docs/security.md).
     """
 
@@ -52,8 +52,8 @@ class AuditServiceStub:
 
 class AuditServiceServicer:
     """Served by every checkpoint replica and forwarded by the gateway. A call of a method with `audited: true` in its access
-    rule is recorded before it is carried out; without a record it is not carried out. Refusals of any method of the
-    gateway are recorded too, equal ones together. Records are never changed or deleted, and form a hash chain: the hash
+    rule is recorded before it is carried out; without a record it is not carried out. Refusals by gateways, coordinators
+    and checkpoint services are recorded too, equal ones together. Records are never changed or deleted, and form a hash chain: the hash
     of a record is SHA-256 over the hash of the record before and its own fields (docs/security.md).
     """
 
@@ -65,7 +65,8 @@ class AuditServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AppendAuditRecords(self, request, context):
-        """Appends records, each once, also after repeats. Gateways do not forward this method.
+        """Appends records, each once, also after repeats. A coordinator appends only refused calls. Gateways do not forward
+        this method.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -94,8 +95,8 @@ def add_AuditServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class AuditService:
     """Served by every checkpoint replica and forwarded by the gateway. A call of a method with `audited: true` in its access
-    rule is recorded before it is carried out; without a record it is not carried out. Refusals of any method of the
-    gateway are recorded too, equal ones together. Records are never changed or deleted, and form a hash chain: the hash
+    rule is recorded before it is carried out; without a record it is not carried out. Refusals by gateways, coordinators
+    and checkpoint services are recorded too, equal ones together. Records are never changed or deleted, and form a hash chain: the hash
     of a record is SHA-256 over the hash of the record before and its own fields (docs/security.md).
     """
 

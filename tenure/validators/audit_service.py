@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tenure.domain.audit import MAX_REASON, MAX_TARGET
+from tenure.domain.audit import MAX_APPENDED, MAX_NAME, MAX_REASON, MAX_TARGET
 from tenure.v1 import audit_service_pb2 as audit
 from tenure.validators.common import Check, Violations
 from tenure.wire.audit import DECISIONS
 
-MAX_NAME: Final = 300
 MAX_PAGE: Final = 500
 MAX_TOKEN: Final = 64
 
 
 def _append(request: audit.AppendAuditRecordsRequest, v: Violations) -> None:
-    v.between("records", len(request.records), 1, MAX_PAGE)
+    v.between("records", len(request.records), 1, MAX_APPENDED)
     for index, record in enumerate(request.records):
         _record(record, f"records[{index}]", v)
 
@@ -31,6 +30,7 @@ def _record(record: audit.AuditRecord, field: str, v: Violations) -> None:
     is_known = DECISIONS.find(record.decision) is not None
     v.require(is_known, f"{field}.decision", "must be a decision of this version of the API")
     v.require(record.count >= 1, f"{field}.count", "must be at least 1")
+    v.require(not record.recorder, f"{field}.recorder", "must be empty: the ledger sets it to the caller's identity")
 
 
 def _list(request: audit.ListAuditRecordsRequest, v: Violations) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -21,13 +22,24 @@ _TEXTS: Final = frozenset({"name", "tenant", "queue", "webhook"})
 """Texts that name something. All other texts may be secret or long, so only `…_id` is read besides."""
 _NOT_THE_TARGET: Final = frozenset({"request_id", "page_size", "page_token", "actor"})
 _PLAIN: Final = re.compile(r"[\w./:@-]+", re.ASCII)
+_SUBJECTS_OF_REFUSALS: Final = ("resource", "holder")
+"""What a refused token, or a refused session, was for: the request itself has it in signed bytes, or not at all."""
 
 
-def target_of(request: Any) -> str:
-    """Returns the fields of a request that say what it acts on: ids, names, numbers, enums; no other texts."""
-    if not isinstance(request, Message):
-        return ""
-    return " ".join(f"{name}={value}" for name, value in _fields(request, ""))[:MAX_TARGET]
+def target_of(request: Any, refused: Mapping[str, str] | None = None) -> str:
+    """Returns the fields of a request that say what it acts on: ids, names, numbers, enums; no other texts.
+
+    `refused`: the metadata of the error with which the request was refused. Reads as much of a request as is returned.
+    """
+    known = [(name, _plain(refused[name])) for name in _SUBJECTS_OF_REFUSALS if refused and name in refused]
+    fields = _fields(request, "") if isinstance(request, Message) else iter(())
+    parts, length = list[str](), 0
+    for name, value in (*known, *islice(fields, MAX_TARGET // 2)):
+        parts.append(f"{name}={value}")
+        length += len(parts[-1])
+        if length >= MAX_TARGET:
+            break
+    return " ".join(parts)[:MAX_TARGET]
 
 
 def reason_of(request: Any) -> str:
@@ -49,7 +61,7 @@ def _fields(message: Message, prefix: str) -> Iterator[tuple[str, str]]:
                     yield from _fields(one, f"{name}.")
         elif descriptor.type != FieldDescriptor.TYPE_STRING or _names_something(descriptor.name):
             values = value if descriptor.is_repeated else [value]
-            yield name, ",".join(_shown(descriptor, one) for one in values)
+            yield name, ",".join(_shown(descriptor, one) for one in islice(values, MAX_TARGET))
 
 
 def _names_something(name: str) -> bool:
@@ -68,7 +80,11 @@ def _shown(descriptor: FieldDescriptor, value: Any) -> str:
         assert descriptor.enum_type is not None, "a field of this type has one"
         known = descriptor.enum_type.values_by_number.get(value)
         return str(value) if known is None else known.name
-    text = str(value)
+    return _plain(str(value))
+
+
+def _plain(text: str) -> str:
+    text = text[:MAX_TARGET]
     return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
 
@@ -84,7 +100,13 @@ def record_to_wire(record: AuditRecord) -> pb.AuditRecord:
         decision=DECISIONS.to_wire(record.decision),
         reason=record.reason,
         count=record.count,
+        recorder=record.recorder,
     )
+
+
+def append_request(records: Iterable[AuditRecord]) -> pb.AppendAuditRecordsRequest:
+    """Returns the request that appends the records."""
+    return pb.AppendAuditRecordsRequest(records=[record_to_wire(record) for record in records])
 
 
 def record_from_wire(message: pb.AuditRecord) -> AuditRecord:
@@ -99,6 +121,7 @@ def record_from_wire(message: pb.AuditRecord) -> AuditRecord:
         DECISIONS.to_domain(message.decision),
         message.reason,
         message.count,
+        message.recorder,
     )
 
 

@@ -30,8 +30,8 @@ TOLD_BY_THE_LEDGER_AND_COORDINATORS = {
     "tenure.v1.ListClaimableRequest.tenants",
 }
 """Coordinators ask about claims, and for tasks, of many tenants at once, and act for none of them."""
-RECORDED_BY_GATEWAYS = {"tenure.v1.AuditRecord.tenant"}
-"""Only gateways append records, and a record belongs to the installation, not to a tenant."""
+RECORDED_BY_SERVICES = {"tenure.v1.AuditRecord.tenant"}
+"""Gateways and coordinators append records, and a record belongs to the installation, not to a tenant."""
 TOLD_TO_PROVIDERS = {"tenure.v1.CallToolRequest.tenant"}
 """Whose task it is, for a backend that is not ours: the tool service has it from the signed token."""
 
@@ -58,7 +58,7 @@ def test_no_request_has_a_field_for_a_tenant() -> None:
     seen: set[str] = set()
     named = {field.full_name for request in requests() for field in fields_of(request, seen) if "tenant" in field.name}
     assert (
-        named - NAMED_BY_OPERATORS - TOLD_BY_THE_LEDGER_AND_COORDINATORS - RECORDED_BY_GATEWAYS - TOLD_TO_PROVIDERS
+        named - NAMED_BY_OPERATORS - TOLD_BY_THE_LEDGER_AND_COORDINATORS - RECORDED_BY_SERVICES - TOLD_TO_PROVIDERS
         == set()
     )
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.domain.access import Principal
-from tenure.domain.call_limits import BURST_SECONDS, ClientCallLimits
+from tenure.domain.access import Principal, Role
+from tenure.domain.call_limits import BURST_SECONDS, ClientCallLimits, limited_worker
 from tenure.domain.errors import LimitReached
 from tenure.runtime import call_limiter
-from tenure.runtime.call_limiter import CallLimiter, Turns
+from tenure.runtime.call_limiter import CallLimiter, InFlightLimits, Turns
 from tenure.v1 import task_service_pb2 as api
 
 LIMITS = ClientCallLimits(calls=4, streams=6, connections=3, calls_per_second=100.0, bytes_per_second=1e6)
@@ -262,3 +262,64 @@ def test_no_client_gets_more_bytes_than_its_rate(calls: list[tuple[float, int]])
             taken += message.ByteSize()
             largest = max(largest, message.ByteSize())
     assert taken <= 1000 * (clock.now - began + BURST_SECONDS) + largest
+
+
+@pytest.fixture
+def worker_limiter(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> CallLimiter:
+    monkeypatch.setattr(call_limiter, "TURN_SECONDS", 0.01)
+    return CallLimiter(LIMITS, 100, clock, limited=limited_worker, in_flight=InFlightLimits(3, 1000))
+
+
+def worker(name: str = "w") -> Principal:
+    return Principal(f"spiffe://tenure/worker/{name}", Role.WORKER)
+
+
+async def test_each_identity_of_a_worker_has_the_limits(worker_limiter: CallLimiter) -> None:
+    async with AsyncExitStack() as calls:
+        for _ in range(LIMITS.calls):
+            await calls.enter_async_context(running(worker_limiter, worker()))
+        with pytest.raises(
+            LimitReached, match=r"the worker spiffe://tenure/worker/w has .* limit of 4 running calls at"
+        ):
+            await calls.enter_async_context(running(worker_limiter, worker()))
+        assert await reason(worker_limiter, worker("other")) == ""
+        for role in (Role.GATEWAY, Role.COORDINATOR):
+            assert await reason(worker_limiter, Principal("spiffe://tenure/x/w", role)) == ""
+    assert await reason(worker_limiter, worker()) == ""
+    assert not worker_limiter._turns
+
+
+async def test_a_stream_of_requests_needs_no_turn(worker_limiter: CallLimiter) -> None:
+    """A thousand workers attach at once after a restart, and their streams have no first message to wait for."""
+    options: dict[str, Any] = {"is_long": True, "request": iter(())}
+    async with AsyncExitStack() as calls:
+        for _ in range(LIMITS.streams):
+            await calls.enter_async_context(running(worker_limiter, worker(), **options))
+        assert await reason(worker_limiter, worker(), **options) == "OPEN_STREAMS"
+        assert await reason(worker_limiter, worker()) == ""
+
+
+def refused_in_flight(limiter: CallLimiter, principal: Principal) -> str:
+    try:
+        limiter.in_flight(principal).begin()
+    except LimitReached as refusal:
+        return refusal.reason if refusal.retry_after_seconds else "no retry time"
+    return ""
+
+
+def test_streams_of_an_identity_share_their_requests_in_flight(worker_limiter: CallLimiter) -> None:
+    first, second = (worker_limiter.in_flight(worker()) for _ in range(2))
+    first.begin()
+    second.begin()
+    second.begin()
+    assert refused_in_flight(worker_limiter, worker()) == "REQUESTS_IN_FLIGHT"
+    assert refused_in_flight(worker_limiter, worker("other")) == ""
+    second.end()
+    second.grow(1000)
+    assert refused_in_flight(worker_limiter, worker()) == "BYTES_IN_FLIGHT"
+    second.end(1000)
+    assert refused_in_flight(worker_limiter, worker()) == ""
+    del first, second
+    assert refused_in_flight(worker_limiter, worker()) == "", "the streams are closed, and nothing is remembered"
+    gateway = Principal("spiffe://tenure/gateway/g", Role.GATEWAY)
+    assert [refused_in_flight(worker_limiter, gateway) for _ in range(9)] == [""] * 9

@@ -34,8 +34,9 @@ async def test_a_worker_that_reads_no_commit_answers_is_not_read() -> None:
             sent += len(commits)
             yield ledger.CommitStreamRequest(commits=commits)
 
-    def submit(_request: ledger.CommitRequest, answer: Answer[ledger.CommitResponse]) -> None:
+    def submit(_request: ledger.CommitRequest, answer: Answer[ledger.CommitResponse]) -> int:
         asyncio.get_running_loop().call_soon(answer, ledger.CommitResponse())
+        return 0
 
     frames = ledger_frames.CommitFrames(submit, asyncio.Event())
     async with aclosing(frames.answers(endless())) as answers:  # type: ignore[type-var]  # an async generator

@@ -31,27 +31,30 @@ _BUG: Final = token_pb2.Refusal(code=grpc.StatusCode.INTERNAL.value[0], reason="
 
 
 class CommitFrames(FrameServer[pb.CommitStreamRequest, pb.TaggedCommitResult]):
-    """One commit stream. `submit` takes a commit and a callback for its result, or raises the refusal."""
+    """One commit stream. `submit` takes a commit and a callback for its result, and returns the commit's size in bytes,
+    or raises the refusal.
+    """
 
     def __init__(
-        self, submit: Callable[[pb.CommitRequest, Answer[pb.CommitResponse]], None], stopping: asyncio.Event
+        self, submit: Callable[[pb.CommitRequest, Answer[pb.CommitResponse]], int], stopping: asyncio.Event
     ) -> None:
         super().__init__(stopping, most_items=MAX_IN_FLIGHT, most_bytes=MAX_FRAME_BYTES)
         self._submit = submit
-        self._tags: set[int] = set()
+        self._size_bytes: dict[int, int] = {}
+        """Of each commit without a result, by tag."""
 
     @property
     def in_flight(self) -> int:
-        return len(self._tags)
+        return len(self._size_bytes)
 
     @property
     def held_back(self) -> bool:
-        return len(self._tags) + self.unsent >= MAX_IN_FLIGHT
+        return len(self._size_bytes) + self.unsent >= MAX_IN_FLIGHT
 
     @property
     def may_stop(self) -> bool:
         """A worker hears the result of every commit that was taken."""
-        return not self._tags
+        return not self._size_bytes
 
     async def answers(self, requests: AsyncIterator[pb.CommitStreamRequest]) -> AsyncIterator[pb.CommitStreamResponse]:
         """Yields frames of results until the worker has closed its side and every commit has a result."""
@@ -65,7 +68,7 @@ class CommitFrames(FrameServer[pb.CommitStreamRequest, pb.TaggedCommitResult]):
 
     def _take(self, tagged: pb.TaggedCommit) -> None:
         tag = tagged.tag
-        if tag in self._tags:
+        if tag in self._size_bytes:
             self._refuse(
                 tag, InvalidRequest(violations=[("tag", "is in flight already: use a new tag for each commit")])
             )
@@ -74,15 +77,27 @@ class CommitFrames(FrameServer[pb.CommitStreamRequest, pb.TaggedCommitResult]):
             self._refuse(tag, draining())
             return
         try:
-            self._submit(tagged.commit, partial(self._answer, tag))
+            self._size_bytes[tag] = self._begin(tagged)
         except TenureError as error:
+            self.rules.refused(tagged.commit, error)
             self._refuse(tag, error)
             return
-        self._tags.add(tag)
         self.wake()
 
+    def _begin(self, tagged: pb.TaggedCommit) -> int:
+        """Submits a commit within the worker's limits and returns its size. Raises the refusal."""
+        in_flight = self.rules.in_flight
+        in_flight.begin()
+        try:
+            size_bytes = self._submit(tagged.commit, partial(self._answer, tagged.tag))
+        except BaseException:
+            in_flight.end()
+            raise
+        in_flight.grow(size_bytes)
+        return size_bytes
+
     def _answer(self, tag: int, result: pb.CommitResponse | Exception) -> None:
-        self._tags.discard(tag)
+        self.rules.in_flight.end(self._size_bytes.pop(tag))
         if isinstance(result, pb.CommitResponse):
             self.put(pb.TaggedCommitResult(tag=tag, response=result))
         elif isinstance(result, TenureError):

@@ -17,13 +17,14 @@ select record_id from audit_records where record_id = any (%(record_ids)b::text[
 -- name: append
 -- One record at the end of the chain.
 insert into audit_records (number, record_id, recorded_at, tenant, subject, peer, method, target, decision, reason,
-                           count, hash)
+                           count, hash, recorder)
 values (%(number)b, %(record_id)b, %(recorded_at)b, %(tenant)b, %(subject)b, %(peer)b, %(method)b, %(target)b,
-        %(decision)b, %(reason)b, %(count)b, %(hash)b);
+        %(decision)b, %(reason)b, %(count)b, %(hash)b, %(recorder)b);
 
 -- name: list_newest
 -- Records before a number, the newest first; by the primary key, or by the index of a filter.
-select number, record_id, recorded_at, tenant, subject, peer, method, target, decision, reason, count, hash
+select number, record_id, recorded_at, tenant, subject, peer, method, target, decision, reason, count, hash,
+       recorder
   from audit_records
  where number < %(position)b
    and (%(tenant)b::text = '' or tenant = %(tenant)b) and (%(subject)b::text = '' or subject = %(subject)b)
@@ -33,7 +34,8 @@ select number, record_id, recorded_at, tenant, subject, peer, method, target, de
 
 -- name: list_oldest
 -- Records after a number, the oldest first.
-select number, record_id, recorded_at, tenant, subject, peer, method, target, decision, reason, count, hash
+select number, record_id, recorded_at, tenant, subject, peer, method, target, decision, reason, count, hash,
+       recorder
   from audit_records
  where number > %(position)b
    and (%(tenant)b::text = '' or tenant = %(tenant)b) and (%(subject)b::text = '' or subject = %(subject)b)

@@ -80,8 +80,15 @@ class ExecuteFrames(FrameServer[pb.ExecuteStreamRequest, pb.TaggedExecuteEvent])
             reason = "TAG_IN_USE" if tag in self._calls else "TOO_MANY_CALLS"
             self._refuse(tag, LimitReached(_LIMIT, reason=reason))
             return
+        in_flight, size_bytes = self.rules.in_flight, len(call.arguments_json)
+        try:
+            in_flight.begin()
+        except LimitReached as error:
+            self._refuse(tag, error)
+            return
+        in_flight.grow(size_bytes)
         task = self._calls[tag] = asyncio.create_task(self._answer(tag, call))
-        task.add_done_callback(lambda _: self._finish(tag))
+        task.add_done_callback(lambda _: self._finish(tag, size_bytes))
 
     async def _answer(self, tag: int, call: pb.ExecuteRequest) -> None:
         try:
@@ -89,6 +96,7 @@ class ExecuteFrames(FrameServer[pb.ExecuteStreamRequest, pb.TaggedExecuteEvent])
                 async for event in events:
                     self.put(tagged_event(tag, event))
         except TenureError as error:
+            self.rules.refused(call, error)
             self._refuse(tag, error)
         except Exception:  # noqa: BLE001  as in an RPC: log it, hide its text, and let the other calls go on
             _log.exception("unexpected error in a call of a stream", extra={"call": call.call_id})
@@ -101,6 +109,7 @@ class ExecuteFrames(FrameServer[pb.ExecuteStreamRequest, pb.TaggedExecuteEvent])
     def _refuse(self, tag: int, error: TenureError) -> None:
         self.put(pb.TaggedExecuteEvent(tag=tag, refusal=refusal_to_wire(error)))
 
-    def _finish(self, tag: int) -> None:
+    def _finish(self, tag: int, size_bytes: int) -> None:
+        self.rules.in_flight.end(size_bytes)
         self._calls.pop(tag, None)
         self.wake()
