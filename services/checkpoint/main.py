@@ -49,7 +49,7 @@ from tenure.domain.fencing import Audience
 from tenure.domain.outbound import Networks
 from tenure.domain.task import DEFAULT_MAX_USD, CapDefaults
 from tenure.runtime.call_limiter import WorkerLimitSettings
-from tenure.runtime.postgres import Pool, PoolOptions, open_pool, startup_guard
+from tenure.runtime.postgres import Pool, PoolOptions, dsn_problems, open_pool, startup_guard
 from tenure.runtime.process import Duties, NoLimit, Process
 from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.schema_checks import SchemaChecks
@@ -58,7 +58,7 @@ from tenure.runtime.security import Security
 from tenure.runtime.service import CommonSettings, run_service, serve
 from tenure.runtime.settings import Address, Secret, group, setting
 from tenure.runtime.signing import Verifier
-from tenure.runtime.sql import migrate
+from tenure.runtime.sql import Rights, migrate
 from tenure.v1.api_key_service_pb2_grpc import add_ApiKeyServiceServicer_to_server
 from tenure.v1.audit_service_pb2_grpc import add_AuditServiceServicer_to_server
 from tenure.v1.checkpoint_service_pb2_grpc import add_CheckpointServiceServicer_to_server
@@ -91,6 +91,7 @@ class CheckpointSettings:
     )
     verifying_keys_file: Path = setting("public keys that verify fencing tokens")
     migrate: str = setting("check: refuse an old schema; auto: migrate it", default="check", choices=("check", "auto"))
+    service_role: str = setting("database role that the command migrate gives the rights of the service", default="")
     allow_unsafe_postgres: bool = setting("accept a Postgres that may lose acknowledged writes", default=False)
     pool_size: int = setting("most connections besides the one for commits", default=12, minimum=2, maximum=200)
     sweep_interval_seconds: float = setting("seconds between two sweeps", default=0.5, minimum=0.05, maximum=60)
@@ -127,6 +128,7 @@ class CheckpointSettings:
         """Yields violated relations between the settings."""
         if self.webhook.turn_seconds < 2 * self.smtp.longest_seconds:
             yield f"{WEBHOOK_PREFIX}TURN_SECONDS must be at least 2 s more than twice {SMTP_PREFIX}TIMEOUT_SECONDS"
+        yield from dsn_problems(self.common, "TENURE_CHECKPOINT_POSTGRES_DSN", self.postgres_dsn)
 
     @property
     def caps(self) -> CapDefaults:
@@ -266,8 +268,10 @@ async def seal_secrets_again(process: Process, settings: CheckpointSettings) -> 
 
 
 async def migrate_only(_process: Process, settings: CheckpointSettings) -> None:
-    """Migrates the database."""
+    """Migrates the database, and gives the service's role its rights."""
     await migrate(settings.postgres_dsn, MIGRATIONS)
+    if settings.service_role:
+        await Rights.of("services.checkpoint").give(settings.postgres_dsn, settings.service_role)
 
 
 def main() -> int:

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.coordinator.etcd.endpoints import parse_targets
 from services.coordinator.sessions.session import Timing
 from tenure.runtime.call_limiter import WorkerLimitSettings
+from tenure.runtime.security import clear_text_problems, peer_problems
 from tenure.runtime.service import CommonSettings
 from tenure.runtime.settings import Address, group, setting
 
@@ -61,12 +63,28 @@ class CoordinatorSettings:
             yield "TENURE_COORDINATOR_START_TIMEOUT_SECONDS must be longer than two renewal intervals"
         if (self.etcd_certificate_file is None) != (self.etcd_key_file is None):
             yield "TENURE_COORDINATOR_ETCD_CERTIFICATE_FILE and …_ETCD_KEY_FILE must be set together"
-
         if self.pools_file is not None and self.common.tls.certificate_file is None:
             yield (
                 "TENURE_COORDINATOR_POOLS_FILE needs TLS, because only certificates prove which worker calls: set "
                 "TENURE_TLS_CERTIFICATE_FILE, TENURE_TLS_KEY_FILE and TENURE_TLS_CA_FILE (`tenure certs` makes them)"
             )
+        yield from self._clear_text_problems()
+
+    def _clear_text_problems(self) -> Iterator[str]:
+        services = {
+            "TENURE_COORDINATOR_CHECKPOINT_ADDRESS": self.checkpoint_address,
+            "TENURE_COORDINATOR_TOOLS_ADDRESS": self.tools_address,
+        }
+        yield from peer_problems(self.common, services)
+        try:
+            members, has_tls = parse_targets(self.etcd_endpoints)
+        except ValueError as error:
+            yield f"TENURE_COORDINATOR_ETCD_ENDPOINTS: {error}"
+            return
+        if not has_tls and self.etcd_ca_file is None and self.etcd_certificate_file is None:
+            hosts = (Address(member).host for member in members)
+            remedy = "TENURE_COORDINATOR_ETCD_CA_FILE, …_ETCD_CERTIFICATE_FILE and …_ETCD_KEY_FILE"
+            yield from clear_text_problems(self.common, "TENURE_COORDINATOR_ETCD_ENDPOINTS", hosts, remedy)
 
     def timing(self) -> Timing:
         """Returns the durations of sessions."""

@@ -23,7 +23,7 @@ from tenure.runtime.call_limiter import CallLimiter
 from tenure.runtime.process import Process
 from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.schema_checks import SchemaChecks
-from tenure.runtime.security import Security
+from tenure.runtime.security import Security, peer_problems
 from tenure.runtime.service import CommonSettings, run_service, serve
 from tenure.runtime.settings import Address, group, setting
 from tenure.v1.admin_service_pb2_grpc import add_AdminServiceServicer_to_server
@@ -88,6 +88,14 @@ class GatewaySettings:
         """Yields the relations that do not hold."""
         if JWT in self.authentication and not self.jwt.issuer:
             yield "TENURE_GATEWAY_AUTHENTICATION=jwt needs TENURE_GATEWAY_JWT_ISSUER, _AUDIENCE and _KEYS"
+        yield from peer_problems(
+            self.common,
+            {
+                "TENURE_GATEWAY_CHECKPOINT_ADDRESS": self.checkpoint_address,
+                "TENURE_GATEWAY_COORDINATOR_ADDRESS": self.coordinator_address,
+                "TENURE_GATEWAY_TOOLS_ADDRESS": self.tools_address,
+            },
+        )
 
 
 async def compose(process: Process, settings: GatewaySettings) -> None:

@@ -42,7 +42,7 @@ from tenure.runtime.rpc_server import RpcServer
 from tenure.runtime.security import Security
 from tenure.runtime.service import instance_id, run_service, serve
 from tenure.runtime.signing import Verifier
-from tenure.runtime.sql import migrate
+from tenure.runtime.sql import Rights, migrate
 from tenure.v1.tool_service_pb2_grpc import add_ToolServiceServicer_to_server
 from tenure.validators import validate
 from tenure.wire.access import access_rules
@@ -74,8 +74,10 @@ def main() -> int:
 
 
 async def migrate_only(_process: Process, settings: ToolsSettings) -> None:
-    """Migrates the database."""
+    """Migrates the database, and gives the service's role its rights."""
     await migrate(settings.postgres_dsn, MIGRATIONS)
+    if settings.service_role:
+        await Rights.of("services.tools").give(settings.postgres_dsn, settings.service_role)
 
 
 async def check_config(process: Process, settings: ToolsSettings, environment: Mapping[str, str]) -> None:

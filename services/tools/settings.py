@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from services.tools.workspace.bounds import Bounds
 from tenure.runtime.call_limiter import WorkerLimitSettings
+from tenure.runtime.postgres import dsn_problems
 from tenure.runtime.service import CommonSettings
 from tenure.runtime.settings import Address, Secret, group, setting
 
@@ -26,6 +27,7 @@ class ToolsSettings:
     migrate: str = setting(
         "check: refuse to start when migrations are missing; auto: run them", default="check", choices=("check", "auto")
     )
+    service_role: str = setting("database role that the command migrate gives the rights of the service", default="")
     allow_unsafe_postgres: bool = setting("accept a Postgres that may lose acknowledged commits", default=False)
     workspace_root: Path = setting("directory of the tasks' workspaces, shared by all replicas")
     records_dir: Path | None = setting(
@@ -80,3 +82,4 @@ class ToolsSettings:
                 "TENURE_TOOLS_RUNNER_RENEW_INTERVAL_SECONDS must allow for one lost renewal: it may be at most half of "
                 f"{longest:g} s (TTL minus margin)"
             )
+        yield from dsn_problems(self.common, "TENURE_TOOLS_POSTGRES_DSN", self.postgres_dsn)

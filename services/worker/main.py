@@ -36,7 +36,7 @@ from tenure.runtime.audit import RefusalLog, log_refusals
 from tenure.runtime.process import Duties, Process
 from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.rpc_server import RpcServer
-from tenure.runtime.security import Security
+from tenure.runtime.security import Security, peer_problems
 from tenure.runtime.service import CommonSettings, run_service
 from tenure.runtime.settings import Address, group, setting
 from tenure.v1.worker_service_pb2_grpc import add_WorkerServiceServicer_to_server
@@ -46,6 +46,8 @@ from tenure.wire.audit import target_of
 
 _log: Final = logging.getLogger(__name__)
 LIVE_GRACE_SECONDS: Final = 0.1
+_LONGEST_NAME: Final = 110
+"""Leaves room for the pid and the random part: a worker's id has at most 128 characters."""
 REPORTS_SILENCE_SECONDS: Final = 2 * REPORT_TIMEOUT_SECONDS
 ANY_INTERFACE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104  compared with the setting, never bound to
 
@@ -54,7 +56,7 @@ ANY_INTERFACE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104  compared with
 class WorkerSettings:
     """Settings with the prefix TENURE_WORKER_."""
 
-    id: str = setting("unique among live workers (default: host-pid-random)", default="")
+    id: str = setting("unique among live workers (default: its certificate's name, host, pid, random)", default="")
     listen: Address = setting("the address to serve live text on", default=Address("127.0.0.1:0"))
     advertise: str = setting("host:port for gateways (default: the bound address)", default="")
     coordinator_addresses: tuple[Address, ...] = setting(
@@ -112,15 +114,25 @@ class WorkerSettings:
             yield f"TENURE_WORKER_ID: {self.id!r} is not {WORKER_ID_RULE}"
         if DEFAULT_LOOP in self.loops:
             yield from self.providers.missing(self.model)
+        yield from peer_problems(
+            self.common,
+            {
+                "TENURE_WORKER_COORDINATOR_ADDRESSES": self.coordinator_addresses,
+                "TENURE_WORKER_CHECKPOINT_ADDRESS": self.checkpoint_address,
+                "TENURE_WORKER_TOOLS_ADDRESS": self.tools_address,
+            },
+        )
 
-    def identity(self, port: int, functions: Iterable[str]) -> WorkerIdentity:
+    def identity(self, port: int, functions: Iterable[str], certificate_name: str = "") -> WorkerIdentity:
         """Returns the identity that Hello sends to coordinators. Each control function is offered as a loop.
 
-        A worker bound to all interfaces advertises its host name.
+        A worker bound to all interfaces advertises its host name. `certificate_name`: a worker with a certificate may
+        only have its name, or that name with "-" and more.
         """
         host = socket.gethostname() if self.listen.host in ANY_INTERFACE else self.listen.rpartition(":")[0]
         host_name = re.sub(r"[^a-zA-Z0-9.-]", "-", socket.gethostname()).lstrip(".-")[:80] or "worker"
-        worker_id = self.id or f"{host_name}-{os.getpid()}-{secrets.token_hex(3)}"
+        own_name = f"{certificate_name}-{host_name}" if certificate_name else host_name
+        worker_id = self.id or f"{own_name[:_LONGEST_NAME]}-{os.getpid()}-{secrets.token_hex(3)}"
         loops = (*(loop for loop in self.loops if loop != CONTROL_LOOP), *map(offered_loop, functions))
         tiers = tuple(Priority[name] for name in self.priorities)
         return WorkerIdentity(worker_id, self.queues, loops, self.advertise or f"{host}:{port}", tiers)
@@ -147,7 +159,12 @@ async def compose(process: Process, settings: WorkerSettings) -> None:
 
     addresses = settings.coordinator_addresses
     session = WorkerSession(
-        addresses, settings.identity(server.port, dependencies.functions), held_tasks, trust, free_slots, security
+        addresses,
+        settings.identity(server.port, dependencies.functions, security.name),
+        held_tasks,
+        trust,
+        free_slots,
+        security,
     )
     supervisor = await process.open(
         Supervisor(dependencies, held_tasks, crash_backoff, session.release, settings.slots)

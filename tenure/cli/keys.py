@@ -14,7 +14,7 @@ import click
 from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION
 from tenure.domain.access import DEFAULT_INSTALLATION, Role
-from tenure.runtime.certificates import make_certificates
+from tenure.runtime.certificates import make_certificates, make_store_certificates, store_certificates
 from tenure.runtime.secret_box import add_encryption_key, withdraw_encryption_key
 from tenure.runtime.signing import LOOK_SECONDS, Signer, Verifier, next_key_path, withdraw_key, write_key_pair
 
@@ -102,8 +102,8 @@ def encryption(file: Path, withdrawn: str | None) -> None:
 
 
 def key_files(directory: Path) -> tuple[Path, Path]:
-    """Returns the files of the private key and of the public keys."""
-    return directory / "signing.json", directory / "verifying.json"
+    """Returns the files of the private key and of the public keys, which may be a link to where services read it."""
+    return directory / "signing.json", (directory / "verifying.json").resolve()
 
 
 @contextmanager
@@ -154,3 +154,26 @@ def create_certificates(
         raise click.ClickException(str(error)) from None
     for _role, name in chosen:
         echo(str(directory / f"{name}.pem"))
+
+
+@certs.command("stores")
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--installation", default=DEFAULT_INSTALLATION, show_default=True, help="The name in the authority.")
+@click.option("--etcd-host", "etcd_hosts", multiple=True, help="A name or address of etcd; may be repeated.")
+@click.option("--postgres-host", "postgres_hosts", multiple=True, help="The same of Postgres.")
+@click.option("--days", type=click.FloatRange(0, min_open=True), default=90.0, show_default=True)
+def create_store_certificates(
+    directory: Path, installation: str, etcd_hosts: tuple[str, ...], postgres_hosts: tuple[str, ...], days: float
+) -> None:
+    """Create ca.pem in DIRECTORY, unless it exists, and etcd.pem, etcd-client.pem and postgres.pem with their keys.
+
+    etcd admits each client with a certificate of this authority: give etcd-client.pem to coordinators only, and
+    choose another DIRECTORY than that of `tenure certs create`. Keep ca.key.pem away from the services.
+    """
+    stores = store_certificates(etcd_hosts or ["localhost"], postgres_hosts or ["localhost"])
+    try:
+        make_store_certificates(directory, stores, installation=installation, days=days)
+    except (OSError, ValueError) as error:
+        raise click.ClickException(str(error)) from None
+    for store in stores:
+        echo(str(directory / f"{store.name}.pem"))

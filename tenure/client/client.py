@@ -58,7 +58,7 @@ LIST_PAGE: Final = 500
 def check_stays_here(addresses: str) -> None:
     """Raises ValueError for an address on another machine: an API key must not cross a network in clear text."""
     for address in addresses.split(","):
-        if not is_loopback(Address(address.strip())):
+        if not is_loopback(Address(address.strip()).host):
             raise ValueError(f"{address}: an API key is sent to another machine by TLS only; give the CA file")
 
 

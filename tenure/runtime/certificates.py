@@ -32,6 +32,35 @@ CA_DAYS: Final = 3650.0
 _CURVE: Final = ec.SECP256R1()
 
 
+_SERVER: Final = ExtendedKeyUsageOID.SERVER_AUTH
+_CLIENT: Final = ExtendedKeyUsageOID.CLIENT_AUTH
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCertificate:
+    """What a certificate of `tenure certs stores` is for. `hosts`: DNS names and IP addresses."""
+
+    name: str
+    hosts: tuple[str, ...]
+    usages: tuple[x509.ObjectIdentifier, ...]
+
+
+def store_certificates(etcd_hosts: Iterable[str], postgres_hosts: Iterable[str]) -> list[StoreCertificate]:
+    """Returns the certificates of etcd, of Postgres, and of etcd's clients, the coordinators.
+
+    A member of etcd is a client of the other members, and of itself.
+    """
+    return [
+        StoreCertificate("etcd", tuple(etcd_hosts), (_SERVER, _CLIENT)),
+        StoreCertificate("etcd-client", (_COORDINATORS,), (_CLIENT,)),
+        StoreCertificate("postgres", tuple(postgres_hosts), (_SERVER,)),
+    ]
+
+
+_COORDINATORS: Final = "coordinator"
+"""etcd admits each client with a certificate of its authority; the name is for etcd's log."""
+
+
 @dataclass(frozen=True, slots=True)
 class Authority:
     """A certificate authority with its private key."""
@@ -72,13 +101,21 @@ class Authority:
 
         Raises ValueError for an unusable name.
         """
-        key = ec.generate_private_key(_CURVE)
         names = [
             x509.UniformResourceIdentifier(spiffe_id(installation, role, name)),
             x509.DNSName(server_name(installation, role)),
             *(_host(host) for host in hosts),
         ]
-        usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        return self._sign(names, [_SERVER, _CLIENT], days)
+
+    def issue_for_store(self, store: StoreCertificate, days: float) -> tuple[bytes, bytes]:
+        """Returns certificate and key of a store or of a store's client as PEM: without an identity of Tenure."""
+        return self._sign([_host(host) for host in store.hosts], list(store.usages), days)
+
+    def _sign(
+        self, names: list[x509.GeneralName], usages: list[x509.ObjectIdentifier], days: float
+    ) -> tuple[bytes, bytes]:
+        key = ec.generate_private_key(_CURVE)
         builder = (
             _builder(x509.Name([]), self.certificate.subject, key.public_key(), days)
             .add_extension(x509.SubjectAlternativeName(names), critical=True)
@@ -155,14 +192,33 @@ def make_certificates(
 
     Raises OSError, and ValueError for an unusable name or authority.
     """
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    paths = directory / "ca.pem", directory / "ca.key.pem"
-    if paths[1].exists():
-        authority = Authority.load(*paths)
-    else:
-        authority = Authority.create(installation, CA_DAYS)
-        authority.save(*paths)
+    authority = open_authority(directory, installation)
     named = list(hosts)
     for role, name in processes:
         certificate, key = authority.issue(role, name, installation, days, named)
         write_certificate(directory, name, certificate, key)
+
+
+def make_store_certificates(
+    directory: Path, stores: Iterable[StoreCertificate], *, installation: str, days: float
+) -> None:
+    """Makes ca.pem and ca.key.pem unless they exist, and for each store <name>.pem and <name>.key.pem, always anew.
+
+    Use a directory of its own: etcd admits each client with a certificate of this authority.
+    Raises OSError, and ValueError for an unusable authority.
+    """
+    authority = open_authority(directory, f"{installation} stores")
+    for store in stores:
+        certificate, key = authority.issue_for_store(store, days)
+        write_certificate(directory, store.name, certificate, key)
+
+
+def open_authority(directory: Path, installation: str) -> Authority:
+    """Returns the authority of the directory, made anew if there is none."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    paths = directory / "ca.pem", directory / "ca.key.pem"
+    if paths[1].exists():
+        return Authority.load(*paths)
+    authority = Authority.create(installation, CA_DAYS)
+    authority.save(*paths)
+    return authority

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 import psycopg_pool
-from psycopg.pq import Format
+from psycopg.pq import Conninfo, Format
 from psycopg.rows import TupleRow
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
@@ -32,6 +32,7 @@ from tenure.domain.retry import RetryPolicy
 from tenure.runtime.process import note_progress
 from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_status import LOCK_TIMEOUT, OUTCOME_UNKNOWN
+from tenure.runtime.security import SecuritySettings, clear_text_problems
 from tenure.runtime.settings import ConfigurationError, Secret
 
 if TYPE_CHECKING:
@@ -313,6 +314,26 @@ def _half_jitter() -> float:
 def revealed(dsn: str | Secret) -> str:
     """Returns the DSN as a plain string, for the connect call."""
     return dsn.reveal() if isinstance(dsn, Secret) else dsn
+
+
+_ENCRYPTED_MODES: Final = frozenset({"require", "verify-ca", "verify-full"})
+
+
+def dsn_problems(settings: SecuritySettings, variable: str, dsn: Secret) -> Iterator[str]:
+    """Yields a problem for each host of another machine that the DSN names, unless it demands TLS.
+
+    libpq's default, `sslmode=prefer`, continues without TLS. A text that is no DSN yields nothing: connecting fails.
+    """
+    try:
+        given = {one.keyword: one.val for one in Conninfo.parse(dsn.reveal().encode()) if one.val}
+    except psycopg.OperationalError:
+        return
+    chosen = {**{one.keyword: one.val for one in Conninfo.get_defaults() if one.val}, **given}
+    if chosen.get(b"sslmode", b"").decode() in _ENCRYPTED_MODES:
+        return
+    hosts = (chosen.get(b"hostaddr") or chosen.get(b"host") or b"").decode().split(",")
+    remote = [host for host in hosts if host and not host.startswith(("/", "@"))]  # others are local sockets
+    yield from clear_text_problems(settings, variable, remote, "sslmode=verify-full and sslrootcert in it")
 
 
 async def startup_guard(pool: Pool, *, allow_unsafe: bool = False) -> None:

@@ -8,7 +8,7 @@ processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -29,6 +29,12 @@ _INSECURE: Final = (
 )
 
 
+_CLEAR_TEXT: Final = (
+    "{}: {} is on another machine, and this process would reach it without TLS: set {}, or set "
+    "TENURE_ALLOW_INSECURE_NETWORK=true if the network admits only trusted machines"
+)
+
+
 class SecuritySettings(Protocol):
     """The settings of a process that concern its security."""
 
@@ -41,13 +47,14 @@ class SecuritySettings(Protocol):
 @dataclass(frozen=True, slots=True)
 class Security:
     """`files` None: no TLS. `authenticate_client` None: callers are processes, known by their certificates if there is
-    TLS. `serves_clients`: see AccessControl.
+    TLS. `serves_clients`: see AccessControl. `name`: the name in the certificate of this process, "" without TLS.
     """
 
     rules_of: Callable[[str], Mapping[str, Access]]
     files: CertificateFiles | None = None
     serves_clients: bool = False
     authenticate_client: Authenticate | None = None
+    name: str = ""
 
     @classmethod
     def load(
@@ -65,7 +72,7 @@ class Security:
         address that other machines reach.
         """
         if settings.tls.certificate_file is None:
-            if not is_loopback(listen) and not settings.allow_insecure_network:
+            if not is_loopback(listen.host) and not settings.allow_insecure_network:
                 raise ConfigurationError([_INSECURE.format(listen)])
             return cls(rules_of, None, serves_clients)
         files = CertificateFiles(settings.tls)
@@ -74,7 +81,7 @@ class Security:
             raise ConfigurationError(
                 [f"TENURE_TLS_CERTIFICATE_FILE belongs to {own.name}; this process is a {role.lower()}"]
             )
-        return cls(rules_of, files, serves_clients)
+        return cls(rules_of, files, serves_clients, name=own.name.rpartition("/")[2])
 
     @property
     def identity(self) -> str:
@@ -101,6 +108,25 @@ class Security:
     def peer(self, role: Role) -> PeerTls | None:
         """Returns how channels connect to servers of the role; None: without TLS."""
         return None if self.files is None else PeerTls(self.files, role)
+
+
+def clear_text_problems(settings: SecuritySettings, variable: str, hosts: Iterable[str], remedy: str) -> Iterator[str]:
+    """Yields a problem for each host of another machine. `hosts`: those that `variable` names, reached without TLS.
+
+    `remedy`: what to set.
+    """
+    if not settings.allow_insecure_network:
+        for host in hosts:
+            if not is_loopback(host):
+                yield _CLEAR_TEXT.format(variable, host, remedy)
+
+
+def peer_problems(settings: SecuritySettings, peers: Mapping[str, Iterable[Address]]) -> Iterator[str]:
+    """Yields a problem for each address of another machine, by variable, that this process would reach without TLS."""
+    if settings.tls.certificate_file is None:
+        remedy = "TENURE_TLS_CERTIFICATE_FILE, TENURE_TLS_KEY_FILE and TENURE_TLS_CA_FILE"
+        for variable, addresses in peers.items():
+            yield from clear_text_problems(settings, variable, (address.host for address in addresses), remedy)
 
 
 def _no_rules(_service: str) -> Mapping[str, Access]:

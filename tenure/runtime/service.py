@@ -9,6 +9,7 @@ to end.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import socket
@@ -18,11 +19,13 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Final, Protocol, TextIO, TypeVar
 
+from tenure.domain.access import Role
 from tenure.runtime import failpoints as failpoint
+from tenure.runtime.health_check import health_problem
 from tenure.runtime.logs import FORMATS, configure_logs
 from tenure.runtime.process import ExitCode, Process, run
 from tenure.runtime.rpc_server import RpcServer
-from tenure.runtime.settings import SHARED_PREFIX, describe, group, load, setting
+from tenure.runtime.settings import SHARED_PREFIX, Address, ConfigurationError, describe, group, load, setting
 from tenure.runtime.telemetry import telemetry
 from tenure.runtime.tls import MutualTlsSettings
 
@@ -46,10 +49,13 @@ class ServiceSettings(Protocol):
     """The settings of one service; its class has a field `common: CommonSettings = group(CommonSettings)`."""
 
     @property
+    def listen(self) -> Address: ...
+    @property
     def common(self) -> CommonSettings: ...
 
 
 S = TypeVar("S", bound=ServiceSettings)
+HEALTH: Final = "health"
 _NO_COMMANDS: Final[Mapping[str, Any]] = {}
 
 
@@ -64,14 +70,16 @@ def run_service(
 ) -> int:
     """Runs a service until it ends and returns the exit code of the process.
 
-    Without `arguments`, runs `compose`. With the name of one of `commands`, runs that command instead. With `--help`,
-    prints the usage and the table of variables.
+    Without `arguments`, runs `compose`. With the name of one of `commands`, runs that command instead. With `health`,
+    asks the running service for its health. With `--help`, prints the usage and the table of variables.
     """
     prefix = f"{SHARED_PREFIX}{name.upper()}_"
     command = " ".join(arguments)
     if command in {"-h", "--help"}:
         _print(f"{_usage(name, commands)}\n\nIts environment:\n{describe(settings_type, prefix=prefix)}")
         return ExitCode.OK
+    if command == HEALTH:
+        return _ask_for_health(name, settings_type, environment, prefix)
     if command and command not in commands:
         _print(_usage(name, commands), to=sys.stderr)
         return ExitCode.CONFIGURATION
@@ -87,8 +95,19 @@ def run_service(
     return int(run(main))
 
 
+def _ask_for_health(name: str, settings_type: type[S], environment: Mapping[str, str], prefix: str) -> int:
+    try:
+        settings = load(settings_type, environment, prefix=prefix)
+        problem = asyncio.run(health_problem(settings.listen, Role[name.upper()], settings.common.tls))
+    except ConfigurationError as error:
+        _print(str(error), to=sys.stderr)
+        return ExitCode.CONFIGURATION
+    _print(problem or "SERVING", to=sys.stderr if problem else None)
+    return ExitCode.FAILED if problem else ExitCode.OK
+
+
 def _usage(name: str, commands: Mapping[str, Any]) -> str:
-    alternatives = "".join(f" | {command}" for command in commands)
+    alternatives = "".join(f" | {command}" for command in (HEALTH, *commands))
     return f"usage: python -m services.{name} [--help{alternatives}]"
 
 

@@ -135,6 +135,30 @@ class Migrations:
         return hashlib.sha256("".join([self.schema, *(file.checksum for file in self.files)]).encode()).hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """What a service's role may do in its schema: statements in which `{role}` stands for the role."""
+
+    text: str
+
+    @classmethod
+    def of(cls, package: str, path: str = "sql/rights.sql") -> Rights:
+        """Loads the statements of a package."""
+        return cls(_without_comments(resources.files(package).joinpath(path).read_text(encoding="utf-8")))
+
+    async def give(self, dsn: str | Secret, role: str) -> None:
+        """Gives the rights to a role. `dsn`: of the schema's owner. Raises ConfigurationError for an unknown role."""
+        with domain_errors():
+            async with await psycopg.AsyncConnection.connect(
+                revealed(dsn), **connection_arguments("migrations")
+            ) as owner:
+                if await (await owner.execute("select from pg_roles where rolname = %s", (role,))).fetchone() is None:
+                    raise ConfigurationError([f"the role {role} does not exist: create it first (docs/postgres.md)"])
+                async with owner.transaction():
+                    await owner.execute(sql.SQL(self.text).format(role=sql.Identifier(role)), prepare=False)
+        _log.info("gave the service's role its rights", extra={"role": role})
+
+
 async def migrate(dsn: str | Secret, migrations: Migrations, *, allowed: bool = True) -> list[str]:
     """Applies the pending migrations and returns their names. Safe with any number of concurrent replicas.
 
@@ -196,7 +220,9 @@ async def _apply(postgres: psycopg.AsyncConnection[Any], schema: str, file: Migr
     name, table = sql.Identifier(schema), sql.Identifier(schema, "migrations")
     try:
         async with postgres.transaction():
-            await postgres.execute(sql.SQL("create schema if not exists {}").format(name))
+            schemas = await postgres.execute("select from pg_namespace where nspname = %s", (schema,))
+            if await schemas.fetchone() is None:  # `if not exists` needs the right to create schemas in any case
+                await postgres.execute(sql.SQL("create schema {}").format(name))
             await postgres.execute(sql.SQL(_TABLE).format(table))
             await postgres.execute(sql.SQL("set local search_path to {}, public").format(name))
             await postgres.execute(file.text.encode(), prepare=False)

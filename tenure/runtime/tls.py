@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from tenure.domain.access import DEFAULT_INSTALLATION, Principal, Role, process_of, server_name
 from tenure.domain.errors import Unauthenticated
-from tenure.runtime.settings import Address, ConfigurationError, setting
+from tenure.runtime.settings import ConfigurationError, setting
 
 _log: Final = logging.getLogger(__name__)
 
@@ -245,11 +245,11 @@ class PeerTls:
         return [("grpc.ssl_target_name_override", server_name(self.files.installation, self.role))]
 
 
-def is_loopback(address: Address) -> bool:
-    """Returns whether only processes of this machine reach the address."""
-    if address.host == "localhost":
+def is_loopback(host: str) -> bool:
+    """Returns whether only processes of this machine reach the host, a name or an address without brackets."""
+    if host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(address.host).is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False

@@ -170,3 +170,63 @@ async def test_the_tools_file_can_be_checked_alone(tmp_path: Path, content: Any,
     ended, _, said = await run("tools", "config", **{f"TENURE_TOOLS_{name}": value for name, value in given.items()})
     assert (ended, expected in said) == (code, True)
     assert "Traceback" not in said
+
+
+INSECURE = (
+    "has no TLS and no authentication: set TENURE_TLS_CERTIFICATE_FILE, TENURE_TLS_KEY_FILE and TENURE_TLS_CA_FILE"
+)
+ELSEWHERE = "10.255.255.1:1"
+
+
+def needed_by(name: str) -> dict[str, str]:
+    """Values for what a service needs; it must end before it uses them."""
+    own = {
+        "POSTGRES_DSN": "postgresql://127.0.0.1:1/none",
+        "SIGNING_KEY_FILE": "none",
+        "VERIFYING_KEYS_FILE": "none",
+        "WORKSPACE_ROOT": "/nonexistent",
+    }
+    chosen = {f"TENURE_{name.upper()}_{key}": own[key] for key in NEEDED[name]}
+    return {**chosen, **({"ANTHROPIC_API_KEY": "k"} if name == "worker" else {})}
+
+
+@pytest.mark.parametrize("name", SERVICES)
+async def test_no_service_serves_other_machines_in_clear_text(name: str) -> None:
+    """Also a gateway that demands API keys: without TLS they cross the network in clear text."""
+    listen = {f"TENURE_{name.upper()}_LISTEN": "0.0.0.0:0"}
+    keys = {"TENURE_GATEWAY_AUTHENTICATION": "api-keys"} if name == "gateway" else {}
+    for settings in ({}, keys):
+        code, _, text = await run(name, **needed_by(name), **listen, **settings)
+        assert (code, "Traceback" in text) == (2, False), text
+        assert f"0.0.0.0:0 can be reached from other machines, and this process {INSECURE}" in text
+        assert "TENURE_ALLOW_INSECURE_NETWORK=true" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "variable", "value"),
+    [
+        ("gateway", "CHECKPOINT_ADDRESS", ELSEWHERE),
+        ("gateway", "COORDINATOR_ADDRESS", f"127.0.0.1:1,{ELSEWHERE}"),
+        ("gateway", "TOOLS_ADDRESS", ELSEWHERE),
+        ("coordinator", "ETCD_ENDPOINTS", ELSEWHERE),
+        ("coordinator", "CHECKPOINT_ADDRESS", ELSEWHERE),
+        ("coordinator", "TOOLS_ADDRESS", ELSEWHERE),
+        ("checkpoint", "POSTGRES_DSN", f"postgresql://u:secret@{ELSEWHERE}/t"),
+        ("tools", "POSTGRES_DSN", f"postgresql://u:secret@{ELSEWHERE}/t?sslmode=prefer"),
+        ("worker", "COORDINATOR_ADDRESSES", ELSEWHERE),
+        ("worker", "CHECKPOINT_ADDRESS", ELSEWHERE),
+        ("worker", "TOOLS_ADDRESS", ELSEWHERE),
+    ],
+)
+async def test_no_service_calls_other_machines_in_clear_text(name: str, variable: str, value: str) -> None:
+    full = f"TENURE_{name.upper()}_{variable}"
+    code, _, text = await run(name, **{**needed_by(name), full: value})
+    assert (code, "Traceback" in text, "secret" in text) == (2, False, False), text
+    assert f"{full}: 10.255.255.1 is on another machine, and this process would reach it without TLS: set " in text
+
+
+@pytest.mark.parametrize("command", ["migrate", "operator-key", "reencrypt"])
+async def test_no_command_sends_sql_in_clear_text(command: str) -> None:
+    dsn = {"TENURE_CHECKPOINT_POSTGRES_DSN": f"postgresql://u:p@{ELSEWHERE}/t"}
+    code, _, text = await run("checkpoint", command, **{**needed_by("checkpoint"), **dsn})
+    assert (code, "would reach it without TLS" in text) == (2, True), text

@@ -30,7 +30,7 @@ UID = 200_000 + os.getpid()
 _DELEGATED = ("cgroup.procs", "tasks", "cgroup.subtree_control", "cgroup.threads")
 _BECOME = """
 import ctypes, os, sys
-source, aside, closed, uid, joins, *command = sys.argv[1:]
+source, aside, closed, uid, joins, confined, *command = sys.argv[1:]
 libc = ctypes.CDLL(None, use_errno=True)
 def must(result):
     if result != 0: raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -43,6 +43,10 @@ if source:
     must(libc.mount(aside.encode(), source.encode(), None, ctypes.c_ulong(0x1000 | 0x4000), None))
 for path in filter(None, joins.split(":")):
     with open(path, "w") as file: file.write("0")
+if confined:  # as a container with `cap_drop: [ALL]` and `no-new-privileges`: PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS
+    for capability in range(int(open("/proc/sys/kernel/cap_last_cap").read()) + 1):
+        must(libc.prctl(24, capability, 0, 0, 0))
+    must(libc.prctl(38, 1, 0, 0, 0))
 os.setgroups([])
 os.setresgid(int(uid), int(uid), int(uid))
 os.setresuid(int(uid), int(uid), int(uid))
@@ -108,14 +112,17 @@ def delegated_cgroups(cgroups: Cgroups) -> Iterator[list[str]]:
                 left.rmdir()
 
 
-def python_of_an_ordinary_user(place: Path, joins: Sequence[str] = ()) -> list[str]:
-    """What begins a command line that runs the suite's Python as that user, in the cgroups with the files `joins`."""
+def python_of_an_ordinary_user(place: Path, joins: Sequence[str] = (), *, confined: bool = False) -> list[str]:
+    """What begins a command line that runs the suite's Python as that user, in the cgroups with the files `joins`.
+
+    `confined`: with no capability to be had, and no new privileges, as deploy/compose.yaml has it.
+    """
     python = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}").resolve()
     prefix = python.parents[1]
     closed = next((one for one in reversed(python.parents) if not one.stat().st_mode & stat.S_IXOTH), None)
     source = "" if closed is None else str(prefix)
     become = [sys.executable, "-c", _BECOME, source, str(place / "prefix"), str(closed), str(UID), ":".join(joins)]
-    return [*become, str(python)]
+    return [*become, "confined" if confined else "", str(python)]
 
 
 def environment_of(place: Path) -> dict[str, str]:
@@ -124,11 +131,11 @@ def environment_of(place: Path) -> dict[str, str]:
 
 
 def run_as_an_ordinary_user(
-    place: Path, *arguments: str, joins: Sequence[str] = ()
+    place: Path, *arguments: str, joins: Sequence[str] = (), confined: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """Runs `python arguments…` to its end. Needs root."""
     return subprocess.run(
-        [*python_of_an_ordinary_user(place, joins), *arguments],
+        [*python_of_an_ordinary_user(place, joins, confined=confined), *arguments],
         cwd=place,
         env=environment_of(place),
         capture_output=True,

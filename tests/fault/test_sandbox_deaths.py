@@ -193,6 +193,8 @@ async def main():
     except SandboxUnavailable as error:
         strict = str(error)
     told = {"results": results, "weakened": weakened, "kept": kept, "uid": os.getuid(), "strict": strict}
+    status = dict(line.split(":\\t") for line in open("/proc/self/status").read().splitlines() if ":\\t" in line)
+    told["privileges"] = [status["NoNewPrivs"], int(status["CapBnd"], 16) > 0]
     print(json.dumps({**told, "warm_runs": warm_runs}))
 
 asyncio.run(main())
@@ -200,13 +202,17 @@ asyncio.run(main())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="everything else runs as an ordinary user already")
-@pytest.mark.parametrize("warm", [0, 1])
-def test_an_ordinary_user_gets_a_sandbox_with_named_weaknesses(sandbox_detection: Detection, warm: int) -> None:
+@pytest.mark.parametrize(("warm", "confined"), [(0, False), (1, False), (0, True), (1, True)])
+def test_an_ordinary_user_gets_a_sandbox_with_named_weaknesses(
+    sandbox_detection: Detection, warm: int, confined: bool
+) -> None:
+    """Confined: also with the security context of the tool service in deploy/compose.yaml."""
     with place_of_an_ordinary_user() as place:
-        done = run_as_an_ordinary_user(place, "-c", ORDINARY_SERVICE, str(warm))
+        done = run_as_an_ordinary_user(place, "-c", ORDINARY_SERVICE, str(warm), confined=confined)
     assert done.returncode == 0, done.stderr
     decoded = json.loads(done.stdout)
     assert decoded["uid"] == UID
+    assert decoded["privileges"] == (["1", False] if confined else ["0", True])
     assert decoded["results"] == {
         "fine": ["OK", "65534\n"],
         "memory": ["OUT_OF_MEMORY", ""],

@@ -1,18 +1,16 @@
 """One task in a real ledger, and everything that may be tried with it: by the service, and by SQL written by hand.
 
-Both come as the role that docs/postgres.md makes for the service. Nothing else looks at this database: its sweeps are
+Both come as a role with the rights of the service. Nothing else looks at this database: its sweeps are
 run when they are asked for, on deadlines that are put into the past by hand.
 """
 
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -36,6 +34,7 @@ from tenure.domain.fold import fold
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.runtime.postgres import PoolOptions, open_pool
 from tenure.runtime.signing import Signer, Verifier
+from tenure.runtime.sql import Rights
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.wire.common import STATES
@@ -43,18 +42,16 @@ from tenure.wire.ledger import entries_to_domain
 from tenure.wire.token import TokenChecker, sign_claims
 
 TENANT = "default"
-PAGE = Path(__file__).parents[2] / "docs" / "postgres.md"
 _epochs = itertools.count((1 << 40) + 1, 1000)  # between them is room for claims made by hand
 
 
 @asynccontextmanager
 async def service_role(owner_dsn: Any) -> AsyncGenerator[Any]:
-    """The role of docs/postgres.md under a name of its own, as roles are the whole server's; the DSN it comes with."""
+    """A role with the service's rights and a name of its own, as roles are the whole server's; its DSN."""
     name = f"ledger_service_{uuid4().hex}"
     async with await psycopg.AsyncConnection.connect(owner_dsn, autocommit=True) as owner:
-        (statements,) = re.findall(r"```sql\n(.*?)```", PAGE.read_text(), re.DOTALL)
-        await owner.execute(statements.replace("ledger_service", name).encode())
-        await owner.execute(f"alter role {name} password 'secret'".encode())
+        await owner.execute(f"create role {name} login password 'secret'".encode())
+        await Rights.of("services.checkpoint").give(owner_dsn, name)
         try:
             yield conninfo.make_conninfo(owner_dsn, user=name, password="secret")
         finally:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from services.checkpoint.main import CheckpointSettings
+from services.coordinator.settings import CoordinatorSettings
 from tenure.domain.access import (
     Access,
     Permission,
@@ -21,7 +23,7 @@ from tenure.domain.access import (
 from tenure.domain.errors import PermissionDenied, Unauthenticated
 from tenure.runtime.certificates import make_certificates
 from tenure.runtime.security import Security
-from tenure.runtime.settings import Address, ConfigurationError
+from tenure.runtime.settings import Address, ConfigurationError, load
 from tenure.runtime.tls import CertificateFiles, MutualTlsSettings
 from tenure.wire.access import access_rules
 
@@ -186,3 +188,72 @@ def test_files_in_the_middle_of_a_replacement_change_nothing(certificates: Path)
     assert after.certificate != before.certificate
     assert after.ca == before.ca
     assert all(path.stat().st_mode & 0o077 == 0 for path in certificates.glob("*.key.pem"))
+
+
+def coordinator(endpoints: str, **settings: str) -> None:
+    environment = {
+        "TENURE_COORDINATOR_SIGNING_KEY_FILE": "s",
+        "TENURE_COORDINATOR_VERIFYING_KEYS_FILE": "v",
+        "TENURE_COORDINATOR_ETCD_ENDPOINTS": endpoints,
+    }
+    load(CoordinatorSettings, {**environment, **settings}, prefix="TENURE_COORDINATOR_")
+
+
+ALLOWED = {"TENURE_ALLOW_INSECURE_NETWORK": "true"}
+
+
+def test_etcd_on_another_machine_needs_tls() -> None:
+    for refused in ("etcd:2379", "http://10.0.0.2:2379", "127.0.0.1:2379,10.0.0.2:2379", "[2001:db8::1]:2379"):
+        with pytest.raises(ConfigurationError, match=r"ETCD_ENDPOINTS: .* without TLS: set TENURE_COORDINATOR_ETCD_CA"):
+            coordinator(refused)
+        coordinator(refused, **ALLOWED)
+    coordinator("https://etcd:2379")
+    coordinator("etcd:2379", TENURE_COORDINATOR_ETCD_CA_FILE="ca.pem")
+    for here in ("127.0.0.1:2379", "http://localhost:2379", "[::1]:2379"):
+        coordinator(here)
+    with pytest.raises(ConfigurationError, match="not an etcd endpoint"):
+        coordinator("etcd")
+
+
+def checkpoint(dsn: str, **settings: str) -> None:
+    environment = {"TENURE_CHECKPOINT_POSTGRES_DSN": dsn, "TENURE_CHECKPOINT_VERIFYING_KEYS_FILE": "v"}
+    load(CheckpointSettings, {**environment, **settings}, prefix="TENURE_CHECKPOINT_")
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql://u:p@db/t",
+        "postgresql://u:p@db/t?sslmode=prefer",
+        "postgresql://u:p@127.0.0.1,10.0.0.2/t",
+        "host=10.0.0.2 dbname=t sslmode=disable",
+        "host=localhost hostaddr=10.0.0.2",
+    ],
+)
+def test_postgres_on_another_machine_needs_tls(dsn: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"POSTGRES_DSN: .* without TLS: set sslmode=verify-full") as refused:
+        checkpoint(dsn)
+    assert "u:p" not in str(refused.value)
+    checkpoint(dsn, **ALLOWED)
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql://u:p@db/t?sslmode=verify-full",
+        "postgresql://u:p@db/t?sslmode=require",
+        "postgresql://u:p@127.0.0.1:5432/t",
+        "postgresql:///t?host=/run/postgresql",
+        "dbname=t",
+    ],
+)
+def test_postgres_by_tls_or_on_this_machine_is_accepted(dsn: str) -> None:
+    checkpoint(dsn)
+
+
+def test_the_environment_of_libpq_counts_for_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGHOST", "db")
+    with pytest.raises(ConfigurationError, match="db is on another machine"):
+        checkpoint("dbname=t")
+    monkeypatch.setenv("PGSSLMODE", "verify-full")
+    checkpoint("dbname=t")
