@@ -8,6 +8,7 @@ python -m services.tools sandbox    prints the parts of this machine's sandbox, 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from functools import partial
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from tenure.runtime.process import Process
 
     Command = Callable[[Process, ToolsSettings], Awaitable[None]]
+_PR_SET_DUMPABLE: Final = 4
 RENEWAL_SILENCE_SECONDS: Final = 60.0
 """The longest silence of the renewal duty. Its connection's deadline ends a renewal that Postgres does not answer."""
 
@@ -65,10 +67,17 @@ REMOVAL_SILENCE_SECONDS: Final = 900.0
 
 def main() -> int:
     """Runs a command and returns the exit code."""
+    forbid_inspection()
     composing = partial(compose, environment=os.environ)
     checking = partial(check_config, environment=os.environ)
     commands: dict[str, Command] = {"migrate": migrate_only, "config": checking, "sandbox": show_sandbox}
     return run_service("tools", ToolsSettings, os.environ, composing, arguments=sys.argv[1:], commands=commands)
+
+
+def forbid_inspection() -> None:
+    """Keeps other processes of this uid from reading this process's environment, memory and open files (Linux)."""
+    if sys.platform == "linux" and ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(0)) != 0:
+        raise OSError("prctl(PR_SET_DUMPABLE) failed")
 
 
 async def migrate_only(_process: Process, settings: ToolsSettings) -> None:

@@ -19,12 +19,13 @@ import mcp_types as types
 
 from services.tools.calls.runs import RunningCalls
 from services.tools.mcp.calling import McpToolServer, described, tools_of, unusable
+from services.tools.mcp.confined import command_of, limits_of
 from services.tools.mcp.connection import McpSession, http_link, program_link, sandboxed_link
 from services.tools.mcp.servers import LinkTimes, Listed, OpenFor, SharedServer, TaskServers
-from services.tools.mcp.settings import McpServer
+from services.tools.mcp.settings import MIB, McpServer
 from services.tools.output import OutputStore
 from services.tools.registry import ToolRegistry
-from services.tools.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
+from services.tools.sandbox import Command, Sandbox, SandboxLimits, SandboxUnavailable
 from services.tools.source_facts import MAX_PROBLEMS, SourceStatus
 from services.tools.sources import offered
 from services.tools.workspace.directories import Workspaces
@@ -38,6 +39,8 @@ _log: Final = logging.getLogger(__name__)
 SILENCE_SECONDS: Final = 300.0
 """The silence limit of a server's duty. Opening a session and listing the tools have deadlines of seconds."""
 
+NOT_CONFINED: Final = "SANDBOX_UNAVAILABLE: not started, since only `unconfined: true` runs it without the sandbox"
+_MEMORY_BYTES: Final = 512 * MIB  # of a server process of one task
 _INHERITED: Final = ("PATH", "HOME", "LANG", "TMPDIR")
 
 
@@ -66,9 +69,10 @@ async def open_mcp_servers(process: Process, servers: Mapping[str, McpServer], h
         if settings.disabled:
             continue
         fact = host.registry.facts.add(name, ToolSourceKind.MCP, settings.tenants, settings.secrets)
-        if settings.sandbox and isinstance(host.sandbox, SandboxUnavailable):
-            fact.lost(f"the server is skipped: {host.sandbox}")
-            _log.error("an MCP server is skipped: %s", host.sandbox, extra={"server": name})
+        if settings.needs_sandbox and isinstance(host.sandbox, SandboxUnavailable):
+            reason = f"{NOT_CONFINED}: {host.sandbox}"
+            fact.lost(reason)
+            _log.error("an MCP server is skipped: %s", reason, extra={"server": name})
             continue
         host.registry.expect(name, settings.tenants)
         tools = ToolsOfServer(fact, settings, host.registry, host.output_store, host.threads)
@@ -94,21 +98,33 @@ def _server(fact: SourceStatus, settings: McpServer, host: McpHost, listed: List
         )
     if settings.url is not None:
         return SharedServer(fact, partial(http_link, settings), listed, times)
+    if settings.is_confined:
+        return SharedServer(fact, partial(_confined_link, name, settings, host), listed, times)
     inherited = {name: host.environment[name] for name in _INHERITED if name in host.environment}
     return SharedServer(fact, partial(program_link, name, settings, inherited), listed, times)
 
 
 def _open_for(name: str, settings: McpServer, host: McpHost) -> OpenFor:
     assert isinstance(host.sandbox, Sandbox)
-    sandbox, limits = host.sandbox, replace(host.limits, memory_bytes=settings.memory_bytes)
+    assert settings.command is not None
+    sandbox, limits = host.sandbox, replace(host.limits, memory_bytes=settings.memory_bytes or _MEMORY_BYTES)
+    command = Command((settings.command, *settings.args), settings.env, settings.read_only_paths)
 
     @asynccontextmanager
     async def open_link(tenant: str, task_id: str) -> AsyncIterator[McpSession]:
         workspace = await asyncio.to_thread(host.workspaces.directory, tenant, task_id) if task_id else None
-        async with sandboxed_link(name, settings, sandbox, workspace, limits) as session:
+        async with sandboxed_link(name, command, sandbox, workspace, limits) as session:
             yield session
 
     return lambda tenant, task_id: partial(open_link, tenant, task_id)
+
+
+@asynccontextmanager
+async def _confined_link(name: str, settings: McpServer, host: McpHost) -> AsyncIterator[McpSession]:
+    assert isinstance(host.sandbox, Sandbox)
+    command, limits = command_of(settings, host.environment), limits_of(settings, host.limits)
+    async with sandboxed_link(name, command, host.sandbox, None, limits) as session:
+        yield session
 
 
 @dataclass(slots=True)
