@@ -6,7 +6,6 @@ A channel replaces its connections: `channel_renewal.py`.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from tenure.domain.access import DEFAULT_INSTALLATION, Principal, Role, process_of, server_name
 from tenure.domain.errors import Unauthenticated
+from tenure.domain.outbound import is_loopback_host
 from tenure.runtime.settings import Address, ConfigurationError, setting
 
 _log: Final = logging.getLogger(__name__)
@@ -247,9 +247,4 @@ class PeerTls:
 
 def is_loopback(address: Address) -> bool:
     """Returns whether only processes of this machine reach the address."""
-    if address.host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(address.host).is_loopback
-    except ValueError:
-        return False
+    return is_loopback_host(address.host)

@@ -48,8 +48,10 @@ def test_what_other_clients_are_given_can_be_pasted(tmp_path: Path) -> None:
         ({"url": "ftp://b"}, "mcp_servers.it.url"),
         ({"url": "http://b", "args": ["x"]}, "has no args"),
         ({"type": "http", "command": "a"}, "type http does not match"),
+        ({"url": "http://b/mcp"}, "use TLS, or set allow_insecure: true"),
+        ({"command": "a", "allow_insecure": True}, "has no allow_insecure"),
         ({"type": "sse", "url": "http://b"}, "mcp_servers.it.type"),
-        ({"command": "a", "headers": {"x": "y"}}, "headers need a url"),
+        ({"command": "a", "headers": {"x": "y"}}, "has no headers"),
         ({"command": "a", "max_servers": 2}, "sandbox: true"),
         ({"command": "a", "read_only_paths": ["b"]}, "read_only_paths must be absolute"),
         ({"command": "a", "writable_paths": ["b"]}, "writable_paths must be absolute"),
@@ -136,7 +138,7 @@ def test_mcp_and_provider_descriptions_are_taken_alike(description: str, schema:
     )
     of_server = taken_from(McpServer(command="a"), listed)
     of_provider = offered(
-        "s", [tool_to_domain(tool_definition)], ProviderSettings.model_validate({"address": "provider:1"}).rules
+        "s", [tool_to_domain(tool_definition)], ProviderSettings.model_validate({"address": "127.0.0.1:1"}).rules
     )
     assert of_server == of_provider
 

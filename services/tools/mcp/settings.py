@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from services.tools.sandbox.command import WORKSPACE_PATH
-from services.tools.sources import Rules, Section, TenantName
+from services.tools.sources import Rules, Section, TenantName, require_tls
 from tenure.domain.tools import EffectClass
 
 MIB: Final = 1024 * 1024
@@ -32,6 +32,7 @@ ServerName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9](?:[a-zA-Z0-
 class McpServer(Section):
     """The settings of one server: a program that speaks over stdin and stdout, or the URL of a streamable HTTP server.
 
+    allow_insecure: accept an http:// URL of another machine.
     allow: the tools to offer; all tools if absent.
     effects: effect classes by tool; they override the hints of the server.
     max_calls: how many calls run on the server at once.
@@ -46,6 +47,7 @@ class McpServer(Section):
     cwd: Path | None = None
     url: str | None = Field(default=None, pattern=r"^https?://")
     headers: dict[str, str] = Field(default={})
+    allow_insecure: bool = False
     disabled: bool = False
 
     allow: frozenset[str] | None = None
@@ -74,8 +76,9 @@ class McpServer(Section):
         program_only = {"args", "env", "cwd", "sandbox", "unconfined", *_CONFINED} & self.model_fields_set
         if self.url is not None and program_only:
             raise ValueError(f"a server with a url has no {' and no '.join(sorted(program_only))}")
-        if self.url is None and self.headers:
-            raise ValueError("headers need a url: remove headers, or set url instead of command")
+        if self.url is None and (url_only := {"headers", "allow_insecure"} & self.model_fields_set):
+            raise ValueError(f"a program has no {' and no '.join(sorted(url_only))}: set url instead of command")
+        require_tls(self.url or "", allow_insecure=self.allow_insecure)
         return self
 
     @model_validator(mode="after")
