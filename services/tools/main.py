@@ -8,7 +8,6 @@ python -m services.tools sandbox    prints the parts of this machine's sandbox, 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 from functools import partial
@@ -20,6 +19,7 @@ from services.tools.calls.running import CallWriters, Runner, RunnerLimits
 from services.tools.calls.runs import RunningCalls, StopReason
 from services.tools.calls.start_and_finish import finish_batcher, start_batcher
 from services.tools.config import read_config
+from services.tools.inspection import forbid_inspection
 from services.tools.output import OutputStore
 from services.tools.programs import open_sandbox, refusing_server, show_sandbox
 from services.tools.registry import ToolRegistry
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from tenure.runtime.process import Process
 
     Command = Callable[[Process, ToolsSettings], Awaitable[None]]
-_PR_SET_DUMPABLE: Final = 4
 RENEWAL_SILENCE_SECONDS: Final = 60.0
 """The longest silence of the renewal duty. Its connection's deadline ends a renewal that Postgres does not answer."""
 
@@ -72,12 +71,6 @@ def main() -> int:
     checking = partial(check_config, environment=os.environ)
     commands: dict[str, Command] = {"migrate": migrate_only, "config": checking, "sandbox": show_sandbox}
     return run_service("tools", ToolsSettings, os.environ, composing, arguments=sys.argv[1:], commands=commands)
-
-
-def forbid_inspection() -> None:
-    """Keeps other processes of this uid from reading this process's environment, memory and open files (Linux)."""
-    if sys.platform == "linux" and ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(0)) != 0:
-        raise OSError("prctl(PR_SET_DUMPABLE) failed")
 
 
 async def migrate_only(_process: Process, settings: ToolsSettings) -> None:
