@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from services.tools.calls.closing import CallForgetter, ClosingTimes, FenceCloser
 from services.tools.calls.executing import Executor, RemoteCallFollower
@@ -21,6 +21,7 @@ from services.tools.calls.start_and_finish import finish_batcher, start_batcher
 from services.tools.config import read_config
 from services.tools.inspection import forbid_inspection
 from services.tools.output import OutputStore
+from services.tools.pins import ToolPins
 from services.tools.programs import open_sandbox, refusing_server, show_sandbox
 from services.tools.registry import ToolRegistry
 from services.tools.runners.identity import own_identity
@@ -113,9 +114,19 @@ async def compose(process: Process, settings: ToolsSettings, environment: Mappin
         Verifier(settings.verifying_keys_file), Audience.TOOLS, settings.common.tls.installation, keeps_tools=True
     )
     runs = RunningCalls()
-    registry = await open_toolbox(process, settings, config, sandbox, runs, environment)
-    server = await _service(process, settings, security, pool, registry, runs, lanes_of(settings, config), tokens)
+    pins = ToolPins(pool)
+    registry = await open_toolbox(process, settings, config, sandbox, runs, environment, pins)
+    tools = Offered(registry, pins, lanes_of(settings, config))
+    server = await _service(process, settings, security, pool, tools, runs, tokens)
     await serve(process, server)
+
+
+class Offered(NamedTuple):
+    """The tools, their pins, and how many calls run at once, by lane."""
+
+    registry: ToolRegistry
+    pins: ToolPins
+    lanes: Mapping[str, int]
 
 
 async def _service(
@@ -123,13 +134,12 @@ async def _service(
     settings: ToolsSettings,
     security: Security,
     pool: Pool,
-    registry: ToolRegistry,
+    tools: Offered,
     runs: RunningCalls,
-    lanes: Mapping[str, int],
     tokens: TokenChecker,
 ) -> RpcServer:
     """Composes the server: the connections, the runner's life, the writers under it, the runner, the executor."""
-    limits = RunnerLimits(lanes, settings.max_accepted, settings.drain_seconds)
+    limits = RunnerLimits(tools.lanes, settings.max_accepted, settings.drain_seconds)
     output_store = OutputStore(Workspaces(settings.workspace_root), settings.workspace_bounds)
     times = LivenessTimes(
         settings.runner_ttl_seconds, settings.runner_renew_interval_seconds, settings.runner_margin_seconds
@@ -164,7 +174,8 @@ async def _service(
         add_ToolServiceServicer_to_server,
         ToolServicer(
             tokens,
-            registry,
+            tools.registry,
+            tools.pins,
             executor,
             closing,
             CallForgetter(pool, closing, sweep),

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from services.tools.config import ToolsConfig
+    from services.tools.pins import ToolPins
     from services.tools.settings import ToolsSettings
     from tenure.runtime.process import Process
 
@@ -58,8 +59,12 @@ async def open_toolbox(
     sandbox: Sandbox | SandboxUnavailable,
     runs: RunningCalls,
     environment: Mapping[str, str],
+    pins: ToolPins | None = None,
 ) -> ToolRegistry:
-    """Returns the registry with the built-in tools. Tools of the config file come when their source is connected."""
+    """Returns the registry with the built-in tools. Tools of the config file come when their source is connected.
+
+    `pins` may be None only without MCP servers.
+    """
     workspaces = Workspaces(settings.workspace_root)
     limits = SandboxLimits(
         wall_seconds=settings.python_wall_seconds,
@@ -88,7 +93,8 @@ async def open_toolbox(
         output_store = OutputStore(workspaces, settings.workspace_bounds)
         limits = replace(limits, processes=_SERVER_PROCESSES, open_files=_SERVER_OPEN_FILES)
         answer_threads = await process.open(threads("parts of answers", _ANSWER_THREADS))
-        host = McpHost(registry, output_store, answer_threads, runs, sandbox, workspaces, limits, environment)
+        assert pins is not None
+        host = McpHost(registry, output_store, answer_threads, runs, sandbox, workspaces, limits, environment, pins)
         await open_mcp_servers(process, config.mcp_servers, host)
     await open_providers(process, config.providers, registry)
     return registry

@@ -94,7 +94,7 @@ async def test_calls_carry_key_and_epoch_and_lists_are_followed(
     tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure
 ) -> None:
     async with mcp_servers.modern_over_http() as port:
-        settings = {"url": f"http://127.0.0.1:{port}/mcp", "headers": {"Authorization": "Bearer of ours"}}
+        settings = {"url": f"http://127.0.0.1:{port}/mcp", "headers": {"Authorization": "Bearer of ours"}, "pin": False}
         tools, owner = await tool_service(config_file=tools_config(web=settings)), grants.claim(epoch=17)
         await offered(tools, owner, "web__seen")
 

@@ -35,6 +35,7 @@ TOOLS: dict[str, dict[str, Any]] = {
     "attack": {"inputSchema": OBJECT},
     "ask": {"inputSchema": OBJECT},
     "error": {"inputSchema": OBJECT},
+    "redescribe": {"inputSchema": OBJECT},
     "rename": {"inputSchema": {**OBJECT, "properties": {"to": {"type": "string"}}, "required": ["to"]}},
     "fetched_schema": {"inputSchema": {**OBJECT, "properties": {"x": {"$ref": "http://127.0.0.1:1/schema.json"}}}},
     "no name for models!": {"inputSchema": OBJECT},
@@ -164,6 +165,12 @@ def rename(arguments: dict[str, Any], _meta: dict[str, Any]) -> str:
     return "changed"
 
 
+def redescribe(arguments: dict[str, Any], _meta: dict[str, Any]) -> str:
+    TOOLS[arguments["of"]] = {**TOOLS[arguments["of"]], "description": arguments["description"]}
+    say({"method": "notifications/tools/list_changed"})
+    return "changed"
+
+
 CALLS: dict[str, Callable[[dict[str, Any], dict[str, Any]], str | None]] = {
     "die": die,
     "wait": wait,
@@ -177,6 +184,7 @@ CALLS: dict[str, Callable[[dict[str, Any], dict[str, Any]], str | None]] = {
     "attack": attack,
     "ask": ask,
     "rename": rename,
+    "redescribe": redescribe,
 }
 
 

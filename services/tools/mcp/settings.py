@@ -37,7 +37,10 @@ class McpServer(Section):
     effects: effect classes by tool; they override the hints of the server.
     max_calls: how many calls run on the server at once.
     tenants: the tenants that see the server's tools; all tenants if absent.
-    The last five fields concern `sandbox`: with it, each task gets its own server process in the sandbox.
+    pin: hold tools that are new or otherwise described than at first contact, until an operator accepts them.
+    A program runs in one of three ways. By default it is confined: one process for all tasks, with a network, which
+    sees nothing of the machine except the system, `cwd`, `read_only_paths` and `writable_paths`. With `sandbox` each
+    task gets a process of its own in the sandbox. With `unconfined` the program has all rights of this service.
     """
 
     type: Literal["stdio", "http", "streamable-http", "streamable_http"] | None = None
@@ -56,6 +59,7 @@ class McpServer(Section):
     output_limit_bytes: int = Field(default=64 * 1024, ge=1024, le=MIB)
     max_calls: int = Field(default=8, ge=1, le=256)
     tenants: frozenset[TenantName] | None = None
+    pin: bool = True
 
     unconfined: bool = False
     network: bool = True

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -24,12 +24,13 @@ from services.tools.mcp.connection import McpSession, http_link, program_link, s
 from services.tools.mcp.servers import LinkTimes, Listed, OpenFor, SharedServer, TaskServers
 from services.tools.mcp.settings import MIB, McpServer
 from services.tools.output import OutputStore
+from services.tools.pins import Held, ToolPins
 from services.tools.registry import ToolRegistry
 from services.tools.sandbox import Command, Sandbox, SandboxLimits, SandboxUnavailable
 from services.tools.source_facts import MAX_PROBLEMS, SourceStatus
 from services.tools.sources import offered
 from services.tools.workspace.directories import Workspaces
-from tenure.domain.tools import ToolSourceKind
+from tenure.domain.tools import ToolDefinition, ToolSourceKind
 from tenure.runtime.process import Duties
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class McpHost:
     workspaces: Workspaces
     limits: SandboxLimits
     environment: Mapping[str, str]
+    pins: ToolPins
 
 
 async def open_mcp_servers(process: Process, servers: Mapping[str, McpServer], host: McpHost) -> None:
@@ -76,6 +78,9 @@ async def open_mcp_servers(process: Process, servers: Mapping[str, McpServer], h
             continue
         host.registry.expect(name, settings.tenants)
         tools = ToolsOfServer(fact, settings, host.registry, host.output_store, host.threads)
+        if settings.pin:
+            tools.pins = host.pins
+            host.pins.add(name, tools.retake)
         server = _server(fact, settings, host, tools.take)
         tools.server = server
         await process.open(server)
@@ -85,6 +90,7 @@ async def open_mcp_servers(process: Process, servers: Mapping[str, McpServer], h
     duties = await process.open(
         Duties()
     )  # opened last, so the duties end first and cannot connect again to a closing server
+    duties.start("follow accepted tools", host.pins.follow, silence_seconds=SILENCE_SECONDS)
     for server in opened:
         duties.start(f"link to MCP server {server.name}", server.run, silence_seconds=SILENCE_SECONDS)
 
@@ -137,17 +143,40 @@ class ToolsOfServer:
     output_store: OutputStore
     threads: Executor
     server: McpToolServer | None = None
+    pins: ToolPins | None = None
     last_reported: tuple[list[str], list[str]] | None = None
+    last_listed: list[types.Tool] | None = None
+    taking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def take(self, listed: list[types.Tool]) -> None:
+    async def take(self, listed: list[types.Tool]) -> None:
+        """Offers the tools, except those that are held. Raises TenureError if the pins cannot be read."""
+        async with self.taking:
+            self.last_listed = listed
+            await self._take(listed)
+
+    async def retake(self) -> None:
+        """Offers the tools of the last list again, because other hashes are accepted."""
+        async with self.taking:
+            if self.last_listed is not None:
+                await self._take(self.last_listed)
+
+    async def _take(self, listed: list[types.Tool]) -> None:
         assert self.server is not None
         name = self.fact.name
-        definitions, problems = offered(name, described(listed), self.settings.rules, unusable(listed))
-        tools = tools_of(self.server, name, definitions, self.output_store, self.threads)
-        refused = self.registry.put(name, tools, self.settings.tenants)
+        described_tools = described(listed)
+        definitions, problems = offered(name, described_tools, self.settings.rules, unusable(listed))
+        held = await self._held(definitions.keys(), described_tools)
+        free = {tool: definition for tool, definition in definitions.items() if tool not in held}
+        tools = tools_of(self.server, name, free, self.output_store, self.threads)
+        refused = self.registry.put(name, tools, self.settings.tenants, {definitions[tool].name for tool in held})
         problems += refused
-        self.fact.took(len(tools) - len(refused), problems)
-        names = sorted(definitions)
+        problems += [
+            f"{tool!r} is not offered: {'it has changed' if one.accepted_sha256 else 'it is new'}; accept it with "
+            f"`tenure tools accept {name} {tool}`"
+            for tool, one in held.items()
+        ]
+        self.fact.took(len(tools) - len(refused), problems, list(held.values()))
+        names = sorted(free)
         if self.last_reported == (names, problems):
             return
         self.last_reported = names, problems
@@ -156,3 +185,13 @@ class ToolsOfServer:
             _log.warning("a tool of an MCP server has a problem: %s", problem, extra={"server": name})
         if (more := len(problems) - MAX_PROBLEMS) > 0:
             _log.warning("more tools of an MCP server have problems", extra={"server": name, "count": more})
+
+    async def _held(self, taken: Collection[str], described_tools: list[ToolDefinition]) -> dict[str, Held]:
+        """Returns the held tools by the server's own names. Its descriptions are pinned, not the operator's rules."""
+        if self.pins is None:
+            return {}
+        as_described: dict[str, ToolDefinition] = {}
+        for definition in described_tools:
+            if definition.name in taken:
+                as_described.setdefault(definition.name, definition)
+        return await self.pins.held(self.fact.name, as_described)
