@@ -196,8 +196,8 @@ _USAGE: Final = ("input_tokens", "output_tokens", "cache_creation_input_tokens",
 
 
 def read_effects(records: Path) -> tuple[ObservedEffect, ...]:
-    """Reads every line of every file in append_record's folder. A torn line counts if its key is readable."""
-    return tuple(effect for path in sorted(records.glob("*.jsonl")) for effect in _effects(path))
+    """Reads every line of every file below append_record's folder. A torn line counts if its key is readable."""
+    return tuple(effect for path in sorted(records.rglob("*.jsonl")) for effect in _effects(path))
 
 
 def read_model_calls(log: Path) -> tuple[BilledModelCall, ...]:

@@ -185,6 +185,7 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
         settings.smtp,
         settings.webhook.max_per_tenant,
         SecretBox(settings.encryption_keys_file),
+        settings.webhook.allow_insecure,
     )
     webhooks = WebhookDispatcher(
         pool, policy, settings.webhook, settings.sweep_interval_seconds, settings.change_retention_seconds

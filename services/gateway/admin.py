@@ -167,6 +167,11 @@ class AdminServicer(AdminServiceServicer):
         response = await with_retries(lambda: self._peers.tools.ListSources(tools.ListSourcesRequest()))
         return api.ListToolSourcesResponse(instance=response.instance, sources=response.sources)
 
+    async def AcceptTools(self, request: api.AcceptToolsRequest, _context: Any) -> api.AcceptToolsResponse:
+        accepted = tools.AcceptSourceToolsRequest(name=request.name, tools=request.tools, actor=caller())
+        await with_retries(lambda: self._peers.tools.AcceptSourceTools(accepted))
+        return api.AcceptToolsResponse()
+
     async def ListTools(
         self, _request: api.AdminServiceListToolsRequest, _context: Any
     ) -> api.AdminServiceListToolsResponse:

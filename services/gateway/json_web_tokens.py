@@ -24,8 +24,8 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from tenure.domain.access import Permission, Principal
 from tenure.domain.errors import Unauthenticated, Unavailable
 from tenure.domain.identity_claims import ClaimMapping, client_of
+from tenure.domain.outbound import is_clear_text
 from tenure.runtime.settings import ConfigurationError, setting
-from tenure.runtime.tls import is_loopback
 
 ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 REQUIRED_CLAIMS: Final = ("exp", "iss", "aud", "sub")
@@ -215,6 +215,4 @@ async def _fetch(url: str) -> bytes:
 
 def _is_safe(url: str) -> bool:
     parts = urlsplit(url)
-    if parts.scheme == "http" and parts.hostname:
-        return is_loopback(parts.hostname)
-    return parts.scheme == "https" and bool(parts.hostname)
+    return parts.scheme in {"http", "https"} and bool(parts.hostname) and not is_clear_text(url)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from services.tools.calls.closing import CallForgetter, ClosingTimes, FenceCloser
 from services.tools.calls.executing import Executor, RemoteCallFollower
@@ -19,7 +19,9 @@ from services.tools.calls.running import CallWriters, Runner, RunnerLimits
 from services.tools.calls.runs import RunningCalls, StopReason
 from services.tools.calls.start_and_finish import finish_batcher, start_batcher
 from services.tools.config import read_config
+from services.tools.inspection import forbid_inspection
 from services.tools.output import OutputStore
+from services.tools.pins import ToolPins
 from services.tools.programs import open_sandbox, refusing_server, show_sandbox
 from services.tools.registry import ToolRegistry
 from services.tools.runners.identity import own_identity
@@ -67,6 +69,7 @@ REMOVAL_SILENCE_SECONDS: Final = 900.0
 
 def main() -> int:
     """Runs a command and returns the exit code."""
+    forbid_inspection()
     composing = partial(compose, environment=os.environ)
     checking = partial(check_config, environment=os.environ)
     commands: dict[str, Command] = {"migrate": migrate_only, "config": checking, "sandbox": show_sandbox}
@@ -115,9 +118,19 @@ async def compose(process: Process, settings: ToolsSettings, environment: Mappin
         Verifier(settings.verifying_keys_file), Audience.TOOLS, settings.common.tls.installation, keeps_tools=True
     )
     runs = RunningCalls()
-    registry = await open_toolbox(process, settings, config, sandbox, runs, environment)
-    server = await _service(process, settings, security, pool, registry, runs, lanes_of(settings, config), tokens)
+    pins = ToolPins(pool)
+    registry = await open_toolbox(process, settings, config, sandbox, runs, environment, pins)
+    tools = Offered(registry, pins, lanes_of(settings, config))
+    server = await _service(process, settings, security, pool, tools, runs, tokens)
     await serve(process, server)
+
+
+class Offered(NamedTuple):
+    """The tools, their pins, and how many calls run at once, by lane."""
+
+    registry: ToolRegistry
+    pins: ToolPins
+    lanes: Mapping[str, int]
 
 
 async def _service(
@@ -125,13 +138,12 @@ async def _service(
     settings: ToolsSettings,
     security: Security,
     pool: Pool,
-    registry: ToolRegistry,
+    tools: Offered,
     runs: RunningCalls,
-    lanes: Mapping[str, int],
     tokens: TokenChecker,
 ) -> RpcServer:
     """Composes the server: the connections, the runner's life, the writers under it, the runner, the executor."""
-    limits = RunnerLimits(lanes, settings.max_accepted, settings.drain_seconds)
+    limits = RunnerLimits(tools.lanes, settings.max_accepted, settings.drain_seconds)
     output_store = OutputStore(Workspaces(settings.workspace_root), settings.workspace_bounds)
     times = LivenessTimes(
         settings.runner_ttl_seconds, settings.runner_renew_interval_seconds, settings.runner_margin_seconds
@@ -173,7 +185,8 @@ async def _service(
         add_ToolServiceServicer_to_server,
         ToolServicer(
             tokens,
-            registry,
+            tools.registry,
+            tools.pins,
             executor,
             closing,
             CallForgetter(pool, closing, sweep),

@@ -7,7 +7,7 @@ connected, and may replace them at any time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -56,6 +56,12 @@ class _Expected:
 
 
 @dataclass(frozen=True, slots=True)
+class _Held:
+    names: frozenset[str]
+    tenants: Tenants
+
+
+@dataclass(frozen=True, slots=True)
 class _Entry:
     tool: Tool
     schema: Schema
@@ -100,6 +106,7 @@ class ToolRegistry:
     def __init__(self, tools: Iterable[Tool], clock: Callable[[], float] = monotonic) -> None:
         self._entries: dict[str, _Entry] = {}
         self._expected: dict[str, _Expected] = {}
+        self._held: dict[str, _Held] = {}
         self._came = asyncio.Event()
         self._clock = clock
         self.facts = SourceStatuses()
@@ -114,11 +121,13 @@ class ToolRegistry:
         """
         self._expected.setdefault(source, _Expected(self._clock(), tenants))
 
-    def put(self, source: str, tools: Iterable[Tool], tenants: Tenants = None) -> list[str]:
+    def put(self, source: str, tools: Iterable[Tool], tenants: Tenants = None, held: Collection[str] = ()) -> list[str]:
         """Replaces all tools of a source. Returns a sentence for each tool that was left out, with the reason.
 
-        Running calls keep the tool with which they began.
+        `held`: names of tools that are not offered until an operator accepts them. Running calls keep the tool with
+        which they began.
         """
+        self._held[source] = _Held(frozenset(held), tenants)
         self._expected.pop(source, None)
         self._came.set()
         compiled = Schema if source == BUILT_IN else untrusted_schema
@@ -191,6 +200,7 @@ class ToolRegistry:
         Skips names of sources that are not connected: the tools of those are unknown.
         """
         known = {name for name, entry in self._entries.items() if _is_of(entry.tenants, tenant)}
+        known |= self._held_for(tenant)
         disconnected = {source.name for source in self.facts.listed(tenant) if not source.linked}
         disconnected |= {source for source, expected in self._expected.items() if _is_of(expected.tenants, tenant)}
         return unknown_tools((name for name in names if name.partition(SEPARATOR)[0] not in disconnected), known)
@@ -212,7 +222,16 @@ class ToolRegistry:
             return _invalid(f"The arguments do not fit {name}: {'; '.join(problems)}.")
         return arguments
 
+    def _held_for(self, tenant: str) -> set[str]:
+        return {name for held in self._held.values() if _is_of(held.tenants, tenant) for name in held.names}
+
     def _unknown(self, claims: Claims, name: str) -> Outcome:
+        if name in self._held_for(claims.tenant) and claims.allows_tool(name):
+            message = (
+                f"{_shown(name)} is new or has changed since an operator accepted it: nothing was done. "
+                f"It works again when an operator accepts it. {self._offer(claims)}"
+            )
+            return Outcome(OutcomeStatus.FAILED, message, detail="TOOL_CHANGED")
         expected = self._expected.get(name.partition(SEPARATOR)[0])
         if expected is None or not _are_for(expected.tenants, claims):
             return _invalid(f"There is no tool named {_shown(name)}. {self._offer(claims)}")

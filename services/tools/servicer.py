@@ -17,6 +17,7 @@ from services.tools.calls.executing import ExecuteJob, Executor
 from services.tools.calls.in_doubt import list_in_doubt
 from services.tools.calls.records import CallKey, CallRequest, CallSummary
 from services.tools.calls.runs import Event
+from services.tools.pins import ToolPins
 from services.tools.registry import ToolRegistry
 from services.tools.tool import Tool, ToolWork
 from services.tools.workspace.requests import FileRequests, copy_response, list_response, read_response
@@ -44,6 +45,7 @@ class ToolServicer(ToolServiceServicer):
         self,
         tokens: TokenChecker,
         registry: ToolRegistry,
+        pins: ToolPins,
         executor: Executor,
         closing: FenceCloser,
         forgetting: CallForgetter,
@@ -51,7 +53,7 @@ class ToolServicer(ToolServiceServicer):
         pool: Pool,
         stopping: asyncio.Event,
     ) -> None:
-        self._tokens, self._registry, self._executor = tokens, registry, executor
+        self._tokens, self._registry, self._pins, self._executor = tokens, registry, pins, executor
         self._closing, self._forgetting = closing, forgetting
         self._files, self._pool, self._stopping = files, pool, stopping
         self._fencing: set[asyncio.Task[list[CallSummary]]] = set()
@@ -83,6 +85,15 @@ class ToolServicer(ToolServiceServicer):
         """Returns the tool sources that the tenant may see."""
         sources = self._registry.facts.listed(current_tenant())
         return tool_service_pb2.ListSourcesResponse(instance=instance_id(), sources=sources)
+
+    async def AcceptSourceTools(
+        self, request: tool_service_pb2.AcceptSourceToolsRequest, _context: Any
+    ) -> tool_service_pb2.AcceptSourceToolsResponse:
+        """Accepts held tools of a source."""
+        seen = {tool.name: tool.sha256 for tool in request.tools}
+        is_visible = any(source.name == request.name for source in self._registry.facts.listed(current_tenant()))
+        await self._pins.accept(request.name if is_visible else "", seen, request.actor)
+        return tool_service_pb2.AcceptSourceToolsResponse()
 
     async def ListOfferedTools(
         self, _request: tool_service_pb2.ListOfferedToolsRequest, _context: Any

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
+from services.tools.pins import Held
 from tenure.domain.tools import ToolSourceKind
 from tenure.runtime import metrics
 from tenure.v1 import tool_pb2
@@ -42,6 +43,7 @@ class SourceStatus:
     is_linked: bool = field(init=False)
     tools: int = 0
     problems: tuple[str, ...] = ()
+    held: tuple[Held, ...] = ()
     last_error: str = ""
     last_error_at: datetime | None = None
 
@@ -59,10 +61,12 @@ class SourceStatus:
         self._link(is_linked=False)
         self.last_error, self.last_error_at = _sentence(error, self.secrets), self.now()
 
-    def took(self, tools: int, problems: Iterable[str] = ()) -> None:
-        """Records how many tools the source has now, and the problems with its other tools."""
+    def took(self, tools: int, problems: Iterable[str] = (), held: Iterable[Held] = ()) -> None:
+        """Records how many tools the source has now, the problems with its other tools, and the held tools."""
         self.tools, self.problems = tools, tuple(problems)
+        self.held = tuple(sorted(held, key=lambda tool: tool.name))
         self._gauge("tools", tools)
+        self._gauge("held", len(self.held))
 
     def to_wire(self) -> tool_pb2.ToolSource:
         """Returns the status as a message of bounded size, whatever the source reports."""
@@ -77,6 +81,16 @@ class SourceStatus:
             problem_count=len(self.problems),
             last_error=self.last_error,
             last_error_time=None if at is None else timestamp(at),
+            held=[self._held_tool(tool) for tool in self.held[:MAX_PROBLEMS]],
+            held_count=len(self.held),
+        )
+
+    def _held_tool(self, held: Held) -> tool_pb2.HeldTool:
+        return tool_pb2.HeldTool(
+            name=held.name,
+            sha256=held.sha256,
+            accepted_sha256=held.accepted_sha256,
+            difference=_without(self.secrets, held.difference),
         )
 
     def _link(self, *, is_linked: bool) -> None:
@@ -116,12 +130,16 @@ class SourceStatuses:
         return [fact.to_wire() for fact in sorted(facts, key=lambda fact: (kinds.index(fact.kind), fact.name))]
 
 
+def _without(secrets: frozenset[str], text: str) -> str:
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, "…")
+    return text
+
+
 def _sentence(text: str, secrets: frozenset[str]) -> str:
     """Returns the text as one line without secrets, with only the host of each URL.
 
     Secrets are replaced before the text is truncated, so that no part of a secret is left.
     """
-    for secret in sorted(secrets, key=len, reverse=True):
-        text = text.replace(secret, "…")
-    line = " ".join(_URL_REST.sub(r"\1", text).split())
+    line = " ".join(_URL_REST.sub(r"\1", _without(secrets, text)).split())
     return line if len(line) <= LONGEST_SENTENCE else line[: LONGEST_SENTENCE - 1] + "…"

@@ -9,6 +9,7 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 
 from services.tools.registry import BUILT_IN, SEPARATOR
+from tenure.domain.outbound import is_clear_text, origin_only
 from tenure.domain.tools import USUAL_OUTPUT_BYTES, EffectClass, ToolDefinition
 from tenure.validators import MIN_OUTPUT_BYTES, TOOL_NAME
 
@@ -22,6 +23,15 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=False, hide_input_in_errors=True)
+
+
+def require_tls(url: str, *, allow_insecure: bool) -> None:
+    """Raises ValueError for a URL to which calls and credentials would travel in clear text, unless that is allowed."""
+    if is_clear_text(url) and not allow_insecure:
+        raise ValueError(
+            f"others could read the calls and the credentials on their way to {origin_only(url)}: use TLS, or set "
+            "allow_insecure: true"
+        )
 
 
 MAX_TOOLS: Final = 256

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from services.tools.config import ToolsConfig
+    from services.tools.pins import ToolPins
     from services.tools.settings import ToolsSettings
     from tenure.runtime.process import Process
 
@@ -47,6 +48,7 @@ _COPY_THREADS: Final = 2
 _READING_THREADS: Final = 2
 _SERVER_PROCESSES: Final = 64  # threads count too, and a runtime such as Node starts with a dozen
 _SERVER_OPEN_FILES: Final = 1024
+_PROCESSES_OF_CONFINED: Final = 2
 _MAX_SLOTS: Final = 1024  # the uids that each replica on a host has
 
 
@@ -57,8 +59,12 @@ async def open_toolbox(
     sandbox: Sandbox | SandboxUnavailable,
     runs: RunningCalls,
     environment: Mapping[str, str],
+    pins: ToolPins | None = None,
 ) -> ToolRegistry:
-    """Returns the registry with the built-in tools. Tools of the config file come when their source is connected."""
+    """Returns the registry with the built-in tools. Tools of the config file come when their source is connected.
+
+    `pins` may be None only without MCP servers.
+    """
     workspaces = Workspaces(settings.workspace_root)
     limits = SandboxLimits(
         wall_seconds=settings.python_wall_seconds,
@@ -87,22 +93,26 @@ async def open_toolbox(
         output_store = OutputStore(workspaces, settings.workspace_bounds)
         limits = replace(limits, processes=_SERVER_PROCESSES, open_files=_SERVER_OPEN_FILES)
         answer_threads = await process.open(threads("parts of answers", _ANSWER_THREADS))
-        host = McpHost(registry, output_store, answer_threads, runs, sandbox, workspaces, limits, environment)
+        assert pins is not None
+        host = McpHost(registry, output_store, answer_threads, runs, sandbox, workspaces, limits, environment, pins)
         await open_mcp_servers(process, config.mcp_servers, host)
     await open_providers(process, config.providers, registry)
     return registry
 
 
 def long_running_slots(settings: ToolsSettings, config: ToolsConfig) -> int:
-    """Returns how many sandboxed MCP servers may run at once, with one of each that only lists its tools.
+    """Returns how many programs of MCP servers may run in the sandbox at once.
 
-    Raises ConfigurationError when the sandbox has too few uids for them.
+    A sandboxed server has one more than its tasks' processes, which lists its tools. A confined server has two: one may
+    still end while the next one starts. Raises ConfigurationError when the sandbox has too few uids for them.
     """
-    slots = sum(server.max_servers + 1 for server in config.mcp_servers.values() if server.sandbox)
+    servers = [server for server in config.mcp_servers.values() if not server.disabled]
+    slots = sum(server.max_servers + 1 for server in servers if server.sandbox)
+    slots += sum(_PROCESSES_OF_CONFINED for server in servers if server.is_confined)
     if settings.sandbox_slots + slots > _MAX_SLOTS:
         problem = (
-            "mcp_servers: TENURE_TOOLS_SANDBOX_SLOTS plus max_servers + 1 of each sandboxed server is "
-            f"{settings.sandbox_slots + slots}, and may be {_MAX_SLOTS} at most: lower max_servers"
+            "mcp_servers: TENURE_TOOLS_SANDBOX_SLOTS plus max_servers + 1 of each sandboxed server and 2 of each "
+            f"confined one is {settings.sandbox_slots + slots}, and may be {_MAX_SLOTS} at most: lower max_servers"
         )
         raise ConfigurationError([problem])
     return slots

@@ -9,6 +9,7 @@ from typing import Final
 from services.worker.model import ModelProvider
 from services.worker.model_anthropic import API, PLATFORMS, AnthropicProvider, missing_extra
 from tenure.domain.models import ANTHROPIC, OPENAI, vendor_of
+from tenure.domain.outbound import is_clear_text, origin_only
 from tenure.runtime.settings import ConfigurationError, Secret, group, setting
 
 NO_KEY: Final = "none"  # an endpoint of the user's own may need no key, but the libraries insist on sending one
@@ -42,17 +43,28 @@ class ModelProviderSettings:
         choices=PLATFORMS,
         variable="TENURE_WORKER_ANTHROPIC_PLATFORM",
     )
+    allow_insecure_models: bool = setting(
+        "accept http:// endpoints of other machines: others can read the prompts and the API key",
+        default=False,
+        variable="TENURE_WORKER_ALLOW_INSECURE_MODELS",
+    )
     anthropic: AnthropicSettings = group(AnthropicSettings)
     openai: OpenAISettings = group(OpenAISettings)
 
     def missing(self, default_model: str) -> Iterator[str]:
-        """Yields what is missing for the default model and for the providers that are set."""
+        """Yields what is missing for the default model and for the providers that are set, and unsafe endpoints."""
         if missing := missing_extra(self.anthropic_platform):
             yield f"TENURE_WORKER_ANTHROPIC_PLATFORM: {missing}"
         vendor, _ = vendor_of(default_model)
         if not self.is_set(vendor):
             name = vendor.upper()
             yield f"{name}_API_KEY is missing (set {name}_BASE_URL instead for an endpoint that needs no key)"
+        for name, url in (("ANTHROPIC", self.anthropic.base_url), ("OPENAI", self.openai.base_url)):
+            if is_clear_text(url) and not self.allow_insecure_models:
+                yield (
+                    f"{name}_BASE_URL: others could read the prompts and the key on their way to {origin_only(url)}: "
+                    "use https://, or set TENURE_WORKER_ALLOW_INSECURE_MODELS=true"
+                )
 
     def is_set(self, vendor: str) -> bool:
         """Whether the worker has this provider."""

@@ -14,6 +14,7 @@ import click
 from rich.text import Text
 
 from tenure.cli.admin import reason_option
+from tenure.cli.answering import is_interactive
 from tenure.cli.context import Context, pass_context
 from tenure.cli.formatting import (
     ago,
@@ -87,6 +88,52 @@ def _show(context: Context, sources: Sequence[tool_pb2.ToolSource]) -> None:
             context.console.print(f"{source.name}: {harmless(problem)}", markup=False)
         if more := source.problem_count - len(source.problems):
             context.console.print(f"{source.name}: {count_text(more, 'problem')} more", markup=False)
+    for source in sources:
+        _show_held(context, source, source.held)
+
+
+def _show_held(context: Context, source: tool_pb2.ToolSource, held: Sequence[tool_pb2.HeldTool]) -> None:
+    for tool in held:
+        state = "has changed since it was accepted" if tool.accepted_sha256 else "is new"
+        context.console.print()
+        context.console.print(f"{source.name}: the tool {harmless(tool.name)} {state}, and is held:", markup=False)
+        context.console.print(Text(harmless(tool.difference)), soft_wrap=True)
+
+
+# `tenure tools accept`.
+
+
+@click.command(short_help="Accept held tools of a source, as they are described now.")
+@click.argument("source", metavar="SOURCE")
+@click.argument("tool", metavar="[TOOL]", default="")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@pass_context
+def accept(context: Context, source: str, tool: str, *, yes: bool) -> None:
+    """Accept TOOL of SOURCE, or all held tools of SOURCE, after showing how they differ from what was accepted before.
+
+    A description is text that agents follow: read the difference. Only the definitions shown are accepted.
+    """
+    if not yes and not is_interactive():
+        raise click.UsageError("outside of a terminal give --yes; `tenure tools sources` shows the differences")
+
+    async def work(client: Client) -> None:
+        held = _held_tools((await client.tool_sources()).sources, source, tool)
+        _show_held(context, tool_pb2.ToolSource(name=source), held)
+        if not yes:
+            click.confirm(f"accept {count_text(len(held), 'tool')} of {source}?", abort=True, err=True)
+        await client.accept_tools(source, {one.name: one.sha256 for one in held})
+        echo(f"accepted: {', '.join(harmless(one.name) for one in held)}")
+
+    context.run(work)
+
+
+def _held_tools(sources: Sequence[tool_pb2.ToolSource], name: str, tool: str) -> list[tool_pb2.HeldTool]:
+    """Returns the held tools to accept. Raises NotFound if there are none."""
+    held = [one for source in sources if source.name == name for one in source.held if tool in ("", one.name)]
+    if not held:
+        message = f"{harmless(name)} has no held tool {harmless(tool)}".rstrip() + "; `tenure tools sources` shows them"
+        raise NotFound(message, reason="NO_HELD_TOOL")
+    return held
 
 
 def _last_error(source: tool_pb2.ToolSource) -> str:
@@ -273,7 +320,7 @@ def _when(moment: Timestamp) -> str:
 _MAX_RESULT_BYTES: Final = 256 * 1024
 
 
-@click.group(short_help="Tools, and calls in doubt: list, show, sources, in-doubt, resolve.")
+@click.group(short_help="Tools, and calls in doubt: list, show, sources, accept, in-doubt, resolve.")
 def tools() -> None:
     """List the tools and their sources; list the calls in doubt and resolve them."""
 
@@ -281,6 +328,7 @@ def tools() -> None:
 tools.add_command(list_tools)
 tools.add_command(show)
 tools.add_command(sources)
+tools.add_command(accept)
 
 
 @tools.command("in-doubt", short_help="List the calls in doubt that a person has to resolve.")

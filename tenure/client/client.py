@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import uuid_utils
@@ -15,14 +15,15 @@ from tenure.client.reconnect import StreamReconnect
 from tenure.client.service_calls import ApiKeyCalls, AuditCalls, ScheduleCalls, TenantCalls, WebhookCalls
 from tenure.client.task_calls import FileCalls, WaitCalls
 from tenure.domain.errors import TryLater
+from tenure.domain.outbound import is_loopback_host
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime.request_context import DEFAULT_TENANT
 from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.settings import Address, Secret
-from tenure.runtime.tls import ClientTls, is_loopback
+from tenure.runtime.tls import ClientTls
 from tenure.v1 import admin_service_pb2 as admin
-from tenure.v1 import ledger_pb2, task_pb2
+from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1.admin_service_pb2_grpc import AdminServiceStub
 from tenure.v1.api_key_service_pb2_grpc import ApiKeyServiceStub
@@ -58,7 +59,7 @@ LIST_PAGE: Final = 500
 def check_stays_here(addresses: str) -> None:
     """Raises ValueError for an address on another machine: an API key must not cross a network in clear text."""
     for address in addresses.split(","):
-        if not is_loopback(Address(address.strip()).host):
+        if not is_loopback_host(Address(address.strip()).host):
             raise ValueError(f"{address}: an API key is sent to another machine by TLS only; give the CA file")
 
 
@@ -266,6 +267,14 @@ class Client(
     async def tool_sources(self) -> admin.ListToolSourcesResponse:
         """Returns the tool sources and whether they are connected, as one replica of the tool service sees them."""
         return await self._call(self.admin.ListToolSources, admin.ListToolSourcesRequest())
+
+    async def accept_tools(self, source: str, seen: Mapping[str, str]) -> None:
+        """Accepts held tools of a source. `seen`: their hashes by name, as `tool_sources` returned them.
+
+        Raises WrongState (OTHER_DEFINITION) if one of them is described otherwise now.
+        """
+        tools = [tool_pb2.SeenTool(name=name, sha256=sha256) for name, sha256 in seen.items()]
+        await self._call(self.admin.AcceptTools, admin.AcceptToolsRequest(name=source, tools=tools))
 
     async def claims(self, task_id: str = "") -> admin.ListClaimsResponse:
         """Returns all claims, or the claim of one task."""

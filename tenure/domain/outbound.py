@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import TYPE_CHECKING, Final, TypeAlias
-from urllib.parse import quote, unquote, urljoin
+from urllib.parse import quote, unquote, urljoin, urlsplit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -165,6 +165,26 @@ def parse_url(text: str) -> Url:
     host, port = _read_authority(match["authority"])
     path, _, query = match["rest"].partition("#")[0].partition("?")
     return Url(scheme, host, port or DEFAULT_PORTS[scheme], _read_path(path), quote(query, safe=_KEPT_IN_PATH + "?"))
+
+
+def is_loopback_host(host: str) -> bool:
+    """Whether only processes of this machine are at the host: `localhost` or a loopback address, without brackets."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def is_clear_text(url: str) -> bool:
+    """Whether others may read what is sent to the URL: it is http://, and not to this machine.
+
+    Invalid URLs are not clear text: their readers refuse them.
+    """
+    try:
+        parts = urlsplit(url.strip())
+        return parts.scheme == "http" and not is_loopback_host(parts.hostname or "")
+    except ValueError:
+        return False
 
 
 def origin_only(url: str) -> str:

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
+from tenure.domain.outbound import is_loopback_host
 from tenure.runtime.access_control import AccessControl, Authenticate, certificate_authentication
 from tenure.runtime.settings import Address, ConfigurationError
-from tenure.runtime.tls import CertificateFiles, MutualTlsSettings, PeerTls, is_loopback, server_credentials
+from tenure.runtime.tls import CertificateFiles, MutualTlsSettings, PeerTls, server_credentials
 
 if TYPE_CHECKING:
     import grpc
@@ -72,7 +73,7 @@ class Security:
         address that other machines reach.
         """
         if settings.tls.certificate_file is None:
-            if not is_loopback(listen.host) and not settings.allow_insecure_network:
+            if not is_loopback_host(listen.host) and not settings.allow_insecure_network:
                 raise ConfigurationError([_INSECURE.format(listen)])
             return cls(rules_of, None, serves_clients)
         files = CertificateFiles(settings.tls)
@@ -117,7 +118,7 @@ def clear_text_problems(settings: SecuritySettings, variable: str, hosts: Iterab
     """
     if not settings.allow_insecure_network:
         for host in hosts:
-            if not is_loopback(host):
+            if not is_loopback_host(host):
                 yield _CLEAR_TEXT.format(variable, host, remedy)
 
 

@@ -6,7 +6,6 @@ A channel replaces its connections: `channel_renewal.py`.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -243,13 +242,3 @@ class PeerTls:
     def options(self) -> list[tuple[str, str]]:
         """Returns the channel arguments. gRPC verifies a DNS name only, and the addresses of replicas are others."""
         return [("grpc.ssl_target_name_override", server_name(self.files.installation, self.role))]
-
-
-def is_loopback(host: str) -> bool:
-    """Returns whether only processes of this machine reach the host, a name or an address without brackets."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

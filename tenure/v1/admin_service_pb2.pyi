@@ -104,6 +104,47 @@ class ListToolSourcesResponse(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class AcceptToolsRequest(message.Message):
+    """The tools to accept."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    TOOLS_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """The name of the source."""
+    @builtins.property
+    def tools(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.SeenTool]:
+        """The tools as the operator saw them; 1 to 256."""
+
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        tools: abc.Iterable[tool_pb2.SeenTool] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["name", b"name", "tools", b"tools"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class AcceptToolsResponse(message.Message):
+    """No content."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class AdminServiceListToolsRequest(message.Message):
     """No parameters."""
 

@@ -56,6 +56,11 @@ class AdminServiceStub:
                 request_serializer=tenure_dot_v1_dot_admin__service__pb2.ListToolSourcesRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListToolSourcesResponse.FromString,
                 _registered_method=True)
+        self.AcceptTools = channel.unary_unary(
+                '/tenure.v1.AdminService/AcceptTools',
+                request_serializer=tenure_dot_v1_dot_admin__service__pb2.AcceptToolsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_admin__service__pb2.AcceptToolsResponse.FromString,
+                _registered_method=True)
         self.ListTools = channel.unary_unary(
                 '/tenure.v1.AdminService/ListTools',
                 request_serializer=tenure_dot_v1_dot_admin__service__pb2.AdminServiceListToolsRequest.SerializeToString,
@@ -158,6 +163,15 @@ class AdminServiceServicer:
     def ListToolSources(self, request, context):
         """Lists the sources of tools (MCP servers, providers, HTTP tools) and their connections, as one replica of the tool
         service sees them, without sources that are restricted to other tenants.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AcceptTools(self, request, context):
+        """Accepts held tools of a source as they are described now, so that tasks may call them; the other replicas of the
+        tool service follow within seconds. NOT_FOUND / NO_SUCH_SOURCE: the caller has no such source. FAILED_PRECONDITION /
+        OTHER_DEFINITION {tool}: a tool of the request is not held, or its present hash is another one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -308,6 +322,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListToolSources,
                     request_deserializer=tenure_dot_v1_dot_admin__service__pb2.ListToolSourcesRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_admin__service__pb2.ListToolSourcesResponse.SerializeToString,
+            ),
+            'AcceptTools': grpc.unary_unary_rpc_method_handler(
+                    servicer.AcceptTools,
+                    request_deserializer=tenure_dot_v1_dot_admin__service__pb2.AcceptToolsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_admin__service__pb2.AcceptToolsResponse.SerializeToString,
             ),
             'ListTools': grpc.unary_unary_rpc_method_handler(
                     servicer.ListTools,
@@ -490,6 +509,33 @@ class AdminService:
             '/tenure.v1.AdminService/ListToolSources',
             tenure_dot_v1_dot_admin__service__pb2.ListToolSourcesRequest.SerializeToString,
             tenure_dot_v1_dot_admin__service__pb2.ListToolSourcesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AcceptTools(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.AdminService/AcceptTools',
+            tenure_dot_v1_dot_admin__service__pb2.AcceptToolsRequest.SerializeToString,
+            tenure_dot_v1_dot_admin__service__pb2.AcceptToolsResponse.FromString,
             options,
             channel_credentials,
             insecure,

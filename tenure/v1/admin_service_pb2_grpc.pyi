@@ -47,6 +47,11 @@ class AdminServiceStub:
     """Lists the sources of tools (MCP servers, providers, HTTP tools) and their connections, as one replica of the tool
     service sees them, without sources that are restricted to other tenants.
     """
+    AcceptTools: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.AcceptToolsRequest, _admin_service_pb2.AcceptToolsResponse]
+    """Accepts held tools of a source as they are described now, so that tasks may call them; the other replicas of the
+    tool service follow within seconds. NOT_FOUND / NO_SUCH_SOURCE: the caller has no such source. FAILED_PRECONDITION /
+    OTHER_DEFINITION {tool}: a tool of the request is not held, or its present hash is another one.
+    """
     ListTools: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.AdminServiceListToolsRequest, _admin_service_pb2.AdminServiceListToolsResponse]
     """Lists the tools that tasks of the caller may call, with descriptions, schemas and effect classes, as one replica of
     the tool service has them.
@@ -131,6 +136,11 @@ class AdminServiceAsyncStub(AdminServiceStub):
     ListToolSources: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListToolSourcesRequest, _admin_service_pb2.ListToolSourcesResponse]  # type: ignore[assignment]
     """Lists the sources of tools (MCP servers, providers, HTTP tools) and their connections, as one replica of the tool
     service sees them, without sources that are restricted to other tenants.
+    """
+    AcceptTools: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.AcceptToolsRequest, _admin_service_pb2.AcceptToolsResponse]  # type: ignore[assignment]
+    """Accepts held tools of a source as they are described now, so that tasks may call them; the other replicas of the
+    tool service follow within seconds. NOT_FOUND / NO_SUCH_SOURCE: the caller has no such source. FAILED_PRECONDITION /
+    OTHER_DEFINITION {tool}: a tool of the request is not held, or its present hash is another one.
     """
     ListTools: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.AdminServiceListToolsRequest, _admin_service_pb2.AdminServiceListToolsResponse]  # type: ignore[assignment]
     """Lists the tools that tasks of the caller may call, with descriptions, schemas and effect classes, as one replica of
@@ -237,6 +247,17 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_admin_service_pb2.ListToolSourcesResponse, _abc.Awaitable[_admin_service_pb2.ListToolSourcesResponse]]:
         """Lists the sources of tools (MCP servers, providers, HTTP tools) and their connections, as one replica of the tool
         service sees them, without sources that are restricted to other tenants.
+        """
+
+    @_abc_1.abstractmethod
+    def AcceptTools(
+        self,
+        request: _admin_service_pb2.AcceptToolsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.AcceptToolsResponse, _abc.Awaitable[_admin_service_pb2.AcceptToolsResponse]]:
+        """Accepts held tools of a source as they are described now, so that tasks may call them; the other replicas of the
+        tool service follow within seconds. NOT_FOUND / NO_SUCH_SOURCE: the caller has no such source. FAILED_PRECONDITION /
+        OTHER_DEFINITION {tool}: a tool of the request is not held, or its present hash is another one.
         """
 
     @_abc_1.abstractmethod

@@ -221,6 +221,8 @@ class ToolSource(message.Message):
     PROBLEM_COUNT_FIELD_NUMBER: builtins.int
     LAST_ERROR_FIELD_NUMBER: builtins.int
     LAST_ERROR_TIME_FIELD_NUMBER: builtins.int
+    HELD_FIELD_NUMBER: builtins.int
+    HELD_COUNT_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Its name in the config file."""
     kind: ToolSourceKind.ValueType
@@ -237,6 +239,8 @@ class ToolSource(message.Message):
     """The last error of a connection, kept after the source is connected again; at most 200 characters, without
     credentials of the config file. Empty: there was no error.
     """
+    held_count: builtins.int
+    """The total number of held tools."""
     @builtins.property
     def change_time(self) -> timestamp_pb2.Timestamp:
         """When `linked` last changed."""
@@ -251,6 +255,10 @@ class ToolSource(message.Message):
     def last_error_time(self) -> timestamp_pb2.Timestamp:
         """The time of the last error; absent: never."""
 
+    @builtins.property
+    def held(self) -> containers.RepeatedCompositeFieldContainer[HeldTool]:
+        """Tools that are not offered until an operator accepts them (AdminService.AcceptTools), at most 20, by name."""
+
     def __init__(
         self,
         *,
@@ -263,10 +271,68 @@ class ToolSource(message.Message):
         problem_count: builtins.int = ...,
         last_error: builtins.str = ...,
         last_error_time: timestamp_pb2.Timestamp | None = ...,
+        held: abc.Iterable[HeldTool] | None = ...,
+        held_count: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["change_time", b"change_time", "last_error_time", b"last_error_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["change_time", b"change_time", "kind", b"kind", "last_error", b"last_error", "last_error_time", b"last_error_time", "linked", b"linked", "name", b"name", "problem_count", b"problem_count", "problems", b"problems", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["change_time", b"change_time", "held", b"held", "held_count", b"held_count", "kind", b"kind", "last_error", b"last_error", "last_error_time", b"last_error_time", "linked", b"linked", "name", b"name", "problem_count", b"problem_count", "problems", b"problems", "tools", b"tools"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class HeldTool(message.Message):
+    """A tool whose source describes it otherwise than an operator accepted it, or that is new at a known source."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    SHA256_FIELD_NUMBER: builtins.int
+    ACCEPTED_SHA256_FIELD_NUMBER: builtins.int
+    DIFFERENCE_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """The source's own name of the tool."""
+    sha256: builtins.str
+    """The present hash of the tool's name, description, schema and effect class: SHA-256, 64 hexadecimal digits."""
+    accepted_sha256: builtins.str
+    """The accepted hash; empty: the tool is new."""
+    difference: builtins.str
+    """The difference between the accepted definition and the present one, line by line; at most 8,000 characters."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        sha256: builtins.str = ...,
+        accepted_sha256: builtins.str = ...,
+        difference: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["accepted_sha256", b"accepted_sha256", "difference", b"difference", "name", b"name", "sha256", b"sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class SeenTool(message.Message):
+    """A tool as an operator saw it."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    SHA256_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """The source's own name of the tool."""
+    sha256: builtins.str
+    """The hash, as in HeldTool.sha256."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        sha256: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["name", b"name", "sha256", b"sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

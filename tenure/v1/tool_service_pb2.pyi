@@ -469,6 +469,51 @@ class ListSourcesResponse(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class AcceptSourceToolsRequest(message.Message):
+    """The tools to accept."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    TOOLS_FIELD_NUMBER: builtins.int
+    ACTOR_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """The name of the source."""
+    actor: builtins.str
+    """The operator."""
+    @builtins.property
+    def tools(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.SeenTool]:
+        """The tools as the operator saw them; 1 to 256."""
+
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        tools: abc.Iterable[tool_pb2.SeenTool] | None = ...,
+        actor: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["actor", b"actor", "name", b"name", "tools", b"tools"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class AcceptSourceToolsResponse(message.Message):
+    """No content."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class ListOfferedToolsRequest(message.Message):
     """No parameters."""
 

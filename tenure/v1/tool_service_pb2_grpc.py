@@ -48,6 +48,11 @@ class ToolServiceStub:
                 request_serializer=tenure_dot_v1_dot_tool__service__pb2.ListSourcesRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListSourcesResponse.FromString,
                 _registered_method=True)
+        self.AcceptSourceTools = channel.unary_unary(
+                '/tenure.v1.ToolService/AcceptSourceTools',
+                request_serializer=tenure_dot_v1_dot_tool__service__pb2.AcceptSourceToolsRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_tool__service__pb2.AcceptSourceToolsResponse.FromString,
+                _registered_method=True)
         self.ListOfferedTools = channel.unary_unary(
                 '/tenure.v1.ToolService/ListOfferedTools',
                 request_serializer=tenure_dot_v1_dot_tool__service__pb2.ListOfferedToolsRequest.SerializeToString,
@@ -132,6 +137,13 @@ class ToolServiceServicer:
     def ListSources(self, request, context):
         """Lists the sources of tools and their connections, as the answering replica sees them, without sources that are
         restricted to other tenants.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AcceptSourceTools(self, request, context):
+        """Accepts held tools of a source: AdminService.AcceptTools.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -251,6 +263,11 @@ def add_ToolServiceServicer_to_server(servicer, server):
                     servicer.ListSources,
                     request_deserializer=tenure_dot_v1_dot_tool__service__pb2.ListSourcesRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_tool__service__pb2.ListSourcesResponse.SerializeToString,
+            ),
+            'AcceptSourceTools': grpc.unary_unary_rpc_method_handler(
+                    servicer.AcceptSourceTools,
+                    request_deserializer=tenure_dot_v1_dot_tool__service__pb2.AcceptSourceToolsRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_tool__service__pb2.AcceptSourceToolsResponse.SerializeToString,
             ),
             'ListOfferedTools': grpc.unary_unary_rpc_method_handler(
                     servicer.ListOfferedTools,
@@ -376,6 +393,33 @@ class ToolService:
             '/tenure.v1.ToolService/ListSources',
             tenure_dot_v1_dot_tool__service__pb2.ListSourcesRequest.SerializeToString,
             tenure_dot_v1_dot_tool__service__pb2.ListSourcesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AcceptSourceTools(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.ToolService/AcceptSourceTools',
+            tenure_dot_v1_dot_tool__service__pb2.AcceptSourceToolsRequest.SerializeToString,
+            tenure_dot_v1_dot_tool__service__pb2.AcceptSourceToolsResponse.FromString,
             options,
             channel_credentials,
             insecure,

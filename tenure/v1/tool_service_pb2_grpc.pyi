@@ -43,6 +43,8 @@ class ToolServiceStub:
     """Lists the sources of tools and their connections, as the answering replica sees them, without sources that are
     restricted to other tenants.
     """
+    AcceptSourceTools: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.AcceptSourceToolsRequest, _tool_service_pb2.AcceptSourceToolsResponse]
+    """Accepts held tools of a source: AdminService.AcceptTools."""
     ListOfferedTools: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ListOfferedToolsRequest, _tool_service_pb2.ListOfferedToolsResponse]
     """Lists the tools that tasks of the caller's tenant may call, as the answering replica has them. Needs no token."""
     CheckToolNames: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.CheckToolNamesRequest, _tool_service_pb2.CheckToolNamesResponse]
@@ -102,6 +104,8 @@ class ToolServiceAsyncStub(ToolServiceStub):
     """Lists the sources of tools and their connections, as the answering replica sees them, without sources that are
     restricted to other tenants.
     """
+    AcceptSourceTools: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.AcceptSourceToolsRequest, _tool_service_pb2.AcceptSourceToolsResponse]  # type: ignore[assignment]
+    """Accepts held tools of a source: AdminService.AcceptTools."""
     ListOfferedTools: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ListOfferedToolsRequest, _tool_service_pb2.ListOfferedToolsResponse]  # type: ignore[assignment]
     """Lists the tools that tasks of the caller's tenant may call, as the answering replica has them. Needs no token."""
     CheckToolNames: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.CheckToolNamesRequest, _tool_service_pb2.CheckToolNamesResponse]  # type: ignore[assignment]
@@ -170,6 +174,14 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         """Lists the sources of tools and their connections, as the answering replica sees them, without sources that are
         restricted to other tenants.
         """
+
+    @_abc_1.abstractmethod
+    def AcceptSourceTools(
+        self,
+        request: _tool_service_pb2.AcceptSourceToolsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tool_service_pb2.AcceptSourceToolsResponse, _abc.Awaitable[_tool_service_pb2.AcceptSourceToolsResponse]]:
+        """Accepts held tools of a source: AdminService.AcceptTools."""
 
     @_abc_1.abstractmethod
     def ListOfferedTools(

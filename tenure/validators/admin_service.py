@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from tenure.domain.budget import MAX_NANO_USD, MAX_TOKENS
@@ -24,6 +25,9 @@ from tenure.validators.common import (
     check_moment,
     check_task_id,
 )
+
+SHA256: Final = re.compile(r"[0-9a-f]{64}")
+MAX_SEEN_TOOLS: Final = 256
 
 # Calls in doubt and their resolutions.
 
@@ -233,6 +237,21 @@ def _aging_with_leases(request: admin.ListAgingTasksRequest, v: Violations) -> N
     check_duration("lease_below", request.lease_below, MAX_IDLE_SECONDS, v)
 
 
+def _accept_tools(request: Any, v: Violations) -> None:
+    v.length("name", request.name, 1, 64)
+    v.require(1 <= len(request.tools) <= MAX_SEEN_TOOLS, "tools", f"must be 1 to {MAX_SEEN_TOOLS} tools")
+    for number, tool in enumerate(request.tools):
+        v.length(f"tools[{number}].name", tool.name, 1, 64)
+        v.require(bool(SHA256.fullmatch(tool.sha256)), f"tools[{number}].sha256", "must be 64 hexadecimal digits")
+    names = {tool.name for tool in request.tools}
+    v.require(len(names) == len(request.tools), "tools", "must be different tools")
+
+
+def _accept_source_tools(request: tools.AcceptSourceToolsRequest, v: Violations) -> None:
+    _accept_tools(request, v)
+    v.length("actor", request.actor, 1, 200)
+
+
 _OPERATOR_CHECKS: Final[dict[type, Check]] = {
     checkpoint.ListAgingRequest: _aging,
     admin.ListAgingTasksRequest: _aging_with_leases,
@@ -243,6 +262,8 @@ _OPERATOR_CHECKS: Final[dict[type, Check]] = {
     admin.BeginWaitRequest: _begin_wait,
     admin.TransferTaskRequest: _transfer,
     admin.DrainWorkerRequest: _drain,
+    admin.AcceptToolsRequest: _accept_tools,
+    tools.AcceptSourceToolsRequest: _accept_source_tools,
     coordinator.CoordinatorServiceTransferTaskRequest: _transfer_by_coordinator,
     coordinator.CoordinatorServiceDrainWorkerRequest: _drain_by_coordinator,
 }

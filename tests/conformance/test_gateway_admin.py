@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from pathlib import Path
 
 import pytest
 
 from tenure.domain.errors import InvalidRequest, NotFound, StaleEpoch, Unavailable, WrongState
 from tenure.v1 import admin_service_pb2 as api
-from tenure.v1 import task_pb2
+from tenure.v1 import task_pb2, tool_pb2
 from tenure.v1 import task_service_pb2 as tasks
+from tests.end_to_end.command import tenure
 from tests.support.fix_checkpoint import MakeCheckpoint, words
 from tests.support.fix_gateway import NOBODYS, TIMEOUT_SECONDS, Serve
+from tests.support.fix_mcp import Configure, McpServers, definitions, offered, withdrawn
 from tests.support.fix_tools import Grants, StartTools
 
 
@@ -34,6 +38,43 @@ async def test_refusals_of_ledger_and_tools_are_listed_together(
             listed = await stub.admin.ListRefusals(api.ListRefusalsRequest(task_id=task_id))
     assert [one.presented_epoch for one in listed.ledger] == [stale.claims.epoch]
     assert [(one.presented_epoch, one.current_epoch) for one in listed.tools] == [(10, 20)]
+
+
+async def test_an_operator_accepts_what_the_sources_showed(
+    checkpoint: MakeCheckpoint,
+    tool_service: StartTools,
+    grants: Grants,
+    gateway: Serve,
+    mcp_servers: McpServers,
+    tools_config: Configure,
+    tmp_path: Path,
+) -> None:
+    config = tools_config(odd=mcp_servers.scripted(str(tmp_path)))
+    replica, tools, owner = await checkpoint(), await tool_service(config_file=config), grants.claim()
+    await offered(tools, owner, "odd__meta")
+    await tools.outcome(owner, "1.0", "odd__redescribe", of="meta", description="Otherwise.")
+    await withdrawn(tools, owner, "odd__meta")
+    stub = await gateway(replica.address, tools=tools.address)
+
+    shown = await tenure("tools", "sources", address=stub.process.address)
+    unasked = await tenure("tools", "accept", "odd", address=stub.process.address)
+    unknown = await tenure("tools", "accept", "odd", "look", "--yes", address=stub.process.address)
+    assert "odd__meta" not in await definitions(tools, owner)
+    accepted = await tenure("tools", "accept", "odd", "meta", "--yes", address=stub.process.address)
+
+    for done in (shown, accepted):
+        assert "the tool meta has changed since it was accepted, and is held:" in done.out
+        assert re.search(r'^\+ +"Otherwise\."$', done.out, re.MULTILINE)
+    assert "give --yes" in unasked.err
+    assert unknown.err == "tenure: odd has no held tool look; `tenure tools sources` shows them\n"
+    assert accepted.out.splitlines()[-1] == "accepted: meta"
+    assert (await definitions(tools, owner))["odd__meta"].description == "Otherwise."
+    seen = tool_pb2.SeenTool(name="meta", sha256="0" * 64)
+    for wrong in ([], [tool_pb2.SeenTool(name="meta", sha256="x")], [seen, seen]):
+        with pytest.raises(InvalidRequest):
+            await stub.admin.AcceptTools(api.AcceptToolsRequest(name="odd", tools=wrong))
+    with pytest.raises(WrongState):
+        await stub.admin.AcceptTools(api.AcceptToolsRequest(name="odd", tools=[seen]))
 
 
 async def test_refusals_of_another_tenants_task_are_not_found(checkpoint: MakeCheckpoint, gateway: Serve) -> None:

@@ -211,6 +211,7 @@ async def test_private_addresses_are_the_operators_to_forbid() -> None:
         ({"url": "http://crm.example/{id}"}, "list them under required"),
         ({"url": "http://crm.example/{a b}"}, "space"),
         ({"url": "http://crm.example/%7B{"}, "a brace"),
+        ({"url": "http://crm.example/"}, "use TLS, or set allow_insecure: true"),
         ({"url": "ftp://crm.example/"}, "Only http and https"),
         ({"url": "http://crm.example/", "headers": {"Idempotency-Key": "x"}}, "is reserved"),
         ({"url": "http://crm.example/", "headers": {"X-A": "a\r\nb"}}, "printable ASCII"),

@@ -24,9 +24,11 @@ async def test_a_programs_tools_have_classes_from_their_annotations(
     tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
 ) -> None:
     (tmp_path / "shared").mkdir()
+    memory = tmp_path / "memory"
+    memory.mkdir()
     config = tools_config(
         files=mcp_servers.filesystem(tmp_path / "shared"),
-        memory=mcp_servers.memory(tmp_path / "memory.jsonl", effects={"create_entities": "KEYED", "create": "PURE"}),
+        memory=mcp_servers.memory(memory / "memory.jsonl", effects={"create_entities": "KEYED", "create": "PURE"}),
         broken={"command": "/no/such/program", "args": ["--token=hush-hush-hush"]},
     )
     tools, owner = await tool_service(config_file=config), grants.claim()
@@ -92,7 +94,7 @@ async def test_calls_carry_key_and_epoch_and_lists_are_followed(
     tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure
 ) -> None:
     async with mcp_servers.modern_over_http() as port:
-        settings = {"url": f"http://127.0.0.1:{port}/mcp", "headers": {"Authorization": "Bearer of ours"}}
+        settings = {"url": f"http://127.0.0.1:{port}/mcp", "headers": {"Authorization": "Bearer of ours"}, "pin": False}
         tools, owner = await tool_service(config_file=tools_config(web=settings)), grants.claim(epoch=17)
         await offered(tools, owner, "web__seen")
 

@@ -354,6 +354,8 @@ async def test_a_provider_may_authenticate_its_caller_and_itself(tmp_path: Path)
     ("fields", "expected"),
     [
         ({"address": "nowhere"}, "not host:port"),
+        ({"address": "stock.internal:8490"}, "use TLS, or set allow_insecure: true"),
+        ({"address": "127.0.0.1:1,10.0.0.1:1"}, "use TLS, or set allow_insecure: true"),
         ({"address": "a:1,b:2"}, "must be IP addresses"),
         ({"headers": {"authorization": "x"}}, "is reserved"),
         ({"headers": {"x-tenure-y": "x"}}, "is reserved"),

@@ -15,7 +15,7 @@ from tenure.domain.fencing import Claims
 from tenure.domain.tools import OutcomeStatus
 from tenure.v1 import tool_service_pb2
 from tenure.wire.token import sign_claims
-from tests.support.fix_tools import Grants, Outside, Owner, StartTools, execute_request
+from tests.support.fix_tools import Grants, Outside, Owner, StartTools, execute_request, offered
 from tests.support.patience import CALL_SECONDS
 
 ALL_TOOLS = [
@@ -133,6 +133,23 @@ async def test_only_allowed_tools_are_listed_and_run(
         outcome = await tools.outcome(owner, "1.0", "append_record", file="a", line="x")
         assert outcome.status is (OutcomeStatus.SUCCEEDED if allowed is None else OutcomeStatus.NOT_ALLOWED)
     assert len(outside.lines("a")) == 1
+
+
+async def test_each_tenant_has_records_of_its_own(tool_service: StartTools, grants: Grants, outside: Outside) -> None:
+    tools = await tool_service()
+    for tenant in ("acme", "other"):
+        await tools.outcome(grants.claim(tenant=tenant), "1.0", "append_record", file="a", line=tenant)
+    assert {tenant: [one["line"] for one in outside.lines("a", tenant)] for tenant in ("acme", "other", "default")} == {
+        "acme": ["acme"],
+        "other": ["other"],
+        "default": [],
+    }
+
+
+async def test_records_need_the_setting(tool_service: StartTools, grants: Grants) -> None:
+    tools, owner = await tool_service(records_dir=""), grants.claim()
+    assert (await tools.outcome(owner, "1.0", "append_record", file="a", line="x")).status.name == "INVALID_ARGUMENTS"
+    assert not [tool for tool in await offered(tools, "default") if tool.definition.name.startswith("append")]
 
 
 async def test_every_tool_says_what_a_model_and_a_worker_must_know(tool_service: StartTools, grants: Grants) -> None:

@@ -248,11 +248,18 @@ class TestMethods:
         with pytest.raises(InvalidRequest, match="public"):
             await hooks.create(url=f"http://{host}:8080/")
 
+    async def test_clear_text_to_other_machines_needs_the_setting(self, checkpoint: MakeCheckpoint) -> None:
+        hooks = WebhookClient(await checkpoint())
+        with pytest.raises(InvalidRequest, match="TENURE_CHECKPOINT_WEBHOOK_ALLOW_INSECURE"):
+            await hooks.create(url="http://hooks.example.com/")
+        allowing = WebhookClient(await checkpoint(webhook=WebhookSettings(allow_insecure=True)))
+        assert (await allowing.create(url="http://hooks.example.com/")).url == "http://hooks.example.com/"
+
     async def test_a_disguised_inside_address_is_refused_when_sent(
         self, checkpoint: MakeCheckpoint, receiver: Receiver
     ) -> None:
         """A number of the old kind is no address to look at, and the resolver leads it to the loopback."""
-        hooks = WebhookClient(await checkpoint(webhook=WebhookSettings(max_attempts=1)))
+        hooks = WebhookClient(await checkpoint(webhook=WebhookSettings(max_attempts=1, allow_insecure=True)))
         await hooks.create(url=receiver.url.replace("127.0.0.1", "2130706433"))
         await hooks.call("TestWebhook")
         webhook = await hooks.until(lambda hook: hook.dead_deliveries == 1)

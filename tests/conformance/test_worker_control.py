@@ -19,6 +19,7 @@ from tenure.domain.entries import SubAgentsSpawned
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import TaskState
 from tenure.domain.task import AgentSpec, ControlWork, Limits, TaskPolicy, TaskSpec
+from tenure.runtime.request_context import DEFAULT_TENANT
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.wire.common import state_name
@@ -76,7 +77,7 @@ class Functions:
                 await asyncio.sleep(0.02)
 
     def effects(self) -> list[str]:
-        path = self.bench.stack.layout.records / f"{self.file}.jsonl"
+        path = self.bench.stack.layout.records / DEFAULT_TENANT / f"{self.file}.jsonl"
         return sorted(json.loads(line)["line"] for line in path.read_text().splitlines()) if path.exists() else []
 
 

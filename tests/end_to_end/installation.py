@@ -15,6 +15,7 @@ from typing import Any
 from devstack import Stack
 from devstack.service_process import ServiceProcess
 from tenure.client import Client
+from tenure.runtime.request_context import DEFAULT_TENANT
 from tenure.v1 import ledger_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.wire.common import state_name
@@ -73,7 +74,7 @@ class Installation:
 
     def effects(self, file: str) -> list[str]:
         """Lines that append_record wrote to the outside."""
-        path = self.stack.layout.records / f"{file}.jsonl"
+        path = self.stack.layout.records / DEFAULT_TENANT / f"{file}.jsonl"
         return [json.loads(line)["line"] for line in path.read_text().splitlines()] if path.exists() else []
 
     def model_calls(self, task_id: str) -> list[dict[str, Any]]:

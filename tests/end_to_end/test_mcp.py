@@ -20,10 +20,11 @@ async def with_mcp(
     own_installation: Installation, mcp_servers: McpServers, tmp_path: Path
 ) -> AsyncIterator[Installation]:
     """The installation, with a server in the sandbox and one beside it; afterwards without them again."""
-    config = tmp_path / "tools.json"
+    config, memory = tmp_path / "tools.json", tmp_path / "memory"
+    memory.mkdir()
     servers = {
         "files": mcp_servers.sandboxed_filesystem(),
-        "memory": mcp_servers.memory(tmp_path / "memory.jsonl"),
+        "memory": mcp_servers.memory(memory / "memory.jsonl"),
     }
     config.write_text(json.dumps({"mcpServers": servers}))
     tools = own_installation.stack.services["tools"]

@@ -27,7 +27,12 @@ async def test_the_example_of_the_page_works_as_it_stands(tmp_path: Path) -> Non
     (tmp_path / "notes.py").write_text(server)
     (tmp_path / "note.yaml").write_text(scenario)
     config = yaml.safe_load(tools)
-    config["mcp_servers"]["notes"].update(command=sys.executable, args=[str(tmp_path / "notes.py")])
+    [shown] = config["mcp_servers"]["notes"]["read_only_paths"]
+    assert shown == "/path/to"
+    shown = [str(tmp_path / "notes.py"), sys.prefix, sys.base_prefix]
+    config["mcp_servers"]["notes"].update(
+        command=sys.executable, args=[str(tmp_path / "notes.py")], read_only_paths=shown
+    )
     (tmp_path / "tools.yaml").write_text(yaml.safe_dump(config))
     words = ("--tools-config", str(tmp_path / "tools.yaml"), "--scenario", str(tmp_path / "note.yaml"))
     async with started("--json", "dev", "--data", str(tmp_path / "data"), "--latency-ms", "0", *words) as dev:

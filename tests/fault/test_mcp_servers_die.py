@@ -142,7 +142,7 @@ async def until_it_succeeds(tries: AsyncIterator[Outcome]) -> AsyncIterator[Outc
 async def test_tools_follow_their_server_s_list(
     tool_service: StartTools, grants: Grants, mcp_servers: McpServers, tools_config: Configure, tmp_path: Path
 ) -> None:
-    config = tools_config(odd=mcp_servers.scripted(str(tmp_path)))
+    config = tools_config(odd=mcp_servers.scripted(str(tmp_path), pin=False))
     tools, owner = await tool_service(config_file=config), grants.claim()
     result = await offered(tools, owner, "odd__rename")
     assert "odd__progress" in result

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tenure.domain.tools import OutcomeStatus
-from tests.support.fix_tools import Grants, Outside, StartTools
+from tests.support.fix_tools import TENANT, Grants, Outside, StartTools
 
 UNLIMITED = resource.RLIM_INFINITY
 
@@ -32,11 +32,11 @@ async def test_a_record_without_room_takes_a_whole_line_or_nothing(
 ) -> None:
     owner = grants.claim()
     await tools.outcome(owner, "1.0", tool, file="a", line="first")
-    before = (outside.records / "a.jsonl").read_bytes()
+    before = (outside.records / TENANT / "a.jsonl").read_bytes()
     limit_files(tools, len(before) + room_bytes)
     refused = await tools.outcome(owner, "2.0", tool, file="a", line="second")
     assert (refused.status, refused.detail) == (OutcomeStatus.FAILED, "STORAGE_FULL")
-    assert (outside.records / "a.jsonl").read_bytes() == before
+    assert (outside.records / TENANT / "a.jsonl").read_bytes() == before
     limit_files(tools, UNLIMITED)
     assert (await tools.outcome(owner, "2.0", tool, file="a", line="second")) == refused, "an outcome stays what it is"
     assert (await tools.outcome(owner, "3.0", tool, file="a", line="third")).status is OutcomeStatus.SUCCEEDED

@@ -37,10 +37,10 @@ class McpServers:
     node: Path
 
     def filesystem(self, directory: Path | str, **settings: Any) -> dict[str, Any]:
-        return self._package("server-filesystem", str(directory), **settings)
+        return self._confined("server-filesystem", str(directory), writable_paths=[str(directory)], **settings)
 
     def everything(self, **settings: Any) -> dict[str, Any]:
-        return self._package("server-everything", "stdio", **settings)
+        return self._confined("server-everything", "stdio", **settings)
 
     def sandboxed_filesystem(self, **settings: Any) -> dict[str, Any]:
         """A process a task, which sees the task's files at /work."""
@@ -62,11 +62,22 @@ class McpServers:
         }
 
     def memory(self, file: Path, **settings: Any) -> dict[str, Any]:
-        return self._package("server-memory", env={"MEMORY_FILE_PATH": str(file)}, **settings)
+        shown = {"env": {"MEMORY_FILE_PATH": str(file)}, "writable_paths": [str(file.parent)]}
+        return self._confined("server-memory", **shown, **settings)
 
     def scripted(self, *words: str, **settings: Any) -> dict[str, Any]:
-        """Ours, for what no decent server does."""
-        return {"command": sys.executable, "args": [str(SCRIPTED), *words], **settings}
+        """Ours, for what no decent server does; with all rights of the service."""
+        return {"command": sys.executable, "args": [str(SCRIPTED), *words], "unconfined": True, **settings}
+
+    def confined_script(self, directory: Path, **settings: Any) -> dict[str, Any]:
+        """The same in confinement; it sees nothing of ours but its own directory."""
+        return {
+            "command": str(Path(sys.executable).resolve()),
+            "args": [str(SCRIPTED), str(directory)],
+            "read_only_paths": [sys.base_prefix, str(SCRIPTED)],
+            "writable_paths": [str(directory)],
+            **settings,
+        }
 
     @asynccontextmanager
     async def everything_over_http(self, port: int = 0) -> AsyncIterator[int]:
@@ -82,6 +93,10 @@ class McpServers:
         port = free_port()
         async with _serving(port, sys.executable, MODERN, str(port)):
             yield port
+
+    def _confined(self, name: str, *words: str, **settings: Any) -> dict[str, Any]:
+        shown = [str(self.node.parent.parent), str(outside_work(packages()))]
+        return self._package(name, *words, read_only_paths=shown, **settings)
 
     def _package(self, name: str, *words: str, **settings: Any) -> dict[str, Any]:
         return {"command": str(self.node), "args": [str(self._script(name)), *words], **settings}

@@ -82,9 +82,9 @@ class Outside:
     records: Path
     workspaces: Path
 
-    def lines(self, file: str) -> list[dict[str, Any]]:
+    def lines(self, file: str, tenant: str = TENANT) -> list[dict[str, Any]]:
         """The record's lines: each is one effect that happened."""
-        path = self.records / f"{file}.jsonl"
+        path = self.records / tenant / f"{file}.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def workspace(self, owner: Owner) -> Path:

@@ -34,6 +34,7 @@ from tenure.domain.errors import TryLater
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.states import TaskState
 from tenure.domain.task import AgentSpec, Limits, TaskPolicy, TaskSpec
+from tenure.runtime.request_context import DEFAULT_TENANT
 from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_client import open_channel
 from tenure.v1 import checkpoint_service_pb2 as pb
@@ -305,7 +306,7 @@ class WorkerBench:
     async def effects(self, task_id: str) -> list[str]:
         """The lines that the task's calls appended, outside of the system."""
         goal = (await self.task(task_id)).spec.goal
-        path = self.stack.layout.records / f"{goal}.jsonl"
+        path = self.stack.layout.records / DEFAULT_TENANT / f"{goal}.jsonl"
         return [json.loads(line)["line"] for line in path.read_text().splitlines()] if path.exists() else []
 
     def model_calls(self, task_id: str) -> list[dict[str, Any]]:

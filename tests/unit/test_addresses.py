@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.domain.outbound import EVERYWHERE, Networks
+from tenure.domain.outbound import EVERYWHERE, Networks, is_clear_text
 
 
 @pytest.mark.parametrize(
@@ -86,3 +86,22 @@ def test_an_address_is_judged_alike_in_ipv6_spellings(address: Any) -> None:
 def test_names_of_this_machine_need_not_be_resolved(host: str) -> None:
     assert not Networks().may_reach_host(host)
     assert Networks(EVERYWHERE).may_reach_host(host)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://crm.example/x", True),
+        ("HTTP://10.0.0.1:80/", True),
+        (" http://localhost.example", True),
+        ("http://[2001:db8::1]/", True),
+        ("http://127.0.0.1@crm.example/", True),
+        ("https://crm.example/", False),
+        ("http://localhost:8080/", False),
+        ("http://127.0.0.7/", False),
+        ("http://[::1]:1/", False),
+        ("", False),
+    ],
+)
+def test_clear_text_is_what_leaves_this_machine_without_tls(url: str, expected: bool) -> None:
+    assert is_clear_text(url) is expected

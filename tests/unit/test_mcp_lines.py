@@ -171,14 +171,14 @@ async def test_other_tasks_run_between_messages() -> None:
     assert clock() - began >= 1.0
 
 
-def test_some_of_a_thousand_list_problems_are_logged(
+async def test_some_of_a_thousand_list_problems_are_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     registry = ToolRegistry([])
     fact = registry.facts.add("s", ToolSourceKind.MCP)
     tools = ToolsOfServer(fact, McpServer(command="a"), registry, Mock(), Mock(), Mock())
     with caplog.at_level(logging.WARNING):
-        tools.take([types.Tool(name=f"no name {n}", input_schema={"type": "object"}) for n in range(1000)])
+        await tools.take([types.Tool(name=f"no name {n}", input_schema={"type": "object"}) for n in range(1000)])
     assert len(caplog.records) == MAX_PROBLEMS + 1
     assert vars(caplog.records[-1])["count"] == 1000 - MAX_PROBLEMS
 

@@ -77,7 +77,7 @@ async def test_a_programs_stderr_goes_to_the_log_not_the_model(
     error.add_note("token=hush")
     fact = SourceStatuses().add("s", ToolSourceKind.MCP)
     with caplog.at_level(logging.WARNING):
-        server = SharedServer(fact, partial(Failing, error), lambda _tools: None, replace(TIMES, reach_seconds=0.05))
+        server = SharedServer(fact, partial(Failing, error), AsyncMock(), replace(TIMES, reach_seconds=0.05))
         running = asyncio.create_task(server.run())
         await until(lambda: fact.last_error)
         with pytest.raises(CallNotSent, match="it ended") as refusal:
@@ -89,12 +89,12 @@ async def test_a_programs_stderr_goes_to_the_log_not_the_model(
     assert fact.last_error == "it ended; the log has the stderr of its program"
 
 
-def test_a_tenants_server_has_no_tools_for_others(tmp_path: Path) -> None:
+async def test_a_tenants_server_has_no_tools_for_others(tmp_path: Path) -> None:
     settings, registry = McpServer.model_validate({"command": "a", "tenants": ["acme"]}), ToolRegistry([])
     fact = registry.facts.add("s", ToolSourceKind.MCP, settings.tenants)
-    server = SharedServer(fact, partial(Failing, OSError("nobody asks for it")), lambda _tools: None, TIMES)
+    server = SharedServer(fact, partial(Failing, OSError("nobody asks for it")), AsyncMock(), TIMES)
     tools = ToolsOfServer(fact, settings, registry, keeper(tmp_path), ThreadPoolExecutor(1), server)
-    tools.take([types.Tool(name="t", input_schema={"type": "object"})])
+    await tools.take([types.Tool(name="t", input_schema={"type": "object"})])
 
     def offered(tenant: str) -> list[str]:
         return [tool.name for tool in registry.definitions(Claims("tasks/t", tenant, 1, "c", "w"))]
@@ -131,20 +131,22 @@ class Starts:
         yield cast("McpSession", Idler())
 
 
-def task_servers(
-    starts: Starts, most: int, listed: Listed = lambda _tools: None, idle_seconds: float = 600.0
-) -> TaskServers:
+def task_servers(starts: Starts, most: int, listed: Listed | None = None, idle_seconds: float = 600.0) -> TaskServers:
     def open_for(_tenant: str, task_id: str) -> Open:
         return partial(starts.open, task_id)
 
     fact = SourceStatuses().add("s", ToolSourceKind.MCP)
-    return TaskServers(fact, open_for, listed, TIMES, most, idle_seconds)
+    return TaskServers(fact, open_for, listed or AsyncMock(), TIMES, most, idle_seconds)
 
 
 async def test_a_changed_list_is_read_from_a_server_without_files() -> None:
     starts, lists = Starts(), list[list[types.Tool]]()
     starts.may_start.set()
-    async with task_servers(starts, 2, lists.append, idle_seconds=0.1) as servers:
+
+    async def take(listed: list[types.Tool]) -> None:
+        lists.append(listed)
+
+    async with task_servers(starts, 2, take, idle_seconds=0.1) as servers:
         running = asyncio.create_task(servers.run())
         await until(lambda: len(lists) == 1)
         link = await servers.link(context())

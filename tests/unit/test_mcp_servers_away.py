@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -20,6 +21,7 @@ from services.tools.mcp.delivery_errors import CallNotSent
 from services.tools.mcp.servers import SharedServer, TaskServers
 from services.tools.mcp.settings import McpServer
 from services.tools.mcp.sources import McpHost, open_mcp_servers
+from services.tools.pins import ToolPins
 from services.tools.registry import ToolRegistry
 from services.tools.source_facts import SourceStatuses
 from services.tools.workspace.directories import Workspaces
@@ -37,7 +39,7 @@ async def test_a_tasks_programs_stderr_goes_to_the_log_only(
     error.add_note("token=hush")
     fact = SourceStatuses().add("s", ToolSourceKind.MCP)
     with caplog.at_level(logging.WARNING):
-        async with TaskServers(fact, lambda *_: partial(Failing, error), lambda _: None, TIMES, 1, 600.0) as servers:
+        async with TaskServers(fact, lambda *_: partial(Failing, error), AsyncMock(), TIMES, 1, 600.0) as servers:
             with pytest.raises(CallNotSent, match="it ended") as refusal:
                 await servers.link(context())
     assert "hush" not in str(refusal.value)
@@ -55,7 +57,7 @@ async def test_who_calls_a_server_whose_connection_ended_is_told_so() -> None:
         yield cast("McpSession", opened[0])
 
     fact = SourceStatuses().add("s", ToolSourceKind.MCP)
-    server = SharedServer(fact, once, lambda _tools: None, replace(TIMES, reach_seconds=0.05))
+    server = SharedServer(fact, once, AsyncMock(), replace(TIMES, reach_seconds=0.05))
     running = asyncio.create_task(server.run())
     await until(lambda: fact.is_linked)
     opened[0].ended.set()
@@ -69,7 +71,9 @@ async def test_who_calls_a_server_whose_connection_ended_is_told_so() -> None:
 async def test_other_tenants_neither_wait_for_a_server_nor_see_it(tmp_path: Path) -> None:
     settings = McpServer.model_validate({"url": "http://127.0.0.1:9/", "tenants": ["acme"]})
     registry, none = ToolRegistry([]), cast("Any", None)
-    host = McpHost(registry, keeper(tmp_path), none, RunningCalls(), none, Workspaces(tmp_path), none, {})
+    host = McpHost(
+        registry, keeper(tmp_path), none, RunningCalls(), none, Workspaces(tmp_path), none, {}, ToolPins(none)
+    )
     async with AsyncExitStack() as stack:
         process = cast("Any", SimpleNamespace(open=stack.enter_async_context))
         await open_mcp_servers(process, {"s": settings}, host)

@@ -48,10 +48,21 @@ def test_what_other_clients_are_given_can_be_pasted(tmp_path: Path) -> None:
         ({"url": "ftp://b"}, "mcp_servers.it.url"),
         ({"url": "http://b", "args": ["x"]}, "has no args"),
         ({"type": "http", "command": "a"}, "type http does not match"),
+        ({"url": "http://b/mcp"}, "use TLS, or set allow_insecure: true"),
+        ({"command": "a", "allow_insecure": True}, "has no allow_insecure"),
         ({"type": "sse", "url": "http://b"}, "mcp_servers.it.type"),
-        ({"command": "a", "headers": {"x": "y"}}, "headers need a url"),
+        ({"command": "a", "headers": {"x": "y"}}, "has no headers"),
         ({"command": "a", "max_servers": 2}, "sandbox: true"),
-        ({"command": "a", "sandbox": True, "read_only_paths": ["b"]}, "absolute"),
+        ({"command": "a", "read_only_paths": ["b"]}, "read_only_paths must be absolute"),
+        ({"command": "a", "writable_paths": ["b"]}, "writable_paths must be absolute"),
+        ({"command": "a", "writable_paths": ["/"]}, "writable_paths may not contain /:"),
+        ({"command": "a", "read_only_paths": ["/proc/1"]}, "read_only_paths may not contain /proc/1:"),
+        ({"command": "a", "cwd": "b"}, "cwd must be absolute"),
+        ({"command": "a", "sandbox": True, "writable_paths": ["/b"]}, "in the sandbox has no writable_paths"),
+        ({"command": "a", "sandbox": True, "network": True}, "in the sandbox has no network"),
+        ({"command": "a", "unconfined": True, "sandbox": True}, "unconfined: true excludes sandbox"),
+        ({"command": "a", "unconfined": True, "writable_paths": ["/b"]}, "excludes writable_paths"),
+        ({"url": "http://b", "unconfined": True}, "has no unconfined"),
         ({"command": "a", "sandbox": True, "read_only_paths": ["/work/app"]}, "under /work"),
         ({"command": "a", "effects": {"t": "SAFE"}}, "mcp_servers.it.effects.t"),
         ({"command": "a", "retries": 2}, "mcp_servers.it.retries"),
@@ -127,7 +138,7 @@ def test_mcp_and_provider_descriptions_are_taken_alike(description: str, schema:
     )
     of_server = taken_from(McpServer(command="a"), listed)
     of_provider = offered(
-        "s", [tool_to_domain(tool_definition)], ProviderSettings.model_validate({"address": "provider:1"}).rules
+        "s", [tool_to_domain(tool_definition)], ProviderSettings.model_validate({"address": "127.0.0.1:1"}).rules
     )
     assert of_server == of_provider
 

@@ -165,3 +165,21 @@ def test_no_flag_of_clone_makes_a_namespace(rules: Filter, bit: int) -> None:
 
 def test_clone3_sends_libc_back_to_clone(rules: Filter) -> None:
     assert rules.action_for("clone3") == errno.ENOSYS
+
+
+def test_a_network_gives_ip_and_routes_but_no_other_family() -> None:
+    if os.uname().machine not in _ARCHITECTURES:
+        pytest.skip(f"the interpreter here does not know how {os.uname().machine} names itself to filters")
+    rules = Filter(compile_filter(network=True))
+    for name in ("socket", "socketpair"):
+        answers = {family: rules.action_for(name, family, 1, 0) for family in range(50)}
+        assert {family for family, answer in answers.items() if answer == 0} == {
+            1,
+            2,
+            10,
+            16,
+        }
+        assert set(answers.values()) == {0, errno.EAFNOSUPPORT}
+        assert {rules.action_for(name, 16, 3, protocol) for protocol in range(1, 32)} == {errno.EAFNOSUPPORT}
+        assert rules.action_for(name, UPPER | 40, 1, 0) == errno.EAFNOSUPPORT  # vsock; the kernel drops the upper half
+    assert {rules.action_for(name) for name in DENIED if system_call_number(name) is not None} == {errno.EPERM}

@@ -40,6 +40,7 @@ class WebhookSettings:
 
     max_per_tenant: int = setting("most webhooks of one tenant", default=100, minimum=1)
     allowed_networks: tuple[str, ...] = setting("private networks that webhooks may reach, as 10.1.0.0/16", default=())
+    allow_insecure: bool = setting("accept http:// URLs of other machines: others can read events", default=False)
     request_timeout_seconds: float = setting("how long an endpoint may take", default=10.0, minimum=0.1, maximum=60)
     turn_seconds: float = setting("how long a sender lease lasts", default=30.0, minimum=0.5, maximum=300)
     max_requests: int = setting("most requests to one endpoint at once", default=8, minimum=1, maximum=64)
@@ -71,6 +72,7 @@ class WebhookPolicy(NamedTuple):
     smtp: SmtpSettings
     most_webhooks: int
     secrets: SecretBox
+    allow_insecure: bool = False
 
 
 _log: Final = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from services.checkpoint.webhooks import deliveries
 from services.checkpoint.webhooks.rows import WEBHOOKS, WebhookRow, read_webhook, to_messages
 from services.checkpoint.webhooks.sending import secret_owner
 from tenure.domain.errors import AlreadyExists, InvalidRequest, LimitReached, NotFound, Unavailable, WrongState
-from tenure.domain.outbound import origin_only
+from tenure.domain.outbound import is_clear_text, origin_only
 from tenure.domain.webhooks import DEFAULT_OVERLAP_SECONDS, PauseCode, WebhookKind
 from tenure.runtime.request_context import current_tenant
 from tenure.v1 import webhook_service_pb2 as pb
@@ -179,6 +179,9 @@ def _check_target(request: pb.CreateWebhookRequest, policy: WebhookPolicy) -> No
     host = urlsplit(request.url).hostname or ""
     if not policy.networks.may_reach_host(host):
         raise InvalidRequest(violations=[("url", f"must not lead to {host}: it is no public address")])
+    if is_clear_text(request.url) and not policy.allow_insecure:
+        rule = "must begin with https://: the operator allows http:// with TENURE_CHECKPOINT_WEBHOOK_ALLOW_INSECURE"
+        raise InvalidRequest(violations=[("url", rule)])
 
 
 async def _to_message(connection: Connection, tenant: str, webhook: str) -> pb.Webhook:

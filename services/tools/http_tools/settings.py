@@ -19,6 +19,7 @@ from services.tools.sources import (
     HeaderValue,
     Section,
     TenantName,
+    require_tls,
 )
 from tenure.domain.outbound import parse_url
 from tenure.domain.tools import USUAL_OUTPUT_BYTES, EffectClass, ToolDefinition
@@ -60,6 +61,7 @@ class HttpToolSettings(Section):
 
     url: its path and its query may contain `{argument}`; input_schema must require that argument. The other arguments
     become the JSON body, or the query of a GET or DELETE.
+    allow_insecure: accept an http:// URL of another machine.
     max_calls: how many calls each replica of the tool service runs at once.
     """
 
@@ -73,6 +75,7 @@ class HttpToolSettings(Section):
     headers: Mapping[HeaderName, HeaderValue] = Field(default_factory=dict)
     send_token: bool = False
     allow_private: bool = True
+    allow_insecure: bool = False
     ca_file: Path | None = None
     tenants: frozenset[TenantName] | None = None
     max_calls: int = Field(16, ge=1, le=1024)
@@ -101,6 +104,7 @@ class HttpToolSettings(Section):
             raise ValueError(f"the URL needs {', '.join(missing)}: list them under required in input_schema")
         if self.ca_file is not None and not self.ca_file.is_file():
             raise ValueError(f"ca_file: there is no file {self.ca_file}")
+        require_tls(self.url, allow_insecure=self.allow_insecure)
         return self
 
     @property

@@ -7,7 +7,8 @@ sources.py             the entry point: opens the servers and registers their to
 servers.py             the sessions of one server: shared by all tasks, or one process per task
 connection.py          opens and holds one session with a program, a sandboxed program or a URL
 
-program.py             runs a server program outside of the sandbox
+confined.py            the command of a confined program: what it sees, its environment, its limits
+program.py             runs an unconfined server program
 subprocess_reaper.py   the parent process of such a program: ends it with all its descendants
 stderr_log.py          logs a bounded part of a program's stderr
 stdio_framing.py       one JSON object per line over pipes; size and rate limits; the headers of calls

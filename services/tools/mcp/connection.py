@@ -396,11 +396,9 @@ async def piped_link(name: str, pipes: Pipes, stderr_log: StderrLog) -> AsyncIte
 
 @asynccontextmanager
 async def sandboxed_link(
-    name: str, settings: McpServer, sandbox: Sandbox, workspace: Path | None, limits: SandboxLimits
+    name: str, command: Command, sandbox: Sandbox, workspace: Path | None, limits: SandboxLimits
 ) -> AsyncIterator[McpSession]:
-    """Starts a program in the sandbox, with the workspace at /work, and opens a session with it."""
-    assert settings.command is not None
-    command = Command((settings.command, *settings.args), settings.env, settings.read_only_paths)
+    """Starts a program in the sandbox and opens a session with it. Adds its last stderr lines to an error."""
     stderr_log = StderrLog(name)
     async with sandbox.long_running(command, workspace, limits) as running:
         pipes = running.process

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Self
@@ -41,7 +41,7 @@ _LIST_PAUSE_SECONDS: Final = 0.5
 _URGENT_SECONDS: Final = 1.0
 """The longest pause before the next attempt while a call waits for the server."""
 
-Listed = Callable[[list[types.Tool]], None]
+Listed = Callable[[list[types.Tool]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class SharedServer:
     async def _serve(self, session: McpSession) -> None:
         while not session.ended.is_set():
             session.changed.clear()
-            self._listed(await session.list_tools())
+            await self._listed(await session.list_tools())
             self._set_session(session)
             with resting():  # calls notice a server that does not respond
                 await first_of(session.ended, session.changed)
@@ -342,7 +342,7 @@ class TaskServers:
         """Starts a server without files and takes its list of tools. Returns the error, or None."""
         try:
             async with self._open_for("", "")() as session:
-                self._listed(await session.list_tools())
+                await self._listed(await session.list_tools())
         except Exception as error:  # noqa: BLE001  a server may fail in any way; reported, then retried
             self._fact.lost(full_message_of(error))
             return problem_of(error)

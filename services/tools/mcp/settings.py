@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from services.tools.sandbox.command import WORKSPACE_PATH
-from services.tools.sources import Rules, Section, TenantName
+from services.tools.sources import Rules, Section, TenantName, require_tls
 from tenure.domain.tools import EffectClass
 
 MIB: Final = 1024 * 1024
@@ -23,6 +23,8 @@ This wait does not count against the timeout of the call: a call that was sent w
 out, and would be in doubt for no reason.
 """
 
+_CONFINED: Final = frozenset({"network", "writable_paths", "read_only_paths", "memory_bytes"})
+
 ServerName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9](?:[a-zA-Z0-9-]|_[a-zA-Z0-9-])*$", max_length=32)]
 """A server name has no two underscores in a row and none at its end, because its tools are called `<name>__<tool>`."""
 
@@ -30,11 +32,15 @@ ServerName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9](?:[a-zA-Z0-
 class McpServer(Section):
     """The settings of one server: a program that speaks over stdin and stdout, or the URL of a streamable HTTP server.
 
+    allow_insecure: accept an http:// URL of another machine.
     allow: the tools to offer; all tools if absent.
     effects: effect classes by tool; they override the hints of the server.
     max_calls: how many calls run on the server at once.
     tenants: the tenants that see the server's tools; all tenants if absent.
-    The last five fields concern `sandbox`: with it, each task gets its own server process in the sandbox.
+    pin: hold tools that are new or otherwise described than at first contact, until an operator accepts them.
+    A program runs in one of three ways. By default it is confined: one process for all tasks, with a network, which
+    sees nothing of the machine except the system, `cwd`, `read_only_paths` and `writable_paths`. With `sandbox` each
+    task gets a process of its own in the sandbox. With `unconfined` the program has all rights of this service.
     """
 
     type: Literal["stdio", "http", "streamable-http", "streamable_http"] | None = None
@@ -44,6 +50,7 @@ class McpServer(Section):
     cwd: Path | None = None
     url: str | None = Field(default=None, pattern=r"^https?://")
     headers: dict[str, str] = Field(default={})
+    allow_insecure: bool = False
     disabled: bool = False
 
     allow: frozenset[str] | None = None
@@ -52,12 +59,17 @@ class McpServer(Section):
     output_limit_bytes: int = Field(default=64 * 1024, ge=1024, le=MIB)
     max_calls: int = Field(default=8, ge=1, le=256)
     tenants: frozenset[TenantName] | None = None
+    pin: bool = True
+
+    unconfined: bool = False
+    network: bool = True
+    writable_paths: tuple[Path, ...] = Field(default=(), max_length=16)
+    read_only_paths: tuple[Path, ...] = Field(default=(), max_length=16)
+    memory_bytes: int | None = Field(default=None, ge=64 * MIB)
 
     sandbox: bool = False
-    read_only_paths: tuple[Path, ...] = Field(default=(), max_length=16)
     max_servers: int = Field(default=4, ge=1, le=64)
     idle_seconds: float = Field(default=60.0, gt=0, le=3600)
-    memory_bytes: int = Field(default=512 * MIB, ge=64 * MIB)
 
     @model_validator(mode="after")
     def _is_of_one_kind(self) -> Self:
@@ -65,28 +77,55 @@ class McpServer(Section):
             raise ValueError("set either command or url")
         if self.type is not None and (self.type == "stdio") != (self.url is None):
             raise ValueError(f"type {self.type} does not match: stdio needs a command, the http types need a url")
-        program_only = {"args", "env", "cwd", "sandbox"} & self.model_fields_set
+        program_only = {"args", "env", "cwd", "sandbox", "unconfined", *_CONFINED} & self.model_fields_set
         if self.url is not None and program_only:
             raise ValueError(f"a server with a url has no {' and no '.join(sorted(program_only))}")
-        if self.url is None and self.headers:
-            raise ValueError("headers need a url: remove headers, or set url instead of command")
+        if self.url is None and (url_only := {"headers", "allow_insecure"} & self.model_fields_set):
+            raise ValueError(f"a program has no {' and no '.join(sorted(url_only))}: set url instead of command")
+        require_tls(self.url or "", allow_insecure=self.allow_insecure)
         return self
 
     @model_validator(mode="after")
-    def _is_sandboxed_as_a_whole(self) -> Self:
-        sandbox_only = {"read_only_paths", "max_servers", "idle_seconds", "memory_bytes"} & self.model_fields_set
+    def _is_confined_in_one_way(self) -> Self:
+        sandbox_only = {"max_servers", "idle_seconds"} & self.model_fields_set
         if sandbox_only and not self.sandbox:
             raise ValueError(f"{' and '.join(sorted(sandbox_only))} needs sandbox: true")
+        confined_only = {"sandbox"} if self.sandbox else _CONFINED & self.model_fields_set
+        if self.unconfined and confined_only:
+            raise ValueError(f"unconfined: true excludes {' and '.join(sorted(confined_only))}")
         if self.sandbox and self.cwd is not None:
             raise ValueError("a server in the sandbox starts in /work, the workspace: remove cwd")
-        if relative := [str(path) for path in self.read_only_paths if not path.is_absolute()]:
-            raise ValueError(f"read_only_paths must be absolute: change {', '.join(relative)}")
-        if hidden := [str(path) for path in self.read_only_paths if path.is_relative_to(WORKSPACE_PATH)]:
+        if self.sandbox and (refused := {"network", "writable_paths"} & self.model_fields_set):
+            raise ValueError(f"a server in the sandbox has no {' and no '.join(sorted(refused))}")
+        return self
+
+    @model_validator(mode="after")
+    def _shows_paths_that_can_be_shown(self) -> Self:
+        named = {"read_only_paths": self.read_only_paths, "writable_paths": self.writable_paths}
+        for name, paths in named.items():
+            if relative := [str(path) for path in paths if not path.is_absolute()]:
+                raise ValueError(f"{name} must be absolute: change {', '.join(relative)}")
+            if kernel := [str(path) for path in paths if path == Path("/") or path.is_relative_to("/proc")]:
+                raise ValueError(f"{name} may not contain {', '.join(kernel)}: name the directories that are needed")
+        if self.is_confined and self.cwd is not None and not self.cwd.is_absolute():
+            raise ValueError(f"cwd must be absolute: change {self.cwd}")
+        hidden = [str(path) for path in self.read_only_paths if path.is_relative_to(WORKSPACE_PATH)]
+        if self.sandbox and hidden:
             raise ValueError(
                 f"read_only_paths must not lie under {WORKSPACE_PATH}, where the sandbox mounts the workspace: "
                 f"move or copy {', '.join(hidden)} to another place"
             )
         return self
+
+    @property
+    def is_confined(self) -> bool:
+        """Whether the server is a program that all tasks share, without the rights of this service."""
+        return self.url is None and not self.sandbox and not self.unconfined
+
+    @property
+    def needs_sandbox(self) -> bool:
+        """Whether the server does not run on a machine without the sandbox."""
+        return self.sandbox or self.is_confined
 
     @property
     def rules(self) -> Rules:

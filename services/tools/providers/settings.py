@@ -16,6 +16,7 @@ from services.tools.sources import (
     Section,
     SourceName,
     TenantName,
+    require_tls,
 )
 from tenure.domain.tools import EffectClass
 from tenure.runtime.rpc_client import target_of
@@ -57,13 +58,14 @@ class TlsSettings(Section):
 class ProviderSettings(Section):
     """The settings of one provider.
 
-    tls: without it the connection is plaintext.
+    tls: without it the connection is plaintext, which to another machine needs `allow_insecure`.
     timeout_seconds, output_limit_bytes, effects: override what the provider declares.
     max_calls: how many calls each replica of the tool service runs at once.
     """
 
     address: str
     tls: TlsSettings | None = None
+    allow_insecure: bool = False
     bearer_token: HeaderValue | None = None
     headers: Mapping[MetadataKey, HeaderValue] = Field(default_factory=dict)
     send_token: bool = True
@@ -81,6 +83,9 @@ class ProviderSettings(Section):
         target_of(self.address.split(","))
         if ":" not in self.address:
             raise ValueError(f"address: {self.address!r} is not host:port")
+        if self.tls is None:
+            for address in self.address.split(","):
+                require_tls(f"http://{address.strip()}", allow_insecure=self.allow_insecure)
         return self
 
     @property

@@ -30,6 +30,12 @@ ENVIRONMENT = {
     "PYTHONSAFEPATH": "1",
     "PYTHONPATH": WORKSPACE_PATH,  # a program may import the modules it wrote
 }
+# What a program with a network needs to resolve names, to check certificates and to find the time zone.
+NETWORK_FILES = (
+    *("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/gai.conf", "/etc/host.conf", "/etc/services"),
+    *("/etc/protocols", "/etc/localtime", "/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/ssl/cert.pem"),
+    *("/etc/pki/tls/certs", "/etc/pki/ca-trust/extracted", "/etc/ca-certificates", "/etc/alternatives"),
+)
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 _TOP_LEVEL = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
@@ -40,8 +46,10 @@ class View:
 
     `prefix_source`: the host path of the interpreter's prefix, or None if the prefix is below /usr.
     `program`: for a warm sandbox, the host file into which the service writes the program later.
-    `command`: the program to run instead of a Python program, with its environment `variables` (name, value).
-    `read_only`: further read-only mounts as (host path, path in the sandbox).
+    `command`: the program to run instead of a Python program. `variables`: the program's environment (name, value).
+    `read_only`, `writable`: further mounts as (host path, path in the sandbox).
+    `directory`: the program's current directory instead of /work, which does not exist then.
+    `network`: the program has the host's network.
     """
 
     bubblewrap: Path
@@ -51,8 +59,11 @@ class View:
     workspace: Path | None
     program: Path | None = None
     command: tuple[str, ...] = ()
-    variables: tuple[tuple[str, str], ...] = ()
+    variables: tuple[tuple[str, str], ...] = tuple(ENVIRONMENT.items())
     read_only: tuple[tuple[Path, Path], ...] = ()
+    writable: tuple[tuple[Path, Path], ...] = ()
+    directory: Path | None = None
+    network: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +93,7 @@ class LaunchSpec:
 
     `parent_pid`: the service. `uid`: the uid to drop to, or None to keep the service's. `join_files`: the cgroup files
     to write to. `rlimits`: limit by name. `namespaces`: descriptors of the namespaces to enter. `binds`: bind mounts
-    as (source, target).
+    as (source, target). `network`: whether Landlock lets the program use TCP.
     """
 
     parent_pid: int
@@ -91,6 +102,7 @@ class LaunchSpec:
     rlimits: dict[str, int] = field(default_factory=dict)
     namespaces: tuple[int, ...] = ()
     binds: list[tuple[Path, Path]] = field(default_factory=list)
+    network: bool = False
 
 
 def launcher_command(entry: LaunchSpec, command: list[str]) -> list[str]:
@@ -106,12 +118,15 @@ def launcher_command(entry: LaunchSpec, command: list[str]) -> list[str]:
         options += ["--bind", str(source), str(target)]
     if entry.uid is not None:
         options += ["--uid", str(entry.uid)]
+    if entry.network:
+        options += ["--network", "host"]
     return [*options, "--", *command]
 
 
 def bubblewrap_command(view: View, descriptors: Descriptors, limits: SandboxLimits) -> list[str]:
     """Returns bubblewrap's command line. The order matters: a later mount covers an earlier one."""
-    options = [str(view.bubblewrap), *_isolation(), "--clearenv", "--args", str(descriptors.variables), *_system(view)]
+    options = [str(view.bubblewrap), *_isolation(), *(("--share-net",) if view.network else ())]
+    options += ["--clearenv", "--args", str(descriptors.variables), *_system(view)]
     # /proc is read-only, so that a program cannot lower its oom_score_adj: it stays the first process to be killed when
     # the host runs out of memory.
     options += ["--proc", "/proc", "--remount-ro", "/proc"]
@@ -120,17 +135,20 @@ def bubblewrap_command(view: View, descriptors: Descriptors, limits: SandboxLimi
     options += ["--size", str(limits.tmp_bytes), "--tmpfs", "/tmp"]  # noqa: S108  # private to this run
     for source, target in view.read_only:
         options += ["--ro-bind", str(source), str(target)]
+    for source, target in view.writable:
+        options += ["--bind", str(source), str(target)]
     if view.program is None:
         options += ["--perms", "0400", "--ro-bind-data", str(descriptors.program), PROGRAM_PATH]
     else:
         options += ["--ro-bind", str(view.program), PROGRAM_PATH]
-    if view.workspace is None:
+    if view.workspace is None and view.directory is None:
         options += ["--size", str(limits.tmp_bytes), "--tmpfs", WORKSPACE_PATH]
-    else:
+    elif view.workspace is not None:
         options += ["--bind", str(view.workspace), WORKSPACE_PATH]
     if view.program is not None:
         options += ["--file", str(descriptors.program), HOOK_PATH]
-    options += ["--chdir", WORKSPACE_PATH, "--remount-ro", "/", "--seccomp", str(descriptors.filter)]
+    options += ["--chdir", str(view.directory or WORKSPACE_PATH), "--remount-ro", "/"]
+    options += ["--seccomp", str(descriptors.filter)]
     options += ["--json-status-fd", str(descriptors.status), "--block-fd", str(descriptors.gate)]
     return [*options, "--", *(view.command or (str(view.interpreter), PROGRAM_PATH))]
 
@@ -159,11 +177,7 @@ def variable_options(view: View) -> bytes:
     The values may be secrets, and every user of the host can read a command line, so bubblewrap reads these options
     from a descriptor.
     """
-    options = [
-        option
-        for name, value in {**ENVIRONMENT, **dict(view.variables)}.items()
-        for option in ("--setenv", name, value)
-    ]
+    options = [option for name, value in view.variables for option in ("--setenv", name, value)]
     return b"".join(os.fsencode(option) + b"\0" for option in options)
 
 
@@ -176,6 +190,8 @@ def _system(view: View) -> list[str]:
             options += ["--symlink", str(path.readlink()), str(path)]
         elif path.is_dir():
             options += ["--ro-bind", str(path), str(path)]
+    for file in NETWORK_FILES if view.network else ():
+        options += ["--ro-bind-try", file, file]
     if view.prefix_source is not None:
         options += ["--ro-bind", str(view.prefix_source), str(view.prefix)]
     return options

@@ -149,11 +149,15 @@ class SandboxSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """What every run needs: bubblewrap, an interpreter, and the system-call filter as BPF."""
+    """What every run needs: bubblewrap, an interpreter, and the system-call filter as BPF.
+
+    `network_filter`: the filter of the programs that have the host's network.
+    """
 
     bubblewrap: Executable
     interpreter: Executable
     filter_program: bytes = field(repr=False)
+    network_filter: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +219,12 @@ def detect(settings: SandboxSettings) -> Detection:
     _check_limits(settings, cgroups, notes, is_root=is_root)
     tools = None
     if bubblewrap is not None and interpreter is not None and rules is not None:
-        tools = Tools(bubblewrap=bubblewrap, interpreter=interpreter, filter_program=rules)
+        tools = Tools(
+            bubblewrap=bubblewrap,
+            interpreter=interpreter,
+            filter_program=rules,
+            network_filter=compile_filter(network=True),
+        )
     return _detection(notes, tools, cgroups, per_slot_uids=is_root)
 
 

@@ -6,7 +6,7 @@ needs only the standard library and is run with -I -S. On any failure it writes 
 code 125, without starting bubblewrap.
 
     launcher.py --parent PID [--join FILE]… [--rlimit NAME=NUMBER]… [--enter DESCRIPTOR]… [--bind SOURCE TARGET]…
-                [--uid UID] -- COMMAND…
+                [--uid UID] [--network host] -- COMMAND…
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Options:
         self.namespaces: list[int] = []
         self.binds: list[tuple[str, str]] = []
         self.uid: int | None = None
+        self.has_network = False
         pending = iter(arguments)
         for name in pending:
             if name == "--":
@@ -64,6 +65,8 @@ class Options:
             self.binds.append((value, next(rest)))  # type: ignore[call-overload]  # the iterator of arguments
         elif name == "--uid":
             self.uid = int(value)
+        elif name == "--network":
+            self.has_network = value == "host"
         else:
             raise ValueError(f"unknown option {name}")
 
@@ -117,17 +120,19 @@ def landlock_version() -> int:
     return max(0, version)
 
 
-def restrict_to_sandbox() -> None:
+def restrict_to_sandbox(*, has_network: bool) -> None:
     """Restricts TCP, abstract sockets and signals to this process and its children with Landlock.
 
-    This is a second layer behind the network and pid namespaces. There are no rules for files, because bubblewrap could
-    not mount anything under such rules. Does nothing on kernels without Landlock's network rules.
+    This is a second layer behind the network and pid namespaces, and for a program with the host's network the only one
+    that hides the host's abstract sockets. There are no rules for files, because bubblewrap could not mount anything
+    under such rules. Does nothing on kernels without Landlock's network rules.
     """
     version = landlock_version()
-    if version < LANDLOCK_FOR_TCP:
-        return
+    tcp = 0 if has_network else _BIND_AND_CONNECT_TCP
     scoped = _SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS if version >= LANDLOCK_FOR_SIGNALS else 0
-    handled = (ctypes.c_uint64 * 3)(0, _BIND_AND_CONNECT_TCP, scoped)
+    if version < LANDLOCK_FOR_TCP or not tcp | scoped:
+        return
+    handled = (ctypes.c_uint64 * 3)(0, tcp, scoped)
     size = ctypes.c_size_t(24 if scoped else 16)
     rules = call("syscall", ctypes.c_long(_LANDLOCK_CREATE_RULESET), handled, size, ctypes.c_uint(0))
     call("prctl", _PR_SET_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0)))
@@ -162,7 +167,7 @@ def launch(options: Options) -> NoReturn:
     enter(options.namespaces)
     if options.uid is not None:
         drop_to(options.uid)
-    restrict_to_sandbox()
+    restrict_to_sandbox(has_network=options.has_network)
     os.umask(0o022)
     die_with_service()
     if os.getppid() != options.parent:

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from services.tools.sandbox.command import ENVIRONMENT
 from services.tools.sandbox.placement import Stage, show
-from services.tools.sandbox.process import SandboxedProcess, remove_cgroup
+from services.tools.sandbox.process import SandboxedProcess, remove_cgroup, within
 from services.tools.sandbox.supervision import SandboxedProgram, WorkspaceMonitor
 from services.tools.sandbox.uncancellable import uncancellable
 
@@ -28,24 +29,41 @@ _WATCH_SECONDS = 1.0
 class Command:
     """The command of a long-running program.
 
-    `argv`: the program's absolute path and its arguments. `variables`: its environment. `read_only`: host paths that
-    the program sees, read-only, at the same paths.
+    `argv`: the program's absolute path and its arguments. `variables`: its environment, in addition to ENVIRONMENT
+    where it starts in /work. `read_only`, `writable`: host paths that the program sees at the same paths. `directory`:
+    its current directory, one of these paths or /tmp; None: /work. `network`: whether it has the host's network.
+    `leave_seconds`: how long it may run on after its stdin closed.
     """
 
     argv: tuple[str, ...]
     variables: Mapping[str, str]
     read_only: tuple[Path, ...]
+    writable: tuple[Path, ...] = ()
+    directory: Path | None = None
+    network: bool = False
+    leave_seconds: float = 0.0
 
     def applied_to(self, program: SandboxedProgram, stage: Stage | None) -> SandboxedProgram:
         """Returns `program` with this command instead of a Python program. Raises OSError for a missing path."""
-        pairs, binds = show(self.read_only, stage)
-        view = replace(program.view, command=self.argv, variables=tuple(self.variables.items()), read_only=tuple(pairs))
+        variables = {**ENVIRONMENT, **self.variables} if self.directory is None else self.variables
+        read_only, binds = show(self.read_only, stage)
+        writable, more_binds = show(self.writable, stage)
+        view = replace(
+            program.view,
+            command=self.argv,
+            variables=tuple(variables.items()),
+            read_only=tuple(read_only),
+            writable=tuple(writable),
+            directory=self.directory,
+            network=self.network,
+        )
         rlimits = dict(program.entry.rlimits)
         del rlimits["CPU"]
         if "AS" in rlimits:
             # Runtimes reserve far more address space than they use, so the limit applies to writable memory instead.
             rlimits["DATA"] = rlimits.pop("AS")
-        entry = replace(program.entry, rlimits=rlimits, binds=[*program.entry.binds, *binds])
+        binds = [*program.entry.binds, *binds, *more_binds]
+        entry = replace(program.entry, rlimits=rlimits, binds=binds, network=self.network)
         return replace(program, view=view, entry=entry)
 
 
@@ -55,8 +73,8 @@ class LongRunningProgram:
     `left_behind` is true after the block when a process or the cgroup of the program could not be removed.
     """
 
-    def __init__(self, program: SandboxedProgram) -> None:
-        self._program = program
+    def __init__(self, program: SandboxedProgram, leave_seconds: float = 0.0) -> None:
+        self._program, self._leave_seconds = program, leave_seconds
         self._process: SandboxedProcess | None = None
         self._tasks: tuple[asyncio.Task[None], ...] = ()
         self.left_behind = False
@@ -103,6 +121,8 @@ class LongRunningProgram:
         self.process.stdin.close()
         readers = [asyncio.ensure_future(_drain(pipe)) for pipe in (self.process.stdout, self.process.stderr)]
         try:
+            if self._leave_seconds:
+                await within(self._leave_seconds, self.process.ended())
             ended = await self.process.kill()
             removed = await self.process.close()
         finally:

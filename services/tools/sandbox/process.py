@@ -364,10 +364,10 @@ class SandboxedProcess:
 
     async def kill(self) -> bool:
         """Ends and reaps the whole tree. Returns False when the kernel has not ended it within half a minute."""
-        is_dead = self._process.has_exited or await _within(_REPORT_SECONDS, self._kill_program())
-        if not is_dead or not await _within(_ORDERLY_SECONDS, self.ended()):
+        is_dead = self._process.has_exited or await within(_REPORT_SECONDS, self._kill_program())
+        if not is_dead or not await within(_ORDERLY_SECONDS, self.ended()):
             await self._kill_all()
-        return await _within(_FORCED_SECONDS, self.ended())
+        return await within(_FORCED_SECONDS, self.ended())
 
     async def close(self) -> bool:
         """Closes the descriptors and removes the cgroup. Returns False when the cgroup still has a process."""
@@ -395,7 +395,7 @@ class SandboxedProcess:
             # A monitor that is killed while it starts a child leaves a child that waits for it for ever. A stopped
             # monitor starts no more children, so the service stops it first and lists the children that it has.
             self._signal_monitor(signal.SIGSTOP)
-            await _within(_ORDERLY_SECONDS, _stopped(self._process.pid))
+            await within(_ORDERLY_SECONDS, _stopped(self._process.pid))
             for child in children_of(self._process.pid):
                 with suppress(ProcessLookupError):  # the child has ended
                     os.kill(child, signal.SIGKILL)
@@ -441,7 +441,8 @@ def _memory_file(owner: ExitStack, name: str, content: bytes) -> int:
     return fd
 
 
-async def _within(seconds: float, action: Coroutine[Any, Any, None]) -> bool:
+async def within(seconds: float, action: Coroutine[Any, Any, None]) -> bool:
+    """Awaits the action for so many seconds at most. Returns whether it was done in time."""
     try:
         async with asyncio.timeout(seconds):
             await action

@@ -184,8 +184,12 @@ class Sandbox(AbstractAsyncContextManager["Sandbox"]):
         slot, lease = await self._slots.enter(key, workspace, lambda: None, long_running=True)
         try:
             usage = await asyncio.to_thread(take_over, workspace, lease.uid)
+            for path in command.writable:
+                await asyncio.to_thread(take_over, path, lease.uid)
             program = command.applied_to(self._program(b"", workspace, limits, lease.uid, usage), self._stage)
-            running = LongRunningProgram(program)
+            if command.network:
+                program = replace(program, filter_program=self._tools.network_filter)
+            running = LongRunningProgram(program, command.leave_seconds)
             try:
                 async with running:
                     yield running

@@ -57,7 +57,9 @@ _CLONE_NEW = (0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x2000
 _TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
 _PR_SET_PDEATHSIG = 1
 _RLIMIT_CORE = 4
-_AF_UNIX = 1
+_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
+_FAMILIES, _NETLINK_PROTOCOLS = 64, 32  # the kernel knows no family and no protocol from these numbers on
+_NETLINK_ROUTE = 0
 # The kernel uses only the lower half of an argument that is an `int` in C. A program could bypass a filter that
 # compares all 64 bits by setting bits in the upper half; this was verified to work.
 _AS_INT = 0xFFFFFFFF
@@ -78,8 +80,11 @@ _NUMBERS = {
 }
 
 
-def compile_filter() -> bytes:
-    """Returns the filter as BPF for this machine's architecture. Raises SandboxUnavailable without libseccomp."""
+def compile_filter(*, network: bool = False) -> bytes:
+    """Returns the filter as BPF for this machine's architecture. Raises SandboxUnavailable without libseccomp.
+
+    network: also allow sockets for IP, and for reading the machine's addresses and routes (netlink).
+    """
     try:
         import pyseccomp
     except (ImportError, OSError, RuntimeError) as error:
@@ -98,9 +103,12 @@ def compile_filter() -> bytes:
     # The launcher set the death signal that ends the program when the service dies. The program must not clear it.
     _deny(pyseccomp, rules, "prctl", _equals(pyseccomp, 0, _PR_SET_PDEATHSIG))
     _keep_core_limit(pyseccomp, rules)
-    # Only local sockets are allowed. The network namespace does not confine some other families, such as vsock.
     for name in ("socket", "socketpair"):
-        rules.add_rule(pyseccomp.ERRNO(errno.EAFNOSUPPORT), name, pyseccomp.Arg(0, pyseccomp.NE, _AF_UNIX))
+        if network:
+            _deny_families_but_ip(pyseccomp, rules, name)
+        else:
+            # Only local sockets are allowed. The network namespace does not confine some families, such as vsock.
+            rules.add_rule(pyseccomp.ERRNO(errno.EAFNOSUPPORT), name, pyseccomp.Arg(0, pyseccomp.NE, _AF_UNIX))
     return _exported(rules)
 
 
@@ -136,6 +144,14 @@ def _keep_core_limit(pyseccomp: Any, rules: Any) -> None:
     _deny(pyseccomp, rules, "setrlimit", _equals(pyseccomp, 0, _RLIMIT_CORE))
     setting = pyseccomp.Arg(2, pyseccomp.NE, 0)  # a read passes no new limit
     _deny(pyseccomp, rules, "prlimit64", _equals(pyseccomp, 1, _RLIMIT_CORE), setting)
+
+
+def _deny_families_but_ip(pyseccomp: Any, rules: Any, name: str) -> None:
+    for family in set(range(_FAMILIES)) - {_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK}:
+        _deny(pyseccomp, rules, name, _equals(pyseccomp, 0, family), error=errno.EAFNOSUPPORT)
+    for protocol in set(range(_NETLINK_PROTOCOLS)) - {_NETLINK_ROUTE}:
+        netlink = _equals(pyseccomp, 0, _AF_NETLINK), _equals(pyseccomp, 2, protocol)
+        _deny(pyseccomp, rules, name, *netlink, error=errno.EAFNOSUPPORT)
 
 
 def _deny_new_namespaces(pyseccomp: Any, rules: Any) -> None:

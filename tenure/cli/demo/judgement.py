@@ -38,7 +38,7 @@ def slow_line() -> str:
 def count_effects(records: Path) -> Counter[str]:
     """Returns how often each line is in the outside files. A line that is no JSON record counts as its own text."""
     counts: Counter[str] = Counter()
-    for path in sorted(records.glob("*.jsonl")):
+    for path in sorted(records.rglob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
             counts[_line_of(line)] += 1
     return counts
