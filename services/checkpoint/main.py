@@ -184,6 +184,7 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
         Networks(settings.webhook.allowed_networks),
         settings.smtp,
         settings.webhook.max_per_tenant,
+        settings.webhook.max_pending,
         SecretBox(settings.encryption_keys_file),
         settings.webhook.allow_insecure,
     )

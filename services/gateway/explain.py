@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Sequence
 from typing import Final, TypeVar
 
-from services.gateway.explanation import CallFact, Facts, WorkerFact, explain
+from services.gateway.explanation import CallFact, Facts, WorkerFact, explain, span
 from services.gateway.peers import Peers, read_task, with_retries
 from tenure.domain.errors import TenureError
 from tenure.runtime.rpc_status import PeerFailed
@@ -17,7 +17,7 @@ from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.v1 import task_service_pb2 as api
 from tenure.v1 import tenant_service_pb2 as tenants
 from tenure.v1 import tool_service_pb2 as tools
-from tenure.wire.common import CALL_STATES, STATES, moment, seconds, unix_seconds
+from tenure.wire.common import CALL_STATES, STATES, seconds, unix_seconds
 from tenure.wire.task import budget_to_domain, held_back_seconds, spec_to_domain
 from tenure.wire.tenant_service import describe_use
 
@@ -82,7 +82,7 @@ def gather_facts(
         until_too_long=_until_too_long(task, moved, now),
         until_retry=unix_seconds(task.next_retry_time) - now if task.HasField("next_retry_time") else None,
         is_to_end=task.cancel_requested,
-        waits_for=_waits_for(task.wait) if waits else "",
+        waits_for=_waits_for(task.wait, now) if waits else "",
         until_answer=unix_seconds(task.wait.deadline_time) - now if waits else None,
         lease_seconds=None if remaining is None else max(remaining, default=0.0),
         workers=None if workers is None else tuple(_worker(worker, task.tenant) for worker in workers),
@@ -123,12 +123,12 @@ def _worker(worker: coordinator.Worker, tenant: str) -> WorkerFact:
     )
 
 
-def _waits_for(wait: task_pb2.Wait) -> str:
+def _waits_for(wait: task_pb2.Wait, now: float) -> str:
     """Returns what the task waits for, whom the wait is assigned to, and when its next step is due."""
     assigned = f", assigned to {wait.assignee}" if wait.assignee else ""
     action = (wait.next_step.WhichOneof("action") or "event only").replace("_", " ")
-    due = moment(wait.next_step_time).isoformat(timespec="seconds") if wait.HasField("next_step") else ""
-    return f"{_awaited(wait)}{assigned}{f', next step ({action}) at {due}' if due else ''}"
+    due = span(unix_seconds(wait.next_step_time) - now) if wait.HasField("next_step") else ""
+    return f"{_awaited(wait)}{assigned}{f', next step ({action}) in {due}' if due else ''}"
 
 
 def _awaited(wait: task_pb2.Wait) -> str:

@@ -26,6 +26,7 @@ _OPTIONS: Final = {
     "submits_per_minute": QuotaKind.SUBMITS_PER_MINUTE,
     "tokens_per_hour": QuotaKind.TOKENS_PER_HOUR,
     "usd_per_day": QuotaKind.MONEY_PER_DAY,
+    "emails_per_hour": QuotaKind.EMAILS_PER_HOUR,
 }
 _NAMES: Final = {kind: name.replace("_", " ") for name, kind in _OPTIONS.items()}
 
@@ -102,6 +103,11 @@ def get(context: Context, name: str) -> None:
 )
 @click.option("--tokens-per-hour", type=_QUOTA, help="Tokens billed within an hour.")
 @click.option("--usd-per-day", type=_QUOTA, help="US dollars billed within a day, for example 12.50.")
+@click.option(
+    "--emails-per-hour",
+    type=_QUOTA,
+    help="Recipients of e-mail within an hour, 20 or more; e-mail beyond it is sent later.",
+)
 @click.option("--reason", required=True, help="Why; recorded and shown to others.")
 @pass_context
 def limit(context: Context, /, name: str, reason: str, **options: QuotaOption | None) -> None:

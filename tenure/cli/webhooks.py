@@ -25,6 +25,7 @@ from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION, LABEL
 from tenure.client import Client
 from tenure.domain.errors import NotFound, WrongState
+from tenure.domain.states import Reason
 from tenure.domain.webhooks import DeliveryState, unknown_events
 from tenure.v1 import task_pb2
 from tenure.v1 import webhook_service_pb2 as pb
@@ -35,6 +36,7 @@ from tenure.wire.webhook_service import DELIVERY_STATES, GAP_REASONS, WEBHOOK_KI
 
 _RECENT_SECONDS: Final = 24 * 3600.0
 """How long a webhook gap is shown as the state of the webhook."""
+_FOR_QUOTA: Final = "waiting for the tenant's quota of e-mails an hour: tenure tenants get"
 POLL_SECONDS: Final = 0.3
 _STYLES: Final = {DeliveryState.DELIVERED: "green", DeliveryState.PENDING: "yellow", DeliveryState.DEAD: "red"}
 
@@ -64,7 +66,9 @@ def _state(webhook: pb.Webhook) -> Text:
         return Text(f"paused ({webhook.pause_code})", "yellow")
     if any(time.time() - unix_seconds(gap.to_time) < _RECENT_SECONDS for gap in webhook.gaps):
         return Text("missed changes", "red")
-    return Text("failing", "red") if webhook.problem else Text("ok", "green")
+    if webhook.problem:
+        return Text("failing", "red")
+    return Text("waits for the quota", "yellow") if webhook.held_deliveries else Text("ok", "green")
 
 
 def show_webhook(context: Context, webhook: pb.Webhook) -> None:
@@ -85,6 +89,7 @@ def show_webhook(context: Context, webhook: pb.Webhook) -> None:
         ("problem", Text(one_line(webhook.problem, 300), "red") if webhook.problem else ""),
         ("delivered", f"{webhook.delivered:,}, the last {ago(webhook.last_delivered_time)}"),
         ("pending", f"{webhook.pending_deliveries:,}"),
+        ("held", f"{webhook.held_deliveries:,}, {_FOR_QUOTA}" if webhook.held_deliveries else ""),
         ("dead", f"{webhook.dead_deliveries:,}" if webhook.dead_deliveries else ""),
         ("old secret", overlap if webhook.HasField("old_secret_until_time") else ""),
         *[("gap", Text(_gap(gap), "red")) for gap in webhook.gaps],
@@ -121,7 +126,7 @@ def show_deliveries(context: Context, deliveries: Iterable[pb.WebhookDelivery]) 
             f"{one.attempts}",
             ago(one.create_time),
             _next(one),
-            one_line(one.last_error, 120),
+            one_line(_hold(one) or one.last_error, 120),
         )
     context.console.print(table)
 
@@ -139,6 +144,13 @@ def _next(delivery: pb.WebhookDelivery) -> str:
         left = unix_seconds(delivery.next_attempt_time) - time.time()
         return f"in {seconds_text(left)}" if left > 0 else "now"
     return "-" if delivery.HasField("end_time") else "after an earlier one"
+
+
+def _hold(delivery: pb.WebhookDelivery) -> str:
+    """Returns why the delivery waits although no attempt failed; empty: nothing holds it."""
+    if delivery.hold_reason == Reason.TENANT_QUOTA:
+        return _FOR_QUOTA
+    return delivery.hold_reason
 
 
 _STATES: Final = {state.value.lower(): state for state in DeliveryState}
@@ -372,8 +384,8 @@ def _exit_of(delivery: pb.WebhookDelivery) -> Exit:
 
 
 async def _attempted(client: Client, webhook: str, sent: pb.WebhookDelivery, until: float) -> pb.WebhookDelivery:
-    """Returns the delivery after its first attempt, or as it is at `until`."""
-    while not (sent.last_error or sent.HasField("end_time")) and time.monotonic() < until:
+    """Returns the delivery after its first attempt, or when it is held, or as it is at `until`."""
+    while not (sent.last_error or sent.hold_reason or sent.HasField("end_time")) and time.monotonic() < until:
         await asyncio.sleep(POLL_SECONDS)
         async with aclosing(client.list_deliveries(webhook)) as listed:
             sent = await anext((one async for one in listed if one.delivery_id == sent.delivery_id), sent)
@@ -384,6 +396,8 @@ def _result(webhook: str, delivery: pb.WebhookDelivery) -> str:
     if delivery.state == pb.WEBHOOK_DELIVERY_STATE_DELIVERED:
         accepted = ", ".join(delivery.accepted_addresses) or "the endpoint"
         return f"delivered: accepted by {one_line(accepted, 300)} ({delivery.last_status_code})"
+    if delivery.hold_reason:
+        return f"not sent yet: {one_line(_hold(delivery), 300)}; the next attempt is {_next(delivery)}"
     error = one_line(delivery.last_error, 300)
     if delivery.state == pb.WEBHOOK_DELIVERY_STATE_DEAD:
         return f"not delivered, and not tried again: {error}"

@@ -301,11 +301,13 @@ def _denials(budget: Budget, minimum: _Amount) -> Iterator[Denied]:
     """Yields a denial for each cap that the minimum does not fit: final, or BUDGET_BUSY until reservations settle."""
     if budget.free_tokens is not None and minimum.tokens > budget.free_tokens:
         if budget.used_tokens + minimum.tokens > budget.max_tokens:
-            used = f"{budget.used_tokens} of {budget.max_tokens} tokens are used"
-            message = f"{used}, and the next model call needs at least {minimum.tokens}"
+            used = f"{budget.used_tokens:,} of {budget.max_tokens:,} tokens are used"
+            message = f"{used}, and the next model call needs at least {minimum.tokens:,}"
             yield Denied(Reason.TOKEN_LIMIT, message, request=minimum.request(Reason.TOKEN_LIMIT))
         else:
-            yield Denied(Reason.BUDGET_BUSY, f"{budget.reserved_tokens} tokens are reserved for model calls in flight")
+            yield Denied(
+                Reason.BUDGET_BUSY, f"{budget.reserved_tokens:,} tokens are reserved for model calls in flight"
+            )
     if budget.free_nano_usd is not None and minimum.nano_usd > budget.free_nano_usd:
         if budget.used_nano_usd + minimum.nano_usd > budget.max_nano_usd:
             used = f"{usd(budget.used_nano_usd)} of {usd(budget.max_nano_usd)} are used"

@@ -239,7 +239,9 @@ def _answers(event: _Event, kind: str) -> tuple[str, ...]:
     if not (shows and _WAIT_ID.match(wait_id)) or kind in {"EVENT", "SUB_AGENTS"}:
         return shows
     options = event.texts("data", "task", "wait", "options")
-    if kind == "TOOL_APPROVAL" or set(options) == {"approve", "deny"}:
+    if kind == "OPERATOR":
+        flags = ["--option continue"]
+    elif kind == "TOOL_APPROVAL" or set(options) == {"approve", "deny"}:
         flags = ["--approve", "--deny"]
     else:
         flags = ["--option OPTION"] if options else ["--reply TEXT"]

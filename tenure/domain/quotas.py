@@ -4,6 +4,7 @@
     SUBMITS_PER_MINUTE   tasks that may start, by their start     submits
     TOKENS_PER_HOUR      tokens billed                            submits, and reservations of running tasks
     MONEY_PER_DAY        10^-9 US dollars billed                  submits, and reservations of running tasks
+    EMAILS_PER_HOUR      recipients that e-mail was sent to       deliveries of webhooks: a delivery beyond it waits
 
 Windows slide in buckets: a bucket counts until all of it is older than the window, so a window is never too short.
 A quota never ends a task: at a cap the task, or its next model call, starts later.
@@ -37,6 +38,7 @@ class QuotaKind(StrEnum):
     SUBMITS_PER_MINUTE = "SUBMITS_PER_MINUTE"
     TOKENS_PER_HOUR = "TOKENS_PER_HOUR"
     MONEY_PER_DAY = "MONEY_PER_DAY"
+    EMAILS_PER_HOUR = "EMAILS_PER_HOUR"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,10 @@ SPANS: Final[dict[QuotaKind, Span]] = {
     QuotaKind.SUBMITS_PER_MINUTE: Span(1, 60, 4096),
     QuotaKind.TOKENS_PER_HOUR: Span(60, 3600, 64),
     QuotaKind.MONEY_PER_DAY: Span(900, 86_400, 100),
+    QuotaKind.EMAILS_PER_HOUR: Span(60, 3600, 64),
 }
+OF_SUBMITS: Final = (QuotaKind.SUBMITS_PER_MINUTE, QuotaKind.TOKENS_PER_HOUR, QuotaKind.MONEY_PER_DAY)
+"""The windows that a submit checks."""
 OF_CALLS: Final = (QuotaKind.TOKENS_PER_HOUR, QuotaKind.MONEY_PER_DAY)
 """What model calls use up."""
 DEFAULT_POLICY: Final[dict[QuotaKind, QuotaPolicy]] = {
@@ -79,6 +84,7 @@ DEFAULT_POLICY: Final[dict[QuotaKind, QuotaPolicy]] = {
     QuotaKind.SUBMITS_PER_MINUTE: QuotaPolicy.REFUSE,
     QuotaKind.TOKENS_PER_HOUR: QuotaPolicy.DELAY,
     QuotaKind.MONEY_PER_DAY: QuotaPolicy.REFUSE,
+    QuotaKind.EMAILS_PER_HOUR: QuotaPolicy.DELAY,
 }
 LONGEST_DELAY_SECONDS: Final = 3600.0
 """A submit is not put off by its own rate for longer: then it is refused, whatever the policy."""
@@ -90,6 +96,7 @@ _TEXTS: Final[dict[QuotaKind, str]] = {
     QuotaKind.SUBMITS_PER_MINUTE: "{used} of {most} submits a minute",
     QuotaKind.TOKENS_PER_HOUR: "{used} of {most} tokens an hour",
     QuotaKind.MONEY_PER_DAY: "{used} of {most} a day",
+    QuotaKind.EMAILS_PER_HOUR: "{used} of {most} e-mails an hour",
 }
 
 
@@ -100,6 +107,17 @@ class Quota:
     kind: QuotaKind
     most: int
     policy: QuotaPolicy
+
+
+INSTALLATION_DEFAULTS: Final = {
+    QuotaKind.EMAILS_PER_HOUR: Quota(QuotaKind.EMAILS_PER_HOUR, 200, DEFAULT_POLICY[QuotaKind.EMAILS_PER_HOUR])
+}
+"""The quotas of an installation whose file of defaults does not name the kind. Other kinds have none."""
+
+
+def installation_defaults(file: Mapping[QuotaKind, Quota]) -> dict[QuotaKind, Quota]:
+    """Returns the default quotas of an installation with this file; a cap of 0 in the file removes a default."""
+    return {kind: quota for kind, quota in {**INSTALLATION_DEFAULTS, **file}.items() if quota.most}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +158,17 @@ def bucket_of(kind: QuotaKind, now: float) -> int:
     return int(now // SPANS[kind].bucket_seconds)
 
 
-def window_use(quota: Quota, amounts: Mapping[int, int], now: float) -> QuotaUse:
-    """Returns the use of a window. Future buckets count as used: they contain delayed starts."""
+def window_use(quota: Quota, amounts: Mapping[int, int], now: float, wanted: int = 1) -> QuotaUse:
+    """Returns the use of a window, and when there is room for the wanted amount.
+
+    Future buckets count as used: they contain delayed starts.
+    """
     span = SPANS[quota.kind]
     counted = sorted((bucket, amount) for bucket, amount in amounts.items() if bucket >= _first(quota.kind, now))
     used = left = sum(amount for _, amount in counted)
     room_at = now
     for bucket, amount in counted:
-        if left < quota.most:
+        if left + wanted <= quota.most:
             break
         left -= amount
         room_at = float((bucket + span.buckets + 1) * span.bucket_seconds)
@@ -189,6 +210,11 @@ def wait_of_call(uses: Mapping[QuotaKind, QuotaUse]) -> QuotaUse | None:
     """Returns the reached quota with the longest wait for a model call, or None."""
     reached = [uses[kind] for kind in OF_CALLS if kind in uses and uses[kind].is_reached]
     return max(reached, key=lambda use: use.room_after_seconds) if reached else None
+
+
+def deliveries_allowed(use: QuotaUse, recipients: int) -> int:
+    """Returns how many e-mails to this many recipients each the quota allows now."""
+    return max(0, use.quota.most - use.used) // recipients
 
 
 def refusal(tenant: str, use: QuotaUse) -> LimitReached:

@@ -40,6 +40,10 @@ class _QuotaKindEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_QuotaKind.Va
     """Tokens of all model calls billed within an hour: input, output, cache writes and cache reads."""
     QUOTA_KIND_MONEY_PER_DAY: _QuotaKind.ValueType  # 4
     """The billed cost of model calls within 24 hours, in 10^-9 US dollars."""
+    QUOTA_KIND_EMAILS_PER_HOUR: _QuotaKind.ValueType  # 5
+    """The recipients that the tenant's webhooks sent e-mail to within an hour. Each attempt counts each of its recipients.
+    Deliveries beyond the cap wait. The installation's default is 200.
+    """
 
 class QuotaKind(_QuotaKind, metaclass=_QuotaKindEnumTypeWrapper):
     """The kind of quota."""
@@ -56,6 +60,10 @@ QUOTA_KIND_TOKENS_PER_HOUR: QuotaKind.ValueType  # 3
 """Tokens of all model calls billed within an hour: input, output, cache writes and cache reads."""
 QUOTA_KIND_MONEY_PER_DAY: QuotaKind.ValueType  # 4
 """The billed cost of model calls within 24 hours, in 10^-9 US dollars."""
+QUOTA_KIND_EMAILS_PER_HOUR: QuotaKind.ValueType  # 5
+"""The recipients that the tenant's webhooks sent e-mail to within an hour. Each attempt counts each of its recipients.
+Deliveries beyond the cap wait. The installation's default is 200.
+"""
 
 class _QuotaPolicy:
     ValueType = typing.NewType("ValueType", builtins.int)
@@ -64,7 +72,9 @@ class _QuotaPolicy:
 class _QuotaPolicyEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_QuotaPolicy.ValueType], builtins.type):
     DESCRIPTOR: descriptor.EnumDescriptor
     QUOTA_POLICY_UNSPECIFIED: _QuotaPolicy.ValueType  # 0
-    """The kind's default: REFUSE for SUBMITS_PER_MINUTE and MONEY_PER_DAY, DELAY for the others."""
+    """The kind's default: REFUSE for SUBMITS_PER_MINUTE and MONEY_PER_DAY, DELAY for the others. EMAILS_PER_HOUR has no
+    other.
+    """
     QUOTA_POLICY_REFUSE: _QuotaPolicy.ValueType  # 1
     """RESOURCE_EXHAUSTED / TENANT_QUOTA {quota, used, most} with QuotaFailure and RetryInfo. A schedule's run is
     postponed instead.
@@ -78,7 +88,9 @@ class QuotaPolicy(_QuotaPolicy, metaclass=_QuotaPolicyEnumTypeWrapper):
     """What happens to a submit at the hard cap."""
 
 QUOTA_POLICY_UNSPECIFIED: QuotaPolicy.ValueType  # 0
-"""The kind's default: REFUSE for SUBMITS_PER_MINUTE and MONEY_PER_DAY, DELAY for the others."""
+"""The kind's default: REFUSE for SUBMITS_PER_MINUTE and MONEY_PER_DAY, DELAY for the others. EMAILS_PER_HOUR has no
+other.
+"""
 QUOTA_POLICY_REFUSE: QuotaPolicy.ValueType  # 1
 """RESOURCE_EXHAUSTED / TENANT_QUOTA {quota, used, most} with QuotaFailure and RetryInfo. A schedule's run is
 postponed instead.
@@ -131,8 +143,9 @@ class Quota(message.Message):
     kind: QuotaKind.ValueType
     """The kind."""
     most: builtins.int
-    """The cap; 0: none. MONEY_PER_DAY is in 10^-9 US dollars. At most 1,000,000 running tasks, 100,000 submits, and 10^15
-    of the others.
+    """The cap; 0: none. MONEY_PER_DAY is in 10^-9 US dollars. At most 1,000,000 running tasks, 100,000 submits, 1,000,000
+    recipients of e-mail, and 10^15 of the others. EMAILS_PER_HOUR is 0 or at least 20, the most recipients of an
+    e-mail.
     """
     policy: QuotaPolicy.ValueType
     """What happens to a submit at the cap."""

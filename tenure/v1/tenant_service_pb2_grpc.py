@@ -36,7 +36,8 @@ class TenantServiceStub:
     A quota is a hard cap with a soft cap at 80 % of it. The soft cap warns once per window: in the entries of a task
     that reached it, as a change of that task (see WatchTasks and webhooks), and in a metric. At the hard cap new tasks
     are refused, or accepted and started later, by the quota's policy; model calls of running tasks wait, and the task
-    leaves its worker when the wait is long (RETRY_SCHEDULED / TENANT_QUOTA). No task fails because of a quota. Windows
+    leaves its worker when the wait is long (RETRY_SCHEDULED / TENANT_QUOTA). EMAILS_PER_HOUR concerns no task: its soft
+    cap warns in the log and in a metric, and at its hard cap e-mail waits. No task fails because of a quota. Windows
     slide. They count what the ledger billed, so calls in flight when a cap is reached are still finished, and count.
     """
 
@@ -79,7 +80,8 @@ class TenantServiceServicer:
     A quota is a hard cap with a soft cap at 80 % of it. The soft cap warns once per window: in the entries of a task
     that reached it, as a change of that task (see WatchTasks and webhooks), and in a metric. At the hard cap new tasks
     are refused, or accepted and started later, by the quota's policy; model calls of running tasks wait, and the task
-    leaves its worker when the wait is long (RETRY_SCHEDULED / TENANT_QUOTA). No task fails because of a quota. Windows
+    leaves its worker when the wait is long (RETRY_SCHEDULED / TENANT_QUOTA). EMAILS_PER_HOUR concerns no task: its soft
+    cap warns in the log and in a metric, and at its hard cap e-mail waits. No task fails because of a quota. Windows
     slide. They count what the ledger billed, so calls in flight when a cap is reached are still finished, and count.
     """
 
@@ -155,7 +157,8 @@ class TenantService:
     A quota is a hard cap with a soft cap at 80 % of it. The soft cap warns once per window: in the entries of a task
     that reached it, as a change of that task (see WatchTasks and webhooks), and in a metric. At the hard cap new tasks
     are refused, or accepted and started later, by the quota's policy; model calls of running tasks wait, and the task
-    leaves its worker when the wait is long (RETRY_SCHEDULED / TENANT_QUOTA). No task fails because of a quota. Windows
+    leaves its worker when the wait is long (RETRY_SCHEDULED / TENANT_QUOTA). EMAILS_PER_HOUR concerns no task: its soft
+    cap warns in the log and in a metric, and at its hard cap e-mail waits. No task fails because of a quota. Windows
     slide. They count what the ledger billed, so calls in flight when a cap is reached are still finished, and count.
     """
 

@@ -178,6 +178,7 @@ class Webhook(message.Message):
     UPDATE_TIME_FIELD_NUMBER: builtins.int
     KIND_FIELD_NUMBER: builtins.int
     EMAIL_ADDRESSES_FIELD_NUMBER: builtins.int
+    HELD_DELIVERIES_FIELD_NUMBER: builtins.int
     webhook_id: builtins.str
     """UUIDv7: a new id each time a webhook of this name is created."""
     name: builtins.str
@@ -204,6 +205,8 @@ class Webhook(message.Message):
     """Why the last attempt failed; empty after a receipt."""
     kind: WebhookKind.ValueType
     """Where its deliveries go."""
+    held_deliveries: builtins.int
+    """The number of pending deliveries that wait for the tenant's quota EMAILS_PER_HOUR."""
     @builtins.property
     def event_types(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """The requested types; empty: the default types."""
@@ -264,10 +267,11 @@ class Webhook(message.Message):
         update_time: timestamp_pb2.Timestamp | None = ...,
         kind: WebhookKind.ValueType = ...,
         email_addresses: abc.Iterable[builtins.str] | None = ...,
+        held_deliveries: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["create_time", b"create_time", "filter", b"filter", "last_delivered_time", b"last_delivered_time", "last_failed_time", b"last_failed_time", "old_secret_until_time", b"old_secret_until_time", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["create_time", b"create_time", "dead_deliveries", b"dead_deliveries", "delivered", b"delivered", "email_addresses", b"email_addresses", "event_types", b"event_types", "filter", b"filter", "gaps", b"gaps", "kind", b"kind", "last_delivered_time", b"last_delivered_time", "last_failed_time", b"last_failed_time", "name", b"name", "old_secret_until_time", b"old_secret_until_time", "pause_actor", b"pause_actor", "pause_code", b"pause_code", "pause_reason", b"pause_reason", "paused", b"paused", "pending_deliveries", b"pending_deliveries", "problem", b"problem", "update_time", b"update_time", "url", b"url", "webhook_id", b"webhook_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["create_time", b"create_time", "dead_deliveries", b"dead_deliveries", "delivered", b"delivered", "email_addresses", b"email_addresses", "event_types", b"event_types", "filter", b"filter", "gaps", b"gaps", "held_deliveries", b"held_deliveries", "kind", b"kind", "last_delivered_time", b"last_delivered_time", "last_failed_time", b"last_failed_time", "name", b"name", "old_secret_until_time", b"old_secret_until_time", "pause_actor", b"pause_actor", "pause_code", b"pause_code", "pause_reason", b"pause_reason", "paused", b"paused", "pending_deliveries", b"pending_deliveries", "problem", b"problem", "update_time", b"update_time", "url", b"url", "webhook_id", b"webhook_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -290,6 +294,7 @@ class WebhookDelivery(message.Message):
     CREATE_TIME_FIELD_NUMBER: builtins.int
     END_TIME_FIELD_NUMBER: builtins.int
     ACCEPTED_ADDRESSES_FIELD_NUMBER: builtins.int
+    HOLD_REASON_FIELD_NUMBER: builtins.int
     delivery_id: builtins.str
     """UUIDv7: the webhook-id of all its attempts."""
     event_type: builtins.str
@@ -306,6 +311,10 @@ class WebhookDelivery(message.Message):
     """The status of the last answer, of HTTP or of SMTP; 0: there was none."""
     last_error: builtins.str
     """Why the last attempt failed."""
+    hold_reason: builtins.str
+    """Why it waits until next_attempt_time although no attempt failed, UPPER_SNAKE: TENANT_QUOTA (the tenant has used its
+    EMAILS_PER_HOUR). Empty: nothing holds it.
+    """
     @builtins.property
     def next_attempt_time(self) -> timestamp_pb2.Timestamp:
         """The time of the next attempt; absent: none, or not before the task's previous delivery is received or dead."""
@@ -342,10 +351,11 @@ class WebhookDelivery(message.Message):
         create_time: timestamp_pb2.Timestamp | None = ...,
         end_time: timestamp_pb2.Timestamp | None = ...,
         accepted_addresses: abc.Iterable[builtins.str] | None = ...,
+        hold_reason: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["create_time", b"create_time", "end_time", b"end_time", "last_attempt_time", b"last_attempt_time", "next_attempt_time", b"next_attempt_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["accepted_addresses", b"accepted_addresses", "attempts", b"attempts", "create_time", b"create_time", "delivery_id", b"delivery_id", "end_time", b"end_time", "event_type", b"event_type", "last_attempt_time", b"last_attempt_time", "last_error", b"last_error", "last_status_code", b"last_status_code", "next_attempt_time", b"next_attempt_time", "sequence", b"sequence", "state", b"state", "task_id", b"task_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["accepted_addresses", b"accepted_addresses", "attempts", b"attempts", "create_time", b"create_time", "delivery_id", b"delivery_id", "end_time", b"end_time", "event_type", b"event_type", "hold_reason", b"hold_reason", "last_attempt_time", b"last_attempt_time", "last_error", b"last_error", "last_status_code", b"last_status_code", "next_attempt_time", b"next_attempt_time", "sequence", b"sequence", "state", b"state", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -61,7 +61,7 @@ class WebhookServiceStub:
     SLACK: as above, but the answers 400 to 499, except 408, 410, 425 and 429, are final: the delivery is dead at once.
     EMAIL: a reply 5xx to the sender, the recipients or the message is final; a reply 4xx, and any failure to connect or
     to log in, is tried again. Addresses that accepted the e-mail are in accepted_addresses; a further attempt or a replay
-    sends to the others only.
+    sends to the others only. Deliveries beyond the tenant's quota EMAILS_PER_HOUR wait, in their order: see hold_reason.
     """
 
     def __init__(self, channel):
@@ -163,7 +163,7 @@ class WebhookServiceServicer:
     SLACK: as above, but the answers 400 to 499, except 408, 410, 425 and 429, are final: the delivery is dead at once.
     EMAIL: a reply 5xx to the sender, the recipients or the message is final; a reply 4xx, and any failure to connect or
     to log in, is tried again. Addresses that accepted the e-mail are in accepted_addresses; a further attempt or a replay
-    sends to the others only.
+    sends to the others only. Deliveries beyond the tenant's quota EMAILS_PER_HOUR wait, in their order: see hold_reason.
     """
 
     def CreateWebhook(self, request, context):
@@ -224,7 +224,9 @@ class WebhookServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def TestWebhook(self, request, context):
-        """Sends an event of type webhook.test. FAILED_PRECONDITION / WEBHOOK_PAUSED. NOT_FOUND. A repeat is another event.
+        """Sends an event of type webhook.test. FAILED_PRECONDITION / WEBHOOK_PAUSED. RESOURCE_EXHAUSTED /
+        TOO_MANY_DELIVERIES: as many are pending as may be (TENURE_CHECKPOINT_WEBHOOK_MAX_PENDING). NOT_FOUND. A repeat is
+        another event.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -358,7 +360,7 @@ class WebhookService:
     SLACK: as above, but the answers 400 to 499, except 408, 410, 425 and 429, are final: the delivery is dead at once.
     EMAIL: a reply 5xx to the sender, the recipients or the message is final; a reply 4xx, and any failure to connect or
     to log in, is tried again. Addresses that accepted the e-mail are in accepted_addresses; a further attempt or a replay
-    sends to the others only.
+    sends to the others only. Deliveries beyond the tenant's quota EMAILS_PER_HOUR wait, in their order: see hold_reason.
     """
 
     @staticmethod

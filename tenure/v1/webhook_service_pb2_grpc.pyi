@@ -62,7 +62,7 @@ class WebhookServiceStub:
     SLACK: as above, but the answers 400 to 499, except 408, 410, 425 and 429, are final: the delivery is dead at once.
     EMAIL: a reply 5xx to the sender, the recipients or the message is final; a reply 4xx, and any failure to connect or
     to log in, is tried again. Addresses that accepted the e-mail are in accepted_addresses; a further attempt or a replay
-    sends to the others only.
+    sends to the others only. Deliveries beyond the tenant's quota EMAILS_PER_HOUR wait, in their order: see hold_reason.
     """
 
     @_typing.overload
@@ -96,7 +96,10 @@ class WebhookServiceStub:
     DeleteWebhook: _grpc.UnaryUnaryMultiCallable[_webhook_service_pb2.DeleteWebhookRequest, _webhook_service_pb2.DeleteWebhookResponse]
     """Deletes the webhook with its deliveries. A repeat finds no webhook, which is not an error."""
     TestWebhook: _grpc.UnaryUnaryMultiCallable[_webhook_service_pb2.TestWebhookRequest, _webhook_service_pb2.TestWebhookResponse]
-    """Sends an event of type webhook.test. FAILED_PRECONDITION / WEBHOOK_PAUSED. NOT_FOUND. A repeat is another event."""
+    """Sends an event of type webhook.test. FAILED_PRECONDITION / WEBHOOK_PAUSED. RESOURCE_EXHAUSTED /
+    TOO_MANY_DELIVERIES: as many are pending as may be (TENURE_CHECKPOINT_WEBHOOK_MAX_PENDING). NOT_FOUND. A repeat is
+    another event.
+    """
     ListWebhookDeliveries: _grpc.UnaryUnaryMultiCallable[_webhook_service_pb2.ListWebhookDeliveriesRequest, _webhook_service_pb2.ListWebhookDeliveriesResponse]
     """Lists deliveries, newest first, paged: all that are pending or dead, and the newest 1,000 that were received.
     NOT_FOUND.
@@ -149,7 +152,7 @@ class WebhookServiceAsyncStub(WebhookServiceStub):
     SLACK: as above, but the answers 400 to 499, except 408, 410, 425 and 429, are final: the delivery is dead at once.
     EMAIL: a reply 5xx to the sender, the recipients or the message is final; a reply 4xx, and any failure to connect or
     to log in, is tried again. Addresses that accepted the e-mail are in accepted_addresses; a further attempt or a replay
-    sends to the others only.
+    sends to the others only. Deliveries beyond the tenant's quota EMAILS_PER_HOUR wait, in their order: see hold_reason.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -180,7 +183,10 @@ class WebhookServiceAsyncStub(WebhookServiceStub):
     DeleteWebhook: _aio.UnaryUnaryMultiCallable[_webhook_service_pb2.DeleteWebhookRequest, _webhook_service_pb2.DeleteWebhookResponse]  # type: ignore[assignment]
     """Deletes the webhook with its deliveries. A repeat finds no webhook, which is not an error."""
     TestWebhook: _aio.UnaryUnaryMultiCallable[_webhook_service_pb2.TestWebhookRequest, _webhook_service_pb2.TestWebhookResponse]  # type: ignore[assignment]
-    """Sends an event of type webhook.test. FAILED_PRECONDITION / WEBHOOK_PAUSED. NOT_FOUND. A repeat is another event."""
+    """Sends an event of type webhook.test. FAILED_PRECONDITION / WEBHOOK_PAUSED. RESOURCE_EXHAUSTED /
+    TOO_MANY_DELIVERIES: as many are pending as may be (TENURE_CHECKPOINT_WEBHOOK_MAX_PENDING). NOT_FOUND. A repeat is
+    another event.
+    """
     ListWebhookDeliveries: _aio.UnaryUnaryMultiCallable[_webhook_service_pb2.ListWebhookDeliveriesRequest, _webhook_service_pb2.ListWebhookDeliveriesResponse]  # type: ignore[assignment]
     """Lists deliveries, newest first, paged: all that are pending or dead, and the newest 1,000 that were received.
     NOT_FOUND.
@@ -232,7 +238,7 @@ class WebhookServiceServicer(metaclass=_abc_1.ABCMeta):
     SLACK: as above, but the answers 400 to 499, except 408, 410, 425 and 429, are final: the delivery is dead at once.
     EMAIL: a reply 5xx to the sender, the recipients or the message is final; a reply 4xx, and any failure to connect or
     to log in, is tried again. Addresses that accepted the e-mail are in accepted_addresses; a further attempt or a replay
-    sends to the others only.
+    sends to the others only. Deliveries beyond the tenant's quota EMAILS_PER_HOUR wait, in their order: see hold_reason.
     """
 
     @_abc_1.abstractmethod
@@ -309,7 +315,10 @@ class WebhookServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _webhook_service_pb2.TestWebhookRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_webhook_service_pb2.TestWebhookResponse, _abc.Awaitable[_webhook_service_pb2.TestWebhookResponse]]:
-        """Sends an event of type webhook.test. FAILED_PRECONDITION / WEBHOOK_PAUSED. NOT_FOUND. A repeat is another event."""
+        """Sends an event of type webhook.test. FAILED_PRECONDITION / WEBHOOK_PAUSED. RESOURCE_EXHAUSTED /
+        TOO_MANY_DELIVERIES: as many are pending as may be (TENURE_CHECKPOINT_WEBHOOK_MAX_PENDING). NOT_FOUND. A repeat is
+        another event.
+        """
 
     @_abc_1.abstractmethod
     def ListWebhookDeliveries(

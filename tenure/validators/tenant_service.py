@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from typing import Any, Final
 
+from tenure.domain.mail import MAX_EMAIL_ADDRESSES
 from tenure.v1 import tenant_service_pb2 as tenants
 from tenure.validators.common import Check, Violations, check_moment
 
@@ -15,6 +16,7 @@ _MOST: Final = {
     tenants.QUOTA_KIND_SUBMITS_PER_MINUTE: 10**5,
     tenants.QUOTA_KIND_TOKENS_PER_HOUR: 10**15,
     tenants.QUOTA_KIND_MONEY_PER_DAY: 10**15,
+    tenants.QUOTA_KIND_EMAILS_PER_HOUR: 10**6,
 }
 _MAX_SECONDS: Final = 366 * 86_400
 
@@ -26,6 +28,11 @@ def check_quota(quota: tenants.Quota, v: Violations, prefix: str) -> None:
     if most is not None:
         v.between(f"{prefix}most", quota.most, 0, most)
     v.known(f"{prefix}policy", tenants.QuotaPolicy, quota.policy)
+    if quota.kind == tenants.QUOTA_KIND_EMAILS_PER_HOUR:
+        least = f"must be 0 or at least {MAX_EMAIL_ADDRESSES}, the most recipients of one e-mail"
+        v.require(not 0 < quota.most < MAX_EMAIL_ADDRESSES, f"{prefix}most", least)
+        is_delay = quota.policy != tenants.QUOTA_POLICY_REFUSE
+        v.require(is_delay, f"{prefix}policy", "must be DELAY: e-mail beyond the cap waits")
 
 
 def _tenant(request: Any, v: Violations) -> None:

@@ -12,8 +12,9 @@ import pytest
 from services.checkpoint.commit.task_row import BudgetRow, TaskRow
 from services.checkpoint.entries import KINDS
 from services.checkpoint.queries import MIGRATIONS, QUERIES
+from tenure.domain.quotas import SPANS, QuotaKind
 from tenure.domain.schedules import OverlapPolicy, RunOutcome
-from tenure.domain.states import MOVES, TERMINAL, TaskState
+from tenure.domain.states import MOVES, TERMINAL, Reason, TaskState
 from tenure.domain.task import LeaseLostPolicy, Priority
 from tenure.domain.webhooks import DeliveryState, GapReason, WebhookKind
 from tenure.v1 import ledger_pb2
@@ -68,6 +69,13 @@ async def test_delivery_states_and_gap_reasons_match_the_domain(ledger: Any) -> 
     assert await allowed_by(ledger, "webhook_deliveries_state") == set(DeliveryState)
     assert await allowed_by(ledger, "webhook_gaps_reason") == set(GapReason)
     assert await allowed_by(ledger, "webhooks_kind") == set(WebhookKind)
+
+
+async def test_kinds_of_quotas_and_holds_match_the_domain(ledger: Any) -> None:
+    assert await allowed_by(ledger, "tenants_own") == set(QuotaKind)
+    assert await allowed_by(ledger, "tenant_warnings_quota") == set(QuotaKind)
+    assert await allowed_by(ledger, "tenant_windows_quota") == set(SPANS)
+    assert await allowed_by(ledger, "webhook_deliveries_hold_reason") == {"", Reason.TENANT_QUOTA}
 
 
 async def test_each_end_can_be_requested(ledger: Any) -> None:

@@ -170,6 +170,7 @@ SCENARIOS: Final[dict[str, Any]] = {
         {"text": "That was it.", "latency_ms": 400},
     ],
     "e2e-idempotent": one_slow("execute_python", {"code": SLOW_PROGRAM}),
+    "e2e-python-bound": one_slow("execute_python", {"code": "while True: pass", "timeout_seconds": 1}),
     "e2e-pure": [
         {"text": "First a file.", "calls": [{"name": "write_file", "arguments": {"path": "a.txt", "content": "abc"}}]},
         {"text": "Read it.", "calls": [{"name": "read_file", "arguments": {"path": "a.txt"}}]},

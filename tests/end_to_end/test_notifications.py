@@ -136,3 +136,35 @@ async def test_the_cli_tells_how_a_test_went(notifying: Installation, mails: Mai
     assert both.code == Exit.USAGE
     wrong = await webhooks(notifying, "create", "wrong", "--email", "Ann <ann@example.com>")
     assert (wrong.code, "must be local@domain" in wrong.err) == (Exit.REFUSED, True)
+
+
+async def test_e_mail_beyond_the_quota_is_told_and_sent_later(notifying: Installation, mails: MailServer) -> None:
+    """The ledger is killed while e-mail waits for the tenant's quota."""
+    address = notifying.stack.gateway_address
+    limits = ("tenants", "limit", "--reason", "a test", "--emails-per-hour")
+    assert (await tenure(*limits, "20", address=address)).code == Exit.OK
+    many = ",".join(f"p{number}@example.com" for number in range(20))
+    assert (await webhooks(notifying, "create", "mail", "--email", many)).code == Exit.OK
+    assert (await webhooks(notifying, "test", "mail")).code == Exit.OK
+    held = await webhooks(notifying, "test", "mail", "--wait", "60s")
+    assert held.code == Exit.NOT_YET
+    reason = "waiting for the tenant's quota of e-mails an hour: tenure tenants get"
+    assert held.err.startswith(f"not sent yet: {reason}; the next attempt is in ")
+
+    ledger = notifying.stack.services["checkpoint"]
+    ledger.kill()
+    await notifying.died(ledger)
+    await ledger.restart()
+    shown = " ".join((await webhooks(notifying, "get", "mail")).out.split())
+    assert f"held 1, {reason}" in shown
+    assert "waits for the quota" in (await webhooks(notifying, "list")).out
+    listed = (await webhooks(notifying, "deliveries", "mail", "--state", "pending", "--json")).values
+    assert [(one["delivery_id"], one["hold_reason"]) for one in listed] == [(held.out.strip(), "TENANT_QUOTA")]
+    used = " ".join((await tenure("tenants", "get", address=address)).out.split())
+    assert "emails per hour 20 20 delay, free in" in used
+    assert len(mails.came) == 1
+
+    assert (await tenure(*limits, "40", address=address)).code == Exit.OK
+    await until_received(notifying, "mail", 2)
+    assert [len(mail.recipients) for mail in mails.took] == [20, 20]
+    assert "waits" not in (await webhooks(notifying, "list")).out

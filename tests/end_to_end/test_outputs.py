@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import uuid
+from contextlib import aclosing
 
 import pytest
 
 from checker.verify import examine
 from tenure.cli.exit_codes import Exit
 from tenure.v1 import task_pb2, tool_pb2
+from tenure.wire.common import to_dict
 from tests.end_to_end.command import tenure
 from tests.end_to_end.installation import Installation, check_whole
 from tests.end_to_end.test_verify import recorded
+from tests.support.fix_webhooks import MakeReceiver
+from tests.support.patience import PATIENCE_SECONDS
 
 VERIFIED, CHANGED = tool_pb2.OUTPUT_STATE_VERIFIED, tool_pb2.OUTPUT_STATE_CHANGED
 MISSING, STATED = tool_pb2.OUTPUT_STATE_MISSING, tool_pb2.OUTPUT_STATE_STATED
@@ -52,3 +57,42 @@ async def check_command(install: Installation, task: task_pb2.Task, label: str) 
     for wanted, task_ids in (*((one, [task.task_id]) for one in matching), (("--output-kind", "reports"), [])):
         done = await tenure("--json", "list", "--label", f"of={label}", *wanted, address=address)
         assert (done.code, [one["task_id"] for one in done.values]) == (Exit.OK, task_ids)
+
+
+async def test_an_end_is_announced_with_its_outputs(
+    own_installation: Installation, webhook_receiver: MakeReceiver
+) -> None:
+    """By a signed request and in the stream of changes. The ledger is killed after it wrote the delivery."""
+    install, receiver, label = own_installation, await webhook_receiver(), uuid.uuid4().hex
+    address = install.stack.gateway_address
+    name = f"outputs-{label}"
+    create = ("webhooks", "create", name, receiver.url, "--event", "task.succeeded", "--label", f"of={label}")
+    made = await tenure(*create, address=address)
+    assert made.code == Exit.OK, made.err
+    receiver.secrets = [made.out.strip()]
+    checkpoint = install.stack.services["checkpoint"]
+    await checkpoint.restart({"TENURE_FAILPOINTS": "checkpoint.after_events=1#kill9"})
+    watching = asyncio.create_task(first_success(install, label))
+    task_id = await install.submit("sim-e2e-outputs", labels={"of": label})
+    await install.died(checkpoint)
+    assert receiver.came == []
+    await checkpoint.restart()
+    (event,) = await receiver.until(1)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        change = await watching
+    task = await install.client.get(task_id)
+    assert [one.state for one in task.outputs] == [VERIFIED, CHANGED, MISSING, STATED]
+    assert (event.type, event.task_id, event.valid) == ("task.succeeded", task_id, 1)
+    assert event.data["task"]["outputs"] == [to_dict(one) for one in task.outputs]
+    assert (change.task_id, list(change.task.outputs)) == (task_id, list(task.outputs))
+    assert (await tenure("webhooks", "delete", name, address=address)).code == Exit.OK
+
+
+async def first_success(install: Installation, label: str) -> task_pb2.TaskChange:
+    """The change by which the first task with the label succeeds, from the stream of all changes."""
+    wanted = task_pb2.TaskFilter(labels={"of": label}, states=[task_pb2.TASK_STATE_SUCCEEDED])
+    async with aclosing(install.client.watch_tasks(wanted)) as events:
+        async for event in events:
+            if event.HasField("change"):
+                return event.change
+    raise AssertionError("the stream of changes has no end")

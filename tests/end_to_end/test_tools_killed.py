@@ -39,6 +39,17 @@ async def test_a_call_that_may_be_repeated_is_run_again(own_installation: Instal
         assert own_installation.effects(file) == ["once"]
 
 
+async def test_a_program_keeps_its_own_bound_after_a_kill(own_installation: Installation) -> None:
+    """The agent gave the program one second; the second runner of the call stops it after that time, too."""
+    task_id = await killed_in_mid_call(own_installation, "sim-e2e-python-bound", uuid.uuid4().hex)
+    task = await own_installation.ended(task_id)
+    assert task.state == task_pb2.TASK_STATE_SUCCEEDED, f"{task.reason}: {task.message}"
+    entry = await own_installation.until(task_id, "tool_outcome")
+    outcome = entry.body.tool_outcome.outcome
+    assert (outcome.status, outcome.call_attempt) == (tool_pb2.OUTCOME_STATUS_TIMED_OUT, 2)
+    assert "ended after 1 s of wall time" in outcome.content
+
+
 async def test_an_unsafe_call_is_in_doubt_and_waits_for_a_person(own_installation: Installation) -> None:
     file = uuid.uuid4().hex
     task_id = await killed_in_mid_call(own_installation, "sim-e2e-unsafe", file)

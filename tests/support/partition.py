@@ -32,7 +32,8 @@ LINES = {
     "TOOLS_ADDRESS": "tools",
     "COORDINATOR_ADDRESSES": "coordinator",
     "COORDINATOR_ADDRESS": "coordinator",
-    "ANTHROPIC_BASE_URL": "model",
+    "ANTHROPIC_BASE_URL": "anthropic",
+    "OPENAI_BASE_URL": "openai",
 }
 """By the end of a variable's name: what the line is called that it leads over. Several addresses: `coordinator-2` …"""
 
@@ -63,7 +64,9 @@ class PlacedProcess(ServiceProcess):
         return self.exit_code is None
 
 
-async def placed_worker(bench: WorkerBench, network: Network, *, failpoints: str = "", **addresses: str) -> Placed:
+async def placed_worker(
+    bench: WorkerBench, network: Network, *, failpoints: str = "", model_silence_seconds: float = 60, **addresses: str
+) -> Placed:
     """A worker that takes the test's tasks. `addresses` where it is to dial others than the stack's services."""
     services = bench.stack.services
     environment = {
@@ -73,7 +76,9 @@ async def placed_worker(bench: WorkerBench, network: Network, *, failpoints: str
         "TENURE_WORKER_TOOLS_ADDRESS": addresses.get("tools", services["tools"].address),
         "TENURE_FAILPOINTS": failpoints,
         "ANTHROPIC_API_KEY": "sk-test",
+        "TENURE_WORKER_MODEL_SILENCE_SECONDS": f"{model_silence_seconds:g}",
         "ANTHROPIC_BASE_URL": bench.simulator.url,
+        "OPENAI_BASE_URL": f"{bench.simulator.url}/v1",
     }
     return await _place(bench, network, "worker", environment)
 

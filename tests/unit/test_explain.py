@@ -216,6 +216,17 @@ def test_the_facts_are_those_of_the_services() -> None:
     assert facts.calls == (CallFact("2.1", "t", "STARTED"),)
 
 
+def test_the_next_step_of_a_wait_is_told_in_time_from_now() -> None:
+    wait = task_pb2.Wait(kind=task_pb2.WAIT_KIND_QUESTION, question="Which?", assignee="lead")
+    wait.next_step.after.FromSeconds(7200)
+    wait.next_step.priority = task_pb2.PRIORITY_HIGH
+    wait.next_step_time.FromSeconds(1600)
+    wait.deadline_time.FromSeconds(9000)
+    task = task_pb2.Task(state=task_pb2.TASK_STATE_WAITING_USER, wait=wait)
+    facts = gather_facts(task, [], [], [], [], 0, now=1000.0)
+    assert facts.waits_for == "an answer to: Which?, assigned to lead, next step (priority) in 10 min"
+
+
 def test_a_delayed_task_needs_no_worker() -> None:
     lines = explained("QUEUED", until_start=7500.0, until_deadline=90_000.0)
     assert "It cannot start before its start time, in 2 h 5 min" in lines

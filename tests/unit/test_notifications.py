@@ -61,6 +61,7 @@ class TestTemplates:
         [
             ({"kind": "WAIT_KIND_TOOL_APPROVAL", "options": ["allow", "deny", "edit"], "tool": "pay"}, "--deny"),
             ({"options": ["red", "blue"]}, "--option OPTION"),
+            ({"kind": "WAIT_KIND_OPERATOR", "options": ["continue"]}, "--option continue"),
             ({"kind": "WAIT_KIND_QUESTION", "options": []}, "--reply TEXT"),
             ({"kind": "WAIT_KIND_OF_A_NEWER_RELEASE", "options": []}, "--reply TEXT"),
         ],

@@ -26,6 +26,8 @@ from tenure.domain.quotas import (
     StartDecision,
     bucket_of,
     decide_start,
+    deliveries_allowed,
+    installation_defaults,
     recheck_seconds,
     use_of_running,
     wait_of_call,
@@ -35,11 +37,12 @@ from tenure.domain.states import TaskState
 from tenure.runtime.settings import ConfigurationError
 
 NOW = 1_800_000_000.0
-TOKENS, SUBMITS, MONEY, RUNNING = (
+TOKENS, SUBMITS, MONEY, RUNNING, EMAILS = (
     QuotaKind.TOKENS_PER_HOUR,
     QuotaKind.SUBMITS_PER_MINUTE,
     QuotaKind.MONEY_PER_DAY,
     QuotaKind.RUNNING_TASKS,
+    QuotaKind.EMAILS_PER_HOUR,
 )
 
 
@@ -175,6 +178,25 @@ def test_a_wait_beside_calls_ends_before_it_looks_stuck() -> None:
     assert (left.to_state, left.reason) == (TaskState.RETRY_SCHEDULED, "BUDGET_BUSY")
 
 
+def test_room_for_an_e_mail_is_free_at_the_reported_moment() -> None:
+    amounts = at(EMAILS, s3000=15, s600=10)
+    use = window_use(quota(EMAILS, 40), amounts, NOW, 20)
+    assert (use.used, use.is_reached, deliveries_allowed(use, 20)) == (25, False, 0)
+    room = NOW + use.room_after_seconds
+    assert deliveries_allowed(window_use(quota(EMAILS, 40), amounts, room), 20) == 1
+    assert deliveries_allowed(window_use(quota(EMAILS, 40), amounts, room - 0.5), 20) == 0
+    assert window_use(quota(EMAILS, 40), amounts, NOW, 15).room_after_seconds == 0.0
+
+
+def test_e_mails_are_limited_unless_the_file_says_none() -> None:
+    def read(**table: Any) -> Any:
+        return installation_defaults(read_source_defaults({"tenant_quotas": table}, "file").tenant_quotas)
+
+    assert read(running_tasks=5) == {EMAILS: Quota(EMAILS, 200, QuotaPolicy.DELAY), RUNNING: quota(RUNNING, 5)}
+    assert read(emails_per_hour=20) == {EMAILS: Quota(EMAILS, 20, QuotaPolicy.DELAY)}
+    assert read(emails_per_hour=0) == {}
+
+
 def test_defaults_are_read_from_the_file_with_money_in_dollars() -> None:
     table = {"running_tasks": 5, "usd_per_day": {"most": Decimal("12.5"), "policy": "DELAY"}}
     quotas = read_source_defaults({"tenant_quotas": table}, "file").tenant_quotas
@@ -195,6 +217,8 @@ def test_defaults_are_read_from_the_file_with_money_in_dollars() -> None:
         {"running_tasks": {"most": 5, "policy": "MAYBE"}},
         {"running_tasks": {"most": 5, "soft": 3}},
         {"submits_per_minute": 10**6},
+        {"emails_per_hour": 19},
+        {"emails_per_hour": {"most": 50, "policy": "REFUSE"}},
         [],
     ],
 )

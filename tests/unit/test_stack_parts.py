@@ -240,8 +240,11 @@ def test_a_setting_is_typed_with_or_without_its_prefix() -> None:
     for text in ("SLOTS=4", "nobody.SLOTS=4", "worker.SLOTS", "worker.=4", ""):
         with pytest.raises(click.BadParameter, match=r"worker\.SLOTS=4"):
             SETTING.convert(text, None, None)
-    with pytest.raises(click.BadParameter, match="the stack sets TENURE_GATEWAY_LISTEN itself"):
-        SETTING.convert("gateway.LISTEN=0.0.0.0:1", None, None)
+    for setting in ("gateway.LISTEN", "worker.COORDINATOR_ADDRESSES", "gateway.TOOLS_ADDRESS"):
+        with pytest.raises(click.BadParameter, match=r"the stack sets TENURE_[A-Z_]+ itself"):
+            SETTING.convert(f"{setting}=0.0.0.0:1", None, None)
+    sender = SETTING.convert("checkpoint.SMTP_FROM_ADDRESS=a@b.example", None, None)
+    assert sender == ("checkpoint", "TENURE_CHECKPOINT_SMTP_FROM_ADDRESS", "a@b.example")
 
 
 @pytest.mark.parametrize(

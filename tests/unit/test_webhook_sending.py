@@ -21,7 +21,7 @@ from tests.support.patience import CALL_SECONDS
 
 async def send(url: Any, allowed: Sequence[str] = EVERYWHERE) -> Any:
     delivery = OutgoingDelivery(1, "d", "{}", 0, datetime.now(UTC), url, b"x" * 24, None)
-    policy = WebhookPolicy(Networks(allowed), SmtpSettings(), 1, SecretBox(None))
+    policy = WebhookPolicy(Networks(allowed), SmtpSettings(), 1, 1, SecretBox(None))
     async with Sender(policy, CALL_SECONDS, 2) as sender:
         return await sender.send(delivery)
 

@@ -3,24 +3,24 @@
 -- name: find
 -- A tenant's row. `tenant` '': the defaults.
 select tenant, own, revision, actor, reason, max_running_tasks, max_submits_per_minute, max_tokens_per_hour,
-       max_nano_usd_per_day, running_policy, submits_policy, tokens_policy, money_policy, created_at, updated_at,
-       extract(epoch from clock_timestamp())::float8
+       max_nano_usd_per_day, max_emails_per_hour, running_policy, submits_policy, tokens_policy, money_policy, created_at,
+       updated_at, extract(epoch from clock_timestamp())::float8
   from tenants where tenant = %(tenant)b;
 
 -- name: lock
 -- The same, locked: submits of a tenant with a rate quota are counted one after another, and so are updates.
 select tenant, own, revision, actor, reason, max_running_tasks, max_submits_per_minute, max_tokens_per_hour,
-       max_nano_usd_per_day, running_policy, submits_policy, tokens_policy, money_policy, created_at, updated_at,
-       extract(epoch from clock_timestamp())::float8
+       max_nano_usd_per_day, max_emails_per_hour, running_policy, submits_policy, tokens_policy, money_policy, created_at,
+       updated_at, extract(epoch from clock_timestamp())::float8
   from tenants where tenant = %(tenant)b
    for no key update;
 
 -- name: note
 -- Creates an unknown tenant's row: the defaults apply to it, also those that are being changed at this moment.
 insert into tenants (tenant, max_running_tasks, max_submits_per_minute, max_tokens_per_hour, max_nano_usd_per_day,
-                     running_policy, submits_policy, tokens_policy, money_policy)
+                     max_emails_per_hour, running_policy, submits_policy, tokens_policy, money_policy)
 select %(tenant)b, d.max_running_tasks, d.max_submits_per_minute, d.max_tokens_per_hour, d.max_nano_usd_per_day,
-       d.running_policy, d.submits_policy, d.tokens_policy, d.money_policy
+       d.max_emails_per_hour, d.running_policy, d.submits_policy, d.tokens_policy, d.money_policy
   from tenants d where d.tenant = ''
    for share of d
 on conflict do nothing;
@@ -32,7 +32,8 @@ update tenants
        max_running_tasks = %(running_tasks)b::bigint, running_policy = %(running_tasks_policy)b,
        max_submits_per_minute = %(submits_per_minute)b::bigint, submits_policy = %(submits_per_minute_policy)b,
        max_tokens_per_hour = %(tokens_per_hour)b::bigint, tokens_policy = %(tokens_per_hour_policy)b,
-       max_nano_usd_per_day = %(money_per_day)b::bigint, money_policy = %(money_per_day_policy)b
+       max_nano_usd_per_day = %(money_per_day)b::bigint, money_policy = %(money_per_day_policy)b,
+       max_emails_per_hour = %(emails_per_hour)b::bigint
  where tenant = %(tenant)b;
 
 -- name: follow_defaults
@@ -48,15 +49,17 @@ update tenants t
        tokens_policy = case when 'TOKENS_PER_HOUR' = any(t.own) then t.tokens_policy else d.tokens_policy end,
        max_nano_usd_per_day = case when 'MONEY_PER_DAY' = any(t.own) then t.max_nano_usd_per_day
                                    else d.max_nano_usd_per_day end,
-       money_policy = case when 'MONEY_PER_DAY' = any(t.own) then t.money_policy else d.money_policy end
+       money_policy = case when 'MONEY_PER_DAY' = any(t.own) then t.money_policy else d.money_policy end,
+       max_emails_per_hour = case when 'EMAILS_PER_HOUR' = any(t.own) then t.max_emails_per_hour
+                                  else d.max_emails_per_hour end
   from tenants d
  where d.tenant = '' and t.tenant <> '';
 
 -- name: list
 -- A page by name.
 select tenant, own, revision, actor, reason, max_running_tasks, max_submits_per_minute, max_tokens_per_hour,
-       max_nano_usd_per_day, running_policy, submits_policy, tokens_policy, money_policy, created_at, updated_at,
-       extract(epoch from clock_timestamp())::float8
+       max_nano_usd_per_day, max_emails_per_hour, running_policy, submits_policy, tokens_policy, money_policy, created_at,
+       updated_at, extract(epoch from clock_timestamp())::float8
   from tenants where tenant > %(after)b
  order by tenant limit %(limit)b;
 
@@ -67,8 +70,8 @@ select tenant from tenants where max_tokens_per_hour is not null or max_nano_usd
 -- name: find_some
 -- Several tenants' rows.
 select tenant, own, revision, actor, reason, max_running_tasks, max_submits_per_minute, max_tokens_per_hour,
-       max_nano_usd_per_day, running_policy, submits_policy, tokens_policy, money_policy, created_at, updated_at,
-       extract(epoch from clock_timestamp())::float8
+       max_nano_usd_per_day, max_emails_per_hour, running_policy, submits_policy, tokens_policy, money_policy, created_at,
+       updated_at, extract(epoch from clock_timestamp())::float8
   from tenants where tenant = any(%(tenants)b::text[]);
 
 -- name: running
@@ -123,6 +126,16 @@ with retrying as (
   update tasks set next_retry_at = now() from retrying where tasks.task_id = retrying.task_id
 )
 update tasks set starts_at = now() from held where tasks.task_id = held.task_id;
+
+-- name: wake_emails
+-- Deliveries of e-mail that wait because of a quota that has changed become due. The caller has locked the tenant's row,
+-- and then locks the webhooks' rows, in the order of every sender.
+with held as materialized (
+  select w.webhook_id from webhooks w where w.tenant = %(tenant)b and w.kind = 'EMAIL' order by w.webhook_id
+     for no key update
+)
+update webhook_deliveries d set next_attempt_at = clock_timestamp()
+  from held where d.webhook_id = held.webhook_id and d.next_attempt_at > now() and d.hold_reason = 'TENANT_QUOTA';
 
 -- name: usage
 -- Sums of a tenant's bills over time, by the requested grouping. Keys are compared byte by byte, because pages are cut

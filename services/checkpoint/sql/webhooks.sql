@@ -56,6 +56,12 @@ select g.webhook_id::text, g.reason, g.from_at, g.to_at, g.from_cursor, g.to_cur
        lateral (select * from webhook_gaps n where n.webhook_id = w.webhook_id order by n.found_at desc limit %(limit)b) g
  order by g.webhook_id, g.found_at desc;
 
+-- name: held
+-- How many deliveries of each webhook wait for the tenant's quota, by the index of held deliveries.
+select webhook_id::text, count(*) from webhook_deliveries
+ where webhook_id = any(%(webhook_ids)b::text[]::uuid[]) and hold_reason <> ''
+ group by webhook_id;
+
 -- name: pause
 -- No replica takes a sender lease any more; results of requests in flight may still be recorded.
 update webhooks
@@ -120,7 +126,7 @@ returning w.webhook_id::text, w.tenant, w.turn;
 update webhooks w set turn_until = clock_timestamp() + make_interval(secs => %(turn_seconds)b)
  where w.webhook_id = %(webhook_id)b::text::uuid and w.turn = %(turn)b and not w.paused
 returning w.event_types, w.filter, w.feed_id::text, w.xid::text::bigint, w.position, w.pending,
-          w.hold_until > clock_timestamp();
+          w.hold_until > clock_timestamp(), cardinality(w.email_addresses);
 
 -- name: end_turn
 -- The next sender lease may begin at once.
@@ -181,11 +187,29 @@ with held as materialized (
    limit %(limit)b
 )
 update webhook_deliveries d
-   set attempts = d.attempts + 1, last_attempt_at = clock_timestamp(), sent_in_turn = %(turn)b
+   set attempts = d.attempts + 1, last_attempt_at = clock_timestamp(), sent_in_turn = %(turn)b, hold_reason = ''
   from due join held using (webhook_id)
  where d.webhook_id = due.webhook_id and d.ordinal = due.ordinal
 returning d.ordinal, d.delivery_id::text, d.body, d.attempts, d.last_attempt_at, held.url, held.secret, held.old_secret,
           held.kind, held.email_addresses, d.accepted_addresses, held.tenant || '|' || held.webhook_id;
+
+-- name: count_due
+-- The deliveries that `take_deliveries` would take, without the lock.
+select count(*) from (select from webhook_deliveries d
+                       where d.webhook_id = %(webhook_id)b::text::uuid and d.next_attempt_at <= now()
+                         and d.sent_in_turn is distinct from %(turn)b limit %(limit)b) due;
+
+-- name: hold_deliveries
+-- The due deliveries wait for the tenant's quota. Nothing failed, so no attempt is counted.
+with held as materialized (
+  select webhook_id from webhooks
+   where webhook_id = %(webhook_id)b::text::uuid and turn = %(turn)b and not paused
+     for no key update
+)
+update webhook_deliveries d
+   set next_attempt_at = clock_timestamp() + make_interval(secs => %(wait_seconds)b), hold_reason = 'TENANT_QUOTA'
+  from held
+ where d.webhook_id = held.webhook_id and d.next_attempt_at <= now() and d.sent_in_turn is distinct from %(turn)b;
 
 -- name: count_received
 -- The fence of a received delivery.
@@ -235,7 +259,7 @@ delete from webhook_deliveries
 -- name: deliveries
 -- A page, the newest first.
 select d.ordinal, d.delivery_id::text, d.event_type, d.line, d.sequence, d.state, d.attempts, d.next_attempt_at,
-       d.last_attempt_at, d.last_status, d.last_error, d.created_at, d.ended_at, d.accepted_addresses
+       d.last_attempt_at, d.last_status, d.last_error, d.created_at, d.ended_at, d.accepted_addresses, d.hold_reason
   from webhook_deliveries d
  where d.webhook_id = %(webhook_id)b::text::uuid and d.ordinal < %(before)b
    and (cardinality(%(states)b::text[]) = 0 or d.state = any(%(states)b::text[]))
@@ -245,7 +269,7 @@ select d.ordinal, d.delivery_id::text, d.event_type, d.line, d.sequence, d.state
 -- name: delivery
 -- One delivery.
 select d.ordinal, d.delivery_id::text, d.event_type, d.line, d.sequence, d.state, d.attempts, d.next_attempt_at,
-       d.last_attempt_at, d.last_status, d.last_error, d.created_at, d.ended_at, d.accepted_addresses
+       d.last_attempt_at, d.last_status, d.last_error, d.created_at, d.ended_at, d.accepted_addresses, d.hold_reason
   from webhook_deliveries d
  where d.webhook_id = %(webhook_id)b::text::uuid and d.delivery_id = %(delivery_id)b::text::uuid;
 
@@ -265,7 +289,7 @@ update webhook_deliveries d
 
 -- name: take_place
 -- The next delivery of these lines that is not in flight loses its position: a replayed one may come before it.
-update webhook_deliveries d set next_attempt_at = null
+update webhook_deliveries d set next_attempt_at = null, hold_reason = ''
  where d.webhook_id = %(webhook_id)b::text::uuid and d.line = any(%(lines)b::text[])
    and d.next_attempt_at is not null and d.sent_in_turn is null;
 

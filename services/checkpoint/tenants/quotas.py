@@ -27,6 +27,7 @@ from tenure.domain.budget import Denied
 from tenure.domain.errors import TryLater
 from tenure.domain.quotas import (
     OF_CALLS,
+    OF_SUBMITS,
     SPANS,
     QuotaKind,
     QuotaPolicy,
@@ -176,15 +177,14 @@ async def count_submit(connection: Connection, tenant: str, admission: Admission
 
 
 async def _uses(connection: Connection, row: TenantRow) -> Uses:
-    windows = await read_uses(connection, [row])
+    windows = await read_uses(connection, [row], OF_SUBMITS)
     return {**windows[row.tenant], **await read_running(connection, row)}
 
 
 def _matter(quotas: Mapping[QuotaKind, Quota]) -> bool:
     """Whether a submit must check the quotas. A quota of running tasks that does not refuse concerns offers only."""
-    return any(
-        kind is not QuotaKind.RUNNING_TASKS or quota.policy is QuotaPolicy.REFUSE for kind, quota in quotas.items()
-    )
+    running = quotas.get(QuotaKind.RUNNING_TASKS)
+    return any(kind in quotas for kind in OF_SUBMITS) or (running is not None and running.policy is QuotaPolicy.REFUSE)
 
 
 # Quotas of model calls, for the reservations of a batch of commits.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from services.checkpoint.queries import fetch_one
 from tenure.domain.budget import nano_usd_of
-from tenure.domain.quotas import DEFAULT_POLICY, Quota, QuotaKind, QuotaPolicy
+from tenure.domain.quotas import DEFAULT_POLICY, INSTALLATION_DEFAULTS, Quota, QuotaKind, QuotaPolicy
 from tenure.runtime.sql import Queries
 from tenure.validators.common import Violations
 from tenure.validators.tenant_service import check_quota
@@ -29,11 +29,15 @@ _NAMES: Final = {
     "submits_per_minute": QuotaKind.SUBMITS_PER_MINUTE,
     "tokens_per_hour": QuotaKind.TOKENS_PER_HOUR,
     _MONEY: QuotaKind.MONEY_PER_DAY,
+    "emails_per_hour": QuotaKind.EMAILS_PER_HOUR,
 }
 
 
 def read_quotas(table: Any) -> tuple[dict[QuotaKind, Quota], list[str]]:
-    """Returns the quotas of the table and its problems. Fractions must be Decimal."""
+    """Returns the quotas of the table and its problems. Fractions must be Decimal.
+
+    A cap of 0 removes a default of the installation.
+    """
     if not isinstance(table, dict):
         return {}, ["must be a table"]
     quotas, problems = {}, []
@@ -59,7 +63,7 @@ def _quota(name: str, fields: Mapping[str, Any]) -> Quota:
     quota = Quota(kind, _most(name, fields.get("most")), QuotaPolicy(policy))
     violations = Violations()
     check_quota(quota_to_wire(quota), violations, "")
-    if violations.violations or not quota.most:
+    if violations.violations or not (quota.most or kind in INSTALLATION_DEFAULTS):
         raise ValueError("; ".join(one.description for one in violations.violations) or "must be above 0")
     return quota
 
@@ -91,6 +95,7 @@ class TenantRow(NamedTuple):
     max_submits_per_minute: int | None
     max_tokens_per_hour: int | None
     max_nano_usd_per_day: int | None
+    max_emails_per_hour: int | None
     running_policy: str
     submits_policy: str
     tokens_policy: str
@@ -107,6 +112,7 @@ class TenantRow(NamedTuple):
             QuotaKind.SUBMITS_PER_MINUTE: (self.max_submits_per_minute, self.submits_policy),
             QuotaKind.TOKENS_PER_HOUR: (self.max_tokens_per_hour, self.tokens_policy),
             QuotaKind.MONEY_PER_DAY: (self.max_nano_usd_per_day, self.money_policy),
+            QuotaKind.EMAILS_PER_HOUR: (self.max_emails_per_hour, DEFAULT_POLICY[QuotaKind.EMAILS_PER_HOUR]),
         }
         return {kind: Quota(kind, most, QuotaPolicy(policy)) for kind, (most, policy) in columns.items() if most}
 

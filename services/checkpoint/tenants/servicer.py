@@ -11,7 +11,7 @@ from services.checkpoint.tenants.rows import DEFAULTS, TENANTS, TenantRow, ensur
 from services.checkpoint.tenants.usage_windows import Uses, read_running, read_uses
 from tenure.domain.budget import SIMULATED_MODEL_PREFIX, SIMULATED_REQUEST_PREFIX, TokenUsage
 from tenure.domain.errors import InvalidRequest, WrongState
-from tenure.domain.quotas import Quota, QuotaKind, QuotaUse
+from tenure.domain.quotas import Quota, QuotaKind, QuotaUse, installation_defaults
 from tenure.runtime.request_context import current_tenant
 from tenure.v1 import tenant_service_pb2 as pb
 from tenure.v1.tenant_service_pb2_grpc import TenantServiceServicer
@@ -130,7 +130,7 @@ async def list_tenants(pool: Pool, request: pb.ListTenantsRequest) -> pb.ListTen
 
 
 async def update_limits(pool: Pool, tenant: str, request: pb.UpdateTenantLimitsRequest) -> pb.Tenant:
-    """Sets quotas. Raises WrongState (TENANT_CHANGED). Wakes tasks that wait because of a quota."""
+    """Sets quotas. Raises WrongState (TENANT_CHANGED). Wakes tasks and e-mails that wait because of a quota."""
 
     async def work(connection: Connection) -> pb.Tenant:
         row = await ensured(connection, tenant, lock=True)
@@ -139,6 +139,7 @@ async def update_limits(pool: Pool, tenant: str, request: pb.UpdateTenantLimitsR
             _check_revision(row, request)
             await write_quotas(connection, tenant, quotas, own, request.actor, request.reason)
             await connection.execute(TENANTS.wake, {"tenant": tenant, "limit": MAX_WOKEN})
+            await connection.execute(TENANTS.wake_emails, {"tenant": tenant})
         return (await _to_messages(connection, [await ensured(connection, tenant)]))[0]
 
     return await in_ledger_transaction(pool, work)
@@ -146,11 +147,12 @@ async def update_limits(pool: Pool, tenant: str, request: pb.UpdateTenantLimitsR
 
 async def adopt_defaults(pool: Pool, defaults: Mapping[QuotaKind, Quota]) -> None:
     """Adopts the default quotas of this replica's file. When files differ, the replica that started last wins."""
+    effective = installation_defaults(defaults)
 
     async def work(connection: Connection) -> None:
         row = await ensured(connection, DEFAULTS, lock=True)
-        if row.quotas != dict(defaults):
-            await write_quotas(connection, DEFAULTS, defaults, [], LEDGER, "the file of defaults")
+        if row.quotas != effective:
+            await write_quotas(connection, DEFAULTS, effective, [], LEDGER, "the file of defaults")
             await connection.execute(TENANTS.follow_defaults)
 
     await in_ledger_transaction(pool, work)

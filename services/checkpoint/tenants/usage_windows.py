@@ -35,6 +35,15 @@ async def read_uses(
     return uses
 
 
+async def read_use(connection: Connection, row: TenantRow, kind: QuotaKind, wanted: int) -> QuotaUse | None:
+    """Returns the use of one window, and when there is room for the wanted amount; None: no quota."""
+    quota = row.quotas.get(kind)
+    if quota is None:
+        return None
+    amounts = await _amounts(connection, [(row.tenant, kind, row.now)])
+    return window_use(quota, amounts[row.tenant, kind], row.now, wanted)
+
+
 async def read_running(connection: Connection, row: TenantRow) -> Uses:
     """Returns the use of the quota of running tasks, if there is one."""
     quota = row.quotas.get(QuotaKind.RUNNING_TASKS)

@@ -11,7 +11,7 @@ import uuid_utils
 from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction, ledger_connection
 from services.checkpoint.webhooks.feed_reader import WebhookEvent, write_events
 from services.checkpoint.webhooks.rows import NO_TASK, WEBHOOKS, DeliveryRow, WebhookRow, read_webhook
-from tenure.domain.errors import NotFound, WrongState
+from tenure.domain.errors import LimitReached, NotFound, WrongState
 from tenure.domain.webhooks import (
     MAX_REPLAYED,
     TEST_EVENT,
@@ -138,14 +138,17 @@ async def list_deliveries(
     return pb.ListWebhookDeliveriesResponse(deliveries=[one.delivery() for one in page], next_page_token=token)
 
 
-async def send_test(pool: Pool, tenant: str, webhook: str) -> pb.WebhookDelivery:
-    """Adds a test delivery. Raises NotFound or WrongState (WEBHOOK_PAUSED)."""
+async def send_test(pool: Pool, tenant: str, webhook: str, most_pending: int) -> pb.WebhookDelivery:
+    """Adds a test delivery. Raises NotFound, WrongState (WEBHOOK_PAUSED) or LimitReached (TOO_MANY_DELIVERIES)."""
     delivery_id = str(uuid_utils.uuid7())
 
     async def work(connection: Connection) -> pb.WebhookDelivery:
         row = await read_webhook(connection, tenant, webhook, lock=True)
         if row.paused:
             raise WrongState(f"the webhook {row.name} is paused: resume it first", reason="WEBHOOK_PAUSED")
+        if row.pending >= most_pending:
+            message = f"{row.pending:,} deliveries of the webhook {row.name} are pending: test it when they were sent"
+            raise LimitReached(message, reason="TOO_MANY_DELIVERIES")
         now = await _now(connection)
         body = body_of(TEST_EVENT, now, {"webhook_id": row.webhook_id, "name": row.name})
         event = WebhookEvent(delivery_id, TEST_EVENT, NO_TASK + delivery_id, 0, body)

@@ -60,7 +60,7 @@ class WebhookRow(NamedTuple):
     kind: str
     email_addresses: list[str]
 
-    def webhook(self, gaps: Sequence[pb.WebhookGap] = ()) -> pb.Webhook:
+    def webhook(self, gaps: Sequence[pb.WebhookGap], held: int) -> pb.Webhook:
         """Returns the webhook as callers see it, without its secrets."""
         return pb.Webhook(
             webhook_id=self.webhook_id,
@@ -84,6 +84,7 @@ class WebhookRow(NamedTuple):
             update_time=timestamp(self.updated_at),
             kind=WEBHOOK_KINDS.to_wire(WebhookKind(self.kind)),
             email_addresses=self.email_addresses,
+            held_deliveries=held,
         )
 
 
@@ -104,6 +105,7 @@ class DeliveryRow(NamedTuple):
     created_at: datetime
     ended_at: datetime | None
     accepted_addresses: list[str]
+    hold_reason: str
 
     def delivery(self) -> pb.WebhookDelivery:
         """Returns the delivery as callers see it."""
@@ -121,6 +123,7 @@ class DeliveryRow(NamedTuple):
             create_time=timestamp(self.created_at),
             end_time=optional_timestamp(self.ended_at),
             accepted_addresses=self.accepted_addresses,
+            hold_reason=self.hold_reason,
         )
 
 
@@ -134,14 +137,21 @@ async def read_webhook(connection: Connection, tenant: str, id_or_name: str, *, 
 
 
 async def to_messages(connection: Connection, rows: Sequence[WebhookRow]) -> list[pb.Webhook]:
-    """Returns webhooks with their gaps."""
-    parameters = {"webhook_ids": [row.webhook_id for row in rows], "limit": GAPS_SHOWN}
+    """Returns webhooks with their gaps and the number of their held deliveries."""
+    webhook_ids = [row.webhook_id for row in rows]
+    parameters = {"webhook_ids": webhook_ids, "limit": GAPS_SHOWN}
+    held = dict(await _held(connection, webhook_ids))
     gaps: dict[str, list[pb.WebhookGap]] = {row.webhook_id: [] for row in rows}
     for webhook_id, reason, from_at, to_at, from_cursor, to_cursor in await fetch_all(
         connection, WEBHOOKS.gaps, parameters
     ):
         gaps[webhook_id].append(gap_message(GapReason(reason), from_at, to_at, from_cursor, to_cursor))
-    return [row.webhook(gaps[row.webhook_id]) for row in rows]
+    return [row.webhook(gaps[row.webhook_id], held.get(row.webhook_id, 0)) for row in rows]
+
+
+async def _held(connection: Connection, webhook_ids: Sequence[str]) -> list[tuple[str, int]]:
+    rows = await fetch_all(connection, WEBHOOKS.held, {"webhook_ids": webhook_ids})
+    return [(webhook_id, count) for webhook_id, count in rows]
 
 
 def gap_message(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction
 from services.checkpoint.watch.change_feed import ChangeCursor
 from services.checkpoint.webhooks.deliveries import record
+from services.checkpoint.webhooks.email_quota import take_deliveries, take_emails
 from services.checkpoint.webhooks.feed_reader import SenderLeaseKey, read_on
 from services.checkpoint.webhooks.rows import WEBHOOKS
 from services.checkpoint.webhooks.sending import OutgoingDelivery, Sender
@@ -49,6 +50,7 @@ class _LeaseState(NamedTuple):
     position: int
     pending: int
     held: bool
+    recipients: int
 
     @property
     def cursor(self) -> ChangeCursor:
@@ -94,7 +96,7 @@ class SenderLease:
         while time.monotonic() < self._ends_at and (status := await self._keep()) is not None:
             self._attempt_ended.clear()
             more = await self._read(status)
-            due = [] if status.held else await self._take()
+            due = [] if status.held else await self._take(status.recipients)
             for delivery in due:
                 self._in_flight += 1
                 sending.create_task(self._deliver(delivery))
@@ -135,17 +137,18 @@ class SenderLease:
         self._read_at = 0.0 if more else now + READ_INTERVAL_SECONDS
         return more
 
-    async def _take(self) -> list[OutgoingDelivery]:
+    async def _take(self, recipients: int) -> list[OutgoingDelivery]:
+        """Takes due deliveries. `recipients`: of an e-mail, 0 for other kinds."""
         free = self._dependencies.settings.max_requests - self._in_flight
         if free <= 0:
             return []
-        parameters = {**self._lease_key.key, "limit": free}
 
         async def work(connection: Connection) -> list[OutgoingDelivery]:
-            return [OutgoingDelivery(*row) for row in await fetch_all(connection, WEBHOOKS.take_deliveries, parameters)]
+            if recipients:
+                return await take_emails(connection, self._lease_key, recipients, free)
+            return await take_deliveries(connection, self._lease_key, free)
 
-        due = await in_ledger_transaction(self._dependencies.pool, work)
-        return sorted(due)
+        return await in_ledger_transaction(self._dependencies.pool, work)
 
     async def _deliver(self, delivery: OutgoingDelivery) -> None:
         try:

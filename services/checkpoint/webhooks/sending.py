@@ -71,6 +71,7 @@ class WebhookPolicy(NamedTuple):
     networks: Networks
     smtp: SmtpSettings
     most_webhooks: int
+    most_pending: int
     secrets: SecretBox
     allow_insecure: bool = False
 
@@ -101,6 +102,11 @@ class OutgoingDelivery(NamedTuple):
     email_addresses: Sequence[str] = ()
     accepted_addresses: Sequence[str] = ()
     owner: str = ""
+
+    @property
+    def remaining_addresses(self) -> tuple[str, ...]:
+        """The recipients that have not accepted the e-mail yet."""
+        return tuple(address for address in self.email_addresses if address not in self.accepted_addresses)
 
     def opened(self, secrets: SecretBox) -> OutgoingDelivery:
         """Returns the delivery with its secrets and its URL as they are. Raises Unavailable (SECRET_NOT_READABLE)."""
@@ -198,8 +204,8 @@ class Sender:
 
 
 def _mail_of(delivery: OutgoingDelivery) -> OutgoingMail:
-    left = [address for address in delivery.email_addresses if address not in delivery.accepted_addresses]
-    return OutgoingMail(delivery.delivery_id, delivery.body, tuple(delivery.email_addresses), tuple(left))
+    recipients = tuple(delivery.email_addresses)
+    return OutgoingMail(delivery.delivery_id, delivery.body, recipients, delivery.remaining_addresses)
 
 
 async def _beginning(response: Response) -> str:

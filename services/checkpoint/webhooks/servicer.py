@@ -244,7 +244,9 @@ class WebhookServicer(WebhookServiceServicer):
 
     async def TestWebhook(self, request: pb.TestWebhookRequest, _context: Any) -> pb.TestWebhookResponse:
         return pb.TestWebhookResponse(
-            delivery=await deliveries.send_test(self._pool, current_tenant(), request.webhook)
+            delivery=await deliveries.send_test(
+                self._pool, current_tenant(), request.webhook, self._policy.most_pending
+            )
         )
 
     async def ListWebhookDeliveries(
