@@ -24,11 +24,13 @@ from services.coordinator.ledger_client import WATCH_SECONDS, LedgerClient
 from services.coordinator.operator_requests import OperatorRequests
 from services.coordinator.pruned_tasks import PrunedTasks
 from services.coordinator.servicer import CoordinatorServicer
+from services.coordinator.sessions.live_addresses import LiveAddresses
 from services.coordinator.sessions.own_session import OwnSession
 from services.coordinator.sessions.session_attach import SessionAttach, Sessions, Takeover
 from services.coordinator.settings import CoordinatorSettings
 from services.coordinator.tools_client import ToolsClient
 from tenure.domain.access import Role
+from tenure.domain.live_address import LiveNetworks
 from tenure.runtime.process import Duties, Process
 from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.rpc_options import ServerLimits
@@ -106,7 +108,8 @@ async def assemble(process: Process, settings: CoordinatorSettings) -> RpcServer
     key_watch = KeyWatch(coordinator_id, store, sessions, lost_claims, generation, operator_requests)
     releases = await process.open(ClaimReleases(store, lost_claims))
     takeover = await process.open(Takeover(store, timing.reconnect_grace_seconds))
-    session_attach = SessionAttach(coordinator_id, store, generation, sessions, timing)
+    live_addresses = LiveAddresses(LiveNetworks(settings.live_networks))
+    session_attach = SessionAttach(coordinator_id, store, generation, sessions, timing, live_addresses)
     servicer = CoordinatorServicer(
         store, sessions, session_attach, takeover, dispatch, releases, issuer, operator_requests, process.stopping
     )

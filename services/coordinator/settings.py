@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.coordinator.sessions.session import Timing
+from tenure.domain.live_address import LiveNetworks
 from tenure.runtime.service import CommonSettings
 from tenure.runtime.settings import Address, group, setting
 
@@ -44,6 +45,9 @@ class CoordinatorSettings:
     max_leases_per_tenant: int = setting(
         "the maximum of named leases per tenant; etcd ends about 1,000 leases a second", default=1000, minimum=1
     )
+    live_networks: tuple[str, ...] = setting(
+        "the networks of workers' live addresses; session: where the worker connects from; empty: no limit", default=()
+    )
     common: CommonSettings = group(CommonSettings)
 
     def problems(self) -> Iterator[str]:
@@ -56,6 +60,10 @@ class CoordinatorSettings:
             yield "TENURE_COORDINATOR_START_TIMEOUT_SECONDS must be longer than two renewal intervals"
         if (self.etcd_certificate_file is None) != (self.etcd_key_file is None):
             yield "TENURE_COORDINATOR_ETCD_CERTIFICATE_FILE and …_ETCD_KEY_FILE must be set together"
+        try:
+            LiveNetworks(self.live_networks)
+        except ValueError as error:
+            yield f"TENURE_COORDINATOR_LIVE_NETWORKS: {error}"
 
     def timing(self) -> Timing:
         """Returns the durations of sessions."""

@@ -15,6 +15,7 @@ from tenure.domain.slots import ReservedSlots
 from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.tls import ChannelTls
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2, token_pb2
@@ -27,8 +28,9 @@ from tests.support.patience import AGAIN, CALL_SECONDS, PATIENCE_SECONDS
 class ScriptedWorker:
     """One attachment of a worker. Renews by itself until it is frozen; everything else the test says."""
 
-    def __init__(self, address: str, ledger: Any, **hello: Any) -> None:
+    def __init__(self, address: str, ledger: Any, *, tls: ChannelTls | None = None, **hello: Any) -> None:
         self.hello = pb.Hello(**hello)
+        self._tls = tls
         self.session_id = ""
         self.lost: list[str] = []
         self.held: dict[str, pb.Grant] = {}
@@ -49,7 +51,7 @@ class ScriptedWorker:
 
     async def attach(self) -> ScriptedWorker:
         """Say Hello and hear Welcome; from then on it renews."""
-        self._channel = open_channel(self._address)
+        self._channel = open_channel(self._address, tls=self._tls)
         self._call = cast("Any", CoordinatorServiceStub(self._channel).Session())
         await self._write(pb.SessionRequest(hello=self.hello))
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -66,7 +68,7 @@ class ScriptedWorker:
         hello.session_id = self.session_id
         hello.ClearField("holdings")
         hello.holdings.extend(self._held_tasks())
-        other = ScriptedWorker(address or self._address, self._ledger)
+        other = ScriptedWorker(address or self._address, self._ledger, tls=self._tls)
         other.hello, other.held, other.progress = hello, dict(self.held), dict(self.progress)
         return await other.attach()
 
