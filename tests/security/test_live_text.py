@@ -200,7 +200,7 @@ async def test_a_second_worker_with_the_same_id_is_not_heard(installation: Insta
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("proof", [b"", holder_proof(b"o" * 32)])
+@pytest.mark.parametrize("proof", [b"", holder_proof(b"o" * 32)], ids=["no proof", "another proof"])
 async def test_another_process_at_the_address_is_not_heard(installation: Installation, proof: bytes) -> None:
     """It has a certificate of the role worker, and the address that the holder of the claim has advertised."""
     queue, forger, replica = uuid.uuid4().hex, Speaker("forged", proof), installation.coordinators[0]
