@@ -194,7 +194,11 @@ class Worker:
         self.ledger: Any = CheckpointServiceStub(channel(options.checkpoints))
         self.tools: Any = ToolServiceStub(channel(options.tools))
         hello = coordinator_pb.Hello(
-            worker_id=options.id, queues=[options.queue], loops=[LOOP], free_slots=options.slots
+            session_secret=os.urandom(32),  # Rule 1. Only a process that has it can attach the session again.
+            worker_id=options.id,
+            queues=[options.queue],
+            loops=[LOOP],
+            free_slots=options.slots,
         )
         self.session = Session(CoordinatorServiceStub(channel(options.coordinators)), hello, self.take)
 

@@ -25,11 +25,13 @@ from services.coordinator.operator_requests import OperatorRequests
 from services.coordinator.pools import PoolEnforcement, WorkerPools
 from services.coordinator.pruned_tasks import PrunedTasks
 from services.coordinator.servicer import CoordinatorServicer
+from services.coordinator.sessions.live_addresses import LiveAddresses
 from services.coordinator.sessions.own_session import OwnSession
 from services.coordinator.sessions.session_attach import SessionAttach, Sessions, Takeover
 from services.coordinator.settings import CoordinatorSettings
 from services.coordinator.tools_client import ToolsClient
 from tenure.domain.access import Role
+from tenure.domain.live_address import LiveNetworks
 from tenure.runtime.audit import RefusalLog
 from tenure.runtime.process import Duties, Process
 from tenure.runtime.rpc_client import open_channel
@@ -88,16 +90,7 @@ async def assemble(process: Process, settings: CoordinatorSettings) -> RpcServer
     ledger = LedgerClient(checkpoint)
     tools = ToolsClient(await process.open(open_channel(settings.tools_address, tls=security.peer(Role.TOOLS))))
     issuer = Issuer(settings.signing_key_file, settings.verifying_keys_file, settings.common.tls.installation)
-    server = RpcServer(
-        settings.listen,
-        security=security,
-        validate=validate,
-        stopping=process.stopping,
-        limits=LIMITS,
-        audit=await process.open(RefusalLog(target_of, AuditClient(checkpoint).append).opened()),
-        limiter=settings.limit.limiter(),
-    )
-
+    server = await _server(process, settings, security, AuditClient(checkpoint))
     sessions = Sessions()
     lost_claims = LostClaims(store, ledger)
     generation = Generation(store, ledger, lost_claims, server_health(server))
@@ -113,13 +106,17 @@ async def assemble(process: Process, settings: CoordinatorSettings) -> RpcServer
     close_out_runner = CloseOutRunner(store, ledger, tools, lost_claims, issuer, generation, own_session)
     endings = PendingEndings(ledger, sessions, close_out_runner, grace_seconds=settings.cancel_grace_seconds)
     operator_requests = OperatorRequests(store, sessions, lost_claims, pools)
-    interval_seconds = settings.reconcile_interval_seconds
-    reconciliation = Reconciliation(store, ledger, sessions, lost_claims, interval_seconds, timing, operator_requests)
+    reconciliation = Reconciliation(
+        store, ledger, sessions, lost_claims, settings.reconcile_interval_seconds, timing, operator_requests
+    )
     key_watch = KeyWatch(coordinator_id, store, sessions, lost_claims, generation, operator_requests)
     releases = await process.open(ClaimReleases(store, lost_claims))
     takeover = await process.open(Takeover(store, timing.reconnect_grace_seconds))
     enforcement = PoolEnforcement(pools, sessions, releases, dispatch.on_queued)
-    session_attach = SessionAttach(coordinator_id, store, generation, sessions, timing, pools, enforcement)
+    live_addresses = LiveAddresses(LiveNetworks(settings.live_networks))
+    session_attach = SessionAttach(
+        coordinator_id, store, generation, sessions, timing, pools, enforcement, live_addresses
+    )
     servicer = CoordinatorServicer(
         store,
         sessions,
@@ -154,6 +151,18 @@ async def assemble(process: Process, settings: CoordinatorSettings) -> RpcServer
     duties.start("unregistered leases", lease_sweep.run, silence_seconds=LISTS_SILENCE_SECONDS)
     await generation.first_look()
     return server
+
+
+async def _server(process: Process, settings: CoordinatorSettings, security: Security, audit: AuditClient) -> RpcServer:
+    return RpcServer(
+        settings.listen,
+        security=security,
+        validate=validate,
+        stopping=process.stopping,
+        limits=LIMITS,
+        audit=await process.open(RefusalLog(target_of, audit.append).opened()),
+        limiter=settings.limit.limiter(),
+    )
 
 
 def server_health(server: RpcServer) -> Callable[[bool], Awaitable[None]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from services.coordinator.claims.lost_claims import LostClaim
 from services.coordinator.lease_store.session_keys import DrainRecord
+from tenure.domain.access import certificate_name
 from tenure.domain.errors import NotFound, PermissionDenied, WrongState
 from tenure.domain.pools import OUTSIDE_POOL, SETTING
 from tenure.domain.states import Reason
@@ -107,7 +108,7 @@ def worker_to_wire(session: HeldSession, claim_count: int, pools: WorkerPools, *
 
 def _pool(session: HeldSession, pools: WorkerPools) -> WorkerPool | None:
     try:
-        return pools.pool_of(session.record.identity)
+        return pools.pool_of(certificate_name(session.record.identity))
     except PermissionDenied:
         return None
 

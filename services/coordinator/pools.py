@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from tenure.domain.access import Principal, Role, certificate_name
 from tenure.domain.errors import PermissionDenied
 from tenure.domain.pools import EVERYTHING, MalformedPools, WorkerPool, pool_of, read_pools
 from tenure.domain.states import Reason
@@ -134,11 +133,6 @@ class PoolEnforcement:
         for session in self._sessions:
             self.apply(session)
         self._on_changed()
-
-
-def worker_identity(principal: Principal) -> str:
-    """Returns the name in a worker's certificate; "" for a caller that is not authenticated."""
-    return certificate_name(principal) if principal.role is Role.WORKER else ""
 
 
 def _fields(session: AttachedSession, why: str) -> dict[str, str]:

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Final
 
 from services.coordinator.operator_requests import list_claims, list_renewals, list_workers
-from services.coordinator.pools import worker_identity
+from services.coordinator.sessions.live_addresses import live_source
+from services.coordinator.sessions.session_attach import Greeting
 from services.coordinator.sessions.session_stream import SESSION_GOES_ON, SessionStreamServer, StreamEnd
-from tenure.domain.access import check_holder
 from tenure.domain.errors import InvalidRequest
 from tenure.runtime.access_control import current_principal
 from tenure.runtime.rpc_server import draining
@@ -62,9 +62,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         if self._stopping.is_set():
             raise draining()
         hello = await _hello(request_iterator)
-        principal = current_principal()
-        check_holder(principal, hello.worker_id)
-        session = await self._session_attach.attach(hello, worker_identity(principal))
+        session = await self._session_attach.attach(Greeting.of(hello, current_principal(), context.peer()))
         stream = SessionStreamServer(session, self._store, self._issuer, self._releases, self._dispatch, self._stopping)
         try:
             self._dispatch.on_queued()
@@ -88,6 +86,10 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     async def ListRenewals(self, request: pb.ListRenewalsRequest, _context: Any) -> pb.ListRenewalsResponse:
         """Lists the renewals of the claims at this replica."""
         return pb.ListRenewalsResponse(renewals=list_renewals(self._sessions, request.task_id))
+
+    async def GetLiveSource(self, request: pb.GetLiveSourceRequest, _context: Any) -> pb.GetLiveSourceResponse:
+        """Returns where the holder of a claim serves its live text."""
+        return await live_source(self._store, request.task_id, request.epoch)
 
     async def TransferTask(self, request: Any, _context: Any) -> pb.CoordinatorServiceTransferTaskResponse:
         """Transfers a task from its owner to another worker."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from services.coordinator.etcd.endpoints import parse_targets
 from services.coordinator.sessions.session import Timing
+from tenure.domain.live_address import LiveNetworks
 from tenure.runtime.call_limiter import WorkerLimitSettings
 from tenure.runtime.security import clear_text_problems, peer_problems
 from tenure.runtime.service import CommonSettings
@@ -50,6 +51,9 @@ class CoordinatorSettings:
     max_leases_per_tenant: int = setting(
         "the maximum of named leases per tenant; etcd ends about 1,000 leases a second", default=1000, minimum=1
     )
+    live_networks: tuple[str, ...] = setting(
+        "the networks of workers' live addresses; session: where the worker connects from; empty: no limit", default=()
+    )
     limit: WorkerLimitSettings = group(WorkerLimitSettings, "TENURE_COORDINATOR_LIMIT_")
     common: CommonSettings = group(CommonSettings)
 
@@ -68,6 +72,10 @@ class CoordinatorSettings:
                 "TENURE_COORDINATOR_POOLS_FILE needs TLS, because only certificates prove which worker calls: set "
                 "TENURE_TLS_CERTIFICATE_FILE, TENURE_TLS_KEY_FILE and TENURE_TLS_CA_FILE (`tenure certs` makes them)"
             )
+        try:
+            LiveNetworks(self.live_networks)
+        except ValueError as error:
+            yield f"TENURE_COORDINATOR_LIVE_NETWORKS: {error}"
         yield from self._clear_text_problems()
 
     def _clear_text_problems(self) -> Iterator[str]:

@@ -4,6 +4,7 @@ main.py           the settings, and how the parts are put together
 tasks.py          TaskService: submit, cancel, resume, fork, files, wait for the end
 tool_names.py     the check of tool names at submit
 watch.py          WatchTask: entries, live text and heartbeats of one task
+live_text.py      the live text of a task, relayed from the worker that holds it
 task_changes.py   WatchTasks: the changes of all tasks of a tenant
 explain.py        ExplainTask: reads what the services know about a task
 explanation.py    the rule: from that knowledge to lines that say why the task is where it is (no I/O)

@@ -14,9 +14,9 @@ from services.gateway.audit import AuditForwarder, AuditLog
 from services.gateway.client_authentication import ClientAuthentication
 from services.gateway.forwarding import LeaseForwarder, ScheduleForwarder, TenantForwarder, WebhookForwarder
 from services.gateway.json_web_tokens import JsonWebTokens, JwtSettings
+from services.gateway.live_text import LiveTextRelay
 from services.gateway.peers import Peers
 from services.gateway.tasks import TaskServicer
-from services.gateway.watch import LiveTextRelay
 from tenure.domain.access import Role
 from tenure.domain.call_limits import ClientCallLimits
 from tenure.runtime.call_limiter import CallLimiter

@@ -10,10 +10,11 @@ from typing import Any, Final
 import uuid_utils
 
 from services.gateway.explain import explain_task
+from services.gateway.live_text import LiveTextRelay
 from services.gateway.peers import Peers, out_of_reach, read_task, with_retries
 from services.gateway.task_changes import WatchTasksStream
 from services.gateway.tool_names import check_names_of_fork, check_tool_names, earlier_result
-from services.gateway.watch import LiveTextRelay, WatchTaskStream, follow_entries
+from services.gateway.watch import WatchTaskStream, follow_entries
 from tenure.domain.access import Permission, check_permission
 from tenure.domain.errors import Unavailable
 from tenure.domain.states import is_terminal

@@ -7,28 +7,21 @@ memory here. Live text is pushed and may be dropped: the assistant_message entry
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Iterator
 from contextlib import aclosing, suppress
 from typing import Any, Final, Self
 
+from services.gateway.live_text import LiveTextRelay
 from services.gateway.peers import Peers, read_task
-from tenure.domain.access import Role
-from tenure.domain.errors import NotFound, TenureError, TryLater, Unavailable
-from tenure.domain.fencing import describe_epoch
+from tenure.domain.errors import NotFound, TryLater, Unavailable
 from tenure.domain.retry import RetryPolicy
-from tenure.runtime.rpc_client import TenureChannel, open_channel
 from tenure.runtime.rpc_status import PeerFailed
-from tenure.runtime.security import NO_SECURITY, Security
 from tenure.v1 import checkpoint_service_pb2 as ledger
-from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import ledger_pb2, live_pb2, task_pb2
 from tenure.v1 import task_service_pb2 as api
-from tenure.v1 import worker_service_pb2 as worker
-from tenure.v1.worker_service_pb2_grpc import WorkerServiceStub
 
 # The entries of a task, read across restarts of the ledger's replicas.
 
@@ -66,6 +59,8 @@ async def follow_entries(
 
 MAX_PENDING_CHARACTERS: Final = 256 * 1024
 """The limit of live text for one slow reader. Beyond it the oldest text is dropped; offsets show the gap."""
+MAX_PENDING_BLOCKS: Final = 256
+"""The limit of blocks with pending text: a hostile worker may begin a block with each piece."""
 
 
 class Mailbox:
@@ -90,12 +85,16 @@ class Mailbox:
         """Appends the piece to the pending text of the same block."""
         key = (delta.epoch, delta.step, delta.attempt_number, delta.block)
         waiting = self._deltas.get(key)
-        if waiting is not None and waiting.offset + len(waiting.text) == delta.offset:
+        is_next = waiting is not None and waiting.offset + len(waiting.text) == delta.offset
+        if waiting is not None and is_next and len(waiting.text) + len(delta.text) <= MAX_PENDING_CHARACTERS:
             waiting.text += delta.text
         else:
+            self._characters -= 0 if waiting is None else len(waiting.text)
             self._deltas[key] = delta
         self._characters += len(delta.text)
-        while self._characters > MAX_PENDING_CHARACTERS and len(self._deltas) > 1:
+        while len(self._deltas) > 1 and (
+            self._characters > MAX_PENDING_CHARACTERS or len(self._deltas) > MAX_PENDING_BLOCKS
+        ):
             _, dropped = self._deltas.popitem(last=False)
             self._characters -= len(dropped.text)
         self._changed.set()
@@ -141,75 +140,6 @@ class Mailbox:
         return taken
 
 
-# Live text, relayed from the owner of a task while there are watchers.
-
-_log: Final = logging.getLogger(__name__)
-CLOSE_SECONDS: Final = 1.0
-REDIAL: Final = RetryPolicy(max_attempts=6, initial_seconds=0.1, factor=2.0, cap_seconds=2.0)
-
-
-class LiveTextRelay:
-    """Knows the live address of each worker, and keeps one channel to each worker that has watchers."""
-
-    def __init__(self, peers: Peers, security: Security = NO_SECURITY) -> None:
-        self._peers, self._security = peers, security
-        self._addresses: dict[str, str] = {}
-        self._channels: dict[str, TenureChannel] = {}
-        self._listeners: dict[str, int] = {}
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for channel in self._channels.values():
-            await channel.close()
-
-    async def follow(self, task_id: str, worker_id: str, epoch: int, on_text: Callable[[live_pb2.Delta], None]) -> None:
-        """Relays the text of one claim until its worker ends it. Best effort: a watch is complete without live text."""
-        for failures in range(1, REDIAL.max_attempts + 1):
-            try:
-                address = await self._address_of(worker_id)
-                if not address:
-                    return
-                await self._listen(address, task_id, epoch, on_text)
-            except (TenureError, PeerFailed) as error:
-                fields = {"task": task_id, "epoch": describe_epoch(epoch), "worker": worker_id, "why": str(error)}
-                _log.info("the live text of a task is not available", extra=fields)
-                self._addresses.pop(worker_id, None)
-            await asyncio.sleep(REDIAL.wait_seconds(failures, random.random()))
-
-    async def _listen(self, address: str, task_id: str, epoch: int, on_text: Callable[[live_pb2.Delta], None]) -> None:
-        channel = self._acquire(address)
-        try:
-            request = worker.WatchLiveRequest(task_id=task_id, epoch=epoch)
-            async for piece in WorkerServiceStub(channel).WatchLive(request):
-                on_text(piece.delta)
-        finally:
-            await self._release(address)
-
-    async def _address_of(self, worker_id: str) -> str:
-        if worker_id not in self._addresses:
-            listed = await self._peers.coordinator.ListWorkers(coordinator.CoordinatorServiceListWorkersRequest())
-            self._addresses = {each.worker_id: each.live_address for each in listed.workers}
-        return self._addresses.get(worker_id, "")
-
-    def _acquire(self, address: str) -> TenureChannel:
-        if address not in self._channels:
-            self._channels[address] = open_channel(address, tls=self._security.peer(Role.WORKER))
-        self._listeners[address] = self._listeners.get(address, 0) + 1
-        return self._channels[address]
-
-    async def _release(self, address: str) -> None:
-        self._listeners[address] -= 1
-        if not self._listeners[address]:
-            del self._listeners[address]
-            try:
-                async with asyncio.timeout(CLOSE_SECONDS):
-                    await self._channels.pop(address).close()
-            except TimeoutError:
-                _log.warning("closing a channel to a worker timed out", extra={"address": address})
-
-
 RETRY_AFTER_DRAIN_SECONDS: Final = 1.0
 
 
@@ -234,7 +164,7 @@ class WatchTaskStream:
         task = await read_task(self._peers, self._request.task_id)
         self._waits_for_sub_agents = task.state == task_pb2.TASK_STATE_WAITING_EXTERNAL
         if self._request.live and task.state == task_pb2.TASK_STATE_RUNNING:
-            self._follow(task.owner, task.epoch)
+            self._follow(task.epoch)
         self._start(self._read_entries())
         self._start(self._await_drain())
         return self
@@ -283,7 +213,7 @@ class WatchTaskStream:
             self._waits_for_sub_agents = to_state == task_pb2.TASK_STATE_WAITING_EXTERNAL
         if to_state == task_pb2.TASK_STATE_RUNNING and self._request.live:
             self._mailbox.discard_text(entry.epoch, self._answered[1])
-            self._follow(entry.actor, entry.epoch)
+            self._follow(entry.epoch)
 
     def _is_unanswered(self, delta: live_pb2.Delta) -> bool:
         epoch, step = self._answered
@@ -300,11 +230,11 @@ class WatchTaskStream:
                 beat.heartbeat.budget.CopyFrom((await self._peers.checkpoint.GetTask(request)).task.budget)
         return beat
 
-    def _follow(self, worker_id: str, epoch: int) -> None:
+    def _follow(self, epoch: int) -> None:
         """Relays the live text of the task's present owner, and of no earlier one."""
         if self._owner is not None:
             self._owner.cancel()
-        text = self._live.follow(self._request.task_id, worker_id, epoch, self._mailbox.add_text)
+        text = self._live.follow(self._request.task_id, epoch, self._mailbox.add_text)
         self._owner = self._start(text)
 
     def _start(self, reader: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -19,10 +19,10 @@ COALESCE_SECONDS: Final = 0.05
 
 
 class LiveServicer(grpc_pb.WorkerServiceServicer):
-    """Reads the held tasks; the tasks' loops do not depend on it."""
+    """Reads the held tasks; the tasks' loops do not depend on it. `proof`: shows gateways whose text it is."""
 
-    def __init__(self, held_tasks: HeldTasks) -> None:
-        self._held_tasks = held_tasks
+    def __init__(self, held_tasks: HeldTasks, proof: bytes) -> None:
+        self._held_tasks, self._proof = held_tasks, proof
 
     async def WatchLive(self, request: pb.WatchLiveRequest, _context: Any) -> AsyncIterator[pb.WatchLiveResponse]:
         """See the proto. A slow reader delays only itself: it receives the missed text in one piece."""
@@ -30,6 +30,7 @@ class LiveServicer(grpc_pb.WorkerServiceServicer):
         if held_task is None or (held_task.claims.tenant, held_task.claims.epoch) != (current_tenant(), request.epoch):
             raise NotFound(f"this worker does not hold task {request.task_id} under epoch {request.epoch}")
         cursor = held_task.live.cursor()
+        yield pb.WatchLiveResponse(holder_proof=self._proof)
         while True:
             closed = held_task.live.closed
             for piece in held_task.live.since(cursor):

@@ -30,6 +30,8 @@ from services.worker.supervisor import CrashBackoff, Supervisor, drain
 from services.worker.tools_client import ToolsClient
 from services.worker.usage_reports import UsageReports
 from tenure.domain.access import Role
+from tenure.domain.live_address import problem_of
+from tenure.domain.session_secret import MIN_BYTES, holder_proof
 from tenure.domain.slots import NO_SLOTS, ReservedSlots, Slots
 from tenure.domain.task import BUILT_IN_LOOPS, CONTROL_LOOP, DEFAULT_LOOP, DEFAULT_MODEL, Priority, offered_loop
 from tenure.runtime.audit import RefusalLog, log_refusals
@@ -110,8 +112,7 @@ class WorkerSettings:
                 yield f"TENURE_WORKER_LOOPS: this worker knows no loop {loop!r}; use {known}"
         if CONTROL_LOOP in self.loops and not self.control_modules:
             yield "TENURE_WORKER_CONTROL_MODULES is missing: the loop control needs modules with functions"
-        if self.id and not WORKER_ID.match(self.id):
-            yield f"TENURE_WORKER_ID: {self.id!r} is not {WORKER_ID_RULE}"
+        yield from self._identity_problems()
         if DEFAULT_LOOP in self.loops:
             yield from self.providers.missing(self.model)
         yield from peer_problems(
@@ -123,11 +124,19 @@ class WorkerSettings:
             },
         )
 
-    def identity(self, port: int, functions: Iterable[str], certificate_name: str = "") -> WorkerIdentity:
+    def _identity_problems(self) -> Iterator[str]:
+        if self.id and not WORKER_ID.match(self.id):
+            yield f"TENURE_WORKER_ID: {self.id!r} is not {WORKER_ID_RULE}"
+        if self.advertise and (problem := problem_of(self.advertise)):
+            yield f"TENURE_WORKER_ADVERTISE: {self.advertise!r}: {problem}"
+
+    def identity(
+        self, port: int, functions: Iterable[str], session_secret: bytes, certificate_name: str = ""
+    ) -> WorkerIdentity:
         """Returns the identity that Hello sends to coordinators. Each control function is offered as a loop.
 
-        A worker bound to all interfaces advertises its host name. `certificate_name`: a worker with a certificate may
-        only have its name, or that name with "-" and more.
+        A worker bound to all interfaces advertises its host name, if gateways can connect to such a name.
+        `certificate_name`: a worker with a certificate may only have its name, or that name with "-" and more.
         """
         host = socket.gethostname() if self.listen.host in ANY_INTERFACE else self.listen.rpartition(":")[0]
         host_name = re.sub(r"[^a-zA-Z0-9.-]", "-", socket.gethostname()).lstrip(".-")[:80] or "worker"
@@ -135,7 +144,11 @@ class WorkerSettings:
         worker_id = self.id or f"{own_name[:_LONGEST_NAME]}-{os.getpid()}-{secrets.token_hex(3)}"
         loops = (*(loop for loop in self.loops if loop != CONTROL_LOOP), *map(offered_loop, functions))
         tiers = tuple(Priority[name] for name in self.priorities)
-        return WorkerIdentity(worker_id, self.queues, loops, self.advertise or f"{host}:{port}", tiers)
+        address = self.advertise or f"{host}:{port}"
+        if problem := problem_of(address):  # for example a host name of digits only
+            _log.warning("no live text: set TENURE_WORKER_ADVERTISE", extra={"address": address, "why": problem})
+            address = ""
+        return WorkerIdentity(worker_id, self.queues, loops, address, tiers, session_secret)
 
 
 async def compose(process: Process, settings: WorkerSettings) -> None:
@@ -148,7 +161,9 @@ async def compose(process: Process, settings: WorkerSettings) -> None:
     duties = await process.open(Duties())
     security = Security.load(settings.common, Role.WORKER, settings.listen, access_rules)
     dependencies = await _open_dependencies(process, settings, security, trust, duties)
-    server = await _serve_live_text(process, settings, security, held_tasks)
+    session_secret = secrets.token_bytes(MIN_BYTES)
+    live_text = LiveServicer(held_tasks, holder_proof(session_secret))
+    server = await _serve_live_text(process, settings, security, live_text)
 
     reserved = ReservedSlots(settings.reserved_slots_high, settings.reserved_slots_normal)
 
@@ -158,14 +173,8 @@ async def compose(process: Process, settings: WorkerSettings) -> None:
         return reserved.slots(settings.slots - crash_backoff.count(), held_tasks.by_tier())
 
     addresses = settings.coordinator_addresses
-    session = WorkerSession(
-        addresses,
-        settings.identity(server.port, dependencies.functions, security.name),
-        held_tasks,
-        trust,
-        free_slots,
-        security,
-    )
+    identity = settings.identity(server.port, dependencies.functions, session_secret, security.name)
+    session = WorkerSession(addresses, identity, held_tasks, trust, free_slots, security)
     supervisor = await process.open(
         Supervisor(dependencies, held_tasks, crash_backoff, session.release, settings.slots)
     )
@@ -204,7 +213,7 @@ async def _open_dependencies(
 
 
 async def _serve_live_text(
-    process: Process, settings: WorkerSettings, security: Security, held_tasks: HeldTasks
+    process: Process, settings: WorkerSettings, security: Security, live_text: LiveServicer
 ) -> RpcServer:
     """Starts the live text server and binds its port."""
     server = RpcServer(
@@ -214,7 +223,7 @@ async def _serve_live_text(
         grace_seconds=LIVE_GRACE_SECONDS,
         audit=await process.open(RefusalLog(target_of, log_refusals).opened()),
     )
-    server.add(SERVICE, add_WorkerServiceServicer_to_server, LiveServicer(held_tasks))
+    server.add(SERVICE, add_WorkerServiceServicer_to_server, live_text)
     await process.open(server)
     _log.info("listening", extra={"address": server.address})
     return server

@@ -16,7 +16,7 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
@@ -60,6 +60,7 @@ class WorkerIdentity:
     loops: tuple[str, ...]
     live_address: str
     tiers: tuple[Priority, ...] = ()
+    session_secret: bytes = field(default=b"", repr=False)
 
 
 class _Attached(NamedTuple):
@@ -231,6 +232,7 @@ class WorkerSession:
             priorities=map(PRIORITIES.to_wire, self._identity.tiers),
             loops=self._identity.loops,
             live_address=self._identity.live_address,
+            session_secret=self._identity.session_secret,
         )
 
     def _lose_attachment(self, error: Exception) -> None:

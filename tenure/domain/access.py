@@ -155,9 +155,9 @@ def check_access(access: Access, principal: Principal, named_tenant: str | None,
 COORDINATOR_HOLDERS: Final = "coordinator/"
 
 
-def certificate_name(principal: Principal) -> str:
-    """Returns the name in the certificate of a process."""
-    return principal.name.rpartition("/")[2]
+def certificate_name(spiffe_id: str) -> str:
+    """Returns the name of the process with this SPIFFE ID; "" for "", an unauthenticated process."""
+    return spiffe_id.rpartition("/")[2]
 
 
 def names_for(holder: str) -> frozenset[str]:
@@ -172,7 +172,7 @@ def check_holder(principal: Principal, holder: str) -> None:
     of their own may share a certificate.
     """
     is_own = {
-        Role.WORKER: certificate_name(principal) in names_for(holder),
+        Role.WORKER: certificate_name(principal.name) in names_for(holder),
         Role.COORDINATOR: holder.startswith(COORDINATOR_HOLDERS),
     }
     if principal.role is not None and not is_own.get(principal.role, True):

@@ -198,6 +198,7 @@ class Hello(message.Message):
     LOOPS_FIELD_NUMBER: builtins.int
     LIVE_ADDRESS_FIELD_NUMBER: builtins.int
     LOWER_TIERS_FIELD_NUMBER: builtins.int
+    SESSION_SECRET_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     """Chosen by the worker, unique among live workers: 1 to 128 of a-z, A-Z, 0-9 and ._-, beginning with a letter or
     digit.
@@ -207,7 +208,15 @@ class Hello(message.Message):
     free_slots: builtins.int
     """The number of tasks that it can take now; at most 10,000."""
     live_address: builtins.str
-    """host:port of its WorkerService; empty: none."""
+    """host:port of its WorkerService: a DNS name, an IPv4 address or an IPv6 address in brackets; empty: none. Not an
+    unspecified, link-local, multicast or metadata address. The coordinator ignores a loopback address of a worker that
+    connects from another machine, and an address outside of its setting LIVE_NETWORKS.
+    """
+    session_secret: builtins.bytes
+    """A secret of the worker, 32 to 64 random bytes. A session that was opened with a secret is attached again only with
+    the same one. The coordinator keeps digests of it. Empty: a worker of an earlier release, accepted until the next
+    release.
+    """
     @builtins.property
     def holdings(self) -> containers.RepeatedCompositeFieldContainer[Holding]:
         """To attach again: the claims that the worker holds; at most 10,000."""
@@ -240,10 +249,11 @@ class Hello(message.Message):
         loops: abc.Iterable[builtins.str] | None = ...,
         live_address: builtins.str = ...,
         lower_tiers: task_pb2.LowerTiers | None = ...,
+        session_secret: builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["lower_tiers", b"lower_tiers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["free_slots", b"free_slots", "holdings", b"holdings", "live_address", b"live_address", "loops", b"loops", "lower_tiers", b"lower_tiers", "priorities", b"priorities", "queues", b"queues", "session_id", b"session_id", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["free_slots", b"free_slots", "holdings", b"holdings", "live_address", b"live_address", "loops", b"loops", "lower_tiers", b"lower_tiers", "priorities", b"priorities", "queues", b"queues", "session_id", b"session_id", "session_secret", b"session_secret", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -714,6 +724,60 @@ class Goaway(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class GetLiveSourceRequest(message.Message):
+    """The claim whose live text is wanted."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """The task."""
+    epoch: builtins.int
+    """The epoch under which it is held."""
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        epoch: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["epoch", b"epoch", "task_id", b"task_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class GetLiveSourceResponse(message.Message):
+    """The source of the live text of one claim."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: builtins.int
+    PROOF_DIGEST_FIELD_NUMBER: builtins.int
+    ALLOWS_LOOPBACK_FIELD_NUMBER: builtins.int
+    address: builtins.str
+    """host:port of the holder's WorkerService; empty: it serves no live text."""
+    proof_digest: builtins.bytes
+    """The SHA-256 of the proof that the holder answers with (WatchLiveResponse.holder_proof). Empty: the holder is a worker
+    of an earlier release and has no proof.
+    """
+    allows_loopback: builtins.bool
+    """The holder is on the coordinator's machine, so its address may be a loopback address."""
+    def __init__(
+        self,
+        *,
+        address: builtins.str = ...,
+        proof_digest: builtins.bytes = ...,
+        allows_loopback: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["address", b"address", "allows_loopback", b"allows_loopback", "proof_digest", b"proof_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -55,6 +55,11 @@ class CoordinatorServiceStub:
                 request_serializer=tenure_dot_v1_dot_coordinator__service__pb2.ListRenewalsRequest.SerializeToString,
                 response_deserializer=tenure_dot_v1_dot_coordinator__service__pb2.ListRenewalsResponse.FromString,
                 _registered_method=True)
+        self.GetLiveSource = channel.unary_unary(
+                '/tenure.v1.CoordinatorService/GetLiveSource',
+                request_serializer=tenure_dot_v1_dot_coordinator__service__pb2.GetLiveSourceRequest.SerializeToString,
+                response_deserializer=tenure_dot_v1_dot_coordinator__service__pb2.GetLiveSourceResponse.FromString,
+                _registered_method=True)
         self.TransferTask = channel.unary_unary(
                 '/tenure.v1.CoordinatorService/TransferTask',
                 request_serializer=tenure_dot_v1_dot_coordinator__service__pb2.CoordinatorServiceTransferTaskRequest.SerializeToString,
@@ -103,6 +108,15 @@ class CoordinatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetLiveSource(self, request, context):
+        """Tells where the live text of a claim is served, for the gateway: the address belongs to the session that holds the
+        claim, not to another session with the same worker_id. NOT_FOUND / CLAIM_NOT_FOUND: the task of the caller's tenant
+        is not held under this epoch.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def TransferTask(self, request, context):
         """Transfers a task of the caller's tenant from its owner: queues it in the ledger under exactly that claim, and
         deletes the claim. Repeatable: a task that is no longer held under that epoch stays as it is.
@@ -144,6 +158,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.ListRenewals,
                     request_deserializer=tenure_dot_v1_dot_coordinator__service__pb2.ListRenewalsRequest.FromString,
                     response_serializer=tenure_dot_v1_dot_coordinator__service__pb2.ListRenewalsResponse.SerializeToString,
+            ),
+            'GetLiveSource': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLiveSource,
+                    request_deserializer=tenure_dot_v1_dot_coordinator__service__pb2.GetLiveSourceRequest.FromString,
+                    response_serializer=tenure_dot_v1_dot_coordinator__service__pb2.GetLiveSourceResponse.SerializeToString,
             ),
             'TransferTask': grpc.unary_unary_rpc_method_handler(
                     servicer.TransferTask,
@@ -265,6 +284,33 @@ class CoordinatorService:
             '/tenure.v1.CoordinatorService/ListRenewals',
             tenure_dot_v1_dot_coordinator__service__pb2.ListRenewalsRequest.SerializeToString,
             tenure_dot_v1_dot_coordinator__service__pb2.ListRenewalsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLiveSource(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tenure.v1.CoordinatorService/GetLiveSource',
+            tenure_dot_v1_dot_coordinator__service__pb2.GetLiveSourceRequest.SerializeToString,
+            tenure_dot_v1_dot_coordinator__service__pb2.GetLiveSourceResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,6 +47,11 @@ class CoordinatorServiceStub:
     """Lists the renewals of the claims whose workers are attached to this replica. It keeps them in memory only: another
     replica has those of its own workers.
     """
+    GetLiveSource: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.GetLiveSourceRequest, _coordinator_service_pb2.GetLiveSourceResponse]
+    """Tells where the live text of a claim is served, for the gateway: the address belongs to the session that holds the
+    claim, not to another session with the same worker_id. NOT_FOUND / CLAIM_NOT_FOUND: the task of the caller's tenant
+    is not held under this epoch.
+    """
     TransferTask: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceTransferTaskRequest, _coordinator_service_pb2.CoordinatorServiceTransferTaskResponse]
     """Transfers a task of the caller's tenant from its owner: queues it in the ledger under exactly that claim, and
     deletes the claim. Repeatable: a task that is no longer held under that epoch stays as it is.
@@ -77,6 +82,11 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     ListRenewals: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.ListRenewalsRequest, _coordinator_service_pb2.ListRenewalsResponse]  # type: ignore[assignment]
     """Lists the renewals of the claims whose workers are attached to this replica. It keeps them in memory only: another
     replica has those of its own workers.
+    """
+    GetLiveSource: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.GetLiveSourceRequest, _coordinator_service_pb2.GetLiveSourceResponse]  # type: ignore[assignment]
+    """Tells where the live text of a claim is served, for the gateway: the address belongs to the session that holds the
+    claim, not to another session with the same worker_id. NOT_FOUND / CLAIM_NOT_FOUND: the task of the caller's tenant
+    is not held under this epoch.
     """
     TransferTask: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceTransferTaskRequest, _coordinator_service_pb2.CoordinatorServiceTransferTaskResponse]  # type: ignore[assignment]
     """Transfers a task of the caller's tenant from its owner: queues it in the ledger under exactly that claim, and
@@ -129,6 +139,17 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_coordinator_service_pb2.ListRenewalsResponse, _abc.Awaitable[_coordinator_service_pb2.ListRenewalsResponse]]:
         """Lists the renewals of the claims whose workers are attached to this replica. It keeps them in memory only: another
         replica has those of its own workers.
+        """
+
+    @_abc_1.abstractmethod
+    def GetLiveSource(
+        self,
+        request: _coordinator_service_pb2.GetLiveSourceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_service_pb2.GetLiveSourceResponse, _abc.Awaitable[_coordinator_service_pb2.GetLiveSourceResponse]]:
+        """Tells where the live text of a claim is served, for the gateway: the address belongs to the session that holds the
+        claim, not to another session with the same worker_id. NOT_FOUND / CLAIM_NOT_FOUND: the task of the caller's tenant
+        is not held under this epoch.
         """
 
     @_abc_1.abstractmethod

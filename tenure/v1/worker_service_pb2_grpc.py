@@ -48,7 +48,7 @@ class WorkerServiceServicer:
 
     def WatchLive(self, request, context):
         """Streams the text of the task's model calls from the present position: first the unfinished answer so far, then each
-        piece. Slow readers get larger pieces. Ends when the worker no longer works on the task under this epoch. NOT_FOUND
+        piece. Slow readers get larger pieces. The first message has the holder's proof and no piece. Ends when the worker no longer works on the task under this epoch. NOT_FOUND
         when it does not work on it now.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -35,7 +35,7 @@ class WorkerServiceStub:
     def __new__(cls, channel: _aio.Channel) -> WorkerServiceAsyncStub: ...
     WatchLive: _grpc.UnaryStreamMultiCallable[_worker_service_pb2.WatchLiveRequest, _worker_service_pb2.WatchLiveResponse]
     """Streams the text of the task's model calls from the present position: first the unfinished answer so far, then each
-    piece. Slow readers get larger pieces. Ends when the worker no longer works on the task under this epoch. NOT_FOUND
+    piece. Slow readers get larger pieces. The first message has the holder's proof and no piece. Ends when the worker no longer works on the task under this epoch. NOT_FOUND
     when it does not work on it now.
     """
 
@@ -46,7 +46,7 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     WatchLive: _aio.UnaryStreamMultiCallable[_worker_service_pb2.WatchLiveRequest, _worker_service_pb2.WatchLiveResponse]  # type: ignore[assignment]
     """Streams the text of the task's model calls from the present position: first the unfinished answer so far, then each
-    piece. Slow readers get larger pieces. Ends when the worker no longer works on the task under this epoch. NOT_FOUND
+    piece. Slow readers get larger pieces. The first message has the holder's proof and no piece. Ends when the worker no longer works on the task under this epoch. NOT_FOUND
     when it does not work on it now.
     """
 
@@ -60,7 +60,7 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_service_pb2.WatchLiveResponse], _abc.AsyncIterator[_worker_service_pb2.WatchLiveResponse]]:
         """Streams the text of the task's model calls from the present position: first the unfinished answer so far, then each
-        piece. Slow readers get larger pieces. Ends when the worker no longer works on the task under this epoch. NOT_FOUND
+        piece. Slow readers get larger pieces. The first message has the holder's proof and no piece. Ends when the worker no longer works on the task under this epoch. NOT_FOUND
         when it does not work on it now.
         """
 

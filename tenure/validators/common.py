@@ -97,7 +97,6 @@ FUNCTION_NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,54}\Z")
 NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}\Z")
 WORKER_ID: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,127}\Z")
 WORKER_ID_RULE: Final = "1 to 128 of a-z, A-Z, 0-9 and ._-, beginning with a letter or digit"
-ADDRESS: Final = re.compile(r"[a-zA-Z0-9.:_%\[\]-]{0,300}\Z")
 CALL_ID: Final = re.compile(r"[0-9]{1,15}\.[0-9]{1,15}\Z")
 
 _LAST_SECOND = 32_503_680_000

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from tenure.domain.live_address import problem_of
+from tenure.domain.session_secret import MAX_BYTES, MIN_BYTES
 from tenure.domain.states import ReleaseReason
 from tenure.v1 import coordinator_service_pb2 as coordinator
 from tenure.v1 import task_pb2
 from tenure.v1 import worker_service_pb2 as worker
 from tenure.validators.common import (
-    ADDRESS,
     MAX_CHOICES,
     MAX_HOLDINGS,
     MAX_ID_CHARACTERS,
@@ -49,7 +50,14 @@ def _session(request: coordinator.SessionRequest, v: Violations) -> None:
 def _hello(hello: coordinator.Hello, v: Violations) -> None:
     v.require(bool(WORKER_ID.match(hello.worker_id)), "hello.worker_id", f"must be {WORKER_ID_RULE}")
     v.length("hello.session_id", hello.session_id, 0, MAX_ID_CHARACTERS)
-    v.require(bool(ADDRESS.match(hello.live_address)), "hello.live_address", "must be host:port, or empty")
+    address_problem = problem_of(hello.live_address) if hello.live_address else None
+    v.require(address_problem is None, "hello.live_address", f"{address_problem}; or empty")
+    secret_bytes = len(hello.session_secret)
+    v.require(
+        not secret_bytes or MIN_BYTES <= secret_bytes <= MAX_BYTES,
+        "hello.session_secret",
+        f"must be {MIN_BYTES} to {MAX_BYTES} bytes, or empty",
+    )
     v.between("hello.free_slots", hello.free_slots, 0, MAX_SLOTS)
     check_lower_tiers("hello.lower_tiers", hello.lower_tiers, v)
     _holdings("hello.holdings", hello.holdings, v)
@@ -90,5 +98,6 @@ def _claim_ids(field: str, named: coordinator.Holding | coordinator.Release, v: 
 
 CHECKS: Final[dict[type, Check]] = {
     coordinator.SessionRequest: _session,
+    coordinator.GetLiveSourceRequest: check_task_id,
     worker.WatchLiveRequest: check_task_id,
 }

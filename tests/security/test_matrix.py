@@ -327,3 +327,75 @@ async def test_a_worker_opens_no_session_of_another(stack: Stack, tmp_path: Path
             iter([coordinator_pb.SessionRequest(hello=hello)]), timeout=CALL_SECONDS
         )
         assert await refusal_of(call.read()) == "OTHER_HOLDER"
+
+
+OTHERS_TAGS: Final = (2, 3)
+Token = token_pb2.FencingToken
+
+
+def commit_frames(own: Token, other: Token) -> list[checkpoint_pb.CommitStreamRequest]:
+    """A frame with a commit of the caller's own and one of another holder, and a second frame with another one."""
+
+    def tagged(tag: int, token: Token) -> checkpoint_pb.TaggedCommit:
+        commit_id = str(uuid.uuid4())
+        commit = checkpoint_pb.CommitRequest(token=token, commit_id=commit_id, commit_number=1, transition=LEAVE)
+        return checkpoint_pb.TaggedCommit(tag=tag, commit=commit)
+
+    frames = [[tagged(1, own), tagged(2, other)], [tagged(3, other)]]
+    return [checkpoint_pb.CommitStreamRequest(commits=commits) for commits in frames]
+
+
+def execute_frames(own: Token, other: Token) -> list[tools_pb.ExecuteStreamRequest]:
+    """The same with calls."""
+
+    def tagged(tag: int, token: Token) -> tools_pb.TaggedExecute:
+        call = tools_pb.ExecuteRequest(token=token, call_id="1.0", tool="no_such_tool", arguments_json="{}")
+        return tools_pb.TaggedExecute(tag=tag, call=call)
+
+    frames = [[tagged(1, own), tagged(2, other)], [tagged(3, other)]]
+    return [tools_pb.ExecuteStreamRequest(calls=calls) for calls in frames]
+
+
+async def refusals_by_tag(stream: Any) -> dict[int, str]:
+    """The reasons of the refused requests of a stream of frames."""
+    answers = [each async for answer in stream for each in (getattr(answer, "results", None) or answer.events)]
+    return {each.tag: each.refusal.reason for each in answers if each.HasField("refusal")}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_no_method_takes_the_token_of_another_holder(stack: Stack, tmp_path: Path) -> None:
+    """Each method for workers that needs a token, and of a stream each request of each frame."""
+    tls = issued(tmp_path, authority_of(stack), Role.WORKER, stack.layout.certificates / "ca.pem")
+    own, other = token_of(stack, "stranger"), token_of(stack, "worker-1")
+    commit = checkpoint_pb.CommitRequest(token=other, commit_id=str(uuid.uuid4()), commit_number=1, transition=LEAVE)
+    usage = checkpoint_pb.ReportUsageRequest(token=other, step=1, attempt_number=1)
+    usage.usage.output_tokens = 1
+    execute = tools_pb.ExecuteRequest(token=other, call_id="1.0", tool="list_files", arguments_json="{}")
+    async with (
+        tenure_channel(stack.services["checkpoint"], tls) as channel,
+        tenure_channel(stack.services["tools"], tls) as tools_channel,
+    ):
+        ledger, tools = CheckpointServiceStub(channel), ToolServiceStub(tools_channel)
+        calls = {
+            "CheckpointService/Commit": ledger.Commit(commit),
+            "CheckpointService/Open": ledger.Open(checkpoint_pb.OpenRequest(token=other)).read(),
+            "CheckpointService/ReportUsage": ledger.ReportUsage(usage),
+            "ToolService/DigestFiles": tools.DigestFiles(tools_pb.DigestFilesRequest(token=other, paths=["a"])),
+            "ToolService/Execute": tools.Execute(execute).read(),
+            "ToolService/Fence": tools.Fence(tools_pb.FenceRequest(token=other, close=True)),
+            "ToolService/ListTools": tools.ListTools(tools_pb.ListToolsRequest(token=other)),
+        }
+        reasons = {method: await refusal_of(call) for method, call in calls.items()}
+        streams = {
+            "CheckpointService/CommitStream": ledger.CommitStream(
+                iter(commit_frames(own, other)), timeout=CALL_SECONDS
+            ),
+            "ToolService/ExecuteStream": tools.ExecuteStream(iter(execute_frames(own, other)), timeout=CALL_SECONDS),
+        }
+        by_tag = {method: await refusals_by_tag(stream) for method, stream in streams.items()}
+    assert reasons == dict.fromkeys(calls, "OTHER_HOLDER")
+    for method, refusals in by_tag.items():
+        assert {tag: refusals[tag] for tag in OTHERS_TAGS} == dict.fromkeys(OTHERS_TAGS, "OTHER_HOLDER"), method
+        assert refusals.get(1) != "OTHER_HOLDER", method
+    with_tokens = {method for method, row in matrix().items() if row.needs_token and "worker" in row.callers}
+    assert calls.keys() | streams.keys() == with_tokens

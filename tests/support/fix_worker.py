@@ -232,7 +232,8 @@ class WorkerBench:
         request = worker_pb.WatchLiveRequest(task_id=task_id, epoch=(await self.task(task_id)).epoch)
         async with open_channel(worker.address) as channel:
             async for piece in WorkerServiceStub(channel).WatchLive(request, timeout=PATIENCE_SECONDS):
-                yield piece.delta
+                if piece.HasField("delta"):  # the first message has the holder's proof instead
+                    yield piece.delta
 
     async def speaking(self, task_id: str, worker: ServiceProcess) -> None:
         """Waits until the model's answer has begun."""

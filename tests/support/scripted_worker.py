@@ -15,7 +15,7 @@ from tenure.domain.slots import ReservedSlots
 from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_client import open_channel
 from tenure.runtime.rpc_status import PeerFailed
-from tenure.runtime.tls import ClientTls
+from tenure.runtime.tls import ChannelTls
 from tenure.v1 import checkpoint_service_pb2 as ledger_pb
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.v1 import task_pb2, token_pb2
@@ -28,8 +28,9 @@ from tests.support.patience import AGAIN, CALL_SECONDS, PATIENCE_SECONDS
 class ScriptedWorker:
     """One attachment of a worker. Renews by itself until it is frozen; everything else the test says."""
 
-    def __init__(self, address: str, ledger: Any, *, tls: ClientTls | None = None, **hello: Any) -> None:
+    def __init__(self, address: str, ledger: Any, *, tls: ChannelTls | None = None, **hello: Any) -> None:
         self.hello = pb.Hello(**hello)
+        self._tls = tls
         self.session_id = ""
         self.lost: list[str] = []
         self.held: dict[str, pb.Grant] = {}
@@ -39,7 +40,7 @@ class ScriptedWorker:
         self.named = True
         kept = self.hello.free_slots - self.hello.lower_tiers.below_high if self.hello.HasField("lower_tiers") else 0
         self.reserved = ReservedSlots(high=kept)
-        self._address, self._tls = address, tls
+        self._address = address
         self._ledger = ledger
         self._grants: asyncio.Queue[pb.Grant] = asyncio.Queue()
         self._grants_read = 0

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from services.gateway.watch import MAX_PENDING_CHARACTERS, Mailbox
+from services.gateway.watch import MAX_PENDING_BLOCKS, MAX_PENDING_CHARACTERS, Mailbox
 from tenure.domain.errors import Unavailable
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import ledger_pb2, live_pb2
@@ -46,6 +46,23 @@ async def test_text_beyond_the_bound_pushes_the_oldest_out() -> None:
     for step in (1, 2, 3):
         box.add_text(delta("x" * (MAX_PENDING_CHARACTERS // 2), step=step))
     assert [one.step for one in box.take_text()] == [2, 3]
+
+
+async def test_one_block_without_end_stays_within_the_bound() -> None:
+    """A hostile worker's text follows on for ever, while the watcher reads nothing."""
+    box, piece = Mailbox(), "x" * 65_536
+    for number in range(20):
+        box.add_text(delta(piece, offset=number * len(piece)))
+    kept = box.take_text()
+    assert sum(len(one.text) for one in kept) <= MAX_PENDING_CHARACTERS
+    assert kept[-1].offset + len(kept[-1].text) == 20 * len(piece)
+
+
+async def test_blocks_without_end_stay_within_the_bound() -> None:
+    box = Mailbox()
+    for block in range(3 * MAX_PENDING_BLOCKS):
+        box.add_text(delta("x", block=block))
+    assert [one.block for one in box.take_text()] == list(range(2 * MAX_PENDING_BLOCKS, 3 * MAX_PENDING_BLOCKS))
 
 
 async def test_text_of_a_committed_or_fenced_step_is_not_sent() -> None:

@@ -37,7 +37,7 @@ class Chatter:
     def __init__(self, step: int) -> None:
         self._step = step
 
-    async def follow(self, _task: str, _worker: str, epoch: int, hear: Callable[[live_pb2.Delta], None]) -> None:
+    async def follow(self, _task: str, epoch: int, hear: Callable[[live_pb2.Delta], None]) -> None:
         while True:
             hear(live_pb2.Delta(epoch=epoch, step=self._step, attempt_number=1, text="x"))
             await asyncio.sleep(0.01)

@@ -373,6 +373,14 @@ def test_a_live_address_is_an_address() -> None:
     assert fields(coordinator.SessionRequest(hello=hello)) == {"hello.live_address"}
 
 
+def test_a_session_secret_has_a_size() -> None:
+    for size in (0, 32, 64):
+        validate(coordinator.SessionRequest(hello=coordinator.Hello(worker_id="w", session_secret=b"x" * size)))
+    for size in (1, 31, 65):
+        hello = coordinator.Hello(worker_id="w", session_secret=b"x" * size)
+        assert fields(coordinator.SessionRequest(hello=hello)) == {"hello.session_secret"}
+
+
 @pytest.mark.parametrize(("seconds", "nanos"), [(-1, 0), (2**63 - 1, 0), (253_402_300_800, 0), (1, -1), (1, 10**9)])
 def test_an_impossible_time_is_refused_everywhere(seconds: int, nanos: int) -> None:
     """Python's own conversion raises ValueError: without the check that is an internal error."""

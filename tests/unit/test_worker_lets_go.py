@@ -124,8 +124,8 @@ async def test_live_text_is_another_tenants_to_nobody() -> None:
     held_tasks, held = HeldTasks(), holding()
     held_tasks.add(held)
     held.live.close()
-    watch = LiveServicer(held_tasks).WatchLive
+    watch = LiveServicer(held_tasks, b"proof").WatchLive
     request = worker_pb.WatchLiveRequest(task_id="t1", epoch=7)
-    assert [piece async for piece in watch(request, None)] == []
+    assert [piece async for piece in watch(request, None)] == [worker_pb.WatchLiveResponse(holder_proof=b"proof")]
     with as_tenant("another"), pytest.raises(NotFound):
         await anext(aiter(watch(request, None)))

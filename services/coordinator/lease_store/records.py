@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tenure.domain.fencing import Fence, compose_epoch
+from tenure.domain.session_secret import SessionOwner
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -32,9 +33,10 @@ _Record = TypeVar("_Record", bound="DataclassInstance")
 class SessionRecord:
     """The worker of a session and the coordinator that it is attached to.
 
-    `started_at` is Unix time in seconds, for people. `identity`: the name in the worker's certificate, "" without TLS.
-    `own`: the session of a coordinator for close-outs; it has no
-    worker and gets no offers.
+    `started_at` is Unix time in seconds, for people. `own`: the session of a coordinator for close-outs; it has no
+    worker and gets no offers. `live_address`: where gateways may connect. `is_local`: the worker is on the machine of
+    the coordinator. `identity`, `secret_digest`: see SessionOwner. `proof_digest`: of its proof for gateways, in
+    hexadecimal.
     """
 
     worker_id: str
@@ -46,7 +48,15 @@ class SessionRecord:
     loops: tuple[str, ...] = ()
     priorities: tuple[task_pb2.Priority.ValueType, ...] = ()
     own: bool = False
+    is_local: bool = False
     identity: str = ""
+    secret_digest: str = ""
+    proof_digest: str = ""
+
+    @property
+    def owner(self) -> SessionOwner:
+        """The worker that may attach the session again."""
+        return SessionOwner(self.identity, self.secret_digest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

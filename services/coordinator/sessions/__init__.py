@@ -1,6 +1,7 @@
 """The sessions that are attached to this replica.
 
 session_attach.py   Hello: a new session or a former one; the attached sessions; takeover after a broken stream
+live_addresses.py   which addresses of workers gateways may connect to
 session_stream.py   one stream: renewals, slots and releases in; grants and revocations out
 session.py          one attached session: its slots, its claims, its progress, its outbox
 own_session.py      the coordinator's own session, for the claims of close-outs

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from time import time
 from typing import TYPE_CHECKING, Final
 
+from tenure.domain.access import certificate_name
 from tenure.domain.errors import InvalidRequest, TenureError, Unavailable
 from tenure.domain.lost_model_calls import ReportedCall
 from tenure.domain.slots import NO_SLOTS, Slots
@@ -218,7 +219,7 @@ class AttachedSession:
     @property
     def identity(self) -> str:
         """The name in the worker's certificate; "" without TLS."""
-        return self.held.record.identity
+        return certificate_name(self.held.record.identity)
 
     def set_tenants(self, tenants: frozenset[str] | None) -> None:
         """Sets the tenants whose tasks the session may get from now on; None: all."""

@@ -9,13 +9,17 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from time import time
 from typing import TYPE_CHECKING, Final, Self
 from uuid import uuid4
 
 from services.coordinator.lease_store import GenerationMoved, HeldSession, SessionLost, SessionRecord
 from services.coordinator.sessions.session import AttachedSession, Timing, WorkerProfile
+from tenure.domain.access import Principal, certificate_name, check_holder
 from tenure.domain.errors import Unavailable
+from tenure.domain.live_address import is_from_this_machine, peer_ip
+from tenure.domain.session_secret import SessionOwner, proof_digest, secret_digest
 from tenure.runtime import metrics
 from tenure.v1 import coordinator_service_pb2 as pb
 from tenure.wire.common import duration
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
     from services.coordinator.generation import Generation
     from services.coordinator.lease_store import HeldClaim, LeaseStore
     from services.coordinator.pools import PoolEnforcement, WorkerPools
+    from services.coordinator.sessions.live_addresses import LiveAddresses
+    from tenure.domain.outbound import IPAddress
 
 
 # The sessions attached to this replica, and those that were attached a moment ago.
@@ -134,6 +140,23 @@ _SETTLING_SECONDS: Final = 1.0
 _REATTACH_TRIES: Final = 3
 
 
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """A Hello with the caller that sent it. `live_address`: the one to record, "" for none."""
+
+    hello: pb.Hello
+    owner: SessionOwner
+    connected_from: IPAddress | None
+    live_address: str = ""
+
+    @classmethod
+    def of(cls, hello: pb.Hello, principal: Principal, peer: str) -> Greeting:
+        """`peer`: the connection, as gRPC names it. Raises PermissionDenied for another worker's id."""
+        check_holder(principal, hello.worker_id)
+        identity = "" if principal.role is None else principal.name
+        return cls(hello, SessionOwner(identity, secret_digest(hello.session_secret)), peer_ip(peer))
+
+
 class SessionAttach:
     """Answers Hello."""
 
@@ -146,7 +169,9 @@ class SessionAttach:
         timing: Timing,
         pools: WorkerPools,
         enforcement: PoolEnforcement,
+        live_addresses: LiveAddresses,
     ) -> None:
+        self._live_addresses = live_addresses
         self._coordinator_id = coordinator_id
         self._store = store
         self._generation = generation
@@ -155,18 +180,21 @@ class SessionAttach:
         self._pools = pools
         self._enforcement = enforcement
 
-    async def attach(self, hello: pb.Hello, identity: str = "") -> AttachedSession:
-        """Returns the attached session, with Welcome in its outbox. `identity`: the name in the worker's certificate.
+    async def attach(self, greeting: Greeting) -> AttachedSession:
+        """Returns the attached session, with Welcome in its outbox.
 
-        Raises Unavailable: the worker attaches elsewhere. Raises PermissionDenied (NOT_IN_POOL, OUTSIDE_POOL).
+        Raises Unavailable: the worker attaches elsewhere. Raises PermissionDenied for the session of another worker
+        (OTHER_HOLDER), and for a worker that its pool does not admit (NOT_IN_POOL, OUTSIDE_POOL).
         """
-        self._pools.admit(identity, WorkerProfile.of(hello))
+        self._pools.admit(certificate_name(greeting.owner.identity), WorkerProfile.of(greeting.hello))
         clock = asyncio.get_running_loop().time
         await self._generation.settled(_SETTLING_SECONDS)
-        began = clock()
-        held, former = await self._reattach(hello, identity), True
+        began, hello = clock(), greeting.hello
+        live_address = await self._live_addresses.admit(hello.worker_id, hello.live_address, greeting.connected_from)
+        greeting = replace(greeting, live_address=live_address)
+        held, former = await self._reattach(greeting), True
         if held is None:
-            held, former = await self._begin(hello, identity), False
+            held, former = await self._begin(greeting), False
         # The remaining TTL of a lease that is older than this stream is unknown until its next renewal.
         session = AttachedSession(held, hello, self._timing, attached_at=began, renewed_at=None if former else began)
         kept_claims = await self._kept_claims(held, hello) if former else {}
@@ -190,28 +218,28 @@ class SessionAttach:
         )
         return session
 
-    async def _begin(self, hello: pb.Hello, identity: str) -> HeldSession:
+    async def _begin(self, greeting: Greeting) -> HeldSession:
         try:
-            record = self._record(hello, identity, started_at=time())
+            record = self._record(greeting, started_at=time())
             return await self._store.sessions.create(str(uuid4()), record, self._timing.ttl_seconds)
         except (GenerationMoved, SessionLost) as error:
             self._generation.doubt()
             raise Unavailable("etcd's generation is being settled", retry_after_seconds=0.2) from error
 
-    async def _reattach(self, hello: pb.Hello, identity: str) -> HeldSession | None:
+    async def _reattach(self, greeting: Greeting) -> HeldSession | None:
         """Attaches the worker's former session to this replica. None: the session is lost with its claims.
 
-        A late attachment that the worker gave up may have come in between; it is replaced like any other.
+        A late attachment that the worker gave up may have come in between; it is replaced like any other. Raises
+        PermissionDenied if another worker opened the session: ListWorkers shows the ids of all sessions.
         """
+        hello = greeting.hello
         for _ in range(_REATTACH_TRIES):
             stored = await self._store.sessions.find(hello.session_id) if hello.session_id else None
             if stored is None or stored.record.worker_id != hello.worker_id or stored.record.own:
                 return None
-            if stored.record.identity not in {"", identity}:  # the session of a worker with another certificate
-                return None
-            record = self._record(hello, identity, stored.record.started_at)
+            stored.record.owner.check(greeting.owner)
             try:
-                held = await self._store.sessions.reattach(stored, record)
+                held = await self._store.sessions.reattach(stored, self._record(greeting, stored.record.started_at))
             except SessionLost:
                 return None
             if held is not None:
@@ -228,17 +256,21 @@ class SessionAttach:
             if claim.record.claim_id in named and claim.record.session_id == held.session_id
         }
 
-    def _record(self, hello: pb.Hello, identity: str, started_at: float) -> SessionRecord:
+    def _record(self, greeting: Greeting, started_at: float) -> SessionRecord:
+        hello = greeting.hello
         return SessionRecord(
             worker_id=hello.worker_id,
             coordinator_id=self._coordinator_id,
             generation=self._generation.current(),
             started_at=started_at,
-            live_address=hello.live_address,
+            live_address=greeting.live_address,
             queues=tuple(hello.queues),
             loops=tuple(hello.loops),
             priorities=tuple(hello.priorities),
-            identity=identity,
+            is_local=is_from_this_machine(greeting.connected_from),
+            identity=greeting.owner.identity,
+            secret_digest=greeting.owner.secret_digest,
+            proof_digest=proof_digest(hello.session_secret),
         )
 
     def _welcome(self, session: AttachedSession, named: Iterable[str]) -> pb.SessionResponse:

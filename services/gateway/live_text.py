@@ -1,0 +1,160 @@
+"""Relays live text from the worker that holds a task to watchers of the task.
+
+A worker is not trusted here: it chooses its address, and another process may answer there. So the coordinator names the
+address of the claim's own session, the rules of `tenure/domain/live_address.py` apply to each IP address, the answering
+process proves that it holds the claim, and what it sends is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from ipaddress import ip_address
+from socket import SOCK_STREAM
+from typing import Any, Final, Self
+
+from services.gateway.peers import Peers
+from tenure.domain.access import Role
+from tenure.domain.errors import NotFound, PermissionDenied, TenureError, Unavailable
+from tenure.domain.fencing import describe_epoch
+from tenure.domain.live_address import LiveAddress, refusal_of
+from tenure.domain.retry import RetryPolicy
+from tenure.domain.session_secret import is_proof
+from tenure.runtime.rpc_client import TenureChannel, open_channel
+from tenure.runtime.rpc_status import PeerFailed
+from tenure.runtime.security import NO_SECURITY, Security
+from tenure.v1 import coordinator_service_pb2 as coordinator
+from tenure.v1 import live_pb2
+from tenure.v1 import worker_service_pb2 as worker
+from tenure.v1.worker_service_pb2_grpc import WorkerServiceStub
+
+_log: Final = logging.getLogger(__name__)
+CLOSE_SECONDS: Final = 1.0
+REDIAL: Final = RetryPolicy(max_attempts=6, initial_seconds=0.1, factor=2.0, cap_seconds=2.0)
+RESOLVE_SECONDS: Final = 2.0
+MAX_CHARACTERS_PER_DELTA: Final = 65_536
+MAX_MESSAGE_BYTES: Final = 5 * MAX_CHARACTERS_PER_DELTA
+"""More than any piece of so many characters: a larger message ends the stream."""
+CHARACTERS_PER_SECOND: Final = 1024 * 1024
+"""The pace of one stream. A worker that sends faster is held back by flow control."""
+MESSAGE_SECONDS: Final = 0.005
+"""The least time for a message. Our workers send one piece of a block in 50 ms."""
+
+OnText = Callable[[live_pb2.Delta], None]
+
+
+class LiveTextRelay:
+    """Keeps one channel to each address of a worker that has watchers."""
+
+    def __init__(self, peers: Peers, security: Security = NO_SECURITY) -> None:
+        self._peers, self._security = peers, security
+        self._channels: dict[str, TenureChannel] = {}
+        self._listeners: dict[str, int] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for channel in self._channels.values():
+            await channel.close()
+
+    async def follow(self, task_id: str, epoch: int, on_text: OnText) -> None:
+        """Relays the text of one claim until its worker ends it. Best effort: a watch is complete without live text."""
+        request = coordinator.GetLiveSourceRequest(task_id=task_id, epoch=epoch)
+        for failures in range(1, REDIAL.max_attempts + 1):
+            try:
+                source = await self._source(request)
+                if source is None:
+                    return
+                await self._listen(source, task_id, epoch, on_text)
+            except (TenureError, PeerFailed) as error:
+                fields = {"task": task_id, "epoch": describe_epoch(epoch), "why": str(error)}
+                _log.info("the live text of a task is not available", extra=fields)
+            await asyncio.sleep(REDIAL.wait_seconds(failures, random.random()))
+
+    async def _source(self, request: coordinator.GetLiveSourceRequest) -> coordinator.GetLiveSourceResponse | None:
+        """Returns the source of a claim's text. None: the claim is over, or its worker serves no text."""
+        try:
+            source = await self._peers.coordinator.GetLiveSource(request)
+        except NotFound:
+            return None
+        return source if source.address else None
+
+    async def _listen(
+        self, source: coordinator.GetLiveSourceResponse, task_id: str, epoch: int, on_text: OnText
+    ) -> None:
+        address = await dialled_address(source.address, allows_loopback=source.allows_loopback)
+        async with self._channel(address) as channel:
+            messages = WorkerServiceStub(channel).WatchLive(worker.WatchLiveRequest(task_id=task_id, epoch=epoch))
+            if source.proof_digest:
+                await _check_proof(messages, source.proof_digest)
+            async for message in messages:
+                if is_sound(message.delta, epoch):
+                    on_text(message.delta)
+                await asyncio.sleep(max(MESSAGE_SECONDS, len(message.delta.text) / CHARACTERS_PER_SECOND))
+
+    @asynccontextmanager
+    async def _channel(self, address: str) -> AsyncIterator[TenureChannel]:
+        if address not in self._channels:
+            tls = self._security.peer(Role.WORKER)
+            self._channels[address] = open_channel(address, tls=tls, max_message_bytes=MAX_MESSAGE_BYTES)
+        self._listeners[address] = self._listeners.get(address, 0) + 1
+        try:
+            yield self._channels[address]
+        finally:
+            await self._release(address)
+
+    async def _release(self, address: str) -> None:
+        self._listeners[address] -= 1
+        if not self._listeners[address]:
+            del self._listeners[address]
+            try:
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await self._channels.pop(address).close()
+            except TimeoutError:
+                _log.warning("closing a channel to a worker timed out", extra={"address": address})
+
+
+async def dialled_address(text: str, *, allows_loopback: bool) -> str:
+    """Returns the ip:port to connect to. A name is resolved here, once: what is checked is what is dialled.
+
+    Raises PermissionDenied (ADDRESS_REFUSED), and Unavailable for a name without an address.
+    """
+    try:
+        address = LiveAddress.parse(text)
+    except ValueError as error:
+        raise PermissionDenied(f"the worker's address {text!r} {error}", reason="ADDRESS_REFUSED") from error
+    ips = [address.ip] if address.ip is not None else await _resolved(address.host)
+    refusals = [refusal_of(ip, allows_loopback=allows_loopback) for ip in ips]
+    for ip, refusal in zip(ips, refusals, strict=True):
+        if refusal is None:
+            return str(address.at(ip))
+    raise PermissionDenied(f"gateways do not connect to {address}: {refusals[0]}", reason="ADDRESS_REFUSED")
+
+
+async def _resolved(host: str) -> list[Any]:
+    try:
+        async with asyncio.timeout(RESOLVE_SECONDS):
+            infos = await asyncio.get_running_loop().getaddrinfo(host, None, type=SOCK_STREAM)
+    except (OSError, TimeoutError) as error:
+        raise Unavailable(f"the worker's host name {host} cannot be resolved: {error}") from error
+    return [ip_address(each[4][0]) for each in infos]
+
+
+async def _check_proof(messages: Any, digest: bytes) -> None:
+    """Reads the first message. Raises PermissionDenied (NOT_THE_HOLDER) unless it has the proof."""
+    first = await anext(aiter(messages), worker.WatchLiveResponse())
+    if not is_proof(first.holder_proof, digest):
+        raise PermissionDenied(
+            "another process than the holder of the claim answers at the worker's address", reason="NOT_THE_HOLDER"
+        )
+
+
+def is_sound(delta: live_pb2.Delta, epoch: int) -> bool:
+    """Whether the piece is of this claim, and of a size that a worker sends."""
+    numbers = (delta.attempt_number, delta.block, delta.offset)
+    is_sized = 0 < len(delta.text) <= MAX_CHARACTERS_PER_DELTA
+    return delta.epoch == epoch and delta.step > 0 and min(numbers) >= 0 and is_sized
