@@ -164,6 +164,13 @@ def issued(
     return ClientTls(ca_file, folder / f"{file}.pem", folder / f"{file}.key.pem")
 
 
+def trust(ca_file: Path, authorities: bytes) -> None:
+    """Replaces the authorities that a process trusts, PEM."""
+    fresh = ca_file.with_name(f".{ca_file.name}.new")
+    fresh.write_bytes(authorities)
+    fresh.replace(ca_file)
+
+
 def authority_of(stack: Stack) -> Authority:
     certificates = stack.layout.certificates
     return Authority.load(certificates / "ca.pem", certificates / "ca.key.pem")

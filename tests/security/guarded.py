@@ -1,4 +1,4 @@
-"""A stack with certificates and three gateways: one for processes, and two for clients with keys or tokens."""
+"""A stack with certificates and four gateways: two for processes, and two for clients with keys or tokens."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tenure.wire.access import PERMISSIONS
 from tests.security.identity_provider import Provider, serve_provider, variables
 
 CLIENT_GATEWAYS: Final = ("gateway-2", "gateway-3")
+PROCESS_GATEWAYS: Final = ("gateway", "gateway-4")
 _UNLIMITED: Final = {"TENURE_GATEWAY_LIMIT_CALLS_PER_SECOND": "100000"}
 
 
@@ -65,7 +66,7 @@ async def guarded_stack(folder: Path) -> AsyncIterator[Guarded]:
             data_dir=folder,
             workers=1,
             tls=True,
-            replicas={"gateway": 1 + len(CLIENT_GATEWAYS)},
+            replicas={"gateway": len(PROCESS_GATEWAYS) + len(CLIENT_GATEWAYS)},
             environment=dict.fromkeys(CLIENT_GATEWAYS, clients),
         )
         async with Stack(options) as stack:

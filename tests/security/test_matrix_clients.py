@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
+import uuid
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,10 +13,13 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
+from google.protobuf.message import Message
 
 from services.gateway.api_keys import FRESH_SECONDS
 from tenure.domain.access import Permission, Role
 from tenure.runtime.tls import ClientTls
+from tenure.v1 import lease_service_pb2 as lease_pb
+from tenure.v1 import task_service_pb2 as api
 from tenure.wire.common import timestamp
 from tests.security.access_table import (
     ADMITTED,
@@ -23,6 +27,7 @@ from tests.security.access_table import (
     Cell,
     Metadata,
     Row,
+    answer_of,
     authority_of,
     channel_to,
     issued,
@@ -45,6 +50,7 @@ NO_KEY: Final = "UNAUTHENTICATED/NO_API_KEY"
 KEY_INVALID: Final = "UNAUTHENTICATED/API_KEY_INVALID"
 TOKEN_INVALID: Final = "UNAUTHENTICATED/TOKEN_INVALID"
 TOKEN_EXPIRED: Final = "UNAUTHENTICATED/TOKEN_EXPIRED"
+NO_TASK: Final = "NOT_FOUND/NOT_FOUND"
 OTHER_TENANT: Final = "PERMISSION_DENIED/OTHER_TENANT"
 
 
@@ -134,6 +140,35 @@ def cells_of(caller_name: str, caller: Caller, channel: Any) -> list[Cell]:
         Cell(f"{caller_name} {name}", channel, method, caller.metadata, caller.expected(rows[name]))
         for name, method in methods_of("gateway")
     ]
+
+
+def requests_that_need_more() -> dict[str, tuple[Message, str]]:
+    """Requests that need `tenant_admin`, and the answer with it: nothing has these ids."""
+    new, reference = str(uuid.uuid4()), lease_pb.LeaseReference(resource=f"none/{uuid.uuid4()}", epoch=1 << 41)
+    answer = api.ResumeTaskRequest(task_id=new, wait_id=new, request_id=new, decision="approve")
+    tokens, money = api.ResumeTaskRequest(extra_budget_tokens=1), api.ResumeTaskRequest(extra_budget_nano_usd=1)
+    tokens.MergeFrom(answer)
+    money.MergeFrom(answer)
+    return {
+        "TaskService/ResumeTask tokens": (tokens, NO_TASK),
+        "TaskService/ResumeTask money": (money, NO_TASK),
+        "LeaseService/ReleaseLease": (lease_pb.ReleaseLeaseRequest(lease=reference, reason="so"), "OK"),
+        "LeaseService/TransferLease": (
+            lease_pb.TransferLeaseRequest(lease=reference, holder="me", reason="so", request_id=new),
+            "ABORTED/LEASE_LOST",
+        ),
+    }
+
+
+@pytest.mark.parametrize("permission", list(Permission))
+async def test_some_requests_need_an_administrator(guarded: Guarded, permission: Permission) -> None:
+    key, methods = (await guarded.key(permission)).secret, dict(methods_of("gateway"))
+    is_admin = permission in {Permission.TENANT_ADMIN, Permission.OPERATE}
+    async with channel_to(guarded.stack.services[CLIENT_GATEWAYS[0]], ClientTls(guarded.ca_file)) as channel:
+        for name, (request, answer) in requests_that_need_more().items():
+            method = methods[name.partition(" ")[0]]
+            given = await answer_of(channel, method, bearer(key), request.SerializeToString())
+            assert given == (answer if is_admin else NOT_ALLOWED), name
 
 
 @pytest.mark.parametrize("kind", ["keys", "tokens"])
