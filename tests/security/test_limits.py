@@ -30,6 +30,8 @@ from tests.support.patience import PATIENCE_SECONDS
 
 STREAMS: Final = 8
 CONNECTIONS: Final = 6
+TOGETHER: Final = 40
+"""Submits with more bytes than a client may send at once: they count before a call waits for its turn."""
 SCHEMAS: Final = 12
 """More than the checks of new schemas that one tenant may have at once."""
 ONCE: Final = RetryPolicy(max_attempts=1, initial_seconds=0.1, factor=1.0, cap_seconds=0.1)
@@ -50,6 +52,18 @@ def noisy(both: Tenants, number: int = 0) -> Client:
     return Client(
         both.stack.gateway_address, api_key=both.noisy_keys[number], tls=ClientTls(both.ca_file), patience=ONCE
     )
+
+
+def patient(both: Tenants, number: int) -> Client:
+    """A client that tries again when an earlier test has used up its rates."""
+    return Client(both.stack.gateway_address, api_key=both.noisy_keys[number], tls=ClientTls(both.ca_file))
+
+
+async def a_task(both: Tenants, number: int) -> str:
+    """A task that no worker takes."""
+    async with patient(both, number) as client:
+        request = api.SubmitTaskRequest(queue="without-workers")
+        return (await client.submit("be watched", request=request)).task_id
 
 
 async def open_stream(client: Client, task_id: str) -> Any:
@@ -125,10 +139,10 @@ async def _refusal_of(call: Callable[[], Awaitable[Any]]) -> LimitReached | None
     return None
 
 
-async def together(calls: Iterable[Awaitable[Any]]) -> None:
-    """Makes the calls at once, whatever they answer. Raises the first refusal by a limit."""
+async def together(calls: Iterable[Awaitable[Any]], reason: str) -> None:
+    """Makes the calls at once, whatever they answer. Raises the first refusal for this reason."""
     for answer in await asyncio.gather(*calls, return_exceptions=True):
-        if isinstance(answer, LimitReached):
+        if isinstance(answer, LimitReached) and answer.reason == reason:
             raise answer
 
 
@@ -156,17 +170,17 @@ async def test_large_requests_are_limited_by_their_bytes(both: Tenants, what: st
     async with noisy(both, 1) as client:
 
         def submit_together() -> Awaitable[None]:
-            return together(client.tasks.SubmitTask(request, timeout=PATIENCE_SECONDS) for _ in range(8))
+            calls = (client.tasks.SubmitTask(request, timeout=PATIENCE_SECONDS) for _ in range(TOGETHER))
+            return together(calls, "BYTE_RATE")
 
         await until_refused(submit_together, "BYTE_RATE")
     await neighbour_is_served(both)
 
 
 async def test_connections_of_a_client_are_limited(both: Tenants) -> None:
-    request = api.SubmitTaskRequest(queue="without-workers")
+    task_id = await a_task(both, 2)
     async with AsyncExitStack() as opened:
         clients = [await opened.enter_async_context(noisy(both, 2)) for _ in range(CONNECTIONS // 2 + 1)]
-        task_id = (await clients[0].submit("be watched", request=request)).task_id
         streams = [await open_stream(client, task_id) for client in clients[:-1]]
         await until_refused(lambda: clients[-1].get(task_id), "CONNECTIONS")
         await clients[0].get(task_id)
@@ -176,9 +190,8 @@ async def test_connections_of_a_client_are_limited(both: Tenants) -> None:
 
 
 async def test_streams_that_nobody_reads_count_as_open(both: Tenants) -> None:
+    task_id = await a_task(both, 3)
     async with noisy(both, 3) as client:
-        request = api.SubmitTaskRequest(queue="without-workers")
-        task_id = (await client.submit("be watched", request=request)).task_id
         watch = api.WatchTaskRequest(task_id=task_id, live=True)
         unread = [client.tasks.WatchTask(watch, timeout=PATIENCE_SECONDS) for _ in range(STREAMS // 2)]
 
@@ -193,18 +206,18 @@ async def test_streams_that_nobody_reads_count_as_open(both: Tenants) -> None:
 
 async def test_a_call_without_a_turn_is_refused(both: Tenants) -> None:
     """Each call of the client waits for the row of its task, which this test has locked. The calls of others run."""
+    task_id = await a_task(both, 0)
     async with (
         noisy(both, 0) as client,
-        noisy(both, 1) as colleague,
+        patient(both, 1) as colleague,
         await psycopg.AsyncConnection.connect(both.stack.postgres_dsn) as ledger,
     ):
-        request = api.SubmitTaskRequest(queue="without-workers")
-        task_id = (await client.submit("be cancelled", request=request)).task_id
         await ledger.execute("select 1 from ledger.tasks where task_id = %s for update", (task_id,))
         cancel = api.CancelTaskRequest(task_id=task_id, reason="the test wants it")
 
         def cancel_together() -> Awaitable[None]:
-            return together(client.tasks.CancelTask(cancel, timeout=PATIENCE_SECONDS) for _ in range(8))
+            calls = (client.tasks.CancelTask(cancel, timeout=PATIENCE_SECONDS) for _ in range(8))
+            return together(calls, "RUNNING_CALLS")
 
         refused = asyncio.create_task(until_refused(cancel_together, "RUNNING_CALLS"))
         await colleague.get(task_id)
