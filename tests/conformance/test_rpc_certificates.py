@@ -180,7 +180,7 @@ async def test_files_that_do_not_fit_together_change_nothing(tmp_path: Path, cap
         key.write_bytes(good)
 
 
-async def test_certificates_that_no_server_accepts_are_used_and_replaced(
+async def test_certificates_that_no_server_accepts_are_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An authority of the former files may be withdrawn, so these do not stay in use."""
@@ -213,9 +213,7 @@ def leaf(authority: Authority, days: float = 1) -> bytes:
     return authority.issue(Role.GATEWAY, "gateway", DEFAULT_INSTALLATION, days)[0]
 
 
-def test_a_caller_counts_as_long_as_its_authority_and_its_certificate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_caller_counts_as_long_as_its_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tenure.runtime.tls._REREAD_SECONDS", 0.0)
     folder, other = Folder(tmp_path), Authority.create(DEFAULT_INSTALLATION, 1)
     trusted = TrustedCallers(folder.files("checkpoint"))
@@ -249,6 +247,6 @@ def test_an_authority_that_is_renewed_with_its_key_counts(tmp_path: Path, monkey
     trusted.check(own)
 
 
-def test_a_certificate_of_an_intermediate_authority_is_left_to_tls(tmp_path: Path) -> None:
+def test_an_intermediate_authority_is_left_to_tls(tmp_path: Path) -> None:
     trusted = TrustedCallers(Folder(tmp_path).files("checkpoint"))
     trusted.check(leaf(Authority.create(DEFAULT_INSTALLATION, 1)))
