@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import sys
+import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -29,7 +30,8 @@ SUBMITS: Final = 32
 LARGE_SUBMITS: Final = 4
 WATCHES: Final = 16
 SLOW_READERS: Final = 200
-SCHEMA_FIELDS: Final = 1500
+SCHEMA_FIELDS: Final = 300
+"""About 15 KB: a schema of more than 16 KiB is refused without a check."""
 ALLOWED_TOOLS: Final = 256
 CALL_SECONDS: Final = 30.0
 PAUSE_SECONDS: Final = 0.02
@@ -51,7 +53,7 @@ class NoisyClient:
         return [
             ("submit", SUBMITS, partial(self.submit, request())),
             ("submit with a long allowlist", LARGE_SUBMITS, partial(self.submit, request(tools=many_tools))),
-            ("submit with a huge schema", LARGE_SUBMITS, partial(self.submit, request(schema=huge_schema()))),
+            ("submit with a huge schema", LARGE_SUBMITS, self.submit_new_schema),
             ("watch", WATCHES, partial(self.watch, watched, reads=True)),
             ("watch without reading", SLOW_READERS, partial(self.watch, watched, reads=False)),
         ]
@@ -59,6 +61,10 @@ class NoisyClient:
     async def submit(self, submitted: api.SubmitTaskRequest) -> None:
         """Submits one more task; without a request_id no call repeats another."""
         await self.client.tasks.SubmitTask(submitted, timeout=CALL_SECONDS)
+
+    async def submit_new_schema(self) -> None:
+        """Submits a task with a schema that the gateway has to check, because it has not seen it before."""
+        await self.submit(request(schema=huge_schema(uuid.uuid4().hex)))
 
     async def watch(self, task_id: str, *, reads: bool) -> None:
         """Opens a stream. With `reads` it ends after the first message, otherwise it stays and is not read further."""
@@ -87,10 +93,10 @@ def request(tools: task_pb2.ToolAllowlist | None = None, schema: str = "") -> ap
     return api.SubmitTaskRequest(goal="noise", queue=QUEUE, agent=agent, result_schema_json=schema)
 
 
-def huge_schema() -> str:
-    """Returns a valid schema that takes long to check."""
+def huge_schema(title: str = "") -> str:
+    """Returns a valid schema that takes long to check. Schemas with different titles are checked separately."""
     fields = {f"field_{number}": {"type": "string", "maxLength": 40} for number in range(SCHEMA_FIELDS)}
-    return json.dumps({"type": "object", "properties": fields})
+    return json.dumps({"title": title, "type": "object", "properties": fields})
 
 
 async def make_noise(address: str, ca_file: Path, seconds: float, keys: list[str]) -> Counter[str]:

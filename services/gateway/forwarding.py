@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from services.gateway.peers import RETRY_AFTER_SECONDS, Peers, with_retries
 from services.gateway.tasks import caller, new_id
 from services.gateway.tool_names import check_tool_names, earlier_result
-from tenure.domain.access import Permission
+from tenure.domain.access import Permission, check_permission
 from tenure.domain.errors import NotFound, PermissionDenied, Unavailable
 from tenure.runtime.access_control import ANYONE, current_principal
 from tenure.runtime.request_context import as_tenant, current_tenant
@@ -56,9 +56,13 @@ class LeaseForwarder(LeaseServiceServicer):
         return await with_retries(lambda: self._peers.leases.RenewLease(request))
 
     async def ReleaseLease(self, request: pb.ReleaseLeaseRequest, _context: Any) -> pb.ReleaseLeaseResponse:
+        """Releases a lease for its holder, or for an administrator of the tenant."""
+        _check_authority(request)
         return await with_retries(lambda: self._peers.leases.ReleaseLease(request))
 
     async def TransferLease(self, request: pb.TransferLeaseRequest, _context: Any) -> pb.TransferLeaseResponse:
+        """Transfers a lease for its holder, or for an administrator of the tenant."""
+        _check_authority(request)
         return await with_retries(lambda: self._peers.leases.TransferLease(request))
 
     async def GetLease(self, request: pb.GetLeaseRequest, _context: Any) -> pb.GetLeaseResponse:
@@ -95,6 +99,12 @@ class LeaseForwarder(LeaseServiceServicer):
 
     async def ListSigningKeys(self, request: pb.ListSigningKeysRequest, _context: Any) -> pb.ListSigningKeysResponse:
         return await with_retries(lambda: self._peers.leases.ListSigningKeys(request))
+
+
+def _check_authority(request: pb.ReleaseLeaseRequest | pb.TransferLeaseRequest) -> None:
+    """Raises PermissionDenied for a client without the lease's token that does not administer the tenant."""
+    if request.HasField("lease"):
+        check_permission(current_principal(), Permission.TENANT_ADMIN, "to end a lease without its token")
 
 
 def _read(reading: asyncio.Task[Any]) -> Any:

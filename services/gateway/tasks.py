@@ -275,7 +275,7 @@ def caller() -> str:
 
 
 def _answer(request: api.ResumeTaskRequest) -> ledger.WaitAnswer:
-    if request.extra_budget_tokens:
+    if request.extra_budget_tokens or request.extra_budget_nano_usd:
         check_permission(current_principal(), Permission.TENANT_ADMIN, "to raise a budget")
     answer = ledger.WaitAnswer(
         wait_id=request.wait_id,

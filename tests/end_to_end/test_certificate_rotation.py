@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,6 +24,7 @@ from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.end_to_end.conftest import options
 from tests.end_to_end.installation import Installation, check_whole
+from tests.end_to_end.steady_load import SteadyLoad
 from tests.support.patience import PATIENCE_SECONDS
 
 SUCCEEDED: Final = task_pb2.TASK_STATE_SUCCEEDED
@@ -63,7 +63,7 @@ async def until_all_connected(install: Installation, times: int) -> None:
                 await asyncio.sleep(0.2)
 
 
-async def replace_authority(install: Installation) -> None:
+async def replace_authority(install: Installation, watching: asyncio.Task[None]) -> None:
     """As the documentation has it: trust both, replace the certificates, withdraw the former authority."""
     folder = install.stack.layout.certificates
     former = (folder / "ca.pem").read_bytes()
@@ -73,6 +73,7 @@ async def replace_authority(install: Installation) -> None:
     await until_all_connected(install, 1)
     issue_all(install, authority)
     await asyncio.sleep(2 * CHECK_SECONDS)
+    assert not watching.done(), "it ends only when its authority is withdrawn"
     trust(folder, new)
     await until_all_connected(install, 3)
 
@@ -98,18 +99,14 @@ async def test_no_task_notices_a_new_authority(install: Installation, tmp_path: 
         await install.speaking(task_id)
     async with stubborn_operator(install, tmp_path) as stubborn:
         watching = asyncio.create_task(watched_to_its_end(stubborn))
-        replacing = asyncio.create_task(replace_authority(install))
-        ended = []
-        while not replacing.done():
-            assert not watching.done(), "it ends only when its authority is withdrawn"
-            ids = [await install.submit("sim-e2e-keyed-paced", uuid.uuid4().hex) for _ in range(4)]
-            ended += [await install.ended(task_id) for task_id in ids]
-        await replacing
+        load = SteadyLoad(install)
+        await load.run_while(asyncio.create_task(replace_authority(install, watching)))
         for call in (watching, stubborn.get(lasting[0])):
             with pytest.raises(Unauthenticated) as refused:
                 await asyncio.wait_for(call, PATIENCE_SECONDS)
             assert refused.value.reason == "CERTIFICATE_WITHDRAWN"
-    ended += [await install.ended(task_id) for task_id in lasting]
+    await load.check()
+    ended = [await install.ended(task_id) for task_id in lasting]
     assert {(task.state, task.claim_count, task.attempt) for task in ended} == {(SUCCEEDED, 1, 1)}
-    for task in ended[-6:]:
+    for task in ended:
         check_whole(await install.entries(task.task_id))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from typing import Final
 
 import pytest
@@ -12,6 +11,7 @@ from tenure.runtime.signing import LOOK_SECONDS, Signer
 from tenure.v1 import task_pb2
 from tests.end_to_end.command import Done, tenure
 from tests.end_to_end.installation import Installation, check_whole
+from tests.end_to_end.steady_load import SteadyLoad
 from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.server
@@ -41,16 +41,14 @@ async def signed_again(install: Installation) -> None:
             await asyncio.sleep(0.1)
 
 
-async def rotated_twice(install: Installation) -> set[str]:
-    """Rotates the key and withdraws the former one, twice. Returns the former keys."""
-    former = set()
+async def rotate_twice(install: Installation, former: set[str]) -> None:
+    """Rotates the key and withdraws the former one, twice. Adds the former keys to the set."""
     for _ in range(2):
         done = await keys(install, "rotate", "--wait", f"{READ_SECONDS}s")
         key_id = done.out.split()[-1]
         await signed_again(install)
         await keys(install, "withdraw", key_id)
         former.add(key_id)
-    return former
 
 
 async def test_no_task_notices_a_rotation_of_the_signing_key(own_installation: Installation) -> None:
@@ -59,15 +57,12 @@ async def test_no_task_notices_a_rotation_of_the_signing_key(own_installation: I
     lasting = [await install.submit("sim-e2e-slow-answer") for _ in range(2)]
     for task_id in lasting:
         await install.speaking(task_id)
-    rotation = asyncio.create_task(rotated_twice(install))
-    ended = []
-    while not rotation.done():
-        ids = [await install.submit("sim-e2e-keyed-paced", uuid.uuid4().hex) for _ in range(4)]
-        ended += [await install.ended(task_id) for task_id in ids]
-    former = await rotation
-    ended += [await install.ended(task_id) for task_id in lasting]
+    former, load = set[str](), SteadyLoad(install)
+    await load.run_while(asyncio.create_task(rotate_twice(install, former)))
+    await load.check()
+    ended = [await install.ended(task_id) for task_id in lasting]
     assert {(task.state, task.claim_count, task.attempt) for task in ended} == {(SUCCEEDED, 1, 1)}
-    for task in ended[-6:]:
+    for task in ended:
         check_whole(await install.entries(task.task_id))
     assert len(former) == 2
     assert Signer.load(install.stack.layout.signing_key).key_id not in former

@@ -3,121 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
 import psycopg
 import pytest
-import pytest_asyncio
-from google.protobuf import descriptor_pool
 
-from devstack import Stack, StackOptions
 from tenure.client import Client
-from tenure.domain.access import Permission, read_api_key, with_included
+from tenure.domain.access import Permission, read_api_key
 from tenure.domain.errors import NotFound, PermissionDenied, Unauthenticated
-from tenure.runtime.tls import ClientTls
 from tenure.v1 import api_key_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
-from tenure.wire.access import PERMISSIONS, access_rules
-from tenure.wire.common import timestamp
+from tenure.wire.access import PERMISSIONS
 from tests.end_to_end.command import tenure
-from tests.security.test_matrix import SERVICES, code_of
+from tests.security.guarded import Guarded
 from tests.support.patience import PATIENCE_SECONDS
 
 REVOKED_WITHIN_SECONDS: Final = 5.0
 ADMIN: Final = [Permission.TENANT_ADMIN]
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@dataclass(frozen=True)
-class Guarded:
-    """A stack whose gateway demands API keys, and a key of an operator."""
-
-    stack: Stack
-    operator_key: str
-
-    @property
-    def tls(self) -> ClientTls:
-        return ClientTls(self.stack.layout.certificates / "ca.pem")
-
-    def client(self, key: str, tenant: str | None = None) -> Client:
-        return Client(self.stack.gateway_address, api_key=key, tenant=tenant, tls=self.tls)
-
-    async def key(self, *permissions: Permission, tenant: str = "acme", **fields: Any) -> pb.CreateApiKeyResponse:
-        """A new key of this tenant."""
-        request = pb.CreateApiKeyRequest(
-            name="of a test", permissions=[PERMISSIONS.to_wire(one) for one in permissions], **fields
-        )
-        async with self.client(self.operator_key, tenant) as operator:
-            return await operator.create_api_key(request)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def guarded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Guarded]:
-    environment = {"gateway": {"TENURE_GATEWAY_AUTHENTICATION": "api-keys"}}
-    options = StackOptions(
-        data_dir=tmp_path_factory.mktemp("keys") / "data", workers=1, tls=True, environment=environment
-    )
-    async with Stack(options) as stack:
-        command = [sys.executable, "-P", "-m", "services.checkpoint", "operator-key"]
-        variables = {**os.environ, **stack.services["checkpoint"].environment}
-        made = await asyncio.to_thread(
-            subprocess.run, command, env=variables, capture_output=True, text=True, check=True
-        )
-        yield Guarded(stack, made.stdout.strip())
-
-
-def bearer(key: str) -> tuple[tuple[str, str], ...]:
-    return (("authorization", f"Bearer {key}"),)
-
-
-@pytest.mark.parametrize("permission", list(Permission))
-async def test_a_key_calls_exactly_the_methods_of_its_permission(guarded: Guarded, permission: Permission) -> None:
-    key, wrong = (await guarded.key(permission)).secret, []
-    async with guarded.client(key) as client:
-        for service in SERVICES["gateway"]:
-            rules = access_rules(f"tenure.v1.{service}")
-            for method in descriptor_pool.Default().FindServiceByName(f"tenure.v1.{service}").methods:
-                needed = rules[method.name].permission
-                allowed = needed is not None and needed in with_included([permission])
-                code = await code_of(client._channel.raw, service, method, bearer(key))
-                if code != ("INVALID_ARGUMENT" if allowed else "PERMISSION_DENIED"):
-                    wrong.append((f"{service}/{method.name}", code, allowed))
-    assert wrong == []
-
-
-async def test_a_caller_without_a_valid_key_is_no_caller(guarded: Guarded) -> None:
-    good = (await guarded.key(Permission.READ)).secret
-    expired = await guarded.key(Permission.READ, expire_time=timestamp(datetime.now(UTC) + timedelta(seconds=1)))
-    await asyncio.sleep(1)
-    forged = good[:-1] + ("A" if good[-1] != "A" else "B")
-    presented = {
-        "none": (),
-        "empty": bearer(""),
-        "two": bearer(good) + bearer(good),
-        "basic": (("authorization", f"Basic {good}"),),
-        "of no form": bearer("tnr_x"),
-        "unknown": bearer("tnr_" + "0" * 12 + "_" + "A" * 43),
-        "forged": bearer(forged),
-        "expired": bearer(expired.secret),
-        "too long": bearer(good + "A" * 4000),
-    }
-    method = descriptor_pool.Default().FindServiceByName("tenure.v1.TaskService").methods_by_name["GetTask"]
-    async with guarded.client(good) as client:
-        codes = {
-            name: await code_of(client._channel.raw, "TaskService", method, metadata)
-            for name, metadata in presented.items()
-        }
-        assert codes == dict.fromkeys(presented, "UNAUTHENTICATED")
-        assert await code_of(client._channel.raw, "TaskService", method, bearer(good)) == "INVALID_ARGUMENT"
 
 
 async def submit(client: Client) -> task_pb2.Task:
@@ -216,10 +121,10 @@ async def test_the_ledger_has_no_secret_of_a_key(guarded: Guarded) -> None:
 async def test_keys_at_the_command_line(guarded: Guarded, tmp_path: Path) -> None:
     operator, mine = tmp_path / "operator", tmp_path / "mine"
     operator.write_text(guarded.operator_key)
-    options = ["--tls-ca-file", str(guarded.stack.layout.certificates / "ca.pem")]
+    options = ["--tls-ca-file", str(guarded.ca_file)]
 
     async def run(key: Path, *words: str) -> Any:
-        return await tenure("--api-key-file", str(key), *options, *words, address=guarded.stack.gateway_address)
+        return await tenure("--api-key-file", str(key), *options, *words, address=guarded.address)
 
     made = await run(
         operator, "--tenant", "shop", "admin", "keys", "create", "ci", "--permission", "write", "--output", str(mine)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+import pytest_asyncio
 
 from tenure.domain.access import Permission
 from tenure.domain.errors import PermissionDenied, TenureError, Unauthenticated
@@ -18,11 +20,17 @@ from tenure.v1 import audit_service_pb2 as pb
 from tenure.v1 import webhook_service_pb2
 from tenure.wire.access import PERMISSIONS
 from tests.end_to_end.command import tenure
-from tests.security.test_api_keys import Guarded, guarded
+from tests.security.guarded import Guarded, guarded_stack
 from tests.support.patience import PATIENCE_SECONDS
 
-__all__ = ["guarded"]
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def guarded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Guarded]:
+    """A stack of its own: these tests change its audit log."""
+    async with guarded_stack(tmp_path_factory.mktemp("audit") / "data") as started:
+        yield started
 
 
 async def records(guarded: Guarded, **fields: Any) -> list[pb.AuditRecord]:
@@ -115,11 +123,11 @@ async def test_without_a_record_nothing_happens(guarded: Guarded) -> None:
 async def test_the_log_at_the_command_line(guarded: Guarded, tmp_path: Path) -> None:
     key = tmp_path / "operator"
     key.write_text(guarded.operator_key)
-    tls = str(guarded.stack.layout.certificates / "ca.pem")
+    tls = str(guarded.ca_file)
 
     async def run(*words: str) -> Any:
         options = ("--api-key-file", str(key), "--tls-ca-file", tls)
-        return await tenure(*options, *words, address=guarded.stack.gateway_address)
+        return await tenure(*options, *words, address=guarded.address)
 
     await guarded.key(Permission.READ)
     listed = await run("admin", "audit", "list", "--method", "ApiKeyService/CreateApiKey", "--limit", "1")

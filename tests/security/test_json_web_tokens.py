@@ -6,135 +6,36 @@ import asyncio
 import base64
 import hmac
 import json
-import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from hashlib import sha256
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import jwt
 import pytest
-import pytest_asyncio
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from google.protobuf import descriptor_pool
 from jwt.warnings import InsecureKeyLengthWarning
 
-from devstack import Stack, StackOptions
 from services.gateway import json_web_tokens
 from services.gateway.json_web_tokens import JsonWebTokens, JwtSettings
 from tenure.client import Client
 from tenure.domain.access import EVERYTHING, Permission
 from tenure.domain.errors import NotFound, PermissionDenied, Unauthenticated, Unavailable
 from tenure.runtime.settings import ConfigurationError, load
-from tenure.runtime.tls import ClientTls
 from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
 from tests.end_to_end.command import tenure
-from tests.security.test_matrix import code_of
+from tests.security.access_table import code_of
+from tests.security.guarded import Guarded, bearer
+from tests.security.identity_provider import TENANT, Provider, public_key, serve_provider, variables
 from tests.support.patience import PATIENCE_SECONDS
-
-ISSUER, AUDIENCE, TENANT = "https://login.example.com", "tenure", "https://example.com/tenant"
-EXPIRES_SECONDS = 600
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-def public_key(private: Any, kid: str, **fields: str) -> dict[str, Any]:
-    algorithms: dict[type, Any] = {
-        rsa.RSAPrivateKey: jwt.algorithms.RSAAlgorithm,
-        ec.EllipticCurvePrivateKey: jwt.algorithms.ECAlgorithm,
-        ed25519.Ed25519PrivateKey: jwt.algorithms.OKPAlgorithm,
-    }
-    to_jwk = next(algorithm.to_jwk for kind, algorithm in algorithms.items() if isinstance(private, kind))
-    return {**to_jwk(private.public_key(), as_dict=True), "kid": kid, "use": "sig", **fields}
-
-
-@dataclass
-class Provider:
-    """An identity provider: its keys, and the JWK set that it publishes."""
-
-    keys: dict[str, Any] = field(default_factory=dict)
-    status: int = 200
-    reads: int = 0
-    url: str = ""
-
-    def jwks(self) -> bytes:
-        return json.dumps({"keys": [public_key(key, kid) for kid, key in self.keys.items()]}).encode()
-
-    def token(self, kid: str = "rsa", algorithm: str = "RS256", *, key: Any = None, **claims: Any) -> str:
-        """A token of alice at acme who may write, with these claims instead; None leaves a claim out."""
-        header, changed = claims.pop("header", {}), claims.pop("named", {})
-        usual = {"iss": ISSUER, "aud": AUDIENCE, "sub": "alice", TENANT: "acme", "scope": "openid write"}
-        chosen = {**usual, "exp": time.time() + EXPIRES_SECONDS, **claims, **changed}
-        present = {name: value for name, value in chosen.items() if value is not None}
-        return jwt.encode(present, key or self.keys[kid], algorithm, headers={"kid": kid, **header})
-
-
-@contextmanager
-def serve_provider() -> Iterator[Provider]:
-    provider = Provider({"rsa": rsa.generate_private_key(65537, 2048)})
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            provider.reads += 1
-            self.send_response(provider.status)
-            self.send_header("Location", "/elsewhere")
-            self.end_headers()
-            self.wfile.write(provider.jwks())
-
-        def log_message(self, *_: object) -> None:
-            """Prints nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    provider.url = f"http://127.0.0.1:{server.server_port}/jwks"
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield provider
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-def variables(keys: str) -> dict[str, str]:
-    return {
-        "TENURE_GATEWAY_JWT_ISSUER": ISSUER,
-        "TENURE_GATEWAY_JWT_AUDIENCE": AUDIENCE,
-        "TENURE_GATEWAY_JWT_KEYS": keys,
-        "TENURE_GATEWAY_JWT_TENANT_CLAIM": TENANT,
-    }
 
 
 def jwt_settings(keys: str, **more: str) -> JwtSettings:
     return load(JwtSettings, {**variables(keys), **more}, prefix="TENURE_GATEWAY_JWT_")
-
-
-@dataclass(frozen=True)
-class Guarded:
-    """A stack whose gateway accepts tokens and API keys."""
-
-    stack: Stack
-    provider: Provider
-
-    def client(self, key: Any, tenant: str | None = None) -> Client:
-        tls = ClientTls(self.stack.layout.certificates / "ca.pem")
-        return Client(self.stack.gateway_address, api_key=key, tenant=tenant, tls=tls)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def guarded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Guarded]:
-    with serve_provider() as provider:
-        gateway = {"TENURE_GATEWAY_AUTHENTICATION": "api-keys,jwt", **variables(provider.url)}
-        data_dir = tmp_path_factory.mktemp("tokens") / "data"
-        async with Stack(
-            StackOptions(data_dir=data_dir, workers=1, tls=True, environment={"gateway": gateway})
-        ) as stack:
-            yield Guarded(stack, provider)
 
 
 async def test_a_token_decides_tenant_actor_and_permissions(guarded: Guarded) -> None:
@@ -218,15 +119,12 @@ async def test_a_hostile_token_is_no_caller(guarded: Guarded) -> None:
     provider, pool = guarded.provider, descriptor_pool.Default()
     method = pool.FindServiceByName("tenure.v1.TaskService").methods_by_name["GetTask"]
 
-    def bearer(token: str) -> tuple[tuple[str, str], ...]:
-        return (("authorization", f"Bearer {token}"),)
-
     tokens = hostile_tokens(provider)
     async with guarded.client(provider.token()) as client:
         channel = client._channel.raw
-        codes = {name: await code_of(channel, "TaskService", method, bearer(text)) for name, text in tokens.items()}
+        codes = {name: await code_of(channel, method, bearer(text)) for name, text in tokens.items()}
         assert codes == dict.fromkeys(tokens, "UNAUTHENTICATED")
-        assert await code_of(channel, "TaskService", method, bearer(provider.token())) == "INVALID_ARGUMENT"
+        assert await code_of(channel, method, bearer(provider.token())) == "INVALID_ARGUMENT"
 
 
 async def test_a_stream_ends_when_its_token_expires(guarded: Guarded) -> None:
@@ -257,14 +155,12 @@ async def test_the_client_asks_for_its_token_with_each_call(guarded: Guarded) ->
 async def test_the_command_line_sends_the_token_of_its_file(guarded: Guarded, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(guarded.provider.token() + "\n")
-    tls = ["--tls-ca-file", str(guarded.stack.layout.certificates / "ca.pem")]
+    tls = ["--tls-ca-file", str(guarded.ca_file)]
     options = ["--api-key-file", str(file), *tls]
-    done = await tenure(
-        *options, "submit", "hello", "--model", "sim-hello", "--watch", address=guarded.stack.gateway_address
-    )
+    done = await tenure(*options, "submit", "hello", "--model", "sim-hello", "--watch", address=guarded.address)
     assert "SUCCEEDED" in done.out, done
     file.write_text(guarded.provider.token(exp=time.time() - 3600))
-    refused = await tenure(*options, "list", address=guarded.stack.gateway_address)
+    refused = await tenure(*options, "list", address=guarded.address)
     assert (refused.code != 0, "has expired" in refused.err) == (True, True), refused
 
 

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
 import grpc
+import psycopg
 import pytest
 import pytest_asyncio
 
+from bench.noise import huge_schema
 from bench.noisy_tenant import SUBMIT_EVERY_SECONDS, Neighbour, Tenants, tenants
 from tenure.client import Client
+from tenure.domain.access import Permission
 from tenure.domain.call_limits import BURST_SECONDS
 from tenure.domain.errors import LimitReached
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime.tls import ClientTls
+from tenure.v1 import task_pb2
 from tenure.v1 import task_service_pb2 as api
+from tests.security.guarded import Guarded
 from tests.support.patience import PATIENCE_SECONDS
 
 STREAMS: Final = 8
+CONNECTIONS: Final = 6
+TOGETHER: Final = 40
+"""Submits with more bytes than a client may send at once: they count before a call waits for its turn."""
+SCHEMAS: Final = 12
+"""More than the checks of new schemas that one tenant may have at once."""
 ONCE: Final = RetryPolicy(max_attempts=1, initial_seconds=0.1, factor=1.0, cap_seconds=0.1)
 NOISE_SECONDS: Final = 8.0
 CALLS_PER_SECOND: Final = 40
@@ -31,7 +42,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def both(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Tenants]:
-    settings = {"TENURE_GATEWAY_LIMIT_STREAMS": str(STREAMS), "TENURE_GATEWAY_LIMIT_BYTES_PER_SECOND": "400000"}
+    limits = {"STREAMS": STREAMS, "CONNECTIONS": CONNECTIONS, "CALLS": 2, "BYTES_PER_SECOND": 400_000}
+    settings = {f"TENURE_GATEWAY_LIMIT_{name}": str(limit) for name, limit in limits.items()}
     async with tenants(tmp_path_factory.mktemp("limits") / "data", settings) as started:
         yield started
 
@@ -40,6 +52,18 @@ def noisy(both: Tenants, number: int = 0) -> Client:
     return Client(
         both.stack.gateway_address, api_key=both.noisy_keys[number], tls=ClientTls(both.ca_file), patience=ONCE
     )
+
+
+def patient(both: Tenants, number: int) -> Client:
+    """A client that tries again when an earlier test has used up its rates."""
+    return Client(both.stack.gateway_address, api_key=both.noisy_keys[number], tls=ClientTls(both.ca_file))
+
+
+async def a_task(both: Tenants, number: int) -> str:
+    """A task that no worker takes."""
+    async with patient(both, number) as client:
+        request = api.SubmitTaskRequest(queue="without-workers")
+        return (await client.submit("be watched", request=request)).task_id
 
 
 async def open_stream(client: Client, task_id: str) -> Any:
@@ -95,6 +119,134 @@ async def test_a_refusal_is_resource_exhausted_with_a_retry_time(both: Tenants) 
         assert grpc.StatusCode.RESOURCE_EXHAUSTED in codes
         assert b"google.rpc.RetryInfo" in trailing["grpc-status-details-bin"]
         assert b"BYTE_RATE" in trailing["grpc-status-details-bin"]
+
+
+async def until_refused(call: Callable[[], Awaitable[Any]], reason: str) -> None:
+    """Repeats the call until it is refused, for this reason and with a time after which to try again."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while (refusal := await _refusal_of(call)) is None:
+            pass
+    assert refusal.reason == reason
+    assert refusal.retry_after_seconds is not None
+    assert 0 < refusal.retry_after_seconds <= PATIENCE_SECONDS
+
+
+async def _refusal_of(call: Callable[[], Awaitable[Any]]) -> LimitReached | None:
+    try:
+        await call()
+    except LimitReached as refusal:
+        return refusal
+    return None
+
+
+async def together(calls: Iterable[Awaitable[Any]], reason: str) -> None:
+    """Makes the calls at once, whatever they answer. Raises the first refusal for this reason."""
+    for answer in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(answer, LimitReached) and answer.reason == reason:
+            raise answer
+
+
+async def neighbour_is_served(both: Tenants) -> None:
+    async with both.neighbour() as neighbour:
+        await neighbour.submit("be heard", request=api.SubmitTaskRequest(queue="without-workers"))
+
+
+def large_requests() -> dict[str, api.SubmitTaskRequest]:
+    """Submits whose size is in the goal, in the schema, and in the names of tools (which do not exist)."""
+    names = [f"{'long_name_of_a_tool_' * 3}{number}" for number in range(256)]
+    return {
+        "goal": api.SubmitTaskRequest(goal="x" * 100_000),
+        "schema": api.SubmitTaskRequest(goal="x", result_schema_json=huge_schema()),
+        "allowlist": api.SubmitTaskRequest(
+            goal="x", agent=task_pb2.AgentSpec(model="sim-hello", tools=task_pb2.ToolAllowlist(names=names))
+        ),
+    }
+
+
+@pytest.mark.parametrize("what", large_requests())
+async def test_large_requests_are_limited_by_their_bytes(both: Tenants, what: str) -> None:
+    request = large_requests()[what]
+    request.queue = "without-workers"
+    async with noisy(both, 1) as client:
+
+        def submit_together() -> Awaitable[None]:
+            calls = (client.tasks.SubmitTask(request, timeout=PATIENCE_SECONDS) for _ in range(TOGETHER))
+            return together(calls, "BYTE_RATE")
+
+        await until_refused(submit_together, "BYTE_RATE")
+    await neighbour_is_served(both)
+
+
+async def test_connections_of_a_client_are_limited(both: Tenants) -> None:
+    task_id = await a_task(both, 2)
+    async with AsyncExitStack() as opened:
+        clients = [await opened.enter_async_context(noisy(both, 2)) for _ in range(CONNECTIONS // 2 + 1)]
+        streams = [await open_stream(client, task_id) for client in clients[:-1]]
+        await until_refused(lambda: clients[-1].get(task_id), "CONNECTIONS")
+        await clients[0].get(task_id)
+        await neighbour_is_served(both)
+        for stream in streams:
+            stream.cancel()
+
+
+async def test_streams_that_nobody_reads_count_as_open(both: Tenants) -> None:
+    task_id = await a_task(both, 3)
+    async with noisy(both, 3) as client:
+        watch = api.WatchTaskRequest(task_id=task_id, live=True)
+        unread = [client.tasks.WatchTask(watch, timeout=PATIENCE_SECONDS) for _ in range(STREAMS // 2)]
+
+        async def open_one() -> None:
+            (await open_stream(client, task_id)).cancel()
+
+        await until_refused(open_one, "OPEN_STREAMS")
+        await neighbour_is_served(both)
+        for stream in unread:
+            stream.cancel()
+
+
+async def test_a_call_without_a_turn_is_refused(both: Tenants) -> None:
+    """Each call of the client waits for the row of its task, which this test has locked. The calls of others run."""
+    task_id = await a_task(both, 0)
+    async with (
+        noisy(both, 0) as client,
+        patient(both, 1) as colleague,
+        await psycopg.AsyncConnection.connect(both.stack.postgres_dsn) as ledger,
+    ):
+        await ledger.execute("select 1 from ledger.tasks where task_id = %s for update", (task_id,))
+        cancel = api.CancelTaskRequest(task_id=task_id, reason="the test wants it")
+
+        def cancel_together() -> Awaitable[None]:
+            calls = (client.tasks.CancelTask(cancel, timeout=PATIENCE_SECONDS) for _ in range(8))
+            return together(calls, "RUNNING_CALLS")
+
+        refused = asyncio.create_task(until_refused(cancel_together, "RUNNING_CALLS"))
+        await colleague.get(task_id)
+        await neighbour_is_served(both)
+        await refused
+
+
+async def test_new_schemas_of_a_tenant_are_limited(guarded: Guarded) -> None:
+    """Two clients of a tenant submit huge schemas, each of them new, all at once."""
+    tenant = f"t-{uuid.uuid4().hex[:12]}"
+    keys = [(await guarded.key(Permission.WRITE, tenant=tenant)).secret for _ in range(2)]
+    other = (await guarded.key(Permission.WRITE, tenant=f"{tenant}-2")).secret
+    async with AsyncExitStack() as opened:
+        clients = [await opened.enter_async_context(guarded.client(key)) for key in keys]
+        neighbour = await opened.enter_async_context(guarded.client(other))
+        requests = [
+            api.SubmitTaskRequest(goal="x", queue="none", result_schema_json=huge_schema(f"{tenant}{number}"))
+            for number in range(SCHEMAS)
+        ]
+        calls = [
+            asyncio.ensure_future(clients[number % 2].tasks.SubmitTask(request, timeout=PATIENCE_SECONDS))
+            for number, request in enumerate(requests)
+        ]
+        await neighbour.submit("be heard", request=api.SubmitTaskRequest(queue="none"))
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+    refusals = [answer for answer in answers if isinstance(answer, LimitReached)]
+    assert {(one.reason, one.retry_after_seconds) for one in refusals} == {("SCHEMA_CHECKS_BUSY", 1.0)}
+    assert len(refusals) < SCHEMAS
+    assert all(isinstance(answer, api.SubmitTaskResponse) for answer in answers if answer not in refusals)
 
 
 async def test_the_client_waits_and_is_served(both: Tenants) -> None:
