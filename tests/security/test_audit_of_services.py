@@ -20,13 +20,14 @@ from devstack import Stack, StackOptions
 from tenure.client import Client
 from tenure.domain.access import DEFAULT_INSTALLATION, Role, spiffe_id
 from tenure.domain.audit import verify_chain
-from tenure.domain.errors import InvalidRequest, PermissionDenied
+from tenure.domain.errors import InvalidRequest, PermissionDenied, TenureError
 from tenure.domain.fencing import Audience, Claims
 from tenure.runtime.signing import Signer
 from tenure.runtime.tls import ClientTls
 from tenure.v1 import audit_service_pb2 as pb
 from tenure.v1 import checkpoint_service_pb2 as checkpoint_pb
 from tenure.v1 import coordinator_service_pb2 as coordinator_pb
+from tenure.v1 import task_pb2, token_pb2
 from tenure.v1 import tool_service_pb2 as tools_pb
 from tenure.v1.audit_service_pb2_grpc import AuditServiceStub
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
@@ -36,21 +37,26 @@ from tenure.v1.worker_service_pb2 import WatchLiveRequest
 from tenure.v1.worker_service_pb2_grpc import WorkerServiceStub
 from tenure.wire.audit import chained_from_wire
 from tenure.wire.token import sign_claims
-from tests.security.test_matrix import (
-    LEAVE,
-    authority_of,
-    issued,
-    process_of,
-    refusal_of,
-    tenure_channel,
-    token_of,
-)
+from tests.security.access_table import authority_of, issued, tenure_channel
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
 STRANGER: Final = spiffe_id(DEFAULT_INSTALLATION, Role.WORKER, "stranger")
 FLOOD: Final = 1000
 A_FRAME: Final = 100
+LEAVE: Final = checkpoint_pb.Transition(to_state=task_pb2.TASK_STATE_QUEUED, reason="WORKER_DRAINED")
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def token_of(stack: Stack, holder: str) -> token_pb2.FencingToken:
+    """A well-signed token of a claim of this holder."""
+    claims = Claims(f"tasks/{uuid.uuid4()}", "default", 1 << 41, str(uuid.uuid4()), holder)
+    return sign_claims(Signer.load(stack.layout.signing_key), claims, datetime.now(UTC))
+
+
+async def refusal_of(call: Any) -> str:
+    with pytest.raises(TenureError) as refused:
+        await call
+    return refused.value.reason
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -66,7 +72,7 @@ async def channel(stack: Stack, tmp_path: Path) -> AsyncIterator[Any]:
 
         async def connect(process: str, role: Role = Role.WORKER) -> Any:
             tls = issued(tmp_path, authority_of(stack), role, stack.layout.certificates / "ca.pem")
-            return await opened.enter_async_context(tenure_channel(process_of(stack, process), tls))
+            return await opened.enter_async_context(tenure_channel(stack.services[process], tls))
 
         yield connect
 
@@ -177,7 +183,7 @@ async def test_tools_and_workers_log_their_refusals(stack: Stack, channel: Any) 
 
 
 def logged_refusals(stack: Stack, name: str) -> set[tuple[str, str]]:
-    lines = (json.loads(line) for line in process_of(stack, name).log().splitlines() if line.startswith("{"))
+    lines = (json.loads(line) for line in stack.services[name].log().splitlines() if line.startswith("{"))
     return {(one["method"], one["reason"]) for one in lines if one.get("caller") == STRANGER}
 
 
@@ -220,7 +226,7 @@ async def test_a_flood_is_sampled_and_counted_to_the_last(stack: Stack, channel:
         while answered < A_FRAME:
             answered += len((await call.read()).results)
     call.cancel()
-    process = process_of(stack, "checkpoint")
+    process = stack.services["checkpoint"]
     try:
         assert await process.drain() == 0
         counts = await counts_of(stack, method)
@@ -236,7 +242,7 @@ async def test_a_coordinator_that_ends_writes_its_last_refusals(stack: Stack, ch
     coordinator = CoordinatorServiceStub(await channel("coordinator"))
     for _ in range(calls):
         await refusal_of(coordinator.ListWorkers(coordinator_pb.CoordinatorServiceListWorkersRequest()))
-    process = process_of(stack, "coordinator")
+    process = stack.services["coordinator"]
     try:
         assert await process.drain() == 0
         assert sum(await counts_of(stack, method)) == calls

@@ -25,8 +25,8 @@ from tenure.v1 import tool_service_pb2 as tools_pb
 from tenure.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
 from tenure.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from tenure.v1.tool_service_pb2_grpc import ToolServiceStub
-from tests.security.test_audit_of_services import commit_of, frame_of
-from tests.security.test_matrix import authority_of, issued, process_of, tenure_channel, token_of
+from tests.security.access_table import authority_of, issued, tenure_channel
+from tests.security.test_audit_of_services import commit_of, frame_of, token_of
 from tests.support.grpc_limits import STREAM_ENDED_DURING_WRITE
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
@@ -57,7 +57,7 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
 @pytest_asyncio.fixture(loop_scope="module")
 async def ledger(stack: Stack, tmp_path: Path) -> AsyncIterator[Any]:
     tls = issued(tmp_path, authority_of(stack), Role.WORKER, stack.layout.certificates / "ca.pem")
-    async with tenure_channel(process_of(stack, "checkpoint"), tls) as channel:
+    async with tenure_channel(stack.services["checkpoint"], tls) as channel:
         yield CheckpointServiceStub(channel)
 
 
@@ -152,7 +152,7 @@ async def test_tool_calls_in_flight_of_an_identity_are_limited(stack: Stack, tmp
     frame = tools_pb.ExecuteStreamRequest(
         calls=[tools_pb.TaggedExecute(tag=tag, call=execute) for tag in range(1, A_FRAME + 1)]
     )
-    async with tenure_channel(process_of(stack, "tools"), tls) as channel:
+    async with tenure_channel(stack.services["tools"], tls) as channel:
         call: Any = ToolServiceStub(channel).ExecuteStream(timeout=PATIENCE_SECONDS)
         await call.write(frame)
         reasons, ended = Counter[str](), set[int]()
@@ -172,7 +172,7 @@ async def test_connections_of_an_identity_are_limited(stack: Stack, tmp_path: Pa
     async with AsyncExitStack() as opened:
 
         async def attach(worker_id: str) -> Any:
-            channel = await opened.enter_async_context(tenure_channel(process_of(stack, "coordinator"), tls))
+            channel = await opened.enter_async_context(tenure_channel(stack.services["coordinator"], tls))
             session: Any = CoordinatorServiceStub(channel).Session(timeout=PATIENCE_SECONDS)
             opened.callback(session.cancel)
             hello = coordinator_pb.Hello(worker_id=worker_id, queues=["none"], free_slots=0)
