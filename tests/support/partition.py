@@ -103,7 +103,11 @@ async def _place(bench: WorkerBench, network: Network, kind: str, environment: M
         "TENURE_ALLOW_INSECURE_NETWORK": "true",
     }
     if kind == "worker":
-        own |= {"TENURE_WORKER_ID": name, "TENURE_WORKER_ADVERTISE": address}
+        own |= {
+            "TENURE_WORKER_ID": name,
+            "TENURE_WORKER_ADVERTISE": address,
+            "TENURE_WORKER_ALLOW_INSECURE_MODELS": "true",
+        }
     if kind == "coordinator":
         own |= {"TENURE_COORDINATOR_ID": name}
     log_path = bench.stack.layout.logs / f"{name}.log"
