@@ -22,13 +22,12 @@ from tenure.runtime.tls import CertificateFiles, MutualTlsSettings, PeerTls
 
 PROCESSES: Final = {Role.WORKER: "worker-1", Role.COORDINATOR: "coordinator", Role.GATEWAY: "gateway"}
 """The processes whose certificates the bench uses."""
-_NO_RECORDS: Final = {"tools": {"TENURE_TOOLS_RECORDS_DIR": ""}}
 
 
 class DataPath:
     """Runs Postgres and the services of `kinds` inside its `async with`.
 
-    `append_record` has no directory here, so it answers at once. `tls`: with mutual TLS.
+    `web_search` has no search service here, so it answers at once. `tls`: with mutual TLS.
     """
 
     def __init__(self, folder: Path, *kinds: str, tls: bool = False) -> None:
@@ -43,7 +42,7 @@ class DataPath:
     async def __aenter__(self) -> Self:
         self.layout.prepare()
         async with AsyncExitStack() as opening:
-            options = StackOptions(data_dir=self.layout.data_dir, environment=_NO_RECORDS, tls=self.tls)
+            options = StackOptions(data_dir=self.layout.data_dir, tls=self.tls)
             if self.tls:
                 self.layout.make_certificates(options)
             store, self._postgres = await open_postgres(options, self.layout, opening)

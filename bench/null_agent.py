@@ -19,8 +19,8 @@ from tenure.wire.ledger import new_entry
 ANSWER_BYTES: Final = 2400
 OUTPUT_TOKENS: Final = 800
 MODEL: Final = "none"
-TOOL: Final = "append_record"
-ARGUMENTS: Final = json.dumps({"file": "bench", "line": "nothing"})
+TOOL: Final = "web_search"
+ARGUMENTS: Final = json.dumps({"query": "nothing"})
 NOT_SET_UP: Final = "NOT_CONFIGURED"
 _LIMITS: Final = CallLimits(outcome_seconds=30.0)
 

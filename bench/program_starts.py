@@ -131,8 +131,8 @@ class _Calls:
         return await self._until("output", "execute_python", json.dumps({"code": CODE}))
 
     async def outcome_of_nothing(self) -> float:
-        """Returns the seconds in which a call is accepted, marked and recorded: `append_record` does nothing here."""
-        return await self._until("outcome", "append_record", json.dumps({"file": "bench", "line": "nothing"}))
+        """Returns the seconds in which a call is accepted, marked and recorded: `web_search` does nothing here."""
+        return await self._until("outcome", "web_search", json.dumps({"query": "nothing"}))
 
     async def _until(self, event: str, tool: str, arguments_json: str) -> float:
         """Returns the seconds to the first event of this kind. Reads on to the end: calls must not overlap."""
