@@ -103,7 +103,8 @@ def encryption(file: Path, withdrawn: str | None) -> None:
 
 def key_files(directory: Path) -> tuple[Path, Path]:
     """Returns the files of the private key and of the public keys, which may be a link to where services read it."""
-    return directory / "signing.json", (directory / "verifying.json").resolve()
+    public = directory / "verifying.json"
+    return directory / "signing.json", public.resolve() if public.is_symlink() else public
 
 
 @contextmanager

@@ -152,9 +152,8 @@ async def test_a_session_is_of_one_certificate_only(pooled: PooledStack) -> None
     await pooled.submit("shop")
     grant = await first.next_grant()
     holding = {"task_id": grant.task_id, "claim_id": grant.claim_id}
-    other = await pooled.worker("ours-1-x", session_id=first.session_id, holdings=[holding])
-    assert other.session_id != first.session_id
-    assert other.lost == [grant.claim_id]
+    hello = {"worker_id": "ours-1-x", "session_id": first.session_id, "holdings": [holding]}
+    assert (await refusal(pooled, "ours-1-x", **hello)).reason == "OTHER_HOLDER"
 
 
 async def test_a_broken_file_changes_nothing(pooled: PooledStack) -> None:
