@@ -22,6 +22,8 @@ WIDE_CLASS = "[!-\uffff]"
 CALLS = 60
 MAX_SLOWER = 20
 """Times the mean of the same call without the attack. One frozen event loop makes it hundreds of times."""
+UNDISTURBED_SECONDS = 0.5
+"""A mean that only other processes of the machine explain: a frozen event loop costs each call seconds."""
 
 
 def hostile(name: str, *, classes: int, patterns: int) -> str:
@@ -75,4 +77,4 @@ async def test_a_hostile_schema_is_refused_and_delays_no_other_tenant(
         attacked = await mean_seconds(stub, task.task_id)
         enough.set()
         assert min(await asyncio.gather(*attacks)) >= 1
-    assert attacked < MAX_SLOWER * usual, f"{attacked:.3f} s a call, {usual:.3f} s without the attack"
+    assert attacked < max(MAX_SLOWER * usual, UNDISTURBED_SECONDS), f"{attacked:.3f} s a call, {usual:.3f} s without the attack"
