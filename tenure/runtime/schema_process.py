@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import resource
 import signal
@@ -31,8 +30,8 @@ TOO_COSTLY_ANSWER: Final = "the answer could not be validated against the schema
 TOO_COSTLY_SCHEMA: Final = "takes too long to check: use simpler patterns"
 
 _OUT_OF_MEMORY: Final = 3
-_OVER_LIMIT: Final = frozenset({-signal.SIGXCPU, -signal.SIGKILL, _OUT_OF_MEMORY})
-"""Exit codes of a process that exceeded a limit. The signal at the CPU limit differs between systems."""
+_OVER_LIMIT: Final = frozenset({-signal.SIGPROF, -signal.SIGXCPU, -signal.SIGKILL, _OUT_OF_MEMORY})
+"""Exit codes of a process that exceeded a limit: of CPU time its own, or the one that it inherited, or of memory."""
 _NICENESS: Final = 10
 _COMMAND: Final = (sys.executable, "-P", "-m", "tenure.runtime.schema_process")
 
@@ -87,8 +86,8 @@ def main() -> None:
     cpu_seconds, schema_json, answer = json.load(sys.stdin.buffer)
     os.nice(_NICENESS)
     import_module("jsonschema")
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    _limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime) + cpu_seconds)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, cpu_seconds)  # RLIMIT_CPU has whole seconds, and would count the imports
     _limit(resource.RLIMIT_AS, MAX_MEMORY_BYTES)
     _limit(resource.RLIMIT_CORE, 0)
     try:

