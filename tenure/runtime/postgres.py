@@ -188,6 +188,12 @@ class PoolOptions:
             "plan_cache_mode": "force_generic_plan",
             "jit": "off",
             "timezone": "UTC",
+            # A client that falls silent in the middle of a pipeline is not idle, so no other timeout of Postgres ends
+            # its transaction, and its row locks would last until the kernel's own keepalives: two hours.
+            "tcp_keepalives_idle": "5",
+            "tcp_keepalives_interval": "2",
+            "tcp_keepalives_count": "3",
+            "tcp_user_timeout": "15000",
         }
         if schema is not None:
             settings["search_path"] = f"{schema}, public"

@@ -61,6 +61,10 @@ async def test_every_connection_is_set_up_for_short_durable_statements(fresh_dat
             "search_path": "ledger, public",
             "application_name": "tenure-test",
             "TimeZone": "UTC",
+            "tcp_keepalives_idle": "5",
+            "tcp_keepalives_interval": "2",
+            "tcp_keepalives_count": "3",
+            "tcp_user_timeout": "15000",
         }.items():
             assert await one(pool, "select current_setting(%s)", (name,)) == value, name
         async with connection(pool) as postgres:

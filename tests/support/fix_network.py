@@ -17,6 +17,7 @@ from typing import Self
 
 import pytest
 
+from tenure.runtime.postgres import PoolOptions
 from tests.support.fix_proxy import HOST, Lost, TcpProxy
 from tests.support.network_namespaces import (
     Cable,
@@ -63,6 +64,8 @@ class Host(ABC):
         """The address under which a process there reaches `address` of ours; the line can be cut by its name."""
         host, _, port = address.rpartition(":")
         line = self._lines[name] = self._line((host, int(port)))
+        if name == "postgres" and isinstance(line, Cable):
+            line.session_settings = PoolOptions().session_settings(None)
         await self._start(line)
         return line.address
 

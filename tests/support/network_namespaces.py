@@ -15,9 +15,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from devstack import die_with_parent
 from tests.support.fix_proxy import HOST, Lost, TcpProxy
@@ -126,15 +126,26 @@ class InwardRelay(TcpProxy):
         return await asyncio.open_connection(sock=inside)
 
 
+_OPTION_OF_SETTING: Final = {
+    "tcp_keepalives_idle": "TCP_KEEPIDLE",
+    "tcp_keepalives_interval": "TCP_KEEPINTVL",
+    "tcp_keepalives_count": "TCP_KEEPCNT",
+    "tcp_user_timeout": "TCP_USER_TIMEOUT",
+}
+"""Names, because only Linux has all of them."""
+
+
 class Cable(TcpProxy):
     """From a namespace over a pair of interfaces of its own to `target` on our side.
 
     The far end of the pair is in `far`, where a relay listens; a cut is made on the pair itself, so that connections
-    stay, packets are lost and nobody is told.
+    stay, packets are lost and nobody is told. `session_settings`: those of a Postgres at the target. It has the relay in
+    place of the silent client, so the relay applies its keepalives.
     """
 
     def __init__(self, number: int, near: Namespace, far: Namespace, target: tuple[str, int]) -> None:
         super().__init__(*target)
+        self.session_settings: Mapping[str, str] = {}
         self._near, self._far = near, far
         self._near_device, self._far_device = f"near{number}", f"far{number}"
         network = f"10.213.{number // 64}"
@@ -174,7 +185,12 @@ class Cable(TcpProxy):
         namespace.ip("neighbour", "replace", *entry)
 
     async def _listen(self, port: int) -> socket.socket:
-        return await self._far.run(lambda: socket.create_server((self._far_ip, port)))
+        listener: socket.socket = await self._far.run(lambda: socket.create_server((self._far_ip, port)))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, option in _OPTION_OF_SETTING.items():
+            if value := self.session_settings.get(name):  # the sockets of its connections inherit the options
+                listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), int(value))
+        return listener
 
 
 def _program(name: str) -> str:
