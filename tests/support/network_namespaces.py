@@ -139,8 +139,8 @@ class Cable(TcpProxy):
     """From a namespace over a pair of interfaces of its own to `target` on our side.
 
     The far end of the pair is in `far`, where a relay listens; a cut is made on the pair itself, so that connections
-    stay, packets are lost and nobody is told. `session_settings`: those of a Postgres at the target. It has the relay in
-    place of the silent client, so the relay applies its keepalives.
+    stay, packets are lost and nobody is told. `session_settings`: those of a Postgres at the target. It has the relay
+    in place of the silent client, so the relay applies its keepalives.
     """
 
     def __init__(self, number: int, near: Namespace, far: Namespace, target: tuple[str, int]) -> None:
