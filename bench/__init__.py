@@ -25,5 +25,14 @@ growth.py          growth: bytes of an early and of a late step; the time to res
 retention.py       retention: commits beside a prune; bytes of a task on disk
 programs.py        programs: the time to a program's first line of output
 program_starts.py  the ways of starting a program that are compared
+watchers.py        watchers: a thousand streams of one gateway
+large_tables.py    large_tables: steps on empty tables and on those of a million ended tasks
+bulk_rows.py       copies the rows of a task, for large tables
+long_task.py       long_task: a takeover of a task with thousands of steps
+scale.py           scale: thousands of active tasks while workers are killed and services restarted
+scale_load.py      the model, the tasks and the people of scale.py
+scale_ledger.py    its pickups and takeovers, and lost and repeated work, from the ledger
+process_use.py     processor time and memory by kind of process, while processes are replaced
+memory.py          memory of a process
 input_estimate.py  `python -m bench.input_estimate`: the bound of a prompt's tokens, next to true counts
 """

@@ -14,7 +14,7 @@ AVAILABLE: Final = (_PROC / "self" / "stat").exists()
 
 def cpu_seconds(pid: int) -> float:
     """Returns user and system time of a process and of all its children, live and ended, in seconds."""
-    ticks = sum(sum(_ticks(process)) for process in (pid, *_children(pid)))
+    ticks = sum(sum(_ticks(process)) for process in (pid, *children(pid)))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
@@ -62,7 +62,7 @@ def _ticks(pid: int) -> tuple[int, int, int, int]:
     return user, system, children_user, children_system
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
     """Returns the children that any thread of the process started."""
     children: list[int] = []
     for file in (_PROC / str(pid) / "task").glob("*/children"):

@@ -216,7 +216,10 @@ DRIP_PIECES = 16
 
 @dataclass(frozen=True)
 class ReplyDelivery:
-    """An answer that is ready to be sent. `latency_ms`: from the request to the end of the answer."""
+    """An answer that is ready to be sent. `latency_ms`: from the request to the end of the answer.
+
+    `first_token_ms`: from the request to the first delta of a stream; None: the pause between two deltas.
+    """
 
     reply: ModelReply
     tokens: InputTokens
@@ -224,6 +227,7 @@ class ReplyDelivery:
     latency_ms: int
     fault: Fault | None
     dialect: Dialect
+    first_token_ms: int | None = None
 
     def limit(self, kind: FaultKind) -> int | None:
         """Returns the fault's value if the fault has this kind, or None."""
@@ -319,13 +323,13 @@ class _Stream:
         self._http.begin(200, {**headers, **request_ids(self._call.request_id)})
         reply, delivery = self._delivery.reply, self._delivery
         self._call.output_tokens = 1
-        pause_seconds = self._pause_seconds()
+        first_seconds, pause_seconds = self._pauses()
         for event in delivery.dialect.stream_events(reply, delivery.tokens, delivery.deltas):
             if (event.is_delta or event.is_end) and self._must_fail(at_end=event.is_end):
                 return
-            if event.is_delta and pause_seconds:
+            if event.is_delta and (pause := pause_seconds if self._sent_deltas else first_seconds):
                 await self._flush()
-                await asyncio.sleep(pause_seconds)
+                await asyncio.sleep(pause)
             self._gather(event)
         self._call.output_tokens = reply.output_tokens
         _complete(self._call, self._log)
@@ -333,11 +337,17 @@ class _Stream:
         self._http.end()
         await self._http.drain()
 
-    def _pause_seconds(self) -> float:
-        drip_ms = self._delivery.limit(FaultKind.DRIP)
+    def _pauses(self) -> tuple[float, float]:
+        """Returns the seconds before the first delta, and before each further one."""
+        delivery = self._delivery
+        drip_ms = delivery.limit(FaultKind.DRIP)
         if drip_ms is not None:
-            return drip_ms / 1000
-        return self._delivery.latency_ms / 1000 / max(1, delta_count(self._delivery.reply, self._delivery.deltas))
+            return drip_ms / 1000, drip_ms / 1000
+        deltas, seconds = delta_count(delivery.reply, delivery.deltas), delivery.latency_ms / 1000
+        if delivery.first_token_ms is None:
+            return seconds / max(1, deltas), seconds / max(1, deltas)
+        first = min(delivery.first_token_ms / 1000, seconds)
+        return first, (seconds - first) / max(1, deltas - 1)
 
     def _gather(self, event: StreamEvent) -> None:
         self._gathered.append(event.data)

@@ -140,6 +140,7 @@ class MessagesEndpoint:
             self._latency_ms(turn, fault),
             fault,
             self.dialect,
+            turn.first_token_ms,
         )
 
     def read(self, request: HttpRequest) -> Any:

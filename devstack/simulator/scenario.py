@@ -48,11 +48,15 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Turn:
-    """One answer of the model. None is derived: the tokens from the texts, `stop_reason` from the calls."""
+    """One answer of the model. None is derived: the tokens from the texts, `stop_reason` from the calls.
+
+    `first_token_ms`: the part of `latency_ms` before the first delta of a stream; None: the pause between two deltas.
+    """
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
     latency_ms: int | None = None
+    first_token_ms: int | None = None
     deltas: int | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
@@ -197,6 +201,7 @@ _TURN_SCHEMA = {
         "text": {"type": "string"},
         "calls": {"type": "array", "items": _CALL_SCHEMA, "minItems": 1, "maxItems": 64},
         "latency_ms": _COUNT,
+        "first_token_ms": _COUNT,
         "deltas": _POSITIVE,
         "usage": {
             "type": "object",
@@ -331,6 +336,12 @@ def _check_meaning(path: Path, index: int, entry: Mapping[str, Any]) -> None:
     unknown = [name for text in texts for name in unknown_references(text)]
     if unknown:
         raise ScenarioError(f"{path}, turn {index}: unknown reference {{{{{unknown[0]}}}}}")
+    first_token_ms = entry.get("first_token_ms", 0)
+    if first_token_ms and first_token_ms > entry.get("latency_ms", 0):
+        raise ScenarioError(
+            f"{path}, turn {index}: first_token_ms {first_token_ms} is part of latency_ms, so it needs "
+            "a latency_ms that is at least as long"
+        )
     stop_reason = entry.get("stop_reason")
     if (stop_reason == "tool_use") > ("calls" in entry):
         raise ScenarioError(f"{path}, turn {index}: stop_reason tool_use needs calls")
@@ -353,6 +364,7 @@ def _turn(entry: Mapping[str, Any]) -> Turn:
         text=entry.get("text", ""),
         calls=tuple(ToolCall(call["name"], call["arguments"]) for call in entry.get("calls", ())),
         latency_ms=entry.get("latency_ms"),
+        first_token_ms=entry.get("first_token_ms"),
         deltas=entry.get("deltas"),
         input_tokens=usage.get("input_tokens"),
         output_tokens=usage.get("output_tokens"),

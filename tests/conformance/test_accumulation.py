@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from bench.bulk_rows import NEW_TASK, multiply, scans_in_plan
 from services.checkpoint.queries import SCHEMA as LEDGER
 from services.checkpoint.queries import SESSION_SETTINGS
 from services.checkpoint.queue import sweeps
@@ -26,7 +27,6 @@ from services.tools.statements import SESSION_SETTINGS as TOOLS_SETTINGS
 from tenure.runtime.postgres import Connection, PoolOptions, configure_session, open_pool
 from tenure.runtime.sql import Queries
 from tenure.v1 import checkpoint_service_pb2 as pb
-from tests.conformance.bulk_rows import NEW_TASK, multiply, scans_in_plan
 from tests.conformance.test_ledger_retention import ended
 from tests.support.fix_checkpoint import TIMEOUT_SECONDS, MakeCheckpoint, words
 from tests.support.fix_postgres import FreshDatabase

@@ -250,6 +250,19 @@ async def test_an_ordered_latency_is_kept(simulator: Any, client: Any) -> None:
     assert asyncio.get_running_loop().time() - begun_at >= 0.3
 
 
+async def test_a_stream_waits_for_its_first_token(tmp_path: Path) -> None:
+    turn = "- {text: one two three, deltas: 3, latency_ms: 1200, first_token_ms: 900}"
+    (tmp_path / "late.yaml").write_text(turn)
+    with running_simulator(tmp_path / "calls.jsonl", "--scenarios", str(tmp_path)) as simulator:
+        async with client_of(simulator) as client:
+            clock, times = asyncio.get_running_loop().time, [asyncio.get_running_loop().time()]
+            async with client.messages.stream(model="sim-late", max_tokens=64, messages=GOAL) as events:
+                times += [clock() async for _ in events.text_stream]
+    assert len(times) == 4
+    assert times[1] - times[0] >= 0.9
+    assert times[3] - times[0] >= 1.2
+
+
 async def test_a_client_that_leaves_mid_stream_is_billed_for_its_part(simulator: Any, client: Any) -> None:
     async with client.messages.stream(model="sim-slow", max_tokens=4096, messages=GOAL) as events:
         got = 0
