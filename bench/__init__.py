@@ -25,6 +25,7 @@ growth.py          growth: bytes of an early and of a late step; the time to res
 retention.py       retention: commits beside a prune; bytes of a task on disk
 programs.py        programs: the time to a program's first line of output
 program_starts.py  the ways of starting a program that are compared
+streaming.py       streaming: processor time of a task whose answer is streamed
 watchers.py        watchers: a thousand streams of one gateway
 large_tables.py    large_tables: steps on empty tables and on those of a million ended tasks
 bulk_rows.py       copies the rows of a task, for large tables

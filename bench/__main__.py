@@ -30,11 +30,11 @@ NAMES: Final = (
     "programs",
     "noisy_tenant",
     "secured",
+    "streaming",
     "watchers",
-    "large_tables",
-    "long_task",
-    "scale",
 )
+LONG_NAMES: Final = ("large_tables", "long_task", "scale")
+"""Measurements of 5 to 20 minutes each, which run only when they are named."""
 Measure = Callable[[Options], Awaitable[list[Section]]]
 
 
@@ -92,7 +92,9 @@ def _print_progress(what: str) -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"{', '.join(NAMES)}; and by name only: {', '.join(LONG_NAMES)}"
+    )
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--quick", action="store_true", help="fewer samples, in about a minute and a half")
     sizes.add_argument("--smoke", action="store_true", help="only check that everything runs; the figures mean nothing")
@@ -101,8 +103,9 @@ def _arguments() -> argparse.Namespace:
         "--data", type=Path, metavar="DIR", help="the directory, and so the disk, to measure on (default: TMPDIR)"
     )
     arguments = parser.parse_args()
-    if unknown := set(arguments.names) - set(NAMES):
-        parser.error(f"unknown measurement: {', '.join(sorted(unknown))}; the measurements are {', '.join(NAMES)}")
+    known = (*NAMES, *LONG_NAMES)
+    if unknown := set(arguments.names) - set(known):
+        parser.error(f"unknown measurement: {', '.join(sorted(unknown))}; the measurements are {', '.join(known)}")
     return arguments
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.__main__ import NAMES
+from bench.__main__ import LONG_NAMES, NAMES
 from tests.support.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +32,7 @@ async def run_module(*arguments: str) -> str:
     return output.decode()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *LONG_NAMES])
 async def test_a_section_of_the_bench_runs(name: str, tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     printed = await run_module("bench", name, "--smoke", "--data", str(tmp_path), "--json", str(figures))
