@@ -20,7 +20,18 @@ from bench.machine import look
 from bench.options import Options, Size
 from bench.report import as_json, render
 
-NAMES: Final = ("latency", "commits", "reserves", "steps", "growth", "retention", "programs", "noisy_tenant", "secured")
+NAMES: Final = (
+    "latency",
+    "commits",
+    "reserves",
+    "steps",
+    "one_agent",
+    "growth",
+    "retention",
+    "programs",
+    "noisy_tenant",
+    "secured",
+)
 Measure = Callable[[Options], Awaitable[list[Section]]]
 
 
