@@ -6,6 +6,7 @@ machine.py         the machine of the measurements: cores, versions, fsync time,
 figures.py         a figure, its bound, and the section of a measurement
 samples.py         percentiles and ranges
 report.py          the report as tables and as JSON
+baseline.py        the committed baseline of ratios, and what regressed against it
 cpu.py             processor time by process
 
 data_path.py       the data path as real processes: Postgres, the checkpoint service, the tool service

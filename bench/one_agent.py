@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,13 +15,13 @@ from bench.null_agent import NullAgent
 from bench.null_steps import STEPS, null_agents
 from bench.options import Options
 from bench.samples import percentile
-from bench.wall_floor import ROUND_TRIPS, WallFloor, wall_floor
+from bench.wall_floor import ROUND_TRIPS, wall_floor
 
 ROUNDS: Final = 7
 HOW: Final = (
     f"One agent, one task of {STEPS} steps after another; a step is that of the 32 agents. The wall floor: "
     f"{ROUND_TRIPS} round trips on a gRPC stream to a process that returns each message, and after each a transaction "
-    f"with one update, on the same Postgres. Steps and floor take turns in {ROUNDS} rounds."
+    f"with one update, on the same Postgres. Tasks and as many floors take turns in {ROUNDS} rounds."
 )
 
 
@@ -33,7 +34,7 @@ class _Rounds:
     ratios: list[float] = field(default_factory=list)
     cpu: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
-    def add(self, steps: list[float], floors: list[float], used: dict[str, float]) -> None:
+    def add(self, steps: list[float], floors: list[float], used: Mapping[str, float]) -> None:
         self.steps += steps
         self.floors += floors
         self.ratios.append(percentile(steps, 0.5) / percentile(floors, 0.5))
@@ -52,11 +53,15 @@ async def measure(options: Options) -> list[Section]:
         for number in range(1, options.choose(smoke=1, quick=ROUNDS, full=ROUNDS) + 1):
             options.tell(f"one agent: round {number}")
             tasks = await agents.maker.held(count)
-            meter = CpuMeter(path.pids(), own="driver")
-            meter.start()
-            steps = await _steps(agents.agent, tasks)
-            used = meter.used_seconds()
-            rounds.add(steps, await _floors(floor, len(steps)), used)
+            steps, floors, used = [], [], dict.fromkeys([*path.pids(), "driver"], 0.0)
+            for task in tasks:
+                meter = CpuMeter(path.pids(), own="driver")
+                meter.start()
+                steps += await _steps(agents.agent, [task])
+                for name, value in meter.used_seconds().items():
+                    used[name] += value
+                floors += [await floor.step() for _ in range(STEPS)]
+            rounds.add(steps, floors, used)
     return [_section(rounds)]
 
 
@@ -69,15 +74,11 @@ async def _steps(agent: NullAgent, tasks: list[HeldTask]) -> list[float]:
     return seconds
 
 
-async def _floors(floor: WallFloor, count: int) -> list[float]:
-    return [await floor.step() for _ in range(count)]
-
-
 def _section(rounds: _Rounds) -> Section:
     section = Section("One agent alone, no model, no tool", HOW)
     section.add_latencies("a step", rounds.steps)
     section.add_latencies("the wall floor of a step", rounds.floors)
-    section.add_rounds("a step against the wall floor, p50", rounds.ratios, "times")
+    section.add_rounds("a step against the wall floor, p50", rounds.ratios, "times", is_compared=True)
     for name, values in rounds.cpu.items():
         section.add_rounds(f"CPU of {name}", values, "µs a step")
     return section

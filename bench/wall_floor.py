@@ -55,7 +55,7 @@ async def wall_floor(path: DataPath) -> AsyncIterator[WallFloor]:
         async with grpc.aio.insecure_channel(f"{HOST}:{port}") as channel, pool_connection(path.pool) as connection:
             await connection.execute(_TABLE)
             await connection.execute(_ROW)
-            stream = channel.stream_stream(METHOD)()
+            stream: Any = channel.stream_stream(METHOD)()
             yield WallFloor(stream, connection)
             await stream.done_writing()
     finally:
