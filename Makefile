@@ -86,8 +86,9 @@ faults: setup ## Seeded faults under traffic, for MINUTES (10), or the SEEDS A..
 	$(if $(or $(SEED),$(SEEDS)),,$(BIN)/python -m spec --large || [ $$? = 2 ])
 	$(if $(or $(SEED),$(SEEDS)),,STATE_HISTORIES=300 $(BIN)/python -m pytest -q --timeout 0 tests/model/test_states_at_the_database.py)
 
-bench: setup ## Measure: latencies of takeover, commits and steps per second
+bench: setup ## Measure: latencies of takeover, commits and steps per second; then compare ratios with the baseline
 	$(BIN)/python -m bench
+	$(BIN)/python -m bench --check
 
 clean: ## Remove what was installed and generated here
 	rm -rf $(VENV) tests/node/node_modules .tenure .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

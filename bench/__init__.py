@@ -6,6 +6,7 @@ machine.py         the machine of the measurements: cores, versions, fsync time,
 figures.py         a figure, its bound, and the section of a measurement
 samples.py         percentiles and ranges
 report.py          the report as tables and as JSON
+baseline.py        the committed baseline of ratios, and what regressed against it
 cpu.py             processor time by process
 
 data_path.py       the data path as real processes: Postgres, the checkpoint service, the tool service
@@ -19,7 +20,10 @@ bare_commits.py    the statements of commits, recorded and run again without the
 reserves.py        reserves: many agents under one budget
 steps.py           steps: steps of agents
 null_steps.py      steps without a model and a tool
-null_agent.py      the agent of null_steps.py and growth.py
+null_agent.py      the agent of null_steps.py, one_agent.py and growth.py
+one_agent.py       one_agent: a step of one agent alone, next to the wall floor of a step
+wall_floor.py      three messages and three transactions, without Tenure
+echo.py            `python -m bench.echo`: the other end of those messages
 worker_steps.py    steps with worker, model client and model simulator
 growth.py          growth: bytes of an early and of a late step; the time to resume a long ledger
 retention.py       retention: commits beside a prune; bytes of a task on disk

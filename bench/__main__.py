@@ -1,4 +1,7 @@
-"""`python -m bench [NAME…] [--quick | --smoke] [--json FILE]`: runs the measurements and prints a report."""
+"""`python -m bench [NAME…] [--quick | --smoke] [--json FILE]`: runs the measurements and prints a report.
+
+With --check: measures the ratios of the committed baseline, at the size of --quick, and says which of them regressed.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
+from bench import baseline
 from bench.figures import Section
 from bench.machine import look
 from bench.options import Options, Size
@@ -25,6 +29,7 @@ NAMES: Final = (
     "commits",
     "reserves",
     "steps",
+    "one_agent",
     "growth",
     "retention",
     "programs",
@@ -35,19 +40,27 @@ NAMES: Final = (
 )
 LONG_NAMES: Final = ("large_tables", "long_task", "scale")
 """Measurements of 5 to 20 minutes each, which run only when they are named."""
+COMPARED: Final = ("commits", "one_agent")
+"""The measurements with ratios of the baseline."""
 Measure = Callable[[Options], Awaitable[list[Section]]]
 
 
 def main() -> int:
-    """Returns the exit code: 0 if every measurement ran, whether or not the bounds hold."""
+    """Returns the exit code: 0 if every measurement ran, whether or not the bounds hold.
+
+    With --check: 1 if a ratio regressed, 2 if there is no baseline.
+    """
     arguments = _arguments()
+    try:
+        expected = baseline.read() if arguments.check else {}
+    except baseline.BaselineError as error:
+        print(error, file=sys.stderr)
+        return 2
     folder = Path(tempfile.mkdtemp(prefix="tenure-bench-", dir=arguments.data))
     folder.chmod(0o711)  # Postgres refuses to run as root: it enters under another account
     try:
         machine, began = look(folder), time.monotonic()
-        sections = asyncio.run(
-            _measure(_load(arguments.names or NAMES), Options(folder, _size(arguments), _print_progress))
-        )
+        sections = asyncio.run(_measure(_load(_names(arguments)), Options(folder, _size(arguments), _print_progress)))
     except Exception:
         _print_progress(f"the measurement failed; its data and logs are kept in {folder}")
         raise
@@ -59,7 +72,24 @@ def main() -> int:
     print(render(machine, sections, seconds))
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(as_json(machine, sections, seconds), indent=2) + "\n")
-    return 0
+    if arguments.accept:
+        baseline.write(baseline.ratios(sections), machine)
+    return _check(sections, expected) if arguments.check else 0
+
+
+def _check(sections: Sequence[Section], expected: dict[str, float]) -> int:
+    sentences = baseline.problems(baseline.ratios(sections), expected)
+    for sentence in sentences:
+        print(sentence, file=sys.stderr)
+    if not sentences:
+        print(f"All {len(expected)} ratios of the baseline hold.")
+    return 1 if sentences else 0
+
+
+def _names(arguments: argparse.Namespace) -> Sequence[str]:
+    if arguments.check or arguments.accept:
+        return COMPARED
+    return arguments.names or NAMES
 
 
 def _load(names: Sequence[str]) -> list[Measure]:
@@ -83,7 +113,7 @@ async def _measure(measurements: Sequence[Measure], options: Options) -> list[Se
 def _size(arguments: argparse.Namespace) -> Size:
     if arguments.smoke:
         return Size.SMOKE
-    return Size.QUICK if arguments.quick else Size.FULL
+    return Size.QUICK if arguments.quick or arguments.check or arguments.accept else Size.FULL
 
 
 def _print_progress(what: str) -> None:
@@ -98,11 +128,15 @@ def _arguments() -> argparse.Namespace:
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--quick", action="store_true", help="fewer samples, in about a minute and a half")
     sizes.add_argument("--smoke", action="store_true", help="only check that everything runs; the figures mean nothing")
+    sizes.add_argument("--check", action="store_true", help="say which ratio regressed against bench/baseline.json")
+    sizes.add_argument("--accept", action="store_true", help="write bench/baseline.json from a new measurement")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help="the directory, and so the disk, to measure on (default: TMPDIR)"
     )
     arguments = parser.parse_args()
+    if arguments.names and (arguments.check or arguments.accept):
+        parser.error("--check and --accept measure all ratios of the baseline: give no names with them")
     known = (*NAMES, *LONG_NAMES)
     if unknown := set(arguments.names) - set(known):
         parser.error(f"unknown measurement: {', '.join(sorted(unknown))}; the measurements are {', '.join(known)}")

@@ -153,7 +153,7 @@ def _section(rounds: _Rounds) -> Section:
         rates = rounds.per_second(variant)
         section.add_rounds(description, rates, "/s", bound=over(MIN_PER_SECOND) if variant == "frames" else None)
         shares = [100 * rate / base for rate, base in zip(rates, bare, strict=True)]
-        section.add_rounds(f"{description}: share of bare", shares, "%")
+        section.add_rounds(f"{description}: share of bare", shares, "%", is_compared=variant == "frames")
         _add_details(section, description, variant, rounds)
     for rate in RATES:
         description = f"{rate:,} arrivals/s, frames"

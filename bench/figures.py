@@ -31,7 +31,8 @@ def over(limit: float) -> Bound:
 class Figure:
     """A measured value. `low` and `high` are the range of its rounds or samples, None for a single value.
 
-    `note` is printed behind the figure.
+    `note` is printed behind the figure. `is_compared`: it is a ratio of the baseline; less of "times" is better, and
+    more of every other unit.
     """
 
     what: str
@@ -41,6 +42,7 @@ class Figure:
     high: float | None = None
     bound: Bound | None = None
     note: str = ""
+    is_compared: bool = False
 
     @property
     def holds(self) -> bool | None:
@@ -61,12 +63,19 @@ class Section:
         self.figures.append(Figure(what, value, unit, bound=bound, note=note))
 
     def add_rounds(
-        self, what: str, values: Sequence[float], unit: str, *, bound: Bound | None = None, note: str = ""
+        self,
+        what: str,
+        values: Sequence[float],
+        unit: str,
+        *,
+        bound: Bound | None = None,
+        note: str = "",
+        is_compared: bool = False,
     ) -> None:
         """Adds the median of several rounds with their range; nothing for no values."""
         if values:
             middle, low, high = spread(values)
-            self.figures.append(Figure(what, middle, unit, low, high, bound, note))
+            self.figures.append(Figure(what, middle, unit, low, high, bound, note, is_compared))
 
     def add_latencies(self, what: str, seconds: Sequence[float], *, bound: Bound | None = None) -> None:
         """Adds p50 and p99 of samples in seconds, as milliseconds. The bound, in milliseconds, is for the p99."""

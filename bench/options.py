@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 _Value = TypeVar("_Value")
 Tell = Callable[[str], None]
-ROUNDS: Final = 3
+ROUNDS: Final = 5
 """The number of rounds in which variants take turns; a figure is the median of the rounds."""
 
 
