@@ -29,7 +29,7 @@ STARTING_SECONDS: Final = 60.0
 SETTLING_SECONDS: Final = 2.0
 HOW: Final = (
     "A development stack with one worker, first without tasks, then with tasks whose model call has begun and sends "
-    "nothing, then with as many tasks more whose answers arrive in one piece a second. Nobody watches. A quiet task "
+    "nothing, then with as many tasks more whose answers arrive in one piece a second. No client watches. A quiet task "
     "costs its part of the renewals and of the reports on model calls; a piece costs what the HTTP client and the fold "
     "of the answer take, because each piece is a read of its own. 1,000 µs a second is 0.1 % of a core."
 )
