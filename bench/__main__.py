@@ -74,10 +74,11 @@ def main() -> int:
         arguments.json.write_text(json.dumps(as_json(machine, sections, seconds), indent=2) + "\n")
     if arguments.accept:
         baseline.write(baseline.ratios(sections), machine)
-    return _check(sections, expected) if arguments.check else 0
+    return check(sections, expected) if arguments.check else 0
 
 
-def _check(sections: Sequence[Section], expected: dict[str, float]) -> int:
+def check(sections: Sequence[Section], expected: dict[str, float]) -> int:
+    """Prints what regressed. Returns the exit code: 1 if anything did."""
     sentences = baseline.problems(baseline.ratios(sections), expected)
     for sentence in sentences:
         print(sentence, file=sys.stderr)
@@ -126,7 +127,7 @@ def _arguments() -> argparse.Namespace:
         "names", nargs="*", metavar="NAME", help=f"{', '.join(NAMES)}; and by name only: {', '.join(LONG_NAMES)}"
     )
     sizes = parser.add_mutually_exclusive_group()
-    sizes.add_argument("--quick", action="store_true", help="fewer samples, in about a minute and a half")
+    sizes.add_argument("--quick", action="store_true", help="fewer samples")
     sizes.add_argument("--smoke", action="store_true", help="only check that everything runs; the figures mean nothing")
     sizes.add_argument("--check", action="store_true", help="say which ratio regressed against bench/baseline.json")
     sizes.add_argument("--accept", action="store_true", help="write bench/baseline.json from a new measurement")

@@ -45,7 +45,7 @@ async def multiply(
 
 
 def _sql(text: str) -> sql.SQL:
-    """A test's own text."""
+    """Returns SQL that the caller wrote itself; it is not escaped."""
     return sql.SQL(text)
 
 

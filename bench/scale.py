@@ -20,7 +20,8 @@ from tenure.client import Client
 from tenure.domain.states import TERMINAL, TaskState
 from tenure.runtime.postgres import PoolOptions, open_pool
 
-RESTARTED: Final = ("coordinator", "checkpoint", "tools", "gateway")
+RESTARTED: Final = {"coordinator": 3, "checkpoint": 7, "tools": 11, "gateway": 15}
+"""The services that are restarted, and when: in eighteenths of the run's time."""
 POLL_SECONDS: Final = 1.0
 IDLE_SECONDS: Final = 5.0
 PICKUP_MS: Final = 5000.0
@@ -52,10 +53,11 @@ class Plan:
 
     @property
     def faults(self) -> list[tuple[float, str]]:
-        """When what happens, in order: `worker` is killed; a service is restarted between two kills."""
+        """The faults in order: (seconds, `worker` or the service). A service restarts at least 5 s apart from a kill,
+        except in the smoke size, so that a takeover is that of one fault.
+        """
         kills = [(number * self.kill_every, "worker") for number in range(1, int(self.seconds / self.kill_every))]
-        apart = self.seconds * 0.8 / len(RESTARTED)
-        restarts = [((number + 0.5) * apart, name) for number, name in enumerate(RESTARTED)]
+        restarts = [(self.seconds * eighteenths / 18, name) for name, eighteenths in RESTARTED.items()]
         return sorted([*kills, *restarts])
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bench.__main__ import check
 from bench.baseline import FILE, BaselineError, problems, ratios, read, write
 from bench.figures import Section
 from bench.machine import Machine
@@ -15,12 +16,16 @@ MACHINE = Machine(cores=2, system="Linux", python="3.11.7", postgres="18.6", etc
 BASELINE = {"Commits: share of bare": 80.0, "Commits: against the floor": 5.0}
 
 
-def measured(share: float, times: float) -> Any:
+def section_of(share: float, times: float) -> Section:
     section = Section("Commits", "As fast as they go.")
     section.add_rounds("rate", [1.0, 2.0, 3.0], "/s")
     section.add_rounds("share of bare", [share - 1, share, share + 1], "%", is_compared=True)
     section.add_rounds("against the floor", [times], "times", is_compared=True)
-    return ratios([section])
+    return section
+
+
+def measured(share: float, times: float) -> Any:
+    return ratios([section_of(share, times)])
 
 
 @pytest.mark.parametrize(("share", "times"), [(80, 5), (68.1, 5.74), (99, 1)])
@@ -44,6 +49,13 @@ def test_a_ratio_on_one_side_only_is_reported() -> None:
     unknown, missing = problems(measured(80, 5)[:1], {"Commits: gone": 1.0})
     assert "does not have this ratio" in unknown
     assert "did not measure it" in missing
+
+
+def test_the_exit_code_says_whether_a_ratio_regressed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check([section_of(80, 5)], BASELINE) == 0
+    assert "All 2 ratios of the baseline hold" in capsys.readouterr().out
+    assert check([section_of(67.9, 5)], BASELINE) == 1
+    assert "share of bare regressed" in capsys.readouterr().err
 
 
 def test_a_written_baseline_is_read_again(tmp_path: Path) -> None:

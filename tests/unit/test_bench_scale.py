@@ -41,6 +41,13 @@ def test_each_size_has_kills_and_one_restart_of_each_service(tmp_path: Path) -> 
         assert max(at for at, _ in plan.faults) < plan.seconds
 
 
+def test_no_restart_is_close_to_a_kill(tmp_path: Path) -> None:
+    for size in (Size.QUICK, Size.FULL):
+        faults = plan_of(Options(tmp_path, size, print)).faults
+        kills = [at for at, name in faults if name == "worker"]
+        assert min(abs(at - kill) for at, name in faults if name != "worker" for kill in kills) >= 5.0
+
+
 def test_half_of_the_scenarios_begin_with_a_person(tmp_path: Path) -> None:
     files = plan_of(Options(tmp_path, Size.FULL, print)).mix.scenario_files(tmp_path / "scenarios")
     first = [load_scenario(file).turn(0).calls[0].name for file in files]
