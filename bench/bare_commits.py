@@ -17,7 +17,7 @@ from services.checkpoint.commit.committing import commit_batch
 from services.checkpoint.commit.prepared import PreparedCommit, prepare
 from services.checkpoint.prices import PriceList
 from services.checkpoint.queries import prepare_connection
-from tenure.runtime.postgres import Connection, Pool
+from tenure.runtime.postgres import BoundedConnection, Pool
 from tenure.runtime.postgres import connection as pool_connection
 from tenure.wire.token import TokenChecker
 
@@ -29,7 +29,7 @@ Statement = tuple[bytes, dict[str, Any]]
 class _Recorder:
     """Replaces the connection of the checkpoint service's code: runs each statement and records it."""
 
-    connection: Connection
+    connection: BoundedConnection
     statements: list[Statement] = field(default_factory=list)
 
     async def execute(self, statement: bytes, parameters: dict[str, Any]) -> Any:
@@ -56,9 +56,11 @@ class BareCommits:
             recorded = await self._record(connection, tasks, batches)
             return await _replay(connection, recorded, len(tasks))
 
-    async def _record(self, connection: Connection, tasks: Sequence[HeldTask], batches: int) -> list[list[Statement]]:
+    async def _record(
+        self, connection: BoundedConnection, tasks: Sequence[HeldTask], batches: int
+    ) -> list[list[Statement]]:
         recorder = _Recorder(connection)
-        connection_stub = cast("Connection", recorder)
+        connection_stub = cast("BoundedConnection", recorder)
         commits = [prepare(task.commit([fact()]), self.tokens, validated=True) for task in tasks]
         recorded = []
         async with connection.transaction(force_rollback=True):
@@ -77,7 +79,7 @@ def _next(commit: PreparedCommit) -> PreparedCommit:
     return commit._replace(commit_number=commit.commit_number + 1, known_sequence=commit.known_sequence + 1)
 
 
-async def _replay(connection: Connection, recorded: Sequence[Sequence[Statement]], batch_commits: int) -> Run:
+async def _replay(connection: BoundedConnection, recorded: Sequence[Sequence[Statement]], batch_commits: int) -> Run:
     run, began = Run(), perf_counter()
     for statements in recorded:
         sent = perf_counter()

@@ -14,7 +14,7 @@ import grpc
 
 from bench.data_path import DataPath
 from bench.echo import HOST, METHOD
-from tenure.runtime.postgres import Connection
+from tenure.runtime.postgres import BoundedConnection
 from tenure.runtime.postgres import connection as pool_connection
 
 ROUND_TRIPS: Final = 3
@@ -29,7 +29,7 @@ class WallFloor:
     """A stream to a server that only returns messages, and a connection to the Postgres of a data path."""
 
     stream: Any
-    connection: Connection
+    connection: BoundedConnection
 
     async def step(self) -> float:
         """Returns the seconds of three stream round trips and three transactions with one update each."""

@@ -6,7 +6,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
-from services.checkpoint.queries import in_ledger_transaction
+from services.checkpoint.queries import QUERIES, in_ledger_transaction
 from tenure.domain.errors import Unavailable
 from tenure.runtime.rpc_status import LOCK_TIMEOUT
 
@@ -63,5 +63,5 @@ async def _limited(
     lock_seconds: float,
     connection: Connection,
 ) -> list[Result]:
-    await connection.execute("select set_config('lock_timeout', %b, true)", (f"{round(lock_seconds * 1000)}ms",))
+    await connection.execute(QUERIES.lock_timeout, {"lock_timeout": f"{round(lock_seconds * 1000)}ms"})
     return await work(connection, items)

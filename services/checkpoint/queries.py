@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from typing import TypeVar
 
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.postgres import BoundedConnection, Connection, Pool
 
     T = TypeVar("T")
 
@@ -34,7 +34,7 @@ MIGRATIONS: Final = Migrations.of("services.checkpoint", schema=SCHEMA)
 SESSION_SETTINGS: Final = (("enable_seqscan", "off"),)
 
 
-def prepare_connection(connection: Connection) -> None:
+def prepare_connection(connection: BoundedConnection) -> None:
     """Sends every int as int8. By value psycopg would choose among three types, each with its own prepared
     statement.
     """
@@ -49,13 +49,14 @@ async def fetch_all(connection: Connection, statement: bytes, parameters: dict[s
 
 async def fetch_one(connection: Connection, statement: bytes, parameters: dict[str, Any]) -> tuple[Any, ...] | None:
     """Returns the row of a statement, or None."""
-    return await (await connection.execute(statement, parameters)).fetchone()
+    row: tuple[Any, ...] | None = await (await connection.execute(statement, parameters)).fetchone()
+    return row
 
 
-async def in_ledger_transaction(pool: Pool, work: Callable[[Connection], Awaitable[T]]) -> T:
+async def in_ledger_transaction(pool: Pool, work: Callable[[BoundedConnection], Awaitable[T]]) -> T:
     """Runs `work` in a transaction, again after a conflict. Raises domain errors, as tenure.runtime.postgres says."""
 
-    async def prepared(connection: Connection) -> T:
+    async def prepared(connection: BoundedConnection) -> T:
         prepare_connection(connection)
         return await work(connection)
 
@@ -63,7 +64,7 @@ async def in_ledger_transaction(pool: Pool, work: Callable[[Connection], Awaitab
 
 
 @asynccontextmanager
-async def ledger_connection(pool: Pool) -> AsyncIterator[Connection]:
+async def ledger_connection(pool: Pool) -> AsyncIterator[BoundedConnection]:
     """Yields a connection for reads, in autocommit."""
     async with connection(pool) as postgres:
         prepare_connection(postgres)

@@ -13,10 +13,10 @@ from typing import Self
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from tenure.runtime.pipelined_transaction import PipelinedTransaction, pipelined_transaction
 from tenure.runtime.postgres import (
     BinaryCursor,
     BoundedConnection,
-    Connection,
     PoolOptions,
     configure_session,
     connection_arguments,
@@ -40,14 +40,14 @@ class DedicatedConnection:
         service: str,
         schema: str | None = None,
         options: PoolOptions | None = None,
-        prepare: Callable[[Connection], None] | None = None,
+        prepare: Callable[[BoundedConnection], None] | None = None,
         keep_after_errors: bool = False,
     ) -> None:
         self._dsn, self._service, self._schema = dsn, service, schema
         self._options = options or PoolOptions()
         self._prepare = prepare
         self._keep_after_errors = keep_after_errors
-        self._connection: Connection | None = None
+        self._connection: BoundedConnection | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -68,7 +68,7 @@ class DedicatedConnection:
             await self._connected()
 
     @asynccontextmanager
-    async def use(self) -> AsyncIterator[Connection]:
+    async def use(self) -> AsyncIterator[BoundedConnection]:
         """Yields the connection, in autocommit. Raises domain errors. Closes a connection whose use was interrupted."""
         with domain_errors():
             connection = await self._connected()
@@ -83,15 +83,15 @@ class DedicatedConnection:
                     await self.close()
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Connection]:
-        """Opens a transaction in pipeline mode: statements do not wait for each other; a fetch waits for all."""
-        async with self.use() as connection, connection.pipeline(), connection.transaction():
-            yield connection
+    async def transaction(self) -> AsyncIterator[PipelinedTransaction]:
+        """Opens a transaction whose statements wait for the next fetch or the end. Raises domain errors, as `use`."""
+        async with self.use() as connection, pipelined_transaction(connection) as transaction:
+            yield transaction
 
-    async def _connected(self) -> Connection:
+    async def _connected(self) -> BoundedConnection:
         if self._connection is None or self._connection.closed:
             arguments = connection_arguments(self._service, self._options.connect_timeout_seconds)
-            postgres: Connection = await BoundedConnection.connect(
+            postgres: BoundedConnection = await BoundedConnection.connect(
                 revealed(self._dsn), cursor_factory=BinaryCursor, **arguments
             )
             self._connection = postgres

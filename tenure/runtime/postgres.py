@@ -19,7 +19,8 @@ import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import psycopg
 import psycopg_pool
@@ -29,6 +30,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from tenure.domain.errors import InvalidRequest, LimitReached, TenureError, Unavailable
 from tenure.domain.retry import RetryPolicy
+from tenure.runtime.pipelined_transaction import PreparedStatements
 from tenure.runtime.process import note_progress
 from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_status import LOCK_TIMEOUT, OUTCOME_UNKNOWN
@@ -36,7 +38,7 @@ from tenure.runtime.security import SecuritySettings, clear_text_problems
 from tenure.runtime.settings import ConfigurationError, Secret
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 
 
 # Errors: psycopg's exceptions, converted to domain errors by SQLSTATE.
@@ -126,6 +128,16 @@ class BoundedConnection(psycopg.AsyncConnection[TupleRow]):
 
     longest_wait_seconds: float = 10.0 + WAIT_MARGIN_SECONDS
 
+    @property
+    def backend_pid(self) -> int:
+        """The process id of the session at the server."""
+        return self.pgconn.backend_pid
+
+    @cached_property
+    def prepared_statements(self) -> PreparedStatements:
+        """The statements that pipelined transactions have prepared in this session."""
+        return PreparedStatements(self)
+
     async def wait(self, *args: Any, **options: Any) -> Any:
         """As psycopg's `wait`, through which every wait for Postgres goes, but for at most `longest_wait_seconds`."""
         timer = asyncio.get_running_loop().call_later(self.longest_wait_seconds, self._cut)
@@ -150,8 +162,24 @@ async def notifications(connection: BoundedConnection) -> AsyncGenerator[psycopg
         await connection.execute("select 1")
 
 
-Connection = BoundedConnection
-Pool = AsyncConnectionPool[Connection]
+class Result(Protocol):
+    """The rows of a statement."""
+
+    async def fetchall(self) -> list[Any]: ...
+
+    async def fetchone(self) -> Any: ...
+
+
+class Connection(Protocol):
+    """Runs statements: a connection of psycopg, or a pipelined transaction."""
+
+    @property
+    def backend_pid(self) -> int: ...
+
+    async def execute(self, query: bytes, params: Mapping[str, Any] | None = None, /) -> Result: ...
+
+
+Pool = AsyncConnectionPool[BoundedConnection]
 _Result = TypeVar("_Result")
 
 OLDEST_VERSION: Final = 140000
@@ -231,7 +259,7 @@ async def open_pool(
     """Opens a pool and waits for its first connection. Raises Unavailable if Postgres does not answer in time."""
     chosen = options or PoolOptions()
 
-    async def configure(postgres: Connection) -> None:
+    async def configure(postgres: BoundedConnection) -> None:
         await configure_session(postgres, chosen, schema)
 
     pool: Pool = AsyncConnectionPool(
@@ -268,7 +296,7 @@ async def _first_connection(pool: Pool, timeout_seconds: float) -> None:
                 raise
 
 
-async def configure_session(postgres: Connection, options: PoolOptions, schema: str | None) -> None:
+async def configure_session(postgres: BoundedConnection, options: PoolOptions, schema: str | None) -> None:
     """Sets the session settings with one statement, not with the startup parameter `options`, which poolers refuse."""
     postgres.longest_wait_seconds = options.statement_timeout_seconds + WAIT_MARGIN_SECONDS
     settings = options.session_settings(schema)
@@ -277,7 +305,7 @@ async def configure_session(postgres: Connection, options: PoolOptions, schema: 
 
 
 @asynccontextmanager
-async def connection(pool: Pool) -> AsyncIterator[Connection]:
+async def connection(pool: Pool) -> AsyncIterator[BoundedConnection]:
     """Takes a connection of the pool, in autocommit. Raises domain errors."""
     with domain_errors():
         async with pool.connection() as postgres:
@@ -285,14 +313,14 @@ async def connection(pool: Pool) -> AsyncIterator[Connection]:
 
 
 @asynccontextmanager
-async def transaction(pool: Pool) -> AsyncIterator[Connection]:
+async def transaction(pool: Pool) -> AsyncIterator[BoundedConnection]:
     """Takes a connection and opens a transaction: committed at the end of the block, rolled back by an exception."""
     async with connection(pool) as postgres, postgres.transaction():
         yield postgres
 
 
 async def in_transaction(
-    pool: Pool, work: Callable[[Connection], Awaitable[_Result]], policy: RetryPolicy = CONFLICTS
+    pool: Pool, work: Callable[[BoundedConnection], Awaitable[_Result]], policy: RetryPolicy = CONFLICTS
 ) -> _Result:
     """Runs `work` in a transaction, and again after a conflict (deadlock or serialization failure).
 

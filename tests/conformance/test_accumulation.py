@@ -24,7 +24,7 @@ from services.checkpoint.watch.change_feed import CHANGES_A_BATCH, LEFTOVERS_A_B
 from services.tools.statements import MIGRATIONS as TOOLS_MIGRATIONS
 from services.tools.statements import SCHEMA as TOOLS
 from services.tools.statements import SESSION_SETTINGS as TOOLS_SETTINGS
-from tenure.runtime.postgres import Connection, PoolOptions, configure_session, open_pool
+from tenure.runtime.postgres import BoundedConnection, PoolOptions, configure_session, open_pool
 from tenure.runtime.sql import Queries
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tests.conformance.test_ledger_retention import ended
@@ -58,8 +58,8 @@ def statements(package: str) -> dict[str, bytes]:
     return {f"{file}: {name}": getattr(queries, name) for file, queries in loaded for name in queries}
 
 
-async def connect(dsn: str, schema: str, settings: tuple[tuple[str, str], ...]) -> Connection:
-    connection = await Connection.connect(dsn, autocommit=True)
+async def connect(dsn: str, schema: str, settings: tuple[tuple[str, str], ...]) -> BoundedConnection:
+    connection = await BoundedConnection.connect(dsn, autocommit=True)
     settings = (*settings, ("synchronous_commit", "off"))
     await configure_session(connection, PoolOptions(settings=settings, statement_timeout_seconds=LOAD_SECONDS), schema)
     return connection

@@ -16,7 +16,7 @@ from services.checkpoint.queue.offering import Offering, OfferRequest
 from tenure.domain.errors import WrongState
 from tenure.domain.slots import Slots
 from tenure.domain.task import Priority
-from tenure.runtime.postgres import Connection
+from tenure.runtime.postgres import BoundedConnection
 from tenure.runtime.request_context import set_tenant
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
@@ -54,7 +54,7 @@ async def fill(
 
 
 async def connect(replica: Checkpoint, *, prepared: bool = True) -> Any:
-    postgres = await Connection.connect(replica.dsn)
+    postgres = await BoundedConnection.connect(replica.dsn)
     for setting in ("search_path to ledger", "enable_seqscan to off", "jit to off"):  # as in the service
         await postgres.execute(f"set {setting}".encode())
     if prepared:

@@ -8,7 +8,7 @@ import pytest
 
 from services.checkpoint.queries import FORKS, QUERIES, prepare_connection
 from tenure.domain.errors import InvalidRequest
-from tenure.runtime.postgres import Connection
+from tenure.runtime.postgres import BoundedConnection
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import task_pb2
 from tests.conformance.test_ledger_waits import waiting
@@ -94,7 +94,7 @@ async def test_each_list_comes_in_the_order_of_its_index(
         **dict.fromkeys(("source_kind", "source_id", "source_run_id"), "MANUAL" if "source" in index else ""),
         **dict.fromkeys(("output_kind", "output_from", "output_until"), ""),
     }
-    async with await Connection.connect(replica.dsn, autocommit=True) as postgres:
+    async with await BoundedConnection.connect(replica.dsn, autocommit=True) as postgres:
         await postgres.execute("set search_path to ledger")
         await postgres.execute("set enable_seqscan to off")  # as in the service
         prepare_connection(postgres)

@@ -12,7 +12,7 @@ from services.checkpoint.queries import QUERIES, prepare_connection
 from tenure.domain.errors import AlreadyExists, BudgetExhausted, InvalidRequest, StaleEpoch, WrongState
 from tenure.domain.fold import fold
 from tenure.domain.turn import CallModel, next_action
-from tenure.runtime.postgres import Connection
+from tenure.runtime.postgres import BoundedConnection
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tenure.wire.ledger import entries_to_domain
@@ -321,7 +321,7 @@ async def test_each_view_has_its_index(checkpoint: MakeCheckpoint, statement: st
     await replica.create()
     nobody = "00000000-0000-0000-0000-000000000000"
     values = {"tenant": "default", "after_task_id": nobody, "limit": 10, **parameters}
-    async with await Connection.connect(replica.dsn, autocommit=True) as postgres:
+    async with await BoundedConnection.connect(replica.dsn, autocommit=True) as postgres:
         await postgres.execute("set search_path to ledger")
         await postgres.execute("set enable_seqscan to off")  # as in the service
         prepare_connection(postgres)

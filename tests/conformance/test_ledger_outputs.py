@@ -10,7 +10,7 @@ import pytest
 from services.checkpoint.queries import OUTPUTS, prepare_connection
 from tenure.domain.errors import InvalidRequest
 from tenure.domain.outputs import MAX_OUTPUTS, RECORD_OUTPUT
-from tenure.runtime.postgres import Connection
+from tenure.runtime.postgres import BoundedConnection
 from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2, task_pb2, tool_pb2
 from tests.conformance.test_ledger_changes import now, read_changes
@@ -213,7 +213,7 @@ async def test_lists_by_output_use_their_index(
         "output_from": "workspace:",
         "output_until": "workspace:\U0010ffff",
     }
-    async with await Connection.connect(replica.dsn, autocommit=True) as postgres:
+    async with await BoundedConnection.connect(replica.dsn, autocommit=True) as postgres:
         await postgres.execute("set search_path to ledger")
         await postgres.execute("set enable_seqscan to off")  # as in the service
         prepare_connection(postgres)

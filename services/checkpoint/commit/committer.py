@@ -12,7 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, Self
 
 from services.checkpoint.commit.committing import commit_batch
-from services.checkpoint.queries import SCHEMA, SESSION_SETTINGS, prepare_connection
+from services.checkpoint.queries import QUERIES, SCHEMA, SESSION_SETTINGS, prepare_connection
 from tenure.domain.errors import StaleEpoch, TenureError, Unavailable
 from tenure.runtime import semconv
 from tenure.runtime.batching import Batcher, BatchLimits
@@ -138,13 +138,11 @@ class LedgerCommitter:
     async def _once(
         self, commits: Sequence[PreparedCommit], lock_seconds: float | None
     ) -> list[pb.CommitResponse | TenureError]:
-        async with self._postgres.use() as connection:
+        async with self._postgres.transaction() as transaction:
             await failpoint("checkpoint.before_commit")
-            async with connection.transaction():
-                if lock_seconds is not None:
-                    setting = f"{round(lock_seconds * 1000)}ms"
-                    await connection.execute("select set_config('lock_timeout', %b, true)", (setting,))
-                results, announcement = await commit_batch(connection, commits, self._prices, self._limited)
+            if lock_seconds is not None:
+                await transaction.execute(QUERIES.lock_timeout, {"lock_timeout": f"{round(lock_seconds * 1000)}ms"})
+            results, announcement = await commit_batch(transaction, commits, self._prices, self._limited)
         self._announce(announcement)
         await failpoint("checkpoint.after_commit")
         return results

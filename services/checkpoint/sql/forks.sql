@@ -24,11 +24,15 @@ update tasks
 
 -- name: copy_entries
 -- Copies entries of one task to another, after those that it has, without a claim. One statement, whatever their
--- number; the bodies do not leave the database.
-insert into entries (task_id, sequence, tenant, epoch, claim_id, attempt, step, kind, actor, recorded_at, body)
-select %(task_id)b::text::uuid, %(after)b + k.place, e.tenant, 0, '', 1, e.step, e.kind, e.actor, now(), e.body
-  from unnest(%(sequences)b::bigint[]) with ordinality as k(sequence, place)
-  join entries e on e.task_id = %(from_task_id)b::text::uuid and e.sequence = k.sequence;
+-- number; the bodies do not leave the database. Returns how many it copied.
+with copied as (
+  insert into entries (task_id, sequence, tenant, epoch, claim_id, attempt, step, kind, actor, recorded_at, body)
+  select %(task_id)b::text::uuid, %(after)b + k.place, e.tenant, 0, '', 1, e.step, e.kind, e.actor, now(), e.body
+    from unnest(%(sequences)b::bigint[]) with ordinality as k(sequence, place)
+    join entries e on e.task_id = %(from_task_id)b::text::uuid and e.sequence = k.sequence
+  returning 1
+)
+select count(*) from copied;
 
 -- name: begin_fork
 -- The entries after the copy: the transition to QUEUED, and the fork's message.

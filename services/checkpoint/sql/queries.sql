@@ -36,6 +36,10 @@ select clock_timestamp() as locked_at,
        money.warned_tokens, money.warned_nano_usd
   from held join money using (root_task_id);
 
+-- name: lock_timeout
+-- Changes how long this transaction waits for the lock of a row.
+select set_config('lock_timeout', %(lock_timeout)b::text, true);
+
 -- name: write
 -- Writes what a step changes in locked tasks: rows, entries, bills and budgets in one round trip.
 with advanced as (

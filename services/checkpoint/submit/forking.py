@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from services.checkpoint.task_defaults import TaskDefaults
     from tenure.domain.quotas import StartDecision
     from tenure.domain.task import Source
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.postgres import BoundedConnection, Connection, Pool
     from tenure.v1 import checkpoint_service_pb2 as pb
 
 
@@ -107,7 +107,7 @@ class PreparedForks:
         """Gives up one batch of prepared ids and returns their number."""
         parameters = {"kept_seconds": self._kept_seconds, "limit": _AT_ONCE, "actor": LEDGER, "reason": _GIVE_UP_REASON}
 
-        async def work(connection: Connection) -> int:
+        async def work(connection: BoundedConnection) -> int:
             return (await connection.execute(FORKS.give_up_prepared, parameters)).rowcount
 
         return await in_ledger_transaction(self._pool, work)
@@ -339,8 +339,8 @@ async def _write_ledger(
     forked = ledger_pb2.EntryBody(forked=ledger_pb2.Forked(forked_from=forked_from, copied_entries=copied))
     await insert_first_entries(connection, tenant, task_id, request.request_id, spec_to_domain(spec), forked)
     sequences = [piece.sequence for piece in cut.pieces]
-    done = await connection.execute(FORKS.copy_entries, {**parameters, "after": _HEAD, "sequences": sequences})
-    if done.rowcount != copied:  # the other task was pruned since it was read
+    done = await fetch_all(connection, FORKS.copy_entries, {**parameters, "after": _HEAD, "sequences": sequences})
+    if done != [(copied,)]:  # the other task was pruned since it was read
         raise await task_not_found(connection, tenant, request.task_id)
     tail = {
         "tenant": tenant,

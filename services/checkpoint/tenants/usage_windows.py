@@ -66,7 +66,7 @@ async def count_use(connection: Connection, used: Mapping[tuple[str, QuotaKind],
         "slots": [bucket % SPANS[kind].slots for bucket, (_, kind, _) in zip(buckets, counted, strict=True)],
         "buckets": buckets,
         "amounts": [amount for _, _, amount in counted],
-        "shard": connection.info.backend_pid % SHARDS,
+        "shard": connection.backend_pid % SHARDS,
     }
     await connection.execute(TENANTS.use, parameters)
 

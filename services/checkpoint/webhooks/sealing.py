@@ -15,7 +15,7 @@ from tenure.domain.webhooks import WebhookKind
 from tenure.runtime.secret_box import SECRET_NOT_READABLE
 
 if TYPE_CHECKING:
-    from tenure.runtime.postgres import Connection, Pool
+    from tenure.runtime.postgres import BoundedConnection, Pool
     from tenure.runtime.secret_box import SecretBox
 
 PAGE: Final = 50
@@ -81,7 +81,7 @@ async def _replace(pool: Pool, former: SealedSecrets, sealed: SealedSecrets) -> 
         return False
     formers = {"former": former.secret, "former_old": former.old_secret, "former_url": former.url}
 
-    async def work(connection: Connection) -> bool:
+    async def work(connection: BoundedConnection) -> bool:
         return (await connection.execute(WEBHOOKS.seal_again, {**sealed._asdict(), **formers})).rowcount == 1
 
     return await in_ledger_transaction(pool, work)
