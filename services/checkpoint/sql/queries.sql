@@ -656,6 +656,11 @@ select count(*), (select loop from tasks where task_id = %(task_id)b::text::uuid
 -- Notifies other replicas, in transactions of its own: inside commits, notifications were measured to halve the rate.
 select pg_notify('tenure_ledger', payload) from unnest(%(payloads)b::text[]) as p(payload);
 
+-- name: count_listeners
+-- How many other sessions listen for notifications: one of each replica.
+select count(*) from pg_stat_activity
+ where datname = current_database() and application_name = %(listener)b::text and pid <> %(own_pid)b::bigint;
+
 -- name: get_lease_grant
 -- The last grant of a named lease, and how it was released.
 select epoch, claim_id, holder, previous_epoch, request_id, reason, message, release_reason, release_message

@@ -1,5 +1,8 @@
 """Notifications between replicas: coalesced NOTIFY after commits on one dedicated connection, LISTEN on another.
 
+A replica that is alone notifies nobody: each notification costs Postgres a transaction. It looks for others every
+second, and a replica that begins to listen notifies the others at once.
+
 Notifications may be lost. A replica that was disconnected wakes all its watchers after it reconnects, and a poll over
 the watched tasks finds what no notification reported.
 """
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger(__name__)
 CHANNEL: Final = "tenure_ledger"
+LISTENER: Final = "checkpoint-listen"
 IDS_A_PAYLOAD: Final = 150  # a payload has at most 8,000 bytes
 TENANTS_A_PAYLOAD: Final = 100  # of up to 63 characters
 MAX_IDS: Final = 20_000
@@ -46,6 +50,8 @@ class ReplicaNotifications:
         self._name = uuid4().hex
         self._pending = Announcement()
         self._has_pending = asyncio.Event()
+        self._has_others = True
+        self._listening_pid = 0
 
     def announce(self, announcement: Announcement) -> None:
         """Announces a committed transaction: in this process at once, to other replicas within moments. Call it after
@@ -54,8 +60,9 @@ class ReplicaNotifications:
         if not announcement:
             return
         self._hub.tell(announcement)
-        self._pending.add(announcement.without_entries())
-        self._has_pending.set()
+        if self._has_others:
+            self._pending.add(announcement.without_entries())
+            self._has_pending.set()
 
     async def run_notify(self) -> None:
         """Sends pending announcements, as a duty. Notifications need no durability, so their commits do not wait for
@@ -79,24 +86,37 @@ class ReplicaNotifications:
         meanwhile.
         """
         async with (
-            DedicatedConnection(self._dsn, service="checkpoint-listen", schema=SCHEMA) as postgres,
+            DedicatedConnection(self._dsn, service=LISTENER, schema=SCHEMA) as postgres,
             postgres.use() as connection,
         ):
+            self._listening_pid = connection.backend_pid
             await connection.execute(f"listen {CHANNEL}".encode())
+            await connection.execute(
+                QUERIES.notify, {"payloads": [self._payload()]}
+            )  # the others learn of this replica
             self._hub.wake_all()
             async with aclosing(notifications(connection)) as reported:
                 async for notification in reported:
                     self._on_message(notification.payload)
 
     async def run_poll(self) -> None:
-        """Polls watched tasks, as a duty and backstop: one cheap statement a second for each thousand tasks."""
+        """Polls watched tasks, as a duty and backstop: one cheap statement a second for each thousand tasks. Also looks
+        for other replicas.
+        """
         while True:
             note_progress()
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
+            await self._look_for_others()
             task_ids = list(self._hub.task_ids)
             for start in range(0, len(task_ids), TASKS_A_POLL):
                 note_progress()
                 await self._poll(task_ids[start : start + TASKS_A_POLL])
+
+    async def _look_for_others(self) -> None:
+        parameters = {"listener": f"tenure-{LISTENER}", "own_pid": self._listening_pid}
+        async with ledger_connection(self._pool) as connection:
+            [(others,)] = await fetch_all(connection, QUERIES.count_listeners, parameters)
+        self._has_others = others > 0
 
     async def _poll(self, task_ids: list[str]) -> None:
         async with ledger_connection(self._pool) as connection:
@@ -109,6 +129,7 @@ class ReplicaNotifications:
             message = json.loads(payload)
             if message["from"] == self._name:
                 return
+            self._has_others = True
             announcement = Announcement(
                 set(message["moved"]),
                 claimable=message["claimable"],
@@ -133,7 +154,8 @@ class ReplicaNotifications:
         overflow = len(announcement.task_ids) > MAX_IDS
         moved = [] if overflow else sorted(announcement.task_ids)
         ending = sorted(announcement.ending_task_ids)[:MAX_IDS]
-        yield self._payload(claimable=announcement.claimable, everything=overflow)
+        if announcement.claimable or overflow:
+            yield self._payload(claimable=announcement.claimable, everything=overflow)
         for start in range(0, len(moved), IDS_A_PAYLOAD):
             yield self._payload(moved=moved[start : start + IDS_A_PAYLOAD])
         for start in range(0, len(ending), IDS_A_PAYLOAD):
