@@ -1,4 +1,6 @@
 -- The statements of the tool service. All take locks in one order: fences by task_id, then calls by (task_id, call_id).
+-- Batches lock calls in a lateral subquery: each record is then found by its key, however few records there were when
+-- Postgres made the plan.
 
 -- name: ensure_fences
 -- Inserts missing fences, because a missing row cannot be locked.
@@ -30,11 +32,11 @@ update fences f
 select c.task_id, c.call_id, c.effect_class, c.arguments_hash, c.state, c.call_attempt, c.epoch, c.claim_id,
        c.runner_id, coalesce(r.renewed_at + r.ttl_seconds * interval '1 second' > clock_timestamp(), false), c.outcome,
        r.ended_at is not null and not c.acts_elsewhere, c.doubt_note
-  from unnest(%(task_ids)b::uuid[], %(call_ids)b::text[]) as w(task_id, call_id)
-  join calls c using (task_id, call_id)
-  left join runners r using (runner_id)
- order by c.task_id, c.call_id
-   for no key update of c;
+  from (select task_id, call_id from unnest(%(task_ids)b::uuid[], %(call_ids)b::text[]) as u(task_id, call_id)
+         order by task_id, call_id) w
+ cross join lateral (select * from calls k where k.task_id = w.task_id and k.call_id = w.call_id
+                        for no key update) c
+  left join runners r using (runner_id);
 
 -- name: insert_calls
 -- Inserts new calls. A call whose outcome is known without running the tool is FINISHED at once. A new call with a
@@ -77,16 +79,21 @@ with w as materialized (
   select * from unnest(%(ordinals)b::int[], %(task_ids)b::uuid[], %(call_ids)b::text[], %(attempts)b::int[])
     as w(ord, task_id, call_id, call_attempt)
 ), fence as materialized (
-  select f.task_id, f.epoch, f.claim_id from fences f
-   where f.task_id in (select task_id from w) and not f.closed order by f.task_id
-     for share
+  select t.task_id, f.epoch, f.claim_id
+    from (select distinct task_id from w order by task_id) t cross join lateral (
+      select f.epoch, f.claim_id from fences f where f.task_id = t.task_id and not f.closed for share
+    ) f
+), allowed as materialized (
+  select w.*, f.epoch, f.claim_id from w join fence f using (task_id) order by task_id, call_id
 ), held as materialized (
-  select w.ord, c.task_id, c.call_id
-    from w join fence f using (task_id) join calls c using (task_id, call_id)
-   where c.call_attempt = w.call_attempt and c.epoch = f.epoch and c.claim_id = f.claim_id
-     and (c.state = 'ACCEPTED' or (c.state = 'STARTED' and c.runner_id = %(runner_id)b::uuid))
-   order by c.task_id, c.call_id
-     for no key update of c
+  select f.ord, f.task_id, f.call_id
+    from allowed f cross join lateral (
+      select from calls c
+       where c.task_id = f.task_id and c.call_id = f.call_id
+         and c.call_attempt = f.call_attempt and c.epoch = f.epoch and c.claim_id = f.claim_id
+         and (c.state = 'ACCEPTED' or (c.state = 'STARTED' and c.runner_id = %(runner_id)b::uuid))
+         for no key update
+    ) c
 )
 update calls c
    set state = 'STARTED', runner_id = %(runner_id)b::uuid, started_at = clock_timestamp()
@@ -128,13 +135,16 @@ with w as materialized (
   select ord, task_id, call_id, call_attempt, nullif(outcome, ''::bytea) as outcome, doubt_note
     from unnest(%(ordinals)b::int[], %(task_ids)b::uuid[], %(call_ids)b::text[], %(attempts)b::int[],
                 %(outcomes)b::bytea[], %(doubt_notes)b::text[])
-      as w(ord, task_id, call_id, call_attempt, outcome, doubt_note)
+      as u(ord, task_id, call_id, call_attempt, outcome, doubt_note)
+   order by task_id, call_id
 ), held as materialized (
-  select w.ord, c.task_id, c.call_id, w.outcome, w.doubt_note
-    from w join calls c using (task_id, call_id)
-   where c.call_attempt = w.call_attempt and c.state in ('STARTED', 'IN_DOUBT')
-   order by c.task_id, c.call_id
-     for no key update of c
+  select w.ord, w.task_id, w.call_id, w.outcome, w.doubt_note
+    from w cross join lateral (
+      select from calls c
+       where c.task_id = w.task_id and c.call_id = w.call_id
+         and c.call_attempt = w.call_attempt and c.state in ('STARTED', 'IN_DOUBT')
+         for no key update
+    ) c
 )
 update calls c
    set state = case when h.outcome is null then 'IN_DOUBT' else 'FINISHED' end, outcome = h.outcome,
