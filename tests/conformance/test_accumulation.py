@@ -194,6 +194,7 @@ WRITES_OF_CALLS = (
     "lock_fences",
     "raise_fences",
     "lock_calls",
+    "accept_new_calls",
     "insert_calls",
     "change_calls",
     "start_calls",

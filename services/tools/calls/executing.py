@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from services.tools.calls.accept import AcceptBatch, begin_accepting
+from services.tools.calls.accept import begin_accepting
+from services.tools.calls.accept_new import accept_new_calls
 from services.tools.calls.accept_rules import (
     AnswerFromRecord,
     ConcludeCall,
@@ -182,19 +183,20 @@ class Executor:
         raise Superseded
 
     async def _accept(self, batch: Sequence[ExecuteJob]) -> list[_Accepted | TenureError]:
-        """Accepts a batch in one transaction.
+        """Accepts a batch: its new calls in one statement, the others in a transaction.
 
-        Once the transaction is durable, this runner begins the calls that it got, even if their callers went away.
+        Once a write is durable, this runner begins the calls that it got, even if their callers went away.
         """
         runner_id = self._liveness.runner_id
         await failpoint("tools.before_accept")
-        accepting, verdicts = await self._decide(batch, runner_id)
-        log_refusals(accepting.refusals)
-        return [self._answer_to(job, verdict) for job, verdict in zip(batch, verdicts, strict=True)]
+        async with self._kept.use() as postgres:
+            verdicts = await accept_new_calls(postgres, [job.request for job in batch], runner_id)
+        left = [job for job, verdict in zip(batch, verdicts, strict=True) if verdict is None]
+        decided = iter(await self._decide(left, runner_id) if left else ())
+        return [self._answer_to(job, verdict or next(decided)) for job, verdict in zip(batch, verdicts, strict=True)]
 
-    async def _decide(
-        self, batch: Sequence[ExecuteJob], runner_id: UUID
-    ) -> tuple[AcceptBatch, list[Verdict | TenureError]]:
+    async def _decide(self, batch: Sequence[ExecuteJob], runner_id: UUID) -> list[Verdict | TenureError]:
+        """Decides calls under the locks of their fences and records, and writes what the rules decided."""
         async with self._kept.transaction() as postgres:
             accepting = await begin_accepting(postgres, [job.request for job in batch])
             verdicts = [
@@ -202,7 +204,8 @@ class Executor:
                 for job in batch
             ]
             await accepting.write(postgres, runner_id)
-        return accepting, verdicts
+        log_refusals(accepting.refusals)
+        return verdicts
 
     def _answer_to(self, job: ExecuteJob, verdict: Verdict | TenureError) -> _Accepted | TenureError:
         match verdict:

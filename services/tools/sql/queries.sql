@@ -54,6 +54,49 @@ select w.task_id, w.call_id, w.tool, w.effect_class, w.arguments_hash, w.argumen
     as w(task_id, call_id, tool, effect_class, arguments_hash, arguments, state, call_attempt, epoch, claim_id,
          acts_elsewhere, outcome);
 
+-- name: accept_new_calls
+-- Accepts calls without a record, under an admitted claim, in one statement: locks the fences, inserts or raises those
+-- that a newer claim presents, and inserts the records. Returns what it accepted. It refuses nothing: a call that it
+-- left out has a record already, or its claim differs from the fence, and goes the way of lock_fences and lock_calls.
+-- A record that the snapshot does not see conflicts all the same.
+with w as materialized (
+  select *
+    from unnest(%(task_ids)b::uuid[], %(tenants)b::text[], %(call_ids)b::text[], %(tools)b::text[],
+                %(effect_classes)b::text[], %(hashes)b::bytea[], %(arguments)b::bytea[], %(epochs)b::bigint[],
+                %(claim_ids)b::text[], %(acts_elsewhere)b::boolean[]) with ordinality
+      as u(task_id, tenant, call_id, tool, effect_class, arguments_hash, arguments, epoch, claim_id, acts_elsewhere, ord)
+   order by task_id, call_id
+), presented as materialized (
+  select distinct on (task_id) task_id, tenant, epoch, claim_id from w order by task_id, epoch desc
+), fence as materialized (
+  select p.*, f.epoch as current_epoch, f.claim_id = p.claim_id and not f.closed as is_open
+    from presented p left join lateral (
+      select k.epoch, k.claim_id, k.closed from fences k where k.task_id = p.task_id for no key update
+    ) f on true
+), raised as (
+  insert into fences as f (task_id, tenant, epoch, claim_id, changed_at)
+  select task_id, tenant, epoch, claim_id, clock_timestamp() from fence
+   where current_epoch is null or current_epoch < epoch order by task_id
+  on conflict (task_id) do update
+     set epoch = excluded.epoch, claim_id = excluded.claim_id, closed = false, changed_at = clock_timestamp(),
+         forgotten_at = null
+   where f.epoch < excluded.epoch
+  returning task_id, epoch, claim_id
+), admitted as (
+  select task_id, epoch, claim_id from fence where current_epoch = epoch and is_open
+  union all select task_id, epoch, claim_id from raised
+), inserted as (
+  insert into calls (task_id, call_id, tool, effect_class, arguments_hash, arguments, state, call_attempt, epoch,
+                     claim_id, acts_elsewhere, runner_id)
+  select w.task_id, w.call_id, w.tool, w.effect_class, w.arguments_hash, w.arguments, 'ACCEPTED', 1, w.epoch,
+         w.claim_id, w.acts_elsewhere, %(runner_id)b::uuid
+    from w join admitted using (task_id, epoch, claim_id)
+   order by w.task_id, w.call_id
+  on conflict (task_id, call_id) do nothing
+  returning task_id, call_id
+)
+select w.ord - 1 from w join inserted using (task_id, call_id);
+
 -- name: change_calls
 -- Changes calls that lock_calls has locked: this runner gets them, they are in doubt, they have an outcome, or another
 -- claim authorises them. A call that runs again by a resolution has begun_before: only the resolution says that the
