@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft3Validator, Draft4Validator, Draft7Validator, Draft202012Validator
 
@@ -14,51 +14,63 @@ from services.tools.schemas import Schema
 from services.tools.tool import define
 from tenure.domain.tools import EffectClass
 
-NAMES = st.sampled_from(["a", "b", "c"])
-BOUNDS = st.integers(-2, 3) | st.floats(-2, 3)
+ANYTHING = st.none() | st.booleans() | st.integers(-3, 3) | st.floats(-3, 3) | st.text("ab", max_size=3) | st.just([])
+NUMBERS = st.integers(-3, 3) | st.floats(-3, 3) | st.booleans()
 COUNTS = st.integers(0, 3)
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-4, 4) | st.floats(-4, 4) | st.text("ab\U0001f600", max_size=4),
-    lambda part: st.lists(part, max_size=4) | st.dictionaries(NAMES, part, max_size=3),
-    max_leaves=6,
+KEYWORDS = {
+    "minLength": COUNTS,
+    "maxLength": COUNTS,
+    "minimum": NUMBERS.filter(lambda bound: not isinstance(bound, bool)),
+    "maximum": NUMBERS.filter(lambda bound: not isinstance(bound, bool)),
+    "minItems": COUNTS,
+    "maxItems": COUNTS,
+    "enum": st.lists(ANYTHING, min_size=1, max_size=4),
+    "pattern": st.sampled_from(["^a", "b$"]),  # from here on: keywords that the check leaves to the validator
+    "const": ANYTHING,
+    "multipleOf": st.just(2),
+    "not": st.just({"type": "string"}),
+}
+
+
+def typed(kind: str, values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Pairs of a schema of a type and a value, mostly of that type."""
+    return st.tuples(st.fixed_dictionaries({"type": st.just(kind)}, optional=KEYWORDS), values | values | ANYTHING)
+
+
+SCALARS = (
+    typed("string", st.text("ab\U0001f600", max_size=4))
+    | typed("integer", NUMBERS)
+    | typed("number", NUMBERS)
+    | typed("boolean", ANYTHING)
 )
 
 
-def schemas(part: Any) -> Any:
-    """Schemas of every type with each keyword that the check knows, and with some that it does not know."""
-    common = {"description": st.just("d"), "enum": st.lists(VALUES, min_size=1, max_size=4), "const": VALUES}
-    unknown = {
-        "pattern": st.sampled_from(["^a", "b$"]),
-        "multipleOf": st.just(2),
-        "not": part,
-        "anyOf": st.lists(part, min_size=1),
-    }
-    known = {
-        "minLength": COUNTS,
-        "maxLength": COUNTS,
-        "minimum": BOUNDS,
-        "maximum": BOUNDS,
-        "items": part,
-        "minItems": COUNTS,
-        "maxItems": COUNTS,
-        "properties": st.dictionaries(NAMES, part, max_size=3),
-        "required": st.lists(NAMES, max_size=2, unique=True),
-        "additionalProperties": st.booleans() | part,
-    }
-    types = st.sampled_from(["string", "integer", "number", "boolean", "array", "object", "null"])
-    typed = st.fixed_dictionaries(
-        {"type": types | st.lists(types, min_size=1, max_size=2, unique=True)}, optional=known
+def containers(pairs: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.builds(in_list, st.lists(pairs, min_size=1, max_size=3), COUNTS) | st.builds(
+        in_object,
+        st.dictionaries(st.sampled_from("abc"), pairs, min_size=1),
+        st.sets(st.sampled_from("abcd")),
+        st.sets(st.sampled_from("abcd"), max_size=1),
+        st.booleans() | st.just({"type": "string"}),
     )
-    return typed | st.fixed_dictionaries({"type": types}, optional={**common, **unknown, **known}) | st.booleans()
 
 
-SCHEMAS = st.recursive(st.fixed_dictionaries({"type": st.sampled_from(["string", "integer"])}), schemas, max_leaves=5)
+def in_list(pairs: list[Any], most: int) -> Any:
+    return {"type": "array", "items": pairs[0][0], "maxItems": most}, [value for _, value in pairs]
 
 
-@given(SCHEMAS.filter(lambda schema: isinstance(schema, dict)), VALUES)
-def test_it_accepts_nothing_that_the_validator_refuses(schema: Any, value: Any) -> None:
-    if compile_fit(Draft202012Validator, schema)(value):
-        assert Draft202012Validator({"type": "object", **schema}).is_valid(value)
+def in_object(pairs: dict[str, Any], described: set[str], required: set[str], others: Any) -> Any:
+    properties = {name: schema for name, (schema, _) in pairs.items() if name in described}
+    schema = {"type": "object", "properties": properties, "required": sorted(required), "additionalProperties": others}
+    return schema, {name: value for name, (_, value) in pairs.items()}
+
+
+@settings(max_examples=1000)
+@given(SCALARS | st.recursive(SCALARS, containers, max_leaves=4))
+def test_it_accepts_nothing_that_the_validator_refuses(pair: Any) -> None:
+    schema, value = pair
+    if compile_fit(Draft202012Validator, {"type": "object", "properties": {"x": schema}})({"x": value}):
+        assert Draft202012Validator(schema).is_valid(value)
 
 
 PLAIN = {
