@@ -14,7 +14,9 @@ from services.tools.schemas import Schema
 from services.tools.tool import define
 from tenure.domain.tools import EffectClass
 
-ANYTHING = st.none() | st.booleans() | st.integers(-3, 3) | st.floats(-3, 3) | st.text("ab", max_size=3) | st.just([])
+ANYTHING: st.SearchStrategy[Any] = (
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats(-3, 3) | st.text("ab", max_size=3) | st.just([])
+)
 NUMBERS = st.integers(-3, 3) | st.floats(-3, 3) | st.booleans()
 COUNTS = st.integers(0, 3)
 KEYWORDS = {

@@ -6,7 +6,8 @@ outcome). The record proves after a crash what may have happened.
 The files, in the order in which data flows:
 
 execute_stream.py     ExecuteStream: many calls on one stream
-executing.py          Execute: accepts a call, then follows its run here or in another replica
+executing.py          Execute: accepts calls in batches, and watches those that run in another replica
+following.py          follows one Execute: its accept, then the events of its run, by callbacks
 records.py            a call as requested, and a call as recorded
 accept_new.py         the first write of the usual call: one statement for calls without a record
 accept.py             the first write of all others: locks and reads fences and records, writes what the rules decided
