@@ -51,6 +51,23 @@ def _sql(text: str) -> sql.SQL:
 
 async def scans_in_plan(connection: psycopg.AsyncConnection[Any], statement: bytes) -> set[str]:
     """The tables that a statement reads whole, whatever it is given: by the generic plan, which services use."""
+    nodes = await generic_plan(connection, statement)
+    return {node["Relation Name"] for node in nodes if node["Node Type"] == "Seq Scan"}
+
+
+async def unkeyed_scans_in_plan(connection: psycopg.AsyncConnection[Any], statement: bytes) -> set[str]:
+    """The tables that a statement reads whole, or through an index of which it reads every entry."""
+    nodes = await generic_plan(connection, statement)
+    return {node["Relation Name"] for node in nodes if "Relation Name" in node and _reads_all(node)}
+
+
+def _reads_all(node: dict[str, Any]) -> bool:
+    kind = node["Node Type"]
+    return kind == "Seq Scan" or (kind in {"Index Scan", "Index Only Scan"} and "Index Cond" not in node)
+
+
+async def generic_plan(connection: psycopg.AsyncConnection[Any], statement: bytes) -> list[dict[str, Any]]:
+    """Returns the nodes of the plan that Postgres makes without knowing the parameters."""
     numbered, names = statement.decode(), []
     while (begin := numbered.find("%(")) >= 0:
         end = numbered.index(")", begin)
@@ -60,7 +77,7 @@ async def scans_in_plan(connection: psycopg.AsyncConnection[Any], statement: byt
     cursor = await connection.execute(f"explain (generic_plan, format json) {numbered.replace('%%', '%')}".encode())
     row = await cursor.fetchone()
     assert row is not None, "a plan is one row"
-    return {node["Relation Name"] for node in _nodes(row[0][0]["Plan"]) if node["Node Type"] == "Seq Scan"}
+    return _nodes(row[0][0]["Plan"])
 
 
 def _nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:

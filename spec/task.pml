@@ -377,7 +377,7 @@ inline answer(e, c) {
 #define AGAIN_ANYWAY(c) (0)
 #endif
 
-/* code: services/tools/calls/accept_rules.py admit decide; services/tools/calls/accept.py AcceptBatch (fence and record: one transaction) */
+/* code: services/tools/calls/accept_rules.py admit decide; services/tools/calls/accept.py AcceptBatch; services/tools/sql/queries.sql accept_new_calls (fence and record: one transaction) */
 #define EXECUTE(c) \
   :: d_step { ARRIVES(e, c) && (rec[c] == R_NONE || AGAIN_ANYWAY(c)) -> raise_tools(e); hand_over(e, c) } \
   :: d_step { ARRIVES(e, c) && rec[c] == R_ACCEPTED && (e > rep[c] || (WANTS(e, c) && !LIVE_RUN(c))) && att[c] < NA -> raise_tools(e); hand_over(e, c) } \

@@ -22,6 +22,7 @@ from jsonschema.validators import validator_for
 from jsonschema_specifications import REGISTRY as SPECIFICATIONS  # type: ignore[import-untyped]  # it has no stubs
 from referencing import Registry as Documents
 
+from services.tools.schema_fit import compile_fit
 from services.tools.tool import Arguments
 from tenure.domain.tool_arguments import strict_json
 
@@ -199,11 +200,14 @@ class Schema:
             raise ValueError("its schema does not describe an object")
         if reference is not None:
             raise ValueError(f"its schema refers to another document: {shortened(reference)}")
+        self._fits = compile_fit(kind, schema)
         documents: Documents[Any] = Documents()
         self._validator = (kind if is_ours else bounded(kind))(schema, registry=documents)
 
     def problems(self, arguments: Arguments) -> list[str]:
         """Returns the first _MAX_PROBLEMS violations, written for the model, and "and more" if there are more."""
+        if self._fits(arguments):
+            return []
         try:
             with counted():
                 errors = list(islice(self._validator.iter_errors(arguments), _MAX_PROBLEMS + 1))

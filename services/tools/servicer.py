@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, Final
 from uuid import UUID
@@ -14,9 +14,10 @@ from services.tools.calls.call_log import list_calls, list_refusals
 from services.tools.calls.closing import CallForgetter, FenceCloser
 from services.tools.calls.execute_stream import ExecuteFrames
 from services.tools.calls.executing import ExecuteJob, Executor
+from services.tools.calls.following import CallFollower
 from services.tools.calls.in_doubt import list_in_doubt
 from services.tools.calls.records import CallKey, CallRequest, CallSummary
-from services.tools.calls.runs import Event
+from services.tools.calls.runs import EventReader
 from services.tools.pins import ToolPins
 from services.tools.registry import ToolRegistry
 from services.tools.tool import Tool, ToolWork
@@ -108,7 +109,7 @@ class ToolServicer(ToolServiceServicer):
         self, request: tool_service_pb2.ExecuteRequest, _context: Any
     ) -> AsyncIterator[tool_service_pb2.ExecuteResponse]:
         """Runs one call."""
-        async with aclosing(self._execute(request)) as events:
+        async with aclosing(self._executor.execute(self._request(request))) as events:
             async for event in events:
                 yield execute_response(event)
 
@@ -117,13 +118,11 @@ class ToolServicer(ToolServiceServicer):
     ) -> AsyncIterator[tool_service_pb2.ExecuteStreamResponse]:
         """Runs many calls, by tag."""
 
-        async def execute(call: tool_service_pb2.ExecuteRequest) -> AsyncGenerator[Event, None]:
+        def follow(call: tool_service_pb2.ExecuteRequest, reader: EventReader) -> CallFollower:
             validate(call)  # the validation of a frame does not include its calls
-            async with aclosing(self._execute(call)) as events:
-                async for event in events:
-                    yield event
+            return self._executor.follow(self._request(call), reader)
 
-        async with aclosing(ExecuteFrames(execute, self._stopping).serve(request_iterator)) as answers:
+        async with aclosing(ExecuteFrames(follow, self._stopping).serve(request_iterator)) as answers:
             async for answer in answers:
                 yield answer
 
@@ -196,11 +195,6 @@ class ToolServicer(ToolServiceServicer):
             for path, file in digests.items()
         ]
         return tool_service_pb2.DigestFilesResponse(files=files)
-
-    async def _execute(self, request: tool_service_pb2.ExecuteRequest) -> AsyncGenerator[Event, None]:
-        async with aclosing(self._executor.execute(self._request(request))) as events:
-            async for event in events:
-                yield event
 
     def _request(self, request: tool_service_pb2.ExecuteRequest) -> ExecuteJob:
         claims, task_id = self._check(request.token)

@@ -10,6 +10,7 @@ SCHEMA: Final = "tools"
 QUERIES: Final = Queries.load("services.tools")
 MIGRATIONS: Final = Migrations.of("services.tools", schema=SCHEMA)
 
-# Every statement has its index. Postgres may plan a prepared statement while the tables are still empty, when a
-# sequential scan looks cheap, and keep that plan.
-SESSION_SETTINGS: Final = (("enable_seqscan", "off"),)
+# Every statement has its index. A connection keeps the plan of a statement until the statistics of a table change, so a
+# plan that Postgres makes while the tables are small must also serve large ones: no plan may read a table whole. That
+# is a sequential scan, and also a hash or merge join over a whole index.
+SESSION_SETTINGS: Final = (("enable_seqscan", "off"), ("enable_hashjoin", "off"), ("enable_mergejoin", "off"))

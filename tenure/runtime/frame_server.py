@@ -1,8 +1,8 @@
 """The server side of a stream of frames: requests and results travel in frames of many, each under a tag.
 
-A result waits while the last frame is being written, and the next frame takes all that wait: no timer, and fewer
-messages the more results there are. While too much is unsent, the server stops reading, and flow control holds the
-client back. Every stream reads and writes on its own, so a slow reader delays no other stream.
+A result waits while the last frame is being written, and the next frame takes all that wait: fewer messages the more
+results there are. Only an unhurried result waits for a timer. While too much is unsent, the server stops reading, and
+flow control holds the client back. Every stream reads and writes on its own, so a slow reader delays no other stream.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 MAX_IN_FLIGHT: Final = 1024
 """The most requests without a result, and the most unsent results, of one stream."""
+
+UNHURRIED_SECONDS: Final = 0.02
+"""How long an unhurried result may wait for another result to travel with."""
 
 
 class Sized(Protocol):
@@ -47,6 +50,7 @@ class FrameServer(ABC, Generic[FrameT, ResultT]):
         self._changed = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
+        self._wake_later: asyncio.TimerHandle | None = None
 
     @abstractmethod
     def start(self, frame: FrameT) -> None:
@@ -77,9 +81,23 @@ class FrameServer(ABC, Generic[FrameT, ResultT]):
         self._unsent.append(result)
         self.wake()
 
+    def put_unhurried(self, result: ResultT) -> None:
+        """Sends a result with the next frame. A frame that has only such results waits UNHURRIED_SECONDS for others."""
+        self._unsent.append(result)
+        if self._wake_later is None:
+            self._wake_later = asyncio.get_running_loop().call_later(UNHURRIED_SECONDS, self._wake_late)
+        self._note_room()
+
+    def _wake_late(self) -> None:
+        self._wake_later = None
+        self.wake()
+
     def wake(self, _: object = None) -> None:
         """Looks again whether the stream may be read, or has ended."""
         self._changed.set()
+        self._note_room()
+
+    def _note_room(self) -> None:
         if self.held_back:
             self._has_room.clear()
         else:
@@ -107,6 +125,8 @@ class FrameServer(ABC, Generic[FrameT, ResultT]):
                 if self.stopping.is_set() and self.may_stop:
                     raise draining()
         finally:
+            if self._wake_later is not None:
+                self._wake_later.cancel()
             for task in (reading, stopping):
                 task.cancel()
             await asyncio.gather(reading, stopping, return_exceptions=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bench.bulk_rows import NEW_TASK, multiply, scans_in_plan
+from bench.bulk_rows import NEW_TASK, multiply, scans_in_plan, unkeyed_scans_in_plan
 from services.checkpoint.queries import SCHEMA as LEDGER
 from services.checkpoint.queries import SESSION_SETTINGS
 from services.checkpoint.queue import sweeps
@@ -91,7 +91,12 @@ async def grown(checkpoint: Any) -> Any:
 @pytest.fixture
 async def grown_tools(tools_dsn: str) -> str:
     """The tools' side of as many tasks: a fence, a call and a refusal of each."""
-    numbers = f"from generate_series(1, {TASKS}) as number"
+    await grow_tools(tools_dsn, TASKS)
+    return tools_dsn
+
+
+async def grow_tools(tools_dsn: str, tasks: int) -> None:
+    numbers = f"from generate_series(1, {tasks}) as number"
     async with await connect(tools_dsn, TOOLS, ()) as connection:
         await connection.execute("set session_replication_role = replica")
         await connection.execute(
@@ -109,7 +114,6 @@ async def grown_tools(tools_dsn: str) -> str:
         )
         await connection.execute("reset session_replication_role")
         await connection.execute("analyze")
-    return tools_dsn
 
 
 async def check_plans(dsn: str, schema: str, settings: tuple[tuple[str, str], ...], package: str) -> None:
@@ -182,3 +186,28 @@ async def test_the_tools_keep_their_plans_and_start_and_run_calls(
     await check_plans(grown_tools, TOOLS, TOOLS_SETTINGS, "services.tools")
     replica = await tool_service()
     assert (await replica.outcome(grants.claim(), "1.0", "append_record", file="a", line="x")).content
+
+
+CALLS_AT_THE_FIRST_ANALYZE = 20
+"""Postgres analyzes a table after 50 changes, and a call changes its record three times."""
+WRITES_OF_CALLS = (
+    "lock_fences",
+    "raise_fences",
+    "lock_calls",
+    "accept_new_calls",
+    "insert_calls",
+    "change_calls",
+    "start_calls",
+    "finish_calls",
+)
+
+
+@pytest.mark.parametrize("calls", [0, CALLS_AT_THE_FIRST_ANALYZE, TASKS])
+async def test_writes_of_calls_find_their_rows_by_key(tools_dsn: str, calls: int) -> None:
+    """A replica keeps a plan of few calls for a minute or more, in which it can record tens of thousands."""
+    if calls:
+        await grow_tools(tools_dsn, calls)
+    async with await connect(tools_dsn, TOOLS, TOOLS_SETTINGS) as connection:
+        statements_by_name = {name.rpartition(" ")[2]: one for name, one in statements("services.tools").items()}
+        unkeyed = {name: await unkeyed_scans_in_plan(connection, statements_by_name[name]) for name in WRITES_OF_CALLS}
+    assert {name: tables - set(BOUNDED) for name, tables in unkeyed.items() if tables - set(BOUNDED)} == {}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 from services.checkpoint.commit import commit_stream as ledger_frames
 from services.tools.calls import execute_stream as tool_frames
-from services.tools.calls.runs import Event
+from services.tools.calls.runs import EventReader
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.runtime.batching import Answer
 from tenure.runtime.frame_server import MAX_IN_FLIGHT
@@ -16,6 +16,13 @@ from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import tool_service_pb2 as tools
 
 ITEMS_A_FRAME = 100
+
+
+class Ended:
+    """A call that has its outcome already."""
+
+    def leave(self) -> None:
+        """There are no more events."""
 
 
 async def quiet() -> None:
@@ -61,10 +68,11 @@ async def test_a_worker_that_reads_no_outcomes_is_not_read() -> None:
             yield tools.ExecuteStreamRequest(calls=calls)
             await asyncio.sleep(0)
 
-    async def execute(_request: tools.ExecuteRequest) -> AsyncGenerator[Event, None]:
-        yield Outcome(OutcomeStatus.SUCCEEDED, "done")
+    def follow(_request: tools.ExecuteRequest, reader: EventReader) -> Ended:
+        reader.put(Outcome(OutcomeStatus.SUCCEEDED, "done"))
+        return Ended()
 
-    frames = tool_frames.ExecuteFrames(execute, asyncio.Event())
+    frames = tool_frames.ExecuteFrames(follow, asyncio.Event())
     async with aclosing(frames.serve(endless())) as answers:
         await anext(answers)
         await quiet()

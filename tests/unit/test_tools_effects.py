@@ -25,6 +25,7 @@ from services.tools.tool import (
 )
 from tenure.domain.fencing import Claims
 from tenure.domain.tools import EffectClass, Outcome, OutcomeStatus, cut
+from tests.support.call_events import events_of
 from tests.support.fake_may_begin import Begins
 from tests.support.patience import CALL_SECONDS
 
@@ -98,7 +99,7 @@ async def test_what_a_tool_raises_is_an_outcome() -> None:
 async def test_only_a_trusted_runner_reports_a_stopped_effect(reason: Any, expected: bool) -> None:
     run = RunningCalls().add(call_request(), 1)
     carrying = asyncio.create_task(outcome_of(for_ever, run=run))
-    events = run.follow(joined=False)
+    events = events_of(run, joined=False)
     assert await anext(events) == Started(1, joined=False)
     run.request_stop(reason)
     if expected:
@@ -173,7 +174,7 @@ async def test_output_is_streamed_and_dropped_without_readers() -> None:
 
     run = RunningCalls().add(call_request(), 1)
     carrying = asyncio.create_task(outcome_of(tool, run=run))
-    events = run.follow(joined=True)
+    events = events_of(run, joined=True)
     assert await anext(events) == Started(1, joined=True)
     outcome = await carrying
     run.settle(outcome)
@@ -186,7 +187,7 @@ async def test_waiters_for_an_unstarted_stopped_call_hear_at_once() -> None:
     run = RunningCalls().add(call_request(), 1)
     run.request_stop(StopReason.CLOSED)
     with pytest.raises(Superseded):
-        [event async for event in run.follow(joined=False)]
+        [event async for event in events_of(run, joined=False)]
 
 
 def test_a_superseded_run_keeps_its_successors_place() -> None:
@@ -257,7 +258,7 @@ async def test_an_unsafe_call_that_is_stopped_here_may_go_on_elsewhere(reason: A
     run = RunningCalls().add(call_request(), 1)
     tool = replace(a_tool(for_ever), acts_elsewhere=True)
     carrying = asyncio.create_task(carried_out(tool, run=run))
-    events = run.follow(joined=False)
+    events = events_of(run, joined=False)
     assert await anext(events) == Started(1, joined=False)
     run.request_stop(reason)
     with pytest.raises(ToolInDoubt if doubt else RunnerStopped):

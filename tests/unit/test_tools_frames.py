@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 
 from services.tools.calls.execute_stream import ExecuteFrames
-from services.tools.calls.runs import Event, Output, Started
+from services.tools.calls.runs import EventReader, Output, Started
+from tenure.domain.errors import StaleEpoch
 from tenure.domain.tools import Outcome, OutcomeStatus
 from tenure.v1 import tool_service_pb2
 from tenure.validators import MAX_FRAME_BYTES, MAX_FRAME_ITEMS
@@ -20,14 +21,22 @@ class Calls:
         self.output, self.content = output, content
         self.may_end = asyncio.Event()
         self.ended = 0
+        self.tasks: list[asyncio.Task[None]] = []
         self.one_ended = asyncio.Condition()
 
-    async def execute(self, _: tool_service_pb2.ExecuteRequest) -> AsyncGenerator[Event, None]:
-        yield Started(1, joined=False)
+    def follow(self, _: tool_service_pb2.ExecuteRequest, reader: EventReader) -> Calls:
+        reader.put(Started(1, joined=False))
+        self.tasks.append(asyncio.create_task(self._run(reader)))
+        return self
+
+    def leave(self) -> None:
+        """The calls of these tests end before their stream."""
+
+    async def _run(self, reader: EventReader) -> None:
         await self.may_end.wait()
         for text in self.output:
-            yield Output(text)
-        yield Outcome(OutcomeStatus.SUCCEEDED, self.content)
+            reader.put(Output(text))
+        reader.put(Outcome(OutcomeStatus.SUCCEEDED, self.content))
         async with self.one_ended:
             self.ended += 1
             self.one_ended.notify_all()
@@ -57,20 +66,47 @@ async def sent(frames: ExecuteFrames, calls: Calls, count: int) -> list[tool_ser
 
 async def test_what_is_ready_together_travels_together() -> None:
     calls = Calls()
-    began, ended = await sent(ExecuteFrames(calls.execute, asyncio.Event()), calls, 100)
+    began, ended = await sent(ExecuteFrames(calls.follow, asyncio.Event()), calls, 100)
     assert {event.tag for event in began.events if event.HasField("started")} == set(range(100))
     assert {event.tag for event in ended.events if event.HasField("outcome")} == set(range(100))
 
 
 async def test_a_frame_holds_no_more_events_than_its_reader_accepts() -> None:
     calls = Calls("a", "b")
-    frames = await sent(ExecuteFrames(calls.execute, asyncio.Event()), calls, MAX_FRAME_ITEMS)
+    frames = await sent(ExecuteFrames(calls.follow, asyncio.Event()), calls, MAX_FRAME_ITEMS)
     assert [len(frame.events) for frame in frames] == [MAX_FRAME_ITEMS] * 4
 
 
 async def test_a_frame_holds_no_more_bytes_than_its_reader_accepts() -> None:
     half = "x" * (MAX_FRAME_BYTES // 2)
     calls = Calls(content=half)
-    frames = await sent(ExecuteFrames(calls.execute, asyncio.Event()), calls, 2)
+    frames = await sent(ExecuteFrames(calls.follow, asyncio.Event()), calls, 2)
     assert [sum(len(event.outcome.content) for event in frame.events) for frame in frames] == [0, len(half), len(half)]
     assert all(frame.ByteSize() <= MAX_FRAME_BYTES + 1024 for frame in frames)
+
+
+async def test_a_start_travels_with_the_outcome_that_follows_it_soon() -> None:
+    calls = Calls()
+    calls.may_end.set()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        [frame] = [one async for one in ExecuteFrames(calls.follow, asyncio.Event()).serve(one_frame(1))]
+    assert [event.WhichOneof("event") for event in frame.events] == ["started", "outcome"]
+
+
+async def test_a_refusal_reaches_only_its_call() -> None:
+    """Also a bug of one call: its text stays hidden, and the other calls go on."""
+    answered = Calls()
+    answered.may_end.set()
+    errors = iter([StaleEpoch(presented=1, current=2), KeyError("secret")])
+
+    def follow(request: tool_service_pb2.ExecuteRequest, reader: EventReader) -> Calls:
+        if (error := next(errors, None)) is not None:
+            raise error
+        return answered.follow(request, reader)
+
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        frames = [one async for one in ExecuteFrames(follow, asyncio.Event()).serve(one_frame(3))]
+    by_tag = {event.tag: event for frame in frames for event in frame.events}
+    assert (by_tag[0].refusal.reason, by_tag[1].refusal.reason) == ("STALE_EPOCH", "INTERNAL")
+    assert "secret" not in by_tag[1].refusal.message
+    assert by_tag[2].HasField("outcome")

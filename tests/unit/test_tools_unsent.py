@@ -16,6 +16,7 @@ from services.tools.mcp.delivery_errors import AnswerLost
 from services.tools.sending import AnswerLostError, AskedToWaitError, CallDelivery, NotSentError, SendAttempt
 from services.tools.tool import CallContext, RunTool, Tool, ToolAnswer, ToolInDoubt
 from tenure.domain.tools import EffectClass, OutcomeStatus
+from tests.support.call_events import events_of
 from tests.support.patience import CALL_SECONDS
 from tests.unit.test_tools_effects import a_tool, call_request, carried_out
 
@@ -45,7 +46,7 @@ async def unsent(context: CallContext, _arguments: object) -> ToolAnswer:
 async def test_a_call_that_is_stopped_before_it_was_sent_never_began(effect_class: Any, reason: Any) -> None:
     run = RunningCalls().add(call_request(), 1)
     carrying = asyncio.create_task(carried_out(elsewhere(unsent, effect_class), run=run))
-    events = run.follow(joined=False)
+    events = events_of(run, joined=False)
     assert await anext(events) == Started(1, joined=False)
     run.request_stop(reason)
     with pytest.raises(NeverBegan):

@@ -6,9 +6,11 @@ outcome). The record proves after a crash what may have happened.
 The files, in the order in which data flows:
 
 execute_stream.py     ExecuteStream: many calls on one stream
-executing.py          Execute: accepts a call, then follows its run here or in another replica
+executing.py          Execute: accepts calls in batches, and watches those that run in another replica
+following.py          follows one Execute: its accept, then the events of its run, by callbacks
 records.py            a call as requested, and a call as recorded
-accept.py             the first write: locks and reads fences and records, writes what the rules decided
+accept_new.py         the first write of the usual call: one statement for calls without a record
+accept.py             the first write of all others: locks and reads fences and records, writes what the rules decided
 accept_rules.py       the rules of the first write (pure): admit or refuse, run, join, answer from the record
 running.py            runs an accepted call: lane, start, effect, outcome
 start_and_finish.py   the second write (the start) and its withdrawal; the third write (the outcome)
@@ -23,6 +25,6 @@ metrics.py            metrics and span attributes of calls
 
 What to touch when:
 - a call gets a new verdict: accept_rules.py, `AcceptBatch` in accept.py, `Executor._answer_to` in executing.py
-- a call record gets a column: a migration, ../sql/queries.sql, `CallRow` in records.py, accept.py
+- a call record gets a column: a migration, ../sql/queries.sql, `CallRow` in records.py, accept.py, accept_new.py
 - a run is stopped for a new reason: `StopReason` in runs.py, effects.py
 """

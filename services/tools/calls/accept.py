@@ -1,4 +1,4 @@
-"""The first of a call's three writes: raises the fence and writes the record, in one transaction for a batch of calls.
+"""The first of a call's three writes, of calls that accept_new.py left out: one transaction for a batch of calls.
 
 The transaction locks the fences, then the call records, decides by accept_rules.py under those locks, and writes.
 """

@@ -103,7 +103,7 @@ def decide(row: CallRow | None, request: CallRequest, here: RunnerIdentity) -> V
     Returns AlreadyExists (CALL_ID_REUSED) when the record is of another tool or of other arguments.
     """
     if row is None:
-        return _decide_unknown(request)
+        return decide_unknown(request)
     if row.arguments_hash != request.arguments_hash:
         return AlreadyExists(
             f"call {request.key.call_id} of this task exists already, with another tool or other arguments; "
@@ -128,7 +128,7 @@ def _concluded(verdict: Verdict, request: CallRequest, row: CallRow) -> Verdict:
     return verdict
 
 
-def _decide_unknown(request: CallRequest) -> Verdict:
+def decide_unknown(request: CallRequest) -> Verdict:
     """Decides a call without a record.
 
     A call with a resolution had a record: the record was lost when an older database was restored, and the call is

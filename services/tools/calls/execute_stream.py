@@ -1,6 +1,7 @@
 """ExecuteStream: one worker's tool calls in frames of many. Each call has several events, the last one its outcome.
 
-Every call is a task of its own, so a slow tool holds up no other call.
+A call gives its events to the stream by callbacks, so a slow tool holds up no other call. The start of a call is not
+urgent: mostly it travels in one frame with the outcome.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Final
+from contextvars import copy_context
+from typing import Final, Protocol
 
 from services.tools.calls.answers import tagged_event
-from services.tools.calls.runs import Event
+from services.tools.calls.runs import Event, EventReader, Started
 from tenure.domain.errors import LimitReached, TenureError
+from tenure.domain.tools import Outcome
 from tenure.runtime.frame_server import MAX_IN_FLIGHT, FrameServer
 from tenure.v1 import token_pb2
 from tenure.v1 import tool_service_pb2 as pb
@@ -24,19 +27,45 @@ _log: Final = logging.getLogger(__name__)
 _MAX_UNSENT_OUTPUT_BYTES: Final = 1024 * 1024
 """Output is for people to watch. Above this limit it is dropped; the outcome carries what the model reads."""
 _INTERNAL: Final = 13
+_BUG: Final = token_pb2.Refusal(code=_INTERNAL, reason="INTERNAL", message="internal error")
 _LIMIT: Final = f"a stream carries at most {MAX_IN_FLIGHT} calls at once, each with its own tag"
 
-ExecuteCall = Callable[[pb.ExecuteRequest], AsyncGenerator[Event, None]]
+
+class Leaver(Protocol):
+    """A request whose events somebody reads."""
+
+    def leave(self) -> None:
+        """Reads no more events. The call goes on."""
+
+
+FollowCall = Callable[[pb.ExecuteRequest, EventReader], Leaver]
+"""Begins a call and gives its events to the reader. Raises the refusal of an invalid request."""
+
+
+class _Call:
+    """A call of the stream without an outcome: the reader of its events."""
+
+    def __init__(self, frames: ExecuteFrames, tag: int, request: pb.ExecuteRequest) -> None:
+        self._frames, self.tag, self.request = frames, tag, request
+        self.size_bytes = len(request.arguments_json)
+        self.follower: Leaver | None = None
+
+    def put(self, event: Event) -> None:
+        self._frames.take(self, event)
+
+    def fail(self, error: Exception) -> None:
+        self._frames.refuse(self, error)
 
 
 class ExecuteFrames(FrameServer[pb.ExecuteStreamRequest, pb.TaggedExecuteEvent]):
     """One stream. When the stream ends, calls that still run go on; only their events are lost."""
 
-    def __init__(self, execute: ExecuteCall, stopping: asyncio.Event) -> None:
+    def __init__(self, follow: FollowCall, stopping: asyncio.Event) -> None:
         super().__init__(stopping, most_items=MAX_FRAME_ITEMS, most_bytes=MAX_FRAME_BYTES)
-        self._execute = execute
-        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._follow = follow
+        self._calls: dict[int, _Call] = {}
         self._unsent_output_bytes = 0
+        self._context = copy_context()
 
     @property
     def in_flight(self) -> int:
@@ -55,10 +84,10 @@ class ExecuteFrames(FrameServer[pb.ExecuteStreamRequest, pb.TaggedExecuteEvent])
                 async for events in batches:
                     yield pb.ExecuteStreamResponse(events=events)
         finally:
-            calls = list(self._calls.values())
-            for call in calls:
-                call.cancel()
-            await asyncio.gather(*calls, return_exceptions=True)
+            for call in list(self._calls.values()):
+                self._finish(call)
+                if call.follower is not None:
+                    call.follower.leave()
 
     def start(self, frame: pb.ExecuteStreamRequest) -> None:
         for call in frame.calls:
@@ -75,41 +104,47 @@ class ExecuteFrames(FrameServer[pb.ExecuteStreamRequest, pb.TaggedExecuteEvent])
     def on_sent(self, batch: list[pb.TaggedExecuteEvent]) -> None:
         self._unsent_output_bytes -= sum(event.ByteSize() for event in batch if event.HasField("output"))
 
-    def _start(self, tag: int, call: pb.ExecuteRequest) -> None:
+    def take(self, call: _Call, event: Event) -> None:
+        """Sends an event of a call."""
+        if isinstance(event, Started):
+            self.put_unhurried(tagged_event(call.tag, event))
+            return
+        if isinstance(event, Outcome):
+            self._finish(call)
+        self.put(tagged_event(call.tag, event))
+
+    def refuse(self, call: _Call, error: Exception) -> None:
+        """Sends the error that ended a call. Its audit needs the context of the stream's caller."""
+        self._finish(call)
+        if isinstance(error, TenureError):
+            self._context.run(self.rules.refused, call.request, error)
+            self._refuse(call.tag, error)
+            return
+        # As in an RPC: log it, hide its text, and let the other calls go on.
+        _log.error("unexpected error in a call of a stream", extra={"call": call.request.call_id}, exc_info=error)
+        self.put(pb.TaggedExecuteEvent(tag=call.tag, refusal=_BUG))
+
+    def _start(self, tag: int, request: pb.ExecuteRequest) -> None:
         if tag in self._calls or len(self._calls) >= MAX_IN_FLIGHT:
             reason = "TAG_IN_USE" if tag in self._calls else "TOO_MANY_CALLS"
             self._refuse(tag, LimitReached(_LIMIT, reason=reason))
             return
-        in_flight, size_bytes = self.rules.in_flight, len(call.arguments_json)
         try:
-            in_flight.begin()
+            self.rules.in_flight.begin()
         except LimitReached as error:
             self._refuse(tag, error)
             return
-        in_flight.grow(size_bytes)
-        task = self._calls[tag] = asyncio.create_task(self._answer(tag, call))
-        task.add_done_callback(lambda _: self._finish(tag, size_bytes))
-
-    async def _answer(self, tag: int, call: pb.ExecuteRequest) -> None:
+        call = self._calls[tag] = _Call(self, tag, request)
+        self.rules.in_flight.grow(call.size_bytes)
         try:
-            async with aclosing(self._execute(call)) as events:
-                async for event in events:
-                    self.put(tagged_event(tag, event))
-        except TenureError as error:
-            self.rules.refused(call, error)
-            self._refuse(tag, error)
-        except Exception:  # noqa: BLE001  as in an RPC: log it, hide its text, and let the other calls go on
-            _log.exception("unexpected error in a call of a stream", extra={"call": call.call_id})
-            self.put(
-                pb.TaggedExecuteEvent(
-                    tag=tag, refusal=token_pb2.Refusal(code=_INTERNAL, reason="INTERNAL", message="internal error")
-                )
-            )
+            call.follower = self._follow(request, call)
+        except Exception as error:  # noqa: BLE001  an error of one call must not end the stream
+            self.refuse(call, error)
 
     def _refuse(self, tag: int, error: TenureError) -> None:
         self.put(pb.TaggedExecuteEvent(tag=tag, refusal=refusal_to_wire(error)))
 
-    def _finish(self, tag: int, size_bytes: int) -> None:
-        self.rules.in_flight.end(size_bytes)
-        self._calls.pop(tag, None)
+    def _finish(self, call: _Call) -> None:
+        del self._calls[call.tag]
+        self.rules.in_flight.end(call.size_bytes)
         self.wake()

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 from uuid import UUID
 
-from services.tools.calls.accept import AcceptBatch, begin_accepting
+from services.tools.calls.accept import begin_accepting
+from services.tools.calls.accept_new import accept_new_calls
 from services.tools.calls.accept_rules import (
     AnswerFromRecord,
     ConcludeCall,
@@ -23,17 +25,17 @@ from services.tools.calls.accept_rules import (
     Verdict,
 )
 from services.tools.calls.call_log import log_refusals
+from services.tools.calls.following import Accepted, CallFollower, EventQueue, RunningElsewhere, RunningHere
 from services.tools.calls.metrics import count_calls_in_doubt
 from services.tools.calls.records import CallKey, CallRequest
 from services.tools.calls.running import Runner
-from services.tools.calls.runs import Event, RunningCall, Started, Superseded
+from services.tools.calls.runs import Event, EventReader
 from services.tools.runners.liveness import Liveness
 from services.tools.statements import QUERIES
 from services.tools.tool import ToolWork
-from tenure.domain.errors import LimitReached, TenureError, Unavailable
+from tenure.domain.errors import LimitReached, TenureError
 from tenure.domain.in_doubt import outcome_in_doubt
-from tenure.domain.tools import Outcome
-from tenure.runtime.batching import Batcher
+from tenure.runtime.batching import Answer, Batcher
 from tenure.runtime.dedicated_connection import DedicatedConnection
 from tenure.runtime.failpoints import failpoint
 from tenure.runtime.postgres import Pool, connection
@@ -101,7 +103,6 @@ class RemoteCallFollower:
                 waiting[ordinal].changed.set_result(None)
 
 
-_MAX_ACCEPTS: Final = 20
 _OVERHEAD_BYTES: Final = 256
 
 
@@ -113,24 +114,6 @@ class ExecuteJob:
     work: ToolWork | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Running:
-    """The call runs in this process."""
-
-    run: RunningCall
-    joined: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Elsewhere:
-    """The call runs in another replica."""
-
-    call_attempt: int
-
-
-_Accepted = Outcome | _Running | _Elsewhere
-
-
 class Executor:
     """Accepts calls in batches and follows them. `accepts.run` is a duty."""
 
@@ -138,63 +121,54 @@ class Executor:
         self, kept: DedicatedConnection, liveness: Liveness, runner: Runner, follower: RemoteCallFollower
     ) -> None:
         self._kept, self._liveness, self._runner, self._follower = kept, liveness, runner, follower
-        self.accepts: Batcher[ExecuteJob, _Accepted] = Batcher(
+        self.accepts: Batcher[ExecuteJob, Accepted] = Batcher(
             "accepts",
             self._accept,
             key=lambda job: job.request.key,
             size=lambda job: job.request.size_bytes + _OVERHEAD_BYTES,
         )
 
-    async def execute(self, job: ExecuteJob) -> AsyncGenerator[Event, None]:
-        """Yields the call's events, its outcome last. To close the iterator does not stop the call.
+    def follow(self, job: ExecuteJob, reader: EventReader) -> CallFollower:
+        """Has the call accepted and gives its events to the reader, the outcome last. To leave does not stop the call.
 
-        Raises StaleEpoch, AlreadyExists (CALL_ID_REUSED), LimitReached, and Unavailable: then a repeat is safe.
+        The reader may get StaleEpoch, AlreadyExists (CALL_ID_REUSED), LimitReached, and Unavailable: then a repeat is
+        safe.
         """
-        sent_started = False
-        for _ in range(_MAX_ACCEPTS):
-            self._runner.check_room()
-            accepted = await self.accepts.submit(job)
-            if isinstance(accepted, Outcome):
-                yield accepted
-                return
-            with suppress(Superseded):  # accept again: the record has a newer attempt or an outcome
-                async with aclosing(self._events(job.request.key, accepted)) as events:
-                    async for event in events:
-                        if isinstance(event, Started):
-                            if sent_started:
-                                continue
-                            sent_started = True
-                        yield event
-                return
-        raise Unavailable(
-            f"{_MAX_ACCEPTS} attempts of this call were superseded during this request; send the request again",
-            retry_after_seconds=1.0,
-        )
 
-    async def _events(self, key: CallKey, accepted: _Running | _Elsewhere) -> AsyncGenerator[Event, None]:
-        if isinstance(accepted, _Running):
-            async with aclosing(accepted.run.follow(joined=accepted.joined)) as events:
+        def enqueue(answer: Answer[Accepted]) -> None:
+            self._runner.check_room()
+            self.accepts.enqueue(job, answer)
+
+        follower = CallFollower(reader, enqueue, partial(self._follower.wait_for_change, job.request.key))
+        follower.begin()
+        return follower
+
+    async def execute(self, job: ExecuteJob) -> AsyncGenerator[Event, None]:
+        """Yields the call's events, its outcome last. Raises the errors that `follow` reports."""
+        queue = EventQueue()
+        follower = self.follow(job, queue)
+        try:
+            async with aclosing(queue.events()) as events:
                 async for event in events:
                     yield event
-            return
-        yield Started(accepted.call_attempt, joined=True)
-        await self._follower.wait_for_change(key, accepted.call_attempt)
-        raise Superseded
+        finally:
+            follower.leave()
 
-    async def _accept(self, batch: Sequence[ExecuteJob]) -> list[_Accepted | TenureError]:
-        """Accepts a batch in one transaction.
+    async def _accept(self, batch: Sequence[ExecuteJob]) -> list[Accepted | TenureError]:
+        """Accepts a batch: its new calls in one statement, the others in a transaction.
 
-        Once the transaction is durable, this runner begins the calls that it got, even if their callers went away.
+        Once a write is durable, this runner begins the calls that it got, even if their callers went away.
         """
         runner_id = self._liveness.runner_id
         await failpoint("tools.before_accept")
-        accepting, verdicts = await self._decide(batch, runner_id)
-        log_refusals(accepting.refusals)
-        return [self._answer_to(job, verdict) for job, verdict in zip(batch, verdicts, strict=True)]
+        async with self._kept.use() as postgres:
+            verdicts = await accept_new_calls(postgres, [job.request for job in batch], runner_id)
+        left = [job for job, verdict in zip(batch, verdicts, strict=True) if verdict is None]
+        decided = iter(await self._decide(left, runner_id) if left else ())
+        return [self._answer_to(job, verdict or next(decided)) for job, verdict in zip(batch, verdicts, strict=True)]
 
-    async def _decide(
-        self, batch: Sequence[ExecuteJob], runner_id: UUID
-    ) -> tuple[AcceptBatch, list[Verdict | TenureError]]:
+    async def _decide(self, batch: Sequence[ExecuteJob], runner_id: UUID) -> list[Verdict | TenureError]:
+        """Decides calls under the locks of their fences and records, and writes what the rules decided."""
         async with self._kept.transaction() as postgres:
             accepting = await begin_accepting(postgres, [job.request for job in batch])
             verdicts = [
@@ -202,19 +176,20 @@ class Executor:
                 for job in batch
             ]
             await accepting.write(postgres, runner_id)
-        return accepting, verdicts
+        log_refusals(accepting.refusals)
+        return verdicts
 
-    def _answer_to(self, job: ExecuteJob, verdict: Verdict | TenureError) -> _Accepted | TenureError:
+    def _answer_to(self, job: ExecuteJob, verdict: Verdict | TenureError) -> Accepted | TenureError:
         match verdict:
             case RunCall(call_attempt):
                 assert job.work is not None, "a call whose outcome is known must not run"
-                return _Running(self._runner.begin(job.request, job.work, call_attempt), joined=False)
+                return RunningHere(self._runner.begin(job.request, job.work, call_attempt), joined=False)
             case JoinCall(call_attempt):
                 run = self._runner.runs.find(job.request.key)
                 if run is None or run.call_attempt != call_attempt:
-                    return _Elsewhere(call_attempt)
+                    return RunningElsewhere(call_attempt)
                 run.authorise(job.request.fence.epoch)
-                return _Running(run, joined=True)
+                return RunningHere(run, joined=True)
             case MarkInDoubt(call_attempt):
                 count_calls_in_doubt(1)
                 return outcome_in_doubt(call_attempt)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Protocol
@@ -49,40 +47,67 @@ class Output:
 Event = Started | Output | Outcome
 
 
-class Listener:
-    """A request that follows a run. Output that it does not read in time is dropped; start and end are not."""
+class EventReader(Protocol):
+    """Reads the events of a call. Its methods are called in the event loop and must not raise."""
 
-    def __init__(self) -> None:
+    def put(self, event: Event) -> None:
+        """Gets an event; the outcome is the last one."""
+
+    def fail(self, error: Exception) -> None:
+        """Gets the error that ends the events in place of an outcome."""
+
+
+class Listener:
+    """A reader of a run. It gets output at most once in each round of the event loop, and loses what is too much."""
+
+    def __init__(self, run: RunningCall, reader: EventReader, *, joined: bool) -> None:
+        self._run, self._reader, self._joined = run, reader, joined
         self._unread: list[str] = []
         self._characters = 0
-        self.changed = asyncio.Event()
 
-    def put(self, text: str) -> None:
-        if self._characters + len(text) <= _MAX_UNREAD_CHARACTERS:
-            self._unread.append(text)
-            self._characters += len(text)
-        self.changed.set()
+    def leave(self) -> None:
+        """Reads no more events. The run goes on."""
+        self._run.listeners.discard(self)
+        self._unread.clear()
 
-    def take(self) -> str:
-        """Takes all unread output."""
+    def start(self) -> None:
+        if not self._joined:
+            self._reader.put(Started(self._run.call_attempt, joined=False))
+
+    def hear(self, text: str) -> None:
+        if self._characters + len(text) > _MAX_UNREAD_CHARACTERS:
+            return
+        if not self._unread:
+            asyncio.get_running_loop().call_soon(self._pass_on)
+        self._unread.append(text)
+        self._characters += len(text)
+
+    def end(self, ending: Outcome | Exception) -> None:
+        self._pass_on()
+        if isinstance(ending, Exception):
+            self._reader.fail(ending)
+        else:
+            self._reader.put(ending)
+
+    def _pass_on(self) -> None:
         text = "".join(self._unread)
         self._unread.clear()
         self._characters = 0
-        self.changed.clear()
-        return text
+        if text:
+            self._reader.put(Output(text))
 
 
 @dataclass(eq=False, slots=True)
 class RunningCall:
     """The run of one call attempt.
 
-    `ended` gets the outcome once it is durable, or the error that tells the listeners what to do instead. `marked`: the
+    `ending`: the outcome once it is durable, or the error that tells the listeners what to do instead. `marked`: the
     record may say STARTED. `started`: the effect has begun. `effect`: the asyncio task of the tool, once it exists.
     """
 
     request: CallRequest
     call_attempt: int
-    ended: asyncio.Future[Outcome]
+    ending: Outcome | Exception | None = None
     marked: bool = False
     started: bool = False
     stop: StopReason | None = None
@@ -109,22 +134,23 @@ class RunningCall:
     def emit(self, text: str) -> None:
         """Sends output to all listeners."""
         for listener in self.listeners:
-            listener.put(text)
+            listener.hear(text)
 
     def mark_started(self) -> None:
-        self.started = True
-        self._wake()
+        if not self.started:
+            self.started = True
+            for listener in list(self.listeners):
+                listener.start()
 
     def settle(self, ending: Outcome | Exception) -> None:
         """Ends the run for its listeners. Only the first ending counts."""
-        if self.ended.done():
+        if self.ending is not None:
             return
-        if isinstance(ending, Exception):
-            self.ended.set_exception(ending)
-            self.ended.exception()  # marks it as retrieved: there may be no listener
-        else:
-            self.ended.set_result(ending)
-        self._wake()
+        self.ending = ending
+        listeners = list(self.listeners)
+        self.listeners.clear()
+        for listener in listeners:
+            listener.end(ending)
 
     def request_stop(self, reason: StopReason) -> None:
         """Cancels the effect, or prevents its begin and then ends the run as Superseded. The first reason counts."""
@@ -135,35 +161,21 @@ class RunningCall:
             else:
                 self.settle(Superseded())
 
-    async def follow(self, *, joined: bool) -> AsyncGenerator[Event, None]:
-        """Yields the events from now on, the outcome last. Raises Superseded, or the error that ended the run."""
-        with self._listening() as listener:
-            if joined:
-                yield Started(self.call_attempt, joined=True)
-            sent_started = joined
-            while True:
-                if self.started and not sent_started:
-                    sent_started = True
-                    yield Started(self.call_attempt, joined=False)
-                if text := listener.take():
-                    yield Output(text)
-                if self.ended.done():
-                    break
-                await listener.changed.wait()
-        yield self.ended.result()
+    def follow(self, reader: EventReader, *, joined: bool) -> Listener:
+        """Gives the reader all events from now on; Superseded, or the error that ended the run, in place of an outcome.
 
-    @contextmanager
-    def _listening(self) -> Iterator[Listener]:
-        listener = Listener()
-        self.listeners.add(listener)
-        try:
-            yield listener
-        finally:
-            self.listeners.discard(listener)
-
-    def _wake(self) -> None:
-        for listener in self.listeners:
-            listener.changed.set()
+        `joined`: the call ran before this reader requested it.
+        """
+        listener = Listener(self, reader, joined=joined)
+        if joined:
+            reader.put(Started(self.call_attempt, joined=True))
+        elif self.started:
+            listener.start()
+        if self.ending is None:
+            self.listeners.add(listener)
+        else:
+            listener.end(self.ending)
+        return listener
 
 
 class Companion(Protocol):
@@ -198,8 +210,7 @@ class RunningCalls:
 
     def add(self, request: CallRequest, call_attempt: int) -> RunningCall:
         """Adds the run of a new attempt, in place of a superseded one; that one finds out when it writes its record."""
-        ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        run = self._by_key[request.key] = RunningCall(request, call_attempt, ended)
+        run = self._by_key[request.key] = RunningCall(request, call_attempt)
         return run
 
     def remove(self, run: RunningCall) -> None:

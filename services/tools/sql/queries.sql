@@ -1,4 +1,6 @@
 -- The statements of the tool service. All take locks in one order: fences by task_id, then calls by (task_id, call_id).
+-- Batches lock calls in a lateral subquery: each record is then found by its key, however few records there were when
+-- Postgres made the plan.
 
 -- name: ensure_fences
 -- Inserts missing fences, because a missing row cannot be locked.
@@ -30,11 +32,11 @@ update fences f
 select c.task_id, c.call_id, c.effect_class, c.arguments_hash, c.state, c.call_attempt, c.epoch, c.claim_id,
        c.runner_id, coalesce(r.renewed_at + r.ttl_seconds * interval '1 second' > clock_timestamp(), false), c.outcome,
        r.ended_at is not null and not c.acts_elsewhere, c.doubt_note
-  from unnest(%(task_ids)b::uuid[], %(call_ids)b::text[]) as w(task_id, call_id)
-  join calls c using (task_id, call_id)
-  left join runners r using (runner_id)
- order by c.task_id, c.call_id
-   for no key update of c;
+  from (select task_id, call_id from unnest(%(task_ids)b::uuid[], %(call_ids)b::text[]) as u(task_id, call_id)
+         order by task_id, call_id) w
+ cross join lateral (select * from calls k where k.task_id = w.task_id and k.call_id = w.call_id
+                        for no key update) c
+  left join runners r using (runner_id);
 
 -- name: insert_calls
 -- Inserts new calls. A call whose outcome is known without running the tool is FINISHED at once. A new call with a
@@ -51,6 +53,49 @@ select w.task_id, w.call_id, w.tool, w.effect_class, w.arguments_hash, w.argumen
               %(claim_ids)b::text[], %(acts_elsewhere)b::boolean[], %(outcomes)b::bytea[])
     as w(task_id, call_id, tool, effect_class, arguments_hash, arguments, state, call_attempt, epoch, claim_id,
          acts_elsewhere, outcome);
+
+-- name: accept_new_calls
+-- Accepts calls without a record, under an admitted claim, in one statement: locks the fences, inserts or raises those
+-- that a newer claim presents, and inserts the records. Returns what it accepted. It refuses nothing: a call that it
+-- left out has a record already, or its claim differs from the fence, and goes the way of lock_fences and lock_calls.
+-- A record that the snapshot does not see conflicts all the same.
+with w as materialized (
+  select *
+    from unnest(%(task_ids)b::uuid[], %(tenants)b::text[], %(call_ids)b::text[], %(tools)b::text[],
+                %(effect_classes)b::text[], %(hashes)b::bytea[], %(arguments)b::bytea[], %(epochs)b::bigint[],
+                %(claim_ids)b::text[], %(acts_elsewhere)b::boolean[]) with ordinality
+      as u(task_id, tenant, call_id, tool, effect_class, arguments_hash, arguments, epoch, claim_id, acts_elsewhere, ord)
+   order by task_id, call_id
+), presented as materialized (
+  select distinct on (task_id) task_id, tenant, epoch, claim_id from w order by task_id, epoch desc
+), fence as materialized (
+  select p.*, f.epoch as current_epoch, f.claim_id = p.claim_id and not f.closed as is_open
+    from presented p left join lateral (
+      select k.epoch, k.claim_id, k.closed from fences k where k.task_id = p.task_id for no key update
+    ) f on true
+), raised as (
+  insert into fences as f (task_id, tenant, epoch, claim_id, changed_at)
+  select task_id, tenant, epoch, claim_id, clock_timestamp() from fence
+   where current_epoch is null or current_epoch < epoch order by task_id
+  on conflict (task_id) do update
+     set epoch = excluded.epoch, claim_id = excluded.claim_id, closed = false, changed_at = clock_timestamp(),
+         forgotten_at = null
+   where f.epoch < excluded.epoch
+  returning task_id, epoch, claim_id
+), admitted as (
+  select task_id, epoch, claim_id from fence where current_epoch = epoch and is_open
+  union all select task_id, epoch, claim_id from raised
+), inserted as (
+  insert into calls (task_id, call_id, tool, effect_class, arguments_hash, arguments, state, call_attempt, epoch,
+                     claim_id, acts_elsewhere, runner_id)
+  select w.task_id, w.call_id, w.tool, w.effect_class, w.arguments_hash, w.arguments, 'ACCEPTED', 1, w.epoch,
+         w.claim_id, w.acts_elsewhere, %(runner_id)b::uuid
+    from w join admitted using (task_id, epoch, claim_id)
+   order by w.task_id, w.call_id
+  on conflict (task_id, call_id) do nothing
+  returning task_id, call_id
+)
+select w.ord - 1 from w join inserted using (task_id, call_id);
 
 -- name: change_calls
 -- Changes calls that lock_calls has locked: this runner gets them, they are in doubt, they have an outcome, or another
@@ -77,16 +122,21 @@ with w as materialized (
   select * from unnest(%(ordinals)b::int[], %(task_ids)b::uuid[], %(call_ids)b::text[], %(attempts)b::int[])
     as w(ord, task_id, call_id, call_attempt)
 ), fence as materialized (
-  select f.task_id, f.epoch, f.claim_id from fences f
-   where f.task_id in (select task_id from w) and not f.closed order by f.task_id
-     for share
+  select t.task_id, f.epoch, f.claim_id
+    from (select distinct task_id from w order by task_id) t cross join lateral (
+      select f.epoch, f.claim_id from fences f where f.task_id = t.task_id and not f.closed for share
+    ) f
+), allowed as materialized (
+  select w.*, f.epoch, f.claim_id from w join fence f using (task_id) order by task_id, call_id
 ), held as materialized (
-  select w.ord, c.task_id, c.call_id
-    from w join fence f using (task_id) join calls c using (task_id, call_id)
-   where c.call_attempt = w.call_attempt and c.epoch = f.epoch and c.claim_id = f.claim_id
-     and (c.state = 'ACCEPTED' or (c.state = 'STARTED' and c.runner_id = %(runner_id)b::uuid))
-   order by c.task_id, c.call_id
-     for no key update of c
+  select f.ord, f.task_id, f.call_id
+    from allowed f cross join lateral (
+      select from calls c
+       where c.task_id = f.task_id and c.call_id = f.call_id
+         and c.call_attempt = f.call_attempt and c.epoch = f.epoch and c.claim_id = f.claim_id
+         and (c.state = 'ACCEPTED' or (c.state = 'STARTED' and c.runner_id = %(runner_id)b::uuid))
+         for no key update
+    ) c
 )
 update calls c
    set state = 'STARTED', runner_id = %(runner_id)b::uuid, started_at = clock_timestamp()
@@ -128,13 +178,16 @@ with w as materialized (
   select ord, task_id, call_id, call_attempt, nullif(outcome, ''::bytea) as outcome, doubt_note
     from unnest(%(ordinals)b::int[], %(task_ids)b::uuid[], %(call_ids)b::text[], %(attempts)b::int[],
                 %(outcomes)b::bytea[], %(doubt_notes)b::text[])
-      as w(ord, task_id, call_id, call_attempt, outcome, doubt_note)
+      as u(ord, task_id, call_id, call_attempt, outcome, doubt_note)
+   order by task_id, call_id
 ), held as materialized (
-  select w.ord, c.task_id, c.call_id, w.outcome, w.doubt_note
-    from w join calls c using (task_id, call_id)
-   where c.call_attempt = w.call_attempt and c.state in ('STARTED', 'IN_DOUBT')
-   order by c.task_id, c.call_id
-     for no key update of c
+  select w.ord, w.task_id, w.call_id, w.outcome, w.doubt_note
+    from w cross join lateral (
+      select from calls c
+       where c.task_id = w.task_id and c.call_id = w.call_id
+         and c.call_attempt = w.call_attempt and c.state in ('STARTED', 'IN_DOUBT')
+         for no key update
+    ) c
 )
 update calls c
    set state = case when h.outcome is null then 'IN_DOUBT' else 'FINISHED' end, outcome = h.outcome,
