@@ -43,6 +43,8 @@ def main() -> int:
     names = arguments.names or NAMES
     environment = Environment(arguments.environment.resolve())
     peers, missing = _install([peer for peer in PEERS if peer.name in names], environment)
+    if not peers and TENURE not in names:
+        return 1
     folder = Path(tempfile.mkdtemp(prefix="tenure-peers-", dir=arguments.data))
     folder.chmod(0o711)  # Postgres refuses to run as root: it enters under another account
     results = [_tenure_result(), *map(_peer_result, peers)] if TENURE in names else [*map(_peer_result, peers)]

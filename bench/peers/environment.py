@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,10 @@ from typing import Final
 from bench.options import Tell
 from bench.peers.peers import RESTATE_SERVER, RESTATE_SERVER_VERSION, Peer
 
+_UNREACHABLE: Final = re.compile(
+    r"NewConnectionError|ConnectTimeoutError|ReadTimeoutError|ProxyError|NameResolutionError|SSLError"
+    r"|ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ENETUNREACH|EHOSTUNREACH|ETIMEDOUT|ERR_SOCKET_TIMEOUT"
+)
 _PLATFORMS: Final = {
     ("Linux", "x86_64"): "linux-x64",
     ("Linux", "aarch64"): "linux-arm64",
@@ -27,7 +32,14 @@ _PLATFORMS: Final = {
 
 
 class NotInstalledError(Exception):
-    """A package of a peer cannot be installed. The message is a sentence."""
+    """A package of a peer cannot be installed. The message is a sentence.
+
+    `is_unreachable`: because its registry cannot be reached.
+    """
+
+    def __init__(self, sentence: str, *, is_unreachable: bool = False) -> None:
+        super().__init__(sentence)
+        self.is_unreachable = is_unreachable
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +69,20 @@ class Environment:
         tell(f"installing {peer.title} into {self.folder}")
         self._create()
         python = str(self.python)
-        _run(peer, [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *peer.packages])
+        _run(
+            peer,
+            [
+                python,
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                "--retries",
+                "1",
+                *peer.packages,
+            ],
+        )
         if peer.npm_package:
             prefix = self.folder / "node"
             prefix.mkdir(exist_ok=True)
@@ -92,7 +117,12 @@ def _run(peer: Peer, command: Sequence[str]) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
         raise NotInstalledError(f"{peer.title} cannot be installed: {command[0]} does not start ({error}).") from error
-    if done.returncode != 0:
-        last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no output")
-        packages = ", ".join(part for part in command if "==" in part or "@" in part)
-        raise NotInstalledError(f"{peer.title} cannot be installed from the registry ({packages}): {last.strip()}")
+    if done.returncode == 0:
+        return
+    unreachable = _UNREACHABLE.search(done.stderr)
+    last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no output")
+    packages = ", ".join(part for part in command if "==" in part or part.startswith("@"))
+    raise NotInstalledError(
+        f"{peer.title} cannot be installed from its registry ({packages}): {unreachable[0] if unreachable else last}",
+        is_unreachable=unreachable is not None,
+    )
