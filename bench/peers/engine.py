@@ -19,8 +19,8 @@ from bench.peers.peers import Peer, StoreKind
 from bench.peers.program import EngineFailedError, Program, read_effects, step_seconds
 from bench.peers.programs.agent import STEPS
 from bench.peers.results import Sample
-from bench.peers.stores import Store, Stores
-from devstack.postgres_process import HOST, free_port
+from bench.peers.stores import Store, Stores, free_ports
+from devstack.options import HOST
 
 REGISTER_SECONDS: Final = 30.0
 POLL_SECONDS: Final = 0.05
@@ -69,7 +69,7 @@ class PeerEngine:
     async def running(self, folder: Path, at_once: int) -> AsyncIterator[Running]:
         """Yields the engine with one program."""
         async with self.stores.open(self.peer.store, folder) as store, AsyncExitStack() as opened:
-            port = free_port() if self.peer.store is StoreKind.RESTATE else 0
+            port = free_ports(1)[0] if self.peer.store is StoreKind.RESTATE else 0
             program = await self.start(store, folder, opened, at_once=at_once, port=port)
             if port:
                 await register(store, port)

@@ -16,8 +16,8 @@ from bench.peers.engine import PeerEngine, register
 from bench.peers.peers import StoreKind, Takeover
 from bench.peers.program import EngineFailedError, Program, Victim, read_effects, read_victim
 from bench.peers.programs.agent import STEPS
-from bench.peers.stores import Store
-from devstack.postgres_process import HOST, free_port
+from bench.peers.stores import Store, accepts, free_ports
+from devstack.options import HOST
 
 VICTIM_SECONDS: Final = 60.0
 TAKEOVER_SECONDS: Final = 240.0
@@ -76,7 +76,7 @@ async def _start_workers(
     engine: PeerEngine, store: Store, folder: Path, opened: AsyncExitStack, fault: str, lease_seconds: int
 ) -> _Workers:
     is_called = engine.peer.store is StoreKind.RESTATE
-    ports = [free_port(), free_port()] if is_called else [0, 0]
+    ports = free_ports(2) if is_called else [0, 0]
     if engine.peer.takeover is Takeover.RESTART:
         del ports[1]
     programs = [
@@ -84,6 +84,7 @@ async def _start_workers(
     ]
     if not is_called:
         return _Workers(programs[0], programs[1] if len(programs) > 1 else None)
+    await _poll("both workers to serve", VICTIM_SECONDS, lambda: all(map(accepts, ports)))
     balancer = _Balancer(ports, lambda: int(read_victim(folder) is not None))
     await register(store, await opened.enter_async_context(balancer.serving()))
     return _Workers(programs[0], programs[1], balancer.close_connections)

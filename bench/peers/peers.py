@@ -128,16 +128,14 @@ ABSURD: Final = Peer(
         Setting(
             "workers",
             "one synchronous worker for each task at once, each with a connection of its own, in one process",
-            "https://github.com/earendil-works/absurd/tree/main/sdks/python",
+            "https://earendil-works.github.io/absurd/sdks/python",
         ),
         Setting(
             "claim_timeout",
             "120 s, the default of start_worker; 5 s in the zombie runs",
-            "https://github.com/earendil-works/absurd/tree/main/sdks/python",
+            "https://earendil-works.github.io/absurd/sdks/python",
         ),
-        Setting(
-            "poll_interval", "0.25 s, the default", "https://github.com/earendil-works/absurd/tree/main/sdks/python"
-        ),
+        Setting("poll_interval", "0.25 s, the default", "https://earendil-works.github.io/absurd/sdks/python"),
     ),
     waits_long=True,
 )
@@ -157,7 +155,8 @@ RESTATE: Final = Peer(
         ),
         Setting(
             "service",
-            "a Service served by hypercorn; each step a ctx.run_typed",
+            "a Service, each step a ctx.run_typed, served by hypercorn with the documented limits for production "
+            "(streams, requests and seconds of a connection: 2147483647), in one process as for every engine",
             "https://docs.restate.dev/develop/python/serving",
         ),
         Setting(
@@ -191,7 +190,7 @@ TEMPORAL: Final = Peer(
             "server",
             "the development server with a database file (SQLite, journal_mode=WAL, synchronous=FULL): the production "
             "server, which uses Postgres, Cassandra or MySQL, is in no package of PyPI or npm",
-            "https://docs.temporal.io/cli/server",
+            "https://docs.temporal.io/cli/command-reference/server",
         ),
         Setting("worker", "defaults; each step an activity", "https://docs.temporal.io/develop/python"),
         Setting(

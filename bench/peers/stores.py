@@ -20,7 +20,8 @@ import psycopg
 from bench.peers.environment import Environment
 from bench.peers.peers import StoreKind
 from bench.peers.program import EngineFailedError
-from devstack.postgres_process import HOST, PostgresProcess, free_port
+from devstack.options import HOST, choose_address
+from devstack.postgres_process import PostgresProcess
 from devstack.stores import ensure_database
 
 START_SECONDS: Final = 60.0
@@ -88,9 +89,17 @@ def folder_bytes(folder: Path) -> int:
     return total
 
 
+def free_ports(count: int) -> list[int]:
+    """Returns ports without a listener, below those of outgoing connections."""
+    addresses: list[str] = []
+    for _ in range(count):
+        addresses.append(choose_address("peer", usual=False, avoid=addresses))
+    return [int(address.rpartition(":")[2]) for address in addresses]
+
+
 @asynccontextmanager
 async def _restate(environment: Environment, folder: Path) -> AsyncIterator[Store]:
-    ingress, admin, node = (f"{HOST}:{free_port()}" for _ in range(3))
+    ingress, admin, node = (f"{HOST}:{port}" for port in free_ports(3))
     variables = {
         "RESTATE_INGRESS__BIND_ADDRESS": ingress,
         "RESTATE_ADMIN__BIND_ADDRESS": admin,
@@ -109,12 +118,12 @@ async def _restate(environment: Environment, folder: Path) -> AsyncIterator[Stor
 
 @asynccontextmanager
 async def _temporal(environment: Environment, folder: Path) -> AsyncIterator[Store]:
-    port = free_port()
+    (port,) = free_ports(1)
     command = [str(environment.temporal), "server", "start-dev", "--headless", "--ip", HOST, "--port", str(port)]
     command += ["--db-filename", str(folder / "temporal.db"), "--log-level", "error"]
     command += ["--sqlite-pragma", "journal_mode=wal", "--sqlite-pragma", "synchronous=2"]
     async with _server("Temporal server", command, folder, {}) as process:
-        await _until("Temporal server", process, folder, lambda: _accepts(port))
+        await _until("Temporal server", process, folder, lambda: accepts(port))
         yield Store(f"{HOST}:{port}", {"temporal-server": process.pid}, lambda: folder_bytes(folder))
 
 
@@ -165,6 +174,7 @@ def _is_healthy(url: str) -> bool:
         return False
 
 
-def _accepts(port: int) -> bool:
+def accepts(port: int) -> bool:
+    """Returns whether something listens on the port."""
     with socket.socket() as probe:
         return probe.connect_ex((HOST, port)) == 0

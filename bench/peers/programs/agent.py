@@ -15,6 +15,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -76,7 +77,8 @@ class Tool:
     def effect(self, task: str, step: int) -> str:
         """Makes the effect of a step. Returns the step's result, of 2,400 bytes."""
         if self._options.fault and step == FAULT_STEP and self._is_victim():
-            os.kill(os.getpid(), _SIGNALS[self._options.fault])
+            # Sent to this thread: one that is sent to the process may stop it only after the effect.
+            signal.pthread_kill(threading.get_ident(), _SIGNALS[self._options.fault])
         os.write(self._file, f"{task} {step} {os.getpid()} {time.monotonic()}\n".encode())
         return result_text()
 
