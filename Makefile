@@ -11,7 +11,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node node-if-reached demo dev test test-fast check lint types imports protos protos-fresh lock lock-fresh audit sbom faults bench clean
+.PHONY: help setup node node-if-reached demo dev test test-fast check lint types imports protos protos-fresh lock lock-fresh audit sbom faults bench bench-peers clean
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -90,5 +90,8 @@ bench: setup ## Measure: latencies of takeover, commits and steps per second; th
 	$(BIN)/python -m bench
 	$(BIN)/python -m bench --check
 
+bench-peers: setup ## Measure Tenure beside other engines, installed into .peers; writes docs/peers.* (15 minutes)
+	$(BIN)/python -m bench.peers --environment .peers --docs docs
+
 clean: ## Remove what was installed and generated here
-	rm -rf $(VENV) tests/node/node_modules .tenure .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .peers tests/node/node_modules .tenure .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

@@ -39,5 +39,6 @@ scale_load.py      the model, the tasks and the people of scale.py
 scale_ledger.py    its pickups and takeovers, and lost and repeated work, from the ledger
 process_use.py     processor time and memory by kind of process, while processes are replaced
 memory.py          memory of a process
+peers/             `make bench-peers`: other engines beside Tenure, in one run
 input_estimate.py  `python -m bench.input_estimate`: the bound of a prompt's tokens, next to true counts
 """

@@ -12,7 +12,7 @@ from typing import Final, Self
 from devstack.options import Layout, StackAddresses, StackOptions, choose_address, environment_of
 from devstack.postgres_process import PostgresProcess
 from devstack.service_process import ServiceProcess
-from devstack.stores import open_postgres
+from devstack.stores import DATABASE, ensure_database, open_postgres
 from services.checkpoint.queries import SCHEMA
 from tenure.domain.access import Role
 from tenure.runtime.postgres import Pool, PoolOptions, open_pool
@@ -27,16 +27,24 @@ PROCESSES: Final = {Role.WORKER: "worker-1", Role.COORDINATOR: "coordinator", Ro
 class DataPath:
     """Runs Postgres and the services of `kinds` inside its `async with`.
 
-    `web_search` has no search service here, so it answers at once. `tls`: with mutual TLS.
+    `web_search` has no search service here, so it answers at once. `tls`: with mutual TLS. `postgres`: a server that
+    runs already, in which it creates the database `database`; without it, it starts its own.
     """
 
-    def __init__(self, folder: Path, *kinds: str, tls: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *kinds: str,
+        tls: bool = False,
+        postgres: PostgresProcess | None = None,
+        database: str = DATABASE,
+    ) -> None:
         self.layout, self.tls = Layout(folder), tls
         self.services: dict[str, ServiceProcess] = {}
         self.dsn = ""
         self.pool: Pool
         self._kinds = kinds
-        self._postgres: PostgresProcess | None = None
+        self._postgres, self._database = postgres, database
         self._opened = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -45,8 +53,11 @@ class DataPath:
             options = StackOptions(data_dir=self.layout.data_dir, tls=self.tls)
             if self.tls:
                 self.layout.make_certificates(options)
-            store, self._postgres = await open_postgres(options, self.layout, opening)
-            self.dsn = store.where
+            if self._postgres is None:
+                _, self._postgres = await open_postgres(options, self.layout, opening)
+            assert self._postgres is not None, "no option names another server"
+            await ensure_database(self._postgres.dsn(), self._database)
+            self.dsn = self._postgres.dsn(self._database)
             for kind in self._kinds:
                 await self._start(kind, options, opening)
             pool = open_pool(self.dsn, service="bench", schema=SCHEMA, options=PoolOptions(max_size=2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Final
@@ -25,12 +26,21 @@ NOT_SET_UP: Final = "NOT_CONFIGURED"
 _LIMITS: Final = CallLimits(outcome_seconds=30.0)
 
 
+def dotted_text(step: int) -> str:
+    """Returns a text of `ANSWER_BYTES` bytes."""
+    return f"{step:08}".ljust(ANSWER_BYTES, ".")
+
+
 @dataclass(frozen=True, slots=True)
 class NullAgent:
-    """Uses the worker's own clients, and writes the entries of a worker's step."""
+    """Uses the worker's own clients, and writes the entries of a worker's step.
+
+    `answer_text`: returns the model's text for a step.
+    """
 
     ledger: LedgerClient
     tools: ToolsClient
+    answer_text: Callable[[int], str] = dotted_text
 
     async def begin(self, task: HeldTask) -> None:
         """Reserves the tokens of the first step."""
@@ -43,7 +53,9 @@ class NullAgent:
         """
         began = perf_counter()
         intent = ToolIntent(call_id(task.step, 0), f"toolu_{task.step}", TOOL, ARGUMENTS)
-        await self._commit(task, task.commit([_answer(task.step, intent), new_entry(task.step, intent)]))
+        await self._commit(
+            task, task.commit([_answer(task.step, intent, self.answer_text(task.step)), new_entry(task.step, intent)])
+        )
         outcome = await self.tools.execute(task.token, intent, _ignore_progress, _LIMITS, None)
         assert outcome.detail == NOT_SET_UP, f"the unconfigured tool returned {outcome}"
         await self._finish(task, intent, outcome, last=last)
@@ -74,7 +86,7 @@ def _reserve(step: int) -> pb.Reserve:
     )
 
 
-def _answer(step: int, intent: ToolIntent) -> ledger_pb2.NewEntry:
+def _answer(step: int, intent: ToolIntent, text: str) -> ledger_pb2.NewEntry:
     """Returns a model's answer with a tool call. Its usage settles the model attempt."""
     tool_use = {
         "type": "tool_use",
@@ -84,7 +96,7 @@ def _answer(step: int, intent: ToolIntent) -> ledger_pb2.NewEntry:
     }
     message = ledger_pb2.AssistantMessage(
         attempt_number=1,
-        content_json=json.dumps([{"type": "text", "text": f"{step:08}".ljust(ANSWER_BYTES, ".")}, tool_use]),
+        content_json=json.dumps([{"type": "text", "text": text}, tool_use]),
         stop_reason="tool_use",
         usage=task_pb2.TokenUsage(input_tokens=100, output_tokens=OUTPUT_TOKENS),
         model=MODEL,

@@ -1,0 +1,197 @@
+"""The page of the comparison: table, ratios and settings as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+from typing import Final
+
+from bench.machine import Machine
+from bench.options import Size
+from bench.peers.peers import NOT_COMPARED
+from bench.peers.results import ALONE, AT_ONCE, TENURE, Result, ratios
+from bench.report import number
+
+WIDTH: Final = 100
+WHAT: Final = (
+    (
+        "Every engine runs the same agent: a task of ten steps without a model. A step makes one tool effect and "
+        "keeps 2,400 bytes of result, durably, before the next step starts. All engines that use Postgres use the "
+        "same server, with fsync on, each in an empty database. The engines take turns in rounds. For a turn an "
+        "engine starts, runs unmeasured tasks, then the measured ones, and ends, so that nothing of the others "
+        "runs meanwhile."
+    ),
+)
+FAIRNESS: Final = (
+    (
+        "A peer records one result after the effect. Tenure writes more for a step: the answer and the intent "
+        "before the effect, the record that the call starts, then the outcome, each with a fence that is compared "
+        "under a row lock. That is the price of the last two columns of the second table."
+    ),
+    (
+        "The rate counts from the submit of the tasks to the durable end of the last one. A step of a peer takes "
+        "from its effect to the task's next effect; a step of Tenure from its start to its last durable write."
+    ),
+    (
+        "CPU is the processor time of all processes of the engine: its workers, its services or its server, and "
+        "Postgres."
+    ),
+    ("Bytes are those of the write-ahead log of Postgres; for Restate and Temporal, the growth of their files."),
+    (
+        "The zombie: a worker freezes (SIGSTOP) just before the effect of step 5, the task ends on another worker, "
+        "then the frozen one wakes (SIGCONT). The figure counts the effects beyond ten. The peers make the effect "
+        "in their worker, where their documentation puts it; Tenure's worker calls the tool service, which refuses "
+        "the woken worker. The peers' documentation asks for idempotent steps, and with those a repeated effect "
+        "does no harm."
+    ),
+    (
+        "Killed: from SIGKILL of the worker, just before the effect of step 5, to that effect on another worker, "
+        "with the defaults of the engine. Where the engine waits for nobody, the bench acts at once in the place "
+        "of a supervisor."
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of the comparison. `date`: of the run, as in 2026-11-25. `missing`: sentences about what was left out."""
+
+    machine: Machine
+    date: str
+    size: Size
+    seconds: float
+    results: Sequence[Result]
+    missing: Sequence[str]
+
+
+def page(run: Run) -> str:
+    """Returns the text of docs/peers.md. All engines must have results."""
+    tenure, peers = split(run.results)
+    rounds = len(tenure.of(AT_ONCE))
+    machine = f"One run on {run.date}: {run.machine.line()}. {rounds} rounds in {run.seconds / 60:.0f} minutes."
+    lines = ["# Tenure beside its peers", ""]
+    lines += _paragraph("`make bench-peers` installs the peers into an environment of their own and writes this page.")
+    lines += _paragraph(machine)
+    if run.size is not Size.FULL:
+        lines += _paragraph(f"This run was only of the size {run.size.value}: do not publish its figures.")
+    for text in WHAT:
+        lines += _paragraph(text)
+    lines += ["![The figures as bars](peers.svg)", ""]
+    lines += ["## Steps", "", *steps_table(tenure, peers), ""]
+    lines += _paragraph(
+        f"Figures are medians of the rounds, p50 and p99 those of all steps. “÷ Tenure” is the engine's figure "
+        "÷ that of Tenure in the same round: above 1 the engine has more steps/s, or a longer step. “At once” is "
+        f"{AT_ONCE} tasks at once."
+    )
+    lines += _bullets(step_sentences(tenure, peers))
+    lines += ["## Faults at the tool", "", *faults_table(run.results), ""]
+    lines += ["## What is measured", ""]
+    lines += _bullets(FAIRNESS)
+    lines += ["## Settings", ""]
+    for result in run.results:
+        lines += _settings(result)
+    lines += ["## Left out", ""]
+    lines += _bullets([NOT_COMPARED, *run.missing])
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def split(results: Sequence[Result]) -> tuple[Result, list[Result]]:
+    """Returns Tenure's result and those of the peers."""
+    (tenure,) = (result for result in results if result.name == TENURE)
+    return tenure, [result for result in results if result.name != TENURE]
+
+
+def steps_table(tenure: Result, peers: Sequence[Result]) -> list[str]:
+    """Returns the table of rates, latencies, processor time and bytes."""
+    heading: tuple[str, ...] = ("engine", "steps/s at once", "÷ Tenure", "step alone, p50 / p99", "÷ Tenure, p50")
+    heading += ("step at once, p50 / p99", "CPU a step at once", "bytes a step")
+    rows = [heading, *(_steps_row(result, tenure) for result in (tenure, *peers))]
+    return _table(rows)
+
+
+def _steps_row(result: Result, tenure: Result) -> tuple[str, ...]:
+    rate = result.spread(AT_ONCE, lambda sample: sample.rate)
+    return (
+        result.title,
+        f"{number(rate.median)} ({number(rate.low)} to {number(rate.high)})",
+        number(ratios(result, tenure, AT_ONCE).rate),
+        _percentiles(result, ALONE),
+        number(ratios(result, tenure, ALONE).p50),
+        _percentiles(result, AT_ONCE),
+        f"{number(result.spread(AT_ONCE, lambda sample: sample.cpu_us).median)} µs",
+        number(result.spread(AT_ONCE, lambda sample: sample.step_bytes).median),
+    )
+
+
+def _percentiles(result: Result, at_once: int) -> str:
+    p50, p99 = (number(1000 * result.latency(at_once, share)) for share in (0.5, 0.99))
+    return f"{p50} / {p99} ms"
+
+
+def step_sentences(tenure: Result, peers: Sequence[Result]) -> Iterator[str]:
+    """Yields the ratios as sentences: against the best peer, then against each."""
+    best = max(peers, key=lambda peer: ratios(peer, tenure, AT_ONCE).rate)
+    yield (
+        f"{AT_ONCE} at once: Tenure makes {number(1 / ratios(best, tenure, AT_ONCE).rate)} times the steps/s "
+        f"of {best.title}, the fastest peer. " + _against(peers, lambda peer: 1 / ratios(peer, tenure, AT_ONCE).rate)
+    )
+    quickest = min(peers, key=lambda peer: ratios(peer, tenure, ALONE).p50)
+    yield (
+        f"Alone: a step of Tenure takes {number(1 / ratios(quickest, tenure, ALONE).p50)} times as long as one "
+        f"of {quickest.title}, the quickest peer. " + _against(peers, lambda peer: 1 / ratios(peer, tenure, ALONE).p50)
+    )
+
+
+def _against(peers: Sequence[Result], ratio: Callable[[Result], float]) -> str:
+    listed = ", ".join(f"{peer.title} {number(ratio(peer))}" for peer in sorted(peers, key=ratio))
+    return f"Against each peer, in times: {listed}."
+
+
+def faults_table(results: Sequence[Result]) -> list[str]:
+    """Returns the table of repeated effects and takeovers."""
+    heading = ("engine", "effects that a zombie repeated", "killed → effect elsewhere", "what takes over")
+    return _table([heading, *(_faults_row(result) for result in results)])
+
+
+def _faults_row(result: Result) -> tuple[str, ...]:
+    return (result.title, span(result.repeated), f"{span(result.takeovers)} s", result.takeover)
+
+
+def span(values: Sequence[float]) -> str:
+    """Returns the lowest and the highest value, or the only one."""
+    shown = [str(value) if isinstance(value, int) else number(value) for value in (min(values), max(values))]
+    return shown[0] if shown[0] == shown[1] else f"{shown[0]} to {shown[1]}"
+
+
+def _settings(result: Result) -> list[str]:
+    version = f" {result.version}" if result.version else ""
+    lines = [f"### {result.title}{version}", "", *wrap(f"State: {result.store}.", WIDTH), ""]
+    rows = [(one.what, one.value, _link(one.source)) for one in result.settings]
+    return [*lines, *_table([("setting", "value", "documented in"), *rows]), ""]
+
+
+def _link(source: str) -> str:
+    """Returns a link. A page of this project is named relative to docs/."""
+    if source.startswith("docs/"):
+        page = source.removeprefix("docs/")
+        return f"[{page}]({page})"
+    return f"<{source}>"
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return [lines[0], f"|{'---|' * len(rows[0])}", *lines[1:]]
+
+
+def _paragraph(text: str) -> list[str]:
+    return [*wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False), ""]
+
+
+def _bullets(texts: Sequence[str] | Iterator[str]) -> list[str]:
+    lines = []
+    for text in texts:
+        lines += wrap(
+            text, WIDTH, initial_indent="- ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
+    return [*lines, ""]
