@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, Protocol, Self
 
 import httpx2
 
+from services.worker.model_http import HTTP_ERRORS
 from services.worker.model_stream import (
     MAX_TOKENS,
     AnswerFold,
@@ -37,7 +38,6 @@ from tenure.runtime import metrics
 
 _log: Final = logging.getLogger(__name__)
 
-MAX_CONNECTIONS: Final = 4096
 MIN_TOKENS: Final = 1024
 """The shortest prefix that a provider keeps for the next request, whatever the model."""
 
@@ -299,7 +299,7 @@ async def read_answer(call: ModelCall, request_id: str, chunks: AsyncIterator[by
 async def _read_to_the_end(chunks: AsyncIterator[bytes]) -> None:
     """Reads the rest of the response. The answer is complete, so a failure here is not a failure of the call."""
     read_bytes = 0
-    with suppress(TimeoutError, httpx2.HTTPError):
+    with suppress(TimeoutError, *HTTP_ERRORS):
         async with asyncio.timeout(AFTER_THE_ANSWER_SECONDS):
             async for chunk in chunks:
                 read_bytes += len(chunk)
@@ -316,8 +316,8 @@ def _failure(error: Exception, provider: ModelProvider, timeout_seconds: float, 
             )
         case httpx2.TimeoutException():
             return ModelCallFailed(FailureClass.TIMEOUT, SILENT)
-        case httpx2.HTTPError() | MalformedAnswer():
-            return ModelCallFailed(FailureClass.BROKEN_STREAM, _error_text(error))
+    if isinstance(error, (MalformedAnswer, *HTTP_ERRORS)):
+        return ModelCallFailed(FailureClass.BROKEN_STREAM, _error_text(error))
     if (failure := _provider_failure(error, provider)) is not None:
         return failure
     if was_taken:  # no known error reaches this line

@@ -12,10 +12,8 @@ from importlib.util import find_spec
 from typing import Any, Final, NamedTuple, cast
 
 import anthropic
-import httpx2
 
 from services.worker.model import (
-    MAX_CONNECTIONS,
     LibraryErrors,
     ModelCall,
     ModelCallFailed,
@@ -24,6 +22,7 @@ from services.worker.model import (
     refused,
     text_in,
 )
+from services.worker.model_http import open_http_client
 from services.worker.model_stream import MalformedAnswer, shown
 from tenure.domain.conversation import Message
 
@@ -122,11 +121,9 @@ class AnthropicProvider:
         self._prompt_caching = prompt_caching
         self._platform = platform
         self.counts_tokens = counts_tokens and platform != BEDROCK  # which has no such method
-        limits = httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS)
-        timeout = anthropic.Timeout(silence_seconds, connect=5.0)
-        http_client = anthropic.DefaultAsyncHttpxClient(limits=limits, timeout=timeout)
+        http_client = open_http_client(silence_seconds)
         common: dict[str, Any] = {
-            "base_url": base_url, "max_retries": 0, "timeout": timeout, "http_client": http_client,
+            "base_url": base_url, "max_retries": 0, "timeout": http_client.timeout, "http_client": http_client,
         }  # fmt: skip
         self._client: Any
         if platform == BEDROCK:
