@@ -67,6 +67,8 @@ _BILLED_EVENTS: Final = frozenset({"message_start", "content_block_delta", "mess
 class ModelRequest:
     """One model attempt. `attempt` is its name in the provider's logs. `timeout_seconds` 0: the client's own timeout.
 
+    `texts`: the messages as JSON, if they are written already; none: they are not.
+
     `is_repeated_soon`: the next request will begin with the same prompt, so that caching it pays.
     """
 
@@ -78,6 +80,7 @@ class ModelRequest:
     attempt: str = ""
     timeout_seconds: float = 0.0
     is_repeated_soon: bool = False
+    texts: Sequence[str] = field(default=(), repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
