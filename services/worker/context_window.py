@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from services.worker.claim_ledger import ClaimLedger
 from services.worker.dependencies import ModelDefaults
+from services.worker.message_texts import MessageTexts, as_json
 from services.worker.model import MIN_TOKENS
 from tenure.domain.compaction import (
     SUMMARY_SYSTEM,
@@ -65,50 +65,56 @@ def likely_tokens(text: str) -> int:
 
 def _definition_tokens(tool: Mapping[str, Any]) -> int:
     """Estimates a tool definition: it is mostly structure, which tokenizers encode well."""
-    return likely_tokens(_as_json(tool))
-
-
-def _as_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return likely_tokens(as_json(tool))
 
 
 class InputEstimate:
     """The upper bound for one task's conversation. Messages never change; only the newest ones may be removed.
 
-    `measure` returns the tokens of a text; `likely_tokens` makes this an estimate.
+    `measure` returns the tokens of a text; `likely_tokens` makes this an estimate. `texts`: the JSON of the messages,
+    which several estimates may share.
     """
 
     def __init__(
-        self, system: str, tools: Sequence[Mapping[str, Any]], measure: Callable[[str], int] = text_tokens
+        self,
+        system: str,
+        tools: Sequence[Mapping[str, Any]],
+        measure: Callable[[str], int] = text_tokens,
+        texts: MessageTexts | None = None,
     ) -> None:
         self._measure_text = measure
         self._fixed = TOKENS_PER_REQUEST + measure(system) + sum(map(_definition_tokens, tools))
         self._fixed += TOKENS_FOR_TOOLS if tools else 0
-        self._measured: list[Message] = []
+        self._texts = MessageTexts() if texts is None else texts
+        self._measured: list[str] = []
         self._sums: list[int] = [0]
+        self._newest = "", 0
 
     def upper_bound(
         self, messages: Sequence[Message], to_come: Iterable[Message] = (), counted: Counted | None = None
     ) -> int:
         """Returns the tokens of a request with `messages` and then `to_come`, which are not in the ledger yet."""
-        self._measure(messages)
+        self._measure(self._texts.of(messages))
         known, tokens = counted if counted is not None and counted[0] <= len(messages) else (0, self._fixed)
-        return tokens + self._sums[-1] - self._sums[known] + sum(map(self._message_tokens, to_come))
+        return tokens + self._sums[-1] - self._sums[known] + sum(self._tokens(as_json(one)) for one in to_come)
 
-    def _measure(self, messages: Sequence[Message]) -> None:
-        while self._measured and not self._is_part_of(messages):
+    def _measure(self, texts: Sequence[str]) -> None:
+        while self._measured and not self._is_part_of(texts):
             self._measured.pop()
             self._sums.pop()
-        for message in messages[len(self._measured) :]:
-            self._measured.append(message)
-            self._sums.append(self._sums[-1] + self._message_tokens(message))
+        for text in texts[len(self._measured) :]:
+            self._measured.append(text)
+            self._sums.append(self._sums[-1] + self._tokens(text))
 
-    def _message_tokens(self, message: Message) -> int:
-        return self._measure_text(_as_json(message)) + TOKENS_PER_MESSAGE
+    def _tokens(self, text: str) -> int:
+        """Returns the tokens of a message. A message to come is measured several times before it is in the ledger."""
+        if text != self._newest[0]:
+            self._newest = text, self._measure_text(text) + TOKENS_PER_MESSAGE
+        return self._newest[1]
 
-    def _is_part_of(self, messages: Sequence[Message]) -> bool:
+    def _is_part_of(self, texts: Sequence[str]) -> bool:
         count = len(self._measured)
-        return count <= len(messages) and messages[count - 1] is self._measured[-1]
+        return count <= len(texts) and texts[count - 1] is self._measured[-1]
 
 
 TOKENS_AROUND_SUMMARY: Final = 256
@@ -155,10 +161,15 @@ class ContextWindow:
             return InputEstimate(SUMMARY_SYSTEM, ()).upper_bound(summary_request)
         return self._bound(to_come, self._ledger.point.counted)
 
-    def estimated_tokens(self, move: CallModel, to_come: Message | None = None) -> int:
-        """Returns the tokens of the upper bound that the provider has not counted: those newer than the last call."""
+    def counted_tokens(self, move: CallModel) -> int:
+        """Returns the tokens of the upper bound that the provider has counted: those up to the last call."""
         counted = None if move.summary_through_step else self._ledger.point.counted
-        return self.upper_bound(move, to_come) - (counted[1] if counted else 0)
+        return counted[1] if counted else 0
+
+    def texts(self) -> Sequence[str]:
+        """Returns the messages of the conversation as JSON."""
+        self._follow_compactions()
+        return self._texts.of(self._ledger.point.messages)
 
     def is_worth_caching(self) -> bool:
         """Whether the provider caches a prompt of this length.
@@ -195,13 +206,17 @@ class ContextWindow:
         return self._tokens(counted, to_come)
 
     def _tokens(self, counted: Counted | None, to_come: Message | None, *, likely: bool = False) -> int:
-        if self._ledger.point.conversation.changes != self._changes:
-            self._measure_anew()
+        self._follow_compactions()
         estimate = self._likely if likely else self._bounds
         return estimate.upper_bound(self._ledger.point.messages, () if to_come is None else (to_come,), counted)
 
+    def _follow_compactions(self) -> None:
+        if self._ledger.point.conversation.changes != self._changes:
+            self._measure_anew()
+
     def _measure_anew(self) -> None:
-        """Measures the messages again, because a compaction has changed them."""
+        """Writes and measures the messages again, because a compaction has changed them."""
         self._changes = self._ledger.point.conversation.changes
-        self._bounds = InputEstimate(self._system, self._tools)
-        self._likely = InputEstimate(self._system, self._tools, likely_tokens)
+        self._texts = MessageTexts()
+        self._bounds = InputEstimate(self._system, self._tools, texts=self._texts)
+        self._likely = InputEstimate(self._system, self._tools, likely_tokens, self._texts)

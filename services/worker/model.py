@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, Protocol, Self
 
 import httpx2
 
+from services.worker.model_http import HTTP_ERRORS
 from services.worker.model_stream import (
     MAX_TOKENS,
     AnswerFold,
@@ -37,7 +38,6 @@ from tenure.runtime import metrics
 
 _log: Final = logging.getLogger(__name__)
 
-MAX_CONNECTIONS: Final = 4096
 MIN_TOKENS: Final = 1024
 """The shortest prefix that a provider keeps for the next request, whatever the model."""
 
@@ -67,6 +67,8 @@ _BILLED_EVENTS: Final = frozenset({"message_start", "content_block_delta", "mess
 class ModelRequest:
     """One model attempt. `attempt` is its name in the provider's logs. `timeout_seconds` 0: the client's own timeout.
 
+    `texts`: the messages as JSON, if they are written already; none: they are not.
+
     `is_repeated_soon`: the next request will begin with the same prompt, so that caching it pays.
     """
 
@@ -78,6 +80,7 @@ class ModelRequest:
     attempt: str = ""
     timeout_seconds: float = 0.0
     is_repeated_soon: bool = False
+    texts: Sequence[str] = field(default=(), repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +302,7 @@ async def read_answer(call: ModelCall, request_id: str, chunks: AsyncIterator[by
 async def _read_to_the_end(chunks: AsyncIterator[bytes]) -> None:
     """Reads the rest of the response. The answer is complete, so a failure here is not a failure of the call."""
     read_bytes = 0
-    with suppress(TimeoutError, httpx2.HTTPError):
+    with suppress(TimeoutError, *HTTP_ERRORS):
         async with asyncio.timeout(AFTER_THE_ANSWER_SECONDS):
             async for chunk in chunks:
                 read_bytes += len(chunk)
@@ -316,8 +319,8 @@ def _failure(error: Exception, provider: ModelProvider, timeout_seconds: float, 
             )
         case httpx2.TimeoutException():
             return ModelCallFailed(FailureClass.TIMEOUT, SILENT)
-        case httpx2.HTTPError() | MalformedAnswer():
-            return ModelCallFailed(FailureClass.BROKEN_STREAM, _error_text(error))
+    if isinstance(error, (MalformedAnswer, *HTTP_ERRORS)):
+        return ModelCallFailed(FailureClass.BROKEN_STREAM, _error_text(error))
     if (failure := _provider_failure(error, provider)) is not None:
         return failure
     if was_taken:  # no known error reaches this line

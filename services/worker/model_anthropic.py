@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from importlib.util import find_spec
 from typing import Any, Final, NamedTuple, cast
 
 import anthropic
 import httpx2
 
+from services.worker.message_texts import as_json
 from services.worker.model import (
-    MAX_CONNECTIONS,
     LibraryErrors,
     ModelCall,
     ModelCallFailed,
@@ -24,6 +25,7 @@ from services.worker.model import (
     refused,
     text_in,
 )
+from services.worker.model_http import open_http_client
 from services.worker.model_stream import MalformedAnswer, shown
 from tenure.domain.conversation import Message
 
@@ -61,6 +63,15 @@ def _with_mark(message: Message) -> Message:
     content: Any = message["content"]
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     return {**message, "content": [*blocks[:-1], {**blocks[-1], "cache_control": _MARK}]}
+
+
+def written_messages(messages: Sequence[Message], request: ModelRequest) -> list[str]:
+    """Returns the messages as JSON. Writes only those that are not the request's own: the marked ones."""
+    own = zip(request.messages, request.texts, strict=True) if request.texts else ((None, ""),) * len(messages)
+    return [
+        text if message is own_message else as_json(message)
+        for message, (own_message, text) in zip(messages, own, strict=True)
+    ]
 
 
 _STATUS_OF_TYPE: Final = {
@@ -122,11 +133,9 @@ class AnthropicProvider:
         self._prompt_caching = prompt_caching
         self._platform = platform
         self.counts_tokens = counts_tokens and platform != BEDROCK  # which has no such method
-        limits = httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS)
-        timeout = anthropic.Timeout(silence_seconds, connect=5.0)
-        http_client = anthropic.DefaultAsyncHttpxClient(limits=limits, timeout=timeout)
+        http_client = open_http_client(silence_seconds)
         common: dict[str, Any] = {
-            "base_url": base_url, "max_retries": 0, "timeout": timeout, "http_client": http_client,
+            "base_url": base_url, "max_retries": 0, "timeout": http_client.timeout, "http_client": http_client,
         }  # fmt: skip
         self._client: Any
         if platform == BEDROCK:
@@ -142,21 +151,31 @@ class AnthropicProvider:
 
     async def send(self, request: ModelRequest, call: ModelCall) -> None:
         """Sends one request and gives the bytes of the answer to `call`."""
-        prompt = Prompt(request.system, request.tools, request.messages)
-        system, tools, messages = marked(prompt) if self._prompt_caching and request.is_repeated_soon else prompt
-        async with self._client.messages.with_streaming_response.create(
-            model=request.model,
-            max_tokens=request.max_output_tokens,
-            messages=cast("Any", messages),  # the ledger keeps blocks as the provider's own plain JSON
-            system=cast("Any", system) or anthropic.omit,
-            tools=cast("Any", tools) or anthropic.omit,
-            extra_headers={"x-tenure-attempt": request.attempt},
+        # `messages.create` would copy and write the whole conversation anew for each call, and trace the call itself
+        response: httpx2.Response = await self._client.post(
+            "/v1/messages",
+            cast_to=httpx2.Response,
+            options={"headers": {"x-tenure-attempt": request.attempt}},
             stream=True,
-        ) as response:
-            chunks = response.iter_bytes()
+            stream_cls=anthropic.AsyncStream,
+            **self._payload(request),
+        )
+        async with aclosing(response):
+            chunks: AsyncIterator[bytes] = response.aiter_bytes()
             if self._platform == BEDROCK:
                 chunks = _events_of_bedrock(chunks)
             await read_answer(call, response.headers.get("request-id", ""), chunks)
+
+    def _payload(self, request: ModelRequest) -> dict[str, Any]:
+        """Returns the body for the library: written, or as an object where the library changes it for a platform."""
+        prompt = Prompt(request.system, request.tools, request.messages)
+        system, tools, messages = marked(prompt) if self._prompt_caching and request.is_repeated_soon else prompt
+        head = {"model": request.model, "max_tokens": request.max_output_tokens, "stream": True}
+        head |= {name: value for name, value in (("system", system), ("tools", tools)) if value}
+        if self._platform != API:
+            return {"body": {**head, "messages": messages}}
+        texts = written_messages(messages, request)
+        return {"content": f'{as_json(head)[:-1]},"messages":[{",".join(texts)}]}}'.encode()}
 
     async def count(self, request: ModelRequest) -> object:
         """Returns the provider's count of the request's input in tokens, unchecked."""

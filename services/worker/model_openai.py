@@ -10,13 +10,11 @@ import re
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import httpx2
 import openai
 
 from services.worker.chat_messages import chat_messages, chat_tools
 from services.worker.chat_stream import ChatStream
 from services.worker.model import (
-    MAX_CONNECTIONS,
     LibraryErrors,
     ModelCall,
     ModelCallFailed,
@@ -25,6 +23,7 @@ from services.worker.model import (
     refused,
     text_in,
 )
+from services.worker.model_http import open_http_client
 
 _STATUS_OF_KIND: Final = {
     "insufficient_quota": 402,
@@ -72,14 +71,13 @@ class OpenAIProvider:
 
     def __init__(self, *, api_key: str, base_url: str | None, silence_seconds: float) -> None:
         self.counts_tokens = False  # this API cannot count
-        limits = httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS)
-        timeout = openai.Timeout(silence_seconds, connect=5.0)
+        http_client = open_http_client(silence_seconds)
         self._client = openai.AsyncOpenAI(
             api_key=api_key,
             base_url=base_url,
             max_retries=0,
-            timeout=timeout,
-            http_client=openai.DefaultAsyncHttpxClient(limits=limits, timeout=timeout),
+            timeout=http_client.timeout,
+            http_client=http_client,
         )
         # OpenAI's reasoning models refuse the old name, and older servers ignore the new one
         host = urlsplit(str(self._client.base_url)).hostname or ""

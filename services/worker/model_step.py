@@ -163,7 +163,8 @@ class ModelStep:
         It is this worker's bound, or the provider's count if too much of the bound is estimated.
         """
         self._foreseen = self.context_window.upper_bound(move, to_come)
-        if self.context_window.estimated_tokens(move, to_come) <= self._dependencies.defaults.count_tokens_above:
+        estimated_tokens = self._foreseen - self.context_window.counted_tokens(move)
+        if estimated_tokens <= self._dependencies.defaults.count_tokens_above:
             return self._foreseen
         prompt = self._prompt(move, to_come)
         # a repeat after a denied reservation needs no second count
@@ -251,6 +252,7 @@ class ModelStep:
         return ModelRequest(
             model=attempt.model,
             messages=self._ledger.point.messages,
+            texts=self.context_window.texts(),
             max_output_tokens=max(1, attempt.max_output_tokens - unforeseen),
             system=self._system,
             tools=self._tools,

@@ -14,8 +14,8 @@ from typing import Any, Final
 from tenure.domain.budget import TokenUsage
 from tenure.domain.entries import ContentBlock
 from tenure.domain.tool_arguments import (
-    depth_of,
     escaped,
+    is_deeper,
     strict_json,
     well_formed,
     well_formed_value,
@@ -148,7 +148,7 @@ def parsed_object(data: str) -> Event:
     except (ValueError, RecursionError) as error:
         why = escaped(str(error), _SHOWN_CHARACTERS)
         raise MalformedAnswer(f"an event's data cannot be read as JSON ({why}); received {shown(data)}") from error
-    if depth_of(event) > MAX_DEPTH:
+    if is_deeper(data, event, MAX_DEPTH):
         raise MalformedAnswer(f"an event's data nests more than {MAX_DEPTH} deep; received {shown(data)}")
     if not isinstance(event, dict):
         raise MalformedAnswer(f"an event's data is not a JSON object; received {shown(data)}")
@@ -446,7 +446,7 @@ def _arguments(text: str) -> dict[str, Any]:
         value = strict_json(text, unique_names=True)
     except RecursionError as error:
         raise ValueError("they nest too deeply") from error
-    if not isinstance(value, dict) or depth_of(value) > MAX_DEPTH:
+    if not isinstance(value, dict) or is_deeper(text, value, MAX_DEPTH):
         raise ValueError(f"they must be a JSON object that nests at most {MAX_DEPTH} deep")
     return dict(well_formed_value(value))
 

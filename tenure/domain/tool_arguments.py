@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from typing import Any, Final
 
 from tenure.domain.tools import Outcome, OutcomeStatus
@@ -26,8 +27,7 @@ def strict_json(text: str, *, unique_names: bool = False) -> Any:
     `unique_names`: refuses an object with a repeated name. Raises ValueError, and RecursionError if the value nests too
     deeply.
     """
-    pairs_hook = _object_of_unique_names if unique_names else None
-    return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite_number, object_pairs_hook=pairs_hook)
+    return (_UNIQUE_NAMES if unique_names else _ANY_NAMES).decode(text)
 
 
 MAX_JSON_DEPTH: Final = 200
@@ -58,6 +58,11 @@ def depth_of(value: Any) -> int:
         inner = [part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list)]
         level = [item for items in inner for item in items]
     return depth
+
+
+def is_deeper(text: str, value: Any, most: int) -> bool:
+    """Whether the value parsed from `text` nests more than `most` deep; walks only a value with enough brackets."""
+    return text.count("[") + text.count("{") >= most and depth_of(value) > most
 
 
 def well_formed(text: str) -> str:
@@ -107,6 +112,14 @@ def _object_of_unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         made[name] = value
     return made
 
+
+def _strict_decoder(pairs_hook: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None) -> json.JSONDecoder:
+    return json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite_number, object_pairs_hook=pairs_hook)
+
+
+# json.loads would build a decoder for each text, which takes as long as reading an event of a model's answer
+_ANY_NAMES: Final = _strict_decoder(None)
+_UNIQUE_NAMES: Final = _strict_decoder(_object_of_unique_names)
 
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}\Z")
 _POLICIES: Final = {"time_out": WaitDeadlinePolicy.TIME_OUT, "go_on": WaitDeadlinePolicy.GO_ON}

@@ -13,6 +13,7 @@ from tenure.domain.tool_arguments import (
     MAX_JSON_DEPTH,
     depth_of,
     escaped,
+    is_deeper,
     storable_json,
     strict_json,
     well_formed,
@@ -91,3 +92,12 @@ def test_an_escaped_text_can_be_shown_and_is_bounded(text: Any, most: int) -> No
 def test_depth_counts_every_level() -> None:
     values: tuple[object, ...] = (1, [], [1], {"a": [{}]})
     assert [depth_of(one) for one in values] == [1, 1, 2, 3]
+
+
+def test_is_deeper_agrees_with_the_depth() -> None:
+    texts = ("1", "[]", "[[1]]", '["[[[["]', "[[], [], []]", '{"a": [{}]}', "[[[]]]", "[[[1]]]")
+    for text in texts:
+        value = strict_json(text)
+        assert [is_deeper(text, value, most) for most in range(1, 6)] == [
+            depth_of(value) > most for most in range(1, 6)
+        ]

@@ -1,0 +1,38 @@
+"""Writes the messages of a conversation as JSON, each one once: to measure them, and to send them with each call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+from tenure.domain.conversation import Message
+
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def as_json(value: Any) -> str:
+    """Returns the value as JSON without spaces, as the model providers receive it."""
+    return _ENCODER.encode(value)
+
+
+class MessageTexts:
+    """The JSON of one conversation's messages. Messages never change; only the newest ones may be removed."""
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self._texts: list[str] = []
+
+    def of(self, messages: Sequence[Message]) -> list[str]:
+        """Returns the JSON of each message. Writes only those that are new since the last call."""
+        while self._messages and not self._is_part_of(messages):
+            self._messages.pop()
+            self._texts.pop()
+        for message in messages[len(self._messages) :]:
+            self._messages.append(message)
+            self._texts.append(as_json(message))
+        return list(self._texts)
+
+    def _is_part_of(self, messages: Sequence[Message]) -> bool:
+        count = len(self._messages)
+        return count <= len(messages) and messages[count - 1] is self._messages[-1]

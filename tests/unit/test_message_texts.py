@@ -1,0 +1,86 @@
+"""The JSON of a conversation's messages: written once, measured and sent from the same text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from services.worker.context_window import InputEstimate, likely_tokens, text_tokens
+from services.worker.message_texts import MessageTexts, as_json
+from services.worker.model import ModelRequest
+from services.worker.model_anthropic import AnthropicProvider, Prompt, marked
+
+SYSTEM = "Be brief. Grüße."
+TOOLS = [{"name": "list_files", "description": "Lists.", "input_schema": {"type": "object"}}]
+
+
+def history(turns: int) -> Any:
+    messages: Any = [{"role": "user", "content": [{"type": "text", "text": "Zähle “alles”."}]}]
+    for turn in range(turns):
+        use = {"type": "tool_use", "id": f"t{turn}", "name": "list_files", "input": {"größe": turn}}
+        result = {"type": "tool_result", "tool_use_id": f"t{turn}", "content": "a.txt\n", "is_error": False}
+        messages += [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    return messages
+
+
+def test_a_message_is_written_once() -> None:
+    messages, texts = history(2), MessageTexts()
+    first = texts.of(messages)
+    assert first == [as_json(message) for message in messages]
+    messages += history(3)[5:]
+    second = texts.of(messages)
+    assert second == [as_json(message) for message in messages]
+    assert all(before is after for before, after in zip(first, second, strict=False))
+
+
+def test_a_message_in_place_of_a_removed_one_is_written() -> None:
+    messages, texts = history(2), MessageTexts()
+    texts.of(messages)
+    del messages[3:]
+    assert texts.of(messages) == [as_json(message) for message in messages]
+    messages += [{"role": "assistant", "content": [{"type": "text", "text": "Other."}]}]
+    assert texts.of(messages) == [as_json(message) for message in messages]
+
+
+def test_estimates_that_share_texts_measure_all_messages() -> None:
+    texts = MessageTexts()
+    shared = [(measure, InputEstimate(SYSTEM, TOOLS, measure, texts)) for measure in (text_tokens, likely_tokens)]
+    messages = history(4)
+    for count in (3, 5, 4, 9, 1, 9):  # also after newer messages were removed
+        known, to_come = messages[:count], messages[count : count + 1]
+        for measure, estimate in shared:
+            assert estimate.upper_bound(known) == InputEstimate(SYSTEM, TOOLS, measure).upper_bound(known)
+            with_next = InputEstimate(SYSTEM, TOOLS, measure).upper_bound([*known, *to_come])
+            assert estimate.upper_bound(known, to_come) == with_next
+
+
+@pytest.mark.parametrize("has_texts", [True, False])
+@pytest.mark.parametrize("is_repeated_soon", [True, False])
+async def test_what_is_sent_is_the_prompt(has_texts: bool, is_repeated_soon: bool) -> None:
+    messages = history(3)
+    request = ModelRequest(
+        "m",
+        messages,
+        64,
+        SYSTEM,
+        TOOLS,
+        is_repeated_soon=is_repeated_soon,
+        texts=MessageTexts().of(messages) if has_texts else (),
+    )
+    provider = AnthropicProvider(api_key="k", base_url=None, silence_seconds=1.0)
+    body = json.loads(provider._payload(request)["content"])
+    await provider.close()
+    prompt = Prompt(SYSTEM, TOOLS, messages)
+    system, tools, sent = marked(prompt) if is_repeated_soon else prompt
+    assert body == {
+        "model": "m", "max_tokens": 64, "stream": True, "system": system, "tools": tools, "messages": sent,
+    }  # fmt: skip
+
+
+async def test_an_empty_prompt_names_no_system_and_no_tools() -> None:
+    provider = AnthropicProvider(api_key="k", base_url=None, silence_seconds=1.0)
+    body = json.loads(provider._payload(ModelRequest("m", history(0), 64))["content"])
+    await provider.close()
+    assert body.keys() == {"model", "max_tokens", "stream", "messages"}
