@@ -426,7 +426,7 @@ proctype Grant(byte e) {
   /* code: services/checkpoint/sql/queries.sql register_grants */
   :: d_step { pc[e] == CLAIMED && e > granted -> granted = e; pc[e] = GRANTED; printf("ledger: epoch %d registered\n", e) }
   :: d_step { pc[e] == CLAIMED && e <= granted -> drop(e) }
-  /* code: tenure/domain/admission.py decide_open; services/checkpoint/commit/opening.py open_task */
+  /* code: tenure/domain/admission.py decide_open; services/checkpoint/commit/opening.py open_batch */
   :: d_step { pc[e] == GRANTED && MAY_OPEN(e) ->
 #ifndef M_OPEN_FENCE
        if :: !AGAIN(e) -> opened = e; number = 0; seq++; holds = 1 :: else -> holds = 1 fi;

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from services.checkpoint.queries import QUERIES, fetch_all
+from tenure.v1 import checkpoint_service_pb2 as pb
 from tenure.v1 import ledger_pb2
 from tenure.wire.common import timestamp
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from tenure.runtime.postgres import Connection
 
@@ -54,6 +55,37 @@ def entry_of(columns: Sequence[Any]) -> ledger_pb2.Entry:
     )
 
 
+def add_entry(page: pb.EntryPage, columns: Sequence[Any]) -> None:
+    """Appends an entry from the columns of `entry_of` to a page in place: no copy of a large body is made."""
+    sequence, epoch, claim_id, attempt, step, actor, recorded_at, body = columns
+    entry = page.entries.add(sequence=sequence, epoch=epoch, claim_id=claim_id, attempt=attempt, step=step, actor=actor)
+    entry.record_time.FromDatetime(recorded_at)
+    entry.body.MergeFromString(body)
+
+
+async def fill_first_pages(
+    connection: Connection, pages: Mapping[str, pb.EntryPage], sequences: Mapping[str, int], *, page_bytes: int
+) -> None:
+    """Fills the first page of each task's entries up to its sequence with at least one entry, with one statement."""
+    task_ids = list(pages)
+    parameters = {
+        "ords": list(range(len(task_ids))),
+        "task_ids": task_ids,
+        "afters": [0] * len(task_ids),
+        "untils": [sequences[task_id] for task_id in task_ids],
+        "most_entries": PAGE_ENTRIES,
+        "most_bytes": page_bytes,
+    }
+    for place, *columns in await fetch_all(connection, QUERIES.foreign_entries, parameters):
+        add_entry(pages[task_ids[place]], columns)
+
+
+async def fill_page(connection: Connection, page: pb.EntryPage, task_id: str, *, after: int, until: int) -> None:
+    """Fills a page with the entries after one sequence up to another, oldest first; at least one if there is any."""
+    for columns in await fetch_all(connection, QUERIES.page_of_entries, _bounds(task_id, after, until)):
+        add_entry(page, columns)
+
+
 async def read_page(
     connection: Connection,
     task_id: str,
@@ -64,11 +96,11 @@ async def read_page(
     page_bytes: int = PAGE_BYTES,
 ) -> list[ledger_pb2.Entry]:
     """Returns the entries after one sequence up to another, oldest first; at least one if there is any."""
-    parameters = {
-        "task_id": task_id,
-        "after": after,
-        "until": until,
-        "page_size": page_size,
-        "page_bytes": page_bytes,
-    }
+    parameters = _bounds(task_id, after, until, page_size, page_bytes)
     return [entry_of(columns) for columns in await fetch_all(connection, QUERIES.page_of_entries, parameters)]
+
+
+def _bounds(
+    task_id: str, after: int, until: int, page_size: int = PAGE_ENTRIES, page_bytes: int = PAGE_BYTES
+) -> dict[str, Any]:
+    return {"task_id": task_id, "after": after, "until": until, "page_size": page_size, "page_bytes": page_bytes}

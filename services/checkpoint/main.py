@@ -12,6 +12,7 @@ from typing import Final
 
 from services.checkpoint.audit import AuditServicer, refusal_log
 from services.checkpoint.commit.committer import LedgerCommitter, commit_batcher
+from services.checkpoint.commit.opener import LedgerOpener
 from services.checkpoint.commit.refused_writes import Refusals
 from services.checkpoint.prices import load_prices
 from services.checkpoint.queries import MIGRATIONS, SCHEMA, SESSION_SETTINGS
@@ -93,7 +94,7 @@ class CheckpointSettings:
     migrate: str = setting("check: refuse an old schema; auto: migrate it", default="check", choices=("check", "auto"))
     service_role: str = setting("database role that the command migrate gives the rights of the service", default="")
     allow_unsafe_postgres: bool = setting("accept a Postgres that may lose acknowledged writes", default=False)
-    pool_size: int = setting("most connections besides the one for commits", default=12, minimum=2, maximum=200)
+    pool_size: int = setting("most connections besides those for commits and opens", default=12, minimum=2, maximum=200)
     sweep_interval_seconds: float = setting("seconds between two sweeps", default=0.5, minimum=0.05, maximum=60)
     change_retention_seconds: float = setting(
         "how long changes are kept for disconnected watchers", default=7 * 86_400.0, minimum=1, maximum=366 * 86_400.0
@@ -165,15 +166,15 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
     committer = await process.open(
         LedgerCommitter(settings.postgres_dsn, replicas.announce, refusals.note_commit, prices, limited)
     )
+    opener = await process.open(LedgerOpener(settings.postgres_dsn, pool, replicas.announce))
     batcher = commit_batcher(committer.write)
     sweeper = Sweeper(pool, replicas.announce, settings.sweep_interval_seconds)
     duties = await process.open(Duties())
     duties.start("commit", batcher.run, silence_seconds=WRITE_SILENCE_SECONDS)
+    duties.start("open", opener.run, silence_seconds=WRITE_SILENCE_SECONDS)
     duties.start("refusals", refusals.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     duties.start("tenants' quotas", limited.run, silence_seconds=SWEEP_SILENCE_SECONDS)
-    duties.start("notify", replicas.run_notify, silence_seconds=SWEEP_SILENCE_SECONDS)
-    duties.start("listen", replicas.run_listen, silence_seconds=SWEEP_SILENCE_SECONDS)
-    duties.start("poll", replicas.run_poll, silence_seconds=POLL_SILENCE_SECONDS)
+    _notify(duties, replicas)
     _sweep(duties, sweeper)
     schedules_due = ScheduleSweeper(pool, replicas.announce, settings.sweep_interval_seconds, defaults)
     duties.start("schedules", schedules_due.run, silence_seconds=SWEEP_SILENCE_SECONDS)
@@ -206,7 +207,7 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
     depths = QueueDepths(pool)
     duties.start("queue depths", depths.run, silence_seconds=SWEEP_SILENCE_SECONDS)
     ledger = LedgerDependencies(
-        pool, tokens, batcher, watching, changes, refusals, replicas.announce, server.stopping, defaults, depths
+        pool, tokens, batcher, opener, watching, changes, refusals, replicas.announce, server.stopping, defaults, depths
     )
     server.add(
         "tenure.v1.CheckpointService",
@@ -223,6 +224,13 @@ async def assemble(process: Process, settings: CheckpointSettings) -> RpcServer:
         "close watches", lambda: _close_when(server.stopping, hub), may_end=True, silence_seconds=UNTIL_THE_END
     )
     return server
+
+
+def _notify(duties: Duties, replicas: ReplicaNotifications) -> None:
+    """Starts the notifications between replicas."""
+    duties.start("notify", replicas.run_notify, silence_seconds=SWEEP_SILENCE_SECONDS)
+    duties.start("listen", replicas.run_listen, silence_seconds=SWEEP_SILENCE_SECONDS)
+    duties.start("poll", replicas.run_poll, silence_seconds=POLL_SILENCE_SECONDS)
 
 
 def _sweep(duties: Duties, sweeper: Sweeper) -> None:

@@ -21,7 +21,7 @@ from tenure.wire.common import PRIORITIES, SOURCES, STATES, optional_timestamp, 
 from tenure.wire.tool import calls_in_doubt_to_wire
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from datetime import datetime
 
     from tenure.runtime.postgres import Connection, Pool
@@ -146,8 +146,15 @@ class _Snapshot(NamedTuple):
 
 async def read_tasks(connection: Connection, tenant: str, task_ids: Sequence[str]) -> list[task_pb2.Task]:
     """Returns the tenant's tasks among these ids, in this order."""
+    return await read_tasks_of(connection, [tenant], task_ids)
+
+
+async def read_tasks_of(
+    connection: Connection, tenants: Collection[str], task_ids: Sequence[str]
+) -> list[task_pb2.Task]:
+    """Returns the tasks of several tenants among these ids, in this order."""
     rows: list[tuple[Any, ...]] = await fetch_all(
-        connection, QUERIES.tasks_by_id, {"task_ids": list(task_ids), "tenant": tenant}
+        connection, QUERIES.tasks_by_id, {"task_ids": list(task_ids), "tenants": list(tenants)}
     )
     return [_Snapshot(*columns).task() for columns in rows]
 

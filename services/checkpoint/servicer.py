@@ -27,6 +27,7 @@ from tenure.wire.token import TokenChecker
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from services.checkpoint.commit.opener import LedgerOpener
     from services.checkpoint.commit.prepared import PreparedCommit
     from services.checkpoint.queue.depth import QueueDepths
     from services.checkpoint.queue.offering import Offering
@@ -47,6 +48,7 @@ class LedgerDependencies:
     pool: Pool
     tokens: TokenChecker
     batcher: Batcher[PreparedCommit, pb.CommitResponse]
+    opener: LedgerOpener
     watching: EntryWatch
     changes: ChangeStream
     refusals: refused_writes.Refusals
@@ -84,15 +86,14 @@ class CheckpointServicer(checkpoint_service_pb2_grpc.CheckpointServiceServicer):
     async def Open(self, request: pb.OpenRequest, context: Context) -> AsyncIterator[pb.OpenResponse]:
         claims = self._ledger.tokens.check(request.token)
         try:
-            opened = await opening.open_task(self._ledger.pool, claims)
+            opened = await self._ledger.opener.open(claims)
         except StaleEpoch as error:
             self._ledger.refusals.note("Open", claims.task_id, claims.tenant, claims.holder, error)
             raise
-        self._ledger.announce(opened.announcement)
         yield pb.OpenResponse(header=opened.header)
-        task = opened.header.task
-        async for page in opening.history(self._ledger.pool, task.task_id, task.sequence):
-            yield pb.OpenResponse(page=page)
+        yield opened.first
+        async for page in opening.history(self._ledger.pool, opened):
+            yield page
 
     async def Commit(self, request: pb.CommitRequest, context: Context) -> pb.CommitResponse:
         return await self._ledger.batcher.submit(prepare(request, self._ledger.tokens, validated=True))

@@ -279,7 +279,7 @@ class CheckpointServiceServicer:
         as a header and then pages. Accepts QUEUED, or RUNNING under a lower epoch; the current claim may open again and
         gets the same answer with the next commit number. Otherwise FAILED_PRECONDITION / WRONG_STATE {state}, or ABORTED /
         STALE_EPOCH. FAILED_PRECONDITION / TENANT_QUOTA: the task's tenant is at its limit of running tasks; the task stays
-        queued, release the claim.
+        queued, release the claim. RESOURCE_EXHAUSTED / OPEN_QUEUE_FULL: too many Opens wait, the fence was not raised.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

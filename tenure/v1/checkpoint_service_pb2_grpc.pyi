@@ -62,7 +62,7 @@ class CheckpointServiceStub:
     as a header and then pages. Accepts QUEUED, or RUNNING under a lower epoch; the current claim may open again and
     gets the same answer with the next commit number. Otherwise FAILED_PRECONDITION / WRONG_STATE {state}, or ABORTED /
     STALE_EPOCH. FAILED_PRECONDITION / TENANT_QUOTA: the task's tenant is at its limit of running tasks; the task stays
-    queued, release the claim.
+    queued, release the claim. RESOURCE_EXHAUSTED / OPEN_QUEUE_FULL: too many Opens wait, the fence was not raised.
     """
     Commit: _grpc.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CommitRequest, _checkpoint_service_pb2.CommitResponse]
     """Appends entries, all or nothing, durable before the answer. Commit numbers are 1, 2, 3 ... within a claim: the next
@@ -214,7 +214,7 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     as a header and then pages. Accepts QUEUED, or RUNNING under a lower epoch; the current claim may open again and
     gets the same answer with the next commit number. Otherwise FAILED_PRECONDITION / WRONG_STATE {state}, or ABORTED /
     STALE_EPOCH. FAILED_PRECONDITION / TENANT_QUOTA: the task's tenant is at its limit of running tasks; the task stays
-    queued, release the claim.
+    queued, release the claim. RESOURCE_EXHAUSTED / OPEN_QUEUE_FULL: too many Opens wait, the fence was not raised.
     """
     Commit: _aio.UnaryUnaryMultiCallable[_checkpoint_service_pb2.CommitRequest, _checkpoint_service_pb2.CommitResponse]  # type: ignore[assignment]
     """Appends entries, all or nothing, durable before the answer. Commit numbers are 1, 2, 3 ... within a claim: the next
@@ -393,7 +393,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         as a header and then pages. Accepts QUEUED, or RUNNING under a lower epoch; the current claim may open again and
         gets the same answer with the next commit number. Otherwise FAILED_PRECONDITION / WRONG_STATE {state}, or ABORTED /
         STALE_EPOCH. FAILED_PRECONDITION / TENANT_QUOTA: the task's tenant is at its limit of running tasks; the task stays
-        queued, release the claim.
+        queued, release the claim. RESOURCE_EXHAUSTED / OPEN_QUEUE_FULL: too many Opens wait, the fence was not raised.
         """
 
     @_abc_1.abstractmethod

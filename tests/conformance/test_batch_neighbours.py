@@ -268,6 +268,30 @@ async def settlements(world: World, poison: str) -> Ends:
     return [DONE if owner.task.task_id in queued else "left out" for owner in owners]
 
 
+# Opens: one transaction.
+
+
+async def opens(world: World, poison: str) -> Ends:
+    replica = await world.checkpoint()
+    ids = [(await replica.create()).task_id for _ in range(GOOD + 1)]
+    bad = ids[POISON_AT]
+    tokens = [await replica.grant(one) for one in ids]
+    claims_of = tokens[POISON_AT][1]
+    match poison:
+        case "stale":
+            await replica.grant(bad)
+        case "unknown task":
+            tokens[POISON_AT] = replica.sign(NOBODYS, claims_of.epoch, claims_of.claim_id)
+        case "of another tenant":
+            tokens[POISON_AT] = replica.sign(bad, claims_of.epoch, claims_of.claim_id, tenant="others")
+        case "text that Postgres does not take":
+            tokens[POISON_AT] = replica.sign(bad, claims_of.epoch, claims_of.claim_id, holder="nul \0 here")
+        case "row locked":
+            await world.lock(replica.dsn, "select 1 from ledger.tasks where task_id = %s for update", bad)
+    ends = await asyncio.gather(*[replica.open(*token) for token in tokens], return_exceptions=True)
+    return [DONE if isinstance(end, Owner) else str(getattr(end, "reason", end)) for end in ends]
+
+
 # Commits: one frame, and one transaction.
 
 
@@ -414,6 +438,11 @@ CASES = [
     Case(registrations, "other generation", "left out"),
     Case(registrations, "claim of another epoch", "left out"),
     Case(registrations, "row locked", "left out"),
+    Case(opens, "stale", "STALE_EPOCH"),
+    Case(opens, "unknown task", "NOT_FOUND"),
+    Case(opens, "of another tenant", "NOT_FOUND"),
+    Case(opens, "text that Postgres does not take", "INVALID_TEXT"),
+    Case(opens, "row locked", "LOCK_TIMEOUT"),
     Case(requeues, "row locked", "left out"),
     Case(requeues, "other claim", "left out"),
     Case(requeues, "unknown task", "left out"),

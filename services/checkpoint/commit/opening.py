@@ -1,66 +1,112 @@
-"""Open: raises the fence and pins the history in one transaction, then reads the history page by page.
+"""Open: a batch of claims raises its fences and reads the first page of each history in one transaction.
 
-The later read gives the same history: after the fence is raised, no older epoch can append, and entries never change.
-So no lock waits for a slow reader.
+Each fence is raised under the lock of its task row. The later pages are read without a lock and are the same history:
+after the fence is raised, no older epoch can append, and entries never change. So no lock waits for a slow reader.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from services.checkpoint.commit.draft import LEDGER, Draft
 from services.checkpoint.commit.prepared import task_of
 from services.checkpoint.commit.task_row import lock_tasks
 from services.checkpoint.commit.writing import write
-from services.checkpoint.entries import read_page
+from services.checkpoint.entries import PAGE_BYTES, fill_first_pages, fill_page
 from services.checkpoint.not_found import task_not_found
 from services.checkpoint.queries import in_ledger_transaction, ledger_connection
-from services.checkpoint.queue.offering import check_running_limit
-from services.checkpoint.reads import read_task
+from services.checkpoint.queue.offering import RunningLimits, lock_running_limits
+from services.checkpoint.reads import read_tasks_of
 from services.checkpoint.watch.announcement import Announcement, announcement_of
 from tenure.domain.admission import OpenVerdict, decide_open
-from tenure.domain.errors import NotFound
+from tenure.domain.errors import NotFound, TenureError
 from tenure.domain.states import Reason, TaskState
-from tenure.runtime.failpoints import failpoint
 from tenure.v1 import checkpoint_service_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
+    from services.checkpoint.commit.task_row import BudgetRow, TaskRow
     from tenure.domain.fencing import Claims
     from tenure.runtime.postgres import Connection, Pool
 
+FIRST_PAGES_BYTES: Final = 8 * 1024 * 1024
+"""The sum of the first pages of a batch, so that the memory of a batch is bounded."""
+
 
 class OpenResult(NamedTuple):
-    """The header to send and the announcement for watchers."""
+    """The header, and the first page of the history; `history` reads the pages after it."""
 
     header: pb.OpenHeader
-    announcement: Announcement
+    first: pb.OpenResponse
 
 
-async def open_task(pool: Pool, claims: Claims) -> OpenResult:
-    """Raises the fence to the claim. Raises NotFound, StaleEpoch or WrongState; then nothing has changed."""
-    task_id = task_of(claims)
+async def open_task(pool: Pool, claims: Claims) -> tuple[OpenResult, Announcement]:
+    """Opens one task on a connection of the pool.
 
-    async def work(connection: Connection) -> OpenResult:
-        await failpoint("checkpoint.before_open")
-        tasks, budgets = await lock_tasks(connection, [task_id])
-        row = tasks.get(task_id)
-        if row is None or row.tenant != claims.tenant:
-            raise await task_not_found(connection, claims.tenant, task_id)
-        draft = Draft(row, budgets[row.root_task_id])
-        verdict = decide_open(row.fence, claims.fence)
-        if verdict is OpenVerdict.FRESH and row.ending is None:  # an Open that only ends the task needs no quota
-            await check_running_limit(connection, row.tenant)
-        _take_over(draft, verdict, claims)
-        await write(connection, [draft])
-        task = await read_task(connection, row.tenant, task_id)
-        header = pb.OpenHeader(task=task, next_commit_number=row.commit_number + 1)
-        return OpenResult(header, announcement_of([draft]))
+    Raises NotFound, StaleEpoch or WrongState; then nothing has changed.
+    """
 
-    opened = await in_ledger_transaction(pool, work)
-    await failpoint("checkpoint.after_open")
-    return opened
+    async def work(connection: Connection) -> tuple[list[OpenResult | TenureError], Announcement]:
+        return await open_batch(connection, [claims])
+
+    (result,), announcement = await in_ledger_transaction(pool, work)
+    if isinstance(result, TenureError):
+        raise result
+    return result, announcement
+
+
+async def open_batch(
+    connection: Connection, batch: Sequence[Claims]
+) -> tuple[list[OpenResult | TenureError], Announcement]:
+    """Returns the results in order, and what to announce once the surrounding transaction is durable.
+
+    A refusal is a result: it changes nothing and affects no other claim. A batch must not have two claims of one task.
+    """
+    tasks, budgets = await lock_tasks(connection, [task_of(claims) for claims in batch])
+    verdicts = [_decide(tasks.get(task_of(claims)), claims) for claims in batch]
+    limits = await lock_running_limits(
+        connection,
+        {claims.tenant for claims, verdict in zip(batch, verdicts, strict=True) if verdict is OpenVerdict.FRESH},
+    )
+    refusals: dict[str, TenureError] = {}
+    drafts: dict[str, Draft] = {}
+    for claims, verdict in zip(batch, verdicts, strict=True):
+        task_id = task_of(claims)
+        if isinstance(verdict, NotFound):
+            refusals[task_id] = await task_not_found(connection, claims.tenant, task_id)
+        elif isinstance(verdict, TenureError):
+            refusals[task_id] = verdict
+        elif refusal := _over_limit(tasks[task_id], verdict, limits):
+            refusals[task_id] = refusal
+        else:
+            drafts[task_id] = _draft(tasks[task_id], budgets, verdict, claims)
+    await write(connection, list(drafts.values()))
+    opened = await _read(connection, list(drafts.values()))
+    results = [refusals.get(task_id) or opened[task_id] for task_id in map(task_of, batch)]
+    return results, announcement_of(list(drafts.values()))
+
+
+def _decide(row: TaskRow | None, claims: Claims) -> OpenVerdict | TenureError:
+    if row is None or row.tenant != claims.tenant:
+        return NotFound(f"there is no task {task_of(claims)}")
+    try:
+        return decide_open(row.fence, claims.fence)
+    except TenureError as refusal:
+        return refusal
+
+
+def _over_limit(row: TaskRow, verdict: OpenVerdict, limits: RunningLimits) -> TenureError | None:
+    """Returns why the tenant may run no further task, or counts this one. An Open that only ends the task needs no
+    quota.
+    """
+    return limits.take(row.tenant) if verdict is OpenVerdict.FRESH and row.ending is None else None
+
+
+def _draft(row: TaskRow, budgets: dict[str, BudgetRow], verdict: OpenVerdict, claims: Claims) -> Draft:
+    draft = Draft(row, budgets[row.root_task_id])
+    _take_over(draft, verdict, claims)
+    return draft
 
 
 def _take_over(draft: Draft, verdict: OpenVerdict, claims: Claims) -> None:
@@ -77,16 +123,39 @@ def _take_over(draft: Draft, verdict: OpenVerdict, claims: Claims) -> None:
     draft.claim(claims.epoch, claims.claim_id, claims.holder)
 
 
-async def history(pool: Pool, task_id: str, until: int) -> AsyncIterator[pb.EntryPage]:
-    """Yields all entries up to the sequence `until` in pages. Holds no connection while a page is sent.
+async def _read(connection: Connection, drafts: Sequence[Draft]) -> dict[str, OpenResult]:
+    """Reads the snapshots and the first pages as the transaction leaves them."""
+    if not drafts:
+        return {}
+    rows = {draft.row.task_id: draft.row for draft in drafts}
+    pages = {task_id: pb.OpenResponse() for task_id in rows}
+    await fill_first_pages(
+        connection,
+        {task_id: response.page for task_id, response in pages.items()},
+        {task_id: row.sequence for task_id, row in rows.items()},
+        page_bytes=min(PAGE_BYTES, FIRST_PAGES_BYTES // len(rows)),
+    )
+    tasks = await read_tasks_of(connection, {row.tenant for row in rows.values()}, list(rows))
+    return {
+        task.task_id: OpenResult(
+            pb.OpenHeader(task=task, next_commit_number=rows[task.task_id].commit_number + 1), pages[task.task_id]
+        )
+        for task in tasks
+    }
+
+
+async def history(pool: Pool, opened: OpenResult) -> AsyncIterator[pb.OpenResponse]:
+    """Yields the pages after the first one. Holds no connection while a page is sent.
 
     Raises NotFound when the task is pruned meanwhile.
     """
-    after = 0
+    task_id, until = opened.header.task.task_id, opened.header.task.sequence
+    after = opened.first.page.entries[-1].sequence
     while after < until:
+        response = pb.OpenResponse()
         async with ledger_connection(pool) as connection:
-            entries = await read_page(connection, task_id, after=after, until=until)
-        if not entries:
+            await fill_page(connection, response.page, task_id, after=after, until=until)
+        if not response.page.entries:
             raise NotFound(f"the task {task_id} was pruned after its end while its history was read")
-        yield pb.EntryPage(entries=entries)
-        after = entries[-1].sequence
+        after = response.page.entries[-1].sequence
+        yield response

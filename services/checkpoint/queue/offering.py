@@ -10,7 +10,7 @@ from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from services.checkpoint.queries import QUEUE, fetch_all, fetch_one
+from services.checkpoint.queries import QUEUE, fetch_all
 from tenure.domain.errors import WrongState
 from tenure.domain.fairness import (
     FLOOR_SLOTS,
@@ -28,7 +28,7 @@ from tenure.domain.states import Reason, TaskState
 from tenure.domain.task import Priority
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from tenure.domain.slots import Slots
     from tenure.runtime.postgres import Connection
@@ -37,21 +37,42 @@ if TYPE_CHECKING:
 # The quota of running tasks: counted where a task begins to run, under a lock of the tenant's row.
 
 
-async def check_running_limit(connection: Connection, tenant: str) -> None:
-    """Raises WrongState when the tenant runs as many tasks as its quota allows: the worker must release the task.
+@dataclass(slots=True)
+class RunningLimits:
+    """The running tasks and the quotas of the tenants that have one, locked until the transaction ends."""
 
-    Call it with the task row locked. It needs two statements: the second one sees what was committed before the first
-    one got the lock.
-    """
-    if await fetch_one(connection, QUEUE.lock_running, {"tenant": tenant}) is None:
-        return
-    row = await fetch_one(connection, QUEUE.count_running, {"tenant": tenant})
-    if row is not None and row[1] >= row[0]:
-        raise WrongState(
-            f"the tenant has {row[1]} tasks running, its quota is {row[0]}: release the task",
+    most: dict[str, int] = field(default_factory=dict)
+    running: dict[str, int] = field(default_factory=dict)
+
+    def take(self, tenant: str) -> WrongState | None:
+        """Counts one more running task, or returns the refusal: then the worker must release the task."""
+        most, running = self.most.get(tenant), self.running.get(tenant, 0)
+        if most is None or running < most:
+            self.running[tenant] = running + 1
+            return None
+        return WrongState(
+            f"the tenant has {running} tasks running, its quota is {most}: release the task",
             reason=Reason.TENANT_QUOTA,
             metadata={"state": TaskState.QUEUED.value, "quota": QuotaKind.RUNNING_TASKS.value},
         )
+
+
+async def lock_running_limits(connection: Connection, tenants: Collection[str]) -> RunningLimits:
+    """Locks and returns the quotas of these tenants.
+
+    Call it with the task rows locked. It needs two statements: the second one sees what was committed before the first
+    one got its locks.
+    """
+    limits = RunningLimits()
+    if not tenants:
+        return limits
+    locked = await fetch_all(connection, QUEUE.lock_running, {"tenants": list(tenants)})
+    if locked:
+        for tenant, most, running in await fetch_all(
+            connection, QUEUE.count_running, {"tenants": [tenant for tenant, _ in locked]}
+        ):
+            limits.most[tenant], limits.running[tenant] = most, running
+    return limits
 
 
 MAX_TENANTS: Final = 256

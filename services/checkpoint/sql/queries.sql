@@ -284,7 +284,7 @@ select t.task_id::text, t.tenant, f.body, t.state, t.reason, t.message, t.attemp
   join tasks t using (task_id)
   join budgets b using (root_task_id)
   join entries f on f.task_id = asked.task_id and f.sequence = 1
- where t.tenant = %(tenant)b
+ where t.tenant = any(%(tenants)b::text[])
  order by asked.place;
 
 -- name: list_tasks
@@ -373,8 +373,8 @@ select sequence, epoch, claim_id, attempt, step, actor, recorded_at, body
  order by sequence;
 
 -- name: foreign_entries
--- External entries for the owners of several tasks at once. The caller compares counts and refuses a range that was
--- cut.
+-- Entries of several tasks at once: external entries for their owners, and the first pages of opened tasks. The caller
+-- compares counts and finds the ranges that were cut.
 select r.ord, e.sequence, e.epoch, e.claim_id, e.attempt, e.step, e.actor, e.recorded_at, e.body
   from unnest(%(ords)b::bigint[], %(task_ids)b::text[]::uuid[], %(afters)b::bigint[], %(untils)b::bigint[])
        as r(ord, task_id, after, until)

@@ -185,18 +185,25 @@ select w.queue, w.priority, sum(w.queued)::bigint,
  limit %(most)b;
 
 -- name: lock_running
--- Opens of tasks of a tenant with a limit wait here for each other. No row: the tenant has no limit, and none waits.
-select pg_advisory_xact_lock(hashtextextended('running tasks of ' || %(tenant)b::text, 0))
-  from (select l.max_running_tasks as most from tenants l
-         where l.tenant in (%(tenant)b::text, '') order by l.tenant desc limit 1) l
- where l.most is not null;
+-- Opens of tasks of a tenant with a limit wait here for each other. Tenants without a limit get no row, and no Open
+-- waits for them. Takes the locks in the one order for all callers.
+with limited as materialized (
+  select a.tenant, hashtextextended('running tasks of ' || a.tenant, 0) as key
+    from unnest(%(tenants)b::text[]) as a(tenant)
+   cross join lateral (select l.max_running_tasks as most from tenants l
+                        where l.tenant in (a.tenant, '') order by l.tenant desc limit 1) l
+   where l.most is not null
+   order by key
+)
+select tenant, pg_advisory_xact_lock(key) from limited;
 
 -- name: count_running
--- Runs under that lock, so that the count covers all earlier opens. A task that is opened only to be ended does not
+-- Runs under those locks, so that the counts cover all earlier opens. A task that is opened only to be ended does not
 -- count.
-select l.most, (select count(*) from (select from tasks r
-                                       where r.holds and r.tenant = %(tenant)b::text and r.ending_state = ''
-                                       limit l.most) r)
-  from (select l.max_running_tasks as most from tenants l
-         where l.tenant in (%(tenant)b::text, '') order by l.tenant desc limit 1) l
+select a.tenant, l.most, (select count(*) from (select from tasks r
+                                                 where r.holds and r.tenant = a.tenant and r.ending_state = ''
+                                                 limit l.most) r)
+  from unnest(%(tenants)b::text[]) as a(tenant)
+ cross join lateral (select l.max_running_tasks as most from tenants l
+                      where l.tenant in (a.tenant, '') order by l.tenant desc limit 1) l
  where l.most is not null;
