@@ -11,7 +11,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup node node-if-reached demo dev test test-fast check lint types imports protos protos-fresh lock lock-fresh audit sbom faults bench bench-peers clean
+.PHONY: help setup node node-if-reached demo dev test test-fast check lint types imports protos protos-fresh lock lock-fresh audit sbom faults package bench bench-peers clean
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -86,6 +86,9 @@ faults: setup ## Seeded faults under traffic, for MINUTES (10), or the SEEDS A..
 	$(if $(or $(SEED),$(SEEDS)),,$(BIN)/python -m spec --large || [ $$? = 2 ])
 	$(if $(or $(SEED),$(SEEDS)),,STATE_HISTORIES=300 $(BIN)/python -m pytest -q --timeout 0 tests/model/test_states_at_the_database.py)
 
+package: setup ## Build the wheel and the source distribution into dist/
+	$(BIN)/python -m build --no-isolation --outdir dist .
+
 bench: setup ## Measure: latencies of takeover, commits and steps per second; then compare ratios with the baseline
 	$(BIN)/python -m bench
 	$(BIN)/python -m bench --check
@@ -94,4 +97,4 @@ bench-peers: setup ## Measure Tenure beside other engines, installed into .peers
 	$(BIN)/python -m bench.peers --environment .peers --docs docs
 
 clean: ## Remove what was installed and generated here
-	rm -rf $(VENV) .peers tests/node/node_modules .tenure .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .peers tests/node/node_modules .tenure .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

@@ -15,10 +15,11 @@ from devstack.service_process import ServiceProcess
 from devstack.stores import DATABASE, ensure_database, open_postgres
 from services.checkpoint.queries import SCHEMA
 from tenure.domain.access import Role
+from tenure.runtime.certificate_files import CertificateFiles, PeerTls
 from tenure.runtime.postgres import Pool, PoolOptions, open_pool
 from tenure.runtime.rpc_client import TenureChannel, open_channel
 from tenure.runtime.signing import Signer
-from tenure.runtime.tls import CertificateFiles, MutualTlsSettings, PeerTls
+from tenure.runtime.tls import MutualTlsSettings
 
 PROCESSES: Final = {Role.WORKER: "worker-1", Role.COORDINATOR: "coordinator", Role.GATEWAY: "gateway"}
 """The processes whose certificates the bench uses."""

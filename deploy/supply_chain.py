@@ -19,7 +19,10 @@ from packageurl import PackageURL
 from packaging.requirements import Requirement
 
 ROOT: Final = Path(__file__).parents[1]
-LOCKS: Final = {"deploy/requirements.lock": (), "deploy/requirements-check.lock": ("--extra", "check")}
+LOCKS: Final = {
+    "deploy/requirements.lock": ("--extra", "server"),
+    "deploy/requirements-check.lock": ("--extra", "check"),
+}
 """The locks of the image and of CI, with the arguments that choose their extras."""
 AUDIT_SECONDS: Final = 10
 """The longest time for the vulnerability service; without an answer the audit is skipped."""

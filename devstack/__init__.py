@@ -10,6 +10,7 @@ die_with_parent.py   a launcher, with which the kernel kills a child when the st
 listening.py         which process listens at a port (Linux)
 service_process.py   the services and the simulator as child processes
 supervisor.py        restarts parts that die, for `tenure dev`
+all_services.py      the five services without stores, for `tenure serve all`
 
 stores.py            Postgres and etcd of a stack: embedded, or those that the options name
 postgres_cluster.py  the data directory of the embedded Postgres: account, binaries, initdb, lock

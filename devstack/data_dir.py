@@ -11,10 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from devstack.child_process import FolderBusy
-
-FILE_NAME: Final = "dev.json"
-CERTIFICATES: Final = "certificates"
-"""The key of the certificates' folder in dev.json, for a stack with TLS."""
+from tenure.runtime.running_stack import FILE_NAME, read_addresses
 
 
 def write_addresses(data_dir: Path, addresses: dict[str, str]) -> None:
@@ -26,29 +23,9 @@ def write_addresses(data_dir: Path, addresses: dict[str, str]) -> None:
     new_file.replace(path)
 
 
-def read_addresses(data_dir: Path) -> dict[str, str] | None:
-    """Returns the addresses of the stack that runs on this folder, or None if none runs."""
-    try:
-        stored = json.loads((data_dir / FILE_NAME).read_text(encoding="utf-8"))
-        pid = int(stored.pop("pid"))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        return None
-    return {str(name): str(address) for name, address in stored.items()} if _is_running(pid) else None
-
-
 def forget_addresses(data_dir: Path) -> None:
     """Removes `dev.json`."""
     (data_dir / FILE_NAME).unlink(missing_ok=True)
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return True  # it is another user's process
-    except OSError:
-        return False
-    return True
 
 
 # One stack per folder: two stacks would give the same tasks to two sets of services.

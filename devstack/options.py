@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import socket
-import sys
 import uuid
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -22,6 +21,7 @@ from tenure.runtime.certificates import make_certificates
 from tenure.runtime.secret_box import add_encryption_key
 from tenure.runtime.settings import FILE_SUFFIX
 from tenure.runtime.signing import write_key_pair
+from tenure.serve import command_line
 
 REPLICATED: Final = ("gateway", "coordinator", "checkpoint", "tools")
 """The services that may have replicas. Workers have a separate option."""
@@ -411,7 +411,7 @@ _SECONDS: Final = 120.0
 async def check_tools_file(environment: Mapping[str, str], folder: Path) -> None:
     """Lets the tool service check its config file, with its environment. Raises StackError with all problems."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "services.tools", "config"),
+        *command_line("tools", "config"),
         env=dict(environment),
         cwd=folder,
         stdin=DEVNULL,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from devstack.child_process import ChildProcess
 from devstack.options import Layout, StackOptions
 from tenure.domain.access import DEFAULT_INSTALLATION, Role, server_name
 from tenure.runtime.tls import ClientTls
+from tenure.serve import command_line
 
 ANSWER_SECONDS = 5.0
 
@@ -21,8 +21,7 @@ class ServiceProcess(ChildProcess):
     """A service. `name`: its name in the stack (worker-1). `module`: its module (services.worker)."""
 
     def __init__(self, name: str, module: str, address: str, environment: Mapping[str, str], log_path: Path) -> None:
-        # -P: a folder "services" in the current directory, which is a common name, must not shadow the package.
-        super().__init__(name, [sys.executable, "-P", "-m", module], address, environment, log_path)
+        super().__init__(name, command_line(module.rpartition(".")[2]), address, environment, log_path)
         self.module = module
 
     async def serves(self) -> bool:
@@ -62,8 +61,7 @@ class SimulatorProcess(ChildProcess):
         arguments += ["--scenarios", str(options.scenarios.absolute())] if options.scenarios else []
         for file in options.scenario_files:
             arguments += ["--scenario", str(file.absolute())]
-        command = [sys.executable, "-P", "-m", "devstack.simulator", *arguments]
-        super().__init__("simulator", command, address, {}, layout.logs / "simulator.log")
+        super().__init__("simulator", command_line("simulator", *arguments), address, {}, layout.logs / "simulator.log")
 
     @property
     def model_url(self) -> str:

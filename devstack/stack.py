@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from typing import Final, Self
 
 from devstack.child_process import ChildProcess, ServiceDied, StackError
-from devstack.data_dir import CERTIFICATES, forget_addresses, hold_folder, write_addresses
+from devstack.data_dir import forget_addresses, hold_folder, write_addresses
 from devstack.etcd import EtcdProcess
 from devstack.options import (
     REPLICATED,
@@ -25,6 +25,7 @@ from devstack.programs import check_programs
 from devstack.service_process import ServiceProcess, SimulatorProcess
 from devstack.simulator.scenario import ScenarioError, load_scenario
 from devstack.stores import Store, open_etcd, open_postgres
+from tenure.runtime.running_stack import CERTIFICATES
 
 Tell = Callable[[str], None]
 

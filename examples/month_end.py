@@ -1,7 +1,7 @@
 """A control function: your own code, as durable as an agent, without a model.
 
     tenure dev                                                     # in another terminal
-    TENURE_WORKER_LOOPS=control TENURE_WORKER_CONTROL_MODULES=month_end PYTHONPATH=examples python -m services.worker
+    TENURE_WORKER_LOOPS=control TENURE_WORKER_CONTROL_MODULES=month_end PYTHONPATH=examples tenure serve worker
     tenure submit --function month_end --input '{"month": "2026-10", "books": "books"}' --watch
 
 Kill the worker in the middle and start it again: recorded steps and calls are not repeated.

@@ -16,7 +16,7 @@ with imports_kept():
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m devstack.simulator", description=__doc__)
+    parser = argparse.ArgumentParser(prog="tenure serve simulator", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="the port; 0 (the default) takes a free one")
     parser.add_argument("--scenarios", type=Path, action="append", default=[], help="a directory of scenario files")

@@ -1,9 +1,9 @@
 """The tool service's process: commands, settings and composition.
 
-python -m services.tools            serves
-python -m services.tools migrate    migrates the database and ends
-python -m services.tools config     checks the config file and ends
-python -m services.tools sandbox    prints the parts of this machine's sandbox, tries to escape from it, and ends
+tenure serve tools            serves
+tenure serve tools migrate    migrates the database and ends
+tenure serve tools config     checks the config file and ends
+tenure serve tools sandbox    prints the parts of this machine's sandbox, tries to escape from it, and ends
 """
 
 from __future__ import annotations

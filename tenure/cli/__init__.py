@@ -28,7 +28,8 @@ schedules.py      schedules
 webhooks.py       webhooks
 tenants.py        tenants, usage
 admin.py          admin: what only operators do
-verify.py         admin verify: checks tasks against the invariants
+verify.py         admin verify: checks tasks against the invariants; verify_report.py has the checks and what is printed
+serve.py          serve: this process becomes a service
 keys.py           keys: signing keys of fencing tokens
 dev.py            dev: the development stack
 demo/             demo: a worker is frozen, another is killed, and the result is judged

@@ -12,9 +12,9 @@ import click
 from google.protobuf.message import Message
 from rich.console import Console
 
-from devstack.data_dir import CERTIFICATES, read_addresses
 from tenure.cli.output import echo, json_line
 from tenure.client import Client
+from tenure.runtime.running_stack import CERTIFICATES, read_addresses
 from tenure.runtime.tls import ClientTls
 from tenure.wire.common import to_dict
 

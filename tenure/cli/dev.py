@@ -21,12 +21,11 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from devstack.child_process import service_state, warnings_of
-from devstack.simulator.scenario import model_of
 from tenure.cli.context import DEFAULT_DATA_DIR, Context, pass_context
 from tenure.cli.exit_codes import Exit
 from tenure.cli.output import echo
 from tenure.cli.parameters import REPLICAS, SETTING
+from tenure.server_packages import server_packages
 
 if TYPE_CHECKING:
     from devstack import Stack, StackOptions
@@ -94,12 +93,16 @@ def _running(stack: Stack) -> Table:
 
 def _sandbox_text(stack: Stack) -> str | Text:
     """Returns the limits of the sandbox. If there is no sandbox, the warnings say why."""
+    from devstack.child_process import service_state
+
     limits = service_state(stack.services["tools"].log(), SANDBOX_LOGGER, "limits")
     return f"works ({limits})" if limits else Text("does not work: agents cannot run programs", "yellow")
 
 
 def _model_text(stack: Stack) -> Text:
     if stack.options.scenario_files:
+        from devstack.simulator.scenario import model_of
+
         models = ", ".join(model_of(file) for file in stack.options.scenario_files)
         return Text(f"SIMULATED by your scenarios: {models}; default model: {stack.options.default_model}", "yellow")
     if stack.options.model_is_simulated:
@@ -121,6 +124,8 @@ def _store_address(store: Store) -> str:
 
 def _warnings(stack: Stack) -> list[RenderableType]:
     """Returns the warnings about an etcd release that is not for production, and those of the tool service."""
+    from devstack.child_process import warnings_of
+
     warnings = warnings_of(stack.services["tools"].log(), TOOLS_LOGGER)
     release = stack.stores["etcd"].version
     if UNSAFE_ETCD.match(release):
@@ -188,7 +193,7 @@ NOT_PROXIED: Final = "127.0.0.1,localhost"
     type=SETTING,
     multiple=True,
     metavar="SERVICE.NAME=VALUE",
-    help="A setting of a service or of one replica, for example worker.PROMPT_CACHING=false. `python -m services.worker"
+    help="A setting of a service or of one replica, for example worker.PROMPT_CACHING=false. `tenure serve worker"
     " --help` lists the settings. May be repeated.",
 )
 @click.option("--data", type=click.Path(path_type=Path), help="The data directory. Default: that of `tenure --data`.")
@@ -237,7 +242,8 @@ def dev(
     set. Tasks and files are kept in
     the data directory; the next start with the same directory continues with them.
     """
-    from devstack import StackError
+    with server_packages("`tenure dev`", extra="dev"):
+        from devstack import StackError
 
     options = stack_options(context, data, latency_ms, settings, **fields)
     try:

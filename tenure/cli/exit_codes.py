@@ -9,6 +9,7 @@ from tenure.cli.formatting import seconds_text
 from tenure.domain import errors
 from tenure.domain.states import TaskState
 from tenure.runtime.rpc_status import PeerFailed
+from tenure.server_packages import MissingExtra
 from tenure.v1 import task_pb2
 from tenure.wire.common import STATES
 
@@ -83,7 +84,7 @@ def exit_of_error(error: Exception) -> Exit:
         return Exit.NOT_YET
     if isinstance(error, errors.TryLater):
         return Exit.UNAVAILABLE
-    if isinstance(error, errors.TenureError):
+    if isinstance(error, errors.TenureError | MissingExtra):
         return Exit.REFUSED
     return Exit.INTERNAL if isinstance(error, PeerFailed) else Exit.NOT_YET
 

@@ -8,15 +8,17 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import click
 
 from tenure.cli.output import echo
 from tenure.cli.parameters import DURATION
 from tenure.domain.access import DEFAULT_INSTALLATION, Role
-from tenure.runtime.certificates import make_certificates, make_store_certificates, store_certificates
-from tenure.runtime.secret_box import add_encryption_key, withdraw_encryption_key
-from tenure.runtime.signing import LOOK_SECONDS, Signer, Verifier, next_key_path, withdraw_key, write_key_pair
+from tenure.server_packages import server_packages
+
+_KEYS: Final = "`tenure keys`"
+_CERTS: Final = "`tenure certs`"
 
 
 @click.group()
@@ -31,6 +33,9 @@ def create(directory: Path) -> None:
 
     The public key is added to the keys that verifying.json already has; all services read that file.
     """
+    with server_packages(_KEYS, extra="server"):
+        from tenure.runtime.signing import write_key_pair
+
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     private, public = key_files(directory)
     if private.exists():
@@ -45,16 +50,19 @@ def create(directory: Path) -> None:
     "--wait",
     "wait_seconds",
     type=DURATION,
-    default=3 * LOOK_SECONDS,
     help="The time that services have to read the new public key. Default: 15s.",
 )
-def rotate(directory: Path, wait_seconds: float) -> None:
+def rotate(directory: Path, wait_seconds: float | None) -> None:
     """Change the signing key of running services, whose key files are in DIRECTORY.
 
     Adds a new public key to verifying.json, waits until the services have read it, and then replaces signing.json.
     Coordinators sign with the new key within 5 seconds, and replace the tokens of running tasks with the next renewal.
     The former key stays valid until `tenure keys withdraw`. An interrupted rotation continues where it stopped.
     """
+    with server_packages(_KEYS, extra="server"):
+        from tenure.runtime.signing import LOOK_SECONDS, Signer, Verifier, next_key_path, write_key_pair
+
+    wait_seconds = 3 * LOOK_SECONDS if wait_seconds is None else wait_seconds
     private, public = key_files(directory)
     following = next_key_path(private)
     with key_errors():
@@ -77,6 +85,9 @@ def rotate(directory: Path, wait_seconds: float) -> None:
 @click.argument("key_id")
 def withdraw(directory: Path, key_id: str) -> None:
     """Remove the public key KEY_ID from verifying.json in DIRECTORY: the tokens that it signed verify no longer."""
+    with server_packages(_KEYS, extra="server"):
+        from tenure.runtime.signing import LOOK_SECONDS, withdraw_key
+
     with key_errors():
         withdraw_key(*key_files(directory), key_id)
     echo(f"{key_id} is withdrawn; services refuse its tokens within {LOOK_SECONDS:g} s")
@@ -88,9 +99,12 @@ def withdraw(directory: Path, key_id: str) -> None:
 def encryption(file: Path, withdrawn: str | None) -> None:
     """Create FILE with a key that encrypts the secrets in the database, or add a new key, which replaces the former.
 
-    Checkpoint services use a new key within 5 seconds. Then `python -m services.checkpoint reencrypt` encrypts all
+    Checkpoint services use a new key within 5 seconds. Then `tenure serve checkpoint reencrypt` encrypts all
     secrets with it, and the former key can be withdrawn.
     """
+    with server_packages(_KEYS, extra="server"):
+        from tenure.runtime.secret_box import add_encryption_key, withdraw_encryption_key
+
     with key_errors():
         if withdrawn is not None:
             withdraw_encryption_key(file, withdrawn)
@@ -148,6 +162,9 @@ def create_certificates(
     Without PROCESSES, one for each role. <name>.pem and <name>.key.pem are replaced if they exist; running processes
     use the new files without a restart. Keep ca.key.pem away from the services.
     """
+    with server_packages(_CERTS, extra="server"):
+        from tenure.runtime.certificates import make_certificates
+
     chosen = processes or tuple((role, role.lower()) for role in Role)
     try:
         make_certificates(directory, chosen, installation=installation, days=days, hosts=hosts or ["localhost"])
@@ -171,6 +188,9 @@ def create_store_certificates(
     etcd admits each client with a certificate of this authority: give etcd-client.pem to coordinators only, and
     choose another DIRECTORY than that of `tenure certs create`. Keep ca.key.pem away from the services.
     """
+    with server_packages(_CERTS, extra="server"):
+        from tenure.runtime.certificates import make_store_certificates, store_certificates
+
     stores = store_certificates(etcd_hosts or ["localhost"], postgres_hosts or ["localhost"])
     try:
         make_store_certificates(directory, stores, installation=installation, days=days)

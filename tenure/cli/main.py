@@ -28,6 +28,7 @@ from tenure.cli.leases import leases
 from tenure.cli.output import echo, make_console
 from tenure.cli.schedules import schedules
 from tenure.cli.send_and_fork import fork, send
+from tenure.cli.serve import serve
 from tenure.cli.submit import submit
 from tenure.cli.tasks import cancel, entries, get, list_tasks, tree, wait
 from tenure.cli.tasks import explain as explain_task
@@ -42,6 +43,7 @@ from tenure.domain.errors import TenureError
 from tenure.runtime.rpc_client import target_of
 from tenure.runtime.rpc_status import PeerFailed
 from tenure.runtime.tls import ClientTls
+from tenure.server_packages import MissingExtra
 
 FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -52,7 +54,7 @@ class Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except (TenureError, PeerFailed, TimeoutError) as error:
+        except (TenureError, PeerFailed, TimeoutError, MissingExtra) as error:
             address = ctx.obj.address if isinstance(ctx.obj, Context) else ""
             message = explain(error, address).replace("\n", "\n  ")  # a further line must not look like one of ours
             echo(f"tenure: {message}", err=True)
@@ -194,6 +196,7 @@ for command in (
     usage,
     tenants,
     admin,
+    serve,
     keys,
     certs,
 ):

@@ -18,6 +18,7 @@ from tenure.domain.budget import MAX_NANO_USD, nano_usd_of
 from tenure.domain.errors import InvalidRequest, NotFound
 from tenure.domain.states import TaskState
 from tenure.domain.task import Source, SourceKind
+from tenure.server_packages import server_packages
 from tenure.v1 import task_pb2
 from tenure.wire.common import SOURCES, STATES
 
@@ -168,7 +169,8 @@ class ReplicasType(click.ParamType[dict[str, int]]):
     name = "replicas"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, int]:
-        from devstack.options import REPLICATED  # only `tenure dev` needs it, and it is slow to import
+        with server_packages("`tenure dev`", extra="dev"):  # only `tenure dev` needs it, and it is slow to import
+            from devstack.options import REPLICATED
 
         if isinstance(value, dict):
             return value

@@ -8,8 +8,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 from zoneinfo import ZoneInfo
 
-from cronsim import CronSim, CronSimError
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -112,6 +110,8 @@ def check_cron(cron: str) -> None:
     """Raises ValueError, with the reason, unless `cron` is a valid expression of five fields."""
     if len(cron.split()) != 5:
         raise ValueError("must have five fields: minute, hour, day of month, month, day of week")
+    from cronsim import CronSim, CronSimError  # only services have it, and clients import this module for its enums
+
     try:
         CronSim(cron, _EPOCH)
     except CronSimError as error:
@@ -221,6 +221,8 @@ def _next_match(cron: str, zone: tzinfo, moment: datetime) -> datetime | None:
 
     CronSim steps through calendar days, so a match during a change of clocks may not be later than `moment`.
     """
+    from cronsim import CronSim
+
     for match in CronSim(cron, moment.astimezone(zone)):
         due = match.astimezone(UTC)
         if due > moment:

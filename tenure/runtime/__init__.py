@@ -31,7 +31,8 @@ sql.py                   named statements and migrations
 Security:
 security.py              the security of one process, made from its settings
 access_control.py        authenticates callers and applies the access rule of each method
-tls.py                   mutual TLS with certificates that can be replaced
+tls.py                   how a client connects by TLS, and the settings of mutual TLS
+certificate_files.py     a process's own certificate, which can be replaced while it runs
 certificates.py          makes a certificate authority and certificates
 
 Others:

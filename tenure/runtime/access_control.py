@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from tenure.domain.access import EVERYTHING, Access, Permission, Principal, check_access, process_of
 from tenure.domain.errors import PermissionDenied, TenureError, Unauthenticated
+from tenure.runtime.certificate_files import CertificateFiles, TrustedCallers
 from tenure.runtime.request_context import DEFAULT_TENANT, named_tenant
-from tenure.runtime.tls import CertificateFiles, TrustedCallers
 
 Metadata = Iterable[tuple[str, str | bytes]] | None
 Authenticate = Callable[[Any, Metadata], Awaitable[Principal]]

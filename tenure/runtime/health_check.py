@@ -1,4 +1,4 @@
-"""Asks a service of this machine for its health, for probes that run a command: `python -m services.gateway health`."""
+"""Asks a service of this machine for its health, for probes that run a command: `tenure serve gateway health`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tenure.runtime.tls import CertificateFiles, MutualTlsSettings, PeerTls
+from tenure.runtime.certificate_files import CertificateFiles, PeerTls
+from tenure.runtime.tls import MutualTlsSettings
 
 if TYPE_CHECKING:
     from tenure.domain.access import Role

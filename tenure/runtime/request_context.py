@@ -7,15 +7,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
-from opentelemetry import context, trace
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
 from tenure.domain.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from opentelemetry.context import Context
+    from opentelemetry.trace import Tracer
 
 TENANT_KEY: Final = "x-tenure-tenant"
 DEFAULT_TENANT: Final = "default"
@@ -57,31 +55,38 @@ def named_tenant(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | No
     return value if isinstance(value, str) else value.decode("utf-8", "replace")
 
 
-# A trace continues in the next service: the W3C `traceparent` header carries the current span.
+# A trace continues in the next service: the W3C `traceparent` header carries the current span. Clients import this
+# module without OpenTelemetry, which only services have: so the functions import it when a span exists.
 
 TRACEPARENT_KEY: Final = "traceparent"
 """The key in gRPC metadata, equal to the name of the W3C header."""
-_PROPAGATOR: Final = TraceContextTextMapPropagator()
 
 
 class Exporting:
     """The tracer of the process, or None while no spans are exported."""
 
-    tracer: trace.Tracer | None = None
+    tracer: Tracer | None = None
 
 
 def traceparent() -> str:
     """Returns the `traceparent` of the current span, or "" without a span or an exporter."""
     if Exporting.tracer is None:
         return ""
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
     carrier: dict[str, str] = {}
-    _PROPAGATOR.inject(carrier)
+    TraceContextTextMapPropagator().inject(carrier)
     return carrier.get(TRACEPARENT_KEY, "")
 
 
 def context_of(header: str) -> Context | None:
     """Returns a context whose new spans are children of the span in `header`, or None (the current context) for ""."""
-    return _PROPAGATOR.extract({TRACEPARENT_KEY: header}, context.get_current()) if header else None
+    if not header:
+        return None
+    from opentelemetry.context import get_current
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator().extract({TRACEPARENT_KEY: header}, get_current())
 
 
 def trace_metadata() -> tuple[tuple[str, str], ...]:
@@ -96,4 +101,6 @@ def continue_trace(metadata: Iterable[tuple[str, str | bytes]] | None) -> None:
         return
     header = next((value for key, value in metadata or () if key == TRACEPARENT_KEY), "")
     if isinstance(header, str) and (parent := context_of(header)) is not None:
-        context.attach(parent)
+        from opentelemetry.context import attach
+
+        attach(parent)

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from tenure.domain.outbound import is_loopback_host
 from tenure.runtime.access_control import AccessControl, Authenticate, certificate_authentication
+from tenure.runtime.certificate_files import CertificateFiles, PeerTls, server_credentials
 from tenure.runtime.settings import Address, ConfigurationError
-from tenure.runtime.tls import CertificateFiles, MutualTlsSettings, PeerTls, server_credentials
+from tenure.runtime.tls import MutualTlsSettings
 
 if TYPE_CHECKING:
     import grpc

@@ -108,7 +108,7 @@ def _ask_for_health(name: str, settings_type: type[S], environment: Mapping[str,
 
 def _usage(name: str, commands: Mapping[str, Any]) -> str:
     alternatives = "".join(f" | {command}" for command in (HEALTH, *commands))
-    return f"usage: python -m services.{name} [--help{alternatives}]"
+    return f"usage: tenure serve {name} [--help{alternatives}]"
 
 
 def _print(text: str, to: TextIO | None = None) -> None:

@@ -1,11 +1,10 @@
-"""What an operator types: `python -m services.<name>`, with words and variables that do not fit."""
+"""What an operator types: `tenure serve NAME`, with words and variables that do not fit."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from tenure.domain.access import Role
 from tenure.runtime.certificates import Authority, write_certificate
+from tenure.serve import command_line
 from tests.support.fix_postgres import FreshDatabase
 from tests.support.forked import REPOSITORY
 from tests.support.patience import PATIENCE_SECONDS
@@ -31,7 +31,7 @@ async def run(name: str, *arguments: str, **variables: str) -> tuple[int | None,
     """The exit code, standard output, standard error."""
     own = {key: value for key, value in os.environ.items() if not key.startswith(("TENURE_", "ANTHROPIC_", "OPENAI_"))}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", f"services.{name}", *arguments),
+        *command_line(name, *arguments),
         cwd=REPOSITORY,
         env={**own, **variables},
         stdout=asyncio.subprocess.PIPE,
@@ -63,7 +63,7 @@ async def test_help_lists_every_variable_and_starts_nothing(name: Any) -> None:
         assert variable in text
     code, _, text = await run(name, "migrat")
     assert (code, text) == (2, f"{text.splitlines()[0]}\n")
-    assert text.startswith(f"usage: python -m services.{name}")
+    assert text.startswith(f"usage: tenure serve {name}")
 
 
 async def test_pools_of_workers_need_tls(tmp_path: Path) -> None:

@@ -14,8 +14,10 @@ import pytest
 import yaml
 
 from deploy import prepare
+from tenure.runtime.certificate_files import CertificateFiles
 from tenure.runtime.settings import load
-from tenure.runtime.tls import CertificateFiles, MutualTlsSettings
+from tenure.runtime.tls import MutualTlsSettings
+from tenure.serve import command_line
 from tests.support.compose_file import DEPLOY, ROOT, SERVICES, NothingReplaced, compose_file, compose_services
 
 RUN_BY_UP = {*SERVICES, "postgres", "etcd", "migrate-checkpoint", "migrate-tools"}
@@ -171,7 +173,7 @@ def test_a_stop_gives_time_to_drain() -> None:
 def test_each_service_is_asked_for_its_health() -> None:
     for name in SERVICES:
         check = compose_services()[name]["healthcheck"]
-        assert check["test"] == ["CMD", "python", "-m", f"services.{name}", "health"]
+        assert check["test"] == ["CMD", "python", *command_line(name, "health")[1:]]
         assert set(check) == {"test", "interval", "timeout", "retries", "start_period", "start_interval"}
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from devstack.data_dir import read_addresses
 from tenure.cli.exit_codes import Exit
 from tenure.client import Client
+from tenure.runtime.running_stack import read_addresses
 from tests.end_to_end.command import next_value, start, started, tenure
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -34,7 +34,7 @@ def process_of(worker: str, data: Path) -> int:
             at_home = (entry / "cwd").resolve() == data / "logs"
         except (OSError, PermissionError):
             continue
-        if at_home and b"services.worker" in command and f"TENURE_WORKER_ID={worker}".encode() in environment:
+        if at_home and b"tenure.serve\0worker" in command and f"TENURE_WORKER_ID={worker}".encode() in environment:
             return int(entry.name)
     raise AssertionError(f"{worker} does not run on {data}")
 

@@ -26,6 +26,7 @@ from devstack.etcd import find_etcd, free_ports
 from devstack.options import HeldAddresses, Layout, StackOptions
 from devstack.postgres_process import PostgresProcess, PostgresServer, make_socket_directory, remove_socket_directory
 from devstack.service_process import ServiceProcess, SimulatorProcess
+from tenure.serve import command_line
 from tests.support.compose_file import DEPLOY, compose_services
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -85,7 +86,7 @@ class Composed:
     def run(self, container: str, *command: str, **changes: str) -> subprocess.CompletedProcess[str]:
         """Runs a command of a service in the environment of a container, to its end."""
         return subprocess.run(
-            [sys.executable, "-P", "-m", f"services.{command[0]}", *command[1:]],
+            command_line(*command),
             env={**self.environment(container), **changes},
             capture_output=True,
             text=True,

@@ -27,7 +27,7 @@ from typing import IO, Final
 from devstack import child_process, die_with_parent
 
 REPOSITORY: Final = Path(__file__).parents[2]
-FORKED: Final = ("services.", "devstack.simulator", "tenure.cli")
+FORKED: Final = ("services.", "tenure.serve", "devstack.simulator", "tenure.cli")
 READ_AT_START: Final = ("LD_", "PYTHON", "GRPC_", "MALLOC_")
 EXIT_CODE_BYTES: Final = 8
 

@@ -21,10 +21,11 @@ from tenure.domain.access import (
     with_included,
 )
 from tenure.domain.errors import PermissionDenied, Unauthenticated
+from tenure.runtime.certificate_files import CertificateFiles
 from tenure.runtime.certificates import make_certificates
 from tenure.runtime.security import Security
 from tenure.runtime.settings import Address, ConfigurationError, load
-from tenure.runtime.tls import CertificateFiles, MutualTlsSettings
+from tenure.runtime.tls import MutualTlsSettings
 from tenure.wire.access import access_rules
 
 READ = Access(frozenset({Role.GATEWAY}), Permission.READ)

@@ -21,7 +21,7 @@ from devstack import (
     StackOptions,
 )
 from devstack.child_process import last_output, open_log, warnings_of
-from devstack.data_dir import forget_addresses, hold_folder, read_addresses, write_addresses
+from devstack.data_dir import forget_addresses, hold_folder, write_addresses
 from devstack.etcd import EtcdProcess
 from devstack.options import (
     FREE_PORTS,
@@ -38,6 +38,7 @@ from devstack.stores import endpoint_version
 from devstack.supervisor import death_of
 from tenure.cli.dev import UNSAFE_ETCD, command_name, one_dsn, passed_on
 from tenure.cli.parameters import REPLICAS, SETTING
+from tenure.runtime.running_stack import read_addresses
 
 
 def test_a_folder_has_one_stack(tmp_path: Path) -> None:

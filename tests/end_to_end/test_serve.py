@@ -1,0 +1,157 @@
+"""`tenure serve`: services on stores that run already, as an operator starts them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import uuid
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from devstack.etcd import EtcdProcess
+from devstack.options import HeldAddresses
+from tenure.client import Client
+from tenure.domain.errors import Unavailable
+from tenure.runtime.signing import write_key_pair
+from tenure.serve import SERVICES
+from tenure.v1 import task_pb2
+from tenure.v1 import task_service_pb2 as api
+from tests.support.fix_postgres import FreshDatabase
+from tests.support.fix_simulator import SimulatorControl
+from tests.support.patience import PATIENCE_SECONDS
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
+COMMAND: Final = (sys.executable, "-m", "tenure.cli", "serve")
+
+
+async def run(*arguments: str, environment: Mapping[str, str]) -> tuple[int | None, str]:
+    """The exit code and the output of a command that ends by itself."""
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, *arguments, env=environment, stdout=PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        out, _ = await process.communicate()
+    return process.returncode, out.decode()
+
+
+@pytest.fixture
+async def environment(
+    tmp_path: Path, fresh_database: FreshDatabase, own_etcd: EtcdProcess, simulator: SimulatorControl
+) -> AsyncIterator[dict[str, str]]:
+    """What an operator sets for all five services of one machine; the databases are migrated."""
+    write_key_pair(tmp_path / "signing.json", tmp_path / "verifying.json", key_id="k1")
+    dsn = await fresh_database()
+    held = HeldAddresses()
+    at = {name: held.choose(name, usual=False) for name in SERVICES}
+    variables = {
+        "PATH": os.environ["PATH"],
+        **{f"TENURE_{name.upper()}_LISTEN": address for name, address in at.items()},
+        **{f"TENURE_{name.upper()}_VERIFYING_KEYS_FILE": str(tmp_path / "verifying.json") for name in VERIFYING},
+        "TENURE_COORDINATOR_SIGNING_KEY_FILE": str(tmp_path / "signing.json"),
+        "TENURE_COORDINATOR_ETCD_ENDPOINTS": own_etcd.endpoint,
+        "TENURE_COORDINATOR_CHECKPOINT_ADDRESS": at["checkpoint"],
+        "TENURE_COORDINATOR_TOOLS_ADDRESS": at["tools"],
+        "TENURE_CHECKPOINT_POSTGRES_DSN": dsn,
+        "TENURE_TOOLS_POSTGRES_DSN": dsn,
+        "TENURE_TOOLS_WORKSPACE_ROOT": str(tmp_path / "workspaces"),
+        "TENURE_WORKER_COORDINATOR_ADDRESSES": at["coordinator"],
+        "TENURE_WORKER_CHECKPOINT_ADDRESS": at["checkpoint"],
+        "TENURE_WORKER_TOOLS_ADDRESS": at["tools"],
+        "TENURE_GATEWAY_CHECKPOINT_ADDRESS": at["checkpoint"],
+        "TENURE_GATEWAY_COORDINATOR_ADDRESS": at["coordinator"],
+        "TENURE_GATEWAY_TOOLS_ADDRESS": at["tools"],
+        "ANTHROPIC_BASE_URL": simulator.url,
+        "ANTHROPIC_API_KEY": "sk-simulated",
+        "TENURE_WORKER_ALLOW_INSECURE_MODELS": "true",
+    }
+    for service in ("checkpoint", "tools"):
+        code, output = await run(service, "migrate", environment=variables)
+        assert code == 0, output
+    yield variables
+    held.close()
+
+
+VERIFYING: Final = ("coordinator", "checkpoint", "tools")
+
+
+@asynccontextmanager
+async def served_all(environment: Mapping[str, str], log: Path) -> AsyncIterator[Process]:
+    """`tenure serve all`, until it has ended."""
+    with log.open("wb") as out:
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND, "all", env=environment, stdout=out, stderr=asyncio.subprocess.STDOUT
+        )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def succeeds(address: str) -> None:
+    """Submits a task, as soon as all services are there, and sees it succeed."""
+    request = api.SubmitTaskRequest(request_id=str(uuid.uuid4()))
+    request.agent.model = "sim-hello"
+    task = None
+    async with asyncio.timeout(PATIENCE_SECONDS), Client(address) as client:
+        while task is None:
+            try:
+                task = await client.submit("say hello", request=request)
+            except Unavailable:
+                await asyncio.sleep(0.1)
+        assert (await client.wait(task.task_id)).state == task_pb2.TASK_STATE_SUCCEEDED
+
+
+def children(pid: int) -> dict[str, int]:
+    """The services that a process started, by name."""
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    commands = {int(child): Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0") for child in listed}
+    return {words[words.index(b"tenure.serve") + 1].decode(): child for child, words in commands.items()}
+
+
+async def test_all_services_run_a_task_and_stop_in_order(environment: dict[str, str], tmp_path: Path) -> None:
+    async with served_all(environment, tmp_path / "log") as process:
+        await succeeds(environment["TENURE_GATEWAY_LISTEN"])
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            assert await process.wait() == 0, (tmp_path / "log").read_text()
+
+
+@pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks at processes through /proc")
+async def test_a_service_that_dies_stops_all_others(environment: dict[str, str], tmp_path: Path) -> None:
+    async with served_all(environment, tmp_path / "log") as process:
+        await succeeds(environment["TENURE_GATEWAY_LISTEN"])
+        started = children(process.pid)
+        assert set(started) == set(SERVICES)
+        os.kill(started["worker"], signal.SIGKILL)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            assert await process.wait() == 1
+    assert not any(Path(f"/proc/{pid}").exists() for pid in started.values())
+    assert "tenure: worker ended with code -9; the other services are stopped" in (tmp_path / "log").read_text()
+
+
+async def test_a_service_reads_its_own_arguments(environment: dict[str, str]) -> None:
+    code, text = await run("checkpoint", "--help", environment=environment)
+    assert code == 0
+    assert text.startswith("usage: tenure serve checkpoint [--help | health | migrate")
+    assert "TENURE_CHECKPOINT_POSTGRES_DSN" in text
+    code, text = await run("gateway", "migrate", environment=environment)
+    assert (code, text.startswith("usage: tenure serve gateway")) == (2, True)
+
+
+async def test_a_service_has_no_process_of_the_command(environment: dict[str, str]) -> None:
+    """Signals reach the service, and its container's first process is the service."""
+    process = await asyncio.create_subprocess_exec(*COMMAND, "simulator", env=environment, stdout=PIPE)
+    assert process.stdout is not None
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        assert (await process.stdout.readline()).startswith(b"model simulator on ")
+        process.terminate()
+        assert await process.wait() == 0
