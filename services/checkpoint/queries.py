@@ -53,14 +53,9 @@ async def fetch_one(connection: Connection, statement: bytes, parameters: dict[s
     return row
 
 
-async def in_ledger_transaction(pool: Pool, work: Callable[[BoundedConnection], Awaitable[T]]) -> T:
+async def in_ledger_transaction(pool: Pool, work: Callable[[Connection], Awaitable[T]]) -> T:
     """Runs `work` in a transaction, again after a conflict. Raises domain errors, as tenure.runtime.postgres says."""
-
-    async def prepared(connection: BoundedConnection) -> T:
-        prepare_connection(connection)
-        return await work(connection)
-
-    return await in_transaction(pool, prepared)
+    return await in_transaction(pool, work, prepare=prepare_connection)
 
 
 @asynccontextmanager

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from psycopg import errors
 from psycopg.adapt import PyFormat, Transformer
-from psycopg.pq import ConnStatus, ExecStatus, Format
+from psycopg.pq import ExecStatus, Format, TransactionStatus
 from psycopg.waiting import Ready, Wait
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _PLACEHOLDER: Final = re.compile(rb"%(?:\((?P<name>\w+)\)b|(?P<percent>%)|(?P<other>.?))")
 _COMPLETED: Final = (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK)
+_OPEN: Final = (TransactionStatus.INTRANS, TransactionStatus.INERROR)
 _ENCODING: Final = "utf-8"
 
 
@@ -43,12 +44,12 @@ _ENCODING: Final = "utf-8"
 async def pipelined_transaction(connection: BoundedConnection) -> AsyncIterator[PipelinedTransaction]:
     """Opens a transaction on an idle connection: committed at the end of the block, rolled back by an exception.
 
-    Raises psycopg's errors. After an interruption, such as a cancellation, the caller must close the connection.
+    Raises psycopg's errors.
     """
     transaction = PipelinedTransaction(connection.prepared_statements)
     try:
         yield transaction
-    except Exception:
+    except BaseException:
         await transaction.roll_back()
         raise
     await transaction.commit()
@@ -96,9 +97,11 @@ class PipelinedTransaction:
             raise errors.InFailedSqlTransaction("the transaction was rolled back, because a statement had failed")
 
     async def roll_back(self) -> None:
-        """Drops the queued statements and rolls back what was sent. Does nothing on a broken connection."""
+        """Drops the queued statements and rolls back what was sent. Does nothing on a broken connection, or while an
+        interrupted statement still runs.
+        """
         self._queued = []
-        if self._has_begun and self._statements.pgconn.status == ConnStatus.OK:
+        if self._has_begun and self._statements.pgconn.transaction_status in _OPEN:
             self._queued = [self._plain(b"ROLLBACK")]
             await self.flush()
 

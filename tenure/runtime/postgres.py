@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import select
 import socket
 import sys
 from collections.abc import AsyncGenerator
@@ -30,7 +31,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from tenure.domain.errors import InvalidRequest, LimitReached, TenureError, Unavailable
 from tenure.domain.retry import RetryPolicy
-from tenure.runtime.pipelined_transaction import PreparedStatements
+from tenure.runtime.pipelined_transaction import PipelinedTransaction, PreparedStatements, pipelined_transaction
 from tenure.runtime.process import note_progress
 from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_status import LOCK_TIMEOUT, OUTCOME_UNKNOWN
@@ -273,7 +274,7 @@ async def open_pool(
         max_lifetime=chosen.max_lifetime_seconds,
         reconnect_timeout=_GIVE_UP_CONNECTING_SECONDS,
         open=False,
-        check=AsyncConnectionPool.check_connection,
+        check=_check,
         configure=configure,
         name=f"tenure-{service}",
     )
@@ -281,6 +282,18 @@ async def open_pool(
         with domain_errors():
             await _first_connection(pool, chosen.start_timeout_seconds)
         yield pool
+
+
+async def _check(postgres: BoundedConnection) -> None:
+    """Asks Postgres for a sign of life if it wrote something since the last use: mostly that it closed the connection.
+
+    A round trip before each use would cost as much as a short statement. A server that vanished without a word is
+    noticed by the statement itself, which is bounded.
+    """
+    poll = select.poll()
+    poll.register(postgres.pgconn.socket, select.POLLIN)
+    if poll.poll(0):
+        await AsyncConnectionPool.check_connection(postgres)
 
 
 async def _first_connection(pool: Pool, timeout_seconds: float) -> None:
@@ -313,14 +326,26 @@ async def connection(pool: Pool) -> AsyncIterator[BoundedConnection]:
 
 
 @asynccontextmanager
-async def transaction(pool: Pool) -> AsyncIterator[BoundedConnection]:
-    """Takes a connection and opens a transaction: committed at the end of the block, rolled back by an exception."""
-    async with connection(pool) as postgres, postgres.transaction():
-        yield postgres
+async def transaction(
+    pool: Pool, prepare: Callable[[BoundedConnection], None] | None = None
+) -> AsyncIterator[PipelinedTransaction]:
+    """Takes a connection and opens a transaction: committed at the end of the block, rolled back by an exception.
+
+    Raises domain errors: of a statement when its rows are fetched, or at the end. `prepare` is called with the
+    connection.
+    """
+    async with connection(pool) as postgres:
+        if prepare is not None:
+            prepare(postgres)
+        async with pipelined_transaction(postgres) as opened:
+            yield opened
 
 
 async def in_transaction(
-    pool: Pool, work: Callable[[BoundedConnection], Awaitable[_Result]], policy: RetryPolicy = CONFLICTS
+    pool: Pool,
+    work: Callable[[Connection], Awaitable[_Result]],
+    policy: RetryPolicy = CONFLICTS,
+    prepare: Callable[[BoundedConnection], None] | None = None,
 ) -> _Result:
     """Runs `work` in a transaction, and again after a conflict (deadlock or serialization failure).
 
@@ -329,7 +354,7 @@ async def in_transaction(
     """
 
     async def once() -> _Result:
-        async with transaction(pool) as postgres:
+        async with transaction(pool, prepare) as postgres:
             return await work(postgres)
 
     return await retrying(once, policy, on=(TransactionConflict,), random_fraction=_half_jitter)

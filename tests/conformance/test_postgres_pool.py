@@ -33,6 +33,7 @@ from tests.support.fix_postgres import FreshDatabase
 from tests.support.fix_proxy import MakeProxy
 from tests.support.patience import CALL_SECONDS, PATIENCE_SECONDS
 
+ADD_ONE = b"update t set n = n + 1 where id = %(id)b returning n"
 SMALL = PoolOptions(min_size=1, max_size=4, acquire_timeout_seconds=CALL_SECONDS)
 
 
@@ -87,7 +88,7 @@ async def test_a_transaction_is_all_or_nothing(fresh_database: FreshDatabase) ->
 
 async def insert_and_fail(pool: Any) -> None:
     async with transaction(pool) as postgres:
-        await postgres.execute("insert into t values (1)")
+        await (await postgres.execute(b"insert into t values (1) returning n")).fetchall()
         raise ValueError("undo")
 
 
@@ -126,7 +127,7 @@ async def test_a_statement_that_takes_too_long_is_stopped(fresh_database: FreshD
 async def test_waiting_for_a_lock_is_bounded(fresh_database: FreshDatabase) -> None:
     async with pool_of(await fresh_database(), lock_timeout_seconds=0.1) as pool:
         async with transaction(pool) as holder:
-            await holder.execute("select pg_advisory_xact_lock(1)")
+            await (await holder.execute(b"select pg_advisory_xact_lock(1)")).fetchone()
             with pytest.raises(errors.Unavailable) as caught:
                 await one(pool, "select pg_advisory_xact_lock(1)")
         assert caught.value.reason == "LOCK_TIMEOUT"
@@ -209,11 +210,11 @@ async def test_a_deadlock_is_run_again_and_both_succeed(fresh_database: FreshDat
                 runs += 1
                 if met:
                     await one_is_through.wait()  # comes only if the undone run holds no lock any more
-                await postgres.execute("update t set n = n + 1 where id = %s", (first,))
+                await (await postgres.execute(ADD_ONE, {"id": first})).fetchall()
                 if not met:
                     met = True
                     await both_hold.wait()
-                await postgres.execute("update t set n = n + 1 where id = %s", (second,))
+                await (await postgres.execute(ADD_ONE, {"id": second})).fetchall()
 
             await in_transaction(pool, work)
             one_is_through.set()
@@ -230,7 +231,7 @@ async def test_what_was_undone_leaves_the_other_time_to_take_its_locks(fresh_dat
 
     async def conflict(postgres: Any) -> None:
         began.append(clock())
-        await postgres.execute("do $$ begin raise exception 'again' using errcode = '40P01'; end $$")
+        await postgres.execute(b"do $$ begin raise exception 'again' using errcode = '40P01'; end $$")
 
     async with pool_of(await fresh_database()) as pool:
         with pytest.raises(TransactionConflict):
@@ -240,7 +241,7 @@ async def test_what_was_undone_leaves_the_other_time_to_take_its_locks(fresh_dat
 
 async def test_conflicts_without_end_are_told_in_the_end(fresh_database: FreshDatabase) -> None:
     async def conflict(postgres: Any) -> None:
-        await postgres.execute("do $$ begin raise exception 'again' using errcode = '40001'; end $$")
+        await postgres.execute(b"do $$ begin raise exception 'again' using errcode = '40001'; end $$")
 
     async with pool_of(await fresh_database()) as pool:
         with pytest.raises(TransactionConflict):

@@ -74,7 +74,7 @@ returning task_id;
 
 -- name: give_up_prepared
 -- Gives up ids that no fork used in time. It is like the pruning of a task that was never granted, because the tool
--- service may have files under the id.
+-- service may have files under the id. Returns a row for each.
 with given_up as (
   delete from prepared_forks
    where task_id in (select o.task_id from prepared_forks o
@@ -84,4 +84,5 @@ with given_up as (
 )
 insert into prunings (task_id, tenant, root_task_id, epoch, claim_id, ended_at, actor, reason, entries_left, cleared_at)
 select task_id, tenant, task_id, 0, '', prepared_at, %(actor)b, %(reason)b, 0, clock_timestamp()
-  from given_up;
+  from given_up
+returning 1;

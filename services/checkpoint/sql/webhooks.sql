@@ -88,10 +88,11 @@ select webhook_id::text, tenant, kind, url, secret, old_secret
   from webhooks where webhook_id > %(after)b::text::uuid and kind <> 'EMAIL' order by webhook_id limit %(limit)b;
 
 -- name: seal_again
--- Replaces the seals, unless the secrets have changed meanwhile.
+-- Replaces the seals, unless the secrets have changed meanwhile. Returns a row if it did.
 update webhooks set secret = %(secret)b, old_secret = %(old_secret)b, url = %(url)b
  where webhook_id = %(webhook_id)b::text::uuid and secret = %(former)b and old_secret is not distinct from %(former_old)b
-   and url = %(former_url)b;
+   and url = %(former_url)b
+returning 1;
 
 -- name: delete
 -- Also deletes deliveries and gaps, by the foreign keys.

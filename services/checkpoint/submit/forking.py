@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from services.checkpoint.task_defaults import TaskDefaults
     from tenure.domain.quotas import StartDecision
     from tenure.domain.task import Source
-    from tenure.runtime.postgres import BoundedConnection, Connection, Pool
+    from tenure.runtime.postgres import Connection, Pool
     from tenure.v1 import checkpoint_service_pb2 as pb
 
 
@@ -107,8 +107,8 @@ class PreparedForks:
         """Gives up one batch of prepared ids and returns their number."""
         parameters = {"kept_seconds": self._kept_seconds, "limit": _AT_ONCE, "actor": LEDGER, "reason": _GIVE_UP_REASON}
 
-        async def work(connection: BoundedConnection) -> int:
-            return (await connection.execute(FORKS.give_up_prepared, parameters)).rowcount
+        async def work(connection: Connection) -> int:
+            return len(await fetch_all(connection, FORKS.give_up_prepared, parameters))
 
         return await in_ledger_transaction(self._pool, work)
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
-from services.checkpoint.queries import fetch_all, in_ledger_transaction, ledger_connection
+from services.checkpoint.queries import fetch_all, fetch_one, in_ledger_transaction, ledger_connection
 from services.checkpoint.webhooks.rows import WEBHOOKS
 from services.checkpoint.webhooks.sending import secret_owner
 from tenure.domain.errors import Unavailable
@@ -15,7 +15,7 @@ from tenure.domain.webhooks import WebhookKind
 from tenure.runtime.secret_box import SECRET_NOT_READABLE
 
 if TYPE_CHECKING:
-    from tenure.runtime.postgres import BoundedConnection, Pool
+    from tenure.runtime.postgres import Connection, Pool
     from tenure.runtime.secret_box import SecretBox
 
 PAGE: Final = 50
@@ -81,7 +81,7 @@ async def _replace(pool: Pool, former: SealedSecrets, sealed: SealedSecrets) -> 
         return False
     formers = {"former": former.secret, "former_old": former.old_secret, "former_url": former.url}
 
-    async def work(connection: BoundedConnection) -> bool:
-        return (await connection.execute(WEBHOOKS.seal_again, {**sealed._asdict(), **formers})).rowcount == 1
+    async def work(connection: Connection) -> bool:
+        return await fetch_one(connection, WEBHOOKS.seal_again, {**sealed._asdict(), **formers}) is not None
 
     return await in_ledger_transaction(pool, work)

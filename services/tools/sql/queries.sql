@@ -379,12 +379,12 @@ select task_id, tenant from fences where task_id = any(%(task_ids)b::uuid[]) and
 
 -- name: pin_source
 -- Returns a row at the first contact with the source, for one replica. Replicas that come at the same time wait for it.
-insert into pinned_sources (source) values (%(source)s) on conflict do nothing returning source;
+insert into pinned_sources (source) values (%(source)b) on conflict do nothing returning source;
 
 -- name: pin_tools
 -- Pins tools of a source, at the first contact or because an operator accepted them.
 insert into tool_pins (source, tool, sha256, definition, accepted_by)
-select %(source)s, w.tool, w.sha256, w.definition, %(accepted_by)s
+select %(source)b, w.tool, w.sha256, w.definition, %(accepted_by)b
   from unnest(%(tools)b::text[], %(hashes)b::text[], %(definitions)b::text[]) as w(tool, sha256, definition)
 on conflict (source, tool) do update
    set sha256 = excluded.sha256, definition = excluded.definition, accepted_by = excluded.accepted_by,
@@ -392,7 +392,7 @@ on conflict (source, tool) do update
 
 -- name: pins_of
 -- The pins of a source, with the definitions that operators are shown for comparison.
-select tool, sha256, definition from tool_pins where source = %(source)s;
+select tool, sha256, definition from tool_pins where source = %(source)b;
 
 -- name: pinned_hashes
 -- All accepted tools, for replicas that follow the acceptances of others.
