@@ -183,6 +183,15 @@ async def test_output_is_streamed_and_dropped_without_readers() -> None:
     assert 0 < sum(len(event.text) for event in results[:-1] if isinstance(event, Output)) <= 64 * 1024
 
 
+async def test_output_with_surrogates_is_passed_on_as_valid_text() -> None:
+    run = RunningCalls().add(call_request(), 1)
+    events = events_of(run, joined=True)
+    assert await anext(events) == Started(1, joined=True)
+    run.emit("a\ud800b")
+    assert await anext(events) == Output("a?b")
+    await events.aclose()
+
+
 async def test_waiters_for_an_unstarted_stopped_call_hear_at_once() -> None:
     run = RunningCalls().add(call_request(), 1)
     run.request_stop(StopReason.CLOSED)

@@ -110,3 +110,13 @@ async def test_a_refusal_reaches_only_its_call() -> None:
     assert (by_tag[0].refusal.reason, by_tag[1].refusal.reason) == ("STALE_EPOCH", "INTERNAL")
     assert "secret" not in by_tag[1].refusal.message
     assert by_tag[2].HasField("outcome")
+
+
+async def test_an_event_that_is_no_message_ends_only_its_call() -> None:
+    calls = Calls("\ud800")  # no message has a lone surrogate
+    calls.may_end.set()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        frames = [one async for one in ExecuteFrames(calls.follow, asyncio.Event()).serve(one_frame(1))]
+    events = [event for frame in frames for event in frame.events]
+    assert [event.WhichOneof("event") for event in events] == ["started", "refusal"]
+    assert events[-1].refusal.reason == "INTERNAL"

@@ -106,15 +106,21 @@ class ExecuteFrames(FrameServer[pb.ExecuteStreamRequest, pb.TaggedExecuteEvent])
 
     def take(self, call: _Call, event: Event) -> None:
         """Sends an event of a call."""
-        if isinstance(event, Started):
-            self.put_unhurried(tagged_event(call.tag, event))
+        if self._calls.get(call.tag) is not call:
+            return
+        try:
+            message = tagged_event(call.tag, event)
+        except Exception as error:  # noqa: BLE001  an event that is no message must not end the run that reports it
+            self.refuse(call, error)
             return
         if isinstance(event, Outcome):
             self._finish(call)
-        self.put(tagged_event(call.tag, event))
+        self.put_unhurried(message) if isinstance(event, Started) else self.put(message)
 
     def refuse(self, call: _Call, error: Exception) -> None:
         """Sends the error that ended a call. Its audit needs the context of the stream's caller."""
+        if self._calls.get(call.tag) is not call:
+            return
         self._finish(call)
         if isinstance(error, TenureError):
             self._context.run(self.rules.refused, call.request, error)

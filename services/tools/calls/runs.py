@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 from uuid import UUID
 
 from services.tools.calls.records import CallKey, CallRequest
-from tenure.domain.tools import Outcome, ProgramUsage
+from tenure.domain.tools import Outcome, ProgramUsage, encode
 
 _MAX_UNREAD_CHARACTERS: Final = 64 * 1024
 STOPPING_SECONDS: Final = 2.0
@@ -94,7 +94,7 @@ class Listener:
         self._unread.clear()
         self._characters = 0
         if text:
-            self._reader.put(Output(text))
+            self._reader.put(Output(encode(text).decode()))  # a tool's text may have surrogates, which no message has
 
 
 @dataclass(eq=False, slots=True)

@@ -48,8 +48,8 @@ MUTATIONS = (
         (
             Edit(
                 "services.tools",
-                "   where c.call_attempt = w.call_attempt and c.state in ('STARTED'",
-                "   where c.state in ('STARTED'",
+                " and c.call_attempt = w.call_attempt and c.state in ('STARTED'",
+                " and c.state in ('STARTED'",
                 sql=True,
             ),
         ),
