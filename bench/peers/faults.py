@@ -85,7 +85,7 @@ async def _start_workers(
     if not is_called:
         return _Workers(programs[0], programs[1] if len(programs) > 1 else None)
     await _poll("both workers to serve", VICTIM_SECONDS, lambda: all(map(accepts, ports)))
-    balancer = _Balancer(ports, lambda: int(read_victim(folder) is not None))
+    balancer = Balancer(ports, lambda: int(read_victim(folder) is not None))
     await register(store, await opened.enter_async_context(balancer.serving()))
     return _Workers(programs[0], programs[1], balancer.close_connections)
 
@@ -95,11 +95,12 @@ async def _stopped_victim(folder: Path, fault: str) -> Victim:
     victim = read_victim(folder)
     assert victim is not None, "the poll waited for it"
     if fault == "freeze" and AVAILABLE:
-        await _poll("the worker to freeze", VICTIM_SECONDS, lambda: _is_frozen(victim.pid))
+        await _poll("the worker to freeze", VICTIM_SECONDS, lambda: is_frozen(victim.pid))
     return victim
 
 
-def _is_frozen(pid: int) -> bool:
+def is_frozen(pid: int) -> bool:
+    """Returns whether all threads of the process are stopped. Needs /proc."""
     states = [file.read_text().rpartition(")")[2].split()[0] for file in Path(f"/proc/{pid}/task").glob("*/stat")]
     return bool(states) and set(states) <= {"T", "t"}
 
@@ -129,7 +130,7 @@ async def _poll(what: str, seconds: float, holds: Callable[[], bool]) -> None:
 
 
 @dataclass(slots=True)
-class _Balancer:
+class Balancer:
     """A balancer of TCP connections. `choose` returns the index of the port for a new connection."""
 
     ports: Sequence[int]
@@ -146,8 +147,10 @@ class _Balancer:
         finally:
             server.close()
             self.close_connections()
-            for copy in self._copies:
+            copies = list(self._copies)
+            for copy in copies:
                 copy.cancel()
+            await asyncio.gather(*copies, return_exceptions=True)
 
     def close_connections(self) -> None:
         """Closes the connections of all clients."""
@@ -170,8 +173,10 @@ class _Balancer:
 
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    with suppress(OSError):  # either end is gone: so is the connection
-        while data := await source.read(65_536):
-            target.write(data)
-            await target.drain()
-    target.close()
+    try:
+        with suppress(OSError):  # either end is gone: so is the connection
+            while data := await source.read(65_536):
+                target.write(data)
+                await target.drain()
+    finally:
+        target.close()

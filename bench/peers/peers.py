@@ -104,13 +104,14 @@ DBOS: Final = Peer(
     (
         Setting(
             "configuration",
-            "defaults, with a system_database_url of Postgres; synchronous workflow and steps in threads",
+            "defaults, with a system_database_url of Postgres and a sys_db_pool_size of the default 20 and one more "
+            "for each task at once; synchronous workflow and steps in threads",
             "https://docs.dbos.dev/python/reference/configuration",
         ),
         Setting(
             "takeover",
-            "without Conductor (a paid service, which waits 60 s): a program with the same executor id is started at "
-            "once by the bench, and recovers the pending workflows at its launch",
+            "without Conductor (a managed service, which waits 60 s): the bench starts a program with the same "
+            "executor id at once, and it recovers the pending workflows at its launch",
             "https://docs.dbos.dev/production/workflow-recovery",
         ),
     ),

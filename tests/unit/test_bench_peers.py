@@ -2,25 +2,49 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
+from bench.cpu import AVAILABLE
 from bench.machine import Machine
 from bench.options import Size
 from bench.peers.__main__ import write
+from bench.peers.faults import Balancer, is_frozen
 from bench.peers.page import Run, page, span, step_sentences
 from bench.peers.peers import PEERS, TENURE_SETTINGS, Setting
 from bench.peers.plot import panels, svg
-from bench.peers.program import Effect, EngineFailedError, step_seconds
+from bench.peers.program import Effect, EngineFailedError, read_effects, read_victim, step_seconds
 from bench.peers.programs.agent import STEPS
 from bench.peers.results import ALONE, AT_ONCE, TENURE, Result, Sample, as_json, ratios
 from bench.peers.rounds import task_count
 
 MACHINE = Machine(cores=2, system="Linux", python="3.11.7", postgres="18.6", etcd="3.5.1", sync_ms=0.1, load=0.25)
+
+
+ROOT = Path(__file__).parents[2]
+WORKER = """
+import threading, time
+from bench.peers.programs import agent
+
+def busy():
+    while True: time.sleep(0)
+
+for _ in range(4): threading.Thread(target=busy, daemon=True).start()
+tool = agent.Tool(agent.read_options())
+input()
+threading.Thread(target=lambda: [tool.effect("task", step) for step in range(1, 11)]).start()
+time.sleep(60)
+"""
 
 
 def sample(at_once: int, rate: float, p50_ms: float) -> Sample:
@@ -155,3 +179,57 @@ def test_each_package_is_pinned() -> None:
 )
 def test_a_span_shows_the_lowest_and_the_highest(values: list[float], shown: str) -> None:
     assert span(values) == shown
+
+
+@pytest.fixture(params=["freeze", "kill"])
+def stopped_worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker of a peer with other busy threads, after its fault."""
+    command = [sys.executable, "-c", WORKER, "--store", "none", "--folder", str(tmp_path), "--fault", request.param]
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT)
+    assert worker.stdin is not None
+    worker.stdin.write(b"\n")
+    worker.stdin.flush()
+    while read_victim(tmp_path) is None or not (worker.poll() is not None or is_frozen(worker.pid)):
+        assert worker.poll() in {None, -signal.SIGKILL}
+    yield worker
+    worker.kill()
+    worker.communicate()
+
+
+@pytest.mark.skipif(not AVAILABLE, reason="this system has no /proc")
+def test_a_fault_stops_the_worker_before_its_effect(stopped_worker: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    assert [effect.step for effect in read_effects(tmp_path)] == [1, 2, 3, 4]
+    victim = read_victim(tmp_path)
+    assert victim is not None
+    assert victim.pid == stopped_worker.pid
+    if stopped_worker.poll() is None:
+        os.kill(stopped_worker.pid, signal.SIGCONT)
+        while len(read_effects(tmp_path)) < STEPS:
+            assert stopped_worker.poll() is None
+
+
+async def test_a_balancer_parts_the_engine_from_a_stopped_worker() -> None:
+    async def serve(name: bytes) -> asyncio.Server:
+        async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(name)
+            await reader.read()
+            writer.close()
+
+        return await asyncio.start_server(greet, "127.0.0.1", 0)
+
+    first, second = [await serve(name) for name in (b"first\n", b"second\n")]
+    chosen = 0
+    balancer = Balancer([server.sockets[0].getsockname()[1] for server in (first, second)], lambda: chosen)
+    async with asyncio.timeout(60), balancer.serving() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await reader.readline() == b"first\n"
+        chosen = 1
+        balancer.close_connections()
+        assert await reader.read() == b"", "its connection is closed"
+        writer.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await reader.readline() == b"second\n"
+        writer.close()
+    for server in (first, second):
+        server.close()
+        await server.wait_closed()

@@ -6,11 +6,18 @@ from dbos import DBOS, DBOSConfig, SetWorkflowID
 
 from bench.peers.programs import agent
 
+DEFAULT_POOL_SIZE = 20
+
 
 def main() -> None:
     options = agent.read_options()
     tool = agent.Tool(options)
-    config: DBOSConfig = {"name": "peers", "system_database_url": options.store, "log_level": "WARNING"}
+    config: DBOSConfig = {
+        "name": "peers",
+        "system_database_url": options.store,
+        "sys_db_pool_size": DEFAULT_POOL_SIZE + options.at_once,
+        "log_level": "WARNING",
+    }
     DBOS(config=config)
 
     @DBOS.step()
