@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from services.worker.held_claims import HeldTask
 from services.worker.interrupts import Interruption
@@ -24,6 +24,7 @@ from tenure.runtime.retrying import retrying
 from tenure.runtime.rpc_status import PeerFailed
 from tenure.runtime.telemetry import link, span
 from tenure.v1 import checkpoint_service_pb2 as pb
+from tenure.v1 import ledger_pb2
 from tenure.validators import MAX_TRANSITION_MESSAGE
 from tenure.wire.checkpoint_service import portions
 from tenure.wire.common import STATES, duration, seconds
@@ -41,11 +42,18 @@ StepEntry = tuple[int, entries.Body]
 """An entry to append: its step and its body."""
 
 
+class _OwnEntry(NamedTuple):
+    """An entry to append, with its message: it is measured and sent."""
+
+    entry: StepEntry
+    message: ledger_pb2.NewEntry
+
+
 @dataclass(frozen=True, slots=True)
 class _Written:
     """The content of a commit, to be folded in once it is durable."""
 
-    own: Sequence[StepEntry]
+    own: Sequence[_OwnEntry]
     reserve: ReserveRequest | None
     transition: entries.Transition | None
 
@@ -81,7 +89,7 @@ class ClaimLedger:
 
     async def append(self, own: Sequence[StepEntry]) -> None:
         """Appends entries, in as many commits as their size needs."""
-        for part in portions(own, size_bytes):
+        for part in portions(_with_messages(own), _message_bytes):
             if part:
                 await self._commit(_Written(part, None, None))
 
@@ -90,14 +98,15 @@ class ClaimLedger:
 
         The entries are written even when the answer is Denied.
         """
-        *before, last = portions(own, size_bytes)
+        *before, last = portions(_with_messages(own), _message_bytes)
         for part in before:
             await self._commit(_Written(part, None, None))
         return _reserve_result(await self._commit(_Written(last, request, None)))
 
     async def close_out(self, own: Sequence[StepEntry], transition: entries.Transition) -> None:
         """Appends entries and moves the task out of RUNNING in the same commit. Afterwards the claim holds nothing."""
-        *before, last = portions(own, size_bytes, last_bytes=_transition_to_wire(transition).ByteSize())
+        last_bytes = _transition_to_wire(transition).ByteSize()
+        *before, last = portions(_with_messages(own), _message_bytes, last_bytes=last_bytes)
         for part in before:
             await self._commit(_Written(part, None, None))
         await self._commit(_Written(last, None, transition))
@@ -152,7 +161,7 @@ class ClaimLedger:
             commit_id=str(uuid.uuid4()),
             commit_number=self._commit_number,
             known_sequence=self.point.sequence,
-            entries=[new_entry(step, body) for step, body in written.own],
+            entries=[message for _, message in written.own],
             reserve=None if reserve is None else _reserve_to_wire(reserve),
             transition=None if transition is None else _transition_to_wire(transition),
             traceparent=traceparent() if _spawns(written.own) else "",
@@ -164,7 +173,7 @@ class ClaimLedger:
         Raises SequenceConflict when entries are missing: the task must be opened again.
         """
         external = {entry.sequence: entry for entry in response.foreign_entries}
-        own = list(written.own)
+        own = [entry for entry, _ in written.own]
         if written.reserve is not None and isinstance(granted := _reserve_result(response), Granted):
             own.append((written.reserve.step, _attempt(written.reserve, granted)))
         ours = iter(own)
@@ -181,9 +190,17 @@ class ClaimLedger:
             raise SequenceConflict("the answer to a commit does not have all new entries of the task")
 
 
-def _spawns(own: Sequence[StepEntry]) -> bool:
+def _with_messages(own: Sequence[StepEntry]) -> list[_OwnEntry]:
+    return [_OwnEntry(entry, new_entry(*entry)) for entry in own]
+
+
+def _message_bytes(own: _OwnEntry) -> int:
+    return own.message.ByteSize()
+
+
+def _spawns(own: Sequence[_OwnEntry]) -> bool:
     """Whether the commit creates sub-agents, whose traces link to this task's trace."""
-    return any(isinstance(body, entries.ToolIntent) and body.tool == SPAWN_SUB_AGENTS for _, body in own)
+    return any(isinstance(body, entries.ToolIntent) and body.tool == SPAWN_SUB_AGENTS for (_, body), _ in own)
 
 
 def size_bytes(entry: StepEntry) -> int:

@@ -39,7 +39,7 @@ class Interrupts:
     def __init__(self) -> None:
         self._kind: Interruption | None = None
         self._message = ""
-        self._set = asyncio.Event()
+        self._waiting: set[asyncio.Future[None]] = set()
 
     @property
     def ending(self) -> bool:
@@ -50,13 +50,14 @@ class Interrupts:
         """Interrupts the work in its present wait or at its next one."""
         if self._kind is None or self._kind < kind:
             self._kind, self._message = kind, message
-        self._set.set()
+        for interrupted in self._waiting:
+            if not interrupted.done():
+                interrupted.set_result(None)
 
     def withdraw(self, kind: Interruption) -> None:
         """Withdraws a request that no longer applies and that the work has not noticed yet."""
         if self._kind is kind:
             self._kind, self._message = None, ""
-            self._set.clear()
 
     def check(self) -> None:
         """Raises Interrupted when an interruption was requested."""
@@ -69,15 +70,17 @@ class Interrupts:
             work.close()
             raise Interrupted(self._kind, self._message)
         working = asyncio.create_task(work)
-        interrupted = asyncio.create_task(self._set.wait())
+        interrupted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(interrupted)
         try:
-            await asyncio.wait({working, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((working, interrupted), return_when=asyncio.FIRST_COMPLETED)
             if working.done():
                 return working.result()
         finally:
-            interrupted.cancel()
+            self._waiting.discard(interrupted)
             working.cancel()
-            await asyncio.gather(working, interrupted, return_exceptions=True)
+            if not working.done():
+                await asyncio.gather(working, return_exceptions=True)
         assert self._kind is not None
         raise Interrupted(self._kind, self._message)
 

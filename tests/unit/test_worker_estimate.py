@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import pytest
@@ -76,3 +77,14 @@ def test_dense_text_is_not_taken_for_prose(kind: Any) -> None:
 def test_a_count_beforehand_gets_a_margin() -> None:
     for counted in [random.randint(0, 10**6) for _ in range(20)]:
         assert counted * 1.02 <= with_margin(counted) <= counted * 1.02 + 17
+
+
+PIECES = re.compile(rb"[A-Za-z][a-z]{0,4}|[0-9]{1,2}|[!-/:-@\[-`{-~]")
+KEYS = re.compile(rb"[a-z]{16}")
+
+
+@given(st.text(st.sampled_from('aaaaaaaazAAZ0019 !~\n"\\') | st.characters(codec="ascii"), max_size=200))
+def test_a_bound_counts_pieces_as_the_expressions_do(text: str) -> None:
+    encoded = text.encode()
+    pieces = len(PIECES.findall(encoded)) + 6 * len(KEYS.findall(encoded))
+    assert text_tokens(text) == max(pieces + pieces // 12, -(-len(encoded) // 3))
