@@ -320,7 +320,8 @@ async def test_a_slow_watcher_loses_text_alone_and_no_entry() -> None:
         assert await text_until(fast, ".") == chunk * count + "."
         for sequence in range(1, 4):
             entries.append(ledger_pb2.Entry(sequence=sequence, epoch=7))
-        kept, sequences = "", []
+        kept = ""
+        sequences: list[int] = []
         while len(sequences) < 3 or not kept.endswith("."):
             event = await anext(slow)
             kept += event.delta.text
