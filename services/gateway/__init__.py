@@ -4,7 +4,8 @@ main.py           the settings, and how the parts are put together
 tasks.py          TaskService: submit, cancel, resume, fork, files, wait for the end
 tool_names.py     the check of tool names at submit
 watch.py          WatchTask: entries, live text and heartbeats of one task
-live_text.py      the live text of a task, relayed from the worker that holds it
+live_text.py      the live text of a task, relayed from the worker that holds it: one stream for all its watchers
+pending_text.py   live text that waits for its reader, within bounds
 task_changes.py   WatchTasks: the changes of all tasks of a tenant
 explain.py        ExplainTask: reads what the services know about a task
 explanation.py    the rule: from that knowledge to lines that say why the task is where it is (no I/O)

@@ -8,21 +8,24 @@ process proves that it holds the claim, and what it sends is bounded.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from ipaddress import ip_address
 from socket import SOCK_STREAM
 from typing import Any, Final, Self
 
 from services.gateway.peers import Peers
+from services.gateway.pending_text import PendingText
 from tenure.domain.access import Role
 from tenure.domain.errors import NotFound, PermissionDenied, TenureError, Unavailable
 from tenure.domain.fencing import describe_epoch
 from tenure.domain.live_address import LiveAddress, refusal_of
 from tenure.domain.retry import RetryPolicy
 from tenure.domain.session_secret import is_proof
+from tenure.runtime.request_context import current_tenant, set_tenant
 from tenure.runtime.rpc_client import TenureChannel, open_channel
 from tenure.runtime.rpc_status import PeerFailed
 from tenure.runtime.security import NO_SECURITY, Security
@@ -46,11 +49,59 @@ MESSAGE_SECONDS: Final = 0.005
 OnText = Callable[[live_pb2.Delta], None]
 
 
+class _SharedStream:
+    """The live text of one claim and those who follow it. Who comes later first gets the unfinished answer so far.
+
+    `failures`: the tries that have ended since the newest follower came. `end`: makes room for another stream.
+    """
+
+    running: asyncio.Task[None]
+
+    def __init__(self, end: Callable[[], object]) -> None:
+        self.failures = 0
+        self.end = end
+        self._followers: dict[object, OnText] = {}
+        self._unfinished = PendingText()
+        self._call = (0, 0)
+
+    @contextmanager
+    def followed_by(self, on_text: OnText) -> Iterator[None]:
+        """Passes all text to `on_text` inside the block. The last block to end ends the stream."""
+        follower = object()
+        self._followers[follower] = on_text
+        self.failures = 0
+        for delta in self._unfinished:
+            on_text(delta)
+        try:
+            yield
+        finally:
+            del self._followers[follower]
+            if not self._followers:
+                self.end()
+                self.running.cancel()
+
+    def on_text(self, delta: live_pb2.Delta) -> None:
+        """Passes a piece on, and keeps it for later followers while its answer is unfinished."""
+        call = (delta.step, delta.attempt_number)
+        if call != self._call:
+            self._unfinished.clear()
+            self._call = call
+        self._unfinished.add(delta)
+        for on_text in self._followers.values():
+            on_text(delta)
+
+    def forget_text(self) -> None:
+        """Forgets the answer so far: who comes from now on finds it in the ledger, or the worker sends it again."""
+        self._unfinished.clear()
+
+
 class LiveTextRelay:
-    """Keeps one channel to each address of a worker that has watchers."""
+    """Keeps one stream for each claim that has watchers, and one channel to each address of their workers."""
 
     def __init__(self, peers: Peers, security: Security = NO_SECURITY) -> None:
         self._peers, self._security = peers, security
+        self._streams: dict[tuple[str, str, int], _SharedStream] = {}
+        self._running: set[asyncio.Task[None]] = set()
         self._channels: dict[str, TenureChannel] = {}
         self._listeners: dict[str, int] = {}
 
@@ -58,22 +109,58 @@ class LiveTextRelay:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        for running in self._running:
+            running.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
         for channel in self._channels.values():
             await channel.close()
 
     async def follow(self, task_id: str, epoch: int, on_text: OnText) -> None:
-        """Relays the text of one claim until its worker ends it. Best effort: a watch is complete without live text."""
+        """Relays the text of one claim until its worker ends it. Best effort: a watch is complete without live text.
+
+        All watchers of a claim share one stream, which ends with its last watcher. `on_text` must not wait. The stream
+        works for the tenant of its watchers: a watcher of another tenant would get a stream of its own, and no text.
+        """
+        stream = self._stream(current_tenant(), task_id, epoch)
+        with stream.followed_by(on_text):
+            await asyncio.shield(stream.running)
+
+    def _stream(self, tenant: str, task_id: str, epoch: int) -> _SharedStream:
+        """Returns the stream of the claim, and starts it for the first watcher."""
+        key = (tenant, task_id, epoch)
+        stream = self._streams.get(key)
+        if stream is None:
+            stream = self._streams[key] = _SharedStream(lambda: self._forget(key, stream))
+            # A context of its own: the stream outlives the request of its first watcher.
+            stream.running = asyncio.create_task(
+                self._relay(stream, tenant, task_id, epoch), context=contextvars.Context()
+            )
+            self._running.add(stream.running)
+            stream.running.add_done_callback(self._running.discard)
+        return stream
+
+    def _forget(self, key: tuple[str, str, int], stream: _SharedStream | None) -> None:
+        """Lets the next watcher of the claim begin another stream. An ended stream must not remove that one."""
+        if self._streams.get(key) is stream:
+            del self._streams[key]
+
+    async def _relay(self, stream: _SharedStream, tenant: str, task_id: str, epoch: int) -> None:
+        set_tenant(tenant)
         request = coordinator.GetLiveSourceRequest(task_id=task_id, epoch=epoch)
-        for failures in range(1, REDIAL.max_attempts + 1):
-            try:
-                source = await self._source(request)
-                if source is None:
-                    return
-                await self._listen(source, task_id, epoch, on_text)
-            except (TenureError, PeerFailed) as error:
-                fields = {"task": task_id, "epoch": describe_epoch(epoch), "why": str(error)}
-                _log.info("the live text of a task is not available", extra=fields)
-            await asyncio.sleep(REDIAL.wait_seconds(failures, random.random()))
+        try:
+            while stream.failures < REDIAL.max_attempts:
+                try:
+                    source = await self._source(request)
+                    if source is None:
+                        return
+                    await self._listen(source, task_id, epoch, stream)
+                except (TenureError, PeerFailed) as error:
+                    fields = {"task": task_id, "epoch": describe_epoch(epoch), "why": str(error)}
+                    _log.info("the live text of a task is not available", extra=fields)
+                stream.failures += 1
+                await asyncio.sleep(REDIAL.wait_seconds(stream.failures, random.random()))
+        finally:
+            stream.end()
 
     async def _source(self, request: coordinator.GetLiveSourceRequest) -> coordinator.GetLiveSourceResponse | None:
         """Returns the source of a claim's text. None: the claim is over, or its worker serves no text."""
@@ -84,16 +171,19 @@ class LiveTextRelay:
         return source if source.address else None
 
     async def _listen(
-        self, source: coordinator.GetLiveSourceResponse, task_id: str, epoch: int, on_text: OnText
+        self, source: coordinator.GetLiveSourceResponse, task_id: str, epoch: int, stream: _SharedStream
     ) -> None:
         address = await dialled_address(source.address, allows_loopback=source.allows_loopback)
         async with self._channel(address) as channel:
             messages = WorkerServiceStub(channel).WatchLive(worker.WatchLiveRequest(task_id=task_id, epoch=epoch))
             if source.proof_digest:
                 await _check_proof(messages, source.proof_digest)
+            stream.forget_text()
             async for message in messages:
-                if is_sound(message.delta, epoch):
-                    on_text(message.delta)
+                if message.answer_complete:
+                    stream.forget_text()
+                elif is_sound(message.delta, epoch):
+                    stream.on_text(message.delta)
                 await asyncio.sleep(max(MESSAGE_SECONDS, len(message.delta.text) / CHARACTERS_PER_SECOND))
 
     @asynccontextmanager

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Coroutine, Iterator
 from contextlib import aclosing, suppress
 from typing import Any, Final, Self
 
 from services.gateway.live_text import LiveTextRelay
 from services.gateway.peers import Peers, read_task
+from services.gateway.pending_text import PendingText
 from tenure.domain.errors import NotFound, TryLater, Unavailable
 from tenure.domain.retry import RetryPolicy
 from tenure.runtime.rpc_status import PeerFailed
@@ -57,19 +57,13 @@ async def follow_entries(
 
 # The outbox of one watcher: at most one page of entries, and live text that may be dropped.
 
-MAX_PENDING_CHARACTERS: Final = 256 * 1024
-"""The limit of live text for one slow reader. Beyond it the oldest text is dropped; offsets show the gap."""
-MAX_PENDING_BLOCKS: Final = 256
-"""The limit of blocks with pending text: a hostile worker may begin a block with each piece."""
-
 
 class Mailbox:
     """Collects pages and text from the readers of a watch for its one sender. `fail` ends it after the last page."""
 
     def __init__(self) -> None:
         self._page: ledger.WatchEntriesResponse | None = None
-        self._deltas: OrderedDict[tuple[int, int, int, int], live_pb2.Delta] = OrderedDict()
-        self._characters = 0
+        self._text = PendingText()
         self._error: BaseException | None = None
         self._changed, self._page_taken = asyncio.Event(), asyncio.Event()
         self._page_taken.set()
@@ -82,27 +76,13 @@ class Mailbox:
         self._changed.set()
 
     def add_text(self, delta: live_pb2.Delta) -> None:
-        """Appends the piece to the pending text of the same block."""
-        key = (delta.epoch, delta.step, delta.attempt_number, delta.block)
-        waiting = self._deltas.get(key)
-        is_next = waiting is not None and waiting.offset + len(waiting.text) == delta.offset
-        if waiting is not None and is_next and len(waiting.text) + len(delta.text) <= MAX_PENDING_CHARACTERS:
-            waiting.text += delta.text
-        else:
-            self._characters -= 0 if waiting is None else len(waiting.text)
-            self._deltas[key] = delta
-        self._characters += len(delta.text)
-        while len(self._deltas) > 1 and (
-            self._characters > MAX_PENDING_CHARACTERS or len(self._deltas) > MAX_PENDING_BLOCKS
-        ):
-            _, dropped = self._deltas.popitem(last=False)
-            self._characters -= len(dropped.text)
+        """Adds a piece of live text. Never waits: a watcher that reads slowly loses its oldest text."""
+        self._text.add(delta)
         self._changed.set()
 
     def discard_text(self, epoch: int, step: int) -> None:
         """Drops pending text up to this step, and of lower epochs: its entry was committed, or never will be."""
-        for key in [key for key in self._deltas if key[0] < epoch or key[1] <= step]:
-            self._characters -= len(self._deltas.pop(key).text)
+        self._text.discard(epoch, step)
 
     def fail(self, error: BaseException) -> None:
         """Ends the mailbox with an error."""
@@ -134,10 +114,7 @@ class Mailbox:
 
     def take_text(self) -> list[live_pb2.Delta]:
         """Takes all pending text, oldest first."""
-        taken = list(self._deltas.values())
-        self._deltas.clear()
-        self._characters = 0
-        return taken
+        return self._text.take()
 
 
 RETRY_AFTER_DRAIN_SECONDS: Final = 1.0

@@ -33,8 +33,12 @@ class LiveServicer(grpc_pb.WorkerServiceServicer):
         yield pb.WatchLiveResponse(holder_proof=self._proof)
         while True:
             closed = held_task.live.closed
+            if held_task.live.take_completion(cursor):  # of an answer before the newest call
+                yield pb.WatchLiveResponse(answer_complete=True)
             for piece in held_task.live.since(cursor):
                 yield pb.WatchLiveResponse(delta=_delta(held_task, piece))
+            if held_task.live.take_completion(cursor):
+                yield pb.WatchLiveResponse(answer_complete=True)
             if closed:
                 return
             await held_task.live.wait_changed(cursor)

@@ -43,29 +43,33 @@ class WatchLiveRequest(message.Message):
 
 @typing.final
 class WatchLiveResponse(message.Message):
-    """The proof, or a piece."""
+    """The proof, a piece, or the end of an answer."""
 
     DESCRIPTOR: descriptor.Descriptor
 
     DELTA_FIELD_NUMBER: builtins.int
     HOLDER_PROOF_FIELD_NUMBER: builtins.int
+    ANSWER_COMPLETE_FIELD_NUMBER: builtins.int
     holder_proof: builtins.bytes
     """In the first message: the SHA-256 of the bytes "tenure live text" followed by Hello.session_secret of the session
     that holds the claim. The gateway compares its SHA-256 with GetLiveSourceResponse.proof_digest, and takes no text
     from a process that does not have it.
     """
+    answer_complete: builtins.bool
+    """The answer whose pieces came before is complete: a watcher who comes later finds it in the ledger."""
     @builtins.property
     def delta(self) -> live_pb2.Delta:
-        """The piece, of at most 65,536 characters; absent in the first message."""
+        """The piece, of at most 65,536 characters; absent in the first message and at the end of an answer."""
 
     def __init__(
         self,
         *,
         delta: live_pb2.Delta | None = ...,
         holder_proof: builtins.bytes = ...,
+        answer_complete: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["delta", b"delta"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["delta", b"delta", "holder_proof", b"holder_proof"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["answer_complete", b"answer_complete", "delta", b"delta", "holder_proof", b"holder_proof"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

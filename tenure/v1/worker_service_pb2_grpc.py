@@ -48,8 +48,9 @@ class WorkerServiceServicer:
 
     def WatchLive(self, request, context):
         """Streams the text of the task's model calls from the present position: first the unfinished answer so far, then each
-        piece. Slow readers get larger pieces. The first message has the holder's proof and no piece. Ends when the worker no longer works on the task under this epoch. NOT_FOUND
-        when it does not work on it now.
+        piece. Slow readers get larger pieces. The first message has the holder's proof and no piece. Ends when the worker
+        no longer works on the task under this epoch. NOT_FOUND when it does not work on it now. A gateway opens one stream
+        for all watchers of a task.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

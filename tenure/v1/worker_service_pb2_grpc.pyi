@@ -35,8 +35,9 @@ class WorkerServiceStub:
     def __new__(cls, channel: _aio.Channel) -> WorkerServiceAsyncStub: ...
     WatchLive: _grpc.UnaryStreamMultiCallable[_worker_service_pb2.WatchLiveRequest, _worker_service_pb2.WatchLiveResponse]
     """Streams the text of the task's model calls from the present position: first the unfinished answer so far, then each
-    piece. Slow readers get larger pieces. The first message has the holder's proof and no piece. Ends when the worker no longer works on the task under this epoch. NOT_FOUND
-    when it does not work on it now.
+    piece. Slow readers get larger pieces. The first message has the holder's proof and no piece. Ends when the worker
+    no longer works on the task under this epoch. NOT_FOUND when it does not work on it now. A gateway opens one stream
+    for all watchers of a task.
     """
 
 @_typing.type_check_only
@@ -46,8 +47,9 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     WatchLive: _aio.UnaryStreamMultiCallable[_worker_service_pb2.WatchLiveRequest, _worker_service_pb2.WatchLiveResponse]  # type: ignore[assignment]
     """Streams the text of the task's model calls from the present position: first the unfinished answer so far, then each
-    piece. Slow readers get larger pieces. The first message has the holder's proof and no piece. Ends when the worker no longer works on the task under this epoch. NOT_FOUND
-    when it does not work on it now.
+    piece. Slow readers get larger pieces. The first message has the holder's proof and no piece. Ends when the worker
+    no longer works on the task under this epoch. NOT_FOUND when it does not work on it now. A gateway opens one stream
+    for all watchers of a task.
     """
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -60,8 +62,9 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_service_pb2.WatchLiveResponse], _abc.AsyncIterator[_worker_service_pb2.WatchLiveResponse]]:
         """Streams the text of the task's model calls from the present position: first the unfinished answer so far, then each
-        piece. Slow readers get larger pieces. The first message has the holder's proof and no piece. Ends when the worker no longer works on the task under this epoch. NOT_FOUND
-        when it does not work on it now.
+        piece. Slow readers get larger pieces. The first message has the holder's proof and no piece. Ends when the worker
+        no longer works on the task under this epoch. NOT_FOUND when it does not work on it now. A gateway opens one stream
+        for all watchers of a task.
         """
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from services.gateway.watch import MAX_PENDING_BLOCKS, MAX_PENDING_CHARACTERS, Mailbox
+from services.gateway.pending_text import MAX_PENDING_BLOCKS, MAX_PENDING_CHARACTERS
+from services.gateway.watch import Mailbox
 from tenure.domain.errors import Unavailable
 from tenure.v1 import checkpoint_service_pb2 as ledger
 from tenure.v1 import ledger_pb2, live_pb2
@@ -39,6 +40,15 @@ async def test_pieces_that_follow_each_other_become_one() -> None:
         box.add_text(piece)
     assert [(one.block, one.offset, one.text) for one in box.take_text()] == [(0, 0, "abcdef"), (1, 0, "x")]
     assert box.take_text() == []
+
+
+async def test_watchers_that_share_pieces_change_none() -> None:
+    boxes, pieces = (Mailbox(), Mailbox()), (delta("ab"), delta("cd", offset=2))
+    for piece in pieces:
+        for box in boxes:
+            box.add_text(piece)
+    assert [[one.text for one in box.take_text()] for box in boxes] == [["abcd"], ["abcd"]]
+    assert [piece.text for piece in pieces] == ["ab", "cd"]
 
 
 async def test_text_beyond_the_bound_pushes_the_oldest_out() -> None:

@@ -143,6 +143,35 @@ async def test_a_finished_answer_is_not_shown_to_those_who_come_now() -> None:
     assert [piece.text for piece in live.since(early)] == ["whole"]
 
 
+def test_a_reader_learns_once_that_an_answer_is_complete() -> None:
+    live = LiveText()
+    assert not live.take_completion(live.cursor())
+    live.begin(1, 1)
+    reader = live.cursor()
+    live.append(0, "whole")
+    live.finish()
+    assert not live.take_completion(reader)  # it has no text yet
+    list(live.since(reader))
+    assert live.take_completion(reader)
+    assert not live.take_completion(reader)
+    assert not live.take_completion(live.cursor())
+
+
+async def test_a_reader_learns_of_the_end_of_an_answer_before_a_newer_call() -> None:
+    live = LiveText()
+    live.begin(1, 1)
+    live.append(0, "whole")
+    reader = live.cursor()
+    list(live.since(reader))
+    live.finish()
+    live.begin(2, 1)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await live.wait_changed(reader)
+    assert live.take_completion(reader)
+    assert list(live.since(reader)) == []
+    assert not live.take_completion(reader)
+
+
 async def test_a_new_attempt_begins_anew_for_every_reader() -> None:
     live = LiveText()
     live.begin(1, 1)
