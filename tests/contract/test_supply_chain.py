@@ -81,6 +81,14 @@ def test_the_image_installs_locked_releases_only() -> None:
     assert "--no-deps --no-build-isolation" in installs[1]
 
 
+def test_the_image_has_the_sources_of_the_wheel() -> None:
+    text = (ROOT / "deploy/Dockerfile").read_text()
+    copied = {name for line in re.findall(r"^COPY (?!--)(.+) \S+$", text, re.MULTILINE) for name in line.split()}
+    project = PROJECT["project"]
+    folders = {path.partition("/")[0] for path in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]}
+    assert folders | {"pyproject.toml", project["readme"], *project["license-files"]} <= copied
+
+
 def test_the_bill_of_materials_lists_the_locked_releases(tmp_path: Path) -> None:
     sbom(tmp_path / "sbom.cdx.json")
     bill = json.loads((tmp_path / "sbom.cdx.json").read_text())

@@ -212,7 +212,7 @@ async def check_places(places: dict[str, bytes], secrets: dict[str, str]) -> Non
         "database": CANARY,
         "traces": "tenure-worker",
         "environments": "TENURE_WORKER_ID",
-        "command lines": "services.checkpoint",
+        "command lines": "tenure.serve\0checkpoint",
         "addresses": "gateway",
         "simulator's bill": "crm",
     }
