@@ -9,11 +9,13 @@ from decimal import Decimal
 from enum import Enum
 from typing import Any, Final, TypeVar
 
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tenure.domain.budget import NANO_USD
 from tenure.sdk import events
 from tenure.sdk.errors import ServerFailed
+from tenure.sdk.json_shape import PublicValue
 from tenure.sdk.task_info import (
     BudgetNeed,
     FunctionCall,
@@ -387,3 +389,19 @@ _BODIES: Final[dict[str, tuple[type[events.Event], Callable[[Any], dict[str, Any
     ),
     "sub_agents_spawned": (events.SubAgentsSpawnedEvent, _sub_agents_spawned),
 }
+
+
+# The public form of a message, for the command line.
+
+_PUBLIC: Final[dict[type[Message], Callable[[Any], PublicValue]]] = {
+    task_pb2.Task: task_info,
+    ledger_pb2.Entry: entry_event,
+    api.WatchTasksResponse: change_event,
+    workspace_pb2.WorkspaceFile: task_file,
+}
+
+
+def public_value(message: Message) -> PublicValue | None:
+    """Returns the public form of a task, an entry, a change or a file; None for another message."""
+    convert = _PUBLIC.get(type(message))
+    return None if convert is None else convert(message)

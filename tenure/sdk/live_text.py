@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from tenure.sdk.events import LiveTextEvent
+from tenure.sdk.events import Event, LiveTextEvent
+from tenure.sdk.from_wire import entry_event
 from tenure.v1 import ledger_pb2, live_pb2
+from tenure.v1 import task_service_pb2 as api
 
 
 class LiveTextFilter:
@@ -17,6 +19,17 @@ class LiveTextFilter:
         self._call = self._answered = (0, 0, 0)
         self._block, self._length = 0, 0
         self._is_unfinished = False
+
+    def public_event(self, message: api.WatchTaskResponse) -> Event | None:
+        """Returns the event of a message of the stream; None for a heartbeat, and for text that was sent before."""
+        match message.WhichOneof("event"):
+            case "entry":
+                self.entry(message.entry)
+                return entry_event(message.entry)
+            case "delta":
+                return self.event(message.delta)
+            case _:
+                return None
 
     def entry(self, entry: ledger_pb2.Entry) -> None:
         """Notes an entry: the answer of the model completes the text."""

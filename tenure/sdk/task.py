@@ -105,14 +105,9 @@ class Task(Generic[T]):
             client = self._connection.client()
             async with aclosing(client.watch(self.id, after, live=live)) as messages:
                 async for message in messages:
-                    match message.WhichOneof("event"):
-                        case "entry":
-                            live_text.entry(message.entry)
-                            yield entry_event(message.entry)
-                        case "delta":
-                            piece = live_text.event(message.delta)
-                            if piece is not None:
-                                yield piece
+                    event = live_text.public_event(message)
+                    if event is not None:
+                        yield event
 
     async def entries(self, *, after: int = 0) -> AsyncGenerator[Event]:
         """Yields the entries of the ledger so far, the oldest first, and does not wait for more.
