@@ -5,16 +5,42 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, assert_type
 
 import pytest
+from pydantic import BaseModel
 
 import tenure
+from tenure import Client, Event, SyncClient, SyncTask, Task
 from tenure.sdk import errors
 from tenure.sdk.connection import Connection
 from tenure.sdk.generate_sync import TARGET, generated
 
 ROOT = Path(__file__).parents[2]
+
+
+class Price(BaseModel):
+    dollars: float
+
+
+class PriceDict(TypedDict):
+    dollars: float
+
+
+async def checked_by_mypy(client: Client, sync_client: SyncClient) -> None:
+    """Never run: the type checker checks that results have the type that was asked for."""
+    assert_type(await client.submit("x"), Task[str])
+    assert_type(await client.submit("x", result=Price, max_cost=0.5, tools=["a"]), Task[Price])
+    assert_type(await client.submit("x", result=PriceDict), Task[PriceDict])
+    assert_type(await client.submit("x", result={"type": "object"}), Task[Any])
+    assert_type(await (await client.get("x", result=Price)).result(), Price)
+    assert_type(sync_client.submit("x", result=Price).result(), Price)
+    assert_type(sync_client.submit("x"), SyncTask[str])
+    for event in sync_client.submit("x").events():
+        assert_type(event, Event)
+    async for task in client.tasks():
+        assert_type(task, Task[str])
+    await client.submit("x", max_csot=1)  # type: ignore[call-overload]  # a misspelt argument is noticed
 
 
 def python(code: str) -> str:
